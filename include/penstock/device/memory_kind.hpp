@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace penstock {
+
+/// What a range of memory is to the device. Fixed when a buffer is made, never a flag that somebody sets.
+enum class MemoryKind : std::uint8_t {
+  /// Ordinary host memory. The device cannot reach it; a copy goes through staging.
+  pageable,
+  /// Page-locked host memory of one of our pools, or of another library's allocator. The copy engine reads
+  /// and
+  /// writes it directly.
+  pinned,
+  /// Host memory that was page-locked in place after it was allocated.
+  registered,
+  /// Memory of the device.
+  device,
+};
+
+/// "pageable", "pinned", "registered", "device".
+[[nodiscard]] std::string_view memory_kind_name(MemoryKind kind) noexcept;
+
+/// Inverse of memory_kind_name. Throws InvalidArgument.
+[[nodiscard]] MemoryKind parse_memory_kind(std::string_view name);
+
+/// True for all but `device`.
+[[nodiscard]] constexpr bool is_host(MemoryKind kind) noexcept { return kind != MemoryKind::device; }
+
+/// True where the copy engine reaches the memory by itself: all but `pageable`.
+[[nodiscard]] constexpr bool is_device_accessible(MemoryKind kind) noexcept {
+  return kind != MemoryKind::pageable;
+}
+
+enum class CopyDirection : std::uint8_t { h2d, d2h, d2d };
+
+/// "H2D", "D2H", "D2D".
+[[nodiscard]] std::string_view copy_direction_name(CopyDirection direction) noexcept;
+
+}  // namespace penstock

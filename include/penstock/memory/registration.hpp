@@ -1,0 +1,46 @@
+#pragma once
+
+#include <penstock/device/device.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace penstock {
+
+/// Page-locks memory that already exists, for as long as the object lives. Ranges are widened to whole pages.
+/// Counted: registering a range that lies within one already registered through penstock for the same device
+/// shares it; ranges that overlap otherwise are refused. The memory must stay mapped until the last
+/// registration of it is gone and all transfers from it are done. Move-only. Thread-safe: any thread may
+/// register and unregister; both block the host (about 30 ms per GiB of touched memory).
+class Registration {
+ public:
+  /// Locks [data, data + bytes). The device may write it where the mapping allows writing, otherwise only
+  /// read. Throws InvalidArgument for null, empty or unmapped ranges, and Unsupported where the kernel (file
+  /// mappings of some file systems), a limit (`ulimit -l`) or the device refuses. After a refusal everything
+  /// works as before.
+  Registration(const Device& device, const void* data, std::size_t bytes);
+  ~Registration();
+  Registration(Registration&&) noexcept;
+  Registration& operator=(Registration&&) noexcept;
+
+  /// As the constructor, but a refusal gives nullopt, and its reason in `why` where that is not null.
+  [[nodiscard]] static std::optional<Registration> attempt(const Device& device, const void* data,
+                                                           std::size_t bytes, std::string* why = nullptr);
+
+  /// The range that was asked for.
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
+  [[nodiscard]] bool read_only() const noexcept;
+  /// Where a kernel of the device reads the first byte asked for.
+  [[nodiscard]] const void* device_address() const noexcept;
+  static constexpr MemoryKind kind = MemoryKind::registered;
+
+ private:
+  struct State;
+  explicit Registration(std::unique_ptr<State> state) noexcept;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace penstock

@@ -1,0 +1,28 @@
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+namespace penstock {
+
+Error::Error(const std::string& message, std::source_location where)
+    : std::runtime_error(message), where_(where) {}
+
+OutOfMemory::OutOfMemory(const std::string& place, std::size_t asked, std::size_t used, std::size_t free,
+                         const std::string& advice, std::source_location where)
+    : Error(fmt::format("{} cannot give {}: {} are used and {} are free.{}{}", place, format_bytes(asked),
+                        format_bytes(used), format_bytes(free), advice.empty() ? "" : " ", advice),
+            where),
+      asked_(asked),
+      used_(used),
+      free_(free) {}
+
+DeviceError::DeviceError(const std::string& name, const std::string& call, int code,
+                         const std::string& detail, std::source_location where)
+    : Error(fmt::format("{} failed with {} ({}){}{}", call, name, code, detail.empty() ? "." : ": ", detail),
+            where),
+      name_(name),
+      call_(call),
+      code_(code) {}
+
+}  // namespace penstock

@@ -1,0 +1,64 @@
+#include <penstock/device/event.hpp>
+#include <penstock/device/stream.hpp>
+
+#include <utility>
+
+namespace penstock {
+
+Stream::Stream(std::shared_ptr<Backend> backend, StreamPriority priority)
+    : backend_(std::move(backend)), handle_(backend_->stream_create(priority)), owned_(true) {}
+
+Stream::Stream(std::shared_ptr<Backend> backend, StreamHandle foreign) noexcept
+    : backend_(std::move(backend)), handle_(foreign) {}
+
+Stream::Stream(Stream&& other) noexcept
+    : backend_(std::move(other.backend_)),
+      handle_(std::exchange(other.handle_, nullptr)),
+      owned_(std::exchange(other.owned_, false)) {}
+
+Stream& Stream::operator=(Stream&& other) noexcept {
+  std::swap(backend_, other.backend_);
+  std::swap(handle_, other.handle_);
+  std::swap(owned_, other.owned_);
+  return *this;
+}
+
+Stream::~Stream() {
+  if (owned_) backend_->stream_destroy(handle_);
+}
+
+bool Stream::query() const { return backend_->stream_query(handle_); }
+
+void Stream::synchronize() const { backend_->stream_synchronize(handle_); }
+
+Event::Event(std::shared_ptr<Backend> backend, EventTiming timing)
+    : backend_(std::move(backend)), handle_(backend_->event_create(timing)) {}
+
+Event::Event(Event&& other) noexcept
+    : backend_(std::move(other.backend_)), handle_(std::exchange(other.handle_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(backend_, other.backend_);
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+Event::~Event() {
+  if (handle_ != nullptr) backend_->event_destroy(handle_);
+}
+
+void Event::record(const Stream& stream) { backend_->event_record(handle_, stream.native()); }
+
+bool Event::query() const { return backend_->event_query(handle_); }
+
+void Event::synchronize() const { backend_->event_synchronize(handle_); }
+
+void Event::enqueue_wait(const Stream& stream) const {
+  stream.backend()->stream_wait_event(stream.native(), handle_);
+}
+
+double Event::seconds_since(const Event& begin) const {
+  return backend_->event_elapsed(begin.handle_, handle_);
+}
+
+}  // namespace penstock
