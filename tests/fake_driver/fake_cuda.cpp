@@ -1,0 +1,3 @@
+#include "fake_cuda.hpp"
+
+extern "C" FAKE_CUDA_EXPORT int fake_cuda_abi_version() { return 1; }
