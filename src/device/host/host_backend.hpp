@@ -1,0 +1,32 @@
+#pragma once
+
+#include <penstock/device/backend.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+namespace penstock {
+
+/// How the embedded device behaves; see Device::open for the keys.
+struct HostOptions {
+  double link_bytes_per_second = 0;       ///< of a modelled link, each way; 0: as fast as memory goes
+  std::chrono::nanoseconds latency{0};    ///< of a modelled copy
+  std::size_t memory_bytes = 0;           ///< of the device; 0: half of the host's memory
+  std::optional<std::size_t> lock_bytes;  ///< host memory that may be registered; none: no limit
+  bool late = false;                      ///< poison destinations at once, do the work when somebody waits
+};
+
+/// Reads "link=12,latency=8,memory=4GiB,lock=8MiB,late=1", any subset in any order; empty for the defaults.
+/// Throws InvalidArgument that names the part it cannot read.
+[[nodiscard]] HostOptions parse_host_options(std::string_view text);
+
+/// Opens the embedded device. Throws InvalidArgument for options that cannot mean anything.
+[[nodiscard]] std::shared_ptr<Backend> open_host(const HostOptions& options = {});
+
+/// What open_host's device says of itself, without opening it.
+[[nodiscard]] DeviceInfo host_device_info(const HostOptions& options = {});
+
+}  // namespace penstock
