@@ -1,0 +1,6 @@
+# Found once for the library, the command, the tests and the benchmarks; each of those finds what it alone needs.
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)

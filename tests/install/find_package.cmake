@@ -1,0 +1,24 @@
+# cmake -DBUILD=... (a finished build) or -DSOURCE=... (built here as a shared library), -DWORK=... -DCXX=...
+# -DGENERATOR=... -DVERSION=... -P find_package.cmake
+set(prefix ${WORK}/prefix)
+file(REMOVE_RECURSE ${prefix} ${WORK}/outside)
+
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+if(SOURCE)
+  set(BUILD ${WORK}/build)
+  run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
+    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBUILD_SHARED_LIBS=ON -DPENSTOCK_BUILD_TESTS=OFF -DPENSTOCK_BUILD_BENCHMARKS=OFF)
+  run(${CMAKE_COMMAND} --build ${BUILD} --parallel 2)
+endif()
+
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/outside -B ${WORK}/outside -G ${GENERATOR}
+  -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${prefix} -DPENSTOCK_VERSION=${VERSION})
+run(${CMAKE_COMMAND} --build ${WORK}/outside)
+run(${WORK}/outside/outside)
+if(EXISTS ${prefix}/bin/penstock)
+  run(${prefix}/bin/penstock --version)
+endif()

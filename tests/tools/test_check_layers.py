@@ -1,0 +1,77 @@
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TOOL = ROOT / "tools" / "check_layers.py"
+
+
+def run(files: dict[str, str]) -> subprocess.CompletedProcess:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = pathlib.Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return subprocess.run([sys.executable, TOOL, folder], capture_output=True, text=True, check=False)
+
+
+class CheckLayers(unittest.TestCase):
+    def accept(self, name: str, line: str) -> None:
+        result = run({name: f"#pragma once\n{line}\n"})
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+
+    def refuse(self, name: str, line: str, reason: str) -> None:
+        result = run({name: f"#pragma once\n{line}\n"})
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(f"{name}:2:", result.stderr)
+        self.assertIn(reason, result.stderr)
+
+    def test_downward_edges_are_accepted(self):
+        self.accept("include/penstock/memory/pool.hpp", "#include <penstock/device/device.hpp>")
+        self.accept("src/transfer/staged.cpp", "#include <penstock/memory/pool.hpp>")
+        self.accept("src/transfer/staged.cpp", '#include "core/pause.hpp"')
+        self.accept("src/core/log.cpp", "#include <fmt/format.h>")
+        self.accept("src/device/cuda/driver.cpp", "#include <dlfcn.h>")
+        self.accept("src/device/cuda/driver.cpp", '#include "device/cuda/driver.hpp"')
+
+    def test_upward_and_sideward_edges_are_refused(self):
+        reason = "device may include core, not memory"
+        self.refuse("include/penstock/device/device.hpp", "#include <penstock/memory/pool.hpp>", reason)
+        self.refuse("src/device/host/stream.cpp", '#include "memory/pool_state.hpp"', reason)
+        self.refuse("src/data/npy.cpp", "#include <penstock/device/device.hpp>", "data may include core, not device")
+        self.refuse("src/doctor/link.cpp", "#include <penstock/loader/loader.hpp>", "not loader")
+        self.refuse("src/core/log.cpp", '  #  include "device/x.hpp"', "core may include no other layer, not device")
+
+    def test_paths_that_hide_the_layer_are_refused(self):
+        self.refuse("src/device/a.cpp", '#include "../memory/pool_state.hpp"', "climbs out")
+        self.refuse("src/device/a.cpp", '#include "neighbour.hpp"', "names no layer")
+        self.refuse("src/strange/a.cpp", "#include <vector>", "is no layer")
+
+    def test_public_headers_stay_light(self):
+        for library in ("fmt/format.h", "nlohmann/json.hpp", "CLI/CLI.hpp", "hwloc.h"):
+            self.refuse("include/penstock/core/a.hpp", f"#include <{library}>", "do without this library")
+        self.refuse("include/penstock/core/a.hpp", '#include "core/pause.hpp"', "no private ones")
+
+    def test_the_command_includes_public_headers_only(self):
+        self.accept("cli/main.cpp", "#include <penstock/transfer/transfer_engine.hpp>")
+        self.accept("cli/main.cpp", '#include "table.hpp"')
+        self.accept("cli/main.cpp", "#include <CLI/CLI.hpp>")
+        self.refuse("cli/main.cpp", '#include "core/pause.hpp"', "public headers only")
+
+    def test_a_root_without_sources_is_refused(self):
+        self.assertEqual(run({"readme.txt": "nothing to check"}).returncode, 1)
+
+    def test_an_edge_planted_in_the_project_is_found(self):
+        header = (ROOT / "include/penstock/core/error.hpp").read_text()
+        planted = header.replace("#pragma once\n", "#pragma once\n#include <penstock/device/device.hpp>\n")
+        self.assertNotEqual(header, planted)
+        self.assertEqual(run({"include/penstock/core/error.hpp": header}).returncode, 0)
+        result = run({"include/penstock/core/error.hpp": planted})
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("include/penstock/core/error.hpp:2:", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Fails on an #include that the layers do not allow: check_layers.py [ROOT].
+
+Checked are include/, src/, cli/ and python/; tests and benchmarks may include anything.
+"""
+
+import pathlib
+import re
+import sys
+
+# layer: what it may include besides itself
+LAYERS = {
+    "core": set(),
+    "device": {"core"},
+    "memory": {"core", "device"},
+    "transfer": {"core", "device", "memory"},
+    "data": {"core"},
+    "loader": {"core", "device", "memory", "transfer", "data"},
+    "doctor": {"core", "device", "memory", "transfer"},
+}
+# Too slow to compile, or not installed where penstock is used.
+PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "hwloc")
+
+CHECKED = ("include", "src", "cli", "python")
+SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
+
+
+def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
+    """Why `file` (relative to the root) may not include `target`; None where it may."""
+    parts = target.split("/")
+    if ".." in parts or target.startswith("/"):
+        return "a path that climbs out of its folder hides which layer it is of"
+    public = parts[0] == "penstock"
+    layer = (parts[1] if public and len(parts) > 2 else parts[0]) if len(parts) > 1 else None
+
+    if file.parts[0] in ("cli", "python"):
+        if not public and quote == '"' and layer in LAYERS:
+            return f"{file.parts[0]} includes public headers only"
+        return None
+
+    inside = file.parts[2] if file.parts[0] == "include" else file.parts[1]
+    if inside not in LAYERS:
+        return f"'{inside}' is no layer"
+    if file.parts[0] == "include":
+        if quote == '"':
+            return "public headers include no private ones: write <penstock/...>"
+        if target.startswith(PRIVATE_LIBRARIES):
+            return "public headers do without this library"
+    if quote == '"' or public:
+        if layer not in LAYERS:
+            return f"'{target}' names no layer: write <penstock/LAYER/...> or \"LAYER/...\""
+        if layer != inside and layer not in LAYERS[inside]:
+            allowed = ", ".join(sorted(LAYERS[inside])) or "no other layer"
+            return f"{inside} may include {allowed}, not {layer}"
+    return None
+
+
+def check(root: pathlib.Path) -> list[str]:
+    """A line 'file:line: reason' for each include that is not allowed."""
+    found = []
+    for top in CHECKED:
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix not in SUFFIXES:
+                continue
+            file = path.relative_to(root)
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                match = INCLUDE.match(line)
+                reason = match and problem(file, *match.groups())
+                if reason:
+                    found.append(f"{file}:{number}: {line.strip()}: {reason}")
+    return found
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
+    if not any((root / top).is_dir() for top in CHECKED):
+        print(f"{root} holds none of {', '.join(CHECKED)}", file=sys.stderr)
+        return 1
+    found = check(root)
+    for line in found:
+        print(line, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
