@@ -1,0 +1,281 @@
+#pragma once
+
+#include <penstock/core/error.hpp>
+#include <penstock/device/backend.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+
+namespace penstock::testing {
+
+/// Every entry of Backend, for FaultyBackend.
+enum class Entry : std::size_t {
+  memory,
+  stream_create,
+  stream_destroy,
+  stream_query,
+  stream_synchronize,
+  stream_wait_event,
+  stream_wait_value,
+  stream_host_function,
+  stream_occupy,
+  event_create,
+  event_destroy,
+  event_record,
+  event_query,
+  event_synchronize,
+  event_elapsed,
+  device_allocate,
+  device_free,
+  host_register,
+  host_unregister,
+  host_allocate,
+  host_free,
+  kind_of,
+  device_address,
+  copy,
+  fill,
+  copy_pieces,
+  gather,
+  last_ = gather,
+};
+
+/// What was made through a FaultyBackend and not given back.
+struct LiveHandles {
+  std::size_t streams = 0;
+  std::size_t events = 0;
+  std::size_t device_allocations = 0;
+  std::size_t host_allocations = 0;
+  std::size_t registrations = 0;
+  bool operator==(const LiveHandles&) const = default;
+};
+
+/// Wraps a backend and fails, delays and counts its entries. A failing entry throws before the wrapped one is
+/// called; the noexcept entries are counted and delayed, and never fail. Thread-safe.
+class FaultyBackend final : public Backend {
+ public:
+  static constexpr std::size_t kForever = std::numeric_limits<std::size_t>::max();
+
+  explicit FaultyBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
+
+  /// The `nth` call of `entry` from now (1: the next one) and the `times - 1` after it call `thrower`, which
+  /// throws; an empty one throws a DeviceError named PENSTOCK_INJECTED.
+  void fail(Entry entry, std::size_t nth = 1, std::size_t times = 1, std::function<void()> thrower = {}) {
+    const std::lock_guard lock(mutex_);
+    Plan& plan = plans_[index(entry)];
+    plan.first = plan.calls + nth;
+    plan.times = times;
+    plan.thrower = std::move(thrower);
+  }
+
+  /// No entry fails from now on.
+  void heal() {
+    const std::lock_guard lock(mutex_);
+    for (Plan& plan : plans_) plan.times = 0;
+  }
+
+  /// Each later call of `entry` sleeps this long first; zero ends that.
+  void delay(Entry entry, std::chrono::microseconds time) {
+    const std::lock_guard lock(mutex_);
+    plans_[index(entry)].delay = time;
+  }
+
+  [[nodiscard]] std::size_t calls(Entry entry) const {
+    const std::lock_guard lock(mutex_);
+    return plans_[index(entry)].calls;
+  }
+
+  /// Bytes passed to `copy` in a direction.
+  [[nodiscard]] std::size_t copied_bytes(CopyDirection direction) const {
+    return copied_[static_cast<std::size_t>(direction)].load();
+  }
+
+  [[nodiscard]] LiveHandles live() const {
+    const std::lock_guard lock(mutex_);
+    return {streams_.size(), events_.size(), device_.size(), host_.size(), registered_.size()};
+  }
+
+  const DeviceInfo& info() const noexcept override { return inner_->info(); }
+  DeviceMemory memory() const override {
+    enter(Entry::memory);
+    return inner_->memory();
+  }
+
+  StreamHandle stream_create(StreamPriority priority) override {
+    enter(Entry::stream_create);
+    return keep(streams_, inner_->stream_create(priority));
+  }
+  void stream_destroy(StreamHandle stream) noexcept override {
+    leave(Entry::stream_destroy, streams_, stream);
+    inner_->stream_destroy(stream);
+  }
+  bool stream_query(StreamHandle stream) override {
+    enter(Entry::stream_query);
+    return inner_->stream_query(stream);
+  }
+  void stream_synchronize(StreamHandle stream) override {
+    enter(Entry::stream_synchronize);
+    inner_->stream_synchronize(stream);
+  }
+  void stream_wait_event(StreamHandle stream, EventHandle event) override {
+    enter(Entry::stream_wait_event);
+    inner_->stream_wait_event(stream, event);
+  }
+  void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override {
+    enter(Entry::stream_wait_value);
+    inner_->stream_wait_value(stream, word, value);
+  }
+  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override {
+    enter(Entry::stream_host_function);
+    inner_->stream_host_function(stream, function, argument);
+  }
+  void stream_occupy(StreamHandle stream, double seconds) override {
+    enter(Entry::stream_occupy);
+    inner_->stream_occupy(stream, seconds);
+  }
+
+  EventHandle event_create(EventTiming timing) override {
+    enter(Entry::event_create);
+    return keep(events_, inner_->event_create(timing));
+  }
+  void event_destroy(EventHandle event) noexcept override {
+    leave(Entry::event_destroy, events_, event);
+    inner_->event_destroy(event);
+  }
+  void event_record(EventHandle event, StreamHandle stream) override {
+    enter(Entry::event_record);
+    inner_->event_record(event, stream);
+  }
+  bool event_query(EventHandle event) override {
+    enter(Entry::event_query);
+    return inner_->event_query(event);
+  }
+  void event_synchronize(EventHandle event) override {
+    enter(Entry::event_synchronize);
+    inner_->event_synchronize(event);
+  }
+  double event_elapsed(EventHandle begin, EventHandle end) override {
+    enter(Entry::event_elapsed);
+    return inner_->event_elapsed(begin, end);
+  }
+
+  void* device_allocate(std::size_t bytes) override {
+    enter(Entry::device_allocate);
+    return keep(device_, inner_->device_allocate(bytes));
+  }
+  void device_free(void* data) noexcept override {
+    leave(Entry::device_free, device_, data);
+    inner_->device_free(data);
+  }
+  void host_register(void* data, std::size_t bytes, bool read_only) override {
+    enter(Entry::host_register);
+    inner_->host_register(data, bytes, read_only);
+    keep(registered_, data);
+  }
+  void host_unregister(void* data) noexcept override {
+    leave(Entry::host_unregister, registered_, data);
+    inner_->host_unregister(data);
+  }
+  void* host_allocate(std::size_t bytes) override {
+    enter(Entry::host_allocate);
+    return keep(host_, inner_->host_allocate(bytes));
+  }
+  void host_free(void* data) noexcept override {
+    leave(Entry::host_free, host_, data);
+    inner_->host_free(data);
+  }
+  MemoryKind kind_of(const void* data) const override {
+    enter(Entry::kind_of);
+    return inner_->kind_of(data);
+  }
+  void* device_address(void* locked) const override {
+    enter(Entry::device_address);
+    return inner_->device_address(locked);
+  }
+
+  void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
+            StreamHandle stream) override {
+    enter(Entry::copy);
+    inner_->copy(destination, source, bytes, direction, stream);
+    copied_[static_cast<std::size_t>(direction)] += bytes;
+  }
+  void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
+    enter(Entry::fill);
+    inner_->fill(destination, value, bytes, stream);
+  }
+  void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override {
+    enter(Entry::copy_pieces);
+    inner_->copy_pieces(pieces, count, stream);
+  }
+  void gather(const GatherRequest& request, StreamHandle stream) override {
+    enter(Entry::gather);
+    inner_->gather(request, stream);
+  }
+
+ private:
+  struct Plan {
+    std::size_t calls = 0;
+    std::size_t first = 0;
+    std::size_t times = 0;
+    std::function<void()> thrower;
+    std::chrono::microseconds delay{0};
+  };
+
+  using Handles = std::unordered_set<void*>;
+
+  static constexpr std::size_t index(Entry entry) { return static_cast<std::size_t>(entry); }
+
+  std::pair<bool, std::function<void()>> count(Entry entry) const {
+    std::chrono::microseconds pause{0};
+    std::pair<bool, std::function<void()>> verdict;
+    {
+      const std::lock_guard lock(mutex_);
+      Plan& plan = plans_[index(entry)];
+      ++plan.calls;
+      pause = plan.delay;
+      verdict.first = plan.times > 0 && plan.calls >= plan.first && plan.calls - plan.first < plan.times;
+      if (verdict.first) verdict.second = plan.thrower;
+    }
+    if (pause.count() > 0) std::this_thread::sleep_for(pause);
+    return verdict;
+  }
+
+  void enter(Entry entry) const {
+    const auto [fails, thrower] = count(entry);
+    if (!fails) return;
+    if (thrower) thrower();
+    throw DeviceError("PENSTOCK_INJECTED", "entry " + std::to_string(index(entry)), 999,
+                      "A test asked for this failure.");
+  }
+
+  void* keep(Handles& handles, void* handle) {
+    const std::lock_guard lock(mutex_);
+    handles.insert(handle);
+    return handle;
+  }
+
+  void leave(Entry entry, Handles& handles, void* handle) noexcept {
+    count(entry);
+    const std::lock_guard lock(mutex_);
+    handles.erase(handle);
+  }
+
+  std::shared_ptr<Backend> inner_;
+  mutable std::mutex mutex_;
+  mutable std::array<Plan, static_cast<std::size_t>(Entry::last_) + 1> plans_;
+  Handles streams_, events_, device_, host_, registered_;
+  std::array<std::atomic<std::size_t>, 3> copied_{};
+};
+
+}  // namespace penstock::testing
