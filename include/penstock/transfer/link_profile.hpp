@@ -4,10 +4,12 @@
 #include <penstock/transfer/transfer.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
@@ -80,7 +82,7 @@ class LinkProfile {
 
   /// What it describes.
   std::string device_name;
-  std::string device_uuid;
+  std::string device_uuid;  ///< the device's spec where it has no uuid
   std::string driver;
   std::string processor;
   LinkInfo link;
@@ -92,9 +94,13 @@ class LinkProfile {
   std::size_t chunk_bytes = std::size_t{4} << 20;
   bool streaming_stores = true;
 
+  /// Every curve of a measured profile has points.
   std::map<Curve, std::vector<Point>> curves;
+  /// Ascending in pieces, then in bytes.
   std::vector<PackedPoint> packed_h2d;
   std::vector<PackedPoint> packed_d2h;
+  /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 where not measured.
+  double copy_interval = 0;
 
   /// Seconds per GiB of taking 1 GiB of memory ready for copies; 0 where not measured.
   struct SetupCost {

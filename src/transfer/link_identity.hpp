@@ -1,0 +1,14 @@
+#pragma once
+
+#include <penstock/device/backend.hpp>
+
+#include <string>
+
+namespace penstock {
+
+/// What tells a device's link from others': its uuid, and its spec where it has none.
+[[nodiscard]] inline std::string link_identity(const DeviceInfo& device) {
+  return device.uuid.empty() ? device.spec : device.uuid;
+}
+
+}  // namespace penstock

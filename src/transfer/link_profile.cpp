@@ -1,0 +1,257 @@
+#include "transfer/link_identity.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/transfer/link_profile.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+/// How a profile becomes a time.
+///
+/// A single copy has one variable, its bytes, and a curve over it. A packed transfer has two, bytes and
+/// pieces, and a grid of rows: one row per number of pieces, each a curve over bytes. Both are interpolated
+/// in logarithms, where latency (flat) and bandwidth (a slope of one) are straight lines.
+namespace penstock {
+
+namespace {
+
+using Curve = LinkProfile::Curve;
+using Point = LinkProfile::Point;
+using PackedPoint = LinkProfile::PackedPoint;
+
+double interpolate(double x, double x0, double y0, double x1, double y1) {
+  return y0 * std::exp(std::log(y1 / y0) * (std::log(x / x0) / std::log(x1 / x0)));
+}
+
+/// Flat below the first point, in proportion past the last.
+template <typename P>
+double on_curve(std::span<const P> points, double bytes) {
+  const auto after = std::find_if(points.begin(), points.end(),
+                                  [&](const P& point) { return static_cast<double>(point.bytes) >= bytes; });
+  if (after == points.begin()) return after->seconds;
+  const P& before = *std::prev(after);
+  if (after == points.end()) return before.seconds * (bytes / static_cast<double>(before.bytes));
+  return interpolate(bytes, static_cast<double>(before.bytes), before.seconds,
+                     static_cast<double>(after->bytes), after->seconds);
+}
+
+std::span<const Point> curve_of(const LinkProfile& profile, Curve curve) {
+  const auto found = profile.curves.find(curve);
+  if (found == profile.curves.end() || found->second.empty()) {
+    throw InvalidArgument(fmt::format(
+        "This link profile has no curve '{}'; measure the link with `penstock link`.", curve_name(curve)));
+  }
+  return found->second;
+}
+
+double seconds_of(const LinkProfile& profile, Curve curve, double bytes) {
+  return on_curve(curve_of(profile, curve), bytes);
+}
+
+CopyDirection direction_of(TransferKinds kinds) {
+  if (is_host(kinds.source) && is_host(kinds.destination)) {
+    throw InvalidArgument(
+        fmt::format("A transfer from {} to {} memory crosses no link; one end is device memory.",
+                    memory_kind_name(kinds.source), memory_kind_name(kinds.destination)));
+  }
+  if (kinds.destination != MemoryKind::device) return CopyDirection::d2h;
+  return kinds.source == MemoryKind::device ? CopyDirection::d2d : CopyDirection::h2d;
+}
+
+bool is_pageable(TransferKinds kinds) {
+  return kinds.source == MemoryKind::pageable || kinds.destination == MemoryKind::pageable;
+}
+
+Curve direct_curve(CopyDirection direction, bool pageable) {
+  switch (direction) {
+    case CopyDirection::h2d:
+      return pageable ? Curve::pageable_h2d : Curve::pinned_h2d;
+    case CopyDirection::d2h:
+      return pageable ? Curve::pageable_d2h : Curve::pinned_d2h;
+    case CopyDirection::d2d:
+      break;
+  }
+  return Curve::device_d2d;
+}
+
+/// Copies one after another. Asynchronous ones overlap in all but the interval between them.
+double direct_seconds(const LinkProfile& profile, double bytes, double pieces, TransferKinds kinds) {
+  const bool pageable = is_pageable(kinds);
+  const auto points = curve_of(profile, direct_curve(direction_of(kinds), pageable));
+  const double one = on_curve(points, bytes / pieces);
+  const double overlap = pageable || profile.copy_interval <= 0
+                             ? 0
+                             : std::max(0.0, points.front().seconds - profile.copy_interval);
+  return one + (pieces - 1) * (one - overlap);
+}
+
+/// The grid's points of equal `pieces` from `first` on.
+std::span<const PackedPoint> row_from(std::span<const PackedPoint> grid, std::size_t first) {
+  std::size_t last = first;
+  while (last < grid.size() && grid[last].pieces == grid[first].pieces) ++last;
+  return grid.subspan(first, last - first);
+}
+
+/// Past its largest size a row goes on as staging does, which is what large pieces come to.
+double on_row(const LinkProfile& profile, std::span<const PackedPoint> row, Curve staged, double bytes) {
+  const auto largest = static_cast<double>(row.back().bytes);
+  if (bytes <= largest) return on_curve(row, bytes);
+  return row.back().seconds * seconds_of(profile, staged, bytes) / seconds_of(profile, staged, largest);
+}
+
+double packed_seconds(const LinkProfile& profile, double bytes, double pieces, CopyDirection direction) {
+  const bool h2d = direction == CopyDirection::h2d;
+  const std::span<const PackedPoint> grid = h2d ? profile.packed_h2d : profile.packed_d2h;
+  const Curve staged = h2d ? Curve::staged_h2d : Curve::staged_d2h;
+  if (grid.empty()) {
+    throw InvalidArgument(
+        fmt::format("This link profile has no packed {} transfers; measure the link with `penstock link`.",
+                    copy_direction_name(direction)));
+  }
+  auto row = row_from(grid, 0);
+  auto below = row;
+  while (static_cast<double>(row.front().pieces) < pieces) {
+    const auto next = static_cast<std::size_t>(row.data() - grid.data()) + row.size();
+    if (next == grid.size()) {
+      // More pieces than any row: its transfer of pieces as large as these, as often as needed.
+      const double share = static_cast<double>(row.front().pieces) / pieces;
+      return on_row(profile, row, staged, bytes * share) / share;
+    }
+    below = row;
+    row = row_from(grid, next);
+  }
+  const double upper = on_row(profile, row, staged, bytes);
+  if (below.data() == row.data()) return upper;
+  return interpolate(pieces, static_cast<double>(below.front().pieces), on_row(profile, below, staged, bytes),
+                     static_cast<double>(row.front().pieces), upper);
+}
+
+}  // namespace
+
+std::string_view curve_name(Curve curve) noexcept {
+  switch (curve) {
+    case Curve::pinned_h2d:
+      return "pinned_h2d";
+    case Curve::pinned_d2h:
+      return "pinned_d2h";
+    case Curve::pinned_both:
+      return "pinned_both";
+    case Curve::pageable_h2d:
+      return "pageable_h2d";
+    case Curve::pageable_d2h:
+      return "pageable_d2h";
+    case Curve::staged_h2d:
+      return "staged_h2d";
+    case Curve::staged_d2h:
+      return "staged_d2h";
+    case Curve::zero_copy_h2d:
+      return "zero_copy_h2d";
+    case Curve::device_d2d:
+      return "device_d2d";
+  }
+  return "unknown";
+}
+
+double LinkProfile::predict(std::size_t bytes, std::size_t pieces, TransferKinds kinds,
+                            TransferPath path) const {
+  const CopyDirection direction = direction_of(kinds);
+  if (bytes == 0 || pieces == 0) return 0;
+  if (path == TransferPath::automatic) path = choose_path(bytes, pieces, kinds);
+  if (direction == CopyDirection::d2d && path != TransferPath::direct) {
+    throw InvalidArgument(fmt::format("A transfer within device memory goes direct; it has no {} path.",
+                                      transfer_path_name(path)));
+  }
+  const auto size = static_cast<double>(bytes);
+  const auto count = static_cast<double>(pieces);
+  switch (path) {
+    case TransferPath::staged:
+      return count * seconds_of(*this,
+                                direction == CopyDirection::h2d ? Curve::staged_h2d : Curve::staged_d2h,
+                                size / count);
+    case TransferPath::packed:
+      return packed_seconds(*this, size, count, direction);
+    default:
+      return direct_seconds(*this, size, count, kinds);
+  }
+}
+
+TransferPath LinkProfile::choose_path(std::size_t bytes, std::size_t pieces, TransferKinds kinds) const {
+  const CopyDirection direction = direction_of(kinds);
+  const bool pageable = is_pageable(kinds);
+  if (direction == CopyDirection::d2d || (pieces <= 1 && !pageable)) return TransferPath::direct;
+  if (bytes == 0) return TransferPath::packed;
+  const double packed =
+      packed_seconds(*this, static_cast<double>(bytes), static_cast<double>(pieces), direction);
+  if (pieces > 1) {
+    // The driver's own copy of pageable memory blocks the host, so that several of them never pay.
+    const bool pack = pageable || packed <= predict(bytes, pieces, kinds, TransferPath::direct);
+    return pack ? TransferPath::packed : TransferPath::direct;
+  }
+  const bool pack = bytes <= chunk_bytes && packed <= predict(bytes, 1, kinds, TransferPath::staged);
+  return pack ? TransferPath::packed : TransferPath::staged;
+}
+
+double LinkProfile::ceiling(CopyDirection direction) const {
+  const auto found = curves.find(direct_curve(direction, false));
+  double best = 0;
+  if (found == curves.end()) return best;
+  for (const Point& point : found->second) {
+    best = std::max(best, static_cast<double>(point.bytes) / point.seconds);
+  }
+  return best;
+}
+
+LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
+  // A link that says nothing of itself is taken for PCIe 3 x16, and what is left of any for less than it
+  // does.
+  constexpr double kUnknownLink = 12e9;
+  constexpr double kUsable = 0.75;
+  constexpr double kHostCopy = 6e9;
+  const bool host = device.backend == "host";
+  const double stated = device.link.theoretical_bytes_per_second();
+  const double link = stated > 0 ? stated * kUsable : host ? kHostCopy : kUnknownLink * kUsable;
+
+  LinkProfile profile;
+  const HostTopology& topology = host_topology();
+  profile.device_name = device.name;
+  profile.device_uuid = link_identity(device);
+  profile.driver = device.driver;
+  profile.processor = topology.processor;
+  profile.link = device.link;
+  profile.staging_threads = std::clamp(topology.processors, 1u, 6u);
+  profile.copy_interval = 4e-6;
+
+  const auto line = [&](Curve curve, double latency, double rate) {
+    auto& points = profile.curves[curve];
+    for (std::size_t bytes = 4 * kKiB; bytes <= kGiB; bytes *= 2) {
+      points.push_back({bytes, latency + static_cast<double>(bytes) / rate});
+    }
+  };
+  const double staged = std::min(0.9 * link, profile.staging_threads * kHostCopy);
+  line(Curve::pinned_h2d, 8e-6, link);
+  line(Curve::pinned_d2h, 8e-6, link);
+  line(Curve::pinned_both, 12e-6, 1.2 * link);
+  line(Curve::pageable_h2d, 12e-6, std::min(link, kHostCopy));
+  line(Curve::pageable_d2h, 16e-6, std::min(link, kHostCopy));
+  line(Curve::staged_h2d, 60e-6, staged);
+  line(Curve::staged_d2h, 60e-6, staged);
+  line(Curve::zero_copy_h2d, 12e-6, 0.8 * link);
+  line(Curve::device_d2d, 8e-6, host ? kHostCopy : 200e9);
+
+  const double packed = std::min(0.8 * link, kHostCopy);
+  for (std::size_t pieces = 1; pieces <= 4096; pieces *= 4) {
+    for (std::size_t bytes = 256 * pieces; bytes <= 64 * kMiB; bytes *= 4) {
+      const double seconds =
+          15e-6 + 0.1e-6 * static_cast<double>(pieces) + static_cast<double>(bytes) / packed;
+      profile.packed_h2d.push_back({pieces, bytes, seconds});
+      profile.packed_d2h.push_back({pieces, bytes, seconds + 10e-6});
+    }
+  }
+  return profile;
+}
+
+}  // namespace penstock
