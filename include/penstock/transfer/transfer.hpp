@@ -67,8 +67,7 @@ class Transfer {
   [[nodiscard]] TransferReport report() const;
 
  private:
-  friend class TransferEngine;
-  friend class TransferState;
+  friend class TransferEngineImpl;
   explicit Transfer(std::shared_ptr<class TransferState> state) noexcept;
 
   std::shared_ptr<class TransferState> state_;

@@ -1,0 +1,364 @@
+#include "transfer/packed_copier.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/log.hpp>
+#include <penstock/device/topology.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Range = PackedPlan::Range;
+
+// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
+// still help.
+constexpr std::size_t kGranule = std::size_t{32} << 10;
+// Largest part of an image that is in pinned memory at once.
+constexpr std::size_t kWindow = std::size_t{32} << 20;
+// Below this, handing work to other threads costs more than it saves.
+constexpr std::size_t kAlone = std::size_t{96} << 10;
+constexpr std::size_t kFirstChunk = std::size_t{128} << 10;
+constexpr std::size_t kLargestChunk = std::size_t{1} << 20;
+constexpr std::chrono::microseconds kSpin{100};
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Cuts a round into chunks of whole granules, small ones first: the wire starts early and then has long
+/// copies.
+std::vector<Range> chunks_of(Range round) {
+  std::vector<Range> chunks;
+  std::size_t size = kFirstChunk;
+  for (std::size_t begin = round.begin; begin < round.end;) {
+    const std::size_t end = round.end - begin <= size + size / 2 ? round.end : begin + size;
+    chunks.push_back({begin, end});
+    begin = end;
+    size = std::min(size * 2, kLargestChunk);
+  }
+  return chunks;
+}
+
+}  // namespace
+
+PackedCopier::PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
+                           std::shared_ptr<EventPool> events, unsigned threads)
+    : device_(std::move(device)),
+      pinned_(std::move(pinned)),
+      scratch_(std::move(scratch)),
+      events_(std::move(events)),
+      threads_(threads),
+      unpack_stream_(device_.create_stream()) {}
+
+PackedCopier::~PackedCopier() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (unpacker_.joinable()) unpacker_.join();
+}
+
+WorkerTeam& PackedCopier::team() {
+  std::call_once(team_once_, [this] {
+    const int node = device_.info().numa_node;
+    team_ = std::make_unique<WorkerTeam>(WorkerTeamOptions{
+        .threads = threads_, .spin = kSpin, .on_start = [node] { bind_thread_to_node(node); }});
+  });
+  return *team_;
+}
+
+void PackedCopier::for_each_granule(Range range, FunctionRef<void(Range)> body) {
+  const std::size_t granules = (range.bytes() + kGranule - 1) / kGranule;
+  const auto one = [&](std::size_t i) {
+    const std::size_t begin = range.begin + i * kGranule;
+    body({begin, std::min(begin + kGranule, range.end)});
+  };
+  if (range.bytes() <= kAlone || threads_ < 2 || !team().try_for_each(granules, one)) {
+    for (std::size_t i = 0; i < granules; ++i) one(i);
+  }
+}
+
+void PackedCopier::run_kernel(const PackedPlan& plan, Range round, CopyDirection direction,
+                              std::byte* scratch, const Stream& stream) {
+  std::vector<CopyPiece> table;
+  const bool on_device = scratch == nullptr;
+  for (std::size_t i = on_device ? 0 : plan.first_piece(round.begin); i < plan.pieces().size(); ++i) {
+    const TransferPiece& piece = plan.pieces()[i];
+    if (on_device) {
+      table.push_back({piece.source, piece.destination, piece.bytes});
+      continue;
+    }
+    if (plan.offset(i) >= round.end) break;
+    std::byte* image = scratch + (plan.offset(i) - round.begin);
+    table.push_back(direction == CopyDirection::h2d ? CopyPiece{image, piece.destination, piece.bytes}
+                                                    : CopyPiece{piece.source, image, piece.bytes});
+  }
+  Buffer pinned = pinned_->allocate_wait(table.size() * sizeof(CopyPiece));
+  std::copy(table.begin(), table.end(), reinterpret_cast<CopyPiece*>(pinned.data()));
+  Backend& backend = device_.backend();
+  try {
+    backend.copy_pieces(static_cast<const CopyPiece*>(backend.device_address(pinned.data())), table.size(),
+                        stream.native());
+  } catch (...) {
+    pinned.release_after(stream);
+    throw;
+  }
+  pinned.release_after(stream);
+}
+
+void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream& stream,
+                              TransferState& state) {
+  Backend& backend = device_.backend();
+  const bool scatter = plan.device_side() == PackedPlan::DeviceSide::scatter;
+  Buffer scratch = scatter ? scratch_->allocate_wait(round.bytes()) : Buffer();
+  Buffer pinned = pinned_->allocate_wait(round.bytes());
+
+  const std::vector<Range> chunks = chunks_of(round);
+  std::vector<std::atomic<std::size_t>> unpacked(chunks.size());
+  for (std::size_t i = 0; i < chunks.size(); ++i)
+    unpacked[i].store(chunks[i].bytes(), std::memory_order_relaxed);
+  std::atomic<std::size_t> copies{0};
+
+  const auto enqueue = [&](Range chunk) {
+    if (scatter) {
+      backend.copy(scratch.data() + (chunk.begin - round.begin), pinned.data() + (chunk.begin - round.begin),
+                   chunk.bytes(), CopyDirection::h2d, stream.native());
+      copies.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    plan.for_each_run(chunk, [&](std::byte* device, std::size_t begin, std::size_t bytes) {
+      backend.copy(device, pinned.data() + (begin - round.begin), bytes, CopyDirection::h2d, stream.native());
+      copies.fetch_add(1, std::memory_order_relaxed);
+    });
+  };
+  const auto begin = Clock::now();
+  try {
+    for_each_granule(round, [&](Range granule) {
+      plan.pack(granule, pinned.data() + (granule.begin - round.begin));
+      // Whoever packs the last byte of a chunk sends it.
+      auto chunk = std::upper_bound(chunks.begin(), chunks.end(), granule.begin,
+                                    [](std::size_t at, const Range& range) { return at < range.begin; }) -
+                   1;
+      while (granule.begin < granule.end) {
+        const std::size_t part = std::min(granule.end, chunk->end) - granule.begin;
+        auto& left = unpacked[static_cast<std::size_t>(chunk - chunks.begin())];
+        if (left.fetch_sub(part, std::memory_order_acq_rel) == part) enqueue(*chunk);
+        granule.begin += part;
+        ++chunk;
+      }
+    });
+    if (scatter) run_kernel(plan, round, CopyDirection::h2d, scratch.data(), stream);
+  } catch (...) {
+    pinned.release_after(stream);
+    if (scatter) scratch.release_after(stream);
+    throw;
+  }
+  state.account(copies.load(), seconds_since(begin), 0);
+  pinned.release_after(stream);
+  if (scatter) scratch.release_after(stream);
+}
+
+void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
+                             const Stream& stream) {
+  state->set_threads(plan.image_bytes() <= kAlone ? 1 : threads_);
+  try {
+    for (std::size_t begin = 0; begin < plan.image_bytes();) {
+      const Range round = plan.round(begin, kWindow);
+      pack_round(plan, round, stream, *state);
+      begin = round.end;
+    }
+    auto event = events_->take();
+    event->record(stream);
+    state->submitted(std::move(event), false);
+  } catch (...) {
+    state->fail_after(stream, std::current_exception());
+  }
+}
+
+void PackedCopier::on_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
+                             const Stream& stream) {
+  try {
+    run_kernel(plan, {}, CopyDirection::d2d, nullptr, stream);
+    auto event = events_->take();
+    event->record(stream);
+    state->account(1, 0, 0);
+    state->submitted(std::move(event), false);
+  } catch (...) {
+    state->fail_after(stream, std::current_exception());
+  }
+}
+
+/// A packed D2H transfer: its copies are enqueued round by round, and its bytes taken out of pinned memory as
+/// they arrive, by the one thread that claims it.
+class PackedCopier::Unpacking {
+ public:
+  Unpacking(PackedCopier& copier, std::shared_ptr<TransferState> state, PackedPlan plan,
+            EventPool::Handle after)
+      : copier_(copier), state_(std::move(state)), plan_(std::move(plan)), after_(std::move(after)) {}
+
+  /// Puts the first round with the driver.
+  void begin() {
+    try {
+      if (after_) copier_.unpack_stream_.wait(*after_);
+      enqueue_round(0);
+    } catch (...) {
+      fail();
+    }
+  }
+
+  /// Does the rest, unless another thread has begun to.
+  bool try_run() {
+    if (claimed_.exchange(true)) return false;
+    if (!failed_) run();
+    ended_.store(true);
+    ended_.notify_all();
+    return true;
+  }
+
+  void wait_ended() const { ended_.wait(false); }
+
+  /// True when rounds are left that will not be made.
+  bool cancel() {
+    const std::lock_guard lock(round_mutex_);
+    if (failed_ || round_.end == plan_.image_bytes()) return false;
+    cancelled_.store(true);
+    return true;
+  }
+
+ private:
+  struct Arriving {
+    Range chunk;
+    EventPool::Handle event;
+  };
+
+  void run() {
+    try {
+      for (;;) {
+        for (Arriving& chunk : arriving_) take_out(chunk);
+        pinned_.release();
+        if (round_.end == plan_.image_bytes()) return state_->finish();
+        if (cancelled_.load()) return state_->cancelled();
+        enqueue_round(round_.end);
+      }
+    } catch (...) {
+      fail();
+    }
+  }
+
+  void enqueue_round(std::size_t begin) {
+    Range round;
+    {
+      const std::lock_guard lock(round_mutex_);
+      round = round_ = plan_.round(begin, kWindow);
+    }
+    Backend& backend = copier_.device_.backend();
+    const Stream& stream = copier_.unpack_stream_;
+    const bool scatter = plan_.device_side() == PackedPlan::DeviceSide::scatter;
+    Buffer scratch = scatter ? copier_.scratch_->allocate_wait(round.bytes()) : Buffer();
+    pinned_ = copier_.pinned_->allocate_wait(round.bytes());
+    arriving_.clear();
+    try {
+      if (scatter) copier_.run_kernel(plan_, round, CopyDirection::d2h, scratch.data(), stream);
+      for (const Range chunk : chunks_of(round)) {
+        if (scatter) {
+          backend.copy(pinned_.data() + (chunk.begin - round.begin),
+                       scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h,
+                       stream.native());
+          ++copies_;
+        } else {
+          plan_.for_each_run(chunk, [&](std::byte* device, std::size_t at, std::size_t bytes) {
+            backend.copy(pinned_.data() + (at - round.begin), device, bytes, CopyDirection::d2h,
+                         stream.native());
+            ++copies_;
+          });
+        }
+        arriving_.push_back({chunk, copier_.events_->take()});
+        arriving_.back().event->record(stream);
+      }
+    } catch (...) {
+      if (scatter) scratch.release_after(stream);
+      throw;
+    }
+    if (scatter) scratch.release_after(stream);
+    if (round.end == plan_.image_bytes()) {
+      auto event = copier_.events_->take();
+      event->record(stream);
+      state_->submitted(std::move(event), true);
+    }
+  }
+
+  void take_out(Arriving& arriving) {
+    const auto begin = Clock::now();
+    arriving.event->synchronize();
+    const double waited = seconds_since(begin);
+    copier_.for_each_granule(arriving.chunk, [&](Range granule) {
+      plan_.unpack(granule, pinned_.data() + (granule.begin - round_.begin));
+    });
+    state_->account(std::exchange(copies_, 0), seconds_since(begin) - waited, waited);
+  }
+
+  void fail() {
+    failed_ = true;
+    if (!pinned_.empty()) pinned_.release_after(copier_.unpack_stream_);
+    state_->fail_after(copier_.unpack_stream_, std::current_exception());
+  }
+
+  PackedCopier& copier_;
+  const std::shared_ptr<TransferState> state_;
+  const PackedPlan plan_;
+  const EventPool::Handle after_;
+  Buffer pinned_;
+  std::mutex round_mutex_;
+  Range round_;
+  std::vector<Arriving> arriving_;
+  std::size_t copies_ = 0;
+  bool failed_ = false;
+  std::atomic<bool> claimed_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> cancelled_{false};
+};
+
+void PackedCopier::to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan,
+                           EventPool::Handle after) {
+  state->set_threads(plan.image_bytes() <= kAlone ? 1 : threads_);
+  const auto job = std::make_shared<Unpacking>(*this, state, std::move(plan), std::move(after));
+  job->begin();
+  state->on_cancel = [weak = std::weak_ptr(job)] {
+    const auto alive = weak.lock();
+    return alive && alive->cancel();
+  };
+  state->help = [weak = std::weak_ptr(job)] {
+    const auto alive = weak.lock();
+    if (alive) alive->try_run();
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (!unpacker_.joinable()) unpacker_ = std::thread([this] { run_unpacker(); });
+    queue_.push_back(job);
+  }
+  changed_.notify_one();
+}
+
+void PackedCopier::run_unpacker() {
+  bind_thread_to_node(device_.info().numa_node);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const auto job = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    if (!job->try_run()) job->wait_ended();  // the copier must outlive whoever does the work
+    lock.lock();
+  }
+}
+
+}  // namespace penstock

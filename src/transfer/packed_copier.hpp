@@ -1,0 +1,71 @@
+#pragma once
+
+#include "transfer/packed_plan.hpp"
+#include "transfer/transfer_state.hpp"
+
+#include <penstock/core/worker_team.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace penstock {
+
+/// Moves many small pieces as few large ones. Host ends are packed and unpacked by a team of threads, chunk
+/// by chunk, so that the first chunk is on the wire while the next are packed; small device ends that lie
+/// apart are gathered or scattered by one kernel. Thread-safe.
+class PackedCopier {
+ public:
+  PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
+               std::shared_ptr<EventPool> events, unsigned threads);
+  /// Lets packed transfers that are with the driver run to their end.
+  ~PackedCopier();
+  PackedCopier(const PackedCopier&) = delete;
+  PackedCopier& operator=(const PackedCopier&) = delete;
+
+  /// Blocks the host until every source is read and all copies are enqueued on `stream`. Failures go to
+  /// `state`.
+  void to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream);
+  /// Returns at once; `after` (may be null) holds the copies back. The host's ends are written by whoever
+  /// synchronizes with the transfer first, or else by a thread of the copier.
+  void to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan, EventPool::Handle after);
+  /// One kernel, enqueued on `stream`.
+  void on_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream);
+
+ private:
+  class Unpacking;
+
+  [[nodiscard]] WorkerTeam& team();
+  /// Calls `body` for each granule of `range`, with several threads where that pays and they are free.
+  void for_each_granule(PackedPlan::Range range, FunctionRef<void(PackedPlan::Range)> body);
+  void pack_round(const PackedPlan& plan, PackedPlan::Range round, const Stream& stream,
+                  TransferState& state);
+  /// Enqueues a kernel over the pieces that lie in `round`: between their device ends and the image in
+  /// `scratch`, or from source to destination where `scratch` is null. The table's memory is released after
+  /// it.
+  void run_kernel(const PackedPlan& plan, PackedPlan::Range round, CopyDirection direction,
+                  std::byte* scratch, const Stream& stream);
+  void run_unpacker();
+
+  const Device device_;
+  const std::shared_ptr<Pool> pinned_;
+  const std::shared_ptr<Pool> scratch_;
+  const std::shared_ptr<EventPool> events_;
+  const unsigned threads_;
+
+  std::once_flag team_once_;
+  std::unique_ptr<WorkerTeam> team_;
+
+  Stream unpack_stream_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Unpacking>> queue_;
+  bool stop_ = false;
+  std::thread unpacker_;
+};
+
+}  // namespace penstock

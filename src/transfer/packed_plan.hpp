@@ -1,0 +1,78 @@
+#pragma once
+
+#include <penstock/device/memory_kind.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace penstock {
+
+/// How pieces travel together. The *image* is what goes over the link: the pieces side by side, at offsets
+/// that follow the device's ends where those lie side by side themselves, and else at offsets of our own.
+class PackedPlan {
+ public:
+  /// A range of the image.
+  struct Range {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    [[nodiscard]] std::size_t bytes() const noexcept { return end - begin; }
+  };
+  /// How the image meets the device's ends.
+  enum class DeviceSide : std::uint8_t {
+    runs,     ///< few runs of adjoining pieces: a copy each
+    scatter,  ///< many small runs: one copy to or from scratch memory, and a kernel
+  };
+
+  /// Pieces of zero bytes are left out. Throws InvalidArgument for null ends and for destinations that
+  /// overlap.
+  PackedPlan(std::span<const TransferPiece> pieces, CopyDirection direction);
+
+  [[nodiscard]] const std::vector<TransferPiece>& pieces() const noexcept { return pieces_; }
+  [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
+  [[nodiscard]] std::size_t image_bytes() const noexcept { return image_bytes_; }
+  [[nodiscard]] DeviceSide device_side() const noexcept { return device_side_; }
+
+  /// The part of the image from `begin` that one round of at most `window` bytes moves. Rounds end between
+  /// pieces where a kernel scatters, even if one piece alone is larger than the window.
+  [[nodiscard]] Range round(std::size_t begin, std::size_t window) const;
+
+  /// Where a piece lies in the image.
+  [[nodiscard]] std::size_t offset(std::size_t piece) const noexcept { return offsets_[piece]; }
+  /// First piece that reaches past `image_offset`.
+  [[nodiscard]] std::size_t first_piece(std::size_t image_offset) const noexcept;
+
+  /// Copies the host's ends within `range` into `image` (the image's byte at range.begin), or the reverse.
+  void pack(Range range, std::byte* image) const;
+  void unpack(Range range, const std::byte* image) const;
+
+  /// Calls `copy(device_address, image_offset, bytes)` for each run of the device's ends within `range`.
+  template <typename Copy>
+  void for_each_run(Range range, Copy&& copy) const {
+    for (std::size_t i = first_run(range.begin); i < runs_.size() && runs_[i].image.begin < range.end; ++i) {
+      const std::size_t begin = std::max(runs_[i].image.begin, range.begin);
+      const std::size_t end = std::min(runs_[i].image.end, range.end);
+      copy(runs_[i].device + (begin - runs_[i].image.begin), begin, end - begin);
+    }
+  }
+
+ private:
+  struct Run {
+    std::byte* device;
+    Range image;
+  };
+
+  void lay_out(CopyDirection direction);
+  void check_overlap() const;
+  [[nodiscard]] std::size_t first_run(std::size_t image_offset) const noexcept;
+
+  std::vector<TransferPiece> pieces_;
+  std::vector<std::size_t> offsets_;
+  std::vector<Run> runs_;
+  std::size_t payload_bytes_ = 0;
+  std::size_t image_bytes_ = 0;
+  DeviceSide device_side_ = DeviceSide::runs;
+};
+
+}  // namespace penstock

@@ -1,0 +1,291 @@
+#include "transfer/packed_copier.hpp"
+#include "transfer/staging.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+#include <penstock/core/log.hpp>
+#include <penstock/device/topology.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr unsigned kMostThreads = 8;
+// Pinned memory for packing and staging is taken in steps of this.
+constexpr std::size_t kPinnedSegment = std::size_t{32} << 20;
+constexpr std::size_t kScratchSegment = std::size_t{32} << 20;
+
+unsigned choose_threads(const TransferOptions& options, const LinkProfile& profile) {
+  const unsigned wanted = options.threads != 0 ? options.threads : profile.staging_threads;
+  const unsigned most =
+      options.threads != 0 ? kMostThreads : std::min(kMostThreads, host_topology().processors);
+  return std::clamp(wanted, 1u, most);
+}
+
+void check_options(const TransferOptions& options) {
+  if (options.threads > kMostThreads) {
+    throw InvalidArgument(fmt::format("{} staging threads were asked for; at most {} are of use",
+                                      options.threads, kMostThreads));
+  }
+  if (options.slots_per_thread < 2 || options.slots_per_thread > 16) {
+    throw InvalidArgument(
+        fmt::format("{} slots per thread were asked for; 2 to 16 are possible", options.slots_per_thread));
+  }
+  if (options.chunk_bytes != 0 && options.chunk_bytes < 4096) {
+    throw InvalidArgument(
+        fmt::format("chunks of {} bytes were asked for; the smallest are 4096", options.chunk_bytes));
+  }
+}
+
+CopyDirection direction_of(MemoryKind source, MemoryKind destination) {
+  if (is_host(source) && is_host(destination)) {
+    throw InvalidArgument("neither end of the transfer is device memory; use memcpy between host regions");
+  }
+  if (is_host(source)) return CopyDirection::h2d;
+  return is_host(destination) ? CopyDirection::d2h : CopyDirection::d2d;
+}
+
+void check_regions(const void* destination, const void* source, std::size_t bytes) {
+  if (destination == nullptr || source == nullptr) {
+    throw InvalidArgument(fmt::format("the {} of a transfer of {} bytes is null",
+                                      source == nullptr ? "source" : "destination", bytes));
+  }
+  const auto to = reinterpret_cast<std::uintptr_t>(destination);
+  const auto from = reinterpret_cast<std::uintptr_t>(source);
+  if (to < from ? from - to < bytes : to - from < bytes) {
+    throw InvalidArgument(
+        fmt::format("source {} and destination {} of {} bytes overlap", source, destination, bytes));
+  }
+}
+
+}  // namespace
+
+class TransferEngineImpl {
+ public:
+  TransferEngineImpl(Device device, TransferOptions options)
+      : device_(std::move(device)),
+        profile_(options.profile ? *std::move(options.profile) : LinkProfile::defaults(device_.info())),
+        threads_(choose_threads(options, profile_)),
+        events_(std::make_shared<EventPool>(device_)),
+        pinned_(std::make_shared<Pool>(make_pinned_pool(device_, {.segment_bytes = kPinnedSegment}))),
+        scratch_(std::make_shared<Pool>(make_device_pool(device_, {.segment_bytes = kScratchSegment}))),
+        h2d_(device_),
+        d2h_(device_),
+        d2d_(device_),
+        staging_options_{.threads = threads_,
+                         .chunk_bytes = options.chunk_bytes != 0 ? options.chunk_bytes : profile_.chunk_bytes,
+                         .slots_per_thread = options.slots_per_thread,
+                         .stores = options.streaming_stores.value_or(profile_.streaming_stores)
+                                       ? StoreKind::streaming
+                                       : StoreKind::cached},
+        packed_(device_, pinned_, scratch_, events_, threads_),
+        staged_h2d_(device_, pinned_, events_, CopyDirection::h2d, staging_options_),
+        staged_d2h_(device_, pinned_, events_, CopyDirection::d2h, staging_options_) {}
+
+  ~TransferEngineImpl() {
+    for (const Ways* ways : {&h2d_, &d2h_, &d2d_}) {
+      for (const Stream* stream : {&ways->free, &ways->ordered}) {
+        try {
+          stream->synchronize();
+        } catch (const Error& error) {
+          log(LogLevel::warning, error.what());
+        }
+      }
+    }
+  }
+
+  Transfer copy(void* destination, const void* source, std::size_t bytes, const CopyOptions& options) {
+    check_generation();
+    if (bytes == 0) return Transfer();
+    check_regions(destination, source, bytes);
+    const TransferKinds kinds = kinds_of(destination, source, options);
+    const CopyDirection direction = direction_of(kinds.source, kinds.destination);
+    const TransferPath path =
+        options.path != TransferPath::automatic ? options.path : profile_.choose_path(bytes, 1, kinds);
+    switch (path) {
+      case TransferPath::staged: {
+        if (direction == CopyDirection::d2d) throw InvalidArgument("a D2D transfer has no staged path");
+        const auto state = std::make_shared<TransferState>(path, direction, bytes, 1);
+        auto& ring = direction == CopyDirection::h2d ? staged_h2d_ : staged_d2h_;
+        try {
+          ring.submit(state, destination, source, mark(options.after));
+        } catch (...) {
+          state->fail(std::current_exception());
+        }
+        return Transfer(state);
+      }
+      case TransferPath::packed: {
+        const TransferPiece piece{static_cast<const std::byte*>(source), static_cast<std::byte*>(destination),
+                                  bytes};
+        return packed({&piece, 1}, direction, options);
+      }
+      default: {
+        const TransferPiece piece{static_cast<const std::byte*>(source), static_cast<std::byte*>(destination),
+                                  bytes};
+        return direct({&piece, 1}, direction, options);
+      }
+    }
+  }
+
+  Transfer copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
+                       const CopyOptions& options) {
+    check_generation();
+    const auto first = std::find_if(pieces.begin(), pieces.end(),
+                                    [](const TransferPiece& piece) { return piece.bytes != 0; });
+    if (first == pieces.end()) return Transfer();
+    if (options.path == TransferPath::staged) {
+      throw InvalidArgument("pieces have no staged path; copy them one by one, or let them be packed");
+    }
+    TransferPath path = options.path;
+    if (path == TransferPath::automatic) {
+      std::size_t bytes = 0;
+      for (const TransferPiece& piece : pieces) bytes += piece.bytes;
+      const TransferKinds kinds = first->source != nullptr && first->destination != nullptr
+                                      ? kinds_of(first->destination, first->source, options)
+                                      : TransferKinds{};
+      path = profile_.choose_path(bytes, pieces.size(), kinds) == TransferPath::direct ? TransferPath::direct
+                                                                                       : TransferPath::packed;
+    }
+    return path == TransferPath::direct ? direct(pieces, direction, options)
+                                        : packed(pieces, direction, options);
+  }
+
+  [[nodiscard]] const LinkProfile& profile() const noexcept { return profile_; }
+  [[nodiscard]] const Device& device() const noexcept { return device_; }
+  [[nodiscard]] unsigned threads() const noexcept { return threads_; }
+  [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
+
+ private:
+  /// The streams of one direction. What waits for the user's work goes on a stream of its own, so that it
+  /// does not hold up what need not wait.
+  struct Ways {
+    explicit Ways(const Device& device) : free(device.create_stream()), ordered(device.create_stream()) {}
+    Stream free;
+    Stream ordered;
+  };
+
+  void check_generation() const {
+    if (is_forked()) {
+      throw DeviceError(
+          "PENSTOCK_FORKED", "TransferEngine::copy", 0,
+          "this process was forked after the engine was made; open devices after the fork, or start "
+          "processes by spawn");
+    }
+  }
+
+  [[nodiscard]] TransferKinds kinds_of(const void* destination, const void* source,
+                                       const CopyOptions& options) const {
+    const Backend& backend = device_.backend();
+    return {options.source_kind ? *options.source_kind : backend.kind_of(source),
+            options.destination_kind ? *options.destination_kind : backend.kind_of(destination)};
+  }
+
+  [[nodiscard]] EventPool::Handle mark(const Stream* after) {
+    if (after == nullptr) return {nullptr, {}};
+    auto event = events_->take();
+    event->record(*after);
+    return event;
+  }
+
+  [[nodiscard]] const Stream& stream_for(CopyDirection direction, const Stream* after) {
+    const Ways& ways = direction == CopyDirection::h2d ? h2d_ : direction == CopyDirection::d2h ? d2h_ : d2d_;
+    if (after == nullptr) return ways.free;
+    ways.ordered.wait(*mark(after));
+    return ways.ordered;
+  }
+
+  Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,
+                  const CopyOptions& options) {
+    std::size_t bytes = 0;
+    for (const TransferPiece& piece : pieces) {
+      if (piece.bytes != 0) check_regions(piece.destination, piece.source, piece.bytes);
+      bytes += piece.bytes;
+    }
+    const auto state = std::make_shared<TransferState>(TransferPath::direct, direction, bytes, pieces.size());
+    const Stream& stream = stream_for(direction, options.after);
+    try {
+      for (const TransferPiece& piece : pieces) {
+        if (piece.bytes == 0) continue;
+        device_.backend().copy(piece.destination, piece.source, piece.bytes, direction, stream.native());
+      }
+      auto event = events_->take();
+      event->record(stream);
+      state->account(pieces.size(), 0, 0);
+      state->submitted(std::move(event), false);
+    } catch (...) {
+      state->fail_after(stream, std::current_exception());
+    }
+    return Transfer(state);
+  }
+
+  Transfer packed(std::span<const TransferPiece> pieces, CopyDirection direction,
+                  const CopyOptions& options) {
+    PackedPlan plan(pieces, direction);
+    const auto state =
+        std::make_shared<TransferState>(TransferPath::packed, direction, plan.payload_bytes(), pieces.size());
+    switch (direction) {
+      case CopyDirection::h2d:
+        packed_.to_device(state, plan, stream_for(direction, options.after));
+        break;
+      case CopyDirection::d2h:
+        packed_.to_host(state, std::move(plan), mark(options.after));
+        break;
+      case CopyDirection::d2d:
+        packed_.on_device(state, plan, stream_for(direction, options.after));
+        break;
+    }
+    return Transfer(state);
+  }
+
+  const Device device_;
+  const LinkProfile profile_;
+  const unsigned threads_;
+  const std::uint64_t generation_ = fork_generation();
+  const std::shared_ptr<EventPool> events_;
+  const std::shared_ptr<Pool> pinned_;
+  const std::shared_ptr<Pool> scratch_;
+  const Ways h2d_;
+  const Ways d2h_;
+  const Ways d2d_;
+  const StagingOptions staging_options_;
+  PackedCopier packed_;
+  StagingRing staged_h2d_;
+  StagingRing staged_d2h_;
+};
+
+TransferEngine::TransferEngine(Device device, TransferOptions options) {
+  check_options(options);
+  impl_ = std::make_unique<TransferEngineImpl>(std::move(device), std::move(options));
+}
+
+TransferEngine::~TransferEngine() {
+  // The threads are the parent's, and what a lock guards may be half-changed: nothing can be torn down in a
+  // child.
+  if (impl_ && impl_->is_forked()) static_cast<void>(impl_.release());
+}
+
+Transfer TransferEngine::copy(void* destination, const void* source, std::size_t bytes,
+                              const CopyOptions& options) {
+  return impl_->copy(destination, source, bytes, options);
+}
+
+Transfer TransferEngine::copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
+                                     const CopyOptions& options) {
+  return impl_->copy_pieces(pieces, direction, options);
+}
+
+const LinkProfile& TransferEngine::profile() const noexcept { return impl_->profile(); }
+
+const Device& TransferEngine::device() const noexcept { return impl_->device(); }
+
+unsigned TransferEngine::threads() const noexcept { return impl_->threads(); }
+
+}  // namespace penstock

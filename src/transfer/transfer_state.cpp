@@ -1,0 +1,137 @@
+#include "transfer/transfer_state.hpp"
+
+#include <penstock/core/error.hpp>
+
+namespace penstock {
+
+TransferState::TransferState(TransferPath path_taken, CopyDirection way, std::size_t size, std::size_t pieces)
+    : path(path_taken), direction(way), bytes(size) {
+  report_.path = path;
+  report_.direction = direction;
+  report_.bytes = bytes;
+  report_.pieces = pieces;
+}
+
+void TransferState::submitted(EventPool::Handle event, bool host_finishes) {
+  event_ = std::move(event);
+  host_finishes_ = host_finishes;
+  advance(Stage::submitted);
+}
+
+void TransferState::finish() { advance(Stage::done); }
+
+void TransferState::fail(std::exception_ptr failure) { advance(Stage::failed, std::move(failure)); }
+
+void TransferState::fail_after(const Stream& stream, std::exception_ptr failure) {
+  try {
+    stream.synchronize();
+  } catch (...) {  // the device failed, and touches nothing any more
+  }
+  fail(std::move(failure));
+}
+
+void TransferState::cancelled() { advance(Stage::cancelled); }
+
+void TransferState::advance(Stage next, std::exception_ptr failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stage() >= Stage::done) return;  // the first ending is the one that counts
+    if (next >= Stage::done) {
+      report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - requested_).count();
+    }
+    failure_ = std::move(failure);
+    stage_.store(next, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+void TransferState::account(std::size_t copies, double host_copy_seconds, double slot_wait_seconds) {
+  const std::lock_guard lock(mutex_);
+  report_.copies += copies;
+  report_.host_copy_seconds += host_copy_seconds;
+  report_.slot_wait_seconds += slot_wait_seconds;
+}
+
+void TransferState::set_threads(unsigned threads) {
+  const std::lock_guard lock(mutex_);
+  report_.threads = threads;
+}
+
+void TransferState::throw_unless_good(Stage now) const {
+  if (now == Stage::failed) {
+    const std::lock_guard lock(mutex_);
+    std::rethrow_exception(failure_);
+  }
+  if (now == Stage::cancelled) {
+    throw Closed(
+        "the transfer was cancelled before all its bytes were moved; its destination is not to be used");
+  }
+}
+
+bool TransferState::query() {
+  const Stage now = stage();
+  throw_unless_good(now);
+  if (now == Stage::working) return false;
+  if (now == Stage::done) return true;
+  bool reached = false;
+  try {
+    reached = event_->query();
+  } catch (...) {
+    fail(std::current_exception());
+    throw_unless_good(stage());
+  }
+  if (!reached || host_finishes_) return false;
+  finish();
+  return true;
+}
+
+TransferState::Stage TransferState::wait_submitted() {
+  if (stage() == Stage::working) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stage() != Stage::working; });
+  }
+  return stage();
+}
+
+void TransferState::synchronize_event() {
+  try {
+    event_->synchronize();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+void TransferState::synchronize() {
+  if (help && stage() < Stage::done) help();
+  const Stage now = wait_submitted();
+  if (now == Stage::submitted && host_finishes_) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stage() >= Stage::done; });
+  } else if (now == Stage::submitted) {
+    synchronize_event();
+    finish();
+  }
+  throw_unless_good(stage());
+}
+
+void TransferState::synchronize_source() {
+  const bool source_is_read_by_host = direction == CopyDirection::h2d && path != TransferPath::direct;
+  const Stage now = wait_submitted();
+  if (now == Stage::submitted && !source_is_read_by_host) synchronize_event();
+  throw_unless_good(stage());
+}
+
+void TransferState::enqueue_wait(const Stream& stream) {
+  const Stage now = wait_submitted();
+  throw_unless_good(now);
+  // Also when done: the event then costs the stream nothing, and orders it after the copy on the device's
+  // side.
+  if (event_) stream.wait(*event_);
+}
+
+TransferReport TransferState::report() const {
+  const std::lock_guard lock(mutex_);
+  return report_;
+}
+
+}  // namespace penstock
