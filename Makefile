@@ -1,0 +1,50 @@
+# What people type. Each target first sees to what it needs (tools/setup.sh) and works without a network once
+# that is there. JOBS=N limits the parallel jobs.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test demo bench gpu-test gpu-bench kernels format lint clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Install what building, testing and linting need
+	@tools/setup.sh build test bench python lint tsan
+
+build: ## Build the library and the command: build/release/penstock
+	@tools/setup.sh build
+	@tools/build.sh release
+
+test: ## Run every test that needs no GPU, the sanitizers' runs among them
+	@tools/setup.sh build test bench python lint tsan
+	@tools/test.sh
+
+demo: build ## Show this machine's devices and measure its link
+	@build/release/penstock info
+	@build/release/penstock link --device auto --quick
+
+bench: ## Run the benchmarks on the host device
+	@tools/setup.sh build bench
+	@tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
+	@build/release/benchmarks/bench_engine --device host --json build/bench.json
+
+gpu-test: ## Run the tests on a GPU
+	@tools/gpu.sh test
+
+gpu-bench: ## Measure on a GPU what docs/performance.md records
+	@tools/gpu.sh bench
+
+kernels: ## Compile the CUDA kernels to the PTX that is committed (needs nvcc)
+	@tools/make_kernels.sh
+
+format: ## Format the sources
+	@tools/setup.sh lint
+	@tools/format.sh
+
+lint: ## Run clang-tidy, and check the format and the layers
+	@tools/setup.sh build test bench python lint
+	@tools/lint.sh
+	@tools/format.sh --check
+	@tools/check_layers.py
+
+clean: ## Remove everything that was built
+	rm -rf build

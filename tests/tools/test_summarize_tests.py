@@ -1,0 +1,41 @@
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / "tools" / "summarize_tests.py"
+
+PASSED = '<testcase classname="Cuda/Contract" name="copies" status="run"/>'
+SKIPPED = '<testcase classname="Cuda/Contract" name="locks" status="run"><skipped message="no"/></testcase>'
+FAILED = '<testcase classname="Host/Contract" name="waits" status="fail"><failure/></testcase>'
+OTHER = '<testcase classname="Host/Contract" name="fills" status="run"/>'
+NOT_RUN = '<testcase classname="Host/Contract" name="frees" status="notrun"/>'
+
+
+def run(*cases: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "results.xml")
+        file.write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+        result = subprocess.run([sys.executable, TOOL, *options, file], capture_output=True, text=True, check=False)
+        return result.returncode, result.stdout.splitlines()[-1]
+
+
+class SummarizeTests(unittest.TestCase):
+    def test_outcomes_are_counted(self):
+        self.assertEqual(run(PASSED, OTHER, SKIPPED, NOT_RUN), (0, "2 passed, 0 failed, 2 skipped"))
+        self.assertEqual(run(PASSED, FAILED), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_no_tests_at_all_is_a_failure(self):
+        self.assertEqual(run()[0], 1)
+        self.assertEqual(run(SKIPPED)[0], 1)
+
+    def test_tests_that_must_run(self):
+        must_run = ("--must-run", "Cuda/")
+        self.assertEqual(run(PASSED, OTHER, options=must_run)[0], 0)
+        self.assertEqual(run(OTHER, options=must_run)[0], 1)
+        self.assertEqual(run(PASSED, SKIPPED, options=must_run)[0], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# What needs a GPU: gpu.sh test | bench. Elsewhere it says that it is waived, which is not a pass.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+driver_problem() {
+  python3 - <<'END'
+import ctypes
+try:
+    driver = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    print(error)
+else:
+    code = driver.cuInit(0)
+    # 34: a stub in place of the driver; 100: no GPU. Any other failure is for the tests to show.
+    if code in (34, 100):
+        print(f"cuInit returned {code}")
+END
+}
+
+tools/setup.sh python
+problem=$(driver_problem)
+if [ -n "$problem" ]; then
+  echo "waived: no NVIDIA driver ($problem)"
+  exit 0
+fi
+
+case "${1:-}" in
+  test)
+    tools/setup.sh build test
+    tools/build.sh release -DPENSTOCK_BUILD_TESTS=ON
+    results=build/release/gpu-test
+    rm -rf "$results"
+    mkdir -p "$results"
+    status=0
+    for program in build/release/tests/test_*; do
+      name=$(basename "$program")
+      echo "$name"
+      timeout 300 "$program" --gtest_brief=1 --gtest_output="xml:$results/$name.xml" || status=1
+    done
+    python3 -B tools/summarize_tests.py --must-run Cuda/ "$results"/*.xml || status=1
+    exit $status
+    ;;
+  bench)
+    tools/setup.sh build bench
+    tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
+    build/release/benchmarks/bench_engine --json build/gpu-bench.json
+    ;;
+  *)
+    echo "usage: gpu.sh test | bench" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Sees to it that what a target needs is there: setup.sh GROUP...
+#
+# Groups: build, test, bench, python, lint, tsan. What is there is left alone; what is missing is installed with apt-get
+# where that is allowed, and otherwise named, with a non-zero exit.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+has_command() { command -v "$1" >/dev/null 2>&1; }
+
+has_compiler() {
+  printf '#include <source_location>\n#include <stop_token>\nstatic_assert(__cplusplus >= 202002L);\n' |
+    "${CXX:-c++}" -std=c++20 -fsyntax-only -x c++ - 2>/dev/null
+}
+
+has_cmake() {
+  local version
+  version=$(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9.]*\).*/\1/p')
+  [ -n "$version" ] && [ "$(printf '3.25\n%s\n' "$version" | sort -V | head -n 1)" = 3.25 ]
+}
+
+has_generator() { has_command ninja || has_command make; }
+
+has_header() {
+  local prefix flags=() search=${CMAKE_PREFIX_PATH:-}
+  for prefix in ${search//[:;]/ }; do flags+=("-I$prefix/include"); done
+  printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" |
+    "${CXX:-c++}" -std=c++20 "${flags[@]}" -fsyntax-only -x c++ - 2>/dev/null
+}
+
+has_module() { pkg-config --exists "$1" 2>/dev/null; }
+
+has_thread_sanitizer() {
+  local program
+  program=$(mktemp)
+  printf '#include <vector>\nint main() {}\n' |
+    clang++-19 -std=c++20 -fsanitize=thread -x c++ - -o "$program" >/dev/null 2>&1
+  local status=$?
+  rm -f "$program"
+  return $status
+}
+
+has_python() { python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+
+# group | what it is | apt packages | how to see that it is there
+needs='
+build  | a C++20 compiler (g++ 12 or newer)  | g++                          | has_compiler
+build  | CMake 3.25 or newer                 | cmake                        | has_cmake
+build  | ninja or make                       | ninja-build                  | has_generator
+build  | pkg-config                          | pkg-config                   | has_command pkg-config
+build  | fmt                                 | libfmt-dev                   | has_header fmt/format.h
+build  | nlohmann-json                       | nlohmann-json3-dev           | has_header nlohmann/json.hpp
+build  | CLI11                               | libcli11-dev                 | has_header CLI/CLI.hpp
+build  | hwloc                               | libhwloc-dev                 | has_module hwloc
+test   | GoogleTest                          | libgtest-dev                 | has_header gtest/gtest.h
+test   | GoogleMock                          | libgmock-dev                 | has_header gmock/gmock.h
+bench  | Google Benchmark                    | libbenchmark-dev             | has_header benchmark/benchmark.h
+python | Python 3.10 or newer                | python3                      | has_python
+lint   | clang-format 19                     | clang-format-19              | has_command clang-format-19
+lint   | clang-tidy 19                       | clang-tidy-19                | has_command run-clang-tidy-19
+tsan   | clang 19 with its thread sanitizer  | clang-19 libclang-rt-19-dev  | has_thread_sanitizer
+'
+
+trim() { local text="$*"; text="${text#"${text%%[![:space:]]*}"}"; printf '%s' "${text%"${text##*[![:space:]]}"}"; }
+
+# Fills missing_names and missing_packages with what the groups "$@" need and is not there.
+find_missing() {
+  missing_names=()
+  missing_packages=()
+  local group name packages check
+  while IFS='|' read -r group name packages check; do
+    group=$(trim "$group")
+    [[ -n $group && " $* " == *" $group "* ]] || continue
+    if ! $(trim "$check"); then
+      missing_names+=("$(trim "$name")")
+      # shellcheck disable=SC2206  # several packages are several words
+      missing_packages+=($packages)
+    fi
+  done <<<"$needs"
+}
+
+stop() {
+  echo "$1" >&2
+  printf '  %s\n' "${missing_names[@]}" >&2
+  [ -z "${2:-}" ] || echo "$2" >&2
+  exit 1
+}
+
+for group in "$@"; do
+  [[ $group =~ ^(build|test|bench|python|lint|tsan)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
+done
+
+find_missing "$@"
+[ ${#missing_names[@]} -gt 0 ] || exit 0
+
+by_hand="Install them with: sudo apt-get install ${missing_packages[*]}"
+if ! has_command apt-get; then
+  stop "Missing, and there is no apt-get here to install it:" "On Debian and Ubuntu these are: ${missing_packages[*]}"
+elif [ "$(id -u)" = 0 ]; then
+  elevate=()
+elif has_command sudo && sudo -n true 2>/dev/null; then
+  elevate=(sudo)
+else
+  stop "Missing, and this user may not install packages:" "$by_hand"
+fi
+
+echo "Installing ${missing_packages[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+install() {
+  "${elevate[@]}" apt-get update -qq &&
+    "${elevate[@]}" env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends "${missing_packages[@]}"
+}
+if ! install >"$log" 2>&1 </dev/null; then
+  tail -n 20 "$log" >&2
+  stop "Missing, and apt-get could not install it:" "$by_hand"
+fi
+
+hash -r
+find_missing "$@"
+[ ${#missing_names[@]} -eq 0 ] || stop "Still missing after apt-get install; this system's packages may be too old:"

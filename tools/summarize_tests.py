@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Prints "N passed, N failed, N skipped" of JUnit files, as ctest and GoogleTest write them.
+
+summarize_tests.py [--must-run PREFIX] FILE...
+
+Fails where a test failed, where there was none, and, with --must-run, where no test of a suite whose name begins with
+PREFIX passed, or one was skipped.
+"""
+
+import argparse
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+def outcome(case: ElementTree.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
+        return "skipped"
+    return "passed"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--must-run", metavar="PREFIX")
+    parser.add_argument("files", nargs="+")
+    options = parser.parse_args()
+
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    required = {"passed": 0, "failed": 0, "skipped": 0}
+    for file in options.files:
+        for case in ElementTree.parse(file).getroot().iter("testcase"):
+            result = outcome(case)
+            counts[result] += 1
+            if options.must_run and case.get("classname", "").startswith(options.must_run):
+                required[result] += 1
+                if result == "skipped":
+                    print(f"skipped: {case.get('classname')}.{case.get('name')}")
+
+    if options.must_run and (required["passed"] == 0 or required["skipped"] > 0):
+        print(f"of the tests that must run here: {required['passed']} passed, {required['skipped']} skipped")
+        counts["failed"] = max(counts["failed"], 1)
+    print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return 0 if counts["passed"] > 0 and counts["failed"] == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

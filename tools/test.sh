@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# All tests that need no GPU: the sanitized builds of the concurrent layers, then the whole suite.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+mkdir -p build/logs
+rm -f build/*/ctest.xml
+failures=0
+
+step() {
+  local name=$1 log=build/logs/$1.log start=$SECONDS
+  shift
+  printf '%-12s ' "$name"
+  if "$@" >"$log" 2>&1; then
+    echo "ok, $((SECONDS - start)) s"
+  else
+    echo "FAILED, $((SECONDS - start)) s"
+    sed 's/^/    /' "$log" | tail -n 200
+    failures=$((failures + 1))
+    return 1
+  fi
+}
+
+run_tests() { ctest --preset "$1" --parallel "${JOBS:-$(nproc)}" --output-junit ctest.xml; }
+
+step build-asan tools/build.sh asan && step test-asan run_tests asan
+step build-tsan tools/build.sh tsan && step test-tsan run_tests tsan
+step build-ci tools/build.sh ci && step test-ci run_tests ci
+
+sed -n '/tests passed/,$p' build/logs/test-ci.log 2>/dev/null
+python3 -B tools/summarize_tests.py build/*/ctest.xml || failures=$((failures + 1))
+[ "$failures" -eq 0 ]
