@@ -1,0 +1,139 @@
+#include <penstock/core/error.hpp>
+#include <penstock/data/sampler.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::uint64_t kMaximumWorld = std::uint64_t{1} << 31;
+constexpr std::uint64_t kMaximumSamples = std::uint64_t{1} << 61;
+
+void check_same(const char* what, std::uint64_t saved, std::uint64_t here) {
+  if (saved != here) {
+    throw InvalidArgument(
+        fmt::format("The saved sampler state has {} {}, this sampler has {}: give both the same dataset and "
+                    "shuffling options, or start afresh.",
+                    what, saved, here));
+  }
+}
+
+}  // namespace
+
+Sampler::Sampler(std::uint64_t sample_count, SamplerOptions options)
+    : sample_count_(sample_count), options_(options) {
+  if (sample_count == 0) throw InvalidArgument("A dataset of zero samples cannot be sampled.");
+  if (sample_count > kMaximumSamples) {
+    throw InvalidArgument(fmt::format("{} samples are more than a sampler can count (2^61).", sample_count));
+  }
+  if (options_.batch_size == 0) throw InvalidArgument("A batch size of 0 was asked for; use 1 or more.");
+  const Shard& shard = options_.shard;
+  if (shard.world_size == 0 || shard.world_size > kMaximumWorld || shard.rank >= shard.world_size) {
+    throw InvalidArgument(
+        fmt::format("Rank {} of a world of {} was asked for; ranks count from 0 to the world size less one.",
+                    shard.rank, shard.world_size));
+  }
+  if (shard_samples(0) == 0) {
+    throw InvalidArgument(
+        fmt::format("{} samples shared by {} ranks with the shard's drop_last leave none for each: use fewer "
+                    "ranks, or let the order wrap around.",
+                    sample_count, shard.world_size));
+  }
+  if (batches_per_epoch() == 0) {
+    throw InvalidArgument(
+        fmt::format("A batch of {} is larger than the {} samples that this rank gets in an epoch, and "
+                    "drop_last leaves out what is not full: use a smaller batch, or keep the last one.",
+                    options_.batch_size, shard_samples(0)));
+  }
+  start_epoch(0);
+}
+
+std::uint64_t Sampler::shard_samples(std::uint64_t from) const noexcept {
+  const std::uint64_t left = sample_count_ - from;
+  const std::uint64_t whole = left / options_.shard.world_size;
+  const bool pad = left % options_.shard.world_size != 0 && !options_.shard.drop_last;
+  return whole + (pad ? 1 : 0);
+}
+
+std::uint64_t Sampler::batches_of(std::uint64_t samples) const noexcept {
+  const std::uint64_t whole = samples / options_.batch_size;
+  return whole + (samples % options_.batch_size != 0 && !options_.drop_last ? 1 : 0);
+}
+
+std::uint64_t Sampler::in_batches(std::uint64_t samples) const noexcept {
+  return options_.drop_last ? samples - samples % options_.batch_size : samples;
+}
+
+std::uint64_t Sampler::samples_per_epoch() const noexcept { return in_batches(shard_samples(0)); }
+
+std::uint64_t Sampler::batches_per_epoch() const noexcept { return batches_of(shard_samples(0)); }
+
+std::uint64_t Sampler::samples_left() const noexcept { return in_batches(shard_samples(base_) - taken_); }
+
+std::uint64_t Sampler::batches_left() const noexcept { return batches_of(samples_left()); }
+
+void Sampler::start_epoch(std::uint64_t epoch) {
+  if (options_.shuffle) order_.emplace(sample_count_, options_.seed, epoch);
+  epoch_ = epoch;
+  base_ = 0;
+  taken_ = 0;
+}
+
+std::size_t Sampler::next(std::span<std::uint64_t> indices) {
+  const std::uint64_t count = std::min(samples_left(), options_.batch_size);
+  if (indices.size() < count) {
+    throw InvalidArgument(
+        fmt::format("The next batch has {} indices, but there is room for {}: make room for batch_size.",
+                    count, indices.size()));
+  }
+  const auto batch = indices.first(static_cast<std::size_t>(count));
+  const std::uint64_t stride = options_.shard.world_size;
+  const std::uint64_t first = base_ + options_.shard.rank + taken_ * stride;
+  if (order_) {
+    order_->fill(first, stride, batch);
+  } else {
+    std::uint64_t position = first;
+    for (std::uint64_t& index : batch) {
+      index = position < sample_count_ ? position : position % sample_count_;
+      position += stride;
+    }
+  }
+  taken_ += count;
+  return batch.size();
+}
+
+std::uint64_t Sampler::index_at(std::uint64_t position) const noexcept {
+  position %= sample_count_;
+  return order_ ? (*order_)(position) : position;
+}
+
+SamplerState Sampler::state() const noexcept {
+  SamplerState state;
+  state.sample_count = sample_count_;
+  state.seed = options_.seed;
+  state.shuffle = options_.shuffle;
+  state.epoch = epoch_;
+  state.consumed = std::min(sample_count_, base_ + taken_ * options_.shard.world_size);
+  return state;
+}
+
+void Sampler::restore(const SamplerState& state) {
+  check_same("sample_count", state.sample_count, sample_count_);
+  check_same("shuffle", state.shuffle ? 1 : 0, options_.shuffle ? 1 : 0);
+  if (options_.shuffle) {
+    check_same("seed", state.seed, options_.seed);
+    check_same("order_version", state.order_version, KeyedPermutation::kVersion);
+  }
+  if (state.consumed > sample_count_) {
+    throw InvalidArgument(fmt::format(
+        "The saved sampler state has consumed {} of {} samples: it is damaged; start the epoch afresh.",
+        state.consumed, sample_count_));
+  }
+  start_epoch(state.epoch);
+  base_ = state.consumed;
+}
+
+}  // namespace penstock
