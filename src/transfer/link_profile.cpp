@@ -130,6 +130,12 @@ double packed_seconds(const LinkProfile& profile, double bytes, double pieces, C
                      static_cast<double>(row.front().pieces), upper);
 }
 
+/// One kernel that moves all pieces: a copy, and a table of pieces on its way first.
+double kernel_seconds(const LinkProfile& profile, double bytes) {
+  const auto points = curve_of(profile, Curve::device_d2d);
+  return points.front().seconds + on_curve(points, bytes);
+}
+
 }  // namespace
 
 std::string_view curve_name(Curve curve) noexcept {
@@ -161,38 +167,34 @@ double LinkProfile::predict(std::size_t bytes, std::size_t pieces, TransferKinds
   const CopyDirection direction = direction_of(kinds);
   if (bytes == 0 || pieces == 0) return 0;
   if (path == TransferPath::automatic) path = choose_path(bytes, pieces, kinds);
-  if (direction == CopyDirection::d2d && path != TransferPath::direct) {
-    throw InvalidArgument(fmt::format("A transfer within device memory goes direct; it has no {} path.",
-                                      transfer_path_name(path)));
-  }
   const auto size = static_cast<double>(bytes);
   const auto count = static_cast<double>(pieces);
   switch (path) {
     case TransferPath::staged:
-      return count * seconds_of(*this,
-                                direction == CopyDirection::h2d ? Curve::staged_h2d : Curve::staged_d2h,
-                                size / count);
+      if (direction == CopyDirection::d2d || pieces > 1) {
+        throw InvalidArgument(fmt::format("There is no staged path {}; ask for direct or packed.",
+                                          pieces > 1 ? "for several pieces" : "within device memory"));
+      }
+      return seconds_of(*this, direction == CopyDirection::h2d ? Curve::staged_h2d : Curve::staged_d2h, size);
     case TransferPath::packed:
-      return packed_seconds(*this, size, count, direction);
+      return direction == CopyDirection::d2d ? kernel_seconds(*this, size)
+                                             : packed_seconds(*this, size, count, direction);
     default:
       return direct_seconds(*this, size, count, kinds);
   }
 }
 
 TransferPath LinkProfile::choose_path(std::size_t bytes, std::size_t pieces, TransferKinds kinds) const {
-  const CopyDirection direction = direction_of(kinds);
   const bool pageable = is_pageable(kinds);
-  if (direction == CopyDirection::d2d || (pieces <= 1 && !pageable)) return TransferPath::direct;
-  if (bytes == 0) return TransferPath::packed;
-  const double packed =
-      packed_seconds(*this, static_cast<double>(bytes), static_cast<double>(pieces), direction);
-  if (pieces > 1) {
-    // The driver's own copy of pageable memory blocks the host, so that several of them never pay.
-    const bool pack = pageable || packed <= predict(bytes, pieces, kinds, TransferPath::direct);
-    return pack ? TransferPath::packed : TransferPath::direct;
-  }
-  const bool pack = bytes <= chunk_bytes && packed <= predict(bytes, 1, kinds, TransferPath::staged);
-  return pack ? TransferPath::packed : TransferPath::staged;
+  (void)direction_of(kinds);
+  if (pieces <= 1 && !pageable) return TransferPath::direct;
+  // The driver's own copy of pageable memory blocks the host, so that several of them never pay.
+  if (bytes == 0 || (pieces > 1 && pageable)) return TransferPath::packed;
+  const TransferPath other = pieces > 1 ? TransferPath::direct : TransferPath::staged;
+  if (other == TransferPath::staged && bytes > chunk_bytes) return TransferPath::staged;
+  const bool pack =
+      predict(bytes, pieces, kinds, TransferPath::packed) <= predict(bytes, pieces, kinds, other);
+  return pack ? TransferPath::packed : other;
 }
 
 double LinkProfile::ceiling(CopyDirection direction) const {

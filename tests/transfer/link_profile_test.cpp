@@ -206,10 +206,11 @@ TEST(LinkProfilePredict, RefusesWhatHasNoPath) {
   EXPECT_THROW((void)profile.predict(1, 1, {MemoryKind::pageable, MemoryKind::pinned}), InvalidArgument);
   EXPECT_THROW((void)profile.choose_path(1, 1, {MemoryKind::pinned, MemoryKind::pinned}), InvalidArgument);
   EXPECT_THROW((void)profile.predict(1, 1, kWithin, TransferPath::staged), InvalidArgument);
-  EXPECT_THROW((void)profile.predict(1, 1, kWithin, TransferPath::packed), InvalidArgument);
+  EXPECT_THROW((void)profile.predict(8, 2, kPageableIn, TransferPath::staged), InvalidArgument);
   LinkProfile empty;
   EXPECT_THROW((void)empty.predict(1, 1, kPinnedIn), InvalidArgument);
   EXPECT_THROW((void)empty.predict(1, 2, kPageableIn), InvalidArgument);
+  EXPECT_THROW((void)empty.choose_path(1, 1, kPageableIn), InvalidArgument);
 }
 
 TEST(LinkProfileChoice, SendsLockedMemoryDirectAndPageableMemoryThroughUs) {
@@ -217,7 +218,7 @@ TEST(LinkProfileChoice, SendsLockedMemoryDirectAndPageableMemoryThroughUs) {
   EXPECT_EQ(profile.choose_path(kGiB, 1, kPinnedIn), TransferPath::direct);
   EXPECT_EQ(profile.choose_path(1, 1, kPinnedOut), TransferPath::direct);
   EXPECT_EQ(profile.choose_path(kGiB, 1, kWithin), TransferPath::direct);
-  EXPECT_EQ(profile.choose_path(kGiB, 1000, kWithin), TransferPath::direct);
+  EXPECT_EQ(profile.choose_path(kGiB, 1000, kWithin), TransferPath::packed);
   EXPECT_EQ(profile.choose_path(kGiB, 1, kPageableIn), TransferPath::staged);
   EXPECT_EQ(profile.choose_path(kGiB, 1, kPageableOut), TransferPath::staged);
   EXPECT_EQ(profile.choose_path(4096, 1, kPageableIn), TransferPath::packed);
@@ -228,6 +229,7 @@ TEST(LinkProfileChoice, FollowsTheMeasurements) {
   LinkProfile profile = affine_profile();
   EXPECT_EQ(profile.choose_path(1000 * 4096, 1000, kPinnedIn), TransferPath::packed);
   EXPECT_EQ(profile.choose_path(2 * kGiB, 2, kPinnedIn), TransferPath::direct);
+  EXPECT_EQ(profile.choose_path(2 * kGiB, 2, kPageableIn), TransferPath::packed);
   for (auto& point : profile.packed_h2d) point.seconds *= 100;
   EXPECT_EQ(profile.choose_path(1000 * 4096, 1000, kPinnedIn), TransferPath::direct);
   EXPECT_EQ(profile.choose_path(256 * kKiB, 1, kPageableIn), TransferPath::staged);
