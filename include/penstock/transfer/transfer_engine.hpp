@@ -15,7 +15,7 @@ namespace penstock {
 
 struct TransferOptions {
   /// What the link does. None: LinkProfile::defaults.
-  std::optional<LinkProfile> profile;
+  std::optional<LinkProfile> profile = std::nullopt;
   /// Host threads that stage, the caller among them for packed transfers. 0: as the profile says, within the
   /// processors there are, and at most 8.
   unsigned threads = 0;
@@ -24,14 +24,14 @@ struct TransferOptions {
   /// Pinned slots a thread has for staging, 2 to 16.
   unsigned slots_per_thread = 3;
   /// Whether staging writes past the cache. None: as the profile says.
-  std::optional<bool> streaming_stores;
+  std::optional<bool> streaming_stores = std::nullopt;
 };
 
 struct CopyOptions {
   TransferPath path = TransferPath::automatic;
   /// What the ends are, where the caller knows; none: the driver is asked, which costs a fraction of a µs.
-  std::optional<MemoryKind> source_kind;
-  std::optional<MemoryKind> destination_kind;
+  std::optional<MemoryKind> source_kind = std::nullopt;
+  std::optional<MemoryKind> destination_kind = std::nullopt;
   /// The transfer touches neither end before the work that this stream held at the request is done. Null: at
   /// once.
   const Stream* after = nullptr;

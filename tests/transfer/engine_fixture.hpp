@@ -1,0 +1,86 @@
+#pragma once
+
+#include "support/bytes.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/memory/pool.hpp>
+#include <penstock/memory/registration.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock::testing {
+
+struct DeviceCase {
+  std::string name;
+  std::function<Device()> open;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const DeviceCase& device) { return out << device.name; }
+
+/// The embedded device plain and late, the cuda backend over the tests' driver, and a real GPU.
+std::vector<DeviceCase> device_cases();
+
+/// A device with memory at both ends, on each of device_cases().
+class EngineTest : public ::testing::TestWithParam<DeviceCase> {
+ protected:
+  void SetUp() override {
+    try {
+      device_.emplace(GetParam().open());
+    } catch (const Error& error) {
+      if (GetParam().name == "Cuda") GTEST_SKIP() << "waived: no NVIDIA driver";
+      throw;
+    }
+    pinned_.emplace(make_pinned_pool(*device_));
+    memory_.emplace(make_device_pool(*device_));
+  }
+
+  /// Device memory that holds `bytes`.
+  Buffer on_device(std::span<const std::byte> bytes) {
+    Buffer buffer = memory_->allocate(bytes.size());
+    Buffer pinned = pinned_->allocate(bytes.size());
+    std::memcpy(pinned.data(), bytes.data(), bytes.size());
+    const Stream stream = device_->create_stream();
+    device_->backend().copy(buffer.data(), pinned.data(), bytes.size(), CopyDirection::h2d, stream.native());
+    stream.synchronize();
+    return buffer;
+  }
+
+  Buffer poisoned_on_device(std::size_t bytes) { return on_device(std::vector<std::byte>(bytes, kPoison)); }
+
+  /// What device memory holds once `stream`'s work so far is done.
+  std::vector<std::byte> read(const void* device_memory, std::size_t bytes, const Stream& stream) {
+    Buffer pinned = pinned_->allocate(bytes);
+    device_->backend().copy(pinned.data(), device_memory, bytes, CopyDirection::d2h, stream.native());
+    stream.synchronize();
+    return {pinned.data(), pinned.data() + bytes};
+  }
+  std::vector<std::byte> read(const Buffer& buffer) {
+    return read(buffer.data(), buffer.size(), device_->create_stream());
+  }
+
+  std::optional<Device> device_;
+  std::optional<Pool> pinned_;
+  std::optional<Pool> memory_;
+};
+
+/// Small chunks and several threads, so that little data takes many turns.
+inline TransferOptions many_chunks() {
+  return {.threads = 3, .chunk_bytes = 64 * 1024, .slots_per_thread = 2};
+}
+
+#define PENSTOCK_ENGINE_SUITE(Suite)                                     \
+  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(device_cases()), \
+                           [](const auto& each) { return each.param.name; })
+
+}  // namespace penstock::testing

@@ -1,0 +1,262 @@
+#include "support/gate.hpp"
+#include "transfer/engine_fixture.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <random>
+#include <thread>
+
+namespace penstock::testing {
+namespace {
+
+class TransferEngineTest : public EngineTest {};
+PENSTOCK_ENGINE_SUITE(TransferEngineTest);
+
+constexpr std::size_t kSizes[] = {1, 7, 4096, 65537, 1 << 20, (3 << 20) + 13};
+constexpr TransferPath kHostPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed,
+                                       TransferPath::automatic};
+
+TEST_P(TransferEngineTest, EveryPathBringsPageableBytesToTheDevice) {
+  TransferEngine engine(*device_, many_chunks());
+  for (const TransferPath path : kHostPaths) {
+    for (const std::size_t bytes : kSizes) {
+      const auto source = random_bytes(bytes, bytes);
+      const Buffer destination = poisoned_on_device(bytes);
+      const Transfer transfer = engine.copy(destination.data(), source.data(), bytes, {.path = path});
+      transfer.synchronize();
+      EXPECT_TRUE(transfer.query());
+      EXPECT_EQ(first_difference(read(destination), source), -1) << transfer_path_name(path) << ' ' << bytes;
+      const TransferReport report = transfer.report();
+      EXPECT_EQ(report.bytes, bytes);
+      EXPECT_EQ(report.direction, CopyDirection::h2d);
+      EXPECT_NE(report.path, TransferPath::automatic);
+      if (path != TransferPath::automatic) {
+        EXPECT_EQ(report.path, path);
+      }
+      EXPECT_GT(report.seconds, 0);
+    }
+  }
+}
+
+TEST_P(TransferEngineTest, EveryPathBringsDeviceBytesToPageableMemory) {
+  TransferEngine engine(*device_, many_chunks());
+  for (const TransferPath path : kHostPaths) {
+    for (const std::size_t bytes : kSizes) {
+      const auto expected = random_bytes(bytes, bytes + 1);
+      const Buffer source = on_device(expected);
+      std::vector<std::byte> destination(bytes, kPoison);
+      const Transfer transfer = engine.copy(destination.data(), source.data(), bytes, {.path = path});
+      transfer.synchronize();
+      EXPECT_TRUE(transfer.query());
+      EXPECT_EQ(first_difference(destination, expected), -1) << transfer_path_name(path) << ' ' << bytes;
+      EXPECT_EQ(transfer.report().direction, CopyDirection::d2h);
+    }
+  }
+}
+
+TEST_P(TransferEngineTest, PinnedAndRegisteredMemoryGoDirectly) {
+  TransferEngine engine(*device_);
+  const auto source = random_bytes(1 << 20, 3);
+  Buffer pinned = pinned_->allocate(source.size());
+  std::memcpy(pinned.data(), source.data(), source.size());
+  const Buffer destination = poisoned_on_device(source.size());
+  Transfer transfer = engine.copy(destination.data(), pinned.data(), source.size());
+  transfer.synchronize();
+  EXPECT_EQ(transfer.path(), TransferPath::direct);
+  EXPECT_EQ(transfer.report().copies, 1u);
+  EXPECT_EQ(first_difference(read(destination), source), -1);
+
+  std::vector<std::byte> back(source.size(), kPoison);
+  {
+    const Registration registration(*device_, back.data(), back.size());
+    transfer = engine.copy(back.data(), destination.data(), back.size());
+    transfer.synchronize();
+    EXPECT_EQ(transfer.path(), TransferPath::direct);
+  }
+  EXPECT_EQ(first_difference(back, source), -1);
+}
+
+TEST_P(TransferEngineTest, DeviceToDevice) {
+  TransferEngine engine(*device_);
+  const auto bytes = random_bytes(300001, 4);
+  const Buffer source = on_device(bytes);
+  const Buffer destination = poisoned_on_device(bytes.size());
+  const Transfer transfer = engine.copy(destination.data(), source.data(), bytes.size());
+  transfer.synchronize();
+  EXPECT_EQ(transfer.report().direction, CopyDirection::d2d);
+  EXPECT_EQ(first_difference(read(destination), bytes), -1);
+}
+
+TEST_P(TransferEngineTest, StagedSourceMayChangeOnceItWasRead) {
+  TransferEngine engine(*device_, many_chunks());
+  auto source = random_bytes(2 << 20, 5);
+  const auto expected = source;
+  const Buffer destination = poisoned_on_device(source.size());
+  const Transfer transfer =
+      engine.copy(destination.data(), source.data(), source.size(), {.path = TransferPath::staged});
+  transfer.synchronize_source();
+  std::fill(source.begin(), source.end(), kPoison);
+  transfer.synchronize();
+  EXPECT_EQ(first_difference(read(destination), expected), -1);
+}
+
+TEST_P(TransferEngineTest, PackedSourcesMayChangeOnReturn) {
+  TransferEngine engine(*device_, many_chunks());
+  GatedStream gate(*device_);
+  auto source = random_bytes(1 << 20, 6);
+  const auto expected = source;
+  const Buffer destination = poisoned_on_device(source.size());
+  const Transfer transfer = engine.copy(destination.data(), source.data(), source.size(),
+                                        {.path = TransferPath::packed, .after = &gate.stream()});
+  std::fill(source.begin(), source.end(), kPoison);
+  EXPECT_FALSE(transfer.query());
+  gate.open();
+  transfer.synchronize();
+  EXPECT_EQ(first_difference(read(destination), expected), -1);
+}
+
+// Fails when the stream's wait is removed: the copy on the consumer's stream then reads poison (always on
+// HostLate).
+TEST_P(TransferEngineTest, AStreamThatWaitsSeesTheBytes) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto source = random_bytes(1 << 20, 7);
+  Buffer pinned = pinned_->allocate(source.size());
+  std::memcpy(pinned.data(), source.data(), source.size());
+  for (const TransferPath path : {TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
+    const Buffer destination = poisoned_on_device(source.size());
+    const Stream consumer = device_->create_stream();
+    const Transfer transfer = engine.copy(destination.data(), pinned.data(), source.size(), {.path = path});
+    consumer.wait(transfer);
+    EXPECT_EQ(first_difference(read(destination.data(), source.size(), consumer), source), -1)
+        << transfer_path_name(path);
+  }
+}
+
+TEST_P(TransferEngineTest, WaitsForTheStreamItComesAfter) {
+  TransferEngine engine(*device_, many_chunks());
+  for (const TransferPath path : {TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
+    const auto first = random_bytes(200000, 8);
+    const auto second = random_bytes(200000, 9);
+    const Buffer shared = on_device(first);
+    const Buffer kept = poisoned_on_device(first.size());
+    Buffer pinned = pinned_->allocate(second.size());
+    std::memcpy(pinned.data(), second.data(), second.size());
+    GatedStream consumer(*device_);
+    // The consumer still reads `shared` when the transfer that overwrites it is requested.
+    device_->backend().copy(kept.data(), shared.data(), first.size(), CopyDirection::d2d,
+                            consumer.stream().native());
+    const Transfer transfer =
+        engine.copy(shared.data(), pinned.data(), second.size(), {.path = path, .after = &consumer.stream()});
+    EXPECT_FALSE(transfer.query()) << transfer_path_name(path);
+    consumer.open();
+    transfer.synchronize();
+    EXPECT_EQ(first_difference(read(kept), first), -1) << transfer_path_name(path);
+    EXPECT_EQ(first_difference(read(shared), second), -1) << transfer_path_name(path);
+  }
+}
+
+TEST_P(TransferEngineTest, ToTheHostComesAfterTheStreamThatProduces) {
+  TransferEngine engine(*device_, many_chunks());
+  for (const TransferPath path : {TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
+    const auto bytes = random_bytes(200000, 10);
+    const Buffer produced = on_device(bytes);
+    const Buffer result = poisoned_on_device(bytes.size());
+    Buffer destination = pinned_->allocate(bytes.size());
+    std::memset(destination.data(), 0, bytes.size());
+    GatedStream producer(*device_);
+    device_->backend().copy(result.data(), produced.data(), bytes.size(), CopyDirection::d2d,
+                            producer.stream().native());
+    const Transfer transfer = engine.copy(destination.data(), result.data(), bytes.size(),
+                                          {.path = path, .after = &producer.stream()});
+    EXPECT_FALSE(transfer.query());
+    producer.open();
+    transfer.synchronize();
+    EXPECT_EQ(first_difference(destination.bytes(), bytes), -1) << transfer_path_name(path);
+  }
+}
+
+TEST_P(TransferEngineTest, TransfersOfManyThreadsInBothDirections) {
+  TransferEngine engine(*device_, many_chunks());
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      for (int round = 0; round < 8; ++round) {
+        const std::size_t bytes = 1 + random() % 400000;
+        const auto source = random_bytes(bytes, t * 100 + static_cast<unsigned>(round));
+        const Buffer device = memory_->allocate(bytes);
+        std::vector<std::byte> back(bytes, kPoison);
+        engine.copy(device.data(), source.data(), bytes, {.path = kHostPaths[random() % 4]}).synchronize();
+        engine.copy(back.data(), device.data(), bytes, {.path = kHostPaths[random() % 4]}).synchronize();
+        if (back != source) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_P(TransferEngineTest, ManyTransfersUnderWayAtOnce) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto source = random_bytes(150000, 11);
+  std::vector<Buffer> destinations;
+  std::vector<Transfer> transfers;
+  for (int i = 0; i < 24; ++i) {
+    destinations.push_back(poisoned_on_device(source.size()));
+    transfers.push_back(engine.copy(destinations.back().data(), source.data(), source.size(),
+                                    {.path = kHostPaths[static_cast<std::size_t>(i) % 4]}));
+  }
+  for (const Transfer& transfer : transfers) transfer.synchronize();
+  for (const Buffer& destination : destinations) EXPECT_EQ(first_difference(read(destination), source), -1);
+}
+
+TEST_P(TransferEngineTest, NothingTakesNoTimeAndNoPointers) {
+  TransferEngine engine(*device_);
+  const Transfer transfer = engine.copy(nullptr, nullptr, 0);
+  EXPECT_TRUE(transfer.query());
+  transfer.synchronize();
+  EXPECT_EQ(transfer.bytes(), 0u);
+  EXPECT_TRUE(engine.copy_pieces({}, CopyDirection::h2d).query());
+}
+
+TEST_P(TransferEngineTest, RefusesWhatCannotMeanAnything) {
+  TransferEngine engine(*device_);
+  std::vector<std::byte> host(4096);
+  const Buffer device = memory_->allocate(4096);
+  EXPECT_THROW((void)engine.copy(nullptr, host.data(), 1), InvalidArgument);
+  EXPECT_THROW((void)engine.copy(device.data(), nullptr, 1), InvalidArgument);
+  EXPECT_THROW((void)engine.copy(host.data() + 2048, host.data(), 1024), InvalidArgument);
+  EXPECT_THROW((void)engine.copy(device.data() + 100, device.data(), 101), InvalidArgument);
+  EXPECT_THROW((void)engine.copy(device.data(), device.data() + 100, 101), InvalidArgument);
+  EXPECT_THROW((void)engine.copy(device.data() + 2048, device.data(), 1024, {.path = TransferPath::staged}),
+               InvalidArgument);
+  EXPECT_THROW(TransferEngine(*device_, {.threads = 9}), InvalidArgument);
+  EXPECT_THROW(TransferEngine(*device_, {.slots_per_thread = 1}), InvalidArgument);
+  EXPECT_THROW(TransferEngine(*device_, {.chunk_bytes = 100}), InvalidArgument);
+  engine.copy(device.data(), host.data(), host.size()).synchronize();
+}
+
+TEST_P(TransferEngineTest, SteadyStateTakesNothingFromTheSystem) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto source = random_bytes(1 << 20, 12);
+  const Buffer destination = memory_->allocate(source.size());
+  std::vector<std::byte> back(source.size());
+  const auto go = [&] {
+    for (const TransferPath path : {TransferPath::staged, TransferPath::packed}) {
+      engine.copy(destination.data(), source.data(), source.size(), {.path = path}).synchronize();
+      engine.copy(back.data(), destination.data(), source.size(), {.path = path}).synchronize();
+    }
+  };
+  go();
+  const std::size_t free_before = device_->memory().free;
+  for (int i = 0; i < 5; ++i) go();
+  if (GetParam().name != "Cuda") {  // other processes share a real GPU
+    EXPECT_EQ(device_->memory().free, free_before);
+  }
+  EXPECT_EQ(first_difference(back, source), -1);
+}
+
+}  // namespace
+}  // namespace penstock::testing

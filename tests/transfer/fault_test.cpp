@@ -1,0 +1,258 @@
+#include "support/faulty_backend.hpp"
+#include "support/gate.hpp"
+#include "transfer/engine_fixture.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <thread>
+
+namespace penstock::testing {
+namespace {
+
+/// The suite's device behind a decorator that fails what it is told to, and knows what is alive.
+class EngineFaultTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    EngineTest::SetUp();
+    if (IsSkipped()) return;
+    faulty_ = std::make_shared<FaultyBackend>(device_->shared_backend());
+    faulty_device_.emplace(faulty_);
+  }
+
+  std::shared_ptr<FaultyBackend> faulty_;
+  std::optional<Device> faulty_device_;
+};
+PENSTOCK_ENGINE_SUITE(EngineFaultTest);
+
+constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
+
+TEST_P(EngineFaultTest, AFailedCopyReachesWhoeverAsksAndLeavesNothingBehind) {
+  const auto source = random_bytes(1 << 20, 1);
+  for (const TransferPath path : kPaths) {
+    for (const Entry entry : {Entry::copy, Entry::event_record}) {
+      for (const std::size_t nth : {1u, 2u, 3u}) {
+        {
+          TransferEngine engine(*faulty_device_, many_chunks());
+          const Buffer device = on_device(source);
+          std::vector<std::byte> back(source.size());
+          for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
+            const bool h2d = direction == CopyDirection::h2d;
+            if (path == TransferPath::direct && nth > 1) continue;
+            faulty_->fail(entry, nth);
+            const Transfer transfer =
+                h2d ? engine.copy(device.data(), source.data(), source.size(), {.path = path})
+                    : engine.copy(back.data(), device.data(), source.size(), {.path = path});
+            EXPECT_THROW(transfer.synchronize(), DeviceError) << transfer_path_name(path) << nth;
+            EXPECT_THROW((void)transfer.query(), DeviceError);
+            EXPECT_THROW(transfer.synchronize_source(), DeviceError);
+            const Stream stream = device_->create_stream();
+            EXPECT_THROW(stream.wait(transfer), DeviceError);
+            EXPECT_FALSE(transfer.cancel());
+            faulty_->heal();
+            // The engine is as good as before.
+            engine.copy(device.data(), source.data(), source.size(), {.path = path}).synchronize();
+            std::fill(back.begin(), back.end(), kPoison);
+            engine.copy(back.data(), device.data(), source.size(), {.path = path}).synchronize();
+            EXPECT_EQ(first_difference(back, source), -1);
+          }
+        }
+        EXPECT_EQ(faulty_->live(), LiveHandles{}) << transfer_path_name(path);
+      }
+    }
+  }
+}
+
+TEST_P(EngineFaultTest, AFailedAllocationInTheMiddleIsReported) {
+  const auto source = random_bytes(1 << 20, 2);
+  for (const TransferPath path : {TransferPath::staged, TransferPath::packed}) {
+    {
+      TransferEngine engine(*faulty_device_, many_chunks());
+      const Buffer device = poisoned_on_device(source.size());
+      const auto refuse = [] { throw Unsupported("no memory may be locked"); };
+      const auto exhaust = [] { throw OutOfMemory("host memory", 1, 1, 0); };
+      faulty_->fail(Entry::host_register, 1, FaultyBackend::kForever, refuse);
+      faulty_->fail(Entry::host_allocate, 1, FaultyBackend::kForever, exhaust);
+      const Transfer transfer = engine.copy(device.data(), source.data(), source.size(), {.path = path});
+      EXPECT_THROW(transfer.synchronize(), OutOfMemory);
+      faulty_->heal();
+      engine.copy(device.data(), source.data(), source.size(), {.path = path}).synchronize();
+      EXPECT_EQ(first_difference(read(device), source), -1);
+    }
+    EXPECT_EQ(faulty_->live(), LiveHandles{});
+  }
+}
+
+TEST_P(EngineFaultTest, StagingMakesDoWithLittlePinnedMemory) {
+  const auto source = random_bytes(3 << 20, 3);
+  TransferEngine engine(*faulty_device_, {.threads = 2, .chunk_bytes = 1 << 20, .slots_per_thread = 2});
+  const Buffer device = poisoned_on_device(source.size());
+  const auto exhaust = [] { throw OutOfMemory("host memory", 1, 1, 0); };
+  faulty_->fail(Entry::host_register, 1, 1, exhaust);
+  faulty_->fail(Entry::host_allocate, 1, 1, exhaust);
+  engine.copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged}).synchronize();
+  EXPECT_EQ(first_difference(read(device), source), -1);
+}
+
+TEST_P(EngineFaultTest, CancelledTransfersStopAndSaySo) {
+  const auto source = random_bytes(4 << 20, 4);
+  {
+    TransferEngine engine(*faulty_device_, many_chunks());
+    const Buffer device = poisoned_on_device(source.size());
+    std::vector<std::byte> back(source.size(), kPoison);
+    for (const bool h2d : {true, false}) {
+      GatedStream gate(*faulty_device_);
+      const CopyOptions options{.path = TransferPath::staged, .after = &gate.stream()};
+      const Transfer transfer = h2d ? engine.copy(device.data(), source.data(), source.size(), options)
+                                    : engine.copy(back.data(), device.data(), source.size(), options);
+      EXPECT_TRUE(transfer.cancel());  // its slots are far fewer than its bytes, and none can move
+      gate.open();
+      EXPECT_THROW(transfer.synchronize(), Closed);
+      EXPECT_THROW((void)transfer.query(), Closed);
+    }
+    // Neither end is touched any more.
+    std::fill(back.begin(), back.end(), kPoison);
+    const auto untouched = random_bytes(source.size(), 5);
+    engine.copy(device.data(), untouched.data(), untouched.size()).synchronize();
+    EXPECT_EQ(first_difference(read(device), untouched), -1);
+    EXPECT_TRUE(std::all_of(back.begin(), back.end(), [](std::byte byte) { return byte == kPoison; }));
+    const Transfer finished =
+        engine.copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged});
+    finished.synchronize();
+    EXPECT_FALSE(finished.cancel());
+  }
+  EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(EngineFaultTest, TheEngineMayGoInMidTransfer) {
+  const auto source = random_bytes(4 << 20, 6);
+  for (int round = 0; round < 4; ++round) {
+    const Buffer device = on_device(source);
+    const Buffer target = poisoned_on_device(source.size());
+    std::vector<std::byte> back(source.size(), kPoison);
+    std::vector<Transfer> transfers;
+    {
+      std::optional<GatedStream> gate(*faulty_device_);
+      std::thread opener;
+      {
+        TransferEngine engine(*faulty_device_, many_chunks());
+        for (const TransferPath path : kPaths) {
+          const CopyOptions options{.path = path, .after = round % 2 == 0 ? &gate->stream() : nullptr};
+          transfers.push_back(engine.copy(target.data(), source.data(), source.size(), options));
+          transfers.push_back(engine.copy(back.data(), device.data(), source.size(), options));
+        }
+        opener = std::thread([&] { gate->open(); });
+      }
+      opener.join();
+    }
+    int ended = 0;
+    for (const Transfer& transfer : transfers) {
+      try {
+        transfer.synchronize();
+        ++ended;
+      } catch (const Closed&) {
+        ++ended;
+      }
+    }
+    EXPECT_EQ(ended, 6);
+    transfers.clear();
+    EXPECT_EQ(faulty_->live(), LiveHandles{});
+  }
+}
+
+TEST_P(EngineFaultTest, AsynchronousFailuresComeToLight) {
+  TransferEngine engine(*faulty_device_, many_chunks());
+  const auto source = random_bytes(1 << 20, 7);
+  const Buffer device = poisoned_on_device(source.size());
+  for (const TransferPath path : {TransferPath::direct, TransferPath::packed}) {
+    const Transfer transfer = engine.copy(device.data(), source.data(), source.size(), {.path = path});
+    faulty_->fail(Entry::event_synchronize);
+    EXPECT_THROW(transfer.synchronize(), DeviceError) << transfer_path_name(path);
+    faulty_->heal();
+    EXPECT_THROW((void)transfer.query(), DeviceError) << "the first ending counts";
+  }
+}
+
+TEST_P(EngineFaultTest, SlowEntriesChangeNoBytes) {
+  const auto source = random_bytes(700000, 8);
+  for (const Entry entry :
+       {Entry::copy, Entry::event_record, Entry::event_synchronize, Entry::stream_wait_event}) {
+    faulty_->delay(entry, std::chrono::microseconds(300));
+    TransferEngine engine(*faulty_device_, many_chunks());
+    for (const TransferPath path : kPaths) {
+      const Buffer device = poisoned_on_device(source.size());
+      std::vector<std::byte> back(source.size(), kPoison);
+      engine.copy(device.data(), source.data(), source.size(), {.path = path}).synchronize();
+      engine.copy(back.data(), device.data(), source.size(), {.path = path}).synchronize();
+      EXPECT_EQ(first_difference(back, source), -1) << transfer_path_name(path);
+    }
+    faulty_->delay(entry, {});
+  }
+}
+
+class ProcessTest : public EngineTest {};
+PENSTOCK_ENGINE_SUITE(ProcessTest);
+
+/// Runs `body` in a forked child and gives its wait status, after at most 20 seconds.
+int status_of_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    body();
+    _exit(100);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST_P(ProcessTest, AForkedChildIsToldAndLeavesCleanly) {
+  auto engine = std::make_unique<TransferEngine>(*device_, many_chunks());
+  const auto source = random_bytes(1 << 20, 9);
+  const Buffer device = poisoned_on_device(source.size());
+  Transfer transfer =
+      engine->copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged});
+  const int status = status_of_child([&] {
+    try {
+      (void)engine->copy(device.data(), source.data(), source.size());
+      _exit(1);
+    } catch (const DeviceError& error) {
+      if (error.name() != "PENSTOCK_FORKED") _exit(2);
+    }
+    engine.reset();
+    _exit(0);
+  });
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  transfer.synchronize();
+  EXPECT_EQ(first_difference(read(device), source), -1);
+}
+
+// A child of its own opens the device: an exit with transfers under way, with and without destroying the
+// engine.
+TEST_P(ProcessTest, ExitInMidTransferIsQuietAndClean) {
+  if (GetParam().name == "Cuda" || GetParam().name == "FakeCuda") {
+    GTEST_SKIP()
+        << "a driver cannot be opened in a child of a process that has it open; exit_program covers it";
+  }
+  for (const bool destroy : {false, true}) {
+    const int status = status_of_child([&] {
+      static std::vector<std::byte> source(64 << 20);
+      const Device fresh = GetParam().open();
+      static Pool memory = make_device_pool(fresh);
+      static Buffer device = memory.allocate(source.size());
+      auto* engine = new TransferEngine(fresh, many_chunks());
+      static Transfer transfer =
+          engine->copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged});
+      if (destroy) delete engine;
+      exit(0);
+    });
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+  }
+}
+
+}  // namespace
+}  // namespace penstock::testing

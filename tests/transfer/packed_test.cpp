@@ -1,0 +1,219 @@
+#include "support/gate.hpp"
+#include "transfer/engine_fixture.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+namespace penstock::testing {
+namespace {
+
+class PackedTest : public EngineTest {
+ protected:
+  /// Pieces of random sizes up to `largest`, some of them empty, at random places of the host.
+  void make_pieces(std::size_t count, std::size_t largest, std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    sizes_.clear();
+    host_offsets_.clear();
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      sizes_.push_back(i % 17 == 3 ? 0 : 1 + random() % largest);
+      host_offsets_.push_back(at);
+      at += sizes_.back() + random() % 5;
+    }
+    host_ = random_bytes(at, seed + 1);
+  }
+
+  std::vector<TransferPiece> to_device(std::byte* device, const std::vector<std::size_t>& offsets) const {
+    std::vector<TransferPiece> pieces;
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      pieces.push_back({host_.data() + host_offsets_[i], device + offsets[i], sizes_[i]});
+    }
+    return pieces;
+  }
+
+  /// Checks each piece in `image`, and that nothing past the gaps' documented reach was touched.
+  void expect_pieces(const std::vector<std::byte>& image, const std::vector<std::size_t>& offsets) const {
+    std::vector<bool> owned(image.size());
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      EXPECT_EQ(first_difference({image.data() + offsets[i], sizes_[i]},
+                                 {host_.data() + host_offsets_[i], sizes_[i]}),
+                -1)
+          << "piece " << i << " of " << sizes_[i];
+      const std::size_t end = std::min(image.size(), align_up(offsets[i] + sizes_[i], 256));
+      std::fill(owned.begin() + static_cast<std::ptrdiff_t>(offsets[i]),
+                owned.begin() + static_cast<std::ptrdiff_t>(end), true);
+    }
+    for (std::size_t i = 0; i < image.size(); ++i) {
+      if (!owned[i]) {
+        ASSERT_EQ(image[i], kPoison) << "byte " << i << " was overwritten";
+      }
+    }
+  }
+
+  std::vector<std::size_t> sizes_;
+  std::vector<std::size_t> host_offsets_;
+  std::vector<std::byte> host_;
+};
+PENSTOCK_ENGINE_SUITE(PackedTest);
+
+TEST_P(PackedTest, PiecesSideBySideTravelInFewCopies) {
+  TransferEngine engine(*device_, many_chunks());
+  make_pieces(1000, 4096, 1);
+  const PackedLayout layout = PackedLayout::of(sizes_);
+  const Buffer device = poisoned_on_device(layout.bytes);
+  const Transfer transfer = engine.copy_pieces(to_device(device.data(), layout.offsets), CopyDirection::h2d,
+                                               {.path = TransferPath::packed});
+  transfer.synchronize();
+  expect_pieces(read(device), layout.offsets);
+  EXPECT_EQ(transfer.report().pieces, 1000u);
+  EXPECT_LE(transfer.report().copies, 8u);
+  EXPECT_EQ(transfer.bytes(), std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}));
+}
+
+TEST_P(PackedTest, ScatteredPiecesToTheDeviceAndBack) {
+  TransferEngine engine(*device_, many_chunks());
+  make_pieces(500, 3000, 2);
+  std::vector<std::size_t> offsets(sizes_.size());
+  std::vector<std::size_t> order(sizes_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(3));
+  std::size_t at = 3;
+  for (const std::size_t i : order) {
+    offsets[i] = at;
+    at += sizes_[i] + 300 + i % 7;
+  }
+  const Buffer device = poisoned_on_device(at);
+  const auto pieces = to_device(device.data(), offsets);
+  const Transfer transfer = engine.copy_pieces(pieces, CopyDirection::h2d, {.path = TransferPath::packed});
+  transfer.synchronize();
+  EXPECT_LE(transfer.report().copies, 8u);
+  expect_pieces(read(device), offsets);
+
+  std::vector<std::byte> back(host_.size(), kPoison);
+  std::vector<TransferPiece> reverse;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    reverse.push_back({device.data() + offsets[i], back.data() + host_offsets_[i], sizes_[i]});
+  }
+  const Transfer returned = engine.copy_pieces(reverse, CopyDirection::d2h, {.path = TransferPath::packed});
+  returned.synchronize();
+  EXPECT_LE(returned.report().copies, 8u);
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    EXPECT_EQ(first_difference({back.data() + host_offsets_[i], sizes_[i]},
+                               {host_.data() + host_offsets_[i], sizes_[i]}),
+              -1);
+    const std::size_t end = i + 1 < sizes_.size() ? host_offsets_[i + 1] : back.size();
+    for (std::size_t b = host_offsets_[i] + sizes_[i]; b < end; ++b) ASSERT_EQ(back[b], kPoison);
+  }
+}
+
+TEST_P(PackedTest, FewLargePiecesApart) {
+  TransferEngine engine(*device_, many_chunks());
+  for (const std::size_t count : {2u, 9u}) {
+    sizes_.assign(count, 700001);
+    host_offsets_.clear();
+    std::vector<std::size_t> offsets;
+    for (std::size_t i = 0; i < count; ++i) {
+      host_offsets_.push_back(i * 700002);
+      offsets.push_back((count - 1 - i) * 900000 + 1);
+    }
+    host_ = random_bytes(count * 700002, count);
+    const Buffer device = poisoned_on_device(count * 900000 + 300);
+    engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = TransferPath::packed})
+        .synchronize();
+    expect_pieces(read(device), offsets);
+    std::vector<std::byte> back(host_.size(), kPoison);
+    std::vector<TransferPiece> reverse;
+    for (std::size_t i = 0; i < count; ++i) {
+      reverse.push_back({device.data() + offsets[i], back.data() + host_offsets_[i], sizes_[i]});
+    }
+    engine.copy_pieces(reverse, CopyDirection::d2h, {.path = TransferPath::packed}).synchronize();
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(std::memcmp(back.data() + host_offsets_[i], host_.data() + host_offsets_[i], sizes_[i]), 0);
+    }
+  }
+}
+
+TEST_P(PackedTest, MoreThanOneRound) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto source = random_bytes((70 << 20) + 5, 4);
+  const Buffer device = poisoned_on_device(source.size());
+  engine.copy(device.data(), source.data(), source.size(), {.path = TransferPath::packed}).synchronize();
+  std::vector<std::byte> back(source.size(), kPoison);
+  engine.copy(back.data(), device.data(), source.size(), {.path = TransferPath::packed}).synchronize();
+  EXPECT_EQ(first_difference(back, source), -1);
+}
+
+TEST_P(PackedTest, ScatteredInMoreThanOneRound) {
+  TransferEngine engine(*device_, many_chunks());
+  make_pieces(3000, 28000, 5);
+  std::vector<std::size_t> offsets;
+  std::size_t at = 0;
+  for (const std::size_t size : sizes_) {
+    offsets.push_back(at);
+    at = align_up(at + size, 256) + 512;
+  }
+  const Buffer device = poisoned_on_device(at);
+  engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = TransferPath::packed})
+      .synchronize();
+  expect_pieces(read(device), offsets);
+}
+
+TEST_P(PackedTest, PiecesOnTheDevice) {
+  TransferEngine engine(*device_);
+  make_pieces(300, 5000, 6);
+  const Buffer source = on_device(host_);
+  const PackedLayout layout = PackedLayout::of(sizes_, 16);
+  const Buffer device = poisoned_on_device(layout.bytes);
+  std::vector<TransferPiece> pieces;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    pieces.push_back({source.data() + host_offsets_[i], device.data() + layout.offsets[i], sizes_[i]});
+  }
+  engine.copy_pieces(pieces, CopyDirection::d2d, {.path = TransferPath::packed}).synchronize();
+  expect_pieces(read(device), layout.offsets);
+}
+
+TEST_P(PackedTest, DirectPiecesGoOneByOne) {
+  TransferEngine engine(*device_);
+  make_pieces(40, 5000, 7);
+  const PackedLayout layout = PackedLayout::of(sizes_);
+  const Buffer device = poisoned_on_device(layout.bytes);
+  const Transfer transfer = engine.copy_pieces(to_device(device.data(), layout.offsets), CopyDirection::h2d,
+                                               {.path = TransferPath::direct});
+  transfer.synchronize();
+  expect_pieces(read(device), layout.offsets);
+}
+
+TEST_P(PackedTest, RefusesOverlapNullAndStaging) {
+  TransferEngine engine(*device_);
+  std::vector<std::byte> host(4096);
+  const Buffer device = memory_->allocate(8192);
+  const std::vector<TransferPiece> overlap{{host.data(), device.data() + 1000, 100},
+                                           {host.data(), device.data() + 901, 100}};
+  EXPECT_THROW((void)engine.copy_pieces(overlap, CopyDirection::h2d, {.path = TransferPath::packed}),
+               InvalidArgument);
+  const std::vector<TransferPiece> null{{host.data(), device.data(), 100},
+                                        {nullptr, device.data() + 901, 100}};
+  EXPECT_THROW((void)engine.copy_pieces(null, CopyDirection::h2d, {.path = TransferPath::packed}),
+               InvalidArgument);
+  const std::vector<TransferPiece> good{{host.data(), device.data(), 100}};
+  EXPECT_THROW((void)engine.copy_pieces(good, CopyDirection::h2d, {.path = TransferPath::staged}),
+               InvalidArgument);
+  EXPECT_THROW((void)PackedLayout::of(std::vector<std::size_t>{1, 2}, 24), InvalidArgument);
+  EXPECT_THROW((void)PackedLayout::of(std::vector<std::size_t>{~std::size_t{0} - 10, 2}), InvalidArgument);
+}
+
+// A thread other than the requester's brings the bytes home where nobody synchronizes.
+TEST_P(PackedTest, ToTheHostEndsWithoutAnybodyWaiting) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto bytes = random_bytes(1 << 20, 8);
+  const Buffer source = on_device(bytes);
+  std::vector<std::byte> back(bytes.size(), kPoison);
+  const Transfer transfer =
+      engine.copy(back.data(), source.data(), bytes.size(), {.path = TransferPath::packed});
+  while (!transfer.query()) std::this_thread::yield();
+  EXPECT_EQ(first_difference(back, bytes), -1);
+}
+
+}  // namespace
+}  // namespace penstock::testing
