@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -77,6 +78,8 @@ struct GatherRequest {
 /// Whether `gather` can turn `from` into `to`: equal types; integers to wider integers that hold all their
 /// values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or float32.
 [[nodiscard]] bool can_widen(DType from, DType to) noexcept;
+
+class RegistrationTable;
 
 /// Everything penstock asks of a device. Complete: an implementation has no optional entries and makes
 /// nothing synchronous that is described as enqueued. All entries are thread-safe, and all but the noexcept
@@ -152,6 +155,13 @@ class Backend {
   /// Checks the request (InvalidArgument), then enqueues it; everything it points to stays until done. An
   /// index past `source_rows` gives a row of zero bytes, never a stray read.
   virtual void gather(const GatherRequest& request, StreamHandle stream) = 0;
+
+ private:
+  // What is registered with a backend lives and dies with it, so the memory layer keeps its table here rather
+  // than in a table of backends for the whole process.
+  friend class RegistrationTable;
+  std::mutex registrations_mutex_;
+  std::shared_ptr<RegistrationTable> registrations_;
 };
 
 }  // namespace penstock

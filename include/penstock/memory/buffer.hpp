@@ -29,8 +29,9 @@ class Buffer {
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_, bytes_}; }
 
   /// Gives the range back once the work enqueued on `stream` so far is done, without blocking the host. The
-  /// buffer is empty afterwards. Throws DeviceError when the release cannot be marked; the range is then kept
-  /// out of use until the stream has been synchronized by the pool's trim or destruction.
+  /// buffer is empty afterwards. Throws DeviceError when the release cannot be marked: the host has then
+  /// waited for the stream instead, and where that fails too the range is never used again, nor given to
+  /// upstream.
   void release_after(const Stream& stream);
   /// Gives the range back now; the same as destroying the buffer.
   void release() noexcept;

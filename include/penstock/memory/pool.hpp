@@ -11,12 +11,13 @@
 namespace penstock {
 
 struct PoolOptions {
-  /// Most bytes taken from upstream at any time. 0: half of what the upstream kind has in all (host memory,
-  /// or the device's memory).
+  /// Most bytes taken from upstream at any time. 0: half of the host's memory, or of what the device has free
+  /// when the pool is made.
   std::size_t budget_bytes = 0;
-  /// Upstream is asked for at least this much at a time; larger requests are asked for exactly.
+  /// Upstream is asked for at least this much at a time, as the budget allows; larger requests are asked for
+  /// exactly.
   std::size_t segment_bytes = std::size_t{64} << 20;
-  /// Requests are rounded up to a multiple of this, and to nothing else. A power of two, at least 64.
+  /// Requests are rounded up to a multiple of this, and to nothing else. A power of two, 64 to 4096.
   std::size_t alignment = 256;
   /// Threads that touch new pinned pages, the caller among them. 0: up to 8, as processors allow.
   unsigned touch_threads = 0;
@@ -39,7 +40,8 @@ struct PoolStatistics {
 /// coalescing; no power-of-two rounding. Memory whose last user was a stream is reused only after the event
 /// recorded at its release; the wait for one release does not hold up another. Thread-safe; the host does not
 /// block except in `allocate` for upstream, and in `trim`. Buffers keep the pool's memory alive: the pool
-/// object may go first.
+/// object may go first; the last of them waits for pending releases. In a forked child allocations throw
+/// DeviceError, and the memory is left alone.
 class Pool {
  public:
   Pool(Device device, std::shared_ptr<MemoryResource> upstream, PoolOptions options, std::string name);
@@ -47,13 +49,16 @@ class Pool {
   Pool(Pool&&) noexcept;
   Pool& operator=(Pool&&) noexcept;
 
-  /// A buffer of exactly `bytes`; zero gives an empty buffer. Throws OutOfMemory when the budget or upstream
-  /// refuses and nothing pending has finished; pending memory is not waited for.
+  /// A buffer of exactly `bytes`; zero gives an empty buffer. Where the budget or upstream is short, segments
+  /// that no buffer lies in are given back first. Throws OutOfMemory when that is not enough and nothing
+  /// pending has finished; pending memory is not waited for. Throws DeviceError where a pending release
+  /// failed and nothing else serves.
   [[nodiscard]] Buffer allocate(std::size_t bytes);
   /// As allocate, but where only pending releases stand in the way, blocks the host until enough are done.
   [[nodiscard]] Buffer allocate_wait(std::size_t bytes);
 
-  /// Takes `bytes` from upstream now, so that later allocations of that much do not. Throws OutOfMemory.
+  /// Sees to a free range of `bytes` now, from upstream where there is none, so that a later allocation of
+  /// that much, or several of that sum, need not. Throws OutOfMemory.
   void reserve(std::size_t bytes);
   /// Gives back every upstream segment no buffer lies in, waiting for pending releases. Returns bytes given
   /// back.
@@ -68,7 +73,8 @@ class Pool {
 };
 
 /// Pinned host memory on the device's NUMA node: huge pages mapped, touched by several threads, and
-/// registered, which takes a fraction of the driver's own allocator's time.
+/// registered, which takes a fraction of the driver's own allocator's time. A forked child does not have the
+/// memory mapped. Where registering is refused, the driver's own allocator is asked.
 [[nodiscard]] Pool make_pinned_pool(const Device& device, PoolOptions options = {});
 
 /// Device memory from the driver.

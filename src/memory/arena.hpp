@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+
+enum class BlockUse : std::uint8_t {
+  free,
+  live,     ///< in a buffer
+  pending,  ///< let go; its release event is not known to be done
+  lost,     ///< let go; whether device work on it goes on cannot be known any more
+};
+
+struct Segment {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// Bookkeeping of segments that are cut into blocks: best fit, lowest address first among equals, neighbours
+/// coalesced as soon as they are free. Never touches the memory itself. Not thread-safe.
+class Arena {
+  using FreeKey = std::pair<std::size_t, std::byte*>;  // size first: the order of a best fit
+  using FreeSet = std::set<FreeKey>;
+
+ public:
+  class Block {
+   public:
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+    [[nodiscard]] BlockUse use() const noexcept { return use_; }
+
+    std::size_t requested = 0;
+
+   private:
+    friend class Arena;
+    std::size_t bytes_ = 0;
+    BlockUse use_ = BlockUse::free;
+    bool starts_segment_ = false;
+    // Held while the block is in use, so that freeing it needs no memory.
+    FreeSet::node_type free_node_;
+  };
+
+  using Blocks = std::map<std::byte*, Block>;
+  using Handle = Blocks::iterator;
+
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  /// Cuts `bytes` from the smallest free block that holds them; the block's use is `live`. end() when there
+  /// is none. Strong guarantee.
+  [[nodiscard]] Handle take(std::size_t bytes);
+  [[nodiscard]] Handle end() noexcept { return blocks_.end(); }
+  /// The block in use that begins at `data`.
+  [[nodiscard]] Handle find(std::byte* data) noexcept { return blocks_.find(data); }
+  void set_use(Handle block, BlockUse use) noexcept { block->second.use_ = use; }
+  /// Makes a block free; its handle is no longer valid.
+  void give(Handle block) noexcept;
+
+  /// Adds a free segment. Strong guarantee.
+  void add(Segment segment);
+  /// Takes segments that are wholly free out of the arena, smallest first, until at least `bytes` are out.
+  [[nodiscard]] std::vector<Segment> remove_idle(std::size_t bytes);
+
+  [[nodiscard]] std::size_t idle_bytes() const noexcept;
+  [[nodiscard]] std::size_t largest_free() const noexcept;
+  /// Whether freeing pending blocks would make a free run of `bytes` in some segment, or would make segments
+  /// of `idle_bytes` together wholly free.
+  [[nodiscard]] bool pending_could_free(std::size_t bytes, std::size_t idle_bytes) const noexcept;
+
+ private:
+  [[nodiscard]] static FreeSet::node_type make_node();
+  void insert_free(Handle block) noexcept;
+  void remove_free(Handle block) noexcept;
+  [[nodiscard]] bool is_idle(const Segment& segment) const noexcept;
+
+  Blocks blocks_;
+  FreeSet free_;
+  std::vector<Segment> segments_;  // by size
+};
+
+}  // namespace penstock

@@ -1,0 +1,80 @@
+#include "memory/host_pages.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/worker_team.hpp>
+#include <penstock/device/topology.hpp>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+
+namespace penstock {
+
+namespace {
+
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr std::size_t kTouchPart = 16 * kHugePageBytes;
+
+void write_each_page(std::byte* data, std::size_t bytes) noexcept {
+  for (std::size_t at = 0; at < bytes; at += page_bytes()) {
+    *static_cast<volatile std::byte*>(data + at) = std::byte{0};
+  }
+}
+
+bool touch(std::byte* data, std::size_t bytes) noexcept {
+  for (;;) {
+    if (madvise(data, bytes, kPopulateWrite) == 0) return true;
+    if (errno == EINVAL) {
+      write_each_page(data, bytes);
+      return true;
+    }
+    if (errno != EAGAIN && errno != EINTR) return false;
+  }
+}
+
+}  // namespace
+
+std::size_t page_bytes() noexcept {
+  static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+void* map_host_pages(std::size_t bytes) noexcept {
+  const std::size_t margin = bytes >= kHugePageBytes ? kHugePageBytes : 0;
+  if (bytes + margin < bytes) return nullptr;
+  void* mapped = mmap(nullptr, bytes + margin, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(mapped);
+  if (margin > 0) {
+    const auto address = reinterpret_cast<std::uintptr_t>(begin);
+    const std::size_t before = align_up(address, kHugePageBytes) - address;
+    if (before > 0) munmap(begin, before);
+    if (before < margin) munmap(begin + before + bytes, margin - before);
+    begin += before;
+    madvise(begin, bytes, MADV_HUGEPAGE);
+  }
+  madvise(begin, bytes, MADV_DONTFORK);
+  return begin;
+}
+
+void unmap_host_pages(void* data, std::size_t bytes) noexcept { munmap(data, bytes); }
+
+bool touch_host_pages(void* data, std::size_t bytes, unsigned threads, int numa_node) {
+  auto* const begin = static_cast<std::byte*>(data);
+  const std::size_t parts = (bytes + kTouchPart - 1) / kTouchPart;
+  std::atomic<bool> complete{true};
+  WorkerTeam team({.threads = std::clamp<std::size_t>(threads, 1, parts),
+                   .on_start = [numa_node] { bind_thread_to_node(numa_node); }});
+  team.for_each(parts, [&](std::size_t part) {
+    const std::size_t at = part * kTouchPart;
+    if (!touch(begin + at, std::min(kTouchPart, bytes - at))) complete = false;
+  });
+  return complete;
+}
+
+}  // namespace penstock

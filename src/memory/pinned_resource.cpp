@@ -1,0 +1,107 @@
+#include "memory/pinned_resource.hpp"
+
+#include "memory/host_pages.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/device/topology.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+constexpr unsigned kMostTouchThreads = 8;
+}
+
+PinnedResource::PinnedResource(Device device, unsigned touch_threads)
+    : device_(std::move(device)),
+      touch_threads_(touch_threads != 0 ? touch_threads
+                                        : std::min(kMostTouchThreads, host_topology().processors)) {}
+
+void* PinnedResource::allocate(std::size_t bytes, std::size_t) {
+  Range range{align_up(bytes, page_bytes()), Origin::registered};
+  void* data = nullptr;
+  try {
+    data = map_and_register(range.bytes);
+  } catch (const Unsupported& refused) {
+    data = from_driver(range.bytes, refused.what());
+    range.origin = Origin::driver;
+  }
+  try {
+    const std::lock_guard lock(mutex_);
+    ranges_.emplace(data, range);
+    locked_bytes_ += range.bytes;
+  } catch (...) {
+    give_back(data, range);
+    throw;
+  }
+  return data;
+}
+
+void PinnedResource::deallocate(void* data, std::size_t, std::size_t) noexcept {
+  Range range;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto entry = ranges_.find(data);
+    range = entry->second;
+    ranges_.erase(entry);
+    locked_bytes_ -= range.bytes;
+  }
+  give_back(data, range);
+}
+
+std::size_t PinnedResource::locked_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return locked_bytes_;
+}
+
+// The whole range is one registration: the driver refuses a copy that crosses from one into another.
+void* PinnedResource::map_and_register(std::size_t bytes) {
+  const int node = device_.info().numa_node;
+  void* const data = map_host_pages(bytes);
+  if (data == nullptr) {
+    throw OutOfMemory("host memory", bytes, locked_bytes(), 0, "The kernel refuses to map that much.");
+  }
+  try {
+    bind_memory_to_node(data, bytes, node);
+    if (!touch_host_pages(data, bytes, touch_threads_, node)) {
+      throw OutOfMemory("host memory", bytes, locked_bytes(), 0,
+                        "The machine, or this process's control group, has no pages left.");
+    }
+    device_.backend().host_register(data, bytes, false);
+  } catch (...) {
+    unmap_host_pages(data, bytes);
+    throw;
+  }
+  return data;
+}
+
+void* PinnedResource::from_driver(std::size_t bytes, const char* why) {
+  std::string reason;
+  try {
+    return device_.backend().host_allocate(bytes);
+  } catch (const OutOfMemory& refused) {
+    reason = refused.what();
+  }
+  throw OutOfMemory(
+      fmt::format("pinned memory for {}", device_.info().spec), bytes, locked_bytes(), 0,
+      fmt::format("Locking pages was refused ({}), and so was the driver's own allocation ({}). Raise the "
+                  "limit of locked memory (`ulimit -l`), or ask for less.",
+                  why, reason));
+}
+
+void PinnedResource::give_back(void* data, Range range) noexcept {
+  if (range.origin == Origin::driver) {
+    device_.backend().host_free(data);
+  } else {
+    device_.backend().host_unregister(data);
+    unmap_host_pages(data, range.bytes);
+  }
+}
+
+}  // namespace penstock

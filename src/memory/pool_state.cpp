@@ -1,0 +1,387 @@
+#include "memory/pool_state.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/device/topology.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t kEverything = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kMostAlignment = 4096;
+
+std::size_t default_budget(const Device& device, MemoryKind kind) {
+  if (kind == MemoryKind::device) return device.memory().free / 2;
+  return host_topology().memory_bytes / 2;
+}
+
+PoolOptions checked(PoolOptions options, const Device& device, MemoryKind kind) {
+  if (!std::has_single_bit(options.alignment) || options.alignment < 64 ||
+      options.alignment > kMostAlignment) {
+    throw InvalidArgument(fmt::format("a pool's alignment is a power of two from 64 to {} bytes, not {}",
+                                      kMostAlignment, options.alignment));
+  }
+  if (options.budget_bytes == 0) options.budget_bytes = default_budget(device, kind);
+  return options;
+}
+
+// The first failure may be that of earlier work coming to light, after which the wait itself succeeds.
+template <typename Wait>
+bool wait_quietly(Wait&& wait) noexcept {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      wait();
+      return true;
+    } catch (...) {
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::shared_ptr<PoolState> PoolState::create(Device device, std::shared_ptr<MemoryResource> upstream,
+                                             PoolOptions options, std::string name) {
+  if (upstream == nullptr) throw InvalidArgument("a pool needs an upstream resource; this one is null");
+  options = checked(options, device, upstream->kind());
+  return {new PoolState(std::move(device), std::move(upstream), options, std::move(name)),
+          [](PoolState* state) {
+            if (!state->forked()) delete state;
+          }};
+}
+
+PoolState::PoolState(Device device, std::shared_ptr<MemoryResource> upstream, PoolOptions options,
+                     std::string name)
+    : device_(std::move(device)), upstream_(std::move(upstream)), options_(options), name_(std::move(name)) {
+  statistics_.budget_bytes = options_.budget_bytes;
+}
+
+// Memory whose last work cannot be waited for stays taken: a write by the device into memory that has been
+// unmapped or given to somebody else is worse than a leak.
+PoolState::~PoolState() {
+  for (Release& release : pending_) {
+    const bool done = wait_quietly([&] { release.event.synchronize(); });
+    if (done) {
+      arena_.give(*release.block);
+    } else {
+      arena_.set_use(*release.block, BlockUse::lost);
+    }
+  }
+  for (const Segment& segment : arena_.remove_idle(kEverything)) {
+    upstream_->deallocate(segment.data, segment.bytes, options_.alignment);
+  }
+}
+
+void PoolState::check_fork(const char* call) const {
+  if (!forked()) return;
+  throw DeviceError("PENSTOCK_FORKED", call, 0,
+                    fmt::format("{} belongs to the parent of this process; open a device and make a pool in "
+                                "the child, or start workers by 'spawn' instead of 'fork'.",
+                                name_));
+}
+
+std::size_t PoolState::rounded(std::size_t bytes) const {
+  if (bytes > kEverything / 2) throw refusal(bytes);
+  return align_up(bytes, options_.alignment);
+}
+
+OutOfMemory PoolState::refusal(std::size_t bytes) const {
+  const Lock lock(mutex_);
+  const std::size_t used = statistics_.used_bytes + statistics_.pending_bytes;
+  const std::size_t free = options_.budget_bytes - used;
+  std::string advice = fmt::format("Raise PoolOptions::budget_bytes (now {}), or let go of buffers.",
+                                   format_bytes(options_.budget_bytes));
+  if (statistics_.pending_bytes > 0) {
+    advice += fmt::format(" {} still wait for device work: allocate_wait would wait for them.",
+                          format_bytes(statistics_.pending_bytes));
+  }
+  if (free >= bytes) {
+    advice += fmt::format(" What is free is in pieces of at most {}.", format_bytes(arena_.largest_free()));
+  }
+  return OutOfMemory(name_, bytes, used, free, advice);
+}
+
+std::optional<Buffer> PoolState::take(std::size_t need, std::size_t bytes) {
+  const Arena::Handle block = arena_.take(need);
+  if (block == arena_.end()) return std::nullopt;
+  block->second.requested = bytes;
+  statistics_.used_bytes += need;
+  statistics_.requested_bytes += bytes;
+  statistics_.peak_used_bytes = std::max(statistics_.peak_used_bytes, statistics_.used_bytes);
+  ++statistics_.allocations;
+  return Buffer(shared_from_this(), block->first, bytes, upstream_->kind());
+}
+
+std::optional<Buffer> PoolState::take_or_reclaim(std::size_t need, std::size_t bytes) {
+  reclaim_oldest();
+  if (auto buffer = take(need, bytes)) return buffer;
+  reclaim_all();
+  return take(need, bytes);
+}
+
+Buffer PoolState::allocate(std::size_t bytes) {
+  check_fork("Pool::allocate");
+  if (bytes == 0) return {};
+  const std::size_t need = rounded(bytes);
+  {
+    const Lock lock(mutex_);
+    if (auto buffer = take_or_reclaim(need, bytes)) return std::move(*buffer);
+  }
+  const std::lock_guard growing(growing_);
+  try {
+    return grow(need, bytes);
+  } catch (const OutOfMemory&) {
+    const Lock lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+    throw;
+  }
+}
+
+Buffer PoolState::allocate_wait(std::size_t bytes) {
+  check_fork("Pool::allocate_wait");
+  const std::size_t need = rounded(bytes);
+  for (;;) {
+    std::uint64_t seen = 0;
+    {
+      const Lock lock(mutex_);
+      seen = frees_;
+    }
+    try {
+      return allocate(bytes);
+    } catch (const OutOfMemory&) {
+      Lock lock(mutex_);
+      if (frees_ != seen) continue;
+      if (!pending_could_serve(need)) throw;
+      wait_for_change(lock);
+    }
+  }
+}
+
+bool PoolState::pending_could_serve(std::size_t need) const noexcept {
+  if (need > options_.budget_bytes) return false;
+  const std::size_t left = options_.budget_bytes - statistics_.reserved_bytes;
+  return arena_.pending_could_free(need, need > left ? need - left : 0);
+}
+
+void PoolState::reserve(std::size_t bytes) {
+  check_fork("Pool::reserve");
+  if (bytes == 0) return;
+  const std::size_t need = rounded(bytes);
+  const std::lock_guard growing(growing_);
+  {
+    const Lock lock(mutex_);
+    reclaim_all();
+    if (arena_.largest_free() >= need) return;
+  }
+  const Segment segment = new_segment(need, bytes);
+  const Lock lock(mutex_);
+  admit(segment);
+}
+
+std::size_t PoolState::trim() {
+  check_fork("Pool::trim");
+  {
+    Lock lock(mutex_);
+    reclaim_all();
+    const std::uint64_t later = next_ticket_;
+    while (!pending_.empty() && pending_.front().ticket < later) wait_for_change(lock);
+  }
+  const std::lock_guard growing(growing_);
+  return return_idle(kEverything);
+}
+
+PoolStatistics PoolState::statistics() const {
+  check_fork("Pool::statistics");
+  const Lock lock(mutex_);
+  return statistics_;
+}
+
+Arena::Handle PoolState::let_go(std::byte* data) noexcept {
+  const Arena::Handle block = arena_.find(data);
+  statistics_.used_bytes -= block->second.bytes();
+  statistics_.requested_bytes -= block->second.requested;
+  return block;
+}
+
+void PoolState::release(std::byte* data) noexcept {
+  if (forked()) return;
+  const Lock lock(mutex_);
+  give(let_go(data));
+}
+
+PoolState::Releases PoolState::unused_release(const std::shared_ptr<Backend>& backend) {
+  Releases one;
+  {
+    const Lock lock(mutex_);
+    const auto match = std::find_if(spare_.begin(), spare_.end(),
+                                    [&](const Release& release) { return release.backend == backend; });
+    if (match != spare_.end()) one.splice(one.end(), spare_, match);
+  }
+  if (one.empty()) one.push_back({Event(backend, EventTiming::off), backend, 0, std::nullopt});
+  return one;
+}
+
+void PoolState::release_after(std::byte* data, const Stream& stream) {
+  if (forked()) return;
+  Releases one;
+  try {
+    one = unused_release(stream.backend());
+    one.front().event.record(stream);
+  } catch (...) {
+    const bool done = wait_quietly([&] { stream.synchronize(); });
+    const Lock lock(mutex_);
+    spare_.splice(spare_.end(), one);
+    const Arena::Handle block = let_go(data);
+    if (done) {
+      give(block);
+    } else {
+      statistics_.pending_bytes += block->second.bytes();
+      arena_.set_use(block, BlockUse::lost);
+    }
+    throw;
+  }
+  const Lock lock(mutex_);
+  const Arena::Handle block = let_go(data);
+  statistics_.pending_bytes += block->second.bytes();
+  arena_.set_use(block, BlockUse::pending);
+  one.front().block = block;
+  one.front().ticket = next_ticket_++;
+  pending_.splice(pending_.end(), one);
+}
+
+void PoolState::give(Arena::Handle block) noexcept {
+  arena_.give(block);
+  ++frees_;
+  if (waiters_ > 0) changed_.notify_all();
+}
+
+bool PoolState::reclaim_if_done(Releases::iterator release) {
+  if (!release->event.query()) return false;
+  statistics_.pending_bytes -= (*release->block)->second.bytes();
+  give(*release->block);
+  release->block.reset();
+  spare_.splice(spare_.begin(), pending_, release);
+  return true;
+}
+
+// One unfinished release costs an allocation one query; the others are looked at where memory is short.
+void PoolState::reclaim_oldest() noexcept {
+  try {
+    while (!pending_.empty() && reclaim_if_done(pending_.begin())) {
+    }
+  } catch (...) {
+  }
+}
+
+// A query that fails leaves its release pending; who is refused memory for that reason learns the failure.
+void PoolState::reclaim_all() {
+  failure_ = nullptr;
+  for (auto release = pending_.begin(); release != pending_.end();) {
+    const auto now = release++;
+    try {
+      reclaim_if_done(now);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+}
+
+// Releases of several streams end in any order and buffers are let go by other threads, so the wait is for
+// any of them: the condition variable tells of buffers, a look at short intervals of events.
+void PoolState::wait_for_change(Lock& lock) {
+  using std::chrono::microseconds;
+  microseconds pause{10};
+  const std::uint64_t seen = frees_;
+  ++waiters_;
+  while (frees_ == seen && !pending_.empty()) {
+    changed_.wait_for(lock, pause);
+    pause = std::min(pause * 2, microseconds{200});
+    reclaim_all();
+    if (failure_ && frees_ == seen) break;
+  }
+  --waiters_;
+  if (failure_ && frees_ == seen) std::rethrow_exception(failure_);
+}
+
+Buffer PoolState::grow(std::size_t need, std::size_t bytes) {
+  {
+    const Lock lock(mutex_);
+    if (auto buffer = take_or_reclaim(need, bytes)) return std::move(*buffer);
+  }
+  const Segment segment = new_segment(need, bytes);
+  const Lock lock(mutex_);
+  admit(segment);
+  return *take(need, bytes);
+}
+
+void PoolState::admit(Segment segment) {
+  try {
+    arena_.add(segment);
+  } catch (...) {
+    upstream_->deallocate(segment.data, segment.bytes, options_.alignment);
+    throw;
+  }
+  statistics_.reserved_bytes += segment.bytes;
+}
+
+Segment PoolState::new_segment(std::size_t need, std::size_t bytes) {
+  const std::size_t room = make_room(need, bytes) & ~(options_.alignment - 1);
+  const std::size_t usual = align_up(options_.segment_bytes, options_.alignment);
+  const std::size_t ask = std::max(need, std::min(usual, room));
+  try {
+    return take_from_upstream(ask);
+  } catch (const OutOfMemory&) {
+    if (return_idle(kEverything) == 0 && ask == need) throw;
+  }
+  return take_from_upstream(need);
+}
+
+std::size_t PoolState::make_room(std::size_t need, std::size_t bytes) {
+  const auto room = [this] { return options_.budget_bytes - statistics_.reserved_bytes; };
+  std::size_t missing = 0;
+  {
+    const Lock lock(mutex_);
+    if (need <= room()) return room();
+    missing = need - room();
+    if (arena_.idle_bytes() < missing) missing = 0;
+  }
+  if (missing == 0 || return_idle(missing) < missing) throw refusal(bytes);
+  const Lock lock(mutex_);
+  return room();
+}
+
+Segment PoolState::take_from_upstream(std::size_t bytes) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto* data = static_cast<std::byte*>(upstream_->allocate(bytes, options_.alignment));
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  const Lock lock(mutex_);
+  ++statistics_.upstream_allocations;
+  statistics_.upstream_seconds += taken.count();
+  return {data, bytes};
+}
+
+std::size_t PoolState::return_idle(std::size_t bytes) {
+  std::vector<Segment> idle;
+  std::size_t total = 0;
+  {
+    const Lock lock(mutex_);
+    idle = arena_.remove_idle(bytes);
+    for (const Segment& segment : idle) total += segment.bytes;
+    statistics_.reserved_bytes -= total;
+  }
+  for (const Segment& segment : idle) {
+    upstream_->deallocate(segment.data, segment.bytes, options_.alignment);
+  }
+  return total;
+}
+
+}  // namespace penstock

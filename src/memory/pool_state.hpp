@@ -1,0 +1,101 @@
+#pragma once
+
+#include "memory/arena.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+/// What a Pool and its buffers share. Two locks: `growing_` is held by the one thread that talks to upstream,
+/// `mutex_` guards the bookkeeping and is never held across a call to upstream. `growing_` comes first.
+class PoolState : public std::enable_shared_from_this<PoolState> {
+ public:
+  /// The last owner waits for pending releases and returns all memory to upstream; in a forked child it
+  /// leaves everything where it is.
+  [[nodiscard]] static std::shared_ptr<PoolState> create(Device device,
+                                                         std::shared_ptr<MemoryResource> upstream,
+                                                         PoolOptions options, std::string name);
+  ~PoolState();
+  PoolState(const PoolState&) = delete;
+  PoolState& operator=(const PoolState&) = delete;
+
+  [[nodiscard]] Buffer allocate(std::size_t bytes);
+  [[nodiscard]] Buffer allocate_wait(std::size_t bytes);
+  void reserve(std::size_t bytes);
+  std::size_t trim();
+  [[nodiscard]] PoolStatistics statistics() const;
+  [[nodiscard]] MemoryKind kind() const noexcept { return upstream_->kind(); }
+  [[nodiscard]] const Device& device() const noexcept { return device_; }
+
+  void release(std::byte* data) noexcept;
+  void release_after(std::byte* data, const Stream& stream);
+
+ private:
+  struct Release {
+    Event event;
+    std::shared_ptr<Backend> backend;  // of the event, which need not be the pool's device's
+    std::uint64_t ticket = 0;
+    std::optional<Arena::Handle> block;
+  };
+  using Releases = std::list<Release>;
+  using Lock = std::unique_lock<std::mutex>;
+
+  PoolState(Device device, std::shared_ptr<MemoryResource> upstream, PoolOptions options, std::string name);
+
+  [[nodiscard]] bool forked() const noexcept { return generation_ != fork_generation(); }
+  void check_fork(const char* call) const;
+  [[nodiscard]] std::size_t rounded(std::size_t bytes) const;
+  [[nodiscard]] OutOfMemory refusal(std::size_t bytes) const;
+  [[nodiscard]] Releases unused_release(const std::shared_ptr<Backend>& backend);
+
+  // Called with mutex_ held.
+  [[nodiscard]] std::optional<Buffer> take(std::size_t need, std::size_t bytes);
+  [[nodiscard]] std::optional<Buffer> take_or_reclaim(std::size_t need, std::size_t bytes);
+  [[nodiscard]] Arena::Handle let_go(std::byte* data) noexcept;
+  void give(Arena::Handle block) noexcept;
+  bool reclaim_if_done(Releases::iterator release);
+  void reclaim_oldest() noexcept;
+  void reclaim_all();
+  [[nodiscard]] bool pending_could_serve(std::size_t need) const noexcept;
+  void wait_for_change(Lock& lock);
+
+  // Called with growing_ held, and mutex_ not.
+  [[nodiscard]] Buffer grow(std::size_t need, std::size_t bytes);
+  void admit(Segment segment);
+  [[nodiscard]] Segment new_segment(std::size_t need, std::size_t bytes);
+  [[nodiscard]] std::size_t make_room(std::size_t need, std::size_t bytes);
+  [[nodiscard]] Segment take_from_upstream(std::size_t bytes);
+  std::size_t return_idle(std::size_t bytes);
+
+  Device device_;
+  std::shared_ptr<MemoryResource> upstream_;
+  PoolOptions options_;
+  std::string name_;
+  std::uint64_t generation_ = fork_generation();
+
+  std::mutex growing_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t frees_ = 0;  // bumped when a block becomes free
+  std::size_t waiters_ = 0;
+  Arena arena_;
+  Releases pending_;  // oldest first
+  Releases spare_;
+  std::uint64_t next_ticket_ = 0;
+  std::exception_ptr failure_;  // of the last look at pending releases
+  PoolStatistics statistics_;
+};
+
+}  // namespace penstock

@@ -1,0 +1,86 @@
+#include "memory/registration_table.hpp"
+
+#include "device/host/mapping.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <memory>
+
+namespace penstock {
+
+namespace {
+
+void* pointer(std::uintptr_t address) noexcept { return reinterpret_cast<void*>(address); }
+
+[[noreturn]] void refuse_overlap(std::uintptr_t begin, std::size_t bytes, std::uintptr_t other_begin,
+                                 std::size_t other_bytes) {
+  const std::uintptr_t low = std::min(begin, other_begin);
+  const std::uintptr_t high = std::max(begin + bytes, other_begin + other_bytes);
+  throw Unsupported(fmt::format(
+      "The pages of {} at {} overlap the {} at {} that are registered already, and a device locks no page "
+      "twice. Register what encloses both, {} at {}, before its parts; ranges within it then share it.",
+      format_bytes(bytes), pointer(begin), format_bytes(other_bytes), pointer(other_begin),
+      format_bytes(high - low), pointer(low)));
+}
+
+}  // namespace
+
+RegistrationTable& RegistrationTable::of(Backend& backend) {
+  const std::lock_guard lock(backend.registrations_mutex_);
+  if (backend.registrations_ == nullptr) backend.registrations_ = std::make_shared<RegistrationTable>();
+  return *backend.registrations_;
+}
+
+RegistrationTable::Handle RegistrationTable::acquire(Backend& backend, std::uintptr_t begin,
+                                                     std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const Handle near = last_up_to(begin + bytes - 1);
+  if (near != ranges_.end()) {
+    const std::uintptr_t near_end = near->first + near->second.bytes;
+    if (near->first <= begin && begin + bytes <= near_end) {
+      ++near->second.uses;
+      return near;
+    }
+    if (near_end > begin) refuse_overlap(begin, bytes, near->first, near->second.bytes);
+  }
+  return add(backend, begin, bytes);
+}
+
+RegistrationTable::Handle RegistrationTable::last_up_to(std::uintptr_t address) noexcept {
+  const Handle after = ranges_.upper_bound(address);
+  return after == ranges_.begin() ? ranges_.end() : std::prev(after);
+}
+
+RegistrationTable::Handle RegistrationTable::add(Backend& backend, std::uintptr_t begin, std::size_t bytes) {
+  const MappingKind mapping = inspect_mapping(pointer(begin), bytes);
+  if (!mapping.readable) {
+    throw InvalidArgument(
+        fmt::format("{} at {} cannot be registered: they are not all mapped, or not for reading",
+                    format_bytes(bytes), pointer(begin)));
+  }
+  const Handle range = ranges_.try_emplace(begin, Range{bytes, 1, !mapping.writable, nullptr}).first;
+  bool locked = false;
+  try {
+    backend.host_register(pointer(begin), bytes, range->second.read_only);
+    locked = true;
+    range->second.device_address = static_cast<std::byte*>(backend.device_address(pointer(begin)));
+  } catch (...) {
+    if (locked) backend.host_unregister(pointer(begin));
+    ranges_.erase(range);
+    throw;
+  }
+  return range;
+}
+
+void RegistrationTable::release(Backend& backend, Handle range) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (--range->second.uses > 0) return;
+  backend.host_unregister(pointer(range->first));
+  ranges_.erase(range);
+}
+
+}  // namespace penstock

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <penstock/device/backend.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace penstock {
+
+/// The ranges of host memory that are registered with one backend, each counted. Thread-safe; a driver's call
+/// is made under the table's lock, so that a range is never registered twice.
+class RegistrationTable {
+ public:
+  struct Range {
+    std::size_t bytes = 0;
+    std::size_t uses = 0;
+    bool read_only = false;
+    std::byte* device_address = nullptr;
+  };
+  using Handle = std::map<std::uintptr_t, Range>::iterator;
+
+  /// The table of `backend`, made on first use; it lives as long as the backend.
+  [[nodiscard]] static RegistrationTable& of(Backend& backend);
+
+  /// Registers whole pages, or shares the registration they lie in. Throws as Registration does.
+  [[nodiscard]] Handle acquire(Backend& backend, std::uintptr_t begin, std::size_t bytes);
+  void release(Backend& backend, Handle range) noexcept;
+
+ private:
+  [[nodiscard]] Handle last_up_to(std::uintptr_t address) noexcept;
+  [[nodiscard]] Handle add(Backend& backend, std::uintptr_t begin, std::size_t bytes);
+
+  std::mutex mutex_;
+  std::map<std::uintptr_t, Range> ranges_;  // by first address, disjoint
+};
+
+}  // namespace penstock
