@@ -28,8 +28,6 @@ has_header() {
     "${CXX:-c++}" -std=c++20 "${flags[@]}" -fsyntax-only -x c++ - 2>/dev/null
 }
 
-has_module() { pkg-config --exists "$1" 2>/dev/null; }
-
 has_thread_sanitizer() {
   local program
   program=$(mktemp)
@@ -47,11 +45,10 @@ needs='
 build  | a C++20 compiler (g++ 12 or newer)  | g++                          | has_compiler
 build  | CMake 3.25 or newer                 | cmake                        | has_cmake
 build  | ninja or make                       | ninja-build                  | has_generator
-build  | pkg-config                          | pkg-config                   | has_command pkg-config
 build  | fmt                                 | libfmt-dev                   | has_header fmt/format.h
 build  | nlohmann-json                       | nlohmann-json3-dev           | has_header nlohmann/json.hpp
 build  | CLI11                               | libcli11-dev                 | has_header CLI/CLI.hpp
-build  | hwloc                               | libhwloc-dev                 | has_module hwloc
+build  | hwloc                               | libhwloc-dev                 | has_header hwloc.h
 test   | GoogleTest                          | libgtest-dev                 | has_header gtest/gtest.h
 test   | GoogleMock                          | libgmock-dev                 | has_header gmock/gmock.h
 bench  | Google Benchmark                    | libbenchmark-dev             | has_header benchmark/benchmark.h
