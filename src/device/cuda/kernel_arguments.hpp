@@ -1,0 +1,50 @@
+#pragma once
+
+#include <stdint.h>
+
+/// What the kernels take, each by value as its only parameter. Read by g++ and nvcc alike.
+namespace penstock::cuda {
+
+/// For penstock_copy_pieces. `pieces` is an array of {source, destination, bytes}, 8 bytes each.
+struct CopyPiecesArguments {
+  const void* pieces;
+  uint64_t count;
+};
+
+/// For penstock_gather_bytes_aligned (all of source, stride, row_bytes and destination are multiples of 16)
+/// and penstock_gather_bytes.
+struct GatherBytesArguments {
+  const void* source;
+  const uint64_t* indices;  ///< null: 0, 1, 2, ...
+  void* destination;
+  uint64_t source_rows;
+  uint64_t count;
+  uint64_t row_bytes;  ///< below 32 GiB
+  uint64_t stride_bytes;
+};
+
+/// For penstock_gather_widen_<bytes of from>_<bytes of to> (aligned as above) and penstock_gather_widen.
+struct GatherWidenArguments {
+  const void* source;
+  const uint64_t* indices;  ///< null: 0, 1, 2, ...
+  void* destination;
+  uint64_t source_rows;
+  uint64_t count;
+  uint64_t row_elements;  ///< below 2^32
+  uint64_t stride_bytes;
+  const float* scale;  ///< null: 1
+  const float* shift;  ///< null: 0
+  uint32_t channels;
+  uint32_t channel_elements;
+  uint32_t from;  ///< a DType
+  uint32_t to;    ///< a DType
+};
+
+struct OccupyArguments {
+  uint64_t nanoseconds;
+};
+
+inline constexpr unsigned kCopyPiecesThreads = 256;
+inline constexpr unsigned kGatherThreads = 512;
+
+}  // namespace penstock::cuda
