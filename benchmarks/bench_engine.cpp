@@ -1,0 +1,464 @@
+// The engine beside the bare driver (on a GPU) or plain memcpy (on the host device), in one run, bytes
+// verified.
+
+#include "harness.hpp"
+#include "raw_driver.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/worker_team.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/memory/pool.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <thread>
+
+namespace penstock::bench {
+namespace {
+
+std::vector<std::byte> random_bytes(std::size_t bytes, std::uint64_t seed) {
+  std::vector<std::byte> data(bytes);
+  std::mt19937_64 random(seed);
+  for (std::size_t i = 0; i + 8 <= bytes; i += 8) {
+    const std::uint64_t word = random();
+    std::memcpy(data.data() + i, &word, 8);
+  }
+  return data;
+}
+
+std::string gbps(std::size_t bytes, double seconds) {
+  return fmt::format("{:.1f} GB/s", static_cast<double>(bytes) / seconds / kGB);
+}
+
+/// Memory at both ends, and the means to check it.
+class Bench {
+ public:
+  Bench(Device device, std::optional<LinkProfile> profile, std::size_t large)
+      : device_(std::move(device)),
+        engine_(device_, {.profile = std::move(profile)}),
+        pinned_pool_(make_pinned_pool(device_)),
+        device_pool_(make_device_pool(device_)),
+        large_(large),
+        source_(random_bytes(large, 1)),
+        back_(large),
+        pinned_(pinned_pool_.allocate(large)),
+        memory_(device_pool_.allocate(large)),
+        stream_(device_.create_stream()) {
+    std::memcpy(pinned_.data(), source_.data(), large);
+    if (device_.info().backend == "cuda") {
+      driver_.emplace();
+      driver_->use_primary_context();
+      driver_->create_stream();
+    }
+  }
+
+  std::vector<Row> rows;
+  nlohmann::json json;
+
+  void pinned_h2d() {
+    std::vector<Contender> race_{
+        raw_h2d(large_),
+        {"engine", [&] { engine_.copy(memory_.data(), pinned_.data(), large_).synchronize(); }}};
+    run(race_, 15);
+    verify_device(pinned_.bytes(), "pinned H2D");
+    against_raw("pinned H2D, " + format_bytes(large_), race_[1], race_[0], large_, 0.99);
+  }
+
+  void pageable_h2d() {
+    std::vector<Contender> race_{
+        raw_h2d(large_),
+        {"engine",
+         [&] {
+           engine_.copy(memory_.data(), source_.data(), large_, {.path = TransferPath::staged}).synchronize();
+         }},
+        {"driver, pageable", [&] {
+           device_.backend().copy(memory_.data(), source_.data(), large_, CopyDirection::h2d,
+                                  stream_.native());
+           stream_.synchronize();
+         }}};
+    poison_device();
+    run(race_, 9);
+    poison_device();
+    race_[1].run();
+    verify_device(source_, "pageable H2D");
+    against_raw(fmt::format("pageable H2D, {}, {} threads", format_bytes(large_), engine_.threads()),
+                race_[1], race_[0], large_, 0.97, &race_[2]);
+  }
+
+  void pageable_d2h() {
+    std::vector<Contender> race_{
+        {"raw pinned",
+         [&] {
+           if (driver_) {
+             driver_->copy_to_host(pinned_.data(), memory_.data(), large_);
+             driver_->synchronize();
+           } else {
+             device_.backend().copy(pinned_.data(), memory_.data(), large_, CopyDirection::d2h,
+                                    stream_.native());
+             stream_.synchronize();
+           }
+         }},
+        {"engine",
+         [&] {
+           engine_.copy(back_.data(), memory_.data(), large_, {.path = TransferPath::staged}).synchronize();
+         }},
+        {"driver, pageable", [&] {
+           device_.backend().copy(back_.data(), memory_.data(), large_, CopyDirection::d2h, stream_.native());
+           stream_.synchronize();
+         }}};
+    run(race_, 9);
+    std::fill(back_.begin(), back_.end(), std::byte{0xA5});
+    race_[1].run();
+    if (back_ != source_) throw Error("pageable D2H brought wrong bytes");
+    against_raw(fmt::format("pageable D2H, {}, {} threads", format_bytes(large_), engine_.threads()),
+                race_[1], race_[0], large_, 0.90, &race_[2]);
+  }
+
+  void small_pieces() {
+    constexpr std::size_t kCount = 1000;
+    constexpr std::size_t kBytes = 4096;
+    std::vector<std::vector<std::byte>> tensors;
+    for (std::size_t i = 0; i < kCount; ++i) tensors.push_back(random_bytes(kBytes, 100 + i));
+    std::vector<TransferPiece> pieces;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      pieces.push_back({tensors[i].data(), memory_.data() + i * kBytes, kBytes});
+    }
+    std::vector<Contender> race_{
+        {"1000 pinned asynchronous copies",
+         [&] {
+           for (std::size_t i = 0; i < kCount; ++i) {
+             const std::byte* from = pinned_.data() + i * kBytes;
+             if (driver_) {
+               driver_->copy_to_device(memory_.data() + i * kBytes, from, kBytes);
+             } else {
+               device_.backend().copy(memory_.data() + i * kBytes, from, kBytes, CopyDirection::h2d,
+                                      stream_.native());
+             }
+           }
+           driver_ ? driver_->synchronize() : stream_.synchronize();
+         }},
+        {"engine", [&] { engine_.copy_pieces(pieces, CopyDirection::h2d).synchronize(); }}};
+    race(race_, 100, 10);
+    poison_device();
+    race_[1].run();
+    std::vector<std::byte> expected;
+    for (const auto& tensor : tensors) expected.insert(expected.end(), tensor.begin(), tensor.end());
+    verify_device(expected, "packed H2D");
+    const double ours = race_[1].summary().median;
+    const double theirs = race_[0].summary().median;
+    rows.push_back({"1000 pieces of 4 KiB, pageable, to the device", format_seconds(ours),
+                    "1000 pinned asynchronous copies " + format_seconds(theirs),
+                    fmt::format("{:.1f}x", theirs / ours), "120 µs", ours <= 120e-6});
+    record("packed_1000x4KiB", race_);
+  }
+
+  void one_small_copy() {
+    constexpr std::size_t kBytes = 64 * 1024;
+    std::vector<Contender> race_{
+        raw_h2d(kBytes),
+        {"engine",
+         [&] {
+           engine_
+               .copy(memory_.data(), pinned_.data(), kBytes,
+                     {.source_kind = MemoryKind::pinned, .destination_kind = MemoryKind::device})
+               .synchronize();
+         }},
+        {"engine, kinds asked of the driver",
+         [&] { engine_.copy(memory_.data(), pinned_.data(), kBytes).synchronize(); }}};
+    race(race_, 2000, 50);
+    verify_device(pinned_.bytes().first(kBytes), "one small copy");
+    const double extra = race_[1].summary().median - race_[0].summary().median;
+    rows.push_back({"one 64 KiB pinned copy", format_seconds(race_[1].summary().median),
+                    "driver " + format_seconds(race_[0].summary().median), "+" + format_seconds(extra),
+                    "driver + 1 µs", extra <= 1e-6});
+    record("pinned_64KiB", race_);
+  }
+
+  void pinned_pool() {
+    constexpr std::size_t kBytes = std::size_t{2} << 30;
+    std::vector<Contender> race_{{"driver's allocator",
+                                  [&] {
+                                    if (driver_) {
+                                      driver_->free_pinned(driver_->allocate_pinned(kBytes));
+                                    } else {
+                                      device_.backend().host_free(device_.backend().host_allocate(kBytes));
+                                    }
+                                  }},
+                                 {"pinned pool", [&] {
+                                    Pool pool = make_pinned_pool(device_, {.budget_bytes = kBytes});
+                                    const double seconds = time([&] { pool.reserve(kBytes); });
+                                    ready_.push_back(seconds);
+                                  }}};
+    // The pool's time is until it is ready; giving the memory back is not part of it.
+    race(race_, 5, 1);
+    ready_.erase(ready_.begin());
+    race_[1].seconds = ready_;
+    const double ours = race_[1].summary().median;
+    const double theirs = race_[0].summary().median;
+    rows.push_back({"a pinned pool of 2 GiB, ready for use", format_seconds(ours),
+                    "driver's allocator " + format_seconds(theirs), fmt::format("{:.1f}x", theirs / ours),
+                    "0.10 s", ours <= 0.10});
+    record("pinned_pool_2GiB", race_);
+  }
+
+  /// How far the profile's predictions are from what is measured now, at sizes between the profile's own.
+  void predictions() {
+    if (!engine_.profile().measured) {
+      fmt::print(stderr, "predict: no measured profile given; run `penstock link` and pass --profile\n");
+      return;
+    }
+    std::vector<double> errors;
+    nlohmann::json list = nlohmann::json::array();
+    const auto check = [&](const std::string& name, std::size_t bytes, std::size_t pieces,
+                           TransferKinds kinds, TransferPath path, const std::function<void()>& body) {
+      std::vector<double> seconds;
+      const std::size_t repetitions = std::clamp<std::size_t>((std::size_t{512} << 20) / bytes, 5, 60);
+      for (std::size_t i = 0; i < repetitions + 2; ++i) {
+        const double taken = time(body);
+        if (i >= 2) seconds.push_back(taken);
+      }
+      const double measured = summarize(seconds).median;
+      const double predicted = engine_.profile().predict(bytes, pieces, kinds, path);
+      errors.push_back(std::abs(predicted / measured - 1));
+      list.push_back({{"what", name},
+                      {"bytes", bytes},
+                      {"pieces", pieces},
+                      {"predicted_seconds", predicted},
+                      {"measured_seconds", measured}});
+    };
+    const TransferKinds to{MemoryKind::pinned, MemoryKind::device};
+    const TransferKinds from{MemoryKind::device, MemoryKind::pinned};
+    const TransferKinds to_pageable{MemoryKind::pageable, MemoryKind::device};
+    const TransferKinds from_pageable{MemoryKind::device, MemoryKind::pageable};
+    for (const std::size_t base :
+         {4096u, 12288u, 50000u, 196608u, 786432u, 3000000u, 12582912u, 50331648u, 201326592u}) {
+      add_predictions(check, base, to, from, to_pageable, from_pageable);
+    }
+    add_predictions(check, large_, to, from, to_pageable, from_pageable);
+    for (const std::size_t pieces : {3u, 24u, 200u, 1500u}) {
+      for (const std::size_t each : {500u, 4096u, 20000u}) predict_packed(check, pieces, each);
+    }
+    const double median = summarize(errors).median;
+    const double worst = summarize(errors).maximum;
+    rows.push_back({fmt::format("predict against measured, {} transfers", errors.size()),
+                    fmt::format("median {:.1f} %", median * 100), fmt::format("worst {:.1f} %", worst * 100),
+                    "", "median 10 %, worst 30 %", median <= 0.10 && worst <= 0.30});
+    json["predictions"] = list;
+  }
+
+  /// Staged and packed beside plain memcpy with as many threads: what there is to reach without a GPU.
+  void beside_memcpy() {
+    WorkerTeamOptions options;
+    options.threads = engine_.threads();
+    WorkerTeam team(std::move(options));
+    constexpr std::size_t kPart = std::size_t{1} << 20;
+    const std::size_t parts = large_ / kPart;
+    const auto plain = [&] {
+      team.for_each(parts, [&](std::size_t i) {
+        std::memcpy(back_.data() + i * kPart, source_.data() + i * kPart, kPart);
+      });
+    };
+    for (const TransferPath path : {TransferPath::staged, TransferPath::packed}) {
+      std::vector<Contender> race_{
+          {"memcpy", plain},
+          {"engine",
+           [&] { engine_.copy(memory_.data(), source_.data(), large_, {.path = path}).synchronize(); }}};
+      poison_device();
+      run(race_, 15);
+      verify_device(source_, "staged");
+      Contender& ours = race_[1];
+      const double ratio = race_[0].summary().median / ours.summary().median;
+      rows.push_back({fmt::format("{} H2D, {}, {} threads", transfer_path_name(path), format_bytes(large_),
+                                  engine_.threads()),
+                      gbps(large_, ours.summary().median),
+                      "memcpy " + gbps(large_, race_[0].summary().median),
+                      fmt::format("{:.1f} %", ratio * 100), "90 %", ratio >= 0.90});
+      record(std::string(transfer_path_name(path)), race_);
+    }
+  }
+
+ private:
+  template <typename Check>
+  void add_predictions(const Check& check, std::size_t bytes, TransferKinds to, TransferKinds from,
+                       TransferKinds to_pageable, TransferKinds from_pageable) {
+    const std::size_t n = std::min(bytes, large_);
+    check("pinned H2D", n, 1, to, TransferPath::direct,
+          [&, n] { engine_.copy(memory_.data(), pinned_.data(), n).synchronize(); });
+    check("pinned D2H", n, 1, from, TransferPath::direct,
+          [&, n] { engine_.copy(pinned_.data(), memory_.data(), n).synchronize(); });
+    for (const TransferPath path : {TransferPath::direct, TransferPath::staged}) {
+      check(fmt::format("pageable H2D {}", transfer_path_name(path)), n, 1, to_pageable, path,
+            [&, n, path] { engine_.copy(memory_.data(), source_.data(), n, {.path = path}).synchronize(); });
+      check(fmt::format("pageable D2H {}", transfer_path_name(path)), n, 1, from_pageable, path,
+            [&, n, path] { engine_.copy(back_.data(), memory_.data(), n, {.path = path}).synchronize(); });
+    }
+  }
+
+  template <typename Check>
+  void predict_packed(const Check& check, std::size_t pieces, std::size_t each) {
+    std::vector<TransferPiece> table;
+    const std::size_t step = align_up(each, 256);
+    for (std::size_t i = 0; i < pieces; ++i) {
+      table.push_back({source_.data() + i * (each + 40), memory_.data() + i * step, each});
+    }
+    check("packed H2D", pieces * each, pieces, {MemoryKind::pageable, MemoryKind::device},
+          TransferPath::packed, [&, table] {
+            engine_.copy_pieces(table, CopyDirection::h2d, {.path = TransferPath::packed}).synchronize();
+          });
+    std::vector<TransferPiece> reverse;
+    for (std::size_t i = 0; i < pieces; ++i) {
+      reverse.push_back({memory_.data() + i * step, back_.data() + i * (each + 40), each});
+    }
+    check("packed D2H", pieces * each, pieces, {MemoryKind::device, MemoryKind::pageable},
+          TransferPath::packed, [&, reverse] {
+            engine_.copy_pieces(reverse, CopyDirection::d2h, {.path = TransferPath::packed}).synchronize();
+          });
+  }
+
+  Contender raw_h2d(std::size_t bytes) {
+    return {"raw pinned", [this, bytes] {
+              if (driver_) {
+                driver_->copy_to_device(memory_.data(), pinned_.data(), bytes);
+                driver_->synchronize();
+              } else {
+                device_.backend().copy(memory_.data(), pinned_.data(), bytes, CopyDirection::h2d,
+                                       stream_.native());
+                stream_.synchronize();
+              }
+            }};
+  }
+
+  void run(std::vector<Contender>& contenders, std::size_t repetitions) { race(contenders, repetitions); }
+
+  void against_raw(const std::string& work, const Contender& ours, const Contender& raw, std::size_t bytes,
+                   double goal, const Contender* other = nullptr) {
+    const double ratio = raw.summary().median / ours.summary().median;
+    std::string beside = "raw pinned " + gbps(bytes, raw.summary().median);
+    if (other != nullptr) beside += ", " + other->name + " " + gbps(bytes, other->summary().median);
+    rows.push_back({work, gbps(bytes, ours.summary().median), beside, fmt::format("{:.1f} %", ratio * 100),
+                    fmt::format("{:.0f} %", goal * 100), ratio >= goal});
+    std::vector<Contender> all{raw, ours};
+    if (other != nullptr) all.push_back(*other);
+    record(work, all);
+  }
+
+  void record(const std::string& work, const std::vector<Contender>& contenders) {
+    for (const Contender& each : contenders) {
+      const Summary summary = each.summary();
+      json["measured"][work][each.name] = {{"median_seconds", summary.median},
+                                           {"minimum_seconds", summary.minimum},
+                                           {"p99_seconds", summary.p99},
+                                           {"repetitions", summary.repetitions}};
+    }
+  }
+
+  void poison_device() {
+    device_.backend().fill(memory_.data(), 0xA5, large_, stream_.native());
+    stream_.synchronize();
+  }
+
+  void verify_device(std::span<const std::byte> expected, const std::string& what) {
+    Buffer pinned = pinned_pool_.allocate(expected.size());
+    device_.backend().copy(pinned.data(), memory_.data(), expected.size(), CopyDirection::d2h,
+                           stream_.native());
+    stream_.synchronize();
+    if (std::memcmp(pinned.data(), expected.data(), expected.size()) != 0)
+      throw Error(what + " brought wrong bytes");
+  }
+
+  Device device_;
+  TransferEngine engine_;
+  Pool pinned_pool_;
+  Pool device_pool_;
+  std::size_t large_;
+  std::vector<std::byte> source_;
+  std::vector<std::byte> back_;
+  Buffer pinned_;
+  Buffer memory_;
+  Stream stream_;
+  std::optional<RawDriver> driver_;
+  std::vector<double> ready_;
+};
+
+void print_table(const std::vector<Row>& rows) {
+  fmt::print(
+      "| work | penstock | beside, in the same run | ratio | goal | |\n| --- | --- | --- | --- | --- | --- "
+      "|\n");
+  for (const Row& row : rows) {
+    fmt::print("| {} | {} | {} | {} | {} | {} |\n", row.work, row.measured, row.beside, row.ratio, row.goal,
+               row.met ? "met" : "not met");
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"The engine beside the bare driver, or beside memcpy where there is no GPU"};
+  std::string spec = "auto";
+  std::string json_file;
+  std::string profile_file;
+  std::string size = "1GiB";
+  app.add_option("--device", spec, "Device to measure");
+  app.add_option("--json", json_file, "Write the figures here");
+  app.add_option("--profile", profile_file, "Link profile to use and to check");
+  app.add_option("--size", size, "Size of the large transfers");
+  CLI11_PARSE(app, argc, argv);
+
+  const Device device = Device::open(spec);
+  const bool gpu = device.info().backend == "cuda";
+  std::optional<LinkProfile> profile;
+  if (!profile_file.empty()) {
+    std::string why;
+    profile = LinkProfile::load(profile_file, device.info(), &why);
+    if (!profile) throw InvalidArgument(fmt::format("profile {} cannot be used: {}", profile_file, why));
+  }
+  Bench bench(device, profile, parse_bytes(size));
+  if (gpu) {
+    bench.pinned_h2d();
+    bench.pageable_h2d();
+    bench.pageable_d2h();
+    bench.small_pieces();
+    bench.one_small_copy();
+    bench.pinned_pool();
+    bench.predictions();
+  } else {
+    bench.beside_memcpy();
+    bench.small_pieces();
+  }
+  fmt::print("{} ({}), driver {}\n\n", device.info().name, device.info().spec, device.info().driver);
+  print_table(bench.rows);
+  if (!json_file.empty()) {
+    for (const Row& row : bench.rows) {
+      bench.json["table"].push_back({{"work", row.work},
+                                     {"penstock", row.measured},
+                                     {"beside", row.beside},
+                                     {"ratio", row.ratio},
+                                     {"goal", row.goal},
+                                     {"met", row.met}});
+    }
+    std::ofstream(json_file) << bench.json.dump(2) << '\n';
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace penstock::bench
+
+int main(int argc, char** argv) {
+  try {
+    return penstock::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_engine: %s\n", error.what());
+    return 1;
+  }
+}

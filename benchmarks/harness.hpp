@@ -1,0 +1,52 @@
+#pragma once
+
+#include <penstock/core/statistics.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace penstock::bench {
+
+/// Seconds that `body` takes.
+template <typename Body>
+double time(Body&& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// One thing to time, among others that do the same work.
+struct Contender {
+  std::string name;
+  std::function<void()> run;
+  std::vector<double> seconds = {};
+
+  [[nodiscard]] Summary summary() const { return summarize(seconds); }
+};
+
+/// Times the contenders in turn, `repetitions` times after `warm_up` rounds, so that a machine that drifts
+/// does so for all of them.
+inline void race(std::vector<Contender>& contenders, std::size_t repetitions, std::size_t warm_up = 2) {
+  for (std::size_t round = 0; round < warm_up + repetitions; ++round) {
+    for (Contender& contender : contenders) {
+      const double seconds = time(contender.run);
+      if (round >= warm_up) contender.seconds.push_back(seconds);
+    }
+  }
+}
+
+/// One line of the table: what was reached beside what was to be reached.
+struct Row {
+  std::string work;
+  std::string measured;
+  std::string beside;  ///< what it is compared with, in the same run
+  std::string ratio;
+  std::string goal;
+  bool met = false;
+};
+
+}  // namespace penstock::bench
