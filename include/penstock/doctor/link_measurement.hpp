@@ -1,0 +1,101 @@
+#pragma once
+
+#include <penstock/core/statistics.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/transfer/link_profile.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace penstock {
+
+/// How far a measurement has come.
+struct LinkProgress {
+  double fraction = 0;    ///< of the work, 0 to 1
+  std::string_view step;  ///< "pinned H2D"
+};
+
+struct LinkMeasurementOptions {
+  /// Largest single copy. Lowered, with a note, to what host and device have room for; at least 64 KiB.
+  std::size_t max_bytes = std::size_t{1} << 30;
+  /// Fewer repetitions and smaller copies: seconds instead of tens of seconds.
+  bool quick = false;
+  /// Most repetitions of a point; 0: as the time allows, up to 200.
+  std::size_t repetitions = 0;
+  /// Seconds after which further points get the least repetitions. 0: 6 when quick, otherwise 30.
+  double seconds = 0;
+  /// Called on the measuring thread, some times a second. An exception from it ends the measurement and
+  /// reaches the caller, when all enqueued work is done.
+  std::function<void(const LinkProgress&)> progress;
+};
+
+/// What was timed.
+enum class LinkTiming : std::uint8_t {
+  call,  ///< host's clock, from the request until the destination holds the bytes
+  wire,  ///< device's clock, copies already enqueued and released by a gate: the link alone
+};
+
+/// Repetitions of one size, in seconds.
+struct LinkMeasuredPoint {
+  std::size_t bytes = 0;
+  std::size_t pieces = 1;
+  Summary seconds;
+};
+
+struct LinkSeries {
+  std::string name;  ///< a curve's name, "packed_h2d" or "packed_d2h"
+  LinkTiming timing = LinkTiming::call;
+  std::vector<LinkMeasuredPoint> points;
+};
+
+/// One setting of the search for the best staging.
+struct StagingTrial {
+  unsigned threads = 0;
+  std::size_t chunk_bytes = 0;
+  bool streaming_stores = false;
+  double bytes_per_second = 0;
+};
+
+/// Host memory copied from pageable to pinned memory.
+struct HostCopyRate {
+  unsigned threads = 0;
+  double cached = 0;     ///< bytes per second
+  double streaming = 0;  ///< bytes per second
+};
+
+/// Time that calls take on the host, whatever the device does meanwhile.
+struct CallOverhead {
+  Summary enqueue_copy;      ///< asynchronous copy of 4 KiB of pinned memory
+  Summary record_event;      ///< on a stream without work
+  Summary query_event;       ///< of a finished event
+  Summary synchronize_idle;  ///< a stream whose work is done
+};
+
+struct LinkMeasurement {
+  LinkProfile profile;
+  std::vector<LinkSeries> series;
+  std::vector<StagingTrial> staging_trials;
+  std::vector<HostCopyRate> host_copy;
+  CallOverhead overhead;
+  std::vector<std::string> notes;  ///< what was left out or made smaller, and why
+  std::size_t verified_bytes = 0;  ///< compared with their source after a measurement
+  double seconds = 0;              ///< the whole measurement
+
+  /// The series of `name`, or null.
+  [[nodiscard]] const LinkSeries* find(std::string_view name, LinkTiming timing) const noexcept;
+  /// Everything above as JSON text, in seconds and bytes.
+  [[nodiscard]] std::string to_json() const;
+};
+
+/// Measures the link of `device` on an otherwise idle machine: every curve of a LinkProfile, packed
+/// transfers, staging settings, call overheads, and what memory costs to make ready. Blocks the host
+/// throughout. After each point the bytes that arrived are compared with random source data. Throws Error
+/// that names the measurement where they differ, OutOfMemory or Unsupported where not even 64 KiB can be
+/// measured, and DeviceError.
+[[nodiscard]] LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions& options = {});
+
+}  // namespace penstock

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <penstock/core/worker_team.hpp>
+#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/memory/buffer.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace penstock {
+
+[[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// The bench that all measurements of a link stand on: memory of each kind that holds the same random bytes,
+/// memory of each kind to copy to, repetitions within a time, and the comparison afterwards.
+class LinkBench {
+ public:
+  /// Takes the memory; less than options.max_bytes where there is no room, which goes to `notes`.
+  LinkBench(Device device, const LinkMeasurementOptions& options, std::vector<std::string>& notes);
+  ~LinkBench();
+  LinkBench(const LinkBench&) = delete;
+  LinkBench& operator=(const LinkBench&) = delete;
+
+  /// Bytes of each region, a power of two.
+  [[nodiscard]] std::size_t capacity() const noexcept { return memory_.capacity; }
+  /// Sources hold the same random bytes.
+  [[nodiscard]] std::byte* pinned_source() const noexcept { return memory_.pinned_source.data(); }
+  [[nodiscard]] std::byte* pageable_source() const noexcept { return memory_.pageable_source.get(); }
+  [[nodiscard]] std::byte* device_source() const noexcept { return memory_.device_source.data(); }
+  [[nodiscard]] std::byte* pinned_target() const noexcept { return memory_.pinned_target.data(); }
+  [[nodiscard]] std::byte* pageable_target() const noexcept { return memory_.pageable_target.get(); }
+  [[nodiscard]] std::byte* device_target() const noexcept { return memory_.device_target.data(); }
+
+  [[nodiscard]] const Device& device() const noexcept { return device_; }
+  [[nodiscard]] const Stream& stream() const noexcept { return stream_; }
+  [[nodiscard]] bool quick() const noexcept { return options_.quick; }
+
+  /// Powers of two from 4 KiB to the capacity.
+  [[nodiscard]] std::vector<std::size_t> sizes() const;
+
+  /// Says where the measurement is, and lets the caller end it. Called between repetitions.
+  void report(std::string_view step, double fraction);
+
+  /// Calls `once` for a warm-up and then for repetitions; it does the work and returns its seconds.
+  [[nodiscard]] Summary repeat(std::size_t bytes, const std::function<double()>& once);
+  /// As above, with `work` timed by the host's clock.
+  [[nodiscard]] Summary repeat_timed(std::size_t bytes, const std::function<void()>& work);
+
+  /// Overwrites the first `bytes` of a target, so that nothing older passes for what will arrive.
+  void poison_host(std::byte* target, std::size_t bytes);
+  void poison_device(std::size_t bytes);
+  /// Throws Error unless [target, target + bytes) equals the random bytes from `offset` on.
+  void check_host(std::string_view what, const std::byte* target, std::size_t bytes, std::size_t offset = 0);
+  /// Throws Error unless the device's target holds the first `bytes` random bytes.
+  void check_device(std::string_view what, std::size_t bytes);
+  /// Brings the device's target to the pinned target.
+  void read_back(std::size_t bytes);
+
+  [[nodiscard]] std::size_t verified_bytes() const noexcept { return verified_bytes_; }
+
+ private:
+  struct Memory {
+    std::size_t capacity = 0;
+    Buffer pinned_source, pinned_target;
+    Buffer device_source, device_target;
+    std::unique_ptr<std::byte[]> pageable_source, pageable_target;
+  };
+
+  [[nodiscard]] Memory take(std::size_t bytes) const;
+  [[nodiscard]] Memory take_what_fits(std::vector<std::string>& notes) const;
+  void fill_sources();
+  void for_each_block(std::size_t bytes, const std::function<void(std::size_t, std::size_t)>& body);
+
+  const Device device_;
+  const LinkMeasurementOptions& options_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  const double budget_;
+  std::chrono::steady_clock::time_point reported_{};
+  std::string step_;
+  double fraction_ = 0;
+  std::size_t verified_bytes_ = 0;
+
+  Memory memory_;
+  Stream stream_;
+  WorkerTeam team_;
+};
+
+}  // namespace penstock

@@ -1,0 +1,352 @@
+#include "doctor/link_stages.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace penstock {
+
+namespace {
+
+using Curve = LinkProfile::Curve;
+
+constexpr double kLeastSeconds = 1e-9;
+constexpr std::size_t kZeroCopyRow = 4 * kKiB;
+constexpr std::uint32_t kZeroCopyBlocks = 16;
+
+/// How one curve is measured: what is overwritten before, done repeatedly, and compared after.
+struct CurveWork {
+  std::function<void(std::size_t)> poison;
+  std::function<void(std::size_t)> copy;
+  std::function<void(std::size_t)> check;
+  std::size_t counted = 1;  ///< directions whose bytes count
+};
+
+CurveWork to_device(LinkRun& run, std::string_view name, std::function<void(std::size_t)> copy) {
+  LinkBench& bench = run.bench;
+  return {.poison = [&](std::size_t bytes) { bench.poison_device(bytes); },
+          .copy = std::move(copy),
+          .check = [&bench, name](std::size_t bytes) { bench.check_device(name, bytes); }};
+}
+
+CurveWork to_host(LinkRun& run, std::string_view name, std::byte* target, TransferPath path) {
+  LinkBench& bench = run.bench;
+  return {.poison = [&bench, target](std::size_t bytes) { bench.poison_host(target, bytes); },
+          .copy =
+              [&run, &bench, target, path](std::size_t bytes) {
+                run.engine->copy(target, bench.device_source(), bytes, {.path = path}).synchronize();
+              },
+          .check = [&bench, name, target](std::size_t bytes) { bench.check_host(name, target, bytes); }};
+}
+
+CurveWork from_host(LinkRun& run, std::string_view name, const std::byte* source, TransferPath path) {
+  return to_device(run, name, [&run, source, path](std::size_t bytes) {
+    run.engine->copy(run.bench.device_target(), source, bytes, {.path = path}).synchronize();
+  });
+}
+
+CurveWork both_ways(LinkRun& run, std::string_view name) {
+  LinkBench& bench = run.bench;
+  return {.poison =
+              [&bench](std::size_t bytes) {
+                bench.poison_device(bytes);
+                bench.poison_host(bench.pinned_target(), bytes);
+              },
+          .copy =
+              [&run, &bench](std::size_t bytes) {
+                const CopyOptions direct{.path = TransferPath::direct};
+                const Transfer in =
+                    run.engine->copy(bench.device_target(), bench.pinned_source(), bytes, direct);
+                const Transfer out =
+                    run.engine->copy(bench.pinned_target(), bench.device_source(), bytes, direct);
+                in.synchronize();
+                out.synchronize();
+              },
+          .check =
+              [&bench, name](std::size_t bytes) {
+                bench.check_host(name, bench.pinned_target(), bytes);
+                bench.check_device(name, bytes);
+              },
+          .counted = 2};
+}
+
+CurveWork zero_copy(LinkRun& run, std::string_view name) {
+  LinkBench& bench = run.bench;
+  Backend& backend = bench.device().backend();
+  const void* source = backend.device_address(bench.pinned_source());
+  return to_device(run, name, [&bench, &backend, source](std::size_t bytes) {
+    const std::uint64_t rows = bytes / kZeroCopyRow;
+    backend.gather({.source = source,
+                    .source_rows = rows,
+                    .row_elements = kZeroCopyRow,
+                    .count = rows,
+                    .destination = bench.device_target(),
+                    .blocks = kZeroCopyBlocks},
+                   bench.stream().native());
+    bench.stream().synchronize();
+  });
+}
+
+CurveWork work_of(LinkRun& run, Curve curve) {
+  const LinkBench& bench = run.bench;
+  const std::string_view name = curve_name(curve);
+  switch (curve) {
+    case Curve::pinned_h2d:
+      return from_host(run, name, bench.pinned_source(), TransferPath::direct);
+    case Curve::pinned_d2h:
+      return to_host(run, name, bench.pinned_target(), TransferPath::direct);
+    case Curve::pinned_both:
+      return both_ways(run, name);
+    case Curve::pageable_h2d:
+      return from_host(run, name, bench.pageable_source(), TransferPath::direct);
+    case Curve::pageable_d2h:
+      return to_host(run, name, bench.pageable_target(), TransferPath::direct);
+    case Curve::staged_h2d:
+      return from_host(run, name, bench.pageable_source(), TransferPath::staged);
+    case Curve::staged_d2h:
+      return to_host(run, name, bench.pageable_target(), TransferPath::staged);
+    case Curve::zero_copy_h2d:
+      return zero_copy(run, name);
+    case Curve::device_d2d:
+      break;
+  }
+  return from_host(run, name, bench.device_source(), TransferPath::direct);
+}
+
+/// Holds streams back until everything to be timed is enqueued.
+class Gate {
+ public:
+  explicit Gate(const Device& device)
+      : device_(device), memory_(make_pinned_pool(device, {.segment_bytes = 64 * kKiB}).allocate(64)) {
+    word().store(0);
+  }
+
+  void close() { ++value_; }
+  void hold(const Stream& stream) {
+    device_.backend().stream_wait_value(stream.native(),
+                                        reinterpret_cast<const std::uint32_t*>(memory_.data()), value_);
+  }
+  void open() noexcept { word().store(value_, std::memory_order_release); }
+
+ private:
+  [[nodiscard]] std::atomic_ref<std::uint32_t> word() const noexcept {
+    return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(memory_.data()));
+  }
+
+  const Device& device_;
+  Buffer memory_;
+  std::uint32_t value_ = 0;
+};
+
+/// Copies of one direction between two events.
+struct Lane {
+  Lane(const Device& device, CopyDirection way, std::byte* to, const std::byte* from)
+      : direction(way),
+        target(to),
+        source(from),
+        stream(device.create_stream()),
+        begin(device.create_event(EventTiming::on)),
+        end(device.create_event(EventTiming::on)) {}
+
+  CopyDirection direction;
+  std::byte* target;
+  const std::byte* source;
+  Stream stream;
+  Event begin;
+  Event end;
+};
+
+/// Several copies between the events, so that their resolution does not matter to small ones.
+std::size_t copies_per_gate(std::size_t bytes) { return std::clamp<std::size_t>(16 * kMiB / bytes, 1, 16); }
+
+void enqueue_gated(Backend& backend, Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
+  gate.close();
+  for (Lane& lane : lanes) {
+    gate.hold(lane.stream);
+    lane.begin.record(lane.stream);
+  }
+  for (std::size_t i = 0; i < copies_per_gate(bytes); ++i) {
+    for (const Lane& lane : lanes) {
+      backend.copy(lane.target, lane.source, bytes, lane.direction, lane.stream.native());
+    }
+  }
+  for (Lane& lane : lanes) lane.end.record(lane.stream);
+}
+
+double gated_seconds(Backend& backend, Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
+  try {
+    enqueue_gated(backend, gate, lanes, bytes);
+  } catch (...) {
+    // What waits at the gate would read its word after it is gone.
+    gate.open();
+    for (const Lane& lane : lanes) {
+      try {
+        lane.stream.synchronize();
+      } catch (const Error&) {
+      }
+    }
+    throw;
+  }
+  gate.open();
+  double seconds = kLeastSeconds;
+  for (const Lane& lane : lanes) {
+    lane.end.synchronize();
+    seconds = std::max(seconds, lane.end.seconds_since(lane.begin));
+  }
+  return seconds / static_cast<double>(copies_per_gate(bytes));
+}
+
+/// Pieces as a program's arrays lie: apart on the host, laid out by us on the device.
+struct Pieces {
+  std::vector<TransferPiece> pieces;
+  std::vector<std::size_t> host_offsets;
+  PackedLayout layout;
+};
+
+std::size_t host_stride(std::size_t pieces, std::size_t each) { return pieces == 1 ? each : each + 192; }
+
+bool fits(const LinkBench& bench, std::size_t pieces, std::size_t each) {
+  return pieces * host_stride(pieces, each) <= bench.capacity() &&
+         pieces * align_up(each, 256) <= bench.capacity();
+}
+
+Pieces lay_out(const LinkBench& bench, std::size_t count, std::size_t each, CopyDirection direction) {
+  const std::vector<std::size_t> sizes(count, each);
+  Pieces result{.pieces = {}, .host_offsets = {}, .layout = PackedLayout::of(sizes)};
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = i * host_stride(count, each);
+    const std::size_t there = result.layout.offsets[i];
+    result.host_offsets.push_back(at);
+    result.pieces.push_back(
+        direction == CopyDirection::h2d
+            ? TransferPiece{bench.pageable_source() + at, bench.device_target() + there, each}
+            : TransferPiece{bench.device_source() + there, bench.pageable_target() + at, each});
+  }
+  return result;
+}
+
+void check_pieces(LinkBench& bench, std::string_view name, const Pieces& laid, CopyDirection direction) {
+  const bool h2d = direction == CopyDirection::h2d;
+  if (h2d) bench.read_back(laid.layout.bytes);
+  for (std::size_t i = 0; i < laid.pieces.size(); ++i) {
+    const std::size_t host = laid.host_offsets[i];
+    const std::size_t device = laid.layout.offsets[i];
+    bench.check_host(name, h2d ? bench.pinned_target() + device : bench.pageable_target() + host,
+                     laid.pieces[i].bytes, h2d ? host : device);
+  }
+}
+
+std::vector<std::pair<std::size_t, std::size_t>> packed_grid(const LinkBench& bench) {
+  constexpr std::size_t kMostBytes = 64 * kMiB;
+  const std::size_t step = bench.quick() ? 4 : 2;
+  std::vector<std::pair<std::size_t, std::size_t>> grid;
+  for (std::size_t pieces = 1; pieces <= 4096; pieces *= 4) {
+    for (std::size_t each = 256; pieces * each <= kMostBytes; each *= step) {
+      if (fits(bench, pieces, each)) grid.emplace_back(pieces, each);
+    }
+  }
+  return grid;
+}
+
+}  // namespace
+
+void measure_curve(LinkRun& run, Curve curve) {
+  const CurveWork work = work_of(run, curve);
+  LinkSeries series{.name = std::string(curve_name(curve)), .timing = LinkTiming::call, .points = {}};
+  std::vector<LinkProfile::Point> points;
+  const auto sizes = run.bench.sizes();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::size_t bytes = sizes[i];
+    work.poison(bytes);
+    const Summary seconds = run.bench.repeat_timed(bytes, [&] { work.copy(bytes); });
+    work.check(bytes);
+    series.points.push_back({.bytes = bytes * work.counted, .pieces = 1, .seconds = seconds});
+    points.push_back({bytes * work.counted, std::max(seconds.median, kLeastSeconds)});
+    run.advance(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));
+  }
+  run.result.series.push_back(std::move(series));
+  run.result.profile.curves[curve] = std::move(points);
+}
+
+void measure_wire(LinkRun& run, Curve curve) {
+  LinkBench& bench = run.bench;
+  const Device& device = bench.device();
+  const CurveWork work = work_of(run, curve);
+  std::vector<Lane> lanes;
+  if (curve != Curve::pinned_d2h) {
+    lanes.emplace_back(device, CopyDirection::h2d, bench.device_target(), bench.pinned_source());
+  }
+  if (curve != Curve::pinned_h2d) {
+    lanes.emplace_back(device, CopyDirection::d2h, bench.pinned_target(), bench.device_source());
+  }
+  Gate gate(device);
+  LinkSeries series{.name = std::string(curve_name(curve)), .timing = LinkTiming::wire, .points = {}};
+  const auto sizes = bench.sizes();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::size_t bytes = sizes[i];
+    work.poison(bytes);
+    const Summary seconds =
+        bench.repeat(bytes, [&] { return gated_seconds(device.backend(), gate, lanes, bytes); });
+    work.check(bytes);
+    series.points.push_back({.bytes = bytes * lanes.size(), .pieces = 1, .seconds = seconds});
+    run.advance(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));
+  }
+  run.result.series.push_back(std::move(series));
+}
+
+void measure_packed(LinkRun& run, CopyDirection direction) {
+  const bool h2d = direction == CopyDirection::h2d;
+  LinkBench& bench = run.bench;
+  LinkSeries series{.name = h2d ? "packed_h2d" : "packed_d2h", .timing = LinkTiming::call, .points = {}};
+  auto& points = h2d ? run.result.profile.packed_h2d : run.result.profile.packed_d2h;
+  points.clear();
+  const auto grid = packed_grid(bench);
+  for (std::size_t i = 0; i < grid.size(); ++i) {
+    const auto [count, each] = grid[i];
+    const Pieces laid = lay_out(bench, count, each, direction);
+    if (h2d) {
+      bench.poison_device(laid.layout.bytes);
+    } else {
+      bench.poison_host(bench.pageable_target(), laid.host_offsets.back() + each);
+    }
+    const Summary seconds = bench.repeat_timed(count * each, [&] {
+      run.engine->copy_pieces(laid.pieces, direction, {.path = TransferPath::packed}).synchronize();
+    });
+    check_pieces(bench, series.name, laid, direction);
+    series.points.push_back({.bytes = count * each, .pieces = count, .seconds = seconds});
+    points.push_back({count, count * each, std::max(seconds.median, kLeastSeconds)});
+    run.advance(static_cast<double>(i + 1) / static_cast<double>(grid.size()));
+  }
+  run.result.series.push_back(std::move(series));
+}
+
+void measure_copy_interval(LinkRun& run) {
+  constexpr std::size_t kSmall = 4 * kKiB;
+  LinkBench& bench = run.bench;
+  const std::size_t count = std::min<std::size_t>(256, bench.capacity() / kSmall);
+  std::vector<TransferPiece> pieces;
+  for (std::size_t i = 0; i < count; ++i) {
+    pieces.push_back({bench.pinned_source() + i * kSmall, bench.device_target() + i * kSmall, kSmall});
+  }
+  bench.poison_device(count * kSmall);
+  const auto seconds_for = [&](std::span<const TransferPiece> some) {
+    return bench
+        .repeat_timed(
+            some.size_bytes(),
+            [&] {
+              run.engine->copy_pieces(some, CopyDirection::h2d, {.path = TransferPath::direct}).synchronize();
+            })
+        .median;
+  };
+  const double one = seconds_for(std::span(pieces).first(1));
+  const double all = seconds_for(pieces);
+  bench.check_device("small copies back to back", count * kSmall);
+  run.result.profile.copy_interval = std::max((all - one) / static_cast<double>(count - 1), kLeastSeconds);
+}
+
+}  // namespace penstock

@@ -1,0 +1,256 @@
+#include "doctor/link_stages.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/copy_bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/memory/registration.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+
+namespace penstock {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kGoodEnough = 0.985;
+
+double host_copy_rate(LinkBench& bench, WorkerTeam& team, std::size_t bytes, StoreKind stores) {
+  const std::size_t parts = 4 * team.threads();
+  const std::size_t part = align_up(bytes / parts, 64);
+  bench.poison_host(bench.pinned_target(), bytes);
+  const Summary seconds = bench.repeat_timed(bytes, [&] {
+    team.for_each(parts, [&](std::size_t i) {
+      const std::size_t begin = std::min(i * part, bytes);
+      const std::size_t end = i + 1 == parts ? bytes : std::min(begin + part, bytes);
+      copy_bytes(bench.pinned_target() + begin, bench.pageable_source() + begin, end - begin, stores);
+    });
+  });
+  bench.check_host("a copy within host memory", bench.pinned_target(), bytes);
+  return static_cast<double>(bytes) / seconds.median;
+}
+
+struct StagingSetting {
+  unsigned threads;
+  std::size_t chunk_bytes;
+  bool streaming_stores;
+};
+
+StagingTrial try_staging(LinkRun& run, std::size_t bytes, StagingSetting setting) {
+  LinkBench& bench = run.bench;
+  TransferEngine engine(bench.device(), {.profile = run.result.profile,
+                                         .threads = setting.threads,
+                                         .chunk_bytes = setting.chunk_bytes,
+                                         .streaming_stores = setting.streaming_stores});
+  bench.poison_device(bytes);
+  const Summary seconds = bench.repeat_timed(bytes, [&] {
+    engine.copy(bench.device_target(), bench.pageable_source(), bytes, {.path = TransferPath::staged})
+        .synchronize();
+  });
+  bench.check_device("staging", bytes);
+  return {.threads = setting.threads,
+          .chunk_bytes = setting.chunk_bytes,
+          .streaming_stores = setting.streaming_stores,
+          .bytes_per_second = static_cast<double>(bytes) / seconds.median};
+}
+
+/// The fewest threads that are nearly as fast as the fastest trial; among equals the faster.
+StagingTrial best_of(const std::vector<StagingTrial>& trials) {
+  double best = 0;
+  for (const auto& trial : trials) best = std::max(best, trial.bytes_per_second);
+  return *std::min_element(trials.begin(), trials.end(), [&](const auto& a, const auto& b) {
+    const bool a_good = a.bytes_per_second >= kGoodEnough * best;
+    const bool b_good = b.bytes_per_second >= kGoodEnough * best;
+    if (a_good != b_good) return a_good;
+    if (a.threads != b.threads) return a.threads < b.threads;
+    return a.bytes_per_second > b.bytes_per_second;
+  });
+}
+
+/// Runs one cost's measurement; where the machine refuses, the cost stays 0 and a note says why.
+void cost_or_note(LinkRun& run, std::string_view what, const std::function<void()>& measure) {
+  const auto note = [&](const Error& error) {
+    run.result.notes.push_back(fmt::format("The cost of {} was not measured: {}", what, error.what()));
+  };
+  try {
+    measure();
+  } catch (const OutOfMemory& error) {
+    note(error);
+  } catch (const Unsupported& error) {
+    note(error);
+  }
+}
+
+}  // namespace
+
+void measure_overhead(LinkRun& run) {
+  LinkBench& bench = run.bench;
+  Backend& backend = bench.device().backend();
+  const Stream& stream = bench.stream();
+  Event event = bench.device().create_event();
+  constexpr std::size_t kRepetitions = 300;
+  std::vector<double> copy, record, query, synchronize;
+  const auto timed = [](std::vector<double>& into, auto&& call) {
+    const auto begin = Clock::now();
+    call();
+    into.push_back(seconds_since(begin));
+  };
+  for (std::size_t i = 0; i < kRepetitions; ++i) {
+    timed(copy, [&] {
+      backend.copy(bench.device_target(), bench.pinned_source(), 4 * kKiB, CopyDirection::h2d,
+                   stream.native());
+    });
+    stream.synchronize();
+    timed(record, [&] { event.record(stream); });
+    event.synchronize();
+    timed(query, [&] { static_cast<void>(event.query()); });
+    timed(synchronize, [&] { stream.synchronize(); });
+  }
+  run.result.overhead = {.enqueue_copy = summarize(copy),
+                         .record_event = summarize(record),
+                         .query_event = summarize(query),
+                         .synchronize_idle = summarize(synchronize)};
+}
+
+void measure_host_copy(LinkRun& run) {
+  constexpr unsigned kMostThreads = 16;
+  LinkBench& bench = run.bench;
+  const std::size_t bytes = std::min(bench.capacity(), (bench.quick() ? 64 : 256) * kMiB);
+  const unsigned most = std::clamp(host_topology().processors, 1u, kMostThreads);
+  run.result.profile.host_copy_rate.clear();
+  for (unsigned threads = 1; threads <= most; ++threads) {
+    WorkerTeam team({.threads = threads, .on_start = {}});
+    const HostCopyRate rate{.threads = threads,
+                            .cached = host_copy_rate(bench, team, bytes, StoreKind::cached),
+                            .streaming = host_copy_rate(bench, team, bytes, StoreKind::streaming)};
+    run.result.host_copy.push_back(rate);
+    run.result.profile.host_copy_rate.push_back(std::max(rate.cached, rate.streaming));
+    run.advance(static_cast<double>(threads) / most);
+  }
+}
+
+void measure_setup(LinkRun& run) {
+  LinkBench& bench = run.bench;
+  const Device& device = bench.device();
+  const std::size_t bytes = std::min(bench.capacity(), bench.quick() ? 256 * kMiB : kGiB);
+  const double per_gib = static_cast<double>(kGiB) / static_cast<double>(bytes);
+  const std::size_t repetitions = bench.quick() ? 1 : 3;
+  auto& setup = run.result.profile.setup;
+  const auto median = [&](double& cost, const std::vector<double>& seconds) {
+    cost = summarize(seconds).median * per_gib;
+  };
+
+  cost_or_note(run, "the driver's own allocation", [&] {
+    std::vector<double> seconds;
+    for (std::size_t i = 0; i < repetitions; ++i) {
+      const auto begin = Clock::now();
+      void* data = device.backend().host_allocate(bytes);
+      seconds.push_back(seconds_since(begin));
+      device.backend().host_free(data);
+      run.advance(0.5 * static_cast<double>(i + 1) / static_cast<double>(repetitions));
+    }
+    median(setup.driver_allocate, seconds);
+  });
+  cost_or_note(run, "a pinned pool", [&] {
+    std::vector<double> seconds;
+    for (std::size_t i = 0; i < repetitions; ++i) {
+      const auto begin = Clock::now();
+      Pool pool = make_pinned_pool(device);
+      pool.reserve(bytes);
+      seconds.push_back(seconds_since(begin));
+    }
+    median(setup.pinned_pool, seconds);
+    run.advance(0.75);
+  });
+  cost_or_note(run, "registering memory", [&] {
+    std::vector<double> lock, unlock;
+    for (std::size_t i = 0; i < repetitions; ++i) {
+      auto begin = Clock::now();
+      std::optional<Registration> registration(std::in_place, device, bench.pageable_target(), bytes);
+      lock.push_back(seconds_since(begin));
+      begin = Clock::now();
+      registration.reset();
+      unlock.push_back(seconds_since(begin));
+    }
+    median(setup.register_touched, lock);
+    median(setup.unregister, unlock);
+    run.advance(1);
+  });
+}
+
+namespace {
+
+/// The trials made so far, each setting once.
+class StagingSearch {
+ public:
+  explicit StagingSearch(LinkRun& run)
+      : run_(run), bytes_(std::min(run.bench.capacity(), (run.bench.quick() ? 256 : 512) * kMiB)) {}
+
+  /// Bytes per second of a setting; 0 where there is no memory for it.
+  double rate(unsigned threads, std::size_t chunk_bytes, bool streaming_stores) {
+    auto& trials = run_.result.staging_trials;
+    const auto known = std::find_if(trials.begin(), trials.end(), [&](const StagingTrial& trial) {
+      return trial.threads == threads && trial.chunk_bytes == chunk_bytes &&
+             trial.streaming_stores == streaming_stores;
+    });
+    if (known != trials.end()) return known->bytes_per_second;
+    try {
+      trials.push_back(try_staging(run_, bytes_, {threads, chunk_bytes, streaming_stores}));
+      return trials.back().bytes_per_second;
+    } catch (const OutOfMemory&) {
+      refusal_ = std::current_exception();
+    } catch (const Unsupported&) {
+      refusal_ = std::current_exception();
+    }
+    return 0;
+  }
+
+  [[nodiscard]] StagingTrial best() const {
+    if (run_.result.staging_trials.empty()) std::rethrow_exception(refusal_);
+    return best_of(run_.result.staging_trials);
+  }
+
+ private:
+  LinkRun& run_;
+  std::size_t bytes_;
+  std::exception_ptr refusal_;
+};
+
+}  // namespace
+
+void search_staging(LinkRun& run) {
+  const unsigned most = std::clamp(host_topology().processors, 1u, 8u);
+  const unsigned step = run.bench.quick() && most > 4 ? 2 : 1;
+  StagingSearch search(run);
+  for (unsigned threads = most; threads >= 1; threads = threads > step ? threads - step : 0) {
+    search.rate(threads, 4 * kMiB, true);
+    run.advance(0.5 * (1 - static_cast<double>(threads - 1) / most));
+  }
+  const unsigned threads = search.best().threads;
+  double done = 0.5;
+  for (const std::size_t chunk : {4 * kMiB, 2 * kMiB, 1 * kMiB, 8 * kMiB}) {
+    for (const bool streaming : {true, false}) {
+      search.rate(threads, chunk, streaming);
+      run.advance(done += 0.05);
+    }
+  }
+  // Another chunk may do with fewer threads than the one that they were chosen with.
+  const StagingTrial found = search.best();
+  for (unsigned fewer = found.threads - 1; fewer >= 1; --fewer) {
+    const double rate = search.rate(fewer, found.chunk_bytes, found.streaming_stores);
+    if (rate < kGoodEnough * found.bytes_per_second) break;
+  }
+
+  const StagingTrial best = search.best();
+  LinkProfile& profile = run.result.profile;
+  profile.staging_threads = best.threads;
+  profile.chunk_bytes = best.chunk_bytes;
+  profile.streaming_stores = best.streaming_stores;
+  run.engine = std::make_unique<TransferEngine>(run.bench.device(), TransferOptions{.profile = profile});
+}
+
+}  // namespace penstock

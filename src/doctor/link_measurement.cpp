@@ -1,0 +1,99 @@
+#include "doctor/link_stages.hpp"
+
+#include <penstock/doctor/link_measurement.hpp>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+
+namespace penstock {
+
+namespace {
+
+using Curve = LinkProfile::Curve;
+
+/// A part of the measurement; the weight is about the share of time it takes.
+struct Stage {
+  std::string_view step;
+  double weight;
+  std::function<void(LinkRun&)> measure;
+};
+
+Stage call(std::string_view step, double weight, Curve curve) {
+  return {step, weight, [curve](LinkRun& run) { measure_curve(run, curve); }};
+}
+
+Stage wire(std::string_view step, double weight, Curve curve) {
+  return {step, weight, [curve](LinkRun& run) { measure_wire(run, curve); }};
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text.data();
+}
+
+}  // namespace
+
+const LinkSeries* LinkMeasurement::find(std::string_view name, LinkTiming timing) const noexcept {
+  const auto found = std::find_if(series.begin(), series.end(), [&](const LinkSeries& one) {
+    return one.name == name && one.timing == timing;
+  });
+  return found == series.end() ? nullptr : &*found;
+}
+
+LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions& options) {
+  const std::array stages{
+      Stage{"call overhead", 0.2, measure_overhead},
+      Stage{"host memory copy", 3, measure_host_copy},
+      Stage{"staging settings", 3, search_staging},
+      call("pinned H2D", 1.5, Curve::pinned_h2d),
+      call("pinned D2H", 1.5, Curve::pinned_d2h),
+      call("pinned, both at once", 1.5, Curve::pinned_both),
+      wire("pinned H2D on the wire", 1.5, Curve::pinned_h2d),
+      wire("pinned D2H on the wire", 1.5, Curve::pinned_d2h),
+      wire("both at once on the wire", 1.5, Curve::pinned_both),
+      Stage{"small copies back to back", 0.1, measure_copy_interval},
+      call("pageable H2D by the driver", 3, Curve::pageable_h2d),
+      call("pageable D2H by the driver", 2, Curve::pageable_d2h),
+      call("staged H2D", 1.5, Curve::staged_h2d),
+      call("staged D2H", 1.5, Curve::staged_d2h),
+      Stage{"packed H2D", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::h2d); }},
+      Stage{"packed D2H", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::d2h); }},
+      call("zero-copy H2D", 1.5, Curve::zero_copy_h2d),
+      call("within the device", 1, Curve::device_d2d),
+      Stage{"cost of memory", 2, measure_setup},
+  };
+
+  const auto begin = std::chrono::steady_clock::now();
+  LinkMeasurement result;
+  result.profile = LinkProfile::defaults(device.info());
+  if (options.progress) options.progress({0, "taking memory"});
+  LinkBench bench(device, options, result.notes);
+  LinkRun run{.bench = bench, .result = result, .engine = {}, .advance = {}};
+
+  double total = 0;
+  for (const Stage& stage : stages) total += stage.weight;
+  double before = 0;
+  for (const Stage& stage : stages) {
+    run.advance = [&](double part) {
+      bench.report(stage.step, (before + stage.weight * std::min(part, 1.0)) / total);
+    };
+    run.advance(0);
+    stage.measure(run);
+    before += stage.weight;
+  }
+  bench.report("done", 1);
+
+  result.profile.link = device.info().link;
+  result.profile.measured = true;
+  result.profile.measured_at = utc_now();
+  result.verified_bytes = bench.verified_bytes();
+  result.seconds = seconds_since(begin);
+  return result;
+}
+
+}  // namespace penstock

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "doctor/link_bench.hpp"
+
+#include <penstock/transfer/transfer_engine.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+namespace penstock {
+
+/// What the stages of a measurement share. Stages stand in the order in which measure_link names them.
+struct LinkRun {
+  LinkBench& bench;
+  LinkMeasurement& result;
+  /// Made by search_staging, with the settings it found.
+  std::unique_ptr<TransferEngine> engine;
+  /// Takes the part of the present stage that is done.
+  std::function<void(double)> advance;
+};
+
+/// Fills result.overhead.
+void measure_overhead(LinkRun& run);
+/// Fills result.host_copy and the profile's host_copy_rate.
+void measure_host_copy(LinkRun& run);
+/// Fills the profile's setup costs.
+void measure_setup(LinkRun& run);
+/// Tries threads, chunks and stores; fills result.staging_trials, the profile's settings, and run.engine.
+void search_staging(LinkRun& run);
+/// Fills a curve of the profile, by the host's clock.
+void measure_curve(LinkRun& run, LinkProfile::Curve curve);
+/// Adds the series of a pinned curve by the device's clock.
+void measure_wire(LinkRun& run, LinkProfile::Curve curve);
+/// Fills the profile's grid of a direction.
+void measure_packed(LinkRun& run, CopyDirection direction);
+/// Fills the profile's copy_interval.
+void measure_copy_interval(LinkRun& run);
+
+}  // namespace penstock
