@@ -1,0 +1,135 @@
+#include "device/host/gather.hpp"
+
+#include "device/host/small_floats.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+namespace penstock {
+
+namespace {
+
+/// Calls `visit` with a value of the type that `dtype` names; bool and float64 are only ever copied.
+template <typename Visit>
+void with_type(DType dtype, Visit&& visit) noexcept {
+  switch (dtype) {
+    case DType::uint8:
+      return visit(std::uint8_t{});
+    case DType::int8:
+      return visit(std::int8_t{});
+    case DType::uint16:
+      return visit(std::uint16_t{});
+    case DType::int16:
+      return visit(std::int16_t{});
+    case DType::uint32:
+      return visit(std::uint32_t{});
+    case DType::int32:
+      return visit(std::int32_t{});
+    case DType::uint64:
+      return visit(std::uint64_t{});
+    case DType::int64:
+      return visit(std::int64_t{});
+    case DType::float16:
+      return visit(Half{});
+    case DType::bfloat16:
+      return visit(BFloat16{});
+    case DType::float32:
+      return visit(float{});
+    case DType::boolean:
+    case DType::float64:
+      return;
+  }
+}
+
+template <typename T>
+concept FloatTarget = std::is_same_v<T, float> || std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
+
+template <typename T>
+concept FloatSource = FloatTarget<T> || (std::is_integral_v<T> && sizeof(T) <= 2);
+
+/// A pair of types that can_widen allows and the compiler has to see.
+template <typename From, typename To>
+constexpr bool converts() {
+  if constexpr (FloatTarget<To>) return FloatSource<From>;
+  if constexpr (std::is_integral_v<From> && std::is_integral_v<To>) return sizeof(From) < sizeof(To);
+  return false;
+}
+
+template <typename From, typename To>
+void convert_row(const From* __restrict from, To* __restrict to, std::size_t elements) noexcept {
+  for (std::size_t e = 0; e < elements; ++e) {
+    if constexpr (FloatTarget<To>) {
+      from_float(to_float(from[e]), to[e]);
+    } else {
+      to[e] = static_cast<To>(from[e]);
+    }
+  }
+}
+
+template <typename From, typename To>
+void scale_run(const From* __restrict from, To* __restrict to, std::size_t elements, float scale,
+               float shift) noexcept {
+  for (std::size_t e = 0; e < elements; ++e) from_float(to_float(from[e]) * scale + shift, to[e]);
+}
+
+template <typename From, FloatTarget To>
+void scale_row(const GatherRequest& request, const From* from, To* to) noexcept {
+  std::uint32_t channel = 0;
+  for (std::size_t e = 0; e < request.row_elements;) {
+    const std::size_t run = std::min<std::size_t>(request.channel_elements, request.row_elements - e);
+    scale_run(from + e, to + e, run, request.scale != nullptr ? request.scale[channel] : 1.0F,
+              request.shift != nullptr ? request.shift[channel] : 0.0F);
+    e += run;
+    channel = channel + 1 == request.channels ? 0 : channel + 1;
+  }
+}
+
+/// Calls `row(source, destination)` for each row that exists, and zeroes the others.
+template <typename Row>
+void for_each_row(const GatherRequest& request, Row&& row) noexcept {
+  const std::size_t row_bytes = request.row_elements * dtype_bytes(request.from);
+  const std::size_t stride = request.row_stride_bytes != 0 ? request.row_stride_bytes : row_bytes;
+  const std::size_t result_bytes = request.row_elements * dtype_bytes(request.to);
+  const auto* source = static_cast<const std::byte*>(request.source);
+  auto* destination = static_cast<std::byte*>(request.destination);
+  for (std::uint64_t i = 0; i < request.count; ++i, destination += result_bytes) {
+    const std::uint64_t index = request.indices != nullptr ? request.indices[i] : i;
+    if (index < request.source_rows) {
+      row(source + index * stride, destination);
+    } else {
+      std::memset(destination, 0, result_bytes);
+    }
+  }
+}
+
+template <typename From, typename To>
+void gather_as(const GatherRequest& request) noexcept {
+  if constexpr (FloatTarget<To>) {
+    if (request.scale != nullptr || request.shift != nullptr) {
+      return for_each_row(request, [&](const std::byte* from, std::byte* to) {
+        scale_row(request, reinterpret_cast<const From*>(from), reinterpret_cast<To*>(to));
+      });
+    }
+  }
+  for_each_row(request, [&](const std::byte* from, std::byte* to) {
+    convert_row(reinterpret_cast<const From*>(from), reinterpret_cast<To*>(to), request.row_elements);
+  });
+}
+
+}  // namespace
+
+void gather_on_host(const GatherRequest& request) noexcept {
+  if (request.from == request.to && request.scale == nullptr && request.shift == nullptr) {
+    const std::size_t bytes = request.row_elements * dtype_bytes(request.from);
+    return for_each_row(request, [&](const std::byte* from, std::byte* to) { std::memcpy(to, from, bytes); });
+  }
+  with_type(request.from, [&]<typename From>(From) {
+    with_type(request.to, [&]<typename To>(To) {
+      if constexpr (converts<From, To>()) gather_as<From, To>(request);
+    });
+  });
+}
+
+}  // namespace penstock

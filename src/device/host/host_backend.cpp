@@ -1,0 +1,358 @@
+#include "device/host/host_backend.hpp"
+
+#include "device/gather_rules.hpp"
+#include "device/host/host_core.hpp"
+#include "device/host/host_event.hpp"
+#include "device/host/host_stream.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+/// What the driver copies into its own command buffer at the call, when it comes from pageable memory.
+constexpr std::size_t kTakenAtCall = 64 * kKiB;
+
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(const HostOptions& options)
+      : info_(host_device_info(options)), core_(std::make_shared<HostCore>(options, info_.memory_bytes)) {}
+  ~HostBackend() override;
+
+  const DeviceInfo& info() const noexcept override { return info_; }
+  DeviceMemory memory() const override;
+
+  StreamHandle stream_create(StreamPriority priority) override;
+  void stream_destroy(StreamHandle stream) noexcept override;
+  bool stream_query(StreamHandle stream) override;
+  void stream_synchronize(StreamHandle stream) override;
+  void stream_wait_event(StreamHandle stream, EventHandle event) override;
+  void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override;
+  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override;
+  void stream_occupy(StreamHandle stream, double seconds) override;
+
+  EventHandle event_create(EventTiming timing) override;
+  void event_destroy(EventHandle event) noexcept override;
+  void event_record(EventHandle event, StreamHandle stream) override;
+  bool event_query(EventHandle event) override;
+  void event_synchronize(EventHandle event) override;
+  double event_elapsed(EventHandle begin, EventHandle end) override;
+
+  void* device_allocate(std::size_t bytes) override;
+  void device_free(void* data) noexcept override;
+  void host_register(void* data, std::size_t bytes, bool read_only) override;
+  void host_unregister(void* data) noexcept override;
+  void* host_allocate(std::size_t bytes) override;
+  void host_free(void* data) noexcept override;
+  MemoryKind kind_of(const void* data) const override;
+  void* device_address(void* locked) const override;
+
+  void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
+            StreamHandle stream) override;
+  void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override;
+  void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override;
+  void gather(const GatherRequest& request, StreamHandle stream) override;
+
+ private:
+  [[nodiscard]] bool forked() const noexcept { return generation_ != fork_generation(); }
+  void enter(const char* call) const;
+  HostStream& stream_of(StreamHandle handle);
+  static HostEvent& event_of(EventHandle handle, const char* call);
+  std::uint64_t enqueue(HostStream& stream, const Work& work);
+  void require_reach(const void* data, std::size_t bytes, bool write, const char* call,
+                     const char* what) const;
+  void drain() noexcept;
+
+  const std::uint64_t generation_ = fork_generation();
+  const DeviceInfo info_;
+  const std::shared_ptr<HostCore> core_;
+  std::mutex default_mutex_;
+  std::shared_ptr<HostStream> default_;  // guarded by default_mutex_ until it is made
+};
+
+[[noreturn]] void refuse(const char* call, const std::string& detail) {
+  throw DeviceError("PENSTOCK_INVALID_VALUE", call, 1, detail);
+}
+
+/// The direction and the kinds must agree, and each end lie whole in what it begins in.
+void check_ends(const RangeKind& destination, const RangeKind& source, CopyDirection direction) {
+  if (!destination.whole || !source.whole) {
+    refuse("copy", "One end runs past the end of the device or locked memory it begins in.");
+  }
+  if (!destination.writable) refuse("copy", "The destination was registered read-only.");
+  const bool to_device = destination.kind == MemoryKind::device;
+  const bool from_device = source.kind == MemoryKind::device;
+  const bool agree = direction == CopyDirection::h2d ? to_device && !from_device
+                     : direction == CopyDirection::d2h
+                         ? from_device && !to_device
+                         : is_device_accessible(destination.kind) && is_device_accessible(source.kind);
+  if (!agree) {
+    refuse("copy", fmt::format("{} from {} to {} memory: the direction and the kinds disagree.",
+                               copy_direction_name(direction), memory_kind_name(source.kind),
+                               memory_kind_name(destination.kind)));
+  }
+}
+
+// A thread that is going to end may free the stream at once, so whoever ends it holds it meanwhile.
+void end_stream(const std::shared_ptr<HostStream>& stream) { stream->need(stream->enqueue(EndWork{})); }
+
+HostBackend::~HostBackend() {
+  if (forked()) return;
+  core_->closing.store(true, std::memory_order_relaxed);
+  for (const auto& stream : core_->live_streams()) end_stream(stream);
+  core_->late_book.clear();
+}
+
+void HostBackend::enter(const char* call) const {
+  if (forked()) {
+    throw DeviceError("PENSTOCK_FORKED", call, 2,
+                      "This process was forked after the device was opened; open it again in the child.");
+  }
+  if (core_->illegal_address.load(std::memory_order_relaxed)) {
+    throw DeviceError("PENSTOCK_ILLEGAL_ADDRESS", call, 3,
+                      "An earlier copy_pieces had a piece outside device and locked memory.");
+  }
+}
+
+HostStream& HostBackend::stream_of(StreamHandle handle) {
+  if (handle != nullptr) return *static_cast<HostStream*>(handle);
+  const std::lock_guard lock(default_mutex_);
+  if (default_ == nullptr) default_ = HostStream::start(core_);
+  return *default_;
+}
+
+HostEvent& HostBackend::event_of(EventHandle handle, const char* call) {
+  if (handle == nullptr) refuse(call, "The event is null.");
+  return *static_cast<HostEvent*>(handle);
+}
+
+std::uint64_t HostBackend::enqueue(HostStream& stream, const Work& work) {
+  return core_->late ? core_->late_book.enqueue(stream, work) : stream.enqueue(work);
+}
+
+void HostBackend::require_reach(const void* data, std::size_t bytes, bool write, const char* call,
+                                const char* what) const {
+  const RangeKind kind = core_->memory.kind_of(data, bytes);
+  if (is_device_accessible(kind.kind) && kind.whole && (kind.writable || !write)) return;
+  refuse(call, fmt::format("The {} at {} is not device or locked memory that the device may {} throughout.",
+                           what, data, write ? "write" : "read"));
+}
+
+// As the driver does before it takes memory away: work may still use it.
+void HostBackend::drain() noexcept {
+  for (const auto& stream : core_->live_streams()) stream->wait(stream->newest());
+}
+
+DeviceMemory HostBackend::memory() const {
+  enter("memory");
+  return core_->memory.memory();
+}
+
+StreamHandle HostBackend::stream_create(StreamPriority /*priority*/) {
+  enter("stream_create");
+  return HostStream::start(core_).get();
+}
+
+void HostBackend::stream_destroy(StreamHandle stream) noexcept {
+  if (stream == nullptr || forked()) return;
+  end_stream(static_cast<HostStream*>(stream)->shared_from_this());
+}
+
+bool HostBackend::stream_query(StreamHandle stream) {
+  enter("stream_query");
+  return stream_of(stream).query();
+}
+
+void HostBackend::stream_synchronize(StreamHandle stream) {
+  enter("stream_synchronize");
+  HostStream& target = stream_of(stream);
+  target.wait(target.newest());
+  enter("stream_synchronize");
+}
+
+void HostBackend::stream_wait_event(StreamHandle stream, EventHandle event) {
+  enter("stream_wait_event");
+  event_of(event, "stream_wait_event").enqueue_wait(stream_of(stream));
+}
+
+void HostBackend::stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) {
+  enter("stream_wait_value");
+  require_reach(word, sizeof *word, false, "stream_wait_value", "word");
+  if (reinterpret_cast<std::uintptr_t>(word) % sizeof *word != 0) {
+    refuse("stream_wait_value", "The word is not aligned to 4 bytes.");
+  }
+  stream_of(stream).enqueue(WaitValueWork{word, value});
+}
+
+void HostBackend::stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) {
+  enter("stream_host_function");
+  if (function == nullptr) refuse("stream_host_function", "The function is null.");
+  HostStream& target = stream_of(stream);
+  // Somebody may wait for the function by ways of their own, which the late mode does not see.
+  target.need(enqueue(target, HostFunctionWork{function, argument}));
+}
+
+void HostBackend::stream_occupy(StreamHandle stream, double seconds) {
+  enter("stream_occupy");
+  if (!(seconds >= 0) || seconds > 1e6) refuse("stream_occupy", "The time is not from 0 to 1e6 seconds.");
+  stream_of(stream).enqueue(OccupyWork{std::chrono::nanoseconds(std::llround(seconds * 1e9))});
+}
+
+EventHandle HostBackend::event_create(EventTiming timing) {
+  enter("event_create");
+  return new HostEvent(timing);
+}
+
+void HostBackend::event_destroy(EventHandle event) noexcept {
+  if (event == nullptr || forked()) return;
+  static_cast<HostEvent*>(event)->release();
+}
+
+void HostBackend::event_record(EventHandle event, StreamHandle stream) {
+  enter("event_record");
+  event_of(event, "event_record").record(stream_of(stream));
+}
+
+bool HostBackend::event_query(EventHandle event) {
+  enter("event_query");
+  return event_of(event, "event_query").query();
+}
+
+void HostBackend::event_synchronize(EventHandle event) {
+  enter("event_synchronize");
+  event_of(event, "event_synchronize").synchronize();
+  enter("event_synchronize");
+}
+
+double HostBackend::event_elapsed(EventHandle begin, EventHandle end) {
+  enter("event_elapsed");
+  const auto from = event_of(begin, "event_elapsed").time();
+  const auto to = event_of(end, "event_elapsed").time();
+  if (!from || !to) {
+    refuse("event_elapsed", "Both events must keep time, have been recorded, and be done.");
+  }
+  return static_cast<double>(*to - *from) / 1e9;
+}
+
+void* HostBackend::device_allocate(std::size_t bytes) {
+  enter("device_allocate");
+  return core_->memory.device_allocate(bytes);
+}
+
+void HostBackend::device_free(void* data) noexcept {
+  if (data == nullptr || forked()) return;
+  drain();
+  core_->memory.device_free(data);
+}
+
+void HostBackend::host_register(void* data, std::size_t bytes, bool read_only) {
+  enter("host_register");
+  core_->memory.host_register(data, bytes, read_only);
+}
+
+void HostBackend::host_unregister(void* data) noexcept {
+  if (data == nullptr || forked()) return;
+  drain();
+  core_->memory.host_unregister(data);
+}
+
+void* HostBackend::host_allocate(std::size_t bytes) {
+  enter("host_allocate");
+  return core_->memory.host_allocate(bytes);
+}
+
+void HostBackend::host_free(void* data) noexcept {
+  if (data == nullptr || forked()) return;
+  drain();
+  core_->memory.host_free(data);
+}
+
+MemoryKind HostBackend::kind_of(const void* data) const {
+  enter("kind_of");
+  return core_->memory.kind_of(data, 1).kind;
+}
+
+void* HostBackend::device_address(void* locked) const {
+  enter("device_address");
+  if (core_->memory.kind_of(locked, 1).kind == MemoryKind::pinned) return locked;
+  throw InvalidArgument(
+      fmt::format("the memory at {} is not locked, so the device has no address for it", locked));
+}
+
+void HostBackend::copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
+                       StreamHandle stream) {
+  enter("copy");
+  HostStream& target = stream_of(stream);
+  if (bytes == 0) return;
+  if (destination == nullptr || source == nullptr) refuse("copy", "One end is null.");
+  const RangeKind to = core_->memory.kind_of(destination, bytes);
+  const RangeKind from = core_->memory.kind_of(source, bytes);
+  check_ends(to, from, direction);
+  CopyWork work{destination, source, bytes, direction, nullptr};
+  const bool pageable = from.kind == MemoryKind::pageable || to.kind == MemoryKind::pageable;
+  if (!pageable) {
+    enqueue(target, work);
+  } else if (direction == CopyDirection::h2d && bytes <= kTakenAtCall) {
+    work.staged = new std::byte[bytes];
+    work.source = std::memcpy(work.staged, source, bytes);
+    enqueue(target, work);
+  } else {
+    target.wait(target.enqueue(work));
+  }
+}
+
+void HostBackend::fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) {
+  enter("fill");
+  HostStream& target = stream_of(stream);
+  if (bytes == 0) return;
+  require_reach(destination, bytes, true, "fill", "destination");
+  enqueue(target, FillWork{destination, bytes, value});
+}
+
+void HostBackend::copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) {
+  enter("copy_pieces");
+  HostStream& target = stream_of(stream);
+  if (count == 0) return;
+  require_reach(pieces, count * sizeof *pieces, false, "copy_pieces", "table of pieces");
+  enqueue(target, PiecesWork{pieces, count});
+}
+
+void HostBackend::gather(const GatherRequest& request, StreamHandle stream) {
+  enter("gather");
+  check_gather(request);
+  HostStream& target = stream_of(stream);
+  const std::uint64_t row = request.row_elements * dtype_bytes(request.from);
+  if (request.count == 0 || row == 0) return;
+  const auto reads = [&](const void* data, std::uint64_t bytes, const char* what) {
+    if (data != nullptr && bytes != 0) require_reach(data, bytes, false, "gather", what);
+  };
+  const std::uint64_t stride = request.row_stride_bytes != 0 ? request.row_stride_bytes : row;
+  if (request.source_rows != 0) reads(request.source, (request.source_rows - 1) * stride + row, "source");
+  reads(request.indices, request.count * sizeof *request.indices, "list of indices");
+  reads(request.scale, request.channels * sizeof *request.scale, "scale");
+  reads(request.shift, request.channels * sizeof *request.shift, "shift");
+  require_reach(request.destination, request.count * request.row_elements * dtype_bytes(request.to), true,
+                "gather", "destination");
+  const bool over_link =
+      request.source_rows != 0 && core_->memory.kind_of(request.source, 1).kind != MemoryKind::device;
+  enqueue(target, GatherWork{request, over_link ? request.count * row : 0});
+}
+
+}  // namespace
+
+std::shared_ptr<Backend> open_host(const HostOptions& options) {
+  return std::make_shared<HostBackend>(options);
+}
+
+}  // namespace penstock

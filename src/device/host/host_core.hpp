@@ -1,0 +1,47 @@
+#pragma once
+
+#include "device/host/host_backend.hpp"
+#include "device/host/host_memory.hpp"
+#include "device/host/late_book.hpp"
+#include "device/host/wire.hpp"
+
+#include <penstock/device/topology.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace penstock {
+
+class HostStream;
+
+/// What the streams of one host device share with each other and with the backend. The streams' threads keep
+/// it alive: they may finish their work after the backend is gone.
+struct HostCore {
+  explicit HostCore(const HostOptions& options, std::size_t memory_bytes)
+      : late(options.late),
+        memory(memory_bytes, options.lock_bytes, options.late),
+        to_device(options.link_bytes_per_second, options.latency),
+        to_host(options.link_bytes_per_second, options.latency),
+        spin(host_topology().processors > 1 ? std::chrono::microseconds(50) : std::chrono::microseconds(0)) {}
+
+  const bool late;
+  HostMemory memory;
+  Wire to_device;
+  Wire to_host;
+  LateBook late_book;
+  const std::chrono::nanoseconds spin;       ///< that an idle thread polls before it sleeps
+  std::atomic<bool> closing{false};          ///< nobody can open a gate any more
+  std::atomic<bool> illegal_address{false};  ///< a piece lay outside device and locked memory
+
+  std::mutex streams_mutex;
+  std::vector<std::weak_ptr<HostStream>> streams;  // guarded by streams_mutex
+
+  /// Those whose thread has not ended.
+  [[nodiscard]] std::vector<std::shared_ptr<HostStream>> live_streams();
+  void add(const std::shared_ptr<HostStream>& stream);
+};
+
+}  // namespace penstock

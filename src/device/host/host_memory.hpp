@@ -1,0 +1,67 @@
+#pragma once
+
+#include <penstock/device/backend.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <vector>
+
+namespace penstock {
+
+/// What a range of memory is to the host device.
+struct RangeKind {
+  MemoryKind kind = MemoryKind::pageable;
+  bool writable = true;
+  bool whole = true;  ///< false: it begins in device or locked memory and runs past its end
+};
+
+/// The memory of one host device and its view of the host's: a budget, and the ranges that are device memory
+/// or locked. Thread-safe; looking up takes a shared lock.
+class HostMemory {
+ public:
+  HostMemory(std::size_t total, std::optional<std::size_t> lock_bytes, bool poison);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  void* device_allocate(std::size_t bytes);
+  void device_free(void* data) noexcept;
+  void* host_allocate(std::size_t bytes);
+  void host_free(void* data) noexcept;
+  void host_register(void* data, std::size_t bytes, bool read_only);
+  void host_unregister(void* data) noexcept;
+
+  [[nodiscard]] DeviceMemory memory() const;
+  [[nodiscard]] RangeKind kind_of(const void* data, std::size_t bytes) const;
+  /// Whether the device may carry out all of `pieces`, and how much of them would cross the link.
+  [[nodiscard]] bool reaches(std::span<const CopyPiece> pieces, std::size_t& to_device,
+                             std::size_t& to_host) const;
+
+ private:
+  enum class Origin : std::uint8_t { device, allocated, registered };
+
+  struct Range {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    Origin origin = Origin::device;
+    bool read_only = false;
+  };
+
+  [[nodiscard]] RangeKind look_up(std::uintptr_t begin, std::uintptr_t end) const noexcept;
+  [[nodiscard]] std::vector<Range>::const_iterator find(std::uintptr_t address) const noexcept;
+  void insert(const Range& range);
+  std::optional<Range> remove(const void* data, Origin origin) noexcept;
+
+  const std::size_t total_;
+  const std::optional<std::size_t> lock_bytes_;
+  const bool poison_;
+  mutable std::shared_mutex mutex_;
+  std::vector<Range> ranges_;  // sorted, disjoint
+  std::size_t used_ = 0;
+  std::size_t registered_ = 0;
+};
+
+}  // namespace penstock

@@ -1,0 +1,90 @@
+#include "device/host/host_backend.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/device/topology.hpp>
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <string>
+
+namespace penstock {
+
+namespace {
+
+double parse_number(std::string_view part, std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(number) || number < 0 ||
+      number > 1e9) {
+    throw InvalidArgument(fmt::format("'{}' needs a number from 0 to 1e9 after its '='", part));
+  }
+  return number;
+}
+
+void read_part(HostOptions& options, std::string_view part) {
+  const std::size_t equals = part.find('=');
+  const std::string_view key = part.substr(0, equals);
+  if (equals == std::string_view::npos || equals + 1 == part.size()) {
+    throw InvalidArgument(fmt::format("'{}' is no option of host; write key=value", part));
+  }
+  const std::string_view value = part.substr(equals + 1);
+  if (key == "link") {
+    options.link_bytes_per_second = parse_number(part, value) * kGB;
+  } else if (key == "latency") {
+    options.latency = std::chrono::nanoseconds(std::llround(parse_number(part, value) * 1e3));
+  } else if (key == "memory") {
+    options.memory_bytes = parse_bytes(value);
+    if (options.memory_bytes == 0) throw InvalidArgument("host:memory=0 leaves no memory to work with");
+  } else if (key == "lock") {
+    options.lock_bytes = parse_bytes(value);
+  } else if (key == "late") {
+    if (value != "0" && value != "1")
+      throw InvalidArgument(fmt::format("'{}' must be late=0 or late=1", part));
+    options.late = value == "1";
+  } else {
+    throw InvalidArgument(
+        fmt::format("'{}' is no option of host; known are link, latency, memory, lock, late", key));
+  }
+}
+
+std::string host_spec(const HostOptions& options) {
+  std::string parts;
+  const auto add = [&](std::string_view key, const auto& value) {
+    parts += fmt::format("{}{}={}", parts.empty() ? ":" : ",", key, value);
+  };
+  if (options.link_bytes_per_second > 0) add("link", options.link_bytes_per_second / kGB);
+  if (options.latency.count() > 0) add("latency", static_cast<double>(options.latency.count()) / 1e3);
+  if (options.memory_bytes > 0) add("memory", options.memory_bytes);
+  if (options.lock_bytes) add("lock", *options.lock_bytes);
+  if (options.late) add("late", 1);
+  return "host" + parts;
+}
+
+}  // namespace
+
+HostOptions parse_host_options(std::string_view text) {
+  HostOptions options;
+  while (!text.empty()) {
+    const std::size_t comma = text.find(',');
+    read_part(options, text.substr(0, comma));
+    text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
+  }
+  return options;
+}
+
+DeviceInfo host_device_info(const HostOptions& options) {
+  const HostTopology& topology = host_topology();
+  DeviceInfo info;
+  info.spec = host_spec(options);
+  info.backend = "host";
+  info.name = topology.processor;
+  info.driver = PENSTOCK_VERSION;
+  info.multiprocessors = topology.processors;
+  info.memory_bytes = options.memory_bytes != 0 ? options.memory_bytes : topology.memory_bytes / 2;
+  return info;
+}
+
+}  // namespace penstock

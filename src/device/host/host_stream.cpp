@@ -1,0 +1,187 @@
+#include "device/host/host_stream.hpp"
+
+#include "device/host/gather.hpp"
+#include "device/host/host_event.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+thread_local const HostStream* current_stream = nullptr;
+
+}  // namespace
+
+std::vector<std::shared_ptr<HostStream>> HostCore::live_streams() {
+  const std::lock_guard lock(streams_mutex);
+  std::vector<std::shared_ptr<HostStream>> live;
+  for (const std::weak_ptr<HostStream>& stream : streams) {
+    if (auto alive = stream.lock()) live.push_back(std::move(alive));
+  }
+  return live;
+}
+
+void HostCore::add(const std::shared_ptr<HostStream>& stream) {
+  const std::lock_guard lock(streams_mutex);
+  std::erase_if(streams, [](const std::weak_ptr<HostStream>& other) { return other.expired(); });
+  streams.push_back(stream);
+}
+
+std::shared_ptr<HostStream> HostStream::start(std::shared_ptr<HostCore> core) {
+  auto stream = std::make_shared<HostStream>(std::move(core));
+  stream->core_->add(stream);
+  try {
+    std::thread([stream] { stream->run(); }).detach();
+  } catch (const std::system_error& error) {
+    throw DeviceError("PENSTOCK_NO_THREAD", "stream_create", error.code().value(),
+                      "The system has no thread for another stream; close some, or raise the limit.");
+  }
+  return stream;
+}
+
+std::uint64_t HostStream::enqueue(const Work& work) {
+  std::uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(enqueue_mutex_);
+    ticket = queue_.push(work);
+  }
+  if (!core_->late) work_bell_.ring();
+  return ticket;
+}
+
+bool HostStream::query() noexcept {
+  const std::uint64_t ticket = newest();
+  if (done(ticket)) {
+    queries_.store(0, std::memory_order_relaxed);
+    return true;
+  }
+  if (queries_.fetch_add(1, std::memory_order_relaxed) + 1 >= kPatience) need(ticket);
+  return false;
+}
+
+void HostStream::need(std::uint64_t ticket) noexcept {
+  if (!core_->late) return;
+  std::uint64_t needed = needed_.load(std::memory_order_relaxed);
+  while (needed < ticket && !needed_.compare_exchange_weak(needed, ticket, std::memory_order_relaxed)) {
+  }
+  work_bell_.ring();
+}
+
+void HostStream::wait(std::uint64_t ticket) noexcept {
+  if (is_current()) return;
+  need(ticket);
+  progress_bell_.wait([&] { return done(ticket); }, core_->spin);
+}
+
+void HostStream::wait_for(const EventMark& mark, std::uint64_t ticket) noexcept {
+  need(ticket);
+  progress_bell_.wait([&] { return mark.done.load(std::memory_order_acquire) >= ticket; }, core_->spin);
+}
+
+bool HostStream::is_current() const noexcept { return current_stream == this; }
+
+std::uint64_t HostStream::runnable() const noexcept {
+  const std::uint64_t newest_ticket = queue_.pushed();
+  return core_->late ? std::min(newest_ticket, needed_.load(std::memory_order_relaxed)) : newest_ticket;
+}
+
+void HostStream::run() noexcept {
+  current_stream = this;
+  bool ended = false;
+  for (std::uint64_t ticket = 1; !ended; ++ticket) {
+    work_bell_.wait([&] { return ticket <= runnable(); }, core_->spin);
+    const Work work = queue_.pop();
+    ended = std::holds_alternative<EndWork>(work);
+    std::visit([&](const auto& one) { perform(one, ticket); }, work);
+    completed_.store(ticket, std::memory_order_release);
+    progress_bell_.ring();
+  }
+  current_stream = nullptr;
+}
+
+void HostStream::perform(const CopyWork& work, std::uint64_t /*ticket*/) {
+  if (!abandoned_) {
+    Wire& wire = work.direction == CopyDirection::d2h ? core_->to_host : core_->to_device;
+    const bool on_link = work.direction != CopyDirection::d2d && wire.modelled();
+    const auto arrival = on_link ? wire.take_turn(work.bytes) : Wire::Clock::time_point{};
+    std::memcpy(work.destination, work.source, work.bytes);
+    if (on_link) wait_until(arrival);
+  }
+  delete[] work.staged;
+}
+
+void HostStream::perform(const FillWork& work, std::uint64_t /*ticket*/) {
+  if (!abandoned_) std::memset(work.destination, work.value, work.bytes);
+}
+
+void HostStream::perform(const PiecesWork& work, std::uint64_t /*ticket*/) {
+  if (abandoned_) return;
+  std::size_t to_device = 0;
+  std::size_t to_host = 0;
+  if (!core_->memory.reaches({work.pieces, work.count}, to_device, to_host)) {
+    core_->illegal_address.store(true, std::memory_order_relaxed);
+    return;
+  }
+  const bool reads = to_device != 0 && core_->to_device.modelled();
+  const bool writes = to_host != 0 && core_->to_host.modelled();
+  const auto read = reads ? core_->to_device.take_turn(to_device) : Wire::Clock::time_point{};
+  const auto written = writes ? core_->to_host.take_turn(to_host) : Wire::Clock::time_point{};
+  for (std::size_t i = 0; i < work.count; ++i) {
+    const CopyPiece& piece = work.pieces[i];
+    if (piece.bytes != 0) std::memcpy(piece.destination, piece.source, piece.bytes);
+  }
+  if (reads || writes) wait_until(std::max(read, written));
+}
+
+void HostStream::perform(const GatherWork& work, std::uint64_t /*ticket*/) {
+  if (abandoned_) return;
+  const bool on_link = work.link_bytes != 0 && core_->to_device.modelled();
+  const auto arrival = on_link ? core_->to_device.take_turn(work.link_bytes) : Wire::Clock::time_point{};
+  gather_on_host(work.request);
+  if (on_link) wait_until(arrival);
+}
+
+void HostStream::perform(const RecordWork& work, std::uint64_t ticket) {
+  work.mark->time.store(Wire::Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  work.mark->done.store(ticket, std::memory_order_release);
+  work.event->release();
+}
+
+void HostStream::perform(const WaitEventWork& work, std::uint64_t /*ticket*/) {
+  work.mark->stream->wait_for(*work.mark, work.ticket);
+  work.event->release();
+}
+
+void HostStream::perform(const WaitValueWork& work, std::uint64_t /*ticket*/) {
+  if (abandoned_) return;
+  const auto open = [&] {
+    const std::uint32_t now = __atomic_load_n(work.word, __ATOMIC_ACQUIRE);
+    return static_cast<std::int32_t>(now - work.value) >= 0;
+  };
+  while (!spin_until(open, std::chrono::microseconds(200))) {
+    if (core_->closing.load(std::memory_order_relaxed)) {
+      abandoned_ = true;
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+void HostStream::perform(const HostFunctionWork& work, std::uint64_t /*ticket*/) {
+  if (!abandoned_) work.function(work.argument);
+}
+
+void HostStream::perform(const OccupyWork& work, std::uint64_t /*ticket*/) {
+  if (!abandoned_) wait_until(Wire::Clock::now() + work.time);
+}
+
+void HostStream::perform(const EndWork& /*work*/, std::uint64_t /*ticket*/) {}
+
+}  // namespace penstock

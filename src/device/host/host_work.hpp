@@ -1,0 +1,72 @@
+#pragma once
+
+#include <penstock/device/backend.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+
+namespace penstock {
+
+class HostEvent;
+struct EventMark;
+
+struct CopyWork {
+  void* destination;
+  const void* source;
+  std::size_t bytes;
+  CopyDirection direction;
+  std::byte* staged;  ///< what `source` points to where the bytes were taken at the call; freed when done
+};
+
+struct FillWork {
+  void* destination;
+  std::size_t bytes;
+  std::uint8_t value;
+};
+
+struct PiecesWork {
+  const CopyPiece* pieces;
+  std::size_t count;
+};
+
+struct GatherWork {
+  GatherRequest request;
+  std::size_t link_bytes;  ///< read over the link, from locked host memory
+};
+
+/// Completes `mark`, and lets go of `event`.
+struct RecordWork {
+  HostEvent* event;
+  EventMark* mark;
+};
+
+/// Waits until `mark` has seen `ticket`, then lets go of `event`.
+struct WaitEventWork {
+  HostEvent* event;
+  EventMark* mark;
+  std::uint64_t ticket;
+};
+
+struct WaitValueWork {
+  const std::uint32_t* word;
+  std::uint32_t value;
+};
+
+struct HostFunctionWork {
+  void (*function)(void*);
+  void* argument;
+};
+
+struct OccupyWork {
+  std::chrono::nanoseconds time;
+};
+
+/// The last of a stream's work: its thread ends.
+struct EndWork {};
+
+using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, RecordWork, WaitEventWork,
+                          WaitValueWork, HostFunctionWork, OccupyWork>;
+
+}  // namespace penstock

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace penstock {
+
+/// An unbounded queue from many producers, which the owner's lock puts in order, to one consumer, which takes
+/// no lock. Numbers its items from 1. Blocks of items go round between the two, so a queue that has once been
+/// as long as it gets allocates no more.
+template <typename T>
+class WorkQueue {
+ public:
+  WorkQueue() : tail_(new Block), head_(tail_) {}
+  ~WorkQueue() {
+    free_list(head_);
+    free_list(idle_);
+    free_list(returned_.load(std::memory_order_acquire));
+  }
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
+
+  /// Appends, and returns the item's number. One producer at a time.
+  std::uint64_t push(const T& item) {
+    const std::uint64_t count = pushed_.load(std::memory_order_relaxed);
+    if (count != 0 && count % kBlockItems == 0) {
+      tail_->next = take_block();
+      tail_ = tail_->next;
+    }
+    tail_->items[count % kBlockItems] = item;
+    pushed_.store(count + 1, std::memory_order_release);
+    return count + 1;
+  }
+
+  /// Number of the newest item.
+  [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_.load(std::memory_order_acquire); }
+
+  /// Takes the oldest item, which must be there. The consumer alone.
+  T pop() noexcept {
+    if (popped_ != 0 && popped_ % kBlockItems == 0) {
+      Block* const spent = head_;
+      head_ = head_->next;
+      spent->next = returned_.load(std::memory_order_relaxed);
+      while (!returned_.compare_exchange_weak(spent->next, spent, std::memory_order_release,
+                                              std::memory_order_relaxed)) {
+      }
+    }
+    return head_->items[popped_++ % kBlockItems];
+  }
+
+ private:
+  static constexpr std::size_t kBlockItems = 128;
+
+  struct Block {
+    std::array<T, kBlockItems> items;
+    Block* next = nullptr;
+  };
+
+  Block* take_block() {
+    if (idle_ == nullptr) idle_ = returned_.exchange(nullptr, std::memory_order_acquire);
+    if (idle_ == nullptr) return new Block;
+    Block* const block = std::exchange(idle_, idle_->next);
+    block->next = nullptr;
+    return block;
+  }
+
+  static void free_list(Block* block) noexcept {
+    while (block != nullptr) delete std::exchange(block, block->next);
+  }
+
+  alignas(64) Block* tail_;
+  Block* idle_ = nullptr;
+  std::atomic<std::uint64_t> pushed_{0};
+  alignas(64) Block* head_;
+  std::uint64_t popped_ = 0;
+  std::atomic<Block*> returned_{nullptr};
+};
+
+}  // namespace penstock
