@@ -1,0 +1,52 @@
+#include "data/gather_rows.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/data/readers.hpp>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+class ArrayReader final : public FieldReader {
+ public:
+  ArrayReader(Field field, std::span<const std::byte> data, std::shared_ptr<const void> keep_alive)
+      : field_(std::move(field)),
+        sample_bytes_(field_.sample_bytes()),
+        data_(data),
+        keep_alive_(std::move(keep_alive)) {}
+
+  const Field& field() const noexcept override { return field_; }
+  std::uint64_t sample_count() const noexcept override { return data_.size() / sample_bytes_; }
+
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const override {
+    gather_rows(data_.data(), sample_bytes_, indices, destination.data(), stores);
+  }
+
+  std::span<const std::byte> memory() const noexcept override { return data_; }
+
+ private:
+  Field field_;
+  std::size_t sample_bytes_;
+  std::span<const std::byte> data_;
+  std::shared_ptr<const void> keep_alive_;
+};
+
+}  // namespace
+
+FieldReaderPtr read_array(Field field, std::span<const std::byte> data,
+                          std::shared_ptr<const void> keep_alive) {
+  const std::size_t bytes = field.sample_bytes();
+  if (bytes == 0 || data.size() % bytes != 0) {
+    throw InvalidArgument(fmt::format(
+        "The {} bytes given for field '{}' are no whole number of samples of {} bytes ({} of {}).",
+        data.size(), field.name, bytes, format_shape(field.shape), dtype_name(field.dtype)));
+  }
+  return std::make_shared<ArrayReader>(std::move(field), data, std::move(keep_alive));
+}
+
+}  // namespace penstock

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace penstock {
+
+/// A regular file, open for reading. Thread-safe: it has no position.
+class File {
+ public:
+  /// Throws Error for what cannot be opened or is no regular file.
+  explicit File(const std::filesystem::path& path);
+  ~File();
+  File(File&& other) noexcept;
+  File& operator=(File&&) = delete;
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// Bytes, when it was opened.
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+
+  /// Fills `destination` from `offset` on and returns the bytes read: fewer only at the end of the file.
+  /// Throws Error when the system refuses.
+  std::size_t read(std::uint64_t offset, std::span<std::byte> destination) const;
+
+ private:
+  std::string name_;
+  int descriptor_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+/// Memory of its own pages, so that locking it for a device touches nothing else; zeroed, on huge pages where
+/// the system gives them.
+class HostPages {
+ public:
+  /// Throws OutOfMemory.
+  explicit HostPages(std::size_t bytes);
+  ~HostPages();
+  HostPages(HostPages&& other) noexcept;
+  HostPages& operator=(HostPages&&) = delete;
+
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_, bytes_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace penstock

@@ -1,0 +1,117 @@
+#include "data/file_reader.hpp"
+
+#include "data/gather_rows.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+// The CPU never touches the mapping: a file that was cut short would kill the process there, and no check
+// beforehand can exclude a cut that comes right after it. Reading the file instead costs one system call a
+// run of samples, and reports a cut as a short read. The mapping is for devices.
+class FileReader final : public FieldReader {
+ public:
+  FileReader(File file, Field field, std::uint64_t offset, std::uint64_t sample_count)
+      : file_(std::move(file)),
+        field_(std::move(field)),
+        sample_bytes_(field_.sample_bytes()),
+        offset_(offset),
+        sample_count_(sample_count) {
+    const std::size_t bytes = static_cast<std::size_t>(offset_ + sample_count_ * sample_bytes_);
+    void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file_.descriptor(), 0);
+    if (data != MAP_FAILED) mapping_ = {static_cast<std::byte*>(data), bytes};
+  }
+
+  ~FileReader() override {
+    if (!mapping_.empty()) ::munmap(mapping_.data(), mapping_.size());
+  }
+
+  FileReader(const FileReader&) = delete;
+  FileReader& operator=(const FileReader&) = delete;
+
+  const Field& field() const noexcept override { return field_; }
+  std::uint64_t sample_count() const noexcept override { return sample_count_; }
+
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind /*stores*/) const override {
+    for_each_run(indices, sample_bytes_, [&](std::uint64_t first, std::size_t count, std::size_t offset) {
+      read_run(first, destination.subspan(offset, count * sample_bytes_));
+    });
+  }
+
+  std::span<const std::byte> memory() const noexcept override {
+    return mapping_.empty() ? mapping_ : mapping_.subspan(static_cast<std::size_t>(offset_));
+  }
+
+  bool is_file_mapping() const noexcept override { return !mapping_.empty(); }
+
+ private:
+  void read_run(std::uint64_t first, std::span<std::byte> destination) const {
+    const std::uint64_t begin = offset_ + first * sample_bytes_;
+    const std::size_t got = file_.read(begin, destination);
+    if (got != destination.size()) {
+      throw Error(fmt::format(
+          "{} was cut short after it was opened: it now ends at byte {}, within or before sample {} of "
+          "field '{}', which ends at byte {}. Restore the file and open it again.",
+          file_.name(), begin + got, first + got / sample_bytes_, field_.name,
+          begin + (got / sample_bytes_ + 1) * sample_bytes_));
+    }
+  }
+
+  File file_;
+  Field field_;
+  std::size_t sample_bytes_;
+  std::uint64_t offset_;
+  std::uint64_t sample_count_;
+  std::span<std::byte> mapping_;
+};
+
+}  // namespace
+
+void read_exactly(const File& file, std::uint64_t offset, std::span<std::byte> destination) {
+  const std::size_t got = file.read(offset, destination);
+  if (got != destination.size()) {
+    throw Error(fmt::format("{} was cut short while it was read: it ends at byte {}, not {}.", file.name(),
+                            offset + got, offset + destination.size()));
+  }
+}
+
+FieldReaderPtr read_pages(Field field, HostPages pages) {
+  const auto owner = std::make_shared<const HostPages>(std::move(pages));
+  return read_array(std::move(field), owner->bytes(), owner);
+}
+
+FieldReaderPtr read_file(File file, Field field, std::uint64_t offset, std::uint64_t sample_count,
+                         const FileOptions& options) {
+  if (file.size() > options.load_limit) {
+    return std::make_shared<FileReader>(std::move(file), std::move(field), offset, sample_count);
+  }
+  HostPages pages(static_cast<std::size_t>(sample_count * field.sample_bytes()));
+  read_exactly(file, offset, pages.bytes());
+  return read_pages(std::move(field), std::move(pages));
+}
+
+FieldReaderPtr read_raw(const std::filesystem::path& path, Field field, std::uint64_t offset,
+                        const FileOptions& options) {
+  File file(path);
+  const std::size_t bytes = field.sample_bytes();
+  const std::uint64_t payload = file.size() - std::min(file.size(), offset);
+  if (bytes == 0 || payload == 0 || payload % bytes != 0) {
+    throw Error(
+        fmt::format("{}: from byte {} to its end at byte {} are {} bytes, no whole number of samples "
+                    "of {} bytes ({} of {}).",
+                    file.name(), offset, file.size(), payload, bytes, format_shape(field.shape),
+                    dtype_name(field.dtype)));
+  }
+  return read_file(std::move(file), std::move(field), offset, payload / bytes, options);
+}
+
+}  // namespace penstock

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "data/file.hpp"
+
+#include <penstock/data/readers.hpp>
+
+#include <cstdint>
+
+namespace penstock {
+
+/// Serves the `sample_count` samples of `field` that lie side by side in `file` from `offset` on, all within
+/// its size: from memory up to the load limit, otherwise from the file itself.
+[[nodiscard]] FieldReaderPtr read_file(File file, Field field, std::uint64_t offset,
+                                       std::uint64_t sample_count, const FileOptions& options);
+
+/// Reads exactly `destination` from `file`. Throws Error when the file ends before.
+void read_exactly(const File& file, std::uint64_t offset, std::span<std::byte> destination);
+
+/// Serves samples from pages that it owns.
+[[nodiscard]] FieldReaderPtr read_pages(Field field, HostPages pages);
+
+}  // namespace penstock

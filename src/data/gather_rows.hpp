@@ -1,0 +1,27 @@
+#pragma once
+
+#include <penstock/core/copy_bytes.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace penstock {
+
+/// Copies the rows `indices` of an array of rows side by side to `destination`.
+void gather_rows(const std::byte* rows, std::size_t row_bytes, std::span<const std::uint64_t> indices,
+                 std::byte* destination, StoreKind stores) noexcept;
+
+/// Calls `copy(first_index, rows, offset)` for each run of successive indices, where `offset` is the byte of
+/// the destination at which the run's rows begin.
+template <typename Copy>
+void for_each_run(std::span<const std::uint64_t> indices, std::size_t row_bytes, Copy&& copy) {
+  for (std::size_t i = 0; i < indices.size();) {
+    std::size_t end = i + 1;
+    while (end < indices.size() && indices[end] == indices[end - 1] + 1) ++end;
+    copy(indices[i], end - i, i * row_bytes);
+    i = end;
+  }
+}
+
+}  // namespace penstock

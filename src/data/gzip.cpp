@@ -1,0 +1,84 @@
+#include "data/gzip.hpp"
+
+#include "data/malformed.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace penstock {
+
+namespace {
+
+constexpr int kGzipWindow = 15 + 16;
+
+}  // namespace
+
+struct GzipStream::State {
+  State(ByteSource from, const std::string& name) : source(from), file(name) {
+    if (inflateInit2(&zlib, kGzipWindow) != Z_OK)
+      throw Error("zlib could not be initialized: out of memory.");
+  }
+  ~State() { inflateEnd(&zlib); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  std::uint64_t offset() const { return fetched - zlib.avail_in; }
+
+  // False at the end of the file.
+  bool refill() {
+    if (zlib.avail_in > 0) return true;
+    const std::size_t got = source(input);
+    zlib.next_in = reinterpret_cast<Bytef*>(input.data());
+    zlib.avail_in = static_cast<uInt>(got);
+    fetched += got;
+    return got > 0;
+  }
+
+  void step() {
+    const int result = inflate(&zlib, Z_NO_FLUSH);
+    if (result == Z_STREAM_END) {
+      inside_member = false;
+      inflateReset(&zlib);
+    } else if (result != Z_OK && result != Z_BUF_ERROR) {
+      throw_malformed(file, offset(), "gzip data",
+                      fmt::format("damage ({})", zlib.msg != nullptr ? zlib.msg : "zlib gives no reason"));
+    }
+  }
+
+  ByteSource source;
+  std::string file;
+  std::array<std::byte, std::size_t{64} << 10> input;
+  z_stream zlib{};
+  std::uint64_t fetched = 0;
+  bool inside_member = true;  // an empty file is no gzip data
+};
+
+GzipStream::GzipStream(ByteSource source, const std::string& file)
+    : state_(std::make_unique<State>(source, file)) {}
+
+GzipStream::~GzipStream() = default;
+
+std::size_t GzipStream::read(std::span<std::byte> destination) {
+  State& state = *state_;
+  std::size_t done = 0;
+  while (done < destination.size()) {
+    if (!state.refill()) {
+      if (!state.inside_member) break;
+      throw_malformed(state.file, state.offset(), "more gzip data", "the end of the file");
+    }
+    state.inside_member = true;
+    const auto room =
+        static_cast<uInt>(std::min<std::size_t>(destination.size() - done, std::numeric_limits<uInt>::max()));
+    state.zlib.next_out = reinterpret_cast<Bytef*>(destination.data() + done);
+    state.zlib.avail_out = room;
+    state.step();
+    done += room - state.zlib.avail_out;
+  }
+  return done;
+}
+
+}  // namespace penstock

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <penstock/core/function_ref.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace penstock {
+
+/// Deflate cannot pack more than this many bytes into one.
+inline constexpr std::uint64_t kDeflateMaximumRatio = 1032;
+
+/// Fills a span from a file's current position and returns the bytes read: fewer only at its end.
+using ByteSource = FunctionRef<std::size_t(std::span<std::byte>)>;
+
+/// Unpacks gzip format, members following one another, as it is read. Keeps no more than a window.
+class GzipStream {
+ public:
+  /// `source` outlives the stream; `file` names it in errors.
+  GzipStream(ByteSource source, const std::string& file);
+  ~GzipStream();
+  GzipStream(const GzipStream&) = delete;
+  GzipStream& operator=(const GzipStream&) = delete;
+
+  /// Fills `destination` and returns the bytes written: fewer only at the end of the data, whose checksums
+  /// have then been found right. Throws Error for damaged or truncated data.
+  std::size_t read(std::span<std::byte> destination);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace penstock

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <source_location>
+#include <string>
+#include <string_view>
+
+namespace penstock {
+
+/// Refuses a file: where in it, what was expected there, and what was found instead.
+[[noreturn]] inline void throw_malformed(const std::string& file, std::uint64_t offset,
+                                         std::string_view expected, std::string_view found,
+                                         std::source_location where = std::source_location::current()) {
+  throw Error(fmt::format("{}, byte {}: expected {}, found {}.", file, offset, expected, found), where);
+}
+
+}  // namespace penstock
