@@ -1,0 +1,322 @@
+#include "device/cuda/cuda_backend.hpp"
+
+#include "device/cuda/cuda_context.hpp"
+#include "device/cuda/device_info.hpp"
+#include "device/cuda/kernels.hpp"
+#include "device/gather_rules.hpp"
+#include "device/host/mapping.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+using namespace cuda;
+
+cuda::Stream as_stream(StreamHandle handle) { return static_cast<cuda::Stream>(handle); }
+cuda::Event as_event(EventHandle handle) { return static_cast<cuda::Event>(handle); }
+Address as_address(const void* pointer) { return reinterpret_cast<Address>(pointer); }
+
+DeviceMemory host_memory() {
+  struct sysinfo system{};
+  if (sysinfo(&system) != 0) return {};
+  return {.total = std::size_t{system.totalram} * system.mem_unit,
+          .free = std::size_t{system.freeram} * system.mem_unit};
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(const Driver& driver, DeviceInfo info)
+      : driver_(driver),
+        info_(std::move(info)),
+        device_(find_device(driver, info_.index)),
+        context_(driver, device_),
+        kernels_(context_, info_.multiprocessors) {
+    call(context_, driver_.ctx_get_stream_priority_range, &least_priority_, &greatest_priority_);
+  }
+
+  [[nodiscard]] const DeviceInfo& info() const noexcept override { return info_; }
+
+  [[nodiscard]] DeviceMemory memory() const override {
+    DeviceMemory memory;
+    call(context_, driver_.mem_get_info, &memory.free, &memory.total);
+    return memory;
+  }
+
+  StreamHandle stream_create(StreamPriority priority) override {
+    cuda::Stream stream = nullptr;
+    call(context_, driver_.stream_create, &stream, kStreamNonBlocking,
+         priority == StreamPriority::high ? greatest_priority_ : least_priority_);
+    return stream;
+  }
+
+  void stream_destroy(StreamHandle stream) noexcept override {
+    release(context_, driver_.stream_destroy, as_stream(stream));
+  }
+
+  [[nodiscard]] bool stream_query(StreamHandle stream) override {
+    return is_done(driver_.stream_query, as_stream(stream));
+  }
+
+  void stream_synchronize(StreamHandle stream) override {
+    call(context_, driver_.stream_synchronize, as_stream(stream));
+  }
+
+  void stream_wait_event(StreamHandle stream, EventHandle event) override {
+    call(context_, driver_.stream_wait_event, as_stream(stream), as_event(event), 0u);
+  }
+
+  void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override {
+    const void* address = device_address(const_cast<std::uint32_t*>(word));
+    call(context_, driver_.stream_wait_value32, as_stream(stream), as_address(address), value,
+         kStreamWaitValueGeq);
+  }
+
+  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override {
+    call(context_, driver_.launch_host_func, as_stream(stream), function, argument);
+  }
+
+  void stream_occupy(StreamHandle stream, double seconds) override {
+    kernels_.occupy(static_cast<std::uint64_t>(std::max(seconds, 0.0) * 1e9), as_stream(stream));
+  }
+
+  EventHandle event_create(EventTiming timing) override {
+    cuda::Event event = nullptr;
+    call(context_, driver_.event_create, &event,
+         timing == EventTiming::on ? kEventDefault : kEventDisableTiming);
+    return event;
+  }
+
+  void event_destroy(EventHandle event) noexcept override {
+    release(context_, driver_.event_destroy, as_event(event));
+  }
+
+  void event_record(EventHandle event, StreamHandle stream) override {
+    call(context_, driver_.event_record, as_event(event), as_stream(stream));
+  }
+
+  [[nodiscard]] bool event_query(EventHandle event) override {
+    return is_done(driver_.event_query, as_event(event));
+  }
+
+  void event_synchronize(EventHandle event) override {
+    call(context_, driver_.event_synchronize, as_event(event));
+  }
+
+  [[nodiscard]] double event_elapsed(EventHandle begin, EventHandle end) override {
+    float milliseconds = 0;
+    call(context_, driver_.event_elapsed_time, &milliseconds, as_event(begin), as_event(end));
+    return double{milliseconds} / 1e3;
+  }
+
+  void* device_allocate(std::size_t bytes) override {
+    Address address = 0;
+    const Result result = try_call(context_, driver_.mem_alloc, &address, bytes);
+    if (result == kOutOfMemory) {
+      const DeviceMemory now = memory();
+      throw OutOfMemory(fmt::format("device memory of {}", info_.spec), bytes, now.total - now.free, now.free,
+                        "Other processes and libraries share it.");
+    }
+    driver_.check(result, driver_.mem_alloc.name);
+    return reinterpret_cast<void*>(address);
+  }
+
+  void device_free(void* data) noexcept override {
+    if (data != nullptr) release(context_, driver_.mem_free, as_address(data));
+  }
+
+  void host_register(void* data, std::size_t bytes, bool read_only) override {
+    check_pages(data, bytes);
+    unsigned flags = kHostRegisterPortable | kHostRegisterDeviceMap;
+    if (read_only && read_attribute(driver_, device_, DeviceAttribute::read_only_host_register) != 0) {
+      flags |= kHostRegisterReadOnly;
+    }
+    const Result result = try_call(context_, driver_.mem_host_register, data, bytes, flags);
+    if (result != kSuccess) refuse_registration(result, data, bytes, read_only);
+  }
+
+  void host_unregister(void* data) noexcept override { release(context_, driver_.mem_host_unregister, data); }
+
+  void* host_allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    const Result result =
+        try_call(context_, driver_.mem_host_alloc, &data, bytes, kHostAllocPortable | kHostAllocDeviceMap);
+    if (result == kOutOfMemory) {
+      const DeviceMemory now = host_memory();
+      throw OutOfMemory("the driver's locked host memory", bytes, now.total - now.free, now.free,
+                        "The host has no memory left, or a limit on locked memory (ulimit -l) is reached.");
+    }
+    driver_.check(result, driver_.mem_host_alloc.name);
+    return data;
+  }
+
+  void host_free(void* data) noexcept override {
+    if (data != nullptr) release(context_, driver_.mem_free_host, data);
+  }
+
+  [[nodiscard]] MemoryKind kind_of(const void* data) const override {
+    const Pointer pointer = look_up(data);
+    if (pointer.managed != 0 || pointer.type == kMemoryTypeDevice) return MemoryKind::device;
+    return pointer.type == kMemoryTypeHost ? MemoryKind::pinned : MemoryKind::pageable;
+  }
+
+  [[nodiscard]] void* device_address(void* locked) const override {
+    const Pointer pointer = look_up(locked);
+    if (pointer.managed != 0 || pointer.type != kMemoryTypeHost) {
+      throw InvalidArgument(fmt::format(
+          "the memory at {} is not locked host memory, so {} has no address for it", locked, info_.spec));
+    }
+    return pointer.device != nullptr ? pointer.device : locked;
+  }
+
+  void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
+            StreamHandle stream) override {
+    if (bytes == 0) return;
+    switch (direction) {
+      case CopyDirection::h2d:
+        return call(context_, driver_.memcpy_h2d_async, as_address(destination), source, bytes,
+                    as_stream(stream));
+      case CopyDirection::d2h:
+        return call(context_, driver_.memcpy_d2h_async, destination, as_address(source), bytes,
+                    as_stream(stream));
+      case CopyDirection::d2d:
+        return call(context_, driver_.memcpy_d2d_async, as_address(destination), as_address(source), bytes,
+                    as_stream(stream));
+    }
+  }
+
+  void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
+    if (bytes == 0) return;
+    call(context_, driver_.memset_d8_async, as_address(destination), value, bytes, as_stream(stream));
+  }
+
+  void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override {
+    kernels_.copy_pieces(pieces, count, as_stream(stream));
+  }
+
+  void gather(const GatherRequest& request, StreamHandle stream) override {
+    check_gather(request);
+    kernels_.gather(request, as_stream(stream));
+  }
+
+ private:
+  struct Pointer {
+    unsigned type = 0;
+    unsigned managed = 0;
+    void* device = nullptr;
+  };
+
+  [[nodiscard]] Pointer look_up(const void* data) const {
+    Pointer pointer;
+    std::array attributes{PointerAttribute::memory_type, PointerAttribute::is_managed,
+                          PointerAttribute::device_pointer};
+    std::array<void*, 3> answers{&pointer.type, &pointer.managed, &pointer.device};
+    const Result result = try_call(context_, driver_.pointer_get_attributes, 3u, attributes.data(),
+                                   answers.data(), as_address(data));
+    if (result == kInvalidValue) return {};
+    driver_.check(result, driver_.pointer_get_attributes.name);
+    return pointer;
+  }
+
+  template <typename Entry, typename Handle>
+  [[nodiscard]] bool is_done(const Entry& entry, Handle handle) const {
+    const Result result = try_call(context_, entry, handle);
+    if (result == kNotReady) return false;
+    driver_.check(result, entry.name);
+    return true;
+  }
+
+  static void check_pages(void* data, std::size_t bytes) {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    if (data == nullptr || bytes == 0 || begin % page != 0 || bytes % page != 0 || begin + bytes < begin) {
+      throw InvalidArgument(
+          fmt::format("only whole pages can be registered, and {} bytes at {} are not", bytes, data));
+    }
+  }
+
+  [[noreturn]] void refuse_registration(Result result, void* data, std::size_t bytes, bool read_only) const {
+    const std::string what = fmt::format("{} at {} cannot be registered with {} ({})", format_bytes(bytes),
+                                         data, info_.spec, driver_.error_name(result));
+    switch (result) {
+      case kOutOfMemory:
+      case kOperatingSystem:
+        throw Unsupported(what + ": the system refuses to lock so much memory; raise the limit (ulimit -l)");
+      case kHostMemoryAlreadyRegistered:
+        throw Unsupported(what + ": some of it is registered already, by this program or another library");
+      case kNotPermitted:
+      case kNotSupported:
+        throw Unsupported(what + ": this device, system or kind of mapping does not allow it");
+      case kInvalidValue:
+        break;
+      default:
+        driver_.fail(result, driver_.mem_host_register.name);
+    }
+    const MappingKind mapping = inspect_mapping(data, bytes);
+    if (!mapping.readable) throw InvalidArgument(what + ": it is not all mapped for reading");
+    if (!mapping.writable) {
+      throw Unsupported(what + (read_only
+                                    ? ": it is mapped without write permission, and this device or system "
+                                      "cannot lock such memory"
+                                    : ": it is mapped without write permission; register it read-only"));
+    }
+    throw Unsupported(what + ": the driver does not take this kind of mapping");
+  }
+
+  const Driver& driver_;
+  const DeviceInfo info_;
+  const Ordinal device_;
+  const PrimaryContext context_;
+  const Kernels kernels_;
+  int least_priority_ = 0;
+  int greatest_priority_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> open_cuda(int index, const DeviceOptions& options) {
+  const Driver& driver = load_driver(options.driver_library);
+  const int count = count_devices(driver);
+  if (count == 0) driver.fail(kNoDevice, driver.device_get_count.name);
+  if (index < 0 || index >= count) {
+    throw InvalidArgument(
+        count == 1 ? fmt::format("cuda:{} is not there: this machine shows one GPU, cuda:0", index)
+                   : fmt::format("cuda:{} is not there: this machine shows {} GPUs, cuda:0 to cuda:{}", index,
+                                 count, count - 1));
+  }
+  return std::make_shared<CudaBackend>(driver, read_device_info(driver, index));
+}
+
+void list_cuda(const DeviceOptions& options, DeviceInventory& inventory) {
+  try {
+    const Driver& driver = load_driver(options.driver_library);
+    const int count = count_devices(driver);
+    if (count == 0) inventory.missing.emplace_back("The NVIDIA driver is there but shows no GPU.");
+    for (int index = 0; index < count; ++index) {
+      try {
+        inventory.devices.push_back(read_device_info(driver, index));
+      } catch (const Error& error) {
+        inventory.missing.push_back(fmt::format("cuda:{} does not answer: {}", index, error.what()));
+      }
+    }
+  } catch (const Error& error) {
+    inventory.missing.push_back(fmt::format("No GPU: {}", error.what()));
+  }
+}
+
+bool means_no_gpu(const DeviceError& error) noexcept {
+  if (error.name() == kNoPermission || error.name() == kDriverTooOld) return false;
+  return error.name() == kNoDriver || error.code() == kNoDevice || error.code() == kStubLibrary;
+}
+
+}  // namespace penstock

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "device/cuda/driver.hpp"
+
+#include <penstock/device/backend.hpp>
+
+namespace penstock::cuda {
+
+/// GPUs that the driver shows. Throws DeviceError.
+[[nodiscard]] int count_devices(const Driver& driver);
+
+/// What the driver and the system say of GPU `index`, which is there. Throws DeviceError.
+[[nodiscard]] DeviceInfo read_device_info(const Driver& driver, int index);
+
+[[nodiscard]] Ordinal find_device(const Driver& driver, int index);
+[[nodiscard]] int read_attribute(const Driver& driver, Ordinal device, DeviceAttribute attribute);
+
+}  // namespace penstock::cuda

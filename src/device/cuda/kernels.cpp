@@ -1,0 +1,151 @@
+#include "device/cuda/kernels.hpp"
+
+#include <penstock/core/dtype.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+extern "C" const char penstock_kernels_ptx[];
+
+namespace penstock::cuda {
+
+namespace {
+
+constexpr std::uint64_t kChunk = 16;
+constexpr unsigned kBlocksPerMultiprocessor = 2;
+constexpr std::uint64_t kFewestPieceBlocks = 64;
+
+std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) {
+  return value / by + (value % by != 0 ? 1 : 0);
+}
+
+bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % kChunk == 0; }
+
+bool is_aligned(const GatherRequest& request, std::uint64_t row_bytes, std::uint64_t stride) {
+  return is_aligned(request.source) && is_aligned(request.destination) && row_bytes % kChunk == 0 &&
+         stride % kChunk == 0;
+}
+
+void check_row(std::uint64_t bytes) {
+  constexpr std::uint64_t kLimit = std::uint64_t{1} << 35;
+  if (bytes >= kLimit)
+    throw InvalidArgument(fmt::format("rows of {} bytes cannot be gathered; the limit is 32 GiB", bytes));
+}
+
+}  // namespace
+
+Kernels::Kernels(const PrimaryContext& context, unsigned multiprocessors)
+    : context_(context), multiprocessors_(std::max(multiprocessors, 1u)) {
+  call(context_, context_.driver().module_load_data_ex, &module_, penstock_kernels_ptx, 0u, nullptr, nullptr);
+  try {
+    copy_pieces_ = load("penstock_copy_pieces");
+    gather_bytes_aligned_ = load("penstock_gather_bytes_aligned");
+    gather_bytes_ = load("penstock_gather_bytes");
+    gather_widen_1_2_ = load("penstock_gather_widen_1_2");
+    gather_widen_1_4_ = load("penstock_gather_widen_1_4");
+    gather_widen_2_4_ = load("penstock_gather_widen_2_4");
+    gather_widen_ = load("penstock_gather_widen");
+    occupy_ = load("penstock_occupy");
+  } catch (...) {
+    release(context_, context_.driver().module_unload, module_);
+    throw;
+  }
+}
+
+Kernels::~Kernels() { release(context_, context_.driver().module_unload, module_); }
+
+Kernels::Kernel Kernels::load(const char* name) const {
+  Kernel kernel{nullptr, name};
+  call(context_, context_.driver().module_get_function, &kernel.function, module_, name);
+  return kernel;
+}
+
+template <typename Arguments>
+void Kernels::launch(const Kernel& kernel, unsigned blocks, unsigned threads, Arguments arguments,
+                     Stream stream) const {
+  void* parameters[] = {&arguments};
+  call(context_, context_.driver().launch_kernel, kernel.function, blocks, 1u, 1u, threads, 1u, 1u, 0u,
+       stream, static_cast<void**>(parameters), nullptr);
+}
+
+void Kernels::copy_pieces(const CopyPiece* pieces, std::size_t count, Stream stream) const {
+  if (count == 0) return;
+  static_assert(sizeof(CopyPiece) == 24);
+  const std::uint64_t most = std::uint64_t{multiprocessors_} * 2 * kBlocksPerMultiprocessor;
+  const auto blocks =
+      static_cast<unsigned>(std::min(std::max<std::uint64_t>(count, kFewestPieceBlocks), most));
+  launch(copy_pieces_, blocks, kCopyPiecesThreads, CopyPiecesArguments{pieces, count}, stream);
+}
+
+unsigned Kernels::gather_blocks(const GatherRequest& request, std::uint64_t chunks) const {
+  const unsigned most = request.blocks != 0 ? request.blocks : multiprocessors_ * kBlocksPerMultiprocessor;
+  return static_cast<unsigned>(std::clamp<std::uint64_t>(divide_up(chunks, kGatherThreads), 1, most));
+}
+
+void Kernels::gather(const GatherRequest& request, Stream stream) const {
+  if (request.count == 0 || request.row_elements == 0) return;
+  const std::uint64_t row_bytes = request.row_elements * dtype_bytes(request.from);
+  const std::uint64_t stride = request.row_stride_bytes != 0 ? request.row_stride_bytes : row_bytes;
+  check_row(row_bytes);
+  if (request.from == request.to && request.scale == nullptr && request.shift == nullptr) {
+    gather_bytes(request, stride, stream);
+  } else {
+    gather_widen(request, stride, stream);
+  }
+}
+
+void Kernels::gather_bytes(const GatherRequest& request, std::uint64_t stride, Stream stream) const {
+  GatherBytesArguments arguments{};
+  arguments.source = request.source;
+  arguments.indices = request.indices;
+  arguments.destination = request.destination;
+  arguments.source_rows = request.source_rows;
+  arguments.count = request.count;
+  arguments.row_bytes = request.row_elements * dtype_bytes(request.from);
+  arguments.stride_bytes = stride;
+  const bool aligned = is_aligned(request, arguments.row_bytes, stride);
+  const std::uint64_t row_chunks = divide_up(arguments.row_bytes, kChunk) + (aligned ? 0 : 1);
+  launch(aligned ? gather_bytes_aligned_ : gather_bytes_, gather_blocks(request, request.count * row_chunks),
+         kGatherThreads, arguments, stream);
+}
+
+void Kernels::gather_widen(const GatherRequest& request, std::uint64_t stride, Stream stream) const {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  const std::size_t from_bytes = dtype_bytes(request.from);
+  const std::size_t to_bytes = dtype_bytes(request.to);
+  const std::uint64_t row_bytes = request.row_elements * from_bytes;
+  if (request.row_elements > kMost) {
+    throw InvalidArgument(
+        fmt::format("rows of {} elements cannot be widened; the limit is {}", request.row_elements, kMost));
+  }
+  GatherWidenArguments arguments{};
+  arguments.source = request.source;
+  arguments.indices = request.indices;
+  arguments.destination = request.destination;
+  arguments.source_rows = request.source_rows;
+  arguments.count = request.count;
+  arguments.row_elements = request.row_elements;
+  arguments.stride_bytes = stride;
+  arguments.scale = request.scale;
+  arguments.shift = request.shift;
+  arguments.channels = request.channels;
+  arguments.channel_elements = static_cast<std::uint32_t>(std::min(request.channel_elements, kMost));
+  arguments.from = static_cast<std::uint32_t>(request.from);
+  arguments.to = static_cast<std::uint32_t>(request.to);
+  const bool aligned = is_aligned(request, row_bytes, stride);
+  const Kernel* kernel = &gather_widen_;
+  if (aligned && from_bytes == 1 && to_bytes == 2) kernel = &gather_widen_1_2_;
+  if (aligned && from_bytes == 1 && to_bytes == 4) kernel = &gather_widen_1_4_;
+  if (aligned && from_bytes == 2 && to_bytes == 4) kernel = &gather_widen_2_4_;
+  const std::uint64_t row_chunks = divide_up(row_bytes, kChunk) + (kernel == &gather_widen_ ? 1 : 0);
+  launch(*kernel, gather_blocks(request, request.count * row_chunks), kGatherThreads, arguments, stream);
+}
+
+void Kernels::occupy(std::uint64_t nanoseconds, Stream stream) const {
+  launch(occupy_, 1, 1, OccupyArguments{nanoseconds}, stream);
+}
+
+}  // namespace penstock::cuda

@@ -1,0 +1,57 @@
+#include "device/cuda/nvml.hpp"
+
+#include <dlfcn.h>
+
+namespace penstock::cuda {
+
+namespace {
+
+struct DeviceTag;
+using NvmlDevice = DeviceTag*;
+using Read = int (*)(NvmlDevice, unsigned*);
+
+class Library {
+ public:
+  explicit Library(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {}
+  ~Library() {
+    if (handle_ != nullptr) dlclose(handle_);
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  template <typename Function>
+  [[nodiscard]] Function find(const char* symbol) const {
+    return handle_ == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(handle_, symbol));
+  }
+
+  [[nodiscard]] unsigned read(const char* symbol, NvmlDevice device) const {
+    unsigned value = 0;
+    const auto function = find<Read>(symbol);
+    return function != nullptr && function(device, &value) == 0 ? value : 0;
+  }
+
+ private:
+  void* handle_;
+};
+
+}  // namespace
+
+LinkInfo link_from_nvml(const std::string& pci_bus_id) {
+  const Library library("libnvidia-ml.so.1");
+  const auto init = library.find<int (*)()>("nvmlInit_v2");
+  const auto shutdown = library.find<int (*)()>("nvmlShutdown");
+  const auto get = library.find<int (*)(const char*, NvmlDevice*)>("nvmlDeviceGetHandleByPciBusId_v2");
+  if (init == nullptr || shutdown == nullptr || get == nullptr || init() != 0) return {};
+  LinkInfo link;
+  NvmlDevice device = nullptr;
+  if (get(pci_bus_id.c_str(), &device) == 0) {
+    link.generation = library.read("nvmlDeviceGetCurrPcieLinkGeneration", device);
+    link.width = library.read("nvmlDeviceGetCurrPcieLinkWidth", device);
+    link.max_generation = library.read("nvmlDeviceGetMaxPcieLinkGeneration", device);
+    link.max_width = library.read("nvmlDeviceGetMaxPcieLinkWidth", device);
+  }
+  shutdown();
+  return link;
+}
+
+}  // namespace penstock::cuda
