@@ -1,0 +1,185 @@
+#include "link_report.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+namespace penstock::cli {
+
+namespace {
+
+const LinkMeasuredPoint* point_of(const LinkSeries* series, std::size_t bytes, std::size_t pieces = 1) {
+  if (series == nullptr) return nullptr;
+  const auto found = std::find_if(series->points.begin(), series->points.end(), [&](const auto& point) {
+    return point.bytes == bytes && point.pieces == pieces;
+  });
+  return found == series->points.end() ? nullptr : &*found;
+}
+
+double rate_of(const LinkMeasuredPoint& point) {
+  return point.seconds.median > 0 ? static_cast<double>(point.bytes) / point.seconds.median : 0;
+}
+
+std::string rate_cell(const LinkMeasuredPoint* point) {
+  return point == nullptr ? "" : format_rate(rate_of(*point));
+}
+
+std::string seconds_cell(const LinkMeasuredPoint* point, double Summary::* statistic) {
+  return point == nullptr ? "" : format_seconds(point->seconds.*statistic);
+}
+
+/// A column of the table of bandwidths.
+struct Column {
+  const char* title;
+  const char* series;
+  LinkTiming timing = LinkTiming::call;
+  std::size_t directions = 1;
+};
+
+std::vector<std::size_t> sizes_of(const LinkMeasurement& measurement) {
+  std::vector<std::size_t> sizes;
+  if (const auto* series = measurement.find("pinned_h2d", LinkTiming::call)) {
+    for (const auto& point : series->points) sizes.push_back(point.bytes);
+  }
+  return sizes;
+}
+
+std::string bandwidth_table(const LinkMeasurement& measurement, const Look& look) {
+  const std::vector<Column> columns{{"pinned H2D", "pinned_h2d"},
+                                    {"D2H", "pinned_d2h"},
+                                    {"both", "pinned_both", LinkTiming::call, 2},
+                                    {"driver H2D", "pageable_h2d"},
+                                    {"D2H", "pageable_d2h"},
+                                    {"staged H2D", "staged_h2d"},
+                                    {"D2H", "staged_d2h"},
+                                    {"zero-copy", "zero_copy_h2d"},
+                                    {"D2D", "device_d2d"}};
+  std::vector<std::string> header{"size"};
+  for (const Column& column : columns) header.emplace_back(column.title);
+  Table table(std::move(header));
+  for (const std::size_t bytes : sizes_of(measurement)) {
+    std::vector<std::string> cells{format_bytes(bytes)};
+    for (const Column& column : columns) {
+      cells.push_back(
+          rate_cell(point_of(measurement.find(column.series, column.timing), bytes * column.directions)));
+    }
+    table.add(std::move(cells));
+  }
+  return "GB/s from the request until the bytes are there, median (driver: pageable memory by the driver's "
+         "own "
+         "copy; staged: by penstock)\n" +
+         table.text(look);
+}
+
+std::string pinned_table(const LinkMeasurement& measurement, const Look& look) {
+  Table table({"pinned copy", "H2D wire GB/s", "call", "minimum", "p99", "D2H wire GB/s", "call", "minimum",
+               "p99", "both wire GB/s"});
+  for (const std::size_t bytes : sizes_of(measurement)) {
+    std::vector<std::string> cells{format_bytes(bytes)};
+    for (const char* name : {"pinned_h2d", "pinned_d2h"}) {
+      const auto* call = point_of(measurement.find(name, LinkTiming::call), bytes);
+      cells.push_back(rate_cell(point_of(measurement.find(name, LinkTiming::wire), bytes)));
+      cells.push_back(seconds_cell(call, &Summary::median));
+      cells.push_back(seconds_cell(call, &Summary::minimum));
+      cells.push_back(seconds_cell(call, &Summary::p99));
+    }
+    cells.push_back(rate_cell(point_of(measurement.find("pinned_both", LinkTiming::wire), 2 * bytes)));
+    table.add(std::move(cells));
+  }
+  return "wire: by the device's clock, copies gated; call: by the host's clock\n" + table.text(look);
+}
+
+std::string packed_table(const LinkMeasurement& measurement, const Look& look) {
+  const auto* in = measurement.find("packed_h2d", LinkTiming::call);
+  const auto* out = measurement.find("packed_d2h", LinkTiming::call);
+  if (in == nullptr || in->points.empty()) return {};
+  std::set<std::size_t> counts;
+  std::set<std::size_t> sizes;
+  for (const auto& point : in->points) {
+    counts.insert(point.pieces);
+    const std::size_t each = point.bytes / point.pieces;
+    if (each <= kMiB && each == std::size_t{256} << (2 * (sizes.size()))) sizes.insert(each);
+  }
+  std::vector<std::string> header{"pieces of"};
+  for (const std::size_t count : counts) header.push_back(fmt::format("{} H2D / D2H", count));
+  Table table(std::move(header));
+  for (const std::size_t each : sizes) {
+    std::vector<std::string> cells{format_bytes(each)};
+    for (const std::size_t count : counts) {
+      const auto* h2d = point_of(in, count * each, count);
+      const auto* d2h = point_of(out, count * each, count);
+      cells.push_back(h2d == nullptr ? ""
+                                     : fmt::format("{} / {}", seconds_cell(h2d, &Summary::median),
+                                                   seconds_cell(d2h, &Summary::median)));
+    }
+    table.add(std::move(cells));
+  }
+  return "pageable pieces packed into one copy, median\n" + table.text(look);
+}
+
+std::string host_copy_table(const LinkMeasurement& measurement, const Look& look) {
+  Table table({"threads", "cached GB/s", "streaming GB/s"});
+  for (const auto& rate : measurement.host_copy) {
+    table.add({std::to_string(rate.threads), format_rate(rate.cached), format_rate(rate.streaming)});
+  }
+  return "host memory copy, pageable to pinned\n" + table.text(look);
+}
+
+std::string costs(const LinkMeasurement& measurement) {
+  const LinkProfile& profile = measurement.profile;
+  const auto per_gib = [](double seconds) {
+    return seconds > 0 ? format_seconds(seconds) : std::string("not measured");
+  };
+  const auto overhead = [](const Summary& summary) {
+    return fmt::format("{} (p99 {})", format_seconds(summary.median), format_seconds(summary.p99));
+  };
+  return fmt::format(
+      "calls   enqueue a 4 KiB copy {}, record an event {}, query {}, synchronize when idle {}\n"
+      "        one small copy after another every {}\n"
+      "memory  per GiB: driver's allocation {}, pinned pool {}, registering touched memory {}, unregistering "
+      "{}\n"
+      "staging {} threads, chunks of {}, {} stores\n",
+      overhead(measurement.overhead.enqueue_copy), overhead(measurement.overhead.record_event),
+      overhead(measurement.overhead.query_event), overhead(measurement.overhead.synchronize_idle),
+      format_seconds(profile.copy_interval), per_gib(profile.setup.driver_allocate),
+      per_gib(profile.setup.pinned_pool), per_gib(profile.setup.register_touched),
+      per_gib(profile.setup.unregister), profile.staging_threads, format_bytes(profile.chunk_bytes),
+      profile.streaming_stores ? "streaming" : "cached");
+}
+
+std::string curves(const LinkMeasurement& measurement, const Look& look) {
+  std::vector<PlotCurve> plotted;
+  for (const auto& [title, name] :
+       {std::pair{"pinned H2D", "pinned_h2d"}, std::pair{"staged H2D", "staged_h2d"},
+        std::pair{"driver pageable H2D", "pageable_h2d"}, std::pair{"zero-copy H2D", "zero_copy_h2d"}}) {
+    PlotCurve curve{.name = title, .points = {}};
+    if (const auto* series = measurement.find(name, LinkTiming::call)) {
+      for (const auto& point : series->points) {
+        curve.points.emplace_back(static_cast<double>(point.bytes), rate_of(point) / kGB);
+      }
+    }
+    plotted.push_back(std::move(curve));
+  }
+  return plot(plotted, "GB/s", look);
+}
+
+}  // namespace
+
+std::string link_report(const DeviceInfo& device, const LinkMeasurement& measurement, const Look& look) {
+  std::string text =
+      fmt::format("{}  {}, driver {}, link: {}\n{} of copied bytes compared, {} in all\n\n", device.spec,
+                  device.name, device.driver, format_link(device.link),
+                  format_bytes(measurement.verified_bytes), format_seconds(measurement.seconds));
+  text += bandwidth_table(measurement, look) + "\n" + pinned_table(measurement, look) + "\n" +
+          packed_table(measurement, look) + "\n" + host_copy_table(measurement, look) + "\n" +
+          costs(measurement) + "\n" + curves(measurement, look);
+  for (const std::string& note : measurement.notes) text += fmt::format("\nnote: {}\n", note);
+  return text + fmt::format("\nceiling {} GB/s H2D, {} GB/s D2H\n",
+                            format_rate(measurement.profile.ceiling(CopyDirection::h2d)),
+                            format_rate(measurement.profile.ceiling(CopyDirection::d2h)));
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,144 @@
+#include "commands.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+namespace penstock::cli {
+
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+constexpr int kInterrupted = 130;
+
+Environment read_environment() {
+  const auto absolute = [](const char* name) -> std::optional<std::filesystem::path> {
+    const char* value = std::getenv(name);
+    if (value == nullptr || !std::filesystem::path(value).is_absolute()) return std::nullopt;
+    return std::filesystem::path(value);
+  };
+  Environment environment;
+  if (const char* library = std::getenv("PENSTOCK_LIBCUDA")) environment.device.driver_library = library;
+  environment.cache_directory = absolute("XDG_CACHE_HOME");
+  if (!environment.cache_directory) {
+    if (const auto home = absolute("HOME")) environment.cache_directory = *home / ".cache";
+  }
+  environment.utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
+  return environment;
+}
+
+/// An option whose value is a size such as 64MiB.
+CLI::Option* add_bytes(CLI::App& command, const std::string& name, std::size_t& bytes,
+                       const std::string& description) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [&bytes, name](const std::string& text) {
+            try {
+              bytes = parse_bytes(text);
+            } catch (const InvalidArgument& error) {
+              throw CLI::ValidationError(name, error.what());
+            }
+          },
+          description)
+      ->type_name("SIZE");
+}
+
+void add_device(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "cuda:N, host, host:key=value,..., or auto")->type_name("SPEC");
+}
+
+void add_info(CLI::App& app, InfoOptions& options) {
+  CLI::App* command = app.add_subcommand("info", "Print devices, links, and what is missing and why");
+  add_device(*command, options.device);
+  command->add_flag("--json", options.json, "Print JSON");
+}
+
+void add_link(CLI::App& app, LinkOptions& options) {
+  CLI::App* command = app.add_subcommand("link", "Measure the link, and store its profile");
+  add_device(*command, options.device);
+  command->add_flag("--quick", options.quick,
+                    "Seconds instead of half a minute, with copies of up to 256 MiB");
+  CLI::Option* most = add_bytes(*command, "--max-bytes", options.max_bytes, "Largest copy; 1GiB");
+  command->add_option("--repetitions", options.repetitions, "Most repetitions of a point")
+      ->check(CLI::Range(1, 100000));
+  command->add_option("--json", options.json, "Write everything measured to FILE; - is standard output")
+      ->type_name("FILE");
+  CLI::Option* no_store =
+      command->add_flag("!--no-store", options.store, "Leave the stored profile as it is");
+  command->add_option("--profile", options.profile, "Store the profile here instead of in the user's cache")
+      ->type_name("FILE")
+      ->excludes(no_store);
+  command->add_flag("--ascii", options.ascii, "Draw with ASCII alone");
+  command->callback([&options, most] {
+    constexpr std::size_t kQuickBytes = 256 * kMiB;
+    if (options.quick && most->count() == 0) options.max_bytes = kQuickBytes;
+  });
+}
+
+void add_predict(CLI::App& app, PredictOptions& options) {
+  CLI::App* command = app.add_subcommand("predict", "Print the time that a transfer will take");
+  add_bytes(*command, "BYTES", options.bytes, "Bytes in all")->required();
+  add_device(*command, options.device);
+  command->add_option("--pieces", options.pieces, "Equal pieces they come in")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 40));
+  const CLI::IsMember kinds({"pageable", "pinned", "registered", "device"});
+  command->add_option("--from", options.from, "Kind of memory they are in")->check(kinds);
+  command->add_option("--to", options.to, "Kind of memory they go to")->check(kinds);
+  command->add_option("--path", options.path, "The way they go")
+      ->check(CLI::IsMember({"automatic", "direct", "staged", "packed"}));
+  command->add_option("--profile", options.profile, "Link profile in place of the stored one")
+      ->type_name("FILE");
+  command->add_flag("--json", options.json, "Print JSON");
+}
+
+int complain(std::string what, int code) {
+  std::replace(what.begin(), what.end(), '\n', ' ');
+  fmt::print(stderr, "penstock: {}\n", what);
+  return code;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Feeds GPUs: moves data from CPU memory to a GPU as fast as the link allows.", "penstock");
+  app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
+  app.require_subcommand(1);
+  InfoOptions info;
+  LinkOptions link;
+  PredictOptions predict;
+  add_info(app, info);
+  add_link(app, link);
+  add_predict(app, predict);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return complain(std::string(error.what()) + "; see penstock --help", kUsage);
+  }
+  const Environment environment = read_environment();
+  if (app.got_subcommand("info")) return run_info(info, environment);
+  if (app.got_subcommand("link")) return run_link(link, environment);
+  return run_predict(predict, environment);
+}
+
+}  // namespace
+
+}  // namespace penstock::cli
+
+int main(int argc, char** argv) {
+  using namespace penstock::cli;
+  try {
+    return run(argc, argv);
+  } catch (const Interrupted&) {
+    return complain("interrupted; nothing was stored", kInterrupted);
+  } catch (const std::exception& error) {
+    return complain(error.what(), kFailure);
+  }
+}

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace penstock::cli {
+
+/// What can be drawn with.
+struct Look {
+  bool unicode = false;
+  std::size_t columns = 80;
+};
+
+/// True where the environment's locale (LC_ALL, LC_CTYPE, LANG in this order) writes UTF-8.
+[[nodiscard]] bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang);
+
+/// Characters that UTF-8 text takes on a terminal, for text without wide or combining ones.
+[[nodiscard]] std::size_t display_width(std::string_view text);
+
+/// Columns of text: the first to the left, the others to the right, two spaces between.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+  /// As many cells as the header has; missing ones are empty.
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  /// Lines, each with its newline; a rule below the header.
+  [[nodiscard]] std::string text(const Look& look) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+struct PlotCurve {
+  std::string name;
+  /// x ascending and positive, y not negative.
+  std::vector<std::pair<double, double>> points;
+};
+
+/// Curves over a logarithmic axis of bytes, upwards from 0, with a legend. Empty where there is nothing to
+/// draw.
+[[nodiscard]] std::string plot(const std::vector<PlotCurve>& curves, std::string_view unit, const Look& look);
+
+/// How far something is: a bar that is redrawn on a terminal, a line per step elsewhere. Writes to stderr.
+class Progress {
+ public:
+  Progress(bool terminal, Look look) : terminal_(terminal), look_(look) {}
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void update(double fraction, std::string_view step);
+  /// Takes the bar off the terminal.
+  void clear();
+
+  /// The bar's line, without its carriage return.
+  [[nodiscard]] static std::string line(double fraction, std::string_view step, const Look& look);
+
+ private:
+  const bool terminal_;
+  const Look look_;
+  bool drawn_ = false;
+  std::string step_;
+};
+
+}  // namespace penstock::cli
