@@ -1,5 +1,39 @@
 #pragma once
 
-#define FAKE_CUDA_EXPORT __attribute__((visibility("default")))
+#include <cstddef>
 
-extern "C" FAKE_CUDA_EXPORT int fake_cuda_abi_version();
+/// How tests steer the fake driver. Everything is thread-safe and process-wide; `reset` at the start of a
+/// test undoes what an earlier one set. Functions are named as the driver names them: "cuMemAlloc".
+#define FAKE_CUDA_CONTROLS(X)                                                                                \
+  /* Back to the defaults below: no failures, no delays, counts 0, contexts usable again. */                 \
+  X(void, reset, ())                                                                                         \
+  /* The `nth` call from now (1: the next) returns `code` and does nothing; 0: every call does. */           \
+  X(void, fail, (const char* function, long nth, int code))                                                  \
+  /* The `nth` piece of work that `function` enqueues from now on fails when it runs, and from then on every \
+     call returns `code`. */                                                                                 \
+  X(void, fail_work, (const char* function, long nth, int code))                                             \
+  /* Every call takes so much longer. */                                                                     \
+  X(void, delay, (const char* function, long long nanoseconds))                                              \
+  /* Every piece of work that `function` enqueues starts so much later. */                                   \
+  X(void, delay_work, (const char* function, long long nanoseconds))                                         \
+  X(long, calls, (const char* function))                                                                     \
+  X(void, set_version, (int version))              /* 12040 */                                               \
+  X(void, set_devices, (int count))                /* 2 */                                                   \
+  X(void, set_memory, (std::size_t bytes))         /* of each device; 1 GiB */                               \
+  X(void, set_lock_limit, (std::size_t bytes))     /* registered and allocated host memory; no limit */      \
+  X(void, set_read_only_register, (int supported)) /* 1 */                                                   \
+  X(void, set_init_result, (int code))             /* of cuInit; 0 */                                        \
+  X(long, live_streams, ())                                                                                  \
+  X(long, live_events, ())                                                                                   \
+  X(long, live_modules, ())                                                                                  \
+  X(long, live_contexts, ())                                                                                 \
+  X(std::size_t, device_bytes, ()) /* allocated now, all devices */                                          \
+  X(std::size_t, locked_bytes, ()) /* registered and allocated now */                                        \
+  /* Calls that a forked child made although the driver cannot work there. */                                \
+  X(long, calls_after_fork, ())
+
+#define FAKE_CUDA_EXPORT extern "C" __attribute__((visibility("default")))
+
+#define FAKE_CUDA_DECLARE(result, name, parameters) FAKE_CUDA_EXPORT result fake_cuda_##name parameters;
+FAKE_CUDA_CONTROLS(FAKE_CUDA_DECLARE)
+#undef FAKE_CUDA_DECLARE

@@ -1,0 +1,617 @@
+#include "state.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+/// The driver's functions. Each starts with `begin`, which counts it and fails it where a test asked for
+/// that.
+namespace fake_cuda {
+
+namespace {
+
+using penstock::cuda::Context;
+using penstock::cuda::DeviceAttribute;
+using penstock::cuda::Event;
+using penstock::cuda::Function;
+using penstock::cuda::HostFunction;
+using penstock::cuda::Module;
+using penstock::cuda::Ordinal;
+using penstock::cuda::PointerAttribute;
+using penstock::cuda::Stream;
+using penstock::cuda::Uuid;
+
+thread_local std::vector<ContextState*> current_stack;
+
+ContextState* current() { return current_stack.empty() ? nullptr : current_stack.back(); }
+
+ContextState* from_handle(Context handle) { return reinterpret_cast<ContextState*>(handle); }
+Context to_handle(ContextState* context) { return reinterpret_cast<Context>(context); }
+
+Result begin(const char* function) { return script().enter(function); }
+
+// For calls that need a context: it must be there, and not have failed.
+Result begin_in_context(const char* function) {
+  if (const Result result = begin(function)) return result;
+  if (current() == nullptr || !registry().is_live(current())) return kInvalidContext;
+  return current()->failure;
+}
+
+Result check_device(Ordinal device) {
+  return device >= 0 && device < script().devices ? kSuccess : kInvalidDevice;
+}
+
+#define FAKE_BEGIN(name) \
+  if (const Result early = begin(#name)) return early
+#define FAKE_BEGIN_IN_CONTEXT(name) \
+  if (const Result early = begin_in_context(#name)) return early
+
+Result cuInit(unsigned) {
+  FAKE_BEGIN(cuInit);
+  if (script().init_result != kSuccess) return script().init_result;
+  if (script().devices == 0) return kNoDevice;
+  pid_t none = 0;
+  if (script().owner.compare_exchange_strong(none, getpid())) {
+    std::atexit([] { script().ended = true; });
+  }
+  return kSuccess;
+}
+
+Result cuDeviceGetCount(int* count) {
+  FAKE_BEGIN(cuDeviceGetCount);
+  *count = script().devices;
+  return kSuccess;
+}
+
+Result cuDeviceGet(Ordinal* device, int ordinal) {
+  FAKE_BEGIN(cuDeviceGet);
+  *device = ordinal;
+  return check_device(ordinal);
+}
+
+Result cuDeviceGetName(char* name, int length, Ordinal device) {
+  FAKE_BEGIN(cuDeviceGetName);
+  std::snprintf(name, static_cast<std::size_t>(length), "Fake GPU");
+  return check_device(device);
+}
+
+Result cuDeviceGetUuid(Uuid* uuid, Ordinal device) {
+  FAKE_BEGIN(cuDeviceGetUuid);
+  for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xa0 + i);
+  uuid->bytes[15] = static_cast<char>(device);
+  return check_device(device);
+}
+
+Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, Ordinal device) {
+  FAKE_BEGIN(cuDeviceGetAttribute);
+  switch (attribute) {
+    case DeviceAttribute::multiprocessors:
+      *value = 4;
+      break;
+    case DeviceAttribute::compute_major:
+      *value = 9;
+      break;
+    case DeviceAttribute::compute_minor:
+      *value = 0;
+      break;
+    case DeviceAttribute::read_only_host_register:
+      *value = script().read_only_register;
+      break;
+    default:
+      return kInvalidValue;
+  }
+  return check_device(device);
+}
+
+Result cuDeviceTotalMem(std::size_t* bytes, Ordinal device) {
+  FAKE_BEGIN(cuDeviceTotalMem);
+  *bytes = script().memory;
+  return check_device(device);
+}
+
+Result cuDeviceGetPCIBusId(char* id, int length, Ordinal device) {
+  FAKE_BEGIN(cuDeviceGetPCIBusId);
+  std::snprintf(id, static_cast<std::size_t>(length), "FFFF:%02X:00.0", static_cast<unsigned>(device));
+  return check_device(device);
+}
+
+Result cuDevicePrimaryCtxRetain(Context* handle, Ordinal device) {
+  FAKE_BEGIN(cuDevicePrimaryCtxRetain);
+  if (const Result result = check_device(device)) return result;
+  ContextState* context = nullptr;
+  const Result result = registry().retain(device, &context);
+  *handle = to_handle(context);
+  return result;
+}
+
+Result cuDevicePrimaryCtxRelease(Ordinal device) {
+  FAKE_BEGIN(cuDevicePrimaryCtxRelease);
+  return registry().release(device);
+}
+
+Result cuCtxPushCurrent(Context handle) {
+  FAKE_BEGIN(cuCtxPushCurrent);
+  if (!registry().is_live(from_handle(handle))) return kInvalidContext;
+  current_stack.push_back(from_handle(handle));
+  return kSuccess;
+}
+
+Result cuCtxPopCurrent(Context* handle) {
+  FAKE_BEGIN(cuCtxPopCurrent);
+  if (current_stack.empty()) return kInvalidContext;
+  *handle = to_handle(current_stack.back());
+  current_stack.pop_back();
+  return kSuccess;
+}
+
+Result cuCtxGetCurrent(Context* handle) {
+  FAKE_BEGIN(cuCtxGetCurrent);
+  *handle = to_handle(current());
+  return kSuccess;
+}
+
+Result cuCtxSynchronize() {
+  FAKE_BEGIN_IN_CONTEXT(cuCtxSynchronize);
+  current()->wait_idle();
+  return current()->failure;
+}
+
+Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  FAKE_BEGIN_IN_CONTEXT(cuCtxGetStreamPriorityRange);
+  *least = 0;
+  *greatest = -5;
+  return kSuccess;
+}
+
+Result cuStreamCreateWithPriority(Stream* handle, unsigned flags, int) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamCreateWithPriority);
+  if (flags > 1) return kInvalidValue;
+  const std::lock_guard lock(registry().mutex);
+  *handle = static_cast<Stream>(registry().streams.add(Queue::start(*current())));
+  return kSuccess;
+}
+
+Result cuStreamDestroy(Stream handle) {
+  FAKE_BEGIN(cuStreamDestroy);
+  const std::lock_guard lock(registry().mutex);
+  const auto stream = registry().streams.find(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  registry().streams.live.erase(handle);
+  stream->close();
+  return kSuccess;
+}
+
+#define FAKE_FIND_STREAM(handle)                                               \
+  const std::shared_ptr<Queue> stream = registry().stream(handle, *current()); \
+  if (stream == nullptr) return kInvalidHandle
+
+Result cuStreamQuery(Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamQuery);
+  FAKE_FIND_STREAM(handle);
+  return stream->done() ? current()->failure.load() : kNotReady;
+}
+
+Result cuStreamSynchronize(Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamSynchronize);
+  FAKE_FIND_STREAM(handle);
+  stream->wait();
+  return current()->failure;
+}
+
+std::shared_ptr<EventState> find_event(Event handle) {
+  const std::lock_guard lock(registry().mutex);
+  return registry().events.find(handle);
+}
+
+std::shared_ptr<Mark> mark_of(const EventState& event) {
+  const std::lock_guard lock(registry().mutex);
+  return event.mark;
+}
+
+#define FAKE_FIND_EVENT(handle)                                 \
+  const std::shared_ptr<EventState> event = find_event(handle); \
+  if (event == nullptr) return kInvalidHandle
+
+Result cuStreamWaitEvent(Stream handle, Event event_handle, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamWaitEvent);
+  if (flags != 0) return kInvalidValue;
+  FAKE_FIND_STREAM(handle);
+  FAKE_FIND_EVENT(event_handle);
+  const std::shared_ptr<Mark> mark = mark_of(*event);
+  if (mark == nullptr) return kSuccess;
+  stream->push("cuStreamWaitEvent", [mark] {
+    mark->wait();
+    return kSuccess;
+  });
+  return kSuccess;
+}
+
+Result cuStreamWaitValue32(Stream handle, Address address, std::uint32_t value, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamWaitValue32);
+  if (flags != 0 || address % 4 != 0) return kInvalidValue;
+  FAKE_FIND_STREAM(handle);
+  if (!memory().readable(address, 4)) return kInvalidValue;
+  ContextState* const context = current();
+  stream->push("cuStreamWaitValue32", [address, value, context] {
+    const auto* word = reinterpret_cast<const std::uint32_t*>(address);
+    while (static_cast<std::int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {
+      if (context->failure != kSuccess) break;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return kSuccess;
+  });
+  return kSuccess;
+}
+
+Result cuLaunchHostFunc(Stream handle, HostFunction function, void* argument) {
+  FAKE_BEGIN_IN_CONTEXT(cuLaunchHostFunc);
+  FAKE_FIND_STREAM(handle);
+  stream->push("cuLaunchHostFunc", [function, argument] {
+    function(argument);
+    return kSuccess;
+  });
+  return kSuccess;
+}
+
+Result cuEventCreate(Event* handle, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuEventCreate);
+  if (flags > 7) return kInvalidValue;
+  auto event = std::make_shared<EventState>();
+  event->context = current();
+  event->timing = (flags & 2) == 0;
+  const std::lock_guard lock(registry().mutex);
+  *handle = static_cast<Event>(registry().events.add(std::move(event)));
+  return kSuccess;
+}
+
+Result cuEventDestroy(Event handle) {
+  FAKE_BEGIN(cuEventDestroy);
+  const std::lock_guard lock(registry().mutex);
+  return registry().events.live.erase(handle) == 1 ? kSuccess : kInvalidHandle;
+}
+
+Result cuEventRecord(Event event_handle, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuEventRecord);
+  FAKE_FIND_STREAM(handle);
+  FAKE_FIND_EVENT(event_handle);
+  if (event->context != current()) return kInvalidHandle;
+  auto mark = std::make_shared<Mark>();
+  {
+    const std::lock_guard lock(registry().mutex);
+    event->mark = mark;
+  }
+  stream->push(
+      "cuEventRecord",
+      [mark] {
+        mark->finish();
+        return kSuccess;
+      },
+      true);
+  return kSuccess;
+}
+
+Result cuEventQuery(Event handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuEventQuery);
+  FAKE_FIND_EVENT(handle);
+  const std::shared_ptr<Mark> mark = mark_of(*event);
+  return mark == nullptr || mark->is_done() ? current()->failure.load() : kNotReady;
+}
+
+Result cuEventSynchronize(Event handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuEventSynchronize);
+  FAKE_FIND_EVENT(handle);
+  if (const std::shared_ptr<Mark> mark = mark_of(*event); mark != nullptr) mark->wait();
+  return current()->failure;
+}
+
+Result cuEventElapsedTime(float* milliseconds, Event begin_handle, Event end_handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuEventElapsedTime);
+  const std::shared_ptr<EventState> first = find_event(begin_handle);
+  const std::shared_ptr<EventState> last = find_event(end_handle);
+  if (first == nullptr || last == nullptr || !first->timing || !last->timing) return kInvalidHandle;
+  const std::shared_ptr<Mark> from = mark_of(*first);
+  const std::shared_ptr<Mark> to = mark_of(*last);
+  if (from == nullptr || to == nullptr) return kInvalidHandle;
+  if (!from->is_done() || !to->is_done()) return kNotReady;
+  *milliseconds = static_cast<float>(static_cast<double>(to->nanoseconds - from->nanoseconds) / 1e6);
+  return kSuccess;
+}
+
+Result cuMemAlloc(Address* address, std::size_t bytes) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemAlloc);
+  return memory().allocate_device(current()->device, bytes, address);
+}
+
+Result cuMemFree(Address address) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemFree);
+  current()->wait_idle();
+  return memory().free_device(address);
+}
+
+Result cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemGetInfo);
+  *total = script().memory;
+  const std::size_t used = memory().device_bytes(current()->device);
+  *free_bytes = used < *total ? *total - used : 0;
+  return kSuccess;
+}
+
+Result cuMemHostRegister(void* data, std::size_t bytes, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemHostRegister);
+  if ((flags & ~0xbu) != 0) return kInvalidValue;
+  return memory().add_registered(data, bytes, (flags & 8) != 0);
+}
+
+Result cuMemHostUnregister(void* data) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemHostUnregister);
+  return memory().remove_registered(data);
+}
+
+Result cuMemHostAlloc(void** data, std::size_t bytes, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemHostAlloc);
+  if (flags > 7) return kInvalidValue;
+  return memory().allocate_host(bytes, data);
+}
+
+Result cuMemFreeHost(void* data) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemFreeHost);
+  current()->wait_idle();
+  return memory().free_host(data);
+}
+
+Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void** answers, Address address) {
+  FAKE_BEGIN_IN_CONTEXT(cuPointerGetAttributes);
+  const Kind kind = memory().kind(address);
+  for (unsigned i = 0; i < count; ++i) {
+    switch (attributes[i]) {
+      case PointerAttribute::memory_type: {
+        const unsigned type = kind == Kind::none ? 0 : kind == Kind::device ? 2 : 1;
+        std::memcpy(answers[i], &type, sizeof(type));
+        break;
+      }
+      case PointerAttribute::device_pointer: {
+        const Address device = kind == Kind::none ? 0 : address;
+        std::memcpy(answers[i], &device, sizeof(device));
+        break;
+      }
+      case PointerAttribute::is_managed: {
+        const unsigned managed = 0;
+        std::memcpy(answers[i], &managed, sizeof(managed));
+        break;
+      }
+      default:
+        return kInvalidValue;
+    }
+  }
+  return kSuccess;
+}
+
+Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
+void* pointer_to(Address address) { return reinterpret_cast<void*>(address); }
+
+// Copies when the stream gets there, if both ends are still what they were.
+std::function<Result()> copy_work(Address to, Address from, std::size_t bytes) {
+  return [=] {
+    if (!memory().writable(to, bytes) || !memory().readable(from, bytes)) return kIllegalAddress;
+    std::memcpy(pointer_to(to), pointer_to(from), bytes);
+    return kSuccess;
+  };
+}
+
+Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync);
+  FAKE_FIND_STREAM(handle);
+  if (memory().kind(to, bytes) != Kind::device) return kInvalidValue;
+  const Kind kind = memory().kind(address_of(from));
+  if (kind == Kind::device) return kInvalidValue;
+  if (kind != Kind::none) {
+    if (!memory().readable(address_of(from), bytes)) return kInvalidValue;
+    stream->push("cuMemcpyHtoDAsync", copy_work(to, address_of(from), bytes));
+    return kSuccess;
+  }
+  const auto* first = static_cast<const char*>(from);
+  auto staged = std::make_shared<std::vector<char>>(first, first + bytes);
+  stream->push("cuMemcpyHtoDAsync", [=] {
+    if (!memory().writable(to, bytes)) return kIllegalAddress;
+    std::memcpy(pointer_to(to), staged->data(), bytes);
+    return kSuccess;
+  });
+  return kSuccess;
+}
+
+Result cuMemcpyDtoHAsync(void* to, Address from, std::size_t bytes, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync);
+  FAKE_FIND_STREAM(handle);
+  if (memory().kind(from, bytes) != Kind::device) return kInvalidValue;
+  const Kind kind = memory().kind(address_of(to));
+  if (kind == Kind::device) return kInvalidValue;
+  if (kind != Kind::none) {
+    if (!memory().writable(address_of(to), bytes)) return kInvalidValue;
+    stream->push("cuMemcpyDtoHAsync", copy_work(address_of(to), from, bytes));
+    return kSuccess;
+  }
+  stream->push("cuMemcpyDtoHAsync", [=] {
+    if (!memory().readable(from, bytes)) return kIllegalAddress;
+    std::memcpy(to, pointer_to(from), bytes);
+    return kSuccess;
+  });
+  stream->wait();
+  return current()->failure;
+}
+
+Result cuMemcpyDtoDAsync(Address to, Address from, std::size_t bytes, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoDAsync);
+  FAKE_FIND_STREAM(handle);
+  if (memory().kind(to, bytes) != Kind::device || memory().kind(from, bytes) != Kind::device) {
+    return kInvalidValue;
+  }
+  stream->push("cuMemcpyDtoDAsync", copy_work(to, from, bytes));
+  return kSuccess;
+}
+
+Result cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemsetD8Async);
+  FAKE_FIND_STREAM(handle);
+  if (!memory().writable(to, bytes)) return kInvalidValue;
+  stream->push("cuMemsetD8Async", [=] {
+    if (!memory().writable(to, bytes)) return kIllegalAddress;
+    std::memset(pointer_to(to), value, bytes);
+    return kSuccess;
+  });
+  return kSuccess;
+}
+
+Result cuModuleLoadDataEx(Module* handle, const void* image, unsigned options, int*, void**) {
+  FAKE_BEGIN_IN_CONTEXT(cuModuleLoadDataEx);
+  auto module = std::make_shared<ModuleState>();
+  module->text = static_cast<const char*>(image);
+  if (options != 0 || module->text.find(".version 6.4\n") == std::string::npos ||
+      module->text.find(".target sm_75\n") == std::string::npos) {
+    return kInvalidPtx;
+  }
+  const std::lock_guard lock(registry().mutex);
+  *handle = static_cast<Module>(registry().modules.add(std::move(module)));
+  return kSuccess;
+}
+
+Result cuModuleUnload(Module handle) {
+  FAKE_BEGIN(cuModuleUnload);
+  const std::lock_guard lock(registry().mutex);
+  return registry().modules.live.erase(handle) == 1 ? kSuccess : kInvalidHandle;
+}
+
+Result cuModuleGetFunction(Function* handle, Module module_handle, const char* name) {
+  FAKE_BEGIN_IN_CONTEXT(cuModuleGetFunction);
+  const std::lock_guard lock(registry().mutex);
+  const auto module = registry().modules.find(module_handle);
+  if (module == nullptr) return kInvalidHandle;
+  if (module->text.find(".visible .entry " + std::string(name) + "(") == std::string::npos) return kNotFound;
+  auto function = std::make_shared<FunctionState>();
+  function->name = name;
+  *handle = static_cast<Function>(registry().functions.add(std::move(function)));
+  return kSuccess;
+}
+
+Result cuLaunchKernel(Function handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                      unsigned block_y, unsigned block_z, unsigned, Stream stream_handle, void** parameters,
+                      void** extra) {
+  FAKE_BEGIN_IN_CONTEXT(cuLaunchKernel);
+  FAKE_FIND_STREAM(stream_handle);
+  std::shared_ptr<FunctionState> function;
+  {
+    const std::lock_guard lock(registry().mutex);
+    function = registry().functions.find(handle);
+  }
+  if (function == nullptr) return kInvalidHandle;
+  const std::size_t bytes = kernel_argument_bytes(function->name);
+  if (bytes == 0 || grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != kernel_threads(function->name) ||
+      block_y != 1 || block_z != 1 || parameters == nullptr || extra != nullptr) {
+    return kInvalidValue;
+  }
+  const auto* first = static_cast<const char*>(parameters[0]);
+  auto arguments = std::make_shared<std::vector<char>>(first, first + bytes);
+  stream->push("cuLaunchKernel",
+               [function, arguments] { return run_kernel(function->name, arguments->data()); });
+  return kSuccess;
+}
+
+struct ErrorText {
+  Result code;
+  const char* name;
+  const char* text;
+};
+
+constexpr ErrorText kErrors[] = {
+    {kSuccess, "CUDA_SUCCESS", "no error"},
+    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {kDeinitialized, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {kInvalidPtx, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found"},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {kNotFound, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {kAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all is registered already"},
+    {kNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer is not registered"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+     "system has unsupported display driver / cuda driver combination"},
+    {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+Result cuGetErrorName(Result code, const char** text) {
+  for (const ErrorText& error : kErrors) {
+    if (error.code == code) {
+      *text = error.name;
+      return kSuccess;
+    }
+  }
+  *text = nullptr;
+  return kInvalidValue;
+}
+
+Result cuGetErrorString(Result code, const char** text) {
+  for (const ErrorText& error : kErrors) {
+    if (error.code == code) {
+      *text = error.text;
+      return kSuccess;
+    }
+  }
+  *text = nullptr;
+  return kInvalidValue;
+}
+
+struct Entry {
+  std::string_view name;
+  int version;
+  void* function;
+};
+
+const std::vector<Entry>& entries() {
+#define FAKE_ENTRY(member, name, version, parameters)                      \
+  {#name, version, [] {                                                    \
+     Result(*function) parameters = name; /* the types must be the same */ \
+     return reinterpret_cast<void*>(function);                             \
+   }()},
+  static const std::vector<Entry> table{PENSTOCK_CUDA_ENTRIES(FAKE_ENTRY)};
+#undef FAKE_ENTRY
+  return table;
+}
+
+}  // namespace
+
+}  // namespace fake_cuda
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT int cuDriverGetVersion(int* version) {
+  *version = fake_cuda::script().version;
+  return 0;
+}
+
+EXPORT int cuGetProcAddress_v2(const char* symbol, void** function, int version, unsigned long long flags,
+                               int* status) {
+  *function = nullptr;
+  if (flags != 0) return fake_cuda::kInvalidValue;
+  for (const auto& entry : fake_cuda::entries()) {
+    if (entry.name != symbol) continue;
+    const bool sufficient = version >= entry.version;
+    if (sufficient) *function = entry.function;
+    if (status != nullptr) *status = sufficient ? 0 : 2;
+    return sufficient ? fake_cuda::kSuccess : fake_cuda::kNotFound;
+  }
+  if (status != nullptr) *status = 1;
+  return fake_cuda::kNotFound;
+}

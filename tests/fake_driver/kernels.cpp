@@ -1,0 +1,235 @@
+#include "device/cuda/kernel_arguments.hpp"
+#include "state.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+/// The kernels as plain loops, one byte or element at a time: what the GPU's are compared with.
+namespace fake_cuda {
+
+namespace {
+
+using namespace penstock::cuda;
+
+struct Piece {
+  Address source;
+  Address destination;
+  std::uint64_t bytes;
+};
+
+template <typename T>
+T load(Address address) {
+  T value;
+  std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof(T));
+  return value;
+}
+
+Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
+
+Result copy_pieces(const CopyPiecesArguments& a) {
+  if (!memory().readable(address_of(a.pieces), a.count * sizeof(Piece))) return kIllegalAddress;
+  for (std::uint64_t i = 0; i < a.count; ++i) {
+    const auto piece = load<Piece>(address_of(a.pieces) + i * sizeof(Piece));
+    if (piece.bytes == 0) continue;
+    if (!memory().readable(piece.source, piece.bytes) || !memory().writable(piece.destination, piece.bytes)) {
+      return kIllegalAddress;
+    }
+    std::memcpy(reinterpret_cast<void*>(piece.destination), reinterpret_cast<const void*>(piece.source),
+                piece.bytes);
+  }
+  return kSuccess;
+}
+
+// Calls `with_row(number of the gathered row, address of the source's row or 0)`.
+template <typename Arguments, typename WithRow>
+Result for_rows(const Arguments& a, std::uint64_t row_bytes, std::uint64_t out_bytes, WithRow&& with_row) {
+  if (!memory().writable(address_of(a.destination), a.count * out_bytes)) return kIllegalAddress;
+  if (a.indices != nullptr && !memory().readable(address_of(a.indices), a.count * 8)) return kIllegalAddress;
+  for (std::uint64_t row = 0; row < a.count; ++row) {
+    const std::uint64_t index = a.indices == nullptr ? row : load<std::uint64_t>(address_of(a.indices + row));
+    const Address from = index < a.source_rows ? address_of(a.source) + index * a.stride_bytes : 0;
+    if (from != 0 && !memory().readable(from, row_bytes)) return kIllegalAddress;
+    with_row(row, from);
+  }
+  return kSuccess;
+}
+
+Result gather_bytes(const GatherBytesArguments& a, bool aligned) {
+  if (aligned && (address_of(a.source) % 16 != 0 || address_of(a.destination) % 16 != 0 ||
+                  a.row_bytes % 16 != 0 || a.stride_bytes % 16 != 0)) {
+    return 716;
+  }
+  return for_rows(a, a.row_bytes, a.row_bytes, [&](std::uint64_t row, Address from) {
+    char* to = static_cast<char*>(a.destination) + row * a.row_bytes;
+    if (from == 0) {
+      std::memset(to, 0, a.row_bytes);
+    } else {
+      std::memcpy(to, reinterpret_cast<const void*>(from), a.row_bytes);
+    }
+  });
+}
+
+enum Type : std::uint32_t {
+  kUint8 = 1,
+  kInt8,
+  kUint16,
+  kInt16,
+  kUint32,
+  kInt32,
+  kUint64,
+  kInt64,
+  kFloat16,
+  kBfloat16,
+  kFloat32
+};
+
+std::size_t bytes_of(std::uint32_t type) {
+  switch (type) {
+    case kUint8:
+    case kInt8:
+      return 1;
+    case kUint16:
+    case kInt16:
+    case kFloat16:
+    case kBfloat16:
+      return 2;
+    case kUint32:
+    case kInt32:
+    case kFloat32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+// A small float of `exponent_bits` and `fraction_bits`, and back, by arithmetic on doubles.
+double decode_small(std::uint32_t bits, int exponent_bits, int fraction_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const std::uint32_t fraction = bits & ((1u << fraction_bits) - 1);
+  const int exponent = static_cast<int>(bits >> fraction_bits & ((1u << exponent_bits) - 1));
+  const double sign = bits >> (exponent_bits + fraction_bits) & 1 ? -1.0 : 1.0;
+  if (exponent == (1 << exponent_bits) - 1) return fraction != 0 ? NAN : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
+  return sign * std::ldexp(fraction + (1u << fraction_bits), exponent - bias - fraction_bits);
+}
+
+std::uint32_t encode_small(float value, int exponent_bits, int fraction_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const std::uint32_t infinity = ((1u << exponent_bits) - 1) << fraction_bits;
+  const std::uint32_t sign = std::signbit(value) ? 1u << (exponent_bits + fraction_bits) : 0;
+  if (std::isnan(value)) return sign | infinity | 1u << (fraction_bits - 1);
+  if (std::isinf(value)) return sign | infinity;
+  const double magnitude = std::fabs(double{value});
+  int exponent = 0;
+  std::frexp(magnitude, &exponent);
+  exponent = std::max(exponent - 1, 1 - bias);
+  // The fraction with its leading one, which carries into the exponent by itself.
+  const double fraction = std::nearbyint(std::ldexp(magnitude, fraction_bits - exponent));
+  const auto bits = static_cast<std::uint32_t>(fraction) +
+                    (static_cast<std::uint32_t>(exponent + bias - 1) << fraction_bits);
+  return sign | std::min(bits, infinity);
+}
+
+float read_float(Address at, std::uint32_t type) {
+  switch (type) {
+    case kUint8:
+      return load<std::uint8_t>(at);
+    case kInt8:
+      return load<std::int8_t>(at);
+    case kUint16:
+      return load<std::uint16_t>(at);
+    case kInt16:
+      return load<std::int16_t>(at);
+    case kFloat16:
+      return static_cast<float>(decode_small(load<std::uint16_t>(at), 5, 10));
+    case kBfloat16:
+      return static_cast<float>(decode_small(load<std::uint16_t>(at), 8, 7));
+    default:
+      return load<float>(at);
+  }
+}
+
+std::int64_t read_integer(Address at, std::uint32_t type) {
+  switch (type) {
+    case kUint8:
+      return load<std::uint8_t>(at);
+    case kInt8:
+      return load<std::int8_t>(at);
+    case kUint16:
+      return load<std::uint16_t>(at);
+    case kInt16:
+      return load<std::int16_t>(at);
+    case kInt32:
+      return load<std::int32_t>(at);
+    default:
+      return load<std::uint32_t>(at);
+  }
+}
+
+void write_float(char* to, float value, std::uint32_t type) {
+  if (type == kFloat32) {
+    std::memcpy(to, &value, 4);
+    return;
+  }
+  const auto bits =
+      static_cast<std::uint16_t>(type == kFloat16 ? encode_small(value, 5, 10) : encode_small(value, 8, 7));
+  std::memcpy(to, &bits, 2);
+}
+
+Result gather_widen(const GatherWidenArguments& a) {
+  const std::size_t from_bytes = bytes_of(a.from);
+  const std::size_t to_bytes = bytes_of(a.to);
+  if ((a.scale != nullptr && !memory().readable(address_of(a.scale), a.channels * 4)) ||
+      (a.shift != nullptr && !memory().readable(address_of(a.shift), a.channels * 4))) {
+    return kIllegalAddress;
+  }
+  return for_rows(
+      a, a.row_elements * from_bytes, a.row_elements * to_bytes, [&](std::uint64_t row, Address from) {
+        for (std::uint64_t i = 0; i < a.row_elements; ++i) {
+          char* to = static_cast<char*>(a.destination) + (row * a.row_elements + i) * to_bytes;
+          if (from == 0) {
+            std::memset(to, 0, to_bytes);
+          } else if (a.to >= kFloat16) {
+            const std::uint64_t channel = i / a.channel_elements % a.channels;
+            volatile float value = read_float(from + i * from_bytes, a.from);  // rounded after each step
+            if (a.scale != nullptr) value = value * a.scale[channel];
+            if (a.shift != nullptr) value = value + a.shift[channel];
+            write_float(to, value, a.to);
+          } else {
+            const std::int64_t value = read_integer(from + i * from_bytes, a.from);
+            std::memcpy(to, &value, to_bytes);
+          }
+        }
+      });
+}
+
+}  // namespace
+
+Result run_kernel(const std::string& name, const void* arguments) {
+  if (name == "penstock_copy_pieces") return copy_pieces(*static_cast<const CopyPiecesArguments*>(arguments));
+  if (name.starts_with("penstock_gather_bytes")) {
+    return gather_bytes(*static_cast<const GatherBytesArguments*>(arguments), name.ends_with("_aligned"));
+  }
+  if (name.starts_with("penstock_gather_widen")) {
+    return gather_widen(*static_cast<const GatherWidenArguments*>(arguments));
+  }
+  const auto& occupy = *static_cast<const OccupyArguments*>(arguments);
+  std::this_thread::sleep_for(std::chrono::nanoseconds(occupy.nanoseconds));
+  return kSuccess;
+}
+
+std::size_t kernel_argument_bytes(const std::string& name) {
+  if (name == "penstock_copy_pieces") return sizeof(CopyPiecesArguments);
+  if (name.starts_with("penstock_gather_bytes")) return sizeof(GatherBytesArguments);
+  if (name.starts_with("penstock_gather_widen")) return sizeof(GatherWidenArguments);
+  return name == "penstock_occupy" ? sizeof(OccupyArguments) : 0;
+}
+
+unsigned kernel_threads(const std::string& name) {
+  if (name == "penstock_copy_pieces") return kCopyPiecesThreads;
+  return name == "penstock_occupy" ? 1 : kGatherThreads;
+}
+
+}  // namespace fake_cuda

@@ -1,0 +1,363 @@
+#include "state.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+namespace fake_cuda {
+
+Script& script() {
+  static auto& object = *new Script;
+  return object;
+}
+Memory& memory() {
+  static auto& object = *new Memory;
+  return object;
+}
+Registry& registry() {
+  static auto& object = *new Registry;
+  return object;
+}
+
+void Script::reset() {
+  const std::lock_guard lock(mutex_);
+  rows_.clear();
+  version = 12040;
+  devices = 2;
+  memory = std::size_t{1} << 30;
+  lock_limit = SIZE_MAX;
+  read_only_register = 1;
+  init_result = kSuccess;
+}
+
+void Script::fail(const char* function, long nth, Result code) {
+  const std::lock_guard lock(mutex_);
+  rows_[function].failures.push_back({nth, code});
+}
+
+void Script::fail_work(const char* function, long nth, Result code) {
+  const std::lock_guard lock(mutex_);
+  rows_[function].work_failures.push_back({nth, code});
+}
+
+void Script::delay(const char* function, long long nanoseconds) {
+  const std::lock_guard lock(mutex_);
+  rows_[function].delay = nanoseconds;
+}
+
+void Script::delay_work(const char* function, long long nanoseconds) {
+  const std::lock_guard lock(mutex_);
+  rows_[function].work_delay = nanoseconds;
+}
+
+long Script::calls(const char* function) {
+  const std::lock_guard lock(mutex_);
+  return rows_[function].calls;
+}
+
+Result Script::count_down(std::vector<Countdown>& countdowns) {
+  Result code = kSuccess;
+  for (auto countdown = countdowns.begin(); countdown != countdowns.end();) {
+    const bool always = countdown->left == 0;
+    if (always || countdown->left == 1) code = countdown->code;
+    if (!always && --countdown->left == 0) {
+      countdown = countdowns.erase(countdown);
+    } else {
+      ++countdown;
+    }
+  }
+  return code;
+}
+
+Result Script::enter(const char* function) {
+  if (ended) return kDeinitialized;
+  if (owner != 0 && owner != getpid()) {
+    ++calls_after_fork;
+    return kNotInitialized;
+  }
+  long long delay = 0;
+  Result code = kSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    Row& row = rows_[function];
+    ++row.calls;
+    delay = row.delay;
+    code = count_down(row.failures);
+  }
+  if (delay != 0) std::this_thread::sleep_for(std::chrono::nanoseconds(delay));
+  return code;
+}
+
+Script::WorkPlan Script::plan_work(const char* function) {
+  const std::lock_guard lock(mutex_);
+  Row& row = rows_[function];
+  return {count_down(row.work_failures), row.work_delay};
+}
+
+namespace {
+
+// Whether all of the range is mapped for reading, and for writing too unless `read_only`.
+bool is_mapped(Address begin, std::size_t bytes, bool read_only) {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  Address reached = begin;
+  while (reached < begin + bytes && std::getline(maps, line)) {
+    Address from = 0;
+    Address to = 0;
+    char permissions[5] = {};
+    if (std::sscanf(line.c_str(), "%llx-%llx %4s", &from, &to, permissions) != 3 || to <= reached) continue;
+    if (from > reached || permissions[0] != 'r' || (!read_only && permissions[1] != 'w')) return false;
+    reached = to;
+  }
+  return reached >= begin + bytes;
+}
+
+Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
+
+}  // namespace
+
+bool Memory::overlaps(Address address, std::size_t bytes) const {
+  auto next = ranges_.upper_bound(address);
+  if (next != ranges_.end() && next->first < address + bytes) return true;
+  return next != ranges_.begin() && (--next)->first + next->second.bytes > address;
+}
+
+Kind Memory::kind(Address address, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto next = ranges_.upper_bound(address);
+  if (next == ranges_.begin()) return Kind::none;
+  --next;
+  const Address end = next->first + next->second.bytes;
+  return address < end && bytes <= end - address ? next->second.kind : Kind::none;
+}
+
+bool Memory::writable(Address address, std::size_t bytes) {
+  const Kind found = kind(address, bytes);
+  return found != Kind::none && found != Kind::read_only;
+}
+
+std::size_t Memory::device_bytes(int device) {
+  const std::lock_guard lock(mutex_);
+  std::size_t sum = 0;
+  for (const auto& [address, range] : ranges_) {
+    if (range.kind == Kind::device && (device < 0 || device == range.device)) sum += range.bytes;
+  }
+  return sum;
+}
+
+std::size_t Memory::locked_bytes_locked() const {
+  std::size_t sum = 0;
+  for (const auto& [address, range] : ranges_) sum += range.kind == Kind::device ? 0 : range.bytes;
+  return sum;
+}
+
+std::size_t Memory::locked_bytes() {
+  const std::lock_guard lock(mutex_);
+  return locked_bytes_locked();
+}
+
+Result Memory::allocate_device(int device, std::size_t bytes, Address* address) {
+  if (bytes == 0) return kInvalidValue;
+  const std::size_t used = device_bytes(device);
+  if (used > script().memory || bytes > script().memory - used) return kOutOfMemory;
+  void* data = nullptr;
+  if (posix_memalign(&data, 512, bytes) != 0) return kOutOfMemory;
+  const std::lock_guard lock(mutex_);
+  *address = address_of(data);
+  ranges_[*address] = {bytes, Kind::device, device};
+  return kSuccess;
+}
+
+Result Memory::free_device(Address address) {
+  const std::lock_guard lock(mutex_);
+  const auto range = ranges_.find(address);
+  if (range == ranges_.end() || range->second.kind != Kind::device) return kInvalidValue;
+  ranges_.erase(range);
+  std::free(reinterpret_cast<void*>(address));
+  return kSuccess;
+}
+
+Result Memory::allocate_host(std::size_t bytes, void** data) {
+  if (bytes == 0) return kInvalidValue;
+  const std::lock_guard lock(mutex_);
+  const std::size_t limit = script().lock_limit;
+  if (const std::size_t used = locked_bytes_locked(); used > limit || bytes > limit - used)
+    return kOutOfMemory;
+  if (posix_memalign(data, 4096, bytes) != 0) return kOutOfMemory;
+  ranges_[address_of(*data)] = {bytes, Kind::allocated, 0};
+  return kSuccess;
+}
+
+Result Memory::free_host(void* data) {
+  const std::lock_guard lock(mutex_);
+  const auto range = ranges_.find(address_of(data));
+  if (range == ranges_.end() || range->second.kind != Kind::allocated) return kInvalidValue;
+  ranges_.erase(range);
+  std::free(data);
+  return kSuccess;
+}
+
+Result Memory::add_registered(void* data, std::size_t bytes, bool read_only) {
+  if (data == nullptr || bytes == 0) return kInvalidValue;
+  if (read_only && script().read_only_register == 0) return kNotSupported;
+  if (!is_mapped(address_of(data), bytes, read_only)) return kInvalidValue;
+  const std::lock_guard lock(mutex_);
+  if (overlaps(address_of(data), bytes)) return kAlreadyRegistered;
+  const std::size_t limit = script().lock_limit;
+  if (const std::size_t used = locked_bytes_locked(); used > limit || bytes > limit - used)
+    return kOutOfMemory;
+  ranges_[address_of(data)] = {bytes, read_only ? Kind::read_only : Kind::registered, 0};
+  return kSuccess;
+}
+
+Result Memory::remove_registered(void* data) {
+  const std::lock_guard lock(mutex_);
+  const auto range = ranges_.find(address_of(data));
+  if (range == ranges_.end()) return kNotRegistered;
+  if (range->second.kind != Kind::registered && range->second.kind != Kind::read_only) return kNotRegistered;
+  ranges_.erase(range);
+  return kSuccess;
+}
+
+void ContextState::wait_idle() {
+  std::unique_lock lock(mutex);
+  idle.wait(lock, [this] { return outstanding == 0; });
+}
+
+std::shared_ptr<Queue> Queue::start(ContextState& context) {
+  auto queue = std::make_shared<Queue>(context);
+  std::thread([queue] { queue->run(); }).detach();
+  return queue;
+}
+
+void Queue::push(const char* function, std::function<Result()> work, bool always) {
+  {
+    const std::lock_guard lock(context_.mutex);
+    ++context_.outstanding;
+  }
+  const std::lock_guard lock(mutex_);
+  items_.push_back({std::move(work), script().plan_work(function), always});
+  changed_.notify_all();
+}
+
+void Queue::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+bool Queue::done() {
+  const std::lock_guard lock(mutex_);
+  return items_.empty() && !busy_;
+}
+
+void Queue::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return items_.empty() && !busy_; });
+}
+
+void Queue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closed_ || !items_.empty(); });
+    if (items_.empty()) return;
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    if (item.plan.delay != 0) std::this_thread::sleep_for(std::chrono::nanoseconds(item.plan.delay));
+    Result result = item.plan.failure;
+    if (item.always || (result == kSuccess && context_.failure == kSuccess)) {
+      if (const Result own = item.work(); result == kSuccess) result = own;
+    }
+    item.work = nullptr;
+    if (result != kSuccess) {
+      Result none = kSuccess;
+      context_.failure.compare_exchange_strong(none, result);
+    }
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+    const std::lock_guard context_lock(context_.mutex);
+    if (--context_.outstanding == 0) context_.idle.notify_all();
+  }
+}
+
+void Mark::finish() {
+  const std::lock_guard lock(mutex);
+  done = true;
+  nanoseconds = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  changed.notify_all();
+}
+
+void Mark::wait() {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [this] { return done; });
+}
+
+bool Mark::is_done() {
+  const std::lock_guard lock(mutex);
+  return done;
+}
+
+Result Registry::retain(int device, ContextState** context) {
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<ContextState>& slot = contexts_[device];
+  if (slot == nullptr) {
+    slot = std::make_unique<ContextState>();
+    slot->device = device;
+  }
+  if (slot->retained++ == 0) slot->failure = kSuccess;
+  *context = slot.get();
+  return kSuccess;
+}
+
+Result Registry::release(int device) {
+  ContextState* context = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    const auto found = contexts_.find(device);
+    if (found == contexts_.end() || found->second->retained == 0) return kInvalidContext;
+    if (--found->second->retained != 0) return kSuccess;
+    context = found->second.get();
+  }
+  context->wait_idle();
+  return kSuccess;
+}
+
+bool Registry::is_live(const ContextState* context) {
+  const std::lock_guard lock(mutex);
+  for (const auto& [device, live] : contexts_) {
+    if (live.get() == context) return live->retained != 0;
+  }
+  return false;
+}
+
+long Registry::live_contexts() {
+  const std::lock_guard lock(mutex);
+  long count = 0;
+  for (const auto& [device, live] : contexts_) count += live->retained != 0 ? 1 : 0;
+  return count;
+}
+
+void Registry::forgive() {
+  const std::lock_guard lock(mutex);
+  for (const auto& [device, live] : contexts_) live->failure = kSuccess;
+}
+
+std::shared_ptr<Queue> Registry::stream(void* handle, ContextState& context) {
+  const std::lock_guard lock(mutex);
+  if (handle != nullptr) return streams.find(handle);
+  std::shared_ptr<Queue>& slot = default_streams_[&context];
+  if (slot == nullptr) slot = Queue::start(context);
+  return slot;
+}
+
+}  // namespace fake_cuda

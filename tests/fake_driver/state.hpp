@@ -1,0 +1,245 @@
+#pragma once
+
+#include "device/cuda/driver_types.hpp"
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// What the fake driver knows. One object of each kind, never destroyed: calls may come until the process is
+/// gone.
+namespace fake_cuda {
+
+using penstock::cuda::Address;
+using penstock::cuda::Result;
+
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kInvalidValue = 1;
+inline constexpr Result kOutOfMemory = 2;
+inline constexpr Result kNotInitialized = 3;
+inline constexpr Result kDeinitialized = 4;
+inline constexpr Result kNoDevice = 100;
+inline constexpr Result kInvalidDevice = 101;
+inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kInvalidPtx = 218;
+inline constexpr Result kInvalidHandle = 400;
+inline constexpr Result kNotFound = 500;
+inline constexpr Result kNotReady = 600;
+inline constexpr Result kIllegalAddress = 700;
+inline constexpr Result kAlreadyRegistered = 712;
+inline constexpr Result kNotRegistered = 713;
+inline constexpr Result kNotSupported = 801;
+
+/// What tests ask for: failures, delays, sizes; and what they count.
+class Script {
+ public:
+  void reset();
+  void fail(const char* function, long nth, Result code);
+  void fail_work(const char* function, long nth, Result code);
+  void delay(const char* function, long long nanoseconds);
+  void delay_work(const char* function, long long nanoseconds);
+  [[nodiscard]] long calls(const char* function);
+
+  /// At the start of every call: counts, waits, and says whether it is to fail.
+  [[nodiscard]] Result enter(const char* function);
+
+  struct WorkPlan {
+    Result failure = kSuccess;
+    long long delay = 0;
+  };
+  [[nodiscard]] WorkPlan plan_work(const char* function);
+
+  std::atomic<int> version{12040};
+  std::atomic<int> devices{2};
+  std::atomic<std::size_t> memory{std::size_t{1} << 30};
+  std::atomic<std::size_t> lock_limit{SIZE_MAX};
+  std::atomic<int> read_only_register{1};
+  std::atomic<Result> init_result{kSuccess};
+
+  std::atomic<pid_t> owner{0};
+  std::atomic<bool> ended{false};
+  std::atomic<long> calls_after_fork{0};
+
+ private:
+  struct Countdown {
+    long left = 0;  // 0: every time
+    Result code = kSuccess;
+  };
+  struct Row {
+    long calls = 0;
+    long long delay = 0;
+    long long work_delay = 0;
+    std::vector<Countdown> failures;
+    std::vector<Countdown> work_failures;
+  };
+  static Result count_down(std::vector<Countdown>& countdowns);
+
+  std::mutex mutex_;
+  std::map<std::string, Row, std::less<>> rows_;
+};
+
+Script& script();
+
+enum class Kind { none, device, registered, read_only, allocated };
+
+/// Device memory and locked host memory by address.
+class Memory {
+ public:
+  Result allocate_device(int device, std::size_t bytes, Address* address);
+  Result free_device(Address address);
+  Result allocate_host(std::size_t bytes, void** data);
+  Result free_host(void* data);
+  Result add_registered(void* data, std::size_t bytes, bool read_only);
+  Result remove_registered(void* data);
+
+  /// What all of [address, address + bytes) is; `none` where it is not all of one range.
+  [[nodiscard]] Kind kind(Address address, std::size_t bytes = 1);
+  [[nodiscard]] bool readable(Address address, std::size_t bytes) {
+    return kind(address, bytes) != Kind::none;
+  }
+  [[nodiscard]] bool writable(Address address, std::size_t bytes);
+  [[nodiscard]] std::size_t device_bytes(int device = -1);
+  [[nodiscard]] std::size_t locked_bytes();
+
+ private:
+  struct Range {
+    std::size_t bytes = 0;
+    Kind kind = Kind::none;
+    int device = 0;
+  };
+  [[nodiscard]] bool overlaps(Address address, std::size_t bytes) const;
+  [[nodiscard]] std::size_t locked_bytes_locked() const;
+
+  std::mutex mutex_;
+  std::map<Address, Range> ranges_;
+};
+
+Memory& memory();
+
+/// A device's primary context.
+struct ContextState {
+  int device = 0;
+  int retained = 0;
+  std::atomic<Result> failure{kSuccess};
+  std::mutex mutex;
+  std::condition_variable idle;
+  long outstanding = 0;  ///< pieces of work not done, on all streams
+
+  void wait_idle();
+};
+
+/// One in-order queue with its thread, which ends when the stream is destroyed and its work is done.
+class Queue : public std::enable_shared_from_this<Queue> {
+ public:
+  explicit Queue(ContextState& context) : context_(context) {}
+  static std::shared_ptr<Queue> start(ContextState& context);
+
+  /// Runs `work` behind what is queued. Once the context has failed, `work` is dropped, unless `always`.
+  void push(const char* function, std::function<Result()> work, bool always = false);
+  void close();
+  [[nodiscard]] bool done();
+  void wait();
+  [[nodiscard]] ContextState& context() const { return context_; }
+
+ private:
+  struct Item {
+    std::function<Result()> work;
+    Script::WorkPlan plan;
+    bool always = false;
+  };
+  void run();
+
+  ContextState& context_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  bool busy_ = false;
+  bool closed_ = false;
+};
+
+/// What a record of an event marks.
+struct Mark {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  long long nanoseconds = 0;
+
+  void finish();
+  void wait();
+  [[nodiscard]] bool is_done();
+};
+
+struct EventState {
+  ContextState* context = nullptr;
+  bool timing = false;
+  std::shared_ptr<Mark> mark;
+};
+
+struct ModuleState {
+  std::string text;
+};
+
+struct FunctionState {
+  std::string name;
+};
+
+/// Contexts and handles.
+class Registry {
+ public:
+  Result retain(int device, ContextState** context);
+  Result release(int device);
+  [[nodiscard]] bool is_live(const ContextState* context);
+  [[nodiscard]] long live_contexts();
+  void forgive();
+
+  template <typename T>
+  struct Table {
+    std::map<void*, std::shared_ptr<T>> live;
+    void* add(std::shared_ptr<T> object) {
+      void* handle = object.get();
+      live.emplace(handle, std::move(object));
+      return handle;
+    }
+    std::shared_ptr<T> find(void* handle) const {
+      const auto found = live.find(handle);
+      return found == live.end() ? nullptr : found->second;
+    }
+  };
+
+  std::mutex mutex;
+  Table<Queue> streams;
+  Table<EventState> events;
+  Table<ModuleState> modules;
+  Table<FunctionState> functions;
+
+  /// The stream of `handle`, the context's default one for null; null where there is none such.
+  std::shared_ptr<Queue> stream(void* handle, ContextState& context);
+
+ private:
+  std::map<int, std::unique_ptr<ContextState>> contexts_;
+  std::map<ContextState*, std::shared_ptr<Queue>> default_streams_;
+};
+
+Registry& registry();
+
+/// Runs the kernel `name` on the calling thread. Returns an illegal address where the GPU would fault.
+Result run_kernel(const std::string& name, const void* arguments);
+
+/// Bytes of the kernel's parameter; 0 for a kernel that is not known.
+std::size_t kernel_argument_bytes(const std::string& name);
+
+/// Threads of a block that the kernel is written for.
+unsigned kernel_threads(const std::string& name);
+
+}  // namespace fake_cuda
