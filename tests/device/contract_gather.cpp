@@ -1,0 +1,427 @@
+#include "device/contract_suite.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <tuple>
+
+namespace penstock::testing {
+
+namespace {
+
+constexpr DType kTypes[] = {DType::boolean,  DType::uint8,   DType::int8,   DType::uint16, DType::int16,
+                            DType::uint32,   DType::int32,   DType::uint64, DType::int64,  DType::float16,
+                            DType::bfloat16, DType::float32, DType::float64};
+
+/// The pairs that the contract names, besides equal ones; spelled out, so that can_widen is tested too.
+bool expected_pair(DType from, DType to) {
+  const auto is = [](DType dtype, std::initializer_list<DType> list) {
+    for (const DType one : list) {
+      if (one == dtype) return true;
+    }
+    return false;
+  };
+  using enum DType;
+  if (from == to) return true;
+  switch (from) {
+    case uint8:
+      return is(to, {uint16, int16, uint32, int32, uint64, int64, float16, bfloat16, float32});
+    case int8:
+      return is(to, {int16, int32, int64, float16, bfloat16, float32});
+    case uint16:
+      return is(to, {uint32, int32, uint64, int64, float16, bfloat16, float32});
+    case int16:
+      return is(to, {int32, int64, float16, bfloat16, float32});
+    case uint32:
+      return is(to, {uint64, int64});
+    case int32:
+      return is(to, {int64});
+    case float16:
+      return is(to, {bfloat16, float32});
+    case bfloat16:
+      return is(to, {float16, float32});
+    case float32:
+      return is(to, {float16, bfloat16});
+    default:
+      return false;
+  }
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32;
+}
+
+/// Value of a float of `exponent_bits` and `mantissa_bits`, by the definition of the format.
+double decode_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = static_cast<int>(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+  const double mantissa = static_cast<double>(bits & ((1u << mantissa_bits) - 1)) / (1u << mantissa_bits);
+  const double sign = bits >> (exponent_bits + mantissa_bits) != 0 ? -1 : 1;
+  if (exponent == (1 << exponent_bits) - 1) {
+    return mantissa != 0 ? std::numeric_limits<double>::quiet_NaN()
+                         : sign * std::numeric_limits<double>::infinity();
+  }
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias);
+  return sign * std::ldexp(1 + mantissa, exponent - bias);
+}
+
+/// Nearest float of the format, ties to even, by comparing with the neighbours' spacing; NaN is not asked.
+std::uint32_t encode_float(double value, int exponent_bits, int mantissa_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const std::uint32_t sign = std::signbit(value) ? 1u << (exponent_bits + mantissa_bits) : 0;
+  const std::uint32_t infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
+  const double size = std::abs(value);
+  if (std::isinf(size)) return sign | infinity;
+  if (size == 0) return sign;
+  const int exponent = std::max(std::ilogb(size), 1 - bias);
+  const double steps = std::nearbyint(std::ldexp(size, mantissa_bits - exponent));
+  // A subnormal has exponent field 0, and its steps are its mantissa; otherwise the leading bit is implied.
+  const auto code =
+      static_cast<std::uint32_t>(steps) + (static_cast<std::uint32_t>(exponent + bias - 1) << mantissa_bits);
+  return sign | std::min(code, infinity);
+}
+
+struct Format {
+  int exponent;
+  int mantissa;
+};
+
+Format format_of(DType dtype) {
+  return dtype == DType::float16 ? Format{5, 10} : dtype == DType::bfloat16 ? Format{8, 7} : Format{8, 23};
+}
+
+/// One element as its bits, zero-extended.
+std::uint64_t load(const std::byte* at, DType dtype) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, at, dtype_bytes(dtype));
+  return bits;
+}
+
+std::int64_t signed_value(std::uint64_t bits, DType dtype) {
+  const unsigned unused = 64 - 8 * static_cast<unsigned>(dtype_bytes(dtype));
+  const bool is_signed =
+      dtype == DType::int8 || dtype == DType::int16 || dtype == DType::int32 || dtype == DType::int64;
+  return is_signed ? static_cast<std::int64_t>(bits << unused) >> unused : static_cast<std::int64_t>(bits);
+}
+
+/// The contract, one element at a time.
+std::uint64_t convert(std::uint64_t bits, DType from, DType to, const float* scale, const float* shift) {
+  if (from == to && scale == nullptr && shift == nullptr) return bits;
+  if (!is_float(to)) {
+    const std::uint64_t mask = dtype_bytes(to) == 8 ? ~0ull : (1ull << 8 * dtype_bytes(to)) - 1;
+    return static_cast<std::uint64_t>(signed_value(bits, from)) & mask;
+  }
+  const Format source = format_of(from);
+  auto value = static_cast<float>(
+      is_float(from) ? decode_float(static_cast<std::uint32_t>(bits), source.exponent, source.mantissa)
+                     : static_cast<double>(signed_value(bits, from)));
+  if (scale != nullptr) value = static_cast<float>(static_cast<double>(value) * static_cast<double>(*scale));
+  if (shift != nullptr) value = static_cast<float>(static_cast<double>(value) + static_cast<double>(*shift));
+  const Format result = format_of(to);
+  return encode_float(value, result.exponent, result.mantissa);
+}
+
+struct Case {
+  DType from = DType::uint8;
+  DType to = DType::uint8;
+  std::size_t rows = 50;
+  std::size_t row_elements = 37;
+  std::size_t gap_bytes = 0;  ///< after each row of the source
+  bool indexed = true;
+  bool scaled = false;
+  std::uint32_t channels = 1;
+  std::uint64_t channel_elements = 1;
+  std::uint32_t blocks = 0;
+  std::size_t source_offset = 0;
+  std::size_t destination_offset = 0;
+};
+
+bool is_nan(std::uint64_t bits, DType dtype) {
+  if (dtype == DType::float64) return std::isnan(std::bit_cast<double>(bits));
+  const Format format = format_of(dtype);
+  return is_float(dtype) &&
+         std::isnan(decode_float(static_cast<std::uint32_t>(bits), format.exponent, format.mantissa));
+}
+
+class GatherCase {
+ public:
+  GatherCase(const Device& device, const Case& shape, std::uint64_t seed)
+      : device_(device),
+        shape_(shape),
+        from_bytes_(dtype_bytes(shape.from)),
+        stride_(shape.row_elements * from_bytes_ + shape.gap_bytes),
+        result_bytes_(shape.rows * shape.row_elements * dtype_bytes(shape.to)),
+        contents_(random_bytes(shape.rows * stride_, seed)),
+        source_(device, shape.source_offset + contents_.size()),
+        indices_(device, shape.rows * sizeof(std::uint64_t)),
+        factors_(device, 2 * shape.channels * sizeof(float)),
+        result_(device, shape.destination_offset + result_bytes_ + kMargin) {
+    std::mt19937_64 random(seed);
+    for (std::size_t i = 0; i < shape.rows; ++i) {
+      indices_.as<std::uint64_t>()[i] =
+          random() % 8 == 0 ? shape.rows + random() % 2 * (~0ull >> 1) : random() % shape.rows;
+    }
+    for (std::uint32_t c = 0; c < 2 * shape.channels; ++c) {
+      factors_.as<float>()[c] = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 77.0F;
+    }
+    if (shape.scaled) replace_special_values();
+    std::memcpy(source_.data() + shape.source_offset, contents_.data(), contents_.size());
+  }
+
+  [[nodiscard]] GatherRequest request(std::byte* destination) const {
+    const auto at = [&](const PinnedBytes& bytes) {
+      return static_cast<std::byte*>(device_.backend().device_address(bytes.data()));
+    };
+    GatherRequest request;
+    request.source = at(source_) + shape_.source_offset;
+    request.source_rows = shape_.rows;
+    request.row_elements = shape_.row_elements;
+    request.row_stride_bytes = shape_.gap_bytes == 0 ? 0 : stride_;
+    request.indices = shape_.indexed ? reinterpret_cast<const std::uint64_t*>(at(indices_)) : nullptr;
+    request.count = shape_.rows;
+    request.destination = destination + shape_.destination_offset;
+    request.from = shape_.from;
+    request.to = shape_.to;
+    if (shape_.scaled) {
+      request.scale = reinterpret_cast<const float*>(at(factors_));
+      request.shift = request.scale + shape_.channels;
+    }
+    request.channels = shape_.channels;
+    request.channel_elements = shape_.channel_elements;
+    request.blocks = shape_.blocks;
+    return request;
+  }
+
+  /// Runs the gather into device memory and compares every element, and the bytes around them.
+  void run(const Stream& stream) {
+    Backend& backend = device_.backend();
+    const DeviceBytes target(device_, result_.size());
+    backend.fill(target.data(), 0xA5, target.size(), stream.native());
+    backend.gather(request(target.data()), stream.native());
+    backend.copy(result_.data(), target.data(), target.size(), CopyDirection::d2h, stream.native());
+    stream.synchronize();
+    compare();
+  }
+
+ private:
+  static constexpr std::size_t kMargin = 64;
+
+  // Infinities and NaN times a factor are no test of rounding; they come unscaled.
+  void replace_special_values() {
+    for (std::size_t at = 0; at + from_bytes_ <= contents_.size(); at += from_bytes_) {
+      if (!is_float(shape_.from)) return;
+      const auto value = static_cast<std::int16_t>(load(contents_.data() + at, DType::int16)) / 64.0;
+      const Format format = format_of(shape_.from);
+      const std::uint32_t bits = encode_float(value, format.exponent, format.mantissa);
+      std::memcpy(contents_.data() + at, &bits, from_bytes_);
+    }
+  }
+
+  void compare() const {
+    const std::size_t to_bytes = dtype_bytes(shape_.to);
+    const auto* factors = factors_.as<float>();
+    for (std::size_t i = 0; i < shape_.rows; ++i) {
+      const std::uint64_t index = shape_.indexed ? indices_.as<std::uint64_t>()[i] : i;
+      for (std::size_t e = 0; e < shape_.row_elements; ++e) {
+        const std::size_t channel = e / shape_.channel_elements % shape_.channels;
+        const bool exists = index < shape_.rows;
+        const std::uint64_t bits =
+            exists ? load(contents_.data() + index * stride_ + e * from_bytes_, shape_.from) : 0;
+        const std::uint64_t expected =
+            !exists ? 0
+                    : convert(bits, shape_.from, shape_.to, shape_.scaled ? factors + channel : nullptr,
+                              shape_.scaled ? factors + shape_.channels + channel : nullptr);
+        const std::uint64_t actual = load(
+            result_.data() + shape_.destination_offset + (i * shape_.row_elements + e) * to_bytes, shape_.to);
+        if (shape_.from != shape_.to && exists && is_nan(bits, shape_.from)) {
+          ASSERT_TRUE(is_nan(actual, shape_.to)) << "row " << i << " element " << e;
+        } else {
+          ASSERT_EQ(expected, actual)
+              << "row " << i << " (source row " << index << ") element " << e << " of bits " << bits;
+        }
+      }
+    }
+    for (std::size_t i = 0; i < shape_.destination_offset; ++i) ASSERT_EQ(result_.data()[i], kPoison);
+    for (std::size_t i = shape_.destination_offset + result_bytes_; i < result_.size(); ++i) {
+      ASSERT_EQ(result_.data()[i], kPoison)
+          << "past the end by " << i - shape_.destination_offset - result_bytes_;
+    }
+  }
+
+  Device device_;
+  Case shape_;
+  std::size_t from_bytes_;
+  std::size_t stride_;
+  std::size_t result_bytes_;
+  std::vector<std::byte> contents_;
+  PinnedBytes source_;
+  PinnedBytes indices_;
+  PinnedBytes factors_;
+  PinnedBytes result_;
+};
+
+std::string describe(const Case& shape) {
+  return std::string(dtype_name(shape.from)) + " to " + std::string(dtype_name(shape.to)) + ", " +
+         std::to_string(shape.rows) + " rows of " + std::to_string(shape.row_elements) +
+         (shape.scaled ? ", scaled" : "");
+}
+
+TEST_P(Contract, CanWidenIsWhatItSays) {
+  for (const DType from : kTypes) {
+    for (const DType to : kTypes) {
+      EXPECT_EQ(can_widen(from, to), expected_pair(from, to)) << dtype_name(from) << " to " << dtype_name(to);
+    }
+  }
+}
+
+TEST_P(Contract, GatherConvertsEveryPair) {
+  std::uint64_t seed = 100;
+  for (const DType from : kTypes) {
+    for (const DType to : kTypes) {
+      if (!can_widen(from, to)) continue;
+      for (const std::size_t elements : {1u, 37u, 256u}) {
+        const Case shape{.from = from, .to = to, .rows = 60, .row_elements = elements};
+        SCOPED_TRACE(describe(shape));
+        GatherCase(device(), shape, ++seed).run(stream());
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Contract, GatherScalesByChannel) {
+  std::uint64_t seed = 200;
+  for (const DType from : kTypes) {
+    for (const DType to : {DType::float16, DType::bfloat16, DType::float32}) {
+      if (!can_widen(from, to)) continue;
+      for (const auto& [elements, channels, run] :
+           {std::tuple{1u, 1u, 1u}, {48u, 3u, 16u}, {50u, 3u, 1u}, {64u, 4u, 5u}, {192u, 3u, 64u}}) {
+        const Case shape{.from = from,
+                         .to = to,
+                         .rows = 20,
+                         .row_elements = elements,
+                         .scaled = true,
+                         .channels = channels,
+                         .channel_elements = run};
+        SCOPED_TRACE(describe(shape));
+        GatherCase(device(), shape, ++seed).run(stream());
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Contract, GatherCopiesRowsOfAnySizeAndPlace) {
+  std::uint64_t seed = 300;
+  for (const std::size_t elements : {1u, 2u, 3u, 15u, 16u, 17u, 100u, 255u, 784u, 1000u, 4096u, 4099u}) {
+    for (const auto& [gap, from, to] :
+         {std::tuple{0u, 0u, 0u}, {3u, 0u, 0u}, {16u, 16u, 16u}, {1u, 5u, 11u}}) {
+      const Case shape{.rows = 33,
+                       .row_elements = elements,
+                       .gap_bytes = gap,
+                       .source_offset = from,
+                       .destination_offset = to};
+      SCOPED_TRACE(describe(shape));
+      GatherCase(device(), shape, ++seed).run(stream());
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(Contract, GatherTakesStridesWithWiderTypes) {
+  std::uint64_t seed = 400;
+  for (const DType from : {DType::uint8, DType::int16, DType::float16}) {
+    for (const std::size_t gap : {4u, 16u, 100u}) {
+      for (const bool indexed : {false, true}) {
+        const Case shape{.from = from,
+                         .to = DType::float32,
+                         .rows = 40,
+                         .row_elements = 33,
+                         .gap_bytes = gap,
+                         .indexed = indexed};
+        SCOPED_TRACE(describe(shape));
+        GatherCase(device(), shape, ++seed).run(stream());
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Contract, GatherOfManyRowsWithFewBlocks) {
+  for (const std::uint32_t blocks : {0u, 1u, 4u}) {
+    for (const DType to : {DType::uint8, DType::float32}) {
+      const Case shape{.to = to, .rows = 3000, .row_elements = 64, .blocks = blocks};
+      SCOPED_TRACE(describe(shape));
+      GatherCase(device(), shape, 500 + blocks).run(stream());
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(Contract, GatherReadsItsIndicesWhenItsTurnComes) {
+  const auto rows = random_bytes(1000, 18);
+  PinnedBytes source(device(), rows.size());
+  PinnedBytes indices(device(), 2 * sizeof(std::uint64_t));
+  DeviceBytes result(device(), 200);
+  Gate gate(device());
+  gate.hold(stream());
+  GatherRequest request;
+  request.source = backend().device_address(source.data());
+  request.source_rows = 10;
+  request.row_elements = 100;
+  request.indices = static_cast<const std::uint64_t*>(backend().device_address(indices.data()));
+  request.count = 2;
+  request.destination = result.data();
+  backend().gather(request, stream().native());
+  source.assign(rows);
+  indices.as<std::uint64_t>()[0] = 7;
+  indices.as<std::uint64_t>()[1] = 2;
+  gate.open();
+  std::vector<std::byte> expected(rows.begin() + 700, rows.begin() + 800);
+  expected.insert(expected.end(), rows.begin() + 200, rows.begin() + 300);
+  EXPECT_TRUE(same_bytes(expected, download(result.data(), 200)));
+}
+
+TEST_P(Contract, GatherRefusesWhatItCannotDo) {
+  const DeviceBytes block(device(), 4096);
+  GatherRequest good;
+  good.source = block.data();
+  good.source_rows = 4;
+  good.row_elements = 16;
+  good.count = 4;
+  good.destination = block.data() + 2048;
+  const auto refused = [&](auto change) {
+    GatherRequest request = good;
+    change(request);
+    EXPECT_THROW(backend().gather(request, stream().native()), InvalidArgument);
+  };
+  refused([](GatherRequest& r) { r.source = nullptr; });
+  refused([](GatherRequest& r) { r.destination = nullptr; });
+  refused([](GatherRequest& r) { r.from = DType::float32, r.to = DType::uint8; });
+  refused([](GatherRequest& r) { r.from = DType::int64, r.to = DType::int32; });
+  refused([](GatherRequest& r) { r.row_stride_bytes = 15; });
+  refused([](GatherRequest& r) { r.channels = 0; });
+  refused([](GatherRequest& r) { r.channel_elements = 0; });
+  refused([&](GatherRequest& r) { r.scale = reinterpret_cast<const float*>(block.data()); });
+  refused([](GatherRequest& r) { r.count = ~0ull, r.row_elements = ~0ull; });
+  refused([&](GatherRequest& r) {
+    r.from = DType::int16, r.to = DType::float32;
+    r.source = block.data() + 1;
+  });
+  refused([&](GatherRequest& r) { r.to = DType::float32, r.destination = block.data() + 2049; });
+  refused([&](GatherRequest& r) { r.indices = reinterpret_cast<const std::uint64_t*>(block.data() + 4); });
+  const auto before = download(block.data(), block.size());
+  GatherRequest empty = good;
+  empty.count = 0;
+  backend().gather(empty, stream().native());
+  empty = good;
+  empty.row_elements = 0;
+  backend().gather(empty, stream().native());
+  EXPECT_TRUE(same_bytes(before, download(block.data(), block.size())));
+}
+
+}  // namespace
+
+}  // namespace penstock::testing

@@ -1,0 +1,373 @@
+#include "device/contract_suite.hpp"
+
+#include <algorithm>
+#include <thread>
+
+namespace penstock::testing {
+
+namespace {
+
+/// Appends a number to a list when it is its turn.
+struct Step {
+  std::vector<int>* done;
+  int number;
+
+  static void run(void* self) {
+    const auto* step = static_cast<const Step*>(self);
+    step->done->push_back(step->number);
+  }
+};
+
+void raise_flag(void* flag) { static_cast<std::atomic<bool>*>(flag)->store(true); }
+
+TEST_P(Contract, DescribesItself) {
+  const DeviceInfo& info = backend().info();
+  EXPECT_FALSE(info.spec.empty());
+  EXPECT_FALSE(info.name.empty());
+  EXPECT_FALSE(info.driver.empty());
+  EXPECT_TRUE(info.backend == "host" || info.backend == "cuda") << info.backend;
+  EXPECT_GT(info.memory_bytes, 0u);
+  const DeviceMemory memory = backend().memory();
+  EXPECT_GT(memory.total, 0u);
+  EXPECT_LE(memory.free, memory.total);
+}
+
+TEST_P(Contract, HostFunctionsRunInOrder) {
+  std::vector<int> done;
+  std::vector<Step> steps;
+  for (int i = 0; i < 300; ++i) steps.push_back({&done, i});
+  for (Step& step : steps) backend().stream_host_function(stream().native(), Step::run, &step);
+  stream().synchronize();
+  ASSERT_EQ(done.size(), steps.size());
+  for (int i = 0; i < 300; ++i) EXPECT_EQ(done[i], i);
+}
+
+TEST_P(Contract, HostFunctionHoldsBackLaterWork) {
+  struct Blocker {
+    std::atomic<bool> entered{false};
+    std::atomic<bool> leave{false};
+    static void run(void* self) {
+      auto* blocker = static_cast<Blocker*>(self);
+      blocker->entered.store(true);
+      blocker->entered.notify_all();
+      blocker->leave.wait(false);
+    }
+  } blocker;
+  const auto bytes = random_bytes(1000, 1);
+  PinnedBytes source(device(), bytes.size());
+  PinnedBytes result(device(), bytes.size());
+  DeviceBytes middle(device(), bytes.size());
+  backend().stream_host_function(stream().native(), Blocker::run, &blocker);
+  backend().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d, stream().native());
+  backend().copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h, stream().native());
+  blocker.entered.wait(false);
+  source.assign(bytes);
+  EXPECT_FALSE(stream().query());
+  blocker.leave.store(true);
+  blocker.leave.notify_all();
+  stream().synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_P(Contract, GateHoldsWorkBackUntilTheWordIsWritten) {
+  const auto bytes = random_bytes(4097, 2);
+  PinnedBytes source(device(), bytes.size());
+  PinnedBytes result(device(), bytes.size());
+  DeviceBytes middle(device(), bytes.size());
+  Gate gate(device());
+  gate.hold(stream());
+  backend().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d, stream().native());
+  backend().copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h, stream().native());
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(stream().query());
+  source.assign(bytes);
+  gate.open();
+  stream().synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_P(Contract, GateComparesCyclically) {
+  Gate gate(device());
+  gate.set(5);
+  backend().stream_wait_value(stream().native(), gate.word(), 0xfffffff0u);
+  stream().synchronize();
+  gate.set(0xfffffff0u);
+  backend().stream_wait_value(stream().native(), gate.word(), 5);
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(stream().query());
+  gate.set(6);
+  stream().synchronize();
+}
+
+TEST_P(Contract, StreamQueryTellsWhenAllIsDone) {
+  EXPECT_TRUE(stream().query());
+  std::atomic<bool> ran{false};
+  {
+    Gate gate(device());
+    gate.hold(stream());
+    backend().stream_host_function(stream().native(), raise_flag, &ran);
+    EXPECT_FALSE(stream().query());
+    EXPECT_FALSE(ran.load());
+    gate.open();
+    while (!stream().query()) std::this_thread::yield();
+  }
+  EXPECT_TRUE(ran.load());
+}
+
+TEST_P(Contract, EventNeverRecordedIsDone) {
+  const Event event = device().create_event();
+  EXPECT_TRUE(event.query());
+  event.synchronize();
+  stream().wait(event);
+  stream().synchronize();
+}
+
+TEST_P(Contract, EventMarksTheWorkBeforeIt) {
+  std::atomic<bool> before{false};
+  std::atomic<bool> after{false};
+  Event event = device().create_event();
+  Gate first(device());
+  Gate second(device());
+  first.hold(stream());
+  backend().stream_host_function(stream().native(), raise_flag, &before);
+  event.record(stream());
+  second.hold(stream());
+  backend().stream_host_function(stream().native(), raise_flag, &after);
+  EXPECT_FALSE(event.query());
+  first.open();
+  event.synchronize();
+  EXPECT_TRUE(event.query());
+  EXPECT_TRUE(before.load());
+  EXPECT_FALSE(after.load());
+  EXPECT_FALSE(stream().query());
+  second.open();
+  stream().synchronize();
+  EXPECT_TRUE(after.load());
+}
+
+TEST_P(Contract, EventQueryBecomesTrueByItself) {
+  Event event = device().create_event();
+  backend().stream_occupy(stream().native(), 1e-4);
+  event.record(stream());
+  while (!event.query()) std::this_thread::yield();
+  event.synchronize();
+}
+
+TEST_P(Contract, StreamWaitsForAnotherStreamsEvent) {
+  const auto bytes = random_bytes(100000, 3);
+  const Stream other = device().create_stream(StreamPriority::high);
+  PinnedBytes source(device(), bytes.size());
+  PinnedBytes result(device(), bytes.size());
+  DeviceBytes middle(device(), bytes.size());
+  source.assign(bytes);
+  Event ready = device().create_event();
+  Gate gate(device());
+  gate.hold(stream());
+  backend().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d, stream().native());
+  ready.record(stream());
+  other.wait(ready);
+  backend().copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h, other.native());
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(other.query());
+  gate.open();
+  other.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_P(Contract, StreamsThatDoNotWaitAreIndependent) {
+  const Stream other = device().create_stream();
+  std::atomic<bool> ran{false};
+  Gate gate(device());
+  gate.hold(stream());
+  backend().stream_host_function(other.native(), raise_flag, &ran);
+  other.synchronize();
+  EXPECT_TRUE(ran.load());
+  EXPECT_FALSE(stream().query());
+}
+
+TEST_P(Contract, WaitMeansTheRecordingOfItsTime) {
+  const Stream other = device().create_stream();
+  Event event = device().create_event();
+  Gate first(device());
+  Gate second(device());
+  std::atomic<bool> ran{false};
+  first.hold(stream());
+  event.record(stream());
+  other.wait(event);
+  backend().stream_host_function(other.native(), raise_flag, &ran);
+  second.hold(stream());
+  event.record(stream());
+  first.open();
+  other.synchronize();
+  EXPECT_TRUE(ran.load());
+  EXPECT_FALSE(event.query());
+  second.open();
+  event.synchronize();
+}
+
+TEST_P(Contract, RecordingOnAnotherStreamDoesNotReleaseEarlierWaits) {
+  const Stream other = device().create_stream();
+  const Stream waiting = device().create_stream();
+  Event event = device().create_event();
+  std::atomic<bool> ran{false};
+  Gate gate(device());
+  gate.hold(stream());
+  event.record(stream());
+  waiting.wait(event);
+  backend().stream_host_function(waiting.native(), raise_flag, &ran);
+  event.record(other);
+  event.synchronize();
+  EXPECT_TRUE(event.query());
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(waiting.query());
+  EXPECT_FALSE(ran.load());
+  gate.open();
+  waiting.synchronize();
+  EXPECT_TRUE(ran.load());
+}
+
+TEST_P(Contract, ElapsedTimeIsOrdered) {
+  Event first = device().create_event(EventTiming::on);
+  Event second = device().create_event(EventTiming::on);
+  Event third = device().create_event(EventTiming::on);
+  first.record(stream());
+  backend().stream_occupy(stream().native(), 2e-3);
+  second.record(stream());
+  third.record(stream());
+  third.synchronize();
+  EXPECT_GE(second.seconds_since(first), 1.9e-3);
+  EXPECT_GE(third.seconds_since(second), 0);
+  EXPECT_NEAR(third.seconds_since(first), third.seconds_since(second) + second.seconds_since(first), 1e-4);
+}
+
+TEST_P(Contract, ElapsedTimeNeedsTimedFinishedEvents) {
+  Event timed = device().create_event(EventTiming::on);
+  Event untimed = device().create_event(EventTiming::off);
+  Event unrecorded = device().create_event(EventTiming::on);
+  Event pending = device().create_event(EventTiming::on);
+  timed.record(stream());
+  untimed.record(stream());
+  stream().synchronize();
+  EXPECT_THROW(static_cast<void>(untimed.seconds_since(timed)), DeviceError);
+  EXPECT_THROW(static_cast<void>(unrecorded.seconds_since(timed)), DeviceError);
+  Gate gate(device());
+  gate.hold(stream());
+  pending.record(stream());
+  EXPECT_THROW(static_cast<void>(pending.seconds_since(timed)), DeviceError);
+}
+
+TEST_P(Contract, DestroyedStreamFinishesItsWork) {
+  std::atomic<bool> ran{false};
+  Event done = device().create_event();
+  Gate gate(device());
+  {
+    const Stream doomed = device().create_stream();
+    gate.hold(doomed);
+    backend().stream_host_function(doomed.native(), raise_flag, &ran);
+    done.record(doomed);
+  }
+  EXPECT_FALSE(ran.load());
+  EXPECT_FALSE(done.query());
+  gate.open();
+  done.synchronize();
+  EXPECT_TRUE(ran.load());
+}
+
+TEST_P(Contract, DestroyedEventKeepsItsEffect) {
+  const Stream other = device().create_stream();
+  std::atomic<bool> ran{false};
+  Gate gate(device());
+  gate.hold(stream());
+  {
+    Event event = device().create_event();
+    event.record(stream());
+    other.wait(event);
+  }
+  backend().stream_host_function(other.native(), raise_flag, &ran);
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(other.query());
+  EXPECT_FALSE(ran.load());
+  gate.open();
+  other.synchronize();
+  EXPECT_TRUE(ran.load());
+}
+
+TEST_P(Contract, DefaultStreamWorks) {
+  const Stream standard = device().wrap_stream(nullptr);
+  const auto bytes = random_bytes(777, 4);
+  PinnedBytes pinned(device(), bytes.size());
+  DeviceBytes middle(device(), bytes.size());
+  pinned.assign(bytes);
+  backend().copy(middle.data(), pinned.data(), bytes.size(), CopyDirection::h2d, standard.native());
+  standard.synchronize();
+  EXPECT_TRUE(standard.query());
+  EXPECT_TRUE(same_bytes(bytes, download(middle.data(), bytes.size())));
+}
+
+TEST_P(Contract, ManyThreadsEnqueueAtOnce) {
+  constexpr int kThreads = 8;
+  constexpr int kRounds = 200;
+  constexpr std::size_t kBytes = 64;
+  const auto bytes = random_bytes(kThreads * kBytes, 5);
+  PinnedBytes source(device(), bytes.size());
+  PinnedBytes result(device(), bytes.size());
+  DeviceBytes middle(device(), bytes.size());
+  source.assign(bytes);
+  const Stream other = device().create_stream();
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      try {
+        Event event = device().create_event();
+        for (int round = 0; round < kRounds; ++round) {
+          const Stream& there = (t + round) % 2 == 0 ? stream() : other;
+          const Stream& back = (t + round) % 3 == 0 ? stream() : other;
+          backend().copy(middle.data() + t * kBytes, source.data() + t * kBytes, kBytes, CopyDirection::h2d,
+                         there.native());
+          event.record(there);
+          back.wait(event);
+          backend().copy(result.data() + t * kBytes, middle.data() + t * kBytes, kBytes, CopyDirection::d2h,
+                         back.native());
+          event.record(back);
+          event.synchronize();
+          if (!same_bytes(std::span(bytes).subspan(t * kBytes, kBytes),
+                          {result.data() + t * kBytes, kBytes})) {
+            ++failures;
+          }
+          std::memset(result.data() + t * kBytes, static_cast<int>(kPoison), kBytes);
+        }
+      } catch (...) {
+        ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures.load(), 0);
+}
+
+TEST_P(Contract, LongQueuesAreKept) {
+  constexpr std::size_t kSteps = 200;
+  std::vector<int> done;
+  std::vector<Step> steps;
+  for (std::size_t i = 0; i < kSteps; ++i) steps.push_back({&done, static_cast<int>(i)});
+  Gate gate(device());
+  gate.hold(stream());
+  for (Step& step : steps) backend().stream_host_function(stream().native(), Step::run, &step);
+  EXPECT_TRUE(done.empty());
+  gate.open();
+  stream().synchronize();
+  ASSERT_EQ(done.size(), kSteps);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+}
+
+TEST_P(Contract, HandlesKeepTheBackendAlive) {
+  std::atomic<bool> ran{false};
+  std::vector<Stream> kept;
+  {
+    const Device again = GetParam().open();
+    kept.push_back(again.create_stream());
+  }
+  kept.front().backend()->stream_host_function(kept.front().native(), raise_flag, &ran);
+  kept.front().synchronize();
+  EXPECT_TRUE(ran.load());
+}
+
+}  // namespace
+
+}  // namespace penstock::testing
