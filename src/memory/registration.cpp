@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 namespace penstock {
@@ -18,12 +17,14 @@ struct Registration::State {
   State(Device opened, const void* data, std::size_t count)
       : device(std::move(opened)), asked(static_cast<const std::byte*>(data), count) {
     const auto first = reinterpret_cast<std::uintptr_t>(data);
-    if (data == nullptr || count == 0 ||
-        count > std::numeric_limits<std::uintptr_t>::max() - first - page_bytes()) {
+    const std::uintptr_t last_page = ~(page_bytes() - 1);
+    if (data == nullptr || count == 0 || first >= last_page || count > last_page - first) {
       throw InvalidArgument(fmt::format("{} bytes at {} are no range of memory to register", count, data));
     }
     const std::uintptr_t begin = first & ~(page_bytes() - 1);
     const std::size_t bytes = align_up(first + count, page_bytes()) - begin;
+    // In a forked child this throws, before a lock is asked for that a thread of the parent may have held.
+    static_cast<void>(device.backend().kind_of(data));
     table = &RegistrationTable::of(device.backend());
     range = table->acquire(device.backend(), begin, bytes);
     read_only = range->second.read_only;
