@@ -121,6 +121,7 @@ std::uint32_t encode_small(float value, int exponent_bits, int fraction_bits) {
   const std::uint32_t sign = std::signbit(value) ? 1u << (exponent_bits + fraction_bits) : 0;
   if (std::isnan(value)) return sign | infinity | 1u << (fraction_bits - 1);
   if (std::isinf(value)) return sign | infinity;
+  if (value == 0) return sign;
   const double magnitude = std::fabs(double{value});
   int exponent = 0;
   std::frexp(magnitude, &exponent);

@@ -34,6 +34,10 @@ DeviceMemory host_memory() {
           .free = std::size_t{system.freeram} * system.mem_unit};
 }
 
+void refuse_null(const void* pointer) {
+  if (pointer == nullptr) throw InvalidArgument("work of more than no bytes was asked of a null pointer");
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const Driver& driver, DeviceInfo info)
@@ -182,6 +186,8 @@ class CudaBackend final : public Backend {
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
             StreamHandle stream) override {
     if (bytes == 0) return;
+    refuse_null(destination);
+    refuse_null(source);
     switch (direction) {
       case CopyDirection::h2d:
         return call(context_, driver_.memcpy_h2d_async, as_address(destination), source, bytes,
@@ -197,10 +203,13 @@ class CudaBackend final : public Backend {
 
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
     if (bytes == 0) return;
+    refuse_null(destination);
     call(context_, driver_.memset_d8_async, as_address(destination), value, bytes, as_stream(stream));
   }
 
   void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override {
+    if (count == 0) return;
+    refuse_null(pieces);
     kernels_.copy_pieces(pieces, count, as_stream(stream));
   }
 

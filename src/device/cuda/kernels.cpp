@@ -72,7 +72,6 @@ void Kernels::launch(const Kernel& kernel, unsigned blocks, unsigned threads, Ar
 }
 
 void Kernels::copy_pieces(const CopyPiece* pieces, std::size_t count, Stream stream) const {
-  if (count == 0) return;
   static_assert(sizeof(CopyPiece) == 24);
   const std::uint64_t most = std::uint64_t{multiprocessors_} * 2 * kBlocksPerMultiprocessor;
   const auto blocks =
