@@ -16,3 +16,7 @@ if(penstock_library_type STREQUAL "STATIC_LIBRARY")
   install(FILES cmake/FindHwloc.cmake DESTINATION ${penstock_package_dir})
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+if(TARGET penstock_cli AND penstock_library_type STREQUAL "SHARED_LIBRARY")
+  set_target_properties(penstock_cli PROPERTIES INSTALL_RPATH "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+endif()

@@ -1,4 +1,4 @@
-# cmake -DBUILD=... (a finished build) or -DSOURCE=... (built here as a shared library), -DWORK=... -DCXX=...
+# cmake -DBUILD=... (a finished build) or -DSOURCE=... (built here as a shared library, quickly), -DWORK=... -DCXX=...
 # -DGENERATOR=... -DVERSION=... -P find_package.cmake
 set(prefix ${WORK}/prefix)
 file(REMOVE_RECURSE ${prefix} ${WORK}/outside)
@@ -10,7 +10,7 @@ endfunction()
 if(SOURCE)
   set(BUILD ${WORK}/build)
   run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
-    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBUILD_SHARED_LIBS=ON -DPENSTOCK_BUILD_TESTS=OFF -DPENSTOCK_BUILD_BENCHMARKS=OFF)
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG= -DBUILD_SHARED_LIBS=ON -DPENSTOCK_BUILD_TESTS=OFF -DPENSTOCK_BUILD_BENCHMARKS=OFF)
   run(${CMAKE_COMMAND} --build ${BUILD} --parallel 2)
 endif()
 
