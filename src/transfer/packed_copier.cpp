@@ -32,6 +32,28 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+/// Memory that goes back to its pool when the work enqueued on the stream by then is done, however the scope
+/// is left.
+class StreamBuffer {
+ public:
+  StreamBuffer(Buffer buffer, const Stream& stream) : buffer_(std::move(buffer)), stream_(stream) {}
+  ~StreamBuffer() {
+    try {
+      if (!buffer_.empty()) buffer_.release_after(stream_);
+    } catch (const Error& error) {  // the pool keeps the memory out of use
+      log(LogLevel::warning, error.what());
+    }
+  }
+  StreamBuffer(const StreamBuffer&) = delete;
+  StreamBuffer& operator=(const StreamBuffer&) = delete;
+
+  [[nodiscard]] std::byte* data() const noexcept { return buffer_.data(); }
+
+ private:
+  Buffer buffer_;
+  const Stream& stream_;
+};
+
 /// Cuts a round into chunks of whole granules, small ones first: the wire starts early and then has long
 /// copies.
 std::vector<Range> chunks_of(Range round) {
@@ -101,30 +123,24 @@ void PackedCopier::run_kernel(const PackedPlan& plan, Range round, CopyDirection
     table.push_back(direction == CopyDirection::h2d ? CopyPiece{image, piece.destination, piece.bytes}
                                                     : CopyPiece{piece.source, image, piece.bytes});
   }
-  Buffer pinned = pinned_->allocate_wait(table.size() * sizeof(CopyPiece));
+  const StreamBuffer pinned(pinned_->allocate_wait(table.size() * sizeof(CopyPiece)), stream);
   std::copy(table.begin(), table.end(), reinterpret_cast<CopyPiece*>(pinned.data()));
   Backend& backend = device_.backend();
-  try {
-    backend.copy_pieces(static_cast<const CopyPiece*>(backend.device_address(pinned.data())), table.size(),
-                        stream.native());
-  } catch (...) {
-    pinned.release_after(stream);
-    throw;
-  }
-  pinned.release_after(stream);
+  backend.copy_pieces(static_cast<const CopyPiece*>(backend.device_address(pinned.data())), table.size(),
+                      stream.native());
 }
 
 void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream& stream,
                               TransferState& state) {
   Backend& backend = device_.backend();
   const bool scatter = plan.device_side() == PackedPlan::DeviceSide::scatter;
-  Buffer scratch = scatter ? scratch_->allocate_wait(round.bytes()) : Buffer();
-  Buffer pinned = pinned_->allocate_wait(round.bytes());
+  const StreamBuffer scratch(scatter ? scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
+  const StreamBuffer pinned(pinned_->allocate_wait(round.bytes()), stream);
 
   const std::vector<Range> chunks = chunks_of(round);
-  std::vector<std::atomic<std::size_t>> unpacked(chunks.size());
+  std::vector<std::atomic<std::size_t>> left_to_pack(chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i)
-    unpacked[i].store(chunks[i].bytes(), std::memory_order_relaxed);
+    left_to_pack[i].store(chunks[i].bytes(), std::memory_order_relaxed);
   std::atomic<std::size_t> copies{0};
 
   const auto enqueue = [&](Range chunk) {
@@ -140,30 +156,22 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
     });
   };
   const auto begin = Clock::now();
-  try {
-    for_each_granule(round, [&](Range granule) {
-      plan.pack(granule, pinned.data() + (granule.begin - round.begin));
-      // Whoever packs the last byte of a chunk sends it.
-      auto chunk = std::upper_bound(chunks.begin(), chunks.end(), granule.begin,
-                                    [](std::size_t at, const Range& range) { return at < range.begin; }) -
-                   1;
-      while (granule.begin < granule.end) {
-        const std::size_t part = std::min(granule.end, chunk->end) - granule.begin;
-        auto& left = unpacked[static_cast<std::size_t>(chunk - chunks.begin())];
-        if (left.fetch_sub(part, std::memory_order_acq_rel) == part) enqueue(*chunk);
-        granule.begin += part;
-        ++chunk;
-      }
-    });
-    if (scatter) run_kernel(plan, round, CopyDirection::h2d, scratch.data(), stream);
-  } catch (...) {
-    pinned.release_after(stream);
-    if (scatter) scratch.release_after(stream);
-    throw;
-  }
+  for_each_granule(round, [&](Range granule) {
+    plan.pack(granule, pinned.data() + (granule.begin - round.begin));
+    // Whoever packs the last byte of a chunk sends it.
+    auto chunk = std::upper_bound(chunks.begin(), chunks.end(), granule.begin,
+                                  [](std::size_t at, const Range& range) { return at < range.begin; }) -
+                 1;
+    while (granule.begin < granule.end) {
+      const std::size_t part = std::min(granule.end, chunk->end) - granule.begin;
+      auto& left = left_to_pack[static_cast<std::size_t>(chunk - chunks.begin())];
+      if (left.fetch_sub(part, std::memory_order_acq_rel) == part) enqueue(*chunk);
+      granule.begin += part;
+      ++chunk;
+    }
+  });
+  if (scatter) run_kernel(plan, round, CopyDirection::h2d, scratch.data(), stream);
   state.account(copies.load(), seconds_since(begin), 0);
-  pinned.release_after(stream);
-  if (scatter) scratch.release_after(stream);
 }
 
 void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
@@ -262,32 +270,26 @@ class PackedCopier::Unpacking {
     Backend& backend = copier_.device_.backend();
     const Stream& stream = copier_.unpack_stream_;
     const bool scatter = plan_.device_side() == PackedPlan::DeviceSide::scatter;
-    Buffer scratch = scatter ? copier_.scratch_->allocate_wait(round.bytes()) : Buffer();
+    const StreamBuffer scratch(scatter ? copier_.scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
     pinned_ = copier_.pinned_->allocate_wait(round.bytes());
     arriving_.clear();
-    try {
-      if (scatter) copier_.run_kernel(plan_, round, CopyDirection::d2h, scratch.data(), stream);
-      for (const Range chunk : chunks_of(round)) {
-        if (scatter) {
-          backend.copy(pinned_.data() + (chunk.begin - round.begin),
-                       scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h,
+    if (scatter) copier_.run_kernel(plan_, round, CopyDirection::d2h, scratch.data(), stream);
+    for (const Range chunk : chunks_of(round)) {
+      if (scatter) {
+        backend.copy(pinned_.data() + (chunk.begin - round.begin),
+                     scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h,
+                     stream.native());
+        ++copies_;
+      } else {
+        plan_.for_each_run(chunk, [&](std::byte* device, std::size_t at, std::size_t bytes) {
+          backend.copy(pinned_.data() + (at - round.begin), device, bytes, CopyDirection::d2h,
                        stream.native());
           ++copies_;
-        } else {
-          plan_.for_each_run(chunk, [&](std::byte* device, std::size_t at, std::size_t bytes) {
-            backend.copy(pinned_.data() + (at - round.begin), device, bytes, CopyDirection::d2h,
-                         stream.native());
-            ++copies_;
-          });
-        }
-        arriving_.push_back({chunk, copier_.events_->take()});
-        arriving_.back().event->record(stream);
+        });
       }
-    } catch (...) {
-      if (scatter) scratch.release_after(stream);
-      throw;
+      arriving_.push_back({chunk, copier_.events_->take()});
+      arriving_.back().event->record(stream);
     }
-    if (scatter) scratch.release_after(stream);
     if (round.end == plan_.image_bytes()) {
       auto event = copier_.events_->take();
       event->record(stream);
@@ -307,7 +309,7 @@ class PackedCopier::Unpacking {
 
   void fail() {
     failed_ = true;
-    if (!pinned_.empty()) pinned_.release_after(copier_.unpack_stream_);
+    const StreamBuffer pinned(std::move(pinned_), copier_.unpack_stream_);
     state_->fail_after(copier_.unpack_stream_, std::current_exception());
   }
 

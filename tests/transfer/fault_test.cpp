@@ -40,7 +40,9 @@ TEST_P(EngineFaultTest, AFailedCopyReachesWhoeverAsksAndLeavesNothingBehind) {
           std::vector<std::byte> back(source.size());
           for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
             const bool h2d = direction == CopyDirection::h2d;
+            // Direct: one copy, one event. Packed to the device: three copies, and two events.
             if (path == TransferPath::direct && nth > 1) continue;
+            if (path == TransferPath::packed && h2d && entry == Entry::event_record) continue;
             faulty_->fail(entry, nth);
             const Transfer transfer =
                 h2d ? engine.copy(device.data(), source.data(), source.size(), {.path = path})
