@@ -159,7 +159,7 @@ void measure_setup(LinkRun& run) {
     std::vector<double> seconds;
     for (std::size_t i = 0; i < repetitions; ++i) {
       const auto begin = Clock::now();
-      Pool pool = make_pinned_pool(device);
+      Pool pool = make_pinned_pool(device, {.segment_bytes = std::min(bytes, 64 * kMiB)});
       pool.reserve(bytes);
       seconds.push_back(seconds_since(begin));
     }

@@ -1,0 +1,129 @@
+#include "cli/command.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+namespace penstock::testing {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Child {
+  pid_t process = -1;
+  int output = -1;
+  int errors = -1;
+};
+
+std::pair<int, int> make_pipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+  return {ends[0], ends[1]};
+}
+
+std::pair<int, int> make_terminal() {
+  const int master = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (master < 0 || ::grantpt(master) != 0 || ::unlockpt(master) != 0)
+    throw std::runtime_error("no terminal");
+  const int slave = ::open(::ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (slave < 0) throw std::runtime_error("no terminal");
+  return {master, slave};
+}
+
+Child start(const std::vector<std::string>& arguments, const std::vector<std::string>& environment,
+            bool terminal) {
+  const auto [output, output_end] = make_pipe();
+  const auto [errors, errors_end] = terminal ? make_terminal() : make_pipe();
+  std::vector<std::string> words{PENSTOCK_COMMAND};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv, envp;
+  for (auto& word : words) argv.push_back(word.data());
+  std::vector<std::string> variables = environment;
+  for (auto& variable : variables) envp.push_back(variable.data());
+  argv.push_back(nullptr);
+  envp.push_back(nullptr);
+  const pid_t process = ::fork();
+  if (process == 0) {
+    ::dup2(output_end, STDOUT_FILENO);
+    ::dup2(errors_end, STDERR_FILENO);
+    ::execve(argv[0], argv.data(), envp.data());
+    ::_exit(127);
+  }
+  ::close(output_end);
+  ::close(errors_end);
+  return {process, output, errors};
+}
+
+/// Reads both streams to their ends; `on_errors` sees standard error as it grows.
+template <typename OnErrors>
+CommandResult finish(const Child& child, OnErrors&& on_errors) {
+  CommandResult result;
+  std::array<pollfd, 2> polled{pollfd{child.output, POLLIN, 0}, pollfd{child.errors, POLLIN, 0}};
+  std::array<std::string*, 2> texts{&result.output, &result.errors};
+  std::array<char, 4096> buffer{};
+  while (polled[0].fd >= 0 || polled[1].fd >= 0) {
+    if (::poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) throw std::runtime_error("poll");
+    for (std::size_t i = 0; i < polled.size(); ++i) {
+      if (polled[i].fd < 0 || polled[i].revents == 0) continue;
+      const ssize_t got = ::read(polled[i].fd, buffer.data(), buffer.size());
+      if (got > 0) {
+        texts[i]->append(buffer.data(), static_cast<std::size_t>(got));
+        if (i == 1) on_errors(result.errors);
+      } else {
+        ::close(polled[i].fd);
+        polled[i].fd = -1;
+      }
+    }
+  }
+  int status = 0;
+  while (::waitpid(child.process, &status, 0) < 0 && errno == EINTR) {
+  }
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return result;
+}
+
+}  // namespace
+
+Command::Command() {
+  std::string pattern = (fs::temp_directory_path() / "penstock-home-XXXXXX").string();
+  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
+  home_ = pattern;
+  environment = {"HOME=" + home_.string(), "PENSTOCK_LIBCUDA=/nowhere/libcuda.so.1"};
+}
+
+Command::~Command() {
+  std::error_code ignored;
+  fs::remove_all(home_, ignored);
+}
+
+CommandResult Command::run(const std::vector<std::string>& arguments) const {
+  return finish(start(arguments, environment, false), [](const std::string&) {});
+}
+
+CommandResult Command::interrupt(const std::vector<std::string>& arguments, const std::string& text,
+                                 int signal) const {
+  const Child child = start(arguments, environment, false);
+  bool sent = false;
+  return finish(child, [&](const std::string& errors) {
+    if (sent || errors.find(text) == std::string::npos) return;
+    ::kill(child.process, signal);
+    sent = true;
+  });
+}
+
+CommandResult Command::run_on_terminal(const std::vector<std::string>& arguments) const {
+  return finish(start(arguments, environment, true), [](const std::string&) {});
+}
+
+}  // namespace penstock::testing

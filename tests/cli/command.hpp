@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace penstock::testing {
+
+struct CommandResult {
+  int status = -1;  ///< exit status; 128 and the signal's number where one ended it
+  std::string output;
+  std::string errors;
+};
+
+/// Runs `penstock` with a home of its own and an environment of nothing else than what is given.
+class Command {
+ public:
+  Command();
+  ~Command();
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  std::vector<std::string> environment;
+  [[nodiscard]] const std::filesystem::path& home() const noexcept { return home_; }
+
+  [[nodiscard]] CommandResult run(const std::vector<std::string>& arguments) const;
+  /// As run, but sends `signal` once standard error holds `text`.
+  [[nodiscard]] CommandResult interrupt(const std::vector<std::string>& arguments, const std::string& text,
+                                        int signal) const;
+  /// Standard error is a terminal; what it shows is in `errors`.
+  [[nodiscard]] CommandResult run_on_terminal(const std::vector<std::string>& arguments) const;
+
+ private:
+  std::filesystem::path home_;
+};
+
+}  // namespace penstock::testing

@@ -1,0 +1,263 @@
+#include "cli/command.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/transfer/link_profile.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <sstream>
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::Command;
+using testing::CommandResult;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+const std::vector<std::string> kMeasure{"link",        "--device", "host",          "--quick",
+                                        "--max-bytes", "64KiB",    "--repetitions", "2"};
+
+std::vector<std::string> measure_and(std::vector<std::string> more) {
+  std::vector<std::string> arguments = kMeasure;
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::string read_text(const fs::path& file) {
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+std::vector<fs::path> files_below(const fs::path& directory) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  return files;
+}
+
+void expect_complaint(const CommandResult& result, int status, const std::string& words) {
+  EXPECT_EQ(result.status, status) << result.errors;
+  EXPECT_THAT(result.errors, StartsWith("penstock: "));
+  EXPECT_THAT(result.errors, HasSubstr(words));
+  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+  EXPECT_EQ(result.output, "");
+}
+
+TEST(CommandLine, SaysItsVersionAndHelps) {
+  const Command command;
+  const CommandResult version = command.run({"--version"});
+  EXPECT_EQ(version.status, 0);
+  EXPECT_THAT(version.output, ::testing::MatchesRegex("penstock [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  const CommandResult help = command.run({"--help"});
+  EXPECT_EQ(help.status, 0);
+  for (const char* name : {"info", "link", "predict"}) {
+    EXPECT_THAT(help.output, HasSubstr(name));
+    EXPECT_EQ(command.run({name, "--help"}).status, 0);
+  }
+}
+
+TEST(CommandLine, RefusesWrongUseWithOneLineAndStatusTwo) {
+  const Command command;
+  expect_complaint(command.run({}), 2, "subcommand");
+  expect_complaint(command.run({"fly"}), 2, "fly");
+  expect_complaint(command.run({"info", "--loud"}), 2, "--loud");
+  expect_complaint(command.run({"predict"}), 2, "BYTES");
+  expect_complaint(command.run({"predict", "many"}), 2, "not a size");
+  expect_complaint(command.run({"predict", "4KiB", "--from", "paper"}), 2, "paper");
+  expect_complaint(command.run({"predict", "4KiB", "--pieces", "0"}), 2, "--pieces");
+  expect_complaint(command.run({"link", "--max-bytes", "1 parsec"}), 2, "not a size");
+  expect_complaint(command.run({"link", "--repetitions", "-1"}), 2, "--repetitions");
+  expect_complaint(command.run({"link", "--no-store", "--profile", "x"}), 2, "--no-store");
+}
+
+TEST(CommandLine, ReportsAFailureWithOneLineAndStatusOne) {
+  const Command command;
+  expect_complaint(command.run({"info", "--device", "abacus"}), 1, "abacus");
+  expect_complaint(command.run({"link", "--device", "cuda:0"}), 1, "/nowhere/libcuda.so.1");
+  expect_complaint(command.run({"predict", "4KiB", "--from", "pinned", "--to", "pageable"}), 1, "link");
+  expect_complaint(command.run({"predict", "4KiB", "--from", "device", "--path", "staged"}), 1, "staged");
+  expect_complaint(command.run({"link", "--device", "host", "--max-bytes", "4KiB"}), 1, "64 KiB");
+}
+
+TEST(CommandInfo, ShowsDevicesAndWhatIsMissing) {
+  const Command command;
+  const CommandResult result = command.run({"info"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.errors, "");
+  EXPECT_THAT(result.output, HasSubstr("\nhost  "));
+  EXPECT_THAT(result.output, HasSubstr("missing\n  No GPU"));
+  EXPECT_THAT(result.output, HasSubstr("/nowhere/libcuda.so.1"));
+  EXPECT_THAT(result.output, HasSubstr("none; measure the link with `penstock link --device host`"));
+}
+
+TEST(CommandInfo, WritesJson) {
+  const Command command;
+  const CommandResult result = command.run({"info", "--json"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json value = json::parse(result.output);
+  EXPECT_EQ(value["devices"].back()["spec"], "host");
+  EXPECT_GT(value["devices"].back()["memory_bytes"].get<std::size_t>(), 0u);
+  EXPECT_TRUE(value["devices"].back()["link_profile"].is_null());
+  EXPECT_EQ(value["host"]["processors"], host_topology().processors);
+  EXPECT_FALSE(value["missing"].empty());
+}
+
+TEST(CommandInfo, ShowsOneDevice) {
+  const Command command;
+  const CommandResult result = command.run({"info", "--json", "--device", "host:memory=64MiB"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json value = json::parse(result.output);
+  ASSERT_EQ(value["devices"].size(), 1u);
+  EXPECT_EQ(value["devices"][0]["free_bytes"], 64 * kMiB);
+}
+
+TEST(CommandInfo, ShowsTheFakeDriversDevices) {
+  Command command;
+  command.environment.back() = std::string("PENSTOCK_LIBCUDA=") + PENSTOCK_FAKE_DRIVER;
+  const CommandResult result = command.run({"info", "--json"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json value = json::parse(result.output);
+  ASSERT_GE(value["devices"].size(), 2u) << result.output;
+  EXPECT_EQ(value["devices"][0]["backend"], "cuda");
+  EXPECT_EQ(value["devices"][0]["trouble"], "");
+  EXPECT_EQ(command.run({"info"}).status, 0);
+}
+
+TEST(CommandLink, MeasuresPrintsAndStores) {
+  const Command command;
+  const fs::path json_file = command.home() / "all.json";
+  const CommandResult result = command.run(measure_and({"--json", json_file.string()}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  for (const char* words : {"pinned H2D", "zero-copy", "64 KiB", "host memory copy", "pinned pool", "ceiling",
+                            "GB/s", "The link profile is stored in"}) {
+    EXPECT_THAT(result.output, HasSubstr(words));
+  }
+  EXPECT_THAT(result.errors, HasSubstr("% staged H2D\n"));
+  EXPECT_THAT(result.errors, Not(HasSubstr("\r"))) << "a bar is for terminals";
+  EXPECT_TRUE(std::all_of(result.output.begin(), result.output.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x80 || c == '\xc2' || c == '\xb5';
+  })) << "no UTF-8 locale, no lines and blocks";
+
+  const DeviceInfo info = Device::open("host").info();
+  const fs::path file = LinkProfile::file_for(command.home() / ".cache", info);
+  std::string why;
+  const auto profile = LinkProfile::load(file, info, &why);
+  ASSERT_TRUE(profile.has_value()) << why;
+  EXPECT_TRUE(profile->measured);
+  const json all = json::parse(read_text(json_file));
+  EXPECT_EQ(LinkProfile::parse(all["profile"].dump()).to_json(), profile->to_json());
+
+  const json known = json::parse(command.run({"info", "--json", "--device", "host"}).output);
+  EXPECT_EQ(known["devices"][0]["link_profile"]["file"], file.string());
+  const json time =
+      json::parse(command.run({"predict", "16KiB", "--device", "host", "--from", "pinned", "--json"}).output);
+  EXPECT_TRUE(time["measured"].get<bool>());
+  EXPECT_EQ(time["seconds"], profile->predict(16 * kKiB, 1, {MemoryKind::pinned, MemoryKind::device}));
+}
+
+TEST(CommandLink, DrawsInUnicodeOnATerminalThatHasIt) {
+  Command command;
+  command.environment.emplace_back("LANG=C.UTF-8");
+  const CommandResult result = command.run_on_terminal(measure_and({"--no-store"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("└"));
+  EXPECT_THAT(result.errors, HasSubstr("\r"));
+  EXPECT_THAT(result.errors, HasSubstr("█"));
+  EXPECT_THAT(result.errors, ::testing::EndsWith("\r\033[K")) << "the bar goes when it is done";
+  EXPECT_TRUE(files_below(command.home()).empty());
+  const CommandResult ascii = command.run(measure_and({"--no-store", "--ascii"}));
+  EXPECT_THAT(ascii.output, Not(HasSubstr("└")));
+}
+
+TEST(CommandLink, PutsTheProfileWhereItIsTold) {
+  Command command;
+  const fs::path file = command.home() / "kept" / "here.json";
+  const CommandResult result = command.run(measure_and({"--profile", file.string(), "--json", "-"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(json::parse(result.output)["series"].size(), 14u);
+  EXPECT_EQ(files_below(command.home()), std::vector<fs::path>{file});
+
+  command.environment.emplace_back("XDG_CACHE_HOME=" + (command.home() / "xdg").string());
+  EXPECT_EQ(command.run(kMeasure).status, 0);
+  EXPECT_TRUE(fs::exists(LinkProfile::file_for(command.home() / "xdg", Device::open("host").info())));
+}
+
+TEST(CommandLink, EndsCleanlyWhenInterrupted) {
+  const Command command;
+  const fs::path json_file = command.home() / "all.json";
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const CommandResult result =
+        command.interrupt({"link", "--device", "host", "--max-bytes", "8MiB"}, "host memory copy", signal);
+    EXPECT_EQ(result.status, 130) << result.errors;
+    EXPECT_THAT(result.errors, ::testing::EndsWith("penstock: interrupted; nothing was stored\n"));
+    EXPECT_EQ(result.output, "");
+    EXPECT_TRUE(files_below(command.home()).empty());
+  }
+}
+
+TEST(CommandLink, KnowsBeforehandWhatItCannotWrite) {
+  const Command command;
+  const CommandResult result = command.run(measure_and({"--json", "/nowhere/all.json"}));
+  expect_complaint(result, 1, "/nowhere/all.json");
+}
+
+TEST(CommandLink, NeedsAPlaceForTheProfile) {
+  Command command;
+  command.environment = {"PENSTOCK_LIBCUDA=/nowhere", "HOME=relative", "XDG_CACHE_HOME="};
+  expect_complaint(command.run(kMeasure), 1, "--profile");
+  EXPECT_EQ(command.run({"info"}).status, 0);
+  EXPECT_EQ(command.run({"predict", "1MiB", "--device", "host"}).status, 0);
+}
+
+TEST(CommandLink, ReportsAndReplacesADamagedProfile) {
+  const Command command;
+  const DeviceInfo info = Device::open("host").info();
+  const fs::path file = LinkProfile::file_for(command.home() / ".cache", info);
+  fs::create_directories(file.parent_path());
+  std::ofstream(file) << "{\"format\": ";
+  EXPECT_THAT(command.run({"info"}).errors, StartsWith("penstock: ignored: " + file.string()));
+  const CommandResult predicted = command.run({"predict", "1MiB", "--device", "host"});
+  EXPECT_EQ(predicted.status, 0);
+  EXPECT_THAT(predicted.errors, StartsWith("penstock: ignored: "));
+  EXPECT_THAT(predicted.output, HasSubstr("careful defaults"));
+
+  DeviceInfo other = info;
+  other.name += " of somebody else";
+  LinkProfile::defaults(other).save(file);
+  EXPECT_THAT(command.run({"info"}).errors, HasSubstr("of somebody else"));
+
+  const CommandResult measured = command.run(kMeasure);
+  EXPECT_EQ(measured.status, 0);
+  EXPECT_THAT(measured.errors, HasSubstr("of somebody else"));
+  EXPECT_TRUE(LinkProfile::load(file, info).has_value());
+}
+
+TEST(CommandPredict, PrintsTimeAndPath) {
+  const Command command;
+  const CommandResult staged = command.run({"predict", "1GiB", "--device", "host"});
+  EXPECT_EQ(staged.status, 0) << staged.errors;
+  EXPECT_THAT(staged.output, StartsWith("1 GiB from pageable to device memory of host: "));
+  EXPECT_THAT(staged.output, HasSubstr("staged path"));
+  const CommandResult packed = command.run({"predict", "4MB", "--pieces", "1000", "--device", "host"});
+  EXPECT_THAT(packed.output, HasSubstr("in 1000 pieces"));
+  EXPECT_THAT(packed.output, HasSubstr("packed path"));
+  const CommandResult forced = command.run(
+      {"predict", "1MiB", "--device", "host", "--from", "device", "--to", "pinned", "--path", "packed"});
+  EXPECT_THAT(forced.output, HasSubstr("from device to pinned memory"));
+  EXPECT_THAT(forced.output, HasSubstr("packed path"));
+}
+
+}  // namespace
+}  // namespace penstock

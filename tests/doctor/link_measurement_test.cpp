@@ -1,0 +1,240 @@
+#include "doctor/wrong_bytes_backend.hpp"
+#include "support/faulty_backend.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/doctor/link_measurement.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+using testing::Entry;
+using testing::FaultyBackend;
+using testing::LiveHandles;
+using testing::WrongBytesBackend;
+using Curve = LinkProfile::Curve;
+using ::testing::HasSubstr;
+
+/// The least that measures everything: small copies, two repetitions.
+LinkMeasurementOptions hasty(std::size_t max_bytes = 64 * kKiB) {
+  return {.max_bytes = max_bytes, .quick = true, .repetitions = 2, .seconds = 1e-9, .progress = {}};
+}
+
+void expect_sound(const LinkSeries& series) {
+  for (const auto& point : series.points) {
+    const Summary& seconds = point.seconds;
+    EXPECT_GE(seconds.repetitions, 2u) << series.name;
+    EXPECT_GT(seconds.minimum, 0) << series.name;
+    EXPECT_LE(seconds.minimum, seconds.median) << series.name;
+    EXPECT_LE(seconds.median, seconds.p99) << series.name;
+  }
+}
+
+TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
+  const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
+  const std::vector<std::size_t> sizes{4096, 8192, 16384, 32768, 65536, 131072, 262144};
+  std::vector<std::size_t> doubled;
+  for (const std::size_t bytes : sizes) doubled.push_back(2 * bytes);
+  const auto bytes_of = [](const auto& points) {
+    std::vector<std::size_t> bytes;
+    for (const auto& point : points) bytes.push_back(point.bytes);
+    return bytes;
+  };
+
+  for (int i = 0; i <= static_cast<int>(Curve::device_d2d); ++i) {
+    const auto curve = static_cast<Curve>(i);
+    const bool pinned =
+        curve == Curve::pinned_h2d || curve == Curve::pinned_d2h || curve == Curve::pinned_both;
+    for (const LinkTiming timing : {LinkTiming::call, LinkTiming::wire}) {
+      const LinkSeries* series = measurement.find(curve_name(curve), timing);
+      ASSERT_EQ(series != nullptr, timing == LinkTiming::call || pinned) << curve_name(curve);
+      if (series == nullptr) continue;
+      EXPECT_EQ(bytes_of(series->points), curve == Curve::pinned_both ? doubled : sizes);
+      expect_sound(*series);
+    }
+    EXPECT_EQ(bytes_of(measurement.profile.curves.at(curve)), curve == Curve::pinned_both ? doubled : sizes);
+  }
+  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u);
+}
+
+TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {
+  const Device device = Device::open("host");
+  const LinkMeasurement measurement = measure_link(device, hasty(256 * kKiB));
+  const LinkProfile& profile = measurement.profile;
+  EXPECT_TRUE(profile.measured);
+  EXPECT_EQ(profile.measured_at.size(), std::string("2026-11-21T12:00:00Z").size());
+  EXPECT_EQ(profile.device_name, device.info().name);
+  EXPECT_EQ(LinkProfile::parse(profile.to_json()).to_json(), profile.to_json());
+  EXPECT_GT(profile.copy_interval, 0);
+  EXPECT_GT(profile.setup.driver_allocate, 0);
+  EXPECT_GT(profile.setup.pinned_pool, 0);
+  EXPECT_GT(profile.setup.register_touched, 0);
+  EXPECT_EQ(profile.host_copy_rate.size(), std::min(16u, host_topology().processors));
+  EXPECT_EQ(measurement.host_copy.size(), profile.host_copy_rate.size());
+
+  for (const auto* grid : {&profile.packed_h2d, &profile.packed_d2h}) {
+    ASSERT_FALSE(grid->empty());
+    EXPECT_EQ(grid->front().pieces, 1u);
+    EXPECT_EQ(grid->front().bytes, 256u);
+    EXPECT_EQ(grid->back().pieces, 256u);
+    for (const auto& point : *grid) {
+      EXPECT_DOUBLE_EQ(profile.predict(point.bytes, point.pieces,
+                                       grid == &profile.packed_h2d
+                                           ? TransferKinds{MemoryKind::pageable, MemoryKind::device}
+                                           : TransferKinds{MemoryKind::device, MemoryKind::pageable},
+                                       TransferPath::packed),
+                       point.seconds);
+    }
+  }
+  EXPECT_TRUE(std::any_of(
+      measurement.staging_trials.begin(), measurement.staging_trials.end(), [&](const StagingTrial& trial) {
+        return trial.threads == profile.staging_threads && trial.chunk_bytes == profile.chunk_bytes &&
+               trial.streaming_stores == profile.streaming_stores;
+      }));
+  EXPECT_GT(measurement.overhead.enqueue_copy.repetitions, 0u);
+  EXPECT_GT(measurement.overhead.synchronize_idle.repetitions, 0u);
+  EXPECT_TRUE(measurement.notes.empty()) << measurement.notes.front();
+  // Each of the 9 + 3 series of single copies compares each size once, and both directions twice.
+  EXPECT_GE(measurement.verified_bytes, 14u * 500 * kKiB);
+
+  const auto json = nlohmann::json::parse(measurement.to_json());
+  EXPECT_EQ(json["series"].size(), measurement.series.size());
+  EXPECT_EQ(json["series"][0]["points"][0]["bytes"], 4096);
+  EXPECT_EQ(LinkProfile::parse(json["profile"].dump()).to_json(), profile.to_json());
+}
+
+TEST(LinkMeasurement, HoldsItsOrderOnADeviceThatCopiesLate) {
+  EXPECT_NO_THROW((void)measure_link(Device::open("host:late=1"), hasty()));
+}
+
+TEST(LinkMeasurement, RepeatsAtMostAsOftenAsAsked) {
+  LinkMeasurementOptions options = hasty();
+  options.repetitions = 3;
+  options.seconds = 1000;
+  const LinkMeasurement measurement = measure_link(Device::open("host"), options);
+  for (const auto& series : measurement.series) {
+    for (const auto& point : series.points) EXPECT_EQ(point.seconds.repetitions, 3u) << series.name;
+  }
+}
+
+TEST(LinkMeasurement, SaysHowFarItIsAndStopsWhenProgressThrows) {
+  const auto faulty = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  std::vector<double> fractions;
+  std::vector<std::string> steps;
+  LinkMeasurementOptions options = hasty();
+  options.progress = [&](const LinkProgress& now) {
+    fractions.push_back(now.fraction);
+    if (steps.empty() || steps.back() != now.step) steps.emplace_back(now.step);
+  };
+  (void)measure_link(Device(faulty), options);
+  EXPECT_TRUE(std::is_sorted(fractions.begin(), fractions.end()));
+  EXPECT_EQ(fractions.front(), 0);
+  EXPECT_EQ(fractions.back(), 1);
+  EXPECT_GT(steps.size(), 15u);
+  EXPECT_EQ(faulty->live(), LiveHandles{});
+
+  struct Stop {};
+  for (const double at : {0.0, 0.3, 0.6, 0.9}) {
+    options.progress = [at](const LinkProgress& now) {
+      if (now.fraction >= at) throw Stop{};
+    };
+    EXPECT_THROW((void)measure_link(Device(faulty), options), Stop);
+    EXPECT_EQ(faulty->live(), LiveHandles{}) << "stopped at " << at;
+  }
+}
+
+TEST(LinkMeasurement, PassesOnADeviceFailureWithoutLeaksOrHangs) {
+  for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_value, Entry::event_elapsed,
+                            Entry::gather, Entry::fill, Entry::host_register, Entry::device_allocate}) {
+    const auto counting = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+    (void)measure_link(Device(counting), hasty());
+    const std::size_t calls = counting->calls(entry);
+    ASSERT_GT(calls, 0u);
+    for (const std::size_t nth : {std::size_t{1}, calls / 3 + 1, calls * 3 / 5 + 1}) {
+      const auto faulty = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+      faulty->fail(entry, nth);
+      EXPECT_THROW((void)measure_link(Device(faulty), hasty()), DeviceError)
+          << "entry " << static_cast<int>(entry) << ", call " << nth << " of " << calls;
+      EXPECT_EQ(faulty->live(), LiveHandles{})
+          << "entry " << static_cast<int>(entry) << ", call " << nth << " of " << calls;
+    }
+  }
+}
+
+TEST(LinkMeasurement, FailsLoudlyOnWrongBytes) {
+  using Harm = WrongBytesBackend::Harm;
+  const auto measure = [](WrongBytesBackend::Choice choice, bool gathers) {
+    const auto backend =
+        std::make_shared<WrongBytesBackend>(Device::open("host").shared_backend(), std::move(choice));
+    backend->harm_gathers = gathers;
+    return measure_link(Device(backend), hasty());
+  };
+  EXPECT_NO_THROW((void)measure([](std::size_t, CopyDirection) { return Harm::none; }, false));
+  for (const CopyDirection wrong : {CopyDirection::h2d, CopyDirection::d2h, CopyDirection::d2d}) {
+    for (const Harm harm : {Harm::change, Harm::drop}) {
+      try {
+        (void)measure(
+            [&](std::size_t bytes, CopyDirection direction) {
+              return direction == wrong && bytes == 8 * kKiB ? harm : Harm::none;
+            },
+            false);
+        ADD_FAILURE() << "wrong bytes " << copy_direction_name(wrong) << " went unnoticed";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("wrong bytes"));
+      }
+    }
+  }
+  try {
+    (void)measure([](std::size_t, CopyDirection) { return Harm::none; }, true);
+    ADD_FAILURE() << "wrong bytes of a gather went unnoticed";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("zero_copy_h2d of 4 KiB brought wrong bytes, the first at offset 0"));
+  }
+}
+
+TEST(LinkMeasurement, MakesDoWithLessMemoryAndSaysSo) {
+  const LinkMeasurement measurement = measure_link(Device::open("host:memory=48MiB"), hasty(64 * kMiB));
+  ASSERT_FALSE(measurement.notes.empty());
+  EXPECT_THAT(measurement.notes.front(), HasSubstr("instead of 64 MiB"));
+  const auto& points = measurement.profile.curves.at(Curve::pinned_h2d);
+  EXPECT_LE(points.back().bytes, 24 * kMiB);
+  EXPECT_TRUE(std::has_single_bit(points.back().bytes));
+}
+
+TEST(LinkMeasurement, HalvesWhatAPoolRefuses) {
+  const auto faulty = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  faulty->fail(Entry::device_allocate, 1, 2, [] { throw OutOfMemory("a test's device", 1, 0, 0); });
+  const LinkMeasurement measurement = measure_link(Device(faulty), hasty(256 * kKiB));
+  ASSERT_FALSE(measurement.notes.empty());
+  EXPECT_THAT(measurement.notes.front(), HasSubstr("64 KiB instead of 256 KiB: a test's device"));
+  EXPECT_EQ(measurement.profile.curves.at(Curve::pinned_h2d).back().bytes, 64 * kKiB);
+  EXPECT_EQ(faulty->live(), LiveHandles{});
+}
+
+TEST(LinkMeasurement, RefusesCopiesTooSmallToMeasure) {
+  EXPECT_THROW((void)measure_link(Device::open("host"), hasty(4 * kKiB)), InvalidArgument);
+  EXPECT_THROW((void)measure_link(Device::open("host"), hasty(0)), InvalidArgument);
+}
+
+TEST(LinkMeasurement, NotesACostThatTheMachineRefuses) {
+  const auto faulty = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  faulty->fail(Entry::host_allocate, 1, FaultyBackend::kForever,
+               [] { throw OutOfMemory("the driver's allocator", 1, 0, 0); });
+  const LinkMeasurement measurement = measure_link(Device(faulty), hasty());
+  EXPECT_EQ(measurement.profile.setup.driver_allocate, 0);
+  EXPECT_GT(measurement.profile.setup.register_touched, 0);
+  ASSERT_EQ(measurement.notes.size(), 1u);
+  EXPECT_THAT(measurement.notes.front(), HasSubstr("driver's own allocation was not measured"));
+}
+
+}  // namespace
+}  // namespace penstock

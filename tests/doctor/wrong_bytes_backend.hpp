@@ -1,0 +1,86 @@
+#pragma once
+
+#include <penstock/device/backend.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace penstock::testing {
+
+/// Wraps the host backend and harms the bytes of some copies: one byte is changed after the copy, or nothing
+/// is copied at all. Everything else passes through.
+class WrongBytesBackend final : public Backend {
+ public:
+  enum class Harm { none, change, drop };
+  using Choice = std::function<Harm(std::size_t bytes, CopyDirection direction)>;
+
+  WrongBytesBackend(std::shared_ptr<Backend> inner, Choice choice)
+      : inner_(std::move(inner)), choice_(std::move(choice)) {}
+
+  const DeviceInfo& info() const noexcept override { return inner_->info(); }
+  DeviceMemory memory() const override { return inner_->memory(); }
+  StreamHandle stream_create(StreamPriority priority) override { return inner_->stream_create(priority); }
+  void stream_destroy(StreamHandle stream) noexcept override { inner_->stream_destroy(stream); }
+  bool stream_query(StreamHandle stream) override { return inner_->stream_query(stream); }
+  void stream_synchronize(StreamHandle stream) override { inner_->stream_synchronize(stream); }
+  void stream_wait_event(StreamHandle stream, EventHandle event) override {
+    inner_->stream_wait_event(stream, event);
+  }
+  void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override {
+    inner_->stream_wait_value(stream, word, value);
+  }
+  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override {
+    inner_->stream_host_function(stream, function, argument);
+  }
+  void stream_occupy(StreamHandle stream, double seconds) override { inner_->stream_occupy(stream, seconds); }
+  EventHandle event_create(EventTiming timing) override { return inner_->event_create(timing); }
+  void event_destroy(EventHandle event) noexcept override { inner_->event_destroy(event); }
+  void event_record(EventHandle event, StreamHandle stream) override { inner_->event_record(event, stream); }
+  bool event_query(EventHandle event) override { return inner_->event_query(event); }
+  void event_synchronize(EventHandle event) override { inner_->event_synchronize(event); }
+  double event_elapsed(EventHandle begin, EventHandle end) override {
+    return inner_->event_elapsed(begin, end);
+  }
+  void* device_allocate(std::size_t bytes) override { return inner_->device_allocate(bytes); }
+  void device_free(void* data) noexcept override { inner_->device_free(data); }
+  void host_register(void* data, std::size_t bytes, bool read_only) override {
+    inner_->host_register(data, bytes, read_only);
+  }
+  void host_unregister(void* data) noexcept override { inner_->host_unregister(data); }
+  void* host_allocate(std::size_t bytes) override { return inner_->host_allocate(bytes); }
+  void host_free(void* data) noexcept override { inner_->host_free(data); }
+  MemoryKind kind_of(const void* data) const override { return inner_->kind_of(data); }
+  void* device_address(void* locked) const override { return inner_->device_address(locked); }
+
+  void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
+            StreamHandle stream) override {
+    const Harm harm = choice_(bytes, direction);
+    if (harm != Harm::drop) inner_->copy(destination, source, bytes, direction, stream);
+    if (harm == Harm::change) change_after(static_cast<std::byte*>(destination) + bytes / 2, stream);
+  }
+  void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
+    inner_->fill(destination, value, bytes, stream);
+  }
+  void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override {
+    inner_->copy_pieces(pieces, count, stream);
+  }
+  void gather(const GatherRequest& request, StreamHandle stream) override {
+    inner_->gather(request, stream);
+    if (harm_gathers) change_after(static_cast<std::byte*>(request.destination), stream);
+  }
+
+  bool harm_gathers = false;
+
+ private:
+  void change_after(std::byte* byte, StreamHandle stream) {
+    inner_->stream_host_function(
+        stream, [](void* at) { *static_cast<std::byte*>(at) ^= std::byte{0x10}; }, byte);
+  }
+
+  std::shared_ptr<Backend> inner_;
+  Choice choice_;
+};
+
+}  // namespace penstock::testing
