@@ -19,7 +19,11 @@ class Literal {
   Literal(std::string_view text, std::uint64_t offset, const std::string& file)
       : text_(text), offset_(offset), file_(file) {}
 
-  std::uint64_t offset() const { return offset_ + at_; }
+  // Of the next thing that is no space.
+  std::uint64_t offset() {
+    skip_space();
+    return offset_ + at_;
+  }
 
   bool take(char wanted) {
     skip_space();
@@ -78,12 +82,13 @@ class Literal {
     return value;
   }
 
-  [[noreturn]] void fail(std::string_view expected) const {
+  [[noreturn]] void fail(std::string_view expected) {
+    const std::uint64_t begin = offset();
     const std::string_view rest = text_.substr(at_, 24);
-    if (rest.empty()) throw_malformed(file_, offset(), expected, "the end of the header");
+    if (rest.empty()) throw_malformed(file_, begin, expected, "the end of the header");
     std::string shown;
     for (const char c : rest) shown += c >= ' ' && c <= '~' ? c : '?';
-    throw_malformed(file_, offset(), expected, fmt::format("\"{}\"", shown));
+    throw_malformed(file_, begin, expected, fmt::format("\"{}\"", shown));
   }
 
  private:

@@ -13,8 +13,8 @@ struct OpenOptions {
   /// Which part of a directory that holds several: "train", or "test" (MNIST's "t10k").
   std::string split = "train";
   /// Where a plain name is looked up: directories that hold a directory of that name, or are it.
-  std::vector<std::filesystem::path> search;
-  FileOptions file;
+  std::vector<std::filesystem::path> search{};
+  FileOptions file{};
 };
 
 /// Opens files, one field each, told apart by their content (.npy, IDX, IDX in gzip format); directories,

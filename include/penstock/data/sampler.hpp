@@ -24,7 +24,7 @@ struct SamplerOptions {
   std::uint64_t batch_size = 1;
   /// Leaves out an epoch's last batch where it is not full.
   bool drop_last = false;
-  Shard shard;
+  Shard shard{};
 };
 
 /// Where in the run of epochs all ranks together are. Plain numbers, to be stored in any format; the same on

@@ -1,0 +1,71 @@
+#include "data/support.hpp"
+
+#include <penstock/data/readers.hpp>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace penstock {
+namespace {
+
+// The fuzzers' seeds (fuzz/make_corpus.py): ok-* opens and can be read, bad-* is refused with the file's name
+// and a byte. What a fuzzer finds joins them.
+struct Seed {
+  std::filesystem::path path;
+  std::string name() const { return path.parent_path().filename().string() + "_" + path.filename().string(); }
+};
+
+std::vector<Seed> seeds() {
+  const auto root = std::filesystem::path(__FILE__).parent_path() / ".." / ".." / "fuzz" / "corpus";
+  std::vector<Seed> found;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
+    if (entry.is_regular_file()) found.push_back({entry.path()});
+  }
+  std::sort(found.begin(), found.end(), [](const Seed& a, const Seed& b) { return a.path < b.path; });
+  return found;
+}
+
+class Corpus : public ::testing::TestWithParam<Seed> {};
+
+TEST_P(Corpus, OpensOrIsRefusedAsItsNameSays) {
+  const auto& path = GetParam().path;
+  const bool is_npy = path.parent_path().filename() == "npy";
+  for (const std::uint64_t load_limit : {0u, 1u << 30}) {
+    const auto open = [&] {
+      const FileOptions options{load_limit};
+      const Dataset dataset({is_npy ? read_npy(path, options) : read_idx(path, options)});
+      std::vector<std::uint64_t> all(dataset.sample_count());
+      std::iota(all.begin(), all.end(), 0);
+      return test::gather(dataset, 0, all);
+    };
+    if (path.filename().string().starts_with("ok-")) {
+      EXPECT_FALSE(open().empty());
+    } else {
+      test::expect_error<Error>([&] { static_cast<void>(open()); },
+                                {path.filename().string(), ", byte ", "expected"});
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, Corpus, ::testing::ValuesIn(seeds()), [](const auto& tested) {
+  std::string name = tested.param.name();
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+TEST(CorpusFiles, AreThere) {
+  std::map<std::string, int> right;
+  std::map<std::string, int> wrong;
+  for (const Seed& seed : seeds()) {
+    const std::string folder = seed.path.parent_path().filename().string();
+    ++(seed.path.filename().string().starts_with("ok-") ? right : wrong)[folder];
+  }
+  for (const char* folder : {"npy", "idx", "idx_gz"}) {
+    EXPECT_GE(right[folder], 5) << folder;
+    EXPECT_GE(wrong[folder], 10) << folder;
+  }
+}
+
+}  // namespace
+}  // namespace penstock

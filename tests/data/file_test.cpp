@@ -1,0 +1,221 @@
+#include "data/support.hpp"
+
+#include <penstock/data/open_dataset.hpp>
+
+#include <sys/stat.h>
+#include <zlib.h>
+
+#include <numeric>
+
+namespace penstock {
+namespace {
+
+using test::expect_error;
+
+std::vector<std::byte> gzip(const std::vector<std::byte>& content) {
+  z_stream stream{};
+  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  std::vector<std::byte> packed(deflateBound(&stream, static_cast<uLong>(content.size())));
+  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(content.data()));
+  stream.avail_in = static_cast<uInt>(content.size());
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = static_cast<uInt>(packed.size());
+  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  packed.resize(stream.total_out);
+  deflateEnd(&stream);
+  return packed;
+}
+
+std::vector<std::byte> read_all(const Dataset& dataset, std::size_t field) {
+  std::vector<std::uint64_t> all(dataset.sample_count());
+  std::iota(all.begin(), all.end(), 0);
+  return test::gather(dataset, field, all);
+}
+
+template <typename T>
+std::vector<T> values_of(const Dataset& dataset, std::size_t field) {
+  const auto bytes = read_all(dataset, field);
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+class Files : public ::testing::Test {
+ protected:
+  test::TempDirectory directory_;
+};
+
+TEST_F(Files, NpyGivesNameTypeAndShapeOfASample) {
+  const auto data = test::random_bytes(5 * 2 * 3 * 4, 1);
+  const auto reader = read_npy(directory_.write("images.train.npy", test::npy("<f4", "(5, 2, 3)", data)));
+  EXPECT_EQ(reader->field().name, "images.train");
+  EXPECT_EQ(reader->field().dtype, DType::float32);
+  EXPECT_EQ(reader->field().shape, (Shape{2, 3}));
+  EXPECT_EQ(reader->sample_count(), 5u);
+  EXPECT_EQ(read_all(Dataset({reader}), 0), data);
+}
+
+TEST_F(Files, NpyErrorsSayWhereAndWhat) {
+  const auto refuses = [&](const std::vector<std::byte>& content, const std::vector<std::string>& parts) {
+    const auto file = directory_.write("x.npy", content);
+    expect_error<Error>([&] { static_cast<void>(read_npy(file)); }, parts);
+  };
+  const auto data = test::random_bytes(24, 2);
+  refuses(test::npy(">f4", "(2, 3)", data), {"x.npy, byte 20:", "big-endian", "astype('<f4')"});
+  refuses(test::npy("|O", "(3,)", data), {"x.npy, byte 20:", "Python objects"});
+  refuses(test::npy("<f4", "(2, 4)", data),
+          {"x.npy, byte 152:", "32 bytes of data (2x4 of float32)", "24 bytes"});
+  refuses(test::npy("<f4", "(2, 2)", data),
+          {"x.npy, byte 144:", "16 bytes of data (2x2 of float32)", "24 bytes"});
+  refuses(test::npy("<f4", "(0, 3)", {}), {"x.npy, byte", "at least one sample", "zero samples"});
+}
+
+TEST_F(Files, IdxConvertsWideValuesFromBigEndian) {
+  const std::vector<std::byte> big = {std::byte{0xFF}, std::byte{0xFE}, std::byte{0x01}, std::byte{0x02}};
+  const Dataset shorts({read_idx(directory_.write("x-labels-idx1", test::idx(0x0B, {2}, big)))});
+  EXPECT_EQ(shorts.field(0).name, "labels");
+  EXPECT_EQ(shorts.field(0).dtype, DType::int16);
+  EXPECT_EQ(values_of<std::int16_t>(shorts, 0), (std::vector<std::int16_t>{-2, 258}));
+  const std::vector<std::byte> one = {std::byte{0x3F}, std::byte{0x80}, std::byte{0}, std::byte{0}};
+  const Dataset floats({read_idx(directory_.write("f.idx", gzip(test::idx(0x0D, {1}, one))))});
+  EXPECT_EQ(floats.field(0).name, "f");
+  EXPECT_EQ(values_of<float>(floats, 0), (std::vector<float>{1}));
+}
+
+TEST_F(Files, GzipIsUnpackedIntoMemory) {
+  const auto data = test::random_bytes(700 * 28 * 28, 3);  // more than one window of packed bytes
+  const auto file =
+      directory_.write("train-images-idx3-ubyte.gz", gzip(test::idx(0x08, {700, 28, 28}, data)));
+  const Dataset dataset({read_idx(file, {0})});
+  EXPECT_EQ(dataset.field(0).name, "images");
+  EXPECT_EQ(dataset.field(0).shape, (Shape{28, 28}));
+  EXPECT_FALSE(dataset.is_file_mapping(0));
+  EXPECT_EQ(dataset.memory(0).size(), data.size());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(dataset.memory(0).data()) % 4096, 0u);
+  EXPECT_EQ(read_all(dataset, 0), data);
+}
+
+TEST_F(Files, AGzipHeaderThatLiesGetsNoMemory) {
+  const auto packed = gzip(test::idx(0x08, {0x7FFFFFFF, 0x7FFFFFFF}, test::random_bytes(100, 4)));
+  const auto file = directory_.write("x.gz", packed);
+  expect_error<Error>(
+      [&] { static_cast<void>(read_idx(file)); },
+      {"x.gz (unpacked), byte 4:", "no more than " + std::to_string(packed.size()), "4611686014132420609"});
+}
+
+TEST_F(Files, RawTakesTheFileFromAnOffsetToItsEnd) {
+  const auto data = test::random_bytes(60, 5);
+  const auto file = directory_.write("x.bin", data);
+  const Field field{"x", DType::uint16, {5}};
+  EXPECT_EQ(read_all(Dataset({read_raw(file, field)}), 0), data);
+  const Dataset part({read_raw(file, field, 20)});
+  EXPECT_EQ(part.sample_count(), 4u);
+  EXPECT_EQ(read_all(part, 0), std::vector<std::byte>(data.begin() + 20, data.end()));
+  expect_error<Error>([&] { static_cast<void>(read_raw(file, field, 15)); },
+                      {"x.bin", "45 bytes", "samples of 10"});
+  expect_error<Error>([&] { static_cast<void>(read_raw(file, field, 60)); }, {"0 bytes"});
+  expect_error<Error>([&] { static_cast<void>(read_raw(file, field, 61)); }, {"0 bytes"});
+}
+
+TEST_F(Files, ACutWhileMappedIsAnErrorAndNoSignal) {
+  const auto data = test::random_bytes(100 * 1000, 6);
+  const auto file = directory_.write("x.npy", test::npy("|u1", "(100, 1000)", data));
+  const Dataset dataset({read_npy(file, {0})});
+  ASSERT_TRUE(dataset.is_file_mapping(0));
+  ASSERT_EQ(read_all(dataset, 0), data);
+  std::filesystem::resize_file(file, 128 + 40 * 1000 + 500);
+  const std::vector<std::uint64_t> there = {39, 0, 12};
+  EXPECT_EQ(test::gather(dataset, 0, there), test::pick(data, 1000, there));
+  const std::vector<std::uint64_t> half = {3, 40};
+  expect_error<Error>([&] { static_cast<void>(test::gather(dataset, 0, half)); },
+                      {"x.npy", "cut short", "ends at byte 40628", "sample 40", "'x'", "byte 41128"});
+  const std::vector<std::uint64_t> run = {38, 39, 40, 41};
+  expect_error<Error>([&] { static_cast<void>(test::gather(dataset, 0, run)); }, {"sample 40"});
+  std::filesystem::resize_file(file, 0);
+  expect_error<Error>([&] { static_cast<void>(test::gather(dataset, 0, there)); },
+                      {"cut short", "sample 39"});
+}
+
+TEST_F(Files, SmallFilesAreLoadedAndOutliveTheirFile) {
+  const auto data = test::random_bytes(300, 7);
+  const auto file = directory_.write("x.npy", test::npy("|u1", "(100, 3)", data));
+  const Dataset dataset({read_npy(file)});
+  EXPECT_FALSE(dataset.is_file_mapping(0));
+  std::filesystem::resize_file(file, 0);
+  EXPECT_EQ(read_all(dataset, 0), data);
+}
+
+TEST_F(Files, WhatIsNoRegularFileIsRefusedWithoutWaiting) {
+  expect_error<Error>([&] { static_cast<void>(read_npy(directory_.path() / "none.npy")); },
+                      {"none.npy", "cannot be opened", "No such file"});
+  expect_error<Error>([&] { static_cast<void>(read_npy(directory_.path())); }, {"no regular file"});
+  const auto pipe = directory_.path() / "pipe.npy";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  expect_error<Error>([&] { static_cast<void>(read_npy(pipe)); }, {"pipe.npy", "no regular file"});
+}
+
+TEST_F(Files, OpenTellsFormatsApartByContent) {
+  const auto data = test::random_bytes(12, 8);
+  const auto a = directory_.write("a.dat", test::npy("<i4", "(3,)", data));
+  const auto b = directory_.write("b.dat", test::idx(0x08, {3, 4}, data));
+  const auto c = directory_.write("c.dat", gzip(test::idx(0x09, {3, 4}, data)));
+  const Dataset dataset = open_dataset({a, b, c});
+  ASSERT_EQ(dataset.field_count(), 3u);
+  EXPECT_EQ(dataset.field(0).dtype, DType::int32);
+  EXPECT_EQ(dataset.field(1).dtype, DType::uint8);
+  EXPECT_EQ(dataset.field(2).dtype, DType::int8);
+  for (std::size_t field = 0; field < 3; ++field) EXPECT_EQ(read_all(dataset, field), data);
+  const auto noise = directory_.write("noise.npy", test::bytes_of("neither nor"));
+  expect_error<Error>([&] { return open_dataset({noise}); },
+                      {"noise.npy, byte 0", "NUMPY", "IDX", "gzip", "read_raw"});
+  const auto longer = directory_.write("d.npy", test::npy("|u1", "(12,)", data));
+  expect_error<InvalidArgument>([&] { return open_dataset({a, longer}); }, {"'a' has 3", "'d' has 12"});
+  expect_error<InvalidArgument>([] { return open_dataset({}); }, {"No dataset"});
+}
+
+TEST_F(Files, OpenTakesLiteralsInBraces) {
+  expect_error<InvalidArgument>([] { return open_dataset({"no such images.npy", "no such labels.npy"}); },
+                                {"'no such images.npy'"});
+  expect_error<InvalidArgument>([] { return open_dataset({"no such name"}); }, {"'no such name'"});
+}
+
+TEST_F(Files, OpenFindsTheSplitOfANamedDataset) {
+  const auto train = test::random_bytes(6 * 4, 9);
+  const auto test_part = test::random_bytes(2 * 4, 10);
+  directory_.write("mnist/train-images-idx3-ubyte.gz", gzip(test::idx(0x08, {6, 2, 2}, train)));
+  directory_.write("mnist/train-labels-idx1-ubyte.gz", gzip(test::idx(0x08, {6}, test::random_bytes(6, 11))));
+  directory_.write("mnist/t10k-images-idx3-ubyte", test::idx(0x08, {2, 2, 2}, test_part));
+  directory_.write("mnist/t10k-labels-idx1-ubyte", test::idx(0x08, {2}, test::random_bytes(2, 12)));
+  directory_.write("mnist/README", test::bytes_of("words"));
+  const Dataset dataset =
+      open_dataset({"mnist"}, {.search = {directory_.path() / "elsewhere", directory_.path()}});
+  ASSERT_EQ(dataset.field_count(), 2u);
+  EXPECT_EQ(dataset.field(0).name, "images");
+  EXPECT_EQ(dataset.field(1).name, "labels");
+  EXPECT_EQ(read_all(dataset, 0), train);
+  const Dataset tested = open_dataset({"mnist"}, {.split = "test", .search = {directory_.path() / "mnist"}});
+  EXPECT_EQ(read_all(tested, 0), test_part);
+  EXPECT_EQ(open_dataset({directory_.path() / "mnist"}).sample_count(), 6u);
+  expect_error<InvalidArgument>(
+      [&] { return open_dataset({directory_.path() / "mnist"}, {.split = "extra"}); }, {"mnist", "'extra'"});
+  expect_error<InvalidArgument>([&] { return open_dataset({"cifar"}, {.search = {directory_.path()}}); },
+                                {"'cifar'", directory_.path().string()});
+}
+
+TEST_F(Files, OpenTakesADirectoryOfArrays) {
+  const auto data = test::random_bytes(12, 13);
+  directory_.write("set/train/images.npy", test::npy("|u1", "(3, 4)", data));
+  directory_.write("set/train/labels.npy", test::npy("<i4", "(3,)", data));
+  directory_.write("set/test/images.npy", test::npy("|u1", "(2, 6)", data));
+  const Dataset dataset = open_dataset({directory_.path() / "set"});
+  EXPECT_EQ(dataset.field_count(), 2u);
+  EXPECT_EQ(dataset.field(1).name, "labels");
+  EXPECT_EQ(open_dataset({directory_.path() / "set" / "train"}).sample_count(), 3u);
+  EXPECT_EQ(open_dataset({directory_.path() / "set"}, {.split = "test"}).sample_count(), 2u);
+  std::filesystem::create_directories(directory_.path() / "empty");
+  expect_error<InvalidArgument>([&] { return open_dataset({directory_.path() / "empty"}); },
+                                {"empty", "no .npy files"});
+}
+
+}  // namespace
+}  // namespace penstock
