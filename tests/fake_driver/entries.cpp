@@ -515,8 +515,9 @@ Result cuLaunchKernel(Function handle, unsigned grid_x, unsigned grid_y, unsigne
   }
   const auto* first = static_cast<const char*>(parameters[0]);
   auto arguments = std::make_shared<std::vector<char>>(first, first + bytes);
-  stream->push("cuLaunchKernel",
-               [function, arguments] { return run_kernel(function->name, arguments->data()); });
+  stream->push("cuLaunchKernel", [function, arguments, grid_x] {
+    return run_kernel(function->name, arguments->data(), grid_x);
+  });
   return kSuccess;
 }
 

@@ -208,7 +208,7 @@ Result gather_widen(const GatherWidenArguments& a) {
 
 }  // namespace
 
-Result run_kernel(const std::string& name, const void* arguments) {
+Result run_kernel(const std::string& name, const void* arguments, unsigned) {
   if (name == "penstock_copy_pieces") return copy_pieces(*static_cast<const CopyPiecesArguments*>(arguments));
   if (name.starts_with("penstock_gather_bytes")) {
     return gather_bytes(*static_cast<const GatherBytesArguments*>(arguments), name.ends_with("_aligned"));
@@ -219,18 +219,6 @@ Result run_kernel(const std::string& name, const void* arguments) {
   const auto& occupy = *static_cast<const OccupyArguments*>(arguments);
   std::this_thread::sleep_for(std::chrono::nanoseconds(occupy.nanoseconds));
   return kSuccess;
-}
-
-std::size_t kernel_argument_bytes(const std::string& name) {
-  if (name == "penstock_copy_pieces") return sizeof(CopyPiecesArguments);
-  if (name.starts_with("penstock_gather_bytes")) return sizeof(GatherBytesArguments);
-  if (name.starts_with("penstock_gather_widen")) return sizeof(GatherWidenArguments);
-  return name == "penstock_occupy" ? sizeof(OccupyArguments) : 0;
-}
-
-unsigned kernel_threads(const std::string& name) {
-  if (name == "penstock_copy_pieces") return kCopyPiecesThreads;
-  return name == "penstock_occupy" ? 1 : kGatherThreads;
 }
 
 }  // namespace fake_cuda

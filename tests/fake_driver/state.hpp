@@ -233,8 +233,9 @@ class Registry {
 
 Registry& registry();
 
-/// Runs the kernel `name` on the calling thread. Returns an illegal address where the GPU would fault.
-Result run_kernel(const std::string& name, const void* arguments);
+/// Runs the kernel `name` on the calling thread. Returns an illegal address where the GPU would fault. There
+/// are two: plain loops (kernels.cpp), and the source of the kernels themselves (own_kernels/).
+Result run_kernel(const std::string& name, const void* arguments, unsigned blocks);
 
 /// Bytes of the kernel's parameter; 0 for a kernel that is not known.
 std::size_t kernel_argument_bytes(const std::string& name);

@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-/// What the kernels take, each by value as its only parameter. Read by g++ and nvcc alike.
+/// What the kernels take, each by value as its only parameter.
 namespace penstock::cuda {
 
 /// For penstock_copy_pieces. `pieces` is an array of {source, destination, bytes}, 8 bytes each.

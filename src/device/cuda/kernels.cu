@@ -8,6 +8,9 @@
 //
 // Arithmetic is rounded after each step (no fused multiply-add), so that any processor gets the same bits.
 #include "device/cuda/kernel_arguments.hpp"
+#ifdef __CUDACC__
+#include "device/cuda/kernel_instructions.hpp"
+#endif
 
 #include <cstdint>
 
@@ -306,18 +309,6 @@ extern "C" __global__ void __launch_bounds__(kCopyPiecesThreads)
 }
 
 namespace {
-
-__device__ __forceinline__ float half_to_float(unsigned bits) {
-  float value;
-  asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(bits));
-  return value;
-}
-
-__device__ __forceinline__ unsigned float_to_half(float value) {
-  unsigned bits;
-  asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.u32.u16 %0, h; }" : "=r"(bits) : "f"(value));
-  return bits;
-}
 
 __device__ __forceinline__ unsigned float_to_bfloat(float value) {
   const unsigned bits = __float_as_uint(value);
@@ -622,10 +613,7 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 1)
 }
 
 extern "C" __global__ void penstock_occupy(const OccupyArguments a) {
-  uint64_t begin;
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < a.nanoseconds);
+  const uint64_t begin = nanoseconds_now();
+  while (nanoseconds_now() - begin < a.nanoseconds) {
+  }
 }

@@ -1,0 +1,23 @@
+#include "device/contract_suite.hpp"
+
+#include <filesystem>
+
+namespace penstock::testing {
+
+namespace {
+
+std::string own_kernels_driver() {
+  return std::filesystem::path(PENSTOCK_FAKE_DRIVER).replace_filename("libfake_cuda_own_kernels.so");
+}
+
+}  // namespace
+
+/// The contract once more, over a driver which runs the source of the kernels themselves on the CPU.
+INSTANTIATE_TEST_SUITE_P(
+    FakeCudaOwnKernels, Contract,
+    ::testing::Values(ContractDevice{
+        .name = "cuda",
+        .open = [] { return Device::open("cuda:0", {.driver_library = own_kernels_driver()}); }}),
+    contract_name);
+
+}  // namespace penstock::testing

@@ -1,0 +1,20 @@
+#include "device/cuda/kernel_arguments.hpp"
+#include "state.hpp"
+
+namespace fake_cuda {
+
+using namespace penstock::cuda;
+
+std::size_t kernel_argument_bytes(const std::string& name) {
+  if (name == "penstock_copy_pieces") return sizeof(CopyPiecesArguments);
+  if (name.starts_with("penstock_gather_bytes")) return sizeof(GatherBytesArguments);
+  if (name.starts_with("penstock_gather_widen")) return sizeof(GatherWidenArguments);
+  return name == "penstock_occupy" ? sizeof(OccupyArguments) : 0;
+}
+
+unsigned kernel_threads(const std::string& name) {
+  if (name == "penstock_copy_pieces") return kCopyPiecesThreads;
+  return name == "penstock_occupy" ? 1 : kGatherThreads;
+}
+
+}  // namespace fake_cuda

@@ -1,0 +1,93 @@
+#include "own_kernels/gpu.hpp"
+#include "state.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+namespace penstock::cuda {
+
+// What the GPU's instructions do, from the definition of the format.
+inline float half_to_float(unsigned bits) {
+  const float sign = bits >> 15 != 0 ? -1.0F : 1.0F;
+  const int exponent = static_cast<int>(bits >> 10 & 31);
+  const float fraction = static_cast<float>(bits & 1023) / 1024.0F;
+  if (exponent == 31) return fraction != 0 ? NAN : sign * INFINITY;
+  return sign * (exponent == 0 ? std::ldexp(fraction, -14) : std::ldexp(1 + fraction, exponent - 15));
+}
+
+inline unsigned float_to_half(float value) {
+  if (std::isnan(value)) return 0x7fff;
+  const unsigned sign = std::signbit(value) ? 0x8000 : 0;
+  const float magnitude = std::fabs(value);
+  if (magnitude == 0) return sign;
+  if (std::isinf(magnitude)) return sign | 0x7c00;
+  const int exponent = std::max(std::ilogb(magnitude), -14);
+  const auto steps = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+  return sign | std::min(steps + (static_cast<unsigned>(exponent + 14) << 10), 0x7c00u);
+}
+
+inline std::uint64_t nanoseconds_now() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
+                                    std::chrono::nanoseconds(1));
+}
+
+}  // namespace penstock::cuda
+
+#include "device/cuda/kernels.cu"
+
+namespace fake_cuda {
+
+namespace {
+
+template <typename Arguments>
+struct Kernel {
+  const char* name;
+  void (*function)(Arguments);
+};
+
+constexpr Kernel<CopyPiecesArguments> kCopies[] = {{"penstock_copy_pieces", penstock_copy_pieces}};
+constexpr Kernel<GatherBytesArguments> kGathers[] = {
+    {"penstock_gather_bytes_aligned", penstock_gather_bytes_aligned},
+    {"penstock_gather_bytes", penstock_gather_bytes}};
+constexpr Kernel<GatherWidenArguments> kWidenings[] = {
+    {"penstock_gather_widen_1_2", penstock_gather_widen_1_2},
+    {"penstock_gather_widen_1_4", penstock_gather_widen_1_4},
+    {"penstock_gather_widen_2_4", penstock_gather_widen_2_4},
+    {"penstock_gather_widen", penstock_gather_widen}};
+
+template <typename Arguments, std::size_t Count>
+bool launch(const Kernel<Arguments> (&kernels)[Count], const std::string& name, const void* arguments,
+            unsigned blocks) {
+  for (const Kernel<Arguments>& kernel : kernels) {
+    if (name != kernel.name) continue;
+    gpu::Machine::get().launch(kernel.function, blocks, kernel_threads(name),
+                               *static_cast<const Arguments*>(arguments));
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Result run_kernel(const std::string& name, const void* arguments, unsigned blocks) {
+  if (name == "penstock_occupy") {
+    penstock_occupy(*static_cast<const OccupyArguments*>(arguments));
+    return kSuccess;
+  }
+  static auto& mutex = *new std::mutex;
+  const std::lock_guard lock(mutex);
+  try {
+    const bool found = launch(kCopies, name, arguments, blocks) ||
+                       launch(kGathers, name, arguments, blocks) ||
+                       launch(kWidenings, name, arguments, blocks);
+    return found ? kSuccess : kNotFound;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
+    return kIllegalAddress;
+  }
+}
+
+}  // namespace fake_cuda
