@@ -10,26 +10,32 @@
 
 namespace penstock {
 
+namespace {
+
+/// Digits after the point that leave three in all, of a value that may be about to be rounded up.
+int decimals(double value) { return value < 9.995 ? 2 : value < 99.95 ? 1 : 0; }
+
+}  // namespace
+
 std::string format_bytes(std::uint64_t bytes) {
   static constexpr std::array<const char*, 5> units{"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
+  const auto whole = [&] { return value == std::floor(value); };
   std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < units.size()) {
+  while (value >= (whole() ? 1024 : 1023.5) && unit + 1 < units.size()) {
     value /= 1024;
     ++unit;
   }
-  if (value == std::floor(value)) return fmt::format("{:.0f} {}", value, units[unit]);
-  return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0, units[unit]);
+  return fmt::format("{:.{}f} {}", value, whole() ? 0 : decimals(value), units[unit]);
 }
 
 std::string format_seconds(double seconds) {
   const double size = std::abs(seconds);
-  const auto [scale, unit] = size < 1e-6   ? std::pair{1e9, "ns"}
-                             : size < 1e-3 ? std::pair{1e6, "µs"}
-                             : size < 1    ? std::pair{1e3, "ms"}
-                                           : std::pair{1.0, "s"};
-  const double value = size * scale;
-  return fmt::format("{:.{}f} {}", seconds * scale, value < 10 ? 2 : value < 100 ? 1 : 0, unit);
+  const auto [scale, unit] = size < 999.5e-9   ? std::pair{1e9, "ns"}
+                             : size < 999.5e-6 ? std::pair{1e6, "µs"}
+                             : size < 999.5e-3 ? std::pair{1e3, "ms"}
+                                               : std::pair{1.0, "s"};
+  return fmt::format("{:.{}f} {}", seconds * scale, decimals(size * scale), unit);
 }
 
 std::uint64_t parse_bytes(std::string_view text) {

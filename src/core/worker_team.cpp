@@ -1,13 +1,17 @@
 #include "core/pause.hpp"
 
 #include <penstock/core/fork.hpp>
+#include <penstock/core/log.hpp>
 #include <penstock/core/worker_team.hpp>
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -72,8 +76,9 @@ struct WorkerTeam::State {
     for (;;) {
       const auto called = [&] { return wake.load(std::memory_order_acquire) != seen; };
       if (!spin_until(called, options.spin)) wake.wait(seen, std::memory_order_acquire);
-      if (stop.load(std::memory_order_acquire)) return;
+      // In this order: a wake that is seen here and not above may be the last, and then `stop` says so.
       seen = wake.load(std::memory_order_acquire);
+      if (stop.load(std::memory_order_acquire)) return;
       if (join()) {
         work();
         leave();
@@ -91,14 +96,16 @@ struct WorkerTeam::State {
     wake.fetch_add(1, std::memory_order_release);
     wake.notify_all();
     work();
-    const std::uint32_t mark = left.load(std::memory_order_acquire);
     if ((gate.fetch_and(~kOpen, std::memory_order_acq_rel) & (kOpen - 1)) != 0) {
       const auto done = [&] { return (gate.load(std::memory_order_acquire) & (kOpen - 1)) == 0; };
       if (!spin_until(done, options.spin)) {
-        while (!done()) left.wait(mark, std::memory_order_acquire);
+        // The last to leave may bump `left` only after this call has returned; a later call's wait then looks
+        // once more than it needs to.
+        for (std::uint32_t mark = left.load(std::memory_order_acquire); !done();
+             mark = left.load(std::memory_order_acquire)) {
+          left.wait(mark, std::memory_order_acquire);
+        }
       }
-      // The last to leave may still be about to bump `left`: a later call's mark is read after its own work,
-      // and a stale bump only makes that wait look once more.
     }
     if (failed.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(failure, nullptr));
   }
@@ -110,9 +117,13 @@ struct WorkerTeam::State {
 
 WorkerTeam::WorkerTeam(WorkerTeamOptions options) : state_(std::make_unique<State>()) {
   state_->options = std::move(options);
-  if (state_->options.threads == 0) state_->options.threads = 1;
-  for (std::size_t i = 1; i < state_->options.threads; ++i) {
-    state_->workers.emplace_back([state = state_.get()] { state->run_worker(); });
+  state_->workers.reserve(state_->options.threads);
+  try {
+    for (std::size_t i = 1; i < state_->options.threads; ++i) {
+      state_->workers.emplace_back([state = state_.get()] { state->run_worker(); });
+    }
+  } catch (const std::system_error& error) {
+    log(LogLevel::warning, std::string("a team works with fewer threads than asked for: ") + error.what());
   }
 }
 
@@ -128,7 +139,7 @@ WorkerTeam::~WorkerTeam() {
   for (std::thread& worker : state_->workers) worker.join();
 }
 
-std::size_t WorkerTeam::threads() const noexcept { return state_->options.threads; }
+std::size_t WorkerTeam::threads() const noexcept { return state_->workers.size() + 1; }
 
 void WorkerTeam::for_each(std::size_t count, FunctionRef<void(std::size_t)> body) {
   if (state_->workers.empty() || count < 2 || state_->generation != fork_generation()) {

@@ -13,11 +13,10 @@ inline constexpr std::size_t kKiB = std::size_t{1} << 10;
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 inline constexpr std::size_t kGiB = std::size_t{1} << 30;
 
-/// "4 KiB", "1.5 GiB", "300 B": binary, at most three significant digits after rounding, exact where it can
-/// be.
+/// "4 KiB", "1.50 GiB", "300 B": binary, whole numbers exact, others rounded to three digits.
 [[nodiscard]] std::string format_bytes(std::uint64_t bytes);
 
-/// "3.8 µs", "1.25 ms", "2.1 s". Negative durations are printed with their sign.
+/// "3.80 µs", "1.25 ms", "210 ms". Negative durations are printed with their sign.
 [[nodiscard]] std::string format_seconds(double seconds);
 
 /// Reads "4096", "4KiB", "1.5 GiB", "16MB", "2G" (K, M, G, T alone are binary; KB, MB, GB, TB are decimal),

@@ -30,6 +30,7 @@ class WorkerTeam {
   WorkerTeam(const WorkerTeam&) = delete;
   WorkerTeam& operator=(const WorkerTeam&) = delete;
 
+  /// How many there are: what was asked for, or fewer where the system has no more to give.
   [[nodiscard]] std::size_t threads() const noexcept;
 
   /// Calls `body(i)` once for each i in [0, count), from the caller and the workers, in no particular order,
