@@ -115,11 +115,17 @@ int run(int argc, char** argv) {
   add_info(app, info);
   add_link(app, link);
   add_predict(app, predict);
+  const auto commands = app.get_subcommands({});
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
+    const std::string first = argc > 1 ? argv[1] : "-";
+    const bool known =
+        first[0] == '-' || std::any_of(commands.begin(), commands.end(),
+                                       [&](CLI::App* command) { return command->get_name() == first; });
+    if (!known) return complain(fmt::format("'{}' is no command; see penstock --help", first), kUsage);
     return complain(std::string(error.what()) + "; see penstock --help", kUsage);
   }
   const Environment environment = read_environment();

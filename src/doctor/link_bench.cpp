@@ -18,7 +18,6 @@ namespace penstock {
 
 namespace {
 
-constexpr std::size_t kLeastCapacity = 64 * kKiB;
 constexpr std::size_t kBlock = 4 * kMiB;
 constexpr std::uint8_t kPoison = 0xA5;
 
@@ -65,14 +64,11 @@ LinkBench::Memory LinkBench::take(std::size_t bytes) const {
 }
 
 LinkBench::Memory LinkBench::take_what_fits(std::vector<std::string>& notes) const {
-  if (options_.max_bytes < kLeastCapacity) {
-    throw InvalidArgument(fmt::format("A link is measured with copies of up to {} at least; {} are too few.",
-                                      format_bytes(kLeastCapacity), format_bytes(options_.max_bytes)));
-  }
   const std::size_t wanted = std::bit_floor(options_.max_bytes);
   const std::size_t host_room = host_topology().memory_bytes / 8;
   const std::size_t device_room = device_.memory().free / 5 * 2;
-  const std::size_t room = std::max(kLeastCapacity, std::bit_floor(std::min(host_room, device_room)));
+  const std::size_t room =
+      std::max(LinkBench::kLeastCapacity, std::bit_floor(std::min(host_room, device_room)));
   std::size_t bytes = std::min(wanted, room);
   std::string reason = bytes < wanted ? fmt::format("{} of host memory and {} of free device memory",
                                                     format_bytes(host_topology().memory_bytes),
@@ -87,10 +83,10 @@ LinkBench::Memory LinkBench::take_what_fits(std::vector<std::string>& notes) con
       }
       return memory;
     } catch (const OutOfMemory& error) {
-      if (bytes <= kLeastCapacity) throw;
+      if (bytes <= LinkBench::kLeastCapacity) throw;
       reason = error.what();
     } catch (const Unsupported& error) {
-      if (bytes <= kLeastCapacity) throw;
+      if (bytes <= LinkBench::kLeastCapacity) throw;
       reason = error.what();
     }
     while (!reason.empty() && reason.back() == '.') reason.pop_back();

@@ -23,6 +23,8 @@ namespace penstock {
 /// memory of each kind to copy to, repetitions within a time, and the comparison afterwards.
 class LinkBench {
  public:
+  static constexpr std::size_t kLeastCapacity = std::size_t{64} << 10;
+
   /// Takes the memory; less than options.max_bytes where there is no room, which goes to `notes`.
   LinkBench(Device device, const LinkMeasurementOptions& options, std::vector<std::string>& notes);
   ~LinkBench();

@@ -1,6 +1,10 @@
 #include "doctor/link_stages.hpp"
 
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
 #include <penstock/doctor/link_measurement.hpp>
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -46,6 +50,11 @@ const LinkSeries* LinkMeasurement::find(std::string_view name, LinkTiming timing
 }
 
 LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions& options) {
+  if (options.max_bytes < LinkBench::kLeastCapacity) {
+    throw InvalidArgument(fmt::format("A link is measured with copies of up to {} at least; {} are too few.",
+                                      format_bytes(LinkBench::kLeastCapacity),
+                                      format_bytes(options.max_bytes)));
+  }
   const std::array stages{
       Stage{"call overhead", 0.2, measure_overhead},
       Stage{"host memory copy", 3, measure_host_copy},
