@@ -34,8 +34,8 @@ TEST_P(CopyBytes, AnySizeAtAnyAlignmentAndNothingElse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stores, CopyBytes, ::testing::Values(StoreKind::cached, StoreKind::streaming),
-                         [](const auto& info) {
-                           return info.param == StoreKind::cached ? "cached" : "streaming";
+                         [](const auto& stores) {
+                           return stores.param == StoreKind::cached ? "cached" : "streaming";
                          });
 
 TEST(CopyBytesNull, ZeroBytesMayBeNull) {

@@ -19,6 +19,12 @@
 #include <string>
 #include <vector>
 
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define PENSTOCK_THREAD_SANITIZER 1
+#endif
+#endif
+
 /// What every backend must do. A backend passes by instantiating `Contract` with a way to open it.
 namespace penstock::testing {
 

@@ -1,0 +1,333 @@
+#include "device/contract_suite.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <thread>
+
+/// What the host device does beyond the contract: its strictness, its limits, its modelled link.
+namespace penstock::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+TEST(HostBackend, KernelsAreRefusedPageableMemory) {
+  const Device device = Device::open("host:memory=16MiB");
+  const Stream stream = device.create_stream();
+  DeviceBytes target(device, 4096);
+  std::vector<std::byte> ordinary(4096);
+  GatherRequest request;
+  request.source = ordinary.data();
+  request.source_rows = 4;
+  request.row_elements = 16;
+  request.count = 4;
+  request.destination = target.data();
+  EXPECT_THROW(device.backend().gather(request, stream.native()), DeviceError);
+  request.source = target.data();
+  request.destination = ordinary.data();
+  EXPECT_THROW(device.backend().gather(request, stream.native()), DeviceError);
+  EXPECT_THROW(device.backend().fill(ordinary.data(), 0, 16, stream.native()), DeviceError);
+  const CopyPiece piece{ordinary.data(), target.data(), 16};
+  EXPECT_THROW(device.backend().copy_pieces(&piece, 1, stream.native()), DeviceError);
+  std::uint32_t word = 1;
+  EXPECT_THROW(device.backend().stream_wait_value(stream.native(), &word, 1), DeviceError);
+}
+
+TEST(HostBackend, CopiesMustStayInsideAndGoTheRightWay) {
+  const Device device = Device::open("host:memory=16MiB");
+  const Stream stream = device.create_stream();
+  DeviceBytes block(device, 1000);
+  DeviceBytes other(device, 1000);
+  PinnedBytes pinned(device, 2000);
+  Backend& backend = device.backend();
+  EXPECT_THROW(backend.copy(block.data(), pinned.data(), 1001, CopyDirection::h2d, stream.native()),
+               DeviceError);
+  EXPECT_THROW(backend.copy(block.data() + 900, pinned.data(), 101, CopyDirection::h2d, stream.native()),
+               DeviceError);
+  EXPECT_THROW(backend.copy(pinned.data() + 1500, block.data(), 501, CopyDirection::d2h, stream.native()),
+               DeviceError);
+  EXPECT_THROW(backend.copy(pinned.data(), block.data(), 10, CopyDirection::h2d, stream.native()),
+               DeviceError);
+  EXPECT_THROW(backend.copy(block.data(), pinned.data(), 10, CopyDirection::d2h, stream.native()),
+               DeviceError);
+  EXPECT_THROW(backend.copy(block.data(), other.data(), 10, CopyDirection::h2d, stream.native()),
+               DeviceError);
+  std::vector<std::byte> ordinary(10);
+  EXPECT_THROW(backend.copy(block.data(), ordinary.data(), 10, CopyDirection::d2d, stream.native()),
+               DeviceError);
+}
+
+TEST(HostBackend, BadPieceIsAFailureThatComesToLightLater) {
+  const Device device = Device::open("host:memory=16MiB");
+  const Stream stream = device.create_stream();
+  DeviceBytes target(device, 64);
+  PinnedBytes table(device, sizeof(CopyPiece));
+  std::vector<std::byte> ordinary(64);
+  *table.as<CopyPiece>() = {ordinary.data(), target.data(), 64};
+  device.backend().copy_pieces(table.as<CopyPiece>(), 1, stream.native());
+  EXPECT_THROW(stream.synchronize(), DeviceError);
+  try {
+    device.backend().fill(target.data(), 0, 1, stream.native());
+    FAIL();
+  } catch (const DeviceError& error) {
+    EXPECT_EQ(error.name(), "PENSTOCK_ILLEGAL_ADDRESS");
+  }
+}
+
+TEST(HostBackend, BudgetIsExactAndComesBack) {
+  const Device device = Device::open("host:memory=1MiB");
+  Backend& backend = device.backend();
+  void* const most = backend.device_allocate(kMiB - 100);
+  EXPECT_EQ(device.memory().free, 100u);
+  try {
+    backend.device_allocate(101);
+    FAIL();
+  } catch (const OutOfMemory& error) {
+    EXPECT_EQ(error.asked(), 101u);
+    EXPECT_EQ(error.used(), kMiB - 100);
+    EXPECT_EQ(error.free(), 100u);
+  }
+  void* const rest = backend.device_allocate(100);
+  backend.device_free(most);
+  backend.device_free(rest);
+  EXPECT_EQ(device.memory().free, kMiB);
+  EXPECT_THROW(backend.device_allocate(~std::size_t{0}), OutOfMemory);
+}
+
+TEST(HostBackend, LockLimitIsCountedAndComesBack) {
+  const Device device = Device::open("host:memory=1MiB,lock=64KiB");
+  Backend& backend = device.backend();
+  constexpr std::size_t kPages = 128 * kKiB;
+  auto* const pages = static_cast<std::byte*>(
+      mmap(nullptr, kPages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(pages, MAP_FAILED);
+  EXPECT_THROW(backend.host_register(pages, kPages, false), Unsupported);
+  backend.host_register(pages, 64 * kKiB, false);
+  try {
+    backend.host_register(pages + 64 * kKiB, 4096, false);
+    FAIL();
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("ulimit -l"));
+  }
+  // The driver's own allocator is not under that limit.
+  backend.host_free(backend.host_allocate(kPages));
+  backend.host_unregister(pages);
+  backend.host_register(pages + 64 * kKiB, 64 * kKiB, false);
+  backend.host_unregister(pages + 64 * kKiB);
+  munmap(pages, kPages);
+}
+
+TEST(HostBackend, RegistrationsWithAHoleAreRefused) {
+  const Device device = Device::open("host:memory=1MiB");
+  auto* const pages = static_cast<std::byte*>(
+      mmap(nullptr, 64 * kKiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(pages, MAP_FAILED);
+  munmap(pages + 16 * kKiB, 16 * kKiB);
+  EXPECT_THROW(device.backend().host_register(pages, 64 * kKiB, false), InvalidArgument);
+  device.backend().host_register(pages, 16 * kKiB, false);
+  device.backend().host_unregister(pages);
+  mprotect(pages + 32 * kKiB, 16 * kKiB, PROT_NONE);
+  EXPECT_THROW(device.backend().host_register(pages + 32 * kKiB, 32 * kKiB, true), InvalidArgument);
+  munmap(pages, 64 * kKiB);
+}
+
+TEST(HostBackend, ReadOnlyRegistrationsAreNotWritten) {
+  const Device device = Device::open("host:memory=1MiB");
+  const Stream stream = device.create_stream();
+  DeviceBytes block(device, 4096);
+  auto* const page = mmap(nullptr, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  device.backend().host_register(page, 8192, true);
+  EXPECT_THROW(device.backend().copy(page, block.data(), 16, CopyDirection::d2h, stream.native()),
+               DeviceError);
+  EXPECT_THROW(device.backend().fill(page, 0, 16, stream.native()), DeviceError);
+  device.backend().copy(block.data(), page, 4096, CopyDirection::h2d, stream.native());
+  stream.synchronize();
+  device.backend().host_unregister(page);
+  munmap(page, 8192);
+}
+
+TEST(HostBackend, CopiesMaySpanAdjacentRegistrations) {
+  const Device device = Device::open("host:memory=1MiB");
+  const Stream stream = device.create_stream();
+  DeviceBytes block(device, 8192);
+  auto* const pages = static_cast<std::byte*>(
+      mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(pages, MAP_FAILED);
+  const auto bytes = random_bytes(8192, 1);
+  std::memcpy(pages, bytes.data(), bytes.size());
+  device.backend().host_register(pages, 4096, false);
+  device.backend().host_register(pages + 4096, 4096, false);
+  device.backend().copy(block.data(), pages, 8192, CopyDirection::h2d, stream.native());
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, {block.data(), 8192}));
+  device.backend().host_unregister(pages);
+  device.backend().host_unregister(pages + 4096);
+  munmap(pages, 8192);
+}
+
+TEST(HostBackend, QueueGrowsAsFarAsNeeded) {
+  const Device device = Device::open("host:memory=1MiB");
+  const Stream stream = device.create_stream();
+  constexpr std::size_t kCopies = 5000;
+  PinnedBytes source(device, kCopies * 4);
+  PinnedBytes result(device, kCopies * 4);
+  DeviceBytes slot(device, 4);
+  const auto bytes = random_bytes(source.size(), 2);
+  source.assign(bytes);
+  for (int round = 0; round < 3; ++round) {
+    std::memset(result.data(), 0xA5, result.size());
+    Gate gate(device);
+    gate.hold(stream);
+    for (std::size_t i = 0; i < kCopies; ++i) {
+      device.backend().copy(slot.data(), source.data() + 4 * i, 4, CopyDirection::h2d, stream.native());
+      device.backend().copy(result.data() + 4 * i, slot.data(), 4, CopyDirection::d2h, stream.native());
+    }
+    gate.open();
+    stream.synchronize();
+    ASSERT_TRUE(same_bytes(bytes, result.bytes())) << round;
+  }
+}
+
+TEST(HostBackend, ModelledLinkTakesItsTimeAndIsSharedByStreams) {
+  // 1 GB/s and 2 copies of 4 MB each way: never less than 8 ms, whichever streams they are on.
+  const Device device = Device::open("host:memory=64MiB,link=1,latency=100");
+  const Stream first = device.create_stream();
+  const Stream second = device.create_stream();
+  constexpr std::size_t kBytes = 4000000;
+  PinnedBytes pinned(device, 2 * kBytes);
+  DeviceBytes block(device, 2 * kBytes);
+  const auto begin = Clock::now();
+  device.backend().copy(block.data(), pinned.data(), kBytes, CopyDirection::h2d, first.native());
+  device.backend().copy(block.data() + kBytes, pinned.data() + kBytes, kBytes, CopyDirection::h2d,
+                        second.native());
+  first.synchronize();
+  second.synchronize();
+  EXPECT_GE(seconds_since(begin), 0.0082);
+}
+
+TEST(HostBackend, ModelledLinkChargesPageableAndZeroCopyToo) {
+  const Device device = Device::open("host:memory=64MiB,link=1");
+  const Stream stream = device.create_stream();
+  constexpr std::size_t kBytes = 2000000;
+  std::vector<std::byte> ordinary(kBytes);
+  PinnedBytes pinned(device, kBytes);
+  DeviceBytes block(device, kBytes);
+  auto begin = Clock::now();
+  device.backend().copy(block.data(), ordinary.data(), kBytes, CopyDirection::h2d, stream.native());
+  EXPECT_GE(seconds_since(begin), 0.002);
+  GatherRequest request;
+  request.source = pinned.data();
+  request.source_rows = 2;
+  request.row_elements = kBytes / 2;
+  request.count = 2;
+  request.destination = block.data();
+  begin = Clock::now();
+  device.backend().gather(request, stream.native());
+  stream.synchronize();
+  EXPECT_GE(seconds_since(begin), 0.002);
+  PinnedBytes table(device, sizeof(CopyPiece));
+  *table.as<CopyPiece>() = {block.data(), pinned.data(), kBytes};
+  begin = Clock::now();
+  device.backend().copy_pieces(table.as<CopyPiece>(), 1, stream.native());
+  stream.synchronize();
+  EXPECT_GE(seconds_since(begin), 0.002);
+}
+
+TEST(HostBackend, FreeingWaitsForTheWorkThatUsesIt) {
+  const Device device = Device::open("host:memory=64MiB,link=1");
+  const Stream stream = device.create_stream();
+  constexpr std::size_t kBytes = 3000000;
+  const auto bytes = random_bytes(kBytes, 3);
+  PinnedBytes result(device, kBytes);
+  {
+    PinnedBytes source(device, kBytes);
+    DeviceBytes middle(device, kBytes);
+    source.assign(bytes);
+    device.backend().copy(middle.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+    device.backend().copy(result.data(), middle.data(), kBytes, CopyDirection::d2h, stream.native());
+  }
+  EXPECT_TRUE(stream.query());
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {
+  std::weak_ptr<Backend> watched;
+  {
+    const Device device = Device::open("host:memory=1MiB");
+    watched = device.shared_backend();
+    const Stream stream = device.create_stream();
+    auto* const word = static_cast<std::uint32_t*>(device.backend().host_allocate(4));
+    std::atomic_ref(*word).store(0);
+    device.backend().stream_wait_value(stream.native(), word, 1);
+    device.backend().stream_occupy(stream.native(), 1000);
+  }
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST(HostBackend, RandomProgramsGiveTheBytesOfTheirOrder) {
+  for (const char* spec : {"host:memory=16MiB", "host:memory=16MiB,late=1"}) {
+    const Device device = Device::open(spec);
+    constexpr std::size_t kSlots = 6;
+    constexpr std::size_t kBytes = 3000;
+    constexpr int kStreams = 3;
+    std::vector<Stream> streams;
+    std::vector<Event> used;
+    std::vector<bool> recorded(kSlots, false);
+    for (int i = 0; i < kStreams; ++i) streams.push_back(device.create_stream());
+    for (std::size_t i = 0; i < kSlots; ++i) used.push_back(device.create_event());
+    DeviceBytes slots(device, kSlots * kBytes);
+    PinnedBytes inputs(device, 64 * kBytes);
+    PinnedBytes result(device, kSlots * kBytes);
+    inputs.assign(random_bytes(inputs.size(), 4));
+    std::vector<std::byte> expected(kSlots * kBytes, std::byte{0});
+    device.backend().fill(slots.data(), 0, slots.size(), streams[0].native());
+    streams[0].synchronize();
+    std::mt19937 random(5);
+    for (int step = 0; step < 400; ++step) {
+      Stream& stream = streams[random() % kStreams];
+      const std::size_t to = random() % kSlots;
+      const std::size_t from = random() % kSlots;
+      stream.wait(used[to]);
+      stream.wait(used[from]);
+      std::byte* const target = slots.data() + to * kBytes;
+      switch (random() % 3) {
+        case 0: {
+          const std::size_t input = random() % 64 * kBytes;
+          device.backend().copy(target, inputs.data() + input, kBytes, CopyDirection::h2d, stream.native());
+          std::memcpy(expected.data() + to * kBytes, inputs.data() + input, kBytes);
+          break;
+        }
+        case 1:
+          if (to != from) {
+            device.backend().copy(target, slots.data() + from * kBytes, kBytes, CopyDirection::d2d,
+                                  stream.native());
+            std::memcpy(expected.data() + to * kBytes, expected.data() + from * kBytes, kBytes);
+          }
+          break;
+        default:
+          device.backend().fill(target, static_cast<std::uint8_t>(step), kBytes, stream.native());
+          std::memset(expected.data() + to * kBytes, static_cast<std::uint8_t>(step), kBytes);
+      }
+      used[to].record(stream);
+      used[from].record(stream);
+    }
+    for (const Event& event : used) streams[0].wait(event);
+    device.backend().copy(result.data(), slots.data(), slots.size(), CopyDirection::d2h, streams[0].native());
+    streams[0].synchronize();
+    EXPECT_TRUE(same_bytes(expected, result.bytes())) << spec;
+  }
+}
+
+}  // namespace
+}  // namespace penstock::testing

@@ -1,0 +1,93 @@
+#include "device/host/host_backend.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/device/device.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace penstock {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(HostOptionsTest, ReadsEveryKey) {
+  const HostOptions options = parse_host_options("link=12.5,latency=8,memory=4GiB,lock=8MiB,late=1");
+  EXPECT_DOUBLE_EQ(options.link_bytes_per_second, 12.5e9);
+  EXPECT_EQ(options.latency, std::chrono::microseconds(8));
+  EXPECT_EQ(options.memory_bytes, 4 * kGiB);
+  EXPECT_EQ(options.lock_bytes, 8 * kMiB);
+  EXPECT_TRUE(options.late);
+}
+
+TEST(HostOptionsTest, DefaultsAreAnUnlimitedFastDevice) {
+  const HostOptions options = parse_host_options("");
+  EXPECT_EQ(options.link_bytes_per_second, 0);
+  EXPECT_EQ(options.latency.count(), 0);
+  EXPECT_FALSE(options.lock_bytes.has_value());
+  EXPECT_FALSE(options.late);
+}
+
+TEST(HostOptionsTest, RefusesWhatItCannotRead) {
+  for (const char* text :
+       {"link", "link=", "=3", "link=fast", "link=-1", "link=nan", "latency=1e99", "memory=0", "memory=x",
+        "late=2", "late=yes", "speed=3", "late=1,,lock=3", "link=1 "}) {
+    EXPECT_THROW(static_cast<void>(parse_host_options(text)), InvalidArgument) << text;
+  }
+}
+
+TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
+  for (const char* spec :
+       {"host", "host:memory=64MiB", "host:link=12,latency=8,memory=4GiB,lock=8MiB,late=1"}) {
+    const Device device = Device::open(spec);
+    const Device again = Device::open(device.info().spec);
+    EXPECT_EQ(device.info().spec, again.info().spec);
+    EXPECT_EQ(device.memory().total, again.memory().total);
+    EXPECT_EQ(device.info().backend, "host");
+  }
+  EXPECT_EQ(Device::open("host").info().spec, "host");
+  EXPECT_EQ(Device::open("host:memory=64MiB").memory().total, 64 * kMiB);
+}
+
+TEST(DeviceTest, WrongSpecsAreRefusedWithTheKnownOnes) {
+  for (const char* spec : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:0x", "Host", "hosts", "cuda0"}) {
+    try {
+      static_cast<void>(Device::open(spec));
+      ADD_FAILURE() << spec;
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("cuda:N")) << spec;
+    }
+  }
+}
+
+TEST(DeviceTest, MissingDriverIsAnErrorForCudaAndNotForAuto) {
+  const DeviceOptions nowhere{.driver_library = "/nonexistent/libcuda.so.1"};
+  EXPECT_THROW(static_cast<void>(Device::open("cuda:0", nowhere)), DeviceError);
+  EXPECT_THROW(static_cast<void>(Device::open("cuda", nowhere)), DeviceError);
+  EXPECT_EQ(Device::open("auto", nowhere).info().backend, "host");
+}
+
+TEST(DeviceTest, InventoryEndsWithTheHostAndSaysWhatIsMissing) {
+  const DeviceInventory inventory = Device::inventory({.driver_library = "/nonexistent/libcuda.so.1"});
+  ASSERT_EQ(inventory.devices.size(), 1u);
+  EXPECT_EQ(inventory.devices.back().spec, "host");
+  EXPECT_GT(inventory.devices.back().memory_bytes, 0u);
+  ASSERT_EQ(inventory.missing.size(), 1u);
+  EXPECT_THAT(inventory.missing.front(), HasSubstr("/nonexistent/libcuda.so.1"));
+}
+
+#ifdef PENSTOCK_FAKE_DRIVER
+TEST(DeviceTest, InventoryPutsGpusFirst) {
+  const DeviceInventory inventory = Device::inventory({.driver_library = PENSTOCK_FAKE_DRIVER});
+  ASSERT_GE(inventory.devices.size(), 2u);
+  EXPECT_EQ(inventory.devices.front().spec, "cuda:0");
+  EXPECT_EQ(inventory.devices.back().spec, "host");
+  EXPECT_EQ(Device::open("auto", {.driver_library = PENSTOCK_FAKE_DRIVER}).info().backend, "cuda");
+}
+#endif
+
+TEST(DeviceTest, NullBackendIsRefused) { EXPECT_THROW(Device(nullptr), InvalidArgument); }
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,139 @@
+#include "device/contract_suite.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+/// Forking after a device is open, and ending while it works.
+namespace penstock::testing {
+namespace {
+
+int exit_status_of(const std::function<int()>& child_main) {
+  const pid_t child = fork();
+  if (child == 0) _exit(child_main());
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -status - 1;
+}
+
+bool throws_forked(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const DeviceError& error) {
+    return error.name() == "PENSTOCK_FORKED";
+  }
+  return false;
+}
+
+TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
+  auto device = std::make_unique<Device>(Device::open("host:memory=16MiB"));
+  auto stream = std::make_unique<Stream>(device->create_stream());
+  auto event = std::make_unique<Event>(device->create_event());
+  void* const block = device->backend().device_allocate(64);
+  auto* const pinned = device->backend().host_allocate(64);
+  device->backend().copy(block, pinned, 64, CopyDirection::h2d, stream->native());
+  event->record(*stream);
+  stream->synchronize();
+  const int status = exit_status_of([&] {
+    Backend& backend = device->backend();
+    int failure = 1;
+    const auto refuses = [&](const std::function<void()>& call) {
+      const bool good = throws_forked(call);
+      if (!good) std::fprintf(stderr, "call %d was not refused\n", failure);
+      ++failure;
+      return good;
+    };
+    bool good = true;
+    good &= refuses([&] { static_cast<void>(backend.memory()); });
+    good &= refuses([&] { backend.stream_create(StreamPriority::normal); });
+    good &= refuses([&] { static_cast<void>(backend.stream_query(stream->native())); });
+    good &= refuses([&] { backend.stream_synchronize(stream->native()); });
+    good &= refuses([&] { backend.stream_synchronize(nullptr); });
+    good &= refuses([&] { backend.stream_wait_event(stream->native(), event->native()); });
+    good &=
+        refuses([&] { backend.stream_wait_value(stream->native(), static_cast<std::uint32_t*>(pinned), 0); });
+    good &= refuses([&] { backend.stream_host_function(stream->native(), [](void*) {}, nullptr); });
+    good &= refuses([&] { backend.stream_occupy(stream->native(), 0); });
+    good &= refuses([&] { backend.event_create(EventTiming::off); });
+    good &= refuses([&] { backend.event_record(event->native(), stream->native()); });
+    good &= refuses([&] { static_cast<void>(backend.event_query(event->native())); });
+    good &= refuses([&] { backend.event_synchronize(event->native()); });
+    good &= refuses([&] { static_cast<void>(backend.event_elapsed(event->native(), event->native())); });
+    good &= refuses([&] { backend.device_allocate(1); });
+    good &= refuses([&] { backend.host_register(pinned, 4096, false); });
+    good &= refuses([&] { backend.host_allocate(1); });
+    good &= refuses([&] { static_cast<void>(backend.kind_of(block)); });
+    good &= refuses([&] { static_cast<void>(backend.device_address(pinned)); });
+    good &= refuses([&] { backend.copy(block, pinned, 64, CopyDirection::h2d, stream->native()); });
+    good &= refuses([&] { backend.fill(block, 0, 64, stream->native()); });
+    good &= refuses([&] { backend.copy_pieces(nullptr, 0, stream->native()); });
+    good &= refuses([&] { backend.gather({}, stream->native()); });
+    backend.device_free(block);
+    backend.host_free(pinned);
+    backend.host_unregister(pinned);
+    event.reset();
+    stream.reset();
+    device.reset();
+#ifdef PENSTOCK_THREAD_SANITIZER
+    return good ? 0 : 1;  // it does not let a forked child start threads
+#endif
+    // A device of its own works in the child.
+    const Device own = Device::open("host:memory=1MiB");
+    DeviceBytes mine(own, 16);
+    const Stream here = own.create_stream();
+    own.backend().fill(mine.data(), 7, 16, here.native());
+    here.synchronize();
+    return good && mine.data()[15] == std::byte{7} ? 0 : 1;
+  });
+  EXPECT_EQ(status, 0);
+  device->backend().fill(block, 0, 64, stream->native());
+  stream->synchronize();
+  device->backend().device_free(block);
+  device->backend().host_free(pinned);
+}
+
+TEST(HostFork, ForkInMidCopyHangsNeither) {
+  const Device device = Device::open("host:memory=64MiB,link=1");
+  const Stream stream = device.create_stream();
+  DeviceBytes block(device, 4000000);
+  PinnedBytes pinned(device, 4000000);
+  for (int i = 0; i < 5; ++i) {
+    device.backend().copy(block.data(), pinned.data(), block.size(), CopyDirection::h2d, stream.native());
+    EXPECT_EQ(exit_status_of([&] { return throws_forked([&] { stream.synchronize(); }) ? 0 : 1; }), 0);
+  }
+  stream.synchronize();
+}
+
+/// Starts work that takes long, and ends the process in the middle of it.
+[[noreturn]] void leave_in_mid_copy(const std::string& spec, bool keep_handles) {
+  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  {
+    auto* const device = new Device(Device::open(spec));
+    auto* const block = new DeviceBytes(*device, kBytes);
+    auto* const pinned = new PinnedBytes(*device, kBytes);
+    std::vector<Stream> streams;
+    for (int i = 0; i < 3; ++i) {
+      streams.push_back(device->create_stream());
+      for (int copy = 0; copy < 20; ++copy) {
+        device->backend().copy(block->data(), pinned->data(), kBytes, CopyDirection::h2d,
+                               streams.back().native());
+      }
+    }
+    if (keep_handles) new std::vector<Stream>(std::move(streams));
+  }
+  std::exit(0);
+}
+
+TEST(HostExitDeathTest, EndsInMidCopyWithoutAMessage) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const char* spec : {"host:memory=64MiB", "host:memory=64MiB,late=1", "host:memory=64MiB,link=1"}) {
+    for (const bool keep_handles : {false, true}) {
+      EXPECT_EXIT(leave_in_mid_copy(spec, keep_handles), ::testing::ExitedWithCode(0), "^$") << spec;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace penstock::testing

@@ -1,0 +1,211 @@
+#include "device/contract_suite.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+/// The host device shows a forgotten wait: the late mode in the bytes, every time, and a build with the
+/// thread sanitizer as a report.
+namespace penstock::testing {
+namespace {
+
+constexpr std::size_t kBytes = 10000;
+
+bool all_are(std::span<const std::byte> bytes, std::byte value) {
+  return std::all_of(bytes.begin(), bytes.end(), [&](std::byte byte) { return byte == value; });
+}
+
+class Late : public ::testing::Test {
+ protected:
+  [[nodiscard]] static bool poisoned(std::span<const std::byte> bytes) {
+    return all_are(bytes, std::byte{0xDB});
+  }
+
+  const Device device = Device::open("host:memory=16MiB,late=1");
+  Backend& backend = device.backend();
+  const Stream stream = device.create_stream();
+  const Stream consumer = device.create_stream();
+  const std::vector<std::byte> bytes = random_bytes(kBytes, 1);
+  PinnedBytes source{device, kBytes};
+  PinnedBytes result{device, kBytes};
+  DeviceBytes slot{device, kBytes};
+
+  void SetUp() override {
+    source.assign(bytes);
+    backend.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+  }
+};
+
+TEST_F(Late, ConsumerThatSkipsTheWaitSeesPoison) {
+  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, consumer.native());
+  consumer.synchronize();
+  EXPECT_TRUE(poisoned(result.bytes()));
+}
+
+TEST_F(Late, ConsumerThatWaitsSeesTheBytes) {
+  Event ready = device.create_event();
+  ready.record(stream);
+  consumer.wait(ready);
+  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, consumer.native());
+  consumer.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_F(Late, WaitingForAnEventOfBeforeTheCopyIsNotEnough) {
+  Event early = device.create_event();
+  const DeviceBytes other(device, kBytes);
+  early.record(stream);
+  backend.copy(other.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+  consumer.wait(early);
+  backend.copy(result.data(), other.data(), kBytes, CopyDirection::d2h, consumer.native());
+  consumer.synchronize();
+  EXPECT_TRUE(poisoned(result.bytes()));
+}
+
+TEST_F(Late, HostThatSkipsTheWaitSeesPoison) {
+  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
+  EXPECT_TRUE(poisoned(result.bytes()));
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_F(Late, SourceReusedTooEarlyShows) {
+  source.assign(random_bytes(kBytes, 2));
+  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
+  stream.synchronize();
+  EXPECT_FALSE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_F(Late, SmallPageableSourceIsTakenAtTheCallAndArrivesLate) {
+  const DeviceBytes other(device, 100);
+  {
+    const auto ordinary = random_bytes(100, 3);
+    backend.copy(other.data(), ordinary.data(), 100, CopyDirection::h2d, stream.native());
+  }
+  EXPECT_TRUE(poisoned({other.data(), 100}));
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(random_bytes(100, 3), {other.data(), 100}));
+}
+
+TEST_F(Late, GatherAndFillAreLateToo) {
+  const DeviceBytes filled(device, 64);
+  GatherRequest request;
+  request.source = source.data();
+  request.source_rows = 100;
+  request.row_elements = 100;
+  request.count = 100;
+  request.destination = result.data();
+  backend.gather(request, stream.native());
+  backend.fill(filled.data(), 0x11, 64, stream.native());
+  EXPECT_TRUE(poisoned(result.bytes()));
+  EXPECT_TRUE(poisoned({filled.data(), 64}));
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+  EXPECT_TRUE(all_are({filled.data(), 64}, std::byte{0x11}));
+}
+
+TEST_F(Late, PiecesAreLateToo) {
+  std::memset(result.data(), 0, kBytes);
+  PinnedBytes table(device, sizeof(CopyPiece));
+  *table.as<CopyPiece>() = {source.data(), result.data(), kBytes};
+  backend.copy_pieces(table.as<CopyPiece>(), 1, stream.native());
+  EXPECT_TRUE(all_are(result.bytes(), std::byte{0}));
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_F(Late, AskingAgainAndAgainCountsAsWaiting) {
+  Event ready = device.create_event();
+  ready.record(stream);
+  EXPECT_FALSE(ready.query());
+  while (!ready.query()) std::this_thread::yield();
+  EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
+}
+
+TEST_F(Late, AskingTheStreamCountsAsWaitingToo) {
+  while (!stream.query()) std::this_thread::yield();
+  EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
+}
+
+TEST_F(Late, HostFunctionsRunUnasked) {
+  std::atomic<bool> ran{false};
+  backend.stream_host_function(
+      stream.native(),
+      [](void* flag) {
+        static_cast<std::atomic<bool>*>(flag)->store(true);
+        static_cast<std::atomic<bool>*>(flag)->notify_all();
+      },
+      &ran);
+  ran.wait(false);
+}
+
+TEST_F(Late, DestroyedStreamFinishesUnasked) {
+  Event done = device.create_event();
+  {
+    const Stream doomed = device.create_stream();
+    backend.copy(result.data(), source.data(), 0, CopyDirection::h2d, doomed.native());
+    Event copied = device.create_event();
+    copied.record(stream);
+    doomed.wait(copied);
+    backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, doomed.native());
+    done.record(doomed);
+  }
+  while (!done.query()) std::this_thread::yield();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_F(Late, WorkThatIsRightlyAheadIsNotPoisoned) {
+  // The slot's old bytes are still to be read when its next copy is enqueued, in order, on another stream.
+  const auto next = random_bytes(kBytes, 4);
+  PinnedBytes next_source(device, kBytes);
+  PinnedBytes next_result(device, kBytes);
+  next_source.assign(next);
+  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
+  Event read = device.create_event();
+  read.record(stream);
+  consumer.wait(read);
+  backend.copy(slot.data(), next_source.data(), kBytes, CopyDirection::h2d, consumer.native());
+  backend.copy(next_result.data(), slot.data(), kBytes, CopyDirection::d2h, consumer.native());
+  consumer.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+  EXPECT_TRUE(same_bytes(next, next_result.bytes()));
+}
+
+#ifdef PENSTOCK_THREAD_SANITIZER
+
+/// Enqueues a copy, lets it finish in every way but by a wait, and reads the destination. Other work on the
+/// same stream, before and after, must not hide the race.
+void consume(bool wait_first) {
+  const Device device = Device::open("host:memory=16MiB");
+  const Stream stream = device.create_stream();
+  PinnedBytes pinned(device, kBytes);
+  DeviceBytes slot(device, kBytes);
+  Event before = device.create_event();
+  Event ready = device.create_event();
+  before.record(stream);
+  before.synchronize();
+  device.backend().copy(slot.data(), pinned.data(), kBytes, CopyDirection::h2d, stream.native());
+  ready.record(stream);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  before.record(stream);
+  if (wait_first) ready.synchronize();
+  volatile auto sink = slot.data()[kBytes / 2];
+  static_cast<void>(sink);
+  std::_Exit(0);
+}
+
+TEST(HostRaceDeathTest, SanitizerReportsAForgottenWait) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(consume(false), "data race");
+}
+
+TEST(HostRaceDeathTest, SanitizerIsContentWithTheWait) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(consume(true), ::testing::ExitedWithCode(0), "");
+}
+
+#endif
+
+}  // namespace
+}  // namespace penstock::testing

@@ -1,0 +1,132 @@
+#include <penstock/device/topology.hpp>
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace penstock {
+namespace {
+
+TEST(Topology, HostHasAtLeastOneOfEach) {
+  const HostTopology& topology = host_topology();
+  EXPECT_FALSE(topology.processor.empty());
+  EXPECT_GE(topology.processors, 1u);
+  EXPECT_LE(topology.processors, std::max(1u, std::thread::hardware_concurrency()));
+  EXPECT_GE(topology.numa_nodes, 1u);
+  EXPECT_GE(topology.memory_bytes, std::size_t{64} << 20);
+  EXPECT_EQ(&host_topology(), &topology);
+}
+
+TEST(Topology, ProcessorsFollowTheAffinityMask) {
+  // In a child: the figure is cached for the life of a process, and may have been read in this one.
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) _exit(3);
+    execl("/proc/self/exe", "test_device", "--gtest_filter=TopologyChild.DISABLED_OneProcessor",
+          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+    _exit(4);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+/// Run in the process that the test above starts.
+TEST(TopologyChild, DISABLED_OneProcessor) { EXPECT_EQ(host_topology().processors, 1u); }
+
+TEST(Topology, LinkFromItsGenerationAndWidth) {
+  const auto rate = [](unsigned generation, unsigned width) {
+    LinkInfo link;
+    link.max_generation = generation;
+    link.max_width = width;
+    return link.theoretical_bytes_per_second() / 1e9;
+  };
+  EXPECT_NEAR(rate(1, 1), 0.25, 1e-9);
+  EXPECT_NEAR(rate(2, 16), 8.0, 1e-9);
+  EXPECT_NEAR(rate(3, 16), 15.754, 1e-3);
+  EXPECT_NEAR(rate(4, 16), 31.508, 1e-3);
+  EXPECT_NEAR(rate(5, 16), 63.015, 1e-3);
+  EXPECT_NEAR(rate(6, 16), 121.0, 1e-3);
+  EXPECT_EQ(rate(0, 16), 0);
+  EXPECT_EQ(rate(5, 0), 0);
+  EXPECT_EQ(rate(7, 16), 0);
+}
+
+TEST(Topology, UnknownPciDevicesAreUnknown) {
+  for (const char* id : {"", "nonsense", "ffff:ff:1f.7", "../../../../etc", "0000:zz:00.0", "3b:00.0"}) {
+    EXPECT_EQ(numa_node_of_pci(id), -1) << id;
+    const LinkInfo link = link_of_pci(id);
+    EXPECT_EQ(link.generation + link.width + link.max_generation + link.max_width, 0u) << id;
+  }
+}
+
+TEST(Topology, PciDevicesOfThisMachineAgreeWithItsFiles) {
+  const std::filesystem::path root = "/sys/bus/pci/devices";
+  if (!std::filesystem::exists(root)) GTEST_SKIP() << "this machine shows no PCI devices";
+  for (const auto& device : std::filesystem::directory_iterator(root)) {
+    const std::string id = device.path().filename().string();
+    std::ifstream file(device.path() / "numa_node");
+    int node = -1;
+    file >> node;
+    EXPECT_EQ(numa_node_of_pci(id), file ? node : -1) << id;
+    std::ifstream width_file(device.path() / "current_link_width");
+    unsigned width = 0;
+    width_file >> width;
+    const LinkInfo link = link_of_pci(id);
+    EXPECT_EQ(link.width, width <= 32 ? width : 0) << id;
+    EXPECT_LE(link.max_generation, 6u);
+    // The driver writes the domain with eight digits, and letters large.
+    EXPECT_EQ(numa_node_of_pci("0000" + id), numa_node_of_pci(id));
+  }
+}
+
+TEST(Topology, BindingIsAHint) {
+  EXPECT_FALSE(bind_thread_to_node(-1));
+  EXPECT_FALSE(bind_thread_to_node(4095));
+  EXPECT_FALSE(bind_memory_to_node(nullptr, 4096, 0));
+  void* const pages = mmap(nullptr, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  EXPECT_FALSE(bind_memory_to_node(pages, 1 << 16, -1));
+  EXPECT_FALSE(bind_memory_to_node(pages, 1 << 16, 4095));
+  static_cast<void>(bind_memory_to_node(pages, 1 << 16, 0));
+  static_cast<volatile char*>(pages)[12345] = 1;
+  munmap(pages, 1 << 16);
+}
+
+TEST(Topology, BoundThreadRunsOnTheNodesProcessors) {
+  std::thread([] {
+    cpu_set_t before;
+    ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+    if (!bind_thread_to_node(0)) GTEST_SKIP() << "the system does not bind threads";
+    cpu_set_t after;
+    ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
+    EXPECT_GE(CPU_COUNT(&after), 1);
+  }).join();
+}
+
+TEST(Topology, LockLimitIsTheSoftLimitOrNone) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+  const auto known = lock_limit();
+  if (known) {
+    EXPECT_EQ(*known, limit.rlim_cur);
+  } else {
+    EXPECT_TRUE(limit.rlim_cur == RLIM_INFINITY || geteuid() == 0 || access("/proc/self/status", R_OK) == 0);
+  }
+}
+
+}  // namespace
+}  // namespace penstock
