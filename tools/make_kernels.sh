@@ -1,16 +1,33 @@
 #!/bin/sh
-# Compiles the kernels to PTX: tools/make_kernels.sh [OUTPUT]. Needs nvcc (or NVCC=...).
+# Compiles the kernels to the PTX that is committed: tools/make_kernels.sh. Needs nvcc (or NVCC=...).
+# With --check it only compares; exit status 77 where there is no nvcc, or another version than made the PTX.
 # The ISA version is lowered from what nvcc writes to about the oldest that sm_75 needs, so that older drivers take
 # it; comments and a hint that only newer versions know go with it.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 kernels=$root/src/device/cuda
-output=${1:-$kernels/kernels.ptx}
+nvcc=${NVCC:-nvcc}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"${NVCC:-nvcc}" -ptx -arch=compute_75 -O3 -std=c++17 -I "$root/src" "$kernels/kernels.cu" -o "$work/kernels.ptx"
+
+version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*, V\([0-9.]*\)$/\1/p') || true
+if [ -z "$version" ]; then
+  echo "waived: $nvcc does not run here, so kernels.ptx cannot be made from kernels.cu" >&2
+  if [ "${1:-}" = --check ]; then exit 77; else exit 1; fi
+fi
+header="// Made from kernels.cu by tools/make_kernels.sh with nvcc $version."
+if [ "${1:-}" = --check ] && [ "$(head -n 1 "$kernels/kernels.ptx")" != "$header" ]; then
+  echo "waived: kernels.ptx was not made by nvcc $version, whose text may differ" >&2
+  exit 77
+fi
+"$nvcc" -ptx -arch=compute_75 -O3 -std=c++17 -I "$root/src" "$kernels/kernels.cu" -o "$work/kernels.ptx"
 {
-  printf '// Made from kernels.cu by tools/make_kernels.sh.\n'
-  sed -e '/^[[:space:]]*\/\//d' -e '/\.pragma "used_bytes_mask/d' -e 's/^\.version .*/.version 6.4/' "$work/kernels.ptx"
+  echo "$header"
+  sed -e '/^[[:space:]]*\/\//d' -e '/\.pragma "used_bytes_mask/d' -e 's/^\.version .*/.version 6.4/' \
+    "$work/kernels.ptx"
 } > "$work/lowered.ptx"
-cp "$work/lowered.ptx" "$output"
+if [ "${1:-}" = --check ]; then
+  cmp "$work/lowered.ptx" "$kernels/kernels.ptx" || { echo "run 'make kernels' and commit kernels.ptx" >&2; exit 1; }
+else
+  cp "$work/lowered.ptx" "$kernels/kernels.ptx"
+fi

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Prints "N passed, N failed, N skipped" of JUnit files, as ctest and GoogleTest write them.
 
-summarize_tests.py [--must-run PREFIX] FILE...
+summarize_tests.py [--must-run REGEX] FILE...
 
-Fails where a test failed, where there was none, and, with --must-run, where no test of a suite whose name begins with
-PREFIX passed, or one was skipped.
+Fails where a test failed, where there was none, and, with --must-run, where of the tests whose SUITE.NAME matches REGEX
+one was skipped or none passed.
 """
 
 import argparse
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -22,7 +23,7 @@ def outcome(case: ElementTree.Element) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--must-run", metavar="PREFIX")
+    parser.add_argument("--must-run", metavar="REGEX")
     parser.add_argument("files", nargs="+")
     options = parser.parse_args()
 
@@ -32,10 +33,11 @@ def main() -> int:
         for case in ElementTree.parse(file).getroot().iter("testcase"):
             result = outcome(case)
             counts[result] += 1
-            if options.must_run and case.get("classname", "").startswith(options.must_run):
+            name = f"{case.get('classname')}.{case.get('name')}"
+            if options.must_run and re.search(options.must_run, name):
                 required[result] += 1
                 if result == "skipped":
-                    print(f"skipped: {case.get('classname')}.{case.get('name')}")
+                    print(f"skipped: {name}")
 
     if options.must_run and (required["passed"] == 0 or required["skipped"] > 0):
         print(f"of the tests that must run here: {required['passed']} passed, {required['skipped']} skipped")

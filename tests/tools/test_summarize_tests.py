@@ -31,7 +31,7 @@ class SummarizeTests(unittest.TestCase):
         self.assertEqual(run(SKIPPED)[0], 1)
 
     def test_tests_that_must_run(self):
-        must_run = ("--must-run", "Cuda/")
+        must_run = ("--must-run", "^Cuda/")
         self.assertEqual(run(PASSED, OTHER, options=must_run)[0], 0)
         self.assertEqual(run(OTHER, options=must_run)[0], 1)
         self.assertEqual(run(PASSED, SKIPPED, options=must_run)[0], 1)
