@@ -130,14 +130,14 @@ void LinkBench::report(std::string_view step, double fraction) {
 
 Summary LinkBench::repeat(std::size_t bytes, const std::function<double()>& once) {
   constexpr std::size_t kLarge = 64 * kMiB;
-  const double slice = budget_ / 1000;
   const bool late = seconds_since(begin_) > budget_;
+  const double slice = budget_ / (late ? 10000 : 1000);
   const std::size_t most = options_.repetitions != 0 ? options_.repetitions : 200;
   const std::size_t least = std::min<std::size_t>(most, late ? 2 : quick() || bytes >= kLarge ? 3 : 7);
-  for (std::size_t warm_up = bytes >= kLarge || late ? 1 : 3; warm_up > 0; --warm_up) once();
+  for (std::size_t warm_up = bytes >= kLarge ? 1 : 3; warm_up > 0; --warm_up) once();
   std::vector<double> seconds;
   const auto begin = std::chrono::steady_clock::now();
-  while (seconds.size() < least || (seconds.size() < most && !late && seconds_since(begin) < slice)) {
+  while (seconds.size() < least || (seconds.size() < most && seconds_since(begin) < slice)) {
     seconds.push_back(once());
     if (seconds_since(reported_) > 0.03) report(std::string(step_), fraction_);
   }

@@ -334,19 +334,11 @@ void measure_copy_interval(LinkRun& run) {
     pieces.push_back({bench.pinned_source() + i * kSmall, bench.device_target() + i * kSmall, kSmall});
   }
   bench.poison_device(count * kSmall);
-  const auto seconds_for = [&](std::span<const TransferPiece> some) {
-    return bench
-        .repeat_timed(
-            some.size_bytes(),
-            [&] {
-              run.engine->copy_pieces(some, CopyDirection::h2d, {.path = TransferPath::direct}).synchronize();
-            })
-        .median;
-  };
-  const double one = seconds_for(std::span(pieces).first(1));
-  const double all = seconds_for(pieces);
+  const Summary seconds = bench.repeat_timed(count * kSmall, [&] {
+    run.engine->copy_pieces(pieces, CopyDirection::h2d, {.path = TransferPath::direct}).synchronize();
+  });
   bench.check_device("small copies back to back", count * kSmall);
-  run.result.profile.copy_interval = std::max((all - one) / static_cast<double>(count - 1), kLeastSeconds);
+  run.result.profile.copy_interval = std::max(seconds.median / static_cast<double>(count), kLeastSeconds);
 }
 
 }  // namespace penstock

@@ -167,6 +167,18 @@ TEST(CommandLink, MeasuresPrintsAndStores) {
   EXPECT_EQ(time["seconds"], profile->predict(16 * kKiB, 1, {MemoryKind::pinned, MemoryKind::device}));
 }
 
+TEST(CommandLink, MeasuresTheFakeDriversDevice) {
+  Command command;
+  command.environment.back() = std::string("PENSTOCK_LIBCUDA=") + PENSTOCK_FAKE_DRIVER;
+  std::vector<std::string> arguments = kMeasure;
+  arguments[2] = "cuda:1";
+  const CommandResult result = command.run(arguments);
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json known = json::parse(command.run({"info", "--json"}).output);
+  EXPECT_TRUE(known["devices"][0]["link_profile"].is_null());
+  EXPECT_GT(known["devices"][1]["link_profile"]["h2d_bytes_per_second"].get<double>(), 0);
+}
+
 TEST(CommandLink, DrawsInUnicodeOnATerminalThatHasIt) {
   Command command;
   command.environment.emplace_back("LANG=C.UTF-8");
