@@ -19,14 +19,11 @@ using Range = PackedPlan::Range;
 
 // What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
 // still help.
-constexpr std::size_t kGranule = std::size_t{32} << 10;
+constexpr std::size_t granule = std::size_t{32} << 10;
 // Largest part of an image that is in pinned memory at once.
 constexpr std::size_t kWindow = std::size_t{32} << 20;
 // Below this, handing work to other threads costs more than it saves.
 constexpr std::size_t kAlone = std::size_t{96} << 10;
-constexpr std::size_t kFirstChunk = std::size_t{128} << 10;
-constexpr std::size_t kLargestChunk = std::size_t{1} << 20;
-constexpr std::chrono::microseconds kSpin{100};
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -54,16 +51,15 @@ class StreamBuffer {
   const Stream& stream_;
 };
 
-/// Cuts a round into chunks of whole granules, small ones first: the wire starts early and then has long
-/// copies.
-std::vector<Range> chunks_of(Range round) {
+/// Cuts a round into chunks, small ones first.
+std::vector<Range> chunks_of(Range round, const PackingOptions& options) {
   std::vector<Range> chunks;
-  std::size_t size = kFirstChunk;
+  std::size_t size = options.first_chunk_bytes;
   for (std::size_t begin = round.begin; begin < round.end;) {
     const std::size_t end = round.end - begin <= size + size / 2 ? round.end : begin + size;
     chunks.push_back({begin, end});
     begin = end;
-    size = std::min(size * 2, kLargestChunk);
+    size = std::min(size * 2, options.largest_chunk_bytes);
   }
   return chunks;
 }
@@ -71,12 +67,12 @@ std::vector<Range> chunks_of(Range round) {
 }  // namespace
 
 PackedCopier::PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
-                           std::shared_ptr<EventPool> events, unsigned threads)
+                           std::shared_ptr<EventPool> events, PackingOptions options)
     : device_(std::move(device)),
       pinned_(std::move(pinned)),
       scratch_(std::move(scratch)),
       events_(std::move(events)),
-      threads_(threads),
+      options_(options),
       unpack_stream_(device_.create_stream()) {}
 
 PackedCopier::~PackedCopier() {
@@ -91,19 +87,22 @@ PackedCopier::~PackedCopier() {
 WorkerTeam& PackedCopier::team() {
   std::call_once(team_once_, [this] {
     const int node = device_.info().numa_node;
-    team_ = std::make_unique<WorkerTeam>(WorkerTeamOptions{
-        .threads = threads_, .spin = kSpin, .on_start = [node] { bind_thread_to_node(node); }});
+    team_ = std::make_unique<WorkerTeam>(
+        WorkerTeamOptions{.threads = options_.threads, .spin = options_.spin, .on_start = [node] {
+                            bind_thread_to_node(node);
+                          }});
   });
   return *team_;
 }
 
 void PackedCopier::for_each_granule(Range range, FunctionRef<void(Range)> body) {
-  const std::size_t granules = (range.bytes() + kGranule - 1) / kGranule;
+  const std::size_t granule = options_.granule_bytes;
+  const std::size_t granules = (range.bytes() + granule - 1) / granule;
   const auto one = [&](std::size_t i) {
-    const std::size_t begin = range.begin + i * kGranule;
-    body({begin, std::min(begin + kGranule, range.end)});
+    const std::size_t begin = range.begin + i * granule;
+    body({begin, std::min(begin + granule, range.end)});
   };
-  if (range.bytes() <= kAlone || threads_ < 2 || !team().try_for_each(granules, one)) {
+  if (range.bytes() <= kAlone || options_.threads < 2 || !team().try_for_each(granules, one)) {
     for (std::size_t i = 0; i < granules; ++i) one(i);
   }
 }
@@ -137,7 +136,7 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
   const StreamBuffer scratch(scatter ? scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
   const StreamBuffer pinned(pinned_->allocate_wait(round.bytes()), stream);
 
-  const std::vector<Range> chunks = chunks_of(round);
+  const std::vector<Range> chunks = chunks_of(round, options_);
   std::vector<std::atomic<std::size_t>> left_to_pack(chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i)
     left_to_pack[i].store(chunks[i].bytes(), std::memory_order_relaxed);
@@ -157,7 +156,7 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
   };
   const auto begin = Clock::now();
   for_each_granule(round, [&](Range granule) {
-    plan.pack(granule, pinned.data() + (granule.begin - round.begin));
+    plan.pack(granule, pinned.data() + (granule.begin - round.begin), options_.stores);
     // Whoever packs the last byte of a chunk sends it.
     auto chunk = std::upper_bound(chunks.begin(), chunks.end(), granule.begin,
                                   [](std::size_t at, const Range& range) { return at < range.begin; }) -
@@ -176,7 +175,7 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
 
 void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
                              const Stream& stream) {
-  state->set_threads(plan.image_bytes() <= kAlone ? 1 : threads_);
+  state->set_threads(plan.image_bytes() <= kAlone ? 1 : options_.threads);
   try {
     for (std::size_t begin = 0; begin < plan.image_bytes();) {
       const Range round = plan.round(begin, kWindow);
@@ -274,7 +273,7 @@ class PackedCopier::Unpacking {
     pinned_ = copier_.pinned_->allocate_wait(round.bytes());
     arriving_.clear();
     if (scatter) copier_.run_kernel(plan_, round, CopyDirection::d2h, scratch.data(), stream);
-    for (const Range chunk : chunks_of(round)) {
+    for (const Range chunk : chunks_of(round, copier_.options_)) {
       if (scatter) {
         backend.copy(pinned_.data() + (chunk.begin - round.begin),
                      scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h,
@@ -330,7 +329,7 @@ class PackedCopier::Unpacking {
 
 void PackedCopier::to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan,
                            EventPool::Handle after) {
-  state->set_threads(plan.image_bytes() <= kAlone ? 1 : threads_);
+  state->set_threads(plan.image_bytes() <= kAlone ? 1 : options_.threads);
   const auto job = std::make_shared<Unpacking>(*this, state, std::move(plan), std::move(after));
   job->begin();
   state->on_cancel = [weak = std::weak_ptr(job)] {

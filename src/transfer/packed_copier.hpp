@@ -3,10 +3,12 @@
 #include "transfer/packed_plan.hpp"
 #include "transfer/transfer_state.hpp"
 
+#include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/worker_team.hpp>
 #include <penstock/memory/pool.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -15,13 +17,26 @@
 
 namespace penstock {
 
+struct PackingOptions {
+  unsigned threads = 1;
+  /// How long idle threads of the team poll for the next packed transfer.
+  std::chrono::microseconds spin{100};
+  /// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
+  /// still help.
+  std::size_t granule_bytes = std::size_t{32} << 10;
+  /// Chunks double from the first to the largest: the wire starts early and then has long copies.
+  std::size_t first_chunk_bytes = std::size_t{128} << 10;
+  std::size_t largest_chunk_bytes = std::size_t{1} << 20;
+  StoreKind stores = StoreKind::cached;
+};
+
 /// Moves many small pieces as few large ones. Host ends are packed and unpacked by a team of threads, chunk
 /// by chunk, so that the first chunk is on the wire while the next are packed; small device ends that lie
 /// apart are gathered or scattered by one kernel. Thread-safe.
 class PackedCopier {
  public:
   PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
-               std::shared_ptr<EventPool> events, unsigned threads);
+               std::shared_ptr<EventPool> events, PackingOptions options);
   /// Lets packed transfers that are with the driver run to their end.
   ~PackedCopier();
   PackedCopier(const PackedCopier&) = delete;
@@ -55,7 +70,7 @@ class PackedCopier {
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<Pool> scratch_;
   const std::shared_ptr<EventPool> events_;
-  const unsigned threads_;
+  const PackingOptions options_;
 
   std::once_flag team_once_;
   std::unique_ptr<WorkerTeam> team_;

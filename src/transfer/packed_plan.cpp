@@ -127,12 +127,13 @@ PackedPlan::Range PackedPlan::round(std::size_t begin, std::size_t window) const
   return {begin, last < pieces_.size() ? offsets_[last] : image_bytes_};
 }
 
-void PackedPlan::pack(Range range, std::byte* image) const {
+void PackedPlan::pack(Range range, std::byte* image, StoreKind stores) const {
   for (std::size_t i = first_piece(range.begin); i < pieces_.size() && offsets_[i] < range.end; ++i) {
     const std::size_t begin = std::max(offsets_[i], range.begin);
     const std::size_t end = std::min(offsets_[i] + pieces_[i].bytes, range.end);
     if (begin < end)
-      std::memcpy(image + (begin - range.begin), pieces_[i].source + (begin - offsets_[i]), end - begin);
+      copy_bytes(image + (begin - range.begin), pieces_[i].source + (begin - offsets_[i]), end - begin,
+                 stores);
   }
 }
 

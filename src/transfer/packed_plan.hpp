@@ -1,5 +1,6 @@
 #pragma once
 
+#include <penstock/core/copy_bytes.hpp>
 #include <penstock/device/memory_kind.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
@@ -44,7 +45,7 @@ class PackedPlan {
   [[nodiscard]] std::size_t first_piece(std::size_t image_offset) const noexcept;
 
   /// Copies the host's ends within `range` into `image` (the image's byte at range.begin), or the reverse.
-  void pack(Range range, std::byte* image) const;
+  void pack(Range range, std::byte* image, StoreKind stores) const;
   void unpack(Range range, const std::byte* image) const;
 
   /// Calls `copy(device_address, image_offset, bytes)` for each run of the device's ends within `range`.

@@ -19,8 +19,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
-// Copies on two streams overlap the gap that the copy engine leaves between copies of one.
-constexpr std::size_t kWires = 2;
 constexpr std::chrono::microseconds kSpin{50};
 
 double seconds_since(Clock::time_point begin) {
@@ -187,7 +185,7 @@ void StagingRing::start() {
       log(LogLevel::warning, std::string("staging with smaller slots: ") + error.what());
     }
   }
-  while (wires_.size() < kWires) wires_.push_back(device_.create_stream());
+  while (wires_.size() < options_.wires) wires_.push_back(device_.create_stream());
   std::vector<std::unique_ptr<Worker>> workers;
   for (std::size_t i = 0; i < options_.threads; ++i) workers.push_back(std::make_unique<Worker>(*this, i));
   workers_ =

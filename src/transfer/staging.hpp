@@ -21,6 +21,8 @@ struct StagingOptions {
   std::size_t chunk_bytes = std::size_t{4} << 20;
   unsigned slots_per_thread = 3;
   StoreKind stores = StoreKind::streaming;
+  /// Streams to spread copies over: they overlap the gap that the copy engine leaves between copies of one.
+  unsigned wires = 2;
 };
 
 class StagedJob;

@@ -86,7 +86,7 @@ class TransferEngineImpl {
                          .stores = options.streaming_stores.value_or(profile_.streaming_stores)
                                        ? StoreKind::streaming
                                        : StoreKind::cached},
-        packed_(device_, pinned_, scratch_, events_, threads_),
+        packed_(device_, pinned_, scratch_, events_, {.threads = threads_}),
         staged_h2d_(device_, pinned_, events_, CopyDirection::h2d, staging_options_),
         staged_d2h_(device_, pinned_, events_, CopyDirection::d2h, staging_options_) {}
 
