@@ -328,6 +328,9 @@ Result Registry::release(int device) {
     if (--found->second->retained != 0) return kSuccess;
     context = found->second.get();
   }
+  // What is queued in a context that goes away is never done.
+  Result none = kSuccess;
+  context->failure.compare_exchange_strong(none, kContextIsDestroyed);
   context->wait_idle();
   return kSuccess;
 }

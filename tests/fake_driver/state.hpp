@@ -37,6 +37,7 @@ inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotFound = 500;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kIllegalAddress = 700;
+inline constexpr Result kContextIsDestroyed = 709;
 inline constexpr Result kAlreadyRegistered = 712;
 inline constexpr Result kNotRegistered = 713;
 inline constexpr Result kNotSupported = 801;

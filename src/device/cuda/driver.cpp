@@ -43,11 +43,11 @@ std::string_view advice(Result result) {
     case kLaunchTimeout:
     case kAssert:
     case kLaunchFailed:
-    case 714:
-    case 715:
-    case 716:
-    case 717:
-    case 718:
+    case kHardwareStackError:
+    case kIllegalInstruction:
+    case kMisalignedAddress:
+    case kInvalidAddressSpace:
+    case kInvalidPc:
       return "Work enqueued earlier failed on the device, by whatever library it was enqueued; nothing can "
              "run "
              "on the device in this process any more.";

@@ -44,6 +44,11 @@ inline constexpr Result kLaunchTimeout = 702;
 inline constexpr Result kAssert = 710;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 inline constexpr Result kHostMemoryNotRegistered = 713;
+inline constexpr Result kHardwareStackError = 714;
+inline constexpr Result kIllegalInstruction = 715;
+inline constexpr Result kMisalignedAddress = 716;
+inline constexpr Result kInvalidAddressSpace = 717;
+inline constexpr Result kInvalidPc = 718;
 inline constexpr Result kLaunchFailed = 719;
 inline constexpr Result kNotPermitted = 800;
 inline constexpr Result kNotSupported = 801;
@@ -53,7 +58,6 @@ enum class DeviceAttribute : int {
   multiprocessors = 16,
   compute_major = 75,
   compute_minor = 76,
-  host_register = 99,
   read_only_host_register = 113,
 };
 

@@ -1,0 +1,380 @@
+#include "device/cuda_fixture.hpp"
+#include "support/bytes.hpp"
+
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <thread>
+
+namespace penstock::testing {
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kBytes = 4096;
+
+/// A page that can be registered.
+class Page {
+ public:
+  Page() : data_(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
+  ~Page() { munmap(data_, kBytes); }
+  Page(const Page&) = delete;
+  Page& operator=(const Page&) = delete;
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  void* data_;
+};
+
+class CudaBackend : public CudaTest {
+ protected:
+  [[nodiscard]] Backend& backend() const { return device_.backend(); }
+  [[nodiscard]] StreamHandle stream() const { return stream_.native(); }
+
+  /// Copies something there and back.
+  void expect_usable() {
+    const auto bytes = random_bytes(kBytes, 7);
+    std::vector<std::byte> back(kBytes, kPoison);
+    void* memory = backend().device_allocate(kBytes);
+    backend().copy(memory, bytes.data(), kBytes, CopyDirection::h2d, stream());
+    backend().copy(back.data(), memory, kBytes, CopyDirection::d2h, stream());
+    backend().stream_synchronize(stream());
+    backend().device_free(memory);
+    EXPECT_EQ(first_difference(bytes, back), -1);
+  }
+
+  /// One call of every entry that throws, by the driver's function which it rests on.
+  [[nodiscard]] std::vector<std::pair<const char*, std::function<void()>>> calls() {
+    Backend& b = backend();
+    const StreamHandle s = stream();
+    const EventHandle e = event_.native();
+    return {
+        {"cuMemGetInfo", [&b] { static_cast<void>(b.memory()); }},
+        {"cuStreamCreateWithPriority", [&b] { b.stream_destroy(b.stream_create(StreamPriority::high)); }},
+        {"cuStreamQuery", [&b, s] { static_cast<void>(b.stream_query(s)); }},
+        {"cuStreamSynchronize", [&b, s] { b.stream_synchronize(s); }},
+        {"cuStreamWaitEvent", [&b, s, e] { b.stream_wait_event(s, e); }},
+        {"cuStreamWaitValue32",
+         [&b, s, this] { b.stream_wait_value(s, static_cast<const std::uint32_t*>(pinned_), 0); }},
+        {"cuLaunchHostFunc", [&b, s] { b.stream_host_function(s, [](void*) {}, nullptr); }},
+        {"cuLaunchKernel", [&b, s] { b.stream_occupy(s, 1e-9); }},
+        {"cuEventCreate", [&b] { b.event_destroy(b.event_create(EventTiming::off)); }},
+        {"cuEventRecord", [&b, s, e] { b.event_record(e, s); }},
+        {"cuEventQuery", [&b, e] { static_cast<void>(b.event_query(e)); }},
+        {"cuEventSynchronize", [&b, e] { b.event_synchronize(e); }},
+        {"cuMemAlloc", [&b] { b.device_free(b.device_allocate(kBytes)); }},
+        {"cuMemHostRegister",
+         [&b, this] {
+           b.host_register(page_.data(), kBytes, false);
+           b.host_unregister(page_.data());
+         }},
+        {"cuMemHostAlloc", [&b] { b.host_free(b.host_allocate(kBytes)); }},
+        {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.kind_of(memory_)); }},
+        {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.device_address(pinned_)); }},
+        {"cuMemcpyHtoDAsync", [&b, s, this] { b.copy(memory_, pinned_, 16, CopyDirection::h2d, s); }},
+        {"cuMemcpyDtoHAsync", [&b, s, this] { b.copy(pinned_, memory_, 16, CopyDirection::d2h, s); }},
+        {"cuMemcpyDtoDAsync", [&b, s, this] { b.copy(memory_ + 32, memory_, 16, CopyDirection::d2d, s); }},
+        {"cuMemsetD8Async", [&b, s, this] { b.fill(memory_, 1, 16, s); }},
+        {"cuLaunchKernel",
+         [&b, s, this] {
+           auto* piece = static_cast<CopyPiece*>(pinned_);
+           *piece = {memory_, memory_ + 32, 16};
+           b.copy_pieces(piece, 1, s);
+           b.stream_synchronize(s);
+         }},
+        {"cuLaunchKernel",
+         [&b, s, this] {
+           b.gather({.source = memory_,
+                     .source_rows = 1,
+                     .row_elements = 16,
+                     .count = 1,
+                     .destination = memory_ + 32},
+                    s);
+         }},
+    };
+  }
+
+  Device device_ = open();
+  Stream stream_ = device_.create_stream();
+  Event event_ = device_.create_event();
+  std::byte* memory_ = static_cast<std::byte*>(backend().device_allocate(kBytes));
+  void* pinned_ = backend().host_allocate(kBytes);
+  Page page_;
+
+  void TearDown() override {
+    fake.reset();  // after a failure of the device even freeing fails
+    backend().device_free(memory_);
+    backend().host_free(pinned_);
+  }
+};
+
+TEST_F(CudaBackend, EveryFailureNamesItsCall) {
+  for (const auto& [function, call] : calls()) {
+    call();
+    fake.fail(function, 1, 999);
+    const DeviceError error = device_error(call);
+    EXPECT_EQ(error.call(), function);
+    EXPECT_EQ(error.name(), "CUDA_ERROR_UNKNOWN");
+    EXPECT_EQ(error.code(), 999);
+    expect_usable();
+  }
+}
+
+TEST_F(CudaBackend, TheCallersContextStaysAsItWas) {
+  using Get = int (*)(void**);
+  using Push = int (*)(void*);
+  using Retain = int (*)(void**, int);
+  const auto get = fake.entry<Get>("cuCtxGetCurrent");
+  const auto push = fake.entry<Push>("cuCtxPushCurrent");
+  const auto pop = fake.entry<Get>("cuCtxPopCurrent");
+  void* ours = nullptr;
+  void* other = nullptr;
+  fake.entry<Retain>("cuDevicePrimaryCtxRetain")(&ours, 0);
+  fake.entry<Retain>("cuDevicePrimaryCtxRetain")(&other, 1);
+  ASSERT_NE(ours, other);
+  const auto expect_current = [&](void* expected) {
+    for (const auto& [function, call] : calls()) {
+      void* current = nullptr;
+      call();
+      get(&current);
+      EXPECT_EQ(current, expected) << function;
+      fake.fail(function, 1, 999);
+      device_error(call);
+      get(&current);
+      EXPECT_EQ(current, expected) << function << " that fails";
+    }
+    {
+      const Device another = open();
+    }
+    void* current = nullptr;
+    get(&current);
+    EXPECT_EQ(current, expected) << "opened and closed";
+  };
+  expect_current(nullptr);
+  push(other);
+  expect_current(other);
+  push(ours);
+  fake.reset();
+  expect_current(ours);
+  EXPECT_EQ(fake.calls("cuCtxPushCurrent"), 0) << "ours was current already";
+  void* popped = nullptr;
+  EXPECT_EQ(pop(&popped), 0);
+  EXPECT_EQ(popped, ours);
+  EXPECT_EQ(pop(&popped), 0);
+  EXPECT_EQ(popped, other);
+  EXPECT_NE(pop(&popped), 0) << "nothing was left on the stack";
+  for (const int ordinal : {0, 1}) fake.entry<int (*)(int)>("cuDevicePrimaryCtxRelease")(ordinal);
+}
+
+TEST_F(CudaBackend, ManyThreadsUseOneDevice) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < 20; ++turn) expect_usable();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(CudaBackend, FailedCopySurfacesAndStays) {
+  fake.fail_work("cuMemcpyHtoDAsync", 1, 700);
+  backend().copy(memory_, pinned_, kBytes, CopyDirection::h2d, stream());
+  const DeviceError error = device_error([&] { backend().stream_synchronize(stream()); });
+  EXPECT_EQ(error.name(), "CUDA_ERROR_ILLEGAL_ADDRESS");
+  EXPECT_EQ(error.call(), "cuStreamSynchronize");
+  EXPECT_THAT(error.what(), HasSubstr("earlier"));
+  for (const auto& [function, call] : calls()) {
+    EXPECT_EQ(device_error(call).code(), 700) << function;
+  }
+}
+
+TEST_F(CudaBackend, FailedWorkShowsInQueriesOfItsEvent) {
+  fake.fail_work("cuMemcpyDtoDAsync", 1, 719);
+  backend().copy(memory_ + 32, memory_, 16, CopyDirection::d2d, stream());
+  backend().event_record(event_.native(), stream());
+  EXPECT_EQ(device_error([&] { backend().event_synchronize(event_.native()); }).name(),
+            "CUDA_ERROR_LAUNCH_FAILED");
+  EXPECT_EQ(device_error([&] { static_cast<void>(backend().event_query(event_.native())); }).code(), 719);
+  EXPECT_EQ(device_error([&] { static_cast<void>(backend().stream_query(stream())); }).code(), 719);
+}
+
+TEST_F(CudaBackend, NotReadyIsNoFailure) {
+  auto* word = static_cast<std::uint32_t*>(pinned_);
+  std::atomic_ref(*word).store(0);
+  backend().stream_wait_value(stream(), word, 1);
+  backend().event_record(event_.native(), stream());
+  EXPECT_FALSE(backend().stream_query(stream()));
+  EXPECT_FALSE(backend().event_query(event_.native()));
+  std::atomic_ref(*word).store(1);
+  backend().event_synchronize(event_.native());
+  EXPECT_TRUE(backend().event_query(event_.native()));
+}
+
+TEST_F(CudaBackend, ExhaustedDeviceMemoryGivesFigures) {
+  fake.set_memory(64 * kBytes);
+  try {
+    backend().device_allocate(64 * kBytes);
+    FAIL() << "it fitted";
+  } catch (const OutOfMemory& error) {
+    EXPECT_EQ(error.asked(), 64 * kBytes);
+    EXPECT_EQ(error.used(), kBytes);
+    EXPECT_EQ(error.free(), 63 * kBytes);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("cuda:0"), HasSubstr("256 KiB")));
+  }
+  backend().device_free(backend().device_allocate(63 * kBytes));
+  expect_usable();
+}
+
+TEST_F(CudaBackend, ExhaustedLockedMemoryIsOutOfMemory) {
+  fake.set_lock_limit(2 * kBytes);
+  try {
+    backend().host_allocate(2 * kBytes);
+    FAIL() << "it fitted";
+  } catch (const OutOfMemory& error) {
+    EXPECT_EQ(error.asked(), 2 * kBytes);
+    EXPECT_THAT(error.what(), HasSubstr("ulimit"));
+  }
+  backend().host_free(backend().host_allocate(kBytes));
+}
+
+TEST_F(CudaBackend, RefusedRegistrationsSayWhy) {
+  const auto refusal = [&](int code) -> std::string {
+    fake.fail("cuMemHostRegister", 1, code);
+    try {
+      backend().host_register(page_.data(), kBytes, false);
+    } catch (const Unsupported& error) {
+      EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pageable);
+      expect_usable();
+      return error.what();
+    }
+    return "registered";
+  };
+  EXPECT_THAT(refusal(2), HasSubstr("ulimit -l"));
+  EXPECT_THAT(refusal(304), HasSubstr("ulimit -l"));
+  EXPECT_THAT(refusal(712), HasSubstr("registered already"));
+  EXPECT_THAT(refusal(801), HasSubstr("does not allow"));
+  EXPECT_THAT(refusal(1), HasSubstr("does not take"));
+  fake.set_lock_limit(kBytes);
+  EXPECT_THROW(backend().host_register(page_.data(), kBytes, false), Unsupported);
+  fake.set_lock_limit(2 * kBytes);
+  backend().host_register(page_.data(), kBytes, false);
+  EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pinned);
+  backend().host_unregister(page_.data());
+  EXPECT_EQ(fake.locked_bytes(), kBytes);
+}
+
+TEST_F(CudaBackend, FailedRegistrationIsNoRefusal) {
+  fake.fail("cuMemHostRegister", 1, 700);
+  EXPECT_EQ(device_error([&] { backend().host_register(page_.data(), kBytes, false); }).code(), 700);
+}
+
+TEST_F(CudaBackend, ReadOnlyPagesNeedReadOnlyRegistration) {
+  ASSERT_EQ(mprotect(page_.data(), kBytes, PROT_READ), 0);
+  try {
+    backend().host_register(page_.data(), kBytes, false);
+    FAIL() << "it was registered";
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), HasSubstr("read-only"));
+  }
+  backend().host_register(page_.data(), kBytes, true);
+  EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pinned);
+  EXPECT_THROW(backend().copy(page_.data(), memory_, kBytes, CopyDirection::d2h, stream()), DeviceError);
+  backend().host_unregister(page_.data());
+  fake.set_read_only_register(0);
+  try {
+    backend().host_register(page_.data(), kBytes, true);
+    FAIL() << "it was registered";
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), HasSubstr("without write permission"));
+  }
+  ASSERT_EQ(mprotect(page_.data(), kBytes, PROT_READ | PROT_WRITE), 0);
+  backend().host_register(page_.data(), kBytes, true);
+  backend().host_unregister(page_.data());
+}
+
+TEST_F(CudaBackend, UnmappedMemoryIsAnInvalidArgument) {
+  void* hole = mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  munmap(hole, kBytes);
+  EXPECT_THROW(backend().host_register(hole, kBytes, false), InvalidArgument);
+  expect_usable();
+}
+
+TEST_F(CudaBackend, KindsAreWhatTheDriverSays) {
+  int local = 0;
+  EXPECT_EQ(backend().kind_of(memory_ + kBytes - 1), MemoryKind::device);
+  EXPECT_EQ(backend().kind_of(pinned_), MemoryKind::pinned);
+  EXPECT_EQ(backend().kind_of(&local), MemoryKind::pageable);
+  fake.fail("cuPointerGetAttributes", 1, 1);
+  EXPECT_EQ(backend().kind_of(pinned_), MemoryKind::pageable)
+      << "the driver calls an unknown address invalid";
+  EXPECT_THROW(static_cast<void>(backend().device_address(memory_)), InvalidArgument);
+}
+
+TEST_F(CudaBackend, ForeignMemoryAndStreamsAreShared) {
+  void* context = nullptr;
+  fake.entry<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);
+  fake.entry<int (*)(void*)>("cuCtxPushCurrent")(context);
+  unsigned long long address = 0;
+  void* foreign = nullptr;
+  ASSERT_EQ(fake.entry<int (*)(unsigned long long*, std::size_t)>("cuMemAlloc")(&address, kBytes), 0);
+  ASSERT_EQ(fake.entry<int (*)(void**, unsigned, int)>("cuStreamCreateWithPriority")(&foreign, 1, 0), 0);
+  fake.entry<int (*)(void**)>("cuCtxPopCurrent")(&context);
+  auto* memory = reinterpret_cast<std::byte*>(address);
+  EXPECT_EQ(backend().kind_of(memory), MemoryKind::device);
+  const auto bytes = random_bytes(kBytes, 3);
+  std::vector<std::byte> back(kBytes, kPoison);
+  const Stream wrapped = device_.wrap_stream(foreign);
+  backend().copy(memory, bytes.data(), kBytes, CopyDirection::h2d, wrapped.native());
+  backend().copy(back.data(), memory, kBytes, CopyDirection::d2h, wrapped.native());
+  wrapped.synchronize();
+  EXPECT_EQ(first_difference(bytes, back), -1);
+  backend().device_free(memory);
+  backend().stream_destroy(foreign);
+  fake.entry<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
+}
+
+TEST_F(CudaBackend, EventsTakeNoTimeUnlessAsked) {
+  EXPECT_THROW(static_cast<void>(backend().event_elapsed(event_.native(), event_.native())), DeviceError);
+}
+
+TEST_F(CudaTest, ClosingWaitsForQueuedWork) {
+  std::atomic<bool> ran = false;
+  {
+    const Device device = open();
+    Stream stream = device.create_stream();
+    fake.delay_work("cuLaunchHostFunc", 30'000'000);
+    device.backend().stream_host_function(
+        stream.native(), [](void* flag) { *static_cast<std::atomic<bool>*>(flag) = true; }, &ran);
+  }
+  EXPECT_TRUE(ran);
+  EXPECT_EQ(fake.live_contexts(), 0);
+  EXPECT_EQ(fake.live_streams(), 0);
+}
+
+TEST_F(CudaTest, NothingIsLeft) {
+  {
+    const Device device = open();
+    const Stream stream = device.create_stream(StreamPriority::high);
+    const Event event = device.create_event(EventTiming::on);
+    device.backend().host_free(device.backend().host_allocate(kBytes));
+    device.backend().device_free(device.backend().device_allocate(kBytes));
+    EXPECT_EQ(fake.live_streams(), 1);
+    EXPECT_EQ(fake.live_events(), 1);
+    EXPECT_EQ(fake.live_modules(), 1);
+  }
+  EXPECT_EQ(fake.live_streams(), 0);
+  EXPECT_EQ(fake.live_events(), 0);
+  EXPECT_EQ(fake.live_modules(), 0);
+  EXPECT_EQ(fake.live_contexts(), 0);
+  EXPECT_EQ(fake.device_bytes(), 0u);
+  EXPECT_EQ(fake.locked_bytes(), 0u);
+}
+
+}  // namespace
+
+}  // namespace penstock::testing
