@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <new>
 #include <thread>
 
 namespace penstock::testing {
@@ -59,8 +60,7 @@ class CudaBackend : public CudaTest {
         {"cuStreamQuery", [&b, s] { static_cast<void>(b.stream_query(s)); }},
         {"cuStreamSynchronize", [&b, s] { b.stream_synchronize(s); }},
         {"cuStreamWaitEvent", [&b, s, e] { b.stream_wait_event(s, e); }},
-        {"cuStreamWaitValue32",
-         [&b, s, this] { b.stream_wait_value(s, static_cast<const std::uint32_t*>(pinned_), 0); }},
+        {"cuStreamWaitValue32", [&b, s, this] { b.stream_wait_value(s, word_, 0); }},
         {"cuLaunchHostFunc", [&b, s] { b.stream_host_function(s, [](void*) {}, nullptr); }},
         {"cuLaunchKernel", [&b, s] { b.stream_occupy(s, 1e-9); }},
         {"cuEventCreate", [&b] { b.event_destroy(b.event_create(EventTiming::off)); }},
@@ -105,6 +105,7 @@ class CudaBackend : public CudaTest {
   std::byte* memory_ = static_cast<std::byte*>(backend().device_allocate(kBytes));
   void* pinned_ = backend().host_allocate(kBytes);
   Page page_;
+  std::uint32_t* word_ = new (static_cast<std::byte*>(pinned_) + kBytes / 2) std::uint32_t(0);
 
   void TearDown() override {
     fake.reset();  // after a failure of the device even freeing fails
@@ -204,13 +205,11 @@ TEST_F(CudaBackend, FailedWorkShowsInQueriesOfItsEvent) {
 }
 
 TEST_F(CudaBackend, NotReadyIsNoFailure) {
-  auto* word = static_cast<std::uint32_t*>(pinned_);
-  std::atomic_ref(*word).store(0);
-  backend().stream_wait_value(stream(), word, 1);
+  backend().stream_wait_value(stream(), word_, 1);
   backend().event_record(event_.native(), stream());
   EXPECT_FALSE(backend().stream_query(stream()));
   EXPECT_FALSE(backend().event_query(event_.native()));
-  std::atomic_ref(*word).store(1);
+  std::atomic_ref(*word_).store(1);
   backend().event_synchronize(event_.native());
   EXPECT_TRUE(backend().event_query(event_.native()));
 }
