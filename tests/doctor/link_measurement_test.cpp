@@ -153,13 +153,13 @@ TEST(LinkMeasurement, SaysHowFarItIsAndStopsWhenProgressThrows) {
 }
 
 TEST(LinkMeasurement, PassesOnADeviceFailureWithoutLeaksOrHangs) {
+  const auto counting = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  (void)measure_link(Device(counting), hasty());
   for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_value, Entry::event_elapsed,
                             Entry::gather, Entry::fill, Entry::host_register, Entry::device_allocate}) {
-    const auto counting = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
-    (void)measure_link(Device(counting), hasty());
     const std::size_t calls = counting->calls(entry);
     ASSERT_GT(calls, 0u);
-    for (const std::size_t nth : {std::size_t{1}, calls / 3 + 1, calls * 3 / 5 + 1}) {
+    for (const std::size_t nth : {std::size_t{1}, calls * 3 / 5 + 1}) {
       const auto faulty = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
       faulty->fail(entry, nth);
       EXPECT_THROW((void)measure_link(Device(faulty), hasty()), DeviceError)
