@@ -233,13 +233,13 @@ TEST_P(ReleaseTest, AllocateWaitGivesWholeSegmentsBackForALargerOne) {
 }
 
 TEST_P(ReleaseTest, TrimWaitsForPendingReleases) {
+  std::atomic<bool> opened{false};
   Pool pool = make_pool(4 * kMiB, kMiB);
   const Stream stream = device().create_stream();
   Buffer a = pool.allocate(kMiB);
   Buffer b = pool.allocate(kMiB);
   Gate gate(device(), stream);
   a.release_after(stream);
-  std::atomic<bool> opened{false};
   hooks_->before_deallocate = [&] { EXPECT_TRUE(opened); };
   auto trim = std::async(std::launch::async, [&] { return pool.trim(); });
   EXPECT_TRUE(is_waiting(trim));
@@ -250,6 +250,7 @@ TEST_P(ReleaseTest, TrimWaitsForPendingReleases) {
 }
 
 TEST_P(ReleaseTest, MemoryGoesBackToUpstreamOnlyAfterItsLastWork) {
+  std::atomic<bool> opened{false};
   auto pool = std::make_unique<Pool>(make_pool(4 * kMiB, kMiB));
   const Stream stream = device().create_stream();
   Buffer kept = pool->allocate(kMiB);
@@ -257,7 +258,6 @@ TEST_P(ReleaseTest, MemoryGoesBackToUpstreamOnlyAfterItsLastWork) {
   Gate gate(device(), stream);
   buffer.release_after(stream);
   pool.reset();
-  std::atomic<bool> opened{false};
   hooks_->before_deallocate = [&] { EXPECT_TRUE(opened); };
   auto last = std::async(std::launch::async, [&] { kept.release(); });
   EXPECT_TRUE(is_waiting(last));
