@@ -25,6 +25,7 @@ demo: build ## Show this machine's devices and measure its link
 bench: ## Run the benchmarks on the host device
 	@tools/setup.sh build bench
 	@tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
+	@build/release/benchmarks/bench_data
 	@build/release/benchmarks/bench_engine --device host --json build/bench.json
 
 gpu-test: ## Run the tests on a GPU
