@@ -200,8 +200,8 @@ TEST(HostBackend, QueueGrowsAsFarAsNeeded) {
 }
 
 TEST(HostBackend, ModelledLinkTakesItsTimeAndIsSharedByStreams) {
-  // 1 GB/s and 2 copies of 4 MB each way: never less than 8 ms, whichever streams they are on.
-  const Device device = Device::open("host:memory=64MiB,link=1,latency=100");
+  // 0.1 GB/s and 2 copies of 4 MB: never less than 80 ms, whichever streams they are on.
+  const Device device = Device::open("host:memory=64MiB,link=0.1,latency=1000");
   const Stream first = device.create_stream();
   const Stream second = device.create_stream();
   constexpr std::size_t kBytes = 4000000;
@@ -213,11 +213,11 @@ TEST(HostBackend, ModelledLinkTakesItsTimeAndIsSharedByStreams) {
                         second.native());
   first.synchronize();
   second.synchronize();
-  EXPECT_GE(seconds_since(begin), 0.0082);
+  EXPECT_GE(seconds_since(begin), 0.082);
 }
 
 TEST(HostBackend, ModelledLinkChargesPageableAndZeroCopyToo) {
-  const Device device = Device::open("host:memory=64MiB,link=1");
+  const Device device = Device::open("host:memory=64MiB,link=0.1");
   const Stream stream = device.create_stream();
   constexpr std::size_t kBytes = 2000000;
   std::vector<std::byte> ordinary(kBytes);
@@ -225,7 +225,7 @@ TEST(HostBackend, ModelledLinkChargesPageableAndZeroCopyToo) {
   DeviceBytes block(device, kBytes);
   auto begin = Clock::now();
   device.backend().copy(block.data(), ordinary.data(), kBytes, CopyDirection::h2d, stream.native());
-  EXPECT_GE(seconds_since(begin), 0.002);
+  EXPECT_GE(seconds_since(begin), 0.02);
   GatherRequest request;
   request.source = pinned.data();
   request.source_rows = 2;
@@ -235,13 +235,13 @@ TEST(HostBackend, ModelledLinkChargesPageableAndZeroCopyToo) {
   begin = Clock::now();
   device.backend().gather(request, stream.native());
   stream.synchronize();
-  EXPECT_GE(seconds_since(begin), 0.002);
+  EXPECT_GE(seconds_since(begin), 0.02);
   PinnedBytes table(device, sizeof(CopyPiece));
   *table.as<CopyPiece>() = {block.data(), pinned.data(), kBytes};
   begin = Clock::now();
   device.backend().copy_pieces(table.as<CopyPiece>(), 1, stream.native());
   stream.synchronize();
-  EXPECT_GE(seconds_since(begin), 0.002);
+  EXPECT_GE(seconds_since(begin), 0.02);
 }
 
 TEST(HostBackend, FreeingWaitsForTheWorkThatUsesIt) {
@@ -321,6 +321,7 @@ TEST(HostBackend, RandomProgramsGiveTheBytesOfTheirOrder) {
       }
       used[to].record(stream);
       used[from].record(stream);
+      if (random() % 8 == 0) stream.synchronize();
     }
     for (const Event& event : used) streams[0].wait(event);
     device.backend().copy(result.data(), slots.data(), slots.size(), CopyDirection::d2h, streams[0].native());

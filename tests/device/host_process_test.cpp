@@ -108,16 +108,17 @@ TEST(HostFork, ForkInMidCopyHangsNeither) {
 
 /// Starts work that takes long, and ends the process in the middle of it.
 [[noreturn]] void leave_in_mid_copy(const std::string& spec, bool keep_handles) {
-  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  constexpr std::size_t kBytes = std::size_t{8} << 20;
+  constexpr std::size_t kStreams = 3;
   {
     auto* const device = new Device(Device::open(spec));
-    auto* const block = new DeviceBytes(*device, kBytes);
+    auto* const block = new DeviceBytes(*device, kStreams * kBytes);
     auto* const pinned = new PinnedBytes(*device, kBytes);
     std::vector<Stream> streams;
-    for (int i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < kStreams; ++i) {
       streams.push_back(device->create_stream());
-      for (int copy = 0; copy < 20; ++copy) {
-        device->backend().copy(block->data(), pinned->data(), kBytes, CopyDirection::h2d,
+      for (int copy = 0; copy < 60; ++copy) {
+        device->backend().copy(block->data() + i * kBytes, pinned->data(), kBytes, CopyDirection::h2d,
                                streams.back().native());
       }
     }
