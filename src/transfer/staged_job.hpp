@@ -2,18 +2,29 @@
 
 #include "transfer/transfer_state.hpp"
 
+#include <penstock/core/bytes.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <span>
-#include <vector>
+#include <utility>
 
 namespace penstock {
 
-/// A staged transfer on its way: which chunk is next, and what is still out. Thread-safe.
+/// How a transfer is cut into chunks, each of which is one copy of the driver's.
+///
+/// A copy costs a few µs on the wire whatever its size, so chunks are to be large. But the wire waits for the
+/// first one to be filled, so the first is small; and from one to the next chunks grow only as much as all
+/// threads together fill faster than the wire empties, or it would wait again. Towards the end they halve, so
+/// that little is left when the last bytes have been filled or have arrived.
+struct ChunkSizes {
+  std::size_t smallest = std::size_t{512} << 10;
+  std::size_t largest = std::size_t{16} << 20;
+  double growth = 1.25;
+};
+
+/// A staged transfer on its way. Guarded by the mutex of the ring that moves it.
 class StagedJob {
  public:
   struct Chunk {
@@ -22,96 +33,71 @@ class StagedJob {
   };
 
   StagedJob(std::shared_ptr<TransferState> transfer, std::byte* to, const std::byte* from,
-            EventPool::Handle hold, std::size_t chunk_bytes, unsigned threads)
+            EventPool::Handle hold, const ChunkSizes& sizes)
       : state(std::move(transfer)),
         destination(to),
         source(from),
         after(std::move(hold)),
-        chunk_bytes_(chunk_bytes),
-        smallest_(std::clamp<std::size_t>(
-            chunk_bytes / 16, std::min<std::size_t>(chunk_bytes, std::size_t{64} << 10), chunk_bytes)),
-        threads_(threads) {}
+        sizes_(sizes),
+        size_(static_cast<double>(std::min(sizes.smallest, sizes.largest))) {}
 
   const std::shared_ptr<TransferState> state;
   std::byte* const destination;
   const std::byte* const source;
   const EventPool::Handle after;
 
-  /// The next chunk to move; none when all are taken or the transfer stops. Whoever takes one says when it
-  /// is `enqueued`, and `returned` in any case.
-  [[nodiscard]] std::optional<Chunk> take() {
-    const std::lock_guard lock(mutex_);
-    if (stopping() || next_ == state->bytes) return std::nullopt;
-    // Sizes double with each round of the threads at the start, and halve towards the end.
+  [[nodiscard]] bool has_chunk() const noexcept { return !stopping() && next_ != state->bytes; }
+
+  /// The next chunk, where there is one. Whoever takes it says when it is enqueued, and returns it in any
+  /// case.
+  [[nodiscard]] Chunk take_chunk() {
     const std::size_t left = state->bytes - next_;
-    const std::size_t ramp = smallest_ << std::min<std::size_t>(taken_ / threads_, 16);
-    const std::size_t taper = std::max(left / (std::size_t{2} * threads_), smallest_);
-    std::size_t size = std::min({ramp, taper, chunk_bytes_}) / kAlignment * kAlignment;
-    size = std::min(std::max(size, kAlignment), left);
-    const Chunk chunk{next_, size};
-    next_ += size;
-    ++taken_;
+    const std::size_t taper = std::max(left / 2, sizes_.smallest);
+    const std::size_t size =
+        align_up(std::min({static_cast<std::size_t>(size_), taper, sizes_.largest}), kAlignment);
+    const Chunk chunk{next_, std::min({size, sizes_.largest, left})};
+    next_ += chunk.bytes;
+    size_ = std::min(size_ * sizes_.growth, static_cast<double>(sizes_.largest));
     ++out_;
     return chunk;
   }
 
-  /// True for the one chunk after which every byte is with the driver.
-  [[nodiscard]] bool enqueued(const Chunk& chunk) {
-    const std::lock_guard lock(mutex_);
-    enqueued_ += chunk.bytes;
+  /// True for the chunk after which every byte is with the driver.
+  [[nodiscard]] bool enqueued(std::size_t bytes) noexcept {
+    enqueued_ += bytes;
     return enqueued_ == state->bytes;
   }
 
-  void returned() {
-    const std::lock_guard lock(mutex_);
-    --out_;
-  }
+  void returned() noexcept { --out_; }
 
-  /// Takes the right to end the transfer: true for one caller, once no chunk is out and none will be taken.
-  [[nodiscard]] bool claim_end() {
-    const std::lock_guard lock(mutex_);
-    if (ended_ || out_ != 0 || !(stopping() || next_ == state->bytes)) return false;
-    ended_ = true;
-    return true;
-  }
-
-  void fail(std::exception_ptr failure) {
-    const std::lock_guard lock(mutex_);
+  void fail(std::exception_ptr failure) noexcept {
     if (!failure_) failure_ = std::move(failure);
   }
 
-  /// True when the transfer will end as cancelled, at the latest when a thread of the ring next looks at it.
-  bool cancel() {
-    const std::lock_guard lock(mutex_);
-    if (failure_ || next_ == state->bytes) return false;
+  /// True when the transfer will end as cancelled.
+  bool cancel() noexcept {
+    if (!has_chunk()) return false;
     cancelled_ = true;
     return true;
   }
 
-  /// After claim_end: true where the transfer ends as cancelled.
-  [[nodiscard]] bool was_cancelled() {
-    const std::lock_guard lock(mutex_);
-    return cancelled_;
-  }
+  [[nodiscard]] bool stopping() const noexcept { return cancelled_ || failure_ != nullptr; }
+  [[nodiscard]] const std::exception_ptr& failure() const noexcept { return failure_; }
 
-  [[nodiscard]] std::exception_ptr failure() {
-    const std::lock_guard lock(mutex_);
-    return failure_;
+  /// Takes the right to end the transfer: true once, when no chunk is out and none will be taken.
+  [[nodiscard]] bool claim_end() noexcept {
+    if (ended_ || out_ != 0 || has_chunk()) return false;
+    ended_ = true;
+    return true;
   }
 
  private:
   static constexpr std::size_t kAlignment = 4096;
 
-  [[nodiscard]] bool stopping() const noexcept { return cancelled_ || failure_ != nullptr; }
-
-  const std::size_t chunk_bytes_;
-  const std::size_t smallest_;
-  const std::size_t threads_;
-
-  std::mutex mutex_;
+  const ChunkSizes sizes_;
+  double size_;               // of the next chunk, while they grow
   std::size_t next_ = 0;      // bytes taken
   std::size_t enqueued_ = 0;  // bytes with the driver
-  std::size_t taken_ = 0;     // chunks
   std::size_t out_ = 0;       // chunks taken and not returned
   bool cancelled_ = false;
   bool ended_ = false;

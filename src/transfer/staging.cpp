@@ -1,7 +1,6 @@
 #include "transfer/staging.hpp"
 
 #include "core/pause.hpp"
-#include "transfer/staged_job.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
@@ -9,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -19,6 +19,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
+constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
+constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 constexpr std::chrono::microseconds kSpin{50};
 
 double seconds_since(Clock::time_point begin) {
@@ -28,104 +30,23 @@ double seconds_since(Clock::time_point begin) {
 }  // namespace
 
 struct StagingRing::Slot {
-  enum class Use : std::uint8_t { idle, marked, unmarked };
+  enum class Copies : std::uint8_t { none, marked, unmarked };
 
   std::byte* data;
   Event event;
-  Use use = Use::idle;
-};
+  // What is known of the copies that used the slot. Written by the one thread that enqueues, or that gives
+  // the slot back.
+  std::atomic<Copies> copies{Copies::none};
 
-/// One thread's slots, and its part of the work on a transfer.
-class StagingRing::Worker {
- public:
-  Worker(StagingRing& ring, std::size_t index)
-      : ring_(ring), wire_(ring.wires_[index % ring.wires_.size()]), stores_(ring.options_.stores) {
-    std::byte* data = ring.slots_.data() + index * ring.options_.slots_per_thread * ring.slot_bytes_;
-    for (unsigned i = 0; i < ring.options_.slots_per_thread; ++i, data += ring.slot_bytes_) {
-      slots_.push_back({data, ring.device_.create_event()});
-    }
-  }
+  // Guarded by the ring's mutex. A slot is open while it has a job.
+  std::shared_ptr<StagedJob> job;
+  StagedJob::Chunk chunk;
+  std::size_t granule = 0;
+  std::size_t handed_out = 0;  // bytes of the chunk
+  std::size_t left = 0;        // bytes of the chunk not yet moved
+  bool fetched = false;        // D2H: its copy is enqueued
 
-  void work(StagedJob& job) {
-    if (ring_.direction_ == CopyDirection::h2d) {
-      fill(job);
-    } else {
-      empty(job);
-    }
-    ring_.conclude(job);
-  }
-
- private:
-  void fill(StagedJob& job) {
-    while (const auto chunk = job.take()) {
-      try {
-        Slot& slot = slots_[turn_++ % slots_.size()];
-        const auto begin = Clock::now();
-        wait(slot);
-        const double waited = seconds_since(begin);
-        copy_bytes(slot.data, job.source + chunk->offset, chunk->bytes, stores_);
-        enqueue(job, slot, job.destination + chunk->offset, slot.data, chunk->bytes);
-        job.state->account(1, seconds_since(begin) - waited, waited);
-        if (job.enqueued(*chunk)) ring_.mark_submitted(job, false);
-      } catch (...) {
-        job.fail(std::current_exception());
-      }
-      job.returned();
-    }
-  }
-
-  void empty(StagedJob& job) {
-    std::deque<std::pair<StagedJob::Chunk, Slot*>> arriving;
-    for (;;) {
-      while (arriving.size() < slots_.size()) {
-        const auto chunk = job.take();
-        if (!chunk) break;
-        try {
-          Slot& slot = slots_[turn_++ % slots_.size()];
-          wait(slot);
-          enqueue(job, slot, slot.data, job.source + chunk->offset, chunk->bytes);
-          arriving.emplace_back(*chunk, &slot);
-          if (job.enqueued(*chunk)) ring_.mark_submitted(job, true);
-        } catch (...) {
-          job.fail(std::current_exception());
-          job.returned();
-        }
-      }
-      if (arriving.empty()) return;
-      const auto [chunk, slot] = arriving.front();
-      arriving.pop_front();
-      try {
-        const auto begin = Clock::now();
-        wait(*slot);
-        const double waited = seconds_since(begin);
-        copy_bytes(job.destination + chunk.offset, slot->data, chunk.bytes, stores_);
-        job.state->account(1, seconds_since(begin) - waited, waited);
-      } catch (...) {
-        job.fail(std::current_exception());
-      }
-      job.returned();
-    }
-  }
-
-  void wait(Slot& slot) {
-    if (slot.use == Slot::Use::marked) slot.event.synchronize();
-    if (slot.use == Slot::Use::unmarked) wire_.synchronize();
-    slot.use = Slot::Use::idle;
-  }
-
-  void enqueue(StagedJob& job, Slot& slot, void* destination, const void* source, std::size_t bytes) {
-    if (job.after) wire_.wait(*job.after);
-    slot.use = Slot::Use::unmarked;
-    ring_.device_.backend().copy(destination, source, bytes, ring_.direction_, wire_.native());
-    slot.event.record(wire_);
-    slot.use = Slot::Use::marked;
-  }
-
-  StagingRing& ring_;
-  Stream& wire_;
-  const StoreKind stores_;
-  std::vector<Slot> slots_;
-  std::size_t turn_ = 0;
+  Slot(std::byte* memory, Event mark) : data(memory), event(std::move(mark)) {}
 };
 
 StagingRing::StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
@@ -138,119 +59,255 @@ StagingRing::StagingRing(Device device, std::shared_ptr<Pool> pinned, std::share
 
 StagingRing::~StagingRing() {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(monitor_->mutex);
     stop_ = true;
     for (const auto& job : jobs_) job->cancel();
-    version_.fetch_add(1, std::memory_order_release);
+    monitor_->changed();
   }
-  changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  workers_.clear();
-  for (Stream& wire : wires_) {
-    try {
-      wire.synchronize();
-    } catch (const Error& error) {
-      log(LogLevel::warning, error.what());
-    }
+  if (!wire_) return;
+  try {
+    wire_->synchronize();
+  } catch (const Error& error) {
+    log(LogLevel::warning, error.what());
   }
 }
 
 void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
                          EventPool::Handle after) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (workers_.empty()) start();
-    auto job = std::make_shared<StagedJob>(state, static_cast<std::byte*>(destination),
-                                           static_cast<const std::byte*>(source), std::move(after),
-                                           slot_bytes_, options_.threads);
-    state->set_threads(options_.threads);
-    state->on_cancel = [weak = std::weak_ptr(job)] {
-      const auto alive = weak.lock();
-      return alive && alive->cancel();
-    };
-    jobs_.push_back(std::move(job));
-    version_.fetch_add(1, std::memory_order_release);
-  }
-  changed_.notify_all();
+  const std::lock_guard lock(monitor_->mutex);
+  if (threads_.empty()) start();
+  ChunkSizes sizes = options_.chunks;
+  sizes.largest = slot_bytes_;
+  auto job = std::make_shared<StagedJob>(state, static_cast<std::byte*>(destination),
+                                         static_cast<const std::byte*>(source), std::move(after), sizes);
+  state->set_threads(options_.threads);
+  state->on_cancel = [monitor = monitor_, weak = std::weak_ptr(job)] {
+    const auto alive = weak.lock();
+    if (!alive) return false;
+    const std::lock_guard guard(monitor->mutex);
+    if (!alive->cancel()) return false;
+    monitor->changed();
+    return true;
+  };
+  jobs_.push_back(std::move(job));
+  monitor_->changed();
 }
 
 void StagingRing::start() {
-  const std::size_t slots = std::size_t{options_.threads} * options_.slots_per_thread;
-  for (slot_bytes_ = options_.chunk_bytes;; slot_bytes_ /= 2) {
+  for (slot_bytes_ = options_.chunks.largest;; slot_bytes_ /= 2) {
     try {
-      slots_ = pinned_->allocate(slots * slot_bytes_);
+      memory_ = pinned_->allocate(options_.slots * slot_bytes_);
       break;
     } catch (const OutOfMemory& error) {
-      if (slot_bytes_ / 2 < std::min(kSmallestSlot, options_.chunk_bytes)) throw;
+      if (slot_bytes_ / 2 < std::min(kSmallestSlot, options_.chunks.largest)) throw;
       log(LogLevel::warning, std::string("staging with smaller slots: ") + error.what());
     }
   }
-  while (wires_.size() < options_.wires) wires_.push_back(device_.create_stream());
-  std::vector<std::unique_ptr<Worker>> workers;
-  for (std::size_t i = 0; i < options_.threads; ++i) workers.push_back(std::make_unique<Worker>(*this, i));
-  workers_ =
-      std::move(workers);  // from here on nothing throws but the start of a thread; one thread is enough
-  for (std::size_t i = 0; i < options_.threads; ++i) {
+  if (!wire_) wire_ = device_.create_stream();
+  for (std::size_t i = slots_.size(); i < options_.slots; ++i) {
+    slots_.push_back(std::make_unique<Slot>(nullptr, device_.create_event()));
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i]->data = memory_.data() + i * slot_bytes_;
+  for (unsigned i = 0; i < options_.threads; ++i) {
     try {
-      threads_.emplace_back([this, i] { run(i); });
-    } catch (const std::system_error&) {
-      if (threads_.empty()) {
-        workers_.clear();
-        throw;
-      }
+      threads_.emplace_back([this] { run(); });
+    } catch (const std::system_error&) {  // fewer threads are slower, and none cannot work
+      if (threads_.empty()) throw;
     }
   }
 }
 
-void StagingRing::run(std::size_t index) {
+void StagingRing::run() {
   bind_thread_to_node(device_.info().numa_node);
-  std::shared_ptr<StagedJob> job;
-  while ((job = next_job(job))) workers_[index]->work(*job);
-}
-
-std::shared_ptr<StagedJob> StagingRing::next_job(const std::shared_ptr<StagedJob>& finished) {
-  std::unique_lock lock(mutex_);
-  if (finished) std::erase(jobs_, finished);
-  for (;;) {
-    if (!jobs_.empty()) return jobs_.front();
-    if (stop_) return nullptr;
-    const std::uint64_t seen = version_.load(std::memory_order_acquire);
+  std::unique_lock lock(monitor_->mutex);
+  while (const auto task = next_task(lock)) {
     lock.unlock();
-    spin_until([&] { return version_.load(std::memory_order_acquire) != seen; }, kSpin);
+    perform(*task);
     lock.lock();
-    changed_.wait(lock, [&] { return version_.load(std::memory_order_relaxed) != seen; });
   }
 }
 
-void StagingRing::mark_submitted(StagedJob& job, bool host_finishes) {
-  for (std::size_t i = 1; i < wires_.size(); ++i) {
-    auto joined = events_->take();
-    joined->record(wires_[i]);
-    wires_[0].wait(*joined);
+std::optional<StagingRing::Task> StagingRing::next_task(std::unique_lock<std::mutex>& lock) {
+  for (;;) {
+    while (!jobs_.empty() && !jobs_.front()->has_chunk()) {
+      const auto job = std::move(jobs_.front());
+      jobs_.pop_front();
+      conclude(job, lock);
+    }
+    if (const auto task = find_task()) return task;
+    if (stop_ && jobs_.empty() && handing_ == opened_) return std::nullopt;
+    const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
+    lock.unlock();
+    spin_until([&] { return monitor_->version.load(std::memory_order_acquire) != seen; }, kSpin);
+    lock.lock();
+    monitor_->condition.wait(lock, [&] { return monitor_->version.load(std::memory_order_relaxed) != seen; });
   }
-  auto event = events_->take();
-  event->record(wires_[0]);
-  job.state->submitted(std::move(event), host_finishes);
 }
 
-void StagingRing::conclude(StagedJob& job) noexcept {
-  if (!job.claim_end()) return;
-  const std::exception_ptr failure = job.failure();
-  if (!failure && !job.was_cancelled()) {
-    if (direction_ == CopyDirection::d2h) job.state->finish();
-    return;
+std::optional<StagingRing::Task> StagingRing::find_task() {
+  // D2H: the wire is to have work before threads have.
+  if (direction_ == CopyDirection::d2h && !jobs_.empty() && open_slot(*jobs_.front())) {
+    return Task{.slot = slots_[(opened_ - 1) % slots_.size()].get(), .fetch = true};
   }
-  for (Stream& wire : wires_) {
+  for (;;) {
+    while (handing_ != opened_) {
+      Slot& slot = *slots_[handing_ % slots_.size()];
+      if (slot.job && slot.handed_out < slot.chunk.bytes) {
+        if (direction_ == CopyDirection::d2h && !slot.fetched) return std::nullopt;
+        Task task{.slot = &slot, .offset = slot.handed_out};
+        task.bytes = std::min(slot.granule, slot.chunk.bytes - slot.handed_out);
+        slot.handed_out += task.bytes;
+        return task;
+      }
+      ++handing_;
+    }
+    if (direction_ == CopyDirection::d2h || jobs_.empty() || !open_slot(*jobs_.front())) return std::nullopt;
+  }
+}
+
+bool StagingRing::open_slot(StagedJob& job) {
+  Slot& slot = *slots_[opened_ % slots_.size()];
+  if (slot.job || !job.has_chunk()) return false;
+  slot.job = jobs_.front();
+  slot.chunk = job.take_chunk();
+  slot.granule =
+      std::clamp(align_up(slot.chunk.bytes / options_.threads, 4096), kSmallestGranule, kLargestGranule);
+  slot.handed_out = 0;
+  slot.left = slot.chunk.bytes;
+  slot.fetched = false;
+  ++opened_;
+  return true;
+}
+
+void StagingRing::perform(const Task& task) {
+  try {
+    if (task.fetch) {
+      fetch(*task.slot);
+    } else {
+      move_granule(task);
+    }
+  } catch (...) {
+    const std::lock_guard lock(monitor_->mutex);
+    task.slot->job->fail(std::current_exception());
+  }
+  granule_done(*task.slot, task.bytes);
+}
+
+void StagingRing::fetch(Slot& slot) {
+  wait_for_copies(slot);
+  enqueue(slot);
+}
+
+void StagingRing::move_granule(const Task& task) {
+  Slot& slot = *task.slot;
+  StagedJob& job = *slot.job;
+  const auto begin = Clock::now();
+  wait_for_copies(slot);
+  const double waited = seconds_since(begin);
+  std::byte* staged = slot.data + task.offset;
+  const std::size_t at = slot.chunk.offset + task.offset;
+  if (direction_ == CopyDirection::h2d) {
+    copy_bytes(staged, job.source + at, task.bytes, options_.stores);
+  } else {
+    copy_bytes(job.destination + at, staged, task.bytes, options_.stores);
+  }
+  job.state->account(0, seconds_since(begin) - waited, waited);
+}
+
+// Several threads may wait for the same copies; only what comes after all of them changes the slot's mark
+// again.
+void StagingRing::wait_for_copies(Slot& slot) {
+  switch (slot.copies.load(std::memory_order_acquire)) {
+    case Slot::Copies::none:
+      return;
+    case Slot::Copies::marked:
+      slot.event.synchronize();
+      break;
+    case Slot::Copies::unmarked:
+      wire_->synchronize();
+      break;
+  }
+  slot.copies.store(Slot::Copies::none, std::memory_order_release);
+}
+
+void StagingRing::enqueue(Slot& slot) {
+  StagedJob& job = *slot.job;
+  const std::size_t at = slot.chunk.offset;
+  if (job.after) wire_->wait(*job.after);
+  slot.copies.store(Slot::Copies::unmarked, std::memory_order_release);
+  if (direction_ == CopyDirection::h2d) {
+    device_.backend().copy(job.destination + at, slot.data, slot.chunk.bytes, direction_, wire_->native());
+  } else {
+    device_.backend().copy(slot.data, job.source + at, slot.chunk.bytes, direction_, wire_->native());
+  }
+  slot.event.record(*wire_);
+  slot.copies.store(Slot::Copies::marked, std::memory_order_release);
+  job.state->account(1, 0, 0);
+
+  bool last = false;
+  {
+    const std::lock_guard lock(monitor_->mutex);
+    last = job.enqueued(slot.chunk.bytes);
+  }
+  if (last) {
+    auto event = events_->take();
+    event->record(*wire_);
+    job.state->submitted(std::move(event), direction_ == CopyDirection::d2h);
+  }
+}
+
+void StagingRing::granule_done(Slot& slot, std::size_t bytes) {
+  std::unique_lock lock(monitor_->mutex);
+  if (bytes == 0) {  // a fetch
+    slot.fetched = true;
+    monitor_->changed();
+  }
+  slot.left -= bytes;
+  if (slot.job->stopping()) {
+    slot.left -= slot.chunk.bytes - slot.handed_out;
+    slot.handed_out = slot.chunk.bytes;
+  }
+  if (slot.left != 0) return;
+  if (direction_ == CopyDirection::h2d && !slot.job->stopping()) {
+    lock.unlock();
     try {
-      wire.synchronize();
+      enqueue(slot);
+      lock.lock();
+    } catch (...) {
+      lock.lock();
+      slot.job->fail(std::current_exception());
+    }
+  }
+  close_slot(slot, lock);
+}
+
+void StagingRing::close_slot(Slot& slot, std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<StagedJob> job = std::move(slot.job);
+  slot.job.reset();
+  job->returned();
+  monitor_->changed();
+  conclude(job, lock);
+}
+
+void StagingRing::conclude(const std::shared_ptr<StagedJob>& job,
+                           std::unique_lock<std::mutex>& lock) noexcept {
+  if (!job->claim_end()) return;
+  lock.unlock();
+  if (!job->stopping()) {
+    if (direction_ == CopyDirection::d2h) job->state->finish();
+  } else {
+    try {
+      wire_->synchronize();
     } catch (...) {  // the device failed, and touches nothing any more
     }
+    if (job->failure()) {
+      job->state->fail(job->failure());
+    } else {
+      job->state->cancelled();
+    }
   }
-  if (failure) {
-    job.state->fail(failure);
-  } else {
-    job.state->cancelled();
-  }
+  lock.lock();
 }
 
 }  // namespace penstock

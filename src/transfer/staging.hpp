@@ -1,5 +1,6 @@
 #pragma once
 
+#include "transfer/staged_job.hpp"
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
@@ -8,9 +9,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -18,21 +21,17 @@ namespace penstock {
 
 struct StagingOptions {
   unsigned threads = 4;
-  std::size_t chunk_bytes = std::size_t{4} << 20;
-  unsigned slots_per_thread = 3;
+  /// Pinned slots, each as large as the largest chunk.
+  unsigned slots = 4;
+  ChunkSizes chunks;
   StoreKind stores = StoreKind::streaming;
-  /// Streams to spread copies over: they overlap the gap that the copy engine leaves between copies of one.
-  unsigned wires = 2;
 };
-
-class StagedJob;
 
 /// Moves pageable memory through pinned slots, in one direction.
 ///
-/// Each thread owns a few slots and takes the next chunk of the oldest transfer that has one left; so the
-/// host copies of several chunks run side by side while earlier ones are on the wire, and no chunk waits for
-/// another thread. Chunks are small at both ends of a transfer: the wire starts after a small first fill
-/// instead of a large one, and no thread is left alone with a large last one.
+/// A chunk of a transfer has a slot, and all threads fill (H2D) or empty (D2H) it together, a granule at a
+/// time, while chunks in other slots are on the wire. Whoever fills the last granule of a slot sends it;
+/// whoever finds a slot free has the next chunk come into it.
 class StagingRing {
  public:
   StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
@@ -48,15 +47,30 @@ class StagingRing {
 
  private:
   struct Slot;
-  class Worker;
+  /// What a thread does next: has a chunk come into its slot, or moves a granule of one.
+  struct Task {
+    Slot* slot = nullptr;
+    bool fetch = false;
+    std::size_t offset = 0;  // of the granule, within the chunk
+    std::size_t bytes = 0;
+  };
 
   void start();
-  void run(std::size_t index);
-  [[nodiscard]] std::shared_ptr<StagedJob> next_job(const std::shared_ptr<StagedJob>& finished);
-  /// Records the event after which every copy of `job` is done.
-  void mark_submitted(StagedJob& job, bool host_finishes);
-  /// Ends `job` where this is its end. A transfer that stopped early ends only when its copies have drained.
-  void conclude(StagedJob& job) noexcept;
+  void run();
+  /// The next task; none when the ring stops. Waits with `lock` released.
+  [[nodiscard]] std::optional<Task> next_task(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] std::optional<Task> find_task();
+  [[nodiscard]] bool open_slot(StagedJob& job);
+  void perform(const Task& task);
+  void fetch(Slot& slot);
+  void move_granule(const Task& task);
+  void wait_for_copies(Slot& slot);
+  /// Enqueues the chunk's copy, and marks the transfer as submitted where it was the last one.
+  void enqueue(Slot& slot);
+  void granule_done(Slot& slot, std::size_t bytes);
+  /// Gives the slot of a chunk back, and ends the transfer where this was its end.
+  void close_slot(Slot& slot, std::unique_lock<std::mutex>& lock);
+  void conclude(const std::shared_ptr<StagedJob>& job, std::unique_lock<std::mutex>& lock) noexcept;
 
   const Device device_;
   const std::shared_ptr<Pool> pinned_;
@@ -66,14 +80,26 @@ class StagingRing {
 
   // Made by the first transfer, then fixed.
   std::size_t slot_bytes_ = 0;
-  Buffer slots_;
-  std::vector<Stream> wires_;
-  std::vector<std::unique_ptr<Worker>> workers_;
+  Buffer memory_;
+  std::optional<Stream> wire_;
+  std::vector<std::unique_ptr<Slot>> slots_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  /// Outlives the ring in the handles of its transfers.
+  struct Monitor {
+    std::mutex mutex;
+    std::condition_variable condition;
+    std::atomic<std::uint64_t> version{0};  // bumped under the mutex with each change, polled without it
+
+    void changed() {
+      version.fetch_add(1, std::memory_order_release);
+      condition.notify_all();
+    }
+  };
+  const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
+  // Guarded by the monitor, as is the state of slots and jobs.
   std::deque<std::shared_ptr<StagedJob>> jobs_;
-  std::atomic<std::uint64_t> version_{0};  // bumped under mutex_ with each change, polled without it
+  std::uint64_t opened_ = 0;   // slots opened so far; the next one is opened_ % slots
+  std::uint64_t handing_ = 0;  // the oldest of them that may have granules left
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

@@ -35,14 +35,25 @@ void check_options(const TransferOptions& options) {
     throw InvalidArgument(fmt::format("{} staging threads were asked for; at most {} are of use",
                                       options.threads, kMostThreads));
   }
-  if (options.slots_per_thread < 2 || options.slots_per_thread > 16) {
-    throw InvalidArgument(
-        fmt::format("{} slots per thread were asked for; 2 to 16 are possible", options.slots_per_thread));
+  if (options.slots < 2 || options.slots > 64) {
+    throw InvalidArgument(fmt::format("{} slots were asked for; 2 to 64 are possible", options.slots));
   }
   if (options.chunk_bytes != 0 && options.chunk_bytes < 4096) {
     throw InvalidArgument(
         fmt::format("chunks of {} bytes were asked for; the smallest are 4096", options.chunk_bytes));
   }
+}
+
+StagingOptions staging_options(CopyDirection direction, unsigned threads, const TransferOptions& options,
+                               const LinkProfile& profile) {
+  // What arrives on the host is not read again by these threads; what leaves it is soon read by the copy
+  // engine.
+  const bool streaming =
+      options.streaming_stores.value_or(direction == CopyDirection::d2h || profile.streaming_stores);
+  return {.threads = threads,
+          .slots = options.slots,
+          .chunks = {.largest = options.chunk_bytes != 0 ? options.chunk_bytes : profile.chunk_bytes},
+          .stores = streaming ? StoreKind::streaming : StoreKind::cached};
 }
 
 CopyDirection direction_of(MemoryKind source, MemoryKind destination) {
@@ -80,15 +91,15 @@ class TransferEngineImpl {
         h2d_(device_),
         d2h_(device_),
         d2d_(device_),
-        staging_options_{.threads = threads_,
-                         .chunk_bytes = options.chunk_bytes != 0 ? options.chunk_bytes : profile_.chunk_bytes,
-                         .slots_per_thread = options.slots_per_thread,
-                         .stores = options.streaming_stores.value_or(profile_.streaming_stores)
-                                       ? StoreKind::streaming
-                                       : StoreKind::cached},
-        packed_(device_, pinned_, scratch_, events_, {.threads = threads_}),
-        staged_h2d_(device_, pinned_, events_, CopyDirection::h2d, staging_options_),
-        staged_d2h_(device_, pinned_, events_, CopyDirection::d2h, staging_options_) {}
+        packed_(
+            device_, pinned_, scratch_, events_,
+            {.threads = threads_,
+             .spin = options.spin,
+             .stores = options.streaming_stores.value_or(true) ? StoreKind::streaming : StoreKind::cached}),
+        staged_h2d_(device_, pinned_, events_, CopyDirection::h2d,
+                    staging_options(CopyDirection::h2d, threads_, options, profile_)),
+        staged_d2h_(device_, pinned_, events_, CopyDirection::d2h,
+                    staging_options(CopyDirection::d2h, threads_, options, profile_)) {}
 
   ~TransferEngineImpl() {
     for (const Ways* ways : {&h2d_, &d2h_, &d2d_}) {
@@ -255,7 +266,6 @@ class TransferEngineImpl {
   const Ways h2d_;
   const Ways d2h_;
   const Ways d2d_;
-  const StagingOptions staging_options_;
   PackedCopier packed_;
   StagingRing staged_h2d_;
   StagingRing staged_d2h_;

@@ -75,9 +75,7 @@ class EngineTest : public ::testing::TestWithParam<DeviceCase> {
 };
 
 /// Small chunks and several threads, so that little data takes many turns.
-inline TransferOptions many_chunks() {
-  return {.threads = 3, .chunk_bytes = 64 * 1024, .slots_per_thread = 2};
-}
+inline TransferOptions many_chunks() { return {.threads = 3, .chunk_bytes = 64 * 1024, .slots = 2}; }
 
 #define PENSTOCK_ENGINE_SUITE(Suite)                                     \
   INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(device_cases()), \

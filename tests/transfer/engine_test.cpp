@@ -233,7 +233,7 @@ TEST_P(TransferEngineTest, RefusesWhatCannotMeanAnything) {
   EXPECT_THROW((void)engine.copy(device.data() + 2048, device.data(), 1024, {.path = TransferPath::staged}),
                InvalidArgument);
   EXPECT_THROW(TransferEngine(*device_, {.threads = 9}), InvalidArgument);
-  EXPECT_THROW(TransferEngine(*device_, {.slots_per_thread = 1}), InvalidArgument);
+  EXPECT_THROW(TransferEngine(*device_, {.slots = 1}), InvalidArgument);
   EXPECT_THROW(TransferEngine(*device_, {.chunk_bytes = 100}), InvalidArgument);
   engine.copy(device.data(), host.data(), host.size()).synchronize();
 }

@@ -89,7 +89,7 @@ TEST_P(EngineFaultTest, AFailedAllocationInTheMiddleIsReported) {
 
 TEST_P(EngineFaultTest, StagingMakesDoWithLittlePinnedMemory) {
   const auto source = random_bytes(3 << 20, 3);
-  TransferEngine engine(*faulty_device_, {.threads = 2, .chunk_bytes = 1 << 20, .slots_per_thread = 2});
+  TransferEngine engine(*faulty_device_, {.threads = 2, .chunk_bytes = 1 << 20, .slots = 2});
   const Buffer device = poisoned_on_device(source.size());
   const auto exhaust = [] { throw OutOfMemory("host memory", 1, 1, 0); };
   faulty_->fail(Entry::host_register, 1, 1, exhaust);

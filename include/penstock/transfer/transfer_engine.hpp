@@ -5,6 +5,7 @@
 #include <penstock/transfer/link_profile.hpp>
 #include <penstock/transfer/transfer.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -21,8 +22,11 @@ struct TransferOptions {
   unsigned threads = 0;
   /// Largest chunk of a staged transfer. 0: as the profile says.
   std::size_t chunk_bytes = 0;
-  /// Pinned slots a thread has for staging, 2 to 16.
-  unsigned slots_per_thread = 3;
+  /// Pinned slots of the size of the largest chunk for staging, in each direction: 2 to 64.
+  unsigned slots = 4;
+  /// How long idle threads poll for the next packed transfer before they sleep. Waking them costs some 70 µs:
+  /// where packed transfers come in quick succession or a processor is to spare, polling longer avoids it.
+  std::chrono::microseconds spin{100};
   /// Whether staging writes past the cache. None: as the profile says.
   std::optional<bool> streaming_stores = std::nullopt;
 };
