@@ -1,5 +1,7 @@
 #include "devices.hpp"
-#include "memory/host_pages.hpp"
+#include "mapping.hpp"
+#include "support/faulty_backend.hpp"
+#include "support/resources.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -7,7 +9,6 @@
 #include <penstock/memory/registration.hpp>
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ namespace penstock {
 namespace {
 
 using testing::DeviceTest;
+using testing::Mapping;
 
 // Runs `body` in a forked child; true when it returned true. A child that hangs is ended by its alarm.
 template <typename Body>
@@ -66,17 +68,15 @@ TEST_P(ForkTest, AChildLetsGoOfEverythingQuietly) {
   Buffer c = on_device->allocate(kMiB);
   std::optional<testing::Gate> gate(std::in_place, device(), stream);
   pinned->allocate(kMiB).release_after(stream);
-  const std::size_t bytes = 4 * page_bytes();
-  const std::unique_ptr<std::byte[]> memory(new std::byte[bytes]);
-  std::memset(memory.get(), 1, bytes);
-  std::optional<Registration> registration(std::in_place, device(), memory.get(), bytes);
+  const Mapping memory(4);
+  std::optional<Registration> registration(std::in_place, device(), memory.page(0), memory.bytes());
 
   EXPECT_TRUE(succeeds_in_child([&] {
     const bool told = says_forked([&] { static_cast<void>(pinned->allocate(1)); }) &&
                       says_forked([&] { static_cast<void>(pinned->allocate_wait(1)); }) &&
                       says_forked([&] { pinned->reserve(1); }) && says_forked([&] { pinned->trim(); }) &&
                       says_forked([&] { static_cast<void>(on_device->statistics()); }) &&
-                      says_forked([&] { const Registration another(device(), memory.get(), 1); });
+                      says_forked([&] { const Registration another(device(), memory.page(0), 1); });
     a.release();
     b.release_after(stream);
     pinned.reset();
@@ -93,22 +93,46 @@ TEST_P(ForkTest, AChildLetsGoOfEverythingQuietly) {
   EXPECT_EQ(pinned->allocate_wait(3 * kMiB).size(), 3 * kMiB);
 }
 
+TEST_P(ForkTest, AChildNeitherReturnsMemoryNorCallsTheDriver) {
+  const auto backend = std::make_shared<testing::FaultyBackend>(device().shared_backend());
+  const Device counted(backend);
+  const auto upstream = std::make_shared<testing::HookedResource>(std::make_shared<testing::HeapResource>());
+  auto pool = std::make_unique<Pool>(
+      counted, upstream, PoolOptions{.budget_bytes = 8 * kMiB, .segment_bytes = kMiB}, "test pool");
+  const Stream stream = counted.create_stream();
+  Buffer kept = pool->allocate(kMiB);
+  pool->allocate(kMiB).release_after(stream);
+  const Mapping memory(1);
+  std::optional<Registration> registration(std::in_place, counted, memory.page(0), 1);
+  EXPECT_TRUE(succeeds_in_child([&] {
+    using testing::Entry;
+    bool returned = false;
+    upstream->before_deallocate = [&] { returned = true; };
+    const std::size_t before = backend->calls(Entry::event_synchronize) + backend->calls(Entry::event_query);
+    kept.release_after(stream);
+    pool.reset();
+    registration.reset();
+    return !returned && backend->calls(Entry::host_unregister) == 0 &&
+           backend->calls(Entry::event_synchronize) + backend->calls(Entry::event_query) == before;
+  }));
+}
+
 TEST_P(ForkTest, AChildIsNotCaughtInALockThatAnotherThreadHeld) {
   auto pool = std::make_shared<Pool>(
       make_device_pool(device(), {.budget_bytes = 8 * kMiB, .segment_bytes = 4 * kMiB}));
   Buffer kept = pool->allocate(1000);
-  const std::unique_ptr<std::byte[]> memory(new std::byte[4 * page_bytes()]);
+  const Mapping memory(4);
   std::atomic<bool> stop{false};
   std::thread hammer([&] {
     while (!stop) {
       Buffer buffer = pool->allocate(5000);
-      const Registration registration(device(), memory.get(), 1);
+      const Registration registration(device(), memory.page(0), 1);
     }
   });
   for (int i = 0; i < 10; ++i) {
     EXPECT_TRUE(succeeds_in_child([&] {
       const bool told = says_forked([&] { static_cast<void>(pool->allocate(1)); }) &&
-                        says_forked([&] { const Registration another(device(), memory.get(), 1); });
+                        says_forked([&] { const Registration another(device(), memory.page(0), 1); });
       kept.release();
       pool.reset();
       return told;

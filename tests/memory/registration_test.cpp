@@ -1,5 +1,5 @@
 #include "devices.hpp"
-#include "memory/host_pages.hpp"
+#include "mapping.hpp"
 #include "support/faulty_backend.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -29,27 +29,7 @@ using testing::DeviceTest;
 using testing::Entry;
 using testing::FaultyBackend;
 using ::testing::HasSubstr;
-
-// Pages with whatever protection, unmapped at the end.
-class Mapping {
- public:
-  explicit Mapping(std::size_t pages, int protection = PROT_READ | PROT_WRITE, int file = -1)
-      : bytes_(pages * page_bytes()),
-        data_(static_cast<std::byte*>(mmap(nullptr, bytes_, protection,
-                                           file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, file, 0))) {
-    EXPECT_NE(data_, MAP_FAILED);
-  }
-  ~Mapping() { munmap(data_, bytes_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  std::byte* page(std::size_t index) const { return data_ + index * page_bytes(); }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::size_t bytes_;
-  std::byte* data_;
-};
+using testing::Mapping;
 
 class TemporaryFile {
  public:
