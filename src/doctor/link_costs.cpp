@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <optional>
 
@@ -17,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kGoodEnough = 0.985;
+constexpr double kGoodEnough = 0.995;
 
 double host_copy_rate(LinkBench& bench, WorkerTeam& team, std::size_t bytes, StoreKind stores) {
   const std::size_t parts = 4 * team.threads();
@@ -225,14 +226,17 @@ class StagingSearch {
 void search_staging(LinkRun& run) {
   const unsigned most = std::clamp(host_topology().processors, 1u, 8u);
   const unsigned step = run.bench.quick() && most > 4 ? 2 : 1;
+  const bool host = run.bench.device().info().backend == "host";
+  const std::array<std::size_t, 4> chunks = host ? std::array{256 * kKiB, 64 * kKiB, 1 * kMiB, 4 * kMiB}
+                                                 : std::array{16 * kMiB, 8 * kMiB, 4 * kMiB, 32 * kMiB};
   StagingSearch search(run);
   for (unsigned threads = most; threads >= 1; threads = threads > step ? threads - step : 0) {
-    search.rate(threads, 4 * kMiB, true);
+    search.rate(threads, chunks.front(), false);
     run.advance(0.5 * (1 - static_cast<double>(threads - 1) / most));
   }
   const unsigned threads = search.best().threads;
   double done = 0.5;
-  for (const std::size_t chunk : {4 * kMiB, 2 * kMiB, 1 * kMiB, 8 * kMiB}) {
+  for (const std::size_t chunk : chunks) {
     for (const bool streaming : {true, false}) {
       search.rate(threads, chunk, streaming);
       run.advance(done += 0.05);

@@ -224,7 +224,11 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
   profile.driver = device.driver;
   profile.processor = topology.processor;
   profile.link = device.link;
-  profile.staging_threads = std::clamp(topology.processors, 1u, 6u);
+  profile.staging_threads = std::clamp(topology.processors - 1, 1u, 7u);
+  // A large copy hides what each copy costs on a link; on the host, a slot is to stay in the processor's
+  // cache.
+  profile.chunk_bytes = host ? 256 * kKiB : 16 * kMiB;
+  profile.streaming_stores = false;
   profile.copy_interval = 4e-6;
 
   const auto line = [&](Curve curve, double latency, double rate) {

@@ -67,13 +67,14 @@ std::vector<Range> chunks_of(Range round, const PackingOptions& options) {
 }  // namespace
 
 PackedCopier::PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
-                           std::shared_ptr<EventPool> events, PackingOptions options)
+                           std::shared_ptr<EventPool> events, const Stream& unpack_stream,
+                           PackingOptions options)
     : device_(std::move(device)),
       pinned_(std::move(pinned)),
       scratch_(std::move(scratch)),
       events_(std::move(events)),
       options_(options),
-      unpack_stream_(device_.create_stream()) {}
+      unpack_stream_(unpack_stream) {}
 
 PackedCopier::~PackedCopier() {
   {

@@ -35,8 +35,9 @@ struct PackingOptions {
 /// apart are gathered or scattered by one kernel. Thread-safe.
 class PackedCopier {
  public:
+  /// Copies to the host go over `unpack_stream`, which outlives the copier.
   PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
-               std::shared_ptr<EventPool> events, PackingOptions options);
+               std::shared_ptr<EventPool> events, const Stream& unpack_stream, PackingOptions options);
   /// Lets packed transfers that are with the driver run to their end.
   ~PackedCopier();
   PackedCopier(const PackedCopier&) = delete;
@@ -75,7 +76,7 @@ class PackedCopier {
   std::once_flag team_once_;
   std::unique_ptr<WorkerTeam> team_;
 
-  Stream unpack_stream_;
+  const Stream& unpack_stream_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Unpacking>> queue_;

@@ -50,27 +50,23 @@ struct StagingRing::Slot {
 };
 
 StagingRing::StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
-                         CopyDirection direction, StagingOptions options)
+                         CopyDirection direction, const Stream& wire, StagingOptions options)
     : device_(std::move(device)),
       pinned_(std::move(pinned)),
       events_(std::move(events)),
       direction_(direction),
+      wire_(wire),
       options_(options) {}
 
 StagingRing::~StagingRing() {
   {
-    const std::lock_guard lock(monitor_->mutex);
-    stop_ = true;
+    std::unique_lock lock(monitor_->mutex);
+    monitor_->closed = true;
     for (const auto& job : jobs_) job->cancel();
     monitor_->changed();
+    monitor_->condition.wait(lock, [&] { return monitor_->helpers == 0; });
   }
   for (std::thread& thread : threads_) thread.join();
-  if (!wire_) return;
-  try {
-    wire_->synchronize();
-  } catch (const Error& error) {
-    log(LogLevel::warning, error.what());
-  }
 }
 
 void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
@@ -90,6 +86,21 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
     monitor->changed();
     return true;
   };
+  if (options_.threads > 1) {
+    state->help = [this, monitor = monitor_, weak = std::weak_ptr(job)] {
+      const auto alive = weak.lock();
+      if (!alive) return;
+      {
+        const std::lock_guard guard(monitor->mutex);
+        if (monitor->closed) return;  // and `this` may be gone
+        ++monitor->helpers;
+      }
+      help(*alive);
+      const std::lock_guard guard(monitor->mutex);
+      --monitor->helpers;
+      monitor->changed();
+    };
+  }
   jobs_.push_back(std::move(job));
   monitor_->changed();
 }
@@ -104,12 +115,11 @@ void StagingRing::start() {
       log(LogLevel::warning, std::string("staging with smaller slots: ") + error.what());
     }
   }
-  if (!wire_) wire_ = device_.create_stream();
   for (std::size_t i = slots_.size(); i < options_.slots; ++i) {
     slots_.push_back(std::make_unique<Slot>(nullptr, device_.create_event()));
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i]->data = memory_.data() + i * slot_bytes_;
-  for (unsigned i = 0; i < options_.threads; ++i) {
+  for (unsigned i = 0; i < std::max(1u, options_.threads - 1); ++i) {
     try {
       threads_.emplace_back([this] { run(); });
     } catch (const std::system_error&) {  // fewer threads are slower, and none cannot work
@@ -128,15 +138,31 @@ void StagingRing::run() {
   }
 }
 
+void StagingRing::help(const StagedJob& job) {
+  std::unique_lock lock(monitor_->mutex);
+  for (;;) {
+    end_exhausted_jobs(lock);
+    const auto task = find_task(&job);
+    if (!task) return;
+    lock.unlock();
+    perform(*task);
+    lock.lock();
+  }
+}
+
+void StagingRing::end_exhausted_jobs(std::unique_lock<std::mutex>& lock) {
+  while (!jobs_.empty() && !jobs_.front()->has_chunk()) {
+    const auto job = std::move(jobs_.front());
+    jobs_.pop_front();
+    conclude(job, lock);
+  }
+}
+
 std::optional<StagingRing::Task> StagingRing::next_task(std::unique_lock<std::mutex>& lock) {
   for (;;) {
-    while (!jobs_.empty() && !jobs_.front()->has_chunk()) {
-      const auto job = std::move(jobs_.front());
-      jobs_.pop_front();
-      conclude(job, lock);
-    }
+    end_exhausted_jobs(lock);
     if (const auto task = find_task()) return task;
-    if (stop_ && jobs_.empty() && handing_ == opened_) return std::nullopt;
+    if (monitor_->closed && jobs_.empty() && handing_ == opened_) return std::nullopt;
     const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
     lock.unlock();
     spin_until([&] { return monitor_->version.load(std::memory_order_acquire) != seen; }, kSpin);
@@ -145,9 +171,12 @@ std::optional<StagingRing::Task> StagingRing::next_task(std::unique_lock<std::mu
   }
 }
 
-std::optional<StagingRing::Task> StagingRing::find_task() {
+std::optional<StagingRing::Task> StagingRing::find_task(const StagedJob* only) {
+  const auto open_next = [&] {
+    return !jobs_.empty() && (only == nullptr || only == jobs_.front().get()) && open_slot(*jobs_.front());
+  };
   // D2H: the wire is to have work before threads have.
-  if (direction_ == CopyDirection::d2h && !jobs_.empty() && open_slot(*jobs_.front())) {
+  if (direction_ == CopyDirection::d2h && open_next()) {
     return Task{.slot = slots_[(opened_ - 1) % slots_.size()].get(), .fetch = true};
   }
   for (;;) {
@@ -155,6 +184,7 @@ std::optional<StagingRing::Task> StagingRing::find_task() {
       Slot& slot = *slots_[handing_ % slots_.size()];
       if (slot.job && slot.handed_out < slot.chunk.bytes) {
         if (direction_ == CopyDirection::d2h && !slot.fetched) return std::nullopt;
+        if (only != nullptr && only != slot.job.get()) return std::nullopt;
         Task task{.slot = &slot, .offset = slot.handed_out};
         task.bytes = std::min(slot.granule, slot.chunk.bytes - slot.handed_out);
         slot.handed_out += task.bytes;
@@ -162,7 +192,7 @@ std::optional<StagingRing::Task> StagingRing::find_task() {
       }
       ++handing_;
     }
-    if (direction_ == CopyDirection::d2h || jobs_.empty() || !open_slot(*jobs_.front())) return std::nullopt;
+    if (direction_ == CopyDirection::d2h || !open_next()) return std::nullopt;
   }
 }
 
@@ -225,7 +255,7 @@ void StagingRing::wait_for_copies(Slot& slot) {
       slot.event.synchronize();
       break;
     case Slot::Copies::unmarked:
-      wire_->synchronize();
+      wire_.synchronize();
       break;
   }
   slot.copies.store(Slot::Copies::none, std::memory_order_release);
@@ -234,14 +264,14 @@ void StagingRing::wait_for_copies(Slot& slot) {
 void StagingRing::enqueue(Slot& slot) {
   StagedJob& job = *slot.job;
   const std::size_t at = slot.chunk.offset;
-  if (job.after) wire_->wait(*job.after);
+  if (job.after) wire_.wait(*job.after);
   slot.copies.store(Slot::Copies::unmarked, std::memory_order_release);
   if (direction_ == CopyDirection::h2d) {
-    device_.backend().copy(job.destination + at, slot.data, slot.chunk.bytes, direction_, wire_->native());
+    device_.backend().copy(job.destination + at, slot.data, slot.chunk.bytes, direction_, wire_.native());
   } else {
-    device_.backend().copy(slot.data, job.source + at, slot.chunk.bytes, direction_, wire_->native());
+    device_.backend().copy(slot.data, job.source + at, slot.chunk.bytes, direction_, wire_.native());
   }
-  slot.event.record(*wire_);
+  slot.event.record(wire_);
   slot.copies.store(Slot::Copies::marked, std::memory_order_release);
   job.state->account(1, 0, 0);
 
@@ -252,7 +282,7 @@ void StagingRing::enqueue(Slot& slot) {
   }
   if (last) {
     auto event = events_->take();
-    event->record(*wire_);
+    event->record(wire_);
     job.state->submitted(std::move(event), direction_ == CopyDirection::d2h);
   }
 }
@@ -298,7 +328,7 @@ void StagingRing::conclude(const std::shared_ptr<StagedJob>& job,
     if (direction_ == CopyDirection::d2h) job->state->finish();
   } else {
     try {
-      wire_->synchronize();
+      wire_.synchronize();
     } catch (...) {  // the device failed, and touches nothing any more
     }
     if (job->failure()) {

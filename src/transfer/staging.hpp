@@ -20,6 +20,8 @@
 namespace penstock {
 
 struct StagingOptions {
+  /// That fill or empty slots. With more than one, the last of them is whoever synchronizes with the
+  /// transfer: it is awake, which threads of the ring may not be.
   unsigned threads = 4;
   /// Pinned slots, each as large as the largest chunk.
   unsigned slots = 4;
@@ -34,8 +36,9 @@ struct StagingOptions {
 /// whoever finds a slot free has the next chunk come into it.
 class StagingRing {
  public:
+  /// Copies go over `wire`, which outlives the ring.
   StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
-              CopyDirection direction, StagingOptions options);
+              CopyDirection direction, const Stream& wire, StagingOptions options);
   /// Cancels what is not yet with the driver, waits for the rest.
   ~StagingRing();
   StagingRing(const StagingRing&) = delete;
@@ -57,9 +60,13 @@ class StagingRing {
 
   void start();
   void run();
+  /// Works on tasks of `job` as long as there is one at once: not on those of other transfers, whose copies
+  /// may be held back by what the calling thread is yet to do.
+  void help(const StagedJob& job);
+  void end_exhausted_jobs(std::unique_lock<std::mutex>& lock);
   /// The next task; none when the ring stops. Waits with `lock` released.
   [[nodiscard]] std::optional<Task> next_task(std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] std::optional<Task> find_task();
+  [[nodiscard]] std::optional<Task> find_task(const StagedJob* only = nullptr);
   [[nodiscard]] bool open_slot(StagedJob& job);
   void perform(const Task& task);
   void fetch(Slot& slot);
@@ -76,12 +83,12 @@ class StagingRing {
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<EventPool> events_;
   const CopyDirection direction_;
+  const Stream& wire_;
   const StagingOptions options_;
 
   // Made by the first transfer, then fixed.
   std::size_t slot_bytes_ = 0;
   Buffer memory_;
-  std::optional<Stream> wire_;
   std::vector<std::unique_ptr<Slot>> slots_;
 
   /// Outlives the ring in the handles of its transfers.
@@ -89,6 +96,8 @@ class StagingRing {
     std::mutex mutex;
     std::condition_variable condition;
     std::atomic<std::uint64_t> version{0};  // bumped under the mutex with each change, polled without it
+    unsigned helpers = 0;                   // threads not of the ring that are at work in it
+    bool closed = false;
 
     void changed() {
       version.fetch_add(1, std::memory_order_release);
@@ -100,7 +109,6 @@ class StagingRing {
   std::deque<std::shared_ptr<StagedJob>> jobs_;
   std::uint64_t opened_ = 0;   // slots opened so far; the next one is opened_ % slots
   std::uint64_t handing_ = 0;  // the oldest of them that may have granules left
-  bool stop_ = false;
   std::vector<std::thread> threads_;
 };
 

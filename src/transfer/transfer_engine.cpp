@@ -44,6 +44,12 @@ void check_options(const TransferOptions& options) {
   }
 }
 
+PackingOptions packing_options(unsigned threads, const TransferOptions& options) {
+  return {.threads = threads,
+          .spin = options.spin,
+          .stores = options.streaming_stores.value_or(true) ? StoreKind::streaming : StoreKind::cached};
+}
+
 StagingOptions staging_options(CopyDirection direction, unsigned threads, const TransferOptions& options,
                                const LinkProfile& profile) {
   // What arrives on the host is not read again by these threads; what leaves it is soon read by the copy
@@ -88,30 +94,8 @@ class TransferEngineImpl {
         events_(std::make_shared<EventPool>(device_)),
         pinned_(std::make_shared<Pool>(make_pinned_pool(device_, {.segment_bytes = kPinnedSegment}))),
         scratch_(std::make_shared<Pool>(make_device_pool(device_, {.segment_bytes = kScratchSegment}))),
-        h2d_(device_),
-        d2h_(device_),
-        d2d_(device_),
-        packed_(
-            device_, pinned_, scratch_, events_,
-            {.threads = threads_,
-             .spin = options.spin,
-             .stores = options.streaming_stores.value_or(true) ? StoreKind::streaming : StoreKind::cached}),
-        staged_h2d_(device_, pinned_, events_, CopyDirection::h2d,
-                    staging_options(CopyDirection::h2d, threads_, options, profile_)),
-        staged_d2h_(device_, pinned_, events_, CopyDirection::d2h,
-                    staging_options(CopyDirection::d2h, threads_, options, profile_)) {}
-
-  ~TransferEngineImpl() {
-    for (const Ways* ways : {&h2d_, &d2h_, &d2d_}) {
-      for (const Stream* stream : {&ways->free, &ways->ordered}) {
-        try {
-          stream->synchronize();
-        } catch (const Error& error) {
-          log(LogLevel::warning, error.what());
-        }
-      }
-    }
-  }
+        free_(device_, pinned_, scratch_, events_, threads_, options, profile_),
+        ordered_(device_, pinned_, scratch_, events_, threads_, options, profile_) {}
 
   Transfer copy(void* destination, const void* source, std::size_t bytes, const CopyOptions& options) {
     check_generation();
@@ -125,7 +109,8 @@ class TransferEngineImpl {
       case TransferPath::staged: {
         if (direction == CopyDirection::d2d) throw InvalidArgument("a D2D transfer has no staged path");
         const auto state = std::make_shared<TransferState>(path, direction, bytes, 1);
-        auto& ring = direction == CopyDirection::h2d ? staged_h2d_ : staged_d2h_;
+        Lane& lane = lane_of(options);
+        StagingRing& ring = direction == CopyDirection::h2d ? lane.staged_h2d : lane.staged_d2h;
         try {
           ring.submit(state, destination, source, mark(options.after));
         } catch (...) {
@@ -175,12 +160,42 @@ class TransferEngineImpl {
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
  private:
-  /// The streams of one direction. What waits for the user's work goes on a stream of its own, so that it
-  /// does not hold up what need not wait.
-  struct Ways {
-    explicit Ways(const Device& device) : free(device.create_stream()), ordered(device.create_stream()) {}
-    Stream free;
-    Stream ordered;
+  /// Everything that carries transfers out. Those that come after a stream have a lane of their own, so that
+  /// what the user's work holds back holds up nothing else.
+  struct Lane {
+    Lane(const Device& device, const std::shared_ptr<Pool>& pinned, const std::shared_ptr<Pool>& scratch,
+         const std::shared_ptr<EventPool>& events, unsigned threads, const TransferOptions& options,
+         const LinkProfile& profile)
+        : h2d(device.create_stream()),
+          d2h(device.create_stream()),
+          d2d(device.create_stream()),
+          packed(device, pinned, scratch, events, d2h, packing_options(threads, options)),
+          staged_h2d(device, pinned, events, CopyDirection::h2d, h2d,
+                     staging_options(CopyDirection::h2d, threads, options, profile)),
+          staged_d2h(device, pinned, events, CopyDirection::d2h, d2h,
+                     staging_options(CopyDirection::d2h, threads, options, profile)) {}
+    ~Lane() {
+      for (const Stream* stream : {&h2d, &d2h, &d2d}) {
+        try {
+          stream->synchronize();
+        } catch (const Error& error) {
+          log(LogLevel::warning, error.what());
+        }
+      }
+    }
+    Lane(const Lane&) = delete;
+    Lane& operator=(const Lane&) = delete;
+
+    [[nodiscard]] const Stream& stream(CopyDirection direction) const {
+      return direction == CopyDirection::h2d ? h2d : direction == CopyDirection::d2h ? d2h : d2d;
+    }
+
+    const Stream h2d;
+    const Stream d2h;
+    const Stream d2d;
+    PackedCopier packed;
+    StagingRing staged_h2d;
+    StagingRing staged_d2h;
   };
 
   void check_generation() const {
@@ -206,11 +221,15 @@ class TransferEngineImpl {
     return event;
   }
 
-  [[nodiscard]] const Stream& stream_for(CopyDirection direction, const Stream* after) {
-    const Ways& ways = direction == CopyDirection::h2d ? h2d_ : direction == CopyDirection::d2h ? d2h_ : d2d_;
-    if (after == nullptr) return ways.free;
-    ways.ordered.wait(*mark(after));
-    return ways.ordered;
+  [[nodiscard]] Lane& lane_of(const CopyOptions& options) {
+    return options.after == nullptr ? free_ : ordered_;
+  }
+
+  /// The lane's stream, which waits for what the transfer comes after.
+  [[nodiscard]] const Stream& stream_for(CopyDirection direction, const CopyOptions& options) {
+    const Stream& stream = lane_of(options).stream(direction);
+    if (options.after != nullptr) stream.wait(*mark(options.after));
+    return stream;
   }
 
   Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,
@@ -221,7 +240,7 @@ class TransferEngineImpl {
       bytes += piece.bytes;
     }
     const auto state = std::make_shared<TransferState>(TransferPath::direct, direction, bytes, pieces.size());
-    const Stream& stream = stream_for(direction, options.after);
+    const Stream& stream = stream_for(direction, options);
     try {
       for (const TransferPiece& piece : pieces) {
         if (piece.bytes == 0) continue;
@@ -244,13 +263,13 @@ class TransferEngineImpl {
         std::make_shared<TransferState>(TransferPath::packed, direction, plan.payload_bytes(), pieces.size());
     switch (direction) {
       case CopyDirection::h2d:
-        packed_.to_device(state, plan, stream_for(direction, options.after));
+        lane_of(options).packed.to_device(state, plan, stream_for(direction, options));
         break;
       case CopyDirection::d2h:
-        packed_.to_host(state, std::move(plan), mark(options.after));
+        lane_of(options).packed.to_host(state, std::move(plan), mark(options.after));
         break;
       case CopyDirection::d2d:
-        packed_.on_device(state, plan, stream_for(direction, options.after));
+        lane_of(options).packed.on_device(state, plan, stream_for(direction, options));
         break;
     }
     return Transfer(state);
@@ -263,12 +282,8 @@ class TransferEngineImpl {
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<Pool> scratch_;
-  const Ways h2d_;
-  const Ways d2h_;
-  const Ways d2d_;
-  PackedCopier packed_;
-  StagingRing staged_h2d_;
-  StagingRing staged_d2h_;
+  Lane free_;
+  Lane ordered_;
 };
 
 TransferEngine::TransferEngine(Device device, TransferOptions options) {

@@ -176,6 +176,37 @@ TEST_P(TransferEngineTest, ToTheHostComesAfterTheStreamThatProduces) {
   }
 }
 
+// Hangs when a transfer that is held back holds up one that is not.
+TEST_P(TransferEngineTest, WhatIsHeldBackHoldsUpNothingElse) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto source = random_bytes(1 << 20, 13);
+  Buffer pinned = pinned_->allocate(source.size());
+  std::memcpy(pinned.data(), source.data(), source.size());
+  const Buffer held_to = poisoned_on_device(source.size());
+  const Buffer held_from = poisoned_on_device(source.size());
+  const Buffer held_back = pinned_->allocate(source.size());
+  const Buffer device = poisoned_on_device(source.size());
+  std::vector<std::byte> back(source.size(), kPoison);
+  for (const TransferPath path : {TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
+    GatedStream gate(*device_);
+    const CopyOptions held{.path = path, .after = &gate.stream()};
+    const Transfer to = engine.copy(held_to.data(), pinned.data(), source.size(), held);
+    const Transfer from = engine.copy(held_back.data(), held_from.data(), source.size(), held);
+    for (const TransferPath other : {TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
+      engine.copy(device.data(), source.data(), source.size(), {.path = other}).synchronize();
+      std::fill(back.begin(), back.end(), kPoison);
+      const Transfer home = engine.copy(back.data(), device.data(), source.size(), {.path = other});
+      while (!home.query()) std::this_thread::yield();
+      EXPECT_EQ(first_difference(back, source), -1);
+    }
+    EXPECT_FALSE(to.query());
+    EXPECT_FALSE(from.query());
+    gate.open();
+    to.synchronize();
+    from.synchronize();
+  }
+}
+
 TEST_P(TransferEngineTest, TransfersOfManyThreadsInBothDirections) {
   TransferEngine engine(*device_, many_chunks());
   std::atomic<int> wrong{0};

@@ -17,8 +17,8 @@ namespace penstock {
 struct TransferOptions {
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
-  /// Host threads that stage, the caller among them for packed transfers. 0: as the profile says, within the
-  /// processors there are, and at most 8.
+  /// Host threads that move bytes; whoever packs, or synchronizes with a transfer, is one of them. 0: as the
+  /// profile says, within the processors there are, and at most 8.
   unsigned threads = 0;
   /// Largest chunk of a staged transfer. 0: as the profile says.
   std::size_t chunk_bytes = 0;
@@ -58,8 +58,9 @@ struct PackedLayout {
 };
 
 /// Moves bytes between a host and one device, from one byte to many GB. Thread-safe: any thread may request;
-/// transfers are independent of each other and may finish in any order. Destroying the engine cancels what
-/// was not yet handed to the driver, waits for the rest, and leaves every handle answerable.
+/// transfers are independent of each other and may finish in any order, but for those that come `after` a
+/// stream: what holds one of these back may hold back others of them. Destroying the engine cancels what was
+/// not yet handed to the driver, waits for the rest, and leaves every handle answerable.
 class TransferEngine {
  public:
   explicit TransferEngine(Device device, TransferOptions options = {});
@@ -88,7 +89,7 @@ class TransferEngine {
 
   [[nodiscard]] const LinkProfile& profile() const noexcept;
   [[nodiscard]] const Device& device() const noexcept;
-  /// Host threads that stage.
+  /// Host threads that move the bytes of one transfer.
   [[nodiscard]] unsigned threads() const noexcept;
 
  private:
