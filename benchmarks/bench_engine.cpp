@@ -150,7 +150,8 @@ class Bench {
            driver_ ? driver_->synchronize() : stream_.synchronize();
          }},
         {"engine", [&] { engine_.copy_pieces(pieces, CopyDirection::h2d).synchronize(); }}};
-    race(race_, 100, 10);
+    race(race_, 20, 2, 10);
+    const double rested = after_rest(race_[1].run);
     poison_device();
     race_[1].run();
     std::vector<std::byte> expected;
@@ -161,7 +162,9 @@ class Bench {
     rows.push_back({"1000 pieces of 4 KiB, pageable, to the device", format_seconds(ours),
                     "1000 pinned asynchronous copies " + format_seconds(theirs),
                     fmt::format("{:.1f}x", theirs / ours), "120 µs", ours <= 120e-6});
+    rows.push_back({"the same, after 2.5 ms without transfers", format_seconds(rested), "", "", "", true});
     record("packed_1000x4KiB", race_);
+    json["measured"]["packed_1000x4KiB"]["engine after 2.5 ms of rest"]["median_seconds"] = rested;
   }
 
   void one_small_copy() {
@@ -177,7 +180,7 @@ class Bench {
          }},
         {"engine, kinds asked of the driver",
          [&] { engine_.copy(memory_.data(), pinned_.data(), kBytes).synchronize(); }}};
-    race(race_, 2000, 50);
+    race(race_, 200, 10, 10);
     verify_device(pinned_.bytes().first(kBytes), "one small copy");
     const double extra = race_[1].summary().median - race_[0].summary().median;
     rows.push_back({"one 64 KiB pinned copy", format_seconds(race_[1].summary().median),
@@ -340,6 +343,17 @@ class Bench {
             }};
   }
 
+  /// Median of runs that each come after 2.5 ms in which nothing is transferred, and threads that wait go to
+  /// sleep.
+  static double after_rest(const std::function<void()>& body) {
+    std::vector<double> seconds;
+    for (int i = 0; i < 50; ++i) {
+      std::this_thread::sleep_for(std::chrono::microseconds(2500));
+      seconds.push_back(time(body));
+    }
+    return summarize(seconds).median;
+  }
+
   void run(std::vector<Contender>& contenders, std::size_t repetitions) { race(contenders, repetitions); }
 
   void against_raw(const std::string& work, const Contender& ours, const Contender& raw, std::size_t bytes,
@@ -398,7 +412,9 @@ void print_table(const std::vector<Row>& rows) {
       "|\n");
   for (const Row& row : rows) {
     fmt::print("| {} | {} | {} | {} | {} | {} |\n", row.work, row.measured, row.beside, row.ratio, row.goal,
-               row.met ? "met" : "not met");
+               row.goal.empty() ? ""
+               : row.met        ? "met"
+                                : "not met");
   }
 }
 

@@ -29,12 +29,16 @@ struct Contender {
 };
 
 /// Times the contenders in turn, `repetitions` times after `warm_up` rounds, so that a machine that drifts
-/// does so for all of them.
-inline void race(std::vector<Contender>& contenders, std::size_t repetitions, std::size_t warm_up = 2) {
+/// does so for all of them. In each turn a contender runs `burst` times in a row, all of them timed: with 1,
+/// what it keeps warm has gone cold while the others ran.
+inline void race(std::vector<Contender>& contenders, std::size_t repetitions, std::size_t warm_up = 2,
+                 std::size_t burst = 1) {
   for (std::size_t round = 0; round < warm_up + repetitions; ++round) {
     for (Contender& contender : contenders) {
-      const double seconds = time(contender.run);
-      if (round >= warm_up) contender.seconds.push_back(seconds);
+      for (std::size_t i = 0; i < burst; ++i) {
+        const double seconds = time(contender.run);
+        if (round >= warm_up) contender.seconds.push_back(seconds);
+      }
     }
   }
 }
