@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -26,9 +27,15 @@ using penstock::cuda::PointerAttribute;
 using penstock::cuda::Stream;
 using penstock::cuda::Uuid;
 
-thread_local std::vector<ContextState*> current_stack;
+/// Plain, so that it is there for calls that static objects make at the end of the process.
+struct ContextStack {
+  ContextState* contexts[64];
+  std::size_t depth;
+};
 
-ContextState* current() { return current_stack.empty() ? nullptr : current_stack.back(); }
+thread_local ContextStack stack{};
+
+ContextState* current() { return stack.depth == 0 ? nullptr : stack.contexts[stack.depth - 1]; }
 
 ContextState* from_handle(Context handle) { return reinterpret_cast<ContextState*>(handle); }
 Context to_handle(ContextState* context) { return reinterpret_cast<Context>(context); }
@@ -136,16 +143,16 @@ Result cuDevicePrimaryCtxRelease(Ordinal device) {
 
 Result cuCtxPushCurrent(Context handle) {
   FAKE_BEGIN(cuCtxPushCurrent);
-  if (!registry().is_live(from_handle(handle))) return kInvalidContext;
-  current_stack.push_back(from_handle(handle));
+  if (!registry().is_live(from_handle(handle)) || stack.depth == std::size(stack.contexts))
+    return kInvalidContext;
+  stack.contexts[stack.depth++] = from_handle(handle);
   return kSuccess;
 }
 
 Result cuCtxPopCurrent(Context* handle) {
   FAKE_BEGIN(cuCtxPopCurrent);
-  if (current_stack.empty()) return kInvalidContext;
-  *handle = to_handle(current_stack.back());
-  current_stack.pop_back();
+  if (stack.depth == 0) return kInvalidContext;
+  *handle = to_handle(stack.contexts[--stack.depth]);
   return kSuccess;
 }
 

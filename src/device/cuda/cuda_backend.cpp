@@ -169,13 +169,13 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] MemoryKind kind_of(const void* data) const override {
-    const Pointer pointer = look_up(data);
+    const Pointer pointer = look_up(data, 2);
     if (pointer.managed != 0 || pointer.type == kMemoryTypeDevice) return MemoryKind::device;
     return pointer.type == kMemoryTypeHost ? MemoryKind::pinned : MemoryKind::pageable;
   }
 
   [[nodiscard]] void* device_address(void* locked) const override {
-    const Pointer pointer = look_up(locked);
+    const Pointer pointer = look_up(locked, 3);
     if (pointer.managed != 0 || pointer.type != kMemoryTypeHost) {
       throw InvalidArgument(fmt::format(
           "the memory at {} is not locked host memory, so {} has no address for it", locked, info_.spec));
@@ -225,12 +225,13 @@ class CudaBackend final : public Backend {
     void* device = nullptr;
   };
 
-  [[nodiscard]] Pointer look_up(const void* data) const {
+  // The first `count` of memory type, whether it is managed, and address; each costs a little.
+  [[nodiscard]] Pointer look_up(const void* data, unsigned count) const {
     Pointer pointer;
     std::array attributes{PointerAttribute::memory_type, PointerAttribute::is_managed,
                           PointerAttribute::device_pointer};
     std::array<void*, 3> answers{&pointer.type, &pointer.managed, &pointer.device};
-    const Result result = try_call(context_, driver_.pointer_get_attributes, 3u, attributes.data(),
+    const Result result = try_call(context_, driver_.pointer_get_attributes, count, attributes.data(),
                                    answers.data(), as_address(data));
     if (result == kInvalidValue) return {};
     driver_.check(result, driver_.pointer_get_attributes.name);
