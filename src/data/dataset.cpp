@@ -29,6 +29,7 @@ namespace {
 
 std::vector<std::string> names_of(const std::vector<std::shared_ptr<const FieldReader>>& readers) {
   std::vector<std::string> names;
+  names.reserve(readers.size());
   for (const auto& reader : readers) names.push_back(reader->field().name);
   return names;
 }

@@ -88,6 +88,7 @@ fs::path find_named(const fs::path& name, const OpenOptions& options) {
     if (place.filename() == name && fs::is_directory(place)) return place;
   }
   std::vector<std::string> looked;
+  looked.reserve(options.search.size());
   for (const fs::path& place : options.search) looked.push_back(place.string());
   throw InvalidArgument(fmt::format("There is no file or directory '{}', and no dataset of that name{}{}.",
                                     name.string(), looked.empty() ? "" : " in ", fmt::join(looked, ", ")));
