@@ -228,7 +228,7 @@ void search_staging(LinkRun& run) {
   const unsigned step = run.bench.quick() && most > 4 ? 2 : 1;
   const bool host = run.bench.device().info().backend == "host";
   const std::array<std::size_t, 4> chunks = host ? std::array{256 * kKiB, 64 * kKiB, 1 * kMiB, 4 * kMiB}
-                                                 : std::array{16 * kMiB, 8 * kMiB, 4 * kMiB, 32 * kMiB};
+                                                 : std::array{12 * kMiB, 16 * kMiB, 8 * kMiB, 4 * kMiB};
   StagingSearch search(run);
   for (unsigned threads = most; threads >= 1; threads = threads > step ? threads - step : 0) {
     search.rate(threads, chunks.front(), false);

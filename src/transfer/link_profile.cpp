@@ -227,7 +227,7 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
   profile.staging_threads = std::clamp(topology.processors - 1, 1u, 7u);
   // A large copy hides what each copy costs on a link; on the host, a slot is to stay in the processor's
   // cache.
-  profile.chunk_bytes = host ? 256 * kKiB : 16 * kMiB;
+  profile.chunk_bytes = host ? 256 * kKiB : 12 * kMiB;
   profile.streaming_stores = false;
   profile.copy_interval = 4e-6;
 
