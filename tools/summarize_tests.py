@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints "N passed, N failed, N skipped" of JUnit files, as ctest and GoogleTest write them.
+"""Prints the failures and "N passed, N failed, N skipped" of JUnit files, as ctest and GoogleTest write them.
 
 summarize_tests.py [--must-run REGEX] FILE...
 
@@ -13,12 +13,22 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 
+LINES_OF_A_FAILURE = 60
+
+
 def outcome(case: ElementTree.Element) -> str:
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
     if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
         return "skipped"
     return "passed"
+
+
+def show_failure(file: str, name: str, case: ElementTree.Element) -> None:
+    texts = [case.findtext("system-out") or ""] + [failure.text or "" for failure in case.findall("failure")]
+    print(f"FAILED: {name} ({file})")
+    for line in "\n".join(texts).strip().splitlines()[:LINES_OF_A_FAILURE]:
+        print(f"    {line}")
 
 
 def main() -> int:
@@ -34,6 +44,8 @@ def main() -> int:
             result = outcome(case)
             counts[result] += 1
             name = f"{case.get('classname')}.{case.get('name')}"
+            if result == "failed":
+                show_failure(file, name, case)
             if options.must_run and re.search(options.must_run, name):
                 required[result] += 1
                 if result == "skipped":

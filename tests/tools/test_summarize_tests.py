@@ -8,23 +8,36 @@ TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / "tools" / "summar
 
 PASSED = '<testcase classname="Cuda/Contract" name="copies" status="run"/>'
 SKIPPED = '<testcase classname="Cuda/Contract" name="locks" status="run"><skipped message="no"/></testcase>'
-FAILED = '<testcase classname="Host/Contract" name="waits" status="fail"><failure/></testcase>'
+FAILED = (
+    '<testcase classname="Host/Contract" name="waits" status="fail"><failure/>'
+    "<system-out>the wait was gone</system-out></testcase>"
+)
 OTHER = '<testcase classname="Host/Contract" name="fills" status="run"/>'
 NOT_RUN = '<testcase classname="Host/Contract" name="frees" status="notrun"/>'
 
 
-def run(*cases: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
+def output_of(*cases: str, options: tuple[str, ...] = ()) -> tuple[int, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "results.xml")
         file.write_text(f"<testsuite>{''.join(cases)}</testsuite>")
         result = subprocess.run([sys.executable, TOOL, *options, file], capture_output=True, text=True, check=False)
-        return result.returncode, result.stdout.splitlines()[-1]
+        return result.returncode, result.stdout.splitlines()
+
+
+def run(*cases: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
+    status, lines = output_of(*cases, options=options)
+    return status, lines[-1]
 
 
 class SummarizeTests(unittest.TestCase):
     def test_outcomes_are_counted(self):
         self.assertEqual(run(PASSED, OTHER, SKIPPED, NOT_RUN), (0, "2 passed, 0 failed, 2 skipped"))
         self.assertEqual(run(PASSED, FAILED), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_a_failure_is_shown_with_its_output(self):
+        lines = output_of(PASSED, FAILED)[1]
+        self.assertTrue(lines[0].startswith("FAILED: Host/Contract.waits ("), lines)
+        self.assertEqual(lines[1:], ["    the wait was gone", "1 passed, 1 failed, 0 skipped"])
 
     def test_no_tests_at_all_is_a_failure(self):
         self.assertEqual(run()[0], 1)
