@@ -43,7 +43,8 @@ def main() -> int:
         for case in ElementTree.parse(file).getroot().iter("testcase"):
             result = outcome(case)
             counts[result] += 1
-            name = f"{case.get('classname')}.{case.get('name')}"
+            suite, name = case.get("classname"), case.get("name")
+            name = name if suite == name else f"{suite}.{name}"
             if result == "failed":
                 show_failure(file, name, case)
             if options.must_run and re.search(options.must_run, name):
