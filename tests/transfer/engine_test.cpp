@@ -101,6 +101,37 @@ TEST_P(TransferEngineTest, StagedSourceMayChangeOnceItWasRead) {
   EXPECT_EQ(first_difference(read(destination), expected), -1);
 }
 
+TEST_P(TransferEngineTest, DirectSourceMayChangeOnceItWasRead) {
+  TransferEngine engine(*device_);
+  const auto expected = random_bytes(1 << 20, 14);
+  const Buffer pinned = pinned_->allocate(expected.size());
+  std::memcpy(pinned.data(), expected.data(), expected.size());
+  const Buffer destination = poisoned_on_device(expected.size());
+  const Transfer transfer =
+      engine.copy(destination.data(), pinned.data(), expected.size(), {.path = TransferPath::direct});
+  transfer.synchronize_source();
+  std::fill(pinned.bytes().begin(), pinned.bytes().end(), kPoison);
+  transfer.synchronize();
+  EXPECT_EQ(first_difference(read(destination), expected), -1);
+}
+
+TEST_P(TransferEngineTest, DeviceSourceMayChangeOnceItWasRead) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto expected = random_bytes(1 << 20, 15);
+  for (const TransferPath path : {TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
+    const Buffer source = on_device(expected);
+    const Buffer back = pinned_->allocate(expected.size());
+    std::fill(back.bytes().begin(), back.bytes().end(), kPoison);
+    const Transfer transfer = engine.copy(back.data(), source.data(), expected.size(), {.path = path});
+    transfer.synchronize_source();
+    const Stream other = device_->create_stream();
+    device_->backend().fill(source.data(), 0x5A, source.size(), other.native());
+    other.synchronize();
+    transfer.synchronize();
+    EXPECT_EQ(first_difference(back.bytes(), expected), -1) << transfer_path_name(path);
+  }
+}
+
 TEST_P(TransferEngineTest, PackedSourcesMayChangeOnReturn) {
   TransferEngine engine(*device_, many_chunks());
   GatedStream gate(*device_);

@@ -166,6 +166,36 @@ TEST_P(EngineFaultTest, TheEngineMayGoInMidTransfer) {
   }
 }
 
+// A thread that waits for a transfer works on it, in the engine that another thread destroys.
+TEST_P(EngineFaultTest, TheEngineMayGoWhileAnotherThreadWaits) {
+  const auto source = random_bytes(4 << 20, 10);
+  const Buffer device = on_device(source);
+  const Buffer target = poisoned_on_device(2 * source.size());
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::byte> back(source.size(), kPoison);
+    auto engine = std::make_unique<TransferEngine>(*faulty_device_, many_chunks());
+    std::vector<std::thread> waiting;
+    for (const TransferPath path : {TransferPath::staged, TransferPath::packed}) {
+      const std::size_t half = source.size() / 2;
+      const std::size_t at = path == TransferPath::staged ? 0 : half;
+      const Transfer to = engine->copy(target.data() + 2 * at, source.data(), source.size(), {.path = path});
+      const Transfer from = engine->copy(back.data() + at, device.data() + at, half, {.path = path});
+      for (const Transfer& transfer : {to, from}) {
+        waiting.emplace_back([transfer] {
+          try {
+            transfer.synchronize();
+          } catch (const Closed&) {
+          }
+        });
+      }
+    }
+    engine.reset();
+    for (std::thread& thread : waiting) thread.join();
+    EXPECT_EQ(faulty_->live().device_allocations, 0U);
+    EXPECT_EQ(faulty_->live().registrations, 0U);
+  }
+}
+
 TEST_P(EngineFaultTest, AsynchronousFailuresComeToLight) {
   TransferEngine engine(*faulty_device_, many_chunks());
   const auto source = random_bytes(1 << 20, 7);
