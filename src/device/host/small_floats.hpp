@@ -6,8 +6,9 @@
 
 namespace penstock {
 
-/// float16 and bfloat16 as their bits, with conversions written so that compilers turn loops of them into
-/// vector code: every case is computed and the right one selected.
+/// float16 and bfloat16 as their bits. The conversions compute every case and select by masks, not by ?:, as
+/// compilers keep floating-point operations out of branches and then do not turn loops of them into vector
+/// code.
 struct Half {
   std::uint16_t bits;
 };
@@ -16,12 +17,14 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
+/// All bits where `condition`, otherwise none.
+inline std::uint32_t mask_of(bool condition) noexcept { return ~(std::uint32_t{condition} - 1); }
+
 inline float to_float(Half value) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t body = static_cast<std::uint32_t>(value.bits & 0x7fffu) << 13;
   const std::uint32_t finite = std::bit_cast<std::uint32_t>(std::bit_cast<float>(body) * 0x1p112f);
-  const std::uint32_t special = body | 0x7f800000u;
-  return std::bit_cast<float>(sign | (body >= 0x0f800000u ? special : finite));
+  return std::bit_cast<float>(sign | finite | (0x7f800000u & mask_of(body >= 0x0f800000u)));
 }
 
 inline float to_float(BFloat16 value) noexcept {
@@ -39,17 +42,23 @@ float to_float(T value) noexcept {
 
 inline void from_float(float value, float& result) noexcept { result = value; }
 
+// Adding a power of two that is 2^13 times the value's own lets the adder round to the last place that
+// float16 has there, and leaves the significand, in units of that place, in the sum's low bits.
 inline void from_float(float value, Half& result) noexcept {
+  constexpr std::uint32_t kLeastExponent = 113u << 23;  // 2^-14: below it float16's places stay the same
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   const std::uint32_t size = bits & 0x7fffffffu;
-  // Adding 0.5 puts the last bit that float16's subnormals have where the adder rounds.
-  const std::uint32_t small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u;
-  const std::uint32_t normal = (size - (112u << 23) + 0xfffu + ((size >> 13) & 1u)) >> 13;
-  std::uint32_t half = size < 0x38800000u ? small : normal;
-  half = size >= 0x477ff000u ? 0x7c00u : half;
-  half = size > 0x7f800000u ? 0x7e00u : half;
-  result.bits = static_cast<std::uint16_t>(sign | half);
+  const std::uint32_t own = size & 0x7f800000u;
+  const std::uint32_t tiny = mask_of(own < kLeastExponent);
+  const std::uint32_t exponent = (own & ~tiny) | (kLeastExponent & tiny);
+  const std::uint32_t anchor = exponent + (13u << 23);
+  const float sum = std::bit_cast<float>(size) + std::bit_cast<float>(anchor);
+  const std::uint32_t significand = std::bit_cast<std::uint32_t>(sum) - anchor;
+  const std::uint32_t finite = significand + ((exponent - kLeastExponent) >> 13);
+  const std::uint32_t huge = mask_of(size >= 0x477ff000u);
+  const std::uint32_t nan = mask_of(size > 0x7f800000u);
+  result.bits = static_cast<std::uint16_t>(sign | (finite & ~huge) | (0x7c00u & huge) | (0x0200u & nan));
 }
 
 inline void from_float(float value, BFloat16& result) noexcept {
