@@ -1,8 +1,10 @@
 #include "device/contract_suite.hpp"
 
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -104,6 +106,20 @@ TEST(HostFork, ForkInMidCopyHangsNeither) {
     EXPECT_EQ(exit_status_of([&] { return throws_forked([&] { stream.synchronize(); }) ? 0 : 1; }), 0);
   }
   stream.synchronize();
+}
+
+TEST(HostSignals, DoNotGoToTheDevicesThreads) {
+  const Device device = Device::open("host:memory=1MiB");
+  const Stream stream = device.create_stream();
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  device.backend().stream_host_function(
+      stream.native(), [](void* set) { pthread_sigmask(SIG_BLOCK, nullptr, static_cast<sigset_t*>(set)); },
+      &blocked);
+  stream.synchronize();
+  EXPECT_TRUE(sigismember(&blocked, SIGINT));
+  EXPECT_TRUE(sigismember(&blocked, SIGTERM));
+  EXPECT_FALSE(sigismember(&blocked, SIGSEGV));
 }
 
 /// Starts work that takes long, and ends the process in the middle of it.

@@ -5,7 +5,10 @@
 
 #include <penstock/core/error.hpp>
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -16,6 +19,15 @@ namespace penstock {
 namespace {
 
 thread_local const HostStream* current_stream = nullptr;
+
+// Signals are for the program's own threads, whose calls they are to interrupt; faults stay where they
+// happen.
+void block_signals() noexcept {
+  sigset_t signals;
+  sigfillset(&signals);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&signals, fault);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
 
 }  // namespace
 
@@ -93,6 +105,7 @@ std::uint64_t HostStream::runnable() const noexcept {
 }
 
 void HostStream::run() noexcept {
+  block_signals();
   current_stream = this;
   bool ended = false;
   for (std::uint64_t ticket = 1; !ended; ++ticket) {
