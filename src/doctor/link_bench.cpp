@@ -9,6 +9,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <random>
@@ -28,10 +29,12 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-std::unique_ptr<std::byte[]> take_pageable(std::size_t bytes) {
-  auto* data = new (std::nothrow) std::byte[bytes];
+// Whole pages: what is registered must share none with memory that is registered already.
+Pages take_pageable(std::size_t bytes) {
+  constexpr std::size_t kPage = 4096;
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kPage, align_up(bytes, kPage)));
   if (data == nullptr) throw OutOfMemory("pageable host memory", bytes, 0, 0);
-  return std::unique_ptr<std::byte[]>(data);
+  return Pages(data);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,6 +19,12 @@ namespace penstock {
 [[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
+
+struct FreePages {
+  void operator()(std::byte* data) const noexcept { std::free(data); }
+};
+/// Host memory on pages of its own.
+using Pages = std::unique_ptr<std::byte, FreePages>;
 
 /// The bench that all measurements of a link stand on: memory of each kind that holds the same random bytes,
 /// memory of each kind to copy to, repetitions within a time, and the comparison afterwards.
@@ -73,7 +80,7 @@ class LinkBench {
     std::size_t capacity = 0;
     Buffer pinned_source, pinned_target;
     Buffer device_source, device_target;
-    std::unique_ptr<std::byte[]> pageable_source, pageable_target;
+    Pages pageable_source, pageable_target;
   };
 
   [[nodiscard]] Memory take(std::size_t bytes) const;

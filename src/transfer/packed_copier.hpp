@@ -20,12 +20,12 @@ namespace penstock {
 struct PackingOptions {
   unsigned threads = 1;
   /// How long idle threads of the team poll for the next packed transfer.
-  std::chrono::microseconds spin{100};
+  std::chrono::microseconds spin{200};
   /// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
   /// still help.
   std::size_t granule_bytes = std::size_t{32} << 10;
   /// Chunks double from the first to the largest: the wire starts early and then has long copies.
-  std::size_t first_chunk_bytes = std::size_t{128} << 10;
+  std::size_t first_chunk_bytes = std::size_t{256} << 10;
   std::size_t largest_chunk_bytes = std::size_t{1} << 20;
   StoreKind stores = StoreKind::cached;
 };

@@ -21,7 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
 constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
 constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
-constexpr std::chrono::microseconds kSpin{50};
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -165,7 +164,7 @@ std::optional<StagingRing::Task> StagingRing::next_task(std::unique_lock<std::mu
     if (monitor_->closed && jobs_.empty() && handing_ == opened_) return std::nullopt;
     const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
     lock.unlock();
-    spin_until([&] { return monitor_->version.load(std::memory_order_acquire) != seen; }, kSpin);
+    spin_until([&] { return monitor_->version.load(std::memory_order_acquire) != seen; }, options_.spin);
     lock.lock();
     monitor_->condition.wait(lock, [&] { return monitor_->version.load(std::memory_order_relaxed) != seen; });
   }

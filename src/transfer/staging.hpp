@@ -7,6 +7,7 @@
 #include <penstock/memory/pool.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +28,8 @@ struct StagingOptions {
   unsigned slots = 4;
   ChunkSizes chunks;
   StoreKind stores = StoreKind::streaming;
+  /// How long idle threads poll before they sleep.
+  std::chrono::microseconds spin{200};
 };
 
 /// Moves pageable memory through pinned slots, in one direction.

@@ -59,7 +59,8 @@ StagingOptions staging_options(CopyDirection direction, unsigned threads, const 
   return {.threads = threads,
           .slots = options.slots,
           .chunks = {.largest = options.chunk_bytes != 0 ? options.chunk_bytes : profile.chunk_bytes},
-          .stores = streaming ? StoreKind::streaming : StoreKind::cached};
+          .stores = streaming ? StoreKind::streaming : StoreKind::cached,
+          .spin = options.spin};
 }
 
 CopyDirection direction_of(MemoryKind source, MemoryKind destination) {

@@ -30,7 +30,7 @@ PENSTOCK_ENGINE_SUITE(EngineFaultTest);
 constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
 
 TEST_P(EngineFaultTest, AFailedCopyReachesWhoeverAsksAndLeavesNothingBehind) {
-  const auto source = random_bytes(1 << 20, 1);
+  const auto source = random_bytes(2 << 20, 1);
   for (const TransferPath path : kPaths) {
     for (const Entry entry : {Entry::copy, Entry::event_record}) {
       for (const std::size_t nth : {1u, 2u, 3u}) {
