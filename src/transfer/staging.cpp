@@ -29,13 +29,12 @@ double seconds_since(Clock::time_point begin) {
 }  // namespace
 
 struct StagingRing::Slot {
-  enum class Copies : std::uint8_t { none, marked, unmarked };
-
   std::byte* data;
   Event event;
-  // What is known of the copies that used the slot. Written by the one thread that enqueues, or that gives
-  // the slot back.
-  std::atomic<Copies> copies{Copies::none};
+  // A copy that may be under way is marked by `event`. Where marking failed, nobody needs the mark: copies
+  // into the slot keep the order of the wire, and what a copy out of it brings to a failed transfer is not
+  // used.
+  std::atomic<bool> in_flight{false};
 
   // Guarded by the ring's mutex. A slot is open while it has a job.
   std::shared_ptr<StagedJob> job;
@@ -247,31 +246,22 @@ void StagingRing::move_granule(const Task& task) {
 // Several threads may wait for the same copies; only what comes after all of them changes the slot's mark
 // again.
 void StagingRing::wait_for_copies(Slot& slot) {
-  switch (slot.copies.load(std::memory_order_acquire)) {
-    case Slot::Copies::none:
-      return;
-    case Slot::Copies::marked:
-      slot.event.synchronize();
-      break;
-    case Slot::Copies::unmarked:
-      wire_.synchronize();
-      break;
-  }
-  slot.copies.store(Slot::Copies::none, std::memory_order_release);
+  if (!slot.in_flight.load(std::memory_order_acquire)) return;
+  slot.event.synchronize();
+  slot.in_flight.store(false, std::memory_order_release);
 }
 
 void StagingRing::enqueue(Slot& slot) {
   StagedJob& job = *slot.job;
   const std::size_t at = slot.chunk.offset;
   if (job.after) wire_.wait(*job.after);
-  slot.copies.store(Slot::Copies::unmarked, std::memory_order_release);
   if (direction_ == CopyDirection::h2d) {
     device_.backend().copy(job.destination + at, slot.data, slot.chunk.bytes, direction_, wire_.native());
   } else {
     device_.backend().copy(slot.data, job.source + at, slot.chunk.bytes, direction_, wire_.native());
   }
   slot.event.record(wire_);
-  slot.copies.store(Slot::Copies::marked, std::memory_order_release);
+  slot.in_flight.store(true, std::memory_order_release);
   job.state->account(1, 0, 0);
 
   bool last = false;

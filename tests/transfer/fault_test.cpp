@@ -128,6 +128,47 @@ TEST_P(EngineFaultTest, CancelledTransfersStopAndSaySo) {
   EXPECT_EQ(faulty_->live(), LiveHandles{});
 }
 
+// Fails when a transfer is ended before its copies have drained: on HostLate they then come after the fill.
+TEST_P(EngineFaultTest, WhatEndedTouchesItsDestinationNoMore) {
+  const auto source = random_bytes(4 << 20, 11);
+  const auto expect_untouched = [&](TransferEngine& engine, const Buffer& device, const Stream* after) {
+    const Stream other = device_->create_stream();
+    device_->backend().fill(device.data(), 0x5A, device.size(), other.native());
+    other.synchronize();
+    const Buffer elsewhere = poisoned_on_device(source.size());
+    for (const TransferPath path : kPaths) {  // whatever is still under way in the engine comes before these
+      engine.copy(elsewhere.data(), source.data(), source.size(), {.path = path, .after = after})
+          .synchronize();
+    }
+    const std::vector<std::byte> filled(device.size(), std::byte{0x5A});
+    EXPECT_EQ(first_difference(read(device), filled), -1);
+  };
+  TransferEngine engine(*faulty_device_, many_chunks());
+  const Buffer device = poisoned_on_device(source.size());
+  {
+    GatedStream gate(*faulty_device_);
+    const Transfer transfer = engine.copy(device.data(), source.data(), source.size(),
+                                          {.path = TransferPath::staged, .after = &gate.stream()});
+    while (transfer.report().copies == 0) std::this_thread::yield();
+    EXPECT_TRUE(transfer.cancel());
+    gate.open();
+    EXPECT_THROW(transfer.synchronize(), Closed);
+    expect_untouched(engine, device, &gate.stream());
+  }
+  for (const TransferPath path : kPaths) {
+    // Of packed chunks the last copy fails; direct fails in marking the only one.
+    faulty_->fail(path == TransferPath::direct ? Entry::event_record : Entry::copy,
+                  path == TransferPath::direct ? 1 : 3);
+    const Buffer pinned = pinned_->allocate(source.size());
+    const Transfer transfer =
+        engine.copy(device.data(), path == TransferPath::direct ? pinned.data() : source.data(),
+                    source.size(), {.path = path});
+    EXPECT_THROW(transfer.synchronize(), DeviceError) << transfer_path_name(path);
+    faulty_->heal();
+    expect_untouched(engine, device, nullptr);
+  }
+}
+
 TEST_P(EngineFaultTest, TheEngineMayGoInMidTransfer) {
   const auto source = random_bytes(4 << 20, 6);
   for (int round = 0; round < 4; ++round) {
