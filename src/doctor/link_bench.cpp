@@ -137,7 +137,10 @@ Summary LinkBench::repeat(std::size_t bytes, const std::function<double()>& once
   const double slice = budget_ / (late ? 10000 : 1000);
   const std::size_t most = options_.repetitions != 0 ? options_.repetitions : 200;
   const std::size_t least = std::min<std::size_t>(most, late ? 2 : quick() || bytes >= kLarge ? 3 : 7);
-  for (std::size_t warm_up = bytes >= kLarge ? 1 : 3; warm_up > 0; --warm_up) once();
+  // What takes microseconds is also a matter of clocks and caches, which take some turns to settle.
+  constexpr std::size_t kSmall = 4 * kMiB;
+  for (std::size_t warm_up = bytes >= kLarge ? 1 : late || bytes > kSmall ? 3 : 20; warm_up > 0; --warm_up)
+    once();
   std::vector<double> seconds;
   const auto begin = std::chrono::steady_clock::now();
   while (seconds.size() < least || (seconds.size() < most && seconds_since(begin) < slice)) {

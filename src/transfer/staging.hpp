@@ -28,8 +28,9 @@ struct StagingOptions {
   unsigned slots = 4;
   ChunkSizes chunks;
   StoreKind stores = StoreKind::streaming;
-  /// How long idle threads poll before they sleep.
-  std::chrono::microseconds spin{200};
+  /// How long idle threads poll before they sleep: about as long as a full ring takes to drain, so that of
+  /// transfers one after another, the next finds them awake.
+  std::chrono::microseconds spin{1000};
 };
 
 /// Moves pageable memory through pinned slots, in one direction.

@@ -59,8 +59,7 @@ StagingOptions staging_options(CopyDirection direction, unsigned threads, const 
   return {.threads = threads,
           .slots = options.slots,
           .chunks = {.largest = options.chunk_bytes != 0 ? options.chunk_bytes : profile.chunk_bytes},
-          .stores = streaming ? StoreKind::streaming : StoreKind::cached,
-          .spin = options.spin};
+          .stores = streaming ? StoreKind::streaming : StoreKind::cached};
 }
 
 CopyDirection direction_of(MemoryKind source, MemoryKind destination) {
