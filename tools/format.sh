@@ -7,5 +7,9 @@ mode=(-i)
 if [ "${1:-}" = --check ]; then
   mode=(--dry-run -Werror)
 fi
-find include src cli tests benchmarks python \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' \) -print0 2>/dev/null |
+folders=()
+for folder in include src cli tests benchmarks fuzz python; do
+  if [ -d "$folder" ]; then folders+=("$folder"); fi
+done
+find "${folders[@]}" \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' \) -print0 |
   xargs -0 clang-format-19 "${mode[@]}"
