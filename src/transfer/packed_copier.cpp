@@ -20,8 +20,7 @@ using Range = PackedPlan::Range;
 // What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
 // still help.
 constexpr std::size_t granule = std::size_t{32} << 10;
-// Largest part of an image that is in pinned memory at once.
-constexpr std::size_t kWindow = std::size_t{32} << 20;
+constexpr std::size_t kRoundsInFlight = 3;
 // Below this, handing work to other threads costs more than it saves.
 constexpr std::size_t kAlone = std::size_t{96} << 10;
 
@@ -175,17 +174,23 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
 }
 
 void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
-                             const Stream& stream) {
+                             const Stream& stream, bool held) {
   state->set_threads(plan.image_bytes() <= kAlone ? 1 : options_.threads);
   try {
+    std::deque<EventPool::Handle> rounds;  // that are on the wire
     for (std::size_t begin = 0; begin < plan.image_bytes();) {
-      const Range round = plan.round(begin, kWindow);
+      // The next round then has memory that is in use already, and in the cache.
+      if (!held && rounds.size() == kRoundsInFlight) {
+        rounds.front()->synchronize();
+        rounds.pop_front();
+      }
+      const Range round = plan.round(begin, options_.window_bytes);
       pack_round(plan, round, stream, *state);
+      rounds.push_back(events_->take());
+      rounds.back()->record(stream);
       begin = round.end;
     }
-    auto event = events_->take();
-    event->record(stream);
-    state->submitted(std::move(event), false);
+    state->submitted(std::move(rounds.back()), false);
   } catch (...) {
     state->fail_after(stream, std::current_exception());
   }
@@ -265,7 +270,7 @@ class PackedCopier::Unpacking {
     Range round;
     {
       const std::lock_guard lock(round_mutex_);
-      round = round_ = plan_.round(begin, kWindow);
+      round = round_ = plan_.round(begin, copier_.options_.window_bytes);
     }
     Backend& backend = copier_.device_.backend();
     const Stream& stream = copier_.unpack_stream_;

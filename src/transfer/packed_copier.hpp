@@ -27,7 +27,9 @@ struct PackingOptions {
   /// Chunks double from the first to the largest: the wire starts early and then has long copies.
   std::size_t first_chunk_bytes = std::size_t{256} << 10;
   std::size_t largest_chunk_bytes = std::size_t{1} << 20;
-  StoreKind stores = StoreKind::cached;
+  /// Largest part of an image that is in pinned memory at once.
+  std::size_t window_bytes = std::size_t{32} << 20;
+  StoreKind stores = StoreKind::streaming;
 };
 
 /// Moves many small pieces as few large ones. Host ends are packed and unpacked by a team of threads, chunk
@@ -44,8 +46,10 @@ class PackedCopier {
   PackedCopier& operator=(const PackedCopier&) = delete;
 
   /// Blocks the host until every source is read and all copies are enqueued on `stream`. Failures go to
-  /// `state`.
-  void to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream);
+  /// `state`. Where the stream is not `held` back by other work, it has at most a few rounds at a time, so
+  /// that large transfers make do with little pinned memory.
+  void to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream,
+                 bool held);
   /// Returns at once; `after` (may be null) holds the copies back. The host's ends are written by whoever
   /// synchronizes with the transfer first, or else by a thread of the copier.
   void to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan, EventPool::Handle after);

@@ -44,10 +44,19 @@ void check_options(const TransferOptions& options) {
   }
 }
 
-PackingOptions packing_options(unsigned threads, const TransferOptions& options) {
-  return {.threads = threads,
-          .spin = options.spin,
-          .stores = options.streaming_stores.value_or(true) ? StoreKind::streaming : StoreKind::cached};
+PackingOptions packing_options(const Device& device, unsigned threads, const TransferOptions& options) {
+  PackingOptions packing{.threads = threads, .spin = options.spin};
+  if (device.info().backend == "host") {
+    // The embedded device's copy is a processor's: what was packed is to be in the cache still when it reads
+    // it.
+    packing.first_chunk_bytes = std::size_t{128} << 10;
+    packing.largest_chunk_bytes = std::size_t{256} << 10;
+    packing.window_bytes = std::size_t{512} << 10;
+    packing.stores = StoreKind::cached;
+  }
+  if (options.streaming_stores)
+    packing.stores = *options.streaming_stores ? StoreKind::streaming : StoreKind::cached;
+  return packing;
 }
 
 StagingOptions staging_options(CopyDirection direction, unsigned threads, const TransferOptions& options,
@@ -169,7 +178,7 @@ class TransferEngineImpl {
         : h2d(device.create_stream()),
           d2h(device.create_stream()),
           d2d(device.create_stream()),
-          packed(device, pinned, scratch, events, d2h, packing_options(threads, options)),
+          packed(device, pinned, scratch, events, d2h, packing_options(device, threads, options)),
           staged_h2d(device, pinned, events, CopyDirection::h2d, h2d,
                      staging_options(CopyDirection::h2d, threads, options, profile)),
           staged_d2h(device, pinned, events, CopyDirection::d2h, d2h,
@@ -263,7 +272,8 @@ class TransferEngineImpl {
         std::make_shared<TransferState>(TransferPath::packed, direction, plan.payload_bytes(), pieces.size());
     switch (direction) {
       case CopyDirection::h2d:
-        lane_of(options).packed.to_device(state, plan, stream_for(direction, options));
+        lane_of(options).packed.to_device(state, plan, stream_for(direction, options),
+                                          options.after != nullptr);
         break;
       case CopyDirection::d2h:
         lane_of(options).packed.to_host(state, std::move(plan), mark(options.after));
