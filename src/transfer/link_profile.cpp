@@ -224,7 +224,8 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
   profile.driver = device.driver;
   profile.processor = topology.processor;
   profile.link = device.link;
-  profile.staging_threads = std::clamp(topology.processors - 1, 1u, 7u);
+  // The embedded device's wire is one thread, which one other keeps busy.
+  profile.staging_threads = host ? 1 : std::clamp(topology.processors - 1, 1u, 7u);
   // A large copy hides what each copy costs on a link; on the host, a slot is to stay in the processor's
   // cache.
   profile.chunk_bytes = host ? 256 * kKiB : 12 * kMiB;

@@ -69,8 +69,8 @@ TEST_F(LinkBenchTest, RepeatsAfterAWarmUp) {
   });
   EXPECT_LE(summary.repetitions, 5u);
   EXPECT_GE(summary.repetitions, 3u);
-  EXPECT_EQ(summary.repetitions + 3, calls);
-  EXPECT_EQ(summary.minimum, 4) << "the warm-up does not count";
+  EXPECT_EQ(summary.repetitions + 20, calls);
+  EXPECT_EQ(summary.minimum, 21) << "the warm-up does not count";
 }
 
 }  // namespace

@@ -173,20 +173,22 @@ TEST_P(EngineFaultTest, TheEngineMayGoInMidTransfer) {
   const auto source = random_bytes(4 << 20, 6);
   for (int round = 0; round < 4; ++round) {
     const Buffer device = on_device(source);
-    const Buffer target = poisoned_on_device(source.size());
+    const Buffer target = poisoned_on_device(3 * source.size());
     // Pinned ends: the driver's own copy of pageable memory would wait for the gate before it returns.
     const Buffer from = pinned_->allocate(source.size());
-    const Buffer back = pinned_->allocate(source.size());
+    const Buffer back = pinned_->allocate(3 * source.size());
     std::vector<Transfer> transfers;
     {
       std::optional<GatedStream> gate(*faulty_device_);
       std::thread opener;
       {
         TransferEngine engine(*faulty_device_, many_chunks());
+        std::size_t at = 0;
         for (const TransferPath path : kPaths) {
           const CopyOptions options{.path = path, .after = round % 2 == 0 ? &gate->stream() : nullptr};
-          transfers.push_back(engine.copy(target.data(), from.data(), source.size(), options));
-          transfers.push_back(engine.copy(back.data(), device.data(), source.size(), options));
+          transfers.push_back(engine.copy(target.data() + at, from.data(), source.size(), options));
+          transfers.push_back(engine.copy(back.data() + at, device.data(), source.size(), options));
+          at += source.size();
         }
         opener = std::thread([&] { gate->open(); });
       }
