@@ -2,7 +2,8 @@
 # Compiles the kernels to the PTX that is committed: tools/make_kernels.sh. Needs nvcc (or NVCC=...).
 # With --check it only compares; exit status 77 where there is no nvcc, or another version than made the PTX.
 # The ISA version is lowered from what nvcc writes to about the oldest that sm_75 needs, so that older drivers take
-# it; comments and a hint that only newer versions know go with it.
+# it; comments and a hint that only newer versions know go with it, and so does what nvcc puts into internal names from
+# the path of the source.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 kernels=$root/src/device/cuda
@@ -23,7 +24,7 @@ fi
 "$nvcc" -ptx -arch=compute_75 -O3 -std=c++17 -I "$root/src" "$kernels/kernels.cu" -o "$work/kernels.ptx"
 {
   echo "$header"
-  sed -e '/^[[:space:]]*\/\//d' -e '/\.pragma "used_bytes_mask/d' -e 's/^\.version .*/.version 6.4/' \
+  sed -e 's/\(_INTERNAL_\|_GLOBAL__N__\)[0-9a-f]\{8\}_/\100000000_/g' -e '/^[[:space:]]*\/\//d' -e '/\.pragma "used_bytes_mask/d' -e 's/^\.version .*/.version 6.4/' \
     "$work/kernels.ptx"
 } > "$work/lowered.ptx"
 if [ "${1:-}" = --check ]; then

@@ -24,8 +24,8 @@ struct TransferOptions {
   std::size_t chunk_bytes = 0;
   /// Pinned slots of the size of the largest chunk for staging, in each direction: 2 to 64.
   unsigned slots = 4;
-  /// How long idle threads poll for the next packed transfer before they sleep. Waking them costs some 70 µs: where
-  /// transfers come in quick succession or a processor is to spare, polling longer avoids it.
+  /// How long idle threads poll for the next packed transfer before they sleep. Waking them costs some 70 µs:
+  /// where transfers come in quick succession or a processor is to spare, polling longer avoids it.
   std::chrono::microseconds spin{200};
   /// Whether staging writes past the cache. None: as the profile says.
   std::optional<bool> streaming_stores = std::nullopt;
