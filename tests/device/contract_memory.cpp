@@ -155,10 +155,12 @@ TEST_P(Contract, RefusedRegistrationsLeaveTheBackendUsable) {
   EXPECT_THROW(backend().host_register(pages.data(), 2 * page(), false), Unsupported);
   EXPECT_EQ(backend().kind_of(pages.data()), MemoryKind::pageable);
   backend().host_unregister(pages.data() + page());
-  void* hole = mmap(nullptr, 2 * page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // The middle of a large hole: its ends are where the next mapping of another thread goes.
+  constexpr std::size_t kHole = std::size_t{1} << 32;
+  void* hole = mmap(nullptr, kHole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(hole, MAP_FAILED);
-  munmap(hole, 2 * page());
-  EXPECT_THROW(backend().host_register(hole, page(), false), Error);
+  munmap(hole, kHole);
+  EXPECT_THROW(backend().host_register(static_cast<std::byte*>(hole) + kHole / 2, page(), false), Error);
   backend().host_register(pages.data(), pages.size(), false);
   const DeviceBytes copy(device(), pages.size());
   backend().copy(copy.data(), pages.data(), pages.size(), CopyDirection::h2d, stream().native());
