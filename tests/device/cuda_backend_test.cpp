@@ -196,8 +196,10 @@ TEST_F(CudaBackend, FailedCopySurfacesAndStays) {
 
 TEST_F(CudaBackend, FailedWorkShowsInQueriesOfItsEvent) {
   fake.fail_work("cuMemcpyDtoDAsync", 1, 719);
+  backend().stream_wait_value(stream(), word_, 1);  // or the record may come after the failure, and report it
   backend().copy(memory_ + 32, memory_, 16, CopyDirection::d2d, stream());
   backend().event_record(event_.native(), stream());
+  std::atomic_ref(*word_).store(1);
   EXPECT_EQ(device_error([&] { backend().event_synchronize(event_.native()); }).name(),
             "CUDA_ERROR_LAUNCH_FAILED");
   EXPECT_EQ(device_error([&] { static_cast<void>(backend().event_query(event_.native())); }).code(), 719);
