@@ -53,14 +53,22 @@ struct CopyPiece {
 /// Rows picked by number out of an array and laid side by side, converted on the way:
 ///   destination[i][e] = convert(source[indices[i]][e]) * scale[c] + shift[c],  c = (e / channel_elements) %
 ///   channels
+/// where row r of the source lies at `head + r * stride` for r below head_rows, and at
+/// `source + (r - head_rows) * stride` from there on.
 /// Conversions go through float32 where scale or shift are given, or where the types are floats of different
 /// width; integers to integers are extended by value. Without scale, shift, and change of type the bytes are
 /// copied as they are, whatever the type.
 struct GatherRequest {
-  const void* source = nullptr;  ///< first row; device memory, or the device's address of locked host memory
-  std::uint64_t source_rows = 0;
+  /// Row `head_rows` and those after it; device memory, or the device's address of locked host memory. May be
+  /// null where the head holds all rows.
+  const void* source = nullptr;
+  std::uint64_t source_rows = 0;  ///< of head and source together
+  /// Rows 0 to head_rows-1 where they lie elsewhere than the others (on the device already, say); memory as
+  /// of `source`. Not looked at where head_rows is 0.
+  const void* head = nullptr;
+  std::uint64_t head_rows = 0;  ///< at most source_rows
   std::uint64_t row_elements = 0;
-  std::uint64_t row_stride_bytes = 0;      ///< between rows of the source; 0: rows lie side by side
+  std::uint64_t row_stride_bytes = 0;      ///< between rows of head and source; 0: rows lie side by side
   const std::uint64_t* indices = nullptr;  ///< reachable by the device; null: rows 0 to count-1
   std::uint64_t count = 0;                 ///< rows to gather
   void* destination = nullptr;             ///< count x row_elements of `to`, side by side
