@@ -86,12 +86,16 @@ void check_gather(const GatherRequest& request) {
   const std::uint64_t stride = request.row_stride_bytes;
   check(stride == 0 || stride >= request.row_elements * from_bytes, "the stride is shorter than a row");
   check(fits(request.source_rows, stride, 1), "its sizes exceed any memory");
+  check(request.head_rows <= request.source_rows, "the head has more rows than there are in all");
   if (request.count == 0 || request.row_elements == 0) return;
   check(request.destination != nullptr, "the destination is null");
-  check(request.source != nullptr || request.source_rows == 0, "the source is null");
+  check(request.source != nullptr || request.head_rows == request.source_rows, "the source is null");
+  check(request.head != nullptr || request.head_rows == 0, "the head is null");
   const bool converts = request.from != request.to || scaled;
   check(!converts || (aligned(request.source, from_bytes) && stride % from_bytes == 0),
         "the source or its stride is not aligned to its type");
+  check(!converts || request.head_rows == 0 || aligned(request.head, from_bytes),
+        "the head is not aligned to its type");
   check(!converts || aligned(request.destination, to_bytes), "the destination is not aligned to its type");
   check(aligned(request.indices, sizeof(std::uint64_t)) && aligned(request.scale, sizeof(float)) &&
             aligned(request.shift, sizeof(float)),

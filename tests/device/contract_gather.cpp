@@ -136,6 +136,8 @@ struct Case {
   std::uint32_t blocks = 0;
   std::size_t source_offset = 0;
   std::size_t destination_offset = 0;
+  std::size_t head_rows = 0;  ///< in device memory, while the others are in locked memory
+  std::size_t head_offset = 0;
 };
 
 bool is_nan(std::uint64_t bits, DType dtype) {
@@ -154,7 +156,8 @@ class GatherCase {
         stride_(shape.row_elements * from_bytes_ + shape.gap_bytes),
         result_bytes_(shape.rows * shape.row_elements * dtype_bytes(shape.to)),
         contents_(random_bytes(shape.rows * stride_, seed)),
-        source_(device, shape.source_offset + contents_.size()),
+        source_(device, shape.source_offset + contents_.size() - head_bytes() + 1),
+        head_(device, shape.head_offset + head_bytes() + 1),
         indices_(device, shape.rows * sizeof(std::uint64_t)),
         factors_(device, 2 * shape.channels * sizeof(float)),
         result_(device, shape.destination_offset + result_bytes_ + kMargin) {
@@ -167,7 +170,8 @@ class GatherCase {
       factors_.as<float>()[c] = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 77.0F;
     }
     if (shape.scaled) replace_special_values();
-    std::memcpy(source_.data() + shape.source_offset, contents_.data(), contents_.size());
+    std::memcpy(source_.data() + shape.source_offset, contents_.data() + head_bytes(),
+                contents_.size() - head_bytes());
   }
 
   [[nodiscard]] GatherRequest request(std::byte* destination) const {
@@ -175,8 +179,10 @@ class GatherCase {
       return static_cast<std::byte*>(device_.backend().device_address(bytes.data()));
     };
     GatherRequest request;
-    request.source = at(source_) + shape_.source_offset;
+    if (shape_.head_rows < shape_.rows) request.source = at(source_) + shape_.source_offset;
     request.source_rows = shape_.rows;
+    if (shape_.head_rows != 0) request.head = head_.data() + shape_.head_offset;
+    request.head_rows = shape_.head_rows;
     request.row_elements = shape_.row_elements;
     request.row_stride_bytes = shape_.gap_bytes == 0 ? 0 : stride_;
     request.indices = shape_.indexed ? reinterpret_cast<const std::uint64_t*>(at(indices_)) : nullptr;
@@ -198,6 +204,10 @@ class GatherCase {
   void run(const Stream& stream) {
     Backend& backend = device_.backend();
     const DeviceBytes target(device_, result_.size());
+    PinnedBytes head(device_, head_bytes() + 1);
+    head.assign(std::span(contents_).first(head_bytes()));
+    backend.copy(head_.data() + shape_.head_offset, head.data(), head_bytes(), CopyDirection::h2d,
+                 stream.native());
     backend.fill(target.data(), 0xA5, target.size(), stream.native());
     backend.gather(request(target.data()), stream.native());
     backend.copy(result_.data(), target.data(), target.size(), CopyDirection::d2h, stream.native());
@@ -207,6 +217,8 @@ class GatherCase {
 
  private:
   static constexpr std::size_t kMargin = 64;
+
+  [[nodiscard]] std::size_t head_bytes() const { return shape_.head_rows * stride_; }
 
   // Infinities and NaN times a factor are no test of rounding; they come unscaled.
   void replace_special_values() {
@@ -257,6 +269,7 @@ class GatherCase {
   std::size_t result_bytes_;
   std::vector<std::byte> contents_;
   PinnedBytes source_;
+  DeviceBytes head_;
   PinnedBytes indices_;
   PinnedBytes factors_;
   PinnedBytes result_;
@@ -265,7 +278,8 @@ class GatherCase {
 std::string describe(const Case& shape) {
   return std::string(dtype_name(shape.from)) + " to " + std::string(dtype_name(shape.to)) + ", " +
          std::to_string(shape.rows) + " rows of " + std::to_string(shape.row_elements) +
-         (shape.scaled ? ", scaled" : "");
+         (shape.scaled ? ", scaled" : "") +
+         (shape.head_rows != 0 ? ", " + std::to_string(shape.head_rows) + " in the head" : "");
 }
 
 TEST_P(Contract, CanWidenIsWhatItSays) {
@@ -360,6 +374,80 @@ TEST_P(Contract, GatherOfManyRowsWithFewBlocks) {
   }
 }
 
+TEST_P(Contract, GatherConvertsEveryPairFromTwoSources) {
+  std::mt19937_64 random(600);
+  for (const DType from : kTypes) {
+    for (const DType to : kTypes) {
+      if (!can_widen(from, to)) continue;
+      for (const std::size_t elements : {37u, 64u}) {
+        const std::size_t rows = 24 + random() % 8;
+        const std::size_t at = random() % 8 * dtype_bytes(from);
+        const Case shape{.from = from,
+                         .to = to,
+                         .rows = rows,
+                         .row_elements = elements,
+                         .indexed = random() % 4 != 0,
+                         .source_offset = elements == 37 ? at : 0,
+                         .head_rows = 1 + random() % rows,
+                         .head_offset = elements == 37 ? random() % 8 * dtype_bytes(from) : 0};
+        SCOPED_TRACE(describe(shape));
+        GatherCase(device(), shape, random()).run(stream());
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Each alignment of the head beside each of the source, where a kernel for aligned rows would do for one.
+TEST_P(Contract, GatherTakesAHeadAndASourceOfAnyPlace) {
+  std::mt19937_64 random(700);
+  for (const auto& [head, source] : {std::tuple{0u, 0u}, {0u, 4u}, {4u, 0u}, {4u, 12u}, {8u, 16u}}) {
+    for (const auto& [from, to] : {std::tuple{DType::uint8, DType::uint8},
+                                   {DType::uint8, DType::float16},
+                                   {DType::int8, DType::int32},
+                                   {DType::bfloat16, DType::float32},
+                                   {DType::float32, DType::float16}}) {
+      for (const std::size_t gap : {0u, 16u, 20u}) {
+        const std::size_t rows = 20 + random() % 20;
+        const Case shape{.from = from,
+                         .to = to,
+                         .rows = rows,
+                         .row_elements = 48,
+                         .gap_bytes = gap,
+                         .scaled = to == DType::float16,
+                         .channels = 3,
+                         .channel_elements = 16,
+                         .source_offset = source,
+                         .head_rows = 1 + random() % (rows - 1),
+                         .head_offset = head};
+        SCOPED_TRACE(describe(shape));
+        GatherCase(device(), shape, random()).run(stream());
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Contract, GatherCopiesRowsFromTwoSourcesSplitAnywhere) {
+  std::mt19937_64 random(800);
+  for (const std::size_t elements : {1u, 3u, 16u, 100u, 784u}) {
+    for (const std::size_t split : {0u, 1u, 16u, 32u, 33u}) {
+      const Case shape{.rows = 33,
+                       .row_elements = elements,
+                       .gap_bytes = random() % 3,
+                       .source_offset = random() % 16,
+                       .destination_offset = random() % 16,
+                       .head_rows = split,
+                       .head_offset = random() % 16};
+      SCOPED_TRACE(describe(shape));
+      GatherCase(device(), shape, random()).run(stream());
+      if (HasFatalFailure()) return;
+    }
+  }
+  const Case many{.to = DType::float32, .rows = 3000, .row_elements = 64, .blocks = 4, .head_rows = 1234};
+  GatherCase(device(), many, 801).run(stream());
+}
+
 TEST_P(Contract, GatherReadsItsIndicesWhenItsTurnComes) {
   const auto rows = random_bytes(1000, 18);
   PinnedBytes source(device(), rows.size());
@@ -399,6 +487,9 @@ TEST_P(Contract, GatherRefusesWhatItCannotDo) {
   };
   refused([](GatherRequest& r) { r.source = nullptr; });
   refused([](GatherRequest& r) { r.destination = nullptr; });
+  refused([](GatherRequest& r) { r.head_rows = 1; });
+  refused([&](GatherRequest& r) { r.head = block.data(), r.head_rows = 5; });
+  refused([&](GatherRequest& r) { r.head = block.data(), r.head_rows = 3, r.source = nullptr; });
   refused([](GatherRequest& r) { r.from = DType::float32, r.to = DType::uint8; });
   refused([](GatherRequest& r) { r.from = DType::int64, r.to = DType::int32; });
   refused([](GatherRequest& r) { r.row_stride_bytes = 15; });
@@ -409,6 +500,10 @@ TEST_P(Contract, GatherRefusesWhatItCannotDo) {
   refused([&](GatherRequest& r) {
     r.from = DType::int16, r.to = DType::float32;
     r.source = block.data() + 1;
+  });
+  refused([&](GatherRequest& r) {
+    r.from = DType::int16, r.to = DType::float32;
+    r.head = block.data() + 1, r.head_rows = 1;
   });
   refused([&](GatherRequest& r) { r.to = DType::float32, r.destination = block.data() + 2049; });
   refused([&](GatherRequest& r) { r.indices = reinterpret_cast<const std::uint64_t*>(block.data() + 4); });

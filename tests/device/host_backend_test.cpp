@@ -34,6 +34,10 @@ TEST(HostBackend, KernelsAreRefusedPageableMemory) {
   request.destination = target.data();
   EXPECT_THROW(device.backend().gather(request, stream.native()), DeviceError);
   request.source = target.data();
+  request.head = ordinary.data();
+  request.head_rows = 1;
+  EXPECT_THROW(device.backend().gather(request, stream.native()), DeviceError);
+  request.head_rows = 0;
   request.destination = ordinary.data();
   EXPECT_THROW(device.backend().gather(request, stream.native()), DeviceError);
   EXPECT_THROW(device.backend().fill(ordinary.data(), 0, 16, stream.native()), DeviceError);
@@ -236,6 +240,13 @@ TEST(HostBackend, ModelledLinkChargesPageableAndZeroCopyToo) {
   device.backend().gather(request, stream.native());
   stream.synchronize();
   EXPECT_GE(seconds_since(begin), 0.02);
+  request.source = block.data();
+  request.head = pinned.data();
+  request.head_rows = 1;
+  begin = Clock::now();
+  device.backend().gather(request, stream.native());
+  stream.synchronize();
+  EXPECT_GE(seconds_since(begin), 0.01);
   PinnedBytes table(device, sizeof(CopyPiece));
   *table.as<CopyPiece>() = {block.data(), pinned.data(), kBytes};
   begin = Clock::now();

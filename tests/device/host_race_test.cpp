@@ -104,6 +104,21 @@ TEST_F(Late, WorkThatIsRightlyAheadIsNotPoisoned) {
   EXPECT_TRUE(same_bytes(next, next_result.bytes()));
 }
 
+TEST_F(Late, HeadThatAGatherReadsIsNotPoisoned) {
+  stream.synchronize();
+  GatherRequest request;
+  request.source_rows = 1;
+  request.head = slot.data();
+  request.head_rows = 1;
+  request.row_elements = kBytes;
+  request.count = 1;
+  request.destination = result.data();
+  backend.gather(request, stream.native());
+  backend.fill(slot.data(), 0, kBytes, stream.native());
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
 #ifndef PENSTOCK_THREAD_SANITIZER  // these race, and it says so
 
 TEST_F(Late, ConsumerThatSkipsTheWaitSeesPoison) {

@@ -13,6 +13,8 @@ namespace {
 
 using namespace penstock::cuda;
 
+constexpr Result kMisalignedAddress = 716;
+
 struct Piece {
   Address source;
   Address destination;
@@ -44,12 +46,18 @@ Result copy_pieces(const CopyPiecesArguments& a) {
 
 // Calls `with_row(number of the gathered row, address of the source's row or 0)`.
 template <typename Arguments, typename WithRow>
-Result for_rows(const Arguments& a, std::uint64_t row_bytes, std::uint64_t out_bytes, WithRow&& with_row) {
+Result for_rows(const Arguments& a, bool aligned, std::uint64_t row_bytes, std::uint64_t out_bytes,
+                WithRow&& with_row) {
+  if (aligned && ((a.head_rows != 0 && address_of(a.head) % 16 != 0) || address_of(a.source) % 16 != 0 ||
+                  address_of(a.destination) % 16 != 0 || row_bytes % 16 != 0 || a.stride_bytes % 16 != 0)) {
+    return kMisalignedAddress;
+  }
   if (!memory().writable(address_of(a.destination), a.count * out_bytes)) return kIllegalAddress;
   if (a.indices != nullptr && !memory().readable(address_of(a.indices), a.count * 8)) return kIllegalAddress;
   for (std::uint64_t row = 0; row < a.count; ++row) {
     const std::uint64_t index = a.indices == nullptr ? row : load<std::uint64_t>(address_of(a.indices + row));
-    const Address from = index < a.source_rows ? address_of(a.source) + index * a.stride_bytes : 0;
+    const Address base = address_of(index < a.head_rows ? a.head : a.source);
+    const Address from = index < a.source_rows ? base + index * a.stride_bytes : 0;
     if (from != 0 && !memory().readable(from, row_bytes)) return kIllegalAddress;
     with_row(row, from);
   }
@@ -57,11 +65,7 @@ Result for_rows(const Arguments& a, std::uint64_t row_bytes, std::uint64_t out_b
 }
 
 Result gather_bytes(const GatherBytesArguments& a, bool aligned) {
-  if (aligned && (address_of(a.source) % 16 != 0 || address_of(a.destination) % 16 != 0 ||
-                  a.row_bytes % 16 != 0 || a.stride_bytes % 16 != 0)) {
-    return 716;
-  }
-  return for_rows(a, a.row_bytes, a.row_bytes, [&](std::uint64_t row, Address from) {
+  return for_rows(a, aligned, a.row_bytes, a.row_bytes, [&](std::uint64_t row, Address from) {
     char* to = static_cast<char*>(a.destination) + row * a.row_bytes;
     if (from == 0) {
       std::memset(to, 0, a.row_bytes);
@@ -179,31 +183,32 @@ void write_float(char* to, float value, std::uint32_t type) {
   std::memcpy(to, &bits, 2);
 }
 
-Result gather_widen(const GatherWidenArguments& a) {
+Result gather_widen(const GatherWidenArguments& a, bool aligned) {
   const std::size_t from_bytes = bytes_of(a.from);
   const std::size_t to_bytes = bytes_of(a.to);
   if ((a.scale != nullptr && !memory().readable(address_of(a.scale), a.channels * 4)) ||
       (a.shift != nullptr && !memory().readable(address_of(a.shift), a.channels * 4))) {
     return kIllegalAddress;
   }
-  return for_rows(
-      a, a.row_elements * from_bytes, a.row_elements * to_bytes, [&](std::uint64_t row, Address from) {
-        for (std::uint64_t i = 0; i < a.row_elements; ++i) {
-          char* to = static_cast<char*>(a.destination) + (row * a.row_elements + i) * to_bytes;
-          if (from == 0) {
-            std::memset(to, 0, to_bytes);
-          } else if (a.to >= kFloat16) {
-            const std::uint64_t channel = i / a.channel_elements % a.channels;
-            volatile float value = read_float(from + i * from_bytes, a.from);  // rounded after each step
-            if (a.scale != nullptr) value = value * a.scale[channel];
-            if (a.shift != nullptr) value = value + a.shift[channel];
-            write_float(to, value, a.to);
-          } else {
-            const std::int64_t value = read_integer(from + i * from_bytes, a.from);
-            std::memcpy(to, &value, to_bytes);
-          }
-        }
-      });
+  return for_rows(a, aligned, a.row_elements * from_bytes, a.row_elements * to_bytes,
+                  [&](std::uint64_t row, Address from) {
+                    for (std::uint64_t i = 0; i < a.row_elements; ++i) {
+                      char* to = static_cast<char*>(a.destination) + (row * a.row_elements + i) * to_bytes;
+                      if (from == 0) {
+                        std::memset(to, 0, to_bytes);
+                      } else if (a.to >= kFloat16) {
+                        const std::uint64_t channel = i / a.channel_elements % a.channels;
+                        volatile float value =
+                            read_float(from + i * from_bytes, a.from);  // rounded after each step
+                        if (a.scale != nullptr) value = value * a.scale[channel];
+                        if (a.shift != nullptr) value = value + a.shift[channel];
+                        write_float(to, value, a.to);
+                      } else {
+                        const std::int64_t value = read_integer(from + i * from_bytes, a.from);
+                        std::memcpy(to, &value, to_bytes);
+                      }
+                    }
+                  });
 }
 
 }  // namespace
@@ -214,7 +219,8 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned) {
     return gather_bytes(*static_cast<const GatherBytesArguments*>(arguments), name.ends_with("_aligned"));
   }
   if (name.starts_with("penstock_gather_widen")) {
-    return gather_widen(*static_cast<const GatherWidenArguments*>(arguments));
+    return gather_widen(*static_cast<const GatherWidenArguments*>(arguments),
+                        name != "penstock_gather_widen");
   }
   const auto& occupy = *static_cast<const OccupyArguments*>(arguments);
   std::this_thread::sleep_for(std::chrono::nanoseconds(occupy.nanoseconds));

@@ -2,7 +2,9 @@
 
 #include <stdint.h>
 
-/// What the kernels take, each by value as its only parameter.
+/// What the kernels take, each by value as its only parameter. Row r of a gather lies at head + r *
+/// stride_bytes for r below head_rows, and at source + r * stride_bytes from there on: `source` is where row
+/// 0 would be.
 namespace penstock::cuda {
 
 /// For penstock_copy_pieces. `pieces` is an array of {source, destination, bytes}, 8 bytes each.
@@ -11,9 +13,12 @@ struct CopyPiecesArguments {
   uint64_t count;
 };
 
-/// For penstock_gather_bytes_aligned (all of source, stride, row_bytes and destination are multiples of 16)
+/// For penstock_gather_bytes_aligned (all of head, source, stride, row_bytes and destination are multiples of
+/// 16)
 /// and penstock_gather_bytes.
 struct GatherBytesArguments {
+  const void* head;
+  uint64_t head_rows;
   const void* source;
   const uint64_t* indices;  ///< null: 0, 1, 2, ...
   void* destination;
@@ -25,6 +30,8 @@ struct GatherBytesArguments {
 
 /// For penstock_gather_widen_<bytes of from>_<bytes of to> (aligned as above) and penstock_gather_widen.
 struct GatherWidenArguments {
+  const void* head;
+  uint64_t head_rows;
   const void* source;
   const uint64_t* indices;  ///< null: 0, 1, 2, ...
   void* destination;

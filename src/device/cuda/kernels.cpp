@@ -25,8 +25,24 @@ std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) {
 bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % kChunk == 0; }
 
 bool is_aligned(const GatherRequest& request, std::uint64_t row_bytes, std::uint64_t stride) {
-  return is_aligned(request.source) && is_aligned(request.destination) && row_bytes % kChunk == 0 &&
-         stride % kChunk == 0;
+  return is_aligned(request.source) && (request.head_rows == 0 || is_aligned(request.head)) &&
+         is_aligned(request.destination) && row_bytes % kChunk == 0 && stride % kChunk == 0;
+}
+
+/// What both kinds of gather take.
+template <typename Arguments>
+Arguments arguments_of(const GatherRequest& request, std::uint64_t stride) {
+  Arguments arguments{};
+  arguments.head = request.head;
+  arguments.head_rows = request.head_rows;
+  arguments.source = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(request.source) -
+                                                   request.head_rows * stride);
+  arguments.indices = request.indices;
+  arguments.destination = request.destination;
+  arguments.source_rows = request.source_rows;
+  arguments.count = request.count;
+  arguments.stride_bytes = stride;
+  return arguments;
 }
 
 void check_row(std::uint64_t bytes) {
@@ -97,14 +113,8 @@ void Kernels::gather(const GatherRequest& request, Stream stream) const {
 }
 
 void Kernels::gather_bytes(const GatherRequest& request, std::uint64_t stride, Stream stream) const {
-  GatherBytesArguments arguments{};
-  arguments.source = request.source;
-  arguments.indices = request.indices;
-  arguments.destination = request.destination;
-  arguments.source_rows = request.source_rows;
-  arguments.count = request.count;
+  auto arguments = arguments_of<GatherBytesArguments>(request, stride);
   arguments.row_bytes = request.row_elements * dtype_bytes(request.from);
-  arguments.stride_bytes = stride;
   const bool aligned = is_aligned(request, arguments.row_bytes, stride);
   const std::uint64_t row_chunks = divide_up(arguments.row_bytes, kChunk) + (aligned ? 0 : 1);
   launch(aligned ? gather_bytes_aligned_ : gather_bytes_, gather_blocks(request, request.count * row_chunks),
@@ -120,14 +130,8 @@ void Kernels::gather_widen(const GatherRequest& request, std::uint64_t stride, S
     throw InvalidArgument(
         fmt::format("rows of {} elements cannot be widened; the limit is {}", request.row_elements, kMost));
   }
-  GatherWidenArguments arguments{};
-  arguments.source = request.source;
-  arguments.indices = request.indices;
-  arguments.destination = request.destination;
-  arguments.source_rows = request.source_rows;
-  arguments.count = request.count;
+  auto arguments = arguments_of<GatherWidenArguments>(request, stride);
   arguments.row_elements = request.row_elements;
-  arguments.stride_bytes = stride;
   arguments.scale = request.scale;
   arguments.shift = request.shift;
   arguments.channels = request.channels;

@@ -129,6 +129,12 @@ __device__ __forceinline__ uint64_t source_row(const uint64_t* indices, uint64_t
   return index < source_rows ? index : kNoRow;
 }
 
+// Where row `index` of the source lies.
+template <typename Arguments>
+__device__ __forceinline__ const void* row_at(const Arguments& a, uint64_t index) {
+  return advance(index < a.head_rows ? a.head : a.source, index * a.stride_bytes);
+}
+
 constexpr unsigned kInFlight = 4;
 
 }  // namespace
@@ -157,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 2)
     for (unsigned k = 0; k < kInFlight; ++k) {
       value[k] = make_uint4(0, 0, 0, 0);
       if (index[k] != kNoRow) {
-        value[k] = load_chunk(advance(a.source, index[k] * a.stride_bytes + uint64_t{chunk[k]} * kChunk));
+        value[k] = load_chunk(advance(row_at(a, index[k]), uint64_t{chunk[k]} * kChunk));
       }
     }
     look_up();
@@ -204,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 2)
       const unsigned end = !active                   ? 0
                            : row_end - here < kChunk ? static_cast<unsigned>(row_end - here)
                                                      : kChunk;
-      const uint64_t from = address_of(a.source) + index[k] * a.stride_bytes + (here - row_begin);
+      const uint64_t from = address_of(row_at(a, index[k])) + (here - row_begin);
       const unsigned shift = static_cast<unsigned>(from % kChunk);
       const bool present = active && index[k] != kNoRow;
       const bool need_low = present && begin + shift < kChunk;
@@ -459,7 +465,7 @@ __device__ __forceinline__ void gather_widen(const GatherWidenArguments& a) {
       value[k] = make_uint4(0, 0, 0, 0);
       present[k] = index[k] != kNoRow;
       if (present[k]) {
-        value[k] = load_chunk(advance(a.source, index[k] * a.stride_bytes + uint64_t{chunk[k]} * kChunk));
+        value[k] = load_chunk(advance(row_at(a, index[k]), uint64_t{chunk[k]} * kChunk));
       }
     }
   };
@@ -560,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 1)
       const uint64_t row = flat / row_chunks;
       const unsigned chunk = static_cast<unsigned>(flat % row_chunks);
       const uint64_t index = source_row(a.indices, row, a.count, a.source_rows);
-      const uint64_t begin = address_of(a.source) + (index == kNoRow ? 0 : index * a.stride_bytes);
+      const uint64_t begin = index == kNoRow ? 0 : address_of(row_at(a, index));
       const uint64_t here = begin / kChunk * kChunk + uint64_t{chunk} * kChunk;
       const uint64_t from = here < begin ? begin : here;
       const uint64_t until = here + kChunk < begin + row_bytes ? here + kChunk : begin + row_bytes;

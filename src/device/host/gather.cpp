@@ -92,12 +92,15 @@ void for_each_row(const GatherRequest& request, Row&& row) noexcept {
   const std::size_t row_bytes = request.row_elements * dtype_bytes(request.from);
   const std::size_t stride = request.row_stride_bytes != 0 ? request.row_stride_bytes : row_bytes;
   const std::size_t result_bytes = request.row_elements * dtype_bytes(request.to);
+  const auto* head = static_cast<const std::byte*>(request.head);
   const auto* source = static_cast<const std::byte*>(request.source);
   auto* destination = static_cast<std::byte*>(request.destination);
   for (std::uint64_t i = 0; i < request.count; ++i, destination += result_bytes) {
     const std::uint64_t index = request.indices != nullptr ? request.indices[i] : i;
-    if (index < request.source_rows) {
-      row(source + index * stride, destination);
+    if (index < request.head_rows) {
+      row(head + index * stride, destination);
+    } else if (index < request.source_rows) {
+      row(source + (index - request.head_rows) * stride, destination);
     } else {
       std::memset(destination, 0, result_bytes);
     }
@@ -119,6 +122,15 @@ void gather_as(const GatherRequest& request) noexcept {
 }
 
 }  // namespace
+
+std::uint64_t count_rows(const GatherRequest& request, bool of_head, bool of_source) noexcept {
+  std::uint64_t rows = 0;
+  for (std::uint64_t i = 0; i < request.count; ++i) {
+    const std::uint64_t index = request.indices != nullptr ? request.indices[i] : i;
+    rows += (index < request.head_rows ? of_head : of_source && index < request.source_rows) ? 1 : 0;
+  }
+  return rows;
+}
 
 void gather_on_host(const GatherRequest& request) noexcept {
   if (request.from == request.to && request.scale == nullptr && request.shift == nullptr) {

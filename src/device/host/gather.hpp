@@ -2,10 +2,16 @@
 
 #include <penstock/device/backend.hpp>
 
+#include <cstdint>
+
 namespace penstock {
 
 /// Carries out a checked gather on the calling thread, over memory that it can read and write directly.
 /// Rounds to nearest even where the result is narrower.
 void gather_on_host(const GatherRequest& request) noexcept;
+
+/// How many of the rows that it gathers are there and lie in the head, if `of_head`, or in the source, if
+/// `of_source`.
+[[nodiscard]] std::uint64_t count_rows(const GatherRequest& request, bool of_head, bool of_source) noexcept;
 
 }  // namespace penstock

@@ -338,15 +338,22 @@ void HostBackend::gather(const GatherRequest& request, StreamHandle stream) {
     if (data != nullptr && bytes != 0) require_reach(data, bytes, false, "gather", what);
   };
   const std::uint64_t stride = request.row_stride_bytes != 0 ? request.row_stride_bytes : row;
-  if (request.source_rows != 0) reads(request.source, (request.source_rows - 1) * stride + row, "source");
+  const auto reads_rows = [&](const void* data, std::uint64_t rows, const char* what) {
+    if (rows != 0) reads(data, (rows - 1) * stride + row, what);
+  };
+  const std::uint64_t others = request.source_rows - request.head_rows;
+  reads_rows(request.head, request.head_rows, "head");
+  reads_rows(request.source, others, "source");
   reads(request.indices, request.count * sizeof *request.indices, "list of indices");
   reads(request.scale, request.channels * sizeof *request.scale, "scale");
   reads(request.shift, request.channels * sizeof *request.shift, "shift");
   require_reach(request.destination, request.count * request.row_elements * dtype_bytes(request.to), true,
                 "gather", "destination");
-  const bool over_link =
-      request.source_rows != 0 && core_->memory.kind_of(request.source, 1).kind != MemoryKind::device;
-  enqueue(target, GatherWork{request, over_link ? request.count * row : 0});
+  const auto on_link = [&](const void* data, std::uint64_t rows) {
+    return rows != 0 && core_->memory.kind_of(data, 1).kind != MemoryKind::device;
+  };
+  enqueue(target,
+          GatherWork{request, on_link(request.head, request.head_rows), on_link(request.source, others)});
 }
 
 }  // namespace

@@ -155,9 +155,15 @@ void HostStream::perform(const PiecesWork& work, std::uint64_t /*ticket*/) {
 
 void HostStream::perform(const GatherWork& work, std::uint64_t /*ticket*/) {
   if (abandoned_) return;
-  const bool on_link = work.link_bytes != 0 && core_->to_device.modelled();
-  const auto arrival = on_link ? core_->to_device.take_turn(work.link_bytes) : Wire::Clock::time_point{};
-  gather_on_host(work.request);
+  const GatherRequest& request = work.request;
+  std::uint64_t link_bytes = 0;
+  if (core_->to_device.modelled() && (work.head_on_link || work.source_on_link)) {
+    link_bytes = count_rows(request, work.head_on_link, work.source_on_link) * request.row_elements *
+                 dtype_bytes(request.from);
+  }
+  const bool on_link = link_bytes != 0;
+  const auto arrival = on_link ? core_->to_device.take_turn(link_bytes) : Wire::Clock::time_point{};
+  gather_on_host(request);
   if (on_link) wait_until(arrival);
 }
 

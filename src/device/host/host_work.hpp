@@ -33,7 +33,8 @@ struct PiecesWork {
 
 struct GatherWork {
   GatherRequest request;
-  std::size_t link_bytes;  ///< read over the link, from locked host memory
+  bool head_on_link;    ///< its rows come over the link, from locked host memory
+  bool source_on_link;  ///< so do the source's
 };
 
 /// Completes `mark`, and lets go of `event`.

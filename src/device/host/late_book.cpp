@@ -48,7 +48,8 @@ LateBook::Ranges LateBook::ranges_of(const Work& work) {
     const std::size_t stride = request.row_stride_bytes != 0 ? request.row_stride_bytes : row;
     ranges.written = {bytes_at(request.destination),
                       request.count * request.row_elements * dtype_bytes(request.to)};
-    ranges.read = {{bytes_at(request.source), request.source_rows * stride},
+    ranges.read = {{bytes_at(request.source), (request.source_rows - request.head_rows) * stride},
+                   {bytes_at(request.head), request.head_rows * stride},
                    {bytes_at(request.indices), request.count * sizeof(std::uint64_t)},
                    {bytes_at(request.scale), request.channels * sizeof(float)},
                    {bytes_at(request.shift), request.channels * sizeof(float)}};
