@@ -96,6 +96,11 @@ class CudaBackend : public CudaTest {
                      .destination = memory_ + 32},
                     s);
          }},
+        {"cuLaunchKernel",
+         [&b, s, this] {
+           b.fill_order(
+               {.order = std::nullopt, .count = 1, .indices = reinterpret_cast<std::uint64_t*>(memory_)}, s);
+         }},
     };
   }
 

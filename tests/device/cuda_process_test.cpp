@@ -82,6 +82,10 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
           backend.gather(
               {.source = memory, .source_rows = 1, .row_elements = 1, .count = 1, .destination = memory}, s);
         });
+        refused([&] {
+          backend.fill_order(
+              {.order = std::nullopt, .count = 1, .indices = static_cast<std::uint64_t*>(memory)}, s);
+        });
         refused([&] { static_cast<void>(open()); });
         backend.device_free(memory);
         backend.host_free(pinned);

@@ -41,6 +41,10 @@ TEST(HostBackend, KernelsAreRefusedPageableMemory) {
   request.destination = ordinary.data();
   EXPECT_THROW(device.backend().gather(request, stream.native()), DeviceError);
   EXPECT_THROW(device.backend().fill(ordinary.data(), 0, 16, stream.native()), DeviceError);
+  OrderRequest order;
+  order.count = 1;
+  order.indices = reinterpret_cast<std::uint64_t*>(ordinary.data());
+  EXPECT_THROW(device.backend().fill_order(order, stream.native()), DeviceError);
   const CopyPiece piece{ordinary.data(), target.data(), 16};
   EXPECT_THROW(device.backend().copy_pieces(&piece, 1, stream.native()), DeviceError);
   std::uint32_t word = 1;

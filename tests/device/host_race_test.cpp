@@ -180,6 +180,17 @@ TEST_F(Late, GatherAndFillAreLateToo) {
   EXPECT_TRUE(all_are({filled.data(), 64}, std::byte{0x11}));
 }
 
+TEST_F(Late, OrdersAreLateToo) {
+  OrderRequest request;
+  request.size = 100;
+  request.count = 100;
+  request.indices = result.as<std::uint64_t>();
+  backend.fill_order(request, stream.native());
+  EXPECT_TRUE(poisoned(result.bytes().first(800)));
+  stream.synchronize();
+  for (std::uint64_t i = 0; i < 100; ++i) EXPECT_EQ(result.as<std::uint64_t>()[i], i);
+}
+
 TEST_F(Late, PiecesAreLateToo) {
   std::memset(result.data(), 0, kBytes);
   PinnedBytes table(device, sizeof(CopyPiece));

@@ -70,6 +70,9 @@ class WrongBytesBackend final : public Backend {
     inner_->gather(request, stream);
     if (harm_gathers) change_after(static_cast<std::byte*>(request.destination), stream);
   }
+  void fill_order(const OrderRequest& request, StreamHandle stream) override {
+    inner_->fill_order(request, stream);
+  }
 
   bool harm_gathers = false;
 

@@ -211,6 +211,33 @@ Result gather_widen(const GatherWidenArguments& a, bool aligned) {
                   });
 }
 
+// One round's function of the other half: a 32-bit mixer with a key before each multiplication.
+std::uint32_t mixed(std::uint32_t half, std::uint32_t key, std::uint32_t late_key) {
+  half ^= key;
+  half = (half ^ half >> 16) * 0x7FEB352Du ^ late_key;
+  half = (half ^ half >> 15) * 0x846CA68Bu;
+  return half ^ half >> 16;
+}
+
+Result fill_order(const FillOrderArguments& a) {
+  if (!memory().writable(address_of(a.indices), a.count * 8)) return kIllegalAddress;
+  for (std::uint64_t i = 0; i < a.count; ++i) {
+    std::uint64_t value = (a.first + i * a.stride) % a.size;
+    do {
+      if (a.shuffled == 0) break;
+      auto left = static_cast<std::uint32_t>(value >> a.right_bits);
+      std::uint32_t right = static_cast<std::uint32_t>(value) & a.right_mask;
+      for (unsigned round = 0; round < kFillOrderRounds; ++round) {
+        const std::uint32_t change = mixed(round % 2 == 0 ? right : left, a.keys[round], a.late_keys[round]);
+        (round % 2 == 0 ? left : right) ^= change & (round % 2 == 0 ? a.left_mask : a.right_mask);
+      }
+      value = std::uint64_t{left} << a.right_bits | right;
+    } while (value >= a.size);
+    std::memcpy(a.indices + i, &value, sizeof value);
+  }
+  return kSuccess;
+}
+
 }  // namespace
 
 Result run_kernel(const std::string& name, const void* arguments, unsigned) {
@@ -222,6 +249,7 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned) {
     return gather_widen(*static_cast<const GatherWidenArguments*>(arguments),
                         name != "penstock_gather_widen");
   }
+  if (name == "penstock_fill_order") return fill_order(*static_cast<const FillOrderArguments*>(arguments));
   const auto& occupy = *static_cast<const OccupyArguments*>(arguments);
   std::this_thread::sleep_for(std::chrono::nanoseconds(occupy.nanoseconds));
   return kSuccess;

@@ -47,7 +47,8 @@ enum class Entry : std::size_t {
   fill,
   copy_pieces,
   gather,
-  last_ = gather,
+  fill_order,
+  last_ = fill_order,
 };
 
 /// What was made through a FaultyBackend and not given back.
@@ -220,6 +221,10 @@ class FaultyBackend final : public Backend {
   void gather(const GatherRequest& request, StreamHandle stream) override {
     enter(Entry::gather);
     inner_->gather(request, stream);
+  }
+  void fill_order(const OrderRequest& request, StreamHandle stream) override {
+    enter(Entry::fill_order);
+    inner_->fill_order(request, stream);
   }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/data/permutation.hpp>
+#include <penstock/core/permutation.hpp>
 
 #include <cstddef>
 #include <cstdint>

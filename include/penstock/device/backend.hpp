@@ -1,6 +1,7 @@
 #pragma once
 
 #include <penstock/core/dtype.hpp>
+#include <penstock/core/permutation.hpp>
 #include <penstock/device/memory_kind.hpp>
 #include <penstock/device/topology.hpp>
 
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -81,6 +83,17 @@ struct GatherRequest {
   /// Blocks of threads to use on a GPU: few leave room for the consumer's kernels, and about 8 fill a PCIe 5
   /// link. 0: as many as fill the device.
   std::uint32_t blocks = 0;
+};
+
+/// The samples at positions of an order, written as a gather takes them:
+///   indices[i] = order((first + i * stride) mod size)
+struct OrderRequest {
+  std::optional<KeyedPermutation> order;  ///< of `size`; nullopt: each position is its own index
+  std::uint64_t size = 1;                 ///< 1 to 2^62
+  std::uint64_t first = 0;
+  std::uint64_t stride = 1;
+  std::uint64_t count = 0;           ///< first + count * stride stays below 2^63
+  std::uint64_t* indices = nullptr;  ///< device memory, or the device's address of locked host memory
 };
 
 /// Whether `gather` can turn `from` into `to`: equal types; integers to wider integers that hold all their
@@ -163,6 +176,9 @@ class Backend {
   /// Checks the request (InvalidArgument), then enqueues it; everything it points to stays until done. An
   /// index past `source_rows` gives a row of zero bytes, never a stray read.
   virtual void gather(const GatherRequest& request, StreamHandle stream) = 0;
+  /// Checks the request (InvalidArgument), then enqueues it: the device computes the indices, the same ones
+  /// as the host would. The request is copied; the memory of the indices stays until done.
+  virtual void fill_order(const OrderRequest& request, StreamHandle stream) = 0;
 
  private:
   // What is registered with a backend lives and dies with it, so the memory layer keeps its table here rather

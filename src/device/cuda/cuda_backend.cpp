@@ -5,6 +5,7 @@
 #include "device/cuda/kernels.hpp"
 #include "device/gather_rules.hpp"
 #include "device/host/mapping.hpp"
+#include "device/order_rules.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -216,6 +217,11 @@ class CudaBackend final : public Backend {
   void gather(const GatherRequest& request, StreamHandle stream) override {
     check_gather(request);
     kernels_.gather(request, as_stream(stream));
+  }
+
+  void fill_order(const OrderRequest& request, StreamHandle stream) override {
+    check_order(request);
+    kernels_.fill_order(request, as_stream(stream));
   }
 
  private:

@@ -47,11 +47,30 @@ struct GatherWidenArguments {
   uint32_t to;    ///< a DType
 };
 
+inline constexpr unsigned kFillOrderRounds = 12;
+
+/// For penstock_fill_order; the last five as in penstock::KeyedPermutation::Network.
+struct FillOrderArguments {
+  uint64_t* indices;
+  uint64_t count;
+  uint64_t size;      ///< at most 2^62
+  uint64_t first;     ///< below size
+  uint64_t stride;    ///< below size
+  uint64_t turn;      ///< as many strides as there are threads, modulo size
+  uint32_t shuffled;  ///< 0: an index is its position
+  uint32_t right_bits;
+  uint32_t left_mask;
+  uint32_t right_mask;
+  uint32_t keys[kFillOrderRounds];
+  uint32_t late_keys[kFillOrderRounds];
+};
+
 struct OccupyArguments {
   uint64_t nanoseconds;
 };
 
 inline constexpr unsigned kCopyPiecesThreads = 256;
 inline constexpr unsigned kGatherThreads = 512;
+inline constexpr unsigned kFillOrderThreads = 256;
 
 }  // namespace penstock::cuda

@@ -17,9 +17,15 @@ namespace {
 constexpr std::uint64_t kChunk = 16;
 constexpr unsigned kBlocksPerMultiprocessor = 2;
 constexpr std::uint64_t kFewestPieceBlocks = 64;
+constexpr unsigned kFillOrderBlocksPerMultiprocessor = 8;
 
 std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) {
   return value / by + (value % by != 0 ? 1 : 0);
+}
+
+std::uint64_t multiply_modulo(std::uint64_t a, std::uint64_t b, std::uint64_t modulus) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::uint64_t>(Wide{a} * b % modulus);
 }
 
 bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % kChunk == 0; }
@@ -64,6 +70,7 @@ Kernels::Kernels(const PrimaryContext& context, unsigned multiprocessors)
     gather_widen_1_4_ = load("penstock_gather_widen_1_4");
     gather_widen_2_4_ = load("penstock_gather_widen_2_4");
     gather_widen_ = load("penstock_gather_widen");
+    fill_order_ = load("penstock_fill_order");
     occupy_ = load("penstock_occupy");
   } catch (...) {
     release(context_, context_.driver().module_unload, module_);
@@ -145,6 +152,31 @@ void Kernels::gather_widen(const GatherRequest& request, std::uint64_t stride, S
   if (aligned && from_bytes == 2 && to_bytes == 4) kernel = &gather_widen_2_4_;
   const std::uint64_t row_chunks = divide_up(row_bytes, kChunk) + (kernel == &gather_widen_ ? 1 : 0);
   launch(*kernel, gather_blocks(request, request.count * row_chunks), kGatherThreads, arguments, stream);
+}
+
+void Kernels::fill_order(const OrderRequest& request, Stream stream) const {
+  static_assert(KeyedPermutation::kRounds == kFillOrderRounds);
+  if (request.count == 0) return;
+  const auto blocks = static_cast<unsigned>(
+      std::clamp<std::uint64_t>(divide_up(request.count, kFillOrderThreads), 1,
+                                std::uint64_t{multiprocessors_} * kFillOrderBlocksPerMultiprocessor));
+  FillOrderArguments arguments{};
+  arguments.indices = request.indices;
+  arguments.count = request.count;
+  arguments.size = request.size;
+  arguments.first = request.first % request.size;
+  arguments.stride = request.stride % request.size;
+  arguments.turn = multiply_modulo(std::uint64_t{blocks} * kFillOrderThreads, arguments.stride, request.size);
+  if (request.order) {
+    const KeyedPermutation::Network& network = request.order->network();
+    arguments.shuffled = 1;
+    arguments.right_bits = network.right_bits;
+    arguments.left_mask = network.left_mask;
+    arguments.right_mask = network.right_mask;
+    std::ranges::copy(network.keys, arguments.keys);
+    std::ranges::copy(network.late_keys, arguments.late_keys);
+  }
+  launch(fill_order_, blocks, kFillOrderThreads, arguments, stream);
 }
 
 void Kernels::occupy(std::uint64_t nanoseconds, Stream stream) const {

@@ -618,6 +618,53 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 1)
   }
 }
 
+namespace {
+
+// Of the network that src/core/permutation.cpp describes.
+__device__ __forceinline__ uint32_t mix(uint32_t x, uint32_t key, uint32_t late_key) {
+  x ^= key;
+  x ^= x >> 16;
+  x *= 0x7FEB352Du;
+  x ^= late_key;
+  x ^= x >> 15;
+  x *= 0x846CA68Bu;
+  return x ^ x >> 16;
+}
+
+__device__ __forceinline__ uint64_t encrypt(const FillOrderArguments& a, uint64_t value) {
+  uint32_t left = static_cast<uint32_t>(value >> a.right_bits);
+  uint32_t right = static_cast<uint32_t>(value) & a.right_mask;
+#pragma unroll
+  for (unsigned round = 0; round < kFillOrderRounds; round += 2) {
+    left ^= mix(right, a.keys[round], a.late_keys[round]) & a.left_mask;
+    right ^= mix(left, a.keys[round + 1], a.late_keys[round + 1]) & a.right_mask;
+  }
+  return uint64_t{left} << a.right_bits | right;
+}
+
+}  // namespace
+
+// A thread whose value falls below the size goes on to its next one at once, while others of its warp still
+// walk: so no turn of the network is idle before the end.
+extern "C" __global__ void __launch_bounds__(kFillOrderThreads)
+    penstock_fill_order(const FillOrderArguments a) {
+  uint64_t at = uint64_t{blockIdx.x} * kFillOrderThreads + threadIdx.x;
+  if (at >= a.count) return;
+  uint64_t position = a.first + at * a.stride;
+  if (position >= a.size) position %= a.size;
+  uint64_t value = position;
+  while (at < a.count) {
+    if (a.shuffled != 0) value = encrypt(a, value);
+    if (value < a.size) {
+      a.indices[at] = value;
+      at += uint64_t{gridDim.x} * kFillOrderThreads;
+      position += a.turn;
+      if (position >= a.size) position -= a.size;
+      value = position;
+    }
+  }
+}
+
 extern "C" __global__ void penstock_occupy(const OccupyArguments a) {
   const uint64_t begin = nanoseconds_now();
   while (nanoseconds_now() - begin < a.nanoseconds) {

@@ -21,6 +21,8 @@ class Kernels {
   void copy_pieces(const CopyPiece* pieces, std::size_t count, Stream stream) const;
   /// `request` has been checked.
   void gather(const GatherRequest& request, Stream stream) const;
+  /// `request` has been checked.
+  void fill_order(const OrderRequest& request, Stream stream) const;
   void occupy(std::uint64_t nanoseconds, Stream stream) const;
 
  private:
@@ -47,6 +49,7 @@ class Kernels {
   Kernel gather_widen_1_4_;
   Kernel gather_widen_2_4_;
   Kernel gather_widen_;
+  Kernel fill_order_;
   Kernel occupy_;
 };
 

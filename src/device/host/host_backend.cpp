@@ -4,6 +4,7 @@
 #include "device/host/host_core.hpp"
 #include "device/host/host_event.hpp"
 #include "device/host/host_stream.hpp"
+#include "device/order_rules.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -63,6 +64,7 @@ class HostBackend final : public Backend {
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override;
   void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override;
   void gather(const GatherRequest& request, StreamHandle stream) override;
+  void fill_order(const OrderRequest& request, StreamHandle stream) override;
 
  private:
   [[nodiscard]] bool forked() const noexcept { return generation_ != fork_generation(); }
@@ -354,6 +356,16 @@ void HostBackend::gather(const GatherRequest& request, StreamHandle stream) {
   };
   enqueue(target,
           GatherWork{request, on_link(request.head, request.head_rows), on_link(request.source, others)});
+}
+
+void HostBackend::fill_order(const OrderRequest& request, StreamHandle stream) {
+  enter("fill_order");
+  check_order(request);
+  HostStream& target = stream_of(stream);
+  if (request.count == 0) return;
+  require_reach(request.indices, request.count * sizeof *request.indices, true, "fill_order",
+                "list of indices");
+  enqueue(target, OrderWork{request});
 }
 
 }  // namespace

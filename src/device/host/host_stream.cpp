@@ -167,6 +167,10 @@ void HostStream::perform(const GatherWork& work, std::uint64_t /*ticket*/) {
   if (on_link) wait_until(arrival);
 }
 
+void HostStream::perform(const OrderWork& work, std::uint64_t /*ticket*/) {
+  if (!abandoned_) fill_order_on_host(work.request);
+}
+
 void HostStream::perform(const RecordWork& work, std::uint64_t ticket) {
   work.mark->time.store(Wire::Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   work.mark->done.store(ticket, std::memory_order_release);

@@ -37,6 +37,10 @@ struct GatherWork {
   bool source_on_link;  ///< so do the source's
 };
 
+struct OrderWork {
+  OrderRequest request;
+};
+
 /// Completes `mark`, and lets go of `event`.
 struct RecordWork {
   HostEvent* event;
@@ -67,7 +71,7 @@ struct OccupyWork {
 /// The last of a stream's work: its thread ends.
 struct EndWork {};
 
-using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, RecordWork, WaitEventWork,
-                          WaitValueWork, HostFunctionWork, OccupyWork>;
+using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, OrderWork, RecordWork,
+                          WaitEventWork, WaitValueWork, HostFunctionWork, OccupyWork>;
 
 }  // namespace penstock

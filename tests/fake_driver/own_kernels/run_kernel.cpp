@@ -58,6 +58,8 @@ constexpr Kernel<GatherWidenArguments> kWidenings[] = {
     {"penstock_gather_widen_2_4", penstock_gather_widen_2_4},
     {"penstock_gather_widen", penstock_gather_widen}};
 
+constexpr Kernel<FillOrderArguments> kOrders[] = {{"penstock_fill_order", penstock_fill_order}};
+
 template <typename Arguments, std::size_t Count>
 bool launch(const Kernel<Arguments> (&kernels)[Count], const std::string& name, const void* arguments,
             unsigned blocks) {
@@ -80,9 +82,9 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned block
   static auto& mutex = *new std::mutex;
   const std::lock_guard lock(mutex);
   try {
-    const bool found = launch(kCopies, name, arguments, blocks) ||
-                       launch(kGathers, name, arguments, blocks) ||
-                       launch(kWidenings, name, arguments, blocks);
+    const bool found =
+        launch(kCopies, name, arguments, blocks) || launch(kGathers, name, arguments, blocks) ||
+        launch(kWidenings, name, arguments, blocks) || launch(kOrders, name, arguments, blocks);
     return found ? kSuccess : kNotFound;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());

@@ -1,5 +1,5 @@
 #include <penstock/core/error.hpp>
-#include <penstock/data/permutation.hpp>
+#include <penstock/core/permutation.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,7 @@ namespace penstock {
 
 namespace {
 
-constexpr std::uint64_t kMaximumSize = std::uint64_t{1} << 62;
+using Network = KeyedPermutation::Network;
 
 // Halves of one or two bits know affine functions only, so networks of up to five bits reach some orders more
 // often than others, however many rounds they have. From six bits on, no test of ours tells the orders of
@@ -41,73 +41,68 @@ template <typename Word>
   x ^= x >> 16;
 }
 
-}  // namespace
-
-struct PermutationKernel {
-  template <typename Word>
-  [[gnu::always_inline]] static inline void rounds(const KeyedPermutation& order, Word& left,
-                                                   Word& right) noexcept {
-    for (std::size_t round = 0; round < KeyedPermutation::kRounds; round += 2) {
-      Word mixed = right;
-      mix(mixed, order.keys_[round], order.late_keys_[round]);
-      left ^= mixed & order.left_mask_;
-      mixed = left;
-      mix(mixed, order.keys_[round + 1], order.late_keys_[round + 1]);
-      right ^= mixed & order.right_mask_;
-    }
+template <typename Word>
+[[gnu::always_inline]] inline void rounds(const Network& network, Word& left, Word& right) noexcept {
+  for (std::size_t round = 0; round < KeyedPermutation::kRounds; round += 2) {
+    Word mixed = right;
+    mix(mixed, network.keys[round], network.late_keys[round]);
+    left ^= mixed & network.left_mask;
+    mixed = left;
+    mix(mixed, network.keys[round + 1], network.late_keys[round + 1]);
+    right ^= mixed & network.right_mask;
   }
-
-  // Replaces each of the first `count` values, and some that fill up the last vector, by its image. Both
-  // halves fit 32 bits for every size, so the vectors hold 32-bit words whatever the size.
-  template <std::size_t kLanes>
-  [[gnu::always_inline]] static inline void encrypt(const KeyedPermutation& order, std::uint64_t* values,
-                                                    std::size_t count) noexcept {
-    using Words [[gnu::vector_size(kLanes * sizeof(std::uint32_t))]] = std::uint32_t;
-    const unsigned shift = order.right_bits_;
-    for (std::size_t begin = 0; begin < count; begin += kLanes) {
-      std::uint32_t halves[2][kLanes];
-      for (std::size_t i = 0; i < kLanes; ++i) {
-        halves[0][i] = static_cast<std::uint32_t>(values[begin + i] >> shift);
-        halves[1][i] = static_cast<std::uint32_t>(values[begin + i]) & order.right_mask_;
-      }
-      Words left;
-      Words right;
-      std::memcpy(&left, halves[0], sizeof(left));
-      std::memcpy(&right, halves[1], sizeof(right));
-      rounds(order, left, right);
-      std::memcpy(halves[0], &left, sizeof(left));
-      std::memcpy(halves[1], &right, sizeof(right));
-      for (std::size_t i = 0; i < kLanes; ++i) {
-        values[begin + i] = std::uint64_t{halves[0][i]} << shift | halves[1][i];
-      }
-    }
-  }
-
-  using Encrypt = void (*)(const KeyedPermutation&, std::uint64_t*, std::size_t) noexcept;
-  static Encrypt best() noexcept;
-};
-
-namespace {
-
-#if defined(__x86_64__)
-[[gnu::target("avx512f")]] void encrypt_avx512(const KeyedPermutation& order, std::uint64_t* values,
-                                               std::size_t count) noexcept {
-  PermutationKernel::encrypt<16>(order, values, count);
 }
 
-[[gnu::target("avx2")]] void encrypt_avx2(const KeyedPermutation& order, std::uint64_t* values,
+template <std::size_t kLanes>
+struct Vector {
+  using Words [[gnu::vector_size(kLanes * sizeof(std::uint32_t))]] = std::uint32_t;
+};
+
+// Replaces each of the first `count` values, and some that fill up the last vector, by its image. Both
+// halves fit 32 bits for every size, so the vectors hold 32-bit words whatever the size.
+template <std::size_t kLanes>
+[[gnu::always_inline]] inline void encrypt(const Network& network, std::uint64_t* values,
+                                           std::size_t count) noexcept {
+  using Words = typename Vector<kLanes>::Words;
+  const unsigned shift = network.right_bits;
+  for (std::size_t begin = 0; begin < count; begin += kLanes) {
+    std::uint32_t halves[2][kLanes];
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      halves[0][i] = static_cast<std::uint32_t>(values[begin + i] >> shift);
+      halves[1][i] = static_cast<std::uint32_t>(values[begin + i]) & network.right_mask;
+    }
+    Words left;
+    Words right;
+    std::memcpy(&left, halves[0], sizeof(left));
+    std::memcpy(&right, halves[1], sizeof(right));
+    rounds(network, left, right);
+    std::memcpy(halves[0], &left, sizeof(left));
+    std::memcpy(halves[1], &right, sizeof(right));
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      values[begin + i] = std::uint64_t{halves[0][i]} << shift | halves[1][i];
+    }
+  }
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx512f")]] void encrypt_avx512(const Network& network, std::uint64_t* values,
+                                               std::size_t count) noexcept {
+  encrypt<16>(network, values, count);
+}
+
+[[gnu::target("avx2")]] void encrypt_avx2(const Network& network, std::uint64_t* values,
                                           std::size_t count) noexcept {
-  PermutationKernel::encrypt<8>(order, values, count);
+  encrypt<8>(network, values, count);
 }
 #endif
 
-void encrypt_generic(const KeyedPermutation& order, std::uint64_t* values, std::size_t count) noexcept {
-  PermutationKernel::encrypt<4>(order, values, count);
+void encrypt_generic(const Network& network, std::uint64_t* values, std::size_t count) noexcept {
+  encrypt<4>(network, values, count);
 }
 
-}  // namespace
+using Encrypt = void (*)(const Network&, std::uint64_t*, std::size_t) noexcept;
 
-PermutationKernel::Encrypt PermutationKernel::best() noexcept {
+Encrypt best() noexcept {
 #if defined(__x86_64__)
   static const Encrypt chosen = __builtin_cpu_supports("avx512f") ? encrypt_avx512
                                 : __builtin_cpu_supports("avx2")  ? encrypt_avx2
@@ -118,6 +113,8 @@ PermutationKernel::Encrypt PermutationKernel::best() noexcept {
 #endif
 }
 
+}  // namespace
+
 KeyedPermutation::KeyedPermutation(std::uint64_t size, std::uint64_t seed, std::uint64_t epoch)
     : size_(size) {
   if (size == 0 || size > kMaximumSize) {
@@ -125,32 +122,32 @@ KeyedPermutation::KeyedPermutation(std::uint64_t size, std::uint64_t seed, std::
                           " elements was asked for; it takes between 1 and 2^62.");
   }
   const unsigned bits = std::max(static_cast<unsigned>(std::bit_width(size - 1)), kMinimumBits);
-  right_bits_ = bits - bits / 2;
-  left_mask_ = (std::uint32_t{1} << (bits / 2)) - 1;
-  right_mask_ = (std::uint32_t{1} << right_bits_) - 1;
+  network_.right_bits = bits - bits / 2;
+  network_.left_mask = (std::uint32_t{1} << (bits / 2)) - 1;
+  network_.right_mask = (std::uint32_t{1} << network_.right_bits) - 1;
   std::uint64_t state = seed;
   state = splitmix(state) ^ epoch;
   state = splitmix(state);
   for (std::size_t round = 0; round < kRounds; ++round) {
     const std::uint64_t key = splitmix(state);
-    keys_[round] = static_cast<std::uint32_t>(key);
-    late_keys_[round] = static_cast<std::uint32_t>(key >> 32);
+    network_.keys[round] = static_cast<std::uint32_t>(key);
+    network_.late_keys[round] = static_cast<std::uint32_t>(key >> 32);
   }
 }
 
 std::uint64_t KeyedPermutation::operator()(std::uint64_t position) const noexcept {
   do {
-    auto left = static_cast<std::uint32_t>(position >> right_bits_);
-    auto right = static_cast<std::uint32_t>(position) & right_mask_;
-    PermutationKernel::rounds(*this, left, right);
-    position = std::uint64_t{left} << right_bits_ | right;
+    auto left = static_cast<std::uint32_t>(position >> network_.right_bits);
+    auto right = static_cast<std::uint32_t>(position) & network_.right_mask;
+    rounds(network_, left, right);
+    position = std::uint64_t{left} << network_.right_bits | right;
   } while (position >= size_);
   return position;
 }
 
 void KeyedPermutation::fill(std::uint64_t first, std::uint64_t stride,
                             std::span<std::uint64_t> indices) const noexcept {
-  const PermutationKernel::Encrypt encrypt = PermutationKernel::best();
+  const Encrypt encrypt_block = best();
   // The positions still walking lie at the front of `values`; `homes` says where each result belongs. A block
   // is topped up with new positions as results leave it, so the vectors stay full.
   alignas(64) std::uint64_t values[kBlock];
@@ -167,7 +164,7 @@ void KeyedPermutation::fill(std::uint64_t first, std::uint64_t stride,
       position += stride;
       if (position >= size_) position -= size_;
     }
-    encrypt(*this, values, walking);
+    encrypt_block(network_, values, walking);
     std::size_t kept = 0;
     for (std::size_t i = 0; i < walking; ++i) {
       const std::uint64_t value = values[i];

@@ -18,11 +18,24 @@ class KeyedPermutation {
  public:
   /// Changes whenever the same (size, seed, epoch) gives another order: part of saved states.
   static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint64_t kMaximumSize = std::uint64_t{1} << 62;
+  static constexpr std::size_t kRounds = 12;
 
-  /// Throws InvalidArgument for a size of 0 or past 2^62.
+  /// What follows from size, seed and epoch, for a device that computes the same order: the right half has
+  /// `right_bits` bits, and each round has two keys.
+  struct Network {
+    std::uint32_t right_bits = 0;
+    std::uint32_t left_mask = 0;
+    std::uint32_t right_mask = 0;
+    std::array<std::uint32_t, kRounds> keys{};
+    std::array<std::uint32_t, kRounds> late_keys{};
+  };
+
+  /// Throws InvalidArgument for a size of 0 or past kMaximumSize.
   KeyedPermutation(std::uint64_t size, std::uint64_t seed, std::uint64_t epoch);
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] const Network& network() const noexcept { return network_; }
 
   /// The index at `position`, which is below size().
   [[nodiscard]] std::uint64_t operator()(std::uint64_t position) const noexcept;
@@ -32,16 +45,8 @@ class KeyedPermutation {
   void fill(std::uint64_t first, std::uint64_t stride, std::span<std::uint64_t> indices) const noexcept;
 
  private:
-  static constexpr std::size_t kRounds = 12;
-
   std::uint64_t size_;
-  unsigned right_bits_;
-  std::uint32_t left_mask_;
-  std::uint32_t right_mask_;
-  std::array<std::uint32_t, kRounds> keys_{};
-  std::array<std::uint32_t, kRounds> late_keys_{};
-
-  friend struct PermutationKernel;
+  Network network_;
 };
 
 }  // namespace penstock
