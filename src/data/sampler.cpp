@@ -82,27 +82,41 @@ void Sampler::start_epoch(std::uint64_t epoch) {
   taken_ = 0;
 }
 
-std::size_t Sampler::next(std::span<std::uint64_t> indices) {
-  const std::uint64_t count = std::min(samples_left(), options_.batch_size);
+void SampleRun::fill(std::span<std::uint64_t> indices) const {
   if (indices.size() < count) {
     throw InvalidArgument(
         fmt::format("The next batch has {} indices, but there is room for {}: make room for batch_size.",
                     count, indices.size()));
   }
   const auto batch = indices.first(static_cast<std::size_t>(count));
-  const std::uint64_t stride = options_.shard.world_size;
-  const std::uint64_t first = base_ + options_.shard.rank + taken_ * stride;
-  if (order_) {
-    order_->fill(first, stride, batch);
-  } else {
-    std::uint64_t position = first;
-    for (std::uint64_t& index : batch) {
-      index = position < sample_count_ ? position : position % sample_count_;
-      position += stride;
-    }
+  if (order) return order->fill(first, stride, batch);
+  std::uint64_t position = first;
+  for (std::uint64_t& index : batch) {
+    index = position < size ? position : position % size;
+    position += stride;
   }
-  taken_ += count;
-  return batch.size();
+}
+
+SampleRun Sampler::peek() const noexcept {
+  const std::uint64_t stride = options_.shard.world_size;
+  return {.order = order_,
+          .size = sample_count_,
+          .first = base_ + options_.shard.rank + taken_ * stride,
+          .stride = stride,
+          .count = std::min(samples_left(), options_.batch_size)};
+}
+
+SampleRun Sampler::next_run() noexcept {
+  SampleRun run = peek();
+  taken_ += run.count;
+  return run;
+}
+
+std::size_t Sampler::next(std::span<std::uint64_t> indices) {
+  const SampleRun run = peek();
+  run.fill(indices);
+  taken_ += run.count;
+  return static_cast<std::size_t>(run.count);
 }
 
 std::uint64_t Sampler::index_at(std::uint64_t position) const noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "support/bytes.hpp"
+#include "support/device_cases.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -13,7 +14,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,26 +21,12 @@
 
 namespace penstock::testing {
 
-struct DeviceCase {
-  std::string name;
-  std::function<Device()> open;
-};
-
-inline std::ostream& operator<<(std::ostream& out, const DeviceCase& device) { return out << device.name; }
-
-/// The embedded device plain and late, the cuda backend over the tests' driver, and a real GPU.
-std::vector<DeviceCase> device_cases();
-
 /// A device with memory at both ends, on each of device_cases().
 class EngineTest : public ::testing::TestWithParam<DeviceCase> {
  protected:
   void SetUp() override {
-    try {
-      device_.emplace(GetParam().open());
-    } catch (const Error& error) {
-      if (GetParam().name == "Cuda") GTEST_SKIP() << "waived: no NVIDIA driver";
-      throw;
-    }
+    device_ = open_or_skip(GetParam());
+    if (!device_) GTEST_SKIP() << "waived: no NVIDIA driver";
     pinned_.emplace(make_pinned_pool(*device_));
     memory_.emplace(make_device_pool(*device_));
   }
@@ -76,9 +62,5 @@ class EngineTest : public ::testing::TestWithParam<DeviceCase> {
 
 /// Small chunks and several threads, so that little data takes many turns.
 inline TransferOptions many_chunks() { return {.threads = 3, .chunk_bytes = 64 * 1024, .slots = 2}; }
-
-#define PENSTOCK_ENGINE_SUITE(Suite)                                     \
-  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(device_cases()), \
-                           [](const auto& each) { return each.param.name; })
 
 }  // namespace penstock::testing

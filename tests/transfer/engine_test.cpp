@@ -11,7 +11,7 @@ namespace penstock::testing {
 namespace {
 
 class TransferEngineTest : public EngineTest {};
-PENSTOCK_ENGINE_SUITE(TransferEngineTest);
+PENSTOCK_DEVICE_SUITE(TransferEngineTest);
 
 constexpr std::size_t kSizes[] = {1, 7, 4096, 65537, 1 << 20, (3 << 20) + 13};
 constexpr TransferPath kHostPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed,

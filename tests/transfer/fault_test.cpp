@@ -25,7 +25,7 @@ class EngineFaultTest : public EngineTest {
   std::shared_ptr<FaultyBackend> faulty_;
   std::optional<Device> faulty_device_;
 };
-PENSTOCK_ENGINE_SUITE(EngineFaultTest);
+PENSTOCK_DEVICE_SUITE(EngineFaultTest);
 
 constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
 
@@ -271,7 +271,7 @@ TEST_P(EngineFaultTest, SlowEntriesChangeNoBytes) {
 }
 
 class ProcessTest : public EngineTest {};
-PENSTOCK_ENGINE_SUITE(ProcessTest);
+PENSTOCK_DEVICE_SUITE(ProcessTest);
 
 /// Runs `body` in a forked child and gives its wait status, after at most 20 seconds.
 int status_of_child(const std::function<void()>& body) {

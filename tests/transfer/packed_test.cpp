@@ -55,7 +55,7 @@ class PackedTest : public EngineTest {
   std::vector<std::size_t> host_offsets_;
   std::vector<std::byte> host_;
 };
-PENSTOCK_ENGINE_SUITE(PackedTest);
+PENSTOCK_DEVICE_SUITE(PackedTest);
 
 TEST_P(PackedTest, PiecesSideBySideTravelInFewCopies) {
   TransferEngine engine(*device_, many_chunks());

@@ -41,15 +41,16 @@ struct FeedStatistics {
   std::uint64_t timed_batches = 0;
   double transfer_seconds = 0;  ///< while copies ran, or kernels that read over the link (device)
   double kernel_seconds = 0;    ///< while kernels ran that gather what is resident (device)
-  double compute_seconds = 0;   ///< of the consumer's stream from one batch's arrival to the next request (device)
-  double stall_seconds = 0;     ///< of the consumer's stream from a request to the batch's arrival (device)
+  double compute_seconds =
+      0;  ///< of the consumer's stream from one batch's arrival to the next request (device)
+  double stall_seconds = 0;  ///< of the consumer's stream from a request to the batch's arrival (device)
   double exposed_transfer_seconds = 0;  ///< of the stalls, while that batch's transfer ran (device)
 
   double mean_ready = 0;  ///< batches ready or on their way when the consumer asked, on average
   std::size_t prefetch_depth = 0;
-  std::size_t slots = 0;          ///< of the device ring now; it grows while a consumer keeps batches
-  std::size_t ring_bytes = 0;     ///< of device memory in them
-  double link_ceiling = 0;        ///< best measured bandwidth of the link in bytes per second; 0: unknown
+  std::size_t slots = 0;           ///< of the device ring now; it grows while a consumer keeps batches
+  std::size_t ring_bytes = 0;      ///< of device memory in them
+  double link_ceiling = 0;         ///< best measured bandwidth of the link in bytes per second; 0: unknown
   std::uint64_t sample_bytes = 0;  ///< of one sample as stored
 
   [[nodiscard]] double samples_per_second() const noexcept;

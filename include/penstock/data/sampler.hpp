@@ -40,6 +40,19 @@ struct SamplerState {
   friend bool operator==(const SamplerState&, const SamplerState&) = default;
 };
 
+/// The samples of one batch, as positions of its epoch's order: `count` of them, from `first` in steps of
+/// `stride`, wrapping around after `size`. Stands for itself: it needs no sampler.
+struct SampleRun {
+  std::optional<KeyedPermutation> order;  ///< nullopt: sample = position
+  std::uint64_t size = 1;
+  std::uint64_t first = 0;
+  std::uint64_t stride = 1;
+  std::uint64_t count = 0;
+
+  /// Writes the index of each sample. Throws InvalidArgument where `indices` holds fewer than `count`.
+  void fill(std::span<std::uint64_t> indices) const;
+};
+
 /// Says which samples make the batches of each epoch, in constant memory. An epoch's order follows from
 /// (seed, epoch) alone. Not thread-safe; cheap to copy.
 class Sampler {
@@ -65,6 +78,8 @@ class Sampler {
   /// Writes the next batch's indices and returns how many they are: batch_size, fewer for an epoch's last
   /// batch, 0 at its end. Throws InvalidArgument when `indices` is shorter than the batch.
   std::size_t next(std::span<std::uint64_t> indices);
+  /// The same without writing indices: a run whose count is 0 at the epoch's end.
+  [[nodiscard]] SampleRun next_run() noexcept;
 
   /// The index at `position` of the current epoch's order over all ranks; positions wrap around.
   [[nodiscard]] std::uint64_t index_at(std::uint64_t position) const noexcept;
@@ -79,6 +94,7 @@ class Sampler {
   void restore(const SamplerState& state);
 
  private:
+  [[nodiscard]] SampleRun peek() const noexcept;
   [[nodiscard]] std::uint64_t shard_samples(std::uint64_t from) const noexcept;
   [[nodiscard]] std::uint64_t in_batches(std::uint64_t samples) const noexcept;
   [[nodiscard]] std::uint64_t batches_of(std::uint64_t samples) const noexcept;

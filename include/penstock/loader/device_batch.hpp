@@ -34,7 +34,8 @@ class DeviceBatch {
 
   [[nodiscard]] std::size_t size() const noexcept;  ///< samples
   [[nodiscard]] std::uint64_t epoch() const noexcept;
-  [[nodiscard]] std::uint64_t index() const noexcept;  ///< of the batch within what this rank gets of the epoch
+  [[nodiscard]] std::uint64_t index()
+      const noexcept;  ///< of the batch within what this rank gets of the epoch
 
   [[nodiscard]] std::size_t field_count() const noexcept;
   /// Valid as long as the lease. Throws InvalidArgument past the last field, and for a name that is none of
@@ -49,8 +50,8 @@ class DeviceBatch {
   /// the host. Throws DeviceError.
   void use_on(const Stream& stream);
 
-  /// Says that another thread than the one that called next() will let go of this lease: next() then waits for
-  /// it where the ring's budget is used up, instead of failing at once.
+  /// Says that another thread than the one that called next() will let go of this lease: next() then waits
+  /// for it where the ring's budget is used up, instead of failing at once.
   void hand_over() noexcept;
 
   /// Lets go now, as the destructor does, but throws DeviceError where the work on it cannot be marked; the

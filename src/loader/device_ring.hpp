@@ -1,0 +1,137 @@
+#pragma once
+
+#include "loader/route.hpp"
+
+#include <penstock/core/feed_statistics.hpp>
+#include <penstock/core/fork.hpp>
+#include <penstock/data/sampler.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/loader/device_batch.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+
+/// Device memory for one batch, and what is in it. Who has the slot - the free list, the producer, the queue
+/// of published batches, a lease - may touch it without a lock.
+struct DeviceSlot {
+  Buffer memory;
+  std::uint64_t* indices = nullptr;  ///< device memory for the batch's indices
+  std::vector<DeviceField> fields;
+  Event ready;  ///< recorded on the copy stream behind the batch's last copy
+
+  SampleRun run;
+  std::uint64_t epoch = 0;
+  std::uint64_t index = 0;
+
+  std::vector<StreamHandle> users;  ///< streams that the present lease is used on
+  std::vector<Event> done;          ///< one for each stream of the last lease, recorded when it went
+  std::size_t done_count = 0;
+  std::thread::id holder;
+  bool handed_over = false;
+
+  explicit DeviceSlot(Event event) : ready(std::move(event)) {}
+};
+
+/// What the producer passes to the consumer: a batch, an epoch's end (no slot), or what went wrong.
+struct Arrival {
+  DeviceSlot* slot = nullptr;
+  std::exception_ptr error{};
+  SamplerState state{};  ///< after it
+  BatchTimes times{};    ///< as far as the host knows them
+  double slot_wait_seconds = 0;
+  struct TimedBatch* timed = nullptr;  ///< where its times on the device are recorded; may be null
+  std::size_t ready = 0;               ///< batches published when it was asked for
+};
+
+struct RingSize {
+  std::size_t slots = 0;
+  std::size_t bytes = 0;
+};
+
+/// The slots, passed round from the free list to the producer, to the queue of published batches, to a lease,
+/// and back. Slots are made `prefetch_depth` + 1 at first, and more only where leases keep fewer than
+/// prefetch_depth for the producer, as memory allows. Leases share it with the loader and may outlive that.
+/// Thread-safe.
+class DeviceRing {
+ public:
+  /// Makes the first slots: fewer where there is memory for less, one at least. Throws OutOfMemory.
+  DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::vector<Route>& routes,
+             const Layout& layout, std::size_t batch, std::size_t prefetch_depth);
+  ~DeviceRing();
+  DeviceRing(const DeviceRing&) = delete;
+  DeviceRing& operator=(const DeviceRing&) = delete;
+
+  /// For the producer: a slot to fill, once fewer than prefetch_depth batches are published. Its former users
+  /// and its former copy may still be at work: see wait_for_users. Blocks the host; null when stopped.
+  [[nodiscard]] DeviceSlot* acquire();
+  /// Makes `stream` wait for whatever was last queued on the slot's memory.
+  void wait_for_users(const DeviceSlot& slot, const Stream& stream) const;
+  void publish(Arrival arrival);
+  /// Takes a slot back that was acquired and not published. `spoiled`: copies into it may be under way that
+  /// `ready` does not mark; it is never used again.
+  void put_back(DeviceSlot& slot, bool spoiled) noexcept;
+
+  /// For the consumer: what was published next, with its slot leased to the calling thread. An error stays
+  /// and is thrown each time. Blocks the host. Throws Closed, and OutOfMemory where nobody who could let go
+  /// of a lease does anything but wait for a batch.
+  [[nodiscard]] Arrival take();
+  /// Ends a lease. Throws DeviceError where the work on it cannot be marked.
+  void give_back(DeviceSlot& slot);
+  void hand_over(DeviceSlot& slot) noexcept;
+
+  /// Makes acquire return null until reset.
+  void stop() noexcept;
+  /// With no producer at work: forgets what was published, and starts anew.
+  void reset() noexcept;
+  /// Ends take() in all threads with Closed, for good; returns when they have left.
+  void close() noexcept;
+
+  [[nodiscard]] RingSize size() const;
+  /// True when take() would throw what went wrong in the producer.
+  [[nodiscard]] bool has_failed() const;
+  [[nodiscard]] const Device& device() const noexcept { return device_; }
+  /// True in a child of fork, where nothing of this may be touched.
+  [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
+
+ private:
+  [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
+  void grow(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] bool is_stuck() const;
+  [[noreturn]] void refuse_stuck() const;
+
+  Device device_;
+  std::shared_ptr<Pool> memory_;
+  const std::size_t slot_bytes_;
+  const std::size_t indices_offset_;
+  const std::size_t depth_;
+  std::vector<DeviceField> fields_;  ///< as in each slot, `data` an offset
+  std::vector<std::size_t> offsets_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable producer_;
+  std::condition_variable consumer_;
+  std::vector<std::unique_ptr<DeviceSlot>> slots_;
+  std::vector<DeviceSlot*> free_;  ///< the first was free for longest
+  std::vector<Arrival> published_;
+  std::size_t ready_ = 0;  ///< batches among them
+  std::vector<DeviceSlot*> leased_;
+  std::vector<std::thread::id> waiting_;
+  std::string exhausted_;  ///< why the ring cannot grow any more; empty: it may
+  bool producer_waits_ = false;
+  bool stopped_ = false;
+  bool closed_ = false;
+  const std::uint64_t generation_ = fork_generation();
+};
+
+}  // namespace penstock

@@ -1,0 +1,104 @@
+#include "loader/loader_state.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/loader/loader.hpp>
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <utility>
+
+namespace penstock {
+
+std::string_view gather_path_name(GatherPath path) noexcept {
+  switch (path) {
+    case GatherPath::automatic:
+      return "automatic";
+    case GatherPath::host:
+      return "host";
+    case GatherPath::zero_copy:
+      return "zero-copy";
+  }
+  return "automatic";
+}
+
+GatherPath parse_gather_path(std::string_view name) {
+  for (const GatherPath path : {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy}) {
+    if (name == gather_path_name(path)) return path;
+  }
+  if (name == "auto") return GatherPath::automatic;
+  throw InvalidArgument(fmt::format("'{}' is no way to gather; use automatic, host or zero-copy.", name));
+}
+
+Residency Residency::parse(std::string_view text) {
+  if (text == "none") return {};
+  if (text == "all") return {.kind = Kind::all};
+  if (text == "auto" || text == "automatic") return {.kind = Kind::automatic};
+  const bool percent = text.ends_with('%');
+  const std::string_view number = text.substr(0, text.size() - (percent ? 1 : 0));
+  double value = 0;
+  const auto [end, code] = std::from_chars(number.data(), number.data() + number.size(), value);
+  if (percent) value /= 100;
+  if (code != std::errc() || end != number.data() + number.size() || !(value >= 0 && value <= 1)) {
+    throw InvalidArgument(
+        fmt::format("'{}' is no residency; use none, all, auto, or a fraction such as 0.25 or 25%.", text));
+  }
+  return {.kind = Kind::fraction, .fraction = value};
+}
+
+Loader::Loader(Dataset dataset, Device device, LoaderOptions options)
+    : state_(std::make_shared<LoaderState>(std::move(dataset), std::move(device), std::move(options))) {}
+
+Loader::~Loader() {
+  if (state_ == nullptr) return;
+  if (state_->is_forked()) {
+    // The child has neither the threads nor the locks that ending needs: what is there is left alone.
+    static_cast<void>(new std::shared_ptr<LoaderState>(std::move(state_)));
+    return;
+  }
+  state_->close();
+}
+
+Loader::Loader(Loader&&) noexcept = default;
+Loader& Loader::operator=(Loader&& other) noexcept {
+  Loader old(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+std::optional<DeviceBatch> Loader::next(const Stream& stream) {
+  const std::shared_ptr<LoaderState> state = state_;
+  return state->next(stream);
+}
+
+void Loader::start_epoch(std::uint64_t epoch) { state_->start_epoch(epoch); }
+SamplerState Loader::state() const { return state_->state(); }
+void Loader::restore(const SamplerState& state) { state_->restore(state); }
+
+std::uint64_t Loader::batches_per_epoch() const noexcept {
+  return state_->first_sampler().batches_per_epoch();
+}
+std::uint64_t Loader::samples_per_epoch() const noexcept {
+  return state_->first_sampler().samples_per_epoch();
+}
+std::uint64_t Loader::batches_left() const { return state_->batches_left(); }
+
+FeedStatistics Loader::stats() const { return state_->stats(); }
+std::optional<FeedStatistics> Loader::epoch_stats(std::uint64_t epoch) const {
+  return state_->epoch_stats(epoch);
+}
+std::vector<BatchTimes> Loader::timeline() const { return state_->account().timeline(); }
+
+std::vector<std::string> Loader::describe() const {
+  std::vector<std::string> lines;
+  for (const Route& route : state_->routes()) lines.push_back(route.describe());
+  return lines;
+}
+
+const Dataset& Loader::dataset() const noexcept { return state_->dataset(); }
+const Device& Loader::device() const noexcept { return state_->device(); }
+const LoaderOptions& Loader::options() const noexcept { return state_->options(); }
+
+void Loader::close() { state_->close(); }
+
+}  // namespace penstock

@@ -1,0 +1,97 @@
+#pragma once
+
+#include "loader/account.hpp"
+#include "loader/device_ring.hpp"
+#include "loader/producer.hpp"
+#include "loader/resident.hpp"
+#include "loader/route.hpp"
+
+#include <penstock/core/worker_team.hpp>
+#include <penstock/loader/loader.hpp>
+#include <penstock/memory/pool.hpp>
+#include <penstock/memory/registration.hpp>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+
+/// The loader's stages, in the order in which a batch goes through them:
+///
+///   sampler -> acquire a slot -> gather and copy (Producer) -> publish    on the producer's thread
+///   take -> the consumer's stream waits -> lease                          in next()
+///   lease ends -> done events -> the slot is free                         in DeviceBatch
+///
+/// Everything is allocated by the constructor, but for slots that the ring adds while batches are kept.
+class LoaderState {
+ public:
+  LoaderState(Dataset dataset, Device device, LoaderOptions options);
+  ~LoaderState();
+  LoaderState(const LoaderState&) = delete;
+  LoaderState& operator=(const LoaderState&) = delete;
+
+  [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream);
+  void start_epoch(std::uint64_t epoch);
+  void restore(const SamplerState& state);
+  [[nodiscard]] SamplerState state() const;
+  [[nodiscard]] std::uint64_t batches_left() const;
+  void close();
+
+  [[nodiscard]] FeedStatistics stats() const;
+  [[nodiscard]] std::optional<FeedStatistics> epoch_stats(std::uint64_t epoch) const;
+  [[nodiscard]] Account& account() const noexcept { return *account_; }
+
+  [[nodiscard]] const Sampler& first_sampler() const noexcept { return first_sampler_; }
+  [[nodiscard]] const std::vector<Route>& routes() const noexcept { return routes_; }
+  [[nodiscard]] const Dataset& dataset() const noexcept { return dataset_; }
+  [[nodiscard]] const Device& device() const noexcept { return device_; }
+  [[nodiscard]] const LoaderOptions& options() const noexcept { return options_; }
+  /// True in a child of fork, where nothing of this may be touched.
+  [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
+
+ private:
+  void set_up();
+  [[nodiscard]] std::size_t choose_memory();
+  void run();
+  void produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index);
+  void begin_production();
+  void end_production();
+  template <typename Change>
+  void go_to(Change&& change);
+  void refuse_fork() const;
+  [[nodiscard]] FeedStatistics complete(FeedStatistics statistics) const;
+
+  const std::uint64_t generation_ = fork_generation();
+  LoaderOptions options_;
+  Device device_;
+  const LinkProfile profile_;
+  std::unique_ptr<WorkerTeam> team_;
+  Dataset dataset_;
+  const Sampler first_sampler_;
+  Sampler sampler_;  ///< the producer's
+  const std::size_t batch_;
+  std::vector<Route> routes_;
+  std::size_t sample_delivered_bytes_ = 0;
+  std::shared_ptr<Pool> memory_;
+  std::unique_ptr<Resident> resident_;
+  std::vector<Registration> registrations_;
+  std::shared_ptr<DeviceRing> ring_;
+  std::unique_ptr<Account> account_;
+  std::unique_ptr<Producer> producer_;
+  bool is_resident_ = false;
+  std::atomic<bool> stopping_{false};
+
+  mutable std::mutex position_mutex_;
+  SamplerState position_;  ///< after what next() gave out
+  bool at_epoch_start_ = true;
+
+  std::mutex control_mutex_;  ///< start_epoch, restore, close
+  std::thread thread_;
+  bool closed_ = false;
+};
+
+}  // namespace penstock

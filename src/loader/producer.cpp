@@ -1,0 +1,210 @@
+#include "loader/producer.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+// Two streams, so that a batch's first bytes travel while the last ones of the batch before it arrive.
+constexpr std::size_t kStreams = 2;
+constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+constexpr unsigned kCopyingBlocks = 8;
+constexpr unsigned kWideningBlocks = 32;
+
+}  // namespace
+
+Producer::Producer(const Dataset& dataset, const Device& device, const std::vector<Route>& routes,
+                   const Layout& layout, const LoaderOptions& options, std::size_t batch, WorkerTeam* team,
+                   bool streaming_stores)
+    : dataset_(dataset),
+      device_(device),
+      routes_(routes),
+      layout_(layout),
+      team_(team),
+      stores_(streaming_stores ? StoreKind::streaming : StoreKind::cached),
+      gather_blocks_(options.gather_blocks) {
+  std::size_t offset = layout_.stage_indices + align_up(batch * sizeof(std::uint64_t), 256);
+  for (std::size_t r = 0; r < routes_.size(); ++r) {
+    if (!routes_[r].host_gathered()) continue;
+    HostPart& part = parts_.emplace_back();
+    part.route = r;
+    part.piece_rows = std::max<std::size_t>(1, kPieceBytes / routes_[r].row_bytes);
+    if (routes_[r].resident_rows == 0) continue;
+    part.renumbered = std::exchange(offset, offset + align_up(batch * sizeof(std::uint64_t), 256));
+    part.listed.resize(batch);
+  }
+  for (std::size_t i = 0; i < kStreams; ++i) streams_.push_back(device_.create_stream(StreamPriority::high));
+  const std::size_t count = std::max<std::size_t>(options.prefetch_depth + 1, kStreams + 1);
+  const std::size_t bytes = align_up(layout_.stage_bytes, 4096);
+  pinned_ = std::make_unique<Pool>(make_pinned_pool(device_, {.segment_bytes = count * bytes}));
+  stage_memory_ = pinned_->allocate(count * bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::byte* const memory = stage_memory_.data() + i * bytes;
+    stages_.push_back(
+        {memory, reinterpret_cast<std::uint64_t*>(memory + layout_.stage_indices), device_.create_event()});
+  }
+}
+
+Producer::~Producer() {
+  try {
+    synchronize();
+  } catch (...) {  // a device that failed does no more work either
+  }
+}
+
+void Producer::synchronize() const {
+  for (const Stream& stream : streams_) stream.synchronize();
+}
+
+void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
+                    const Account& account, bool& spoiled) {
+  Stage& stage = stages_[turn_ % stages_.size()];
+  const Stream& stream = streams_[turn_ % streams_.size()];
+  ++turn_;
+  stage.read.synchronize();
+  const auto count = static_cast<std::size_t>(run.count);
+  const std::span indices(stage.indices, count);
+  run.fill(indices);
+  if (!parts_.empty()) {
+    arrival.times.gather_begin = account.now();
+    gather_on_host(stage, indices);
+    arrival.times.gather_end = account.now();
+  }
+  arrival.times.link_bytes = link_bytes(indices);
+  spoiled = true;
+  ring.wait_for_users(slot, stream);
+  try {
+    if (arrival.timed != nullptr) arrival.timed->begin.record(stream);
+    enqueue(slot, stage, count, stream);
+    if (arrival.timed != nullptr) arrival.timed->end.record(stream);
+  } catch (...) {
+    slot.ready.record(stream);
+    stage.read.record(stream);
+    spoiled = false;
+    throw;
+  }
+  slot.ready.record(stream);
+  stage.read.record(stream);
+  spoiled = false;
+}
+
+void Producer::choose_rows(HostPart& part, const Stage& stage, std::span<const std::uint64_t> indices) const {
+  const Route& route = routes_[part.route];
+  part.indices = indices;
+  if (route.resident_rows > 0) {
+    // What is not resident lies in the stage in the batch's order, and is numbered on from what is.
+    auto* const renumbered = reinterpret_cast<std::uint64_t*>(stage.memory + part.renumbered);
+    std::size_t listed = 0;
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      const bool resident = indices[i] < route.resident_rows;
+      renumbered[i] = resident ? indices[i] : route.resident_rows + listed;
+      if (!resident) part.listed[listed++] = indices[i];
+    }
+    part.indices = std::span(part.listed).first(listed);
+  }
+  part.pieces = (part.indices.size() + part.piece_rows - 1) / part.piece_rows;
+}
+
+void Producer::gather_on_host(const Stage& stage, std::span<const std::uint64_t> indices) {
+  std::size_t pieces = 0;
+  for (HostPart& part : parts_) {
+    choose_rows(part, stage, indices);
+    pieces += part.pieces;
+  }
+  team_->for_each(pieces, [&](std::size_t piece) { gather_piece(stage, piece); });
+}
+
+void Producer::gather_piece(const Stage& stage, std::size_t piece) const {
+  auto part = parts_.begin();
+  for (; piece >= part->pieces; ++part) piece -= part->pieces;
+  const Route& route = routes_[part->route];
+  const std::size_t first = piece * part->piece_rows;
+  const std::size_t rows = std::min(part->piece_rows, part->indices.size() - first);
+  dataset_.gather(part->route, part->indices.subspan(first, rows),
+                  {stage.memory + route.stage_offset + first * route.row_bytes, rows * route.row_bytes},
+                  stores_);
+}
+
+void Producer::enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t count,
+                       const Stream& stream) const {
+  enqueue_plain_copies(slot, stage, count, stream);
+  for (std::size_t r = 0; r < routes_.size(); ++r) {
+    if (!routes_[r].is_plain_copy()) enqueue_gather(r, slot, stage, count, stream);
+  }
+}
+
+void Producer::enqueue_plain_copies(const DeviceSlot& slot, const Stage& stage, std::size_t count,
+                                    const Stream& stream) const {
+  // They lie side by side in the slot as in the stage, so that one copy takes them all.
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  for (const Route& route : routes_) {
+    if (!route.is_plain_copy()) continue;
+    if (end == 0) begin = route.slot_offset;
+    end = route.slot_offset + count * route.row_bytes;
+  }
+  if (end == begin) return;
+  device_.backend().copy(slot.memory.data() + begin, stage.memory + begin, end - begin, CopyDirection::h2d,
+                         stream.native());
+}
+
+const Producer::HostPart* Producer::part_of(std::size_t route) const noexcept {
+  const auto found = std::ranges::find(parts_, route, &HostPart::route);
+  return found == parts_.end() ? nullptr : &*found;
+}
+
+void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage& stage, std::size_t count,
+                              const Stream& stream) const {
+  const Route& route = routes_[r];
+  const auto on_device = [&](void* locked) { return device_.backend().device_address(locked); };
+  GatherRequest request;
+  request.row_elements = route.row_elements;
+  request.count = count;
+  request.destination = slot.fields[r].data;
+  request.from = route.stored.dtype;
+  request.to = route.to;
+  request.scale = route.device_scale;
+  request.shift = route.device_shift;
+  request.channels = route.channels;
+  request.channel_elements = route.channel_elements;
+  request.head = route.resident;
+  request.head_rows = route.resident_rows;
+  if (const HostPart* part = part_of(r)) {
+    request.source = on_device(stage.memory + route.stage_offset);
+    request.source_rows = route.resident_rows + part->indices.size();
+    if (route.resident_rows > 0) {
+      request.indices = static_cast<const std::uint64_t*>(on_device(stage.memory + part->renumbered));
+    }
+  } else {
+    request.source = route.source;
+    request.source_rows = route.rows;
+    request.indices = static_cast<const std::uint64_t*>(on_device(stage.indices));
+  }
+  if (route.streams()) {
+    request.blocks = gather_blocks_ != 0 ? gather_blocks_ : route.converts ? kWideningBlocks : kCopyingBlocks;
+  }
+  device_.backend().gather(request, stream.native());
+}
+
+std::size_t Producer::link_bytes(std::span<const std::uint64_t> indices) const {
+  std::size_t bytes = 0;
+  for (std::size_t r = 0; r < routes_.size(); ++r) {
+    const Route& route = routes_[r];
+    if (!route.streams()) continue;
+    std::size_t rows = indices.size();
+    if (const HostPart* part = part_of(r)) {
+      rows = part->indices.size();
+    } else if (route.resident_rows > 0) {
+      rows = static_cast<std::size_t>(
+          std::ranges::count_if(indices, [&](std::uint64_t index) { return index >= route.resident_rows; }));
+    }
+    bytes += rows * route.row_bytes;
+  }
+  return bytes;
+}
+
+}  // namespace penstock

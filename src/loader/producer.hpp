@@ -1,0 +1,84 @@
+#pragma once
+
+#include "loader/account.hpp"
+#include "loader/device_ring.hpp"
+#include "loader/route.hpp"
+
+#include <penstock/core/worker_team.hpp>
+#include <penstock/data/dataset.hpp>
+#include <penstock/data/sampler.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace penstock {
+
+/// Fills slots: gathers on the host what has to be, and enqueues the copies and kernels. One thread at a
+/// time.
+class Producer {
+ public:
+  /// Takes the pinned memory, streams and events that it needs. Throws OutOfMemory.
+  Producer(const Dataset& dataset, const Device& device, const std::vector<Route>& routes,
+           const Layout& layout, const LoaderOptions& options, std::size_t batch, WorkerTeam* team,
+           bool streaming_stores);
+  /// Waits for copies that are under way.
+  ~Producer();
+  Producer(const Producer&) = delete;
+  Producer& operator=(const Producer&) = delete;
+
+  /// Enqueues the batch `run` into `slot`, whose `ready` marks its end; `timed` may be null. Blocks the host
+  /// while it gathers, and while all stages are still read by earlier copies. Throws what reading throws;
+  /// `slot.ready` then marks what was enqueued, or where it cannot, `spoiled` is set.
+  void fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
+            const Account& account, bool& spoiled);
+
+  /// Blocks the host until nothing that was enqueued reads the dataset or writes a slot.
+  void synchronize() const;
+
+ private:
+  struct Stage {
+    std::byte* memory = nullptr;
+    std::uint64_t* indices = nullptr;
+    Event read;  ///< recorded behind the last work that reads this stage
+  };
+  /// What the host gathers of one field.
+  struct HostPart {
+    std::size_t route = 0;
+    std::size_t renumbered = 0;  ///< offset in a stage of the field's own numbers, where part is resident
+    std::vector<std::uint64_t> listed;  ///< room for the rows that are not
+    std::span<const std::uint64_t> indices;
+    std::size_t piece_rows = 1;
+    std::size_t pieces = 0;
+  };
+
+  void gather_on_host(const Stage& stage, std::span<const std::uint64_t> indices);
+  void choose_rows(HostPart& part, const Stage& stage, std::span<const std::uint64_t> indices) const;
+  void gather_piece(const Stage& stage, std::size_t piece) const;
+  void enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t count, const Stream& stream) const;
+  void enqueue_plain_copies(const DeviceSlot& slot, const Stage& stage, std::size_t count,
+                            const Stream& stream) const;
+  void enqueue_gather(std::size_t route, const DeviceSlot& slot, const Stage& stage, std::size_t count,
+                      const Stream& stream) const;
+  [[nodiscard]] const HostPart* part_of(std::size_t route) const noexcept;
+  [[nodiscard]] std::size_t link_bytes(std::span<const std::uint64_t> indices) const;
+
+  const Dataset dataset_;
+  const Device device_;
+  const std::vector<Route>& routes_;
+  const Layout layout_;
+  WorkerTeam* const team_;
+  const StoreKind stores_;
+  const unsigned gather_blocks_;
+  std::vector<Stream> streams_;
+  std::unique_ptr<Pool> pinned_;
+  Buffer stage_memory_;
+  std::vector<Stage> stages_;
+  std::vector<HostPart> parts_;
+  std::size_t turn_ = 0;
+};
+
+}  // namespace penstock

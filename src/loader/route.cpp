@@ -1,0 +1,308 @@
+#include "loader/route.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/data/narrow.hpp>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;
+// Zero-copy takes no processor time, so host gather has to be this much quicker to be taken for its speed.
+constexpr double kWorthProcessors = 2.0;
+
+std::string shape_text(const Field& field) {
+  return fmt::format("{} {}", dtype_name(field.dtype), format_shape(field.shape));
+}
+
+void apply_channels(Route& route, const FieldOptions& options) {
+  const auto extent = [&](const std::vector<float>& values, const char* what) -> std::size_t {
+    if (values.size() <= 1) return 1;
+    const bool axis_exists = options.channel_axis < route.stored.shape.size();
+    if (!axis_exists || route.stored.shape[options.channel_axis] != values.size()) {
+      throw InvalidArgument(fmt::format(
+          "Field '{}' ({}) has no {} channels in axis {}, as its {} needs: give one value, or one for "
+          "each extent of channel_axis.",
+          route.stored.name, shape_text(route.stored), values.size(), options.channel_axis, what));
+    }
+    return values.size();
+  };
+  const std::size_t channels = std::max(extent(options.scale, "scale"), extent(options.shift, "shift"));
+  const auto spread = [&](std::vector<float> values) {
+    if (values.size() == 1) values.resize(channels, values.front());
+    return values;
+  };
+  route.scale = spread(options.scale);
+  route.shift = spread(options.shift);
+  route.channels = static_cast<std::uint32_t>(channels);
+  if (channels > 1) {
+    const auto after = route.stored.shape.begin() + static_cast<std::ptrdiff_t>(options.channel_axis) + 1;
+    route.channel_elements =
+        std::accumulate(after, route.stored.shape.end(), std::size_t{1}, std::multiplies<>());
+  }
+}
+
+void apply(Route& route, const FieldOptions& options) {
+  if (options.to) route.to = *options.to;
+  const bool scaled = !options.scale.empty() || !options.shift.empty();
+  const bool to_float =
+      route.to == DType::float16 || route.to == DType::bfloat16 || route.to == DType::float32;
+  if (!can_widen(route.stored.dtype, route.to) ||
+      (scaled && !can_widen(route.stored.dtype, DType::float32))) {
+    throw InvalidArgument(fmt::format(
+        "Field '{}' is stored as {} and cannot be delivered as {}: uint8, int8, int16, uint16, float16, "
+        "bfloat16 and float32 widen to float16, bfloat16 and float32, integers to wider integers.",
+        route.stored.name, dtype_name(route.stored.dtype), dtype_name(route.to)));
+  }
+  if (scaled && !to_float) {
+    throw InvalidArgument(
+        fmt::format("Field '{}' is delivered as {}, but scale and shift need float16, bfloat16 or "
+                    "float32: name one of them.",
+                    route.stored.name, dtype_name(route.to)));
+  }
+  apply_channels(route, options);
+}
+
+/// Ranges of whole pages, none touching another.
+std::vector<std::span<const std::byte>> join_pages(std::vector<std::span<const std::byte>> ranges) {
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin_of = [](std::span<const std::byte> range) {
+    return reinterpret_cast<std::uintptr_t>(range.data());
+  };
+  std::ranges::sort(ranges, {}, begin_of);
+  std::vector<std::span<const std::byte>> joined;
+  for (const auto range : ranges) {
+    if (!joined.empty()) {
+      auto& last = joined.back();
+      const std::uintptr_t end = begin_of(last) + last.size();
+      if (begin_of(range) / page <= (end - 1) / page) {
+        const std::uintptr_t new_end = std::max(end, begin_of(range) + range.size());
+        last = {last.data(), new_end - begin_of(last)};
+        continue;
+      }
+    }
+    joined.push_back(range);
+  }
+  return joined;
+}
+
+double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
+  const auto found = profile.curves.find(curve);
+  if (found == profile.curves.end() || found->second.empty()) return 0;
+  const LinkProfile::Point& point = found->second.back();
+  return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
+}
+
+std::string why_not_zero_copy(const Route& route, const Dataset& dataset, std::size_t field,
+                              const LinkProfile& profile, bool forced) {
+  const auto memory = dataset.memory(field);
+  if (memory.empty()) return "its samples do not lie in memory side by side";
+  if (route.converts &&
+      reinterpret_cast<std::uintptr_t>(memory.data()) % dtype_bytes(route.stored.dtype) != 0) {
+    return "its values are not aligned to their type";
+  }
+  if (forced) return {};
+  if (dataset.is_file_mapping(field)) return "its samples lie in a file that is mapped";
+  const double zero_copy = last_rate(profile, LinkProfile::Curve::zero_copy_h2d);
+  const double pinned = last_rate(profile, LinkProfile::Curve::pinned_h2d);
+  if (zero_copy > 0 && pinned > kWorthProcessors * zero_copy) {
+    return fmt::format(
+        "the link profile says that kernels read over the link at {:.1f} GB/s, copies at {:.1f}",
+        zero_copy / kGB, pinned / kGB);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string Route::describe() const {
+  std::string text = fmt::format("{}: {}", stored.name, shape_text(stored));
+  if (stored.narrowed_from) text += fmt::format(" (narrowed from {})", dtype_name(*stored.narrowed_from));
+  if (!streams()) {
+    text += ", resident";
+  } else {
+    if (resident_rows > 0) {
+      text += fmt::format(", {:.0f} % resident",
+                          100.0 * static_cast<double>(resident_rows) / static_cast<double>(rows));
+    }
+    text += zero_copy ? ", zero-copy gather" : fmt::format(", host gather ({})", reason);
+  }
+  if (to != stored.dtype || !scale.empty() || !shift.empty()) {
+    text += fmt::format(", delivered as {}", dtype_name(to));
+    if (!scale.empty() || !shift.empty()) text += fmt::format(", scaled by {} channel(s)", channels);
+  }
+  return text;
+}
+
+std::vector<Route> make_routes(const Dataset& dataset, const LoaderOptions& options) {
+  std::vector<Route> routes(dataset.field_count());
+  for (std::size_t f = 0; f < routes.size(); ++f) {
+    Route& route = routes[f];
+    route.stored = dataset.field(f);
+    route.to = route.stored.narrowed_from.value_or(route.stored.dtype);
+    route.rows = dataset.sample_count();
+    route.row_elements = element_count(route.stored.shape);
+    route.row_bytes = dataset.sample_bytes(f);
+  }
+  for (std::size_t i = 0; i < options.fields.size(); ++i) {
+    const FieldOptions& field = options.fields[i];
+    for (std::size_t j = 0; j < i; ++j) {
+      if (options.fields[j].name == field.name) {
+        throw InvalidArgument(fmt::format("Field '{}' has options twice; give them once.", field.name));
+      }
+    }
+    apply(routes[dataset.field_index(field.name)], field);
+  }
+  for (Route& route : routes) {
+    route.delivered_bytes = route.row_elements * dtype_bytes(route.to);
+    route.converts = route.to != route.stored.dtype || !route.scale.empty() || !route.shift.empty();
+  }
+  return routes;
+}
+
+std::size_t slot_bytes(const std::vector<Route>& routes, std::size_t batch) {
+  std::size_t bytes = align_up(batch * sizeof(std::uint64_t), kAlignment);
+  for (const Route& route : routes) {
+    std::size_t field = 0;
+    if (__builtin_mul_overflow(batch, route.delivered_bytes, &field) || field > std::size_t{1} << 60) {
+      throw InvalidArgument(
+          fmt::format("A batch of {} samples of field '{}' exceeds any memory; use a smaller batch.", batch,
+                      route.stored.name));
+    }
+    bytes += align_up(field, kAlignment);
+  }
+  return bytes;
+}
+
+std::size_t choose_residency(std::vector<Route>& routes, const Residency& residency, std::size_t available) {
+  using Kind = Residency::Kind;
+  if (residency.kind == Kind::none) return 0;
+  if (residency.kind == Kind::fraction && !(residency.fraction >= 0 && residency.fraction <= 1)) {
+    throw InvalidArgument(
+        fmt::format("A residency of {} was asked for; fractions go from 0 to 1.", residency.fraction));
+  }
+  std::vector<Route*> smallest_first;
+  for (Route& route : routes) smallest_first.push_back(&route);
+  std::ranges::stable_sort(smallest_first, {}, &Route::row_bytes);
+  std::size_t bytes = 0;
+  for (Route* route : smallest_first) {
+    const std::size_t left = available - std::min(available, bytes + kAlignment);
+    switch (residency.kind) {
+      case Kind::automatic:
+        route->resident_rows = std::min<std::uint64_t>(route->rows, left / route->row_bytes);
+        break;
+      case Kind::fraction:
+        route->resident_rows =
+            static_cast<std::uint64_t>(std::floor(residency.fraction * static_cast<double>(route->rows)));
+        break;
+      default:
+        route->resident_rows = route->rows;
+    }
+    route->resident_rows = std::min(route->resident_rows, route->rows);
+    bytes += align_up(route->resident_rows * route->row_bytes, kAlignment);
+  }
+  if (bytes > available && residency.kind != Kind::automatic) {
+    throw OutOfMemory(
+        "the loader's device memory budget, beside its ring,", bytes, 0, available,
+        "make less of the dataset resident (auto takes what fits), use smaller batches, or raise the "
+        "budget");
+  }
+  return bytes;
+}
+
+std::vector<Registration> choose_gather(std::vector<Route>& routes, const Dataset& dataset,
+                                        const Device& device, const LinkProfile& profile, GatherPath asked) {
+  const bool forced = asked == GatherPath::zero_copy;
+  std::vector<std::span<const std::byte>> ranges;
+  for (std::size_t f = 0; f < routes.size(); ++f) {
+    Route& route = routes[f];
+    if (!route.streams()) continue;
+    route.reason =
+        asked == GatherPath::host ? "asked for" : why_not_zero_copy(route, dataset, f, profile, forced);
+    route.zero_copy = route.reason.empty();
+    if (forced && !route.zero_copy) {
+      throw InvalidArgument(
+          fmt::format("Field '{}' cannot be gathered zero-copy: {}.", route.stored.name, route.reason));
+    }
+    const auto memory = dataset.memory(f);
+    if (route.zero_copy && device.backend().kind_of(memory.data()) == MemoryKind::pageable)
+      ranges.push_back(memory);
+  }
+  std::vector<Registration> registrations;
+  std::vector<std::pair<std::span<const std::byte>, std::string>> refused;
+  for (const auto range : join_pages(std::move(ranges))) {
+    std::string why;
+    auto registration = Registration::attempt(device, range.data(), range.size(), &why);
+    if (registration) {
+      registrations.push_back(std::move(*registration));
+    } else {
+      refused.emplace_back(range, std::move(why));
+    }
+  }
+  for (std::size_t f = 0; f < routes.size(); ++f) {
+    Route& route = routes[f];
+    if (!route.zero_copy) continue;
+    const auto memory = dataset.memory(f);
+    for (const auto& [range, why] : refused) {
+      if (memory.data() < range.data() || memory.data() >= range.data() + range.size()) continue;
+      if (forced) {
+        throw Unsupported(fmt::format("Field '{}' cannot be gathered zero-copy: {}", route.stored.name, why));
+      }
+      route.zero_copy = false;
+      route.reason = "its memory cannot be locked: " + why;
+    }
+    if (route.zero_copy) {
+      const auto* first = static_cast<const std::byte*>(
+          device.backend().device_address(const_cast<std::byte*>(memory.data())));
+      route.source = first + route.resident_rows * route.row_bytes;
+    }
+  }
+  return registrations;
+}
+
+Layout lay_out(std::vector<Route>& routes, std::size_t batch) {
+  Layout layout;
+  const auto take = [](std::size_t& offset, std::size_t bytes) {
+    return std::exchange(offset, offset + align_up(bytes, kAlignment));
+  };
+  for (const bool plain : {true, false}) {
+    for (Route& route : routes) {
+      if (route.is_plain_copy() != plain) continue;
+      route.slot_offset = take(layout.slot_bytes, batch * route.delivered_bytes);
+      if (!route.host_gathered()) continue;
+      route.stage_offset = take(layout.stage_bytes, batch * route.row_bytes);
+    }
+  }
+  layout.slot_bytes += align_up(batch * sizeof(std::uint64_t), kAlignment);
+  layout.stage_indices = take(layout.stage_bytes, batch * sizeof(std::uint64_t));
+  // Where part of a field is resident and the host gathers the rest, its rows are numbered anew.
+  for (const Route& route : routes) {
+    if (route.host_gathered() && route.resident_rows > 0)
+      take(layout.stage_bytes, batch * sizeof(std::uint64_t));
+  }
+  return layout;
+}
+
+Dataset narrow_small_fields(const Dataset& dataset, WorkerTeam* team) {
+  std::vector<std::shared_ptr<const FieldReader>> readers(dataset.field_count());
+  for (std::size_t f = 0; f < readers.size(); ++f) {
+    readers[f] = dataset.reader(f);
+    const std::size_t bytes = dataset.memory(f).size();
+    if (bytes == 0 || bytes > kCheapToNarrow) continue;
+    const Dataset alone({readers[f]});
+    readers[f] = narrow_integers(alone, {.copy_limit = kCheapToNarrow, .team = team}).reader(0);
+  }
+  return Dataset(std::move(readers));
+}
+
+}  // namespace penstock

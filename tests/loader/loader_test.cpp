@@ -1,0 +1,144 @@
+#include "loader/loader_fixture.hpp"
+
+#include <algorithm>
+
+/// What batches hold, in every way that they can be brought together.
+namespace penstock::testing {
+namespace {
+
+Dataset small_dataset(std::size_t samples = 103) {
+  return Dataset({random_field("images", DType::uint8, {3, 5, 7}, samples, 1),
+                  random_field("labels", DType::int64, {}, samples, 2),
+                  random_field("weights", DType::float32, {4}, samples, 3)});
+}
+
+class LoaderBytes : public LoaderTest {};
+PENSTOCK_DEVICE_SUITE(LoaderBytes);
+
+TEST_P(LoaderBytes, EveryWayGivesTheSameBatches) {
+  const Dataset dataset = small_dataset();
+  for (const GatherPath gather : {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy}) {
+    for (const char* residency : {"none", "all", "0.4", "auto", "0"}) {
+      SCOPED_TRACE(std::string(gather_path_name(gather)) + ", " + residency);
+      Loader loader(dataset, *device_,
+                    {.batch_size = 16,
+                     .shuffle = true,
+                     .seed = 7,
+                     .residency = Residency::parse(residency),
+                     .gather = gather,
+                     .threads = 2});
+      for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
+        const auto batches = read_epoch(loader);
+        ASSERT_EQ(batches.size(), 7U);
+        EXPECT_EQ(batches.back().indices.size(), 103U % 16);
+        expect_stored(dataset, batches);
+        Sampler sampler(103, {.shuffle = true, .seed = 7, .batch_size = 103});
+        sampler.start_epoch(epoch);
+        std::vector<std::uint64_t> order(103);
+        sampler.next(order);
+        EXPECT_EQ(indices_of(batches), order);
+      }
+    }
+  }
+}
+
+TEST_P(LoaderBytes, FieldsThatTheDeviceCannotReadAreGatheredByTheHost) {
+  const Dataset plain = small_dataset();
+  const Dataset dataset({as_callback(plain.reader(0)), plain.reader(1), as_callback(plain.reader(2))});
+  for (const char* residency : {"none", "all", "0.4", "auto"}) {
+    SCOPED_TRACE(residency);
+    Loader loader(
+        dataset, *device_,
+        {.batch_size = 16, .shuffle = true, .residency = Residency::parse(residency), .threads = 3});
+    expect_stored(plain, read_epoch(loader));
+  }
+  EXPECT_THROW(Loader(dataset, *device_, {.batch_size = 16, .gather = GatherPath::zero_copy}),
+               InvalidArgument);
+}
+
+TEST_P(LoaderBytes, NarrowedIntegersComeBackExactly) {
+  std::vector<std::int64_t> labels(500);
+  std::vector<std::int32_t> words(500 * 3);
+  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int64_t>(i % 200);
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = static_cast<std::int32_t>(i * 40 % 65536);
+  const Dataset dataset({read_array({.name = "labels", .dtype = DType::int64, .shape = {}}, labels),
+                         read_array({.name = "words", .dtype = DType::int32, .shape = {3}}, words)});
+  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy}) {
+    Loader loader(dataset, *device_, {.batch_size = 64, .shuffle = true, .gather = gather});
+    expect_stored(dataset, read_epoch(loader));
+    EXPECT_EQ(loader.stats().link_bytes, 500U * (1 + 3 * 2));
+    EXPECT_EQ(loader.stats().delivered_bytes, 500U * (8 + 3 * 4));
+    Loader wide(dataset, *device_, {.batch_size = 64, .shuffle = true, .gather = gather, .narrow = false});
+    expect_stored(dataset, read_epoch(wide));
+    EXPECT_EQ(wide.stats().link_bytes, 500U * (8 + 3 * 4));
+  }
+}
+
+TEST_P(LoaderBytes, FieldsWidenOnArrival) {
+  const std::size_t samples = 70;
+  const Dataset dataset({random_field("images", DType::uint8, {3, 4, 5}, samples, 4)});
+  const auto pixels = dataset.memory(0);
+  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy}) {
+    for (const char* residency : {"none", "0.5", "all"}) {
+      SCOPED_TRACE(std::string(gather_path_name(gather)) + ", " + residency);
+      Loader loader(
+          dataset, *device_,
+          {.batch_size = 32,
+           .shuffle = true,
+           .residency = Residency::parse(residency),
+           .gather = gather,
+           .fields = {
+               {.name = "images", .to = DType::float32, .scale = {0.5F, 2.0F, 3.0F}, .shift = {1.0F}}}});
+      std::size_t seen = 0;
+      for (const HostBatch& batch : read_epoch(loader)) {
+        std::vector<float> values(batch.fields[0].size() / sizeof(float));
+        std::memcpy(values.data(), batch.fields[0].data(), batch.fields[0].size());
+        ASSERT_EQ(values.size(), batch.indices.size() * 60);
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const auto pixel = std::to_integer<unsigned>(pixels[batch.indices[i / 60] * 60 + i % 60]);
+          const float scale = std::array{0.5F, 2.0F, 3.0F}[i % 60 / 20];
+          ASSERT_EQ(values[i], static_cast<float>(pixel) * scale + 1.0F) << "element " << i;
+          ++seen;
+        }
+      }
+      EXPECT_EQ(seen, samples * 60);
+      EXPECT_EQ(loader.next(*stream_)->field("images").dtype, DType::float32);
+    }
+  }
+}
+
+TEST_P(LoaderBytes, SlotsStayUntilTheConsumersWorkIsDone) {
+  // The consumer's copies are queued and run late; a slot refilled too early would show in them.
+  const Dataset dataset({random_field("x", DType::uint8, {1024}, 640, 5)});
+  Loader loader(dataset, *device_, {.batch_size = 32, .shuffle = true, .prefetch_depth = 1});
+  const Buffer pinned = pinned_->allocate(640 * 1024);
+  std::vector<std::uint64_t> order;
+  while (const auto batch = loader.next(*stream_)) {
+    device_->backend().copy(pinned.data() + order.size() * 1024, batch->field(0).data, batch->field(0).bytes,
+                            CopyDirection::d2h, stream_->native());
+    const auto indices = batch->indices();
+    order.insert(order.end(), indices.begin(), indices.end());
+  }
+  stream_->synchronize();
+  std::vector<std::byte> expected(640 * 1024);
+  dataset.gather(0, order, expected);
+  EXPECT_EQ(first_difference(pinned.bytes(), expected), -1);
+}
+
+TEST_P(LoaderBytes, AddressesAreThoseOfFixedSlots) {
+  const Dataset dataset = small_dataset(640);
+  Loader loader(dataset, *device_, {.batch_size = 8, .prefetch_depth = 2});
+  std::vector<std::byte*> addresses;
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    while (const auto batch = loader.next(*stream_)) {
+      if (std::ranges::find(addresses, batch->field("images").data) == addresses.end()) {
+        addresses.push_back(batch->field("images").data);
+      }
+    }
+  }
+  EXPECT_EQ(addresses.size(), 3U);
+  EXPECT_EQ(loader.stats().slots, 3U);
+}
+
+}  // namespace
+}  // namespace penstock::testing

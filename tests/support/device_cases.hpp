@@ -1,0 +1,47 @@
+#pragma once
+
+#include <penstock/core/error.hpp>
+#include <penstock/device/device.hpp>
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace penstock::testing {
+
+struct DeviceCase {
+  std::string name;
+  std::function<Device()> open;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const DeviceCase& device) { return out << device.name; }
+
+/// The embedded device plain and late, the cuda backend over the tests' driver, and a real GPU.
+inline std::vector<DeviceCase> device_cases() {
+  return {
+      {"Host", [] { return Device::open("host"); }},
+      {"HostLate", [] { return Device::open("host:late=1"); }},
+      {"FakeCuda", [] { return Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER}); }},
+      {"Cuda", [] { return Device::open("cuda:0"); }},
+  };
+}
+
+/// Nullopt where the case needs a GPU and there is none.
+inline std::optional<Device> open_or_skip(const DeviceCase& device) {
+  try {
+    return device.open();
+  } catch (const Error&) {
+    if (device.name == "Cuda") return std::nullopt;
+    throw;
+  }
+}
+
+#define PENSTOCK_DEVICE_SUITE(Suite)                                     \
+  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(device_cases()), \
+                           [](const auto& each) { return each.param.name; })
+
+}  // namespace penstock::testing
