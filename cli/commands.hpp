@@ -6,16 +6,22 @@
 #include <penstock/transfer/link_profile.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace penstock::cli {
 
 /// What the command takes from its environment. Nothing else reads it.
 struct Environment {
-  DeviceOptions device;                                  ///< PENSTOCK_LIBCUDA
-  std::optional<std::filesystem::path> cache_directory;  ///< XDG_CACHE_HOME, or HOME and .cache
+  DeviceOptions device;                                    ///< PENSTOCK_LIBCUDA
+  std::optional<std::filesystem::path> cache_directory;    ///< XDG_CACHE_HOME, or HOME and .cache
+  std::vector<std::filesystem::path> dataset_directories;  ///< PENSTOCK_DATA, then the system's
+  std::vector<std::filesystem::path> chart_libraries;      ///< PENSTOCK_D3, or where d3.min.js usually is
   bool utf8 = false;
 };
 
@@ -49,8 +55,42 @@ struct PredictOptions {
 };
 int run_predict(const PredictOptions& options, const Environment& environment);
 
-/// The user asked to stop.
-struct Interrupted {};
+struct FeedOptions {
+  std::vector<std::string> sources;
+  std::string device = "auto";
+  std::uint64_t batch = 256;
+  std::uint64_t epochs = 1;
+  bool shuffle = false;
+  std::uint64_t seed = 0;
+  std::vector<std::string> to;     ///< "float32" or "images=float16"
+  std::vector<std::string> scale;  ///< "0.004", "images=0.004" or "images=0.017,0.018,0.017"
+  std::vector<std::string> shift;
+  std::string residency = "none";
+  std::string gather = "automatic";
+  bool drop_last = false;
+  std::uint64_t rank = 0;
+  std::uint64_t world_size = 1;
+  std::size_t prefetch = 2;
+  unsigned threads = 0;
+  std::size_t budget = 0;
+  bool narrow = true;
+  std::string split = "train";
+  std::vector<std::string> search;
+  std::size_t load_limit = 0;  ///< 0: a quarter of the host's memory
+  bool verify = false;
+  double step_ms = 0;
+  std::string report;
+  std::string json;  ///< file, "-" for standard output, empty for none
+  std::string profile;
+  bool ascii = false;
+};
+int run_feed(const FeedOptions& options, const Environment& environment);
+
+/// Options that say something that cannot be done: exit status 2, as for those that cannot be read.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 /// Where the profile of `device` is: `file` if given, else in the cache. Throws Error where there is no
 /// cache.
@@ -59,6 +99,11 @@ struct Interrupted {};
 /// The profile there, or nullopt. One that is there and cannot be used is reported on stderr.
 [[nodiscard]] std::optional<LinkProfile> stored_profile(const std::filesystem::path& file,
                                                         const DeviceInfo& device);
+
+/// Replaces what `file` holds. Throws Error that names it.
+void write_file(const std::string& file, std::string_view text);
+/// Throws Error where `file` cannot be written. Makes an empty one where there is none.
+void require_writable(const std::string& file);
 
 /// "55.6": bytes per second in GB/s, with three digits that count.
 [[nodiscard]] std::string format_rate(double bytes_per_second);

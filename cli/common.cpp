@@ -5,7 +5,10 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
 
 namespace penstock::cli {
 
@@ -27,6 +30,20 @@ std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, con
   if (!profile && std::filesystem::exists(file, error)) fmt::print(stderr, "penstock: ignored: {}\n", why);
   return profile;
 }
+
+namespace {
+
+void write(const std::string& file, std::string_view text, std::ios::openmode mode) {
+  std::ofstream stream(file, mode | std::ios::binary);
+  stream << text << std::flush;
+  if (!stream) throw Error(fmt::format("{} cannot be written ({}).", file, std::strerror(errno)));
+}
+
+}  // namespace
+
+void write_file(const std::string& file, std::string_view text) { write(file, text, std::ios::trunc); }
+
+void require_writable(const std::string& file) { write(file, "", std::ios::app); }
 
 std::string format_rate(double bytes_per_second) {
   const double rate = bytes_per_second / kGB;

@@ -1,65 +1,12 @@
 #include "link_report.hpp"
-
-#include <penstock/core/bytes.hpp>
-#include <penstock/core/error.hpp>
+#include "signals.hpp"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
-#include <csignal>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 
 namespace penstock::cli {
-
-namespace {
-
-std::atomic<bool> interrupted{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
-
-/// A first signal is noted and answered at the next step; a second one ends the process at once.
-class SignalWatch {
- public:
-  SignalWatch() {
-    interrupted = false;
-    struct sigaction action{};
-    action.sa_handler = [](int) { interrupted = true; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-    ::sigaction(SIGINT, &action, &old_interrupt_);
-    ::sigaction(SIGTERM, &action, &old_terminate_);
-  }
-  ~SignalWatch() {
-    ::sigaction(SIGINT, &old_interrupt_, nullptr);
-    ::sigaction(SIGTERM, &old_terminate_, nullptr);
-  }
-  SignalWatch(const SignalWatch&) = delete;
-  SignalWatch& operator=(const SignalWatch&) = delete;
-
-  static void check() {
-    if (interrupted) throw Interrupted{};
-  }
-
- private:
-  struct sigaction old_interrupt_{};
-  struct sigaction old_terminate_{};
-};
-
-std::size_t terminal_columns(int descriptor) {
-  winsize size{};
-  return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
-void write_file(const std::string& file, const std::string& text, std::ios::openmode mode) {
-  std::ofstream stream(file, mode | std::ios::binary);
-  stream << text << std::flush;
-  if (!stream) throw Error(fmt::format("{} cannot be written ({}).", file, std::strerror(errno)));
-}
-
-}  // namespace
 
 int run_link(const LinkOptions& options, const Environment& environment) {
   const Look look{.unicode = environment.utf8 && !options.ascii, .columns = terminal_columns(STDERR_FILENO)};
@@ -71,7 +18,7 @@ int run_link(const LinkOptions& options, const Environment& environment) {
     static_cast<void>(stored_profile(file, device.info()));
   }
   // What cannot be written should be known before the measurement, not after it.
-  if (!options.json.empty() && options.json != "-") write_file(options.json, "", std::ios::app);
+  if (!options.json.empty() && options.json != "-") require_writable(options.json);
 
   LinkMeasurement measurement;
   {
@@ -91,7 +38,7 @@ int run_link(const LinkOptions& options, const Environment& environment) {
   } else {
     const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
     fmt::print("{}", link_report(device.info(), measurement, page));
-    if (!options.json.empty()) write_file(options.json, measurement.to_json(), std::ios::trunc);
+    if (!options.json.empty()) write_file(options.json, measurement.to_json());
   }
   if (options.store) {
     measurement.profile.save(file);

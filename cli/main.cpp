@@ -1,9 +1,8 @@
-#include "commands.hpp"
+#include "arguments.hpp"
+#include "signals.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/error.hpp>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +17,25 @@ constexpr int kFailure = 1;
 constexpr int kUsage = 2;
 constexpr int kInterrupted = 130;
 
+std::vector<std::filesystem::path> split_paths(const char* value) {
+  std::vector<std::filesystem::path> paths;
+  const std::string text = value == nullptr ? "" : value;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(':', begin), text.size());
+    if (end > begin) paths.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return paths;
+}
+
+std::vector<std::filesystem::path> usual_chart_libraries() {
+  std::vector<std::filesystem::path> files{"/usr/share/nodejs/d3/dist/d3.min.js"};
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) files.push_back(program.parent_path().parent_path() / "share" / "penstock" / "d3.min.js");
+  return files;
+}
+
 Environment read_environment() {
   const auto absolute = [](const char* name) -> std::optional<std::filesystem::path> {
     const char* value = std::getenv(name);
@@ -30,29 +48,12 @@ Environment read_environment() {
   if (!environment.cache_directory) {
     if (const auto home = absolute("HOME")) environment.cache_directory = *home / ".cache";
   }
+  environment.dataset_directories = split_paths(std::getenv("PENSTOCK_DATA"));
+  environment.dataset_directories.emplace_back("/usr/share/datasets");
+  environment.chart_libraries = split_paths(std::getenv("PENSTOCK_D3"));
+  if (environment.chart_libraries.empty()) environment.chart_libraries = usual_chart_libraries();
   environment.utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
   return environment;
-}
-
-/// An option whose value is a size such as 64MiB.
-CLI::Option* add_bytes(CLI::App& command, const std::string& name, std::size_t& bytes,
-                       const std::string& description) {
-  return command
-      .add_option_function<std::string>(
-          name,
-          [&bytes, name](const std::string& text) {
-            try {
-              bytes = parse_bytes(text);
-            } catch (const InvalidArgument& error) {
-              throw CLI::ValidationError(name, error.what());
-            }
-          },
-          description)
-      ->type_name("SIZE");
-}
-
-void add_device(CLI::App& command, std::string& device) {
-  command.add_option("--device", device, "cuda:N, host, host:key=value,..., or auto")->type_name("SPEC");
 }
 
 void add_info(CLI::App& app, InfoOptions& options) {
@@ -112,9 +113,11 @@ int run(int argc, char** argv) {
   InfoOptions info;
   LinkOptions link;
   PredictOptions predict;
+  FeedOptions feed;
   add_info(app, info);
   add_link(app, link);
   add_predict(app, predict);
+  add_feed(app, feed);
   const auto commands = app.get_subcommands({});
   try {
     app.parse(argc, argv);
@@ -131,6 +134,7 @@ int run(int argc, char** argv) {
   const Environment environment = read_environment();
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);
+  if (app.got_subcommand("feed")) return run_feed(feed, environment);
   return run_predict(predict, environment);
 }
 
@@ -144,6 +148,8 @@ int main(int argc, char** argv) {
     return run(argc, argv);
   } catch (const Interrupted&) {
     return complain("interrupted; nothing was stored", kInterrupted);
+  } catch (const UsageError& error) {
+    return complain(error.what(), kUsage);
   } catch (const std::exception& error) {
     return complain(error.what(), kFailure);
   }

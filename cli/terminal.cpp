@@ -3,6 +3,7 @@
 #include <penstock/core/bytes.hpp>
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <array>
@@ -81,6 +82,11 @@ bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang) 
     return lower.find("utf-8") != std::string::npos || lower.find("utf8") != std::string::npos;
   }
   return false;
+}
+
+std::size_t terminal_columns(int descriptor) {
+  winsize size{};
+  return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 std::size_t display_width(std::string_view text) {

@@ -20,6 +20,9 @@ struct Look {
 /// Characters that UTF-8 text takes on a terminal, for text without wide or combining ones.
 [[nodiscard]] std::size_t display_width(std::string_view text);
 
+/// Of the terminal that `descriptor` is; 80 where it is none.
+[[nodiscard]] std::size_t terminal_columns(int descriptor);
+
 /// Columns of text: the first to the left, the others to the right, two spaces between.
 class Table {
  public:

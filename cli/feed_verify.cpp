@@ -1,0 +1,326 @@
+#include "feed_verify.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/worker_team.hpp>
+#include <penstock/device/topology.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+namespace penstock::cli {
+
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kChunkBytes = kMiB;
+constexpr unsigned kMostThreads = 8;
+
+using Clock = std::chrono::steady_clock;
+
+std::size_t aligned(std::size_t bytes) { return align_up(bytes, kAlignment); }
+
+/// How one field should arrive.
+struct Promise {
+  Field field;
+  DType to = DType::uint8;
+  std::size_t elements = 0;
+  std::size_t stored_bytes = 0;  ///< of one sample
+  std::size_t bytes = 0;         ///< of one sample, delivered
+  bool converts = false;
+  std::vector<float> scale;  ///< as many as channels, or none
+  std::vector<float> shift;
+  std::size_t channels = 1;
+  std::size_t channel_elements = 1;
+  std::size_t chunk = 1;  ///< samples that are compared in one go
+};
+
+std::vector<float> spread(const std::vector<float>& values, std::size_t channels) {
+  return values.size() == 1 ? std::vector<float>(channels, values.front()) : values;
+}
+
+Promise promise_of(const Field& field, const FieldOptions* options) {
+  Promise promise{.field = field, .to = field.dtype, .scale = {}, .shift = {}};
+  promise.elements = element_count(field.shape);
+  if (options != nullptr) {
+    promise.to = options->to.value_or(field.dtype);
+    promise.channels = std::max({std::size_t{1}, options->scale.size(), options->shift.size()});
+    promise.scale = spread(options->scale, promise.channels);
+    promise.shift = spread(options->shift, promise.channels);
+  }
+  if (promise.channels > 1) {
+    const Shape inner(field.shape.begin() + static_cast<std::ptrdiff_t>(options->channel_axis) + 1,
+                      field.shape.end());
+    promise.channel_elements = element_count(inner);
+  }
+  promise.stored_bytes = field.sample_bytes();
+  promise.bytes = promise.elements * dtype_bytes(promise.to);
+  promise.converts = promise.to != field.dtype || !promise.scale.empty() || !promise.shift.empty();
+  promise.chunk = std::max<std::size_t>(1, kChunkBytes / promise.bytes);
+  return promise;
+}
+
+struct Difference {
+  std::size_t row = 0;
+  std::size_t byte = 0;
+  std::byte arrived{};
+  std::byte expected{};
+};
+
+std::optional<Difference> difference(std::span<const std::byte> arrived, std::span<const std::byte> expected,
+                                     std::size_t sample_bytes, std::size_t first_row) {
+  if (std::memcmp(arrived.data(), expected.data(), arrived.size()) == 0) return std::nullopt;
+  const auto [a, e] = std::mismatch(arrived.begin(), arrived.end(), expected.begin());
+  const auto at = static_cast<std::size_t>(a - arrived.begin());
+  return Difference{first_row + at / sample_bytes, at % sample_bytes, *a, *e};
+}
+
+}  // namespace
+
+class Verifier::Checker {
+ public:
+  Checker(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
+          std::uint64_t batch_size);
+  ~Checker();
+
+  void check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
+             std::span<const DeviceField> fields, const Stream& stream);
+  void finish();
+
+  VerifyAccount account;
+
+ private:
+  /// A batch on its way back.
+  struct Slot {
+    Event back;
+    Buffer pinned;
+    std::uint64_t epoch = 0;
+    std::uint64_t batch = 0;
+    std::vector<std::uint64_t> indices;
+    bool under_way = false;
+  };
+  /// What one thread needs.
+  struct Lane {
+    Stream stream;
+    Buffer stored;
+    Buffer expected;
+    std::optional<Difference> found;
+  };
+
+  void require_promised(std::span<const DeviceField> fields, std::size_t samples) const;
+  void compare(Slot& slot);
+  void compare_field(const Slot& slot, std::size_t field, std::span<const std::byte> arrived);
+  void compare_chunks(Lane& lane, const Slot& slot, std::size_t field, std::span<const std::byte> arrived,
+                      std::size_t first_chunk);
+  [[nodiscard]] std::span<const std::byte> expect(Lane& lane, std::size_t field,
+                                                  std::span<const std::uint64_t> indices) const;
+  [[nodiscard]] Buffer put(const std::vector<float>& values);
+
+  Device device_;
+  Device host_ = Device::open("host");
+  Dataset dataset_;
+  std::uint64_t batch_size_;
+  std::vector<Promise> promises_;
+  Pool host_pool_;
+  std::optional<Pool> pinned_pool_;
+  std::vector<Buffer> scales_, shifts_;
+  std::vector<Lane> lanes_;
+  std::array<std::optional<Slot>, 2> slots_;
+  std::size_t next_ = 0;
+  WorkerTeam team_;
+};
+
+Verifier::Checker::Checker(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
+                           std::uint64_t batch_size)
+    : device_(device),
+      dataset_(std::move(dataset)),
+      batch_size_(std::min(batch_size, dataset_.sample_count())),
+      host_pool_(make_device_pool(host_)),
+      team_({.threads = std::min(host_topology().processors, kMostThreads), .on_start = {}}) {
+  std::size_t slot_bytes = 0, stored_bytes = 0, expected_bytes = 0;
+  for (std::size_t i = 0; i < dataset_.field_count(); ++i) {
+    const Field& field = dataset_.field(i);
+    const auto options = std::find_if(fields.begin(), fields.end(),
+                                      [&](const FieldOptions& each) { return each.name == field.name; });
+    const Promise& promise =
+        promises_.emplace_back(promise_of(field, options == fields.end() ? nullptr : &*options));
+    slot_bytes += aligned(promise.bytes * batch_size_);
+    const std::size_t chunk = std::min<std::size_t>(promise.chunk, batch_size_);
+    stored_bytes = std::max(stored_bytes, promise.stored_bytes * chunk);
+    if (promise.converts) expected_bytes = std::max(expected_bytes, promise.bytes * chunk);
+    scales_.push_back(put(promise.scale));
+    shifts_.push_back(put(promise.shift));
+  }
+  for (std::size_t i = 0; i < team_.threads(); ++i) {
+    lanes_.push_back({host_.create_stream(), host_pool_.allocate(stored_bytes),
+                      host_pool_.allocate(expected_bytes), std::nullopt});
+  }
+  pinned_pool_ = make_pinned_pool(
+      device_, {.budget_bytes = slots_.size() * aligned(slot_bytes) + kMiB, .segment_bytes = kAlignment});
+  for (auto& slot : slots_) {
+    slot.emplace(
+        Slot{.back = device_.create_event(), .pinned = pinned_pool_->allocate(slot_bytes), .indices = {}});
+  }
+}
+
+Verifier::Checker::~Checker() {
+  for (auto& slot : slots_) {
+    try {
+      slot->back.synchronize();
+    } catch (const Error&) {
+      // The device is lost, and what lost it was reported: nothing writes to the buffer any more.
+    }
+  }
+}
+
+Buffer Verifier::Checker::put(const std::vector<float>& values) {
+  Buffer buffer = host_pool_.allocate(values.size() * sizeof(float));
+  if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.size());
+  return buffer;
+}
+
+void Verifier::Checker::require_promised(std::span<const DeviceField> fields, std::size_t samples) const {
+  if (fields.size() != promises_.size() || samples == 0 || samples > batch_size_) {
+    throw Error(
+        fmt::format("Verification failed: a batch of {} samples with {} fields arrived, where at most "
+                    "{} samples with {} fields were promised.",
+                    samples, fields.size(), batch_size_, promises_.size()));
+  }
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    Shape shape = promises_[i].field.shape;
+    shape.insert(shape.begin(), samples);
+    const DeviceField& field = fields[i];
+    if (field.name == promises_[i].field.name && field.dtype == promises_[i].to && field.shape == shape &&
+        field.bytes == samples * promises_[i].bytes) {
+      continue;
+    }
+    throw Error(fmt::format("Verification failed: {} {} {} of {} bytes arrived, where {} {} {} was promised.",
+                            field.name, dtype_name(field.dtype), format_shape(field.shape), field.bytes,
+                            promises_[i].field.name, dtype_name(promises_[i].to), format_shape(shape)));
+  }
+}
+
+void Verifier::Checker::check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
+                              std::span<const DeviceField> fields, const Stream& stream) {
+  require_promised(fields, indices.size());
+  Slot& slot = *slots_[next_];
+  compare(slot);
+  std::byte* to = slot.pinned.data();
+  for (const DeviceField& field : fields) {
+    device_.backend().copy(to, field.data, field.bytes, CopyDirection::d2h, stream.native());
+    to += aligned(field.bytes);
+  }
+  slot.back.record(stream);
+  slot.epoch = epoch;
+  slot.batch = batch;
+  slot.indices = std::move(indices);
+  slot.under_way = true;
+  next_ = (next_ + 1) % slots_.size();
+  compare(*slots_[next_]);
+}
+
+void Verifier::Checker::finish() {
+  for (std::size_t i = 0; i < slots_.size(); ++i) compare(*slots_[(next_ + i) % slots_.size()]);
+}
+
+void Verifier::Checker::compare(Slot& slot) {
+  if (!slot.under_way) return;
+  slot.back.synchronize();
+  slot.under_way = false;
+  const auto begin = Clock::now();
+  const std::byte* arrived = slot.pinned.data();
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < promises_.size(); ++i) {
+    const std::span<const std::byte> field(arrived, slot.indices.size() * promises_[i].bytes);
+    compare_field(slot, i, field);
+    arrived += aligned(field.size());
+    bytes += field.size();
+  }
+  account.batches += 1;
+  account.samples += slot.indices.size();
+  account.bytes += bytes;
+  account.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void Verifier::Checker::compare_field(const Slot& slot, std::size_t field,
+                                      std::span<const std::byte> arrived) {
+  for (Lane& lane : lanes_) lane.found.reset();
+  team_.for_each(lanes_.size(), [&](std::size_t i) { compare_chunks(lanes_[i], slot, field, arrived, i); });
+  const Difference* first = nullptr;
+  for (const Lane& lane : lanes_) {
+    if (lane.found && (first == nullptr || lane.found->row < first->row)) first = &*lane.found;
+  }
+  if (first == nullptr) return;
+  throw Error(fmt::format(
+      "Verification failed: epoch {}, batch {}, sample {} (number {} of the batch), "
+      "field {}, byte {} of the sample: 0x{:02x} arrived, 0x{:02x} was expected.",
+      slot.epoch, slot.batch, slot.indices[first->row], first->row, promises_[field].field.name, first->byte,
+      static_cast<unsigned>(first->arrived), static_cast<unsigned>(first->expected)));
+}
+
+void Verifier::Checker::compare_chunks(Lane& lane, const Slot& slot, std::size_t field,
+                                       std::span<const std::byte> arrived, std::size_t first_chunk) {
+  const Promise& promise = promises_[field];
+  const std::span<const std::uint64_t> indices(slot.indices);
+  for (std::size_t row = first_chunk * promise.chunk; row < indices.size() && !lane.found;
+       row += lanes_.size() * promise.chunk) {
+    const std::size_t rows = std::min(promise.chunk, indices.size() - row);
+    const auto expected = expect(lane, field, indices.subspan(row, rows));
+    lane.found =
+        difference(arrived.subspan(row * promise.bytes, rows * promise.bytes), expected, promise.bytes, row);
+  }
+}
+
+std::span<const std::byte> Verifier::Checker::expect(Lane& lane, std::size_t field,
+                                                     std::span<const std::uint64_t> indices) const {
+  const Promise& promise = promises_[field];
+  const auto stored = lane.stored.bytes().first(indices.size() * promise.stored_bytes);
+  dataset_.gather(field, indices, stored);
+  if (!promise.converts) return stored;
+  const auto floats = [](const Buffer& buffer) {
+    return buffer.empty() ? nullptr : reinterpret_cast<const float*>(buffer.data());
+  };
+  GatherRequest request;
+  request.source = stored.data();
+  request.source_rows = request.count = indices.size();
+  request.row_elements = promise.elements;
+  request.destination = lane.expected.data();
+  request.from = promise.field.dtype;
+  request.to = promise.to;
+  request.scale = floats(scales_[field]);
+  request.shift = floats(shifts_[field]);
+  request.channels = static_cast<std::uint32_t>(promise.channels);
+  request.channel_elements = promise.channel_elements;
+  host_.backend().gather(request, lane.stream.native());
+  lane.stream.synchronize();
+  return lane.expected.bytes().first(indices.size() * promise.bytes);
+}
+
+Verifier::Verifier(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
+                   std::uint64_t batch_size)
+    : checker_(std::make_unique<Checker>(device, std::move(dataset), fields, batch_size)) {}
+
+Verifier::~Verifier() = default;
+
+void Verifier::check(const DeviceBatch& batch, const Stream& stream) {
+  std::vector<DeviceField> fields;
+  for (std::size_t i = 0; i < batch.field_count(); ++i) fields.push_back(batch.field(i));
+  check(batch.epoch(), batch.index(), batch.indices(), fields, stream);
+}
+
+void Verifier::check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
+                     std::span<const DeviceField> fields, const Stream& stream) {
+  checker_->check(epoch, batch, std::move(indices), fields, stream);
+}
+
+void Verifier::finish() { checker_->finish(); }
+
+const VerifyAccount& Verifier::account() const noexcept { return checker_->account; }
+
+}  // namespace penstock::cli

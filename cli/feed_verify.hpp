@@ -1,0 +1,50 @@
+#pragma once
+
+#include <penstock/loader/loader.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace penstock::cli {
+
+/// What was compared so far.
+struct VerifyAccount {
+  std::uint64_t batches = 0;
+  std::uint64_t samples = 0;
+  std::uint64_t bytes = 0;
+  double seconds = 0;  ///< of the calling thread, waiting for the device aside
+};
+
+/// Compares every byte of batches in device memory with what the dataset says they should be. The batches
+/// come back into pinned memory on the consumer's stream, two at a time: while one is on its way, host
+/// threads read the samples of the other anew and convert them with the host device's gather, which agrees
+/// with a GPU's bit for bit. One thread at a time.
+class Verifier {
+ public:
+  /// `fields` as the loader has them; no batch is larger than `batch_size`. Throws OutOfMemory.
+  Verifier(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
+           std::uint64_t batch_size);
+  ~Verifier();
+  Verifier(const Verifier&) = delete;
+  Verifier& operator=(const Verifier&) = delete;
+
+  /// Enqueues the way back of a batch on `stream`, and compares the batch before it. Throws Error that names
+  /// epoch, batch, sample, field and byte of the first one that differs.
+  void check(const DeviceBatch& batch, const Stream& stream);
+  /// The same, of fields that hold the samples `indices` of the dataset.
+  void check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
+             std::span<const DeviceField> fields, const Stream& stream);
+  /// Compares what was not compared yet.
+  void finish();
+
+  [[nodiscard]] const VerifyAccount& account() const noexcept;
+
+ private:
+  class Checker;
+  std::unique_ptr<Checker> checker_;
+};
+
+}  // namespace penstock::cli

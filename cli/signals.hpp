@@ -1,0 +1,28 @@
+#pragma once
+
+#include <csignal>
+
+namespace penstock::cli {
+
+/// The user asked to stop.
+struct Interrupted {};
+
+/// While it lives, a first SIGINT or SIGTERM is noted, to be answered at the next step; a second one ends the
+/// process at once. One at a time.
+class SignalWatch {
+ public:
+  SignalWatch();
+  ~SignalWatch();
+  SignalWatch(const SignalWatch&) = delete;
+  SignalWatch& operator=(const SignalWatch&) = delete;
+
+  [[nodiscard]] static bool requested() noexcept;
+  /// Throws Interrupted where a signal was noted.
+  static void check();
+
+ private:
+  struct sigaction old_interrupt_{};
+  struct sigaction old_terminate_{};
+};
+
+}  // namespace penstock::cli
