@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <random>
+#include <utility>
 
 namespace penstock::testing {
 
@@ -74,12 +75,14 @@ TEST_P(Contract, OrderOfAnyCountComesWhole) {
   for (const std::uint64_t count : {0u, 1u, 31u, 32u, 33u, 255u, 256u, 257u, 4999u, 5000u}) {
     expect_order(device(), stream(), {.order = order, .size = 5000, .count = count});
   }
-  // More than a GPU has threads, so that each comes to its turn several times, the order's end among them.
-  const std::uint64_t size = (std::uint64_t{1} << 18) + 1;
-  for (const bool shuffled : {true, false}) {
+  // More than a GPU has threads, so that threads come to their turn again, once or often around the order.
+  for (const auto& [size, stride] : {std::pair{std::uint64_t{1009}, std::uint64_t{1}},
+                                     {(std::uint64_t{1} << 18) + 1, 3},
+                                     {(std::uint64_t{1} << 41) + 15, 1000000000000}}) {
     OrderRequest request{
-        .order = std::nullopt, .size = size, .first = size / 2, .stride = 3, .count = 700000};
-    if (shuffled) request.order.emplace(size, 5, 6);
+        .order = std::nullopt, .size = size, .first = size / 2, .stride = stride, .count = 400000};
+    expect_order(device(), stream(), request);
+    request.order.emplace(size, 5, 6);
     expect_order(device(), stream(), request);
   }
 }
