@@ -37,6 +37,8 @@ Producer::Producer(const Dataset& dataset, const Device& device, const std::vect
     part.renumbered = std::exchange(offset, offset + align_up(batch * sizeof(std::uint64_t), 256));
     part.listed.resize(batch);
   }
+  const auto is_split = [](const Route& route) { return route.resident_rows > 0 && route.streams(); };
+  orders_on_device_ = parts_.empty() && std::ranges::none_of(routes_, is_split);
   for (std::size_t i = 0; i < kStreams; ++i) streams_.push_back(device_.create_stream(StreamPriority::high));
   const std::size_t count = std::max<std::size_t>(options.prefetch_depth + 1, kStreams + 1);
   const std::size_t bytes = align_up(layout_.stage_bytes, 4096);
@@ -68,7 +70,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   stage.read.synchronize();
   const auto count = static_cast<std::size_t>(run.count);
   const std::span indices(stage.indices, count);
-  run.fill(indices);
+  if (!orders_on_device_) run.fill(indices);
   if (!parts_.empty()) {
     arrival.times.gather_begin = account.now();
     gather_on_host(stage, indices);
@@ -79,6 +81,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   ring.wait_for_users(slot, stream);
   try {
     if (arrival.timed != nullptr) arrival.timed->begin.record(stream);
+    if (orders_on_device_) enqueue_order(slot, run, stream);
     enqueue(slot, stage, count, stream);
     if (arrival.timed != nullptr) arrival.timed->end.record(stream);
   } catch (...) {
@@ -137,6 +140,16 @@ void Producer::enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t c
   }
 }
 
+void Producer::enqueue_order(const DeviceSlot& slot, const SampleRun& run, const Stream& stream) const {
+  device_.backend().fill_order({.order = run.order,
+                                .size = run.size,
+                                .first = run.first,
+                                .stride = run.stride,
+                                .count = run.count,
+                                .indices = slot.indices},
+                               stream.native());
+}
+
 void Producer::enqueue_plain_copies(const DeviceSlot& slot, const Stage& stage, std::size_t count,
                                     const Stream& stream) const {
   // They lie side by side in the slot as in the stage, so that one copy takes them all.
@@ -182,7 +195,8 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
   } else {
     request.source = route.source;
     request.source_rows = route.rows;
-    request.indices = static_cast<const std::uint64_t*>(on_device(stage.indices));
+    request.indices =
+        orders_on_device_ ? slot.indices : static_cast<const std::uint64_t*>(on_device(stage.indices));
   }
   if (route.streams()) {
     request.blocks = gather_blocks_ != 0 ? gather_blocks_ : route.converts ? kWideningBlocks : kCopyingBlocks;

@@ -59,6 +59,7 @@ class Producer {
   void choose_rows(HostPart& part, const Stage& stage, std::span<const std::uint64_t> indices) const;
   void gather_piece(const Stage& stage, std::size_t piece) const;
   void enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t count, const Stream& stream) const;
+  void enqueue_order(const DeviceSlot& slot, const SampleRun& run, const Stream& stream) const;
   void enqueue_plain_copies(const DeviceSlot& slot, const Stage& stage, std::size_t count,
                             const Stream& stream) const;
   void enqueue_gather(std::size_t route, const DeviceSlot& slot, const Stage& stage, std::size_t count,
@@ -73,6 +74,7 @@ class Producer {
   WorkerTeam* const team_;
   const StoreKind stores_;
   const unsigned gather_blocks_;
+  bool orders_on_device_ = false;  ///< the host needs no indices, neither to gather nor to count bytes
   std::vector<Stream> streams_;
   std::unique_ptr<Pool> pinned_;
   Buffer stage_memory_;
