@@ -2,7 +2,7 @@
 # that is there. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo bench gpu-test gpu-bench kernels format lint clean
+.PHONY: help setup build test demo python bench gpu-test gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,10 @@ test: ## Run every test that needs no GPU, the sanitizers' runs among them
 demo: build ## Show this machine's devices and measure its link
 	@build/release/penstock info
 	@build/release/penstock link --device auto --quick
+
+python: ## Install the Python package into .venv
+	@tools/setup.sh build python
+	@tools/python.sh install
 
 bench: ## Run the benchmarks on the host device
 	@tools/setup.sh build bench

@@ -38,7 +38,12 @@ has_thread_sanitizer() {
   return $status
 }
 
-has_python() { python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+has_python() { python3 -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+
+has_python_headers() {
+  python3 -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' >/dev/null 2>&1
+}
 
 # group | what it is | apt packages | how to see that it is there
 needs='
@@ -53,7 +58,8 @@ build  | zlib                                | zlib1g-dev                   | ha
 test   | GoogleTest                          | libgtest-dev                 | has_header gtest/gtest.h
 test   | GoogleMock                          | libgmock-dev                 | has_header gmock/gmock.h
 bench  | Google Benchmark                    | libbenchmark-dev             | has_header benchmark/benchmark.h
-python | Python 3.10 or newer                | python3                      | has_python
+python | Python 3.10 or newer, with venv     | python3 python3-venv         | has_python
+python | Python's headers                    | python3-dev                  | has_python_headers
 lint   | clang-format 19                     | clang-format-19              | has_command clang-format-19
 lint   | clang-tidy 19                       | clang-tidy-19                | has_command run-clang-tidy-19
 tsan   | clang 19 with its thread sanitizer  | clang-19 libclang-rt-19-dev  | has_thread_sanitizer

@@ -1,0 +1,34 @@
+"""penstock feeds GPUs: it moves data from CPU memory to a GPU as fast as the link allows.
+
+for x, y in penstock.feed(loader, device="cuda"):   # any iterable of batches, a DataLoader first of all
+    ...
+on_gpu = penstock.to_device(tree, "cuda")            # any nest of tensors and arrays
+back = penstock.to_host(on_gpu)
+"""
+
+from ._core import Array, DeviceInfo, __version__
+from ._devices import devices, missing_devices
+from ._errors import Closed, DeviceError, Error, InvalidArgument, OutOfMemory, Unsupported
+from ._feed import Feed, FeedStatistics, feed
+from ._nests import register_batch_type
+from ._transfers import to_device, to_host
+
+__all__ = [
+    "Array",
+    "Closed",
+    "DeviceError",
+    "DeviceInfo",
+    "Error",
+    "Feed",
+    "FeedStatistics",
+    "InvalidArgument",
+    "OutOfMemory",
+    "Unsupported",
+    "__version__",
+    "devices",
+    "feed",
+    "missing_devices",
+    "register_batch_type",
+    "to_device",
+    "to_host",
+]

@@ -1,0 +1,126 @@
+"""The C++ side of penstock; `import penstock` instead."""
+
+from collections.abc import Sequence
+import os
+
+
+class DeviceInfo:
+    """A device of this machine."""
+
+    @property
+    def spec(self) -> str:
+        """What `device=` takes: "cuda:0", "host"."""
+
+    @property
+    def backend(self) -> str:
+        """"cuda" or "host"."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def name(self) -> str:
+        """"NVIDIA H200"."""
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def driver(self) -> str:
+        """The CUDA version that the driver supports; penstock's for the host."""
+
+    @property
+    def pci_bus_id(self) -> str: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def numa_node(self) -> int:
+        """-1: unknown or none."""
+
+    def __repr__(self) -> str: ...
+
+def inventory() -> tuple[list[DeviceInfo], list[str]]:
+    """
+    The devices of this machine, GPUs first, and a sentence for each that is missing.
+    """
+
+class Array:
+    """
+    An array on a GPU, as penstock returns it where PyTorch is not imported. CuPy, JAX and
+    others take it by DLPack (`cupy.from_dlpack(array)`) without a copy, Numba by
+    `__cuda_array_interface__`. A stream that an array is handed to must outlive it.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent of each axis."""
+
+    @property
+    def dtype(self) -> str:
+        """Name of the element type: "float32", "bfloat16", ..."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        """
+        Blocks the host until the transfer is done. AttributeError for bfloat16.
+        """
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object:
+        """
+        A DLPack capsule. Later work of `stream` waits for the transfer; the host does not.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    def __repr__(self) -> str: ...
+
+class Flight:
+    """A nest on its way to a device."""
+
+    def land(self) -> object:
+        """The nest with its arrays on the device; callable once."""
+
+    def release_sources(self) -> None:
+        """Blocks until the arrays that were sent are not read any more."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the arrays that are sent."""
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays are sent."""
+
+class Engine:
+    """What one device is sent to with."""
+
+    def __init__(self, spec: str, cache_directory: str | os.PathLike | None = None) -> None: ...
+
+    def send(self, tree: object, expand: object) -> Flight: ...
+
+    def close(self) -> None: ...
+
+    def in_flight(self) -> int:
+        """Transfers that nobody asks for and that are not done."""
+
+    @property
+    def spec(self) -> str: ...
+
+    @property
+    def is_cuda(self) -> bool: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def profile_note(self) -> str:
+        """Why the device's measured profile is not used; empty where it is."""
+
+def fetch(tree: object, expand: object, host_engines: Sequence[Engine], cuda_engine: object) -> object: ...
+
+def use_exchange_api(use: bool) -> None: ...

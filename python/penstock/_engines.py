@@ -1,0 +1,87 @@
+"""One engine for each device of this process, opened when first needed and closed at exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pathlib
+import sys
+import threading
+from typing import Any
+
+from . import _core
+from ._errors import DeviceError
+
+_engines: dict[str, _core.Engine] = {}
+_lock = threading.Lock()
+_owner = os.getpid()
+
+
+def resolve(device: Any) -> str:
+    """The name of a device: "auto" is the first GPU, otherwise the host; "cuda" is PyTorch's current GPU where
+    PyTorch uses one, otherwise the first. Also takes a `torch.device`."""
+    name = str(device)
+    torch = sys.modules.get("torch")
+    if name == "auto":
+        name = _core.inventory()[0][0].backend
+    if name == "cuda":
+        initialized = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+        name = f"cuda:{torch.cuda.current_device() if initialized else 0}"
+    return name
+
+
+def engine_for(device: Any) -> _core.Engine:
+    """The engine of a device. Opens it at the first call. Raises InvalidArgument for an unknown device, and
+    DeviceError in a worker process of a DataLoader and in a process forked from one that had opened the device."""
+    _refuse_worker()
+    spec = resolve(device)
+    with _lock:
+        engine = _engines.get(spec)
+        if engine is None:
+            engine = _engines[spec] = _core.Engine(spec, _cache_directory())
+        elif os.getpid() != _owner:
+            raise DeviceError(
+                f"This process was forked after penstock had opened {spec}, and a device cannot be used on both "
+                "sides of a fork. Use penstock in the parent alone, or start processes with the 'spawn' method."
+            )
+    return engine
+
+
+def host_engines() -> list[_core.Engine]:
+    """The engines of host devices that are open, whose memory looks like any other of the host."""
+    return [engine for engine in list(_engines.values()) if not engine.is_cuda]
+
+
+def _refuse_worker() -> None:
+    module = sys.modules.get("torch.utils.data")
+    if module is not None and module.get_worker_info() is not None:
+        raise DeviceError(
+            "penstock was asked for a device in a worker process of a DataLoader. Workers yield host tensors; wrap "
+            "the DataLoader itself in penstock.feed(), in the process that trains."
+        )
+
+
+def _cache_directory() -> pathlib.Path | None:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return pathlib.Path(base)
+    home = os.environ.get("HOME", "")
+    return pathlib.Path(home) / ".cache" if os.path.isabs(home) else None
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+    if not _engines:
+        global _owner
+        _owner = os.getpid()
+
+
+@atexit.register
+def _close_all() -> None:
+    if os.getpid() == _owner:
+        for engine in _engines.values():
+            engine.close()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,181 @@
+"""What the C++ side does not know by its exact type: how such objects are taken apart and put together again."""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_registered: dict[type, tuple[Callable, Callable]] = {}
+
+
+def register_batch_type(
+    batch_type: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]
+) -> None:
+    """Teach `feed`, `to_device` and `to_host` a type of batch.
+
+    `flatten(batch)` gives its arrays in any nest of lists, tuples and dicts; `unflatten(batch, nest)` gives a new
+    batch from the old one and a nest of the same structure whose arrays lie on the device. Subclasses are included,
+    unless they are registered themselves. It goes before everything else that a type may have, such as
+    `pin_memory()`. Raises TypeError where `batch_type` is no type.
+    """
+    if not isinstance(batch_type, type):
+        raise TypeError(f"register_batch_type takes a type, not {batch_type!r}")
+    _registered[batch_type] = (flatten, unflatten)
+
+
+class Expander:
+    """Answers the C++ side's question about one object: see `Tree` in tree.hpp.
+
+    `target` is what PyTorch calls the device that the nest goes to.
+    """
+
+    def __init__(self, target: str, pin: bool):
+        self.target = target
+        self.pin = pin
+
+    def __call__(self, value: Any, expanded: bool) -> Any:
+        for base in type(value).__mro__:
+            if base in _registered:
+                flatten, unflatten = _registered[base]
+                return flatten(value), lambda nest: unflatten(value, nest)
+        if isinstance(value, str | bytes | bytearray | int | float | complex):
+            return value, None
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return self._tensor(value, torch, expanded)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            if isinstance(value, numpy.generic):
+                return value, None
+            if isinstance(value, numpy.ndarray):
+                return _array(value, numpy, expanded)
+        if self.pin and callable(getattr(value, "pin_memory", None)):
+            return self._own_protocol(value), None
+        container = _container(value)
+        if container is not None:
+            return container
+        if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+            return self._foreign(value)
+        return value, None
+
+    def _tensor(self, value: Any, torch: Any, expanded: bool) -> Any:
+        plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
+        if plain and not value.requires_grad and value.device.type == "cpu" and not expanded:
+            value = value.resolve_conj().resolve_neg()
+            # Gaps between the elements: PyTorch closes them.
+            return value.contiguous(), _same
+        if plain and value.device.type == "cuda" and self.target == "cpu" and not expanded:
+            return value.detach().resolve_conj().resolve_neg().contiguous(), _same
+        # What only PyTorch knows to copy: sparse, quantised, subclasses, those in an autograd graph.
+        return value.to(self.target, non_blocking=self.target != "cpu"), None
+
+    def _own_protocol(self, value: Any) -> Any:
+        pinned = _pin(value, self.target)
+        if pinned is None:
+            raise TypeError(
+                f"{type(value).__name__}.pin_memory() returned None; it has to return the pinned object "
+                "(`return self` where it pins in place)."
+            )
+        if callable(getattr(pinned, "to", None)):
+            return pinned.to(self.target, non_blocking=True)
+        return pinned
+
+    def _foreign(self, value: Any) -> Any:
+        import numpy
+
+        if int(value.__dlpack_device__()[0]) in (1, 3):
+            return numpy.from_dlpack(value), _same
+        if self.target != "cpu":
+            return value, None
+        if hasattr(value, "get"):  # CuPy
+            return value.get(), None
+        return numpy.asarray(value), None
+
+
+def _same(nest: Any) -> Any:
+    return nest
+
+
+def _pin(value: Any, target: str) -> Any:
+    """Calls `value.pin_memory()`, with a device where it takes one."""
+    try:
+        parameters = inspect.signature(value.pin_memory).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    by_name = any(
+        p.kind is p.VAR_KEYWORD or (p.name == "device" and p.kind is not p.POSITIONAL_ONLY)
+        for p in parameters
+    )
+    by_position = any(p.name == "device" and p.kind is p.POSITIONAL_ONLY for p in parameters)
+    try:
+        if by_name:
+            return value.pin_memory(device=target)
+        return value.pin_memory(target) if by_position else value.pin_memory()
+    except RuntimeError as error:
+        # Without a GPU PyTorch cannot pin, and nothing is gained by it: DataLoader leaves it out, too.
+        if target == "cpu" and "accelerator" in str(error) and _from_torch(error):
+            return value
+        raise
+
+
+def _from_torch(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and not torch.cuda.is_available()
+
+
+def _array(value: Any, numpy: Any, expanded: bool) -> Any:
+    if value.dtype.kind in "US":
+        return value, None
+    if value.dtype.kind == "O":
+        return (
+            "an array of Python objects has no bytes to send. Give it a numeric dtype, for instance by stacking or "
+            "padding, or put its objects into a list."
+        )
+    if isinstance(value, numpy.ma.MaskedArray):
+        return "a masked array would lose its mask. Send `.data` and `.mask` as two arrays."
+    if expanded or value.dtype.kind not in "biufc":
+        return f"arrays of dtype {value.dtype} cannot be sent. View or convert it to a number or bool type."
+    return numpy.ascontiguousarray(value, value.dtype.newbyteorder("=")).view(numpy.ndarray).reshape(
+        value.shape
+    ), _same
+
+
+def _container(value: Any) -> Any:
+    """(children, build) for containers that Python itself knows; None for anything else."""
+    if isinstance(value, tuple):
+        if hasattr(value, "_fields"):
+            return list(value), lambda items: type(value)(*items)
+        return list(value), lambda items: type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+
+        def rebuild(fields: dict[str, Any]) -> Any:
+            new = copy.copy(value)
+            for name, item in fields.items():
+                object.__setattr__(new, name, item)
+            return new
+
+        return {name: getattr(value, name) for name in names}, rebuild
+    if isinstance(value, collections.abc.Mapping):
+        return dict(value), lambda items: _refill(value, items, items.items())
+    if isinstance(value, collections.abc.Sequence) and not isinstance(value, range | memoryview):
+        return list(value), lambda items: _refill(value, items, enumerate(items))
+    return None
+
+
+def _refill(value: Any, plain: Any, items: Any) -> Any:
+    """A copy of the container with new items; a plain dict or list where it cannot be changed."""
+    if not hasattr(value, "__setitem__"):
+        return plain
+    try:
+        new = copy.copy(value)
+        for key, item in items:
+            new[key] = item
+    except TypeError:
+        return plain
+    return new

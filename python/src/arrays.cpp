@@ -1,0 +1,150 @@
+#include "arrays.hpp"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+constexpr const char* kLegacyName = "dltensor";
+constexpr const char* kVersionedName = "dltensor_versioned";
+
+template <typename Managed>
+nb::object make_capsule(Managed* managed, const char* name, PyCapsule_Destructor destructor) {
+  PyObject* capsule = PyCapsule_New(managed, name, destructor);
+  if (capsule == nullptr) {
+    managed->deleter(managed);
+    throw nb::python_error();
+  }
+  return nb::steal(capsule);
+}
+
+template <typename Managed>
+void drop_unused(PyObject* capsule, const char* name) {
+  if (PyCapsule_IsValid(capsule, name) == 0) return;  // taken: the consumer has renamed it
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  managed->deleter(managed);
+}
+
+// DLPack's numbers for streams are the driver's handles but for 0, which it leaves undefined.
+StreamHandle parse_stream(nb::handle stream) {
+  const auto value = stream.is_none() ? std::int64_t{1} : nb::cast<std::int64_t>(stream);
+  if (value == 0 || value < -1) throw nb::value_error("__dlpack__: no such stream for CUDA");
+  return reinterpret_cast<StreamHandle>(static_cast<std::intptr_t>(value));
+}
+
+nb::object to_dlpack(const DeviceArray& array, nb::handle stream, nb::handle max_version, nb::handle device,
+                     nb::handle copy) {
+  const auto& leaf = array.leaf;
+  if (!device.is_none() &&
+      nb::cast<std::pair<int, int>>(device) != std::pair<int, int>(leaf.device.type, leaf.device.index)) {
+    throw nb::buffer_error("__dlpack__: the array stays on its device; see penstock.to_host");
+  }
+  if (!copy.is_none() && nb::cast<bool>(copy)) throw nb::buffer_error("__dlpack__: does not copy");
+  const StreamHandle handle = parse_stream(stream);
+  {
+    const nb::gil_scoped_release unlocked;
+    // -1: the consumer orders its work itself, on a stream it does not name; the legacy default stands for
+    // it.
+    if (handle == reinterpret_cast<StreamHandle>(std::intptr_t{-1})) {
+      array.storage->synchronize();
+      array.storage->hand_to(reinterpret_cast<StreamHandle>(std::intptr_t{1}));
+    } else {
+      array.storage->hand_to(handle);
+    }
+  }
+  const TensorView view = leaf.view(array.storage, const_cast<std::byte*>(leaf.data), leaf.device);
+  if (!max_version.is_none() && nb::cast<int>(max_version[0]) >= 1) {
+    return make_capsule(make_managed(view), kVersionedName, [](PyObject* self) {
+      drop_unused<dlpack::ManagedTensorVersioned>(self, kVersionedName);
+    });
+  }
+  return make_capsule(make_legacy_managed(view), kLegacyName,
+                      [](PyObject* self) { drop_unused<dlpack::ManagedTensor>(self, kLegacyName); });
+}
+
+nb::tuple shape_of(const DeviceArray& array) {
+  nb::list list;
+  for (std::int32_t axis = 0; axis < array.leaf.ndim(); ++axis) list.append(array.leaf.shape()[axis]);
+  return nb::tuple(list);
+}
+
+std::string dtype_of(const DeviceArray& array) {
+  const auto& dtype = array.leaf.dtype;
+  const char* names[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
+  if (dtype.code == dlpack::kBool) return "bool";
+  return std::string(dtype.code < 6 ? names[dtype.code] : "code" + std::to_string(dtype.code) + "_") +
+         std::to_string(dtype.bits);
+}
+
+nb::dict cuda_array_interface(const DeviceArray& array) {
+  const auto& leaf = array.leaf;
+  const char* kinds = "iuf?Vcb";
+  if (leaf.dtype.code > 6 || kinds[leaf.dtype.code] == '?' || leaf.dtype.code == dlpack::kBfloat) {
+    throw nb::attribute_error("__cuda_array_interface__ has no name for this dtype; use DLPack");
+  }
+  const auto item_bytes = leaf.dtype.bits / 8;
+  nb::list strides;
+  for (std::int32_t axis = 0; axis < leaf.ndim(); ++axis) strides.append(leaf.strides()[axis] * item_bytes);
+  {
+    const nb::gil_scoped_release unlocked;
+    array.storage->synchronize();
+    array.storage->hand_to(reinterpret_cast<StreamHandle>(std::intptr_t{1}));
+  }
+  nb::dict answer;
+  answer["shape"] = shape_of(array);
+  answer["typestr"] = (item_bytes == 1 ? "|" : "<") +
+                      std::string(1, leaf.dtype.code == dlpack::kBool ? 'b' : kinds[leaf.dtype.code]) +
+                      std::to_string(item_bytes);
+  answer["data"] = nb::make_tuple(reinterpret_cast<std::uintptr_t>(leaf.data), false);
+  answer["strides"] = nb::tuple(strides);
+  answer["version"] = 3;
+  return answer;
+}
+
+}  // namespace
+
+bool read_array(Leaf& leaf, PyObject* object) {
+  const nb::handle handle(object);
+  if (!nb::isinstance<DeviceArray>(handle)) return false;
+  leaf = nb::cast<const DeviceArray&>(handle).leaf;
+  leaf.framework = Framework::penstock;
+  leaf.source = nb::borrow(object);
+  return true;
+}
+
+void bind_arrays(nb::module_& module) {
+  nb::class_<DeviceArray>(
+      module, "Array",
+      "An array on a GPU, as penstock returns it where PyTorch is not imported. CuPy, JAX and\n"
+      "others take it by DLPack (`cupy.from_dlpack(array)`) without a copy, Numba by\n"
+      "`__cuda_array_interface__`. A stream that an array is handed to must outlive it.")
+      .def_prop_ro("shape", &shape_of, nb::sig("def shape(self) -> tuple[int, ...]"), "Extent of each axis.")
+      .def_prop_ro("dtype", &dtype_of, "Name of the element type: \"float32\", \"bfloat16\", ...")
+      .def_prop_ro("nbytes", [](const DeviceArray& array) { return array.leaf.bytes; })
+      .def_prop_ro("__cuda_array_interface__", &cuda_array_interface,
+                   nb::sig("def __cuda_array_interface__(self) -> dict"),
+                   "Blocks the host until the transfer is done. AttributeError for bfloat16.")
+      .def("__dlpack__", &to_dlpack, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+           nb::arg("copy") = nb::none(),
+           nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = "
+                   "None, "
+                   "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object"),
+           "A DLPack capsule. Later work of `stream` waits for the transfer; the host does not.")
+      .def("__dlpack_device__",
+           [](const DeviceArray& array) {
+             return std::pair<int, int>(array.leaf.device.type, array.leaf.device.index);
+           })
+      .def("__repr__", [](const DeviceArray& array) {
+        return "penstock.Array(shape=" + nb::cast<std::string>(nb::repr(shape_of(array))) +
+               ", dtype=" + dtype_of(array) + ", device=cuda:" + std::to_string(array.leaf.device.index) +
+               ")";
+      });
+}
+
+}  // namespace penstock::python

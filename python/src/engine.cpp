@@ -1,0 +1,297 @@
+#include "engine.hpp"
+
+#include "arrays.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+// Arrays of at least this many bytes travel on their own, so that the consumer's thread does not copy them:
+// staging threads do, or the copy engine itself where they are pinned. Smaller ones are packed into one
+// transfer, on the consumer's thread, which is quicker than to hand them to another.
+constexpr std::size_t kAlonePageableBytes = std::size_t{256} << 10;
+constexpr std::size_t kAlonePinnedBytes = std::size_t{64} << 10;
+constexpr std::size_t kAlignment = 256;
+
+bool is_pinned(const Leaf& leaf) { return leaf.device.type == dlpack::kCudaHost; }
+
+bool travels_alone(const Leaf& leaf) {
+  return leaf.bytes >= (is_pinned(leaf) ? kAlonePinnedBytes : kAlonePageableBytes);
+}
+
+bool is_host(const Leaf& leaf) { return leaf.device.type == dlpack::kCpu || is_pinned(leaf); }
+
+bool is_done(const Transfer& transfer) {
+  try {
+    return transfer.query();
+  } catch (const std::exception&) {
+    return true;  // it has stopped; whoever asks for its results is told
+  }
+}
+
+TransferOptions options_for(const Device& device, const std::optional<std::filesystem::path>& cache_directory,
+                            std::string& note) {
+  TransferOptions options;
+  if (cache_directory) {
+    options.profile =
+        LinkProfile::load(LinkProfile::file_for(*cache_directory, device.info()), device.info(), &note);
+  }
+  return options;
+}
+
+}  // namespace
+
+Flight::~Flight() {
+  if (engine_ && !remains_.transfers.empty()) engine_->keep(std::move(remains_));
+}
+
+nb::object Flight::land() {
+  if (!result_.is_valid()) throw Closed("This batch was taken already.");
+  engine_->reap();
+  if (remains_.transfers.empty()) return std::move(result_);
+  Torch* torch = engine_->is_cuda() ? Torch::get() : nullptr;
+  if (torch != nullptr) {
+    const StreamHandle current = torch->current_stream(engine_->index());
+    const nb::gil_scoped_release unlocked;
+    const Stream stream = engine_->device().wrap_stream(current);
+    for (const auto& transfer : remains_.transfers) stream.wait(transfer);
+  } else if (!engine_->is_cuda()) {
+    const nb::gil_scoped_release unlocked;
+    for (const auto& transfer : remains_.transfers) transfer.synchronize();
+    static_cast<PoolStorage&>(*remains_.storage).set_transfers({});
+    remains_.transfers.clear();
+  }
+  // From here on the order of the consumer's stream, or the storage itself, keeps the memory from early
+  // reuse.
+  remains_.storage.reset();
+  if (!remains_.sources.empty()) engine_->keep(std::move(remains_));
+  remains_ = {};
+  return std::move(result_);
+}
+
+void Flight::release_sources() {
+  {
+    const nb::gil_scoped_release unlocked;
+    for (const auto& transfer : remains_.transfers) transfer.synchronize_source();
+  }
+  remains_.sources.clear();
+}
+
+Engine::Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory)
+    : device_(Device::open(spec)), cuda_(device_.info().backend == "cuda"), generation_(fork_generation()) {
+  engine_ = std::make_unique<TransferEngine>(device_, options_for(device_, cache_directory, profile_note_));
+  pool_.emplace(make_device_pool(device_));
+  release_stream_ = std::make_shared<const Stream>(device_.create_stream());
+}
+
+Engine::~Engine() { close(); }
+
+TransferEngine& Engine::engine() const {
+  if (fork_generation() != generation_) {
+    throw DeviceError(
+        "PENSTOCK_FORKED", "fork", 0,
+        "This process was forked after penstock had opened " + device_.info().spec +
+            ", and a device cannot be used on both sides of a fork. Use penstock in the parent only "
+            "(DataLoader workers yield host tensors), or start processes with the 'spawn' method.");
+  }
+  if (!engine_) throw Closed("penstock's engine for " + device_.info().spec + " was closed.");
+  return *engine_;
+}
+
+bool Engine::owns(const void* data) const {
+  return fork_generation() == generation_ && device_.backend().kind_of(data) == MemoryKind::device;
+}
+
+std::size_t Engine::in_flight() {
+  reap();
+  const std::lock_guard lock(mutex_);
+  return remains_.size();
+}
+
+std::shared_ptr<Storage> Engine::allocate(std::size_t bytes, bool for_torch) {
+  if (cuda_ && for_torch) return Torch::get()->allocate(index(), bytes);
+  const nb::gil_scoped_release unlocked;
+  return std::make_shared<PoolStorage>(device_, release_stream_,
+                                       pool_->allocate_wait(std::max(bytes, kAlignment)));
+}
+
+nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
+                        bool for_torch) const {
+  const dlpack::Device device{cuda_ ? dlpack::kCuda : dlpack::kCpu, cuda_ ? index() : 0};
+  const TensorView view = leaf.view(storage, at, device);
+  if (for_torch) return Torch::get()->make(view);
+  if (!cuda_) return NumPy::get()->make(view);
+  DeviceArray array{std::static_pointer_cast<PoolStorage>(storage), leaf};
+  array.leaf.source.reset();
+  array.leaf.device = device;
+  array.leaf.data = at;
+  return nb::cast(std::move(array));
+}
+
+Flight Engine::send(nb::handle tree, nb::handle expand) {
+  reap();
+  Tree nest(tree, expand, [this](const Leaf& leaf) {
+    (void)engine();
+    return is_host(leaf) && (cuda_ || !owns(leaf.data));
+  });
+  std::vector<Leaf>& leaves = nest.leaves();
+  Flight flight(shared_from_this());
+  flight.arrays_ = leaves.size();
+  std::vector<nb::object> results;
+  if (leaves.empty()) {
+    flight.result_ = nest.build(results);
+    return flight;
+  }
+  // Packed arrays lie first, side by side.
+  std::vector<std::size_t> packed;
+  std::vector<std::size_t> alone;
+  for (std::size_t i = 0; i < leaves.size(); ++i) (travels_alone(leaves[i]) ? alone : packed).push_back(i);
+  std::vector<std::byte*> destinations(leaves.size());
+  std::vector<std::size_t> offsets(leaves.size());
+  std::size_t end = 0;
+  for (const auto* group : {&packed, &alone}) {
+    for (std::size_t i : *group) {
+      offsets[i] = end;
+      end += align_up(leaves[i].bytes, kAlignment);
+      flight.bytes_ += leaves[i].bytes;
+    }
+  }
+  Torch* torch = Torch::get();
+  const bool cuda_torch = cuda_ && torch != nullptr;
+  std::shared_ptr<Storage> storage = allocate(end, cuda_torch);
+  for (std::size_t i = 0; i < leaves.size(); ++i) destinations[i] = storage->data() + offsets[i];
+  flight.remains_.storage = storage;
+  for (std::size_t i : alone) flight.remains_.sources.push_back(leaves[i].source);
+  if (cuda_torch) flight.stream_ = torch->current_stream(index());
+  {
+    const nb::gil_scoped_release unlocked;
+    std::optional<Stream> after;
+    if (cuda_torch) after.emplace(device_.wrap_stream(flight.stream_));
+    enqueue(flight, leaves, packed, alone, destinations, after ? &*after : nullptr);
+  }
+  if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.remains_.transfers);
+  results.reserve(leaves.size());
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const bool for_torch = cuda_torch || leaves[i].framework == Framework::torch;
+    results.push_back(make(leaves[i], storage, destinations[i], for_torch));
+  }
+  flight.result_ = nest.build(results);
+  return flight;
+}
+
+void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const std::vector<std::size_t>& packed,
+                     const std::vector<std::size_t>& alone, const std::vector<std::byte*>& destinations,
+                     const Stream* after) {
+  auto& transfers = flight.remains_.transfers;
+  transfers.reserve(alone.size() + 1);
+  CopyOptions options;
+  options.destination_kind = MemoryKind::device;
+  options.after = after;
+  if (!packed.empty()) {
+    std::vector<TransferPiece> pieces;
+    pieces.reserve(packed.size());
+    for (std::size_t i : packed) pieces.push_back({leaves[i].data, destinations[i], leaves[i].bytes});
+    options.source_kind = MemoryKind::pageable;
+    transfers.push_back(engine().copy_pieces(pieces, CopyDirection::h2d, options));
+  }
+  for (std::size_t i : alone) {
+    options.source_kind = is_pinned(leaves[i]) ? std::optional(MemoryKind::pinned) : std::nullopt;
+    transfers.push_back(engine().copy(destinations[i], leaves[i].data, leaves[i].bytes, options));
+  }
+}
+
+std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf*>& leaves) {
+  reap();
+  std::vector<std::shared_ptr<Storage>> storages;
+  std::vector<TransferPiece> pieces;
+  std::vector<const Leaf*> alone;
+  std::vector<Transfer> transfers;
+  Torch* torch = cuda_ ? Torch::get() : nullptr;
+  const StreamHandle current = torch == nullptr ? nullptr : torch->current_stream(index());
+  std::vector<std::shared_ptr<PoolStorage>> written_by_us;
+  for (const Leaf* leaf : leaves) {
+    if (leaf->framework != Framework::penstock) continue;
+    written_by_us.push_back(nb::cast<const DeviceArray&>(leaf->source).storage);
+  }
+  const nb::gil_scoped_release unlocked;
+  // What wrote the tensors is queued on PyTorch's current stream; an Array knows its own transfers.
+  const Stream intake = device_.create_stream();
+  if (torch != nullptr) {
+    Event written = device_.create_event();
+    written.record(device_.wrap_stream(current));
+    intake.wait(written);
+  }
+  for (const auto& storage : written_by_us) storage->wait_on(intake);
+  CopyOptions options;
+  options.source_kind = MemoryKind::device;
+  options.destination_kind = MemoryKind::pageable;
+  options.after = &intake;
+  for (const Leaf* leaf : leaves) {
+    storages.push_back(std::make_shared<HostStorage>(leaf->bytes));
+    if (travels_alone(*leaf)) {
+      transfers.push_back(engine().copy(storages.back()->data(), leaf->data, leaf->bytes, options));
+    } else {
+      pieces.push_back({leaf->data, storages.back()->data(), leaf->bytes});
+    }
+  }
+  if (!pieces.empty()) transfers.push_back(engine().copy_pieces(pieces, CopyDirection::d2h, options));
+  for (const auto& transfer : transfers) transfer.synchronize();
+  return storages;
+}
+
+void Engine::keep(Remains remains) {
+  const std::lock_guard lock(mutex_);
+  remains_.push_back(std::move(remains));
+}
+
+void Engine::reap() {
+  // What is dropped may run Python code: not under the lock.
+  std::vector<Remains> finished;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < remains_.size();) {
+      if (std::all_of(remains_[i].transfers.begin(), remains_[i].transfers.end(), is_done)) {
+        finished.push_back(std::move(remains_[i]));
+        remains_[i] = std::move(remains_.back());
+        remains_.pop_back();
+      } else {
+        ++i;
+      }
+    }
+  }
+}
+
+void Engine::close() {
+  std::vector<Remains> remains;
+  std::unique_ptr<TransferEngine> engine;
+  {
+    const std::lock_guard lock(mutex_);
+    remains.swap(remains_);
+    engine.swap(engine_);
+  }
+  if (fork_generation() != generation_) {
+    // The parent's threads and transfers are not this process's.
+    return;
+  }
+  {
+    const nb::gil_scoped_release unlocked;
+    for (const auto& one : remains) {
+      for (const auto& transfer : one.transfers) {
+        try {
+          transfer.synchronize();
+        } catch (const std::exception&) {
+          // Nobody waits for it any more.
+        }
+      }
+    }
+    engine.reset();
+  }
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,269 @@
+#include "frameworks.hpp"
+
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+bool exchange_api_wanted = true;
+
+// Keeps what it returns alive for the process's life, which is what types and functions of modules do anyhow.
+PyObject* keep(nb::object object) { return object.release().ptr(); }
+
+nb::object imported(const char* name) {
+  PyObject* modules = PyImport_GetModuleDict();  // borrowed
+  PyObject* module = modules == nullptr ? nullptr : PyDict_GetItemString(modules, name);
+  return nb::borrow(module == nullptr || module == Py_None ? nullptr : module);
+}
+
+// Elements side by side in some order of the axes: the bytes can be copied as they are, with the strides
+// kept.
+bool is_dense(const Leaf& leaf, std::int64_t elements) {
+  const std::int32_t ndim = leaf.ndim();
+  std::int64_t expected = 1;
+  bool row_major = true;
+  for (std::int32_t axis = ndim - 1; axis >= 0 && row_major; --axis) {
+    if (leaf.shape()[axis] == 1) continue;
+    row_major = leaf.strides()[axis] == expected;
+    expected *= leaf.shape()[axis];
+  }
+  if (row_major || elements <= 1) return true;
+  std::vector<std::pair<std::int64_t, std::int64_t>> axes;
+  for (std::int32_t axis = 0; axis < ndim; ++axis) {
+    if (leaf.shape()[axis] != 1) axes.emplace_back(leaf.strides()[axis], leaf.shape()[axis]);
+  }
+  std::sort(axes.begin(), axes.end());
+  expected = 1;
+  for (const auto& [stride, extent] : axes) {
+    if (stride != expected) return false;
+    expected *= extent;
+  }
+  return true;
+}
+
+std::optional<dlpack::DataType> parse_format(std::string_view format, std::size_t item_bytes) {
+  if (format.starts_with('@') || format.starts_with('=') || format.starts_with('<')) format.remove_prefix(1);
+  const auto bits = static_cast<std::uint8_t>(8 * item_bytes);
+  if (format == "?") return dlpack::DataType{dlpack::kBool, 8, 1};
+  if (format == "Zf" || format == "Zd") return dlpack::DataType{dlpack::kComplex, bits, 1};
+  if (format.size() != 1) return std::nullopt;
+  if (std::string_view("bhilq").find(format[0]) != std::string_view::npos)
+    return dlpack::DataType{dlpack::kInt, bits, 1};
+  if (std::string_view("BHILQ").find(format[0]) != std::string_view::npos)
+    return dlpack::DataType{dlpack::kUInt, bits, 1};
+  if (std::string_view("efd").find(format[0]) != std::string_view::npos)
+    return dlpack::DataType{dlpack::kFloat, bits, 1};
+  return std::nullopt;
+}
+
+bool requires_grad(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  PyObject* value = PyObject_GetAttr(tensor, name);
+  if (value == nullptr) throw nb::python_error();
+  Py_DECREF(value);
+  return value == Py_True;
+}
+
+bool call_is_true(PyObject* object, const char* method) {
+  return nb::cast<bool>(nb::handle(object).attr(method)());
+}
+
+void raise_framework_error(void* /*context*/, const char* kind, const char* message) {
+  PyErr_SetString(std::string_view(kind) == "MemoryError" ? PyExc_MemoryError : PyExc_RuntimeError, message);
+}
+
+}  // namespace
+
+bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor) {
+  if (tensor.dtype.lanes != 1 || tensor.dtype.bits % 8 != 0) return false;
+  const auto axes = static_cast<std::size_t>(tensor.ndim);
+  leaf.dims.resize(2 * axes);
+  std::int64_t elements = 1;
+  for (std::size_t axis = axes; axis-- > 0;) {
+    leaf.dims[axis] = tensor.shape[axis];
+    leaf.dims[axes + axis] = tensor.strides == nullptr ? elements : tensor.strides[axis];
+    elements *= tensor.shape[axis];
+  }
+  leaf.dtype = tensor.dtype;
+  leaf.device = tensor.device;
+  leaf.data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+  leaf.bytes = static_cast<std::size_t>(elements) * (tensor.dtype.bits / 8);
+  return is_dense(leaf, elements);
+}
+
+void Torch::use_exchange_api(bool use) { exchange_api_wanted = use; }
+
+Torch* Torch::get() {
+  static Torch instance;
+  return instance.tensor_type_ != nullptr || instance.refresh() ? &instance : nullptr;
+}
+
+bool Torch::refresh() {
+  const nb::object module = imported("torch");
+  // A module that is being imported has no Tensor yet.
+  if (!module.is_valid() || !nb::hasattr(module, "Tensor") || !nb::hasattr(module, "utils")) return false;
+  const nb::object type = module.attr("Tensor");
+  if (nb::hasattr(type, "__dlpack_c_exchange_api__")) {
+    const nb::object capsule = type.attr("__dlpack_c_exchange_api__");
+    auto* header =
+        static_cast<dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (header == nullptr) PyErr_Clear();
+    while (header != nullptr && header->version.major != 1) header = header->previous;
+    const auto* api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
+    if (api != nullptr && api->view != nullptr) api_ = api;
+  }
+  const nb::object functions = nb::module_::import_("torch.utils.dlpack");
+  to_dlpack_ = keep(functions.attr("to_dlpack"));
+  from_dlpack_ = keep(functions.attr("from_dlpack"));
+  tensor_type_ = keep(type);
+  return true;
+}
+
+bool Torch::read(Leaf& leaf, PyObject* tensor) {
+  if (requires_grad(tensor)) return false;
+  dlpack::Tensor described;
+  leaf.framework = Framework::torch;
+  leaf.source = nb::borrow(tensor);
+  if (api_ != nullptr && exchange_api_wanted) {
+    if (api_->view(tensor, &described) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    if (!fill_leaf(leaf, described)) return false;
+  } else {
+    PyObject* capsule = PyObject_CallFunctionObjArgs(to_dlpack_, tensor, nullptr);
+    if (capsule == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    const nb::object owner = nb::steal(capsule);
+    const auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    if (managed == nullptr) throw nb::python_error();
+    if (!fill_leaf(leaf, managed->tensor)) return false;
+  }
+  // Bits that say "conjugate" and "negate me when read" are no part of the bytes. The latter comes from the
+  // imaginary part of a conjugate, whose elements lie apart.
+  if (leaf.dtype.code == dlpack::kComplex && call_is_true(tensor, "is_conj")) return false;
+  return leaf.bytes > leaf.dtype.bits / 8 || !call_is_true(tensor, "is_neg");
+}
+
+nb::object Torch::make(const TensorView& view) {
+  if (api_ != nullptr && exchange_api_wanted) {
+    void* object = nullptr;
+    if (api_->from_managed(make_managed(view), &object) != 0) throw nb::python_error();
+    return nb::steal(static_cast<PyObject*>(object));
+  }
+  dlpack::ManagedTensor* managed = make_legacy_managed(view);
+  PyObject* capsule = PyCapsule_New(managed, "dltensor", [](PyObject* self) {
+    if (PyCapsule_IsValid(self, "dltensor") == 0) return;  // taken: the consumer has renamed it
+    auto* unused = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
+    unused->deleter(unused);
+  });
+  if (capsule == nullptr) {
+    managed->deleter(managed);
+    throw nb::python_error();
+  }
+  const nb::object owner = nb::steal(capsule);
+  PyObject* tensor = PyObject_CallFunctionObjArgs(from_dlpack_, capsule, nullptr);
+  if (tensor == nullptr) throw nb::python_error();
+  return nb::steal(tensor);
+}
+
+std::shared_ptr<Storage> Torch::allocate(int device_index, std::size_t bytes) {
+  auto extent = static_cast<std::int64_t>(bytes);
+  dlpack::ManagedTensorVersioned* managed = nullptr;
+  if (api_ != nullptr && exchange_api_wanted) {
+    dlpack::Tensor prototype;
+    prototype.device = {dlpack::kCuda, device_index};
+    prototype.ndim = 1;
+    prototype.shape = &extent;
+    if (api_->allocate(&prototype, &managed, nullptr, raise_framework_error) != 0) throw nb::python_error();
+    return std::make_shared<FrameworkStorage>(managed);
+  }
+  const nb::module_ torch = nb::module_::import_("torch");
+  const nb::object tensor = torch.attr("empty")(extent, nb::arg("dtype") = torch.attr("uint8"),
+                                                nb::arg("device") = "cuda:" + std::to_string(device_index));
+  PyObject* capsule = PyObject_CallFunctionObjArgs(to_dlpack_, tensor.ptr(), nullptr);
+  if (capsule == nullptr) throw nb::python_error();
+  const nb::object owner = nb::steal(capsule);
+  auto* legacy = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  if (legacy == nullptr) throw nb::python_error();
+  PyCapsule_SetName(capsule, "used_dltensor");
+  managed = new dlpack::ManagedTensorVersioned;
+  managed->context = legacy;
+  managed->tensor = legacy->tensor;
+  managed->deleter = [](dlpack::ManagedTensorVersioned* self) {
+    auto* inner = static_cast<dlpack::ManagedTensor*>(self->context);
+    if (inner->deleter != nullptr) inner->deleter(inner);
+    delete self;
+  };
+  return std::make_shared<FrameworkStorage>(managed);
+}
+
+StreamHandle Torch::current_stream(int device_index) {
+  if (api_ != nullptr && exchange_api_wanted) {
+    void* stream = nullptr;
+    if (api_->current_stream(dlpack::kCuda, device_index, &stream) != 0) throw nb::python_error();
+    return stream;
+  }
+  const nb::object stream = nb::module_::import_("torch").attr("cuda").attr("current_stream")(device_index);
+  return reinterpret_cast<StreamHandle>(nb::cast<std::uintptr_t>(stream.attr("cuda_stream")));
+}
+
+NumPy* NumPy::get() {
+  static NumPy instance;
+  if (instance.array_type_ == nullptr) {
+    const nb::object module = imported("numpy");
+    if (!module.is_valid() || !nb::hasattr(module, "ndarray")) return nullptr;
+    instance.array_type_ = keep(module.attr("ndarray"));
+  }
+  return &instance;
+}
+
+bool NumPy::read(Leaf& leaf, PyObject* array) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto item_bytes = static_cast<std::size_t>(buffer.itemsize);
+  const auto dtype = parse_format(buffer.format == nullptr ? "B" : buffer.format, item_bytes);
+  bool described = dtype.has_value();
+  if (described) {
+    std::vector<std::int64_t> dims(2 * static_cast<std::size_t>(buffer.ndim));
+    for (int axis = 0; axis < buffer.ndim; ++axis) {
+      dims[axis] = buffer.shape[axis];
+      described = described && (buffer.strides[axis] % buffer.itemsize == 0 || buffer.shape[axis] <= 1);
+      dims[buffer.ndim + axis] = buffer.strides[axis] / buffer.itemsize;
+    }
+    leaf.framework = Framework::numpy;
+    leaf.source = nb::borrow(array);
+    const dlpack::Tensor tensor{
+        buffer.buf, {dlpack::kCpu, 0}, buffer.ndim, *dtype, dims.data(), dims.data() + buffer.ndim, 0};
+    described = described && fill_leaf(leaf, tensor);
+  }
+  PyBuffer_Release(&buffer);
+  return described;
+}
+
+nb::object NumPy::make(const TensorView& view) {
+  auto* storage = new std::shared_ptr<Storage>(view.storage);
+  const nb::capsule owner(storage,
+                          [](void* self) noexcept { delete static_cast<std::shared_ptr<Storage>*>(self); });
+  std::vector<std::size_t> shape(view.shape, view.shape + view.ndim);
+  nb::dlpack::dtype dtype;
+  dtype.code = view.dtype.code;
+  dtype.bits = view.dtype.bits;
+  dtype.lanes = view.dtype.lanes;
+  nb::ndarray<nb::numpy> array(view.data, shape.size(), shape.data(), owner, view.strides, dtype);
+  return array.cast();
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,90 @@
+#include "arrays.hpp"
+#include "engine.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/device/device.hpp>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace penstock::python {
+namespace {
+
+nb::object make_error(const char* name, const Error& error) {
+  return nb::module_::import_("penstock._errors").attr(name)(error.what());
+}
+
+void raise(const nb::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
+
+void translate(const std::exception_ptr& pointer, void* /*payload*/) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const OutOfMemory& error) {
+    const nb::object object = make_error("OutOfMemory", error);
+    object.attr("asked") = error.asked();
+    object.attr("used") = error.used();
+    object.attr("free") = error.free();
+    raise(object);
+  } catch (const DeviceError& error) {
+    const nb::object object = make_error("DeviceError", error);
+    object.attr("name") = error.name();
+    object.attr("call") = error.call();
+    object.attr("code") = error.code();
+    raise(object);
+  } catch (const InvalidArgument& error) {
+    raise(make_error("InvalidArgument", error));
+  } catch (const Unsupported& error) {
+    raise(make_error("Unsupported", error));
+  } catch (const Closed& error) {
+    raise(make_error("Closed", error));
+  } catch (const Error& error) {
+    raise(make_error("Error", error));
+  }
+}
+
+void bind_devices(nb::module_& module) {
+  nb::class_<DeviceInfo>(module, "DeviceInfo", "A device of this machine.")
+      .def_ro("spec", &DeviceInfo::spec, "What `device=` takes: \"cuda:0\", \"host\".")
+      .def_ro("backend", &DeviceInfo::backend, "\"cuda\" or \"host\".")
+      .def_ro("index", &DeviceInfo::index)
+      .def_ro("name", &DeviceInfo::name, "\"NVIDIA H200\".")
+      .def_ro("uuid", &DeviceInfo::uuid)
+      .def_ro("driver", &DeviceInfo::driver,
+              "The CUDA version that the driver supports; penstock's for the host.")
+      .def_ro("pci_bus_id", &DeviceInfo::pci_bus_id)
+      .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
+      .def_ro("numa_node", &DeviceInfo::numa_node, "-1: unknown or none.")
+      .def("__repr__", [](const DeviceInfo& info) { return "<" + info.spec + ": " + info.name + ">"; });
+  module.def(
+      "inventory",
+      [] {
+        DeviceInventory inventory = Device::inventory();
+        return std::pair(std::move(inventory.devices), std::move(inventory.missing));
+      },
+      "The devices of this machine, GPUs first, and a sentence for each that is missing.");
+}
+
+}  // namespace
+}  // namespace penstock::python
+
+NB_MODULE(_core, module) {
+  namespace nb = nanobind;
+  using namespace penstock::python;
+  module.doc() = "The C++ side of penstock; `import penstock` instead.";
+  module.attr("__version__") = PENSTOCK_VERSION;
+  // Results may live on after the interpreter's end.
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator(translate);
+  bind_devices(module);
+  bind_arrays(module);
+  bind_engine(module);
+}

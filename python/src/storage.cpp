@@ -1,0 +1,112 @@
+#include "storage.hpp"
+
+#include <penstock/core/fork.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+constexpr std::align_val_t kHostAlignment{64};
+
+// The structure that crosses, what it keeps alive, and behind them its shape and strides.
+template <typename Managed>
+struct Exported {
+  Managed managed;
+  std::shared_ptr<Storage> storage;
+
+  static void destroy(Managed* managed) {
+    auto* self = static_cast<Exported*>(managed->context);
+    self->~Exported();
+    ::operator delete(self);
+  }
+};
+
+template <typename Managed>
+Managed* export_view(const TensorView& view) {
+  const auto axes = static_cast<std::size_t>(view.ndim);
+  void* memory = ::operator new(sizeof(Exported<Managed>) + 2 * axes * sizeof(std::int64_t));
+  auto* exported = new (memory) Exported<Managed>{{}, view.storage};
+  auto* shape = reinterpret_cast<std::int64_t*>(exported + 1);
+  std::copy_n(view.shape, axes, shape);
+  std::copy_n(view.strides, axes, shape + axes);
+  exported->managed.context = exported;
+  exported->managed.deleter = &Exported<Managed>::destroy;
+  exported->managed.tensor = {view.data, view.device, view.ndim, view.dtype, shape, shape + axes, 0};
+  return &exported->managed;
+}
+
+}  // namespace
+
+HostStorage::HostStorage(std::size_t bytes) {
+  data_ = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), kHostAlignment));
+}
+
+HostStorage::~HostStorage() { ::operator delete(data_, kHostAlignment); }
+
+FrameworkStorage::FrameworkStorage(dlpack::ManagedTensorVersioned* tensor) noexcept : tensor_(tensor) {
+  data_ = static_cast<std::byte*>(tensor->tensor.data) + tensor->tensor.byte_offset;
+}
+
+FrameworkStorage::~FrameworkStorage() {
+  if (tensor_->deleter != nullptr) tensor_->deleter(tensor_);
+}
+
+PoolStorage::PoolStorage(Device device, std::shared_ptr<const Stream> release_stream, Buffer buffer)
+    : device_(std::move(device)), release_stream_(std::move(release_stream)), buffer_(std::move(buffer)) {
+  data_ = buffer_.data();
+}
+
+PoolStorage::~PoolStorage() {
+  try {
+    for (const auto& transfer : transfers_) {
+      // A failed transfer has stopped touching its destination.
+      try {
+        release_stream_->wait(transfer);
+      } catch (const std::exception&) {
+      }
+    }
+    for (StreamHandle handle : streams_) {
+      Event event = device_.create_event();
+      event.record(device_.wrap_stream(handle));
+      release_stream_->wait(event);
+    }
+    if (!transfers_.empty() || !streams_.empty()) buffer_.release_after(*release_stream_);
+  } catch (const std::exception&) {
+    // The device failed, or this is a forked child: nothing runs there that could still use the memory.
+  }
+}
+
+void PoolStorage::set_transfers(std::vector<Transfer> transfers) {
+  const std::lock_guard lock(mutex_);
+  transfers_ = std::move(transfers);
+}
+
+void PoolStorage::hand_to(StreamHandle stream) {
+  wait_on(device_.wrap_stream(stream));
+  const std::lock_guard lock(mutex_);
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+}
+
+void PoolStorage::wait_on(const Stream& stream) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& transfer : transfers_) stream.wait(transfer);
+}
+
+void PoolStorage::synchronize() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& transfer : transfers_) transfer.synchronize();
+}
+
+dlpack::ManagedTensorVersioned* make_managed(const TensorView& view) {
+  return export_view<dlpack::ManagedTensorVersioned>(view);
+}
+
+dlpack::ManagedTensor* make_legacy_managed(const TensorView& view) {
+  return export_view<dlpack::ManagedTensor>(view);
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,87 @@
+#pragma once
+
+#include "dlpack.hpp"
+
+#include <penstock/device/device.hpp>
+#include <penstock/memory/buffer.hpp>
+#include <penstock/transfer/transfer.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace penstock::python {
+
+/// Memory that results lie in; the tensors made of it share it, and the last one frees it, from any thread,
+/// without the interpreter's lock, also after the interpreter's end.
+class Storage {
+ public:
+  virtual ~Storage() = default;
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+
+ protected:
+  Storage() noexcept = default;
+  std::byte* data_ = nullptr;
+};
+
+/// Ordinary host memory, 64-byte aligned.
+class HostStorage final : public Storage {
+ public:
+  explicit HostStorage(std::size_t bytes);
+  ~HostStorage() override;
+};
+
+/// Memory that a framework allocated and handed over by DLPack.
+class FrameworkStorage final : public Storage {
+ public:
+  explicit FrameworkStorage(dlpack::ManagedTensorVersioned* tensor) noexcept;
+  ~FrameworkStorage() override;
+
+ private:
+  dlpack::ManagedTensorVersioned* tensor_;
+};
+
+/// Device memory of our own pool. It goes back to the pool when the transfers into it are done, and the work
+/// that was queued, when the last owner let go, on each stream it was handed to.
+class PoolStorage final : public Storage {
+ public:
+  /// `release_stream` orders the release; nothing else runs on it.
+  PoolStorage(Device device, std::shared_ptr<const Stream> release_stream, Buffer buffer);
+  ~PoolStorage() override;
+
+  void set_transfers(std::vector<Transfer> transfers);
+  /// Makes `stream` wait until the memory holds what was sent, and remembers that the stream uses it.
+  void hand_to(StreamHandle stream);
+  /// Makes `stream` wait until the memory holds what was sent.
+  void wait_on(const Stream& stream) const;
+  /// Blocks the host until the memory holds what was sent.
+  void synchronize() const;
+
+ private:
+  Device device_;
+  std::shared_ptr<const Stream> release_stream_;
+  Buffer buffer_;
+  mutable std::mutex mutex_;
+  std::vector<Transfer> transfers_;
+  std::vector<StreamHandle> streams_;
+};
+
+/// A tensor over a part of a storage.
+struct TensorView {
+  std::shared_ptr<Storage> storage;
+  std::byte* data = nullptr;
+  dlpack::Device device;
+  dlpack::DataType dtype;
+  std::int32_t ndim = 0;
+  const std::int64_t* shape = nullptr;
+  const std::int64_t* strides = nullptr;  ///< in elements
+};
+
+/// The view as DLPack hands it over; its deleter lets go of the storage. Throws std::bad_alloc.
+[[nodiscard]] dlpack::ManagedTensorVersioned* make_managed(const TensorView& view);
+[[nodiscard]] dlpack::ManagedTensor* make_legacy_managed(const TensorView& view);
+
+}  // namespace penstock::python

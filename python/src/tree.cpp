@@ -1,0 +1,172 @@
+#include "tree.hpp"
+
+#include "arrays.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+// Nests that hold themselves end in Python's RecursionError.
+class RecursionGuard {
+ public:
+  RecursionGuard() {
+    if (Py_EnterRecursiveCall(" while penstock walked a nest of arrays") != 0) throw nb::python_error();
+  }
+  ~RecursionGuard() { Py_LeaveRecursiveCall(); }
+  RecursionGuard(const RecursionGuard&) = delete;
+  RecursionGuard& operator=(const RecursionGuard&) = delete;
+};
+
+bool is_plain_value(PyObject* object) {
+  return object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
+         PyFloat_CheckExact(object) || PyBool_Check(object) || PyBytes_CheckExact(object);
+}
+
+}  // namespace
+
+Tree::Tree(nb::handle root, nb::handle expand, const Wanted& wanted) : expand_(expand), wanted_(&wanted) {
+  take(root.ptr(), false);
+  wanted_ = nullptr;
+}
+
+void Tree::take(PyObject* object, bool expanded) {
+  if (is_plain_value(object)) {
+    nodes_.push_back({Kind::value, nb::borrow(object)});
+  } else if (PyDict_CheckExact(object)) {
+    take_dict(object);
+  } else if (PyList_CheckExact(object)) {
+    take_items(object, Kind::list, PyList_Size(object),
+               [](PyObject* list, Py_ssize_t i) { return PyList_GetItem(list, i); });
+  } else if (PyTuple_CheckExact(object)) {
+    take_items(object, Kind::tuple, PyTuple_Size(object),
+               [](PyObject* tuple, Py_ssize_t i) { return PyTuple_GetItem(tuple, i); });
+  } else if (!take_array(object)) {
+    take_other(object, expanded);
+  }
+}
+
+void Tree::take_dict(PyObject* dict) {
+  const RecursionGuard guard;
+  // A copy, since what `expand` calls may change the dict; the new values go into it.
+  PyObject* copy = PyDict_Copy(dict);
+  if (copy == nullptr) throw nb::python_error();
+  nodes_.push_back({Kind::dict, nb::steal(copy), PyDict_Size(copy)});
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(copy, &position, &key, &value) != 0) {
+    path_.push_back({key, 0});
+    take(value, false);
+    path_.pop_back();
+  }
+}
+
+template <typename GetItem>
+void Tree::take_items(PyObject* sequence, Kind kind, Py_ssize_t count, const GetItem& item) {
+  const RecursionGuard guard;
+  nodes_.push_back({kind, nb::object(), count});
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* child = item(sequence, i);  // borrowed
+    if (child == nullptr) throw nb::python_error();
+    const nb::object owner = nb::borrow(child);
+    path_.push_back({nullptr, i});
+    take(child, false);
+    path_.pop_back();
+  }
+}
+
+bool Tree::take_array(PyObject* object) {
+  Leaf leaf;
+  if (Torch* torch = Torch::get(); torch != nullptr && torch->is_tensor_exactly(object)) {
+    if (!torch->read(leaf, object)) return false;
+  } else if (NumPy* numpy = NumPy::get(); numpy != nullptr && numpy->is_array_exactly(object)) {
+    if (!numpy->read(leaf, object)) return false;
+  } else if (!read_array(leaf, object)) {
+    return false;
+  }
+  if ((*wanted_)(leaf)) {
+    leaves_.push_back(std::move(leaf));
+    nodes_.push_back({Kind::leaf, nb::object()});
+  } else {
+    nodes_.push_back({Kind::value, nb::borrow(object)});
+  }
+  return true;
+}
+
+void Tree::take_other(PyObject* object, bool expanded) {
+  const RecursionGuard guard;
+  const nb::object answer = expand_(nb::handle(object), expanded);
+  if (PyUnicode_Check(answer.ptr())) {
+    const auto message = place() + ": " + nb::cast<std::string>(answer);
+    PyErr_SetString(PyExc_TypeError, message.c_str());
+    throw nb::python_error();
+  }
+  const nb::object child = answer[0];
+  nb::object build = answer[1];
+  if (build.is_none()) {
+    nodes_.push_back({Kind::value, child});
+    return;
+  }
+  nodes_.push_back({Kind::call, std::move(build), 1});
+  take(child.ptr(), true);
+}
+
+std::string Tree::place() const {
+  std::string text = "batch";
+  for (const Step& step : path_) {
+    text += '[';
+    text += step.key == nullptr ? std::to_string(step.index) : nb::cast<std::string>(nb::repr(step.key));
+    text += ']';
+  }
+  return text;
+}
+
+nb::object Tree::build(std::vector<nb::object>& results) { return build_next(results); }
+
+nb::object Tree::build_next(std::vector<nb::object>& results) {
+  Node& node = nodes_[next_node_++];
+  switch (node.kind) {
+    case Kind::value:
+      return std::move(node.object);
+    case Kind::leaf:
+      return std::move(results[next_leaf_++]);
+    case Kind::call: {
+      const nb::object child = build_next(results);
+      return node.object(child);
+    }
+    case Kind::dict: {
+      nb::object dict = std::move(node.object);
+      PyObject* key = nullptr;
+      PyObject* value = nullptr;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(dict.ptr(), &position, &key, &value) != 0) {
+        const nb::object child = build_next(results);
+        if (PyDict_SetItem(dict.ptr(), key, child.ptr()) != 0) throw nb::python_error();
+      }
+      return dict;
+    }
+    case Kind::list: {
+      const Py_ssize_t count = node.children;
+      nb::object list = nb::steal(PyList_New(count));
+      if (!list.is_valid()) throw nb::python_error();
+      for (Py_ssize_t i = 0; i < count; ++i)
+        PyList_SetItem(list.ptr(), i, build_next(results).release().ptr());
+      return list;
+    }
+    case Kind::tuple: {
+      const Py_ssize_t count = node.children;
+      nb::object tuple = nb::steal(PyTuple_New(count));
+      if (!tuple.is_valid()) throw nb::python_error();
+      for (Py_ssize_t i = 0; i < count; ++i) {
+        PyTuple_SetItem(tuple.ptr(), i, build_next(results).release().ptr());
+      }
+      return tuple;
+    }
+  }
+  return nb::none();
+}
+
+}  // namespace penstock::python

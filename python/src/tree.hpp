@@ -1,0 +1,64 @@
+#pragma once
+
+#include "frameworks.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace penstock::python {
+
+/// A nest of containers and arrays, taken apart: its arrays as leaves, in the order in which they were met,
+/// and what it takes to build the same nest around other arrays.
+///
+/// Numbers, strings and None stay as they are. What C++ does not know by its exact type goes to
+/// `expand(object)`, which answers one of
+///   (children, build)   `build(children')` makes the new object of the children's replacement
+///   (object, None)      take this object as it is
+///   str                 a sentence that says why the object cannot be sent: TypeError, with the place in the
+///   nest
+class Tree {
+ public:
+  /// What to do with an array that was read: send it, or leave the object as it is.
+  using Wanted = std::function<bool(const Leaf&)>;
+
+  Tree(nb::handle root, nb::handle expand, const Wanted& wanted);
+
+  [[nodiscard]] std::vector<Leaf>& leaves() noexcept { return leaves_; }
+  /// The nest around `results`, one for each leaf. Callable once.
+  [[nodiscard]] nb::object build(std::vector<nb::object>& results);
+
+ private:
+  enum class Kind : std::uint8_t { value, leaf, dict, list, tuple, call };
+  struct Node {
+    Kind kind;
+    nb::object object;  ///< the value; a copy of the dict; the function to call
+    Py_ssize_t children = 0;
+  };
+  struct Step {
+    PyObject* key;  ///< borrowed; null: `index` counts
+    Py_ssize_t index;
+  };
+
+  void take(PyObject* object, bool expanded);
+  void take_dict(PyObject* dict);
+  template <typename GetItem>
+  void take_items(PyObject* sequence, Kind kind, Py_ssize_t count, const GetItem& item);
+  void take_other(PyObject* object, bool expanded);
+  [[nodiscard]] bool take_array(PyObject* object);
+  [[nodiscard]] std::string place() const;
+  [[nodiscard]] nb::object build_next(std::vector<nb::object>& results);
+
+  nb::handle expand_;
+  const Wanted* wanted_;
+  std::vector<Step> path_;
+  std::vector<Node> nodes_;
+  std::vector<Leaf> leaves_;
+  std::size_t next_node_ = 0;
+  std::size_t next_leaf_ = 0;
+};
+
+}  // namespace penstock::python

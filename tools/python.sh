@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# The Python package: python.sh install | test [pytest's arguments] | gpu-test | format [--check] | stubs
+#
+# install   into .venv, with what it finds on the package index to build with
+# test      builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs pytest
+# gpu-test  builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy and JAX
+# stubs     writes python/penstock/_core.pyi anew
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=$PWD/build/python
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# Makes a virtual environment of $1 where there is none that works.
+make_environment() {
+  "$1/bin/python" -c 'import pip' 2>/dev/null || { rm -rf "$1"; "${PYTHON:-python3}" -m venv "$1"; }
+}
+
+# Quiet, but for what fails.
+quietly() {
+  local log status=0
+  log=$(mktemp)
+  "$@" >"$log" 2>&1 || { status=$?; tail -n 60 "$log" >&2; }
+  rm -f "$log"
+  return $status
+}
+
+make_wheel() {
+  rm -rf "$build/wheels"
+  quietly "$1/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" .
+}
+
+case "${1:-}" in
+  install)
+    make_environment .venv
+    quietly .venv/bin/python -m pip install .
+    .venv/bin/python -c 'import penstock; print("penstock", penstock.__version__, "in .venv:", penstock.devices())'
+    ;;
+  test)
+    shift
+    make_environment "$build/tools"
+    quietly "$build/tools/bin/python" -m pip install -r python/build-requirements.txt
+    make_wheel "$build/tools"
+    # New each time, so that nothing but the wheel and what it asks for is there; pip's cache makes it quick.
+    rm -rf "$build/venv"
+    make_environment "$build/venv"
+    quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl
+    "$build/venv/bin/python" -m pytest "$@"
+    ;;
+  gpu-test)
+    shift
+    rm -rf "$build/gpu"
+    quietly "${PYTHON:-python3}" -m pip install --no-build-isolation --no-deps --no-index --target "$build/gpu" .
+    PYTHONPATH="$build/gpu${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m pytest "$@"
+    ;;
+  format)
+    make_environment "$build/tools"
+    quietly "$build/tools/bin/python" -m pip install -r python/build-requirements.txt
+    if [ "${2:-}" = --check ]; then
+      "$build/tools/bin/ruff" check --quiet python examples
+      "$build/tools/bin/ruff" format --quiet --check python examples
+    else
+      "$build/tools/bin/ruff" check --quiet --fix python examples
+      "$build/tools/bin/ruff" format --quiet python examples
+    fi
+    ;;
+  stubs)
+    "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
+    ;;
+  *)
+    echo "usage: python.sh install | test [ARGS] | gpu-test [ARGS] | format [--check] | stubs" >&2
+    exit 2
+    ;;
+esac
