@@ -59,7 +59,7 @@ test   | GoogleTest                          | libgtest-dev                 | ha
 test   | GoogleMock                          | libgmock-dev                 | has_header gmock/gmock.h
 bench  | Google Benchmark                    | libbenchmark-dev             | has_header benchmark/benchmark.h
 python | Python 3.10 or newer, with venv     | python3 python3-venv         | has_python
-python | Python's headers                    | python3-dev                  | has_python_headers
+python | the headers of Python                 | python3-dev                  | has_python_headers
 lint   | clang-format 19                     | clang-format-19              | has_command clang-format-19
 lint   | clang-tidy 19                       | clang-tidy-19                | has_command run-clang-tidy-19
 tsan   | clang 19 with its thread sanitizer  | clang-19 libclang-rt-19-dev  | has_thread_sanitizer
