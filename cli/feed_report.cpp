@@ -59,6 +59,8 @@ std::string count_text(std::uint64_t count) {
   return text;
 }
 
+std::string time_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "none"; }
+
 std::string rate_text(double rate) {
   if (rate >= 1e6) return fmt::format("{:.2f} M", rate / 1e6);
   if (rate >= 1e4) return fmt::format("{:.1f} k", rate / 1e3);
@@ -108,14 +110,14 @@ std::string account_table(const FeedAccount& account) {
       {"delivered", fmt::format("{}, {:.2f} GB/s", format_bytes(s.delivered_bytes), s.delivered_gbps())},
       {"over the link",
        fmt::format("{}, {:.2f} GB/s, {}", format_bytes(s.link_bytes), s.link_gbps(), efficiency_text(s))},
-      {"time", format_seconds(s.seconds)},
-      {"gather on the host", format_seconds(s.gather_seconds)},
-      {"transfer", format_seconds(s.transfer_seconds)},
-      {"gather on the device", format_seconds(s.kernel_seconds)},
-      {"compute", format_seconds(s.compute_seconds)},
+      {"time", time_text(s.seconds)},
+      {"gather on the host", time_text(s.gather_seconds)},
+      {"transfer", time_text(s.transfer_seconds)},
+      {"gather on the device", time_text(s.kernel_seconds)},
+      {"compute", time_text(s.compute_seconds)},
       {"stall", fmt::format("{}, {} of it while the batch's transfer ran", format_seconds(s.stall_seconds),
                             format_seconds(s.exposed_transfer_seconds))},
-      {"no free slot", format_seconds(s.slot_wait_seconds)},
+      {"no free slot", time_text(s.slot_wait_seconds)},
       {"ready when asked", fmt::format("{:.2f} batches on average", s.mean_ready)},
       {"device ring", fmt::format("{} slots, {}", s.slots, format_bytes(s.ring_bytes))},
       {"resident", s.resident_bytes == 0 ? "nothing"

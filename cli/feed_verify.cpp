@@ -210,7 +210,6 @@ void Verifier::Checker::check(std::uint64_t epoch, std::uint64_t batch, std::vec
                               std::span<const DeviceField> fields, const Stream& stream) {
   require_promised(fields, indices.size());
   Slot& slot = *slots_[next_];
-  compare(slot);
   std::byte* to = slot.pinned.data();
   for (const DeviceField& field : fields) {
     device_.backend().copy(to, field.data, field.bytes, CopyDirection::d2h, stream.native());
@@ -222,11 +221,11 @@ void Verifier::Checker::check(std::uint64_t epoch, std::uint64_t batch, std::vec
   slot.indices = std::move(indices);
   slot.under_way = true;
   next_ = (next_ + 1) % slots_.size();
-  compare(*slots_[next_]);
+  compare(*slots_[next_]);  // leaves it free for the next batch
 }
 
 void Verifier::Checker::finish() {
-  for (std::size_t i = 0; i < slots_.size(); ++i) compare(*slots_[(next_ + i) % slots_.size()]);
+  for (auto& slot : slots_) compare(*slot);
 }
 
 void Verifier::Checker::compare(Slot& slot) {

@@ -168,7 +168,12 @@ std::string plot(const std::vector<PlotCurve>& curves, std::string_view unit, co
 std::string Progress::line(double fraction, std::string_view step, const Look& look) {
   constexpr std::array<std::string_view, 8> kEighths{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   fraction = std::clamp(fraction, 0.0, 1.0);
-  const std::size_t width = std::clamp<std::size_t>(look.columns / 3, 10, 40);
+  constexpr std::size_t kShortest = 10;
+  constexpr std::size_t kAround = 10;  // the bar's ends, the percentage, and a column that stays free
+  const std::size_t taken = display_width(step) + kAround;
+  const std::size_t room = look.columns > taken ? look.columns - taken : 0;
+  const std::size_t width =
+      std::clamp(room, kShortest, std::clamp<std::size_t>(look.columns / 3, kShortest, 40));
   const auto eighths = static_cast<std::size_t>(fraction * static_cast<double>(8 * width));
   std::string bar = repeated(look.unicode ? "█" : "#", eighths / 8);
   if (look.unicode) bar += kEighths[eighths % 8];

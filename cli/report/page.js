@@ -42,8 +42,10 @@
     marks.on("mousemove click", (mark) => showTip(text(mark))).on("mouseleave", () => { tip.hidden = true; });
   }
 
-  function legend(id, entries) {
-    d3.select("#" + id).selectAll("span").data(entries).enter().append("span")
+  // Of the kinds that the picture shows.
+  function legend(id, picture, entries) {
+    const shown = entries.filter((entry) => document.querySelector(`#${picture} .mark.${entry[0]}`));
+    d3.select("#" + id).html("").selectAll("span").data(shown).enter().append("span")
       .html((entry) => `<i class="${entry[0]}"></i>`).append("span").text((entry) => entry[1]);
   }
 
@@ -68,7 +70,7 @@
       { name: "host", parts: [["gather", "host gather", s.gather_seconds]] },
       { name: "device", parts: [["kernel", "device gather", s.kernel_seconds]] },
       { name: "feed", parts: [["wait", "waits for a free slot", s.slot_wait_seconds]] },
-    ];
+    ].filter((row) => row.name === "consumer" || d3.sum(row.parts, (part) => part[2]) > 0);
     const total = Math.max(s.seconds, ...rows.map((row) => d3.sum(row.parts, (part) => part[2])));
     if (!(total > 0)) return hide("shares-section");
     const { svg, width, height } = canvas("shares", rows.length * 30 + 30);
@@ -86,6 +88,9 @@
         .attr("width", (part) => Math.max(1, x(part.begin + part.seconds) - x(part.begin))).attr("height", 24);
       explain(marks, (part) => `${part.name}\n${formatSeconds(part.seconds)}, ${formatPercent(part.seconds / s.seconds)} of the whole time`);
     });
+    legend("shares-legend", "shares", [["compute", "consumer computes"], ["exposed", "waits for the transfer"],
+      ["late", "waits for something else"], ["transfer", "transfer"], ["gather", "host gather"],
+      ["kernel", "device gather"], ["wait", "no free slot"]]);
   }
 
   // Bars that overlap get lines of their own.
@@ -157,6 +162,10 @@
         .attr("width", (bar) => Math.max(1, x(bar.end) - x(bar.begin))).attr("height", height - 1);
       explain(marks, describeBar);
     });
+    legend("timeline-legend", "timeline", [["gather", "host gather"], ["transfer", "transfer"],
+      ["stall", "consumer waits"], ["compute", "consumer computes"]]);
+    const first = all[from];
+    document.getElementById("window-text").textContent = `epoch ${first.epoch + 1}, batch ${first.batch} and after`;
   }
 
   // Rates over at least a hundredth of the run, so that single batches do not make noise of it.
@@ -166,7 +175,7 @@
     let from = marks[0];
     for (const mark of marks.slice(1)) {
       const seconds = mark.seconds - from.seconds;
-      if (seconds <= 0 || (seconds < step && mark !== marks[marks.length - 1])) continue;
+      if (seconds <= 0 || seconds < step) continue;
       rates.push({ begin: from.seconds, seconds: mark.seconds, rate: (mark.samples - from.samples) / seconds,
                    bytes: (mark.bytes - from.bytes) / seconds });
       from = mark;
@@ -206,11 +215,6 @@
     drawRate();
   }
 
-  legend("shares-legend", [["compute", "consumer computes"], ["exposed", "waits for the transfer"],
-    ["late", "waits for something else"], ["transfer", "transfer"], ["gather", "host gather"],
-    ["kernel", "device gather"], ["wait", "no free slot"]]);
-  legend("timeline-legend", [["gather", "host gather"], ["transfer", "transfer"], ["stall", "consumer waits"],
-    ["compute", "consumer computes"]]);
   const slider = document.getElementById("window-start");
   const size = Number(document.getElementById("window-size").value);
   slider.max = Math.max(0, data.timeline.length - size);

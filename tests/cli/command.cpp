@@ -111,15 +111,28 @@ CommandResult Command::run(const std::vector<std::string>& arguments) const {
   return finish(start(arguments, environment, false), [](const std::string&) {});
 }
 
+namespace {
+
+CommandResult act_on(const Child& child, const std::string& text, const std::function<void()>& act) {
+  bool done = false;
+  return finish(child, [&](const std::string& errors) {
+    if (done || errors.find(text) == std::string::npos) return;
+    act();
+    done = true;
+  });
+}
+
+}  // namespace
+
 CommandResult Command::interrupt(const std::vector<std::string>& arguments, const std::string& text,
                                  int signal) const {
   const Child child = start(arguments, environment, false);
-  bool sent = false;
-  return finish(child, [&](const std::string& errors) {
-    if (sent || errors.find(text) == std::string::npos) return;
-    ::kill(child.process, signal);
-    sent = true;
-  });
+  return act_on(child, text, [&] { ::kill(child.process, signal); });
+}
+
+CommandResult Command::run_and(const std::vector<std::string>& arguments, const std::string& text,
+                               const std::function<void()>& act) const {
+  return act_on(start(arguments, environment, false), text, act);
 }
 
 CommandResult Command::run_on_terminal(const std::vector<std::string>& arguments) const {

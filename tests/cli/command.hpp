@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ class Command {
   /// As run, but sends `signal` once standard error holds `text`.
   [[nodiscard]] CommandResult interrupt(const std::vector<std::string>& arguments, const std::string& text,
                                         int signal) const;
+  /// As run, but calls `act` once standard error holds `text`.
+  [[nodiscard]] CommandResult run_and(const std::vector<std::string>& arguments, const std::string& text,
+                                      const std::function<void()>& act) const;
   /// Standard error is a terminal; what it shows is in `errors`.
   [[nodiscard]] CommandResult run_on_terminal(const std::vector<std::string>& arguments) const;
 

@@ -1,0 +1,326 @@
+#include "cli/command.hpp"
+#include "cli/datasets.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <sstream>
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::AllOf;
+using testing::Command;
+using testing::CommandResult;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::random_values;
+using ::testing::StartsWith;
+
+using Arguments = std::vector<std::string>;
+
+constexpr std::size_t kSamples = 100;
+constexpr std::size_t kPixels = 3 * 5 * 7;
+
+std::string read_text(const fs::path& file) {
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+/// A home with a dataset of two .npy files in it.
+class Feed : public ::testing::Test {
+ protected:
+  Feed() {
+    testing::write_npy(images, "|u1", {kSamples, 3, 5, 7},
+                       random_values<std::uint8_t>(kSamples * kPixels, 1, 255));
+    testing::write_npy(labels, "<i8", {kSamples}, random_values<std::int64_t>(kSamples, 2, 9));
+  }
+
+  [[nodiscard]] Arguments feed(const Arguments& more, const std::string& device = "host") const {
+    Arguments arguments{"feed", images.string(), labels.string(), "--device", device};
+    if (std::find(more.begin(), more.end(), "--batch") == more.end()) {
+      arguments.insert(arguments.end(), {"--batch", "32"});
+    }
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+
+  /// The account of a feed that ends well.
+  [[nodiscard]] json account(Arguments more, const std::string& device = "host") const {
+    more.insert(more.end(), {"--json", "-"});
+    const CommandResult result = command.run(feed(more, device));
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.status == 0 ? json::parse(result.output) : json{};
+  }
+
+  void expect_complaint(const Arguments& more, int status, const std::string& words,
+                        const std::string& device = "host") const {
+    const CommandResult result = command.run(feed(more, device));
+    EXPECT_EQ(result.status, status) << result.errors;
+    EXPECT_THAT(result.errors, AllOf(StartsWith("penstock: "), HasSubstr(words)));
+    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+    EXPECT_EQ(result.output, "");
+  }
+
+  Command command;
+  const fs::path images = command.home() / "images.npy";
+  const fs::path labels = command.home() / "labels.npy";
+};
+
+TEST_F(Feed, CountsAndVerifiesEveryByte) {
+  for (const char* device : {"host", "host:late=1"}) {
+    const json value =
+        account({"--epochs", "3", "--shuffle", "--seed", "7", "--to", "float32", "--verify"}, device);
+    EXPECT_EQ(value["samples"], 300);
+    EXPECT_EQ(value["batches"], 12);
+    EXPECT_EQ(value["bytes"], 300 * (kPixels * 4 + 8));
+    EXPECT_EQ(value["link_bytes"], 300 * (kPixels + 1)) << "pixels as stored, labels in one byte each";
+    EXPECT_EQ(value["verified"], true);
+    EXPECT_EQ(value["compared"]["bytes"], value["bytes"]);
+    EXPECT_EQ(value["compared"]["batches"], 12);
+    EXPECT_EQ(value["interrupted"], false);
+    EXPECT_TRUE(value["error"].is_null());
+    EXPECT_EQ(value["device"]["spec"], device);
+    EXPECT_EQ(value["options"]["seed"], 7);
+    EXPECT_GT(value["seconds"], 0.0);
+    EXPECT_GT(value["samples_per_second"], 0.0);
+    EXPECT_GT(value["link_gbps"], 0.0);
+    for (const char* name : {"link_efficiency", "stall_seconds", "exposed_transfer_seconds", "gather_seconds",
+                             "transfer_seconds", "compute_seconds", "mean_ready", "ring_bytes"}) {
+      EXPECT_TRUE(value[name].is_number()) << name;
+    }
+    EXPECT_THAT((std::vector<std::string>{"consumer", "link", "gather", "device", "batches"}),
+                ::testing::Contains(value["limited_by"].get<std::string>()));
+    ASSERT_EQ(value["epochs"].size(), 3u);
+    for (const json& epoch : value["epochs"]) {
+      EXPECT_EQ(epoch["samples"], 100);
+      EXPECT_EQ(epoch["complete"], true);
+    }
+  }
+}
+
+TEST_F(Feed, DoesNotCallVerifiedWhatWasNotCompared) {
+  const json value = account({"--step-ms", "5"});
+  EXPECT_EQ(value["samples"], 100);
+  EXPECT_EQ(value["timed_batches"], value["batches"]) << "the account waits for the last step";
+  EXPECT_GT(value["compute_seconds"], 0.019) << "four steps";
+  EXPECT_EQ(value["verified"], false);
+  EXPECT_EQ(value["compared"]["bytes"], 0);
+}
+
+TEST_F(Feed, EveryWayOfFeedingBringsTheSameBytes) {
+  for (const char* gather : {"automatic", "host", "zero-copy"}) {
+    for (const char* residency : {"none", "all", "auto", "0.25"}) {
+      const json value = account({"--gather", gather, "--residency", residency, "--shuffle", "--verify",
+                                  "--to", "images=bfloat16", "--scale", "0.5,2,0.1", "--shift", "images=-3",
+                                  "--epochs", "2", "--prefetch", "3", "--threads", "2"},
+                                 "host:late=1");
+      EXPECT_EQ(value["verified"], true) << gather << " " << residency;
+      EXPECT_EQ(value["samples"], 200);
+      EXPECT_EQ(value["resident_bytes"].get<std::size_t>() > 0, residency != std::string("none"))
+          << residency;
+    }
+  }
+  EXPECT_EQ(account({"--no-narrow", "--verify"})["link_bytes"], 100 * (kPixels + 8));
+  EXPECT_EQ(account({"--load-limit", "1", "--gather", "host", "--verify"})["verified"], true);
+}
+
+TEST_F(Feed, FeedsTheFakeDriversDevice) {
+  command.environment.back() = std::string("PENSTOCK_LIBCUDA=") + PENSTOCK_FAKE_DRIVER;
+  const json value =
+      account({"--shuffle", "--to", "float16", "--verify", "--epochs", "2", "--step-ms", "0.01"}, "cuda:1");
+  EXPECT_EQ(value["device"]["spec"], "cuda:1");
+  EXPECT_EQ(value["verified"], true);
+  EXPECT_EQ(value["samples"], 200);
+}
+
+TEST_F(Feed, TakesItsShareOfTheDataset) {
+  EXPECT_EQ(account({"--rank", "1", "--world-size", "3", "--verify"})["samples"], 34);
+  EXPECT_EQ(account({"--rank", "2", "--world-size", "3", "--drop-last"})["samples"], 32);
+  EXPECT_EQ(account({"--batch", "1000", "--verify"})["batches"], 1);
+}
+
+TEST_F(Feed, FindsADatasetByItsName) {
+  const fs::path folder = command.home() / "sets" / "digits";
+  fs::create_directories(folder);
+  testing::write_idx(folder / "train-images-idx3-ubyte", {40, 4, 6},
+                     random_values<std::uint8_t>(960, 3, 255));
+  testing::write_idx(folder / "train-labels-idx1-ubyte", {40}, random_values<std::uint8_t>(40, 4, 9));
+  testing::write_idx(folder / "t10k-images-idx3-ubyte", {8, 4, 6}, random_values<std::uint8_t>(192, 5, 255));
+  testing::write_idx(folder / "t10k-labels-idx1-ubyte", {8}, random_values<std::uint8_t>(8, 6, 9));
+  const auto samples = [&](const Arguments& more) {
+    Arguments arguments{"feed", "digits", "--device", "host", "--verify", "--json", "-"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandResult result = command.run(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.status == 0 ? json::parse(result.output)["samples"].get<int>() : -1;
+  };
+  EXPECT_EQ(samples({"--search", folder.parent_path().string()}), 40);
+  EXPECT_EQ(samples({"--split", "test", "--search", "/nowhere", "--search", folder.string()}), 8);
+  command.environment.push_back("PENSTOCK_DATA=/nowhere:" + folder.parent_path().string());
+  EXPECT_EQ(samples({}), 40);
+}
+
+TEST_F(Feed, PrintsThePlanAndTheAccount) {
+  const fs::path report = command.home() / "report.html";
+  const CommandResult result =
+      command.run(feed({"--epochs", "2", "--to", "float32", "--verify", "--report", report.string()}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, StartsWith("100 samples, "));
+  for (const char* words : {"images: uint8 3x5x7", "labels: ", "penstock link --device host", "\nepoch ",
+                            "Verified: all 85600 bytes of 8 batches", "limits"}) {
+    EXPECT_THAT(result.output, HasSubstr(words));
+  }
+  EXPECT_THAT(result.output, EndsWith("The report is in " + report.string() + ".\n"));
+  EXPECT_EQ(result.errors, "  0 % epoch 1 of 2\n 50 % epoch 2 of 2\n") << "a bar is for terminals";
+}
+
+TEST_F(Feed, ShowsABarOnATerminal) {
+  const CommandResult result = command.run_on_terminal(feed({"--epochs", "40", "--step-ms", "2"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("\r["), HasSubstr("/40, "), HasSubstr(" samples/s, "),
+                                   HasSubstr(" left"), EndsWith("\r\033[K")));
+}
+
+TEST_F(Feed, GoesByTheStoredProfile) {
+  ASSERT_EQ(command.run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2"})
+                .status,
+            0);
+  EXPECT_THAT(command.run(feed({})).output, Not(HasSubstr("penstock link --device")));
+  const json value = account({});
+  EXPECT_EQ(value["profile_measured"], true);
+  EXPECT_GT(value["link_ceiling"], 0.0);
+  EXPECT_GT(value["link_efficiency"], 0.0);
+}
+
+TEST_F(Feed, EndsCleanlyWhenInterrupted) {
+  const fs::path json_file = command.home() / "out.json";
+  const fs::path report = command.home() / "report.html";
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const CommandResult result = command.interrupt(
+        feed({"--epochs", "1000000", "--verify", "--json", json_file.string(), "--report", report.string()}),
+        "epoch 3 of", signal);
+    EXPECT_EQ(result.status, 130) << result.errors;
+    EXPECT_THAT(result.errors, EndsWith("penstock: interrupted; the account ends there\n"));
+    EXPECT_THAT(result.output, AllOf(HasSubstr("Verified: all "), HasSubstr("The report is in ")));
+    const json value = json::parse(read_text(json_file));
+    EXPECT_EQ(value["interrupted"], true);
+    EXPECT_EQ(value["verified"], true) << "of what was given out";
+    EXPECT_GE(value["samples"], 200);
+    EXPECT_LT(value["samples"], 100000000);
+    EXPECT_THAT(read_text(report), AllOf(HasSubstr("Interrupted"), HasSubstr("</html>")));
+  }
+}
+
+TEST_F(Feed, TellsOfAFailureInMidFeed) {
+  const fs::path json_file = command.home() / "out.json";
+  const CommandResult result = command.run_and(feed({"--epochs", "1000000", "--load-limit", "1", "--gather",
+                                                     "host", "--verify", "--json", json_file.string()}),
+                                               "epoch 3 of", [&] { fs::resize_file(images, 1000); });
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.errors, HasSubstr("\npenstock: "));
+  EXPECT_THAT(result.errors, HasSubstr(images.string()));
+  const json value = json::parse(read_text(json_file));
+  EXPECT_THAT(value["error"].get<std::string>(), HasSubstr(images.string()));
+  EXPECT_EQ(value["verified"], false);
+  EXPECT_GE(value["samples"], 200);
+}
+
+std::size_t count_of(const std::string& text, const std::string& words) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
+  return count;
+}
+
+TEST_F(Feed, WritesAReportThatLoadsNothing) {
+  const fs::path library = command.home() / "d3.js";
+  std::ofstream(library) << "const d3 = 'the chart library'; /* {{data}} */\n";
+  command.environment.push_back("PENSTOCK_D3=/nowhere/d3.js:" + library.string());
+  const fs::path report = command.home() / "report.html";
+  const fs::path odd = command.home() / "<b>&odd.npy";
+  fs::copy_file(labels, odd);
+  const CommandResult result = command.run(
+      feed({odd.string(), "--epochs", "2", "--to", "float32", "--verify", "--report", report.string()}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const std::string page = read_text(report);
+  EXPECT_THAT(page, StartsWith("<!DOCTYPE html>"));
+  for (const char* loader :
+       {"src=", "href=", "<link", "@import", "url(", "fetch(", "XMLHttpRequest", "<b>&"}) {
+    EXPECT_THAT(page, Not(HasSubstr(loader)));
+  }
+  for (const char* words : {"const d3 = 'the chart library'; /* {{data}} */", "&lt;b&gt;&amp;odd",
+                            "Where the time went", "drawTimeline", "Verified: all"}) {
+    EXPECT_THAT(page, HasSubstr(words));
+  }
+  EXPECT_EQ(count_of(page, "<script"), 3u);
+  EXPECT_EQ(count_of(page, "</script>"), 3u);
+  EXPECT_EQ(count_of(page, "{{"), 1u) << "the library's own";
+  const std::string start = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t begin = page.find(start) + start.size();
+  const json data = json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  EXPECT_EQ(data["timeline"].size(), 8u);
+  EXPECT_EQ(data["epochs"].size(), 2u);
+  EXPECT_EQ(data["marks"].back()["samples"], 200);
+}
+
+TEST_F(Feed, WritesAReportWithoutPicturesWhereThereIsNoChartLibrary) {
+  command.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
+  const fs::path report = command.home() / "report.html";
+  const CommandResult result = command.run(feed({"--report", report.string()}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("node-d3"));
+  const std::string page = read_text(report);
+  EXPECT_EQ(count_of(page, "<script"), 1u) << "the data alone";
+  EXPECT_THAT(page,
+              AllOf(HasSubstr("node-d3"), HasSubstr(".picture { display: none; }"), HasSubstr("</html>")));
+}
+
+TEST_F(Feed, RefusesWrongUseWithOneLineAndStatusTwo) {
+  expect_complaint({"--epochs", "0"}, 2, "--epochs");
+  expect_complaint({"--batch", "0"}, 2, "--batch");
+  expect_complaint({"--prefetch", "65"}, 2, "--prefetch");
+  expect_complaint({"--step-ms", "-1"}, 2, "--step-ms");
+  expect_complaint({"--budget", "much"}, 2, "not a size");
+  expect_complaint({"--to", "abacus"}, 2, "abacus");
+  expect_complaint({"--to", "pictures=float32"}, 2, "pictures");
+  expect_complaint({"--scale", "0.5"}, 2, "--to");
+  expect_complaint({"--to", "float32", "--scale", "1,2"}, 2, "2");
+  expect_complaint({"--rank", "2", "--world-size", "2"}, 2, "--world-size 2");
+  expect_complaint({"--residency", "most"}, 2, "most");
+  expect_complaint({"--gather", "pigeon"}, 2, "pigeon");
+  expect_complaint({"--drop-last", "--batch", "101"}, 2, "101");
+  const CommandResult none = command.run({"feed"});
+  EXPECT_EQ(none.status, 2);
+  EXPECT_THAT(none.errors, HasSubstr("SOURCES"));
+}
+
+TEST_F(Feed, ReportsWhatCannotBeReadOrWritten) {
+  const fs::path broken = command.home() / "broken.npy";
+  std::ofstream(broken) << read_text(images).substr(0, 2000);
+  expect_complaint({broken.string()}, 1, broken.string());
+  expect_complaint({"/nowhere/x.npy"}, 1, "/nowhere/x.npy");
+  expect_complaint({"no-such-dataset"}, 1, "no-such-dataset");
+  expect_complaint({"--report", "/nowhere/report.html"}, 1, "/nowhere/report.html");
+  expect_complaint({"--json", "/nowhere/out.json"}, 1, "/nowhere/out.json");
+  testing::write_npy(broken, "|u1", {3}, std::vector<std::uint8_t>(3));
+  expect_complaint({broken.string()}, 1, "broken");
+}
+
+TEST_F(Feed, ReportsWhatDoesNotFit) {
+  expect_complaint({"--residency", "all", "--budget", "4KiB"}, 1, "KiB");
+  expect_complaint({}, 1, "KiB", "host:memory=4KiB");
+  expect_complaint({}, 1, "libcuda", "cuda:0");
+}
+
+}  // namespace
+}  // namespace penstock
