@@ -32,9 +32,9 @@ def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2) -
     loop early leaves batches that it has produced unused. Iterate within one stream context: the memory of a batch is
     of the stream that was current when it was sent.
 
-    `device`: "auto", "cuda", "cuda:1", "host", or a torch.device. `prefetch_depth`: 0 and up. Raises InvalidArgument for
-    others, and DeviceError in a DataLoader's worker process. Exceptions of the loader reach the loop unchanged, after
-    the batches before them.
+    `device`: "auto", "cuda", "cuda:1", "host", or a torch.device. `prefetch_depth`: 0 and up. Raises InvalidArgument
+    for others, and DeviceError in a DataLoader's worker process. Exceptions of the loader reach the loop unchanged,
+    after the batches before them.
     """
     return Feed(loader, device, prefetch_depth)
 
@@ -44,9 +44,7 @@ class Feed:
 
     def __init__(self, loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2):
         if isinstance(prefetch_depth, bool) or not isinstance(prefetch_depth, int) or prefetch_depth < 0:
-            raise InvalidArgument(
-                f"prefetch_depth is a number of batches, 0 or more, not {prefetch_depth!r}."
-            )
+            raise InvalidArgument(f"prefetch_depth is a number of batches, 0 or more, not {prefetch_depth!r}.")
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"penstock.feed takes an iterable of batches, not {type(loader).__name__}.")
         self.loader = loader
@@ -153,13 +151,9 @@ class FeedStatistics:
     loader_seconds: float = 0.0  #: waiting for the wrapped loader
     send_seconds: float = 0.0  #: taking batches apart, packing and enqueuing them
     land_seconds: float = 0.0  #: handing batches out; on the host device this holds the wait for them
-    timeline: collections.deque = field(
-        default_factory=lambda: collections.deque(maxlen=_TIMELINE_LENGTH), repr=False
-    )
+    timeline: collections.deque = field(default_factory=lambda: collections.deque(maxlen=_TIMELINE_LENGTH), repr=False)
 
-    def _add(
-        self, flight: Any, asked: float, fetched: float, sent: float, taken: float, landed: float
-    ) -> None:
+    def _add(self, flight: Any, asked: float, fetched: float, sent: float, taken: float, landed: float) -> None:
         self.batches += 1
         self.arrays += flight.arrays
         self.bytes += flight.bytes
@@ -188,9 +182,7 @@ class FeedStatistics:
         return "\n".join(f"{name:<24}{value}" for name, value in self._rows())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in self._rows()
-        )
+        rows = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in self._rows())
         return f"<table>{rows}</table>"
 
     def plot(self, axes: Any = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import copy
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -13,9 +14,7 @@ from typing import Any
 _registered: dict[type, tuple[Callable, Callable]] = {}
 
 
-def register_batch_type(
-    batch_type: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]
-) -> None:
+def register_batch_type(batch_type: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]) -> None:
     """Teach `feed`, `to_device` and `to_host` a type of batch.
 
     `flatten(batch)` gives its arrays in any nest of lists, tuples and dicts; `unflatten(batch, nest)` gives a new
@@ -42,7 +41,7 @@ class Expander:
         for base in type(value).__mro__:
             if base in _registered:
                 flatten, unflatten = _registered[base]
-                return flatten(value), lambda nest: unflatten(value, nest)
+                return flatten(value), functools.partial(unflatten, value)
         if isinstance(value, str | bytes | bytearray | int | float | complex):
             return value, None
         torch = sys.modules.get("torch")
@@ -71,6 +70,8 @@ class Expander:
             return value.contiguous(), _same
         if plain and value.device.type == "cuda" and self.target == "cpu" and not expanded:
             return value.detach().resolve_conj().resolve_neg().contiguous(), _same
+        if value.is_meta:
+            return "a meta tensor has no data to send."
         # What only PyTorch knows to copy: sparse, quantised, subclasses, those in an autograd graph.
         return value.to(self.target, non_blocking=self.target != "cpu"), None
 
@@ -108,8 +109,7 @@ def _pin(value: Any, target: str) -> Any:
     except (TypeError, ValueError):
         parameters = ()
     by_name = any(
-        p.kind is p.VAR_KEYWORD or (p.name == "device" and p.kind is not p.POSITIONAL_ONLY)
-        for p in parameters
+        p.kind is p.VAR_KEYWORD or (p.name == "device" and p.kind is not p.POSITIONAL_ONLY) for p in parameters
     )
     by_position = any(p.name == "device" and p.kind is p.POSITIONAL_ONLY for p in parameters)
     try:
@@ -140,9 +140,7 @@ def _array(value: Any, numpy: Any, expanded: bool) -> Any:
         return "a masked array would lose its mask. Send `.data` and `.mask` as two arrays."
     if expanded or value.dtype.kind not in "biufc":
         return f"arrays of dtype {value.dtype} cannot be sent. View or convert it to a number or bool type."
-    return numpy.ascontiguousarray(value, value.dtype.newbyteorder("=")).view(numpy.ndarray).reshape(
-        value.shape
-    ), _same
+    return numpy.ascontiguousarray(value, value.dtype.newbyteorder("=")).view(numpy.ndarray).reshape(value.shape), _same
 
 
 def _container(value: Any) -> Any:

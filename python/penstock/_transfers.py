@@ -42,6 +42,4 @@ def to_host(tree: Any) -> Any:
     The structure stays. PyTorch tensors become PyTorch tensors on the CPU, other arrays NumPy arrays; what is on the
     host already is left as it is. Raises as `to_device` does.
     """
-    return _core.fetch(
-        tree, Expander("cpu", pin=False), host_engines(), lambda index: engine_for(f"cuda:{index}")
-    )
+    return _core.fetch(tree, Expander("cpu", pin=False), host_engines(), lambda index: engine_for(f"cuda:{index}"))

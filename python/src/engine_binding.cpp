@@ -69,7 +69,7 @@ void bind_engine(nb::module_& module) {
              return std::make_shared<Engine>(spec, cache_directory);
            }),
            nb::arg("spec"), nb::arg("cache_directory") = nb::none())
-      .def("send", &Engine::send, nb::arg("tree"), nb::arg("expand"))
+      .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"))
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Transfers that nobody asks for and that are not done.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
@@ -78,7 +78,7 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("profile_note", &Engine::profile_note,
                    "Why the device's measured profile is not used; empty where it is.");
 
-  module.def("fetch", &fetch, nb::arg("tree"), nb::arg("expand"), nb::arg("host_engines"),
+  module.def("fetch", &fetch, nb::arg("tree").none(), nb::arg("expand"), nb::arg("host_engines"),
              nb::arg("cuda_engine"));
   module.def("use_exchange_api", &Torch::use_exchange_api, nb::arg("use"));
 }

@@ -1,0 +1,31 @@
+"""What several tests use."""
+
+import collections.abc
+
+import numpy as np
+
+import penstock
+
+
+def same(a, b) -> bool:
+    """Same structure, types, dtypes, shapes and bytes, wherever the arrays lie."""
+    import torch
+
+    a, b = penstock.to_host(a), penstock.to_host(b)
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        a, b = torch.as_tensor(a), torch.as_tensor(b)
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, collections.abc.Mapping):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def place(device: str) -> str:
+    """What PyTorch calls the device."""
+    return device if device.startswith("cuda") else "cpu"

@@ -1,0 +1,446 @@
+import collections
+import copy
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import penstock
+from support import place, same
+
+
+def batches_of(count, random, size=100):
+    return [
+        {"x": torch.from_numpy(random.random(size)), "y": torch.from_numpy(random.integers(0, 9, size)), "n": i}
+        for i in range(count)
+    ]
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        return np.full((3, 8), index, dtype=np.float32), index * index
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 7, 100])
+def test_batches_come_in_order_with_their_bytes(device, random, depth):
+    batches = batches_of(23, random)
+    got = 0
+    for batch, expected in zip(penstock.feed(batches, device, prefetch_depth=depth), batches, strict=True):
+        assert same(batch, expected)
+        got += 1
+    assert got == 23
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_around_a_dataloader(device, workers):
+    loader = DataLoader(Squares(), batch_size=8, num_workers=workers)
+    fed = penstock.feed(loader, device=device)
+    assert len(fed) == len(loader) == 7
+    assert fed.batch_size == 8 and fed.dataset is loader.dataset
+    for _ in range(2):
+        for (x, y), (a, b) in zip(fed, loader, strict=True):
+            assert same(x, a) and same(y, b)
+            assert x.device.type == torch.device(place(device)).type
+
+
+def test_persistent_spawned_workers_open_no_device():
+    loader = DataLoader(
+        Squares(), batch_size=10, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
+    )
+    fed = penstock.feed(loader, device="host:late=1")
+    assert same(list(fed), list(loader))
+
+
+def test_kept_batches_stay_valid(device, random):
+    batches = batches_of(40, random)
+    kept = list(penstock.feed(batches, device))
+    gc.collect()
+    assert same(kept, batches)
+
+
+def test_large_and_small_batches_in_turn(device, random):
+    batches = [
+        [torch.from_numpy(random.integers(0, 256, n, dtype=np.uint8)) for n in sizes]
+        for sizes in ([10], [3 << 20, 7], [], [0, 0], [1 << 20] * 3, [5, 6, 7, 300_000])
+    ]
+    assert same(list(penstock.feed(batches, device)), batches)
+
+
+def test_structure_may_change_from_step_to_step(device):
+    batches = [torch.ones(3), {"a": torch.ones(2)}, (), None, "text", [torch.ones(1), [torch.ones(4)]], 7]
+    assert same(list(penstock.feed(batches, device)), batches)
+
+
+def test_the_last_batch_is_smaller(device):
+    loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
+    assert [len(x) for (x,) in penstock.feed(loader, device)] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_no_more_than_the_depth_is_asked_ahead(device, depth):
+    asked = 0
+
+    def endless():
+        nonlocal asked
+        while True:
+            asked += 1
+            yield torch.full((1000,), float(asked))
+
+    for step, batch in enumerate(penstock.feed(endless(), device, prefetch_depth=depth), 1):
+        assert asked == step + depth
+        assert same(batch, torch.full((1000,), float(step)))
+        if step == 10:
+            break
+
+
+def test_leaving_early_closes_the_iterator(device):
+    closed = []
+
+    def source():
+        try:
+            for i in range(100):
+                yield torch.full((400_000,), float(i))
+        finally:
+            closed.append(True)
+
+    iterator = iter(penstock.feed(source(), device))
+    kept = next(iterator)
+    iterator.close()
+    del iterator
+    gc.collect()
+    assert closed == [True]
+    assert same(kept, torch.full((400_000,), 0.0))
+    assert same(list(penstock.feed([kept + 1], device)), [kept + 1])
+
+
+def test_batches_are_let_go(device):
+    class Batch(list):
+        pass
+
+    references = []
+
+    def source():
+        for i in range(20):
+            batch = Batch([torch.full((300_000,), float(i))])
+            references.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    for _ in penstock.feed(source(), device):
+        assert sum(reference() is not None for reference in references) <= 2 + 3
+    gc.collect()
+    assert all(reference() is None for reference in references)
+
+
+class Broken(Exception):
+    pass
+
+
+def test_exceptions_keep_type_traceback_and_place(device):
+    def source():
+        yield torch.ones(2)
+        yield torch.ones(3)
+        raise Broken("sample 17 is bad")
+
+    got = []
+    with pytest.raises(Broken, match="sample 17 is bad") as caught:
+        for batch in penstock.feed(source(), device, prefetch_depth=5):
+            got.append(batch)
+    assert same(got, [torch.ones(2), torch.ones(3)])
+    assert any(entry.name == "source" for entry in caught.traceback)
+
+
+def test_exceptions_of_dataset_in_a_worker_process():
+    class Bad(Squares):
+        def __getitem__(self, index):
+            if index == 17:
+                raise Broken("sample 17 is bad")
+            return super().__getitem__(index)
+
+    with pytest.raises(Broken, match="sample 17 is bad"):
+        list(penstock.feed(DataLoader(Bad(), batch_size=5, num_workers=1), "host"))
+
+
+def test_a_batch_that_cannot_be_sent_comes_after_those_before_it(device):
+    got = []
+    with pytest.raises(TypeError, match="Python objects"):
+        for batch in penstock.feed([torch.ones(1), np.array([None])], device):
+            got.append(batch)
+    assert len(got) == 1
+
+
+def test_keyboard_interrupt_is_not_put_off(device):
+    def source():
+        yield torch.ones(1)
+        raise KeyboardInterrupt
+
+    got = []
+    with pytest.raises(KeyboardInterrupt):
+        for batch in penstock.feed(source(), device, prefetch_depth=2):
+            got.append(batch)
+    assert not got
+
+
+def test_two_feeds_at_once_and_on_two_devices(random):
+    a, b = batches_of(10, random), batches_of(10, random)
+    for x, y, p, q in zip(penstock.feed(a, "host"), penstock.feed(b, "host:late=1"), a, b, strict=True):
+        assert same(x, p) and same(y, q)
+
+
+def test_two_threads(device, random):
+    wrong = []
+
+    def work(seed):
+        batches = batches_of(20, np.random.default_rng(seed), size=2000)
+        if not same(list(penstock.feed(batches, device)), batches):
+            wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+class Pinnable:
+    """A batch as PyTorch documents it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.calls = []
+
+    def pin_memory(self):
+        self.calls.append("pin")
+        return self
+
+    def to(self, device, non_blocking=False):
+        self.calls.append(("to", str(device), non_blocking))
+        self.tensor = self.tensor.to(device)
+        return self
+
+
+def test_own_pin_memory_and_to_are_called(device):
+    (batch,) = penstock.feed([Pinnable(torch.ones(3))], device)
+    assert type(batch) is Pinnable
+    assert batch.calls == ["pin", ("to", place(device), True)]
+
+
+def test_pin_memory_goes_before_what_a_container_is(device):
+    class Batch(dict):
+        def pin_memory(self):
+            self["pinned"] = True
+            return self
+
+    (batch,) = penstock.feed([Batch(a=1)], device)
+    assert type(batch) is Batch and batch["pinned"]
+
+
+@pytest.mark.parametrize("kind", ["keyword", "positional", "any"])
+def test_pin_memory_gets_the_device_where_it_takes_one(device, kind):
+    got = []
+
+    class Keyword:
+        def pin_memory(self, device=None):
+            got.append(device)
+            return self
+
+    class Positional:
+        def pin_memory(self, device, /):
+            got.append(device)
+            return self
+
+    class Any:
+        def pin_memory(self, **options):
+            got.append(options["device"])
+            return self
+
+    batch = {"keyword": Keyword, "positional": Positional, "any": Any}[kind]()
+    assert list(penstock.feed([batch], device)) == [batch]
+    assert got == [place(device)]
+
+
+def test_pin_memory_that_returns_none_is_explained(device):
+    class Forgetful:
+        def pin_memory(self):
+            pass
+
+    with pytest.raises(TypeError, match=r"Forgetful\.pin_memory\(\) returned None.*return self"):
+        list(penstock.feed([Forgetful()], device))
+
+
+def test_pin_memory_that_throws(device):
+    class Throwing:
+        def pin_memory(self):
+            raise Broken("mine")
+
+    with pytest.raises(Broken, match="mine"):
+        list(penstock.feed([Throwing()], device))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch can pin here")
+def test_pinning_is_left_out_where_pytorch_cannot_pin():
+    class Real(Pinnable):
+        def pin_memory(self):
+            self.tensor = self.tensor.pin_memory()
+            return self
+
+    (batch,) = penstock.feed([Real(torch.ones(3))], "host")
+    assert torch.equal(batch.tensor, torch.ones(3))
+
+
+def test_packed_sequences(device):
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    (got,) = penstock.feed([packed], device)
+    assert type(got) is type(packed)
+    assert torch.equal(got.data.cpu(), packed.data)
+
+
+class Graph:
+    def __init__(self, nodes, edges, name):
+        self.nodes, self.edges, self.name = nodes, edges, name
+
+
+class NamedGraph(Graph):
+    pass
+
+
+def test_registered_types(device, random):
+    def unflatten(old, nest):
+        new = copy.copy(old)
+        new.nodes, new.edges = nest
+        return new
+
+    penstock.register_batch_type(Graph, lambda graph: (graph.nodes, graph.edges), unflatten)
+    graph = NamedGraph(torch.from_numpy(random.random(5)), [torch.ones(2)], "mine")
+    (got,) = penstock.feed([{"graph": graph}], device)
+    got = got["graph"]
+    assert type(got) is NamedGraph and got.name == "mine"
+    assert same(got.nodes, graph.nodes) and same(got.edges, graph.edges)
+    assert got.nodes is not graph.nodes
+    with pytest.raises(TypeError, match="takes a type"):
+        penstock.register_batch_type("Graph", None, None)
+
+
+def test_pinned_batches_of_a_dataloader(device):
+    loader = DataLoader(Squares(), batch_size=8, pin_memory=torch.cuda.is_available())
+    assert same(list(penstock.feed(loader, device)), list(DataLoader(Squares(), batch_size=8)))
+
+
+def test_set_epoch_reaches_the_sampler_that_takes_it():
+    class Sampler:
+        epoch = -1
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter(range(4))
+
+        def __len__(self):
+            return 4
+
+    sampler = Sampler()
+    loader = DataLoader(Squares(), batch_size=2, sampler=sampler)
+    penstock.feed(loader, "host").set_epoch(3)
+    assert sampler.epoch == 3
+    batched = DataLoader(Squares(), batch_sampler=torch.utils.data.BatchSampler(sampler, 2, False))
+    penstock.feed(batched, "host").set_epoch(4)
+    assert sampler.epoch == 4
+    own = Sampler()
+    penstock.feed(own, "host").set_epoch(5)
+    assert own.epoch == 5
+    with pytest.raises(AttributeError, match="set_epoch"):
+        penstock.feed([1], "host").set_epoch(1)
+
+
+def test_state_is_of_the_batch_that_was_handed_out(device):
+    class Stateful:
+        def __init__(self):
+            self.position = 0
+
+        def __iter__(self):
+            while self.position < 10:
+                self.position += 1
+                yield torch.tensor(self.position)
+
+        def state_dict(self):
+            return {"position": self.position}
+
+        def load_state_dict(self, state):
+            self.position = state["position"]
+
+    fed = penstock.feed(Stateful(), device, prefetch_depth=4)
+    iterator = iter(fed)
+    assert [int(next(iterator)) for _ in range(3)] == [1, 2, 3]
+    state = fed.state_dict()
+    assert state == {"position": 3}
+    resumed = penstock.feed(Stateful(), device)
+    resumed.load_state_dict(state)
+    assert [int(x) for x in resumed] == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_feed_without_a_length_and_unknown_attributes():
+    fed = penstock.feed((i for i in range(3)), "host")
+    with pytest.raises(TypeError):
+        len(fed)
+    with pytest.raises(AttributeError, match="nonsense"):
+        fed.nonsense  # noqa: B018
+    assert not hasattr(fed, "state_dict_of_nobody")
+    assert copy.copy(fed).loader is fed.loader
+
+
+def test_under_tqdm(capsys):
+    from tqdm import tqdm
+
+    assert len([batch for batch in tqdm(penstock.feed([torch.ones(1)] * 5, "host"))]) == 5
+    assert "5/5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, "2", None, True])
+def test_wrong_depths(depth):
+    with pytest.raises(penstock.InvalidArgument, match="prefetch_depth"):
+        penstock.feed([], "host", prefetch_depth=depth)
+
+
+def test_wrong_loaders_and_devices_are_refused_at_once():
+    with pytest.raises(TypeError, match="iterable"):
+        penstock.feed(3, "host")
+    with pytest.raises(penstock.InvalidArgument):
+        penstock.feed([], "nonsense")
+
+
+class FedInWorker(IterableDataset):
+    def __iter__(self):
+        yield from penstock.feed([torch.ones(1)], "host")
+
+
+def test_use_in_a_worker_process_is_explained():
+    with pytest.raises(penstock.DeviceError, match="worker process of a DataLoader"):
+        list(DataLoader(FedInWorker(), num_workers=1))
+
+
+def test_statistics_count_what_was_done(device, random):
+    fed = penstock.feed([[torch.ones(10), torch.ones(6)]] * 5, device)
+    collections.deque(fed, maxlen=0)
+    statistics = fed.stats()
+    assert (statistics.batches, statistics.arrays, statistics.bytes) == (5, 10, 5 * 64)
+    assert statistics.loader_seconds > 0 and statistics.send_seconds > 0
+    assert "5, 2.0 arrays" in str(statistics)
+    assert "<table>" in statistics._repr_html_()
+    assert len(statistics.timeline) == 5
+
+
+def test_plot():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    fed = penstock.feed([torch.ones(10)] * 3, "host")
+    collections.deque(fed, maxlen=0)
+    assert len(fed.stats().plot().collections) == 3

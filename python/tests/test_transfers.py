@@ -1,0 +1,310 @@
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock import _core
+from support import place, same
+
+Point = collections.namedtuple("Point", "x y")
+
+TORCH_DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: object
+    label: object
+    note: str = "note"
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_tensors_of_every_dtype(device, dtype):
+    tensor = (torch.rand(5, 7) * 100).to(dtype)
+    sent = penstock.to_device(tensor, device)
+    assert type(sent) is torch.Tensor
+    assert sent.device.type == torch.device(place(device)).type
+    assert sent.data_ptr() != tensor.data_ptr()
+    assert same(sent, tensor)
+
+
+@pytest.mark.parametrize("dtype", ["?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d", "F", "D"])
+def test_numpy_arrays_of_every_dtype(device, random, dtype):
+    array = (random.random((3, 4)) * 100).astype(dtype)
+    if device.startswith("cuda") and dtype in "IQLH":
+        pytest.importorskip("torch", minversion="2.3")
+    sent = penstock.to_device(array, device)
+    assert same(sent, array)
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 1 << 10, (64 << 10) + 3, (256 << 10) + 1, 5 << 20])
+def test_sizes_across_all_paths(device, random, count):
+    arrays = [torch.from_numpy(random.integers(0, 256, count, dtype=np.uint8)) for _ in range(3)]
+    sent = penstock.to_device(arrays, device)
+    assert same(sent, arrays)
+    assert same(penstock.to_host(sent), arrays)
+
+
+def test_many_small_and_a_few_large_in_one_call(device, random):
+    tree = {i: torch.from_numpy(random.integers(0, 256, random.integers(0, 4000), dtype=np.uint8)) for i in range(500)}
+    tree["large"] = torch.from_numpy(random.integers(0, 256, 9 << 20, dtype=np.uint8))
+    assert same(penstock.to_device(tree, device), tree)
+
+
+def test_structure_comes_out_as_it_went_in(device, random):
+    a = torch.from_numpy(random.random(4))
+    tree = {
+        "dict": {"a": a, 3: a + 1},
+        "list": [a, [a, ()], (a, None, 2.5, True, b"bytes", "text", 1 + 2j)],
+        "point": Point(a, [a]),
+        "ordered": collections.OrderedDict(z=a, y=a),
+        "default": collections.defaultdict(list, k=a),
+        "user": collections.UserDict(k=a),
+        "empty": [{}, [], ()],
+        "size": torch.Size([1, 2]),
+        "range": range(3),
+        "strings": np.array(["a", "bc"]),
+        "scalar": np.float32(3),
+    }
+    sent = penstock.to_device(tree, device)
+    for key, value in tree.items():
+        assert type(sent[key]) is type(value)
+    assert same(sent["dict"], tree["dict"])
+    assert same(sent["list"], tree["list"])
+    assert same(sent["point"].y, [a])
+    assert list(sent["ordered"]) == ["z", "y"]
+    assert sent["default"].default_factory is list
+    assert same(sent["user"]["k"], a)
+    assert sent["empty"] == [{}, [], ()]
+    assert sent["size"] == torch.Size([1, 2])
+    assert sent["strings"] is tree["strings"]
+
+
+def test_dataclasses_keep_type_and_other_fields(device, random):
+    sample = Sample(torch.from_numpy(random.random(4)), np.arange(3), "mine")
+    sent = penstock.to_device(sample, device)
+    assert type(sent) is Sample and sent.note == "mine"
+    assert same(sent.image, sample.image) and same(sent.label, sample.label) == (not device.startswith("cuda"))
+    assert sample.image.device.type == "cpu", "the batch that went in is left alone"
+
+
+def test_the_nest_that_went_in_is_left_alone(device):
+    inner = [torch.ones(2)]
+    tree = {"a": inner, "b": collections.OrderedDict(c=inner[0])}
+    before = inner[0]
+    penstock.to_device(tree, device)
+    assert tree["a"] is inner and inner[0] is before and tree["b"]["c"] is before
+
+
+def test_gaps_and_strides(device):
+    base = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
+    views = {
+        "step": base[:, ::2, 1:7],
+        "transposed": base.transpose(0, 2),
+        "expanded": base[:1].expand(5, 6, 8),
+        "channels_last": torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "scalar": base[1, 2, 3],
+        "empty": base[:0],
+    }
+    sent = penstock.to_device(views, device)
+    for name, view in views.items():
+        assert same(sent[name], view), name
+    assert sent["transposed"].stride() == views["transposed"].stride()
+    assert sent["channels_last"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_numpy_with_gaps_reversed_fortran_and_foreign_byte_order(device):
+    base = np.arange(60, dtype=np.int32).reshape(3, 4, 5)
+    swapped = base.astype(">i4")
+    arrays = [base[:, ::2], base[::-1], np.asfortranarray(base), base.T, base[1, 2, 3:4], np.array(3.5)]
+    sent = penstock.to_device(arrays, device)
+    assert all(
+        same(torch.as_tensor(s), torch.as_tensor(np.ascontiguousarray(a).reshape(a.shape)))
+        for s, a in zip(sent, arrays, strict=True)
+    )
+    assert same(torch.as_tensor(penstock.to_device(swapped, device)), torch.as_tensor(base))
+
+
+def test_read_only_arrays_and_memory_maps(device, tmp_path, random):
+    np.save(tmp_path / "a.npy", random.random((100, 100)))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    frozen = np.arange(5)
+    frozen.setflags(write=False)
+    sent = penstock.to_device([mapped, frozen], device)
+    assert same(torch.as_tensor(penstock.to_host(sent[0])), torch.as_tensor(np.array(mapped)))
+    assert same(torch.as_tensor(penstock.to_host(sent[1])), torch.as_tensor(np.arange(5)))
+
+
+def test_results_do_not_share_a_version_or_a_storage(device):
+    a, b = penstock.to_device([torch.ones(4), torch.ones(4)], device)
+    a += 1
+    assert b._version == 0 and same(b, torch.ones(4))
+    assert b.untyped_storage().nbytes() == 16
+
+
+def test_sources_may_change_when_the_call_returns(device, random):
+    for _ in range(10):
+        source = torch.from_numpy(random.integers(0, 256, 3 << 20, dtype=np.uint8))
+        kept = source.clone()
+        sent = penstock.to_device(source, device)
+        source.zero_()
+        assert same(sent, kept)
+
+
+def test_tensors_that_only_pytorch_can_copy(device):
+    class Tagged(torch.Tensor):
+        pass
+
+    dense = torch.eye(4)
+    conjugate = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    leaf = torch.ones(3, requires_grad=True)
+    sent = penstock.to_device(
+        {
+            "sparse": dense.to_sparse(),
+            "tagged": dense.as_subclass(Tagged),
+            "parameter": torch.nn.Parameter(torch.ones(2)),
+            "grad": leaf,
+            "conjugate": conjugate,
+            "negative": conjugate.imag,
+            "one": conjugate[:1].imag,
+        },
+        device,
+    )
+    assert sent["sparse"].is_sparse and same(sent["sparse"].to_dense(), dense)
+    assert isinstance(sent["tagged"], Tagged)
+    assert sent["grad"].requires_grad
+    sent["grad"].sum().backward()
+    assert torch.equal(leaf.grad, torch.ones(3)), "gradients reach what went in"
+    assert torch.equal(sent["conjugate"].cpu().resolve_conj(), conjugate.resolve_conj())
+    assert torch.equal(sent["negative"].cpu().resolve_neg(), torch.tensor([-2.0, 4.0]))
+    assert torch.equal(sent["one"].cpu().resolve_neg(), torch.tensor([-2.0]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_tensors(device):
+    tensor = torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.quint8)
+    sent = penstock.to_device(tensor, device)
+    assert sent.is_quantized and torch.equal(sent.cpu().int_repr(), tensor.int_repr())
+
+
+def test_what_is_there_already_is_left_alone(device):
+    sent = penstock.to_device({"a": torch.ones(3), "b": torch.ones(1 << 20)}, device)
+    again = penstock.to_device(sent, device)
+    assert again["a"] is sent["a"] and again["b"] is sent["b"]
+
+
+def test_to_host_leaves_the_host_alone(random):
+    tree = [torch.ones(3), random.random(3), "text"]
+    assert all(a is b for a, b in zip(penstock.to_host(tree), tree, strict=True))
+
+
+def test_results_outlive_everything_else(device):
+    kept = [
+        penstock.to_device({"a": torch.full((1000,), float(i)), "b": torch.ones(3)}, device)["a"] for i in range(50)
+    ]
+    assert all(same(tensor, torch.full((1000,), float(i))) for i, tensor in enumerate(kept))
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_without_the_exchange_api_results_are_the_same(device, exchange):
+    tree = {"a": torch.rand(3, 4), "b": [torch.rand(2).bfloat16(), torch.rand(300_000), torch.rand(3, 4).t()]}
+    _core.use_exchange_api(exchange)
+    try:
+        sent = penstock.to_device(tree, device)
+        assert same(sent, tree)
+        assert sent["b"][2].stride() == (1, 4)
+    finally:
+        _core.use_exchange_api(True)
+
+
+class Foreign:
+    """An array of a library that we do not know, which speaks DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries(device, random):
+    array = random.random((3, 4))
+    sent = penstock.to_device({"a": Foreign(array)}, device)
+    assert same(torch.as_tensor(penstock.to_host(sent["a"])), torch.as_tensor(array))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.array([1, "a", None], dtype=object), "Python objects"),
+        (np.ma.masked_array([1, 2], [True, False]), "mask"),
+        (np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]), "dtype"),
+        (np.array(["2020-01-01"], dtype="M8[D]"), "datetime64"),
+        (torch.empty(3, device="meta"), "meta"),
+        (np.zeros(2, dtype=np.longdouble), "longdouble|float128"),
+    ],
+)
+def test_arrays_that_cannot_be_sent_are_named(device, bad, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        penstock.to_device({"ok": torch.ones(2), "x": [1, (bad,)]}, device)
+    assert "batch['x'][1][0]" in str(caught.value)
+
+
+def test_a_nest_that_holds_itself():
+    nest = []
+    nest.append(nest)
+    with pytest.raises(RecursionError):
+        penstock.to_device(nest, "host")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "cuda:x", "", "cpu", "host:nonsense=1"])
+def test_wrong_devices(name):
+    with pytest.raises((penstock.InvalidArgument, penstock.DeviceError)) as caught:
+        penstock.to_device(torch.ones(1), name)
+    assert len(str(caught.value)) > 20
+
+
+def test_a_device_without_room():
+    with pytest.raises(penstock.OutOfMemory) as caught:
+        penstock.to_device(torch.ones(1 << 20), "host:memory=1MiB")
+    assert caught.value.asked >= 4 << 20
+    assert isinstance(caught.value, MemoryError)
+
+
+def test_devices_of_other_threads(random):
+    import threading
+
+    failures = []
+
+    def work(device):
+        generator = np.random.default_rng()
+        for _ in range(30):
+            tree = [torch.from_numpy(generator.integers(0, 256, n, dtype=np.uint8)) for n in (10, 1000, 300_000)]
+            if not same(penstock.to_device(tree, device), tree):
+                failures.append(device)
+
+    threads = [threading.Thread(target=work, args=(d,)) for d in ("host", "host:late=1", "host")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
