@@ -29,8 +29,7 @@ python: ## Install the Python package into .venv
 bench: ## Run the benchmarks on the host device
 	@tools/setup.sh build bench
 	@tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
-	@build/release/benchmarks/bench_data
-	@build/release/benchmarks/bench_engine --device host --json build/bench.json
+	@tools/bench.sh
 
 gpu-test: ## Run the tests on a GPU
 	@tools/gpu.sh test

@@ -410,18 +410,6 @@ class Bench {
   std::vector<double> ready_;
 };
 
-void print_table(const std::vector<Row>& rows) {
-  fmt::print(
-      "| work | penstock | beside, in the same run | ratio | goal | |\n| --- | --- | --- | --- | --- | --- "
-      "|\n");
-  for (const Row& row : rows) {
-    fmt::print("| {} | {} | {} | {} | {} | {} |\n", row.work, row.measured, row.beside, row.ratio, row.goal,
-               row.goal.empty() ? ""
-               : row.met        ? "met"
-                                : "not met");
-  }
-}
-
 int run(int argc, char** argv) {
   CLI::App app{"The engine beside the bare driver, or beside memcpy where there is no GPU"};
   std::string spec = "auto";
@@ -458,14 +446,7 @@ int run(int argc, char** argv) {
   fmt::print("{} ({}), driver {}\n\n", device.info().name, device.info().spec, device.info().driver);
   print_table(bench.rows);
   if (!json_file.empty()) {
-    for (const Row& row : bench.rows) {
-      bench.json["table"].push_back({{"work", row.work},
-                                     {"penstock", row.measured},
-                                     {"beside", row.beside},
-                                     {"ratio", row.ratio},
-                                     {"goal", row.goal},
-                                     {"met", row.met}});
-    }
+    bench.json["table"] = to_json(bench.rows);
     std::ofstream(json_file) << bench.json.dump(2) << '\n';
   }
   return 0;

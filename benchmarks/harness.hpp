@@ -2,6 +2,9 @@
 
 #include <penstock/core/statistics.hpp>
 
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -52,5 +55,30 @@ struct Row {
   std::string goal;
   bool met = false;
 };
+
+inline void print_table(const std::vector<Row>& rows) {
+  fmt::print(
+      "| work | penstock | beside, in the same run | ratio | goal | |\n| --- | --- | --- | --- | --- | --- "
+      "|\n");
+  for (const Row& row : rows) {
+    fmt::print("| {} | {} | {} | {} | {} | {} |\n", row.work, row.measured, row.beside, row.ratio, row.goal,
+               row.goal.empty() ? ""
+               : row.met        ? "met"
+                                : "not met");
+  }
+}
+
+inline nlohmann::json to_json(const std::vector<Row>& rows) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const Row& row : rows) {
+    json.push_back({{"work", row.work},
+                    {"penstock", row.measured},
+                    {"beside", row.beside},
+                    {"ratio", row.ratio},
+                    {"goal", row.goal},
+                    {"met", row.met}});
+  }
+  return json;
+}
 
 }  // namespace penstock::bench

@@ -50,6 +50,10 @@ case "${1:-}" in
     build/release/penstock link --device cuda:0 --profile build/gpu-profile.json --json build/gpu-link.json
     build/release/benchmarks/bench_engine --device cuda:0 --profile build/gpu-profile.json --json build/gpu-bench.json
     python3 benchmarks/torch_transfers.py --json build/gpu-torch.json || true
+    rm -f build/gpu-torch-loader.json
+    python3 benchmarks/torch_loader.py --device cuda --seconds 4 --json build/gpu-torch-loader.json || true
+    build/release/benchmarks/bench_loader --device cuda:0 --profile build/gpu-profile.json \
+      --beside build/gpu-torch-loader.json --json build/gpu-loader.json
     ;;
   *)
     echo "usage: gpu.sh test | bench" >&2

@@ -1,0 +1,349 @@
+// The loader on in-memory datasets, each batch's bytes verified; beside PyTorch's DataLoader where
+// torch_loader.py left its figures.
+
+#include "harness.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/data/readers.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/loader/loader.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <thread>
+
+namespace penstock::bench {
+namespace {
+
+struct Settings {
+  std::string device = "auto";
+  std::string profile;
+  std::string beside;
+  std::string json;
+  std::size_t images = 16384;
+  std::size_t small = std::size_t{4} << 20;
+  std::size_t first_batch_bytes = std::size_t{2500} * 1000 * 1000;
+  std::size_t resident_bytes = std::size_t{4} << 30;
+  double seconds = 2;  // of each measured run
+};
+
+/// Random bytes, one field of `count` samples. Pages are touched by several threads.
+FieldReaderPtr make_field(std::string name, DType dtype, Shape shape, std::size_t count) {
+  Field field{.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
+  const std::size_t words = count * field.sample_bytes() / 8;
+  auto values = std::make_shared<std::unique_ptr<std::uint64_t[]>>(new std::uint64_t[words]);
+  std::vector<std::thread> threads;
+  const std::size_t team = std::max(1U, std::thread::hardware_concurrency());
+  for (std::size_t t = 0; t < team; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(t + 1);
+      for (std::size_t i = words * t / team; i < words * (t + 1) / team; ++i) (*values)[i] = random();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return read_array(std::move(field), std::as_bytes(std::span(values->get(), words)), values);
+}
+
+double process_cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+class Bench {
+ public:
+  explicit Bench(const Settings& settings) : settings_(settings), device_(Device::open(settings.device)) {
+    if (!settings_.profile.empty()) {
+      std::string why;
+      profile_ = LinkProfile::load(settings_.profile, device_.info(), &why);
+      if (!profile_) fmt::print(stderr, "bench_loader: {}\n", why);
+    }
+    if (!settings_.beside.empty()) {
+      std::ifstream file(settings_.beside);
+      if (file) beside_ = nlohmann::json::parse(file, nullptr, false);
+    }
+    json["device"] = device_.info().name;
+  }
+
+  std::vector<Row> rows;
+  nlohmann::json json;
+
+  [[nodiscard]] bool on_gpu() const { return device_.info().backend == "cuda"; }
+
+  void images() {
+    const Dataset dataset({make_field("images", DType::uint8, {3, 224, 224}, settings_.images)});
+    const double peer = beside("images");
+    const Fed plain = feed(dataset, {.batch_size = 256, .shuffle = true, .seed = 1});
+    goal_rate("images 3x224x224 uint8, shuffled, batch 256", plain, 51, peer, 3);
+    const Fed host =
+        feed(dataset, {.batch_size = 256, .shuffle = true, .seed = 1, .gather = GatherPath::host});
+    add("the same, host gather", fmt::format("{:.1f} GB/s", host.delivered_gbps), peer_text(host, peer), "",
+        "", true);
+    const Fed wide = feed(dataset, {.batch_size = 256,
+                                    .shuffle = true,
+                                    .seed = 1,
+                                    .fields = {{.name = "images", .to = DType::float32}}});
+    add("the same, delivered as float32", fmt::format("{:.1f} GB/s of float32", wide.delivered_gbps), "", "",
+        on_gpu() ? "200 GB/s" : "", !on_gpu() || wide.delivered_gbps >= 200);
+    const double cpu = plain.cpu_seconds / (static_cast<double>(plain.bytes) / kGB);
+    add("CPU time per GB fed, zero-copy", fmt::format("{:.4f} s", cpu), "", "", on_gpu() ? "0.01 s" : "",
+        !on_gpu() || cpu < 0.01);
+    slow_consumer(dataset);
+    json["images"] = {{"gbps", plain.delivered_gbps}, {"samples_per_second", plain.samples_per_second}};
+  }
+
+  void small() {
+    const Dataset dataset({make_field("x", DType::float32, {64}, settings_.small)});
+    const double peer = beside("small");
+    for (const std::uint64_t batch : {4096, 65536}) {
+      const Fed fed = feed(dataset, {.batch_size = batch, .shuffle = true, .seed = 1});
+      const double millions = fed.samples_per_second / 1e6;
+      const bool met = on_gpu() ? millions >= 60 : peer <= 0 || fed.samples_per_second >= 10 * peer;
+      add(fmt::format("samples of 64 float32 (256 B), batch {}", batch),
+          fmt::format("{:.1f} M samples/s", millions), peer_text(fed, peer),
+          ratio_text(fed.samples_per_second, peer), on_gpu() ? "60 M samples/s" : "10 x", met);
+    }
+  }
+
+  void resident() {
+    const double bandwidth = device_bandwidth();
+    json["device_bandwidth_gbps"] = bandwidth;
+    for (const auto& [name, elements] : {std::pair{"256 B", 64}, {"4 KiB", 1024}, {"147 KiB", 37632}}) {
+      const std::size_t sample = static_cast<std::size_t>(elements) * 4;
+      const std::size_t count = settings_.resident_bytes / sample;
+      const Dataset dataset({make_field("x", DType::float32, {static_cast<std::size_t>(elements)}, count)});
+      const std::uint64_t batch = std::max<std::size_t>(1, settings_.resident_bytes / 32 / sample);
+      const Fed fed =
+          feed(dataset, {.batch_size = batch, .shuffle = true, .residency = {Residency::Kind::all}});
+      const double moved = 2 * fed.delivered_gbps;
+      add(fmt::format("resident, samples of {}, batches of {}", name, format_bytes(batch * sample)),
+          fmt::format("{:.0f} GB/s read and written", moved),
+          fmt::format("device copy {:.0f} GB/s", bandwidth), fmt::format("{:.0f} %", 100 * moved / bandwidth),
+          "70 %", moved >= 0.7 * bandwidth);
+    }
+  }
+
+  void first_batch() {
+    const std::size_t sample = 150528;
+    const Dataset dataset(
+        {make_field("images", DType::uint8, {3, 224, 224}, settings_.first_batch_bytes / sample)});
+    std::vector<double> seconds;
+    for (int i = 0; i < 3; ++i) {
+      seconds.push_back(time([&] {
+        Loader loader(dataset, device_, {.batch_size = 256, .shuffle = true, .profile = profile_});
+        const Stream stream = device_.create_stream();
+        const auto batch = loader.next(stream);
+        stream.synchronize();
+      }));
+    }
+    const double median = summarize(seconds).median;
+    add(fmt::format("time to first batch, {} in memory", format_bytes(settings_.first_batch_bytes)),
+        fmt::format("{:.3f} s", median), fmt::format("the first of 3: {:.3f} s", seconds.front()), "",
+        "0.25 s", median <= 0.25);
+  }
+
+ private:
+  struct Fed {
+    double seconds = 0;
+    std::size_t bytes = 0;
+    double delivered_gbps = 0;
+    double samples_per_second = 0;
+    double cpu_seconds = 0;
+    std::string sentence;
+  };
+
+  Fed feed(const Dataset& dataset, LoaderOptions options) {
+    options.profile = profile_;
+    Loader loader(dataset, device_, options);
+    const Stream stream = device_.create_stream();
+    verify(loader, dataset, options, stream);
+    Fed fed;
+    std::uint64_t samples = 0;
+    const double cpu = process_cpu_seconds();
+    const auto begin = std::chrono::steady_clock::now();
+    const auto elapsed = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    while (elapsed() < settings_.seconds) {
+      while (const auto batch = loader.next(stream)) {
+        samples += batch->size();
+        for (std::size_t f = 0; f < batch->field_count(); ++f) fed.bytes += batch->field(f).bytes;
+      }
+    }
+    stream.synchronize();
+    fed.seconds = elapsed();
+    fed.cpu_seconds = process_cpu_seconds() - cpu;
+    fed.delivered_gbps = static_cast<double>(fed.bytes) / fed.seconds / kGB;
+    fed.samples_per_second = static_cast<double>(samples) / fed.seconds;
+    fed.sentence = loader.stats().sentence();
+    for (const std::string& line : loader.describe()) fmt::print(stderr, "  {}\n", line);
+    fmt::print(stderr, "    {:.2f} GB/s, {:.0f} samples/s; {}\n", fed.delivered_gbps, fed.samples_per_second,
+               fed.sentence);
+    return fed;
+  }
+
+  /// One epoch, poisoned as it is read: what a slot kept from before would show. Widened fields are left to
+  /// the tests.
+  void verify(Loader& loader, const Dataset& dataset, const LoaderOptions& options, const Stream& stream) {
+    const bool widened = !options.fields.empty();
+    std::uint64_t samples = 0;
+    std::vector<std::byte> expected;
+    Pool pool = make_pinned_pool(device_, {.segment_bytes = std::size_t{1} << 20});
+    Buffer pinned;
+    while (const auto batch = loader.next(stream)) {
+      samples += batch->size();
+      const DeviceField& field = batch->field(0);
+      if (widened) continue;
+      expected.resize(field.bytes);
+      if (pinned.size() < field.bytes) {
+        pinned.release();
+        pinned = pool.allocate(field.bytes);
+      }
+      device_.backend().copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h, stream.native());
+      device_.backend().fill(field.data, 0xA5, field.bytes, stream.native());
+      dataset.gather(0, batch->indices(), expected);
+      stream.synchronize();
+      if (std::memcmp(pinned.data(), expected.data(), field.bytes) != 0)
+        throw Error("the loader brought wrong bytes");
+      if (batch->index() >= 64) break;
+    }
+    if (samples == 0) throw Error("the loader brought nothing");
+    loader.start_epoch(1);
+  }
+
+  void slow_consumer(const Dataset& dataset) {
+    constexpr double kStep = 5e-3;
+    constexpr int kSteps = 60;
+    const Stream stream = device_.create_stream();
+    const auto step = [&] { device_.backend().stream_occupy(stream.native(), kStep); };
+    const auto steps = [&](const std::function<void()>& before) {
+      return time([&] {
+        for (int i = 0; i < kSteps; ++i) {
+          before();
+          step();
+        }
+        stream.synchronize();
+      });
+    };
+    steps([] {});
+    std::vector<double> ratios;
+    FeedStatistics statistics;
+    for (int round = 0; round < 3; ++round) {
+      const double alone = steps([] {});
+      Loader loader(dataset, device_, {.batch_size = 256, .shuffle = true, .profile = profile_});
+      std::optional<DeviceBatch> batch = loader.next(stream);
+      stream.synchronize();
+      const double fed = steps([&] {
+        batch.reset();
+        batch = loader.next(stream);
+        if (!batch) batch = loader.next(stream);
+      });
+      ratios.push_back(fed / alone);
+      statistics = loader.stats();
+    }
+    const double ratio = summarize(ratios).median;
+    add(fmt::format("step time, consumer of {} a step", format_seconds(kStep)),
+        fmt::format("{:.3f} x alone", ratio), fmt::format("stall {:.1f} %", 100 * statistics.stall_share()),
+        "", on_gpu() ? "1.02 x" : "", !on_gpu() || ratio <= 1.02);
+  }
+
+  double device_bandwidth() {
+    const std::size_t bytes = settings_.resident_bytes / 2;
+    Pool pool = make_device_pool(device_);
+    const Buffer from = pool.allocate(bytes);
+    const Buffer to = pool.allocate(bytes);
+    const Stream stream = device_.create_stream();
+    std::vector<double> seconds;
+    for (int i = 0; i < 7; ++i) {
+      const double one = time([&] {
+        device_.backend().copy(to.data(), from.data(), bytes, CopyDirection::d2d, stream.native());
+        stream.synchronize();
+      });
+      if (i > 1) seconds.push_back(one);
+    }
+    return 2 * static_cast<double>(bytes) / summarize(seconds).median / kGB;
+  }
+
+  [[nodiscard]] double beside(const char* name) const {
+    if (!beside_.is_object() || !beside_.contains(name)) return 0;
+    return beside_[name]["samples_per_second"].get<double>();
+  }
+  static std::string peer_text(const Fed&, double peer) {
+    return peer > 0 ? fmt::format("PyTorch DataLoader {:.0f} samples/s", peer) : std::string();
+  }
+  static std::string ratio_text(double ours, double peer) {
+    return peer > 0 ? fmt::format("{:.1f} x", ours / peer) : std::string();
+  }
+
+  void goal_rate(const std::string& work, const Fed& fed, double gpu_goal, double peer, double host_goal) {
+    const bool met =
+        on_gpu() ? fed.delivered_gbps >= gpu_goal : peer <= 0 || fed.samples_per_second >= host_goal * peer;
+    add(work, fmt::format("{:.1f} GB/s, {:.0f} images/s", fed.delivered_gbps, fed.samples_per_second),
+        peer_text(fed, peer), ratio_text(fed.samples_per_second, peer),
+        on_gpu() ? fmt::format("{:.0f} GB/s", gpu_goal) : fmt::format("{:.0f} x", host_goal), met);
+  }
+
+  void add(std::string work, std::string measured, std::string beside, std::string ratio, std::string goal,
+           bool met) {
+    rows.push_back(
+        {std::move(work), std::move(measured), std::move(beside), std::move(ratio), std::move(goal), met});
+  }
+
+  const Settings settings_;
+  const Device device_;
+  std::optional<LinkProfile> profile_;
+  nlohmann::json beside_;
+};
+
+int run(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("The loader on in-memory datasets.");
+  app.add_option("--device", settings.device);
+  app.add_option("--profile", settings.profile, "Link profile");
+  app.add_option("--beside", settings.beside, "What torch_loader.py wrote");
+  app.add_option("--json", settings.json, "Write the figures here");
+  app.add_option("--images", settings.images);
+  app.add_option("--small", settings.small);
+  app.add_option("--resident-bytes", settings.resident_bytes);
+  app.add_option("--first-batch-bytes", settings.first_batch_bytes);
+  app.add_option("--seconds", settings.seconds, "Least time of each run");
+  CLI11_PARSE(app, argc, argv);
+  Bench bench(settings);
+  bench.images();
+  bench.small();
+  if (bench.on_gpu()) {
+    bench.resident();
+    bench.first_batch();
+  }
+  print_table(bench.rows);
+  bench.json["table"] = to_json(bench.rows);
+  if (!settings.json.empty()) std::ofstream(settings.json) << bench.json.dump(2) << '\n';
+  return 0;
+}
+
+}  // namespace
+}  // namespace penstock::bench
+
+int main(int argc, char** argv) {
+  try {
+    return penstock::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_loader: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The benchmarks on the host device, beside PyTorch where a Python with torch is found (PYTHON=..., .venv, python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+has_torch() { "$1" -c 'import torch' >/dev/null 2>&1; }
+
+python=
+for candidate in ${PYTHON:-} .venv/bin/python python3; do
+  if has_torch "$candidate"; then
+    python=$candidate
+    break
+  fi
+done
+
+build/release/benchmarks/bench_data
+build/release/benchmarks/bench_engine --device host --json build/bench.json
+rm -f build/torch-loader.json
+if [ -n "$python" ]; then
+  "$python" benchmarks/torch_loader.py --images 4096 --json build/torch-loader.json
+else
+  echo "PyTorch's DataLoader: not measured, no Python with torch (set PYTHON=...)"
+fi
+build/release/benchmarks/bench_loader --device host --images 4096 --beside build/torch-loader.json \
+  --json build/loader.json
