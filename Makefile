@@ -18,9 +18,8 @@ test: ## Run every test that needs no GPU, the sanitizers' runs among them
 	@tools/setup.sh build test bench python lint tsan
 	@tools/test.sh
 
-demo: build ## Show this machine's devices and measure its link
-	@build/release/penstock info
-	@build/release/penstock link --device auto --quick
+demo: build ## Feed a real dataset, Fashion-MNIST or DATA='files...', and say where the time went
+	@DATA='$(DATA)' tools/demo.sh
 
 python: ## Install the Python package into .venv
 	@tools/setup.sh build python

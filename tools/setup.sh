@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sees to it that what a target needs is there: setup.sh GROUP...
 #
-# Groups: build, test, bench, python, lint, tsan. What is there is left alone; what is missing is installed with apt-get
-# where that is allowed, and otherwise named, with a non-zero exit.
+# Groups: build, test, bench, python, lint, tsan, demo, report. What is there is left alone; what is missing is installed
+# with apt-get where that is allowed, and otherwise named, with a non-zero exit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,6 +45,8 @@ has_python_headers() {
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' >/dev/null 2>&1
 }
 
+has_files() { [ -e "$1" ]; }
+
 # group | what it is | apt packages | how to see that it is there
 needs='
 build  | a C++20 compiler (g++ 12 or newer)  | g++                          | has_compiler
@@ -63,6 +65,8 @@ python | the headers of Python                 | python3-dev                  | 
 lint   | clang-format 19                     | clang-format-19              | has_command clang-format-19
 lint   | clang-tidy 19                       | clang-tidy-19                | has_command run-clang-tidy-19
 tsan   | clang 19 with its thread sanitizer  | clang-19 libclang-rt-19-dev  | has_thread_sanitizer
+demo   | the Fashion-MNIST dataset           | dataset-fashion-mnist        | has_files /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz
+report | d3, which draws pictures of a report | node-d3                      | has_files /usr/share/nodejs/d3/dist/d3.min.js
 '
 
 trim() { local text="$*"; text="${text#"${text%%[![:space:]]*}"}"; printf '%s' "${text%"${text##*[![:space:]]}"}"; }
@@ -91,7 +95,7 @@ stop() {
 }
 
 for group in "$@"; do
-  [[ $group =~ ^(build|test|bench|python|lint|tsan)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
+  [[ $group =~ ^(build|test|bench|python|lint|tsan|demo|report)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
 done
 
 find_missing "$@"
