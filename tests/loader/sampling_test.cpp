@@ -1,0 +1,265 @@
+#include "loader/faulty_fixture.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <random>
+#include <thread>
+
+/// Which samples come, in which order, across interruptions and world sizes.
+namespace penstock::testing {
+namespace {
+
+class LoaderSampling : public LoaderTest {
+ protected:
+  /// `count` batches, fewer at the epoch's end, each checked against the dataset.
+  std::vector<std::uint64_t> take(Loader& loader, const Dataset& dataset, std::uint64_t count) {
+    std::vector<std::uint64_t> taken;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const auto batch = loader.next(*stream_);
+      if (!batch) break;
+      const HostBatch host = read(*batch);
+      expect_stored(dataset, host);
+      taken.insert(taken.end(), host.indices.begin(), host.indices.end());
+    }
+    return taken;
+  }
+};
+PENSTOCK_DEVICE_SUITE(LoaderSampling);
+
+constexpr std::uint64_t kAll = ~std::uint64_t{0};
+
+std::vector<std::uint64_t> order_of(std::uint64_t samples, std::uint64_t epoch, bool shuffle,
+                                    std::uint64_t seed) {
+  Sampler sampler(samples, {.shuffle = shuffle, .seed = seed});
+  sampler.start_epoch(epoch);
+  std::vector<std::uint64_t> order(samples);
+  for (std::uint64_t i = 0; i < samples; ++i) order[i] = sampler.index_at(i);
+  return order;
+}
+
+TEST_P(LoaderSampling, ANewLoaderGoesOnAfterAnyNumberOfBatches) {
+  const Dataset dataset({random_field("x", DType::uint8, {9}, 53, 1)});
+  const LoaderOptions options{.batch_size = 8, .shuffle = true, .seed = 3, .prefetch_depth = 4};
+  const auto order = order_of(53, 2, true, 3);
+  for (std::uint64_t count = 0; count <= 7; ++count) {
+    Loader first(dataset, *device_, options);
+    first.start_epoch(2);
+    const auto head = take(first, dataset, count);
+    const SamplerState state = first.state();
+    EXPECT_EQ(state.epoch, 2U);
+    EXPECT_EQ(state.consumed, std::min<std::uint64_t>(53, 8 * count)) << "what is prefetched is not consumed";
+    EXPECT_EQ(first.batches_left(), 7 - count);
+    Loader second(dataset, *device_, options);
+    second.restore(state);
+    EXPECT_EQ(second.state(), state);
+    EXPECT_EQ(second.batches_left(), 7 - count);
+    auto whole = head;
+    const auto tail = take(second, dataset, kAll);
+    whole.insert(whole.end(), tail.begin(), tail.end());
+    EXPECT_EQ(whole, order) << count;
+    EXPECT_EQ(second.state().epoch, 3U);
+    EXPECT_EQ(second.state().consumed, 0U);
+    EXPECT_EQ(take(second, dataset, kAll), order_of(53, 3, true, 3));
+  }
+}
+
+TEST_P(LoaderSampling, TheSameLoaderGoesBack) {
+  const Dataset dataset({random_field("x", DType::uint8, {9}, 40, 2)});
+  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .prefetch_depth = 3});
+  const auto order = order_of(40, 0, true, 0);
+  const auto head = take(loader, dataset, 2);
+  const SamplerState state = loader.state();
+  const auto kept = loader.next(*stream_);
+  const auto expected = take(loader, dataset, kAll);
+  loader.restore(state);
+  const auto again = take(loader, dataset, 1);
+  EXPECT_EQ(again, std::vector(order.begin() + 16, order.begin() + 24));
+  EXPECT_EQ(take(loader, dataset, kAll), expected);
+  EXPECT_EQ(read(*kept).indices, again) << "what is held stays";
+  expect_stored(dataset, read_epoch(loader));
+}
+
+TEST_P(LoaderSampling, EveryRankGoesOnAtAnotherWorldSize) {
+  constexpr std::uint64_t kSamples = 101;
+  const Dataset dataset({random_field("x", DType::uint8, {5}, kSamples, 3)});
+  struct Leg {
+    std::uint64_t world, batch, batches;
+  };
+  const std::vector<Leg> legs = {{3, 4, 2}, {2, 8, 1}, {5, 3, 2}, {1, 7, kAll}};
+  SamplerState state;
+  bool begun = false;
+  std::vector<std::uint64_t> all;
+  for (const Leg& leg : legs) {
+    std::optional<SamplerState> after;
+    for (std::uint64_t rank = 0; rank < leg.world; ++rank) {
+      Loader loader(dataset, *device_,
+                    {.batch_size = leg.batch,
+                     .shuffle = true,
+                     .seed = 11,
+                     .shard = {.rank = rank, .world_size = leg.world}});
+      if (begun) loader.restore(state);
+      const auto taken = take(loader, dataset, leg.batches);
+      all.insert(all.end(), taken.begin(), taken.end());
+      EXPECT_EQ(loader.state(), after.value_or(loader.state())) << "all ranks agree";
+      after = loader.state();
+    }
+    state = *after;
+    begun = true;
+  }
+  std::ranges::sort(all);
+  EXPECT_EQ(all, numbers(kSamples));
+}
+
+TEST_P(LoaderSampling, TheOrderWrapsAroundOrLosesItsTailWhereRanksDoNotComeOutEven) {
+  const Dataset dataset({random_field("x", DType::uint8, {5}, 10, 4)});
+  const auto order = order_of(10, 0, true, 1);
+  for (const bool drop : {false, true}) {
+    std::vector<std::uint64_t> all;
+    for (std::uint64_t rank = 0; rank < 4; ++rank) {
+      Loader loader(dataset, *device_,
+                    {.batch_size = 2,
+                     .shuffle = true,
+                     .seed = 1,
+                     .shard = {.rank = rank, .world_size = 4, .drop_last = drop}});
+      EXPECT_EQ(loader.samples_per_epoch(), drop ? 2U : 3U);
+      const auto taken = take(loader, dataset, kAll);
+      EXPECT_EQ(taken.size(), loader.samples_per_epoch());
+      all.insert(all.end(), taken.begin(), taken.end());
+    }
+    auto expected = drop ? std::vector(order.begin(), order.begin() + 8) : order;
+    if (!drop) expected.insert(expected.end(), {order[0], order[1]});
+    std::ranges::sort(expected);
+    std::ranges::sort(all);
+    EXPECT_EQ(all, expected);
+  }
+}
+
+TEST_P(LoaderSampling, WithDropLastNoBatchIsShort) {
+  const Dataset dataset({random_field("x", DType::uint8, {5}, 45, 5)});
+  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .drop_last = true});
+  EXPECT_EQ(loader.batches_per_epoch(), 5U);
+  EXPECT_EQ(loader.samples_per_epoch(), 40U);
+  for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+    const auto order = order_of(45, epoch, true, 0);
+    EXPECT_EQ(take(loader, dataset, kAll), std::vector(order.begin(), order.begin() + 40));
+  }
+  EXPECT_THROW(Loader(dataset, *device_, {.batch_size = 46, .drop_last = true}), InvalidArgument);
+}
+
+TEST_P(LoaderSampling, StartingTheEpochThatComesNextCostsNothing) {
+  const Dataset plain({random_field("x", DType::uint8, {5}, 80, 6)});
+  std::atomic<int> firsts{0};
+  const Dataset dataset({read_callback(plain.field(0), 80, [&](std::uint64_t i, std::span<std::byte> out) {
+    if (i == 0) ++firsts;
+    plain.gather(0, std::span(&i, 1), out);
+    return out.size();
+  })});
+  Loader loader(dataset, *device_, {.batch_size = 8, .threads = 1});
+  while (firsts == 0) std::this_thread::yield();
+  loader.start_epoch(0);
+  EXPECT_EQ(take(loader, plain, 2).front(), 0U);
+  EXPECT_EQ(firsts, 1);
+  EXPECT_EQ(take(loader, plain, kAll).size(), 64U);
+  while (firsts == 1) std::this_thread::yield();
+  loader.start_epoch(1);
+  EXPECT_EQ(take(loader, plain, 2).front(), 0U);
+  EXPECT_EQ(firsts, 2);
+  loader.start_epoch(1);
+  EXPECT_EQ(take(loader, plain, 1).front(), 0U) << "in mid-epoch it begins again";
+  EXPECT_EQ(firsts, 3);
+}
+
+TEST_P(LoaderSampling, AnyEpochCanBeStarted) {
+  const Dataset dataset({random_field("x", DType::uint8, {5}, 30, 7)});
+  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .seed = 5});
+  const auto expect_epoch = [&](std::uint64_t epoch) {
+    const auto batches = read_epoch(loader);
+    EXPECT_EQ(indices_of(batches), order_of(30, epoch, true, 5)) << epoch;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      EXPECT_EQ(batches[i].epoch, epoch);
+      EXPECT_EQ(batches[i].index, i);
+    }
+  };
+  expect_epoch(0);
+  loader.start_epoch(7);
+  EXPECT_EQ(loader.batches_left(), 4U);
+  expect_epoch(7);
+  expect_epoch(8);
+  EXPECT_EQ(take(loader, dataset, 3).size(), 24U);
+  EXPECT_EQ(loader.batches_left(), 1U);
+  loader.start_epoch(2);
+  expect_epoch(2);
+  EXPECT_EQ(take(loader, dataset, 4).size(), 30U);
+  EXPECT_EQ(loader.batches_left(), 0U);
+  loader.start_epoch(4);
+  expect_epoch(4);
+}
+
+TEST_P(LoaderSampling, AStateOfAnotherDatasetIsRefusedAndChangesNothing) {
+  const Dataset dataset({random_field("x", DType::uint8, {5}, 30, 8)});
+  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .seed = 5});
+  const auto order = order_of(30, 0, true, 5);
+  take(loader, dataset, 1);
+  const SamplerState good = loader.state();
+  for (const int wrong : {0, 1, 2, 3}) {
+    SamplerState state = good;
+    if (wrong == 0) state.sample_count = 31;
+    if (wrong == 1) state.seed = 6;
+    if (wrong == 2) state.shuffle = false;
+    if (wrong == 3) state.consumed = 31;
+    EXPECT_THROW(loader.restore(state), InvalidArgument) << wrong;
+  }
+  EXPECT_EQ(loader.state(), good);
+  EXPECT_EQ(take(loader, dataset, kAll), std::vector(order.begin() + 8, order.end()));
+}
+
+TEST_P(LoaderSampling, AnyInterruptionsLoseNothingAndRepeatNothing) {
+  std::mt19937_64 random(42);
+  const auto up_to = [&](std::uint64_t most) { return 1 + random() % most; };
+  for (int round = 0; round < 12; ++round) {
+    const std::uint64_t samples = up_to(150);
+    const bool shuffle = random() % 4 != 0;
+    const std::uint64_t seed = random() % 3;
+    const Dataset dataset({random_field("x", DType::uint8, {up_to(40)}, samples, round)});
+    SamplerState state{.sample_count = samples, .seed = seed, .shuffle = shuffle, .epoch = random() % 100};
+    SCOPED_TRACE("round " + std::to_string(round) + ", samples " + std::to_string(samples));
+    std::map<std::uint64_t, std::uint64_t> seen;
+    const std::uint64_t epoch = state.epoch;
+    std::uint64_t padding = 0;
+    while (state.epoch == epoch && state.consumed < samples) {
+      const std::uint64_t world = up_to(3);
+      const std::uint64_t batch = up_to(samples);
+      const std::uint64_t count = up_to(4);
+      SamplerState after;
+      std::uint64_t came = 0;
+      for (std::uint64_t rank = 0; rank < world; ++rank) {
+        const Way way = kWays[random() % std::size(kWays)];
+        Loader loader(dataset, *device_,
+                      {.batch_size = batch,
+                       .shuffle = shuffle,
+                       .seed = seed,
+                       .shard = {.rank = rank, .world_size = world},
+                       .prefetch_depth = static_cast<std::size_t>(up_to(5)),
+                       .residency = Residency::parse(way.residency),
+                       .gather = way.gather,
+                       .threads = 1});
+        loader.restore(state);
+        for (const std::uint64_t index : take(loader, dataset, count)) ++seen[index], ++came;
+        EXPECT_EQ(loader.state(), rank > 0 ? after : loader.state());
+        after = loader.state();
+      }
+      const std::uint64_t left = samples - state.consumed;
+      if (came > left) padding = came - left;
+      EXPECT_LT(padding, world);
+      state = after;
+    }
+    std::uint64_t total = 0;
+    for (const auto& [index, count] : seen) total += count;
+    EXPECT_EQ(seen.size(), samples);
+    EXPECT_EQ(total, samples + padding);
+  }
+}
+
+}  // namespace
+}  // namespace penstock::testing
