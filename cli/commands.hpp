@@ -102,7 +102,7 @@ class UsageError : public std::runtime_error {
 
 /// Replaces what `file` holds. Throws Error that names it.
 void write_file(const std::string& file, std::string_view text);
-/// Throws Error where `file` cannot be written. Makes an empty one where there is none.
+/// Throws Error where write_file would not be allowed to. Leaves nothing behind.
 void require_writable(const std::string& file);
 
 /// "55.6": bytes per second in GB/s, with three digits that count.

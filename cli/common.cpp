@@ -4,6 +4,7 @@
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -31,19 +32,20 @@ std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, con
   return profile;
 }
 
-namespace {
-
-void write(const std::string& file, std::string_view text, std::ios::openmode mode) {
-  std::ofstream stream(file, mode | std::ios::binary);
+void write_file(const std::string& file, std::string_view text) {
+  std::ofstream stream(file, std::ios::trunc | std::ios::binary);
   stream << text << std::flush;
   if (!stream) throw Error(fmt::format("{} cannot be written ({}).", file, std::strerror(errno)));
 }
 
-}  // namespace
-
-void write_file(const std::string& file, std::string_view text) { write(file, text, std::ios::trunc); }
-
-void require_writable(const std::string& file) { write(file, "", std::ios::app); }
+void require_writable(const std::string& file) {
+  const std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  const bool is_there = ::access(file.c_str(), F_OK) == 0;
+  const std::string asked = is_there ? file : folder.empty() ? std::string(".") : folder.string();
+  int error = ::access(asked.c_str(), is_there ? W_OK : W_OK | X_OK) == 0 ? 0 : errno;
+  if (std::filesystem::is_directory(file)) error = EISDIR;
+  if (error != 0) throw Error(fmt::format("{} cannot be written ({}).", file, std::strerror(error)));
+}
 
 std::string format_rate(double bytes_per_second) {
   const double rate = bytes_per_second / kGB;

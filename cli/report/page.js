@@ -186,9 +186,9 @@
   function drawRate() {
     const rates = data.marks.length > 2 ? ratesOf(data.marks) : [];
     if (rates.length < 2) return hide("rate-section");
-    const { svg, width, height } = canvas("rate", 230);
+    const { svg, width, height } = canvas("rate", 240);
     const x = d3.scaleLinear([0, rates[rates.length - 1].seconds], [56, width - 8]);
-    const y = d3.scaleLinear([0, d3.max(rates, (rate) => rate.rate) * 1.08], [height - 26, 18]).nice();
+    const y = d3.scaleLinear([0, d3.max(rates, (rate) => rate.rate) * 1.08], [height - 26, 26]).nice();
     svg.append("g").attr("class", "axis grid").attr("transform", "translate(56,0)")
       .call(d3.axisLeft(y).ticks(5).tickSize(-(width - 64)).tickFormat(formatRate));
     svg.append("text").attr("x", 0).attr("y", 11).text("samples/s");

@@ -286,6 +286,9 @@ TEST_F(Feed, WritesAReportWithoutPicturesWhereThereIsNoChartLibrary) {
 }
 
 TEST_F(Feed, RefusesWrongUseWithOneLineAndStatusTwo) {
+  const fs::path report = command.home() / "report.html";
+  expect_complaint({"--to", "abacus", "--report", report.string()}, 2, "abacus");
+  EXPECT_FALSE(fs::exists(report)) << "nothing was fed";
   expect_complaint({"--epochs", "0"}, 2, "--epochs");
   expect_complaint({"--batch", "0"}, 2, "--batch");
   expect_complaint({"--prefetch", "65"}, 2, "--prefetch");
@@ -312,6 +315,7 @@ TEST_F(Feed, ReportsWhatCannotBeReadOrWritten) {
   expect_complaint({"no-such-dataset"}, 1, "no-such-dataset");
   expect_complaint({"--report", "/nowhere/report.html"}, 1, "/nowhere/report.html");
   expect_complaint({"--json", "/nowhere/out.json"}, 1, "/nowhere/out.json");
+  expect_complaint({"--report", command.home().string()}, 1, command.home().string());
   testing::write_npy(broken, "|u1", {3}, std::vector<std::uint8_t>(3));
   expect_complaint({broken.string()}, 1, "broken");
 }
