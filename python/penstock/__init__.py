@@ -10,6 +10,7 @@ from ._core import Array, DeviceInfo, __version__
 from ._devices import devices, missing_devices
 from ._errors import Closed, DeviceError, Error, InvalidArgument, OutOfMemory, Unsupported
 from ._feed import Feed, FeedStatistics, feed
+from ._loader import Loader, LoaderStatistics
 from ._nests import register_batch_type
 from ._transfers import to_device, to_host
 
@@ -22,6 +23,8 @@ __all__ = [
     "Feed",
     "FeedStatistics",
     "InvalidArgument",
+    "Loader",
+    "LoaderStatistics",
     "OutOfMemory",
     "Unsupported",
     "__version__",

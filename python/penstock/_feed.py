@@ -187,20 +187,10 @@ class FeedStatistics:
 
     def plot(self, axes: Any = None) -> Any:
         """Draw when each batch was fetched, sent and handed out; needs matplotlib. Returns the axes."""
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise ImportError("stats().plot() needs matplotlib: pip install matplotlib") from error
-        if axes is None:
-            axes = pyplot.subplots(figsize=(10, 3))[1]
-        start = self.timeline[0][0] if self.timeline else 0.0
+        from ._plots import draw_lanes
+
         lanes = (("loader", 0, 1), ("send", 1, 2), ("hand out", 3, 4))
-        for height, (label, first, last) in enumerate(lanes):
-            spans = [(1e3 * (t[first] - start), 1e3 * (t[last] - t[first])) for t in self.timeline]
-            axes.broken_barh(spans, (height - 0.4, 0.8), label=label, facecolors=f"C{height}")
-        axes.set_yticks(range(len(lanes)), [label for label, _, _ in lanes])
-        axes.set_xlabel("ms")
-        return axes
+        return draw_lanes([(label, [(t[i], t[k]) for t in self.timeline]) for label, i, k in lanes], axes)
 
 
 def _note(error: BaseException, text: str) -> None:

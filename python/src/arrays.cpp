@@ -117,6 +117,19 @@ bool read_array(Leaf& leaf, PyObject* object) {
   return true;
 }
 
+nb::object make_array(std::shared_ptr<DeviceStorage> storage, const TensorView& view) {
+  DeviceArray array{std::move(storage), {}};
+  const dlpack::Tensor described{view.data,
+                                 view.device,
+                                 view.ndim,
+                                 view.dtype,
+                                 const_cast<std::int64_t*>(view.shape),
+                                 const_cast<std::int64_t*>(view.strides),
+                                 0};
+  (void)fill_leaf(array.leaf, described);
+  return nb::cast(std::move(array));
+}
+
 void bind_arrays(nb::module_& module) {
   nb::class_<DeviceArray>(
       module, "Array",

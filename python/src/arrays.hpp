@@ -13,12 +13,15 @@ namespace penstock::python {
 /// An array on a GPU, for programs without PyTorch: CuPy, JAX and others take it by DLPack, Numba by
 /// __cuda_array_interface__.
 struct DeviceArray {
-  std::shared_ptr<PoolStorage> storage;
+  std::shared_ptr<DeviceStorage> storage;
   Leaf leaf;  ///< without a source; `data` lies in `storage`
 };
 
 /// Fills `leaf` from a DeviceArray. False for anything else.
 [[nodiscard]] bool read_array(Leaf& leaf, PyObject* object);
+
+/// A DeviceArray over `view`.
+[[nodiscard]] nb::object make_array(std::shared_ptr<DeviceStorage> storage, const TensorView& view);
 
 void bind_arrays(nb::module_& module);
 

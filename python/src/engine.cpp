@@ -127,11 +127,7 @@ nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storag
   const TensorView view = leaf.view(storage, at, device);
   if (for_torch) return Torch::get()->make(view);
   if (!cuda_) return NumPy::get()->make(view);
-  DeviceArray array{std::static_pointer_cast<PoolStorage>(storage), leaf};
-  array.leaf.source.reset();
-  array.leaf.device = device;
-  array.leaf.data = at;
-  return nb::cast(std::move(array));
+  return make_array(std::static_pointer_cast<DeviceStorage>(storage), view);
 }
 
 Flight Engine::send(nb::handle tree, nb::handle expand) {
@@ -214,7 +210,7 @@ std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf
   std::vector<Transfer> transfers;
   Torch* torch = cuda_ ? Torch::get() : nullptr;
   const StreamHandle current = torch == nullptr ? nullptr : torch->current_stream(index());
-  std::vector<std::shared_ptr<PoolStorage>> written_by_us;
+  std::vector<std::shared_ptr<DeviceStorage>> written_by_us;
   for (const Leaf* leaf : leaves) {
     if (leaf->framework != Framework::penstock) continue;
     written_by_us.push_back(nb::cast<const DeviceArray&>(leaf->source).storage);

@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 #include "engine.hpp"
+#include "native_loader.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
@@ -87,4 +88,5 @@ NB_MODULE(_core, module) {
   bind_devices(module);
   bind_arrays(module);
   bind_engine(module);
+  bind_loader(module);
 }

@@ -44,21 +44,29 @@ class FrameworkStorage final : public Storage {
   dlpack::ManagedTensorVersioned* tensor_;
 };
 
+/// Device memory that libraries may take on streams of their own.
+class DeviceStorage : public Storage {
+ public:
+  /// Makes `stream` wait until the memory holds what was sent, and remembers that the stream uses it.
+  virtual void hand_to(StreamHandle stream) = 0;
+  /// Makes `stream` wait until the memory holds what was sent.
+  virtual void wait_on(const Stream& stream) const = 0;
+  /// Blocks the host until the memory holds what was sent.
+  virtual void synchronize() const = 0;
+};
+
 /// Device memory of our own pool. It goes back to the pool when the transfers into it are done, and the work
 /// that was queued, when the last owner let go, on each stream it was handed to.
-class PoolStorage final : public Storage {
+class PoolStorage final : public DeviceStorage {
  public:
   /// `release_stream` orders the release; nothing else runs on it.
   PoolStorage(Device device, std::shared_ptr<const Stream> release_stream, Buffer buffer);
   ~PoolStorage() override;
 
   void set_transfers(std::vector<Transfer> transfers);
-  /// Makes `stream` wait until the memory holds what was sent, and remembers that the stream uses it.
-  void hand_to(StreamHandle stream);
-  /// Makes `stream` wait until the memory holds what was sent.
-  void wait_on(const Stream& stream) const;
-  /// Blocks the host until the memory holds what was sent.
-  void synchronize() const;
+  void hand_to(StreamHandle stream) override;
+  void wait_on(const Stream& stream) const override;
+  void synchronize() const override;
 
  private:
   Device device_;

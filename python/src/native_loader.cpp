@@ -1,0 +1,176 @@
+#include "native_loader.hpp"
+
+#include "arrays.hpp"
+#include "frameworks.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/data/readers.hpp>
+
+#include <array>
+#include <cstring>
+
+namespace penstock::python {
+namespace {
+
+struct DTypeName {
+  DType dtype;
+  dlpack::DataType dlpack;
+};
+
+constexpr std::array<DTypeName, 13> kDTypes{{
+    {DType::boolean, {dlpack::kBool, 8, 1}},
+    {DType::uint8, {dlpack::kUInt, 8, 1}},
+    {DType::int8, {dlpack::kInt, 8, 1}},
+    {DType::uint16, {dlpack::kUInt, 16, 1}},
+    {DType::int16, {dlpack::kInt, 16, 1}},
+    {DType::uint32, {dlpack::kUInt, 32, 1}},
+    {DType::int32, {dlpack::kInt, 32, 1}},
+    {DType::uint64, {dlpack::kUInt, 64, 1}},
+    {DType::int64, {dlpack::kInt, 64, 1}},
+    {DType::float16, {dlpack::kFloat, 16, 1}},
+    {DType::bfloat16, {dlpack::kBfloat, 16, 1}},
+    {DType::float32, {dlpack::kFloat, 32, 1}},
+    {DType::float64, {dlpack::kFloat, 64, 1}},
+}};
+
+DType dtype_of(const std::string& name, const dlpack::DataType& dtype) {
+  for (const auto& known : kDTypes) {
+    if (known.dlpack == dtype) return known.dtype;
+  }
+  throw InvalidArgument("Field '" + name +
+                        "' has a dtype that a Loader does not know; convert it to a bool, integer "
+                        "or float type.");
+}
+
+dlpack::DataType dlpack_of(DType dtype) {
+  for (const auto& known : kDTypes) {
+    if (known.dtype == dtype) return known.dlpack;
+  }
+  throw InvalidArgument("A dtype without a name in DLPack.");
+}
+
+// Lets go of a Python object from any thread, also after the interpreter's end.
+std::shared_ptr<const void> keep_alive(const nb::object& object) {
+  PyObject* pointer = nb::object(object).release().ptr();
+  return {static_cast<const void*>(pointer), [pointer](const void*) {
+            if (!nb::is_alive()) return;
+            const nb::gil_scoped_acquire locked;
+            Py_DECREF(pointer);
+          }};
+}
+
+FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
+  Leaf leaf;
+  Torch* torch = Torch::get();
+  NumPy* numpy = NumPy::get();
+  const bool read = torch != nullptr && torch->is_tensor_exactly(array.ptr()) ? torch->read(leaf, array.ptr())
+                    : numpy != nullptr && numpy->is_array_exactly(array.ptr())
+                        ? numpy->read(leaf, array.ptr())
+                        : false;
+  if (!read) throw InvalidArgument("Field '" + name + "' is no array of numbers that lie side by side.");
+  if (leaf.device.type == dlpack::kCuda) {
+    throw InvalidArgument("Field '" + name + "' is on a GPU already; a Loader feeds arrays of the host.");
+  }
+  if (leaf.ndim() == 0)
+    throw InvalidArgument("Field '" + name + "' is a scalar; its first axis has to count samples.");
+  Field field;
+  field.name = name;
+  field.dtype = dtype_of(name, leaf.dtype);
+  field.shape.assign(leaf.shape() + 1, leaf.shape() + leaf.ndim());
+  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(array));
+}
+
+Dataset make_dataset(const NativeLoader::Arrays& fields) {
+  std::vector<FieldReaderPtr> readers;
+  for (const auto& [name, array] : fields) readers.push_back(read_field(name, array));
+  return Dataset(std::move(readers));
+}
+
+Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options) {
+  const LinkProfile& profile = engine.transfers().profile();
+  if (profile.measured) options.profile = profile;
+  const nb::gil_scoped_release unlocked;
+  return Loader(std::move(dataset), engine.device(), std::move(options));
+}
+
+}  // namespace
+
+LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
+    : device_(std::move(device)), stream_(std::move(stream)), batch_(std::move(batch)) {}
+
+void LeaseStorage::hand_to(StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  batch_.use_on(device_.wrap_stream(stream));
+}
+
+void LeaseStorage::wait_on(const Stream& stream) const {
+  Event arrived = device_.create_event();
+  arrived.record(*stream_);
+  stream.wait(arrived);
+}
+
+void LeaseStorage::synchronize() const { stream_->synchronize(); }
+
+NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options)
+    : engine_(std::move(engine)),
+      stream_(std::make_shared<const Stream>(engine_->device().create_stream())),
+      loader_(make_loader(*engine_, make_dataset(fields), std::move(options))) {}
+
+NativeLoader::~NativeLoader() {
+  // The loader's threads may be the last to let go of the arrays, for which they take the interpreter's lock.
+  const nb::gil_scoped_release unlocked;
+  loader_.reset();
+}
+
+nb::object NativeLoader::next() {
+  (void)engine_->transfers();  // throws in a forked process, and after close
+  Torch* torch = Torch::get();
+  const bool on_torch = torch != nullptr && engine_->is_cuda();
+  const StreamHandle current = on_torch ? torch->current_stream(engine_->index()) : nullptr;
+  std::optional<DeviceBatch> batch;
+  {
+    const nb::gil_scoped_release unlocked;
+    if (on_torch) {
+      batch = loader_->next(engine_->device().wrap_stream(current));
+    } else {
+      batch = loader_->next(*stream_);
+      if (batch && !engine_->is_cuda()) stream_->synchronize();
+    }
+  }
+  if (!batch) return nb::none();
+  const auto storage =
+      std::make_shared<LeaseStorage>(engine_->device(), on_torch ? nullptr : stream_, std::move(*batch));
+  nb::list arrays;
+  for (std::size_t i = 0; i < storage->batch().field_count(); ++i) {
+    arrays.append(make(storage, storage->batch().field(i)));
+  }
+  return arrays;
+}
+
+nb::object NativeLoader::make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const {
+  const auto ndim = field.shape.size();
+  std::vector<std::int64_t> shape(field.shape.begin(), field.shape.end());
+  std::vector<std::int64_t> strides(ndim);
+  std::int64_t elements = 1;
+  for (std::size_t axis = ndim; axis-- > 0;) {
+    strides[axis] = elements;
+    elements *= shape[axis];
+  }
+  const bool cuda = engine_->is_cuda();
+  const TensorView view{storage,
+                        field.data,
+                        {cuda ? dlpack::kCuda : dlpack::kCpu, cuda ? engine_->index() : 0},
+                        dlpack_of(field.dtype),
+                        static_cast<std::int32_t>(ndim),
+                        shape.data(),
+                        strides.data()};
+  if (Torch* torch = Torch::get(); torch != nullptr) return torch->make(view);
+  return cuda ? make_array(storage, view) : NumPy::get()->make(view);
+}
+
+void NativeLoader::close() {
+  const nb::gil_scoped_release unlocked;
+  loader_->close();
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,63 @@
+#pragma once
+
+#include "engine.hpp"
+#include "storage.hpp"
+
+#include <penstock/loader/loader.hpp>
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace penstock::python {
+
+/// The lease of a batch: the tensors made of it share it, and the last one gives the slot back to the loader.
+class LeaseStorage final : public DeviceStorage {
+ public:
+  /// `stream` is the one that next() was given, where it is ours; null where it is PyTorch's.
+  LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch);
+
+  [[nodiscard]] const DeviceBatch& batch() const noexcept { return batch_; }
+  void hand_to(StreamHandle stream) override;
+  void wait_on(const Stream& stream) const override;
+  void synchronize() const override;
+
+ private:
+  Device device_;
+  std::shared_ptr<const Stream> stream_;
+  mutable std::mutex mutex_;
+  DeviceBatch batch_;
+};
+
+/// Loader for Python: batches as lists of arrays.
+class NativeLoader {
+ public:
+  using Arrays = std::vector<std::pair<std::string, nb::object>>;
+
+  NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options);
+  ~NativeLoader();
+  NativeLoader(const NativeLoader&) = delete;
+  NativeLoader& operator=(const NativeLoader&) = delete;
+
+  /// One array for each field, or None at the end of an epoch. On a GPU later work of PyTorch's current
+  /// stream waits for them; on the host device the host blocks until they are there.
+  [[nodiscard]] nb::object next();
+  [[nodiscard]] Loader& loader() noexcept { return *loader_; }
+  void close();
+
+ private:
+  [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const;
+
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<const Stream> stream_;
+  std::optional<Loader> loader_;
+};
+
+void bind_loader(nb::module_& module);
+
+}  // namespace penstock::python
