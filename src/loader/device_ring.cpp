@@ -119,12 +119,14 @@ void DeviceRing::put_back(DeviceSlot& slot, bool spoiled) noexcept {
   if (!spoiled) free_.insert(free_.begin(), &slot);
 }
 
-bool DeviceRing::is_stuck() const {
+bool DeviceRing::is_stuck(std::thread::id me) const {
   if (!published_.empty() || exhausted_.empty() || !producer_waits_ || !free_.empty() || stopped_)
     return false;
-  return std::ranges::all_of(leased_, [&](const DeviceSlot* slot) {
-    return !slot->handed_over && std::ranges::find(waiting_, slot->holder) != waiting_.end();
-  });
+  // Who holds nothing goes on waiting: those who do are told, and then let go.
+  return (leased_.empty() || std::ranges::find(leased_, me, &DeviceSlot::holder) != leased_.end()) &&
+         std::ranges::all_of(leased_, [&](const DeviceSlot* slot) {
+           return !slot->handed_over && std::ranges::find(waiting_, slot->holder) != waiting_.end();
+         });
 }
 
 void DeviceRing::refuse_stuck() const {
@@ -150,7 +152,7 @@ Arrival DeviceRing::take() {
     waiting_.erase(std::ranges::find(waiting_, me));
     if (closed_) consumer_.notify_all();
   };
-  while (!closed_ && published_.empty() && !is_stuck()) consumer_.wait(lock);
+  while (!closed_ && published_.empty() && !is_stuck(me)) consumer_.wait(lock);
   leave();
   if (closed_) throw Closed("The loader was closed, and gives out no more batches.");
   if (published_.empty()) refuse_stuck();

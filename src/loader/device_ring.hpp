@@ -83,8 +83,8 @@ class DeviceRing {
   void put_back(DeviceSlot& slot, bool spoiled) noexcept;
 
   /// For the consumer: what was published next, with its slot leased to the calling thread. An error stays
-  /// and is thrown each time. Blocks the host. Throws Closed, and OutOfMemory where nobody who could let go
-  /// of a lease does anything but wait for a batch.
+  /// and is thrown each time. Blocks the host. Throws Closed, and OutOfMemory where the thread holds
+  /// leases, and nobody who could let go of one does anything but wait for a batch.
   [[nodiscard]] Arrival take();
   /// Ends a lease. Throws DeviceError where the work on it cannot be marked.
   void give_back(DeviceSlot& slot);
@@ -107,7 +107,8 @@ class DeviceRing {
  private:
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] bool is_stuck() const;
+  /// Whether `me`, who waits for a batch, would wait for good.
+  [[nodiscard]] bool is_stuck(std::thread::id me) const;
   [[noreturn]] void refuse_stuck() const;
 
   Device device_;

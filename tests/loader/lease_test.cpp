@@ -1,0 +1,317 @@
+#include "loader/faulty_fixture.hpp"
+#include "support/gate.hpp"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+
+/// Slots of the ring: who has them, for how long, and what there is when none is left.
+namespace penstock::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kRow = 1024;
+constexpr std::size_t kBatch = 8;
+constexpr std::size_t kSlotBytes = kRow * kBatch + 256;
+
+class LoaderLeases : public FaultyLoaderTest {
+ protected:
+  /// A ring of at most `slots`.
+  LoaderOptions limited(std::size_t slots, std::size_t depth = 2) const {
+    return {.batch_size = kBatch,
+            .shuffle = true,
+            .prefetch_depth = depth,
+            .device_budget_bytes = slots * kSlotBytes};
+  }
+
+  std::vector<DeviceBatch> take(Loader& loader, std::size_t count) {
+    std::vector<DeviceBatch> batches;
+    while (batches.size() < count) {
+      if (auto batch = loader.next(*stream_)) batches.push_back(std::move(*batch));
+    }
+    return batches;
+  }
+
+  /// The bytes are those that the batch says it holds; it is left as it is.
+  void expect_intact(const DeviceBatch& batch) {
+    const DeviceField& field = batch.field("x");
+    const Buffer pinned = pinned_->allocate(field.bytes);
+    device_->backend().copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h, stream_->native());
+    stream_->synchronize();
+    std::vector<std::byte> expected(batch.size() * kRow);
+    dataset_.gather(0, batch.indices(), expected);
+    EXPECT_EQ(first_difference(pinned.bytes(), expected), -1)
+        << "epoch " << batch.epoch() << ", batch " << batch.index();
+  }
+
+  const Dataset dataset_{{random_field("x", DType::uint8, {kRow}, 160, 1)}};
+};
+PENSTOCK_DEVICE_SUITE(LoaderLeases);
+
+TEST_P(LoaderLeases, KeptBatchesStayAsTheyAreWhileTheRingGrows) {
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(::testing::PrintToString(way));
+    Loader loader(dataset_, *device_,
+                  {.batch_size = kBatch,
+                   .shuffle = true,
+                   .residency = Residency::parse(way.residency),
+                   .gather = way.gather,
+                   .threads = 2});
+    std::mt19937_64 random(7);
+    std::vector<DeviceBatch> kept;
+    std::vector<std::byte*> addresses;
+    for (int i = 0; i < 1000; ++i) {
+      auto batch = loader.next(*stream_);
+      if (!batch || kept.size() == 15 || random() % 4 != 0) continue;
+      addresses.push_back(batch->field(0).data);
+      kept.push_back(std::move(*batch));
+    }
+    ASSERT_EQ(kept.size(), 15U);
+    EXPECT_EQ(std::set(addresses.begin(), addresses.end()).size(), 15U);
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      EXPECT_EQ(kept[i].field(0).data, addresses[i]);
+      expect_intact(kept[i]);
+    }
+    const FeedStatistics statistics = loader.stats();
+    EXPECT_GE(statistics.slots, 15U + 1);
+    EXPECT_LE(statistics.slots, 15U + 1 + 2);
+    EXPECT_EQ(statistics.ring_bytes, statistics.slots * kSlotBytes);
+    kept.clear();
+    for (int epoch = 0; epoch < 2; ++epoch) expect_stored(dataset_, read_epoch(loader));
+    EXPECT_EQ(loader.stats().slots, statistics.slots);
+  }
+}
+
+TEST_P(LoaderLeases, PastTheBudgetTheLeasesThatAreHeldAreNamed) {
+  Loader loader(dataset_, *device_, limited(5));
+  auto kept = take(loader, 5);
+  for (int i = 0; i < 2; ++i) {
+    try {
+      static_cast<void>(loader.next(*stream_));
+      FAIL() << "a sixth batch from five slots";
+    } catch (const OutOfMemory& error) {
+      EXPECT_THAT(error.what(), HasSubstr("5 batches are held"));
+      for (const char* batch : {"0 of epoch 0", "1 of epoch 0", "2 of epoch 0", "4 of epoch 0"}) {
+        EXPECT_THAT(error.what(), HasSubstr(batch));
+      }
+      EXPECT_EQ(error.asked(), kSlotBytes);
+      EXPECT_EQ(error.used(), 5 * kSlotBytes);
+    }
+  }
+  for (const DeviceBatch& batch : kept) expect_intact(batch);
+  EXPECT_EQ(loader.stats().slots, 5U);
+  kept.erase(kept.begin() + 2);
+  kept.push_back(std::move(*loader.next(*stream_)));
+  EXPECT_EQ(kept.back().index(), 5U);
+  for (const DeviceBatch& batch : kept) expect_intact(batch);
+  kept.clear();
+  EXPECT_EQ(read_epoch(loader).size(), 14U);
+  expect_stored(dataset_, read_epoch(loader));
+}
+
+TEST_P(LoaderLeases, ABudgetOfOneSlotServesAConsumerThatKeepsNothing) {
+  Loader loader(dataset_, *device_, limited(1, 4));
+  EXPECT_EQ(loader.stats().slots, 1U);
+  for (int epoch = 0; epoch < 2; ++epoch) expect_stored(dataset_, read_epoch(loader));
+  auto kept = loader.next(*stream_);
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory);
+  kept->release();
+  EXPECT_EQ(loader.next(*stream_)->index(), 1U);
+}
+
+TEST_P(LoaderLeases, NextWaitsForLeasesOfAnotherThread) {
+  Loader loader(dataset_, *device_, limited(3));
+  std::promise<void> let_go;
+  std::promise<void> taken;
+  std::thread holder([&] {
+    const auto batches = take(loader, 3);
+    taken.set_value();
+    let_go.get_future().wait();
+  });
+  taken.get_future().wait();
+  auto waiting = std::async(std::launch::async, [&] { return loader.next(*stream_); });
+  EXPECT_EQ(waiting.wait_for(30ms), std::future_status::timeout);
+  let_go.set_value();
+  const auto batch = waiting.get();
+  EXPECT_EQ(batch->index(), 3U);
+  expect_intact(*batch);
+  holder.join();
+}
+
+TEST_P(LoaderLeases, NextWaitsForLeasesThatWereHandedOver) {
+  Loader loader(dataset_, *device_, limited(3));
+  auto held = take(loader, 3);
+  for (int i = 0; i < 3; ++i) {
+    for (DeviceBatch& batch : held) batch.hand_over();
+    std::promise<void> let_go;
+    std::thread other([&, batches = std::exchange(held, {})]() mutable {
+      let_go.get_future().wait();
+      batches.clear();
+    });
+    std::thread opener([&] {
+      std::this_thread::sleep_for(10ms);
+      let_go.set_value();
+    });
+    held = take(loader, 3);
+    other.join();
+    opener.join();
+    EXPECT_EQ(held.front().index(), static_cast<std::uint64_t>(3 * (i + 1)));
+    EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory) << "handing over ends with the lease";
+  }
+}
+
+TEST_P(LoaderLeases, ThreadsThatAllHoldAndAllWaitAreTold) {
+  Loader loader(dataset_, *device_, limited(4));
+  std::atomic<int> refused{0};
+  const auto consume = [&] {
+    const Stream stream = device_->create_stream();
+    std::vector<DeviceBatch> held;
+    for (int i = 0; i < 60; ++i) {
+      try {
+        if (auto batch = loader.next(stream)) held.push_back(std::move(*batch));
+      } catch (const OutOfMemory&) {
+        EXPECT_FALSE(held.empty()) << "who holds nothing waits";
+        ++refused;
+        held.clear();
+      }
+    }
+  };
+  std::thread a(consume);
+  std::thread b(consume);
+  std::thread c(consume);
+  a.join();
+  b.join();
+  c.join();
+  EXPECT_GT(refused, 0);
+}
+
+TEST_P(LoaderLeases, LeasesOutliveTheirLoader) {
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(::testing::PrintToString(way));
+    std::vector<DeviceBatch> held;
+    {
+      Loader loader(dataset_, *faulty_device_,
+                    {.batch_size = kBatch,
+                     .shuffle = true,
+                     .residency = Residency::parse(way.residency),
+                     .gather = way.gather});
+      held = take(loader, 4);
+    }
+    EXPECT_EQ(faulty_->live().registrations, 0U);
+    EXPECT_EQ(faulty_->live().streams, 0U);
+    for (const DeviceBatch& batch : held) expect_intact(batch);
+    const Buffer pinned = pinned_->allocate(held[0].field(0).bytes);
+    const auto indices = held[0].indices();
+    device_->backend().copy(pinned.data(), held[0].field(0).data, pinned.size(), CopyDirection::d2h,
+                            stream_->native());
+    held.clear();
+    EXPECT_EQ(faulty_->live(), LiveHandles{});
+    stream_->synchronize();
+    std::vector<std::byte> expected(pinned.size());
+    dataset_.gather(0, indices, expected);
+    EXPECT_EQ(first_difference(pinned.bytes(), expected), -1);
+  }
+}
+
+TEST_P(LoaderLeases, ASlotStaysUntilTheWorkOfEveryStreamItWasUsedOnIsDone) {
+  for (const bool second : {false, true}) {
+    for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy}) {
+      SCOPED_TRACE(second ? "use_on" : "next");
+      Loader loader(dataset_, *device_, {.batch_size = kBatch, .shuffle = true, .gather = gather});
+      GatedStream gated(*device_);
+      const Buffer pinned = pinned_->allocate(kBatch * kRow);
+      auto batch = loader.next(second ? *stream_ : gated.stream());
+      if (second) batch->use_on(gated.stream());
+      std::byte* const slot = batch->field(0).data;
+      const auto indices = batch->indices();
+      device_->backend().copy(pinned.data(), slot, pinned.size(), CopyDirection::d2h,
+                              gated.stream().native());
+      batch.reset();
+      std::vector<DeviceBatch> later;
+      while (later.empty() || later.back().field(0).data != slot) {
+        later.clear();
+        later = take(loader, 1);
+      }
+      const auto until = std::chrono::steady_clock::now() + 20ms;
+      while (!stream_->query() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      EXPECT_FALSE(stream_->query()) << "the next batch of that slot is not there yet";
+      gated.open();
+      gated.stream().synchronize();
+      std::vector<std::byte> expected(pinned.size());
+      dataset_.gather(0, indices, expected);
+      EXPECT_EQ(first_difference(pinned.bytes(), expected), -1);
+      expect_intact(later.back());
+    }
+  }
+}
+
+TEST_P(LoaderLeases, MovingABatchMovesItsLease) {
+  Loader loader(dataset_, *device_, limited(3));
+  auto first = loader.next(*stream_);
+  auto second = loader.next(*stream_);
+  std::byte* const address = second->field(0).data;
+  const auto third = loader.next(*stream_);
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory);
+  *first = std::move(*second);
+  EXPECT_EQ(first->field(0).data, address);
+  EXPECT_EQ(first->index(), 1U);
+  DeviceBatch& itself = *first;
+  *first = std::move(itself);
+  EXPECT_EQ(first->index(), 1U);
+  second->release();
+  second.reset();
+  const auto fourth = loader.next(*stream_);
+  EXPECT_EQ(fourth->index(), 3U) << "the slot of what was assigned over came back";
+  expect_intact(*first);
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory);
+  first->release();
+  first->release();
+  EXPECT_EQ(loader.next(*stream_)->index(), 4U) << "given back once";
+}
+
+TEST_P(LoaderLeases, NothingIsAllocatedInTheSteadyState) {
+  const Dataset dataset({dataset_.reader(0), random_field("label", DType::int32, {}, 160, 2)});
+  for (const Way& way : kWays) {
+    for (const bool widen : {false, true}) {
+      SCOPED_TRACE(::testing::PrintToString(way));
+      const Stream other = device_->create_stream();
+      {
+        LoaderOptions options{.batch_size = kBatch,
+                              .shuffle = true,
+                              .residency = Residency::parse(way.residency),
+                              .gather = way.gather,
+                              .threads = 2};
+        if (widen) options.fields = {{.name = "x", .to = DType::float32, .scale = {2.0F}}};
+        Loader loader(dataset, *faulty_device_, options);
+        const auto count = [&] {
+          std::vector<std::size_t> calls;
+          for (const Entry entry : {Entry::device_allocate, Entry::host_allocate, Entry::host_register,
+                                    Entry::stream_create, Entry::event_create}) {
+            calls.push_back(faulty_->calls(entry));
+          }
+          return calls;
+        };
+        std::vector<std::size_t> before;
+        for (int epoch = 0; epoch < 5; ++epoch) {
+          while (auto batch = loader.next(*stream_)) batch->use_on(other);
+          if (epoch == 1) before = count();
+        }
+        EXPECT_EQ(count(), before);
+      }
+      EXPECT_EQ(faulty_->live(), LiveHandles{});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace penstock::testing
