@@ -13,6 +13,7 @@ from ._feed import Feed, FeedStatistics, feed
 from ._loader import Loader, LoaderStatistics
 from ._nests import register_batch_type
 from ._transfers import to_device, to_host
+from ._worth import Worth, worth
 
 __all__ = [
     "Array",
@@ -27,6 +28,7 @@ __all__ = [
     "LoaderStatistics",
     "OutOfMemory",
     "Unsupported",
+    "Worth",
     "__version__",
     "devices",
     "feed",
@@ -34,4 +36,5 @@ __all__ = [
     "register_batch_type",
     "to_device",
     "to_host",
+    "worth",
 ]

@@ -139,6 +139,16 @@ def test_batches_are_let_go(device):
     assert all(reference() is None for reference in references)
 
 
+def test_batches_that_nobody_else_keeps_are_read_before_they_are_freed(device):
+    def source():
+        for seed in range(12):
+            yield np.random.default_rng(seed).integers(0, 256, 5 << 20, dtype=np.uint8)
+
+    for seed, batch in enumerate(penstock.feed(source(), device, prefetch_depth=5)):
+        expected = np.random.default_rng(seed).integers(0, 256, 5 << 20, dtype=np.uint8)
+        assert same(torch.as_tensor(penstock.to_host(batch)), torch.from_numpy(expected))
+
+
 class Broken(Exception):
     pass
 

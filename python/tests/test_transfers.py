@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 import penstock
 from penstock import _core
+from penstock._engines import engine_for
+from penstock._transfers import expander_for
 from support import place, same
 
 Point = collections.namedtuple("Point", "x y")
@@ -165,6 +168,28 @@ def test_sources_may_change_when_the_call_returns(device, random):
         sent = penstock.to_device(source, device)
         source.zero_()
         assert same(sent, kept)
+
+
+def test_released_sources_may_change(device, random):
+    engine = engine_for(device)
+    for _ in range(5):
+        source = torch.from_numpy(random.integers(0, 256, 40 << 20, dtype=np.uint8))
+        kept = source.clone()
+        flight = engine.send([source], expander_for(engine))
+        flight.release_sources()
+        source.zero_()
+        assert same(flight.land(), [kept])
+
+
+def test_a_flight_that_is_dropped_does_not_write_into_what_comes_next(device, random):
+    engine = engine_for(device)
+    for _ in range(10):
+        engine.send(torch.from_numpy(random.integers(0, 256, 3 << 20, dtype=np.uint8)), expander_for(engine))
+        tree = torch.from_numpy(random.integers(0, 256, 3 << 20, dtype=np.uint8))
+        sent = penstock.to_device(tree, device)
+        assert same(sent, tree)
+    while engine.in_flight():
+        time.sleep(0.001)
 
 
 def test_tensors_that_only_pytorch_can_copy(device):
