@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The Python package: python.sh install | test [pytest's arguments] | gpu-test | format [--check] | stubs
+# The Python package: python.sh install | test [ARGS] | gpu-test [ARGS] | train [ARGS] | format [--check] | stubs
 #
 # install   into .venv, with what it finds on the package index to build with
 # test      builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs pytest
 # gpu-test  builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy and JAX
+# train     runs examples/train_fashion_mnist.py, with this Python's PyTorch where it has one, otherwise in .venv
 # stubs     writes python/penstock/_core.pyi anew
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +31,13 @@ make_wheel() {
   quietly "$1/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" .
 }
 
+# Builds with what this Python has, without a network, and puts the package on its path.
+install_beside() {
+  rm -rf "$build/beside"
+  quietly "${PYTHON:-python3}" -m pip install --no-build-isolation --no-deps --no-index --target "$build/beside" .
+  export PYTHONPATH="$build/beside${PYTHONPATH:+:$PYTHONPATH}"
+}
+
 case "${1:-}" in
   install)
     make_environment .venv
@@ -49,9 +57,20 @@ case "${1:-}" in
     ;;
   gpu-test)
     shift
-    rm -rf "$build/gpu"
-    quietly "${PYTHON:-python3}" -m pip install --no-build-isolation --no-deps --no-index --target "$build/gpu" .
-    PYTHONPATH="$build/gpu${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m pytest "$@"
+    install_beside
+    "${PYTHON:-python3}" -m pytest "$@"
+    ;;
+  train)
+    shift
+    python=${PYTHON:-python3}
+    if "$python" -c 'import torch, nanobind, scikit_build_core' 2>/dev/null; then
+      install_beside
+    else
+      make_environment .venv
+      quietly .venv/bin/python -m pip install . "$(grep ^torch== python/tests/requirements.txt)" numpy tqdm
+      python=.venv/bin/python
+    fi
+    "$python" examples/train_fashion_mnist.py "$@"
     ;;
   format)
     make_environment "$build/tools"
@@ -68,7 +87,7 @@ case "${1:-}" in
     "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
     ;;
   *)
-    echo "usage: python.sh install | test [ARGS] | gpu-test [ARGS] | format [--check] | stubs" >&2
+    echo "usage: python.sh install | test [ARGS] | gpu-test [ARGS] | train [ARGS] | format [--check] | stubs" >&2
     exit 2
     ;;
 esac

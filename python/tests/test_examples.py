@@ -45,3 +45,11 @@ def test_training_reaches_the_same_accuracy_in_each_way(images_that_can_be_told_
     assert accuracies["plain"] > 60, "it learned"
     assert accuracies["advised"] == accuracies["feed"] == accuracies["plain"]
     assert accuracies["Loader"] == pytest.approx(accuracies["plain"], abs=25)
+
+
+@pytest.mark.parametrize("name", ["cupy", "jax"])
+def test_consumers(name):
+    module = pytest.importorskip(name)
+    if name == "cupy" and not module.cuda.is_available():
+        pytest.skip("CuPy has no GPU")
+    assert run(f"{name}_consumer.py")
