@@ -51,6 +51,22 @@ TEST(HostBackend, KernelsAreRefusedPageableMemory) {
   EXPECT_THROW(device.backend().stream_wait_value(stream.native(), &word, 1), DeviceError);
 }
 
+TEST(HostBackend, MemorySharesNoPageWithTheProgramsOwn) {
+  // A page that holds both, once locked for the program's part, would make device memory look pinned.
+  const Device device = Device::open("host:memory=16MiB");
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  for (int i = 0; i < 20; ++i) {
+    DeviceBytes block(device, 100);
+    PinnedBytes pinned(device, 100);
+    const auto own = std::make_unique<std::byte[]>(100);
+    const auto page_of = [&](const void* data) { return reinterpret_cast<std::uintptr_t>(data) / page; };
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % page, 0u);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pinned.data()) % page, 0u);
+    EXPECT_NE(page_of(own.get()), page_of(block.data()));
+    EXPECT_NE(page_of(own.get()), page_of(pinned.data()));
+  }
+}
+
 TEST(HostBackend, CopiesMustStayInsideAndGoTheRightWay) {
   const Device device = Device::open("host:memory=16MiB");
   const Stream stream = device.create_stream();

@@ -119,8 +119,10 @@ bool is_mapped(Address begin, std::size_t bytes, bool read_only) {
   return reached >= begin + bytes;
 }
 
-// A kernel may read all of an aligned chunk of which it needs a byte; on a GPU it stays within the page.
-std::size_t whole_chunks(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+// A kernel may read all of an aligned chunk of which it needs a byte; on a GPU it stays within the page. And
+// a GPU's memory shares no page with the program's, which may be locked.
+constexpr std::size_t kPage = 4096;
+std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
 
@@ -171,7 +173,7 @@ Result Memory::allocate_device(int device, std::size_t bytes, Address* address) 
   const std::size_t used = device_bytes(device);
   if (used > script().memory || bytes > script().memory - used) return kOutOfMemory;
   void* data = nullptr;
-  if (posix_memalign(&data, 512, whole_chunks(bytes)) != 0) return kOutOfMemory;
+  if (posix_memalign(&data, kPage, whole_pages(bytes)) != 0) return kOutOfMemory;
   const std::lock_guard lock(mutex_);
   *address = address_of(data);
   ranges_[*address] = {bytes, Kind::device, device};
@@ -193,7 +195,7 @@ Result Memory::allocate_host(std::size_t bytes, void** data) {
   const std::size_t limit = script().lock_limit;
   if (const std::size_t used = locked_bytes_locked(); used > limit || bytes > limit - used)
     return kOutOfMemory;
-  if (posix_memalign(data, 4096, whole_chunks(bytes)) != 0) return kOutOfMemory;
+  if (posix_memalign(data, kPage, whole_pages(bytes)) != 0) return kOutOfMemory;
   ranges_[address_of(*data)] = {bytes, Kind::allocated, 0};
   return kSuccess;
 }

@@ -23,15 +23,17 @@ constexpr int kPoison = 0xDB;
 
 std::uintptr_t address_of(const void* data) noexcept { return reinterpret_cast<std::uintptr_t>(data); }
 
-void* allocate_aligned(std::size_t bytes, std::size_t alignment) noexcept {
+std::size_t page_bytes() noexcept { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
+/// Whole pages: what shared one with other memory of the program would be locked along with that.
+void* allocate_pages(std::size_t bytes) noexcept {
   const bool large = bytes >= 2 * kHugePage;
   void* data = nullptr;
-  if (posix_memalign(&data, large ? kHugePage : alignment, bytes) != 0) return nullptr;
+  if (posix_memalign(&data, large ? kHugePage : page_bytes(), align_up(bytes, page_bytes())) != 0)
+    return nullptr;
   if (large) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   return data;
 }
-
-std::size_t page_bytes() noexcept { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
 
@@ -56,7 +58,7 @@ void* HostMemory::device_allocate(std::size_t bytes) {
     }
     used_ += bytes;
   }
-  void* const data = allocate_aligned(bytes, 256);
+  void* const data = allocate_pages(bytes);
   if (data != nullptr && poison_) std::memset(data, kPoison, bytes);
   const std::unique_lock lock(mutex_);
   if (data == nullptr) {
@@ -79,7 +81,7 @@ void* HostMemory::host_allocate(std::size_t bytes) {
   if (bytes == 0) {
     throw DeviceError("PENSTOCK_INVALID_VALUE", "host_allocate", 1, "Zero bytes cannot be allocated.");
   }
-  void* const data = allocate_aligned(bytes, page_bytes());
+  void* const data = allocate_pages(bytes);
   if (data == nullptr) {
     throw OutOfMemory("the system", bytes, 0, 0, "The host has no memory left to lock.");
   }
