@@ -1,8 +1,12 @@
 #include "loader/producer.hpp"
 
+#include "core/pause.hpp"
+
 #include <penstock/core/bytes.hpp>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace penstock {
@@ -14,6 +18,16 @@ constexpr std::size_t kStreams = 2;
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 constexpr unsigned kCopyingBlocks = 8;
 constexpr unsigned kWideningBlocks = 32;
+constexpr std::chrono::microseconds kSpin{100};
+constexpr std::chrono::microseconds kNap{50};
+
+/// Blocks the host until `event` is done. The driver's own wait keeps a processor busy all the time, and its
+/// sleeping kind costs an interrupt for each event. Other stages' batches are still queued while one is
+/// waited for, so that noticing a long wait's end a nap later costs nothing.
+void wait_sparingly(const Event& event) {
+  if (spin_until([&] { return event.query(); }, kSpin)) return;
+  while (!event.query()) std::this_thread::sleep_for(kNap);
+}
 
 }  // namespace
 
@@ -44,10 +58,11 @@ Producer::Producer(const Dataset& dataset, const Device& device, const std::vect
   const std::size_t bytes = align_up(layout_.stage_bytes, 4096);
   pinned_ = std::make_unique<Pool>(make_pinned_pool(device_, {.segment_bytes = count * bytes}));
   stage_memory_ = pinned_->allocate(count * bytes);
+  auto* const on_device = static_cast<std::byte*>(device_.backend().device_address(stage_memory_.data()));
   for (std::size_t i = 0; i < count; ++i) {
     std::byte* const memory = stage_memory_.data() + i * bytes;
-    stages_.push_back(
-        {memory, reinterpret_cast<std::uint64_t*>(memory + layout_.stage_indices), device_.create_event()});
+    auto* const indices = reinterpret_cast<std::uint64_t*>(memory + layout_.stage_indices);
+    stages_.push_back({memory, on_device + i * bytes, indices, device_.create_event()});
   }
 }
 
@@ -67,7 +82,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   Stage& stage = stages_[turn_ % stages_.size()];
   const Stream& stream = streams_[turn_ % streams_.size()];
   ++turn_;
-  stage.read.synchronize();
+  wait_sparingly(stage.read);
   const auto count = static_cast<std::size_t>(run.count);
   const std::span indices(stage.indices, count);
   if (!orders_on_device_) run.fill(indices);
@@ -173,7 +188,6 @@ const Producer::HostPart* Producer::part_of(std::size_t route) const noexcept {
 void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage& stage, std::size_t count,
                               const Stream& stream) const {
   const Route& route = routes_[r];
-  const auto on_device = [&](void* locked) { return device_.backend().device_address(locked); };
   GatherRequest request;
   request.row_elements = route.row_elements;
   request.count = count;
@@ -187,16 +201,17 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
   request.head = route.resident;
   request.head_rows = route.resident_rows;
   if (const HostPart* part = part_of(r)) {
-    request.source = on_device(stage.memory + route.stage_offset);
+    request.source = stage.on_device + route.stage_offset;
     request.source_rows = route.resident_rows + part->indices.size();
     if (route.resident_rows > 0) {
-      request.indices = static_cast<const std::uint64_t*>(on_device(stage.memory + part->renumbered));
+      request.indices = reinterpret_cast<const std::uint64_t*>(stage.on_device + part->renumbered);
     }
   } else {
     request.source = route.source;
     request.source_rows = route.rows;
-    request.indices =
-        orders_on_device_ ? slot.indices : static_cast<const std::uint64_t*>(on_device(stage.indices));
+    request.indices = orders_on_device_
+                          ? slot.indices
+                          : reinterpret_cast<const std::uint64_t*>(stage.on_device + layout_.stage_indices);
   }
   if (route.streams()) {
     request.blocks = gather_blocks_ != 0 ? gather_blocks_ : route.converts ? kWideningBlocks : kCopyingBlocks;

@@ -42,6 +42,7 @@ class Producer {
  private:
   struct Stage {
     std::byte* memory = nullptr;
+    std::byte* on_device = nullptr;  ///< the same, as a kernel reaches it
     std::uint64_t* indices = nullptr;
     Event read;  ///< recorded behind the last work that reads this stage
   };
