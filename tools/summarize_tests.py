@@ -25,7 +25,9 @@ def outcome(case: ElementTree.Element) -> str:
 
 
 def show_failure(file: str, name: str, case: ElementTree.Element) -> None:
-    texts = [case.findtext("system-out") or ""] + [failure.text or "" for failure in case.findall("failure")]
+    texts = [case.findtext("system-out") or ""] + [
+        problem.text or "" for problem in case.findall("failure") + case.findall("error")
+    ]
     print(f"FAILED: {name} ({file})")
     for line in "\n".join(texts).strip().splitlines()[:LINES_OF_A_FAILURE]:
         print(f"    {line}")

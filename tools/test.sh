@@ -26,6 +26,9 @@ run_tests() { ctest --preset "$1" --parallel "${JOBS:-$(nproc)}" --output-junit 
 step build-asan tools/build.sh asan && step test-asan run_tests asan
 step build-tsan tools/build.sh tsan && step test-tsan run_tests tsan
 step build-ci tools/build.sh ci && step test-ci run_tests ci
+step format-python tools/python.sh format --check
+mkdir -p build/python
+step test-python tools/python.sh test --junit-xml=build/python/ctest.xml
 
 grep 'tests passed' build/logs/test-ci.log
 python3 -B tools/summarize_tests.py build/*/ctest.xml || failures=$((failures + 1))
