@@ -53,6 +53,10 @@ case "${1:-}" in
     rm -rf "$build/venv"
     make_environment "$build/venv"
     quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl
+    for driver in build/ci build/release; do
+      driver=$PWD/$driver/tests/fake_driver/libfake_cuda.so
+      if [ -e "$driver" ]; then export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$driver}; fi
+    done
     "$build/venv/bin/python" -m pytest "$@"
     ;;
   gpu-test)

@@ -30,11 +30,18 @@ void drop_unused(PyObject* capsule, const char* name) {
   managed->deleter(managed);
 }
 
-// DLPack's numbers for streams are the driver's handles but for 0, which it leaves undefined.
-StreamHandle parse_stream(nb::handle stream) {
+// A stream that a consumer names in DLPack's way: the driver's handle, but for 1, the legacy default stream,
+// whose handle is null, too.
+struct ConsumerStream {
+  StreamHandle handle = nullptr;
+  bool unnamed = false;  // -1: the consumer orders its work by itself
+};
+
+ConsumerStream parse_stream(nb::handle stream) {
   const auto value = stream.is_none() ? std::int64_t{1} : nb::cast<std::int64_t>(stream);
   if (value == 0 || value < -1) throw nb::value_error("__dlpack__: no such stream for CUDA");
-  return reinterpret_cast<StreamHandle>(static_cast<std::intptr_t>(value));
+  if (value <= 1) return {nullptr, value == -1};
+  return {reinterpret_cast<StreamHandle>(static_cast<std::intptr_t>(value))};
 }
 
 nb::object to_dlpack(const DeviceArray& array, nb::handle stream, nb::handle max_version, nb::handle device,
@@ -45,17 +52,11 @@ nb::object to_dlpack(const DeviceArray& array, nb::handle stream, nb::handle max
     throw nb::buffer_error("__dlpack__: the array stays on its device; see penstock.to_host");
   }
   if (!copy.is_none() && nb::cast<bool>(copy)) throw nb::buffer_error("__dlpack__: does not copy");
-  const StreamHandle handle = parse_stream(stream);
+  const ConsumerStream consumer = parse_stream(stream);
   {
     const nb::gil_scoped_release unlocked;
-    // -1: the consumer orders its work itself, on a stream it does not name; the legacy default stands for
-    // it.
-    if (handle == reinterpret_cast<StreamHandle>(std::intptr_t{-1})) {
-      array.storage->synchronize();
-      array.storage->hand_to(reinterpret_cast<StreamHandle>(std::intptr_t{1}));
-    } else {
-      array.storage->hand_to(handle);
-    }
+    if (consumer.unnamed) array.storage->synchronize();
+    array.storage->hand_to(consumer.handle);
   }
   const TensorView view = leaf.view(array.storage, const_cast<std::byte*>(leaf.data), leaf.device);
   if (!max_version.is_none() && nb::cast<int>(max_version[0]) >= 1) {
@@ -93,7 +94,7 @@ nb::dict cuda_array_interface(const DeviceArray& array) {
   {
     const nb::gil_scoped_release unlocked;
     array.storage->synchronize();
-    array.storage->hand_to(reinterpret_cast<StreamHandle>(std::intptr_t{1}));
+    array.storage->hand_to(nullptr);
   }
   nb::dict answer;
   answer["shape"] = shape_of(array);
