@@ -57,8 +57,7 @@ for x, y in loader:
     assert (xs == samples[ys]).all()
     seen.append(ys)
 assert (np.sort(np.concatenate(seen)) == np.arange(len(samples))).all()
-assert raises(penstock.DeviceError, lambda: penstock.to_device(tree, "cuda:77")) or raises(
-    penstock.InvalidArgument, lambda: penstock.to_device(tree, "cuda:77"))
+assert raises(penstock.InvalidArgument, lambda: penstock.to_device(tree, "cuda:77"))
 assert "torch" not in sys.modules
 print("done")
 """
