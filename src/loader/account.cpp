@@ -59,13 +59,12 @@ void Account::discard(TimedBatch* timed) noexcept {
 
 Account::Question::Question(Account& account, const Stream& stream)
     : account_(account), stream_(stream), asked_(account.now()) {
-  {
-    const std::lock_guard lock(account_.mutex_);
-    if (account_.spare_.empty()) return;
-    event_.emplace(std::move(account_.spare_.back()));
-    account_.spare_.pop_back();
-  }
-  event_->record(stream_);
+  const std::lock_guard lock(account_.mutex_);
+  account_.harvest();
+  if (account_.spare_.empty()) return;
+  account_.spare_.back().record(stream_);
+  event_.emplace(std::move(account_.spare_.back()));
+  account_.spare_.pop_back();
 }
 
 Account::Question::~Question() {
@@ -85,9 +84,8 @@ void Account::Question::answer(const Arrival& arrival, std::size_t delivered_byt
     std::swap(timed->asked, *event_);
     try {
       if (!is_end) timed->arrived.record(stream_);
-    } catch (...) {
-      account_.discard(timed);
-      throw;
+    } catch (...) {  // the batch is the consumer's all the same, and goes untimed
+      account_.discard(std::exchange(timed, nullptr));
     }
   }
   const std::lock_guard lock(account_.mutex_);
@@ -106,7 +104,6 @@ void Account::Question::answer(const Arrival& arrival, std::size_t delivered_byt
     s.slot_wait_seconds += arrival.slot_wait_seconds;
     sum.ready += arrival.ready;
   });
-  account_.harvest();
 }
 
 template <typename Update>
@@ -123,9 +120,16 @@ void Account::update(std::uint64_t epoch, Update&& update) {
 }
 
 void Account::harvest() {
-  std::size_t read_now = 0;
-  while (read_now < pending_.size() && pending_[read_now]->last().query()) read(*pending_[read_now++]);
-  pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(read_now));
+  while (!pending_.empty() && pending_.front()->last().query()) {
+    TimedBatch* const timed = pending_.front();
+    pending_.erase(pending_.begin());
+    try {
+      read(*timed);
+    } catch (...) {
+      free_.push_back(timed);
+      throw;
+    }
+  }
 }
 
 void Account::read(TimedBatch& timed) {
@@ -146,7 +150,7 @@ void Account::read(TimedBatch& timed) {
     update(previous_->times.epoch, [&](Sum& sum) { sum.statistics.compute_seconds += computed; });
   }
   add_times(times, timed.is_end);
-  previous_seconds_ = seconds(timed.last());
+  previous_seconds_ = timed.is_end ? times.asked : times.arrived;
   if (previous_ != nullptr) free_.push_back(previous_);
   previous_ = &timed;
 }

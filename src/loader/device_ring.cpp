@@ -13,12 +13,14 @@
 namespace penstock {
 
 DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::vector<Route>& routes,
-                       const Layout& layout, std::size_t batch, std::size_t prefetch_depth)
+                       const Layout& layout, std::size_t batch, std::size_t prefetch_depth,
+                       const SamplerState& position)
     : device_(std::move(device)),
       memory_(std::move(memory)),
       slot_bytes_(layout.slot_bytes),
       indices_offset_(layout.slot_bytes - align_up(batch * sizeof(std::uint64_t), 256)),
-      depth_(prefetch_depth) {
+      depth_(prefetch_depth),
+      position_(position) {
   for (const Route& route : routes) {
     DeviceField& field = fields_.emplace_back();
     field.name = route.stored.name;
@@ -111,7 +113,7 @@ void DeviceRing::publish(Arrival arrival) {
     if (arrival.slot != nullptr) ++ready_;
     published_.push_back(std::move(arrival));
   }
-  consumer_.notify_one();
+  consumer_.notify_all();
 }
 
 void DeviceRing::put_back(DeviceSlot& slot, bool spoiled) noexcept {
@@ -143,7 +145,7 @@ void DeviceRing::refuse_stuck() const {
                                 leased_.size(), held, exhausted_));
 }
 
-Arrival DeviceRing::take() {
+Arrival DeviceRing::take(const Stream& stream) {
   const std::thread::id me = std::this_thread::get_id();
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
@@ -157,9 +159,12 @@ Arrival DeviceRing::take() {
   if (closed_) throw Closed("The loader was closed, and gives out no more batches.");
   if (published_.empty()) refuse_stuck();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
+  if (published_.front().slot != nullptr) stream.wait(published_.front().slot->ready);
   Arrival arrival = std::move(published_.front());
   published_.erase(published_.begin());
+  position_ = arrival.state;
   if (arrival.slot == nullptr) return arrival;
+  arrival.slot->users.push_back(stream.native());
   --ready_;
   arrival.ready = ready;
   arrival.slot->holder = me;
@@ -207,17 +212,20 @@ void DeviceRing::stop() noexcept {
   producer_.notify_all();
 }
 
-void DeviceRing::reset() noexcept {
+std::vector<Arrival> DeviceRing::reset(const SamplerState& position) {
+  std::vector<Arrival> dropped;
+  dropped.reserve(depth_ + 2);
   const std::lock_guard lock(mutex_);
-  for (Arrival& arrival : published_) {
-    if (arrival.slot != nullptr) {
-      arrival.slot->done_count = 0;
-      free_.push_back(arrival.slot);
-    }
+  published_.swap(dropped);
+  for (const Arrival& arrival : dropped) {
+    if (arrival.slot == nullptr) continue;
+    arrival.slot->done_count = 0;
+    free_.push_back(arrival.slot);
   }
-  published_.clear();
   ready_ = 0;
+  position_ = position;
   stopped_ = false;
+  return dropped;
 }
 
 void DeviceRing::close() noexcept {
@@ -229,9 +237,15 @@ void DeviceRing::close() noexcept {
   consumer_.wait(lock, [&] { return waiting_.empty(); });
 }
 
-bool DeviceRing::has_failed() const {
+SamplerState DeviceRing::position() const {
   const std::lock_guard lock(mutex_);
-  return !published_.empty() && published_.front().error != nullptr;
+  return position_;
+}
+
+bool DeviceRing::is_at_start_of(std::uint64_t epoch) const {
+  const std::lock_guard lock(mutex_);
+  const bool has_failed = !published_.empty() && published_.front().error != nullptr;
+  return position_.epoch == epoch && position_.consumed == 0 && !has_failed;
 }
 
 RingSize DeviceRing::size() const {

@@ -67,7 +67,8 @@ class DeviceRing {
  public:
   /// Makes the first slots: fewer where there is memory for less, one at least. Throws OutOfMemory.
   DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::vector<Route>& routes,
-             const Layout& layout, std::size_t batch, std::size_t prefetch_depth);
+             const Layout& layout, std::size_t batch, std::size_t prefetch_depth,
+             const SamplerState& position);
   ~DeviceRing();
   DeviceRing(const DeviceRing&) = delete;
   DeviceRing& operator=(const DeviceRing&) = delete;
@@ -82,24 +83,28 @@ class DeviceRing {
   /// `ready` does not mark; it is never used again.
   void put_back(DeviceSlot& slot, bool spoiled) noexcept;
 
-  /// For the consumer: what was published next, with its slot leased to the calling thread. An error stays
-  /// and is thrown each time. Blocks the host. Throws Closed, and OutOfMemory where the thread holds
+  /// For the consumer: what was published next, with its slot leased to the calling thread, and `stream` made
+  /// to wait for it. An error stays and is thrown each time, and where `stream` cannot wait the batch stays.
+  /// Blocks the host. Throws Closed, DeviceError, and OutOfMemory where the thread holds
   /// leases, and nobody who could let go of one does anything but wait for a batch.
-  [[nodiscard]] Arrival take();
+  [[nodiscard]] Arrival take(const Stream& stream);
   /// Ends a lease. Throws DeviceError where the work on it cannot be marked.
   void give_back(DeviceSlot& slot);
   void hand_over(DeviceSlot& slot) noexcept;
 
   /// Makes acquire return null until reset.
   void stop() noexcept;
-  /// With no producer at work: forgets what was published, and starts anew.
-  void reset() noexcept;
+  /// With no producer at work: starts anew at `position`. Returns what was published, whose slots are free
+  /// again.
+  std::vector<Arrival> reset(const SamplerState& position);
   /// Ends take() in all threads with Closed, for good; returns when they have left.
   void close() noexcept;
 
   [[nodiscard]] RingSize size() const;
-  /// True when take() would throw what went wrong in the producer.
-  [[nodiscard]] bool has_failed() const;
+  /// After what take() has given out.
+  [[nodiscard]] SamplerState position() const;
+  /// True when take() would give the first batch of `epoch`, not what went wrong in the producer.
+  [[nodiscard]] bool is_at_start_of(std::uint64_t epoch) const;
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   /// True in a child of fork, where nothing of this may be touched.
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
@@ -126,6 +131,7 @@ class DeviceRing {
   std::vector<DeviceSlot*> free_;  ///< the first was free for longest
   std::vector<Arrival> published_;
   std::size_t ready_ = 0;  ///< batches among them
+  SamplerState position_;
   std::vector<DeviceSlot*> leased_;
   std::vector<std::thread::id> waiting_;
   std::string exhausted_;  ///< why the ring cannot grow any more; empty: it may

@@ -56,7 +56,10 @@ Loader::~Loader() {
     static_cast<void>(new std::shared_ptr<LoaderState>(std::move(state_)));
     return;
   }
-  state_->close();
+  try {
+    state_->close();
+  } catch (...) {  // a device that failed does no more work either
+  }
 }
 
 Loader::Loader(Loader&&) noexcept = default;
@@ -87,7 +90,7 @@ FeedStatistics Loader::stats() const { return state_->stats(); }
 std::optional<FeedStatistics> Loader::epoch_stats(std::uint64_t epoch) const {
   return state_->epoch_stats(epoch);
 }
-std::vector<BatchTimes> Loader::timeline() const { return state_->account().timeline(); }
+std::vector<BatchTimes> Loader::timeline() const { return state_->timeline(); }
 
 std::vector<std::string> Loader::describe() const {
   std::vector<std::string> lines;

@@ -64,8 +64,7 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
       dataset_(options_.narrow ? narrow_small_fields(dataset, team_.get()) : std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options(options_)),
       sampler_(first_sampler_),
-      batch_(static_cast<std::size_t>(std::min(options_.batch_size, sampler_.samples_per_epoch()))),
-      position_(sampler_.state()) {
+      batch_(static_cast<std::size_t>(std::min(options_.batch_size, sampler_.samples_per_epoch()))) {
   set_up();
   begin_production();
 }
@@ -78,7 +77,8 @@ void LoaderState::set_up() {
   const Layout layout = lay_out(routes_, batch_);
   resident_ = std::make_unique<Resident>(device_, *memory_, routes_);
   is_resident_ = resident_bytes == 0;
-  ring_ = std::make_shared<DeviceRing>(device_, memory_, routes_, layout, batch_, options_.prefetch_depth);
+  ring_ = std::make_shared<DeviceRing>(device_, memory_, routes_, layout, batch_, options_.prefetch_depth,
+                                       sampler_.state());
   account_ = std::make_unique<Account>(device_, options_.timeline_batches);
   const bool gathers = std::ranges::any_of(routes_, &Route::host_gathered);
   if (!gathers && is_resident_) team_.reset();
@@ -95,14 +95,19 @@ std::size_t LoaderState::choose_memory() {
                       "one batch does not fit; use smaller batches or raise the budget");
   }
   const std::size_t ring = slot * (options_.prefetch_depth + 1);
-  const std::size_t beside_ring = budget - std::min(budget, ring);
+  const std::size_t beside_ring = budget - std::min(budget, ring + factor_bytes(routes_));
   const std::size_t resident = choose_residency(routes_, options_.residency, beside_ring);
   memory_ = std::make_shared<Pool>(make_device_pool(
       device_, {.budget_bytes = budget, .segment_bytes = std::max(slot, std::size_t{1} << 20)}));
   return resident;
 }
 
-LoaderState::~LoaderState() { close(); }
+LoaderState::~LoaderState() {
+  try {
+    close();
+  } catch (...) {  // a device that failed does no more work either
+  }
+}
 
 void LoaderState::begin_production() {
   stopping_ = false;
@@ -186,18 +191,12 @@ void LoaderState::refuse_fork() const {
 std::optional<DeviceBatch> LoaderState::next(const Stream& stream) {
   refuse_fork();
   Account::Question question(*account_, stream);
-  const Arrival arrival = ring_->take();
-  {
-    const std::lock_guard lock(position_mutex_);
-    position_ = arrival.state;
-    at_epoch_start_ = arrival.slot == nullptr;
-  }
+  const Arrival arrival = ring_->take(stream);
   if (arrival.slot == nullptr) {
     question.answer(arrival, 0);
     return std::nullopt;
   }
   DeviceBatch batch(ring_, arrival.slot);
-  batch.use_on(stream);
   question.answer(arrival, batch.size() * sample_delivered_bytes_);
   return batch;
 }
@@ -210,21 +209,14 @@ void LoaderState::go_to(Change&& change) {
   Sampler changed = first_sampler_;
   change(changed);
   end_production();
-  ring_->reset();
   sampler_ = changed;
-  {
-    const std::lock_guard lock(position_mutex_);
-    position_ = sampler_.state();
-    at_epoch_start_ = position_.consumed == 0;
-  }
+  for (const Arrival& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
   begin_production();
 }
 
 void LoaderState::start_epoch(std::uint64_t epoch) {
-  {
-    const std::lock_guard lock(position_mutex_);
-    if (at_epoch_start_ && position_.epoch == epoch && !ring_->has_failed()) return;
-  }
+  refuse_fork();
+  if (ring_->is_at_start_of(epoch)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
 }
 
@@ -233,8 +225,8 @@ void LoaderState::restore(const SamplerState& state) {
 }
 
 SamplerState LoaderState::state() const {
-  const std::lock_guard lock(position_mutex_);
-  return position_;
+  refuse_fork();
+  return ring_->position();
 }
 
 std::uint64_t LoaderState::batches_left() const {
@@ -263,11 +255,20 @@ FeedStatistics LoaderState::complete(FeedStatistics statistics) const {
   return statistics;
 }
 
-FeedStatistics LoaderState::stats() const { return complete(account_->total()); }
+FeedStatistics LoaderState::stats() const {
+  refuse_fork();
+  return complete(account_->total());
+}
 
 std::optional<FeedStatistics> LoaderState::epoch_stats(std::uint64_t epoch) const {
+  refuse_fork();
   const auto statistics = account_->epoch(epoch);
   return statistics ? std::optional(complete(*statistics)) : std::nullopt;
+}
+
+std::vector<BatchTimes> LoaderState::timeline() const {
+  refuse_fork();
+  return account_->timeline();
 }
 
 }  // namespace penstock

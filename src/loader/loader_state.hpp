@@ -43,7 +43,7 @@ class LoaderState {
 
   [[nodiscard]] FeedStatistics stats() const;
   [[nodiscard]] std::optional<FeedStatistics> epoch_stats(std::uint64_t epoch) const;
-  [[nodiscard]] Account& account() const noexcept { return *account_; }
+  [[nodiscard]] std::vector<BatchTimes> timeline() const;
 
   [[nodiscard]] const Sampler& first_sampler() const noexcept { return first_sampler_; }
   [[nodiscard]] const std::vector<Route>& routes() const noexcept { return routes_; }
@@ -84,10 +84,6 @@ class LoaderState {
   std::unique_ptr<Producer> producer_;
   bool is_resident_ = false;
   std::atomic<bool> stopping_{false};
-
-  mutable std::mutex position_mutex_;
-  SamplerState position_;  ///< after what next() gave out
-  bool at_epoch_start_ = true;
 
   std::mutex control_mutex_;  ///< start_epoch, restore, close
   std::thread thread_;

@@ -92,8 +92,8 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
     arrival.times.gather_end = account.now();
   }
   arrival.times.link_bytes = link_bytes(indices);
-  spoiled = true;
   ring.wait_for_users(slot, stream);
+  spoiled = true;
   try {
     if (arrival.timed != nullptr) arrival.timed->begin.record(stream);
     if (orders_on_device_) enqueue_order(slot, run, stream);

@@ -184,6 +184,12 @@ std::size_t slot_bytes(const std::vector<Route>& routes, std::size_t batch) {
   return bytes;
 }
 
+std::size_t factor_bytes(const std::vector<Route>& routes) noexcept {
+  std::size_t factors = 0;
+  for (const Route& route : routes) factors += route.scale.size() + route.shift.size();
+  return align_up(factors * sizeof(float), kAlignment);
+}
+
 std::size_t choose_residency(std::vector<Route>& routes, const Residency& residency, std::size_t available) {
   using Kind = Residency::Kind;
   if (residency.kind == Kind::none) return 0;

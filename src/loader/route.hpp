@@ -62,6 +62,9 @@ struct Layout {
 /// Bytes of device memory that a slot takes.
 [[nodiscard]] std::size_t slot_bytes(const std::vector<Route>& routes, std::size_t batch);
 
+/// Bytes of device memory that the factors of all fields take.
+[[nodiscard]] std::size_t factor_bytes(const std::vector<Route>& routes) noexcept;
+
 /// Sets `resident_rows` within `available` bytes; returns the bytes they take. Throws OutOfMemory.
 std::size_t choose_residency(std::vector<Route>& routes, const Residency& residency, std::size_t available);
 
