@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from . import _core
+
 _registered: dict[type, tuple[Callable, Callable]] = {}
 
 
@@ -93,6 +95,10 @@ class Expander:
             return numpy.from_dlpack(value), _same
         if self.target != "cpu":
             return value, None
+        if isinstance(value, _core.Array):
+            from ._transfers import to_host
+
+            return to_host(value), None
         if hasattr(value, "get"):  # CuPy
             return value.get(), None
         return numpy.asarray(value), None
@@ -118,14 +124,11 @@ def _pin(value: Any, target: str) -> Any:
         return value.pin_memory(target) if by_position else value.pin_memory()
     except RuntimeError as error:
         # Without a GPU PyTorch cannot pin, and nothing is gained by it: DataLoader leaves it out, too.
-        if target == "cpu" and "accelerator" in str(error) and _from_torch(error):
+        torch = sys.modules.get("torch")
+        cannot_pin = torch is not None and not torch.cuda.is_available()
+        if target == "cpu" and cannot_pin and "accelerator" in str(error):
             return value
         raise
-
-
-def _from_torch(error: BaseException) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and not torch.cuda.is_available()
 
 
 def _array(value: Any, numpy: Any, expanded: bool) -> Any:

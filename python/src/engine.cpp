@@ -132,9 +132,10 @@ nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storag
 
 Flight Engine::send(nb::handle tree, nb::handle expand) {
   reap();
+  (void)engine();
   Tree nest(tree, expand, [this](const Leaf& leaf) {
-    (void)engine();
-    return is_host(leaf) && (cuda_ || !owns(leaf.data));
+    if (is_host(leaf)) return cuda_ || !owns(leaf.data) ? Tree::Choice::leaf : Tree::Choice::leave;
+    return cuda_ && leaf.device.index == index() ? Tree::Choice::leave : Tree::Choice::expand;
   });
   std::vector<Leaf>& leaves = nest.leaves();
   Flight flight(shared_from_this());

@@ -31,9 +31,9 @@ nb::object fetch(nb::handle tree, nb::handle expand, const std::vector<EnginePoi
   std::vector<EnginePointer> engines;
   Tree nest(tree, expand, [&](const Leaf& leaf) {
     EnginePointer engine = engine_of(leaf, host_engines, cuda_engine);
-    if (!engine) return false;
+    if (!engine) return Tree::Choice::leave;
     engines.push_back(std::move(engine));
-    return true;
+    return Tree::Choice::leaf;
   });
   const auto& leaves = nest.leaves();
   std::map<Engine*, std::vector<std::size_t>> by_engine;

@@ -87,7 +87,9 @@ bool Tree::take_array(PyObject* object) {
   } else if (!read_array(leaf, object)) {
     return false;
   }
-  if ((*wanted_)(leaf)) {
+  const Choice choice = (*wanted_)(leaf);
+  if (choice == Choice::expand) return false;
+  if (choice == Choice::leaf) {
     leaves_.push_back(std::move(leaf));
     nodes_.push_back({Kind::leaf, nb::object()});
   } else {

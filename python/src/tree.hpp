@@ -22,8 +22,10 @@ namespace penstock::python {
 ///   nest
 class Tree {
  public:
-  /// What to do with an array that was read: send it, or leave the object as it is.
-  using Wanted = std::function<bool(const Leaf&)>;
+  /// What to do with an array that was read: make it a leaf, leave the object as it is, or let `expand` see
+  /// to it.
+  enum class Choice : std::uint8_t { leaf, leave, expand };
+  using Wanted = std::function<Choice(const Leaf&)>;
 
   Tree(nb::handle root, nb::handle expand, const Wanted& wanted);
 

@@ -45,6 +45,8 @@ back = penstock.to_host(sent)
 for one, other in ((back["a"], tree["a"]), (back["b"][0], big), (back["b"][1], tree["b"][1]), (back["t"], tree["t"])):
     assert one.dtype == other.dtype and one.shape == other.shape and (one == other).all()
 assert penstock.to_device(sent, "cuda")["a"] is a
+moved = penstock.to_device(sent, "host")
+assert type(moved["a"]) is np.ndarray and (moved["a"] == tree["a"]).all()
 
 kept = list(penstock.feed([{"x": np.full(1000, i)} for i in range(30)], device="cuda"))
 assert all((penstock.to_host(batch["x"]) == i).all() for i, batch in enumerate(kept))

@@ -1,3 +1,4 @@
+import importlib.metadata
 import importlib.resources
 import os
 import pathlib
@@ -31,6 +32,8 @@ def test_package_is_typed():
 
 def test_stubs_are_those_of_the_module(tmp_path):
     pytest.importorskip("nanobind.stubgen")
+    if not importlib.metadata.version("nanobind").startswith("3.1."):
+        pytest.skip("the stubs are those of nanobind 3.1: others lay them out in another way")
     made = tmp_path / "_core.pyi"
     subprocess.run(
         [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "penstock._core", "-o", str(made)],
