@@ -71,7 +71,7 @@ void add_account(CLI::App& command, FeedOptions& options) {
 
 }  // namespace
 
-CLI::Option* add_bytes(CLI::App& command, const std::string& name, std::size_t& bytes,
+CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
                        const std::string& description) {
   return command
       .add_option_function<std::string>(

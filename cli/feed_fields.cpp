@@ -75,6 +75,7 @@ using Apply = std::function<void(std::size_t field, const std::string& value)>;
 void apply_wishes(const Dataset& dataset, const char* option, const std::vector<std::string>& texts,
                   const ApplyToAll& apply_to_all, const Apply& apply) {
   std::vector<Wish> wishes;
+  wishes.reserve(texts.size());
   for (const std::string& text : texts) wishes.push_back(parse_wish(option, text));
   for (const Wish& wish : wishes) {
     if (wish.field.empty()) apply_to_all(wish.value);

@@ -309,6 +309,7 @@ Verifier::~Verifier() = default;
 
 void Verifier::check(const DeviceBatch& batch, const Stream& stream) {
   std::vector<DeviceField> fields;
+  fields.reserve(batch.field_count());
   for (std::size_t i = 0; i < batch.field_count(); ++i) fields.push_back(batch.field(i));
   check(batch.epoch(), batch.index(), batch.indices(), fields, stream);
 }

@@ -62,7 +62,7 @@ TEST(CommandLine, SaysItsVersionAndHelps) {
   EXPECT_THAT(version.output, ::testing::MatchesRegex("penstock [0-9]+\\.[0-9]+\\.[0-9]+\n"));
   const CommandResult help = command.run({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* name : {"info", "link", "predict"}) {
+  for (const char* name : {"info", "link", "predict", "feed"}) {
     EXPECT_THAT(help.output, HasSubstr(name));
     EXPECT_EQ(command.run({name, "--help"}).status, 0);
   }
@@ -208,7 +208,6 @@ TEST(CommandLink, PutsTheProfileWhereItIsTold) {
 
 TEST(CommandLink, EndsCleanlyWhenInterrupted) {
   const Command command;
-  const fs::path json_file = command.home() / "all.json";
   for (const int signal : {SIGINT, SIGTERM}) {
     const CommandResult result =
         command.interrupt({"link", "--device", "host", "--max-bytes", "8MiB"}, "host memory copy", signal);

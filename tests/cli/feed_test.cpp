@@ -29,7 +29,7 @@ using ::testing::StartsWith;
 using Arguments = std::vector<std::string>;
 
 constexpr std::size_t kSamples = 100;
-constexpr std::size_t kPixels = 3 * 5 * 7;
+constexpr std::size_t kPixels = std::size_t{3} * 5 * 7;
 
 std::string read_text(const fs::path& file) {
   std::stringstream text;

@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using testing::random_values;
 
 constexpr std::size_t kSamples = 50;
-constexpr std::size_t kPixels = 3 * 4 * 5;
+constexpr std::size_t kPixels = std::size_t{3} * 4 * 5;
 
 struct Source {
   std::vector<std::uint8_t> images = random_values<std::uint8_t>(kSamples * kPixels, 1, 255);
