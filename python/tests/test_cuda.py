@@ -1,0 +1,124 @@
+"""What only a GPU with PyTorch can show: streams, the allocator, and the order between them."""
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from conftest import HAS_GPU
+from support import same
+
+pytestmark = pytest.mark.skipif(not (HAS_GPU and torch.cuda.is_available()), reason="no GPU that PyTorch can use")
+
+CYCLES = 50_000_000  # some 25 ms of torch.cuda._sleep
+
+
+def random_bytes(random, count):
+    return torch.from_numpy(random.integers(0, 256, count, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("count", [1000, 100_000, 40 << 20])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_memory_that_queued_work_still_reads_is_not_overwritten(random, count, pinned):
+    """PyTorch's allocator hands out memory whose last use is only queued: our copy has to wait for it."""
+    host = [random_bytes(random, count) for _ in range(4)]
+    if pinned:
+        host = [tensor.pin_memory() for tensor in host]
+    results = []
+    for tensor in host:
+        (sent,) = penstock.to_device([tensor], "cuda")
+        torch.cuda._sleep(CYCLES)
+        results.append(sent.clone())
+        del sent
+    for got, expected in zip(results, host, strict=True):
+        assert torch.equal(got.cpu(), expected)
+
+
+@pytest.mark.parametrize("count", [1000, 40 << 20])
+def test_the_consumers_stream_waits(random, count):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for batch in penstock.feed([random_bytes(random, count) for _ in range(6)], "cuda"):
+            checked = batch.clone()
+            stream.synchronize()
+            assert torch.equal(checked, batch)
+        expected = random_bytes(random, count)
+        (sent,) = penstock.feed([expected], "cuda")
+        copy = sent.clone()
+    stream.synchronize()
+    assert torch.equal(copy.cpu(), expected)
+
+
+def test_the_host_does_not_wait_for_what_is_queued(random):
+    batches = [[random_bytes(random, 1000), random_bytes(random, 64)] for _ in range(4)]
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(20 * CYCLES)
+    done.record()
+    kept = list(penstock.feed(batches, "cuda"))
+    assert not done.query(), "batches were handed out while the stream was still busy"
+    torch.cuda.synchronize()
+    assert same(kept, batches)
+
+
+def test_memory_is_pytorchs(random):
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    sent = penstock.to_device(random_bytes(random, 8 << 20), "cuda")
+    assert 8 << 20 <= torch.cuda.memory_allocated() - before < 9 << 20
+    del sent
+    penstock.to_device(torch.ones(1), "cuda")
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+
+
+def test_batches_that_were_sent_but_never_taken(random):
+    for _ in range(10):
+        for batch in penstock.feed([random_bytes(random, 20 << 20) for _ in range(4)], "cuda", prefetch_depth=3):
+            first = batch.clone()
+            break
+        expected = random_bytes(random, 20 << 20)
+        assert torch.equal(penstock.to_device(expected, "cuda").cpu(), expected)
+        assert torch.equal(first, batch)
+
+
+@pytest.mark.parametrize("gather", ["host", "zero-copy"])
+def test_a_leased_batch_is_not_refilled_while_queued_work_reads_it(random, gather):
+    samples = random.integers(0, 256, (64, 1 << 16), dtype=np.uint8)
+    results = []
+    for x in penstock.Loader(samples, 4, device="cuda", gather=gather):
+        torch.cuda._sleep(CYCLES // 10)
+        results.append(x.clone())
+        del x
+    assert torch.equal(torch.cat(results).cpu(), torch.from_numpy(samples))
+
+
+def test_gradients_keep_a_leased_batch(random):
+    samples = random.normal(size=(64, 256)).astype(np.float32)
+    weights = torch.ones(256, device="cuda", requires_grad=True)
+    for x in penstock.Loader(samples, 4, device="cuda"):
+        (x * weights).sum().backward()
+        del x
+    torch.testing.assert_close(weights.grad.cpu(), torch.from_numpy(samples.sum(0)), rtol=1e-4, atol=1e-3)
+
+
+def test_to_host_waits_for_what_is_queued():
+    tensor = torch.zeros(1 << 20, device="cuda")
+    torch.cuda._sleep(CYCLES)
+    tensor += 3
+    assert torch.equal(penstock.to_host({"t": tensor})["t"], torch.full((1 << 20,), 3.0))
+    view = torch.arange(24.0, device="cuda").reshape(4, 6)[:, ::2]
+    assert torch.equal(penstock.to_host(view), torch.arange(24.0).reshape(4, 6)[:, ::2])
+
+
+def test_the_current_gpu_is_pytorchs():
+    assert penstock.to_device(torch.ones(1), "cuda").device.index == torch.cuda.current_device()
+    assert penstock.to_device(torch.ones(1), torch.device("cuda", 0)).device.index == 0
+
+
+@pytest.mark.skipif(not HAS_GPU or torch.cuda.device_count() < 2, reason="one GPU")
+def test_two_gpus(random):
+    a, b = ([random_bytes(random, 5 << 20) for _ in range(5)] for _ in range(2))
+    for x, y, p, q in zip(penstock.feed(a, "cuda:0"), penstock.feed(b, "cuda:1"), a, b, strict=True):
+        assert (x.device.index, y.device.index) == (0, 1)
+        assert torch.equal(x.cpu(), p) and torch.equal(y.cpu(), q)
+    assert penstock.to_device(y, "cuda:0").device.index == 0
