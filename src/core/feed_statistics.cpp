@@ -70,6 +70,7 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
   const double kernel = ratio(kernel_seconds / static_cast<double>(timed_batches), span);
   const double gather = ratio(gather_seconds / static_cast<double>(batches), span);
   const double most = std::max({transfer, kernel, gather});
+  if (1 - stall_share() > std::max(most, kBusy)) return FeedLimit::consumer;
   if (most < kBusy) return FeedLimit::batches;
   if (most == transfer) return FeedLimit::link;
   return most == gather ? FeedLimit::gather : FeedLimit::device;
@@ -81,6 +82,10 @@ std::string FeedStatistics::sentence() const {
     case FeedLimit::nothing:
       return "nothing was fed yet";
     case FeedLimit::consumer:
+      if (stall_share() >= kHardlyWaits) {
+        return fmt::format("the consumer limits: at most {:.1f} % of its time, which it waited, to gain here",
+                           waited);
+      }
       return fmt::format("the consumer limits: nothing to gain here (it waited {:.1f} % of its time)",
                          waited);
     case FeedLimit::link: {
@@ -125,7 +130,7 @@ std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics) {
   const FeedStatistics& s = statistics;
   std::string text;
   const auto line = [&text](std::string_view name, const std::string& value) {
-    fmt::format_to(std::back_inserter(text), "{:<18}{}\n", name, value);
+    fmt::format_to(std::back_inserter(text), "{:<20}{}\n", name, value);
   };
   line("samples",
        fmt::format("{} in {} batches, {:.0f} a second", s.samples, s.batches, s.samples_per_second()));
@@ -140,9 +145,12 @@ std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics) {
          fmt::format("{}, moved in {}", format_bytes(s.resident_bytes), format_seconds(s.resident_seconds)));
   }
   line("time", format_seconds(s.seconds));
-  line("  gather", format_seconds(s.gather_seconds));
-  line("  transfer", format_seconds(s.transfer_seconds));
-  line("  device gather", format_seconds(s.kernel_seconds));
+  const auto stage = [&line](std::string_view name, double seconds) {
+    if (seconds > 0) line(name, format_seconds(seconds));
+  };
+  stage("  gather", s.gather_seconds);
+  stage("  transfer", s.transfer_seconds);
+  stage("  device gather", s.kernel_seconds);
   line("  compute", format_seconds(s.compute_seconds));
   line("  stall", fmt::format("{}, {:.1f} % of the consumer's time", format_seconds(s.stall_seconds),
                               percent(s.stall_share())));

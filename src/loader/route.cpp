@@ -139,7 +139,8 @@ std::string Route::describe() const {
   }
   if (to != stored.dtype || !scale.empty() || !shift.empty()) {
     text += fmt::format(", delivered as {}", dtype_name(to));
-    if (!scale.empty() || !shift.empty()) text += fmt::format(", scaled by {} channel(s)", channels);
+    if (!scale.empty() || !shift.empty())
+      text += channels == 1 ? std::string(", scaled") : fmt::format(", scaled by channel ({})", channels);
   }
   return text;
 }
