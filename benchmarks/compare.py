@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""penstock beside what a user would pick instead: one run, the same data, the same consumer, the bytes of each checked.
+
+    compare.py --device cuda --json compare.json --picture compare.png > compare.md
+    compare.py --device host --quick --only small,dict
+
+A contender counts only after an epoch (or a transfer) in which every sample that arrived was compared, on the device,
+with the dataset. What is not installed, or needs a GPU where there is none, is named as not measured. The table goes to
+standard output as Markdown, progress to standard error. Exits 1 where one of penstock's own contenders failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import platform
+import sys
+from typing import Any
+
+WORKLOADS = {
+    "images": "shuffled batches of 256 from 3x224x224 uint8",
+    "float32": "the same, delivered as float32",
+    "small": "shuffled batches of 4096 from samples of 64 float32",
+    "dict": "500 tensors of 1 KiB",
+    "tensor": "one pageable tensor of 1 GiB",
+    "weights": "a model's weights out of a safetensors file",
+    "cost": "what feed costs the thread that trains, and feed beside the bare DataLoader",
+}
+
+
+def parse() -> argparse.Namespace:
+    listed = "\n".join(f"  {name:10s}{text}" for name, text in WORKLOADS.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=f"workloads:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu", "host"], help="default: cuda where PyTorch sees a GPU")
+    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, with commas between")
+    parser.add_argument("--seconds", type=float, help="of each measured run; default 2, with --quick 0.3")
+    parser.add_argument("--step-ms", default="2,10", help="milliseconds of the consumer's steps, with commas between")
+    parser.add_argument("--images", type=int, help="how many; default 16384 on a GPU, 4096 elsewhere")
+    parser.add_argument("--small", type=int, help="small samples, default 1048576 on a GPU, 262144 elsewhere")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and times: does it run?")
+    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--picture", help="draw a PNG here (needs matplotlib)")
+    arguments = parser.parse_args()
+    arguments.only = arguments.only.split(",")
+    unknown = set(arguments.only) - WORKLOADS.keys()
+    if unknown:
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    return arguments
+
+
+def make_setting(arguments: argparse.Namespace) -> Any:
+    import torch
+    from compare.setting import Setting
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "host")
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("compare: not measured, PyTorch sees no GPU")
+    steps = [2.0] if arguments.quick else [float(step) for step in arguments.step_ms.split(",") if step]
+    return Setting(
+        "cuda" if device == "cuda" else "host",
+        arguments.seconds or (0.3 if arguments.quick else 2.0),
+        arguments.quick,
+        tuple(steps),
+    )
+
+
+def about(setting: Any) -> dict[str, Any]:
+    import torch
+
+    described = {
+        "device": torch.cuda.get_device_name() if setting.on_gpu else "the host",
+        "cores": setting.cores,
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "Python": platform.python_version(),
+        "PyTorch": torch.__version__,
+        "seconds of a run": setting.seconds,
+    }
+    try:
+        import penstock
+
+        described["penstock"] = penstock.__version__
+    except ImportError as error:
+        described["penstock"] = f"not installed ({error})"
+    return described
+
+
+def runs(arguments: argparse.Namespace, setting: Any) -> Any:
+    """The results of each workload, one workload after the other."""
+    import torch
+    from compare import data, feeding, transfers
+
+    count = arguments.images or (1024 if arguments.quick else 16384 if setting.on_gpu else 4096)
+    small_count = arguments.small or (1 << 15 if arguments.quick else 1 << 20 if setting.on_gpu else 1 << 18)
+    wanted = set(arguments.only)
+    if "dict" in wanted:
+        yield transfers.many_small(setting)
+    if "tensor" in wanted:
+        yield transfers.one_large(setting)
+    if "weights" in wanted:
+        yield transfers.weights(setting)
+    if "cost" in wanted:
+        yield transfers.feed_costs(setting)
+        yield transfers.feed_overheads(data.small(small_count // 4), setting)
+    if "small" in wanted:
+        yield feeding.feed_all(data.small(small_count), setting)
+    if wanted & {"images", "float32", "cost"}:
+        images = data.images(count, torch.uint8)
+        if "cost" in wanted:
+            yield transfers.feed_overheads(images, setting)
+        if "images" in wanted:
+            yield feeding.feed_all(images, setting)
+        if "float32" in wanted:
+            yield feeding.feed_all(data.images(count, torch.float32, images.x), setting)
+
+
+def main() -> int:
+    arguments = parse()
+    faulthandler.enable()
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        sys.exit("compare: not measured, torch is not installed")
+    from compare import feeding, report, transfers
+
+    setting = make_setting(arguments)
+    described = about(setting)
+    print(", ".join(f"{name} {value}" for name, value in described.items()), file=sys.stderr)
+    results: list = []
+    goals: list = []
+    for part in runs(arguments, setting):
+        results += part
+        goals = feeding.goals(results, setting) + transfers.goals(results, setting)
+        # After each workload: what was measured stays where a later one takes the process down.
+        if arguments.json:
+            report.write_json(arguments.json, results, goals, described)
+    print(report.markdown(results, goals, described))
+    if arguments.picture:
+        report.warn(report.draw(arguments.picture, results))
+    return 1 if any(result.ours and result.failed for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

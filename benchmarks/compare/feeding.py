@@ -1,0 +1,262 @@
+"""Feeds a dataset through each contender: as fast as it goes, and beside a consumer that computes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from . import loaders, peers
+from .data import Samples, verify
+from .setting import Contender, Goal, Result, Setting, attempt, opened
+
+
+class Throttle:
+    """Keeps the host from running ahead of the device by more than two marks."""
+
+    def __init__(self, setting: Setting, every: int):
+        self.on_gpu, self.every, self.count = setting.on_gpu, every, 0
+        self.marks: list[torch.cuda.Event] = []
+
+    def __call__(self) -> None:
+        self.count += 1
+        if not self.on_gpu or self.count % self.every:
+            return
+        if len(self.marks) >= 2:
+            self.marks.pop(0).synchronize()
+        self.marks.append(torch.cuda.Event())
+        self.marks[-1].record()
+
+
+def endless(batches: Iterable) -> Iterator:
+    while True:
+        count = 0
+        for batch in batches:
+            count += 1
+            yield batch
+        if count == 0:
+            raise ValueError("an epoch without batches")
+
+
+def rate(batches: Iterable, setting: Setting, seconds: float) -> float:
+    """Samples a second with a consumer that does nothing, epochs one after the other."""
+    throttle = Throttle(setting, every=16)
+    samples = 0
+    setting.synchronize()
+    begin = time.perf_counter()
+    for x, _ in endless(batches):
+        samples += len(x)
+        throttle()
+        if time.perf_counter() - begin > seconds:
+            break
+    setting.synchronize()
+    return samples / (time.perf_counter() - begin)
+
+
+class Compute:
+    """A consumer: matrix products (bf16 on a GPU) that take about so many milliseconds, and one read of the batch."""
+
+    def __init__(self, setting: Setting, milliseconds: float):
+        self.setting, self.milliseconds = setting, milliseconds
+        extent, kind = (4096, torch.bfloat16) if setting.on_gpu else (192, torch.float32)
+        self.a, self.b = (torch.randn(extent, extent, device=setting.target, dtype=kind) for _ in range(2))
+        self.out = torch.empty_like(self.a)
+        self.sum = torch.zeros((), device=setting.target)
+        self.repeats = 1
+        once = min(self.alone(torch.zeros(1), count=40) for _ in range(3))
+        self.repeats = max(1, round(milliseconds / once))
+
+    def __call__(self, x: torch.Tensor) -> None:
+        self.sum += x.view(-1)[0]
+        for _ in range(self.repeats):
+            torch.mm(self.a, self.b, out=self.out)
+
+    def alone(self, x: torch.Tensor, count: int) -> float:
+        """Median milliseconds of a step whose batch is there."""
+        x = x.to(self.setting.target)
+        steps = Steps(self.setting)
+        for _ in range(count):
+            steps.begin()
+            self(x)
+            steps.end()
+        return statistics.median(steps.spans())
+
+
+class Steps:
+    """When steps began and ended, in milliseconds on the consumer's stream, or on the host where that is the device."""
+
+    def __init__(self, setting: Setting):
+        self.on_gpu = setting.on_gpu
+        self.begins: list[Any] = []
+        self.ends: list[Any] = []
+
+    def _mark(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def begin(self) -> None:
+        self.begins.append(self._mark())
+
+    def end(self) -> None:
+        self.ends.append(self._mark())
+        # A loop that reads its loss now and then is about as far ahead of its GPU.
+        if self.on_gpu and len(self.ends) > 4:
+            self.ends[-5].synchronize()
+
+    def _between(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) if self.on_gpu else 1e3 * (second - first)
+
+    def spans(self) -> list[float]:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        return [self._between(a, b) for a, b in zip(self.begins, self.ends, strict=True)]
+
+    def gaps(self) -> list[float]:
+        return [self._between(a, b) for a, b in zip(self.ends, self.begins[1:], strict=False)]
+
+
+def computing(batches: Iterable, compute: Compute, setting: Setting) -> dict[str, float]:
+    """Steps of the consumer, fed: all in milliseconds, means over the steps but the first few."""
+    settle = 5
+    steps = Steps(setting)
+    begin = time.perf_counter()
+    for x, _ in endless(batches):
+        if len(steps.ends) == 0:
+            before = compute.alone(x, 20)
+            begin = time.perf_counter()
+        steps.begin()
+        compute(x)
+        steps.end()
+        if time.perf_counter() - begin > setting.seconds and len(steps.ends) >= settle + 10:
+            break
+    spans, gaps = steps.spans()[settle:], steps.gaps()[settle:]
+    alone = (before + compute.alone(x, 20)) / 2
+    product, exposed = statistics.median(spans), statistics.fmean(gaps)
+    return {
+        "step_ms": compute.milliseconds,
+        "alone_ms": alone,
+        "fed_ms": statistics.fmean(spans) + exposed,
+        "compute_ms": product,
+        "slowdown": product / alone - 1,
+        "exposed_ms": exposed,
+        "exposed_median_ms": statistics.median(gaps),
+        "exposed_share": exposed / (statistics.fmean(spans) + exposed),
+    }
+
+
+def best_option(contender: Contender, samples: Samples, setting: Setting) -> tuple[Any, dict[str, float]]:
+    """The option with the highest rate in a short run, and the rates of all."""
+    options = contender.options(setting)
+    if len(options) == 1:
+        return options[0], {}
+    rates = {}
+    for option in options:
+        with opened(contender, samples, setting, option) as batches:
+            for _ in zip(range(3), batches, strict=False):
+                pass
+            rates[option] = rate(batches, setting, setting.seconds / 2)
+    return max(rates, key=lambda option: rates[option]), {str(option): value for option, value in rates.items()}
+
+
+def measure_with(samples: Samples, setting: Setting) -> Callable[[Contender, Result], None]:
+    reference = samples.x.to(setting.target)
+    consumers = [Compute(setting, milliseconds) for milliseconds in setting.step_ms]
+
+    def measure(contender: Contender, result: Result) -> None:
+        result.option, by_option = best_option(contender, samples, setting)
+        with opened(contender, samples, setting, result.option) as batches:
+            verify(batches, samples, reference, setting)
+            result.verified = True
+            per_second = rate(batches, setting, setting.seconds)
+            result.figures = {
+                "samples_per_second": per_second,
+                "stored_gbps": per_second * samples.sample_bytes / 1e9,
+                "by_option": by_option,
+            }
+            if not contender.ceiling:
+                result.figures["steps"] = [computing(batches, compute, setting) for compute in consumers]
+
+    return measure
+
+
+def wire(samples: Samples, setting: Setting) -> Result:
+    """What the link itself carries: pinned batches copied one after the other."""
+
+    def measure(contender: Contender, result: Result) -> None:
+        pinned = torch.empty((samples.batch_size, *samples.x.shape[1:]), dtype=samples.x.dtype).pin_memory()
+        there = torch.empty_like(pinned, device=setting.target)
+
+        def batches() -> Iterator:
+            while True:
+                there.copy_(pinned, non_blocking=True)
+                yield pinned, None
+
+        rate(batches(), setting, setting.seconds / 4)
+        per_second = rate(batches(), setting, setting.seconds)
+        result.verified = torch.equal(there.cpu(), pinned)
+        result.figures = {
+            "samples_per_second": per_second,
+            "stored_gbps": per_second * samples.sample_bytes / 1e9,
+        }
+
+    contender = Contender("raw pinned copies of whole batches", lambda *_: None, gpu_only=True, ceiling=True)
+    return attempt(samples.name, contender, setting, measure)
+
+
+def feed_all(samples: Samples, setting: Setting) -> list[Result]:
+    measure = measure_with(samples, setting)
+    results = [wire(samples, setting)]
+    everyone = [*loaders.contenders(), *peers.contenders(samples)]
+    # Ours last: PyTorch's workers are forked from a process that has not yet registered the dataset.
+    everyone.sort(key=lambda contender: contender.ours)
+    return results + [attempt(samples.name, contender, setting, measure) for contender in everyone]
+
+
+def goals(results: list[Result], setting: Setting) -> list[Goal]:
+    found = {(r.workload, r.contender): r for r in results if r.verified}
+    made: list[Goal] = []
+
+    def add(what: str, wanted: str, measured: str, met: bool) -> None:
+        made.append(Goal(what, wanted, measured, met))
+
+    def per_second(workload: str, contender: str) -> float | None:
+        result = found.get((workload, contender))
+        return result.figures.get("samples_per_second") if result else None
+
+    for workload, gpu_goal, times in [("images", 51e9 / 150528, 3), ("small samples", 60e6, 10)]:
+        ours = per_second(workload, "penstock.Loader")
+        plain = [per_second(workload, f"DataLoader, {n}") for n in ("0 workers", "best of N workers")]
+        if ours is None:
+            continue
+        if setting.on_gpu:
+            add(f"{workload}, Loader", f"{gpu_goal:,.0f} samples/s", f"{ours:,.0f}", ours >= gpu_goal)
+        elif any(plain):
+            ratio = ours / max(p for p in plain if p)
+            add(f"{workload}, Loader beside the best DataLoader", f"{times} x", f"{ratio:.1f} x", ratio >= times)
+    wide = per_second("images to float32", "penstock.Loader")
+    if wide is not None and setting.on_gpu:
+        gbps = wide * 4 * 150528 / 1e9
+        add("images delivered as float32, Loader", "200 GB/s of float32", f"{gbps:.1f}", gbps >= 200)
+    for (workload, contender), result in found.items():
+        if not (setting.on_gpu and result.ours and contender.startswith("penstock.feed")):
+            continue
+        for step in result.figures.get("steps", []):
+            loader_ms = 1e3 * _batch_size(workload) / result.figures["samples_per_second"]
+            if step["alone_ms"] > 1.3 * loader_ms:
+                add(
+                    f"{workload}, exposed by {contender} at a step of {step['alone_ms']:.1f} ms",
+                    "1 % of the step",
+                    f"{100 * step['exposed_share']:.2f} %",
+                    step["exposed_share"] <= 0.01,
+                )
+    return made
+
+
+def _batch_size(workload: str) -> int:
+    return 4096 if workload == "small samples" else 256

@@ -1,0 +1,139 @@
+"""The table, the file, and the picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+from .setting import Goal, Result
+
+
+def markdown(results: list[Result], goals: list[Goal], about: dict[str, Any]) -> str:
+    lines = ["# penstock and its peers", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
+    for workload in dict.fromkeys(result.workload for result in results):
+        rows = [result for result in results if result.workload == workload]
+        lines += [f"## {workload}", "", *_table(rows)]
+        steps = [result for result in rows if result.figures.get("steps")]
+        if steps:
+            lines += ["", f"{workload}, beside a consumer that computes:", "", *_steps_table(steps)]
+        lines += ["", *(f"- {r.contender}: {r.status}" for r in rows if r.status != "measured"), ""]
+    if goals:
+        lines += ["## Goals", "", *_lines(["what", "goal", "measured", ""])]
+        lines += [f"| {g.what} | {g.wanted} | {g.measured} | {'met' if g.met else 'missed'} |" for g in goals]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+COLUMNS = {
+    "samples_per_second": ("samples/s", "{:,.0f}"),
+    "stored_gbps": ("GB/s as stored", "{:.2f}"),
+    "gbps": ("GB/s", "{:.2f}"),
+    "thread_us": ("µs of the thread", "{:,.1f}"),
+    "processor_us": ("µs of its processor", "{:,.1f}"),
+    "done_us": ("µs until there", "{:,.1f}"),
+    "thread_us_after_rest": ("µs of the thread after 2 ms of rest", "{:,.1f}"),
+    "processor_us_after_rest": ("µs of its processor after rest", "{:,.1f}"),
+    "done_us_after_rest": ("µs until there after rest", "{:,.1f}"),
+    "bare_s": ("s an epoch, bare", "{:.4f}"),
+    "fed_s": ("s an epoch, fed", "{:.4f}"),
+    "overhead": ("more, median of pairs", "{:.1%}"),
+    "ratio": ("penstock's best is", "{:.1f} x"),
+}
+
+
+def _table(rows: list[Result]) -> list[str]:
+    measured = [row for row in rows if row.verified]
+    if not measured:
+        return ["Nothing was measured."]
+    best = max((_speed(row) for row in measured if row.ours), default=0.0)
+    figures = {id(row): dict(row.figures) for row in measured}
+    for row in measured:
+        if best and _speed(row):
+            figures[id(row)]["ratio"] = best / _speed(row)
+    keys = [key for key in COLUMNS if any(key in f for f in figures.values())]
+    lines = _lines(["contender", *(COLUMNS[key][0] for key in keys)])
+    for row in measured:
+        cells = [COLUMNS[key][1].format(figures[id(row)][key]) if key in figures[id(row)] else "" for key in keys]
+        option = f" ({row.option})" if row.option not in (None, 0) else ""
+        lines.append(f"| {row.contender}{option} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _speed(row: Result) -> float:
+    """Higher is better; 0 where it has no such figure."""
+    if "samples_per_second" in row.figures:
+        return row.figures["samples_per_second"]
+    if "done_us" in row.figures:
+        return 1 / row.figures["done_us"]
+    return 1 / row.figures["thread_us"] if "thread_us" in row.figures else 0.0
+
+
+def _steps_table(rows: list[Result]) -> list[str]:
+    lines = _lines(["contender", "step alone, ms", "step fed, ms", "compute slowed by", "exposed, ms", "of the step"])
+    for row in rows:
+        for step in row.figures["steps"]:
+            lines.append(
+                f"| {row.contender} | {step['alone_ms']:.2f} | {step['fed_ms']:.2f} | {step['slowdown']:.1%} "
+                f"| {step['exposed_ms']:.3f} | {step['exposed_share']:.2%} |"
+            )
+    return lines
+
+
+def _lines(head: list[str]) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+
+
+def write_json(file: str, results: list[Result], goals: list[Goal], about: dict[str, Any]) -> None:
+    content = {
+        "about": about,
+        "results": [dataclasses.asdict(result) | {"status": result.status} for result in results],
+        "goals": [dataclasses.asdict(goal) for goal in goals],
+    }
+    pathlib.Path(file).write_text(json.dumps(content, indent=2, default=str) + "\n")
+
+
+def draw(file: str, results: list[Result]) -> str:
+    """One panel a workload. Returns why there is none; empty where it was drawn."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        return f"no picture: {error}"
+    panels = []
+    for workload in dict.fromkeys(result.workload for result in results):
+        rows = [row for row in results if row.workload == workload and row.verified and _speed(row)]
+        if rows:
+            panels.append((workload, rows))
+    if not panels:
+        return "no picture: nothing was measured"
+    heights = [len(rows) + 2 for _, rows in panels]
+    figure, axes = pyplot.subplots(
+        len(panels), 1, figsize=(10, 0.3 * sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
+    )
+    for axis, (workload, rows) in zip(axes[:, 0], panels, strict=True):
+        _bars(axis, workload, rows)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+    return ""
+
+
+def _bars(axis: Any, workload: str, rows: list[Result]) -> None:
+    key = next(k for k in ("stored_gbps", "done_us", "thread_us") if k in rows[0].figures)
+    values = [row.figures[key] for row in rows]
+    colours = ["tab:blue" if row.ours else "lightgrey" if row.ceiling else "tab:grey" for row in rows]
+    bars = axis.barh([row.contender.replace("`", "") for row in rows], values, color=colours)
+    axis.bar_label(bars, fmt="{:,.4g}", padding=3, fontsize=8)
+    axis.margins(x=0.12)
+    axis.invert_yaxis()
+    axis.tick_params(labelsize=8)
+    better = "higher" if key == "stored_gbps" else "lower"
+    axis.set_title(f"{workload}: {COLUMNS[key][0]} ({better} is better)", fontsize=9, loc="left")
+
+
+def warn(text: str) -> None:
+    if text:
+        print(text, file=sys.stderr)

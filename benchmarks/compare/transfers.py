@@ -1,0 +1,376 @@
+"""Transfers of other things than a dataset's batches: many small tensors, one large one, weights, and what feed itself
+costs the thread that trains."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import pathlib
+import shutil
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .data import Indexed, Samples, random_bytes
+from .loaders import data_loader
+from .peers import roomy_folder
+from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, median_call, opened
+
+OURS = {"needs": ("penstock",), "ours": True}
+
+
+@dataclass
+class Tensors:
+    """Named tensors on the host, and how they are to lie on the device: `make` gives a function without arguments that
+    brings them there and returns a dict."""
+
+    name: str
+    host: dict[str, torch.Tensor]
+    file: pathlib.Path | None = None
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.host.values())
+
+
+def check(moved: Any, job: Tensors, setting: Setting) -> None:
+    moved = dict(moved.items())
+    if moved.keys() != job.host.keys():
+        raise WrongBytes("other names came than were sent")
+    for name, tensor in job.host.items():
+        there = moved[name]
+        if there.device.type != setting.target.type:
+            raise WrongBytes(f"{name} is on {there.device}")
+        if there.dtype != tensor.dtype or not torch.equal(there.cpu(), tensor):
+            raise WrongBytes(f"{name} has other bytes than were sent")
+
+
+def move_all(job: Tensors, setting: Setting, contenders: list[Contender], rest: float = 0.0) -> list[Result]:
+    """Until each call returns, and until the tensors are there; with `rest`, once more after a pause."""
+
+    def measure(contender: Contender, result: Result) -> None:
+        with opened(contender, job, setting, None) as call:
+            check(call(), job, setting)
+            returned, done = median_call(call, setting, repetitions=31)
+            result.figures = {"thread_us": 1e6 * returned, "done_us": 1e6 * done, "gbps": job.bytes / done / 1e9}
+            if rest:
+                again = median_call(call, setting, repetitions=31, rest=rest)
+                result.figures |= {"thread_us_after_rest": 1e6 * again[0], "done_us_after_rest": 1e6 * again[1]}
+            check(call(), job, setting)
+            result.verified = True
+
+    return [attempt(job.name, contender, setting, measure) for contender in contenders]
+
+
+def per_tensor(non_blocking: bool, pin: bool = False) -> Callable:
+    """Moves each tensor by itself; with `pin`, out of memory that was pinned before, which counts nothing here."""
+
+    def make(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        target = setting.target
+        host = {name: t.pin_memory() for name, t in job.host.items()} if pin else job.host
+        return lambda: {name: t.to(target, non_blocking=non_blocking, copy=True) for name, t in host.items()}
+
+    return make
+
+
+def packed_by_hand(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+    """What an expert writes for tensors of one dtype: one pinned buffer, one copy, views."""
+    tensors = list(job.host.values())
+    counts = [tensor.numel() for tensor in tensors]
+    pinned = torch.empty(sum(counts), dtype=tensors[0].dtype, pin_memory=setting.on_gpu)
+    copied = torch.cuda.Event() if setting.on_gpu else None
+
+    def call() -> dict:
+        if copied is not None:
+            copied.synchronize()
+        torch.cat([tensor.view(-1) for tensor in tensors], out=pinned)
+        there = pinned.to(setting.target, non_blocking=True, copy=True)
+        if copied is not None:
+            copied.record()
+        parts = there.split(counts)
+        return {name: part.view(t.shape) for (name, t), part in zip(job.host.items(), parts, strict=True)}
+
+    return call
+
+
+def tensordict_consolidated(job: Tensors, setting: Setting, _: Any) -> Callable[[], Any]:
+    from tensordict import TensorDict
+
+    def call() -> Any:
+        packed = TensorDict(job.host, batch_size=[]).consolidate(pin_memory=setting.on_gpu)
+        return packed.to(setting.target, non_blocking=True)
+
+    return call
+
+
+def tensordict_threads(job: Tensors, setting: Setting, _: Any) -> Callable[[], Any]:
+    from tensordict import TensorDict
+
+    tree = TensorDict(job.host, batch_size=[])
+    threads = min(8, setting.cores)
+    return lambda: tree.to(setting.target, non_blocking_pin=True, num_threads=threads)
+
+
+def ours_to_device(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+    import penstock
+
+    return lambda: penstock.to_device(job.host, setting.device)
+
+
+def many_small(setting: Setting) -> list[Result]:
+    count = 50 if setting.quick else 500
+    job = Tensors(f"{count} tensors of 1 KiB", {f"t{k}": torch.rand(256) for k in range(count)})
+    contenders = [
+        Contender("`.to()` of each", per_tensor(False)),
+        Contender("`.to(non_blocking=True)` of each", per_tensor(True)),
+        Contender("`.to(non_blocking=True)` of each, pinned before", per_tensor(True, pin=True), gpu_only=True),
+        Contender("packed by hand into one pinned buffer", packed_by_hand),
+        Contender("tensordict, consolidated", tensordict_consolidated, ("tensordict",)),
+        Contender("penstock.to_device", ours_to_device, **OURS),
+    ]
+    return move_all(job, setting, contenders, rest=0.002)
+
+
+def one_large(setting: Setting) -> list[Result]:
+    size = 1 << (24 if setting.quick else 30 if setting.on_gpu else 28)
+    job = Tensors(f"one pageable tensor of {size >> 20} MiB", {"t": random_bytes(size)})
+
+    def into_pinned_buffer(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        buffer = torch.empty_like(job.host["t"], pin_memory=True)
+        return lambda: {"t": buffer.copy_(job.host["t"]).to(setting.target, non_blocking=True)}
+
+    def pin_then_move(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        return lambda: {"t": job.host["t"].pin_memory().to(setting.target, non_blocking=True)}
+
+    contenders = [
+        Contender("pinned before: the raw copy", per_tensor(True, pin=True), gpu_only=True, ceiling=True),
+        Contender("`.to()`", per_tensor(False)),
+        Contender("`.to(non_blocking=True)`", per_tensor(True)),
+        Contender("`.pin_memory().to(non_blocking=True)`", pin_then_move, gpu_only=True),
+        Contender("`.copy_()` into a pinned buffer, `.to(non_blocking=True)`", into_pinned_buffer, gpu_only=True),
+        Contender("tensordict, non_blocking_pin, threads", tensordict_threads, ("tensordict",), gpu_only=True),
+        Contender("penstock.to_device", ours_to_device, **OURS),
+    ]
+    return move_all(job, setting, contenders)
+
+
+SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+
+
+def write_safetensors(file: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
+    """The length of a JSON header, the header, and the tensors' bytes."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        kind = SAFETENSORS_NAMES[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            out.write(memoryview(tensor.contiguous().view(torch.uint8).view(-1).numpy()))
+
+
+def map_safetensors(file: pathlib.Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, as views of its mapping."""
+    kinds = {name: dtype for dtype, name in SAFETENSORS_NAMES.items()}
+    with file.open("rb") as source:
+        mapping = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY))
+    (length,) = struct.unpack("<Q", mapping[:8])
+    header = json.loads(bytes(mapping[8 : 8 + length]))
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        flat = torch.frombuffer(mapping[begin:end], dtype=kinds[entry["dtype"]])
+        tensors[name] = flat.view(entry["shape"])
+    return tensors
+
+
+def weights(setting: Setting) -> list[Result]:
+    """A model's weights out of a safetensors file in the page cache: many of a few MiB, and norms of a few KiB."""
+    layers, extent = (4, 64) if setting.quick else (32, 2048 if setting.on_gpu else 1024)
+    host: dict[str, torch.Tensor] = {}
+    for layer in range(layers):
+        for part in ("q", "k", "v", "o"):
+            host[f"layers.{layer}.{part}"] = random_bytes(extent, 2 * extent).view(torch.bfloat16)
+        for part in ("up", "down"):
+            host[f"layers.{layer}.{part}"] = random_bytes(extent, 4 * extent).view(torch.bfloat16)
+        host[f"layers.{layer}.norm"] = torch.rand(extent)
+    # Bits that mean not-a-number would compare unequal to themselves.
+    for tensor in host.values():
+        tensor.nan_to_num_()
+    job = Tensors(f"weights, {len(host)} tensors", host)
+    folder = pathlib.Path(tempfile.mkdtemp(dir=roomy_folder(job.bytes)))
+    try:
+        job.file = folder / "weights.safetensors"
+        write_safetensors(job.file, host)
+        job.name += f", {job.bytes / 2**20:.0f} MiB in a file"
+        return move_all(job, setting, _weight_contenders())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _weight_contenders() -> list[Contender]:
+    def safetensors_load(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        from safetensors.torch import load_file
+
+        return lambda: load_file(str(job.file), device=str(setting.target))
+
+    def torch_load(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        file = job.file.with_suffix(".pt")
+        torch.save(job.host, file)
+        return lambda: torch.load(file, map_location=setting.target, mmap=True, weights_only=True)
+
+    def mapped(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        return lambda: {n: t.to(setting.target, copy=True) for n, t in map_safetensors(job.file).items()}
+
+    def ours(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        import penstock
+
+        return lambda: penstock.to_device(map_safetensors(job.file), setting.device)
+
+    return [
+        Contender("torch.load(mmap=True)", torch_load),
+        Contender("the mapped file, `.to()` of each", mapped),
+        Contender("safetensors.torch.load_file", safetensors_load, ("safetensors",)),
+        Contender("penstock.to_device of the mapped file", ours, **OURS),
+    ]
+
+
+def feed_costs(setting: Setting) -> list[Result]:
+    """What the consumer's thread spends on a batch that its loader has ready."""
+    rows, many = (64, 50) if setting.quick else (256, 500)
+    batches = {
+        f"own cost: 2 tensors, {rows}x64 float32 and {rows} int64": (torch.rand(rows, 64), torch.arange(rows)),
+        f"own cost: 2 tensors, {rows}x3x224x224 uint8 and {rows} int64": (
+            random_bytes(rows, 3, 224, 224),
+            torch.arange(rows),
+        ),
+        f"own cost: dict of {many} tensors of 1 KiB": {f"t{k}": torch.rand(256) for k in range(many)},
+    }
+    results = []
+    for name, batch in batches.items():
+        contenders = [
+            Contender("`.to(non_blocking=True)` of each, pinned before", _moving(pin=True), gpu_only=True),
+            Contender("`.to(non_blocking=True)` of each", _moving(pin=False)),
+            Contender("penstock.feed", _feeding, **OURS),
+        ]
+        results += [attempt(name, c, setting, lambda c, r, b=batch: _own_cost(c, r, b, setting)) for c in contenders]
+    return results
+
+
+def _leaves(batch: Any) -> list[torch.Tensor]:
+    return list(batch.values() if isinstance(batch, dict) else batch)
+
+
+def _moving(pin: bool) -> Callable:
+    def make(batch: Any, setting: Setting, _: Any) -> Iterator:
+        host = [t.pin_memory() for t in _leaves(batch)] if pin else _leaves(batch)
+        while True:
+            yield [t.to(setting.target, non_blocking=True, copy=True) for t in host]
+
+    return make
+
+
+def _feeding(batch: Any, setting: Setting, _: Any) -> Iterator:
+    import penstock
+
+    return iter(penstock.feed(itertools.repeat(batch), device=setting.device))
+
+
+def _own_cost(contender: Contender, result: Result, batch: Any, setting: Setting) -> None:
+    """The wall and processor time of `next()`, with the device idle, so that nothing but the thread's own work counts."""
+    with opened(contender, batch, setting, None) as batches:
+        for key, rest in (("", 0.0), ("_after_rest", 0.002)):
+            wall, processor = [], []
+            end = time.perf_counter() + setting.seconds / 2
+            for k in range(2000):
+                if rest:
+                    time.sleep(rest)
+                setting.synchronize()
+                own, begin = time.thread_time(), time.perf_counter()
+                moved = next(batches)
+                last = time.perf_counter()
+                if k >= 5:
+                    wall.append(last - begin)
+                    processor.append(time.thread_time() - own)
+                if last > end and len(wall) >= 20:
+                    break
+            result.figures[f"thread_us{key}"] = 1e6 * statistics.median(wall)
+            result.figures[f"processor_us{key}"] = 1e6 * statistics.median(processor)
+        for there, tensor in zip(_leaves(moved), _leaves(batch), strict=True):
+            if not torch.equal(there.cpu(), tensor):
+                raise WrongBytes("a batch arrived with other bytes than were sent")
+        result.verified = True
+
+
+def feed_overheads(samples: Samples, setting: Setting) -> list[Result]:
+    """feed around a DataLoader beside the DataLoader alone, epochs in turn, so that both see the same machine."""
+
+    def measure(contender: Contender, result: Result) -> None:
+        import penstock
+
+        bare = contender.make(samples, setting, None)
+        fed = penstock.feed(bare, device=setting.device)
+        pairs = []
+        end = time.perf_counter() + 6 * setting.seconds
+        while len(pairs) < 3 or (time.perf_counter() < end and len(pairs) < 50):
+            pairs.append((_epoch(bare, samples, setting), _epoch(fed, samples, setting)))
+        del pairs[0]
+        bare_seconds, fed_seconds = (statistics.median(times) for times in zip(*pairs, strict=True))
+        overhead = statistics.median(f / b for b, f in pairs) - 1
+        result.figures = {"bare_s": bare_seconds, "fed_s": fed_seconds, "overhead": overhead, "pairs": len(pairs)}
+        result.verified = True
+
+    workers = max(setting.workers)
+    kinds = [
+        (f"penstock.feed(DataLoader), {count} workers", lambda s, setting, _, n=count: data_loader(s, n, pin=False))
+        for count in (0, workers)
+    ]
+    name = f"{samples.name}: feed beside the bare DataLoader"
+    return [attempt(name, Contender(kind, make, **OURS), setting, measure) for kind, make in kinds]
+
+
+def _epoch(batches: Any, samples: Samples, setting: Setting) -> float:
+    """Seconds of an epoch, of which every sample has to come. The last batch's bytes are compared outside the clock."""
+    setting.synchronize()
+    begin = time.perf_counter()
+    count = 0
+    for x, number in batches:
+        count += len(x)
+    setting.synchronize()
+    seconds = time.perf_counter() - begin
+    if count != len(samples):
+        raise WrongBytes(f"{count} samples came instead of {len(samples)}")
+    if not torch.equal(x.cpu(), samples.x[number.cpu()]):
+        raise WrongBytes("the last batch holds other samples than it says")
+    return seconds
+
+
+def goals(results: list[Result], setting: Setting) -> list[Goal]:
+    found = {(r.workload, r.contender): r.figures for r in results if r.verified}
+    made = []
+    for (workload, contender), figures in found.items():
+        if contender == "penstock.feed" and setting.on_gpu and workload.startswith("own cost"):
+            most = 400 if "dict" in workload else 30
+            made.append(Goal(workload, f"{most} µs", f"{figures['thread_us']:.0f} µs", figures["thread_us"] <= most))
+        if "overhead" in figures and not setting.on_gpu:
+            share = figures["overhead"]
+            made.append(Goal(f"{workload}, {contender}", "5 % more", f"{100 * share:.1f} %", share <= 0.05))
+        if contender == "penstock.to_device" and workload.startswith("one pageable") and setting.on_gpu:
+            raw = found.get((workload, "pinned before: the raw copy"))
+            if raw:
+                share = figures["gbps"] / raw["gbps"]
+                made.append(Goal(f"{workload}, to_device", "97 % of raw pinned", f"{100 * share:.1f} %", share >= 0.97))
+    return made
