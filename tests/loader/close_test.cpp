@@ -1,0 +1,214 @@
+#include "loader/faulty_fixture.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <random>
+#include <thread>
+#include <utility>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PENSTOCK_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define PENSTOCK_TEST_SANITIZED 1
+#endif
+#endif
+
+/// Ends: closing and destroying at any point, from any thread, and children of fork.
+namespace penstock::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+class LoaderEnds : public FaultyLoaderTest {
+ protected:
+  const Dataset dataset_{{random_field("x", DType::uint8, {512}, 80, 1)}};
+};
+PENSTOCK_DEVICE_SUITE(LoaderEnds);
+
+TEST_P(LoaderEnds, ClosingEndsNextInOtherThreads) {
+  Loader loader(dataset_, *device_, {.batch_size = 8, .device_budget_bytes = 3 * (8 * 512 + 256)});
+  std::vector<DeviceBatch> held;
+  while (held.size() < 3) held.push_back(std::move(*loader.next(*stream_)));
+  std::vector<std::future<void>> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.push_back(std::async(std::launch::async, [&] {
+      const Stream stream = device_->create_stream();
+      EXPECT_THROW(static_cast<void>(loader.next(stream)), Closed);
+    }));
+  }
+  std::this_thread::sleep_for(2ms);
+  loader.close();
+  for (auto& thread : threads) thread.get();
+  loader.close();
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), Closed);
+  EXPECT_THROW(loader.start_epoch(7), Closed);
+  EXPECT_THROW(loader.restore(loader.state()), Closed);
+  EXPECT_EQ(loader.stats().batches, 3U);
+  EXPECT_EQ(loader.state().consumed, 24U);
+  for (const DeviceBatch& batch : held) expect_stored(dataset_, read(batch));
+}
+
+TEST_P(LoaderEnds, ALoaderMayGoAfterAnyNumberOfBatches) {
+  for (const Way& way : kWays) {
+    for (int count = 0; count < 12; ++count) {
+      Loader loader(dataset_, *faulty_device_,
+                    {.batch_size = 8,
+                     .shuffle = true,
+                     .prefetch_depth = static_cast<std::size_t>(1 + count % 4),
+                     .residency = Residency::parse(way.residency),
+                     .gather = way.gather});
+      for (int i = 0; i < count; ++i) {
+        if (const auto batch = loader.next(*stream_)) expect_stored(dataset_, read(*batch));
+      }
+    }
+    EXPECT_EQ(faulty_->live(), LiveHandles{}) << way;
+  }
+}
+
+TEST_P(LoaderEnds, ALoaderMayGoWhileSamplesAreRead) {
+  std::promise<void> reading;
+  std::promise<void> go_on;
+  auto wait = go_on.get_future().share();
+  std::atomic<int> calls{0};
+  const Dataset dataset(
+      {read_callback(dataset_.field(0), 80, [&](std::uint64_t index, std::span<std::byte> out) {
+        if (calls++ == 5) {
+          reading.set_value();
+          wait.wait();
+        }
+        dataset_.gather(0, std::span(&index, 1), out);
+        return out.size();
+      })});
+  auto loader = std::make_unique<Loader>(dataset, *faulty_device_, LoaderOptions{.batch_size = 8});
+  reading.get_future().wait();
+  auto ended = std::async(std::launch::async, [&] { loader.reset(); });
+  EXPECT_EQ(ended.wait_for(5ms), std::future_status::timeout) << "it waits for the reader";
+  go_on.set_value();
+  ended.get();
+  EXPECT_LE(calls, 16);
+  EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(LoaderEnds, MovingToTheDeviceStopsForWhoCannotWait) {
+  constexpr std::size_t kRow = std::size_t{1} << 20;
+  constexpr std::uint64_t kRows = 40;
+  std::atomic<std::uint64_t> calls{0};
+  const Dataset dataset({read_callback({.name = "x", .dtype = DType::uint8, .shape = {kRow}}, kRows,
+                                       [&](std::uint64_t index, std::span<std::byte> out) {
+                                         ++calls;
+                                         std::ranges::fill(out, static_cast<std::byte>(index));
+                                         return out.size();
+                                       })});
+  const LoaderOptions options{.batch_size = 4, .residency = Residency::parse("all"), .threads = 1};
+  {
+    const Loader loader(dataset, *faulty_device_, options);
+    while (calls == 0) std::this_thread::yield();
+  }
+  EXPECT_LT(calls, kRows);
+  EXPECT_EQ(faulty_->live(), LiveHandles{});
+  calls = 0;
+  Loader loader(dataset, *faulty_device_, options);
+  while (calls == 0) std::this_thread::yield();
+  SamplerState state = loader.state();
+  state.consumed = 38;
+  loader.restore(state);
+  const auto batches = read_epoch(loader);
+  ASSERT_EQ(batches.size(), 1U);
+  EXPECT_TRUE(std::ranges::all_of(std::span(batches[0].fields[0]).first(kRow),
+                                  [](std::byte byte) { return byte == std::byte{38}; }));
+  EXPECT_GT(calls, kRows) << "it was begun again";
+}
+
+TEST_P(LoaderEnds, ALoaderMayBeClosedWhileOthersTakeBatches) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 15; ++round) {
+    const Way way = kWays[random() % std::size(kWays)];
+    {
+      Loader loader(dataset_, *faulty_device_,
+                    {.batch_size = 8,
+                     .residency = Residency::parse(way.residency),
+                     .gather = way.gather,
+                     .threads = 1});
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&] {
+          const Stream stream = device_->create_stream();
+          try {
+            for (;;) static_cast<void>(loader.next(stream));
+          } catch (const Closed&) {
+          }
+          stream.synchronize();
+        });
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+      loader.close();
+      for (std::thread& thread : threads) thread.join();
+    }
+    EXPECT_EQ(faulty_->live(), LiveHandles{}) << way;
+  }
+}
+
+TEST_P(LoaderEnds, ALoaderMayBeMoved) {
+  Loader first(dataset_, *faulty_device_, {.batch_size = 8});
+  auto batches = std::vector{read(*first.next(*stream_))};
+  Loader second(std::move(first));
+  batches.push_back(read(*second.next(*stream_)));
+  Loader third(dataset_, *faulty_device_, {.batch_size = 5});
+  third = std::move(second);
+  for (const HostBatch& batch : read_epoch(third)) batches.push_back(batch);
+  EXPECT_EQ(indices_of(batches), numbers(80));
+  expect_stored(dataset_, batches);
+}
+
+template <typename Call>
+bool says_forked(Call&& call) {
+  try {
+    call();
+  } catch (const DeviceError& error) {
+    return error.name() == "PENSTOCK_FORKED";
+  }
+  return false;
+}
+
+TEST_P(LoaderEnds, AChildOfForkIsToldAndEndsCleanly) {
+#ifdef PENSTOCK_TEST_SANITIZED
+  GTEST_SKIP() << "the sanitizer's own locks may be held in the child";
+#else
+  for (const Way& way : kWays) {
+    auto loader = std::make_unique<Loader>(
+        dataset_, *device_,
+        LoaderOptions{.batch_size = 8, .residency = Residency::parse(way.residency), .gather = way.gather});
+    auto batch = loader->next(*stream_);
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(30);
+      const bool told = says_forked([&] { static_cast<void>(loader->next(*stream_)); }) &&
+                        says_forked([&] { loader->start_epoch(0); }) &&
+                        says_forked([&] { loader->restore({}); }) &&
+                        says_forked([&] { static_cast<void>(loader->state()); }) &&
+                        says_forked([&] { static_cast<void>(loader->batches_left()); }) &&
+                        says_forked([&] { static_cast<void>(loader->stats()); }) &&
+                        says_forked([&] { static_cast<void>(loader->timeline()); });
+      loader->close();
+      batch.reset();
+      loader.reset();
+      _exit(told ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << way << ", status " << status;
+    expect_stored(dataset_, read(*batch));
+    batch.reset();
+    EXPECT_EQ(read_epoch(*loader).size(), 9U);
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace penstock::testing
