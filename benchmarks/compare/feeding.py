@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 
 from . import loaders, peers
 from .data import Samples, verify
-from .setting import Contender, Goal, Result, Setting, attempt, opened
+from .setting import Contender, Goal, Result, Setting, at_most, attempt, opened
 
 
 class Throttle:
@@ -210,12 +212,22 @@ def wire(samples: Samples, setting: Setting) -> Result:
 
 
 def feed_all(samples: Samples, setting: Setting) -> list[Result]:
+    try:
+        with at_most(setting.most_seconds):
+            chosen, rates = best_option(loaders.plain(), samples, setting)
+    except Exception as error:
+        # It fails once more below, where that is reported.
+        print(f"  {samples.name}: worker processes: {error}", file=sys.stderr)
+        chosen, rates = max(setting.workers), {}
+    setting = dataclasses.replace(setting, chosen_workers=chosen)
     measure = measure_with(samples, setting)
+    everyone = [*peers.contenders(samples), *loaders.contenders(samples)]
     results = [wire(samples, setting)]
-    everyone = [*loaders.contenders(), *peers.contenders(samples)]
-    # Ours last: PyTorch's workers are forked from a process that has not yet registered the dataset.
-    everyone.sort(key=lambda contender: contender.ours)
-    return results + [attempt(samples.name, contender, setting, measure) for contender in everyone]
+    results += [attempt(samples.name, c, setting, measure) for c in sorted(everyone, key=lambda c: c.ours)]
+    for result in results:
+        if result.contender == loaders.plain().name:
+            result.figures["by_option"] = rates
+    return results
 
 
 def goals(results: list[Result], setting: Setting) -> list[Goal]:

@@ -170,14 +170,16 @@ def ours_loader(samples: Samples, setting: Setting, gather: str | None) -> Any:
     )
 
 
-def contenders() -> list[Contender]:
+def plain() -> Contender:
+    return Contender("DataLoader, best of N workers", torch_moved, options=lambda setting: setting.workers)
+
+
+def contenders(samples: Samples) -> list[Contender]:
     with_workers = {"options": lambda setting: setting.workers}
     perhaps_workers = {"options": lambda setting: (0, *setting.workers)}
     ours = {"needs": ("penstock",), "ours": True}
-    return [
-        Contender("DataLoader, left on the host", torch_unmoved, gpu_only=True, ceiling=True, **perhaps_workers),
-        Contender("DataLoader, 0 workers", torch_moved, options=lambda setting: (0,)),
-        Contender("DataLoader, best of N workers", torch_moved, **with_workers),
+    several = [
+        plain(),
         Contender("DataLoader with `__getitems__`", torch_fancy, **perhaps_workers),
         Contender("hand-written pinned ring", lambda s, setting, _: PinnedRing(s, setting), gpu_only=True),
         Contender(
@@ -186,10 +188,17 @@ def contenders() -> list[Contender]:
             gpu_only=True,
             **with_workers,
         ),
-        Contender("penstock.feed(DataLoader)", ours_feed, **ours, **perhaps_workers),
+        Contender("penstock.feed(DataLoader)", ours_feed, **ours, **with_workers),
         Contender("penstock.feed(DataLoader with `__getitems__`)", ours_feed_fancy, **ours, **perhaps_workers),
         Contender("penstock.Loader", ours_loader, **ours),
-        Contender(
-            "penstock.Loader, host gather", ours_loader, gpu_only=True, **ours, options=lambda setting: ("host",)
-        ),
     ]
+    if not samples.widens:
+        several += [
+            Contender("DataLoader, left on the host", torch_unmoved, gpu_only=True, ceiling=True, **with_workers),
+            Contender("DataLoader, 0 workers", torch_moved, options=lambda setting: (0,)),
+            Contender(
+                "penstock.Loader, host gather", ours_loader, gpu_only=True, **ours, options=lambda setting: ("host",)
+            ),
+        ]
+    # Ours last: PyTorch's workers are forked from a process that has not yet registered the dataset.
+    return sorted(several, key=lambda contender: contender.ours)

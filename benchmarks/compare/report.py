@@ -36,9 +36,10 @@ COLUMNS = {
     "thread_us_after_rest": ("µs of the thread after 2 ms of rest", "{:,.1f}"),
     "processor_us_after_rest": ("µs of its processor after rest", "{:,.1f}"),
     "done_us_after_rest": ("µs until there after rest", "{:,.1f}"),
-    "bare_s": ("s an epoch, bare", "{:.4f}"),
-    "fed_s": ("s an epoch, fed", "{:.4f}"),
-    "overhead": ("more, median of pairs", "{:.1%}"),
+    "bare_s": ("s of the best epoch, bare", "{:.4f}"),
+    "fed_s": ("s of the best epoch, fed", "{:.4f}"),
+    "overhead": ("more", "{:.1%}"),
+    "overhead_median": ("more, median of pairs of epochs", "{:.1%}"),
     "ratio": ("penstock's best is", "{:.1f} x"),
 }
 

@@ -27,6 +27,7 @@ class Setting:
     quick: bool = False
     step_ms: tuple[float, ...] = ()
     most_seconds: float = 90.0  #: that one contender may take in all
+    chosen_workers: int | None = None  #: the best number of worker processes, once it is known
 
     @property
     def on_gpu(self) -> bool:
@@ -43,6 +44,8 @@ class Setting:
     @property
     def workers(self) -> tuple[int, ...]:
         """Numbers of worker processes to try."""
+        if self.chosen_workers is not None:
+            return (self.chosen_workers,)
         if self.quick or self.cores < 4:
             return (min(2, self.cores),)
         return tuple(sorted({4, self.cores // 2, max(4, self.cores - 2)}))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .data import Indexed, Samples, random_bytes
+from .data import Samples, random_bytes
 from .loaders import data_loader
 from .peers import roomy_folder
 from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, median_call, opened
@@ -290,7 +290,7 @@ def _feeding(batch: Any, setting: Setting, _: Any) -> Iterator:
 
 
 def _own_cost(contender: Contender, result: Result, batch: Any, setting: Setting) -> None:
-    """The wall and processor time of `next()`, with the device idle, so that nothing but the thread's own work counts."""
+    """The wall and processor time of `next()`, with the device idle: nothing but the thread's own work counts."""
     with opened(contender, batch, setting, None) as batches:
         for key, rest in (("", 0.0), ("_after_rest", 0.002)):
             wall, processor = [], []
@@ -323,14 +323,20 @@ def feed_overheads(samples: Samples, setting: Setting) -> list[Result]:
 
         bare = contender.make(samples, setting, None)
         fed = penstock.feed(bare, device=setting.device)
-        pairs = []
+        pairs: list[tuple[float, float]] = []
         end = time.perf_counter() + 6 * setting.seconds
-        while len(pairs) < 3 or (time.perf_counter() < end and len(pairs) < 50):
-            pairs.append((_epoch(bare, samples, setting), _epoch(fed, samples, setting)))
+        while len(pairs) < 5 or (time.perf_counter() < end and len(pairs) < 50):
+            turn = {id(of): _epoch(of, samples, setting) for of in ((bare, fed) if len(pairs) % 2 else (fed, bare))}
+            pairs.append((turn[id(bare)], turn[id(fed)]))
         del pairs[0]
-        bare_seconds, fed_seconds = (statistics.median(times) for times in zip(*pairs, strict=True))
-        overhead = statistics.median(f / b for b, f in pairs) - 1
-        result.figures = {"bare_s": bare_seconds, "fed_s": fed_seconds, "overhead": overhead, "pairs": len(pairs)}
+        best_bare, best_fed = (min(times) for times in zip(*pairs, strict=True))
+        result.figures = {
+            "bare_s": best_bare,
+            "fed_s": best_fed,
+            "overhead": best_fed / best_bare - 1,
+            "overhead_median": statistics.median(f / b for b, f in pairs) - 1,
+            "pairs": len(pairs),
+        }
         result.verified = True
 
     workers = max(setting.workers)
@@ -347,7 +353,7 @@ def _epoch(batches: Any, samples: Samples, setting: Setting) -> float:
     setting.synchronize()
     begin = time.perf_counter()
     count = 0
-    for x, number in batches:
+    for x, number in batches:  # noqa: B007
         count += len(x)
     setting.synchronize()
     seconds = time.perf_counter() - begin
