@@ -9,94 +9,80 @@ namespace penstock {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
-/// 100 batches of 1 MB in 1 s, of which the consumer waited for `stall`.
-FeedStatistics fed(double stall) {
+/// Ten batches of 100 MB in a second, of which the consumer's stream waited `stall`.
+FeedStatistics fed(double stall, double transfer, double kernel, double gather) {
   FeedStatistics s;
   s.epochs = 1;
-  s.batches = 100;
-  s.timed_batches = 100;
-  s.samples = 25600;
-  s.delivered_bytes = 100'000'000;
-  s.link_bytes = 100'000'000;
+  s.batches = 10;
+  s.timed_batches = 10;
+  s.samples = 1000;
+  s.sample_bytes = 1000000;
+  s.delivered_bytes = 1000000000;
+  s.link_bytes = 1000000000;
   s.seconds = 1;
   s.stall_seconds = stall;
   s.compute_seconds = 1 - stall;
-  s.link_ceiling = 1e8;
-  s.sample_bytes = 3906;
+  s.transfer_seconds = transfer;
+  s.kernel_seconds = kernel;
+  s.gather_seconds = gather;
   return s;
 }
 
-TEST(FeedStatistics, FiguresFollowFromTheCounts) {
-  const FeedStatistics s = fed(0.25);
-  EXPECT_DOUBLE_EQ(s.samples_per_second(), 25600);
-  EXPECT_DOUBLE_EQ(s.link_gbps(), 0.1);
-  EXPECT_DOUBLE_EQ(s.delivered_gbps(), 0.1);
-  EXPECT_DOUBLE_EQ(s.link_efficiency(), 1);
-  EXPECT_DOUBLE_EQ(s.stall_share(), 0.25);
+TEST(FeedStatisticsTest, NamesTheStageThatLimits) {
+  EXPECT_EQ(FeedStatistics{}.limited_by(), FeedLimit::nothing);
+  EXPECT_EQ(fed(0.01, 0.9, 0, 0.9).limited_by(), FeedLimit::consumer);
+  EXPECT_EQ(fed(0.6, 0.95, 0, 0.9).limited_by(), FeedLimit::link);
+  EXPECT_EQ(fed(0.6, 0.3, 0, 0.9).limited_by(), FeedLimit::gather);
+  EXPECT_EQ(fed(0.6, 0, 0.9, 0).limited_by(), FeedLimit::device);
+  EXPECT_EQ(fed(0.6, 0.2, 0, 0.2).limited_by(), FeedLimit::batches);
+  FeedStatistics untimed = fed(0.6, 0.95, 0, 0);
+  untimed.timed_batches = 0;
+  EXPECT_EQ(untimed.limited_by(), FeedLimit::nothing);
+}
+
+TEST(FeedStatisticsTest, CountsOnlyTheBatchesThatWereTimed) {
+  FeedStatistics s = fed(0.3, 0.45, 0, 0.3);
+  s.timed_batches = 5;
+  s.compute_seconds = 0.2;
+  EXPECT_EQ(s.limited_by(), FeedLimit::link) << "0.09 s a batch of 0.1 s, and the gather took 0.03";
+}
+
+TEST(FeedStatisticsTest, SaysItInOneSentence) {
+  EXPECT_EQ(FeedStatistics{}.sentence(), "nothing was fed yet");
+  EXPECT_THAT(fed(0.01, 0.9, 0, 0).sentence(), HasSubstr("the consumer limits: nothing to gain here"));
+  EXPECT_THAT(fed(0.01, 0.9, 0, 0).sentence(), HasSubstr("1.0 %"));
+  FeedStatistics link = fed(0.6, 1.0, 0, 0);
+  EXPECT_THAT(link.sentence(), HasSubstr("the link limits: 1.0 GB/s"));
+  EXPECT_THAT(link.sentence(), HasSubstr("`penstock link`"));
+  link.link_ceiling = 1.25e9;
+  EXPECT_THAT(link.sentence(), HasSubstr("the link limits: 80 % of its ceiling of 1.2"));
+  link.link_ceiling = 10e9;
+  EXPECT_THAT(link.sentence(), HasSubstr("the transfer limits: 10 % of the link's ceiling of 10.0 GB/s"));
+  EXPECT_THAT(fed(0.6, 0.3, 0, 0.8).sentence(), HasSubstr("the gather on the host limits: 1.2 GB/s"));
+  EXPECT_THAT(fed(0.6, 0, 1.0, 0).sentence(), HasSubstr("the device's memory limits: 1.0 GB/s"));
+  EXPECT_THAT(fed(0.6, 0.1, 0, 0).sentence(), HasSubstr("what each batch costs limits"));
+}
+
+TEST(FeedStatisticsTest, DividesByNothing) {
   const FeedStatistics none;
   EXPECT_EQ(none.samples_per_second(), 0);
+  EXPECT_EQ(none.link_gbps(), 0);
   EXPECT_EQ(none.link_efficiency(), 0);
   EXPECT_EQ(none.stall_share(), 0);
-  EXPECT_EQ(none.limited_by(), FeedLimit::nothing);
+  const FeedStatistics some = fed(0.25, 0.5, 0, 0);
+  EXPECT_EQ(some.samples_per_second(), 1000);
+  EXPECT_EQ(some.link_gbps(), 1);
+  EXPECT_EQ(some.delivered_gbps(), 1);
+  EXPECT_EQ(some.link_efficiency(), 0) << "of a ceiling that is not known";
+  EXPECT_EQ(some.stall_share(), 0.25);
 }
 
-TEST(FeedStatistics, AConsumerThatHardlyWaitsLimits) {
-  FeedStatistics s = fed(0.01);
-  s.transfer_seconds = 0.999;
-  EXPECT_EQ(s.limited_by(), FeedLimit::consumer);
-  EXPECT_THAT(s.sentence(), HasSubstr("nothing to gain here"));
-}
-
-TEST(FeedStatistics, SoDoesOneThatIsBusierThanAnyStage) {
-  FeedStatistics s = fed(0.1);
-  s.transfer_seconds = 0.5;
-  EXPECT_EQ(s.limited_by(), FeedLimit::consumer);
-  EXPECT_THAT(s.sentence(), HasSubstr("at most 10.0 %"));
-  EXPECT_THAT(s.sentence(), Not(HasSubstr("nothing to gain")));
-}
-
-TEST(FeedStatistics, TheBusiestStageLimitsAConsumerThatWaits) {
-  FeedStatistics s = fed(0.9);
-  s.transfer_seconds = 0.99;
-  s.gather_seconds = 0.7;
-  EXPECT_EQ(s.limited_by(), FeedLimit::link);
-  EXPECT_THAT(s.sentence(), HasSubstr("the link limits: 101 % of its ceiling"));
-  s.link_ceiling = 4e8;
-  EXPECT_THAT(s.sentence(), HasSubstr("the transfer limits: 25 % of the link's ceiling"));
-  s.link_ceiling = 0;
-  EXPECT_THAT(s.sentence(), HasSubstr("penstock link"));
-
-  s.transfer_seconds = 0.3;
-  EXPECT_EQ(s.limited_by(), FeedLimit::gather);
-  EXPECT_THAT(s.sentence(), HasSubstr("gather on the host"));
-
-  s.gather_seconds = 0;
-  s.kernel_seconds = 0.8;
-  EXPECT_EQ(s.limited_by(), FeedLimit::device);
-  EXPECT_THAT(s.sentence(), HasSubstr("device's memory"));
-
-  s.kernel_seconds = 0.2;
-  EXPECT_EQ(s.limited_by(), FeedLimit::batches);
-  EXPECT_THAT(s.sentence(), HasSubstr("10.0 ms a batch"));
-}
-
-TEST(FeedStatistics, UntimedBatchesAreNotTakenForBusyOnes) {
-  FeedStatistics s = fed(0.9);
-  s.timed_batches = 50;  // the device's times cover half of the batches, the host's all of them
-  s.transfer_seconds = 0.95;
-  s.gather_seconds = 1.0;
-  EXPECT_EQ(s.limited_by(), FeedLimit::link);
-}
-
-TEST(FeedStatistics, TheAccountEndsWithTheSentence) {
-  FeedStatistics s = fed(0.9);
-  s.transfer_seconds = 0.99;
+TEST(FeedStatisticsTest, TheTableEndsWithTheSentence) {
   std::ostringstream out;
+  const FeedStatistics s = fed(0.6, 1.0, 0, 0.1);
   out << s;
-  EXPECT_THAT(out.str(), HasSubstr("25600 in 100 batches"));
-  EXPECT_THAT(out.str(), Not(HasSubstr("device gather"))) << "what was not used is left out";
+  EXPECT_THAT(out.str(), HasSubstr("1000 in 10 batches, 1000 a second"));
   EXPECT_TRUE(out.str().ends_with(s.sentence() + "\n"));
 }
 
