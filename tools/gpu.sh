@@ -57,6 +57,19 @@ case "${1:-}" in
     python3 benchmarks/torch_loader.py --device cuda --seconds 4 --json build/gpu-torch-loader.json || true
     build/release/benchmarks/bench_loader --device cuda:0 --profile build/gpu-profile.json \
       --beside build/gpu-torch-loader.json --json build/gpu-loader.json
+    if ! python3 -c 'import torch, nanobind, scikit_build_core'; then
+      echo "compare: not measured, this Python lacks what the package is built and compared with"
+      exit 0
+    fi
+    # The Python package, built with what this Python has, without a network.
+    package=build/bench-python
+    rm -rf "$package"
+    python3 -m pip install --quiet --no-build-isolation --no-deps --no-index --target "$package" .
+    export PYTHONPATH="$PWD/$package${PYTHONPATH:+:$PYTHONPATH}"
+    python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
+    cat build/gpu-folklore.md
+    python3 benchmarks/compare.py --device cuda --seconds 1 --json build/gpu-compare.json \
+      --picture build/gpu-compare.png
     ;;
   *)
     echo "usage: gpu.sh test | bench" >&2
