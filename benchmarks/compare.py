@@ -4,9 +4,10 @@
     compare.py --device cuda --json compare.json --picture compare.png > compare.md
     compare.py --device host --quick --only small,dict
 
-A contender counts only after an epoch (or a transfer) in which every sample that arrived was compared, on the device,
-with the dataset. What is not installed, or needs a GPU where there is none, is named as not measured. The table goes to
-standard output as Markdown, progress to standard error. Exits 1 where one of penstock's own contenders failed.
+A contender counts only after an epoch in which every sample that arrived was compared, on the device, with the dataset;
+other tensors are compared after they were brought back. What is not installed, or needs a GPU where there is none, is
+named as not measured. The table goes to standard output as Markdown, progress to standard error. Exits 1 where one of
+penstock's own contenders failed.
 """
 
 from __future__ import annotations
