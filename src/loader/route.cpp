@@ -96,6 +96,16 @@ std::vector<std::span<const std::byte>> join_pages(std::vector<std::span<const s
   return joined;
 }
 
+/// Locked by another library's allocator, say, and by none of our registrations, which may end before the
+/// loader does.
+bool is_locked_by_others(const Device& device, std::span<const std::byte> range) {
+  const auto is_locked = [&](const std::byte& at) {
+    return device.backend().kind_of(&at) == MemoryKind::pinned;
+  };
+  return is_locked(range.front()) && is_locked(range.back()) &&
+         !Registration::overlaps(device, range.data(), range.size());
+}
+
 double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
   const auto found = profile.curves.find(curve);
   if (found == profile.curves.end() || found->second.empty()) return 0;
@@ -241,9 +251,7 @@ std::vector<Registration> choose_gather(std::vector<Route>& routes, const Datase
       throw InvalidArgument(
           fmt::format("Field '{}' cannot be gathered zero-copy: {}.", route.stored.name, route.reason));
     }
-    const auto memory = dataset.memory(f);
-    if (route.zero_copy && device.backend().kind_of(memory.data()) == MemoryKind::pageable)
-      ranges.push_back(memory);
+    if (route.zero_copy) ranges.push_back(dataset.memory(f));
   }
   std::vector<Registration> registrations;
   std::vector<std::pair<std::span<const std::byte>, std::string>> refused;
@@ -252,7 +260,7 @@ std::vector<Registration> choose_gather(std::vector<Route>& routes, const Datase
     auto registration = Registration::attempt(device, range.data(), range.size(), &why);
     if (registration) {
       registrations.push_back(std::move(*registration));
-    } else {
+    } else if (!is_locked_by_others(device, range)) {
       refused.emplace_back(range, std::move(why));
     }
   }

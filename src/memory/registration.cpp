@@ -66,6 +66,12 @@ std::optional<Registration> Registration::attempt(const Device& device, const vo
   }
 }
 
+bool Registration::overlaps(const Device& device, const void* data, std::size_t bytes) {
+  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(data) & ~(page_bytes() - 1);
+  return RegistrationTable::of(device.backend())
+      .overlaps(first, align_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page_bytes()) - first);
+}
+
 std::span<const std::byte> Registration::bytes() const noexcept { return state_->asked; }
 
 bool Registration::read_only() const noexcept { return state_->read_only; }

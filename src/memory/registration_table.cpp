@@ -50,6 +50,12 @@ RegistrationTable::Handle RegistrationTable::acquire(Backend& backend, std::uint
   return add(backend, begin, bytes);
 }
 
+bool RegistrationTable::overlaps(std::uintptr_t begin, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const Handle near = last_up_to(begin + bytes - 1);
+  return near != ranges_.end() && near->first + near->second.bytes > begin;
+}
+
 RegistrationTable::Handle RegistrationTable::last_up_to(std::uintptr_t address) noexcept {
   const Handle after = ranges_.upper_bound(address);
   return after == ranges_.begin() ? ranges_.end() : std::prev(after);

@@ -27,6 +27,7 @@ class RegistrationTable {
   /// Registers whole pages, or shares the registration they lie in. Throws as Registration does.
   [[nodiscard]] Handle acquire(Backend& backend, std::uintptr_t begin, std::size_t bytes);
   void release(Backend& backend, Handle range) noexcept;
+  [[nodiscard]] bool overlaps(std::uintptr_t begin, std::size_t bytes);
 
  private:
   [[nodiscard]] Handle last_up_to(std::uintptr_t address) noexcept;

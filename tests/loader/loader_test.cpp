@@ -42,6 +42,27 @@ TEST_P(LoaderBytes, EveryWayGivesTheSameBatches) {
   }
 }
 
+TEST_P(LoaderBytes, LoadersShareMemoryThatEitherLocked) {
+  const Dataset dataset = small_dataset();
+  const LoaderOptions options{.batch_size = 16, .shuffle = true, .gather = GatherPath::zero_copy};
+  auto first = std::make_unique<Loader>(dataset, *device_, options);
+  Loader second(dataset, *device_, options);
+  expect_stored(dataset, read_epoch(*first));
+  first.reset();
+  expect_stored(dataset, read_epoch(second));
+}
+
+TEST_P(LoaderBytes, MemoryThatWasLockedBeforeIsReadAsItIs) {
+  const std::size_t samples = 200;
+  Buffer pinned = pinned_->allocate(samples * 100);
+  const auto bytes = random_bytes(pinned.size(), 9);
+  std::memcpy(pinned.data(), bytes.data(), bytes.size());
+  const Dataset dataset(
+      {read_array({.name = "x", .dtype = DType::uint8, .shape = {100}}, pinned.bytes(), nullptr)});
+  Loader loader(dataset, *device_, {.batch_size = 16, .shuffle = true, .gather = GatherPath::zero_copy});
+  expect_stored(dataset, read_epoch(loader));
+}
+
 TEST_P(LoaderBytes, FieldsThatTheDeviceCannotReadAreGatheredByTheHost) {
   const Dataset plain = small_dataset();
   const Dataset dataset({as_callback(plain.reader(0)), plain.reader(1), as_callback(plain.reader(2))});

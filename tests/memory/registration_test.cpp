@@ -75,6 +75,24 @@ class RegistrationTest : public DeviceTest {
 INSTANTIATE_TEST_SUITE_P(Devices, RegistrationTest, ::testing::ValuesIn(testing::kDeviceCases),
                          testing::case_name);
 
+TEST_P(RegistrationTest, OverlapsAreKnownByThePage) {
+  const Mapping memory(4);
+  const auto overlaps = [&](std::size_t offset, std::size_t bytes) {
+    return Registration::overlaps(device(), memory.page(0) + offset, bytes);
+  };
+  const auto page = static_cast<std::size_t>(memory.page(1) - memory.page(0));
+  EXPECT_FALSE(overlaps(0, 4 * page));
+  {
+    const Registration registration(device(), memory.page(1), 1);
+    EXPECT_TRUE(overlaps(0, 4 * page));
+    EXPECT_TRUE(overlaps(page - 1, 2));
+    EXPECT_TRUE(overlaps(2 * page - 1, 1)) << "the whole page is locked";
+    EXPECT_FALSE(overlaps(0, page));
+    EXPECT_FALSE(overlaps(2 * page, 1));
+  }
+  EXPECT_FALSE(overlaps(0, 4 * page));
+}
+
 TEST_P(RegistrationTest, LocksTheWholePagesOfARange) {
   const Mapping memory(4);
   {

@@ -33,6 +33,10 @@ class Registration {
   [[nodiscard]] static std::optional<Registration> attempt(const Device& device, const void* data,
                                                            std::size_t bytes, std::string* why = nullptr);
 
+  /// True where a page of [data, data + bytes) is registered through the same backend now. What is locked all
+  /// the same was locked by somebody else.
+  [[nodiscard]] static bool overlaps(const Device& device, const void* data, std::size_t bytes);
+
   /// The range that was asked for.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
   [[nodiscard]] bool read_only() const noexcept;
