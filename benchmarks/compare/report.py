@@ -57,7 +57,7 @@ def _table(rows: list[Result]) -> list[str]:
     lines = _lines(["contender", *(COLUMNS[key][0] for key in keys)])
     for row in measured:
         cells = [COLUMNS[key][1].format(figures[id(row)][key]) if key in figures[id(row)] else "" for key in keys]
-        option = f" ({row.option})" if row.option not in (None, 0) else ""
+        option = f" ({row.option})" if isinstance(row.option, int) and row.option else ""
         lines.append(f"| {row.contender}{option} | " + " | ".join(cells) + " |")
     return lines
 
@@ -102,7 +102,7 @@ def draw(file: str, results: list[Result]) -> str:
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
-    except ImportError as error:
+    except Exception as error:
         return f"no picture: {error}"
     panels = []
     for workload in dict.fromkeys(result.workload for result in results):

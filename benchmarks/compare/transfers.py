@@ -339,7 +339,7 @@ def feed_overheads(samples: Samples, setting: Setting) -> list[Result]:
         }
         result.verified = True
 
-    workers = max(setting.workers)
+    workers = min(setting.workers)
     kinds = [
         (f"penstock.feed(DataLoader), {count} workers", lambda s, setting, _, n=count: data_loader(s, n, pin=False))
         for count in (0, workers)
