@@ -94,19 +94,25 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   arrival.times.link_bytes = link_bytes(indices);
   ring.wait_for_users(slot, stream);
   spoiled = true;
+  const auto mark = [&] {
+    slot.ready.record(stream);
+    stage.read.record(stream);
+  };
   try {
     if (arrival.timed != nullptr) arrival.timed->begin.record(stream);
     if (orders_on_device_) enqueue_order(slot, run, stream);
     enqueue(slot, stage, count, stream);
     if (arrival.timed != nullptr) arrival.timed->end.record(stream);
+    mark();
   } catch (...) {
-    slot.ready.record(stream);
-    stage.read.record(stream);
+    try {
+      mark();
+    } catch (...) {
+      stream.synchronize();
+    }
     spoiled = false;
     throw;
   }
-  slot.ready.record(stream);
-  stage.read.record(stream);
   spoiled = false;
 }
 

@@ -32,7 +32,7 @@ class Producer {
 
   /// Enqueues the batch `run` into `slot`, whose `ready` marks its end; `timed` may be null. Blocks the host
   /// while it gathers, and while all stages are still read by earlier copies. Throws what reading throws;
-  /// `slot.ready` then marks what was enqueued, or where it cannot, `spoiled` is set.
+  /// `slot.ready` then marks what was enqueued, or that is over; where neither can be had, `spoiled` is set.
   void fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
             const Account& account, bool& spoiled);
 

@@ -99,24 +99,32 @@ TEST_P(LoaderEnds, MovingToTheDeviceStopsForWhoCannotWait) {
   constexpr std::size_t kRow = std::size_t{1} << 20;
   constexpr std::uint64_t kRows = 40;
   std::atomic<std::uint64_t> calls{0};
+  std::atomic<bool> begun{false};
+  std::atomic<bool> hurries{false};
   const Dataset dataset({read_callback({.name = "x", .dtype = DType::uint8, .shape = {kRow}}, kRows,
                                        [&](std::uint64_t index, std::span<std::byte> out) {
-                                         ++calls;
+                                         begun = true;
+                                         while (index == 1 && !hurries) std::this_thread::yield();
+                                         if (calls++ < kRows) std::this_thread::sleep_for(5ms);
                                          std::ranges::fill(out, static_cast<std::byte>(index));
                                          return out.size();
                                        })});
   const LoaderOptions options{.batch_size = 4, .residency = Residency::parse("all"), .threads = 1};
   {
     const Loader loader(dataset, *faulty_device_, options);
-    while (calls == 0) std::this_thread::yield();
+    while (!begun) std::this_thread::yield();
+    hurries = true;
   }
   EXPECT_LT(calls, kRows);
   EXPECT_EQ(faulty_->live(), LiveHandles{});
   calls = 0;
+  begun = false;
+  hurries = false;
   Loader loader(dataset, *faulty_device_, options);
-  while (calls == 0) std::this_thread::yield();
+  while (!begun) std::this_thread::yield();
   SamplerState state = loader.state();
   state.consumed = 38;
+  hurries = true;
   loader.restore(state);
   const auto batches = read_epoch(loader);
   ASSERT_EQ(batches.size(), 1U);
