@@ -95,10 +95,16 @@ std::size_t LoaderState::choose_memory() {
                       "one batch does not fit; use smaller batches or raise the budget");
   }
   const std::size_t ring = slot * (options_.prefetch_depth + 1);
-  const std::size_t beside_ring = budget - std::min(budget, ring + factor_bytes(routes_));
+  const std::size_t factors = factor_bytes(routes_);
+  const std::size_t beside_ring = budget - std::min(budget, ring + factors);
   const std::size_t resident = choose_residency(routes_, options_.residency, beside_ring);
   memory_ = std::make_shared<Pool>(make_device_pool(
       device_, {.budget_bytes = budget, .segment_bytes = std::max(slot, std::size_t{1} << 20)}));
+  // In one piece, so that nothing is lost between pieces of a tight budget.
+  try {
+    memory_->reserve(std::min(budget / 256 * 256, ring + factors + resident));
+  } catch (const OutOfMemory&) {  // less may do: fewer slots
+  }
   return resident;
 }
 

@@ -92,6 +92,28 @@ TEST_P(LoaderLimits, AutomaticResidencyTakesWhatFitsAnyBudget) {
   EXPECT_TRUE(some && all);
 }
 
+TEST_P(LoaderLimits, WhatIsResidentAndTheRingShareAnyBudget) {
+  // Fields of any size beside each other, none of which may leave the ring short of a slot.
+  std::mt19937_64 random(4);
+  for (int i = 0; i < 25; ++i) {
+    const std::size_t samples = 20 + random() % 80;
+    const Dataset dataset({random_field("x", DType::uint8, {1 + random() % 20000}, samples, 1),
+                           random_field("y", DType::uint8, {1 + random() % 9000}, samples, 2),
+                           random_field("z", DType::uint8, {1 + random() % 10}, samples, 3)});
+    const std::size_t batch = 1 + random() % 20;
+    const std::size_t ring = 3 * (batch * dataset.sample_bytes() + 4 * 256 + batch * 8);
+    const std::size_t budget = ring + random() % (samples * dataset.sample_bytes() * 5 / 4);
+    SCOPED_TRACE("round " + std::to_string(i));
+    Loader loader(dataset, *device_,
+                  {.batch_size = batch,
+                   .shuffle = true,
+                   .residency = Residency::parse("auto"),
+                   .device_budget_bytes = budget});
+    expect_stored(dataset, read_epoch(loader));
+    EXPECT_EQ(loader.stats().slots, 3U);
+  }
+}
+
 TEST_P(LoaderLimits, OptionsThatCannotMeanAnythingAreRefused) {
   const auto refusal = [&](LoaderOptions options) -> std::string {
     options.batch_size = options.batch_size == 1 ? 8 : options.batch_size;

@@ -214,6 +214,31 @@ TEST_P(LoaderSampling, AStateOfAnotherDatasetIsRefusedAndChangesNothing) {
   EXPECT_EQ(take(loader, dataset, kAll), std::vector(order.begin() + 8, order.end()));
 }
 
+TEST_P(LoaderSampling, TheStateNeverGoesBackWhileSeveralThreadsTakeBatches) {
+  const Dataset dataset({random_field("x", DType::uint8, {5}, 300, 9)});
+  Loader loader(dataset, *device_, {.batch_size = 1, .prefetch_depth = 8, .threads = 1});
+  std::atomic<int> busy{3};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      const Stream stream = device_->create_stream();
+      for (int j = 0; j < 300; ++j) static_cast<void>(loader.next(stream));
+      stream.synchronize();
+      --busy;
+    });
+  }
+  SamplerState before = loader.state();
+  while (busy > 0) {
+    const SamplerState now = loader.state();
+    EXPECT_LE(std::pair(before.epoch, before.consumed), std::pair(now.epoch, now.consumed));
+    before = now;
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Of 900 calls, two ended epochs.
+  EXPECT_EQ(loader.state().epoch, 2U);
+  EXPECT_EQ(loader.state().consumed, 900U - 2 - 600);
+}
+
 TEST_P(LoaderSampling, AnyInterruptionsLoseNothingAndRepeatNothing) {
   std::mt19937_64 random(42);
   const auto up_to = [&](std::uint64_t most) { return 1 + random() % most; };
