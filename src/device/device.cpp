@@ -69,6 +69,6 @@ Stream Device::create_stream(StreamPriority priority) const { return Stream(back
 
 Stream Device::wrap_stream(StreamHandle native) const { return Stream(backend_, native); }
 
-Event Device::create_event(EventTiming timing) const { return Event(backend_, timing); }
+Event Device::create_event(EventTiming timing, EventWait wait) const { return Event(backend_, timing, wait); }
 
 }  // namespace penstock

@@ -31,8 +31,8 @@ bool Stream::query() const { return backend_->stream_query(handle_); }
 
 void Stream::synchronize() const { backend_->stream_synchronize(handle_); }
 
-Event::Event(std::shared_ptr<Backend> backend, EventTiming timing)
-    : backend_(std::move(backend)), handle_(backend_->event_create(timing)) {}
+Event::Event(std::shared_ptr<Backend> backend, EventTiming timing, EventWait wait)
+    : backend_(std::move(backend)), handle_(backend_->event_create(timing, wait)) {}
 
 Event::Event(Event&& other) noexcept
     : backend_(std::move(other.backend_)), handle_(std::exchange(other.handle_, nullptr)) {}

@@ -1,12 +1,8 @@
 #include "loader/producer.hpp"
 
-#include "core/pause.hpp"
-
 #include <penstock/core/bytes.hpp>
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 namespace penstock {
@@ -18,16 +14,6 @@ constexpr std::size_t kStreams = 2;
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 constexpr unsigned kCopyingBlocks = 8;
 constexpr unsigned kWideningBlocks = 32;
-constexpr std::chrono::microseconds kSpin{100};
-constexpr std::chrono::microseconds kNap{50};
-
-/// Blocks the host until `event` is done. The driver's own wait keeps a processor busy all the time, and its
-/// sleeping kind costs an interrupt for each event. Other stages' batches are still queued while one is
-/// waited for, so that noticing a long wait's end a nap later costs nothing.
-void wait_sparingly(const Event& event) {
-  if (spin_until([&] { return event.query(); }, kSpin)) return;
-  while (!event.query()) std::this_thread::sleep_for(kNap);
-}
 
 }  // namespace
 
@@ -62,7 +48,10 @@ Producer::Producer(const Dataset& dataset, const Device& device, const std::vect
   for (std::size_t i = 0; i < count; ++i) {
     std::byte* const memory = stage_memory_.data() + i * bytes;
     auto* const indices = reinterpret_cast<std::uint64_t*>(memory + layout_.stage_indices);
-    stages_.push_back({memory, on_device + i * bytes, indices, device_.create_event()});
+    // What keeps a processor busy in the driver would be paid for each batch: other stages' batches are still
+    // queued while one is waited for, so that noticing its end late costs nothing.
+    stages_.push_back(
+        {memory, on_device + i * bytes, indices, device_.create_event(EventTiming::off, EventWait::sleep)});
   }
 }
 
@@ -82,7 +71,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   Stage& stage = stages_[turn_ % stages_.size()];
   const Stream& stream = streams_[turn_ % streams_.size()];
   ++turn_;
-  wait_sparingly(stage.read);
+  stage.read.synchronize();
   const auto count = static_cast<std::size_t>(run.count);
   const std::span indices(stage.indices, count);
   if (!orders_on_device_) run.fill(indices);

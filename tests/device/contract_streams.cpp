@@ -151,6 +151,21 @@ TEST_P(Contract, EventQueryBecomesTrueByItself) {
   event.synchronize();
 }
 
+TEST_P(Contract, TheHostWaitsForAnEventPollingOrAsleep) {
+  for (const EventTiming timing : {EventTiming::off, EventTiming::on}) {
+    for (const EventWait wait : {EventWait::poll, EventWait::sleep}) {
+      Event event = device().create_event(timing, wait);
+      std::atomic<bool> before{false};
+      backend().stream_occupy(stream().native(), 2e-3);
+      backend().stream_host_function(stream().native(), raise_flag, &before);
+      event.record(stream());
+      event.synchronize();
+      EXPECT_TRUE(before.load());
+      EXPECT_TRUE(event.query());
+    }
+  }
+}
+
 TEST_P(Contract, StreamWaitsForAnotherStreamsEvent) {
   const auto bytes = random_bytes(100000, 3);
   const Stream other = device().create_stream(StreamPriority::high);

@@ -63,7 +63,7 @@ class CudaBackend : public CudaTest {
         {"cuStreamWaitValue32", [&b, s, this] { b.stream_wait_value(s, word_, 0); }},
         {"cuLaunchHostFunc", [&b, s] { b.stream_host_function(s, [](void*) {}, nullptr); }},
         {"cuLaunchKernel", [&b, s] { b.stream_occupy(s, 1e-9); }},
-        {"cuEventCreate", [&b] { b.event_destroy(b.event_create(EventTiming::off)); }},
+        {"cuEventCreate", [&b] { b.event_destroy(b.event_create(EventTiming::off, EventWait::poll)); }},
         {"cuEventRecord", [&b, s, e] { b.event_record(e, s); }},
         {"cuEventQuery", [&b, e] { static_cast<void>(b.event_query(e)); }},
         {"cuEventSynchronize", [&b, e] { b.event_synchronize(e); }},

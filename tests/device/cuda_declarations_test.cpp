@@ -111,6 +111,7 @@ TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(kStreamNonBlocking, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));
   EXPECT_EQ(kStreamWaitValueGeq, static_cast<unsigned>(CU_STREAM_WAIT_VALUE_GEQ));
   EXPECT_EQ(kEventDefault, static_cast<unsigned>(CU_EVENT_DEFAULT));
+  EXPECT_EQ(kEventBlockingSync, static_cast<unsigned>(CU_EVENT_BLOCKING_SYNC));
   EXPECT_EQ(kEventDisableTiming, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING));
   EXPECT_EQ(kHostAllocPortable, static_cast<unsigned>(CU_MEMHOSTALLOC_PORTABLE));
   EXPECT_EQ(kHostAllocDeviceMap, static_cast<unsigned>(CU_MEMHOSTALLOC_DEVICEMAP));

@@ -65,7 +65,7 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
         refused([&] { backend.stream_wait_value(s, static_cast<std::uint32_t*>(pinned), 0); });
         refused([&] { backend.stream_host_function(s, [](void*) {}, nullptr); });
         refused([&] { backend.stream_occupy(s, 0); });
-        refused([&] { backend.event_create(EventTiming::off); });
+        refused([&] { backend.event_create(EventTiming::off, EventWait::poll); });
         refused([&] { backend.event_record(e, s); });
         refused([&] { static_cast<void>(backend.event_query(e)); });
         refused([&] { backend.event_synchronize(e); });

@@ -58,7 +58,7 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
         refuses([&] { backend.stream_wait_value(stream->native(), static_cast<std::uint32_t*>(pinned), 0); });
     good &= refuses([&] { backend.stream_host_function(stream->native(), [](void*) {}, nullptr); });
     good &= refuses([&] { backend.stream_occupy(stream->native(), 0); });
-    good &= refuses([&] { backend.event_create(EventTiming::off); });
+    good &= refuses([&] { backend.event_create(EventTiming::off, EventWait::poll); });
     good &= refuses([&] { backend.event_record(event->native(), stream->native()); });
     good &= refuses([&] { static_cast<void>(backend.event_query(event->native())); });
     good &= refuses([&] { backend.event_synchronize(event->native()); });

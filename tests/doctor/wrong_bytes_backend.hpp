@@ -35,7 +35,9 @@ class WrongBytesBackend final : public Backend {
     inner_->stream_host_function(stream, function, argument);
   }
   void stream_occupy(StreamHandle stream, double seconds) override { inner_->stream_occupy(stream, seconds); }
-  EventHandle event_create(EventTiming timing) override { return inner_->event_create(timing); }
+  EventHandle event_create(EventTiming timing, EventWait wait) override {
+    return inner_->event_create(timing, wait);
+  }
   void event_destroy(EventHandle event) noexcept override { inner_->event_destroy(event); }
   void event_record(EventHandle event, StreamHandle stream) override { inner_->event_record(event, stream); }
   bool event_query(EventHandle event) override { return inner_->event_query(event); }

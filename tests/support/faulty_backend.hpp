@@ -145,9 +145,9 @@ class FaultyBackend final : public Backend {
     inner_->stream_occupy(stream, seconds);
   }
 
-  EventHandle event_create(EventTiming timing) override {
+  EventHandle event_create(EventTiming timing, EventWait wait) override {
     enter(Entry::event_create);
-    return keep(events_, inner_->event_create(timing));
+    return keep(events_, inner_->event_create(timing, wait));
   }
   void event_destroy(EventHandle event) noexcept override {
     leave(Entry::event_destroy, events_, event);

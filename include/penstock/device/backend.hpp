@@ -40,6 +40,9 @@ struct DeviceMemory {
 
 enum class StreamPriority : std::uint8_t { normal, high };
 enum class EventTiming : std::uint8_t { off, on };
+/// How the host waits for an event: polling, which notices at once and keeps a processor busy, or asleep,
+/// which leaves the processor to others and notices some tens of microseconds late.
+enum class EventWait : std::uint8_t { poll, sleep };
 
 /// Native handles: CUstream and CUevent on cuda. A null stream handle is the device's default stream.
 using StreamHandle = void*;
@@ -135,7 +138,7 @@ class Backend {
   virtual void stream_occupy(StreamHandle stream, double seconds) = 0;
 
   // Events.
-  virtual EventHandle event_create(EventTiming timing) = 0;
+  virtual EventHandle event_create(EventTiming timing, EventWait wait) = 0;
   virtual void event_destroy(EventHandle event) noexcept = 0;
   virtual void event_record(EventHandle event, StreamHandle stream) = 0;
   /// True when the work marked by the last record is done, or nothing was recorded. Does not block.

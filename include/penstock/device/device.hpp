@@ -47,7 +47,8 @@ class Device {
   /// A view of somebody else's stream (PyTorch's current stream, say), which must outlive it. Null: the
   /// default.
   [[nodiscard]] Stream wrap_stream(StreamHandle native) const;
-  [[nodiscard]] Event create_event(EventTiming timing = EventTiming::off) const;
+  [[nodiscard]] Event create_event(EventTiming timing = EventTiming::off,
+                                   EventWait wait = EventWait::poll) const;
 
   [[nodiscard]] Backend& backend() const noexcept { return *backend_; }
   [[nodiscard]] const std::shared_ptr<Backend>& shared_backend() const noexcept { return backend_; }

@@ -13,7 +13,7 @@ class Stream;
 /// destroyed or assigned to.
 class Event {
  public:
-  Event(std::shared_ptr<Backend> backend, EventTiming timing);
+  Event(std::shared_ptr<Backend> backend, EventTiming timing, EventWait wait = EventWait::poll);
   ~Event();
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;

@@ -95,10 +95,11 @@ class CudaBackend final : public Backend {
     kernels_.occupy(static_cast<std::uint64_t>(std::max(seconds, 0.0) * 1e9), as_stream(stream));
   }
 
-  EventHandle event_create(EventTiming timing) override {
+  EventHandle event_create(EventTiming timing, EventWait wait) override {
     cuda::Event event = nullptr;
+    const unsigned sleep = wait == EventWait::sleep ? kEventBlockingSync : kEventDefault;
     call(context_, driver_.event_create, &event,
-         timing == EventTiming::on ? kEventDefault : kEventDisableTiming);
+         sleep | (timing == EventTiming::on ? kEventDefault : kEventDisableTiming));
     return event;
   }
 

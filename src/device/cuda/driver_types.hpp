@@ -73,6 +73,7 @@ inline constexpr unsigned kMemoryTypeDevice = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kStreamWaitValueGeq = 0;
 inline constexpr unsigned kEventDefault = 0;
+inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostAllocPortable = 1;
 inline constexpr unsigned kHostAllocDeviceMap = 2;

@@ -43,7 +43,7 @@ class HostBackend final : public Backend {
   void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override;
   void stream_occupy(StreamHandle stream, double seconds) override;
 
-  EventHandle event_create(EventTiming timing) override;
+  EventHandle event_create(EventTiming timing, EventWait wait) override;
   void event_destroy(EventHandle event) noexcept override;
   void event_record(EventHandle event, StreamHandle stream) override;
   bool event_query(EventHandle event) override;
@@ -211,7 +211,7 @@ void HostBackend::stream_occupy(StreamHandle stream, double seconds) {
   stream_of(stream).enqueue(OccupyWork{std::chrono::nanoseconds(std::llround(seconds * 1e9))});
 }
 
-EventHandle HostBackend::event_create(EventTiming timing) {
+EventHandle HostBackend::event_create(EventTiming timing, EventWait /*wait*/) {
   enter("event_create");
   return new HostEvent(timing);
 }
