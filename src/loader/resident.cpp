@@ -16,14 +16,18 @@ constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 constexpr std::size_t kGatherBytes = std::size_t{8} << 20;
 
 /// Rows that lie in memory, in chunks of which one is on its way while the next is being staged.
-bool move_memory(TransferEngine& engine, std::byte* destination, std::span<const std::byte> source,
-                 FunctionRef<bool()> stopped) {
+bool move_memory(TransferEngine& engine, const Device& device, std::byte* destination,
+                 std::span<const std::byte> source, FunctionRef<bool()> stopped) {
+  // A page that is locked for a neighbour makes no source that the device could copy from in one piece.
+  const bool locked = is_locked_by_others(device, source);
+  const CopyOptions options{.path = locked ? TransferPath::automatic : TransferPath::staged,
+                            .source_kind = locked ? MemoryKind::pinned : MemoryKind::pageable,
+                            .destination_kind = MemoryKind::device};
   Transfer before;
   for (std::size_t done = 0; done < source.size(); done += kChunkBytes) {
     if (stopped()) break;
     const std::size_t bytes = std::min(kChunkBytes, source.size() - done);
-    const Transfer now = engine.copy(destination + done, source.data() + done, bytes,
-                                     {.destination_kind = MemoryKind::device});
+    const Transfer now = engine.copy(destination + done, source.data() + done, bytes, options);
     before.synchronize();
     before = now;
   }
@@ -122,7 +126,7 @@ bool Resident::fill(const Dataset& dataset, const std::vector<Route>& routes, co
     if (!memory.empty() && !dataset.is_file_mapping(f)) {
       if (engine == nullptr)
         engine = std::make_unique<TransferEngine>(device_, TransferOptions{.profile = profile});
-      whole = move_memory(*engine, there.data(), memory.first(there.size()), stopped);
+      whole = move_memory(*engine, device_, there.data(), memory.first(there.size()), stopped);
     } else {
       whole = move_gathered(device_, dataset, f, routes[f], there.data(), team, stopped);
     }

@@ -96,16 +96,6 @@ std::vector<std::span<const std::byte>> join_pages(std::vector<std::span<const s
   return joined;
 }
 
-/// Locked by another library's allocator, say, and by none of our registrations, which may end before the
-/// loader does.
-bool is_locked_by_others(const Device& device, std::span<const std::byte> range) {
-  const auto is_locked = [&](const std::byte& at) {
-    return device.backend().kind_of(&at) == MemoryKind::pinned;
-  };
-  return is_locked(range.front()) && is_locked(range.back()) &&
-         !Registration::overlaps(device, range.data(), range.size());
-}
-
 double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
   const auto found = profile.curves.find(curve);
   if (found == profile.curves.end() || found->second.empty()) return 0;
@@ -235,6 +225,14 @@ std::size_t choose_residency(std::vector<Route>& routes, const Residency& reside
         "budget");
   }
   return bytes;
+}
+
+bool is_locked_by_others(const Device& device, std::span<const std::byte> range) {
+  const auto is_locked = [&](const std::byte& at) {
+    return device.backend().kind_of(&at) == MemoryKind::pinned;
+  };
+  return is_locked(range.front()) && is_locked(range.back()) &&
+         !Registration::overlaps(device, range.data(), range.size());
 }
 
 std::vector<Registration> choose_gather(std::vector<Route>& routes, const Dataset& dataset,

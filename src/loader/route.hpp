@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,10 @@ struct Layout {
 
 /// Sets `resident_rows` within `available` bytes; returns the bytes they take. Throws OutOfMemory.
 std::size_t choose_residency(std::vector<Route>& routes, const Residency& residency, std::size_t available);
+
+/// Locked by another library's allocator, say, and by none of our registrations, which may end before the
+/// loader does, and which may cover a part of it only.
+[[nodiscard]] bool is_locked_by_others(const Device& device, std::span<const std::byte> range);
 
 /// Chooses between zero-copy and host gather for what streams, and locks memory for the former. Throws
 /// InvalidArgument where zero-copy is asked for and cannot be had.

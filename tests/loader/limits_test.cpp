@@ -2,7 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -111,6 +116,29 @@ TEST_P(LoaderLimits, WhatIsResidentAndTheRingShareAnyBudget) {
                    .device_budget_bytes = budget});
     expect_stored(dataset, read_epoch(loader));
     EXPECT_EQ(loader.stats().slots, 3U);
+  }
+}
+
+TEST_P(LoaderLimits, AFieldMayBeginInAPageThatIsLockedForAnother) {
+  // The wide field's last page, which is locked because it streams, is the first of the narrow one.
+  const auto page = static_cast<std::byte*>(std::aligned_alloc(4096, 32768));
+  const std::shared_ptr<const void> owner(page, [](const void* data) { std::free(const_cast<void*>(data)); });
+  const auto bytes = random_bytes(25000, 6);
+  std::ranges::copy(bytes, page);
+  const Dataset dataset(
+      {read_array({.name = "wide", .dtype = DType::uint8, .shape = {200}}, std::span(page, 20000), owner),
+       read_array({.name = "narrow", .dtype = DType::uint8, .shape = {50}}, std::span(page + 20000, 5000),
+                  owner)});
+  for (const std::size_t beside_ring : {6000U, 16000U}) {
+    Loader loader(dataset, *device_,
+                  {.batch_size = 10,
+                   .shuffle = true,
+                   .residency = Residency::parse("auto"),
+                   .gather = GatherPath::zero_copy,
+                   .device_budget_bytes = 3 * (2048 + 512 + 256) + beside_ring});
+    expect_stored(dataset, read_epoch(loader));
+    EXPECT_GE(loader.stats().resident_bytes, 5000U);
+    EXPECT_LT(loader.stats().resident_bytes, 25000U);
   }
 }
 

@@ -17,15 +17,15 @@ namespace {
 using namespace std::chrono_literals;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr auto kTime = 1500ms;
+constexpr auto kTime = 1000ms;
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-constexpr auto kTime = 1500ms;
+constexpr auto kTime = 1000ms;
 #else
-constexpr auto kTime = 2500ms;
+constexpr auto kTime = 2000ms;
 #endif
 #else
-constexpr auto kTime = 2500ms;
+constexpr auto kTime = 2000ms;
 #endif
 
 using Random = std::mt19937_64;
