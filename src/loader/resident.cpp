@@ -50,8 +50,7 @@ bool move_gathered(const Device& device, const Dataset& dataset, std::size_t fie
   const Stream stream = device.create_stream();
   std::vector<std::uint64_t> indices(static_cast<std::size_t>(chunk_rows));
   std::size_t turn = 0;
-  const auto settle = [&] { stream.synchronize(); };
-  for (std::uint64_t first = 0; first < route.resident_rows && !stopped(); first += chunk_rows) {
+  const auto move_chunk = [&](std::uint64_t first) {
     Half& half = halves[turn++ % 2];
     half.read.synchronize();
     const auto rows = static_cast<std::size_t>(std::min(chunk_rows, route.resident_rows - first));
@@ -63,21 +62,29 @@ bool move_gathered(const Device& device, const Dataset& dataset, std::size_t fie
       dataset.gather(field, std::span(indices).subspan(begin, end - begin),
                      half.memory.bytes().subspan(begin * route.row_bytes, (end - begin) * route.row_bytes));
     };
-    try {
-      if (team != nullptr) {
-        team->for_each(pieces, gather);
-      } else {
-        gather(0);
-      }
-    } catch (...) {
-      settle();
-      throw;
+    if (team != nullptr) {
+      team->for_each(pieces, gather);
+    } else {
+      gather(0);
     }
     device.backend().copy(destination + first * route.row_bytes, half.memory.data(), rows * route.row_bytes,
                           CopyDirection::h2d, stream.native());
     half.read.record(stream);
+  };
+  try {
+    for (std::uint64_t first = 0; first < route.resident_rows && !stopped(); first += chunk_rows) {
+      move_chunk(first);
+    }
+    stream.synchronize();
+  } catch (...) {
+    for (Half& half : halves) {
+      try {
+        half.memory.release_after(stream);
+      } catch (...) {  // it has waited, or the memory is never used again
+      }
+    }
+    throw;
   }
-  settle();
   return !stopped();
 }
 
@@ -94,7 +101,7 @@ Resident::Resident(const Device& device, Pool& memory, std::vector<Route>& route
   if (factors == 0) return;
   factors_ = memory.allocate(factors * sizeof(float));
   Pool pinned = make_pinned_pool(device_, {.segment_bytes = 4096});
-  const Buffer staged = pinned.allocate(factors * sizeof(float));
+  Buffer staged = pinned.allocate(factors * sizeof(float));
   std::size_t offset = 0;
   const auto put = [&](const std::vector<float>& values) -> const float* {
     if (values.empty()) return nullptr;
@@ -110,6 +117,7 @@ Resident::Resident(const Device& device, Pool& memory, std::vector<Route>& route
   }
   const Stream stream = device_.create_stream();
   device_.backend().copy(factors_.data(), staged.data(), offset, CopyDirection::h2d, stream.native());
+  staged.release_after(stream);
   stream.synchronize();
 }
 
