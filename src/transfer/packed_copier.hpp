@@ -61,7 +61,8 @@ class PackedCopier {
 
   [[nodiscard]] WorkerTeam& team();
   /// Calls `body` for each granule of `range`, with several threads where that pays and they are free.
-  void for_each_granule(PackedPlan::Range range, FunctionRef<void(PackedPlan::Range)> body);
+  void for_each_granule(const PackedPlan& plan, PackedPlan::Range range,
+                        FunctionRef<void(PackedPlan::Range)> body);
   void pack_round(const PackedPlan& plan, PackedPlan::Range round, const Stream& stream,
                   TransferState& state);
   /// Enqueues a kernel over the pieces that lie in `round`: between their device ends and the image in
