@@ -248,6 +248,11 @@ bool DeviceRing::is_at_start_of(std::uint64_t epoch) const {
   return position_.epoch == epoch && position_.consumed == 0 && !has_failed;
 }
 
+bool DeviceRing::is_closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 RingSize DeviceRing::size() const {
   const std::lock_guard lock(mutex_);
   return {slots_.size(), slots_.size() * slot_bytes_};

@@ -105,6 +105,7 @@ class DeviceRing {
   [[nodiscard]] SamplerState position() const;
   /// True when take() would give the first batch of `epoch`, not what went wrong in the producer.
   [[nodiscard]] bool is_at_start_of(std::uint64_t epoch) const;
+  [[nodiscard]] bool is_closed() const;
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   /// True in a child of fork, where nothing of this may be touched.
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }

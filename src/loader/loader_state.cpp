@@ -217,12 +217,17 @@ void LoaderState::go_to(Change&& change) {
   end_production();
   sampler_ = changed;
   for (const Arrival& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
-  begin_production();
+  try {
+    begin_production();
+  } catch (...) {
+    ring_->publish({.error = std::current_exception(), .state = sampler_.state()});
+    throw;
+  }
 }
 
 void LoaderState::start_epoch(std::uint64_t epoch) {
   refuse_fork();
-  if (ring_->is_at_start_of(epoch)) return;
+  if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
 }
 

@@ -110,7 +110,7 @@ class TransferEngineImpl {
     check_generation();
     if (bytes == 0) return Transfer();
     check_regions(destination, source, bytes);
-    const TransferKinds kinds = kinds_of(destination, source, options);
+    const TransferKinds kinds = kinds_of(destination, source, bytes, options);
     const CopyDirection direction = direction_of(kinds.source, kinds.destination);
     const TransferPath path =
         options.path != TransferPath::automatic ? options.path : profile_.choose_path(bytes, 1, kinds);
@@ -154,7 +154,7 @@ class TransferEngineImpl {
       std::size_t bytes = 0;
       for (const TransferPiece& piece : pieces) bytes += piece.bytes;
       const TransferKinds kinds = first->source != nullptr && first->destination != nullptr
-                                      ? kinds_of(first->destination, first->source, options)
+                                      ? kinds_of(first->destination, first->source, first->bytes, options)
                                       : TransferKinds{};
       path = profile_.choose_path(bytes, pieces.size(), kinds) == TransferPath::direct ? TransferPath::direct
                                                                                        : TransferPath::packed;
@@ -216,11 +216,19 @@ class TransferEngineImpl {
     }
   }
 
-  [[nodiscard]] TransferKinds kinds_of(const void* destination, const void* source,
-                                       const CopyOptions& options) const {
+  /// Memory may begin or end in a page that is locked for its neighbour, and be pageable all the same.
+  [[nodiscard]] MemoryKind kind_of(const void* data, std::size_t bytes) const {
     const Backend& backend = device_.backend();
-    return {options.source_kind ? *options.source_kind : backend.kind_of(source),
-            options.destination_kind ? *options.destination_kind : backend.kind_of(destination)};
+    const MemoryKind kind = backend.kind_of(data);
+    if (kind == MemoryKind::device || kind == MemoryKind::pageable) return kind;
+    const MemoryKind end = backend.kind_of(static_cast<const std::byte*>(data) + bytes - 1);
+    return end == MemoryKind::pageable ? end : kind;
+  }
+
+  [[nodiscard]] TransferKinds kinds_of(const void* destination, const void* source, std::size_t bytes,
+                                       const CopyOptions& options) const {
+    return {options.source_kind ? *options.source_kind : kind_of(source, bytes),
+            options.destination_kind ? *options.destination_kind : kind_of(destination, bytes)};
   }
 
   [[nodiscard]] EventPool::Handle mark(const Stream* after) {

@@ -86,5 +86,11 @@ TEST(FeedStatisticsTest, TheTableEndsWithTheSentence) {
   EXPECT_TRUE(out.str().ends_with(s.sentence() + "\n"));
 }
 
+TEST(FeedStatisticsTest, AConsumerThatIsBusierThanAnyStageLimits) {
+  EXPECT_EQ(fed(0.1, 0.5, 0, 0).limited_by(), FeedLimit::consumer);
+  EXPECT_THAT(fed(0.1, 0.5, 0, 0).sentence(), HasSubstr("at most 10.0 %"));
+  EXPECT_EQ(fed(0.1, 0.95, 0, 0).limited_by(), FeedLimit::link);
+}
+
 }  // namespace
 }  // namespace penstock

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -75,6 +76,27 @@ TEST_P(TransferEngineTest, PinnedAndRegisteredMemoryGoDirectly) {
     EXPECT_EQ(transfer.path(), TransferPath::direct);
   }
   EXPECT_EQ(first_difference(back, source), -1);
+}
+
+TEST_P(TransferEngineTest, MemoryThatBeginsOrEndsInALockedPageIsPageableAllTheSame) {
+  constexpr std::size_t kPages = 300;
+  constexpr std::size_t kPage = 4096;
+  const std::unique_ptr<std::byte, decltype(&std::free)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(kPage, kPages * kPage)), &std::free);
+  const auto bytes = random_bytes(kPages * kPage, 12);
+  std::memcpy(memory.get(), bytes.data(), bytes.size());
+  const std::size_t begin = 200;
+  const std::size_t count = (kPages - 1) * kPage;
+  for (const std::size_t locked_page : {std::size_t{0}, kPages - 1}) {
+    const Registration neighbour(*device_, memory.get() + locked_page * kPage, 100);
+    TransferEngine engine(*device_, many_chunks());
+    const Buffer there = poisoned_on_device(count);
+    engine.copy(there.data(), memory.get() + begin, count).synchronize();
+    EXPECT_EQ(first_difference(read(there), std::span(bytes).subspan(begin, count)), -1);
+    std::memset(memory.get() + begin, 0, count);
+    engine.copy(memory.get() + begin, there.data(), count).synchronize();
+    EXPECT_EQ(first_difference({memory.get(), bytes.size()}, bytes), -1);
+  }
 }
 
 TEST_P(TransferEngineTest, DeviceToDevice) {
