@@ -54,7 +54,6 @@ def parse() -> argparse.Namespace:
 
 def make_setting(arguments: argparse.Namespace) -> Any:
     import torch
-
     from compare.setting import Setting
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "host")
@@ -92,7 +91,6 @@ def about(setting: Any) -> dict[str, Any]:
 def runs(arguments: argparse.Namespace, setting: Any) -> Any:
     """The results of each workload, one workload after the other."""
     import torch
-
     from compare import data, feeding, transfers
 
     count = arguments.images or (1024 if arguments.quick else 16384 if setting.on_gpu else 4096)

@@ -1,4 +1,4 @@
-"""What PyTorch's DataLoader makes of the datasets in bench_loader: run before it, on the same machine, in the same hour.
+"""What PyTorch's DataLoader makes of the datasets in bench_loader: run before it, on the same machine.
 
 Shuffled samples of an in-memory tensor dataset, batch by batch to the device (pinned and non_blocking where that is a
 GPU), with 0 and more worker processes; the best of them counts. Checks that every sample came once. Needs torch.
@@ -80,8 +80,11 @@ def main():
             "gbps": rates[best] * sample_bytes / 1e9,
         }
         listed = ", ".join(f"{count}: {value:,.0f}/s" for count, value in rates.items())
-        print(f"PyTorch {torch.__version__} DataLoader  {name:7s} best {rates[best]:12,.0f} samples/s "
-              f"{rates[best] * sample_bytes / 1e9:6.2f} GB/s   by workers: {listed}", flush=True)
+        print(
+            f"PyTorch {torch.__version__} DataLoader  {name:7s} best {rates[best]:12,.0f} samples/s "
+            f"{rates[best] * sample_bytes / 1e9:6.2f} GB/s   by workers: {listed}",
+            flush=True,
+        )
 
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -67,7 +67,7 @@ def main():
 
     assert torch.equal(arrived["pageable"].cpu(), pageable)
     assert torch.equal(arrived["back"], pageable)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(arrived["pieces"], tensors))
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(arrived["pieces"], tensors, strict=True))
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(results, file, indent=2)

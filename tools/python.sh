@@ -80,11 +80,11 @@ case "${1:-}" in
     make_environment "$build/tools"
     quietly "$build/tools/bin/python" -m pip install -r python/build-requirements.txt
     if [ "${2:-}" = --check ]; then
-      "$build/tools/bin/ruff" check --quiet python examples
-      "$build/tools/bin/ruff" format --quiet --check python examples
+      "$build/tools/bin/ruff" check --quiet python examples benchmarks
+      "$build/tools/bin/ruff" format --quiet --check python examples benchmarks
     else
-      "$build/tools/bin/ruff" check --quiet --fix python examples
-      "$build/tools/bin/ruff" format --quiet python examples
+      "$build/tools/bin/ruff" check --quiet --fix python examples benchmarks
+      "$build/tools/bin/ruff" format --quiet python examples benchmarks
     fi
     ;;
   stubs)

@@ -53,3 +53,10 @@ def test_consumers(name):
     if name == "cupy" and not module.cuda.is_available():
         pytest.skip("CuPy has no GPU")
     assert run(f"{name}_consumer.py")
+
+
+def test_the_folklore_script_is_sound():
+    pytest.importorskip("torch")
+    script = EXAMPLES.parent / "benchmarks" / "folklore.py"
+    done = subprocess.run([sys.executable, str(script), "--self-check"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
