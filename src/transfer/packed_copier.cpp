@@ -17,9 +17,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Range = PackedPlan::Range;
 
-// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
-// still help.
-constexpr std::size_t granule = std::size_t{32} << 10;
 constexpr std::size_t kRoundsInFlight = 3;
 // Below this, handing work to other threads costs more than it saves: waking one that sleeps takes some 70
 // µs, in which one thread copies about 800 KiB.

@@ -65,6 +65,13 @@ StagingRing::~StagingRing() {
     monitor_->condition.wait(lock, [&] { return monitor_->helpers == 0; });
   }
   for (std::thread& thread : threads_) thread.join();
+  // The last copies may have been handed over just now; what they read must not become somebody else's
+  // memory.
+  try {
+    wire_.synchronize();
+  } catch (const Error& error) {  // the device failed, and touches nothing any more
+    log(LogLevel::warning, error.what());
+  }
 }
 
 void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
