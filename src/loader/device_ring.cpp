@@ -18,7 +18,7 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::v
     : device_(std::move(device)),
       memory_(std::move(memory)),
       slot_bytes_(layout.slot_bytes),
-      indices_offset_(layout.slot_bytes - align_up(batch * sizeof(std::uint64_t), 256)),
+      indices_offset_(layout.slot_indices),
       depth_(prefetch_depth),
       position_(position) {
   for (const Route& route : routes) {

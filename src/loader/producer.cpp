@@ -3,7 +3,6 @@
 #include <penstock/core/bytes.hpp>
 
 #include <algorithm>
-#include <utility>
 
 namespace penstock {
 
@@ -27,15 +26,12 @@ Producer::Producer(const Dataset& dataset, const Device& device, const std::vect
       team_(team),
       stores_(streaming_stores ? StoreKind::streaming : StoreKind::cached),
       gather_blocks_(options.gather_blocks) {
-  std::size_t offset = layout_.stage_indices + align_up(batch * sizeof(std::uint64_t), 256);
   for (std::size_t r = 0; r < routes_.size(); ++r) {
     if (!routes_[r].host_gathered()) continue;
     HostPart& part = parts_.emplace_back();
     part.route = r;
     part.piece_rows = std::max<std::size_t>(1, kPieceBytes / routes_[r].row_bytes);
-    if (routes_[r].resident_rows == 0) continue;
-    part.renumbered = std::exchange(offset, offset + align_up(batch * sizeof(std::uint64_t), 256));
-    part.listed.resize(batch);
+    if (routes_[r].resident_rows > 0) part.listed.resize(batch);
   }
   const auto is_split = [](const Route& route) { return route.resident_rows > 0 && route.streams(); };
   orders_on_device_ = parts_.empty() && std::ranges::none_of(routes_, is_split);
@@ -110,7 +106,7 @@ void Producer::choose_rows(HostPart& part, const Stage& stage, std::span<const s
   part.indices = indices;
   if (route.resident_rows > 0) {
     // What is not resident lies in the stage in the batch's order, and is numbered on from what is.
-    auto* const renumbered = reinterpret_cast<std::uint64_t*>(stage.memory + part.renumbered);
+    auto* const renumbered = reinterpret_cast<std::uint64_t*>(stage.memory + route.stage_numbers);
     std::size_t listed = 0;
     for (std::size_t i = 0; i < indices.size(); ++i) {
       const bool resident = indices[i] < route.resident_rows;
@@ -199,7 +195,7 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
     request.source = stage.on_device + route.stage_offset;
     request.source_rows = route.resident_rows + part->indices.size();
     if (route.resident_rows > 0) {
-      request.indices = reinterpret_cast<const std::uint64_t*>(stage.on_device + part->renumbered);
+      request.indices = reinterpret_cast<const std::uint64_t*>(stage.on_device + route.stage_numbers);
     }
   } else {
     request.source = route.source;

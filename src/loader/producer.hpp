@@ -49,7 +49,6 @@ class Producer {
   /// What the host gathers of one field.
   struct HostPart {
     std::size_t route = 0;
-    std::size_t renumbered = 0;  ///< offset in a stage of the field's own numbers, where part is resident
     std::vector<std::uint64_t> listed;  ///< room for the rows that are not
     std::span<const std::uint64_t> indices;
     std::size_t piece_rows = 1;

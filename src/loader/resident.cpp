@@ -91,17 +91,16 @@ bool move_gathered(const Device& device, const Dataset& dataset, std::size_t fie
 }  // namespace
 
 Resident::Resident(const Device& device, Pool& memory, std::vector<Route>& routes) : device_(device) {
-  std::size_t factors = 0;
+  const std::size_t factors = factor_bytes(routes);
   for (Route& route : routes) {
-    factors += route.scale.size() + route.shift.size();
     const std::size_t bytes = static_cast<std::size_t>(route.resident_rows) * route.row_bytes;
     bytes_ += bytes;
     route.resident = bytes > 0 ? rows_.emplace_back(memory.allocate(bytes)).data() : nullptr;
   }
   if (factors == 0) return;
-  factors_ = memory.allocate(factors * sizeof(float));
+  factors_ = memory.allocate(factors);
   Pool pinned = make_pinned_pool(device_, {.segment_bytes = 4096});
-  Buffer staged = pinned.allocate(factors * sizeof(float));
+  Buffer staged = pinned.allocate(factors);
   std::size_t offset = 0;
   const auto put = [&](const std::vector<float>& values) -> const float* {
     if (values.empty()) return nullptr;

@@ -296,12 +296,13 @@ Layout lay_out(std::vector<Route>& routes, std::size_t batch) {
       route.stage_offset = take(layout.stage_bytes, batch * route.row_bytes);
     }
   }
-  layout.slot_bytes += align_up(batch * sizeof(std::uint64_t), kAlignment);
+  layout.slot_indices = take(layout.slot_bytes, batch * sizeof(std::uint64_t));
   layout.stage_indices = take(layout.stage_bytes, batch * sizeof(std::uint64_t));
   // Where part of a field is resident and the host gathers the rest, its rows are numbered anew.
-  for (const Route& route : routes) {
-    if (route.host_gathered() && route.resident_rows > 0)
-      take(layout.stage_bytes, batch * sizeof(std::uint64_t));
+  for (Route& route : routes) {
+    if (route.host_gathered() && route.resident_rows > 0) {
+      route.stage_numbers = take(layout.stage_bytes, batch * sizeof(std::uint64_t));
+    }
   }
   return layout;
 }

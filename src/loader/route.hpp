@@ -38,7 +38,8 @@ struct Route {
   std::size_t channel_elements = 1;
 
   std::size_t slot_offset = 0;
-  std::size_t stage_offset = 0;  ///< of the gathered rows in a stage, for host gather
+  std::size_t stage_offset = 0;   ///< of the gathered rows in a stage, for host gather
+  std::size_t stage_numbers = 0;  ///< of the batch's rows numbered anew, for host gather beside resident rows
 
   [[nodiscard]] bool streams() const noexcept { return resident_rows < rows; }
   [[nodiscard]] bool host_gathered() const noexcept { return streams() && !zero_copy; }
@@ -46,13 +47,13 @@ struct Route {
   [[nodiscard]] bool is_plain_copy() const noexcept {
     return host_gathered() && resident_rows == 0 && !converts;
   }
-  [[nodiscard]] bool needs_indices() const noexcept { return zero_copy || resident_rows > 0; }
   [[nodiscard]] std::string describe() const;
 };
 
 /// How a slot and a stage are laid out for `batch` samples.
 struct Layout {
   std::size_t slot_bytes = 0;
+  std::size_t slot_indices = 0;  ///< offset of the batch's indices in a slot
   std::size_t stage_bytes = 0;
   std::size_t stage_indices = 0;  ///< offset of the batch's indices in a stage
 };

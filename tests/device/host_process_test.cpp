@@ -1,4 +1,5 @@
 #include "device/contract_suite.hpp"
+#include "support/fork.hpp"
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -20,15 +21,6 @@ int exit_status_of(const std::function<int()>& child_main) {
   return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -status - 1;
 }
 
-bool throws_forked(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const DeviceError& error) {
-    return error.name() == "PENSTOCK_FORKED";
-  }
-  return false;
-}
-
 TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
   auto device = std::make_unique<Device>(Device::open("host:memory=16MiB"));
   auto stream = std::make_unique<Stream>(device->create_stream());
@@ -42,7 +34,7 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
     Backend& backend = device->backend();
     int failure = 1;
     const auto refuses = [&](const std::function<void()>& call) {
-      const bool good = throws_forked(call);
+      const bool good = says_forked(call);
       if (!good) std::fprintf(stderr, "call %d was not refused\n", failure);
       ++failure;
       return good;
@@ -107,7 +99,7 @@ TEST(HostFork, ForkInMidCopyHangsNeither) {
   PinnedBytes pinned(device, 4000000);
   for (int i = 0; i < 5; ++i) {
     device.backend().copy(block.data(), pinned.data(), block.size(), CopyDirection::h2d, stream.native());
-    EXPECT_EQ(exit_status_of([&] { return throws_forked([&] { stream.synchronize(); }) ? 0 : 1; }), 0);
+    EXPECT_EQ(exit_status_of([&] { return says_forked([&] { stream.synchronize(); }) ? 0 : 1; }), 0);
   }
   stream.synchronize();
 }

@@ -1,4 +1,5 @@
 #include "loader/faulty_fixture.hpp"
+#include "support/fork.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -172,16 +173,6 @@ TEST_P(LoaderEnds, ALoaderMayBeMoved) {
   for (const HostBatch& batch : read_epoch(third)) batches.push_back(batch);
   EXPECT_EQ(indices_of(batches), numbers(80));
   expect_stored(dataset_, batches);
-}
-
-template <typename Call>
-bool says_forked(Call&& call) {
-  try {
-    call();
-  } catch (const DeviceError& error) {
-    return error.name() == "PENSTOCK_FORKED";
-  }
-  return false;
 }
 
 TEST_P(LoaderEnds, AChildOfForkIsToldAndEndsCleanly) {

@@ -1,6 +1,7 @@
 #include "devices.hpp"
 #include "mapping.hpp"
 #include "support/faulty_backend.hpp"
+#include "support/fork.hpp"
 #include "support/resources.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -24,6 +25,7 @@ namespace {
 
 using testing::DeviceTest;
 using testing::Mapping;
+using testing::says_forked;
 
 // Runs `body` in a forked child; true when it returned true. A child that hangs is ended by its alarm.
 template <typename Body>
@@ -41,16 +43,6 @@ bool succeeds_in_child(Body&& body) {
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-template <typename Call>
-bool says_forked(Call&& call) {
-  try {
-    call();
-  } catch (const DeviceError& error) {
-    return error.name() == "PENSTOCK_FORKED";
-  }
-  return false;
 }
 
 class ForkTest : public DeviceTest {};
