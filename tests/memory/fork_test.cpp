@@ -1,7 +1,8 @@
+#include "support/fork.hpp"
+
 #include "devices.hpp"
 #include "mapping.hpp"
 #include "support/faulty_backend.hpp"
-#include "support/fork.hpp"
 #include "support/resources.hpp"
 
 #include <penstock/core/bytes.hpp>
