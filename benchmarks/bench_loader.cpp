@@ -37,6 +37,8 @@ struct Settings {
   std::size_t first_batch_bytes = std::size_t{2500} * 1000 * 1000;
   std::size_t resident_bytes = std::size_t{4} << 30;
   double seconds = 2;  // of each measured run
+  unsigned gather_blocks = 0;
+  std::string only = "images,small,resident,first-batch";
 };
 
 /// Random bytes, one field of `count` samples. Pages are touched by several threads.
@@ -169,6 +171,7 @@ class Bench {
 
   Fed feed(const Dataset& dataset, LoaderOptions options) {
     options.profile = profile_;
+    options.gather_blocks = settings_.gather_blocks;
     Loader loader(dataset, device_, options);
     const Stream stream = device_.create_stream();
     verify(loader, dataset, options, stream);
@@ -322,14 +325,15 @@ int run(int argc, char** argv) {
   app.add_option("--resident-bytes", settings.resident_bytes);
   app.add_option("--first-batch-bytes", settings.first_batch_bytes);
   app.add_option("--seconds", settings.seconds, "Least time of each run");
+  app.add_option("--gather-blocks", settings.gather_blocks, "Of the kernel that reads over the link");
+  app.add_option("--only", settings.only, "Of images, small, resident and first-batch, with commas between");
   CLI11_PARSE(app, argc, argv);
   Bench bench(settings);
-  bench.images();
-  bench.small();
-  if (bench.on_gpu()) {
-    bench.resident();
-    bench.first_batch();
-  }
+  const auto wanted = [&](std::string_view work) { return settings.only.find(work) != std::string::npos; };
+  if (wanted("images")) bench.images();
+  if (wanted("small")) bench.small();
+  if (wanted("resident") && bench.on_gpu()) bench.resident();
+  if (wanted("first-batch") && bench.on_gpu()) bench.first_batch();
   print_table(bench.rows);
   bench.json["table"] = to_json(bench.rows);
   if (!settings.json.empty()) std::ofstream(settings.json) << bench.json.dump(2) << '\n';

@@ -48,7 +48,8 @@ void add_how(CLI::App& command, FeedOptions& options) {
   add_repeatable(command, "--shift", options.shift, "[FIELD=]X[,X...]", "See --scale");
   command.add_option("--residency", options.residency,
                      "Part kept in device memory: none, all, auto or a fraction");
-  command.add_option("--gather", options.gather, "How samples come together: automatic, host or zero-copy");
+  command.add_option("--gather", options.gather,
+                     "How samples come together: automatic, host, zero-copy or copy-engine");
   command.add_option("--prefetch", options.prefetch, "Batches that run ahead; 2")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{64}));
   command.add_option("--threads", options.threads, "Host threads that gather; as processors allow");

@@ -38,7 +38,10 @@ class Loader:
     - `rank`, `world_size`: this process's share, by the rules of DistributedSampler. `distributed=True` takes them
       from the environment that torchrun sets.
     - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
-    - `prefetch_depth`: batches ahead, 1 to 64. `gather`: "automatic", "host" or "zero-copy".
+    - `prefetch_depth`: batches ahead, 1 to 64.
+    - `gather`: "automatic"; "host": threads copy samples together; "zero-copy": a kernel reads them out of your arrays,
+      with `gather_blocks` blocks (0: as measured best; few leave room for your kernels); "copy-engine": the GPU's copy
+      engines do, best for samples of 64 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
     - `device_budget_bytes`: most device memory to take; 0: half of what is free. `threads`: 0: as processors allow.
 
@@ -64,6 +67,7 @@ class Loader:
         prefetch_depth: int = 2,
         residency: str | float = "none",
         gather: str = "automatic",
+        gather_blocks: int = 0,
         narrow: bool = True,
         device_budget_bytes: int = 0,
         threads: int = 0,
@@ -88,6 +92,7 @@ class Loader:
             prefetch_depth=prefetch_depth,
             residency=str(residency),
             gather=gather,
+            gather_blocks=gather_blocks,
             narrow=narrow,
             device_budget_bytes=device_budget_bytes,
             threads=threads,

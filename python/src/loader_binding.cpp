@@ -117,8 +117,8 @@ void bind_loader(nb::module_& module) {
           [](NativeLoader* self, std::shared_ptr<Engine> engine, const NativeLoader::Arrays& fields,
              const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
              std::uint64_t seed, bool drop_last, std::uint64_t rank, std::uint64_t world_size,
-             std::size_t prefetch_depth, const std::string& residency, const std::string& gather, bool narrow,
-             std::size_t device_budget_bytes, unsigned threads) {
+             std::size_t prefetch_depth, const std::string& residency, const std::string& gather,
+             unsigned gather_blocks, bool narrow, std::size_t device_budget_bytes, unsigned threads) {
             LoaderOptions options;
             options.batch_size = batch_size;
             options.shuffle = shuffle;
@@ -128,6 +128,7 @@ void bind_loader(nb::module_& module) {
             options.prefetch_depth = prefetch_depth;
             options.residency = Residency::parse(residency);
             options.gather = parse_gather_path(gather);
+            options.gather_blocks = gather_blocks;
             options.fields = field_options(field_tuples);
             options.narrow = narrow;
             options.device_budget_bytes = device_budget_bytes;
@@ -137,7 +138,7 @@ void bind_loader(nb::module_& module) {
           nb::arg("engine"), nb::arg("fields"), nb::arg("field_options"), nb::kw_only(),
           nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("prefetch_depth"), nb::arg("residency"), nb::arg("gather"),
-          nb::arg("narrow"), nb::arg("device_budget_bytes"), nb::arg("threads"))
+          nb::arg("gather_blocks"), nb::arg("narrow"), nb::arg("device_budget_bytes"), nb::arg("threads"))
       .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
       .def("start_epoch",
            [](NativeLoader& self, std::uint64_t epoch) {

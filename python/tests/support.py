@@ -13,7 +13,8 @@ def same(a, b) -> bool:
 
     a, b = penstock.to_host(a), penstock.to_host(b)
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        a, b = torch.as_tensor(a), torch.as_tensor(b)
+        # PyTorch knows one of NumPy's two names for the same type.
+        a, b = (torch.as_tensor(x.astype(x.dtype.name) if isinstance(x, np.ndarray) else x) for x in (a, b))
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
     if type(a) is not type(b):
         return False

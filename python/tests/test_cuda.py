@@ -81,7 +81,7 @@ def test_batches_that_were_sent_but_never_taken(random):
         assert torch.equal(first, batch)
 
 
-@pytest.mark.parametrize("gather", ["host", "zero-copy"])
+@pytest.mark.parametrize("gather", ["host", "zero-copy", "copy-engine"])
 def test_a_leased_batch_is_not_refilled_while_queued_work_reads_it(random, gather):
     samples = random.integers(0, 256, (64, 1 << 16), dtype=np.uint8)
     results = []

@@ -25,7 +25,7 @@ def epoch_of(loader):
     return [torch.cat(field) for field in zip(*batches, strict=True)]
 
 
-@pytest.mark.parametrize("gather", ["automatic", "host", "zero-copy"])
+@pytest.mark.parametrize("gather", ["automatic", "host", "zero-copy", "copy-engine"])
 @pytest.mark.parametrize("residency", ["none", "all", 0.3])
 def test_every_sample_once_with_its_bytes(device, images, gather, residency):
     loader = penstock.Loader(
@@ -40,6 +40,15 @@ def test_every_sample_once_with_its_bytes(device, images, gather, residency):
         assert torch.equal(x, torch.from_numpy(images)[y])
         orders.append(y)
     assert not torch.equal(*orders)
+
+
+@pytest.mark.parametrize("gather_blocks", [1, 7, 1000])
+def test_any_number_of_blocks_gathers(device, images, gather_blocks):
+    loader = penstock.Loader(
+        (images, LABELS), 8, shuffle=True, device=device, gather="zero-copy", gather_blocks=gather_blocks, to="float32"
+    )
+    x, y = epoch_of(loader)
+    assert torch.equal(x, torch.from_numpy(images)[y].float())
 
 
 def test_batches_are_on_the_device_and_of_the_same_structure(device, images):

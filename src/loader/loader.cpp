@@ -18,16 +18,20 @@ std::string_view gather_path_name(GatherPath path) noexcept {
       return "host";
     case GatherPath::zero_copy:
       return "zero-copy";
+    case GatherPath::copy_engine:
+      return "copy-engine";
   }
   return "automatic";
 }
 
 GatherPath parse_gather_path(std::string_view name) {
-  for (const GatherPath path : {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy}) {
+  for (const GatherPath path :
+       {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
     if (name == gather_path_name(path)) return path;
   }
   if (name == "auto") return GatherPath::automatic;
-  throw InvalidArgument(fmt::format("'{}' is no way to gather; use automatic, host or zero-copy.", name));
+  throw InvalidArgument(
+      fmt::format("'{}' is no way to gather; use automatic, host, zero-copy or copy-engine.", name));
 }
 
 Residency Residency::parse(std::string_view text) {

@@ -73,7 +73,6 @@ void LoaderState::set_up() {
   routes_ = make_routes(dataset_, options_);
   for (const Route& route : routes_) sample_delivered_bytes_ += route.delivered_bytes;
   const std::size_t resident_bytes = choose_memory();
-  registrations_ = choose_gather(routes_, dataset_, device_, profile_, options_.gather);
   const Layout layout = lay_out(routes_, batch_);
   resident_ = std::make_unique<Resident>(device_, *memory_, routes_);
   is_resident_ = resident_bytes == 0;
@@ -82,8 +81,8 @@ void LoaderState::set_up() {
   account_ = std::make_unique<Account>(device_, options_.timeline_batches);
   const bool gathers = std::ranges::any_of(routes_, &Route::host_gathered);
   if (!gathers && is_resident_) team_.reset();
-  producer_ = std::make_unique<Producer>(dataset_, device_, routes_, layout, options_, batch_, team_.get(),
-                                         profile_.streaming_stores);
+  producer_ = std::make_unique<Producer>(dataset_, device_, *memory_, routes_, layout, options_, batch_,
+                                         team_.get(), profile_.streaming_stores);
 }
 
 std::size_t LoaderState::choose_memory() {
@@ -97,12 +96,18 @@ std::size_t LoaderState::choose_memory() {
   const std::size_t ring = slot * (options_.prefetch_depth + 1);
   const std::size_t factors = factor_bytes(routes_);
   const std::size_t beside_ring = budget - std::min(budget, ring + factors);
-  const std::size_t resident = choose_residency(routes_, options_.residency, beside_ring);
+  std::size_t resident = choose_residency(routes_, options_.residency, beside_ring);
+  const std::size_t landing_room = most_landing_bytes(routes_, batch_);
+  if (options_.residency.kind == Residency::Kind::automatic && landing_room <= beside_ring / 4) {
+    resident = choose_residency(routes_, options_.residency, beside_ring - landing_room);
+  }
+  registrations_ = choose_gather(routes_, dataset_, device_, profile_, options_);
+  const std::size_t landing = choose_landing(routes_, batch_, beside_ring - resident, options_.gather);
   memory_ = std::make_shared<Pool>(make_device_pool(
       device_, {.budget_bytes = budget, .segment_bytes = std::max(slot, std::size_t{1} << 20)}));
   // In one piece, so that nothing is lost between pieces of a tight budget.
   try {
-    memory_->reserve(std::min(budget / 256 * 256, ring + factors + resident));
+    memory_->reserve(std::min(budget / 256 * 256, ring + factors + resident + landing));
   } catch (const OutOfMemory&) {  // less may do: fewer slots
   }
   return resident;

@@ -8,35 +8,37 @@ namespace penstock {
 
 namespace {
 
-// Two streams, so that a batch's first bytes travel while the last ones of the batch before it arrive.
-constexpr std::size_t kStreams = 2;
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
-constexpr unsigned kCopyingBlocks = 8;
-constexpr unsigned kWideningBlocks = 32;
+constexpr unsigned kGatherBlocks = 8;
 
 }  // namespace
 
-Producer::Producer(const Dataset& dataset, const Device& device, const std::vector<Route>& routes,
-                   const Layout& layout, const LoaderOptions& options, std::size_t batch, WorkerTeam* team,
-                   bool streaming_stores)
+Producer::Producer(const Dataset& dataset, const Device& device, Pool& memory,
+                   const std::vector<Route>& routes, const Layout& layout, const LoaderOptions& options,
+                   std::size_t batch, WorkerTeam* team, bool streaming_stores)
     : dataset_(dataset),
       device_(device),
       routes_(routes),
       layout_(layout),
       team_(team),
       stores_(streaming_stores ? StoreKind::streaming : StoreKind::cached),
-      gather_blocks_(options.gather_blocks) {
+      gather_blocks_(options.gather_blocks != 0 ? options.gather_blocks : kGatherBlocks) {
   for (std::size_t r = 0; r < routes_.size(); ++r) {
-    if (!routes_[r].host_gathered()) continue;
-    HostPart& part = parts_.emplace_back();
+    if (!routes_[r].is_listed()) continue;
+    if (routes_[r].engine_copied()) copies_.reserve(batch);
+    Part& part = parts_.emplace_back();
     part.route = r;
     part.piece_rows = std::max<std::size_t>(1, kPieceBytes / routes_[r].row_bytes);
     if (routes_[r].resident_rows > 0) part.listed.resize(batch);
   }
   const auto is_split = [](const Route& route) { return route.resident_rows > 0 && route.streams(); };
+  gathers_on_host_ = std::ranges::any_of(routes_, &Route::host_gathered);
   orders_on_device_ = parts_.empty() && std::ranges::none_of(routes_, is_split);
-  for (std::size_t i = 0; i < kStreams; ++i) streams_.push_back(device_.create_stream(StreamPriority::high));
-  const std::size_t count = std::max<std::size_t>(options.prefetch_depth + 1, kStreams + 1);
+  for (std::size_t i = 0; i < kLoaderStreams; ++i) {
+    Lane& lane = lanes_.emplace_back(Lane{device_.create_stream(StreamPriority::high), {}});
+    if (layout_.landing_bytes > 0) lane.landing = memory.allocate(layout_.landing_bytes);
+  }
+  const std::size_t count = std::max<std::size_t>(options.prefetch_depth + 1, kLoaderStreams + 1);
   const std::size_t bytes = align_up(layout_.stage_bytes, 4096);
   pinned_ = std::make_unique<Pool>(make_pinned_pool(device_, {.segment_bytes = count * bytes}));
   stage_memory_ = pinned_->allocate(count * bytes);
@@ -59,21 +61,23 @@ Producer::~Producer() {
 }
 
 void Producer::synchronize() const {
-  for (const Stream& stream : streams_) stream.synchronize();
+  for (const Lane& lane : lanes_) lane.stream.synchronize();
 }
 
 void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
                     const Account& account, bool& spoiled) {
   Stage& stage = stages_[turn_ % stages_.size()];
-  const Stream& stream = streams_[turn_ % streams_.size()];
+  const Lane& lane = lanes_[turn_ % lanes_.size()];
+  const Stream& stream = lane.stream;
   ++turn_;
   stage.read.synchronize();
   const auto count = static_cast<std::size_t>(run.count);
   const std::span indices(stage.indices, count);
   if (!orders_on_device_) run.fill(indices);
-  if (!parts_.empty()) {
+  for (Part& part : parts_) choose_rows(part, stage, indices);
+  if (gathers_on_host_) {
     arrival.times.gather_begin = account.now();
-    gather_on_host(stage, indices);
+    gather_on_host(stage);
     arrival.times.gather_end = account.now();
   }
   arrival.times.link_bytes = link_bytes(indices);
@@ -86,7 +90,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   try {
     if (arrival.timed != nullptr) arrival.timed->begin.record(stream);
     if (orders_on_device_) enqueue_order(slot, run, stream);
-    enqueue(slot, stage, count, stream);
+    enqueue(slot, stage, count, lane);
     if (arrival.timed != nullptr) arrival.timed->end.record(stream);
     mark();
   } catch (...) {
@@ -101,7 +105,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   spoiled = false;
 }
 
-void Producer::choose_rows(HostPart& part, const Stage& stage, std::span<const std::uint64_t> indices) const {
+void Producer::choose_rows(Part& part, const Stage& stage, std::span<const std::uint64_t> indices) const {
   const Route& route = routes_[part.route];
   part.indices = indices;
   if (route.resident_rows > 0) {
@@ -115,15 +119,12 @@ void Producer::choose_rows(HostPart& part, const Stage& stage, std::span<const s
     }
     part.indices = std::span(part.listed).first(listed);
   }
-  part.pieces = (part.indices.size() + part.piece_rows - 1) / part.piece_rows;
+  part.pieces = route.host_gathered() ? (part.indices.size() + part.piece_rows - 1) / part.piece_rows : 0;
 }
 
-void Producer::gather_on_host(const Stage& stage, std::span<const std::uint64_t> indices) {
+void Producer::gather_on_host(const Stage& stage) {
   std::size_t pieces = 0;
-  for (HostPart& part : parts_) {
-    choose_rows(part, stage, indices);
-    pieces += part.pieces;
-  }
+  for (const Part& part : parts_) pieces += part.pieces;
   team_->for_each(pieces, [&](std::size_t piece) { gather_piece(stage, piece); });
 }
 
@@ -138,12 +139,35 @@ void Producer::gather_piece(const Stage& stage, std::size_t piece) const {
                   stores_);
 }
 
-void Producer::enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t count,
-                       const Stream& stream) const {
-  enqueue_plain_copies(slot, stage, count, stream);
+void Producer::enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t count, const Lane& lane) {
+  enqueue_plain_copies(slot, stage, count, lane.stream);
   for (std::size_t r = 0; r < routes_.size(); ++r) {
-    if (!routes_[r].is_plain_copy()) enqueue_gather(r, slot, stage, count, stream);
+    const Route& route = routes_[r];
+    if (route.is_plain_copy()) continue;
+    std::byte* const landing = lane.landing.data() + route.landing_offset;
+    if (route.engine_copied()) {
+      const Part& part = *part_of(r);
+      enqueue_row_copies(part, route.lands ? landing : static_cast<std::byte*>(slot.fields[r].data),
+                         lane.stream);
+      if (!route.lands) continue;
+    } else if (route.lands) {
+      const std::size_t bytes = part_of(r)->indices.size() * route.row_bytes;
+      device_.backend().copy(landing, stage.memory + route.stage_offset, bytes, CopyDirection::h2d,
+                             lane.stream.native());
+    }
+    enqueue_gather(r, slot, stage, count, lane);
   }
+}
+
+void Producer::enqueue_row_copies(const Part& part, std::byte* destination, const Stream& stream) {
+  const Route& route = routes_[part.route];
+  copies_.clear();
+  for (const std::uint64_t index : part.indices) {
+    const std::byte* const source = route.source + (index - route.resident_rows) * route.row_bytes;
+    copies_.push_back({source, destination, route.row_bytes});
+    destination += route.row_bytes;
+  }
+  device_.backend().copy_each(copies_, CopyDirection::h2d, stream.native());
 }
 
 void Producer::enqueue_order(const DeviceSlot& slot, const SampleRun& run, const Stream& stream) const {
@@ -171,13 +195,13 @@ void Producer::enqueue_plain_copies(const DeviceSlot& slot, const Stage& stage, 
                          stream.native());
 }
 
-const Producer::HostPart* Producer::part_of(std::size_t route) const noexcept {
-  const auto found = std::ranges::find(parts_, route, &HostPart::route);
+const Producer::Part* Producer::part_of(std::size_t route) const noexcept {
+  const auto found = std::ranges::find(parts_, route, &Part::route);
   return found == parts_.end() ? nullptr : &*found;
 }
 
 void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage& stage, std::size_t count,
-                              const Stream& stream) const {
+                              const Lane& lane) const {
   const Route& route = routes_[r];
   GatherRequest request;
   request.row_elements = route.row_elements;
@@ -191,8 +215,9 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
   request.channel_elements = route.channel_elements;
   request.head = route.resident;
   request.head_rows = route.resident_rows;
-  if (const HostPart* part = part_of(r)) {
-    request.source = stage.on_device + route.stage_offset;
+  if (const Part* part = part_of(r)) {
+    request.source =
+        route.lands ? lane.landing.data() + route.landing_offset : stage.on_device + route.stage_offset;
     request.source_rows = route.resident_rows + part->indices.size();
     if (route.resident_rows > 0) {
       request.indices = reinterpret_cast<const std::uint64_t*>(stage.on_device + route.stage_numbers);
@@ -204,10 +229,8 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
                           ? slot.indices
                           : reinterpret_cast<const std::uint64_t*>(stage.on_device + layout_.stage_indices);
   }
-  if (route.streams()) {
-    request.blocks = gather_blocks_ != 0 ? gather_blocks_ : route.converts ? kWideningBlocks : kCopyingBlocks;
-  }
-  device_.backend().gather(request, stream.native());
+  if (route.streams() && !route.lands) request.blocks = gather_blocks_;
+  device_.backend().gather(request, lane.stream.native());
 }
 
 std::size_t Producer::link_bytes(std::span<const std::uint64_t> indices) const {
@@ -216,7 +239,7 @@ std::size_t Producer::link_bytes(std::span<const std::uint64_t> indices) const {
     const Route& route = routes_[r];
     if (!route.streams()) continue;
     std::size_t rows = indices.size();
-    if (const HostPart* part = part_of(r)) {
+    if (const Part* part = part_of(r)) {
       rows = part->indices.size();
     } else if (route.resident_rows > 0) {
       rows = static_cast<std::size_t>(

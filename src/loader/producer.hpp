@@ -21,8 +21,9 @@ namespace penstock {
 /// time.
 class Producer {
  public:
-  /// Takes the pinned memory, streams and events that it needs. Throws OutOfMemory.
-  Producer(const Dataset& dataset, const Device& device, const std::vector<Route>& routes,
+  /// Takes the pinned memory, streams and events that it needs, and landing memory of `memory`. Throws
+  /// OutOfMemory.
+  Producer(const Dataset& dataset, const Device& device, Pool& memory, const std::vector<Route>& routes,
            const Layout& layout, const LoaderOptions& options, std::size_t batch, WorkerTeam* team,
            bool streaming_stores);
   /// Waits for copies that are under way.
@@ -46,8 +47,14 @@ class Producer {
     std::uint64_t* indices = nullptr;
     Event read;  ///< recorded behind the last work that reads this stage
   };
-  /// What the host gathers of one field.
-  struct HostPart {
+  /// One of the streams that batches travel on, and where they land on it: a batch has left that memory when
+  /// the stream comes to the next one's copies.
+  struct Lane {
+    Stream stream;
+    Buffer landing;
+  };
+  /// What travels of one field, where the host has to know.
+  struct Part {
     std::size_t route = 0;
     std::vector<std::uint64_t> listed;  ///< room for the rows that are not
     std::span<const std::uint64_t> indices;
@@ -55,16 +62,17 @@ class Producer {
     std::size_t pieces = 0;
   };
 
-  void gather_on_host(const Stage& stage, std::span<const std::uint64_t> indices);
-  void choose_rows(HostPart& part, const Stage& stage, std::span<const std::uint64_t> indices) const;
+  void choose_rows(Part& part, const Stage& stage, std::span<const std::uint64_t> indices) const;
+  void gather_on_host(const Stage& stage);
   void gather_piece(const Stage& stage, std::size_t piece) const;
-  void enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t count, const Stream& stream) const;
+  void enqueue(const DeviceSlot& slot, const Stage& stage, std::size_t count, const Lane& lane);
   void enqueue_order(const DeviceSlot& slot, const SampleRun& run, const Stream& stream) const;
   void enqueue_plain_copies(const DeviceSlot& slot, const Stage& stage, std::size_t count,
                             const Stream& stream) const;
+  void enqueue_row_copies(const Part& part, std::byte* destination, const Stream& stream);
   void enqueue_gather(std::size_t route, const DeviceSlot& slot, const Stage& stage, std::size_t count,
-                      const Stream& stream) const;
-  [[nodiscard]] const HostPart* part_of(std::size_t route) const noexcept;
+                      const Lane& lane) const;
+  [[nodiscard]] const Part* part_of(std::size_t route) const noexcept;
   [[nodiscard]] std::size_t link_bytes(std::span<const std::uint64_t> indices) const;
 
   const Dataset dataset_;
@@ -74,12 +82,14 @@ class Producer {
   WorkerTeam* const team_;
   const StoreKind stores_;
   const unsigned gather_blocks_;
+  bool gathers_on_host_ = false;
   bool orders_on_device_ = false;  ///< the host needs no indices, neither to gather nor to count bytes
-  std::vector<Stream> streams_;
+  std::vector<Lane> lanes_;
   std::unique_ptr<Pool> pinned_;
   Buffer stage_memory_;
   std::vector<Stage> stages_;
-  std::vector<HostPart> parts_;
+  std::vector<Part> parts_;
+  std::vector<CopyPiece> copies_;
   std::size_t turn_ = 0;
 };
 

@@ -17,6 +17,11 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+// A copy costs the engines as long as some 30 KiB on a PCIe 5 link, and the host half a microsecond: measured
+// in docs/performance.md.
+constexpr std::size_t kCopiedRowBytes = std::size_t{64} << 10;
+// Less is not worth a copy of its own.
+constexpr std::size_t kLeastLanding = std::size_t{64} << 10;
 constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;
 // Zero-copy takes no processor time, so host gather has to be this much quicker to be taken for its speed.
 constexpr double kWorthProcessors = 2.0;
@@ -103,16 +108,18 @@ double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
   return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
 }
 
-std::string why_not_zero_copy(const Route& route, const Dataset& dataset, std::size_t field,
-                              const LinkProfile& profile, bool forced) {
+std::string why_host(const Route& route, const Dataset& dataset, std::size_t field, GatherPath path,
+                     const LinkProfile& profile, bool forced) {
   const auto memory = dataset.memory(field);
   if (memory.empty()) return "its samples do not lie in memory side by side";
-  if (route.converts &&
+  const bool by_engine = path == GatherPath::copy_engine;
+  if (!(forced && by_engine) && route.converts &&
       reinterpret_cast<std::uintptr_t>(memory.data()) % dtype_bytes(route.stored.dtype) != 0) {
     return "its values are not aligned to their type";
   }
   if (forced) return {};
   if (dataset.is_file_mapping(field)) return "its samples lie in a file that is mapped";
+  if (by_engine) return {};
   const double zero_copy = last_rate(profile, LinkProfile::Curve::zero_copy_h2d);
   const double pinned = last_rate(profile, LinkProfile::Curve::pinned_h2d);
   if (zero_copy > 0 && pinned > kWorthProcessors * zero_copy) {
@@ -121,6 +128,10 @@ std::string why_not_zero_copy(const Route& route, const Dataset& dataset, std::s
         zero_copy / kGB, pinned / kGB);
   }
   return {};
+}
+
+std::size_t landing_bytes(const Route& route, std::size_t batch) noexcept {
+  return kLoaderStreams * align_up(batch * route.row_bytes, kAlignment);
 }
 
 }  // namespace
@@ -135,7 +146,8 @@ std::string Route::describe() const {
       text += fmt::format(", {:.0f} % resident",
                           100.0 * static_cast<double>(resident_rows) / static_cast<double>(rows));
     }
-    text += zero_copy ? ", zero-copy gather" : fmt::format(", host gather ({})", reason);
+    text += fmt::format(", {} gather", gather_path_name(path));
+    if (path == GatherPath::host) text += fmt::format(" ({})", reason);
   }
   if (to != stored.dtype || !scale.empty() || !shift.empty()) {
     text += fmt::format(", delivered as {}", dtype_name(to));
@@ -236,20 +248,26 @@ bool is_locked_by_others(const Device& device, std::span<const std::byte> range)
 }
 
 std::vector<Registration> choose_gather(std::vector<Route>& routes, const Dataset& dataset,
-                                        const Device& device, const LinkProfile& profile, GatherPath asked) {
-  const bool forced = asked == GatherPath::zero_copy;
+                                        const Device& device, const LinkProfile& profile,
+                                        const LoaderOptions& options) {
+  const GatherPath asked = options.gather;
+  const bool forced = asked == GatherPath::zero_copy || asked == GatherPath::copy_engine;
+  const bool engines = device.info().batched_copies && options.gather_blocks == 0;
   std::vector<std::span<const std::byte>> ranges;
   for (std::size_t f = 0; f < routes.size(); ++f) {
     Route& route = routes[f];
     if (!route.streams()) continue;
+    const bool large = engines && route.row_bytes >= kCopiedRowBytes;
+    const GatherPath path = forced ? asked : large ? GatherPath::copy_engine : GatherPath::zero_copy;
     route.reason =
-        asked == GatherPath::host ? "asked for" : why_not_zero_copy(route, dataset, f, profile, forced);
-    route.zero_copy = route.reason.empty();
-    if (forced && !route.zero_copy) {
-      throw InvalidArgument(
-          fmt::format("Field '{}' cannot be gathered zero-copy: {}.", route.stored.name, route.reason));
+        asked == GatherPath::host ? "asked for" : why_host(route, dataset, f, path, profile, forced);
+    if (forced && !route.reason.empty()) {
+      throw InvalidArgument(fmt::format("Field '{}' cannot be gathered by {}: {}.", route.stored.name,
+                                        gather_path_name(asked), route.reason));
     }
-    if (route.zero_copy) ranges.push_back(dataset.memory(f));
+    if (!route.reason.empty()) continue;
+    route.path = path;
+    ranges.push_back(dataset.memory(f));
   }
   std::vector<Registration> registrations;
   std::vector<std::pair<std::span<const std::byte>, std::string>> refused;
@@ -264,23 +282,56 @@ std::vector<Registration> choose_gather(std::vector<Route>& routes, const Datase
   }
   for (std::size_t f = 0; f < routes.size(); ++f) {
     Route& route = routes[f];
-    if (!route.zero_copy) continue;
+    if (route.path == GatherPath::host) continue;
     const auto memory = dataset.memory(f);
     for (const auto& [range, why] : refused) {
       if (memory.data() < range.data() || memory.data() >= range.data() + range.size()) continue;
       if (forced) {
-        throw Unsupported(fmt::format("Field '{}' cannot be gathered zero-copy: {}", route.stored.name, why));
+        throw Unsupported(fmt::format("Field '{}' cannot be gathered by {}: {}", route.stored.name,
+                                      gather_path_name(asked), why));
       }
-      route.zero_copy = false;
+      route.path = GatherPath::host;
       route.reason = "its memory cannot be locked: " + why;
     }
-    if (route.zero_copy) {
+    if (route.path != GatherPath::host) {
       const auto* first = static_cast<const std::byte*>(
           device.backend().device_address(const_cast<std::byte*>(memory.data())));
       route.source = first + route.resident_rows * route.row_bytes;
     }
   }
   return registrations;
+}
+
+std::size_t most_landing_bytes(const std::vector<Route>& routes, std::size_t batch) noexcept {
+  std::size_t bytes = 0;
+  for (const Route& route : routes) {
+    if (route.streams() && batch * route.row_bytes >= kLeastLanding) bytes += landing_bytes(route, batch);
+  }
+  return bytes;
+}
+
+std::size_t choose_landing(std::vector<Route>& routes, std::size_t batch, std::size_t available,
+                           GatherPath asked) {
+  std::size_t taken = 0;
+  for (Route& route : routes) {
+    const bool needs_kernel = route.converts || route.resident_rows > 0;
+    const bool wants = needs_kernel && (route.engine_copied() ||
+                                        (route.host_gathered() && batch * route.row_bytes >= kLeastLanding));
+    if (!wants) continue;
+    const std::size_t bytes = landing_bytes(route, batch);
+    route.lands = bytes <= available - taken;
+    if (route.lands) {
+      taken += bytes;
+    } else if (asked == GatherPath::copy_engine) {
+      throw OutOfMemory("the loader's device memory budget, beside its ring,", bytes, taken,
+                        available - taken,
+                        "copy-engine gather of what is converted or partly resident takes two batches as "
+                        "stored: use smaller batches, raise the budget, or gather automatically");
+    } else if (route.engine_copied()) {
+      route.path = GatherPath::zero_copy;
+    }
+  }
+  return taken;
 }
 
 Layout lay_out(std::vector<Route>& routes, std::size_t batch) {
@@ -292,15 +343,16 @@ Layout lay_out(std::vector<Route>& routes, std::size_t batch) {
     for (Route& route : routes) {
       if (route.is_plain_copy() != plain) continue;
       route.slot_offset = take(layout.slot_bytes, batch * route.delivered_bytes);
+      if (route.lands) route.landing_offset = take(layout.landing_bytes, batch * route.row_bytes);
       if (!route.host_gathered()) continue;
       route.stage_offset = take(layout.stage_bytes, batch * route.row_bytes);
     }
   }
   layout.slot_indices = take(layout.slot_bytes, batch * sizeof(std::uint64_t));
   layout.stage_indices = take(layout.stage_bytes, batch * sizeof(std::uint64_t));
-  // Where part of a field is resident and the host gathers the rest, its rows are numbered anew.
+  // Where part of a field is resident and the rest comes listed, its rows are numbered anew.
   for (Route& route : routes) {
-    if (route.host_gathered() && route.resident_rows > 0) {
+    if (route.is_listed() && route.resident_rows > 0) {
       route.stage_numbers = take(layout.stage_bytes, batch * sizeof(std::uint64_t));
     }
   }

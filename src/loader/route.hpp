@@ -13,6 +13,10 @@
 
 namespace penstock {
 
+/// Streams that batches travel on in turn, so that a batch's first bytes travel while the last ones of the
+/// batch before it arrive.
+inline constexpr std::size_t kLoaderStreams = 2;
+
 /// The way of one field from the dataset into the slots. Rows 0 to resident_rows-1 are on the device; the
 /// others are read there over the link, or gathered by the host.
 struct Route {
@@ -26,9 +30,10 @@ struct Route {
 
   std::uint64_t resident_rows = 0;
   const std::byte* resident = nullptr;
-  bool zero_copy = false;
-  const std::byte* source = nullptr;  ///< where the device reads row `resident_rows`, for zero-copy
-  std::string reason;                 ///< why not zero-copy
+  GatherPath path = GatherPath::host;  ///< host, zero_copy or copy_engine
+  const std::byte* source = nullptr;  ///< where the device reads row `resident_rows`, unless the host gathers
+  std::string reason;                 ///< why the host gathers
+  bool lands = false;  ///< crosses the link into memory of its stream, and a kernel takes it from there
 
   std::vector<float> scale;
   std::vector<float> shift;
@@ -38,11 +43,16 @@ struct Route {
   std::size_t channel_elements = 1;
 
   std::size_t slot_offset = 0;
-  std::size_t stage_offset = 0;   ///< of the gathered rows in a stage, for host gather
-  std::size_t stage_numbers = 0;  ///< of the batch's rows numbered anew, for host gather beside resident rows
+  std::size_t stage_offset = 0;  ///< of the gathered rows in a stage, for host gather
+  std::size_t stage_numbers =
+      0;  ///< of the batch's rows numbered anew, where is_listed() beside resident rows
+  std::size_t landing_offset = 0;  ///< in a stream's landing memory, where it lands
 
   [[nodiscard]] bool streams() const noexcept { return resident_rows < rows; }
-  [[nodiscard]] bool host_gathered() const noexcept { return streams() && !zero_copy; }
+  [[nodiscard]] bool host_gathered() const noexcept { return streams() && path == GatherPath::host; }
+  [[nodiscard]] bool engine_copied() const noexcept { return streams() && path == GatherPath::copy_engine; }
+  /// The host has to know which rows are to travel.
+  [[nodiscard]] bool is_listed() const noexcept { return host_gathered() || engine_copied(); }
   /// Travels in one copy with its like: nothing is to be done on the device.
   [[nodiscard]] bool is_plain_copy() const noexcept {
     return host_gathered() && resident_rows == 0 && !converts;
@@ -56,6 +66,7 @@ struct Layout {
   std::size_t slot_indices = 0;  ///< offset of the batch's indices in a slot
   std::size_t stage_bytes = 0;
   std::size_t stage_indices = 0;  ///< offset of the batch's indices in a stage
+  std::size_t landing_bytes = 0;  ///< of each stream
 };
 
 /// One route for each field of `dataset`, as `options` ask. Throws InvalidArgument.
@@ -74,11 +85,19 @@ std::size_t choose_residency(std::vector<Route>& routes, const Residency& reside
 /// loader does, and which may cover a part of it only.
 [[nodiscard]] bool is_locked_by_others(const Device& device, std::span<const std::byte> range);
 
-/// Chooses between zero-copy and host gather for what streams, and locks memory for the former. Throws
-/// InvalidArgument where zero-copy is asked for and cannot be had.
+/// Bytes that all landing memory may take, at most, for what is not wholly resident.
+[[nodiscard]] std::size_t most_landing_bytes(const std::vector<Route>& routes, std::size_t batch) noexcept;
+
+/// Chooses the path of what streams, and locks the memory that the device reads. Throws InvalidArgument or
+/// Unsupported where another path than the host's is asked for and cannot be had.
 [[nodiscard]] std::vector<Registration> choose_gather(std::vector<Route>& routes, const Dataset& dataset,
                                                       const Device& device, const LinkProfile& profile,
-                                                      GatherPath asked);
+                                                      const LoaderOptions& options);
+
+/// Chooses what lands, within `available` bytes of device memory; returns the bytes that takes. What finds no
+/// room is read over the link by a kernel. Throws OutOfMemory where copy-engine was `asked` for all.
+std::size_t choose_landing(std::vector<Route>& routes, std::size_t batch, std::size_t available,
+                           GatherPath asked);
 
 /// Puts plain copies side by side, in a slot as in a stage.
 [[nodiscard]] Layout lay_out(std::vector<Route>& routes, std::size_t batch);

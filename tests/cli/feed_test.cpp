@@ -119,7 +119,7 @@ TEST_F(Feed, DoesNotCallVerifiedWhatWasNotCompared) {
 }
 
 TEST_F(Feed, EveryWayOfFeedingBringsTheSameBytes) {
-  for (const char* gather : {"automatic", "host", "zero-copy"}) {
+  for (const char* gather : {"automatic", "host", "zero-copy", "copy-engine"}) {
     for (const char* residency : {"none", "all", "auto", "0.25"}) {
       const json value = account({"--gather", gather, "--residency", residency, "--shuffle", "--verify",
                                   "--to", "images=bfloat16", "--scale", "0.5,2,0.1", "--shift", "images=-3",

@@ -64,6 +64,79 @@ TEST_P(Contract, CopyOfNothingIsNothing) {
   EXPECT_TRUE(same_bytes(std::vector<std::byte>(16, kPoison), pinned.bytes()));
 }
 
+TEST_P(Contract, CopiesOfEachPieceTouchNothingElse) {
+  constexpr std::size_t kRoom = 300000;
+  const auto data = random_bytes(kRoom, 20);
+  PinnedBytes source(device(), kRoom);
+  PinnedBytes result(device(), kRoom);
+  DeviceBytes middle(device(), kRoom);
+  source.assign(data);
+  std::mt19937 random(2);
+  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{300}}) {
+    std::vector<CopyPiece> there;
+    std::vector<CopyPiece> back;
+    std::vector<std::byte> expected(kRoom, std::byte{0xA5});
+    backend().fill(middle.data(), 0x5A, kRoom, stream().native());
+    std::memset(result.data(), 0xA5, kRoom);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t room = kRoom / count;
+      const std::size_t bytes = random() % room;
+      const std::size_t from = random() % (kRoom - bytes);
+      const std::size_t at = i * room + random() % (room - bytes);
+      there.push_back({source.data() + from, middle.data() + at, bytes});
+      back.push_back({middle.data() + at, result.data() + at, bytes});
+      std::memcpy(expected.data() + at, data.data() + from, bytes);
+    }
+    backend().copy_each(there, CopyDirection::h2d, stream().native());
+    backend().copy_each(back, CopyDirection::d2h, stream().native());
+    there.assign(there.size(), {});
+    stream().synchronize();
+    ASSERT_TRUE(same_bytes(expected, result.bytes())) << count;
+  }
+}
+
+TEST_P(Contract, CopiesOfEachPieceAreInTheStreamsOrder) {
+  constexpr std::size_t kPieces = 16;
+  constexpr std::size_t kBytes = 70000;
+  constexpr std::size_t kRounds = 4;
+  PinnedBytes source(device(), kRounds * kPieces * kBytes);
+  PinnedBytes result(device(), kRounds * kPieces * kBytes);
+  DeviceBytes slot(device(), kPieces * kBytes);
+  const auto data = random_bytes(kRounds * kPieces * kBytes, 21);
+  source.assign(data);
+  const Stream other = device().create_stream();
+  Event done = device().create_event();
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    std::vector<CopyPiece> pieces;
+    for (std::size_t i = 0; i < kPieces; ++i) {
+      pieces.push_back({source.data() + (round * kPieces + i) * kBytes, slot.data() + i * kBytes, kBytes});
+    }
+    backend().copy_each(pieces, CopyDirection::h2d, stream().native());
+    done.record(stream());
+    other.wait(done);
+    backend().copy(result.data() + round * kPieces * kBytes, slot.data(), kPieces * kBytes,
+                   CopyDirection::d2h, other.native());
+    done.record(other);
+    stream().wait(done);
+  }
+  other.synchronize();
+  EXPECT_TRUE(same_bytes(data, result.bytes()));
+}
+
+TEST_P(Contract, CopiesOfEachPieceGoOnTheDefaultStreamToo) {
+  PinnedBytes source(device(), 1000);
+  DeviceBytes there(device(), 1000);
+  const auto data = random_bytes(1000, 22);
+  source.assign(data);
+  const CopyPiece pieces[] = {{source.data(), there.data(), 400},
+                              {source.data() + 400, there.data() + 400, 600}};
+  backend().copy_each(pieces, CopyDirection::h2d, nullptr);
+  backend().stream_synchronize(nullptr);
+  EXPECT_TRUE(same_bytes(data, download(there.data(), 1000)));
+  const CopyPiece nowhere[] = {{source.data(), nullptr, 8}};
+  EXPECT_THROW(backend().copy_each(nowhere, CopyDirection::h2d, stream().native()), Error);
+}
+
 TEST_P(Contract, PageableSourceMayChangeAfterTheCall) {
   for (const std::size_t bytes :
        {std::size_t{1}, std::size_t{1000}, std::size_t{65536}, std::size_t{3000001}}) {

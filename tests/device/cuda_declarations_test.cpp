@@ -60,6 +60,13 @@ struct SameFunction<Result (*)(Ours...), TheirResult (*)(Theirs...)>
 #define COMPARE(member, symbol, version, parameters) \
   static_assert(SameFunction<Result(*) parameters, PFN_##symbol##_v##version>::value, #symbol);
 PENSTOCK_CUDA_ENTRIES(COMPARE)
+#if CUDA_VERSION >= 12080
+PENSTOCK_CUDA_NEWER_ENTRIES(COMPARE)
+static_assert(sizeof(BatchedCopyAttributes) == sizeof(CUmemcpyAttributes));
+static_assert(offsetof(BatchedCopyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
+static_assert(kSourceAccessOrderStream == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+static_assert(kPreferOverlapWithCompute == CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
+#endif
 #undef COMPARE
 
 static_assert(SameFunction<Result (*)(Stream, HostFunction, void*), PFN_cuLaunchHostFunc_v10000>::value);

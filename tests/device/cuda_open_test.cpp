@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <numeric>
 
 namespace penstock::testing {
 
@@ -24,7 +26,7 @@ TEST_F(CudaOpen, DescribesTheDevice) {
   EXPECT_EQ(info.index, 1);
   EXPECT_EQ(info.name, "Fake GPU");
   EXPECT_EQ(info.uuid, "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01");
-  EXPECT_EQ(info.driver, "12.4");
+  EXPECT_EQ(info.driver, "12.8");
   EXPECT_EQ(info.pci_bus_id, "ffff:01:00.0");
   EXPECT_EQ(info.compute_major, 9);
   EXPECT_EQ(info.compute_minor, 0);
@@ -80,6 +82,36 @@ TEST_F(CudaOpen, DriverThatSaysItIsOldIsTooOld) {
   EXPECT_THAT(error.what(), AllOf(HasSubstr("11.8"), HasSubstr("12.0")));
   fake.set_version(12000);
   EXPECT_EQ(Device::open("cuda:0", link.options()).info().driver, "12.0");
+}
+
+TEST_F(CudaOpen, BatchedCopiesAreWhereTheDriverHasThem) {
+  const auto copy_each = [&](const Device& device) {
+    const Stream stream = device.create_stream();
+    Backend& backend = device.backend();
+    auto* const locked = static_cast<std::byte*>(backend.host_allocate(8192));
+    auto* const there = static_cast<std::byte*>(backend.device_allocate(8192));
+    std::iota(reinterpret_cast<std::uint8_t*>(locked), reinterpret_cast<std::uint8_t*>(locked) + 4096, 0);
+    const CopyPiece pieces[] = {
+        {locked, there, 1000}, {locked + 1000, there + 1000, 0}, {locked + 1000, there + 1000, 3096}};
+    backend.copy_each(pieces, CopyDirection::h2d, stream.native());
+    backend.copy(locked + 4096, there, 4096, CopyDirection::d2h, stream.native());
+    stream.synchronize();
+    EXPECT_EQ(std::memcmp(locked, locked + 4096, 4096), 0);
+    backend.device_free(there);
+    backend.host_free(locked);
+  };
+  const Device newer = open();
+  EXPECT_TRUE(newer.info().batched_copies);
+  copy_each(newer);
+  EXPECT_EQ(fake.calls("cuMemcpyBatchAsync"), 1);
+  EXPECT_EQ(fake.calls("cuMemcpyHtoDAsync"), 0);
+  const DriverLink link;
+  fake.set_version(12070);
+  const Device older = Device::open("cuda:0", link.options());
+  EXPECT_FALSE(older.info().batched_copies);
+  copy_each(older);
+  EXPECT_EQ(fake.calls("cuMemcpyBatchAsync"), 1);
+  EXPECT_EQ(fake.calls("cuMemcpyHtoDAsync"), 2);
 }
 
 TEST_F(CudaOpen, StubIsNoDriver) {

@@ -65,6 +65,11 @@ class WrongBytesBackend final : public Backend {
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
     inner_->fill(destination, value, bytes, stream);
   }
+  void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) override {
+    for (const CopyPiece& piece : pieces) {
+      copy(piece.destination, piece.source, piece.bytes, direction, stream);
+    }
+  }
   void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override {
     inner_->copy_pieces(pieces, count, stream);
   }

@@ -16,6 +16,7 @@ namespace fake_cuda {
 
 namespace {
 
+using penstock::cuda::BatchedCopyAttributes;
 using penstock::cuda::Context;
 using penstock::cuda::DeviceAttribute;
 using penstock::cuda::Event;
@@ -461,6 +462,26 @@ Result cuMemcpyDtoDAsync(Address to, Address from, std::size_t bytes, Stream han
   return kSuccess;
 }
 
+Result cuMemcpyBatchAsync(Address* to, Address* from, std::size_t* bytes, std::size_t count,
+                          BatchedCopyAttributes* attributes, std::size_t* first_of, std::size_t kinds,
+                          std::size_t* failed, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpyBatchAsync);
+  if (handle == nullptr || count == 0 || kinds != 1 || first_of[0] != 0 || failed == nullptr ||
+      attributes->source_access_order != penstock::cuda::kSourceAccessOrderStream) {
+    return kInvalidValue;
+  }
+  FAKE_FIND_STREAM(handle);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (bytes[i] != 0 && memory().writable(to[i], bytes[i]) && memory().readable(from[i], bytes[i])) continue;
+    *failed = i;
+    return kInvalidValue;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    stream->push("cuMemcpyBatchAsync", copy_work(to[i], from[i], bytes[i]));
+  }
+  return kSuccess;
+}
+
 Result cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuMemsetD8Async);
   FAKE_FIND_STREAM(handle);
@@ -593,7 +614,8 @@ const std::vector<Entry>& entries() {
      Result(*function) parameters = name; /* the types must be the same */ \
      return reinterpret_cast<void*>(function);                             \
    }()},
-  static const std::vector<Entry> table{PENSTOCK_CUDA_ENTRIES(FAKE_ENTRY)};
+  static const std::vector<Entry> table{PENSTOCK_CUDA_ENTRIES(FAKE_ENTRY)
+                                            PENSTOCK_CUDA_NEWER_ENTRIES(FAKE_ENTRY)};
 #undef FAKE_ENTRY
   return table;
 }

@@ -17,7 +17,7 @@
   /* Every piece of work that `function` enqueues starts so much later. */                                   \
   X(void, delay_work, (const char* function, long long nanoseconds))                                         \
   X(long, calls, (const char* function))                                                                     \
-  X(void, set_version, (int version))              /* 12040 */                                               \
+  X(void, set_version, (int version))              /* 12080 */                                               \
   X(void, set_devices, (int count))                /* 2 */                                                   \
   X(void, set_memory, (std::size_t bytes))         /* of each device; 1 GiB */                               \
   X(void, set_lock_limit, (std::size_t bytes))     /* registered and allocated host memory; no limit */      \

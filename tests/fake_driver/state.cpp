@@ -29,7 +29,7 @@ Registry& registry() {
 void Script::reset() {
   const std::lock_guard lock(mutex_);
   rows_.clear();
-  version = 12040;
+  version = 12080;
   devices = 2;
   memory = std::size_t{1} << 30;
   lock_limit = SIZE_MAX;

@@ -61,7 +61,7 @@ class Script {
   };
   [[nodiscard]] WorkPlan plan_work(const char* function);
 
-  std::atomic<int> version{12040};
+  std::atomic<int> version{12080};
   std::atomic<int> devices{2};
   std::atomic<std::size_t> memory{std::size_t{1} << 30};
   std::atomic<std::size_t> lock_limit{SIZE_MAX};

@@ -138,7 +138,7 @@ class LoaderLink : public ::testing::Test {
 
 TEST_F(LoaderLink, AnIdleConsumerWaitsForTheLink) {
   const Device device = Device::open("host:link=0.01");
-  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy}) {
+  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
     Loader loader(dataset_, device, {.batch_size = 8, .gather = gather, .threads = 1});
     const Stream stream = device.create_stream();
     while (const auto batch = loader.next(stream)) {

@@ -28,11 +28,10 @@ struct Way {
   GatherPath gather = GatherPath::host;
   const char* residency = "none";
 };
-inline constexpr Way kWays[] = {{GatherPath::host, "none"},
-                                {GatherPath::host, "0.5"},
-                                {GatherPath::host, "all"},
-                                {GatherPath::zero_copy, "none"},
-                                {GatherPath::zero_copy, "0.5"}};
+inline constexpr Way kWays[] = {{GatherPath::host, "none"},      {GatherPath::host, "0.5"},
+                                {GatherPath::host, "all"},       {GatherPath::zero_copy, "none"},
+                                {GatherPath::zero_copy, "0.5"},  {GatherPath::copy_engine, "none"},
+                                {GatherPath::copy_engine, "0.5"}};
 
 inline std::ostream& operator<<(std::ostream& out, const Way& way) {
   return out << gather_path_name(way.gather) << ", " << way.residency << " resident";

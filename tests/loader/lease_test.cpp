@@ -225,7 +225,7 @@ TEST_P(LoaderLeases, LeasesOutliveTheirLoader) {
 
 TEST_P(LoaderLeases, ASlotStaysUntilTheWorkOfEveryStreamItWasUsedOnIsDone) {
   for (const bool second : {false, true}) {
-    for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy}) {
+    for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
       SCOPED_TRACE(second ? "use_on" : "next");
       Loader loader(dataset_, *device_, {.batch_size = kBatch, .shuffle = true, .gather = gather});
       GatedStream gated(*device_);

@@ -182,7 +182,8 @@ TEST_P(LoaderLimits, OptionsThatCannotMeanAnythingAreRefused) {
 }
 
 TEST(LoaderNames, AreReadAsTheyAreWritten) {
-  for (const GatherPath path : {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy}) {
+  for (const GatherPath path :
+       {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
     EXPECT_EQ(parse_gather_path(gather_path_name(path)), path);
   }
   EXPECT_THROW(static_cast<void>(parse_gather_path("zero")), InvalidArgument);

@@ -17,7 +17,8 @@ PENSTOCK_DEVICE_SUITE(LoaderBytes);
 
 TEST_P(LoaderBytes, EveryWayGivesTheSameBatches) {
   const Dataset dataset = small_dataset();
-  for (const GatherPath gather : {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy}) {
+  for (const GatherPath gather :
+       {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
     for (const char* residency : {"none", "all", "0.4", "auto", "0"}) {
       SCOPED_TRACE(std::string(gather_path_name(gather)) + ", " + residency);
       Loader loader(dataset, *device_,
@@ -84,7 +85,7 @@ TEST_P(LoaderBytes, NarrowedIntegersComeBackExactly) {
   for (std::size_t i = 0; i < words.size(); ++i) words[i] = static_cast<std::int32_t>(i * 40 % 65536);
   const Dataset dataset({read_array({.name = "labels", .dtype = DType::int64, .shape = {}}, labels),
                          read_array({.name = "words", .dtype = DType::int32, .shape = {3}}, words)});
-  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy}) {
+  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
     Loader loader(dataset, *device_, {.batch_size = 64, .shuffle = true, .gather = gather});
     expect_stored(dataset, read_epoch(loader));
     EXPECT_EQ(loader.stats().link_bytes, 500U * (1 + 3 * 2));
@@ -99,7 +100,7 @@ TEST_P(LoaderBytes, FieldsWidenOnArrival) {
   const std::size_t samples = 70;
   const Dataset dataset({random_field("images", DType::uint8, {3, 4, 5}, samples, 4)});
   const auto pixels = dataset.memory(0);
-  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy}) {
+  for (const GatherPath gather : {GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
     for (const char* residency : {"none", "0.5", "all"}) {
       SCOPED_TRACE(std::string(gather_path_name(gather)) + ", " + residency);
       Loader loader(

@@ -60,7 +60,7 @@ class LoaderStress : public FaultyLoaderTest {
     return Dataset(std::move(readers));
   }
 
-  LoaderOptions any_options(Random& random) {
+  LoaderOptions any_options(Random& random, bool in_memory) {
     const std::size_t batch = 1 + below(random, 40);
     LoaderOptions options{
         .batch_size = batch,
@@ -69,7 +69,8 @@ class LoaderStress : public FaultyLoaderTest {
         .drop_last = one_in(random, 4),
         .prefetch_depth = 1 + below(random, 5),
         .residency = Residency::parse(std::array{"none", "none", "0.3", "all", "auto"}[below(random, 5)]),
-        .gather = one_in(random, 2) ? GatherPath::host : GatherPath::automatic,
+        .gather = std::array{GatherPath::host, GatherPath::automatic,
+                             GatherPath::copy_engine}[below(random, in_memory ? 3 : 2)],
         .narrow = one_in(random, 2),
         .threads = static_cast<unsigned>(1 + below(random, 3)),
         .timeline_batches = below(random, 20)};
@@ -81,8 +82,8 @@ class LoaderStress : public FaultyLoaderTest {
   }
 
   void disturb(Random& random) {
-    constexpr Entry kSlow[] = {Entry::copy, Entry::gather, Entry::event_record, Entry::stream_wait_event,
-                               Entry::event_query};
+    constexpr Entry kSlow[] = {Entry::copy,         Entry::copy_each,         Entry::gather,
+                               Entry::event_record, Entry::stream_wait_event, Entry::event_query};
     for (const Entry entry : kSlow) {
       faulty_->delay(entry, std::chrono::microseconds(one_in(random, 5) ? below(random, 150) : 0));
     }
@@ -159,7 +160,9 @@ class LoaderStress : public FaultyLoaderTest {
     seen_.clear();
     disturb(random);
     try {
-      auto loader = std::make_unique<Loader>(disguised(random), *faulty_device_, any_options(random));
+      const Dataset dataset = one_in(random, 3) ? plain_ : disguised(random);
+      const bool in_memory = !dataset.memory(0).empty() && !dataset.memory(1).empty();
+      auto loader = std::make_unique<Loader>(dataset, *faulty_device_, any_options(random, in_memory));
       std::vector<std::thread> consumers;
       for (std::size_t i = 0, count = 1 + below(random, 3); i < count; ++i) {
         consumers.emplace_back([this, &loader = *loader, seed = random(), i] {

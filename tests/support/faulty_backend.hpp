@@ -45,6 +45,7 @@ enum class Entry : std::size_t {
   device_address,
   copy,
   fill,
+  copy_each,
   copy_pieces,
   gather,
   fill_order,
@@ -67,7 +68,7 @@ class FaultyBackend final : public Backend {
  public:
   static constexpr std::size_t kForever = std::numeric_limits<std::size_t>::max();
 
-  explicit FaultyBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
+  explicit FaultyBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)), info_(inner_->info()) {}
 
   /// The `nth` call of `entry` from now (1: the next one) and the `times - 1` after it call `thrower`, which
   /// throws; an empty one throws a DeviceError named PENSTOCK_INJECTED.
@@ -106,7 +107,9 @@ class FaultyBackend final : public Backend {
     return {streams_.size(), events_.size(), device_.size(), host_.size(), registered_.size()};
   }
 
-  const DeviceInfo& info() const noexcept override { return inner_->info(); }
+  const DeviceInfo& info() const noexcept override { return info_; }
+  /// Before the first use.
+  void claim_batched_copies(bool claimed) { info_.batched_copies = claimed; }
   DeviceMemory memory() const override {
     enter(Entry::memory);
     return inner_->memory();
@@ -214,6 +217,11 @@ class FaultyBackend final : public Backend {
     enter(Entry::fill);
     inner_->fill(destination, value, bytes, stream);
   }
+  void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) override {
+    enter(Entry::copy_each);
+    inner_->copy_each(pieces, direction, stream);
+    for (const CopyPiece& piece : pieces) copied_[static_cast<std::size_t>(direction)] += piece.bytes;
+  }
   void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override {
     enter(Entry::copy_pieces);
     inner_->copy_pieces(pieces, count, stream);
@@ -276,6 +284,7 @@ class FaultyBackend final : public Backend {
   }
 
   std::shared_ptr<Backend> inner_;
+  DeviceInfo info_;
   mutable std::mutex mutex_;
   mutable std::array<Plan, static_cast<std::size_t>(Entry::last_) + 1> plans_;
   Handles streams_, events_, device_, host_, registered_;

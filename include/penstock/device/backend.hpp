@@ -30,6 +30,9 @@ struct DeviceInfo {
   unsigned multiprocessors = 0;
   std::size_t memory_bytes = 0;
   int numa_node = -1;  ///< -1: unknown or none
+  /// The copy engines take many copies in one call, at some half a microsecond each (cuda from driver 12.8):
+  /// where not, copy_each costs a call for each.
+  bool batched_copies = false;
   LinkInfo link;
 };
 
@@ -48,7 +51,7 @@ enum class EventWait : std::uint8_t { poll, sleep };
 using StreamHandle = void*;
 using EventHandle = void*;
 
-/// One piece of a batched copy. Both ends are reachable by the device.
+/// One piece of several that are copied together. Both ends are reachable by the device.
 struct CopyPiece {
   const void* source = nullptr;
   void* destination = nullptr;
@@ -174,7 +177,12 @@ class Backend {
   virtual void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
                     StreamHandle stream) = 0;
   virtual void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) = 0;
-  /// Copies `count` pieces in one go. `pieces` (the table) is reachable by the device and stays until done.
+  /// Copies pieces of locked host memory to the device or back by the copy engines, which keep no
+  /// multiprocessor from the consumer's kernels; in no order among themselves. `pieces` is read before the
+  /// call returns.
+  virtual void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) = 0;
+  /// Copies `count` pieces in one go by a kernel. `pieces` (the table) is reachable by the device and stays
+  /// until done.
   virtual void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) = 0;
   /// Checks the request (InvalidArgument), then enqueues it; everything it points to stays until done. An
   /// index past `source_rows` gives a row of zero bytes, never a stray read.

@@ -18,13 +18,15 @@ namespace penstock {
 
 /// How a batch's samples are brought together.
 enum class GatherPath : std::uint8_t {
-  automatic,  ///< zero-copy where the samples lie in memory that can be locked and the link profile does not
-              ///< speak against it, otherwise host
+  automatic,  ///< for each field: copy-engine where its samples take 64 KiB or more and the device takes many
+              ///< copies in one call; otherwise zero-copy, unless the link profile speaks against it; host
+              ///< where the samples do not lie in memory that can be locked
   host,       ///< host threads copy them into a pinned slot, which then crosses the link in one copy
   zero_copy,  ///< a kernel reads them over the link out of the dataset's own memory, locked once
+  copy_engine,  ///< the copy engines do, a copy for each sample: no multiprocessor is taken from the consumer
 };
 
-/// "automatic", "host", "zero-copy".
+/// "automatic", "host", "zero-copy", "copy-engine".
 [[nodiscard]] std::string_view gather_path_name(GatherPath path) noexcept;
 /// Inverse of gather_path_name. Throws InvalidArgument.
 [[nodiscard]] GatherPath parse_gather_path(std::string_view name);
@@ -80,8 +82,8 @@ struct LoaderOptions {
   std::size_t device_budget_bytes = 0;
   /// Host threads that gather, the loader's own among them. 0: as processors allow, at most 8.
   unsigned threads = 0;
-  /// Blocks of a gathering kernel that reads over the link; few leave room for the consumer's kernels. 0: 8,
-  /// and 32 where it widens.
+  /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 8. Where
+  /// given, `automatic` takes no copy engine.
   unsigned gather_blocks = 0;
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;

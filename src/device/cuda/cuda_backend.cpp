@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 namespace penstock {
 
@@ -38,6 +39,27 @@ DeviceMemory host_memory() {
 void refuse_null(const void* pointer) {
   if (pointer == nullptr) throw InvalidArgument("work of more than no bytes was asked of a null pointer");
 }
+
+/// Pieces as the driver takes them, without empty ones.
+struct CopyBatch {
+  std::vector<Address> destinations;
+  std::vector<Address> sources;
+  std::vector<std::size_t> sizes;
+
+  void assign(std::span<const CopyPiece> pieces) {
+    destinations.clear();
+    sources.clear();
+    sizes.clear();
+    for (const CopyPiece& piece : pieces) {
+      if (piece.bytes == 0) continue;
+      refuse_null(piece.destination);
+      refuse_null(piece.source);
+      destinations.push_back(as_address(piece.destination));
+      sources.push_back(as_address(piece.source));
+      sizes.push_back(piece.bytes);
+    }
+  }
+};
 
 class CudaBackend final : public Backend {
  public:
@@ -201,6 +223,25 @@ class CudaBackend final : public Backend {
         return call(context_, driver_.memcpy_d2d_async, as_address(destination), as_address(source), bytes,
                     as_stream(stream));
     }
+  }
+
+  void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) override {
+    // The driver refuses batches on the default stream.
+    if (!driver_.memcpy_batch_async || stream == nullptr) {
+      for (const CopyPiece& piece : pieces)
+        copy(piece.destination, piece.source, piece.bytes, direction, stream);
+      return;
+    }
+    thread_local CopyBatch batch;
+    batch.assign(pieces);
+    if (batch.sizes.empty()) return;
+    BatchedCopyAttributes attributes{.source_access_order = kSourceAccessOrderStream,
+                                     .flags = kPreferOverlapWithCompute};
+    std::size_t first = 0;
+    std::size_t failed = 0;
+    call(context_, driver_.memcpy_batch_async, batch.destinations.data(), batch.sources.data(),
+         batch.sizes.data(), batch.sizes.size(), &attributes, &first, std::size_t{1}, &failed,
+         as_stream(stream));
   }
 
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {

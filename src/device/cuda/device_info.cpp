@@ -77,6 +77,7 @@ DeviceInfo read_device_info(const Driver& driver, int index) {
       static_cast<unsigned>(read_attribute(driver, device, DeviceAttribute::multiprocessors));
   driver.check(driver.device_total_mem(&info.memory_bytes, device), driver.device_total_mem.name);
   info.numa_node = numa_node_of_pci(info.pci_bus_id);
+  info.batched_copies = static_cast<bool>(driver.memcpy_batch_async);
   info.link = read_link(info.pci_bus_id);
   return info;
 }

@@ -123,6 +123,11 @@ void fill_table(const Library& library, Driver& driver) {
   find_entry(library, get, #symbol, version, reinterpret_cast<void**>(&driver.member.function));
   PENSTOCK_CUDA_ENTRIES(PENSTOCK_CUDA_FIND)
 #undef PENSTOCK_CUDA_FIND
+#define PENSTOCK_CUDA_FIND(member, symbol, since, parameters) \
+  if (driver.version >= since)                                \
+    find_entry(library, get, #symbol, since, reinterpret_cast<void**>(&driver.member.function));
+  PENSTOCK_CUDA_NEWER_ENTRIES(PENSTOCK_CUDA_FIND)
+#undef PENSTOCK_CUDA_FIND
 }
 
 void initialise(Driver& driver) {

@@ -16,6 +16,7 @@ template <typename... Arguments>
 struct Entry<void(Arguments...)> {
   const char* name = nullptr;
   Result (*function)(Arguments...) = nullptr;
+  [[nodiscard]] explicit operator bool() const noexcept { return function != nullptr; }
   Result operator()(Arguments... arguments) const { return function(arguments...); }
 };
 
@@ -24,6 +25,7 @@ struct Entry<void(Arguments...)> {
 struct Driver {
 #define PENSTOCK_CUDA_MEMBER(member, symbol, version, parameters) Entry<void parameters> member{#symbol};
   PENSTOCK_CUDA_ENTRIES(PENSTOCK_CUDA_MEMBER)
+  PENSTOCK_CUDA_NEWER_ENTRIES(PENSTOCK_CUDA_MEMBER)
 #undef PENSTOCK_CUDA_MEMBER
 
   std::string path;

@@ -67,6 +67,17 @@ enum class PointerAttribute : int {
   is_managed = 8,
 };
 
+/// Attributes of a batch of copies: CUmemcpyAttributes.
+struct BatchedCopyAttributes {
+  int source_access_order = 0;
+  int source_location[2] = {};
+  int destination_location[2] = {};
+  unsigned flags = 0;
+};
+
+inline constexpr int kSourceAccessOrderStream = 1;
+inline constexpr unsigned kPreferOverlapWithCompute = 1;
+
 inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kMemoryTypeDevice = 2;
 
@@ -133,3 +144,9 @@ inline constexpr unsigned kHostRegisterReadOnly = 8;
      void**))                                                                                             \
   X(get_error_name, cuGetErrorName, 6000, (Result, const char**))                                         \
   X(get_error_string, cuGetErrorString, 6000, (Result, const char**))
+
+/// The same for what drivers that we take may lack: null there.
+#define PENSTOCK_CUDA_NEWER_ENTRIES(X)                                                                 \
+  X(memcpy_batch_async, cuMemcpyBatchAsync, 12080,                                                     \
+    (Address*, Address*, std::size_t*, std::size_t, BatchedCopyAttributes*, std::size_t*, std::size_t, \
+     std::size_t*, Stream))

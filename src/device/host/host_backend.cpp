@@ -62,6 +62,7 @@ class HostBackend final : public Backend {
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
             StreamHandle stream) override;
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override;
+  void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) override;
   void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override;
   void gather(const GatherRequest& request, StreamHandle stream) override;
   void fill_order(const OrderRequest& request, StreamHandle stream) override;
@@ -320,6 +321,10 @@ void HostBackend::fill(void* destination, std::uint8_t value, std::size_t bytes,
   if (bytes == 0) return;
   require_reach(destination, bytes, true, "fill", "destination");
   enqueue(target, FillWork{destination, bytes, value});
+}
+
+void HostBackend::copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) {
+  for (const CopyPiece& piece : pieces) copy(piece.destination, piece.source, piece.bytes, direction, stream);
 }
 
 void HostBackend::copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) {

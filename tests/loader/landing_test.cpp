@@ -1,0 +1,146 @@
+#include "loader/faulty_fixture.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+
+/// Samples that the copy engines bring, and what lands on the device before a kernel takes it on.
+namespace penstock::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class LoaderLanding : public FaultyLoaderTest {
+ protected:
+  static constexpr std::size_t kLarge = 64 * kKiB;
+
+  static Dataset pictures(std::size_t sample_bytes, std::size_t samples = 40) {
+    return Dataset({random_field("x", DType::uint8, {4, sample_bytes / 4}, samples, 1),
+                    random_field("y", DType::int32, {}, samples, 2)});
+  }
+
+  std::string ways(const Loader& loader) {
+    std::string lines;
+    for (const std::string& line : loader.describe()) lines += line + '\n';
+    return lines;
+  }
+
+  /// float32 values of uint8 samples, as they are asked for below.
+  static void expect_scaled(const Dataset& dataset, const std::vector<HostBatch>& batches) {
+    constexpr std::array kScale{0.5F, 2.0F, 3.0F, -1.0F};
+    const std::size_t elements = dataset.sample_bytes(0);
+    for (const HostBatch& batch : batches) {
+      std::vector<std::byte> stored(batch.indices.size() * elements);
+      dataset.gather(0, batch.indices, stored);
+      std::vector<float> expected(stored.size());
+      for (std::size_t i = 0; i < stored.size(); ++i) {
+        expected[i] =
+            static_cast<float>(std::to_integer<int>(stored[i])) * kScale[i % elements / (elements / 4)] +
+            1.0F;
+      }
+      EXPECT_EQ(first_difference(batch.fields[0], std::as_bytes(std::span(expected))), -1)
+          << "epoch " << batch.epoch << ", batch " << batch.index;
+    }
+  }
+  static LoaderOptions scaled(const char* residency, GatherPath gather) {
+    return {
+        .batch_size = 8,
+        .shuffle = true,
+        .prefetch_depth = 3,
+        .residency = Residency::parse(residency),
+        .gather = gather,
+        .fields = {{.name = "x", .to = DType::float32, .scale = {0.5F, 2.0F, 3.0F, -1.0F}, .shift = {1.0F}}}};
+  }
+};
+PENSTOCK_DEVICE_SUITE(LoaderLanding);
+
+TEST_P(LoaderLanding, TheCopyEnginesAreTakenForLargeSamplesWhereManyCopiesAreOneCall) {
+  const auto describe = [&](std::size_t sample_bytes, bool batched, unsigned blocks) {
+    faulty_->claim_batched_copies(batched);
+    const Dataset dataset = pictures(sample_bytes);
+    const std::size_t before = faulty_->calls(Entry::copy_each);
+    Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true, .gather_blocks = blocks});
+    expect_stored(dataset, read_epoch(loader));
+    const std::string lines = ways(loader);
+    EXPECT_THAT(lines, HasSubstr("y: int32 scalar, zero-copy gather")) << "small fields stay with the kernel";
+    const bool used = faulty_->calls(Entry::copy_each) != before;
+    EXPECT_EQ(used, lines.find("copy-engine gather") != std::string::npos);
+    return used;
+  };
+  EXPECT_TRUE(describe(kLarge, true, 0));
+  EXPECT_FALSE(describe(kLarge - 4, true, 0));
+  EXPECT_FALSE(describe(kLarge, false, 0));
+  EXPECT_FALSE(describe(kLarge, true, 4));
+}
+
+TEST_P(LoaderLanding, CopiedSamplesWidenFromWhereTheyLand) {
+  const Dataset dataset = pictures(4000, 100);
+  for (const char* residency : {"none", "0.4", "all"}) {
+    SCOPED_TRACE(residency);
+    Loader loader(dataset, *faulty_device_, scaled(residency, GatherPath::copy_engine));
+    for (int epoch = 0; epoch < 2; ++epoch) expect_scaled(dataset, read_epoch(loader));
+  }
+}
+
+TEST_P(LoaderLanding, LargeBatchesOfTheHostWidenFromWhereTheyLand) {
+  const Dataset memory = pictures(12000, 100);
+  const Dataset dataset({as_callback(memory.reader(0)), memory.reader(1)});
+  for (const char* residency : {"none", "0.4"}) {
+    SCOPED_TRACE(residency);
+    const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
+    Loader loader(dataset, *faulty_device_, scaled(residency, GatherPath::automatic));
+    for (int epoch = 0; epoch < 2; ++epoch) expect_scaled(memory, read_epoch(loader));
+    EXPECT_GT(faulty_->copied_bytes(CopyDirection::h2d) - before, 60U * 12000)
+        << "by copies, not by a kernel";
+  }
+}
+
+TEST_P(LoaderLanding, WithoutRoomToLandAKernelReadsOverTheLink) {
+  const Dataset dataset = pictures(kLarge);
+  const auto loader_with = [&](std::size_t budget, GatherPath gather) {
+    faulty_->claim_batched_copies(true);
+    LoaderOptions options = scaled("none", gather);
+    options.device_budget_bytes = budget;
+    return Loader(dataset, *faulty_device_, options);
+  };
+  // Four slots of 8 samples as float32, with their labels and indices, and the factors.
+  const std::size_t ring = 4 * (8 * kLarge * 4 + 256 + 256) + 256;
+  const std::size_t landing = 2 * 8 * kLarge;
+  {
+    Loader loader = loader_with(ring + landing, GatherPath::automatic);
+    EXPECT_THAT(ways(loader), HasSubstr("copy-engine"));
+    expect_scaled(dataset, read_epoch(loader));
+  }
+  {
+    Loader loader = loader_with(ring + landing - 256, GatherPath::automatic);
+    EXPECT_THAT(ways(loader), Not(HasSubstr("copy-engine")));
+    expect_scaled(dataset, read_epoch(loader));
+  }
+  try {
+    const Loader loader = loader_with(ring + landing - 256, GatherPath::copy_engine);
+    ADD_FAILURE() << "accepted";
+  } catch (const OutOfMemory& error) {
+    EXPECT_THAT(error.what(), HasSubstr("copy-engine"));
+  }
+  EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(LoaderLanding, PartialResidencyLeavesRoomToLand) {
+  const Dataset dataset = pictures(kLarge, 200);
+  faulty_->claim_batched_copies(true);
+  LoaderOptions options = scaled("auto", GatherPath::automatic);
+  options.device_budget_bytes = 4 * (8 * kLarge * 4 + 512) + 256 + 120 * kLarge;
+  Loader loader(dataset, *faulty_device_, options);
+  EXPECT_THAT(ways(loader), HasSubstr("copy-engine"));
+  expect_scaled(dataset, read_epoch(loader));
+  EXPECT_GT(loader.stats().resident_bytes, 90 * kLarge);
+}
+
+}  // namespace
+}  // namespace penstock::testing
