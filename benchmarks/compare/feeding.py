@@ -68,7 +68,7 @@ class Compute:
         self.out = torch.empty_like(self.a)
         self.sum = torch.zeros((), device=setting.target)
         self.repeats = 1
-        once = min(self.alone(torch.zeros(1), count=40) for _ in range(3))
+        once = self.alone(torch.zeros(1), 0.2)
         self.repeats = max(1, round(milliseconds / once))
 
     def __call__(self, x: torch.Tensor) -> None:
@@ -76,14 +76,17 @@ class Compute:
         for _ in range(self.repeats):
             torch.mm(self.a, self.b, out=self.out)
 
-    def alone(self, x: torch.Tensor, count: int) -> float:
-        """Median milliseconds of a step whose batch is there."""
+    def alone(self, x: torch.Tensor, seconds: float) -> float:
+        """Median milliseconds of a step whose batch is there. For so long, after as long again: a GPU that has rested
+        runs faster than one that works."""
         x = x.to(self.setting.target)
-        steps = Steps(self.setting)
-        for _ in range(count):
-            steps.begin()
-            self(x)
-            steps.end()
+        for _ in range(2):
+            steps = Steps(self.setting)
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < seconds or len(steps.ends) < 10:
+                steps.begin()
+                self(x)
+                steps.end()
         return statistics.median(steps.spans())
 
 
@@ -130,7 +133,7 @@ def computing(batches: Iterable, compute: Compute, setting: Setting) -> dict[str
     begin = time.perf_counter()
     for x, _ in endless(batches):
         if len(steps.ends) == 0:
-            before = compute.alone(x, 20)
+            before = compute.alone(x, setting.seconds / 4)
             begin = time.perf_counter()
         steps.begin()
         compute(x)
@@ -138,7 +141,7 @@ def computing(batches: Iterable, compute: Compute, setting: Setting) -> dict[str
         if time.perf_counter() - begin > setting.seconds and len(steps.ends) >= settle + 10:
             break
     spans, gaps = steps.spans()[settle:], steps.gaps()[settle:]
-    alone = (before + compute.alone(x, 20)) / 2
+    alone = (before + compute.alone(x, setting.seconds / 4)) / 2
     product, exposed = statistics.median(spans), statistics.fmean(gaps)
     return {
         "step_ms": compute.milliseconds,

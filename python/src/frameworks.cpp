@@ -188,8 +188,9 @@ std::shared_ptr<Storage> Torch::allocate(int device_index, std::size_t bytes) {
     return std::make_shared<FrameworkStorage>(managed);
   }
   const nb::module_ torch = nb::module_::import_("torch");
-  const nb::object tensor = torch.attr("empty")(extent, nb::arg("dtype") = torch.attr("uint8"),
-                                                nb::arg("device") = "cuda:" + std::to_string(device_index));
+  const nb::object tensor =
+      torch.attr("empty")(extent, nb::arg("dtype") = torch.attr("uint8"),
+                          nb::arg("device") = nb::str(("cuda:" + std::to_string(device_index)).c_str()));
   PyObject* capsule = PyObject_CallFunctionObjArgs(to_dlpack_, tensor.ptr(), nullptr);
   if (capsule == nullptr) throw nb::python_error();
   const nb::object owner = nb::steal(capsule);

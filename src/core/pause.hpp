@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -31,5 +32,31 @@ bool spin_until(Predicate&& done, std::chrono::nanoseconds limit) {
     if (std::chrono::steady_clock::now() >= deadline) return done();
   }
 }
+
+/// How long threads that wait for work poll before they sleep: as long as is allowed while work comes in
+/// quick succession, and not at all once it came later than that would have lasted, when polling only keeps
+/// processors from others. One thread at a time says when work begins and ends; any thread may ask.
+class PollingTime {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit PollingTime(std::chrono::nanoseconds most) : most_(most), now_(most) {}
+
+  void work_begins(Clock::time_point at = Clock::now()) noexcept {
+    if (!worked_) return;
+    now_.store(at - ended_ <= most_ ? most_ : std::chrono::nanoseconds(0), std::memory_order_relaxed);
+  }
+  void work_ends(Clock::time_point at = Clock::now()) noexcept {
+    worked_ = true;
+    ended_ = at;
+  }
+  [[nodiscard]] std::chrono::nanoseconds get() const noexcept { return now_.load(std::memory_order_relaxed); }
+
+ private:
+  const std::chrono::nanoseconds most_;
+  std::atomic<std::chrono::nanoseconds> now_;
+  bool worked_ = false;
+  Clock::time_point ended_;
+};
 
 }  // namespace penstock

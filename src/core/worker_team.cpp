@@ -25,7 +25,10 @@ namespace penstock {
 struct WorkerTeam::State {
   static constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
 
-  WorkerTeamOptions options;
+  explicit State(WorkerTeamOptions given) : options(std::move(given)), polling(options.spin) {}
+
+  const WorkerTeamOptions options;
+  PollingTime polling;  // of idle workers; told under call_mutex
   std::uint64_t generation = fork_generation();
   std::mutex call_mutex;
 
@@ -75,7 +78,7 @@ struct WorkerTeam::State {
     std::uint32_t seen = 0;
     for (;;) {
       const auto called = [&] { return wake.load(std::memory_order_acquire) != seen; };
-      if (!spin_until(called, options.spin)) wake.wait(seen, std::memory_order_acquire);
+      if (!spin_until(called, polling.get())) wake.wait(seen, std::memory_order_acquire);
       // In this order: a wake that is seen here and not above may be the last, and then `stop` says so.
       seen = wake.load(std::memory_order_acquire);
       if (stop.load(std::memory_order_acquire)) return;
@@ -87,6 +90,7 @@ struct WorkerTeam::State {
   }
 
   void call(std::size_t n, const FunctionRef<void(std::size_t)>& function) {
+    polling.work_begins();
     next.store(0, std::memory_order_relaxed);
     count = n;
     body = &function;
@@ -107,6 +111,7 @@ struct WorkerTeam::State {
         }
       }
     }
+    polling.work_ends();
     if (failed.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(failure, nullptr));
   }
 
@@ -115,8 +120,7 @@ struct WorkerTeam::State {
   }
 };
 
-WorkerTeam::WorkerTeam(WorkerTeamOptions options) : state_(std::make_unique<State>()) {
-  state_->options = std::move(options);
+WorkerTeam::WorkerTeam(WorkerTeamOptions options) : state_(std::make_unique<State>(std::move(options))) {
   state_->workers.reserve(state_->options.threads);
   try {
     for (std::size_t i = 1; i < state_->options.threads; ++i) {

@@ -118,10 +118,9 @@ void measure_overhead(LinkRun& run) {
 }
 
 void measure_host_copy(LinkRun& run) {
-  constexpr unsigned kMostThreads = 16;
   LinkBench& bench = run.bench;
   const std::size_t bytes = std::min(bench.capacity(), (bench.quick() ? 64 : 256) * kMiB);
-  const unsigned most = std::clamp(host_topology().processors, 1u, kMostThreads);
+  const unsigned most = std::clamp(host_topology().processors, 1u, TransferOptions::kMostThreads);
   run.result.profile.host_copy_rate.clear();
   for (unsigned threads = 1; threads <= most; ++threads) {
     WorkerTeam team({.threads = threads, .on_start = {}});
@@ -224,15 +223,16 @@ class StagingSearch {
 }  // namespace
 
 void search_staging(LinkRun& run) {
-  const unsigned most = std::clamp(host_topology().processors, 1u, 8u);
-  const unsigned step = run.bench.quick() && most > 4 ? 2 : 1;
+  const unsigned most = std::clamp(host_topology().processors, 1u, TransferOptions::kMostThreads);
   const bool host = run.bench.device().info().backend == "host";
   const std::array<std::size_t, 4> chunks = host ? std::array{256 * kKiB, 64 * kKiB, 1 * kMiB, 4 * kMiB}
                                                  : std::array{12 * kMiB, 16 * kMiB, 8 * kMiB, 4 * kMiB};
   StagingSearch search(run);
-  for (unsigned threads = most; threads >= 1; threads = threads > step ? threads - step : 0) {
+  for (unsigned threads = most; threads >= 1;) {
     search.rate(threads, chunks.front(), false);
     run.advance(0.5 * (1 - static_cast<double>(threads - 1) / most));
+    const unsigned step = threads > 8 || (run.bench.quick() && most > 4) ? 2 : 1;
+    threads -= std::min(step, threads);
   }
   const unsigned threads = search.best().threads;
   double done = 0.5;

@@ -9,11 +9,14 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
-constexpr unsigned kGatherBlocks = 8;
+// Of a kernel that reads over the link, on each stream: four fill it, and a kernel that widens has more to
+// do.
+constexpr unsigned kCopyingBlocks = 4;
+constexpr unsigned kWideningBlocks = 8;
 
 }  // namespace
 
-Producer::Producer(const Dataset& dataset, const Device& device, Pool& memory,
+Producer::Producer(const Dataset& dataset, const Device& device, Pool& device_memory,
                    const std::vector<Route>& routes, const Layout& layout, const LoaderOptions& options,
                    std::size_t batch, WorkerTeam* team, bool streaming_stores)
     : dataset_(dataset),
@@ -22,7 +25,7 @@ Producer::Producer(const Dataset& dataset, const Device& device, Pool& memory,
       layout_(layout),
       team_(team),
       stores_(streaming_stores ? StoreKind::streaming : StoreKind::cached),
-      gather_blocks_(options.gather_blocks != 0 ? options.gather_blocks : kGatherBlocks) {
+      gather_blocks_(options.gather_blocks) {
   for (std::size_t r = 0; r < routes_.size(); ++r) {
     if (!routes_[r].is_listed()) continue;
     if (routes_[r].engine_copied()) copies_.reserve(batch);
@@ -36,7 +39,7 @@ Producer::Producer(const Dataset& dataset, const Device& device, Pool& memory,
   orders_on_device_ = parts_.empty() && std::ranges::none_of(routes_, is_split);
   for (std::size_t i = 0; i < kLoaderStreams; ++i) {
     Lane& lane = lanes_.emplace_back(Lane{device_.create_stream(StreamPriority::high), {}});
-    if (layout_.landing_bytes > 0) lane.landing = memory.allocate(layout_.landing_bytes);
+    if (layout_.landing_bytes > 0) lane.landing = device_memory.allocate(layout_.landing_bytes);
   }
   const std::size_t count = std::max<std::size_t>(options.prefetch_depth + 1, kLoaderStreams + 1);
   const std::size_t bytes = align_up(layout_.stage_bytes, 4096);
@@ -229,7 +232,9 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
                           ? slot.indices
                           : reinterpret_cast<const std::uint64_t*>(stage.on_device + layout_.stage_indices);
   }
-  if (route.streams() && !route.lands) request.blocks = gather_blocks_;
+  if (route.streams() && !route.lands) {
+    request.blocks = gather_blocks_ != 0 ? gather_blocks_ : route.converts ? kWideningBlocks : kCopyingBlocks;
+  }
   device_.backend().gather(request, lane.stream.native());
 }
 

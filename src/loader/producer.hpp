@@ -21,11 +21,11 @@ namespace penstock {
 /// time.
 class Producer {
  public:
-  /// Takes the pinned memory, streams and events that it needs, and landing memory of `memory`. Throws
+  /// Takes the pinned memory, streams and events that it needs, and landing memory of `device_memory`. Throws
   /// OutOfMemory.
-  Producer(const Dataset& dataset, const Device& device, Pool& memory, const std::vector<Route>& routes,
-           const Layout& layout, const LoaderOptions& options, std::size_t batch, WorkerTeam* team,
-           bool streaming_stores);
+  Producer(const Dataset& dataset, const Device& device, Pool& device_memory,
+           const std::vector<Route>& routes, const Layout& layout, const LoaderOptions& options,
+           std::size_t batch, WorkerTeam* team, bool streaming_stores);
   /// Waits for copies that are under way.
   ~Producer();
   Producer(const Producer&) = delete;

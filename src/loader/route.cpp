@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kAlignment = 256;
 // A copy costs the engines as long as some 30 KiB on a PCIe 5 link, and the host half a microsecond: measured
 // in docs/performance.md.
-constexpr std::size_t kCopiedRowBytes = std::size_t{64} << 10;
+constexpr std::size_t kCopiedRowBytes = std::size_t{32} << 10;
 // Less is not worth a copy of its own.
 constexpr std::size_t kLeastLanding = std::size_t{64} << 10;
 constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;

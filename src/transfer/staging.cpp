@@ -1,7 +1,5 @@
 #include "transfer/staging.hpp"
 
-#include "core/pause.hpp"
-
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/device/topology.hpp>
@@ -54,7 +52,8 @@ StagingRing::StagingRing(Device device, std::shared_ptr<Pool> pinned, std::share
       events_(std::move(events)),
       direction_(direction),
       wire_(wire),
-      options_(options) {}
+      options_(options),
+      polling_(options.spin) {}
 
 StagingRing::~StagingRing() {
   {
@@ -106,6 +105,7 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
       monitor->changed();
     };
   }
+  if (under_way_++ == 0) polling_.work_begins();
   jobs_.push_back(std::move(job));
   monitor_->changed();
 }
@@ -169,8 +169,9 @@ std::optional<StagingRing::Task> StagingRing::next_task(std::unique_lock<std::mu
     if (const auto task = find_task()) return task;
     if (monitor_->closed && jobs_.empty() && handing_ == opened_) return std::nullopt;
     const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
+    const std::chrono::nanoseconds polled = under_way_ != 0 ? options_.spin : polling_.get();
     lock.unlock();
-    spin_until([&] { return monitor_->version.load(std::memory_order_acquire) != seen; }, options_.spin);
+    spin_until([&] { return monitor_->version.load(std::memory_order_acquire) != seen; }, polled);
     lock.lock();
     monitor_->condition.wait(lock, [&] { return monitor_->version.load(std::memory_order_relaxed) != seen; });
   }
@@ -319,6 +320,7 @@ void StagingRing::close_slot(Slot& slot, std::unique_lock<std::mutex>& lock) {
 void StagingRing::conclude(const std::shared_ptr<StagedJob>& job,
                            std::unique_lock<std::mutex>& lock) noexcept {
   if (!job->claim_end()) return;
+  if (--under_way_ == 0) polling_.work_ends();
   lock.unlock();
   if (!job->stopping()) {
     if (direction_ == CopyDirection::d2h) job->state->finish();

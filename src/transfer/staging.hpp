@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/pause.hpp"
 #include "transfer/staged_job.hpp"
 #include "transfer/transfer_state.hpp"
 
@@ -29,7 +30,7 @@ struct StagingOptions {
   ChunkSizes chunks;
   StoreKind stores = StoreKind::streaming;
   /// How long idle threads poll before they sleep: about as long as a full ring takes to drain, so that of
-  /// transfers one after another, the next finds them awake.
+  /// transfers one after another, the next finds them awake. Those that come later find them asleep.
   std::chrono::microseconds spin{1000};
 };
 
@@ -111,6 +112,8 @@ class StagingRing {
   const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
   // Guarded by the monitor, as is the state of slots and jobs.
   std::deque<std::shared_ptr<StagedJob>> jobs_;
+  std::size_t under_way_ = 0;  // transfers that have not ended
+  PollingTime polling_;        // between transfers
   std::uint64_t opened_ = 0;   // slots opened so far; the next one is opened_ % slots
   std::uint64_t handing_ = 0;  // the oldest of them that may have granules left
   std::vector<std::thread> threads_;

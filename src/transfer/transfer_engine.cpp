@@ -18,22 +18,21 @@ namespace penstock {
 
 namespace {
 
-constexpr unsigned kMostThreads = 8;
 // Pinned memory for packing and staging is taken in steps of this.
 constexpr std::size_t kPinnedSegment = std::size_t{32} << 20;
 constexpr std::size_t kScratchSegment = std::size_t{32} << 20;
 
 unsigned choose_threads(const TransferOptions& options, const LinkProfile& profile) {
   const unsigned wanted = options.threads != 0 ? options.threads : profile.staging_threads;
-  const unsigned most =
-      options.threads != 0 ? kMostThreads : std::min(kMostThreads, host_topology().processors);
+  constexpr unsigned kMost = TransferOptions::kMostThreads;
+  const unsigned most = options.threads != 0 ? kMost : std::min(kMost, host_topology().processors);
   return std::clamp(wanted, 1u, most);
 }
 
 void check_options(const TransferOptions& options) {
-  if (options.threads > kMostThreads) {
+  if (options.threads > TransferOptions::kMostThreads) {
     throw InvalidArgument(fmt::format("{} staging threads were asked for; at most {} are of use",
-                                      options.threads, kMostThreads));
+                                      options.threads, TransferOptions::kMostThreads));
   }
   if (options.slots < 2 || options.slots > 64) {
     throw InvalidArgument(fmt::format("{} slots were asked for; 2 to 64 are possible", options.slots));

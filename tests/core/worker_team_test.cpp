@@ -1,3 +1,5 @@
+#include "core/pause.hpp"
+
 #include <penstock/core/worker_team.hpp>
 
 #include <gtest/gtest.h>
@@ -18,6 +20,24 @@ namespace penstock {
 namespace {
 
 using namespace std::chrono_literals;
+
+TEST(PollingTime, IsForWorkInQuickSuccession) {
+  PollingTime polling(100us);
+  const PollingTime::Clock::time_point zero{};
+  EXPECT_EQ(polling.get(), 100us);
+  polling.work_begins(zero + 5s);
+  EXPECT_EQ(polling.get(), 100us) << "nothing is known yet";
+  polling.work_ends(zero + 6s);
+  polling.work_begins(zero + 6s + 100us);
+  EXPECT_EQ(polling.get(), 100us);
+  polling.work_ends(zero + 7s);
+  polling.work_begins(zero + 7s + 101us);
+  EXPECT_EQ(polling.get(), 0us);
+  polling.work_ends(zero + 8s);
+  EXPECT_EQ(polling.get(), 0us);
+  polling.work_begins(zero + 8s + 1us);
+  EXPECT_EQ(polling.get(), 100us);
+}
 
 class WorkerTeamTest : public ::testing::TestWithParam<std::chrono::microseconds> {
  protected:

@@ -18,7 +18,7 @@ using ::testing::Not;
 
 class LoaderLanding : public FaultyLoaderTest {
  protected:
-  static constexpr std::size_t kLarge = 64 * kKiB;
+  static constexpr std::size_t kLarge = 32 * kKiB;
 
   static Dataset pictures(std::size_t sample_bytes, std::size_t samples = 40) {
     return Dataset({random_field("x", DType::uint8, {4, sample_bytes / 4}, samples, 1),

@@ -15,10 +15,12 @@
 namespace penstock {
 
 struct TransferOptions {
+  static constexpr unsigned kMostThreads = 16;
+
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
   /// Host threads that move bytes; whoever packs, or synchronizes with a transfer, is one of them. 0: as the
-  /// profile says, within the processors there are, and at most 8.
+  /// profile says, within the processors there are, and at most kMostThreads.
   unsigned threads = 0;
   /// Largest chunk of a staged transfer. 0: as the profile says.
   std::size_t chunk_bytes = 0;

@@ -29,6 +29,9 @@ cuda::Stream as_stream(StreamHandle handle) { return static_cast<cuda::Stream>(h
 cuda::Event as_event(EventHandle handle) { return static_cast<cuda::Event>(handle); }
 Address as_address(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
+// Calls of more have been seen to take several times as long for each copy.
+constexpr std::size_t kCopiesOfACall = 512;
+
 DeviceMemory host_memory() {
   struct sysinfo system{};
   if (sysinfo(&system) != 0) return {};
@@ -232,16 +235,9 @@ class CudaBackend final : public Backend {
         copy(piece.destination, piece.source, piece.bytes, direction, stream);
       return;
     }
-    thread_local CopyBatch batch;
-    batch.assign(pieces);
-    if (batch.sizes.empty()) return;
-    BatchedCopyAttributes attributes{.source_access_order = kSourceAccessOrderStream,
-                                     .flags = kPreferOverlapWithCompute};
-    std::size_t first = 0;
-    std::size_t failed = 0;
-    call(context_, driver_.memcpy_batch_async, batch.destinations.data(), batch.sources.data(),
-         batch.sizes.data(), batch.sizes.size(), &attributes, &first, std::size_t{1}, &failed,
-         as_stream(stream));
+    for (std::size_t first = 0; first < pieces.size(); first += kCopiesOfACall) {
+      copy_some(pieces.subspan(first, std::min(kCopiesOfACall, pieces.size() - first)), stream);
+    }
   }
 
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
@@ -267,6 +263,19 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  void copy_some(std::span<const CopyPiece> pieces, StreamHandle stream) const {
+    thread_local CopyBatch batch;
+    batch.assign(pieces);
+    if (batch.sizes.empty()) return;
+    BatchedCopyAttributes attributes{.source_access_order = kSourceAccessOrderStream,
+                                     .flags = kPreferOverlapWithCompute};
+    std::size_t first = 0;
+    std::size_t failed = 0;
+    call(context_, driver_.memcpy_batch_async, batch.destinations.data(), batch.sources.data(),
+         batch.sizes.data(), batch.sizes.size(), &attributes, &first, std::size_t{1}, &failed,
+         as_stream(stream));
+  }
+
   struct Pointer {
     unsigned type = 0;
     unsigned managed = 0;
