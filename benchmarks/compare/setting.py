@@ -165,15 +165,22 @@ def progress(result: Result) -> None:
     print(f"  {result.workload}: {result.contender}: {result.status} {figures}", file=sys.stderr, flush=True)
 
 
+def busy(seconds: float) -> None:
+    """Keeps this thread's processor awake, as a thread that launches kernels does."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
 def median_call(
     call: Callable[[], Any], setting: Setting, repetitions: int = 7, rest: float = 0.0, seconds: float | None = None
 ) -> tuple[float, float]:
-    """Median seconds until `call` returns, and until what it queued is done. `rest` seconds lie between calls."""
+    """Median seconds until `call` returns, and until what it queued is done. For `rest` seconds
+    between calls the thread is busy with something else."""
     returned, done = [], []
     end = time.perf_counter() + (setting.seconds if seconds is None else seconds)
     for k in range(repetitions + 2):
-        if rest:
-            time.sleep(rest)
+        busy(rest)
         setting.synchronize()
         begin = time.perf_counter()
         value = call()

@@ -21,7 +21,7 @@ import torch
 from .data import Samples, random_bytes
 from .loaders import data_loader
 from .peers import roomy_folder
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, median_call, opened
+from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, busy, median_call, opened
 
 OURS = {"needs": ("penstock",), "ours": True}
 
@@ -54,7 +54,7 @@ def check(moved: Any, job: Tensors, setting: Setting) -> None:
 
 
 def move_all(job: Tensors, setting: Setting, contenders: list[Contender], rest: float = 0.0) -> list[Result]:
-    """Until each call returns, and until the tensors are there; with `rest`, once more after a pause."""
+    """Until each call returns, and until the tensors are there; with `rest`, also after other work of the thread."""
 
     def measure(contender: Contender, result: Result) -> None:
         with opened(contender, job, setting, None) as call:
@@ -296,8 +296,7 @@ def _own_cost(contender: Contender, result: Result, batch: Any, setting: Setting
             wall, processor = [], []
             end = time.perf_counter() + setting.seconds / 2
             for k in range(2000):
-                if rest:
-                    time.sleep(rest)
+                busy(rest)
                 setting.synchronize()
                 own, begin = time.thread_time(), time.perf_counter()
                 moved = next(batches)
@@ -370,7 +369,9 @@ def goals(results: list[Result], setting: Setting) -> list[Goal]:
     for (workload, contender), figures in found.items():
         if contender == "penstock.feed" and setting.on_gpu and workload.startswith("own cost"):
             most = 400 if "dict" in workload else 30
-            made.append(Goal(workload, f"{most} µs", f"{figures['thread_us']:.0f} µs", figures["thread_us"] <= most))
+            # Between batches a thread that trains does something else; without it, the transfer would be timed.
+            cost = figures["thread_us_after_rest"]
+            made.append(Goal(workload, f"{most} µs", f"{cost:.0f} µs", cost <= most))
         if "overhead" in figures and not setting.on_gpu:
             share = figures["overhead"]
             made.append(Goal(f"{workload}, {contender}", "5 % more", f"{100 * share:.1f} %", share <= 0.05))
