@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace penstock::python {
@@ -48,11 +49,21 @@ void Tree::take(PyObject* object, bool expanded) {
   }
 }
 
+void Tree::expect(Py_ssize_t children) {
+  const auto make_room = [more = static_cast<std::size_t>(children) + 1](auto& items) {
+    const std::size_t needed = items.size() + more;
+    if (needed > items.capacity()) items.reserve(std::max(needed, 2 * items.capacity()));
+  };
+  make_room(nodes_);
+  make_room(leaves_);
+}
+
 void Tree::take_dict(PyObject* dict) {
   const RecursionGuard guard;
   // A copy, since what `expand` calls may change the dict; the new values go into it.
   PyObject* copy = PyDict_Copy(dict);
   if (copy == nullptr) throw nb::python_error();
+  expect(PyDict_Size(copy));
   nodes_.push_back({Kind::dict, nb::steal(copy), PyDict_Size(copy)});
   PyObject* key = nullptr;
   PyObject* value = nullptr;
@@ -67,6 +78,7 @@ void Tree::take_dict(PyObject* dict) {
 template <typename GetItem>
 void Tree::take_items(PyObject* sequence, Kind kind, Py_ssize_t count, const GetItem& item) {
   const RecursionGuard guard;
+  expect(count);
   nodes_.push_back({kind, nb::object(), count});
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* child = item(sequence, i);  // borrowed

@@ -46,6 +46,7 @@ class Tree {
   };
 
   void take(PyObject* object, bool expanded);
+  void expect(Py_ssize_t children);
   void take_dict(PyObject* dict);
   template <typename GetItem>
   void take_items(PyObject* sequence, Kind kind, Py_ssize_t count, const GetItem& item);

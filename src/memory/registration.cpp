@@ -13,6 +13,16 @@
 
 namespace penstock {
 
+namespace {
+
+RegistrationTable::Overlap overlap_of(const Device& device, const void* data, std::size_t bytes) {
+  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(data) & ~(page_bytes() - 1);
+  return RegistrationTable::of(device.backend())
+      .overlap(first, align_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page_bytes()) - first);
+}
+
+}  // namespace
+
 struct Registration::State {
   State(Device opened, const void* data, std::size_t count)
       : device(std::move(opened)), asked(static_cast<const std::byte*>(data), count) {
@@ -67,9 +77,11 @@ std::optional<Registration> Registration::attempt(const Device& device, const vo
 }
 
 bool Registration::overlaps(const Device& device, const void* data, std::size_t bytes) {
-  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(data) & ~(page_bytes() - 1);
-  return RegistrationTable::of(device.backend())
-      .overlaps(first, align_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page_bytes()) - first);
+  return overlap_of(device, data, bytes) != RegistrationTable::Overlap::none;
+}
+
+bool Registration::overlaps_in_part(const Device& device, const void* data, std::size_t bytes) {
+  return overlap_of(device, data, bytes) == RegistrationTable::Overlap::part;
 }
 
 std::span<const std::byte> Registration::bytes() const noexcept { return state_->asked; }

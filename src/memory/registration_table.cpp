@@ -50,10 +50,12 @@ RegistrationTable::Handle RegistrationTable::acquire(Backend& backend, std::uint
   return add(backend, begin, bytes);
 }
 
-bool RegistrationTable::overlaps(std::uintptr_t begin, std::size_t bytes) {
+RegistrationTable::Overlap RegistrationTable::overlap(std::uintptr_t begin, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const Handle near = last_up_to(begin + bytes - 1);
-  return near != ranges_.end() && near->first + near->second.bytes > begin;
+  if (near == ranges_.end() || near->first + near->second.bytes <= begin) return Overlap::none;
+  const bool whole = near->first <= begin && near->first + near->second.bytes >= begin + bytes;
+  return whole ? Overlap::whole : Overlap::part;
 }
 
 RegistrationTable::Handle RegistrationTable::last_up_to(std::uintptr_t address) noexcept {

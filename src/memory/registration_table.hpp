@@ -27,7 +27,8 @@ class RegistrationTable {
   /// Registers whole pages, or shares the registration they lie in. Throws as Registration does.
   [[nodiscard]] Handle acquire(Backend& backend, std::uintptr_t begin, std::size_t bytes);
   void release(Backend& backend, Handle range) noexcept;
-  [[nodiscard]] bool overlaps(std::uintptr_t begin, std::size_t bytes);
+  enum class Overlap : std::uint8_t { none, part, whole };
+  [[nodiscard]] Overlap overlap(std::uintptr_t begin, std::size_t bytes);
 
  private:
   [[nodiscard]] Handle last_up_to(std::uintptr_t address) noexcept;

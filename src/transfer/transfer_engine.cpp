@@ -5,6 +5,7 @@
 #include <penstock/core/fork.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/device/topology.hpp>
+#include <penstock/memory/registration.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <fmt/format.h>
@@ -215,13 +216,14 @@ class TransferEngineImpl {
     }
   }
 
-  /// Memory may begin or end in a page that is locked for its neighbour, and be pageable all the same.
+  /// Memory may begin and end in pages that are locked for its neighbours, and be pageable all the same.
   [[nodiscard]] MemoryKind kind_of(const void* data, std::size_t bytes) const {
     const Backend& backend = device_.backend();
     const MemoryKind kind = backend.kind_of(data);
     if (kind == MemoryKind::device || kind == MemoryKind::pageable) return kind;
     const MemoryKind end = backend.kind_of(static_cast<const std::byte*>(data) + bytes - 1);
-    return end == MemoryKind::pageable ? end : kind;
+    const bool locked = end != MemoryKind::pageable && !Registration::overlaps_in_part(device_, data, bytes);
+    return locked ? kind : MemoryKind::pageable;
   }
 
   [[nodiscard]] TransferKinds kinds_of(const void* destination, const void* source, std::size_t bytes,

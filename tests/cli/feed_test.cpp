@@ -2,6 +2,7 @@
 #include "cli/datasets.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/device/device.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -108,6 +109,29 @@ TEST_F(Feed, CountsAndVerifiesEveryByte) {
     }
   }
 }
+
+class FeedDevice : public Feed, public ::testing::WithParamInterface<const char*> {};
+
+// On a GPU the command's own path from files to a checked account, with a step in place of a model.
+TEST_P(FeedDevice, FeedsFilesAndChecksThem) {
+  const std::string device = std::string(GetParam()) == "Cuda" ? "cuda:0" : "host";
+  if (device == "cuda:0" && Device::open("auto").info().backend != "cuda") {
+    GTEST_SKIP() << "waived: no NVIDIA driver";
+  }
+  for (const char* gather : {"automatic", "host", "zero-copy", "copy-engine"}) {
+    for (const char* residency : {"none", "auto", "0.25"}) {
+      const json value = account({"--gather", gather, "--residency", residency, "--shuffle", "--verify",
+                                  "--epochs", "2", "--to", "float32", "--step-ms", "0.5"},
+                                 device);
+      EXPECT_EQ(value["verified"], true) << gather << " " << residency;
+      EXPECT_EQ(value["samples"], 200);
+      EXPECT_EQ(value["timed_batches"], value["batches"]);
+      EXPECT_GT(value["compute_seconds"], 0.003) << "eight steps";
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(On, FeedDevice, ::testing::Values("Host", "Cuda"),
+                         [](const auto& each) { return std::string(each.param); });
 
 TEST_F(Feed, DoesNotCallVerifiedWhatWasNotCompared) {
   const json value = account({"--step-ms", "5"});

@@ -89,6 +89,15 @@ TEST_P(RegistrationTest, OverlapsAreKnownByThePage) {
     EXPECT_TRUE(overlaps(2 * page - 1, 1)) << "the whole page is locked";
     EXPECT_FALSE(overlaps(0, page));
     EXPECT_FALSE(overlaps(2 * page, 1));
+    const auto in_part = [&](std::size_t offset, std::size_t bytes) {
+      return Registration::overlaps_in_part(device(), memory.page(0) + offset, bytes);
+    };
+    EXPECT_TRUE(in_part(page - 1, 2));
+    EXPECT_TRUE(in_part(page, page + 1));
+    EXPECT_FALSE(in_part(page + 1, page - 1)) << "whole";
+    EXPECT_FALSE(in_part(2 * page, 1)) << "not at all";
+    const Registration far(device(), memory.page(3), 1);
+    EXPECT_TRUE(in_part(page + 5, 2 * page)) << "both ends, and not the middle";
   }
   EXPECT_FALSE(overlaps(0, 4 * page));
 }

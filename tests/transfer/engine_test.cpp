@@ -78,7 +78,7 @@ TEST_P(TransferEngineTest, PinnedAndRegisteredMemoryGoDirectly) {
   EXPECT_EQ(first_difference(back, source), -1);
 }
 
-TEST_P(TransferEngineTest, MemoryThatBeginsOrEndsInALockedPageIsPageableAllTheSame) {
+TEST_P(TransferEngineTest, MemoryThatBeginsAndEndsInLockedPagesIsPageableAllTheSame) {
   constexpr std::size_t kPages = 300;
   constexpr std::size_t kPage = 4096;
   const std::unique_ptr<std::byte, decltype(&std::free)> memory(
@@ -97,6 +97,13 @@ TEST_P(TransferEngineTest, MemoryThatBeginsOrEndsInALockedPageIsPageableAllTheSa
     engine.copy(memory.get() + begin, there.data(), count).synchronize();
     EXPECT_EQ(first_difference({memory.get(), bytes.size()}, bytes), -1);
   }
+  // Both ends in locked pages, and none between.
+  const Registration first(*device_, memory.get(), 100);
+  const Registration last(*device_, memory.get() + (kPages - 1) * kPage, 100);
+  TransferEngine engine(*device_, many_chunks());
+  const Buffer there = poisoned_on_device(count);
+  engine.copy(there.data(), memory.get() + begin, count).synchronize();
+  EXPECT_EQ(first_difference(read(there), std::span(bytes).subspan(begin, count)), -1);
 }
 
 TEST_P(TransferEngineTest, DeviceToDevice) {
@@ -316,7 +323,7 @@ TEST_P(TransferEngineTest, RefusesWhatCannotMeanAnything) {
   EXPECT_THROW((void)engine.copy(device.data(), device.data() + 100, 101), InvalidArgument);
   EXPECT_THROW((void)engine.copy(device.data() + 2048, device.data(), 1024, {.path = TransferPath::staged}),
                InvalidArgument);
-  EXPECT_THROW(TransferEngine(*device_, {.threads = 9}), InvalidArgument);
+  EXPECT_THROW(TransferEngine(*device_, {.threads = TransferOptions::kMostThreads + 1}), InvalidArgument);
   EXPECT_THROW(TransferEngine(*device_, {.slots = 1}), InvalidArgument);
   EXPECT_THROW(TransferEngine(*device_, {.chunk_bytes = 100}), InvalidArgument);
   engine.copy(device.data(), host.data(), host.size()).synchronize();

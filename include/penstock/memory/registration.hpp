@@ -37,6 +37,10 @@ class Registration {
   /// the same was locked by somebody else.
   [[nodiscard]] static bool overlaps(const Device& device, const void* data, std::size_t bytes);
 
+  /// As above, and no single registration holds all pages of the range: what is locked at both ends, for
+  /// neighbours, need not be locked between.
+  [[nodiscard]] static bool overlaps_in_part(const Device& device, const void* data, std::size_t bytes);
+
   /// The range that was asked for.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
   [[nodiscard]] bool read_only() const noexcept;
