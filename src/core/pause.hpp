@@ -34,8 +34,9 @@ bool spin_until(Predicate&& done, std::chrono::nanoseconds limit) {
 }
 
 /// How long threads that wait for work poll before they sleep: as long as is allowed while work comes in
-/// quick succession, and not at all once it came later than that would have lasted, when polling only keeps
-/// processors from others. One thread at a time says when work begins and ends; any thread may ask.
+/// quick succession, and not at all once it came later than that would have lasted twice in a row, when
+/// polling only keeps processors from others. One thread at a time says when work begins and ends; any thread
+/// may ask.
 class PollingTime {
  public:
   using Clock = std::chrono::steady_clock;
@@ -44,7 +45,9 @@ class PollingTime {
 
   void work_begins(Clock::time_point at = Clock::now()) noexcept {
     if (!worked_) return;
-    now_.store(at - ended_ <= most_ ? most_ : std::chrono::nanoseconds(0), std::memory_order_relaxed);
+    const bool late = at - ended_ > most_;
+    now_.store(late && was_late_ ? std::chrono::nanoseconds(0) : most_, std::memory_order_relaxed);
+    was_late_ = late;
   }
   void work_ends(Clock::time_point at = Clock::now()) noexcept {
     worked_ = true;
@@ -56,6 +59,7 @@ class PollingTime {
   const std::chrono::nanoseconds most_;
   std::atomic<std::chrono::nanoseconds> now_;
   bool worked_ = false;
+  bool was_late_ = false;
   Clock::time_point ended_;
 };
 

@@ -96,21 +96,18 @@ std::size_t LoaderState::choose_memory() {
   const std::size_t ring = slot * (options_.prefetch_depth + 1);
   const std::size_t factors = factor_bytes(routes_);
   const std::size_t beside_ring = budget - std::min(budget, ring + factors);
-  std::size_t resident = choose_residency(routes_, options_.residency, beside_ring);
-  const std::size_t landing_room = most_landing_bytes(routes_, batch_);
-  if (options_.residency.kind == Residency::Kind::automatic && landing_room <= beside_ring / 4) {
-    resident = choose_residency(routes_, options_.residency, beside_ring - landing_room);
-  }
-  registrations_ = choose_gather(routes_, dataset_, device_, profile_, options_);
-  const std::size_t landing = choose_landing(routes_, batch_, beside_ring - resident, options_.gather);
+  choose_paths(routes_, dataset_, device_, profile_, options_);
+  const MemoryShares shares = share_memory(routes_, batch_, options_, beside_ring);
   memory_ = std::make_shared<Pool>(make_device_pool(
       device_, {.budget_bytes = budget, .segment_bytes = std::max(slot, std::size_t{1} << 20)}));
   // In one piece, so that nothing is lost between pieces of a tight budget.
   try {
-    memory_->reserve(std::min(budget / 256 * 256, ring + factors + resident + landing));
-  } catch (const OutOfMemory&) {  // less may do: fewer slots
+    memory_->reserve(std::min(budget / 256 * 256, ring + factors + shares.resident + shares.landing));
+  } catch (const OutOfMemory&) {  // less may do: fewer slots, and nothing that lands
+    if (options_.gather != GatherPath::copy_engine) give_up_landing(routes_);
   }
-  return resident;
+  registrations_ = lock_sources(routes_, dataset_, device_, options_.gather);
+  return shares.resident;
 }
 
 LoaderState::~LoaderState() {

@@ -13,6 +13,11 @@ constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 // do.
 constexpr unsigned kCopyingBlocks = 4;
 constexpr unsigned kWideningBlocks = 8;
+constexpr unsigned kMostBlocks = 128;
+
+const std::byte* end_of(const CopyPiece& piece) {
+  return static_cast<const std::byte*>(piece.source) + piece.bytes;
+}
 
 }  // namespace
 
@@ -167,7 +172,11 @@ void Producer::enqueue_row_copies(const Part& part, std::byte* destination, cons
   copies_.clear();
   for (const std::uint64_t index : part.indices) {
     const std::byte* const source = route.source + (index - route.resident_rows) * route.row_bytes;
-    copies_.push_back({source, destination, route.row_bytes});
+    if (!copies_.empty() && end_of(copies_.back()) == source) {
+      copies_.back().bytes += route.row_bytes;
+    } else {
+      copies_.push_back({source, destination, route.row_bytes});
+    }
     destination += route.row_bytes;
   }
   device_.backend().copy_each(copies_, CopyDirection::h2d, stream.native());
@@ -232,10 +241,16 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
                           ? slot.indices
                           : reinterpret_cast<const std::uint64_t*>(stage.on_device + layout_.stage_indices);
   }
-  if (route.streams() && !route.lands) {
-    request.blocks = gather_blocks_ != 0 ? gather_blocks_ : route.converts ? kWideningBlocks : kCopyingBlocks;
-  }
+  if (route.streams() && !route.lands) request.blocks = blocks_over_link(route);
   device_.backend().gather(request, lane.stream.native());
+}
+
+// The more of a batch is resident, the more blocks it takes to keep the link busy with the rest.
+unsigned Producer::blocks_over_link(const Route& route) const noexcept {
+  if (gather_blocks_ != 0) return gather_blocks_;
+  const std::uint64_t blocks = route.converts ? kWideningBlocks : kCopyingBlocks;
+  return static_cast<unsigned>(
+      std::min<std::uint64_t>(blocks * (route.rows / (route.rows - route.resident_rows)), kMostBlocks));
 }
 
 std::size_t Producer::link_bytes(std::span<const std::uint64_t> indices) const {

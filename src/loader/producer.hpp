@@ -73,6 +73,7 @@ class Producer {
   void enqueue_gather(std::size_t route, const DeviceSlot& slot, const Stage& stage, std::size_t count,
                       const Lane& lane) const;
   [[nodiscard]] const Part* part_of(std::size_t route) const noexcept;
+  [[nodiscard]] unsigned blocks_over_link(const Route& route) const noexcept;
   [[nodiscard]] std::size_t link_bytes(std::span<const std::uint64_t> indices) const;
 
   const Dataset dataset_;

@@ -17,8 +17,8 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-// A copy costs the engines as long as some 30 KiB on a PCIe 5 link, and the host half a microsecond: measured
-// in docs/performance.md.
+// A copy of a batch costs the host half a microsecond, in which a PCIe 5 link carries some 30 KiB; copies of
+// 24 KiB and less take another way through the driver, several times as slow (docs/performance.md).
 constexpr std::size_t kCopiedRowBytes = std::size_t{32} << 10;
 // Less is not worth a copy of its own.
 constexpr std::size_t kLeastLanding = std::size_t{64} << 10;
@@ -108,6 +108,10 @@ double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
   return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
 }
 
+bool is_forced(GatherPath asked) noexcept {
+  return asked == GatherPath::zero_copy || asked == GatherPath::copy_engine;
+}
+
 std::string why_host(const Route& route, const Dataset& dataset, std::size_t field, GatherPath path,
                      const LinkProfile& profile, bool forced) {
   const auto memory = dataset.memory(field);
@@ -130,8 +134,62 @@ std::string why_host(const Route& route, const Dataset& dataset, std::size_t fie
   return {};
 }
 
+/// Sets `resident_rows` within `available` bytes; returns the bytes they take.
+std::size_t choose_residency(std::vector<Route>& routes, const Residency& residency, std::size_t available) {
+  using Kind = Residency::Kind;
+  if (residency.kind == Kind::none) return 0;
+  if (residency.kind == Kind::fraction && !(residency.fraction >= 0 && residency.fraction <= 1)) {
+    throw InvalidArgument(
+        fmt::format("A residency of {} was asked for; fractions go from 0 to 1.", residency.fraction));
+  }
+  std::vector<Route*> smallest_first;
+  for (Route& route : routes) smallest_first.push_back(&route);
+  std::ranges::stable_sort(smallest_first, {}, &Route::row_bytes);
+  std::size_t bytes = 0;
+  for (Route* route : smallest_first) {
+    const std::size_t left = available - std::min(available, bytes + kAlignment);
+    switch (residency.kind) {
+      case Kind::automatic:
+        route->resident_rows = std::min<std::uint64_t>(route->rows, left / route->row_bytes);
+        break;
+      case Kind::fraction:
+        route->resident_rows =
+            static_cast<std::uint64_t>(std::floor(residency.fraction * static_cast<double>(route->rows)));
+        break;
+      default:
+        route->resident_rows = route->rows;
+    }
+    route->resident_rows = std::min(route->resident_rows, route->rows);
+    bytes += align_up(route->resident_rows * route->row_bytes, kAlignment);
+  }
+  if (bytes > available && residency.kind != Kind::automatic) {
+    throw OutOfMemory(
+        "the loader's device memory budget, beside its ring,", bytes, 0, available,
+        "make less of the dataset resident (auto takes what fits), use smaller batches, or raise the "
+        "budget");
+  }
+  return bytes;
+}
+
+/// Bytes of landing memory that the route is to have; 0 where none is of use.
 std::size_t landing_bytes(const Route& route, std::size_t batch) noexcept {
-  return kLoaderStreams * align_up(batch * route.row_bytes, kAlignment);
+  const bool needs_kernel = route.converts || route.resident_rows > 0;
+  const bool wants =
+      route.engine_copied() || (route.host_gathered() && batch * route.row_bytes >= kLeastLanding);
+  return needs_kernel && wants ? kLoaderStreams * align_up(batch * route.row_bytes, kAlignment) : 0;
+}
+
+std::size_t landing_bytes(const std::vector<Route>& routes, std::size_t batch) noexcept {
+  std::size_t bytes = 0;
+  for (const Route& route : routes) bytes += landing_bytes(route, batch);
+  return bytes;
+}
+
+void do_without_landing(Route& route) {
+  route.lands = false;
+  if (!route.engine_copied()) return;
+  route.path = route.without_landing;
+  route.reason = route.without_landing_reason;
 }
 
 }  // namespace
@@ -147,7 +205,7 @@ std::string Route::describe() const {
                           100.0 * static_cast<double>(resident_rows) / static_cast<double>(rows));
     }
     text += fmt::format(", {} gather", gather_path_name(path));
-    if (path == GatherPath::host) text += fmt::format(" ({})", reason);
+    if (!reason.empty()) text += fmt::format(" ({})", reason);
   }
   if (to != stored.dtype || !scale.empty() || !shift.empty()) {
     text += fmt::format(", delivered as {}", dtype_name(to));
@@ -203,42 +261,6 @@ std::size_t factor_bytes(const std::vector<Route>& routes) noexcept {
   return align_up(factors * sizeof(float), kAlignment);
 }
 
-std::size_t choose_residency(std::vector<Route>& routes, const Residency& residency, std::size_t available) {
-  using Kind = Residency::Kind;
-  if (residency.kind == Kind::none) return 0;
-  if (residency.kind == Kind::fraction && !(residency.fraction >= 0 && residency.fraction <= 1)) {
-    throw InvalidArgument(
-        fmt::format("A residency of {} was asked for; fractions go from 0 to 1.", residency.fraction));
-  }
-  std::vector<Route*> smallest_first;
-  for (Route& route : routes) smallest_first.push_back(&route);
-  std::ranges::stable_sort(smallest_first, {}, &Route::row_bytes);
-  std::size_t bytes = 0;
-  for (Route* route : smallest_first) {
-    const std::size_t left = available - std::min(available, bytes + kAlignment);
-    switch (residency.kind) {
-      case Kind::automatic:
-        route->resident_rows = std::min<std::uint64_t>(route->rows, left / route->row_bytes);
-        break;
-      case Kind::fraction:
-        route->resident_rows =
-            static_cast<std::uint64_t>(std::floor(residency.fraction * static_cast<double>(route->rows)));
-        break;
-      default:
-        route->resident_rows = route->rows;
-    }
-    route->resident_rows = std::min(route->resident_rows, route->rows);
-    bytes += align_up(route->resident_rows * route->row_bytes, kAlignment);
-  }
-  if (bytes > available && residency.kind != Kind::automatic) {
-    throw OutOfMemory(
-        "the loader's device memory budget, beside its ring,", bytes, 0, available,
-        "make less of the dataset resident (auto takes what fits), use smaller batches, or raise the "
-        "budget");
-  }
-  return bytes;
-}
-
 bool is_locked_by_others(const Device& device, std::span<const std::byte> range) {
   const auto is_locked = [&](const std::byte& at) {
     return device.backend().kind_of(&at) == MemoryKind::pinned;
@@ -247,27 +269,82 @@ bool is_locked_by_others(const Device& device, std::span<const std::byte> range)
          !Registration::overlaps(device, range.data(), range.size());
 }
 
-std::vector<Registration> choose_gather(std::vector<Route>& routes, const Dataset& dataset,
-                                        const Device& device, const LinkProfile& profile,
-                                        const LoaderOptions& options) {
+void choose_paths(std::vector<Route>& routes, const Dataset& dataset, const Device& device,
+                  const LinkProfile& profile, const LoaderOptions& options) {
   const GatherPath asked = options.gather;
-  const bool forced = asked == GatherPath::zero_copy || asked == GatherPath::copy_engine;
+  const bool forced = is_forced(asked);
+  // Samples that follow each other are one copy.
+  const bool in_sequence = !options.shuffle && options.shard.world_size == 1;
   const bool engines = device.info().batched_copies && options.gather_blocks == 0;
-  std::vector<std::span<const std::byte>> ranges;
   for (std::size_t f = 0; f < routes.size(); ++f) {
     Route& route = routes[f];
+    const auto why_not = [&](GatherPath path) { return why_host(route, dataset, f, path, profile, forced); };
+    const bool by_engine = engines && (in_sequence || route.row_bytes >= kCopiedRowBytes);
+    const GatherPath path = forced ? asked : by_engine ? GatherPath::copy_engine : GatherPath::zero_copy;
+    route.reason = asked == GatherPath::host ? "asked for" : why_not(path);
+    if (!route.reason.empty()) continue;
+    route.path = path;
+    route.without_landing_reason = why_not(GatherPath::zero_copy);
+    if (!route.without_landing_reason.empty()) continue;
+    route.without_landing = GatherPath::zero_copy;
+    route.without_landing_reason = "no room on the device to land by copy engine";
+  }
+}
+
+MemoryShares share_memory(std::vector<Route>& routes, std::size_t batch, const LoaderOptions& options,
+                          std::size_t available) {
+  const bool engine_asked = options.gather == GatherPath::copy_engine;
+  std::size_t kept = 0;
+  MemoryShares shares{.resident = choose_residency(routes, options.residency, available)};
+  if (options.residency.kind == Residency::Kind::automatic) {
+    // What is resident makes room for what lands, unless that were much: the less is resident, the more
+    // lands.
+    for (std::size_t turn = 0; turn <= routes.size(); ++turn) {
+      const std::size_t wanted = landing_bytes(routes, batch);
+      if (shares.resident + wanted <= available || wanted == kept) break;
+      if (wanted > (engine_asked ? available : available / 4)) break;
+      kept = wanted;
+      shares.resident = choose_residency(routes, options.residency, available - kept);
+    }
+  }
+  for (Route& route : routes) {
+    const std::size_t bytes = landing_bytes(route, batch);
+    const std::size_t left = available - shares.resident - shares.landing;
+    route.lands = bytes > 0 && bytes <= left;
+    if (route.lands) {
+      shares.landing += bytes;
+    } else if (bytes > 0 && engine_asked && route.engine_copied()) {
+      throw OutOfMemory("the loader's device memory budget, beside its ring,", bytes,
+                        shares.resident + shares.landing, left,
+                        "copy-engine gather of what is converted or partly resident takes two batches as "
+                        "stored: use smaller batches, make less resident, raise the budget, or gather "
+                        "automatically");
+    } else if (bytes > 0) {
+      do_without_landing(route);
+    }
+  }
+  return shares;
+}
+
+void give_up_landing(std::vector<Route>& routes) {
+  for (Route& route : routes) {
+    if (route.lands) do_without_landing(route);
+  }
+}
+
+std::vector<Registration> lock_sources(std::vector<Route>& routes, const Dataset& dataset,
+                                       const Device& device, GatherPath asked) {
+  const bool forced = is_forced(asked);
+  std::vector<std::span<const std::byte>> ranges;
+  for (std::size_t f = 0; f < routes.size(); ++f) {
+    const Route& route = routes[f];
     if (!route.streams()) continue;
-    const bool large = engines && route.row_bytes >= kCopiedRowBytes;
-    const GatherPath path = forced ? asked : large ? GatherPath::copy_engine : GatherPath::zero_copy;
-    route.reason =
-        asked == GatherPath::host ? "asked for" : why_host(route, dataset, f, path, profile, forced);
-    if (forced && !route.reason.empty()) {
+    if (route.path != GatherPath::host) {
+      ranges.push_back(dataset.memory(f));
+    } else if (forced) {
       throw InvalidArgument(fmt::format("Field '{}' cannot be gathered by {}: {}.", route.stored.name,
                                         gather_path_name(asked), route.reason));
     }
-    if (!route.reason.empty()) continue;
-    route.path = path;
-    ranges.push_back(dataset.memory(f));
   }
   std::vector<Registration> registrations;
   std::vector<std::pair<std::span<const std::byte>, std::string>> refused;
@@ -282,7 +359,7 @@ std::vector<Registration> choose_gather(std::vector<Route>& routes, const Datase
   }
   for (std::size_t f = 0; f < routes.size(); ++f) {
     Route& route = routes[f];
-    if (route.path == GatherPath::host) continue;
+    if (!route.streams() || route.path == GatherPath::host) continue;
     const auto memory = dataset.memory(f);
     for (const auto& [range, why] : refused) {
       if (memory.data() < range.data() || memory.data() >= range.data() + range.size()) continue;
@@ -300,38 +377,6 @@ std::vector<Registration> choose_gather(std::vector<Route>& routes, const Datase
     }
   }
   return registrations;
-}
-
-std::size_t most_landing_bytes(const std::vector<Route>& routes, std::size_t batch) noexcept {
-  std::size_t bytes = 0;
-  for (const Route& route : routes) {
-    if (route.streams() && batch * route.row_bytes >= kLeastLanding) bytes += landing_bytes(route, batch);
-  }
-  return bytes;
-}
-
-std::size_t choose_landing(std::vector<Route>& routes, std::size_t batch, std::size_t available,
-                           GatherPath asked) {
-  std::size_t taken = 0;
-  for (Route& route : routes) {
-    const bool needs_kernel = route.converts || route.resident_rows > 0;
-    const bool wants = needs_kernel && (route.engine_copied() ||
-                                        (route.host_gathered() && batch * route.row_bytes >= kLeastLanding));
-    if (!wants) continue;
-    const std::size_t bytes = landing_bytes(route, batch);
-    route.lands = bytes <= available - taken;
-    if (route.lands) {
-      taken += bytes;
-    } else if (asked == GatherPath::copy_engine) {
-      throw OutOfMemory("the loader's device memory budget, beside its ring,", bytes, taken,
-                        available - taken,
-                        "copy-engine gather of what is converted or partly resident takes two batches as "
-                        "stored: use smaller batches, raise the budget, or gather automatically");
-    } else if (route.engine_copied()) {
-      route.path = GatherPath::zero_copy;
-    }
-  }
-  return taken;
 }
 
 Layout lay_out(std::vector<Route>& routes, std::size_t batch) {

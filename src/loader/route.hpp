@@ -32,7 +32,9 @@ struct Route {
   const std::byte* resident = nullptr;
   GatherPath path = GatherPath::host;  ///< host, zero_copy or copy_engine
   const std::byte* source = nullptr;  ///< where the device reads row `resident_rows`, unless the host gathers
-  std::string reason;                 ///< why the host gathers
+  std::string reason;                 ///< why this path
+  GatherPath without_landing = GatherPath::host;  ///< the path where there is no room to land, and why
+  std::string without_landing_reason;
   bool lands = false;  ///< crosses the link into memory of its stream, and a kernel takes it from there
 
   std::vector<float> scale;
@@ -78,26 +80,32 @@ struct Layout {
 /// Bytes of device memory that the factors of all fields take.
 [[nodiscard]] std::size_t factor_bytes(const std::vector<Route>& routes) noexcept;
 
-/// Sets `resident_rows` within `available` bytes; returns the bytes they take. Throws OutOfMemory.
-std::size_t choose_residency(std::vector<Route>& routes, const Residency& residency, std::size_t available);
+/// Chooses the path of each field, should it stream, and what it falls back to. Locks nothing yet.
+void choose_paths(std::vector<Route>& routes, const Dataset& dataset, const Device& device,
+                  const LinkProfile& profile, const LoaderOptions& options);
+
+/// Bytes of device memory that things beside the ring take.
+struct MemoryShares {
+  std::size_t resident = 0;
+  std::size_t landing = 0;
+};
+
+/// Chooses what is resident and what lands, within `available` bytes. Throws OutOfMemory where what was asked
+/// for does not fit.
+[[nodiscard]] MemoryShares share_memory(std::vector<Route>& routes, std::size_t batch,
+                                        const LoaderOptions& options, std::size_t available);
+
+/// Has nothing land, and takes the paths that do without.
+void give_up_landing(std::vector<Route>& routes);
 
 /// Locked by another library's allocator, say, and by none of our registrations, which may end before the
 /// loader does, and which may cover a part of it only.
 [[nodiscard]] bool is_locked_by_others(const Device& device, std::span<const std::byte> range);
 
-/// Bytes that all landing memory may take, at most, for what is not wholly resident.
-[[nodiscard]] std::size_t most_landing_bytes(const std::vector<Route>& routes, std::size_t batch) noexcept;
-
-/// Chooses the path of what streams, and locks the memory that the device reads. Throws InvalidArgument or
-/// Unsupported where another path than the host's is asked for and cannot be had.
-[[nodiscard]] std::vector<Registration> choose_gather(std::vector<Route>& routes, const Dataset& dataset,
-                                                      const Device& device, const LinkProfile& profile,
-                                                      const LoaderOptions& options);
-
-/// Chooses what lands, within `available` bytes of device memory; returns the bytes that takes. What finds no
-/// room is read over the link by a kernel. Throws OutOfMemory where copy-engine was `asked` for all.
-std::size_t choose_landing(std::vector<Route>& routes, std::size_t batch, std::size_t available,
-                           GatherPath asked);
+/// Locks the memory that the device reads. Throws InvalidArgument or Unsupported where another path than the
+/// host's was asked for and cannot be had.
+[[nodiscard]] std::vector<Registration> lock_sources(std::vector<Route>& routes, const Dataset& dataset,
+                                                     const Device& device, GatherPath asked);
 
 /// Puts plain copies side by side, in a slot as in a stage.
 [[nodiscard]] Layout lay_out(std::vector<Route>& routes, std::size_t batch);

@@ -105,8 +105,8 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
       monitor->changed();
     };
   }
-  if (under_way_++ == 0) polling_.work_begins();
   jobs_.push_back(std::move(job));
+  if (under_way_++ == 0) polling_.work_begins();
   monitor_->changed();
 }
 

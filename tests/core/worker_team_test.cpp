@@ -32,10 +32,13 @@ TEST(PollingTime, IsForWorkInQuickSuccession) {
   EXPECT_EQ(polling.get(), 100us);
   polling.work_ends(zero + 7s);
   polling.work_begins(zero + 7s + 101us);
-  EXPECT_EQ(polling.get(), 0us);
+  EXPECT_EQ(polling.get(), 100us) << "once may be chance, or every other time";
   polling.work_ends(zero + 8s);
+  polling.work_begins(zero + 9s);
   EXPECT_EQ(polling.get(), 0us);
-  polling.work_begins(zero + 8s + 1us);
+  polling.work_ends(zero + 10s);
+  EXPECT_EQ(polling.get(), 0us);
+  polling.work_begins(zero + 10s + 1us);
   EXPECT_EQ(polling.get(), 100us);
 }
 

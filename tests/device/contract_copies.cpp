@@ -72,10 +72,12 @@ TEST_P(Contract, CopiesOfEachPieceTouchNothingElse) {
   DeviceBytes middle(device(), kRoom);
   source.assign(data);
   std::mt19937 random(2);
-  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{300}}) {
+  for (const std::size_t count :
+       {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{300}, std::size_t{1000}}) {
     std::vector<CopyPiece> there;
     std::vector<CopyPiece> back;
     std::vector<std::byte> expected(kRoom, std::byte{0xA5});
+    std::vector<std::byte> expected_there(kRoom, std::byte{0x5A});
     backend().fill(middle.data(), 0x5A, kRoom, stream().native());
     std::memset(result.data(), 0xA5, kRoom);
     for (std::size_t i = 0; i < count; ++i) {
@@ -86,12 +88,14 @@ TEST_P(Contract, CopiesOfEachPieceTouchNothingElse) {
       there.push_back({source.data() + from, middle.data() + at, bytes});
       back.push_back({middle.data() + at, result.data() + at, bytes});
       std::memcpy(expected.data() + at, data.data() + from, bytes);
+      std::memcpy(expected_there.data() + at, data.data() + from, bytes);
     }
     backend().copy_each(there, CopyDirection::h2d, stream().native());
     backend().copy_each(back, CopyDirection::d2h, stream().native());
     there.assign(there.size(), {});
     stream().synchronize();
     ASSERT_TRUE(same_bytes(expected, result.bytes())) << count;
+    ASSERT_TRUE(same_bytes(expected_there, download(middle.data(), kRoom))) << count;
   }
 }
 

@@ -19,6 +19,9 @@ using ::testing::Not;
 class LoaderLanding : public FaultyLoaderTest {
  protected:
   static constexpr std::size_t kLarge = 32 * kKiB;
+  // Four slots of 8 large samples as float32, with their labels and indices, and the factors.
+  static constexpr std::size_t kRing = 4 * (8 * kLarge * 4 + 256 + 256) + 256;
+  static constexpr std::size_t kLanding = 2 * 8 * kLarge;
 
   static Dataset pictures(std::size_t sample_bytes, std::size_t samples = 40) {
     return Dataset({random_field("x", DType::uint8, {4, sample_bytes / 4}, samples, 1),
@@ -101,29 +104,39 @@ TEST_P(LoaderLanding, LargeBatchesOfTheHostWidenFromWhereTheyLand) {
   }
 }
 
+TEST_P(LoaderLanding, SamplesInSequenceAreOneCopy) {
+  faulty_->claim_batched_copies(true);
+  const Dataset dataset = pictures(100);
+  Loader loader(dataset, *faulty_device_, {.batch_size = 8});
+  EXPECT_THAT(ways(loader), HasSubstr("x: uint8 4x25, copy-engine gather\ny: int32 scalar, copy-engine"));
+  expect_stored(dataset, read_epoch(loader));
+  Loader sharded(dataset, *faulty_device_, {.batch_size = 8, .shard = {.rank = 1, .world_size = 2}});
+  EXPECT_THAT(ways(sharded), HasSubstr("zero-copy"));
+  Loader forced(dataset, *faulty_device_,
+                {.batch_size = 8, .shard = {.rank = 1, .world_size = 2}, .gather = GatherPath::copy_engine});
+  expect_stored(dataset, read_epoch(forced));
+}
+
 TEST_P(LoaderLanding, WithoutRoomToLandAKernelReadsOverTheLink) {
   const Dataset dataset = pictures(kLarge);
+  faulty_->claim_batched_copies(true);
   const auto loader_with = [&](std::size_t budget, GatherPath gather) {
-    faulty_->claim_batched_copies(true);
     LoaderOptions options = scaled("none", gather);
     options.device_budget_bytes = budget;
     return Loader(dataset, *faulty_device_, options);
   };
-  // Four slots of 8 samples as float32, with their labels and indices, and the factors.
-  const std::size_t ring = 4 * (8 * kLarge * 4 + 256 + 256) + 256;
-  const std::size_t landing = 2 * 8 * kLarge;
   {
-    Loader loader = loader_with(ring + landing, GatherPath::automatic);
-    EXPECT_THAT(ways(loader), HasSubstr("copy-engine"));
+    Loader loader = loader_with(kRing + kLanding, GatherPath::automatic);
+    EXPECT_THAT(ways(loader), HasSubstr("copy-engine gather,"));
     expect_scaled(dataset, read_epoch(loader));
   }
   {
-    Loader loader = loader_with(ring + landing - 256, GatherPath::automatic);
-    EXPECT_THAT(ways(loader), Not(HasSubstr("copy-engine")));
+    Loader loader = loader_with(kRing + kLanding - 256, GatherPath::automatic);
+    EXPECT_THAT(ways(loader), HasSubstr("zero-copy gather (no room"));
     expect_scaled(dataset, read_epoch(loader));
   }
   try {
-    const Loader loader = loader_with(ring + landing - 256, GatherPath::copy_engine);
+    const Loader loader = loader_with(kRing + kLanding - 256, GatherPath::copy_engine);
     ADD_FAILURE() << "accepted";
   } catch (const OutOfMemory& error) {
     EXPECT_THAT(error.what(), HasSubstr("copy-engine"));
@@ -131,15 +144,65 @@ TEST_P(LoaderLanding, WithoutRoomToLandAKernelReadsOverTheLink) {
   EXPECT_EQ(faulty_->live(), LiveHandles{});
 }
 
+TEST_P(LoaderLanding, WhatFallsBackDoesAsTheLinkProfileSays) {
+  const Dataset dataset = pictures(kLarge);
+  faulty_->claim_batched_copies(true);
+  LoaderOptions options = scaled("none", GatherPath::automatic);
+  options.profile = LinkProfile::defaults(device_->info());
+  for (auto& point : options.profile->curves[LinkProfile::Curve::zero_copy_h2d]) point.seconds *= 100;
+  options.device_budget_bytes = kRing + kLanding;
+  EXPECT_THAT(ways(Loader(dataset, *faulty_device_, options)), HasSubstr("copy-engine gather,"));
+  options.device_budget_bytes = kRing + kLanding - 256;
+  Loader loader(dataset, *faulty_device_, options);
+  EXPECT_THAT(ways(loader), HasSubstr("host gather (the link profile says"));
+  expect_scaled(dataset, read_epoch(loader));
+}
+
+TEST_P(LoaderLanding, WithoutMemoryToLandItGoesOnWithLess) {
+  const Dataset memory = pictures(kLarge);
+  const Dataset dataset({as_callback(memory.reader(0)), memory.reader(1)});
+  // What the budget allows and the device does not have.
+  faulty_->fail(Entry::device_allocate, 1, 1, [] { throw OutOfMemory("a device", 1, 1, 0); });
+  Loader loader(dataset, *faulty_device_, scaled("none", GatherPath::automatic));
+  const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
+  expect_scaled(memory, read_epoch(loader));
+  EXPECT_LT(faulty_->copied_bytes(CopyDirection::h2d) - before, 40 * kLarge) << "read by the kernel";
+}
+
 TEST_P(LoaderLanding, PartialResidencyLeavesRoomToLand) {
   const Dataset dataset = pictures(kLarge, 200);
   faulty_->claim_batched_copies(true);
-  LoaderOptions options = scaled("auto", GatherPath::automatic);
-  options.device_budget_bytes = 4 * (8 * kLarge * 4 + 512) + 256 + 120 * kLarge;
-  Loader loader(dataset, *faulty_device_, options);
-  EXPECT_THAT(ways(loader), HasSubstr("copy-engine"));
-  expect_scaled(dataset, read_epoch(loader));
-  EXPECT_GT(loader.stats().resident_bytes, 90 * kLarge);
+  for (const GatherPath gather : {GatherPath::automatic, GatherPath::copy_engine}) {
+    LoaderOptions options = scaled("auto", gather);
+    options.device_budget_bytes = kRing + 120 * kLarge;
+    Loader loader(dataset, *faulty_device_, options);
+    EXPECT_THAT(ways(loader), HasSubstr("copy-engine"));
+    expect_scaled(dataset, read_epoch(loader));
+    EXPECT_GT(loader.stats().resident_bytes, 100 * kLarge);
+  }
+  // Hardly more than what lands takes: residency goes first, but where the copy engines were asked for.
+  for (const GatherPath gather : {GatherPath::automatic, GatherPath::copy_engine}) {
+    LoaderOptions options = scaled("auto", gather);
+    options.device_budget_bytes = kRing + kLanding + 4 * kLarge;
+    Loader loader(dataset, *faulty_device_, options);
+    const bool asked = gather == GatherPath::copy_engine;
+    EXPECT_THAT(ways(loader), asked ? HasSubstr("copy-engine") : HasSubstr("no room"));
+    expect_scaled(dataset, read_epoch(loader));
+    EXPECT_NEAR(static_cast<double>(loader.stats().resident_bytes) / kLarge, asked ? 4 : 20, 1);
+  }
+}
+
+TEST_P(LoaderLanding, NoRoomIsLeftForWhatNeverLands) {
+  const Dataset dataset({random_field("x", DType::uint8, {3000}, 2000, 1)});
+  for (const GatherPath gather : {GatherPath::automatic, GatherPath::zero_copy}) {
+    LoaderOptions options{
+        .batch_size = 200, .shuffle = true, .residency = Residency::parse("auto"), .gather = gather};
+    const std::size_t ring = 3 * (align_up(200 * 3000, 256) + align_up(200 * 8, 256));
+    options.device_budget_bytes = ring + 5000000;
+    Loader loader(dataset, *faulty_device_, options);
+    expect_stored(dataset, read_epoch(loader));
+    EXPECT_GT(loader.stats().resident_bytes, 4990000U);
+  }
 }
 
 }  // namespace

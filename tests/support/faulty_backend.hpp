@@ -218,7 +218,12 @@ class FaultyBackend final : public Backend {
     inner_->fill(destination, value, bytes, stream);
   }
   void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) override {
-    enter(Entry::copy_each);
+    try {
+      enter(Entry::copy_each);
+    } catch (...) {  // it may fail half-way
+      inner_->copy_each(pieces.first(pieces.size() / 2), direction, stream);
+      throw;
+    }
     inner_->copy_each(pieces, direction, stream);
     for (const CopyPiece& piece : pieces) copied_[static_cast<std::size_t>(direction)] += piece.bytes;
   }

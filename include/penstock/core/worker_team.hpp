@@ -14,7 +14,7 @@ struct WorkerTeamOptions {
   std::size_t threads = 1;
   /// How long an idle worker polls before it sleeps. Waking a sleeper costs tens of microseconds in a virtual
   /// machine, as much as copying half a MiB, so work that comes in quick succession should find workers
-  /// awake. After work that came later than this, workers sleep at once until it quickens.
+  /// awake. Where work keeps coming later than this, workers sleep at once.
   std::chrono::microseconds spin{50};
   /// Called once in each new thread, to bind it to the processors of a NUMA node. May be empty; must not
   /// throw.

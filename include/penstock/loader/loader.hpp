@@ -18,9 +18,9 @@ namespace penstock {
 
 /// How a batch's samples are brought together.
 enum class GatherPath : std::uint8_t {
-  automatic,  ///< for each field: copy-engine where its samples take 32 KiB or more and the device takes many
-              ///< copies in one call; otherwise zero-copy, unless the link profile speaks against it; host
-              ///< where the samples do not lie in memory that can be locked
+  automatic,  ///< for each field: copy-engine where its samples take 32 KiB or more, or come unshuffled, and
+              ///< the device takes many copies in one call; otherwise zero-copy, unless the link profile
+              ///< speaks against it; host where the samples do not lie in memory that can be locked
   host,       ///< host threads copy them into a pinned slot, which then crosses the link in one copy
   zero_copy,  ///< a kernel reads them over the link out of the dataset's own memory, locked once
   copy_engine,  ///< the copy engines do, a copy for each sample: no multiprocessor is taken from the consumer
@@ -77,8 +77,8 @@ struct LoaderOptions {
   /// widen on arrival. Costs one pass over them when the loader is made.
   bool narrow = true;
 
-  /// Most device memory that the loader takes, for its ring and what is resident. 0: half of what the device
-  /// has free.
+  /// Most device memory that the loader takes, for its ring, what is resident, and what lands there before it
+  /// is converted (two batches as stored). 0: half of what the device has free.
   std::size_t device_budget_bytes = 0;
   /// Host threads that gather, the loader's own among them. 0: as processors allow, at most 8.
   unsigned threads = 0;
