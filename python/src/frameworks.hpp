@@ -15,6 +15,26 @@ namespace penstock::python {
 
 namespace nb = nanobind;
 
+/// The shape, then the strides in elements. Those of up to four axes lie within: a batch may have hundreds of
+/// arrays.
+class Dims {
+ public:
+  void resize(std::size_t count) {
+    count_ = count;
+    if (count > few_.size()) many_.resize(count);
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return count_; }
+  [[nodiscard]] const std::int64_t* data() const noexcept {
+    return count_ <= few_.size() ? few_.data() : many_.data();
+  }
+  [[nodiscard]] std::int64_t& operator[](std::size_t i) { return count_ <= few_.size() ? few_[i] : many_[i]; }
+
+ private:
+  std::size_t count_ = 0;
+  std::array<std::int64_t, 8> few_{};
+  std::vector<std::int64_t> many_;
+};
+
 enum class Framework : std::uint8_t { numpy, torch, penstock };
 
 /// Bytes of an array without gaps, and what is needed to make such an array again.
@@ -25,7 +45,7 @@ struct Leaf {
   std::size_t bytes = 0;
   dlpack::Device device;
   dlpack::DataType dtype;
-  std::vector<std::int64_t> dims;  ///< the shape, then the strides in elements
+  Dims dims;
 
   [[nodiscard]] std::int32_t ndim() const noexcept { return static_cast<std::int32_t>(dims.size() / 2); }
   [[nodiscard]] const std::int64_t* shape() const noexcept { return dims.data(); }

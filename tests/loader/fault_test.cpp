@@ -249,7 +249,7 @@ TEST_P(LoaderFaults, AnyEntryOfTheDeviceMayFailAnywhere) {
       const std::size_t before = faulty_->calls(entry);
       attempt(way);
       const std::size_t calls = faulty_->calls(entry) - before;
-      for (std::size_t nth = 1; nth <= calls; nth = nth < 3 ? nth + 1 : 2 * nth) {
+      for (std::size_t nth = 1; nth <= calls; nth *= 3) {
         SCOPED_TRACE("entry " + std::to_string(e) + ", call " + std::to_string(nth));
         faulty_->fail(entry, nth);
         const int sooner = in_epoch;
