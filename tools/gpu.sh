@@ -54,7 +54,7 @@ case "${1:-}" in
     build/release/benchmarks/bench_engine --device cuda:0 --profile build/gpu-profile.json --json build/gpu-bench.json
     python3 benchmarks/torch_transfers.py --json build/gpu-torch.json || true
     rm -f build/gpu-torch-loader.json
-    python3 benchmarks/torch_loader.py --device cuda --seconds 4 --json build/gpu-torch-loader.json || true
+    python3 benchmarks/torch_loader.py --device cuda --seconds 2 --json build/gpu-torch-loader.json || true
     build/release/benchmarks/bench_loader --device cuda:0 --profile build/gpu-profile.json \
       --beside build/gpu-torch-loader.json --json build/gpu-loader.json
     if ! python3 -c 'import torch, nanobind, scikit_build_core'; then
@@ -68,7 +68,7 @@ case "${1:-}" in
     export PYTHONPATH="$PWD/$package${PYTHONPATH:+:$PYTHONPATH}"
     python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
     cat build/gpu-folklore.md
-    python3 benchmarks/compare.py --device cuda --seconds 1 --json build/gpu-compare.json \
+    python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
       --picture build/gpu-compare.png
     ;;
   *)

@@ -324,7 +324,7 @@ def feed_overheads(samples: Samples, setting: Setting) -> list[Result]:
         fed = penstock.feed(bare, device=setting.device)
         pairs: list[tuple[float, float]] = []
         end = time.perf_counter() + 6 * setting.seconds
-        while len(pairs) < 5 or (time.perf_counter() < end and len(pairs) < 50):
+        while len(pairs) < 4 or (time.perf_counter() < end and len(pairs) < 50):
             turn = {id(of): _epoch(of, samples, setting) for of in ((bare, fed) if len(pairs) % 2 else (fed, bare))}
             pairs.append((turn[id(bare)], turn[id(fed)]))
         del pairs[0]

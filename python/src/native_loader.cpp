@@ -8,6 +8,8 @@
 
 #include <array>
 #include <cstring>
+#include <span>
+#include <utility>
 
 namespace penstock::python {
 namespace {
@@ -59,6 +61,24 @@ std::shared_ptr<const void> keep_alive(const nb::object& object) {
           }};
 }
 
+// What the array is a part of: the storage of a tensor, the array that a NumPy array is a slice of.
+std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& leaf) {
+  if (leaf.framework == Framework::torch) {
+    const nb::object storage = array.attr("untyped_storage")();
+    return {reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(storage.attr("data_ptr")())),
+            nb::cast<std::size_t>(storage.attr("nbytes")())};
+  }
+  nb::object outer = array;
+  for (nb::object base = outer.attr("base"); NumPy::get()->is_array_exactly(base.ptr());
+       base = outer.attr("base")) {
+    outer = std::move(base);
+  }
+  Leaf whole;
+  if (!NumPy::get()->read(whole, outer.ptr())) return {};
+  const bool encloses = whole.data <= leaf.data && leaf.data + leaf.bytes <= whole.data + whole.bytes;
+  return encloses ? std::span(whole.data, whole.bytes) : std::span<const std::byte>();
+}
+
 FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   Leaf leaf;
   Torch* torch = Torch::get();
@@ -77,7 +97,7 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   field.name = name;
   field.dtype = dtype_of(name, leaf.dtype);
   field.shape.assign(leaf.shape() + 1, leaf.shape() + leaf.ndim());
-  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(array));
+  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(array), allocation_of(array, leaf));
 }
 
 Dataset make_dataset(const NativeLoader::Arrays& fields) {

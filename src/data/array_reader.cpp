@@ -13,10 +13,12 @@ namespace {
 
 class ArrayReader final : public FieldReader {
  public:
-  ArrayReader(Field field, std::span<const std::byte> data, std::shared_ptr<const void> keep_alive)
+  ArrayReader(Field field, std::span<const std::byte> data, std::shared_ptr<const void> keep_alive,
+              std::span<const std::byte> allocation)
       : field_(std::move(field)),
         sample_bytes_(field_.sample_bytes()),
         data_(data),
+        allocation_(allocation),
         keep_alive_(std::move(keep_alive)) {}
 
   const Field& field() const noexcept override { return field_; }
@@ -28,25 +30,33 @@ class ArrayReader final : public FieldReader {
   }
 
   std::span<const std::byte> memory() const noexcept override { return data_; }
+  std::span<const std::byte> allocation() const noexcept override { return allocation_; }
 
  private:
   Field field_;
   std::size_t sample_bytes_;
   std::span<const std::byte> data_;
+  std::span<const std::byte> allocation_;
   std::shared_ptr<const void> keep_alive_;
 };
 
 }  // namespace
 
 FieldReaderPtr read_array(Field field, std::span<const std::byte> data,
-                          std::shared_ptr<const void> keep_alive) {
+                          std::shared_ptr<const void> keep_alive, std::span<const std::byte> allocation) {
   const std::size_t bytes = field.sample_bytes();
   if (bytes == 0 || data.size() % bytes != 0) {
     throw InvalidArgument(fmt::format(
         "The {} bytes given for field '{}' are no whole number of samples of {} bytes ({} of {}).",
         data.size(), field.name, bytes, format_shape(field.shape), dtype_name(field.dtype)));
   }
-  return std::make_shared<ArrayReader>(std::move(field), data, std::move(keep_alive));
+  const std::byte* const end = data.data() + data.size();
+  if (allocation.empty()) allocation = data;
+  if (data.data() < allocation.data() || end > allocation.data() + allocation.size()) {
+    throw InvalidArgument(
+        fmt::format("The bytes given for field '{}' do not lie in the allocation given.", field.name));
+  }
+  return std::make_shared<ArrayReader>(std::move(field), data, std::move(keep_alive), allocation);
 }
 
 }  // namespace penstock

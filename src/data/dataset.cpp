@@ -147,6 +147,10 @@ void Dataset::gather(std::size_t field, std::span<const std::uint64_t> indices,
 
 std::span<const std::byte> Dataset::memory(std::size_t field) const { return state_->at(field).memory(); }
 
+std::span<const std::byte> Dataset::allocation(std::size_t field) const {
+  return state_->at(field).allocation();
+}
+
 bool Dataset::is_file_mapping(std::size_t field) const { return state_->at(field).is_file_mapping(); }
 
 const std::shared_ptr<const FieldReader>& Dataset::reader(std::size_t field) const {

@@ -106,7 +106,7 @@ std::size_t LoaderState::choose_memory() {
   } catch (const OutOfMemory&) {  // less may do: fewer slots, and nothing that lands
     if (options_.gather != GatherPath::copy_engine) give_up_landing(routes_);
   }
-  registrations_ = lock_sources(routes_, dataset_, device_, options_.gather);
+  sources_ = lock_sources(routes_, dataset_, device_, options_);
   return shares.resident;
 }
 

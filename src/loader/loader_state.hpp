@@ -5,6 +5,7 @@
 #include "loader/producer.hpp"
 #include "loader/resident.hpp"
 #include "loader/route.hpp"
+#include "loader/sources.hpp"
 
 #include <penstock/core/worker_team.hpp>
 #include <penstock/loader/loader.hpp>
@@ -78,7 +79,7 @@ class LoaderState {
   std::size_t sample_delivered_bytes_ = 0;
   std::shared_ptr<Pool> memory_;
   std::unique_ptr<Resident> resident_;
-  std::vector<Registration> registrations_;
+  LockedSources sources_;
   std::shared_ptr<DeviceRing> ring_;
   std::unique_ptr<Account> account_;
   std::unique_ptr<Producer> producer_;

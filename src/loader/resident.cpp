@@ -1,5 +1,7 @@
 #include "loader/resident.hpp"
 
+#include "loader/sources.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 

@@ -5,7 +5,6 @@
 #include <penstock/data/narrow.hpp>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -78,38 +77,11 @@ void apply(Route& route, const FieldOptions& options) {
   apply_channels(route, options);
 }
 
-/// Ranges of whole pages, none touching another.
-std::vector<std::span<const std::byte>> join_pages(std::vector<std::span<const std::byte>> ranges) {
-  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin_of = [](std::span<const std::byte> range) {
-    return reinterpret_cast<std::uintptr_t>(range.data());
-  };
-  std::ranges::sort(ranges, {}, begin_of);
-  std::vector<std::span<const std::byte>> joined;
-  for (const auto range : ranges) {
-    if (!joined.empty()) {
-      auto& last = joined.back();
-      const std::uintptr_t end = begin_of(last) + last.size();
-      if (begin_of(range) / page <= (end - 1) / page) {
-        const std::uintptr_t new_end = std::max(end, begin_of(range) + range.size());
-        last = {last.data(), new_end - begin_of(last)};
-        continue;
-      }
-    }
-    joined.push_back(range);
-  }
-  return joined;
-}
-
 double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
   const auto found = profile.curves.find(curve);
   if (found == profile.curves.end() || found->second.empty()) return 0;
   const LinkProfile::Point& point = found->second.back();
   return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
-}
-
-bool is_forced(GatherPath asked) noexcept {
-  return asked == GatherPath::zero_copy || asked == GatherPath::copy_engine;
 }
 
 std::string why_host(const Route& route, const Dataset& dataset, std::size_t field, GatherPath path,
@@ -194,6 +166,10 @@ void do_without_landing(Route& route) {
 
 }  // namespace
 
+bool is_forced(GatherPath asked) noexcept {
+  return asked == GatherPath::zero_copy || asked == GatherPath::copy_engine;
+}
+
 std::string Route::describe() const {
   std::string text = fmt::format("{}: {}", stored.name, shape_text(stored));
   if (stored.narrowed_from) text += fmt::format(" (narrowed from {})", dtype_name(*stored.narrowed_from));
@@ -261,14 +237,6 @@ std::size_t factor_bytes(const std::vector<Route>& routes) noexcept {
   return align_up(factors * sizeof(float), kAlignment);
 }
 
-bool is_locked_by_others(const Device& device, std::span<const std::byte> range) {
-  const auto is_locked = [&](const std::byte& at) {
-    return device.backend().kind_of(&at) == MemoryKind::pinned;
-  };
-  return is_locked(range.front()) && is_locked(range.back()) &&
-         !Registration::overlaps(device, range.data(), range.size());
-}
-
 void choose_paths(std::vector<Route>& routes, const Dataset& dataset, const Device& device,
                   const LinkProfile& profile, const LoaderOptions& options) {
   const GatherPath asked = options.gather;
@@ -330,53 +298,6 @@ void give_up_landing(std::vector<Route>& routes) {
   for (Route& route : routes) {
     if (route.lands) do_without_landing(route);
   }
-}
-
-std::vector<Registration> lock_sources(std::vector<Route>& routes, const Dataset& dataset,
-                                       const Device& device, GatherPath asked) {
-  const bool forced = is_forced(asked);
-  std::vector<std::span<const std::byte>> ranges;
-  for (std::size_t f = 0; f < routes.size(); ++f) {
-    const Route& route = routes[f];
-    if (!route.streams()) continue;
-    if (route.path != GatherPath::host) {
-      ranges.push_back(dataset.memory(f));
-    } else if (forced) {
-      throw InvalidArgument(fmt::format("Field '{}' cannot be gathered by {}: {}.", route.stored.name,
-                                        gather_path_name(asked), route.reason));
-    }
-  }
-  std::vector<Registration> registrations;
-  std::vector<std::pair<std::span<const std::byte>, std::string>> refused;
-  for (const auto range : join_pages(std::move(ranges))) {
-    std::string why;
-    auto registration = Registration::attempt(device, range.data(), range.size(), &why);
-    if (registration) {
-      registrations.push_back(std::move(*registration));
-    } else if (!is_locked_by_others(device, range)) {
-      refused.emplace_back(range, std::move(why));
-    }
-  }
-  for (std::size_t f = 0; f < routes.size(); ++f) {
-    Route& route = routes[f];
-    if (!route.streams() || route.path == GatherPath::host) continue;
-    const auto memory = dataset.memory(f);
-    for (const auto& [range, why] : refused) {
-      if (memory.data() < range.data() || memory.data() >= range.data() + range.size()) continue;
-      if (forced) {
-        throw Unsupported(fmt::format("Field '{}' cannot be gathered by {}: {}", route.stored.name,
-                                      gather_path_name(asked), why));
-      }
-      route.path = GatherPath::host;
-      route.reason = "its memory cannot be locked: " + why;
-    }
-    if (route.path != GatherPath::host) {
-      const auto* first = static_cast<const std::byte*>(
-          device.backend().device_address(const_cast<std::byte*>(memory.data())));
-      route.source = first + route.resident_rows * route.row_bytes;
-    }
-  }
-  return registrations;
 }
 
 Layout lay_out(std::vector<Route>& routes, std::size_t batch) {

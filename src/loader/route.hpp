@@ -3,11 +3,9 @@
 #include <penstock/core/worker_team.hpp>
 #include <penstock/data/dataset.hpp>
 #include <penstock/loader/loader.hpp>
-#include <penstock/memory/registration.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -80,6 +78,9 @@ struct Layout {
 /// Bytes of device memory that the factors of all fields take.
 [[nodiscard]] std::size_t factor_bytes(const std::vector<Route>& routes) noexcept;
 
+/// Another path than the host's is asked for, and none other will do.
+[[nodiscard]] bool is_forced(GatherPath asked) noexcept;
+
 /// Chooses the path of each field, should it stream, and what it falls back to. Locks nothing yet.
 void choose_paths(std::vector<Route>& routes, const Dataset& dataset, const Device& device,
                   const LinkProfile& profile, const LoaderOptions& options);
@@ -97,15 +98,6 @@ struct MemoryShares {
 
 /// Has nothing land, and takes the paths that do without.
 void give_up_landing(std::vector<Route>& routes);
-
-/// Locked by another library's allocator, say, and by none of our registrations, which may end before the
-/// loader does, and which may cover a part of it only.
-[[nodiscard]] bool is_locked_by_others(const Device& device, std::span<const std::byte> range);
-
-/// Locks the memory that the device reads. Throws InvalidArgument or Unsupported where another path than the
-/// host's was asked for and cannot be had.
-[[nodiscard]] std::vector<Registration> lock_sources(std::vector<Route>& routes, const Dataset& dataset,
-                                                     const Device& device, GatherPath asked);
 
 /// Puts plain copies side by side, in a slot as in a stage.
 [[nodiscard]] Layout lay_out(std::vector<Route>& routes, std::size_t batch);

@@ -115,8 +115,9 @@ class FeedDevice : public Feed, public ::testing::WithParamInterface<const char*
 // On a GPU the command's own path from files to a checked account, with a step in place of a model.
 TEST_P(FeedDevice, FeedsFilesAndChecksThem) {
   const std::string device = std::string(GetParam()) == "Cuda" ? "cuda:0" : "host";
-  if (device == "cuda:0" && Device::open("auto").info().backend != "cuda") {
-    GTEST_SKIP() << "waived: no NVIDIA driver";
+  if (device == "cuda:0") {
+    if (Device::open("auto").info().backend != "cuda") GTEST_SKIP() << "waived: no NVIDIA driver";
+    command.environment = {"HOME=" + command.home().string()};
   }
   for (const char* gather : {"automatic", "host", "zero-copy", "copy-engine"}) {
     for (const char* residency : {"none", "auto", "0.25"}) {

@@ -217,6 +217,7 @@ TEST_P(LoaderFaults, AnyEntryOfTheDeviceMayFailAnywhere) {
                                    .residency = Residency::parse(way.residency),
                                    .gather = way.gather,
                                    .fields = {{.name = "y", .to = DType::float16, .scale = {1.0F}}},
+                                   .copy_limit_bytes = way.residency[0] == 'n' ? 0U : 1U << 20,
                                    .threads = 1});
     } catch (const Error&) {
       ++at_construction;

@@ -204,7 +204,8 @@ TEST_P(LoaderLeases, LeasesOutliveTheirLoader) {
                     {.batch_size = kBatch,
                      .shuffle = true,
                      .residency = Residency::parse(way.residency),
-                     .gather = way.gather});
+                     .gather = way.gather,
+                     .copy_limit_bytes = 0});
       held = take(loader, 4);
     }
     EXPECT_EQ(faulty_->live().registrations, 0U);

@@ -135,7 +135,8 @@ TEST_P(LoaderLimits, AFieldMayBeginInAPageThatIsLockedForAnother) {
                    .shuffle = true,
                    .residency = Residency::parse("auto"),
                    .gather = GatherPath::zero_copy,
-                   .device_budget_bytes = 3 * (2048 + 512 + 256) + beside_ring});
+                   .device_budget_bytes = 3 * (2048 + 512 + 256) + beside_ring,
+                   .copy_limit_bytes = 0});
     expect_stored(dataset, read_epoch(loader));
     EXPECT_GE(loader.stats().resident_bytes, 5000U);
     EXPECT_LT(loader.stats().resident_bytes, 25000U);

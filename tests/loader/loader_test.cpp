@@ -27,6 +27,7 @@ TEST_P(LoaderBytes, EveryWayGivesTheSameBatches) {
                      .seed = 7,
                      .residency = Residency::parse(residency),
                      .gather = gather,
+                     .copy_limit_bytes = std::strcmp(residency, "auto") == 0 ? 1U << 20 : 0U,
                      .threads = 2});
       for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
         const auto batches = read_epoch(loader);
@@ -45,7 +46,8 @@ TEST_P(LoaderBytes, EveryWayGivesTheSameBatches) {
 
 TEST_P(LoaderBytes, LoadersShareMemoryThatEitherLocked) {
   const Dataset dataset = small_dataset();
-  const LoaderOptions options{.batch_size = 16, .shuffle = true, .gather = GatherPath::zero_copy};
+  const LoaderOptions options{
+      .batch_size = 16, .shuffle = true, .gather = GatherPath::zero_copy, .copy_limit_bytes = 0};
   auto first = std::make_unique<Loader>(dataset, *device_, options);
   Loader second(dataset, *device_, options);
   expect_stored(dataset, read_epoch(*first));

@@ -72,6 +72,7 @@ class LoaderStress : public FaultyLoaderTest {
         .gather = std::array{GatherPath::host, GatherPath::automatic,
                              GatherPath::copy_engine}[below(random, in_memory ? 3 : 2)],
         .narrow = one_in(random, 2),
+        .copy_limit_bytes = one_in(random, 2) ? std::size_t{0} : std::size_t{1} << 20,
         .threads = static_cast<unsigned>(1 + below(random, 3)),
         .timeline_batches = below(random, 20)};
     if (one_in(random, 2)) {

@@ -43,6 +43,9 @@ class FieldReader {
   /// All samples side by side, where they lie so in the address space; otherwise empty.
   [[nodiscard]] virtual std::span<const std::byte> memory() const noexcept { return {}; }
 
+  /// See Dataset::allocation.
+  [[nodiscard]] virtual std::span<const std::byte> allocation() const noexcept { return memory(); }
+
   /// True where memory() is the mapping of a file: see Dataset::is_file_mapping.
   [[nodiscard]] virtual bool is_file_mapping() const noexcept { return false; }
 };
@@ -75,6 +78,9 @@ class Dataset {
   /// All samples of `field` side by side, valid as long as a copy of this handle lives: for a device that
   /// reads them over the link, or for moving them in one go. Empty when they do not lie in memory so.
   [[nodiscard]] std::span<const std::byte> memory(std::size_t field) const;
+
+  /// What memory(field) is a part of, as far as is known: where samples are a slice of an array, the array.
+  [[nodiscard]] std::span<const std::byte> allocation(std::size_t field) const;
 
   /// True where memory(field) is the mapping of a file. Anybody can cut a file short, and a CPU that then
   /// reads the mapping past the file's new end dies of SIGBUS. gather() is safe from that and throws Error;

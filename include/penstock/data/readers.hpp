@@ -25,7 +25,8 @@ struct FileOptions {
 /// `field`, and stays as it is while `keep_alive`, or where that is null the caller, holds it. Throws
 /// InvalidArgument when `data` is no whole number of samples.
 [[nodiscard]] FieldReaderPtr read_array(Field field, std::span<const std::byte> data,
-                                        std::shared_ptr<const void> keep_alive);
+                                        std::shared_ptr<const void> keep_alive,
+                                        std::span<const std::byte> allocation = {});
 
 /// As above, of values that the reader takes over.
 template <typename T>

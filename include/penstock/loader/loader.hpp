@@ -80,6 +80,10 @@ struct LoaderOptions {
   /// Most device memory that the loader takes, for its ring, what is resident, and what lands there before it
   /// is converted (two batches as stored). 0: half of what the device has free.
   std::size_t device_budget_bytes = 0;
+  /// Fields in memory of at most this size are copied into locked memory when the loader is made; larger ones
+  /// are locked where they lie (with the array that they are a slice of). Small arrays share their pages with
+  /// other data, of which other libraries' transfers fail once a part of it lies in a locked page.
+  std::size_t copy_limit_bytes = std::size_t{32} << 20;
   /// Host threads that gather, the loader's own among them. 0: as processors allow, at most 8.
   unsigned threads = 0;
   /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or

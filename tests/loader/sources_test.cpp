@@ -1,0 +1,127 @@
+#include "loader/faulty_fixture.hpp"
+
+#include <penstock/memory/registration.hpp>
+
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+/// Where the device reads samples, and what that does to memory beside them.
+namespace penstock::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class LoaderSources : public FaultyLoaderTest {
+ protected:
+  static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t kPages = 12;
+  static constexpr std::size_t kSample = 100;
+
+  void SetUp() override {
+    FaultyLoaderTest::SetUp();
+    const auto bytes = random_bytes(kPages * kPage, 8);
+    std::memcpy(memory_.get(), bytes.data(), bytes.size());
+  }
+
+  [[nodiscard]] std::span<const std::byte> array() const { return {memory_.get(), kPages * kPage}; }
+  [[nodiscard]] Dataset samples(std::size_t first, std::size_t count, bool known) const {
+    return Dataset({read_array({.name = "x", .dtype = DType::uint8, .shape = {kSample}},
+                               array().subspan(first, count * kSample), nullptr,
+                               known ? array() : std::span<const std::byte>())});
+  }
+
+  /// A transfer of another library, which looks at nothing but where memory begins.
+  void expect_plain_copy(std::span<const std::byte> source) {
+    const Buffer there = make_device_pool(*device_).allocate(source.size());
+    Backend& backend = device_->backend();
+    ASSERT_NO_THROW(
+        backend.copy(there.data(), source.data(), source.size(), CopyDirection::h2d, stream_->native()));
+    const Buffer back = pinned_->allocate(source.size());
+    backend.copy(back.data(), there.data(), source.size(), CopyDirection::d2h, stream_->native());
+    stream_->synchronize();
+    EXPECT_EQ(first_difference(back.bytes(), source), -1);
+  }
+
+  bool locked(std::span<const std::byte> range) const {
+    return Registration::overlaps(*faulty_device_, range.data(), range.size());
+  }
+
+  std::unique_ptr<std::byte, decltype(&std::free)> memory_{
+      static_cast<std::byte*>(std::aligned_alloc(kPage, kPages* kPage)), &std::free};
+};
+PENSTOCK_DEVICE_SUITE(LoaderSources);
+
+TEST_P(LoaderSources, PagesOfSmallArraysAreLeftToTheirOtherOwners) {
+  const std::size_t begin = 200;
+  const std::size_t count = 95;  // ends in the third page, where other data begins
+  const Dataset dataset = samples(begin, count, false);
+  const auto after = array().subspan(begin + count * kSample);
+  for (const GatherPath gather : {GatherPath::automatic, GatherPath::zero_copy, GatherPath::copy_engine}) {
+    for (const char* residency : {"none", "0.3"}) {
+      Loader loader(
+          dataset, *faulty_device_,
+          {.batch_size = 8, .shuffle = true, .residency = Residency::parse(residency), .gather = gather});
+      EXPECT_FALSE(locked(array()));
+      expect_plain_copy(after);
+      expect_stored(dataset, read_epoch(loader));
+    }
+  }
+  Loader in_place(dataset, *faulty_device_,
+                  {.batch_size = 8, .shuffle = true, .copy_limit_bytes = count * kSample - 1});
+  EXPECT_TRUE(locked(array().first(begin + 1)));
+  expect_stored(dataset, read_epoch(in_place));
+}
+
+TEST_P(LoaderSources, ASliceHasItsWholeArrayLocked) {
+  const std::size_t half = 241;
+  const LoaderOptions options{.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0};
+  const Dataset first = samples(0, half, true);
+  const Dataset second = samples(half * kSample, half, true);
+  auto loader = std::make_unique<Loader>(first, *faulty_device_, options);
+  EXPECT_FALSE(Registration::overlaps_in_part(*faulty_device_, array().data(), array().size()));
+  expect_plain_copy(array().subspan(half * kSample));
+  Loader other(second, *faulty_device_, options);
+  expect_stored(first, read_epoch(*loader));
+  loader.reset();
+  expect_stored(second, read_epoch(other));
+}
+
+TEST_P(LoaderSources, ASmallPartOfAnArrayIsGatheredByTheHost) {
+  const Dataset part = samples(5000, 100, true);
+  const LoaderOptions options{.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0};
+  Loader loader(part, *faulty_device_, options);
+  EXPECT_THAT(loader.describe()[0], HasSubstr("small part of an array"));
+  EXPECT_FALSE(locked(array()));
+  expect_stored(part, read_epoch(loader));
+  LoaderOptions forced = options;
+  forced.gather = GatherPath::zero_copy;
+  Loader zero_copy(part, *faulty_device_, forced);
+  EXPECT_TRUE(locked(array()));
+  expect_stored(part, read_epoch(zero_copy));
+}
+
+TEST_P(LoaderSources, WithoutMemoryForCopiesArraysAreLockedWhereTheyLie) {
+  const Dataset dataset = samples(0, 100, false);
+  faulty_->fail(Entry::host_register, 1, 1, [] { throw Unsupported("no locking today"); });
+  faulty_->fail(Entry::host_allocate, 1, 1, [] { throw OutOfMemory("locked memory", 1, 1, 0); });
+  Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true});
+  EXPECT_TRUE(locked(array()));
+  expect_stored(dataset, read_epoch(loader));
+}
+
+TEST(LoaderSourcesArray, LiesInItsAllocation) {
+  const auto bytes = random_bytes(100, 1);
+  const Field field{.name = "x", .dtype = DType::uint8, .shape = {10}};
+  const std::span<const std::byte> all(bytes);
+  EXPECT_THROW(static_cast<void>(read_array(field, all.first(50), nullptr, all.subspan(10))),
+               InvalidArgument);
+  EXPECT_THROW(static_cast<void>(read_array(field, all.last(50), nullptr, all.first(90))), InvalidArgument);
+  EXPECT_EQ(read_array(field, all.first(50), nullptr, all)->allocation().size(), 100U);
+  EXPECT_EQ(read_array(field, all.first(50), nullptr)->allocation().size(), 50U);
+}
+
+}  // namespace
+}  // namespace penstock::testing
