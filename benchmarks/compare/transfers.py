@@ -283,10 +283,22 @@ def _moving(pin: bool) -> Callable:
     return make
 
 
+class _Ready:
+    """Stands for a loader whose worker processes always have the next batch ready."""
+
+    num_workers = 1
+
+    def __init__(self, batch: Any):
+        self.batch = batch
+
+    def __iter__(self) -> Iterator:
+        return itertools.repeat(self.batch)
+
+
 def _feeding(batch: Any, setting: Setting, _: Any) -> Iterator:
     import penstock
 
-    return iter(penstock.feed(itertools.repeat(batch), device=setting.device))
+    return iter(penstock.feed(_Ready(batch), device=setting.device))
 
 
 def _own_cost(contender: Contender, result: Result, batch: Any, setting: Setting) -> None:

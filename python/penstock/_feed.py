@@ -27,6 +27,10 @@ def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2) -
     An object with its own `pin_memory()` has it called (with the device where it takes one), then its
     `to(device, non_blocking=True)` where it has one; see also `register_batch_type`.
 
+    Pageable batches of a loader with worker processes (`num_workers` above 0) are moved by threads of penstock, in the
+    background. Those that this process itself makes are copied into pinned memory by PyTorch's threads, which have just
+    made them: other threads would take their cores.
+
     All code of yours runs on the thread that iterates: `prefetch_depth` more batches are asked of the loader before one
     is handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the
     loop early leaves batches that it has produced unused. Iterate within one stream context: the memory of a batch is
@@ -69,6 +73,8 @@ class Feed:
         engine = engine_for(self.device)
         expand = expander_for(engine)
         statistics = self._statistics
+        # Where workers make the batches, this process's threads are free to move them.
+        pin = not getattr(self.loader, "num_workers", 0)
         has_state = callable(getattr(self.loader, "state_dict", None))
         self._state = None
         clock = time.perf_counter
@@ -83,7 +89,7 @@ class Feed:
                     try:
                         batch = next(source)
                         fetched = clock()
-                        flight = engine.send(batch, expand)
+                        flight = engine.send(batch, expand, pin)
                         del batch
                     except StopIteration:
                         finished = True

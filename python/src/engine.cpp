@@ -17,6 +17,8 @@ namespace {
 // transfer, on the consumer's thread, which is quicker than to hand them to another.
 constexpr std::size_t kAlonePageableBytes = std::size_t{256} << 10;
 constexpr std::size_t kAlonePinnedBytes = std::size_t{64} << 10;
+// Less than this is copied as quickly by ours.
+constexpr std::size_t kPinnedByTorch = std::size_t{1} << 20;
 constexpr std::size_t kAlignment = 256;
 
 bool is_pinned(const Leaf& leaf) { return leaf.device.type == dlpack::kCudaHost; }
@@ -130,7 +132,7 @@ nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storag
   return make_array(std::static_pointer_cast<DeviceStorage>(storage), view);
 }
 
-Flight Engine::send(nb::handle tree, nb::handle expand) {
+Flight Engine::send(nb::handle tree, nb::handle expand, bool pin) {
   reap();
   (void)engine();
   Tree nest(tree, expand, [this](const Leaf& leaf) {
@@ -144,6 +146,13 @@ Flight Engine::send(nb::handle tree, nb::handle expand) {
   if (leaves.empty()) {
     flight.result_ = nest.build(results);
     return flight;
+  }
+  Torch* torch = Torch::get();
+  const bool cuda_torch = cuda_ && torch != nullptr;
+  if (pin && cuda_torch) {
+    for (Leaf& leaf : leaves) {
+      if (leaf.bytes >= kPinnedByTorch && !is_pinned(leaf)) torch->pin(leaf);
+    }
   }
   // Packed arrays lie first, side by side.
   std::vector<std::size_t> packed;
@@ -159,8 +168,6 @@ Flight Engine::send(nb::handle tree, nb::handle expand) {
       flight.bytes_ += leaves[i].bytes;
     }
   }
-  Torch* torch = Torch::get();
-  const bool cuda_torch = cuda_ && torch != nullptr;
   std::shared_ptr<Storage> storage = allocate(end, cuda_torch);
   for (std::size_t i = 0; i < leaves.size(); ++i) destinations[i] = storage->data() + offsets[i];
   flight.remains_.storage = storage;

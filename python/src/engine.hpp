@@ -65,7 +65,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
   ~Engine();
 
-  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand);
+  /// `pin`: PyTorch copies its large pageable tensors into pinned memory first, on the calling thread and
+  /// those of its own that this one has. Where the same threads make the batches, ours would only take their
+  /// cores.
+  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin);
   /// Whether `data` is memory of this device, where the host device's memory is the host's too.
   [[nodiscard]] bool owns(const void* data) const;
   /// Copies `leaves` of this device to new host memory, which it returns; blocks until it is there.

@@ -69,7 +69,7 @@ void bind_engine(nb::module_& module) {
              return std::make_shared<Engine>(spec, cache_directory);
            }),
            nb::arg("spec"), nb::arg("cache_directory") = nb::none())
-      .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"))
+      .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false)
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Transfers that nobody asks for and that are not done.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })

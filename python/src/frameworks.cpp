@@ -154,6 +154,21 @@ bool Torch::read(Leaf& leaf, PyObject* tensor) {
   return leaf.bytes > leaf.dtype.bits / 8 || !call_is_true(tensor, "is_neg");
 }
 
+void Torch::pin(Leaf& leaf) const {
+  if (leaf.framework != Framework::torch) return;
+  PyObject* pinned = PyObject_CallMethod(leaf.source.ptr(), "pin_memory", nullptr);
+  if (pinned == nullptr) {
+    PyErr_Clear();
+    return;
+  }
+  Leaf copy;
+  const nb::object owner = nb::steal(pinned);
+  if (!const_cast<Torch*>(this)->read(copy, pinned) || copy.bytes != leaf.bytes) return;
+  // Whatever PyTorch's DLPack calls it.
+  copy.device = {dlpack::kCudaHost, 0};
+  leaf = std::move(copy);
+}
+
 nb::object Torch::make(const TensorView& view) {
   if (api_ != nullptr && exchange_api_wanted) {
     void* object = nullptr;

@@ -61,6 +61,36 @@ def test_the_host_does_not_wait_for_what_is_queued(random):
     assert same(kept, batches)
 
 
+class Loader(list):
+    """Batches of which it says who made them."""
+
+    def __init__(self, batches, num_workers):
+        super().__init__(batches)
+        self.num_workers = num_workers
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("works", [True, False])
+def test_pytorch_pins_what_this_process_made(random, monkeypatch, num_workers, works):
+    pinned = []
+    pin_memory = torch.Tensor.pin_memory
+
+    def counted(tensor, *arguments):
+        if not works:
+            raise RuntimeError("no pinned memory today")
+        pinned.append(tensor.numel())
+        return pin_memory(tensor, *arguments)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", counted)
+    large, columns = random_bytes(random, 3 << 20), random_bytes(random, 4 << 20).view(2048, 2048).t()
+    batches = Loader([[large + k, random_bytes(random, 100), columns.clone()] for k in range(6)], num_workers)
+    for batch, expected in zip(penstock.feed(batches, "cuda"), batches, strict=True):
+        torch.cuda._sleep(CYCLES // 10)
+        assert same(batch, expected)
+        assert batch[2].stride() == expected[2].stride()
+    assert pinned == ([3 << 20, 4 << 20] * 6 if works and not num_workers else [])
+
+
 def test_memory_is_pytorchs(random):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
