@@ -67,6 +67,23 @@ TEST_P(LoaderAccount, CountsSamplesBatchesAndBytes) {
   }
 }
 
+TEST_P(LoaderAccount, NothingIsFasterThanTheLink) {
+  LinkProfile profile = LinkProfile::defaults(device_->info());
+  profile.measured = true;
+  for (auto& point : profile.curves[LinkProfile::Curve::pinned_h2d]) {
+    point.seconds = static_cast<double>(point.bytes) / 1e3;
+  }
+  Loader loader(dataset_, *device_, {.batch_size = 16, .shuffle = true, .profile = profile});
+  while (const auto batch = loader.next(*stream_)) static_cast<void>(read(*batch));
+  static_cast<void>(loader.next(*stream_));
+  stream_->synchronize();
+  const FeedStatistics s = loader.stats();
+  ASSERT_GT(s.timed_batches, 0U);
+  const double timed = static_cast<double>(s.timed_batches) / static_cast<double>(s.batches);
+  EXPECT_NEAR(s.link_ceiling, 1e3, 1);
+  EXPECT_NEAR(s.transfer_seconds, timed * static_cast<double>(s.link_bytes) / 1e3, 1e-3);
+}
+
 TEST_P(LoaderAccount, TheTimelineHoldsTheLatestBatchesInTheirOrder) {
   for (const Way& way : kWays) {
     for (const std::size_t kept : {0U, 4U, 100U}) {

@@ -39,7 +39,8 @@ struct FeedStatistics {
   double gather_seconds = 0;     ///< while host threads gathered
   double slot_wait_seconds = 0;  ///< while a batch could not be begun for want of a free slot: backpressure
   std::uint64_t timed_batches = 0;
-  double transfer_seconds = 0;  ///< while copies ran, or kernels that read over the link (device)
+  double transfer_seconds = 0;  ///< while copies ran, or kernels that read over the link (device); not less
+                                ///< than the bytes take at the ceiling
   double kernel_seconds = 0;    ///< while kernels ran that gather what is resident (device)
   double compute_seconds =
       0;  ///< of the consumer's stream from one batch's arrival to the next request (device)
