@@ -2,6 +2,7 @@
 """What is commonly advised about moving PyTorch data to a GPU, measured: the figures of docs/transfer-folklore.md.
 
     folklore.py --json folklore.json --write docs/transfer-folklore.md
+    folklore.py --read folklore.json --write docs/transfer-folklore.md
     folklore.py --dry-run        every line runs on the CPU with tiny sizes; no figure is taken
     folklore.py --self-check     a dry run, and a check of what it makes
 
@@ -22,6 +23,7 @@ import platform
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -530,6 +532,18 @@ def plain(findings: list[Finding]) -> list[dict[str, Any]]:
     return listed
 
 
+def read_json(file: pathlib.Path) -> tuple[str, list[Finding]]:
+    """What an earlier run wrote."""
+    run = json.loads(file.read_text())
+    findings = []
+    for one in run["findings"]:
+        figures = [Figure(**figure) for figure in one.pop("figures")]
+        for figure in figures:
+            figure.returns, figure.done = (math.nan if v is None else v for v in (figure.returns, figure.done))
+        findings.append(Finding(**one, figures=figures))
+    return run["about"], findings
+
+
 def self_check(findings: list[Finding], about: str) -> None:
     """What a dry run has to make, apart from figures."""
     assert [finding.key for finding in findings] == list(ADVICE)
@@ -553,6 +567,11 @@ def self_check(findings: list[Finding], about: str) -> None:
     assert all(f"## {claim}" in real for claim, _ in ADVICE.values())
     assert gain(100, 101).startswith("about nil") and gain(200, 100) == "2.0 x as fast"
     assert gain(100, 300) == "3.0 x slower" and span(1500) == "1.5 ms" and span(0.25) == "0.25 µs"
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "figures.json")
+        file.write_text(json.dumps({"about": about, "findings": plain(findings)}))
+        again_about, again = read_json(file)
+        assert markdown(again, again_about) == text
     print("self check passed")
 
 
@@ -562,6 +581,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="most time for one figure")
     parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--write", help="write the figures into this page's marked blocks")
+    parser.add_argument("--read", help="take the figures from this JSON of an earlier run, instead of measuring")
     parser.add_argument("--dry-run", action="store_true", help="run all code on the CPU, take no figures")
     parser.add_argument("--self-check", action="store_true", help="a dry run, checked")
     arguments = parser.parse_args()
@@ -569,6 +589,13 @@ def main() -> int:
     only = list(ADVICE) if arguments.self_check else arguments.only.split(",")
     if set(only) - ADVICE.keys():
         parser.error(f"there are {', '.join(ADVICE)}")
+    if arguments.read:
+        about, findings = read_json(pathlib.Path(arguments.read))
+        if arguments.write:
+            write_page(pathlib.Path(arguments.write), findings, about)
+        else:
+            print(markdown(findings, about))
+        return 0
     if not dry and not torch.cuda.is_available():
         sys.exit("folklore: not measured, PyTorch sees no GPU (--dry-run runs the code without)")
     if dry and arguments.write:
