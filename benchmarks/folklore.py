@@ -589,6 +589,8 @@ def main() -> int:
     only = list(ADVICE) if arguments.self_check else arguments.only.split(",")
     if set(only) - ADVICE.keys():
         parser.error(f"there are {', '.join(ADVICE)}")
+    if arguments.read and (dry or arguments.json or arguments.only != ",".join(ADVICE)):
+        parser.error("--read goes with --write alone")
     if arguments.read:
         about, findings = read_json(pathlib.Path(arguments.read))
         if arguments.write:

@@ -28,8 +28,9 @@ def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2) -
     `to(device, non_blocking=True)` where it has one; see also `register_batch_type`.
 
     Pageable batches of a loader with worker processes (`num_workers` above 0) are moved by threads of penstock, in the
-    background. Those that this process itself makes are copied into pinned memory by PyTorch's threads, which have just
-    made them: other threads would take their cores.
+    background. On a GPU, tensors of 1 MiB and more that this process itself makes are copied into pinned memory by
+    PyTorch's threads, which have just made them: other threads would take their cores. An iterable around such a loader
+    has to pass on its `num_workers` to be known as one.
 
     All code of yours runs on the thread that iterates: `prefetch_depth` more batches are asked of the loader before one
     is handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the

@@ -158,6 +158,7 @@ void Torch::pin(Leaf& leaf) const {
   if (leaf.framework != Framework::torch) return;
   PyObject* pinned = PyObject_CallMethod(leaf.source.ptr(), "pin_memory", nullptr);
   if (pinned == nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw nb::python_error();  // Ctrl-C
     PyErr_Clear();
     return;
   }

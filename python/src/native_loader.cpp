@@ -61,12 +61,18 @@ std::shared_ptr<const void> keep_alive(const nb::object& object) {
           }};
 }
 
+std::span<const std::byte> enclosing(const Leaf& leaf, const std::byte* data, std::size_t bytes) {
+  const bool encloses = data <= leaf.data && leaf.data + leaf.bytes <= data + bytes;
+  return encloses ? std::span(data, bytes) : std::span<const std::byte>();
+}
+
 // What the array is a part of: the storage of a tensor, the array that a NumPy array is a slice of.
 std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& leaf) {
   if (leaf.framework == Framework::torch) {
     const nb::object storage = array.attr("untyped_storage")();
-    return {reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(storage.attr("data_ptr")())),
-            nb::cast<std::size_t>(storage.attr("nbytes")())};
+    return enclosing(leaf,
+                     reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(storage.attr("data_ptr")())),
+                     nb::cast<std::size_t>(storage.attr("nbytes")()));
   }
   nb::object outer = array;
   for (nb::object base = outer.attr("base"); NumPy::get()->is_array_exactly(base.ptr());
@@ -75,8 +81,7 @@ std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& le
   }
   Leaf whole;
   if (!NumPy::get()->read(whole, outer.ptr())) return {};
-  const bool encloses = whole.data <= leaf.data && leaf.data + leaf.bytes <= whole.data + whole.bytes;
-  return encloses ? std::span(whole.data, whole.bytes) : std::span<const std::byte>();
+  return enclosing(leaf, whole.data, whole.bytes);
 }
 
 FieldReaderPtr read_field(const std::string& name, const nb::object& array) {

@@ -13,7 +13,7 @@ constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 // do.
 constexpr unsigned kCopyingBlocks = 4;
 constexpr unsigned kWideningBlocks = 8;
-constexpr unsigned kMostBlocks = 128;
+constexpr unsigned kMostBlocks = 32;
 
 const std::byte* end_of(const CopyPiece& piece) {
   return static_cast<const std::byte*>(piece.source) + piece.bytes;

@@ -1,5 +1,7 @@
 #include "loader/route.hpp"
 
+#include "loader/sources.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/data/narrow.hpp>
@@ -84,8 +86,9 @@ double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
   return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
 }
 
-std::string why_host(const Route& route, const Dataset& dataset, std::size_t field, GatherPath path,
-                     const LinkProfile& profile, bool forced) {
+std::string why_host(const Route& route, const Dataset& dataset, const Device& device, std::size_t field,
+                     GatherPath path, const LinkProfile& profile, const LoaderOptions& options) {
+  const bool forced = is_forced(options.gather);
   const auto memory = dataset.memory(field);
   if (memory.empty()) return "its samples do not lie in memory side by side";
   const bool by_engine = path == GatherPath::copy_engine;
@@ -95,6 +98,9 @@ std::string why_host(const Route& route, const Dataset& dataset, std::size_t fie
   }
   if (forced) return {};
   if (dataset.is_file_mapping(field)) return "its samples lie in a file that is mapped";
+  if (is_small_part(dataset, field, device, options)) {
+    return "it is a small part of an array, whose other parts share pages with it";
+  }
   if (by_engine) return {};
   const double zero_copy = last_rate(profile, LinkProfile::Curve::zero_copy_h2d);
   const double pinned = last_rate(profile, LinkProfile::Curve::pinned_h2d);
@@ -246,7 +252,9 @@ void choose_paths(std::vector<Route>& routes, const Dataset& dataset, const Devi
   const bool engines = device.info().batched_copies && options.gather_blocks == 0;
   for (std::size_t f = 0; f < routes.size(); ++f) {
     Route& route = routes[f];
-    const auto why_not = [&](GatherPath path) { return why_host(route, dataset, f, path, profile, forced); };
+    const auto why_not = [&](GatherPath path) {
+      return why_host(route, dataset, device, f, path, profile, options);
+    };
     const bool by_engine = engines && (in_sequence || route.row_bytes >= kCopiedRowBytes);
     const GatherPath path = forced ? asked : by_engine ? GatherPath::copy_engine : GatherPath::zero_copy;
     route.reason = asked == GatherPath::host ? "asked for" : why_not(path);
@@ -270,7 +278,11 @@ MemoryShares share_memory(std::vector<Route>& routes, std::size_t batch, const L
     for (std::size_t turn = 0; turn <= routes.size(); ++turn) {
       const std::size_t wanted = landing_bytes(routes, batch);
       if (shares.resident + wanted <= available || wanted == kept) break;
-      if (wanted > (engine_asked ? available : available / 4)) break;
+      if (wanted > (engine_asked ? available : available / 4)) {
+        // Copy-engine alone was asked for: what then is resident must not keep the rest from landing.
+        if (engine_asked) shares.resident = choose_residency(routes, options.residency, 0);
+        break;
+      }
       kept = wanted;
       shares.resident = choose_residency(routes, options.residency, available - kept);
     }

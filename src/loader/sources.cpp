@@ -55,6 +55,11 @@ void leave_to_host(Route& route, GatherPath asked, std::string why) {
   route.reason = std::move(why);
 }
 
+bool is_registered(const Device& device, Range memory) {
+  return Registration::overlaps(device, memory.data(), memory.size()) &&
+         !Registration::overlaps_in_part(device, memory.data(), memory.size());
+}
+
 /// Copies what streams of a field into locked memory; false where there is none.
 bool copy_source(Route& route, const Device& device, Range streamed, std::vector<Buffer>& copies) {
   try {
@@ -72,6 +77,21 @@ bool copy_source(Route& route, const Device& device, Range streamed, std::vector
 }
 
 }  // namespace
+
+bool is_small_part(const Dataset& dataset, std::size_t field, const Device& device,
+                   const LoaderOptions& options) {
+  const Range memory = dataset.memory(field);
+  const Range whole = dataset.allocation(field);
+  if (memory.size() <= options.copy_limit_bytes || is_registered(device, memory) ||
+      is_locked_by_others(device, memory)) {
+    return false;
+  }
+  std::size_t used = 0;
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) {
+    if (dataset.allocation(f).data() == whole.data()) used += dataset.memory(f).size();
+  }
+  return whole.size() / kLeastPart > used;
+}
 
 bool is_locked_by_others(const Device& device, std::span<const std::byte> range) {
   const auto is_locked = [&](const std::byte& at) {
@@ -97,18 +117,14 @@ LockedSources lock_sources(std::vector<Route>& routes, const Dataset& dataset, c
     }
     const Range memory = dataset.memory(f);
     const Range streamed = memory.subspan(static_cast<std::size_t>(route.resident_rows) * route.row_bytes);
-    const bool is_registered = Registration::overlaps(device, memory.data(), memory.size()) &&
-                               !Registration::overlaps_in_part(device, memory.data(), memory.size());
+    const bool registered = is_registered(device, memory);
+    // Anybody can cut a file short that is mapped: only the device may read there.
+    const bool copied =
+        !registered && memory.size() <= options.copy_limit_bytes && !dataset.is_file_mapping(f);
     if (is_locked_by_others(device, memory)) {
       set_source(route, device, streamed.data());
-    } else if (!is_registered && memory.size() <= options.copy_limit_bytes &&
-               copy_source(route, device, streamed, locked.copies)) {
-      continue;
-    } else if (!is_registered && !is_forced(asked) &&
-               dataset.allocation(f).size() / kLeastPart > memory.size()) {
-      leave_to_host(route, asked, "it is a small part of an array, whose other parts share pages with it");
-    } else {
-      ranges.push_back(is_registered ? memory : dataset.allocation(f));
+    } else if (!copied || !copy_source(route, device, streamed, locked.copies)) {
+      ranges.push_back(registered ? memory : dataset.allocation(f));
       in_place.push_back(f);
     }
   }

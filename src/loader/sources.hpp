@@ -25,6 +25,11 @@ struct LockedSources {
 [[nodiscard]] LockedSources lock_sources(std::vector<Route>& routes, const Dataset& dataset,
                                          const Device& device, const LoaderOptions& options);
 
+/// The field is a slice of an array that would be locked whole, and is less than half of it, with the other
+/// fields that lie there.
+[[nodiscard]] bool is_small_part(const Dataset& dataset, std::size_t field, const Device& device,
+                                 const LoaderOptions& options);
+
 /// Locked by another library's allocator, say, and by none of our registrations, which may end before the
 /// loader does, and which may cover a part of it only.
 [[nodiscard]] bool is_locked_by_others(const Device& device, std::span<const std::byte> range);

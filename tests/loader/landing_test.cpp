@@ -192,6 +192,21 @@ TEST_P(LoaderLanding, PartialResidencyLeavesRoomToLand) {
   }
 }
 
+TEST_P(LoaderLanding, AskedForEverywhereItGoesWithAnyBudget) {
+  const Dataset dataset({random_field("x", DType::uint8, {3000}, 200, 1)});
+  const std::size_t ring = 3 * (align_up(16 * 3000, 256) + align_up(16 * 8, 256));
+  for (const std::size_t beside : {0U, 3072U, 20000U, 96000U, 200000U, 700000U}) {
+    SCOPED_TRACE(beside);
+    Loader loader(dataset, *faulty_device_,
+                  {.batch_size = 16,
+                   .shuffle = true,
+                   .residency = Residency::parse("auto"),
+                   .gather = GatherPath::copy_engine,
+                   .device_budget_bytes = ring + beside});
+    expect_stored(dataset, read_epoch(loader));
+  }
+}
+
 TEST_P(LoaderLanding, NoRoomIsLeftForWhatNeverLands) {
   const Dataset dataset({random_field("x", DType::uint8, {3000}, 2000, 1)});
   for (const GatherPath gather : {GatherPath::automatic, GatherPath::zero_copy}) {

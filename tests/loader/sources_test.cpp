@@ -1,3 +1,4 @@
+#include "data/support.hpp"
 #include "loader/faulty_fixture.hpp"
 
 #include <penstock/memory/registration.hpp>
@@ -6,6 +7,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 
 /// Where the device reads samples, and what that does to memory beside them.
@@ -101,6 +103,33 @@ TEST_P(LoaderSources, ASmallPartOfAnArrayIsGatheredByTheHost) {
   Loader zero_copy(part, *faulty_device_, forced);
   EXPECT_TRUE(locked(array()));
   expect_stored(part, read_epoch(zero_copy));
+}
+
+TEST_P(LoaderSources, PartsThatAreMostOfAnArrayTogetherAreLocked) {
+  const auto part = [&](const char* name, std::size_t first) {
+    return read_array({.name = name, .dtype = DType::uint8, .shape = {kSample}},
+                      array().subspan(first * 12000, 120 * kSample), nullptr, array());
+  };
+  const Dataset dataset({part("a", 0), part("b", 1), part("c", 2)});
+  Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0});
+  EXPECT_THAT(loader.describe()[2], HasSubstr("zero-copy"));
+  expect_stored(dataset, read_epoch(loader));
+}
+
+TEST_P(LoaderSources, AMappedFileIsReadByTheDeviceAlone) {
+  const test::TempDirectory directory;
+  const auto path = directory.write("x.npy", test::npy("|u1", "(100, 100)", random_bytes(10000, 3)));
+  const Dataset dataset({read_npy(path, {.load_limit = 0})});
+  ASSERT_TRUE(dataset.is_file_mapping(0));
+  std::optional<Loader> loader;
+  try {
+    loader.emplace(dataset, *faulty_device_,
+                   LoaderOptions{.batch_size = 8, .shuffle = true, .gather = GatherPath::zero_copy});
+  } catch (const Unsupported&) {
+    GTEST_SKIP() << "this device cannot lock a file's mapping";
+  }
+  EXPECT_TRUE(locked(dataset.memory(0))) << "a copy would be the CPU's reading";
+  expect_stored(dataset, read_epoch(*loader));
 }
 
 TEST_P(LoaderSources, WithoutMemoryForCopiesArraysAreLockedWhereTheyLie) {

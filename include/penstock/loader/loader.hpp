@@ -18,8 +18,8 @@ namespace penstock {
 
 /// How a batch's samples are brought together.
 enum class GatherPath : std::uint8_t {
-  automatic,  ///< for each field: copy-engine where its samples take 32 KiB or more, or come unshuffled, and
-              ///< the device takes many copies in one call; otherwise zero-copy, unless the link profile
+  automatic,  ///< for each field: copy-engine where its samples take 32 KiB or more, or all come unshuffled,
+              ///< and the device takes many copies in one call; otherwise zero-copy, unless the link profile
               ///< speaks against it; host where the samples do not lie in memory that can be locked
   host,       ///< host threads copy them into a pinned slot, which then crosses the link in one copy
   zero_copy,  ///< a kernel reads them over the link out of the dataset's own memory, locked once
@@ -87,7 +87,8 @@ struct LoaderOptions {
   /// Host threads that gather, the loader's own among them. 0: as processors allow, at most 8.
   unsigned threads = 0;
   /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or
-  /// 8 where it widens. Where given, `automatic` takes no copy engine.
+  /// 8 where it widens, and more (to 32) the more of a field is resident. Where given, `automatic` takes no
+  /// copy engine.
   unsigned gather_blocks = 0;
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
