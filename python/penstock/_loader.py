@@ -40,9 +40,8 @@ class Loader:
     - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
     - `prefetch_depth`: batches ahead, 1 to 64.
     - `gather`: "automatic"; "host": threads copy samples together; "zero-copy": a kernel reads them out of your arrays,
-      with `gather_blocks` blocks (0: as measured best; few leave room for your kernels; where given,
-      "automatic" takes no copy engine); "copy-engine": the GPU's copy
-      engines do, best for samples of 32 KiB and more.
+      with `gather_blocks` blocks (0: as measured best; few leave room for your kernels; where given, "automatic" takes
+      no copy engine); "copy-engine": the GPU's copy engines do, best for samples of 32 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
     - `device_budget_bytes`: most device memory to take; 0: half of what is free. `threads`: 0: as processors allow.
 

@@ -154,7 +154,7 @@ bool Torch::read(Leaf& leaf, PyObject* tensor) {
   return leaf.bytes > leaf.dtype.bits / 8 || !call_is_true(tensor, "is_neg");
 }
 
-void Torch::pin(Leaf& leaf) const {
+void Torch::pin(Leaf& leaf) {
   if (leaf.framework != Framework::torch) return;
   PyObject* pinned = PyObject_CallMethod(leaf.source.ptr(), "pin_memory", nullptr);
   if (pinned == nullptr) {
@@ -164,7 +164,7 @@ void Torch::pin(Leaf& leaf) const {
   }
   Leaf copy;
   const nb::object owner = nb::steal(pinned);
-  if (!const_cast<Torch*>(this)->read(copy, pinned) || copy.bytes != leaf.bytes) return;
+  if (!read(copy, pinned) || copy.bytes != leaf.bytes) return;
   // Whatever PyTorch's DLPack calls it.
   copy.device = {dlpack::kCudaHost, 0};
   leaf = std::move(copy);

@@ -76,7 +76,7 @@ class Torch {
   [[nodiscard]] bool read(Leaf& leaf, PyObject* tensor);
   /// Puts a copy in pinned memory in the place of a tensor in pageable memory; leaves `leaf` as it is where
   /// PyTorch cannot. The copy's memory is PyTorch's, which uses it again once the copy is dropped.
-  void pin(Leaf& leaf) const;
+  void pin(Leaf& leaf);
   [[nodiscard]] nb::object make(const TensorView& view);
   /// Memory of PyTorch's allocator, whose earlier uses are done in the order of the current stream.
   [[nodiscard]] std::shared_ptr<Storage> allocate(int device_index, std::size_t bytes);

@@ -260,6 +260,7 @@ void choose_paths(std::vector<Route>& routes, const Dataset& dataset, const Devi
     route.reason = asked == GatherPath::host ? "asked for" : why_not(path);
     if (!route.reason.empty()) continue;
     route.path = path;
+    if (path != GatherPath::copy_engine) continue;
     route.without_landing_reason = why_not(GatherPath::zero_copy);
     if (!route.without_landing_reason.empty()) continue;
     route.without_landing = GatherPath::zero_copy;

@@ -15,7 +15,7 @@ namespace penstock {
 
 namespace {
 
-// Of an array, a slice of it is worth locking all of it for.
+// A slice is worth locking its whole array for where it is at least one byte in so many.
 constexpr std::size_t kLeastPart = 2;
 
 using Range = std::span<const std::byte>;
@@ -39,6 +39,11 @@ std::vector<Range> join_pages(std::vector<Range> ranges) {
     joined.push_back(range);
   }
   return joined;
+}
+
+/// The rows of a field in memory that are not resident.
+Range streamed_rows(const Route& route, Range memory) {
+  return memory.subspan(static_cast<std::size_t>(route.resident_rows) * route.row_bytes);
 }
 
 void set_source(Route& route, const Device& device, const std::byte* first) {
@@ -116,7 +121,7 @@ LockedSources lock_sources(std::vector<Route>& routes, const Dataset& dataset, c
                                         gather_path_name(asked), route.reason));
     }
     const Range memory = dataset.memory(f);
-    const Range streamed = memory.subspan(static_cast<std::size_t>(route.resident_rows) * route.row_bytes);
+    const Range streamed = streamed_rows(route, memory);
     const bool registered = is_registered(device, memory);
     // Anybody can cut a file short that is mapped: only the device may read there.
     const bool copied =
@@ -148,8 +153,7 @@ LockedSources lock_sources(std::vector<Route>& routes, const Dataset& dataset, c
     if (found != refused.end()) {
       leave_to_host(route, asked, "its memory cannot be locked: " + found->second);
     } else {
-      set_source(route, device,
-                 memory.data() + static_cast<std::size_t>(route.resident_rows) * route.row_bytes);
+      set_source(route, device, streamed_rows(route, memory).data());
     }
   }
   return locked;

@@ -126,6 +126,7 @@ TEST_P(LoaderSources, AMappedFileIsReadByTheDeviceAlone) {
     loader.emplace(dataset, *faulty_device_,
                    LoaderOptions{.batch_size = 8, .shuffle = true, .gather = GatherPath::zero_copy});
   } catch (const Unsupported&) {
+    if (device_->info().backend == "host") throw;
     GTEST_SKIP() << "this device cannot lock a file's mapping";
   }
   EXPECT_TRUE(locked(dataset.memory(0))) << "a copy would be the CPU's reading";

@@ -23,7 +23,7 @@ struct FileOptions {
 
 /// Samples that lie side by side in memory which the caller owns: `data` holds a whole number of samples of
 /// `field`, and stays as it is while `keep_alive`, or where that is null the caller, holds it. Throws
-/// InvalidArgument when `data` is no whole number of samples.
+/// InvalidArgument when `data` is no whole number of samples, or not in `allocation`, what it is a slice of.
 [[nodiscard]] FieldReaderPtr read_array(Field field, std::span<const std::byte> data,
                                         std::shared_ptr<const void> keep_alive,
                                         std::span<const std::byte> allocation = {});

@@ -15,7 +15,7 @@
 namespace penstock {
 
 struct TransferOptions {
-  static constexpr unsigned kMostThreads = 16;
+  static constexpr unsigned kMostThreads = 16;  ///< more than 8 have gained nothing yet
 
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
