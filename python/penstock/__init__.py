@@ -8,10 +8,11 @@ back = penstock.to_host(on_gpu)
 
 from ._core import Array, DeviceInfo, __version__
 from ._devices import devices, missing_devices
-from ._errors import Closed, DeviceError, Error, InvalidArgument, OutOfMemory, Unsupported
-from ._feed import Feed, FeedStatistics, feed
-from ._loader import Loader, LoaderStatistics
+from ._errors import Closed, DeviceError, Error, InvalidArgument, NotShardedWarning, OutOfMemory, Unsupported
+from ._feed import Feed, feed
+from ._loader import Loader
 from ._nests import register_batch_type
+from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
 from ._worth import Worth, worth
 
@@ -26,6 +27,7 @@ __all__ = [
     "InvalidArgument",
     "Loader",
     "LoaderStatistics",
+    "NotShardedWarning",
     "OutOfMemory",
     "Unsupported",
     "Worth",

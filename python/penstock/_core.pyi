@@ -96,6 +96,10 @@ class Flight:
     def arrays(self) -> int:
         """How many arrays are sent."""
 
+    @property
+    def samples(self) -> int:
+        """Extent of the first array's first axis; 0 if there is none."""
+
 class Engine:
     """What one device is sent to with."""
 

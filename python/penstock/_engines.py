@@ -18,13 +18,15 @@ _owner = os.getpid()
 
 
 def resolve(device: Any) -> str:
-    """The name of a device: "auto" is the first GPU, otherwise the host; "cuda" is PyTorch's current GPU where
-    PyTorch uses one, otherwise the first. Also takes a `torch.device`."""
-    name = str(device)
-    torch = sys.modules.get("torch")
+    """The name of a device: "auto" is a GPU if there is one, otherwise the host; "cuda" is PyTorch's current GPU if
+    PyTorch uses one, otherwise the first; "cpu" is the host. Also takes a `torch.device`, and the number of a GPU."""
+    name = f"cuda:{device}" if isinstance(device, int) and not isinstance(device, bool) else str(device)
     if name == "auto":
         name = _core.inventory()[0][0].backend
+    if name == "cpu" or name.startswith("cpu:"):
+        name = "host"
     if name == "cuda":
+        torch = sys.modules.get("torch")
         initialized = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
         name = f"cuda:{torch.cuda.current_device() if initialized else 0}"
     return name

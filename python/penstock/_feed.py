@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import collections
-import html
+import functools
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+from . import _others
+from ._checks import whole
 from ._engines import engine_for, resolve
 from ._errors import InvalidArgument
+from ._statistics import FeedStatistics
 from ._transfers import expander_for
 
-_TIMELINE_LENGTH = 4096
+_clock = time.perf_counter
 
 
-def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2) -> Feed:
+def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False) -> Feed:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
     `loader` is any iterable of batches, a DataLoader first of all; a batch is what `to_device` takes. Each becomes one
     packed transfer on a copy stream. When a batch is handed out, PyTorch's current stream waits for it, and the host
     does not. Batches stay valid for as long as they are kept.
 
-    An object with its own `pin_memory()` has it called (with the device where it takes one), then its
-    `to(device, non_blocking=True)` where it has one; see also `register_batch_type`.
+    Order, length, errors and state are those of the loader. If a batch raises, the exception comes in that batch's
+    place, and the next `next()` goes on as the loader does. `state_dict`, `load_state_dict` and `set_epoch` are there
+    if the loader has them; the state is as of the batch that was handed out, though others were read ahead.
+
+    Around a loader that Accelerate prepared, batches go to Accelerate's device, and its `end_of_dataloader` and
+    `remainder` are as of the batch that was handed out. A feed of a feed is a feed of the inner one's loader.
+
+    If a batch has its own `to(device)`, that is called, after its `pin_memory()` where the device is a GPU; see also
+    `register_batch_type`.
+
+    If several processes train together and nothing shards the loader's samples, a NotShardedWarning says what to
+    write, once, when iteration begins. `sharded=True` says that they are sharded.
 
     Pageable batches of a loader with worker processes (`num_workers` above 0) are moved by threads of penstock, in the
     background. On a GPU, tensors of 1 MiB and more that this process itself makes are copied into pinned memory by
@@ -37,167 +49,281 @@ def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2) -
     loop early leaves batches that it has produced unused. Iterate within one stream context: the memory of a batch is
     of the stream that was current when it was sent.
 
-    `device`: "auto", "cuda", "cuda:1", "host", or a torch.device. `prefetch_depth`: 0 and up. Raises InvalidArgument
-    for others, and DeviceError in a DataLoader's worker process. Exceptions of the loader reach the loop unchanged,
-    after the batches before them.
+    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. "auto" is PyTorch's current GPU, otherwise
+    the first one, otherwise the host. `prefetch_depth`: 0 and up. Raises InvalidArgument for others, and DeviceError
+    in a DataLoader's worker process.
     """
-    return Feed(loader, device, prefetch_depth)
+    return Feed(loader, device, prefetch_depth, sharded=sharded)
 
 
 class Feed:
-    """What `feed` returns: an iterable with the length and the attributes of the loader that it wraps."""
+    """What `feed` returns: an iterable with the length and the attributes of the loader that it wraps.
 
-    def __init__(self, loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2):
-        if isinstance(prefetch_depth, bool) or not isinstance(prefetch_depth, int) or prefetch_depth < 0:
-            raise InvalidArgument(f"prefetch_depth is a number of batches, 0 or more, not {prefetch_depth!r}.")
+    Attributes whose names begin with an underscore stay the loader's own. Assigning to an attribute of the loader
+    assigns to the loader. A feed can be pickled if its loader can; its statistics then begin anew.
+    """
+
+    _own = frozenset({"loader", "device", "prefetch_depth", "sharded"})
+
+    def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
+        return object.__new__(_kind_of(_unwrapped(loader)) if cls is Feed else cls)
+
+    def __init__(self, loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False):
+        loader = _unwrapped(loader)
+        self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"penstock.feed takes an iterable of batches, not {type(loader).__name__}.")
         self.loader = loader
-        self.prefetch_depth = prefetch_depth
-        self.device = resolve(device)
-        self._statistics = FeedStatistics(self.device, prefetch_depth)
+        self.sharded = bool(sharded)
+        self._set_device(device)
+        self._statistics = FeedStatistics(self._spec, self.prefetch_depth)
         self._state: Any = None
-        engine_for(self.device)
+        self._latest: FeedIterator | None = None
+        engine_for(self._spec)
+
+    def _set_device(self, device: Any) -> None:
+        self.device = self._spec = resolve(device)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
+    def __iter__(self) -> Iterator[Any]:
+        return FeedIterator(self)
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "loader" not in self.__dict__:
-            raise AttributeError(name)
+        if name.startswith("_") or "loader" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _STATE_NAMES:
+            raise AttributeError(f"{type(self.loader).__name__} has no {name} that works")
+        if name == "dataset":
+            _others.refuse_to_be_rebuilt(sys._getframe(1))
         return getattr(self.loader, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in self._own or not hasattr(self.loader, name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.loader, name, value)
+
+    def __reduce__(self) -> tuple:
+        return functools.partial(feed, sharded=self.sharded), (self.loader, self._spec, self.prefetch_depth)
+
     def __repr__(self) -> str:
-        return f"penstock.feed({self.loader!r}, device={self.device!r}, prefetch_depth={self.prefetch_depth})"
-
-    def __iter__(self) -> Iterator[Any]:
-        engine = engine_for(self.device)
-        expand = expander_for(engine)
-        statistics = self._statistics
-        # Where workers make the batches, this process's threads are free to move them.
-        pin = not getattr(self.loader, "num_workers", 0)
-        has_state = callable(getattr(self.loader, "state_dict", None))
-        self._state = None
-        clock = time.perf_counter
-        pending: collections.deque[tuple[Any, Any, float, float, float]] = collections.deque()
-        failure: Exception | None = None
-        finished = False
-        source = iter(self.loader)
-        try:
-            while True:
-                while not finished and len(pending) <= self.prefetch_depth:
-                    asked = clock()
-                    try:
-                        batch = next(source)
-                        fetched = clock()
-                        flight = engine.send(batch, expand, pin)
-                        del batch
-                    except StopIteration:
-                        finished = True
-                    except Exception as error:
-                        failure = error
-                        finished = True
-                    else:
-                        state = self.loader.state_dict() if has_state else None
-                        pending.append((flight, state, asked, fetched, clock()))
-                        del flight
-                if not pending:
-                    break
-                flight, state, asked, fetched, sent = pending.popleft()
-                taken = clock()
-                batch = flight.land()
-                self._state = state
-                statistics._add(flight, asked, fetched, sent, taken, clock())
-                del flight, state
-                yield batch
-                del batch
-            if failure is not None:
-                _note(failure, f"raised while penstock.feed asked for batch {statistics.batches} and sent it")
-                raise failure
-            self._state = None
-        finally:
-            pending.clear()
-            del failure, source
-
-    def set_epoch(self, epoch: int) -> None:
-        """Passes the epoch to the loader, or to its sampler where only that takes it."""
-        for owner in (
-            self.loader,
-            getattr(self.loader, "sampler", None),
-            getattr(self.loader, "batch_sampler", None),
-        ):
-            for candidate in (owner, getattr(owner, "sampler", None)):
-                if callable(getattr(candidate, "set_epoch", None)):
-                    candidate.set_epoch(epoch)
-                    return
-        raise AttributeError(f"neither {type(self.loader).__name__} nor its sampler has set_epoch")
-
-    def state_dict(self) -> Any:
-        """The loader's state as of the batch that was handed out last, not counting those that were asked for ahead."""
-        return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
-
-    def load_state_dict(self, state: Any) -> None:
-        """Passes a state to the loader."""
-        self._state = None
-        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+        return f"penstock.feed({self.loader!r}, device={self._spec!r}, prefetch_depth={self.prefetch_depth})"
 
     def stats(self) -> FeedStatistics:
         """What this feed did so far."""
         return self._statistics
 
+    def _begin(self) -> Iterator[Any]:
+        """The loader's iterator, for a new epoch."""
+        if not self.sharded:
+            _others.warn_unless_sharded(self.loader, "penstock.feed")
+        _others.warn_of_lost_accumulation(self.loader, "penstock.feed")
+        return iter(self.loader)
 
-@dataclass
-class FeedStatistics:
-    """What a feed did, summed over its epochs. Seconds are of the thread that iterates."""
 
-    device: str
-    prefetch_depth: int
-    batches: int = 0
-    arrays: int = 0
-    bytes: int = 0
-    loader_seconds: float = 0.0  #: waiting for the wrapped loader
-    send_seconds: float = 0.0  #: taking batches apart, packing and enqueuing them
-    land_seconds: float = 0.0  #: handing batches out; on the host device this holds the wait for them
-    timeline: collections.deque = field(default_factory=lambda: collections.deque(maxlen=_TIMELINE_LENGTH), repr=False)
+class _Stateful:
+    """Of a feed whose loader keeps a state."""
 
-    def _add(self, flight: Any, asked: float, fetched: float, sent: float, taken: float, landed: float) -> None:
-        self.batches += 1
-        self.arrays += flight.arrays
-        self.bytes += flight.bytes
-        self.loader_seconds += fetched - asked
-        self.send_seconds += sent - fetched
-        self.land_seconds += landed - taken
-        self.timeline.append((asked, fetched, sent, taken, landed))
+    def state_dict(self: Any) -> Any:
+        """The loader's state as of the batch that was handed out last, not counting those that were asked for ahead."""
+        return self.loader.state_dict() if self._state is None else self._state
 
-    def _rows(self) -> list[tuple[str, str]]:
-        count = max(self.batches, 1)
-        return [
-            ("device", self.device),
-            (
-                "batches",
-                f"{self.batches}, {self.arrays / count:.1f} arrays and {self.bytes / count / 2**20:.3g} MiB each",
-            ),
-            (
-                "waiting for the loader",
-                f"{self.loader_seconds:.3f} s, {1e6 * self.loader_seconds / count:.0f} µs a batch",
-            ),
-            ("sending", f"{self.send_seconds:.3f} s, {1e6 * self.send_seconds / count:.0f} µs a batch"),
-            ("handing out", f"{self.land_seconds:.3f} s, {1e6 * self.land_seconds / count:.0f} µs a batch"),
-        ]
+    def load_state_dict(self: Any, state: Any) -> None:
+        """Passes a state to the loader. The next iteration begins there; iterators from before keep none."""
+        self._state = self._latest = None
+        self.loader.load_state_dict(state)
 
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<24}{value}" for name, value in self._rows())
 
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in self._rows())
-        return f"<table>{rows}</table>"
+class _Epochs:
+    """Of a feed whose loader, or whose sampler or dataset, takes the epoch."""
 
-    def plot(self, axes: Any = None) -> Any:
-        """Draw when each batch was fetched, sent and handed out; needs matplotlib. Returns the axes."""
-        from ._plots import draw_lanes
+    def set_epoch(self: Any, epoch: int) -> None:
+        """Passes the epoch to the loader; if it does not take it, to its sampler, otherwise to its dataset."""
+        _others.epoch_taker(self.loader).set_epoch(epoch)
 
-        lanes = (("loader", 0, 1), ("send", 1, 2), ("hand out", 3, 4))
-        return draw_lanes([(label, [(t[i], t[k]) for t in self.timeline]) for label, i, k in lanes], axes)
+
+class _Prepared:
+    """Of a feed whose loader Accelerate prepared: the batches are fed to that loader, under it.
+
+    Accelerate's loader itself moves batches, and notes whether one is the last. So it has to come after the feed:
+    it stays the one that is iterated, and for that time the DataLoader in it is a feed of that DataLoader.
+    """
+
+    @property
+    def __class__(self) -> type:
+        # As Accelerate's loaders answer for the loader in them: `skip_first_batches` goes by it.
+        return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
+
+    @property
+    def device(self: Any) -> Any:
+        """What Accelerate moves the batches to."""
+        return _others.device_of_prepared(self.loader)
+
+    def _set_device(self: Any, device: Any) -> None:
+        wanted, given = resolve(device), self.device
+        if given is not None:
+            theirs = resolve(given)
+            if device != "auto" and theirs.split(":")[0] != wanted.split(":")[0]:
+                raise InvalidArgument(
+                    f"Accelerate moves the batches of this loader to {given}, not to {device}: leave `device` out."
+                )
+            wanted = theirs if device == "auto" else wanted
+        self._spec = wanted
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        loader, base = self.loader, self.loader.base_dataloader
+        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True)
+        inner._statistics = self._statistics
+        loader.base_dataloader = inner
+        try:
+            yield from loader
+        finally:
+            if loader.base_dataloader is inner:
+                loader.base_dataloader = base
+
+
+@functools.cache
+def _with(*mixins: type) -> type[Feed]:
+    return type("Feed", (*mixins, Feed), {"__module__": Feed.__module__, "__doc__": Feed.__doc__}) if mixins else Feed
+
+
+_STATE_NAMES = frozenset({"state_dict", "load_state_dict", "set_epoch"})
+
+
+def _kind_of(loader: Any) -> type[Feed]:
+    """Feed with the methods that work around this loader. A method that is there and raises would be taken for one."""
+    prepared = _others.is_prepared(loader)
+    mixins: list[type] = [_Prepared] if prepared else []
+    if _others.keeps_state(loader):
+        mixins.append(_Stateful)
+    if _others.epoch_taker(loader) is not None:
+        mixins.append(_Epochs)
+    return _with(*mixins)
+
+
+def _unwrapped(loader: Any) -> Any:
+    return loader.__dict__["loader"] if issubclass(type(loader), Feed) else loader
+
+
+class FeedIterator:
+    """One epoch of a feed. Lazy: it asks nothing of the loader before the first `next()`. Not for several threads."""
+
+    def __init__(self, feed: Feed):
+        self._feed = feed
+        self._source: Iterator[Any] | None = None
+        self._pending: collections.deque[Any] = collections.deque()
+        self._reads = True
+        self._fetched_any = False
+        self._over = False
+        self._left: float | None = None
+
+    def __iter__(self) -> FeedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        statistics = self._feed._statistics
+        entered = _clock()
+        if self._left is not None:
+            statistics._add_consumer(entered - self._left)
+        try:
+            return self._next(statistics)
+        finally:
+            self._left = None if self._over else _clock()
+            statistics.seconds += (self._left or _clock()) - entered
+
+    def _next(self, statistics: FeedStatistics) -> Any:
+        if self._over:
+            raise StopIteration
+        self._fill(statistics)
+        feed = self._feed
+        if not self._pending:
+            self.close()
+            if feed._latest is self:
+                feed._state = feed._latest = None
+            raise StopIteration
+        item = self._pending.popleft()
+        if isinstance(item, Exception):
+            self._reads = True
+            try:
+                raise item
+            finally:
+                del item
+        flight, state, asked, fetched, sent = item
+        del item
+        taken = _clock()
+        batch = flight.land()
+        if feed._latest is self:
+            feed._state = state
+        statistics._add(flight, asked, fetched, sent, taken, _clock())
+        return batch
+
+    def _start(self) -> None:
+        """Begins the epoch; from here on this iterator's state is the feed's."""
+        feed = self._feed
+        self._source = feed._begin()
+        feed._state, feed._latest = None, self
+
+    def _fill(self, statistics: FeedStatistics) -> None:
+        feed = self._feed
+        engine = engine_for(feed._spec)
+        expand = expander_for(engine)
+        # Where workers make the batches, this process's threads are free to move them.
+        pin = not getattr(feed.loader, "num_workers", 0)
+        while self._reads and len(self._pending) <= feed.prefetch_depth:
+            asked = _clock()
+            try:
+                if self._source is None:
+                    self._start()
+                batch = next(self._source)  # type: ignore[arg-type]
+                fetched = _clock()
+                if not self._fetched_any:
+                    self._fetched_any = True
+                    statistics.startup_seconds += fetched - asked
+                    asked = fetched
+                flight = engine.send(batch, expand, pin)
+                del batch
+            except StopIteration:
+                self._reads = False
+            except Exception as error:
+                number = statistics.batches + sum(not isinstance(item, Exception) for item in self._pending)
+                _note(error, f"raised while penstock.feed asked for batch {number} and sent it")
+                self._pending.append(error)
+                self._reads = False
+            else:
+                state = feed.loader.state_dict() if isinstance(self._feed, _Stateful) else None
+                self._pending.append((flight, state, asked, fetched, _clock()))
+                del flight
+
+    def close(self) -> None:
+        """Ends the epoch here: lets go of the loader's iterator and of the batches that were read ahead."""
+        self._over = True
+        self._reads = False
+        self._pending.clear()
+        source, self._source = self._source, None
+        if source is not None and hasattr(source, "close"):
+            source.close()
+
+
+class _Under(Feed):
+    """The feed under a loader of Accelerate's. Its iterator begins at once: processes wait for each other there."""
+
+    def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
+        return object.__new__(_under(_kind_of(loader)))
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = FeedIterator(self)
+        iterator._start()
+        return iterator
+
+    def _begin(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+@functools.cache
+def _under(kind: type[Feed]) -> type[Feed]:
+    return type("Feed", (_Under, kind), {})
 
 
 def _note(error: BaseException, text: str) -> None:

@@ -3,49 +3,78 @@
 from __future__ import annotations
 
 import atexit
-import html
 import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import _core
+from . import _core, _others
+from ._checks import whole
+from ._columns import Fields, Samples, fields_of
 from ._engines import engine_for
-from ._errors import InvalidArgument
+from ._errors import Closed, InvalidArgument
+from ._statistics import LoaderStatistics
 
 _open: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+_UINT64 = 2**64 - 1
+_UINT32 = 2**32 - 1
+
+# What DataLoader takes and a Loader does not, and what to write.
+_NOT_TAKEN = {
+    **dict.fromkeys(
+        ("num_workers", "worker_init_fn", "persistent_workers", "multiprocessing_context", "timeout"),
+        "its threads read the arrays where they lie, without worker processes. Leave it out; `threads` limits them",
+    ),
+    **dict.fromkeys(("pin_memory", "pin_memory_device"), "it locks what has to be locked by itself. Leave it out"),
+    "prefetch_factor": "batches that run ahead are counted in all: prefetch_depth",
+    "generator": "the order follows from `seed` and the epoch",
+    **dict.fromkeys(
+        ("sampler", "batch_sampler", "collate_fn"),
+        "the order follows from `seed` and the epoch, and samples are put together as they are stored. "
+        "For your own, use penstock.feed(DataLoader(...))",
+    ),
+}
 
 
 class Loader:
     """Feeds arrays to a device, epoch after epoch: shuffled, batched, and ahead of whoever consumes them.
 
-    `data`: one array, or a tuple, list or dict of them; the first axis of each counts samples. NumPy arrays, memory
-    maps and PyTorch tensors are read where they lie, without a copy, so they must not change meanwhile; others are
-    converted to NumPy. Batches have the same structure. Samples are 0 to the number of samples less one, in the order
-    that `seed` and the epoch give.
+    `data`: one array, or a tuple, list or dict of them, a TensorDataset or a TensorDict; the first axis of each counts
+    samples. NumPy arrays, memory maps and PyTorch tensors are read where they lie, without a copy, so they must not
+    change meanwhile; others are converted to NumPy. Batches have the same structure. A table (pandas, polars, Arrow,
+    a Hugging Face dataset, anything with an Arrow C stream) is a dict of its columns, each in its own type; nulls are
+    refused. Samples are 0 to the number of samples less one, in the order that `seed` and the epoch give.
 
-    A batch is PyTorch tensors where PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
+    A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
     GPU. Its memory is a slot of a ring, which goes back to the loader when the last tensor of the batch (and of views
     of it) is gone, and the work then queued on the stream of the loop is done: keep what you want to keep by a clone.
     Later work of PyTorch's current stream waits for the batch; the host does not.
 
-    - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. One iteration is one epoch.
+    One iteration is one epoch, and one iterator is in use at a time: `iter()` ends the one before it, whose `next()`
+    then raises Closed. For two loops at once make two Loaders.
+
+    - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch.
     - `to`: deliver wider types: a name for all fields with axes besides that of samples which can be widened to it
-      ("float32" of uint8 images; labels stay), or a dict or a sequence that names it for each field.
-    - `scale`, `shift`: value * scale + shift in float32, for the fields that `to` widens: a number, one number for
-      each extent of `channel_axis` (of a sample's axes), or a dict of these.
+      ("float32" of uint8 images; labels stay), or a dict or a sequence that names it for each field. "bfloat16" on
+      the host needs PyTorch or ml_dtypes.
+    - `scale`, `shift`: value * scale + shift in float32, for the fields that `to` delivers as float32, float16 or
+      bfloat16: a number, one number for each extent of `channel_axis` (of a sample's axes), or a dict of these.
     - `rank`, `world_size`: this process's share, by the rules of DistributedSampler. `distributed=True` takes them
-      from the environment that torchrun sets.
+      from torch.distributed if that is in use, otherwise from the environment that torchrun sets. If several
+      processes train together and neither is given, a NotShardedWarning says so when iteration begins.
     - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
     - `prefetch_depth`: batches ahead, 1 to 64.
     - `gather`: "automatic"; "host": threads copy samples together; "zero-copy": a kernel reads them out of your arrays,
-      with `gather_blocks` blocks (0: as measured best; few leave room for your kernels; where given, "automatic" takes
+      with `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" takes
       no copy engine); "copy-engine": the GPU's copy engines do, best for samples of 32 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
     - `device_budget_bytes`: most device memory to take; 0: half of what is free. `threads`: 0: as processors allow.
 
-    Raises InvalidArgument for what does not fit, OutOfMemory where the budget is too small.
+    Attributes: `device`, `batch_size`, `drop_last`, and `dataset`, which has a length and gives single samples. A
+    Loader can be pickled with its data; the copy goes on where this one stands. Raises InvalidArgument for what does
+    not fit, OutOfMemory if the budget is too small.
     """
 
     def __init__(
@@ -71,34 +100,54 @@ class Loader:
         narrow: bool = True,
         device_budget_bytes: int = 0,
         threads: int = 0,
+        **not_taken: Any,
     ):
-        names, arrays, self._rebuild = _fields(data)
+        for name in not_taken:
+            _refuse(name)
+        channel_axis = whole("channel_axis", channel_axis, 0, what="an axis of a sample")
+        self._arguments = {
+            **dict(data=data, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
+            **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
+            **dict(distributed=distributed, prefetch_depth=prefetch_depth, residency=residency, gather=gather),
+            **dict(gather_blocks=gather_blocks, narrow=narrow, device_budget_bytes=device_budget_bytes),
+            **dict(threads=threads),
+        }
+        fields = fields_of(data)
+        self._build = fields.build
+        self._shares = rank is not None or world_size is not None or distributed
         rank, world_size = _shard(rank, world_size, distributed)
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InvalidArgument(f"batch_size is a number of samples, 1 or more, not {batch_size!r}.")
         engine = engine_for(device)
         self.device = engine.spec
-        self.batch_size = batch_size
+        self.batch_size = whole("batch_size", batch_size, 1, what="a number of samples")
+        self.drop_last = bool(drop_last)
+        self.dataset = Samples(fields)
+        options = _field_options(fields, to, scale, shift, channel_axis)
+        _need_bfloat16(engine, options)
         self._native = _core.NativeLoader(
             engine,
-            list(zip(names, arrays, strict=True)),
-            _field_options(names, arrays, to, scale, shift, channel_axis),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
+            list(zip(fields.names, fields.arrays, strict=True)),
+            options,
+            batch_size=self.batch_size,
+            shuffle=bool(shuffle),
+            seed=whole("seed", seed, 0, _UINT64),
+            drop_last=self.drop_last,
             rank=rank,
             world_size=world_size,
-            prefetch_depth=prefetch_depth,
+            prefetch_depth=whole("prefetch_depth", prefetch_depth, 1, 64, what="a number of batches"),
             residency=str(residency),
             gather=gather,
-            gather_blocks=gather_blocks,
-            narrow=narrow,
-            device_budget_bytes=device_budget_bytes,
-            threads=threads,
+            gather_blocks=whole("gather_blocks", gather_blocks, 0, _UINT32, what="a number of blocks"),
+            narrow=bool(narrow),
+            device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
+            threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
         )
-        # The epoch that the next iteration begins, or None where it goes on where the loader stands.
+        # The epoch that the next iteration begins, or None if it goes on where the loader stands.
         self._next_epoch: int | None = None
+        # Whether the place to go on from is the beginning of that epoch, and not after the batches handed out.
+        self._at_beginning = False
+        self._loaded_epoch: int | None = None
+        self._turn = 0
+        self._warned = False
         _open.add(self)
 
     def __len__(self) -> int:
@@ -106,36 +155,33 @@ class Loader:
         return self._native.batches_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        native, rebuild = self._native, self._rebuild
-        if self._next_epoch is not None:
-            native.start_epoch(self._next_epoch)
-        epoch = native.state_dict()["epoch"]
-        self._next_epoch = epoch + 1
-        while True:
-            arrays = native.next()
-            if arrays is None:
-                return
-            batch = rebuild(arrays)
-            arrays.clear()
-            # Not held here while the loop asks for the next one: its slot would come back later.
-            holder = [batch]
-            del batch
-            yield holder.pop()
+        self._turn += 1
+        return LoaderIterator(self, self._turn)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of `epoch`."""
+        """The next iteration is of `epoch`. If a state of the same epoch was loaded, it goes on where that was taken."""
+        epoch = whole("epoch", epoch, 0, _UINT64)
+        if epoch == self._loaded_epoch:
+            return
         self._next_epoch = epoch
+        self._loaded_epoch = None
+        self._at_beginning = True
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, after the batches that were handed out: plain numbers, the same on every rank that has
-        taken as many batches."""
-        return self._native.state_dict()
+        taken as many batches. After an iteration that ran to its end: the beginning of the next epoch."""
+        state = self._native.state_dict()
+        return {**state, "epoch": self._next_epoch, "consumed": 0} if self._at_beginning else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where `state` was taken, also at another world size. Raises InvalidArgument where
-        the dataset, the seed or shuffling differ."""
-        self._native.load_state_dict(dict(state))
+        """The next iteration goes on where `state` was taken, also at another world size; iterators from before end.
+        Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not such a state."""
+        checked = _checked_state(state)
+        self._native.load_state_dict(checked)
         self._next_epoch = None
+        self._at_beginning = False
+        self._loaded_epoch = checked["epoch"]
+        self._turn += 1
 
     def describe(self) -> list[str]:
         """A line for each field: how it travels, and why."""
@@ -149,106 +195,169 @@ class Loader:
         """Stops the loader's threads. Batches that are held stay valid; iterating raises Closed."""
         self._native.close()
 
+    def __reduce__(self) -> tuple:
+        return _again, (self._arguments, self.state_dict())
+
     def __repr__(self) -> str:
         return f"<penstock.Loader on {self.device}: {'; '.join(self.describe())}; {len(self)} batches>"
 
-
-class LoaderStatistics:
-    """What a Loader did: the attributes of the C++ side's FeedStatistics, and `timeline`, a list of BatchTimes."""
-
-    def __init__(self, statistics: _core.LoaderStatistics, timeline: list[_core.BatchTimes]):
-        self._statistics = statistics
-        self.timeline = timeline
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._statistics, name)
-
-    def __str__(self) -> str:
-        return str(self._statistics)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw when each batch was gathered, moved and waited for; needs matplotlib. Returns the axes."""
-        from ._plots import draw_lanes
-
-        lanes = [
-            ("gather", [(t.gather_begin, t.gather_end) for t in self.timeline]),
-            ("transfer", [(t.transfer_begin, t.transfer_end) for t in self.timeline]),
-            ("stall", [(t.asked, t.arrived) for t in self.timeline]),
-        ]
-        return draw_lanes(lanes, axes)
+    def _begin(self) -> None:
+        if not self._warned:
+            self._warned = True
+            if not self._shares:
+                _others.warn_unless_sharded(None, "penstock.Loader")
+            _others.warn_of_lost_accumulation(None, "penstock.Loader")
+        if self._next_epoch is not None:
+            self._native.start_epoch(self._next_epoch)
+        self._next_epoch = self._native.state_dict()["epoch"] + 1
+        self._at_beginning = False
+        self._loaded_epoch = None
 
 
-def _fields(data: Any) -> tuple[list[str], list[Any], Any]:
-    """Names, arrays, and what makes a batch of a list of arrays."""
-    if isinstance(data, Mapping):
-        names = [str(name) for name in data]
-        return names, [_array(a, n) for n, a in zip(names, data.values(), strict=True)], _rebuild_dict(list(data))
-    if hasattr(data, "tensors"):  # a TensorDataset
-        data = tuple(data.tensors)
-    if isinstance(data, list | tuple) and not _is_array(data):
-        if not data:
-            raise InvalidArgument("A Loader needs at least one array.")
-        names = list(getattr(data, "_fields", [f"field{i}" for i in range(len(data))]))
-        build = type(data) if type(data) in (list, tuple) else lambda arrays: type(data)(*arrays)
-        return names, [_array(a, n) for n, a in zip(names, data, strict=True)], build
-    return ["data"], [_array(data, "data")], lambda arrays: arrays[0]
+class LoaderIterator:
+    """One epoch of a Loader. Begins it at the first `next()`."""
+
+    def __init__(self, loader: Loader, turn: int):
+        self._loader = loader
+        self._turn = turn
+        self._begun = False
+        self._over = False
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._over:
+            raise StopIteration
+        if self._turn != loader._turn:
+            raise Closed(
+                "A newer iterator of this Loader was begun, or a state was loaded, which ends this one. For two "
+                "loops at once make two Loaders."
+            )
+        if not self._begun:
+            loader._begin()
+            self._begun = True
+        arrays = loader._native.next()
+        if arrays is None:
+            self._over = True
+            loader._at_beginning = True
+            raise StopIteration
+        return loader._build(arrays)
 
 
-def _rebuild_dict(keys: list[Any]) -> Any:
-    return lambda arrays: dict(zip(keys, arrays, strict=True))
+def _again(arguments: dict[str, Any], state: dict[str, Any]) -> Loader:
+    loader = Loader(**arguments)
+    loader.load_state_dict(state)
+    return loader
 
 
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+def _refuse(name: str) -> None:
+    if name in _NOT_TAKEN:
+        raise InvalidArgument(f"A Loader does not take {name}: {_NOT_TAKEN[name]}.")
+    raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
 
 
-def _array(value: Any, name: str) -> Any:
-    """The array as the C++ side reads it: a tensor or a NumPy array without gaps."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.device.type != "cpu":
-            raise InvalidArgument(f"Field '{name}' is on {value.device} already; a Loader feeds arrays of the host.")
-        return value.detach().as_subclass(torch.Tensor).contiguous().resolve_conj().resolve_neg()
-    import numpy
-
-    array = numpy.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise InvalidArgument(f"Field '{name}' holds {array.dtype}; a Loader takes bool, integer and float types.")
-    if array.ndim == 0:
-        raise InvalidArgument(f"Field '{name}' is a scalar; its first axis has to count samples.")
-    return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+def _checked_state(state: Any) -> dict[str, Any]:
+    if not isinstance(state, Mapping):
+        raise InvalidArgument(f"A Loader's state is a dict, as state_dict() gives it, not {type(state).__name__}.")
+    limits = {"sample_count": _UINT64, "seed": _UINT64, "order_version": _UINT32, "epoch": _UINT64, "consumed": _UINT64}
+    missing = [key for key in (*limits, "shuffle") if key not in state]
+    if missing:
+        raise InvalidArgument(f"This is not a Loader's state: it lacks {', '.join(missing)}.")
+    if not isinstance(state["shuffle"], bool):
+        raise InvalidArgument(f"'shuffle' of a Loader's state is True or False, not {state['shuffle']!r}.")
+    return {
+        **{key: whole(f"'{key}' of a Loader's state", state[key], 0, most) for key, most in limits.items()},
+        "shuffle": state["shuffle"],
+    }
 
 
-def _field_options(names: list[str], arrays: list[Any], to: Any, scale: Any, shift: Any, channel_axis: int) -> list:
+def _need_bfloat16(engine: _core.Engine, options: list) -> None:
+    if engine.is_cuda or "torch" in sys.modules or all(target != "bfloat16" for _, target, *_ in options):
+        return
+    try:
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        raise InvalidArgument(
+            'NumPy has no bfloat16: import torch, or install ml_dtypes, to get it on "host", or deliver float32.'
+        ) from None
+
+
+# The types that values are scaled and shifted in: see FieldOptions in loader.hpp.
+_FLOATS = ("float16", "bfloat16", "float32")
+
+
+def _field_options(fields: Fields, to: Any, scale: Any, shift: Any, channel_axis: int) -> list:
+    targets = _targets(fields, to)
+    scales = _per_field("scale", scale, fields.names, targets)
+    shifts = _per_field("shift", shift, fields.names, targets)
+    return [
+        (name, target, *numbers, channel_axis)
+        for name, target, *numbers in zip(fields.names, targets, scales, shifts, strict=True)
+        if target is not None
+    ]
+
+
+def _targets(fields: Fields, to: Any) -> list[str | None]:
+    """What each field is delivered as; None: as it is stored."""
+    names, arrays = fields.names, fields.arrays
     stored = [str(array.dtype).removeprefix("torch.") for array in arrays]
     if isinstance(to, Mapping):
-        unknown = set(map(str, to)) - set(names)
-        if unknown:
-            raise InvalidArgument(f"`to` names no field of this dataset: {', '.join(sorted(unknown))}.")
-        wanted = [to.get(name) for name in names]
-    elif to is None or isinstance(to, str) or not isinstance(to, Sequence):
-        name = None if to is None else _dtype_name(to)
-        wanted = [
-            name if name is not None and array.ndim > 1 and _core.can_widen(dtype, name) else None
-            for array, dtype in zip(arrays, stored, strict=True)
-        ]
-        if name is not None and not any(wanted):
-            raise InvalidArgument(f"No field can be widened to {name}: they are {', '.join(stored)}.")
-    else:
+        wanted = _by_name("to", to, names)
+        return [None if value is None else _dtype_name(value) for value in wanted]
+    if to is not None and not isinstance(to, str) and isinstance(to, Sequence):
         if len(to) != len(names):
             raise InvalidArgument(f"`to` has {len(to)} entries for {len(names)} fields.")
-        wanted = list(to)
-    options = []
-    for name, target in zip(names, wanted, strict=True):
-        scales, shifts = (_numbers(value, name, target is not None) for value in (scale, shift))
-        if target is not None or scales or shifts:
-            options.append((name, None if target is None else _dtype_name(target), scales, shifts, channel_axis))
-    return options
+        return [None if value is None else _dtype_name(value) for value in to]
+    if to is None:
+        return [None] * len(names)
+    name = _dtype_name(to)
+    targets = [
+        name if array.ndim > 1 and _core.can_widen(dtype, name) else None
+        for array, dtype in zip(arrays, stored, strict=True)
+    ]
+    if not any(targets):
+        raise InvalidArgument(f"No field can be widened to {name}: they are {', '.join(stored)}.")
+    return targets
+
+
+def _by_name(what: str, values: Mapping[Any, Any], names: list[str]) -> list[Any]:
+    by_name = {str(key): value for key, value in values.items()}
+    unknown = sorted(by_name.keys() - set(names))
+    if unknown:
+        raise InvalidArgument(
+            f"`{what}` names no field of this dataset: {', '.join(unknown)}. The fields are {', '.join(names)}."
+        )
+    return [by_name.get(name) for name in names]
+
+
+def _per_field(what: str, value: Any, names: list[str], targets: list[str | None]) -> list[list[float]]:
+    """The numbers of `scale` or `shift` for each field; empty: none."""
+    if value is None:
+        return [[] for _ in names]
+    fits = [target in _FLOATS for target in targets]
+    if not isinstance(value, Mapping):
+        if not any(fits):
+            raise InvalidArgument(
+                f'`{what}` needs a field that `to` delivers as float32, float16 or bfloat16: pass to="float32".'
+            )
+        return [_as_floats(what, value) if fit else [] for fit in fits]
+    values = _by_name(what, value, names)
+    for name, numbers, fit in zip(names, values, fits, strict=True):
+        if numbers is not None and not fit:
+            raise InvalidArgument(
+                f"`{what}` names '{name}', which `to` does not deliver as float32, float16 or bfloat16: pass "
+                f'to={{{name!r}: "float32"}}.'
+            )
+    return [[] if numbers is None else _as_floats(what, numbers) for numbers in values]
+
+
+def _as_floats(what: str, value: Any) -> list[float]:
+    try:
+        return [float(value)] if not hasattr(value, "__len__") else [float(number) for number in value]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"`{what}` is a number, or one for each channel, not {value!r}.") from error
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -258,21 +367,18 @@ def _dtype_name(dtype: Any) -> str:
         return str(dtype).removeprefix("torch.")
     import numpy
 
-    return numpy.dtype(dtype).name
-
-
-def _numbers(value: Any, name: str, widened: bool) -> list[float]:
-    if isinstance(value, Mapping):
-        value = value.get(name)
-    elif not widened:
-        value = None
-    if value is None:
-        return []
-    return [float(value)] if isinstance(value, int | float) else [float(v) for v in value]
+    try:
+        return numpy.dtype(dtype).name
+    except TypeError as error:
+        raise InvalidArgument(f'`to` names a type, such as "float32", not {dtype!r}.') from error
 
 
 def _shard(rank: int | None, world_size: int | None, distributed: bool) -> tuple[int, int]:
     if distributed:
+        if _others.processes() > 1:
+            joined = sys.modules["torch.distributed"]
+            rank = joined.get_rank() if rank is None else rank
+            world_size = joined.get_world_size() if world_size is None else world_size
         try:
             rank = int(os.environ["RANK"]) if rank is None else rank
             world_size = int(os.environ["WORLD_SIZE"]) if world_size is None else world_size
@@ -283,7 +389,10 @@ def _shard(rank: int | None, world_size: int | None, distributed: bool) -> tuple
             ) from None
     if (rank is None) != (world_size is None):
         raise InvalidArgument("rank and world_size belong together: pass both or none.")
-    return (0, 1) if rank is None or world_size is None else (rank, world_size)
+    if rank is None or world_size is None:
+        return 0, 1
+    world_size = whole("world_size", world_size, 1, what="a number of processes")
+    return whole("rank", rank, 0, world_size - 1), world_size
 
 
 @atexit.register

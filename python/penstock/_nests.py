@@ -32,12 +32,13 @@ def register_batch_type(batch_type: type, flatten: Callable[[Any], Any], unflatt
 class Expander:
     """Answers the C++ side's question about one object: see `Tree` in tree.hpp.
 
-    `target` is what PyTorch calls the device that the nest goes to.
+    `target` is what PyTorch calls the device that the nest goes to; `sends`: what cannot go there is refused, rather
+    than left on the host where it is.
     """
 
-    def __init__(self, target: str, pin: bool):
+    def __init__(self, target: str, sends: bool):
         self.target = target
-        self.pin = pin
+        self.sends = sends
 
     def __call__(self, value: Any, expanded: bool) -> Any:
         for base in type(value).__mro__:
@@ -55,13 +56,26 @@ class Expander:
                 return value, None
             if isinstance(value, numpy.ndarray):
                 return _array(value, numpy, expanded)
-        if self.pin and callable(getattr(value, "pin_memory", None)):
-            return self._own_protocol(value), None
+        if torch is not None and isinstance(value, torch.nn.Module):
+            return (
+                "a module is not copied, it moves: module.to(device). Its weights are copied by "
+                "to_device(module.state_dict())."
+            )
+        own = self._own_protocol(value)
+        if own is not None:
+            return own, None
         container = _container(value)
         if container is not None:
             return container
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             return self._foreign(value)
+        if self.sends and (hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")):
+            return (
+                f"a table ({type(value).__module__}.{type(value).__name__}) is not sent as it is. Send a dict of its "
+                "columns as arrays; penstock.Loader feeds tables."
+            )
+        if not isinstance(value, type) and callable(getattr(value, "to", None)):
+            return _to(value, self.target), None
         return value, None
 
     def _tensor(self, value: Any, torch: Any, expanded: bool) -> Any:
@@ -78,15 +92,19 @@ class Expander:
         return value.to(self.target, non_blocking=self.target != "cpu"), None
 
     def _own_protocol(self, value: Any) -> Any:
+        """The object moved by its own `pin_memory()` and `to()`; None if it has no `pin_memory()` to call here."""
+        if not callable(getattr(value, "pin_memory", None)):
+            return None
+        moves = callable(getattr(value, "to", None))
+        if self.target == "cpu":  # pinned memory serves GPUs, and PyTorch needs one to pin
+            return _to(value, self.target) if moves else None
         pinned = _pin(value, self.target)
         if pinned is None:
             raise TypeError(
                 f"{type(value).__name__}.pin_memory() returned None; it has to return the pinned object "
-                "(`return self` where it pins in place)."
+                "(`return self` if it pins in place)."
             )
-        if callable(getattr(pinned, "to", None)):
-            return pinned.to(self.target, non_blocking=True)
-        return pinned
+        return _to(pinned, self.target) if moves else pinned
 
     def _foreign(self, value: Any) -> Any:
         import numpy
@@ -118,17 +136,20 @@ def _pin(value: Any, target: str) -> Any:
         p.kind is p.VAR_KEYWORD or (p.name == "device" and p.kind is not p.POSITIONAL_ONLY) for p in parameters
     )
     by_position = any(p.name == "device" and p.kind is p.POSITIONAL_ONLY for p in parameters)
+    if by_name:
+        return value.pin_memory(device=target)
+    return value.pin_memory(target) if by_position else value.pin_memory()
+
+
+def _to(value: Any, target: str) -> Any:
+    """Calls `value.to(target)`; towards a GPU without waiting for the copy, if it takes `non_blocking`."""
     try:
-        if by_name:
-            return value.pin_memory(device=target)
-        return value.pin_memory(target) if by_position else value.pin_memory()
-    except RuntimeError as error:
-        # Without a GPU PyTorch cannot pin, and nothing is gained by it: DataLoader leaves it out, too.
-        torch = sys.modules.get("torch")
-        cannot_pin = torch is not None and not torch.cuda.is_available()
-        if target == "cpu" and cannot_pin and "accelerator" in str(error):
-            return value
-        raise
+        parameters = inspect.signature(value.to).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    may_run_on = any(p.kind is p.VAR_KEYWORD or p.name == "non_blocking" for p in parameters)
+    moved = value.to(target, non_blocking=True) if may_run_on and target != "cpu" else value.to(target)
+    return value if moved is None else moved
 
 
 def _array(value: Any, numpy: Any, expanded: bool) -> Any:

@@ -142,6 +142,9 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin) {
   std::vector<Leaf>& leaves = nest.leaves();
   Flight flight(shared_from_this());
   flight.arrays_ = leaves.size();
+  if (!leaves.empty() && leaves.front().ndim() > 0) {
+    flight.samples_ = static_cast<std::size_t>(leaves.front().shape()[0]);
+  }
   std::vector<nb::object> results;
   if (leaves.empty()) {
     flight.result_ = nest.build(results);

@@ -47,6 +47,8 @@ class Flight {
 
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::size_t arrays() const noexcept { return arrays_; }
+  /// The extent of the first array's first axis; 0 where there is none.
+  [[nodiscard]] std::size_t samples() const noexcept { return samples_; }
 
  private:
   friend class Engine;
@@ -56,6 +58,7 @@ class Flight {
   StreamHandle stream_ = nullptr;  ///< on which the results' memory was allocated
   std::size_t bytes_ = 0;
   std::size_t arrays_ = 0;
+  std::size_t samples_ = 0;
 };
 
 /// Everything that one device needs to be sent to: the transfer engine, a pool for results that are no

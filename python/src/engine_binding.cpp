@@ -61,7 +61,9 @@ void bind_engine(nb::module_& module) {
       .def("release_sources", &Flight::release_sources,
            "Blocks until the arrays that were sent are not read any more.")
       .def_prop_ro("bytes", &Flight::bytes, "Bytes of the arrays that are sent.")
-      .def_prop_ro("arrays", &Flight::arrays, "How many arrays are sent.");
+      .def_prop_ro("arrays", &Flight::arrays, "How many arrays are sent.")
+      .def_prop_ro("samples", &Flight::samples,
+                   "Extent of the first array's first axis; 0 if there is none.");
 
   nb::class_<Engine>(module, "Engine", "What one device is sent to with.")
       .def(nb::new_([](const std::string& spec, std::optional<std::filesystem::path> cache_directory) {

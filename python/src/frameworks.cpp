@@ -1,5 +1,7 @@
 #include "frameworks.hpp"
 
+#include <penstock/core/error.hpp>
+
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
@@ -71,12 +73,45 @@ bool requires_grad(PyObject* tensor) {
   return value == Py_True;
 }
 
+// NumPy's bfloat16, which it has from ml_dtypes.
+nb::object bfloat16_type() {
+  try {
+    return nb::module_::import_("ml_dtypes").attr("bfloat16");
+  } catch (const nb::python_error&) {
+    throw Unsupported("NumPy has no bfloat16: import torch, or install ml_dtypes.");
+  }
+}
+
 bool call_is_true(PyObject* object, const char* method) {
   return nb::cast<bool>(nb::handle(object).attr(method)());
 }
 
 void raise_framework_error(void* /*context*/, const char* kind, const char* message) {
   PyErr_SetString(std::string_view(kind) == "MemoryError" ? PyExc_MemoryError : PyExc_RuntimeError, message);
+}
+
+// Runs `allocate`; that a framework's memory does not suffice becomes an error that is penstock's and
+// PyTorch's.
+template <typename Allocate>
+auto with_out_of_memory(Allocate&& allocate) {
+  try {
+    return allocate();
+  } catch (const nb::python_error& error) {
+    const nb::object torchs = nb::module_::import_("torch").attr("OutOfMemoryError");
+    if (!error.matches(PyExc_MemoryError) && !error.matches(torchs)) throw;
+    const nb::object ours =
+        nb::module_::import_("penstock._errors").attr("allocator_out_of_memory")(error.value());
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(ours.ptr())), ours.ptr());
+  }
+  throw nb::python_error();
+}
+
+// PyTorch's types of less than eight bits take a byte each, and DLPack calls them by the byte's name.
+bool is_byte_type(PyObject* tensor, const dlpack::DataType& dtype) {
+  static PyObject* const uint8 = keep(nb::module_::import_("torch").attr("uint8"));
+  static PyObject* const int8 = keep(nb::module_::import_("torch").attr("int8"));
+  const nb::object type = nb::handle(tensor).attr("dtype");
+  return type.ptr() == (dtype.code == dlpack::kUInt ? uint8 : int8);
 }
 
 }  // namespace
@@ -148,6 +183,8 @@ bool Torch::read(Leaf& leaf, PyObject* tensor) {
     if (managed == nullptr) throw nb::python_error();
     if (!fill_leaf(leaf, managed->tensor)) return false;
   }
+  const bool integer = leaf.dtype.code == dlpack::kInt || leaf.dtype.code == dlpack::kUInt;
+  if (integer && leaf.dtype.bits == 8 && !is_byte_type(tensor, leaf.dtype)) return false;
   // Bits that say "conjugate" and "negate me when read" are no part of the bytes. The latter comes from the
   // imaginary part of a conjugate, whose elements lie apart.
   if (leaf.dtype.code == dlpack::kComplex && call_is_true(tensor, "is_conj")) return false;
@@ -193,6 +230,10 @@ nb::object Torch::make(const TensorView& view) {
 }
 
 std::shared_ptr<Storage> Torch::allocate(int device_index, std::size_t bytes) {
+  return with_out_of_memory([&] { return allocate_or_raise(device_index, bytes); });
+}
+
+std::shared_ptr<Storage> Torch::allocate_or_raise(int device_index, std::size_t bytes) {
   auto extent = static_cast<std::int64_t>(bytes);
   dlpack::ManagedTensorVersioned* managed = nullptr;
   if (api_ != nullptr && exchange_api_wanted) {
@@ -275,12 +316,13 @@ nb::object NumPy::make(const TensorView& view) {
   const nb::capsule owner(storage,
                           [](void* self) noexcept { delete static_cast<std::shared_ptr<Storage>*>(self); });
   std::vector<std::size_t> shape(view.shape, view.shape + view.ndim);
+  const bool bfloat16 = view.dtype.code == dlpack::kBfloat;
   nb::dlpack::dtype dtype;
-  dtype.code = view.dtype.code;
+  dtype.code = bfloat16 ? std::uint8_t{dlpack::kUInt} : view.dtype.code;
   dtype.bits = view.dtype.bits;
   dtype.lanes = view.dtype.lanes;
   nb::ndarray<nb::numpy> array(view.data, shape.size(), shape.data(), owner, view.strides, dtype);
-  return array.cast();
+  return bfloat16 ? array.cast().attr("view")(bfloat16_type()) : array.cast();
 }
 
 }  // namespace penstock::python

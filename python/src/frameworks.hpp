@@ -71,20 +71,21 @@ class Torch {
     return reinterpret_cast<PyObject*>(Py_TYPE(object)) == tensor_type_;
   }
   /// Fills `leaf`. False for tensors that only PyTorch itself can copy (sparse, quantised, that require a
-  /// gradient,
-  /// ...) or that have gaps.
+  /// gradient, types of less than eight bits, ...) or that have gaps.
   [[nodiscard]] bool read(Leaf& leaf, PyObject* tensor);
   /// Puts a copy in pinned memory in the place of a tensor in pageable memory; leaves `leaf` as it is where
   /// PyTorch cannot. The copy's memory is PyTorch's, which uses it again once the copy is dropped.
   void pin(Leaf& leaf);
   [[nodiscard]] nb::object make(const TensorView& view);
-  /// Memory of PyTorch's allocator, whose earlier uses are done in the order of the current stream.
+  /// Memory of PyTorch's allocator, whose earlier uses are done in the order of the current stream. Where it
+  /// has none, raises penstock.OutOfMemory, which is torch.OutOfMemoryError, too.
   [[nodiscard]] std::shared_ptr<Storage> allocate(int device_index, std::size_t bytes);
   [[nodiscard]] StreamHandle current_stream(int device_index);
 
  private:
   Torch() = default;
   [[nodiscard]] bool refresh();
+  [[nodiscard]] std::shared_ptr<Storage> allocate_or_raise(int device_index, std::size_t bytes);
 
   PyObject* tensor_type_ = nullptr;
   const dlpack::ExchangeApi* api_ = nullptr;

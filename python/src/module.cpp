@@ -30,7 +30,7 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
   try {
     std::rethrow_exception(pointer);
   } catch (const OutOfMemory& error) {
-    const nb::object object = make_error("OutOfMemory", error);
+    const nb::object object = make_error("out_of_memory", error);
     object.attr("asked") = error.asked();
     object.attr("used") = error.used();
     object.attr("free") = error.free();

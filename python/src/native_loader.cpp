@@ -92,7 +92,12 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
                     : numpy != nullptr && numpy->is_array_exactly(array.ptr())
                         ? numpy->read(leaf, array.ptr())
                         : false;
-  if (!read) throw InvalidArgument("Field '" + name + "' is no array of numbers that lie side by side.");
+  if (!read) {
+    throw InvalidArgument(
+        "Field '" + name +
+        "' is not an array of whole bytes that lie side by side, or its dtype is not known; "
+        "convert it to a bool, integer or float type.");
+  }
   if (leaf.device.type == dlpack::kCuda) {
     throw InvalidArgument("Field '" + name + "' is on a GPU already; a Loader feeds arrays of the host.");
   }
@@ -102,7 +107,12 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   field.name = name;
   field.dtype = dtype_of(name, leaf.dtype);
   field.shape.assign(leaf.shape() + 1, leaf.shape() + leaf.ndim());
-  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(array), allocation_of(array, leaf));
+  const auto allocation = allocation_of(array, leaf);
+  if (leaf.framework == Framework::torch && leaf.bytes > 0 && allocation.empty()) {
+    throw InvalidArgument("Field '" + name +
+                          "' is a tensor whose storage is smaller than the tensor: it was freed or resized.");
+  }
+  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(array), allocation);
 }
 
 Dataset make_dataset(const NativeLoader::Arrays& fields) {

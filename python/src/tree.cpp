@@ -21,6 +21,8 @@ class RecursionGuard {
   RecursionGuard& operator=(const RecursionGuard&) = delete;
 };
 
+constexpr std::size_t kDeepest = 10000;
+
 bool is_plain_value(PyObject* object) {
   return object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
          PyFloat_CheckExact(object) || PyBool_Check(object) || PyBytes_CheckExact(object);
@@ -34,6 +36,11 @@ Tree::Tree(nb::handle root, nb::handle expand, const Wanted& wanted) : expand_(e
 }
 
 void Tree::take(PyObject* object, bool expanded) {
+  // Python's own limit may have been raised past what the C stack holds.
+  if (path_.size() > kDeepest) {
+    PyErr_SetString(PyExc_RecursionError, "a nest of arrays is more than 10000 levels deep");
+    throw nb::python_error();
+  }
   if (is_plain_value(object)) {
     nodes_.push_back({Kind::value, nb::borrow(object)});
   } else if (PyDict_CheckExact(object)) {

@@ -30,3 +30,7 @@ def same(a, b) -> bool:
 def place(device: str) -> str:
     """What PyTorch calls the device."""
     return device if device.startswith("cuda") else "cpu"
+
+
+def is_gpu(device: str) -> bool:
+    return device.startswith("cuda")

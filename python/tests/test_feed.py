@@ -1,6 +1,10 @@
 import collections
 import copy
 import gc
+import inspect
+import json
+import pickle
+import sys
 import threading
 import weakref
 
@@ -10,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import penstock
-from support import place, same
+from conftest import gpu
+from support import is_gpu, place, same
 
 
 def batches_of(count, random, size=100):
@@ -240,7 +245,7 @@ class Pinnable:
 def test_own_pin_memory_and_to_are_called(device):
     (batch,) = penstock.feed([Pinnable(torch.ones(3))], device)
     assert type(batch) is Pinnable
-    assert batch.calls == ["pin", ("to", place(device), True)]
+    assert batch.calls == (["pin", ("to", "cuda:0", True)] if is_gpu(device) else [("to", "cpu", False)])
 
 
 def test_pin_memory_goes_before_what_a_container_is(device):
@@ -250,11 +255,13 @@ def test_pin_memory_goes_before_what_a_container_is(device):
             return self
 
     (batch,) = penstock.feed([Batch(a=1)], device)
-    assert type(batch) is Batch and batch["pinned"]
+    assert type(batch) is Batch and batch.get("pinned", False) is is_gpu(device)
 
 
+@gpu
 @pytest.mark.parametrize("kind", ["keyword", "positional", "any"])
-def test_pin_memory_gets_the_device_where_it_takes_one(device, kind):
+def test_pin_memory_gets_the_device_where_it_takes_one(kind):
+    device = "cuda:0"
     got = []
 
     class Keyword:
@@ -277,33 +284,55 @@ def test_pin_memory_gets_the_device_where_it_takes_one(device, kind):
     assert got == [place(device)]
 
 
-def test_pin_memory_that_returns_none_is_explained(device):
+@gpu
+def test_pin_memory_that_returns_none_is_explained():
     class Forgetful:
         def pin_memory(self):
             pass
 
     with pytest.raises(TypeError, match=r"Forgetful\.pin_memory\(\) returned None.*return self"):
-        list(penstock.feed([Forgetful()], device))
+        list(penstock.feed([Forgetful()], "cuda:0"))
 
 
-def test_pin_memory_that_throws(device):
+@gpu
+def test_pin_memory_that_throws():
     class Throwing:
         def pin_memory(self):
             raise Broken("mine")
 
     with pytest.raises(Broken, match="mine"):
-        list(penstock.feed([Throwing()], device))
+        list(penstock.feed([Throwing()], "cuda:0"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch can pin here")
-def test_pinning_is_left_out_where_pytorch_cannot_pin():
-    class Real(Pinnable):
+def test_nothing_is_pinned_for_the_host():
+    class Throwing:
+        tensor = torch.ones(3)
+
         def pin_memory(self):
-            self.tensor = self.tensor.pin_memory()
-            return self
+            raise Broken("no GPU, nothing to pin for")
 
-    (batch,) = penstock.feed([Real(torch.ones(3))], "host")
-    assert torch.equal(batch.tensor, torch.ones(3))
+    batch = Throwing()
+    assert list(penstock.feed([batch], "host")) == [batch]
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    (got,) = penstock.feed([packed], "cpu")
+    assert torch.equal(got.data, packed.data)
+
+
+class Movable:
+    """A batch with `to` alone."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def to(self, device):
+        return Movable(self.tensor.to(device))
+
+
+def test_an_object_with_to_moves_there_and_back(device):
+    batch = Movable(torch.arange(9))
+    (there,) = penstock.feed([batch], device)
+    assert there.tensor.device.type == torch.device(place(device)).type
+    assert torch.equal(penstock.to_host([there])[0].tensor, batch.tensor)
 
 
 def test_packed_sequences(device):
@@ -367,7 +396,8 @@ def test_set_epoch_reaches_the_sampler_that_takes_it():
     own = Sampler()
     penstock.feed(own, "host").set_epoch(5)
     assert own.epoch == 5
-    with pytest.raises(AttributeError, match="set_epoch"):
+    assert not hasattr(penstock.feed([1], "host"), "set_epoch")
+    with pytest.raises(AttributeError, match="list has no set_epoch"):
         penstock.feed([1], "host").set_epoch(1)
 
 
@@ -441,9 +471,14 @@ def test_statistics_count_what_was_done(device, random):
     fed = penstock.feed([[torch.ones(10), torch.ones(6)]] * 5, device)
     collections.deque(fed, maxlen=0)
     statistics = fed.stats()
-    assert (statistics.batches, statistics.arrays, statistics.bytes) == (5, 10, 5 * 64)
+    assert (statistics.batches, statistics.samples, statistics.arrays, statistics.bytes) == (5, 50, 10, 5 * 64)
     assert statistics.loader_seconds > 0 and statistics.send_seconds > 0
-    assert "5, 2.0 arrays" in str(statistics)
+    parts = ("startup", "loader", "send", "land", "consumer")
+    assert sum(getattr(statistics, f"{part}_seconds") for part in parts) <= statistics.seconds
+    assert "5, 2.0 arrays" in str(statistics) and "50, " in str(statistics)
+    figures = statistics.as_dict()
+    assert figures["samples"] == 50 and figures["samples_per_second"] > 0 and "timeline" not in figures
+    assert json.loads(json.dumps(figures)) == figures
     assert "<table>" in statistics._repr_html_()
     assert len(statistics.timeline) == 5
 
@@ -454,3 +489,215 @@ def test_plot():
     fed = penstock.feed([torch.ones(10)] * 3, "host")
     collections.deque(fed, maxlen=0)
     assert len(fed.stats().plot().collections) == 3
+
+
+def test_the_start_of_an_epoch_is_told_apart(device):
+    ran = []
+
+    def source():
+        ran.append("start")
+        yield torch.ones(3)
+        yield torch.ones(3)
+
+    class Slow:
+        def __iter__(self):
+            return source()
+
+    fed = penstock.feed(Slow(), device, prefetch_depth=0)
+    iterator = iter(fed)
+    assert not ran, "iter() begins nothing"
+    next(iterator)
+    statistics = fed.stats()
+    assert ran == ["start"] and statistics.startup_seconds > 0 and statistics.loader_seconds == 0
+    next(iterator)
+    assert statistics.loader_seconds > 0
+
+
+class Moody:
+    """An iterator that raises at some batches, and goes on after them."""
+
+    def __init__(self, count, bad):
+        self.count, self.bad, self.at = count, bad, -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.at += 1
+        if self.at in self.bad:
+            raise Broken(f"batch {self.at}")
+        if self.at >= self.count:
+            raise StopIteration
+        return torch.tensor(self.at)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_after_an_exception_the_next_batch_comes(device, depth):
+    def story(iterator):
+        told = []
+        for _ in range(12):
+            try:
+                told.append(int(next(iterator)))
+            except Broken as error:
+                told.append(str(error))
+            except StopIteration:
+                told.append("end")
+        return told
+
+    bad = {2, 3, 7}
+    expected = story(Moody(8, bad))
+    assert expected[:5] == [0, 1, "batch 2", "batch 3", 4]
+    assert story(iter(penstock.feed(Moody(8, bad), device, prefetch_depth=depth))) == expected
+
+
+def test_nothing_is_asked_for_past_an_exception_before_it_was_raised():
+    source = Moody(8, {2})
+    iterator = iter(penstock.feed(source, "host", prefetch_depth=5))
+    next(iterator), next(iterator)
+    assert source.at == 2
+    with pytest.raises(Broken):
+        next(iterator)
+    assert source.at == 2
+    assert int(next(iterator)) == 3
+
+
+def test_two_iterators_of_a_feed_are_independent(device):
+    fed = penstock.feed([torch.tensor(i) for i in range(5)], device)
+    assert [(int(a), int(b)) for a, b in zip(fed, fed, strict=True)] == [(i, i) for i in range(5)]
+    assert sum(1 for _ in fed for _ in fed) == 25
+
+
+class Counter:
+    """A loader that keeps a state."""
+
+    def __init__(self, count=10):
+        self.count = count
+        self.position = 0
+
+    def __iter__(self):
+        while self.position < self.count:
+            self.position += 1
+            yield torch.tensor(self.position)
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def test_methods_are_there_only_if_they_work():
+    for loader in ([1], DataLoader(Squares(), batch_size=5)):
+        for name in ("state_dict", "load_state_dict", "set_epoch"):
+            assert not hasattr(penstock.feed(loader, "host"), name), name
+            assert inspect.getattr_static(penstock.feed(loader, "host"), name, None) is None
+    fed = penstock.feed(Counter(), "host")
+    assert isinstance(fed, penstock.Feed)
+    # As runtime-checkable protocols ask from Python 3.12 on.
+    assert inspect.getattr_static(fed, "state_dict") and inspect.getattr_static(fed, "load_state_dict")
+    assert not hasattr(fed, "set_epoch")
+
+
+def test_a_state_that_was_loaded_in_mid_loop_is_not_that_of_the_loop():
+    loader = Counter()
+    fed = penstock.feed(loader, "host", prefetch_depth=1)
+    iterator = iter(fed)
+    next(iterator)
+    fed.load_state_dict({"position": 7})
+    next(iterator)
+    assert fed.state_dict() == loader.state_dict()
+
+
+def test_the_state_after_the_end_is_the_loaders():
+    fed = penstock.feed(Counter(3), "host", prefetch_depth=5)
+    states = [fed.state_dict()["position"] for _ in fed]
+    assert states == [1, 2, 3]
+    assert fed.state_dict() == {"position": 0}
+
+
+def test_a_feed_of_a_feed_is_a_feed_of_the_loader():
+    loader = Counter()
+    fed = penstock.feed(penstock.feed(loader, "host", prefetch_depth=0), "host:late=1", prefetch_depth=3)
+    assert fed.loader is loader and fed.device == "host:late=1"
+    assert [int(x) for x in fed] == list(range(1, 11))
+    assert fed.state_dict() == {"position": 0}
+
+
+def test_assigning_reaches_the_loader():
+    loader = DataLoader(Squares(), batch_size=5)
+    fed = penstock.feed(loader, "host")
+    fed.worker_init_fn = print
+    assert loader.worker_init_fn is print
+    fed.mine = 3
+    assert fed.mine == 3 and not hasattr(loader, "mine")
+    assert not hasattr(fed, "_iterator"), "what begins with an underscore is the loader's own"
+
+
+def test_pickling(device):
+    fed = penstock.feed(DataLoader(Squares(), batch_size=5), device, prefetch_depth=4, sharded=True)
+    again = pickle.loads(pickle.dumps(fed))
+    assert (again.device, again.prefetch_depth, again.sharded) == (fed.device, 4, True)
+    assert same(list(again), list(fed))
+    assert hasattr(pickle.loads(pickle.dumps(penstock.feed(Counter(), "host"))), "state_dict")
+
+
+def test_names_of_the_host():
+    for name in ("cpu", torch.device("cpu"), "host"):
+        assert penstock.feed([torch.ones(1)], name).device == "host"
+
+
+def test_types_of_less_than_a_byte_stay_what_they_are(device):
+    packed = torch.empty(3, dtype=torch.uint4)
+    (got,) = penstock.feed([[packed, torch.ones(2, dtype=torch.uint8)]], device)
+    assert got[0].dtype == torch.uint4 and got[1].dtype == torch.uint8
+
+
+def test_a_module_is_refused():
+    with pytest.raises(TypeError, match=r"batch\['m'\].*module\.to"):
+        penstock.to_device({"m": torch.nn.Linear(2, 2)}, "host")
+
+
+def test_a_table_is_refused():
+    class Table:
+        def __arrow_c_stream__(self, requested_schema=None):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"table .*dict of its columns"):
+        penstock.to_device(Table(), "host")
+
+
+def test_a_nest_deeper_than_the_c_stack():
+    nest = torch.ones(1)
+    for _ in range(100_000):
+        nest = [nest]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(200_000)
+    try:
+        with pytest.raises(RecursionError):
+            penstock.to_device(nest, "host")
+    finally:
+        sys.setrecursionlimit(limit)
+        while isinstance(nest, list):
+            nest = nest.pop()
+
+
+def test_an_array_whose_strides_are_no_multiple_of_its_items(device):
+    buffer = np.arange(1 << 14, dtype=np.uint8)
+    array = np.ndarray((1000,), np.float32, buffer, 0, (5,))
+    assert penstock.to_host(penstock.to_device(array, device)).tobytes() == array.tobytes()
+
+
+def test_running_out_of_memory_is_an_error_of_both(device):
+    from penstock._errors import allocator_out_of_memory
+
+    error = allocator_out_of_memory(
+        MemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nException raised from malloc at x.cpp:1\nframe #0")
+    )
+    assert isinstance(error, penstock.OutOfMemory) and isinstance(error, torch.OutOfMemoryError)
+    assert error.args == ("CUDA out of memory. Tried to allocate 20 GiB.",)
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, torch.OutOfMemoryError) and again.args == error.args
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        penstock.Loader(np.zeros((100, 100)), 100, device=device, device_budget_bytes=1000)
+    assert isinstance(caught.value, penstock.OutOfMemory) and caught.value.asked > 1000

@@ -1,11 +1,13 @@
+import json
 import os
+import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 from support import place
@@ -204,9 +206,27 @@ def test_statistics(device, images):
     assert statistics.delivered_bytes == 100 * (35 * 4 + 8)
     assert "13 batches" in str(statistics) and "13 batches" in statistics._repr_html_()
     assert len(loader.describe()) == 2 and "field0" in repr(loader)
+    figures = statistics.as_dict()
+    assert figures["samples"] == 100 and figures["limited_by"] == statistics.limited_by
+    assert json.loads(json.dumps(figures)) == figures and "sentence" in figures
+    assert "13 batches" in repr(statistics) and "samples" in dir(statistics)
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     assert statistics.plot() is not None
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        return index * index  # never raises IndexError: an iteration over it has no end
+
+
+def freed():
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 @pytest.mark.parametrize(
@@ -229,13 +249,171 @@ def test_statistics(device, images):
         ({"to": ["float32"]}, "entries"),
         ({"to": "uint8", "data": np.zeros((3, 3))}, "widened"),
         ({"rank": 1}, "both"),
-        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"rank": 2, "world_size": 2}, "rank is .* 0 to 1, not 2"),
+        ({"rank": 0, "world_size": 0}, "world_size is .* 1 or more"),
+        ({"seed": -1}, "seed is a whole number, 0 or more, not -1"),
+        ({"seed": 2**64}, "seed is a whole number, 0 to"),
+        ({"prefetch_depth": -1}, "prefetch_depth is a number of batches, 1 to 64, not -1"),
+        ({"prefetch_depth": 1.5}, "prefetch_depth"),
+        ({"threads": 2**33}, "threads is a number of threads"),
+        ({"gather_blocks": -1}, "gather_blocks"),
+        ({"device_budget_bytes": -1}, "device_budget_bytes"),
+        ({"channel_axis": -1}, "channel_axis is an axis"),
+        ({"scale": 1 / 255}, "`scale` needs a field that `to` delivers"),
+        ({"shift": [1, 2]}, "`shift` needs a field"),
+        ({"to": "int64", "scale": 2}, "`scale` needs a field"),
+        ({"to": "float32", "scale": {"nobody": 2}}, "`scale` names no field of this dataset: nobody"),
+        ({"to": "float32", "shift": {"field1": 2}}, "'field1', which `to` does not deliver"),
+        ({"to": "float32", "scale": "much"}, "`scale` is a number"),
+        ({"num_workers": 4}, "does not take num_workers.*threads"),
+        ({"pin_memory": True}, "does not take pin_memory"),
+        ({"sampler": range(3)}, "does not take sampler.*penstock.feed"),
+        ({"prefetch_factor": 2}, "prefetch_depth"),
+        ({"data": Squares()}, r"penstock\.feed\(DataLoader"),
+        ({"data": {"x": Squares()}}, "Field 'x' is a"),
+        ({"data": iter([1])}, r"penstock\.feed\(DataLoader"),
+        ({"data": "images.npy"}, "not an array"),
+        ({"data": freed()}, "storage is smaller"),
+        ({"data": torch.empty(3, dtype=torch.uint4)}, "convert it"),
     ],
 )
 def test_what_does_not_fit(images, arguments, message):
     arguments = {"data": (images, LABELS), "device": "host", "batch_size": 8, **arguments}
     with pytest.raises(penstock.InvalidArgument, match=message):
         penstock.Loader(**arguments)
+
+
+def test_an_unknown_argument(images):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
+        penstock.Loader(images, 8, device="host", shufle=True)
+
+
+def test_a_newer_iterator_ends_the_older_one(device, images):
+    loader = penstock.Loader(LABELS, batch_size=10, device=device)
+    older = iter(loader)
+    next(older)
+    assert [int(batch[0]) for batch in loader] == list(range(0, 100, 10))
+    with pytest.raises(penstock.Closed, match="two Loaders"):
+        next(older)
+    with pytest.raises(penstock.Closed):
+        next(zip(loader, loader))  # noqa: B905
+    with pytest.raises(penstock.Closed):
+        for _ in loader:
+            for _ in loader:
+                break
+    assert len(list(loader)) == 10
+
+
+def test_an_iterator_that_was_never_used_costs_no_epoch(images):
+    loader = penstock.Loader(LABELS, batch_size=10, shuffle=True, device="host", seed=4)
+    iter(loader), iter(loader)
+    assert loader.state_dict()["epoch"] == 0
+    (first,) = epoch_of([[b] for b in loader])
+    (again,) = epoch_of([[b] for b in penstock.Loader(LABELS, 10, shuffle=True, device="host", seed=4)])
+    assert torch.equal(first, again)
+
+
+def test_a_loop_that_was_left_with_its_batches_kept_does_not_block_the_next(device, images):
+    loader = penstock.Loader(images, batch_size=8, device=device)
+    kept = []
+    for _ in range(5):
+        for batch in loader:
+            kept.append(batch)
+            break
+    assert len(list(loader)) == 13
+    assert all(torch.equal(batch.cpu(), torch.from_numpy(images[:8])) for batch in kept)
+
+
+def test_iterators_that_ended_stay_at_their_end(images):
+    iterator = iter(penstock.Loader(images, batch_size=50, device="host"))
+    assert len(list(iterator)) == 2
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+def order_of(loader):
+    return [int(i) for batch in loader for i in batch]
+
+
+def test_resuming_three_times_in_an_epoch_and_at_its_end(device):
+    arguments = dict(batch_size=8, shuffle=True, device=device, seed=5)
+    loader = penstock.Loader(LABELS, **arguments)
+    expected = order_of(loader) + order_of(loader)
+    got = []
+    state = penstock.Loader(LABELS, **arguments).state_dict()
+    for batches in (3, 4, 2, 4, 5):
+        resumed = penstock.Loader(LABELS, **arguments)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        iterator = iter(resumed)
+        for _ in range(batches):
+            try:
+                got += [int(i) for i in next(iterator)]
+            except StopIteration:
+                iterator = iter(resumed)
+                got += [int(i) for i in next(iterator)]
+        state = resumed.state_dict()
+    assert got == expected[: len(got)] and len(got) > 100
+    whole = penstock.Loader(LABELS, **arguments)
+    assert order_of(whole) == expected[:100]
+    after = penstock.Loader(LABELS, **arguments)
+    after.load_state_dict(whole.state_dict())
+    assert order_of(after) == expected[100:], "after an epoch that ran to its end comes the next one"
+
+
+def test_set_epoch_of_the_epoch_that_was_resumed_goes_on_in_it():
+    arguments = dict(batch_size=10, shuffle=True, device="host", seed=2)
+    loader = penstock.Loader(LABELS, **arguments)
+    loader.set_epoch(3)
+    assert loader.state_dict()["epoch"] == 3 and loader.state_dict()["consumed"] == 0
+    iterator = iter(loader)
+    begun = [int(i) for _ in range(4) for i in next(iterator)]
+    resumed = penstock.Loader(LABELS, **arguments)
+    resumed.load_state_dict(loader.state_dict())
+    iter(resumed)
+    resumed.set_epoch(3)
+    rest = order_of(resumed)
+    loader.set_epoch(3)
+    assert begun + rest == order_of(loader)
+    resumed.load_state_dict({**loader.state_dict(), "epoch": 3, "consumed": 40})
+    resumed.set_epoch(1)
+    assert len(order_of(resumed)) == 100
+
+
+@pytest.mark.parametrize("key", ["sample_count", "seed", "shuffle", "order_version", "epoch", "consumed"])
+@pytest.mark.parametrize("value", [-1, "x", None, 1.5, 2**64])
+def test_a_state_with_a_wrong_value_is_refused_by_name(key, value):
+    loader = penstock.Loader(LABELS, 10, device="host")
+    with pytest.raises(penstock.InvalidArgument, match=f"'{key}'"):
+        loader.load_state_dict({**loader.state_dict(), key: value})
+
+
+def test_what_is_no_state_is_refused():
+    loader = penstock.Loader(LABELS, 10, device="host")
+    with pytest.raises(penstock.InvalidArgument, match="lacks .*epoch"):
+        loader.load_state_dict({})
+    with pytest.raises(penstock.InvalidArgument, match="a dict"):
+        loader.load_state_dict([1])
+    with pytest.raises(penstock.InvalidArgument, match="epoch"):
+        loader.set_epoch(-1)
+    assert order_of(loader) == list(range(100))
+
+
+def test_what_code_around_a_loader_asks_for(images):
+    loader = penstock.Loader({"x": images, "y": LABELS}, batch_size=8, drop_last=True, device="host")
+    assert (loader.batch_size, loader.drop_last, len(loader.dataset), len(loader)) == (8, True, 100, 12)
+    sample = loader.dataset[3]
+    assert list(sample) == ["x", "y"] and (sample["x"] == images[3]).all() and sample["y"] == 3
+
+
+def test_pickling_goes_on_where_the_loader_stood(device):
+    loader = penstock.Loader({"y": LABELS}, batch_size=10, shuffle=True, device=device, seed=9)
+    iterator = iter(loader)
+    begun = [int(i) for _ in range(3) for i in next(iterator)["y"]]
+    again = pickle.loads(pickle.dumps(loader))
+    rest = [int(i) for batch in again for i in batch["y"]]
+    assert sorted(begun + rest) == list(range(100))
+    assert rest == [int(i) for batch in iterator for i in batch["y"]]
 
 
 def test_a_budget_that_is_too_small(images):
@@ -275,6 +453,33 @@ assert (list(penstock.feed([x], "host"))[0] == x).all()
 assert "torch" not in sys.modules
 """
 
+BFLOAT16_WITHOUT_TORCH = """
+import numpy, penstock, sys
+x = numpy.arange(40, dtype=numpy.uint8).reshape(10, 4)
+try:
+    import ml_dtypes
+except ImportError:
+    sys.modules["ml_dtypes"] = None
+    try:
+        penstock.Loader(x, 5, device="host", to="bfloat16")
+    except penstock.InvalidArgument as error:
+        assert "ml_dtypes" in str(error), error
+    else:
+        raise SystemExit("no error")
+else:
+    for i, batch in enumerate(penstock.Loader(x, 5, device="host:late=1", to="bfloat16")):
+        assert batch.dtype == ml_dtypes.bfloat16 and batch.shape == (5, 4)
+        assert (batch.astype(float) == x[5 * i:5 * i + 5]).all()
+    sys.modules["ml_dtypes"] = None
+    try:
+        penstock.Loader(x, 5, device="host", to="bfloat16")
+    except penstock.InvalidArgument as error:
+        assert "ml_dtypes" in str(error), error
+    else:
+        raise SystemExit("no error")
+assert "torch" not in sys.modules
+"""
+
 EXIT_IN_MID_EPOCH = """
 import numpy, penstock, sys
 loader = penstock.Loader(numpy.zeros((1000, 100000), numpy.uint8), 50, device="host")
@@ -306,7 +511,9 @@ next(iterator)
 
 
 @pytest.mark.parametrize(
-    ("program", "status"), [(WITHOUT_TORCH, 0), (EXIT_IN_MID_EPOCH, 7), (FORK, 0)], ids=["no torch", "exit", "fork"]
+    ("program", "status"),
+    [(WITHOUT_TORCH, 0), (BFLOAT16_WITHOUT_TORCH, 0), (EXIT_IN_MID_EPOCH, 7), (FORK, 0)],
+    ids=["no torch", "bfloat16 without torch", "exit", "fork"],
 )
 def test_programs(program, status):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]

@@ -1,0 +1,257 @@
+"""What a Loader may be made of, as named arrays of the host: arrays, nests of them, tables and sets of columns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ._errors import InvalidArgument
+
+Build = Callable[[list[Any]], Any]
+
+
+class Fields(NamedTuple):
+    """A dataset as a Loader takes it: `build` makes a batch, of the dataset's structure, of one array a field."""
+
+    names: list[str]
+    arrays: list[Any]
+    build: Build
+
+
+def fields_of(data: Any) -> Fields:
+    """Names, arrays and structure of `data`. Raises InvalidArgument, which names the field that does not fit."""
+    columns = _columns_of(data)
+    if columns is not None:
+        return _named(columns, lambda key, value: _column(value, key))
+    if _is_a("tensordict", "TensorDictBase", data):
+        return _tensordict(data)
+    if isinstance(data, Mapping):
+        return _named(data, lambda key, value: _array(value, str(key)))
+    if _is_a("torch.utils.data", "TensorDataset", data):
+        data = tuple(data.tensors)
+    if isinstance(data, list | tuple) and not _is_array(data):
+        names = list(getattr(data, "_fields", [f"field{i}" for i in range(len(data))]))
+        if not names:
+            raise InvalidArgument("A Loader needs at least one array.")
+        build = type(data) if type(data) in (list, tuple) else lambda arrays: type(data)(*arrays)
+        return Fields(names, [_array(a, n) for n, a in zip(names, data, strict=True)], build)
+    return Fields(["data"], [_array(data, "data")], lambda arrays: arrays[0])
+
+
+class Samples:
+    """The samples of a Loader one by one, as code around it asks of `loader.dataset`."""
+
+    def __init__(self, fields: Fields):
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._fields.arrays[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._fields.build([array[index] for array in self._fields.arrays])
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} samples of {', '.join(self._fields.names)}>"
+
+
+def _is_a(module: str, name: str, value: Any) -> bool:
+    """Whether `value` is of a class of a module that the program has imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+
+
+def _named(data: Mapping[Any, Any], convert: Callable[[Any, Any], Any]) -> Fields:
+    keys = list(data)
+    names = [str(key) for key in keys]
+    if not names:
+        raise InvalidArgument("A Loader needs at least one array.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgument(f"Two fields have the same name: {', '.join(twice)}. Rename one.")
+    arrays = [convert(key, data[key]) for key in keys]
+    return Fields(names, arrays, lambda batch: dict(zip(keys, batch, strict=True)))
+
+
+def _tensordict(data: Any) -> Fields:
+    if not data.batch_size:
+        raise InvalidArgument("This TensorDict has no batch size; its first axis has to count samples.")
+    keys = list(data.keys(include_nested=True, leaves_only=True))
+    names = [key if isinstance(key, str) else ".".join(key) for key in keys]
+    arrays = [_array(data.get(key), name) for key, name in zip(keys, names, strict=True)]
+
+    def build(batch: list[Any]) -> Any:
+        new = sys.modules["tensordict"].TensorDict({}, batch_size=[len(batch[0]), *data.batch_size[1:]])
+        for key, array in zip(keys, batch, strict=True):
+            new[key] = array
+        return new
+
+    return Fields(names, arrays, build)
+
+
+def _array(value: Any, name: str) -> Any:
+    """The array as the C++ side reads it: a tensor or a NumPy array without gaps."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _tensor(value, name, torch)
+    if _is_column(value):
+        return _column(value, name)
+    if not _is_array(value) and not isinstance(value, list | tuple | range | memoryview | bytearray):
+        raise InvalidArgument(
+            f"Field '{name}' is {_a(value)}, not an array. A Loader feeds arrays that lie in memory or in a mapped "
+            "file; for a Dataset, or anything else that makes samples one by one, use "
+            "penstock.feed(DataLoader(dataset, ...))."
+        )
+    import numpy
+
+    try:
+        array = numpy.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"Field '{name}' is {_a(value)} and does not become a NumPy array: {error}") from error
+    return _numbers(array, name)
+
+
+def _a(value: Any) -> str:
+    kind = type(value)
+    return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _tensor(value: Any, name: str, torch: Any) -> Any:
+    if value.device.type != "cpu":
+        raise InvalidArgument(f"Field '{name}' is on {value.device} already; a Loader feeds arrays of the host.")
+    if value.layout is not torch.strided or value.is_quantized:
+        raise InvalidArgument(f"Field '{name}' is sparse or quantised; a Loader takes plain tensors.")
+    if type(value).__name__ == "NonTensorData":
+        raise InvalidArgument(f"Field '{name}' holds no tensor; a Loader takes bool, integer and float types.")
+    return value.detach().as_subclass(torch.Tensor).contiguous().resolve_conj().resolve_neg()
+
+
+def _numbers(array: Any, name: str) -> Any:
+    import numpy
+
+    if array.dtype.kind not in "biuf":
+        raise InvalidArgument(
+            f"Field '{name}' holds {array.dtype}; a Loader takes bool, integer and float types. Convert it, or leave "
+            "it out."
+        )
+    if array.ndim == 0:
+        raise InvalidArgument(f"Field '{name}' is a scalar; its first axis has to count samples.")
+    return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+# Tables: pandas, polars, Arrow, Hugging Face. Each column keeps its own type.
+
+
+def _columns_of(data: Any) -> Mapping[Any, Any] | None:
+    """The columns of a table by name; None for what is no table."""
+    if _is_a("pandas", "DataFrame", data):
+        if not data.columns.is_unique:
+            raise InvalidArgument(f"Two columns have the same name: {list(data.columns)}. Rename one.")
+        return {name: data[name] for name in data.columns}
+    if _is_a("polars", "DataFrame", data):
+        return {series.name: series for series in data.get_columns()}
+    if _is_a("datasets", "Dataset", data):
+        return _hugging_face(data)
+    if _is_a("datasets", "DatasetDict", data):
+        raise InvalidArgument(f"This is a dict of splits: choose one, such as dataset[{next(iter(data), 'train')!r}].")
+    if _is_column(data) or not (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")):
+        return None
+    try:
+        import pyarrow
+    except ImportError:
+        raise InvalidArgument(
+            f"Reading {_a(data)} needs pyarrow: pip install pyarrow, or pass a dict of arrays."
+        ) from None
+    table = pyarrow.table(data)
+    if len(set(table.column_names)) < len(table.column_names):
+        raise InvalidArgument(f"Two columns have the same name: {table.column_names}. Rename one.")
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _hugging_face(data: Any) -> Mapping[Any, Any]:
+    """Columns of the dataset's table, those of its format alone, in the order that `shuffle` or `select` gave it."""
+    table = data.data
+    indices = None if data._indices is None else data._indices.column(0).to_numpy()
+    names = data.format["columns"] or data.column_names
+    columns = {name: _column(table.column(name), name) for name in names}
+    return columns if indices is None else {name: column[indices] for name, column in columns.items()}
+
+
+def _is_column(value: Any) -> bool:
+    return (
+        _is_a("pandas", "Series", value)
+        or _is_a("polars", "Series", value)
+        or _is_a("pyarrow", "Array", value)
+        or _is_a("pyarrow", "ChunkedArray", value)
+    )
+
+
+def _column(value: Any, name: Any) -> Any:
+    if _is_a("pandas", "Series", value):
+        return _numbers(_pandas(value, name), name)
+    if _is_a("polars", "Series", value):
+        if value.null_count():
+            raise _nulls(name, value.null_count(), f"{name}.fill_null(...)")
+        return _numbers(value.to_numpy(), name)
+    if _is_column(value):
+        return _numbers(_arrow(value, name), name)
+    return _array(value, str(name))
+
+
+def _nulls(name: Any, count: int, advice: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"Column '{name}' has {count} nulls, which no array of numbers can hold. Fill them ({advice}) or drop their "
+        "rows."
+    )
+
+
+def _pandas(series: Any, name: Any) -> Any:
+    import numpy
+
+    if isinstance(series.dtype, numpy.dtype):
+        return series.to_numpy()
+    dtype = getattr(series.dtype, "numpy_dtype", series.dtype)
+    if getattr(dtype, "kind", "O") not in "biuf":
+        raise InvalidArgument(
+            f"Column '{name}' holds {series.dtype}; a Loader takes bool, integer and float types. Convert it (for "
+            f"categories: .cat.codes), or leave it out."
+        )
+    if series.isna().any():
+        raise _nulls(name, int(series.isna().sum()), f"frame['{name}'].fillna(...)")
+    return series.to_numpy(dtype=dtype)
+
+
+def _arrow(column: Any, name: Any) -> Any:
+    import pyarrow
+
+    array = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    if isinstance(array, pyarrow.ExtensionArray):
+        array = array.storage
+    if array.null_count:
+        raise _nulls(name, array.null_count, "pyarrow.compute.fill_null(column, ...)")
+    kind, types = array.type, pyarrow.types
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return array.to_numpy(zero_copy_only=False)
+    if types.is_fixed_size_list(kind):
+        return _rows(array, kind.list_size, name)
+    if types.is_list(kind) or types.is_large_list(kind):
+        lengths = array.value_lengths().unique().to_pylist()
+        if len(lengths) > 1:
+            raise InvalidArgument(
+                f"Column '{name}' holds lists of {min(lengths)} to {max(lengths)} values; a Loader takes rows of one "
+                "length. Pad them."
+            )
+        return _rows(array, lengths[0] if lengths else 0, name)
+    raise InvalidArgument(
+        f"Column '{name}' holds {kind}; a Loader takes bool, integer and float types, and lists of them that have "
+        "one length. Convert it, or leave it out."
+    )
+
+
+def _rows(array: Any, length: int, name: Any) -> Any:
+    values = _arrow(array.flatten(), name)
+    return values.reshape(len(array), length, *values.shape[1:])

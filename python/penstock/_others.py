@@ -1,0 +1,141 @@
+"""What other people's loaders, samplers and trainers are asked, and what their users are warned of."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from ._errors import InvalidArgument, NotShardedWarning
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """The attribute, or None where there is none or it cannot be had."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:
+        return None
+
+
+def is_prepared(loader: Any) -> bool:
+    """Whether Accelerate made this loader: it has a DataLoader within, and notes which batch is the last."""
+    return hasattr(type(loader), "_update_state_dict") and _attribute(loader, "base_dataloader") is not None
+
+
+def device_of_prepared(loader: Any) -> Any:
+    """The torch.device that Accelerate moves the batches of its loader to; None if it leaves them."""
+    own = vars(loader)
+    return own["device"] if "device" in own else _attribute(own.get("state"), "device")
+
+
+def keeps_state(loader: Any) -> bool:
+    """Whether `state_dict` and `load_state_dict` of this loader work. Asks without a call: that could start workers."""
+    if is_prepared(loader):
+        return keeps_state(loader.base_dataloader)
+    return all(callable(_attribute(loader, name)) for name in ("state_dict", "load_state_dict"))
+
+
+def epoch_taker(loader: Any) -> Any:
+    """The first of the loader, its samplers and its dataset that has `set_epoch`; None if none has."""
+    sampler, batch_sampler = _attribute(loader, "sampler"), _attribute(loader, "batch_sampler")
+    candidates = (
+        loader,
+        *(sampler, _attribute(sampler, "sampler"), batch_sampler, _attribute(batch_sampler, "sampler")),
+        _attribute(loader, "dataset"),
+    )
+    return next((owner for owner in candidates if callable(_attribute(owner, "set_epoch"))), None)
+
+
+def refuse_to_be_rebuilt(caller: FrameType) -> None:
+    """Raises InvalidArgument if `skip_first_batches` is about to make a plain DataLoader of a feed's attributes."""
+    if caller.f_code.co_name == "skip_first_batches" and "accelerate" in caller.f_globals.get("__name__", ""):
+        raise InvalidArgument(
+            "skip_first_batches would make a plain DataLoader of this feed, and leave its batches on the host. Write "
+            "penstock.feed(skip_first_batches(loader, n)), or feed the loader that Accelerate prepared."
+        )
+
+
+def processes() -> int:
+    """How many processes torch.distributed joins; 1 if it is not in use."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return distributed.get_world_size()
+
+
+def warn_unless_sharded(loader: Any, what: str) -> None:
+    """Warns once, in each process, if several train together and nothing gives each a share of the samples."""
+    count = processes()
+    if count == 1 or is_sharded(loader):
+        return
+    if _accelerate() is not None:
+        advice = "penstock.feed(accelerator.prepare(loader)), which shards"
+    else:
+        advice = "DataLoader(..., sampler=DistributedSampler(dataset)) in it, and call set_epoch(epoch) for each epoch"
+    if what == "penstock.Loader":
+        advice = "penstock.Loader(..., distributed=True)"
+    warnings.warn(
+        f"{what} gives all samples to each of the {count} processes that train together: nothing shards them. Write "
+        f"{advice}. If they are sharded in another way, or each process is to see all of them, pass "
+        f"{'rank=0, world_size=1' if what == 'penstock.Loader' else 'sharded=True'}.",
+        NotShardedWarning,
+        stacklevel=_outside(),
+    )
+
+
+def is_sharded(loader: Any) -> bool:
+    """Whether a sampler, a dataset or a stage of this loader gives each process a share of the samples."""
+    return is_prepared(loader) or any(map(_shards, _parts(loader, 0, set())))
+
+
+def _parts(owner: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    if owner is None or id(owner) in seen or depth > 6:
+        return
+    seen.add(id(owner))
+    yield owner
+    for name in ("batch_sampler", "sampler", "dataset", "base_dataloader", "loader"):
+        yield from _parts(_attribute(owner, name), depth + 1, seen)
+    stages = _attribute(owner, "pipeline")  # WebDataset
+    for stage in stages if isinstance(stages, list) else ():
+        yield from _parts(stage, depth + 1, seen)
+
+
+def _shards(part: Any) -> bool:
+    # DistributedSampler and those like it; Accelerate's and transformers' shards; Hugging Face's iterable sets.
+    counts = (_attribute(part, name) for name in ("num_replicas", "num_processes"))
+    if any(isinstance(count, int) and count > 1 for count in counts):
+        return True
+    return _attribute(part, "__name__") == "split_by_node" or _attribute(part, "_distributed") is not None
+
+
+def _accelerate() -> Any:
+    """Accelerate's GradientState, if an Accelerator was made in this process."""
+    module = sys.modules.get("accelerate.state")
+    return module.GradientState() if module is not None and module.GradientState._shared_state else None
+
+
+def warn_of_lost_accumulation(loader: Any, what: str) -> None:
+    """Warns if Accelerate accumulates gradients and cannot see which batch of this loader is the last."""
+    state = _accelerate()
+    if state is None or is_prepared(loader) or state.num_steps in (None, 1) or state.in_dataloader:
+        return
+    advice = (
+        "Write penstock.feed(accelerator.prepare(loader))."
+        if what == "penstock.feed"
+        else "Choose a number of batches that gradient_accumulation_steps divides, or drop what remains."
+    )
+    warnings.warn(
+        f"Accelerate accumulates gradients over {state.num_steps} batches, and does not see the end of this {what}: the last "
+        f"optimizer step of an epoch may be lost. {advice}",
+        stacklevel=_outside(),
+    )
+
+
+def _outside() -> int:
+    """The level of the nearest caller outside this package, for `warnings.warn` in the function that asks."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "penstock":
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,170 @@
+"""Tables as datasets: each column in its own type, nulls refused by name."""
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+
+LARGE = 2**53 + 1  # float64 cannot hold it
+
+
+def batches(data, device, **options):
+    """The whole dataset, column by column."""
+    loader = penstock.Loader(data, 3, device=device, **options)
+    got = [{k: v.cpu().clone() for k, v in batch.items()} for batch in loader]
+    return {key: torch.cat([batch[key] for batch in got]) for key in got[0]}
+
+
+def expect(got, **columns):
+    assert list(got) == list(columns)
+    for name, column in columns.items():
+        expected = torch.as_tensor(column)
+        assert got[name].dtype == expected.dtype, name
+        assert torch.equal(got[name], expected), name
+
+
+IDS = np.array([LARGE, LARGE + 1, 3, 4, 5], np.int64)
+PRICES = np.array([0.5, np.nan, 2, 3, 4], np.float32)
+FLAGS = np.array([True, False, True, True, False])
+
+
+class TestPandas:
+    @pytest.fixture(autouse=True)
+    def _import(self):
+        self.pd = pytest.importorskip("pandas")
+
+    def frame(self):
+        return self.pd.DataFrame({"id": IDS, "price": PRICES, "flag": FLAGS})
+
+    def test_columns_keep_names_and_types(self, device):
+        got = batches(self.frame(), device)
+        assert torch.isnan(got["price"][1]) and got["price"].dtype == torch.float32
+        assert torch.equal(got["id"], torch.from_numpy(IDS)) and torch.equal(got["flag"], torch.from_numpy(FLAGS))
+
+    def test_nullable_types(self, device):
+        frame = self.frame().convert_dtypes()
+        frame["price"] = frame["price"].fillna(7)
+        expect(batches(frame[["id", "flag"]], device), id=IDS, flag=FLAGS)
+        frame.loc[2, "id"] = self.pd.NA
+        with pytest.raises(penstock.InvalidArgument, match="Column 'id' has 1 nulls"):
+            penstock.Loader(frame, device="host")
+
+    @pytest.mark.parametrize("values", [["a", "b"], [None, 1], ["2020-01-01"] * 2])
+    def test_what_is_not_numbers_is_refused_by_name(self, values):
+        frame = self.pd.DataFrame({"ok": [1, 2], "bad": self.pd.Series(values, dtype="object")})
+        with pytest.raises(penstock.InvalidArgument, match="'bad'"):
+            penstock.Loader(frame, device="host")
+        frame["bad"] = self.pd.Categorical(["a", "b"])
+        with pytest.raises(penstock.InvalidArgument, match=r"'bad' holds category.*cat\.codes"):
+            penstock.Loader(frame, device="host")
+
+    def test_two_columns_of_one_name(self):
+        frame = self.pd.DataFrame([[1, 2]], columns=["a", "a"])
+        with pytest.raises(penstock.InvalidArgument, match="same name"):
+            penstock.Loader(frame, device="host")
+
+    def test_a_series(self, device):
+        series = self.pd.Series(IDS)
+        assert torch.equal(next(iter(penstock.Loader(series, 5, device=device))).cpu(), torch.from_numpy(IDS))
+        got = batches({"s": series.convert_dtypes()}, device)
+        expect(got, s=IDS)
+
+
+class TestPolars:
+    @pytest.fixture(autouse=True)
+    def _import(self):
+        self.pl = pytest.importorskip("polars")
+
+    def test_columns_keep_names_and_types(self, device):
+        frame = self.pl.DataFrame({"id": IDS, "flag": FLAGS, "row": np.arange(10, dtype=np.int16).reshape(5, 2)})
+        expect(batches(frame, device), id=IDS, flag=FLAGS, row=np.arange(10, dtype=np.int16).reshape(5, 2))
+
+    def test_nulls_and_strings_are_refused_by_name(self):
+        with pytest.raises(penstock.InvalidArgument, match="Column 'a' has 1 nulls"):
+            penstock.Loader(self.pl.DataFrame({"a": [1, None, 3]}), device="host")
+        with pytest.raises(penstock.InvalidArgument, match="'b'"):
+            penstock.Loader(self.pl.DataFrame({"b": ["x"]}), device="host")
+
+
+class TestArrow:
+    @pytest.fixture(autouse=True)
+    def _import(self):
+        self.pa = pytest.importorskip("pyarrow")
+
+    def test_tables_in_chunks_slices_and_batches(self, device):
+        table = self.pa.table({"id": IDS, "price": np.arange(5, dtype=np.float32), "flag": FLAGS})
+        expect(batches(table, device), id=IDS, price=np.arange(5, dtype=np.float32), flag=FLAGS)
+        chunked = self.pa.concat_tables([table.slice(1, 2), table.slice(0, 1)])
+        expect(batches(chunked.select(["flag", "id"]), device), flag=FLAGS[[1, 2, 0]], id=IDS[[1, 2, 0]])
+        expect(batches(table.to_batches()[0].slice(2), device), id=IDS[2:], price=np.float32([2, 3, 4]), flag=FLAGS[2:])
+
+    def test_whatever_has_an_arrow_stream(self, device):
+        table = self.pa.table({"id": IDS})
+
+        class Stream:
+            def __arrow_c_stream__(self, requested_schema=None):
+                return table.__arrow_c_stream__(requested_schema)
+
+        expect(batches(Stream(), device), id=IDS)
+
+    def test_lists_of_one_length_are_rows(self, device):
+        rows = np.arange(20, dtype=np.int32).reshape(5, 4)
+        fixed = self.pa.FixedSizeListArray.from_arrays(self.pa.array(rows.ravel()), 4)
+        lists = self.pa.array(rows.tolist(), self.pa.list_(self.pa.int32()))
+        table = self.pa.table({"fixed": fixed, "lists": lists})
+        expect(batches(table, device), fixed=rows, lists=rows)
+        expect(batches(table.slice(2, 3), device), fixed=rows[2:], lists=rows[2:])
+
+    @pytest.mark.parametrize(
+        ("column", "message"),
+        [
+            ([1, None], "Column 'c' has 1 nulls"),
+            ([[1, 2], [None, 3]], "Column 'c' has 1 nulls"),
+            ([[1, 2], None], "Column 'c' has 1 nulls"),
+            ([[1, 2], [3]], "lists of 1 to 2 values"),
+            (["a", "b"], "'c' holds string"),
+            ([{"x": 1}], "'c' holds struct"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_by_name(self, column, message):
+        with pytest.raises(penstock.InvalidArgument, match=message):
+            penstock.Loader(self.pa.table({"c": column}), device="host")
+
+
+class TestHuggingFace:
+    @pytest.fixture(autouse=True)
+    def _import(self):
+        self.datasets = pytest.importorskip("datasets")
+
+    def dataset(self):
+        tokens = np.arange(20).reshape(5, 4)
+        return self.datasets.Dataset.from_dict({"id": IDS.tolist(), "tokens": tokens.tolist(), "text": list("abcde")})
+
+    def test_columns_in_the_order_of_shuffled_and_selected_sets(self, device):
+        plain = self.dataset().remove_columns("text")
+        for dataset in (plain, plain.shuffle(seed=3), plain.select([4, 0, 2]), plain.shuffle(seed=1).select([3, 1])):
+            expect(batches(dataset, device), id=dataset["id"][:], tokens=np.array(dataset["tokens"][:]))
+
+    def test_the_formats_columns_alone(self, device):
+        dataset = self.dataset()
+        with pytest.raises(penstock.InvalidArgument, match="'text'"):
+            penstock.Loader(dataset, device="host")
+        dataset.set_format("torch", columns=["id"])
+        expect(batches(dataset, device), id=IDS)
+
+    def test_a_dict_of_splits(self):
+        with pytest.raises(penstock.InvalidArgument, match=r"dataset\['train'\]"):
+            penstock.Loader(self.datasets.DatasetDict({"train": self.dataset()}), device="host")
+
+
+def test_tensordicts(device):
+    tensordict = pytest.importorskip("tensordict")
+    x, y = torch.arange(10).reshape(5, 2), torch.rand(5)
+    data = tensordict.TensorDict({"x": x, "inner": {"y": y}}, batch_size=[5])
+    got = [batch.cpu() if device.startswith("cuda") else batch for batch in penstock.Loader(data, 2, device=device)]
+    assert [batch.batch_size[0] for batch in got] == [2, 2, 1]
+    assert torch.equal(torch.cat([batch["x"] for batch in got]), x)
+    assert torch.equal(torch.cat([batch["inner", "y"] for batch in got]), y)
+    with pytest.raises(penstock.InvalidArgument, match="batch size"):
+        penstock.Loader(tensordict.TensorDict({"x": x}, batch_size=[]), device="host")
