@@ -159,7 +159,7 @@ class Loader:
         return LoaderIterator(self, self._turn)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of `epoch`. If a state of the same epoch was loaded, it goes on where that was taken."""
+        """The next iteration is of `epoch`. If a state of that epoch was loaded, it goes on where that was taken."""
         epoch = whole("epoch", epoch, 0, _UINT64)
         if epoch == self._loaded_epoch:
             return

@@ -127,8 +127,8 @@ def warn_of_lost_accumulation(loader: Any, what: str) -> None:
         else "Choose a number of batches that gradient_accumulation_steps divides, or drop what remains."
     )
     warnings.warn(
-        f"Accelerate accumulates gradients over {state.num_steps} batches, and does not see the end of this {what}: the last "
-        f"optimizer step of an epoch may be lost. {advice}",
+        f"Accelerate accumulates gradients over {state.num_steps} batches, and does not see the end of this {what}: "
+        f"the last optimizer step of an epoch may be lost. {advice}",
         stacklevel=_outside(),
     )
 

@@ -390,7 +390,7 @@ def test_a_state_with_a_wrong_value_is_refused_by_name(key, value):
 
 def test_what_is_no_state_is_refused():
     loader = penstock.Loader(LABELS, 10, device="host")
-    with pytest.raises(penstock.InvalidArgument, match="lacks .*epoch"):
+    with pytest.raises(penstock.InvalidArgument, match=r"lacks .*epoch"):
         loader.load_state_dict({})
     with pytest.raises(penstock.InvalidArgument, match="a dict"):
         loader.load_state_dict([1])
