@@ -94,7 +94,7 @@ class Feed:
         if name.startswith("_") or "loader" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in _STATE_NAMES:
-            raise AttributeError(f"{type(self.loader).__name__} has no {name} that works")
+            raise AttributeError(f"{type(self.loader).__name__} has no working {name}")
         if name == "dataset" and not _others.is_prepared(self.loader):
             _others.refuse_to_be_rebuilt(sys._getframe(1))
         return getattr(self.loader, name)

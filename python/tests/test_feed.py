@@ -397,7 +397,7 @@ def test_set_epoch_reaches_the_sampler_that_takes_it():
     penstock.feed(own, "host").set_epoch(5)
     assert own.epoch == 5
     assert not hasattr(penstock.feed([1], "host"), "set_epoch")
-    with pytest.raises(AttributeError, match="list has no set_epoch"):
+    with pytest.raises(AttributeError, match="list has no working set_epoch"):
         penstock.feed([1], "host").set_epoch(1)
 
 
