@@ -82,9 +82,7 @@ class CudaBackend : public CudaTest {
         {"cuMemsetD8Async", [&b, s, this] { b.fill(memory_, 1, 16, s); }},
         {"cuLaunchKernel",
          [&b, s, this] {
-           auto* piece = static_cast<CopyPiece*>(pinned_);
-           *piece = {memory_, memory_ + 32, 16};
-           b.copy_pieces(piece, 1, s);
+           b.copy_pieces(piece_, 1, s);
            b.stream_synchronize(s);
          }},
         {"cuLaunchKernel",
@@ -110,7 +108,10 @@ class CudaBackend : public CudaTest {
   std::byte* memory_ = static_cast<std::byte*>(backend().device_allocate(kBytes));
   void* pinned_ = backend().host_allocate(kBytes);
   Page page_;
+  // Beyond what the copies reach: they may be under way while a call reads these.
   std::uint32_t* word_ = new (static_cast<std::byte*>(pinned_) + kBytes / 2) std::uint32_t(0);
+  CopyPiece* piece_ =
+      new (static_cast<std::byte*>(pinned_) + kBytes / 4) CopyPiece{memory_, memory_ + 32, 16};
 
   void TearDown() override {
     fake.reset();  // after a failure of the device even freeing fails
