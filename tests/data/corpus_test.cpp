@@ -17,7 +17,7 @@ struct Seed {
 };
 
 std::vector<Seed> seeds() {
-  const auto root = std::filesystem::path(__FILE__).parent_path() / ".." / ".." / "fuzz" / "corpus";
+  const std::filesystem::path root = PENSTOCK_FUZZ_CORPUS;
   std::vector<Seed> found;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
     if (entry.is_regular_file()) found.push_back({entry.path()});
