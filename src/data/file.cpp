@@ -29,7 +29,8 @@ File::File(const std::filesystem::path& path) : name_(path.string()) {
   if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(descriptor_);
     throw Error(fmt::format(
-        "{} is no regular file; penstock reads samples in any order, which only those allow.", name_));
+        "{} is not a regular file; penstock reads samples in any order, which only regular files allow.",
+        name_));
   }
   size_ = static_cast<std::uint64_t>(status.st_size);
 }
@@ -40,6 +41,12 @@ File::~File() {
 
 File::File(File&& other) noexcept
     : name_(std::move(other.name_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
+
+std::uint64_t File::end_before(std::uint64_t reached) const noexcept {
+  struct stat status{};
+  if (::fstat(descriptor_, &status) != 0) return reached;
+  return std::min(reached, static_cast<std::uint64_t>(status.st_size));
+}
 
 std::size_t File::read(std::uint64_t offset, std::span<std::byte> destination) const {
   std::size_t done = 0;

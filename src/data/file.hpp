@@ -20,6 +20,8 @@ class File {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   /// Bytes, when it was opened.
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  /// Where the file ends now, given a read that ended at `reached`: there, or before it if nothing was read.
+  [[nodiscard]] std::uint64_t end_before(std::uint64_t reached) const noexcept;
   [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
 
   /// Fills `destination` from `offset` on and returns the bytes read: fewer only at the end of the file.

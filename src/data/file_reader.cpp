@@ -59,9 +59,9 @@ class FileReader final : public FieldReader {
     const std::size_t got = file_.read(begin, destination);
     if (got != destination.size()) {
       throw Error(fmt::format(
-          "{} was cut short after it was opened: it now ends at byte {}, within or before sample {} of "
-          "field '{}', which ends at byte {}. Restore the file and open it again.",
-          file_.name(), begin + got, first + got / sample_bytes_, field_.name,
+          "{} was cut short after it was opened: it now ends at byte {}, and sample {} of field '{}' should "
+          "end at byte {}. Restore the file and open it again.",
+          file_.name(), file_.end_before(begin + got), first + got / sample_bytes_, field_.name,
           begin + (got / sample_bytes_ + 1) * sample_bytes_));
     }
   }
@@ -80,7 +80,7 @@ void read_exactly(const File& file, std::uint64_t offset, std::span<std::byte> d
   const std::size_t got = file.read(offset, destination);
   if (got != destination.size()) {
     throw Error(fmt::format("{} was cut short while it was read: it ends at byte {}, not {}.", file.name(),
-                            offset + got, offset + destination.size()));
+                            file.end_before(offset + got), offset + destination.size()));
   }
 }
 
@@ -106,7 +106,7 @@ FieldReaderPtr read_raw(const std::filesystem::path& path, Field field, std::uin
   const std::uint64_t payload = file.size() - std::min(file.size(), offset);
   if (bytes == 0 || payload == 0 || payload % bytes != 0) {
     throw Error(
-        fmt::format("{}: from byte {} to its end at byte {} are {} bytes, no whole number of samples "
+        fmt::format("{}: from byte {} to its end at byte {} are {} bytes, not a whole number of samples "
                     "of {} bytes ({} of {}).",
                     file.name(), offset, file.size(), payload, bytes, format_shape(field.shape),
                     dtype_name(field.dtype)));

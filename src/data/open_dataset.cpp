@@ -1,6 +1,7 @@
 #include "data/file.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/log.hpp>
 #include <penstock/data/open_dataset.hpp>
 
 #include <fmt/format.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <system_error>
 
 namespace penstock {
 
@@ -51,12 +53,31 @@ bool belongs_to(const std::string& file_name, std::string_view split) {
   return file_name.starts_with(prefix) || file_name.starts_with(split);
 }
 
+// What cannot be looked at is no directory either; who opens it as a file says why.
+bool leads_to_directory(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+bool is_missing(const fs::path& path) {
+  std::error_code error;
+  return fs::status(path, error).type() == fs::file_type::not_found;
+}
+
 std::vector<fs::path> files_of(const fs::path& directory) {
   std::vector<fs::path> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
-    if (entry.is_regular_file() && !entry.path().filename().string().starts_with('.')) {
-      files.push_back(entry.path());
+  std::error_code failed;
+  fs::directory_iterator entry(directory, failed);
+  for (; entry != fs::directory_iterator(); entry.increment(failed)) {
+    if (entry->path().filename().string().starts_with('.')) continue;
+    std::error_code error;
+    if (entry->is_regular_file(error)) files.push_back(entry->path());
+    if (error) {  // such as a link that leads to itself: the other files are as good as without it
+      log(LogLevel::warning, fmt::format("{} is left out: {}.", entry->path().string(), error.message()));
     }
+  }
+  if (failed) {
+    throw Error(fmt::format("{} cannot be read as a directory: {}.", directory.string(), failed.message()));
   }
   std::sort(files.begin(), files.end());
   return files;
@@ -64,7 +85,7 @@ std::vector<fs::path> files_of(const fs::path& directory) {
 
 std::vector<fs::path> sources_in(const fs::path& directory, const OpenOptions& options) {
   const fs::path part = directory / options.split;
-  const bool has_part = fs::is_directory(part);
+  const bool has_part = leads_to_directory(part);
   std::vector<fs::path> arrays;
   std::vector<fs::path> of_split;
   for (const fs::path& file : files_of(has_part ? part : directory)) {
@@ -84,8 +105,8 @@ std::vector<fs::path> sources_in(const fs::path& directory, const OpenOptions& o
 
 fs::path find_named(const fs::path& name, const OpenOptions& options) {
   for (const fs::path& place : options.search) {
-    if (fs::is_directory(place / name)) return place / name;
-    if (place.filename() == name && fs::is_directory(place)) return place;
+    if (leads_to_directory(place / name)) return place / name;
+    if (place.filename() == name && leads_to_directory(place)) return place;
   }
   std::vector<std::string> looked;
   looked.reserve(options.search.size());
@@ -100,9 +121,12 @@ Dataset open_dataset(const std::vector<fs::path>& sources, const OpenOptions& op
   if (sources.empty()) throw InvalidArgument("No dataset was named: give files, a directory or a name.");
   std::vector<FieldReaderPtr> readers;
   for (const fs::path& source : sources) {
-    const bool plain_name = !source.has_parent_path() && !fs::exists(source);
+    if (source.empty()) {
+      throw InvalidArgument("The name of a dataset is empty: give a file, a directory or a name.");
+    }
+    const bool plain_name = !source.has_parent_path() && is_missing(source);
     const fs::path found = plain_name ? find_named(source, options) : source;
-    if (!fs::is_directory(found)) {
+    if (!leads_to_directory(found)) {
       readers.push_back(open_file(found, options));
       continue;
     }

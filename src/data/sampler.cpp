@@ -31,10 +31,13 @@ Sampler::Sampler(std::uint64_t sample_count, SamplerOptions options)
   }
   if (options_.batch_size == 0) throw InvalidArgument("A batch size of 0 was asked for; use 1 or more.");
   const Shard& shard = options_.shard;
-  if (shard.world_size == 0 || shard.world_size > kMaximumWorld || shard.rank >= shard.world_size) {
+  if (shard.world_size == 0 || shard.world_size > kMaximumWorld) {
     throw InvalidArgument(
-        fmt::format("Rank {} of a world of {} was asked for; ranks count from 0 to the world size less one.",
-                    shard.rank, shard.world_size));
+        fmt::format("A world size of {} was asked for; use 1 to {}.", shard.world_size, kMaximumWorld));
+  }
+  if (shard.rank >= shard.world_size) {
+    throw InvalidArgument(fmt::format("Rank {} of a world size of {} was asked for; use a rank from 0 to {}.",
+                                      shard.rank, shard.world_size, shard.world_size - 1));
   }
   if (shard_samples(0) == 0) {
     throw InvalidArgument(

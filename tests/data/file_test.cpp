@@ -1,11 +1,13 @@
 #include "data/support.hpp"
 
+#include <penstock/core/log.hpp>
 #include <penstock/data/open_dataset.hpp>
 
 #include <sys/stat.h>
 #include <zlib.h>
 
 #include <numeric>
+#include <string_view>
 
 namespace penstock {
 namespace {
@@ -133,7 +135,7 @@ TEST_F(Files, ACutWhileMappedIsAnErrorAndNoSignal) {
   expect_error<Error>([&] { static_cast<void>(test::gather(dataset, 0, run)); }, {"sample 40"});
   std::filesystem::resize_file(file, 0);
   expect_error<Error>([&] { static_cast<void>(test::gather(dataset, 0, there)); },
-                      {"cut short", "sample 39"});
+                      {"cut short", "ends at byte 0,", "sample 39"});
 }
 
 TEST_F(Files, SmallFilesAreLoadedAndOutliveTheirFile) {
@@ -148,10 +150,10 @@ TEST_F(Files, SmallFilesAreLoadedAndOutliveTheirFile) {
 TEST_F(Files, WhatIsNoRegularFileIsRefusedWithoutWaiting) {
   expect_error<Error>([&] { static_cast<void>(read_npy(directory_.path() / "none.npy")); },
                       {"none.npy", "cannot be opened", "No such file"});
-  expect_error<Error>([&] { static_cast<void>(read_npy(directory_.path())); }, {"no regular file"});
+  expect_error<Error>([&] { static_cast<void>(read_npy(directory_.path())); }, {"not a regular file"});
   const auto pipe = directory_.path() / "pipe.npy";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  expect_error<Error>([&] { static_cast<void>(read_npy(pipe)); }, {"pipe.npy", "no regular file"});
+  expect_error<Error>([&] { static_cast<void>(read_npy(pipe)); }, {"pipe.npy", "not a regular file"});
 }
 
 TEST_F(Files, OpenTellsFormatsApartByContent) {
@@ -200,6 +202,27 @@ TEST_F(Files, OpenFindsTheSplitOfANamedDataset) {
       [&] { return open_dataset({directory_.path() / "mnist"}, {.split = "extra"}); }, {"mnist", "'extra'"});
   expect_error<InvalidArgument>([&] { return open_dataset({"cifar"}, {.search = {directory_.path()}}); },
                                 {"'cifar'", directory_.path().string()});
+}
+
+TEST_F(Files, AnEmptyNameIsNoDatasetThoughItsPlaceIsADirectory) {
+  expect_error<InvalidArgument>([&] { return open_dataset({""}, {.search = {directory_.path()}}); },
+                                {"empty", "give a file, a directory or a name"});
+}
+
+TEST_F(Files, ALinkThatLeadsNowhereLeavesTheRestOfItsDirectory) {
+  const auto data = test::random_bytes(12, 14);
+  directory_.write("set/images.npy", test::npy("|u1", "(3, 4)", data));
+  const auto loop = directory_.path() / "set" / "loop.npy";
+  std::filesystem::create_symlink("loop.npy", loop);
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  const Dataset dataset = open_dataset({directory_.path() / "set"});
+  set_log_sink({});
+  ASSERT_EQ(dataset.field_count(), 1u);
+  EXPECT_EQ(read_all(dataset, 0), data);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find(loop.string()), std::string::npos) << lines[0];
+  expect_error<Error>([&] { return open_dataset({loop}); }, {"loop.npy cannot be opened"});
 }
 
 TEST_F(Files, OpenTakesADirectoryOfArrays) {

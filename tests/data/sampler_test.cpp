@@ -277,8 +277,13 @@ TEST(Sampler, RefusesWhatCannotMeanAnything) {
   expect_error<InvalidArgument>([] { Sampler(5, {.batch_size = 0}); }, {"batch size of 0"});
   expect_error<InvalidArgument>([] { Sampler(5, {.batch_size = 6, .drop_last = true}); },
                                 {"batch of 6", "5 samples"});
-  expect_error<InvalidArgument>([] { Sampler(5, {.shard = {0, 0, false}}); }, {"world of 0"});
-  expect_error<InvalidArgument>([] { Sampler(5, {.shard = {3, 3, false}}); }, {"Rank 3", "world of 3"});
+  expect_error<InvalidArgument>([] { Sampler(5, {.shard = {0, 0, false}}); },
+                                {"world size of 0", "use 1 to"});
+  const std::uint64_t absurd = std::uint64_t{1} << 62;
+  expect_error<InvalidArgument>([&] { Sampler(5, {.shard = {0, absurd, false}}); },
+                                {"A world size of 4611686018427387904 was asked for; use 1 to 2147483648."});
+  expect_error<InvalidArgument>([] { Sampler(5, {.shard = {3, 3, false}}); },
+                                {"Rank 3", "world size of 3", "0 to 2"});
   expect_error<InvalidArgument>([] { Sampler(5, {.shard = {0, 6, true}}); }, {"5 samples", "6 ranks"});
   EXPECT_EQ(Sampler(5, {.batch_size = 6}).batches_per_epoch(), 1u);
 }
