@@ -37,6 +37,22 @@ TEST(HostOptionsTest, RefusesWhatItCannotRead) {
   }
 }
 
+TEST(HostOptionsTest, ARefusalDoesNotContradictItself) {
+  const auto refusal = [](const char* text) -> std::string {
+    try {
+      static_cast<void>(parse_host_options(text));
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(refusal("late"), "option 'late' of host has no value; write late=VALUE");
+  EXPECT_EQ(refusal("link="), "option 'link' of host has no value; write link=VALUE");
+  const std::string keys = "host takes link, latency, memory, lock, late, each written key=value";
+  EXPECT_EQ(refusal("speed"), "unknown option 'speed'; " + keys);
+  EXPECT_EQ(refusal("speed=3"), "unknown option 'speed'; " + keys);
+}
+
 TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
   for (const char* spec :
        {"host", "host:memory=64MiB", "host:link=12,latency=8,memory=4GiB,lock=8MiB,late=1"}) {

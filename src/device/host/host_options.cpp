@@ -5,7 +5,10 @@
 #include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <string>
@@ -24,11 +27,19 @@ double parse_number(std::string_view part, std::string_view text) {
   return number;
 }
 
+void check_key(std::string_view key) {
+  constexpr std::array<std::string_view, 5> kKeys = {"link", "latency", "memory", "lock", "late"};
+  if (std::ranges::find(kKeys, key) != kKeys.end()) return;
+  throw InvalidArgument(
+      fmt::format("unknown option '{}'; host takes {}, each written key=value", key, fmt::join(kKeys, ", ")));
+}
+
 void read_part(HostOptions& options, std::string_view part) {
   const std::size_t equals = part.find('=');
   const std::string_view key = part.substr(0, equals);
+  check_key(key);
   if (equals == std::string_view::npos || equals + 1 == part.size()) {
-    throw InvalidArgument(fmt::format("'{}' is no option of host; write key=value", part));
+    throw InvalidArgument(fmt::format("option '{}' of host has no value; write {}=VALUE", key, key));
   }
   const std::string_view value = part.substr(equals + 1);
   if (key == "link") {
@@ -40,13 +51,10 @@ void read_part(HostOptions& options, std::string_view part) {
     if (options.memory_bytes == 0) throw InvalidArgument("host:memory=0 leaves no memory to work with");
   } else if (key == "lock") {
     options.lock_bytes = parse_bytes(value);
-  } else if (key == "late") {
+  } else {
     if (value != "0" && value != "1")
       throw InvalidArgument(fmt::format("'{}' must be late=0 or late=1", part));
     options.late = value == "1";
-  } else {
-    throw InvalidArgument(
-        fmt::format("'{}' is no option of host; known are link, latency, memory, lock, late", key));
   }
 }
 
