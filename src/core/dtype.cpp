@@ -38,7 +38,7 @@ DType parse_dtype(std::string_view name) {
     known += known.empty() ? "" : ", ";
     known += row.name;
   }
-  throw InvalidArgument(fmt::format("'{}' is no element type; known are {}", name, known));
+  throw InvalidArgument(fmt::format("unknown element type '{}'; known are {}", name, known));
 }
 
 std::size_t element_count(const Shape& shape) {

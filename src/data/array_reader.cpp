@@ -47,7 +47,7 @@ FieldReaderPtr read_array(Field field, std::span<const std::byte> data,
   const std::size_t bytes = field.sample_bytes();
   if (bytes == 0 || data.size() % bytes != 0) {
     throw InvalidArgument(fmt::format(
-        "The {} bytes given for field '{}' are no whole number of samples of {} bytes ({} of {}).",
+        "The {} bytes given for field '{}' are not a whole number of samples of {} bytes ({} of {}).",
         data.size(), field.name, bytes, format_shape(field.shape), dtype_name(field.dtype)));
   }
   const std::byte* const end = data.data() + data.size();

@@ -38,8 +38,8 @@ class CallbackReader final : public FieldReader {
                               error.what()));
     } catch (...) {
       throw Error(
-          fmt::format("The callback of field '{}' failed for sample {} with something that is no "
-                      "std::exception.",
+          fmt::format("The callback of field '{}' failed for sample {} with something that is "
+                      "not a std::exception.",
                       field_.name, index));
     }
     if (written != sample.size()) {

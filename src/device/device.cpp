@@ -16,7 +16,7 @@ namespace {
 
 [[noreturn]] void refuse_spec(std::string_view spec) {
   throw InvalidArgument(
-      fmt::format("'{}' is no device; write auto, cuda, cuda:N, host, or host:key=value,...", spec));
+      fmt::format("unknown device '{}'; write auto, cuda, cuda:N, host, or host:key=value,...", spec));
 }
 
 int parse_index(std::string_view spec, std::string_view digits) {

@@ -18,7 +18,7 @@ MemoryKind parse_memory_kind(std::string_view name) {
     if (kNames[i] == name) return static_cast<MemoryKind>(i);
   }
   throw InvalidArgument(
-      fmt::format("'{}' is no kind of memory; known are {}", name, fmt::join(kNames, ", ")));
+      fmt::format("unknown kind of memory '{}'; known are {}", name, fmt::join(kNames, ", ")));
 }
 
 std::string_view copy_direction_name(CopyDirection direction) noexcept {

@@ -29,7 +29,7 @@ struct Registration::State {
     const auto first = reinterpret_cast<std::uintptr_t>(data);
     const std::uintptr_t last_page = ~(page_bytes() - 1);
     if (data == nullptr || count == 0 || first >= last_page || count > last_page - first) {
-      throw InvalidArgument(fmt::format("{} bytes at {} are no range of memory to register", count, data));
+      throw InvalidArgument(fmt::format("{} bytes at {} are not a range of memory to register", count, data));
     }
     const std::uintptr_t begin = first & ~(page_bytes() - 1);
     const std::size_t bytes = align_up(first + count, page_bytes()) - begin;

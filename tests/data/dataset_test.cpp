@@ -237,7 +237,7 @@ TEST(CallbackReader, NamesTheSampleWhenTheCallbackFails) {
     };
   };
   expect_error<Error>(reads(17), {"sample 17", "'x'", "the archive is damaged"});
-  expect_error<Error>(reads(18), {"sample 18", "no std::exception"});
+  expect_error<Error>(reads(18), {"sample 18", "not a std::exception"});
   expect_error<Error>(reads(19), {"wrote 7 bytes for sample 19", "all 8"});
   expect_error<Error>(reads(20), {"wrote 9 bytes for sample 20"});
   EXPECT_NO_THROW(reads(21)());
