@@ -1,8 +1,11 @@
 #include "core/pause.hpp"
 
+#include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/core/worker_team.hpp>
+
+#include <fmt/format.h>
 
 #include <atomic>
 #include <cstdint>
@@ -121,6 +124,10 @@ struct WorkerTeam::State {
 };
 
 WorkerTeam::WorkerTeam(WorkerTeamOptions options) : state_(std::make_unique<State>(std::move(options))) {
+  if (state_->options.threads > WorkerTeamOptions::kMostThreads) {
+    throw InvalidArgument(fmt::format("a team of {} threads was asked for; use at most {}",
+                                      state_->options.threads, WorkerTeamOptions::kMostThreads));
+  }
   state_->workers.reserve(state_->options.threads);
   try {
     for (std::size_t i = 1; i < state_->options.threads; ++i) {

@@ -68,7 +68,8 @@ bool touch_host_pages(void* data, std::size_t bytes, unsigned threads, int numa_
   auto* const begin = static_cast<std::byte*>(data);
   const std::size_t parts = (bytes + kTouchPart - 1) / kTouchPart;
   std::atomic<bool> complete{true};
-  WorkerTeam team({.threads = std::clamp<std::size_t>(threads, 1, parts),
+  const std::size_t most = std::min<std::size_t>(parts, WorkerTeamOptions::kMostThreads);
+  WorkerTeam team({.threads = std::clamp<std::size_t>(threads, 1, most),
                    .on_start = [numa_node] { bind_thread_to_node(numa_node); }});
   team.for_each(parts, [&](std::size_t part) {
     const std::size_t at = part * kTouchPart;

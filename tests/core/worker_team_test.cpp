@@ -1,5 +1,6 @@
 #include "core/pause.hpp"
 
+#include <penstock/core/error.hpp>
 #include <penstock/core/worker_team.hpp>
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -200,6 +202,14 @@ TEST(WorkerTeamOptionsTest, OneThreadNeedsNoWorkers) {
     EXPECT_EQ(team.threads(), 1u);
     const auto caller = std::this_thread::get_id();
     team.for_each(5, [&](std::size_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
+  }
+}
+
+TEST(WorkerTeamOptionsTest, AbsurdNumbersOfThreadsAreRefused) {
+  constexpr std::size_t kMost = WorkerTeamOptions::kMostThreads;
+  EXPECT_EQ(WorkerTeam({.threads = kMost, .spin = 0us, .on_start = {}}).threads(), kMost);
+  for (const std::size_t threads : {kMost + 1, std::size_t{100'000}, SIZE_MAX}) {
+    EXPECT_THROW(WorkerTeam({.threads = threads, .spin = 0us, .on_start = {}}), InvalidArgument) << threads;
   }
 }
 

@@ -10,7 +10,9 @@
 namespace penstock {
 
 struct WorkerTeamOptions {
-  /// Threads that work on a call, the calling thread among them; 0 is read as 1.
+  static constexpr unsigned kMostThreads = 16;  ///< more than 8 have gained nothing yet
+
+  /// Threads that work on a call, the calling thread among them: at most kMostThreads; 0 is read as 1.
   std::size_t threads = 1;
   /// How long an idle worker polls before it sleeps. Waking a sleeper costs tens of microseconds in a virtual
   /// machine, as much as copying half a MiB, so work that comes in quick succession should find workers
@@ -25,6 +27,7 @@ struct WorkerTeamOptions {
 /// allocated per call. In a forked child only the calling thread works.
 class WorkerTeam {
  public:
+  /// Throws InvalidArgument for more than kMostThreads.
   explicit WorkerTeam(WorkerTeamOptions options);
   ~WorkerTeam();
   WorkerTeam(const WorkerTeam&) = delete;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <penstock/core/worker_team.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/link_profile.hpp>
@@ -15,7 +16,7 @@
 namespace penstock {
 
 struct TransferOptions {
-  static constexpr unsigned kMostThreads = 16;  ///< more than 8 have gained nothing yet
+  static constexpr unsigned kMostThreads = WorkerTeamOptions::kMostThreads;
 
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
