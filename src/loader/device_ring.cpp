@@ -7,10 +7,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <utility>
 
 namespace penstock {
+
+namespace {
+
+constexpr std::chrono::milliseconds kPatience{50};
+
+}  // namespace
 
 DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::vector<Route>& routes,
                        const Layout& layout, std::size_t batch, std::size_t prefetch_depth,
@@ -145,17 +152,31 @@ void DeviceRing::refuse_stuck() const {
                                 leased_.size(), held, exhausted_));
 }
 
-Arrival DeviceRing::take(const Stream& stream) {
+void DeviceRing::wait_for_arrival(std::unique_lock<std::mutex>& lock, std::thread::id me,
+                                  const FunctionRef<void()>* while_waiting) {
+  for (;;) {
+    bool over = true;
+    waiting_.push_back(me);
+    const auto arrived = [&] { return closed_ || !published_.empty() || is_stuck(me); };
+    if (while_waiting == nullptr) {
+      consumer_.wait(lock, arrived);
+    } else {
+      over = consumer_.wait_for(lock, kPatience, arrived);
+    }
+    waiting_.erase(std::ranges::find(waiting_, me));
+    if (closed_) consumer_.notify_all();
+    if (over) return;
+    lock.unlock();
+    (*while_waiting)();
+    lock.lock();
+  }
+}
+
+Arrival DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   const std::thread::id me = std::this_thread::get_id();
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
-  waiting_.push_back(me);
-  const auto leave = [&] {
-    waiting_.erase(std::ranges::find(waiting_, me));
-    if (closed_) consumer_.notify_all();
-  };
-  while (!closed_ && published_.empty() && !is_stuck(me)) consumer_.wait(lock);
-  leave();
+  wait_for_arrival(lock, me, while_waiting);
   if (closed_) throw Closed("The loader was closed, and gives out no more batches.");
   if (published_.empty()) refuse_stuck();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);

@@ -4,6 +4,7 @@
 
 #include <penstock/core/feed_statistics.hpp>
 #include <penstock/core/fork.hpp>
+#include <penstock/core/function_ref.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/device_batch.hpp>
@@ -85,9 +86,10 @@ class DeviceRing {
 
   /// For the consumer: what was published next, with its slot leased to the calling thread, and `stream` made
   /// to wait for it. An error stays and is thrown each time, and where `stream` cannot wait the batch stays.
-  /// Blocks the host. Throws Closed, DeviceError, and OutOfMemory where the thread holds
-  /// leases, and nobody who could let go of one does anything but wait for a batch.
-  [[nodiscard]] Arrival take(const Stream& stream);
+  /// Blocks the host, and calls `while_waiting`, unless it is null, every 50 ms without a lock. Throws what
+  /// that throws, Closed, DeviceError, and OutOfMemory where the thread holds leases, and nobody who could
+  /// let go of one does anything but wait for a batch.
+  [[nodiscard]] Arrival take(const Stream& stream, const FunctionRef<void()>* while_waiting);
   /// Ends a lease. Throws DeviceError where the work on it cannot be marked.
   void give_back(DeviceSlot& slot);
   void hand_over(DeviceSlot& slot) noexcept;
@@ -111,6 +113,9 @@ class DeviceRing {
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
  private:
+  /// Returns when take() has something to say to `me`.
+  void wait_for_arrival(std::unique_lock<std::mutex>& lock, std::thread::id me,
+                        const FunctionRef<void()>* while_waiting);
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
   /// Whether `me`, who waits for a batch, would wait for good.

@@ -31,7 +31,7 @@ GatherPath parse_gather_path(std::string_view name) {
   }
   if (name == "auto") return GatherPath::automatic;
   throw InvalidArgument(
-      fmt::format("'{}' is no way to gather; use automatic, host, zero-copy or copy-engine.", name));
+      fmt::format("unknown gather path '{}'; use automatic, host, zero-copy or copy-engine.", name));
 }
 
 Residency Residency::parse(std::string_view text) {
@@ -45,7 +45,7 @@ Residency Residency::parse(std::string_view text) {
   if (percent) value /= 100;
   if (code != std::errc() || end != number.data() + number.size() || !(value >= 0 && value <= 1)) {
     throw InvalidArgument(
-        fmt::format("'{}' is no residency; use none, all, auto, or a fraction such as 0.25 or 25%.", text));
+        fmt::format("unknown residency '{}'; use none, all, auto, or a fraction such as 0.25 or 25%.", text));
   }
   return {.kind = Kind::fraction, .fraction = value};
 }
@@ -75,7 +75,12 @@ Loader& Loader::operator=(Loader&& other) noexcept {
 
 std::optional<DeviceBatch> Loader::next(const Stream& stream) {
   const std::shared_ptr<LoaderState> state = state_;
-  return state->next(stream);
+  return state->next(stream, nullptr);
+}
+
+std::optional<DeviceBatch> Loader::next(const Stream& stream, FunctionRef<void()> while_waiting) {
+  const std::shared_ptr<LoaderState> state = state_;
+  return state->next(stream, &while_waiting);
 }
 
 void Loader::start_epoch(std::uint64_t epoch) { state_->start_epoch(epoch); }

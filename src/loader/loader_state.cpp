@@ -16,15 +16,19 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kMostDepth = 64;
-constexpr unsigned kMostThreads = 8;
+constexpr unsigned kThreadsByDefault = 8;
 
 LoaderOptions checked(LoaderOptions options) {
   if (options.prefetch_depth == 0 || options.prefetch_depth > kMostDepth) {
     throw InvalidArgument(fmt::format("A prefetch depth of {} was asked for; use 1 to {}.",
                                       options.prefetch_depth, kMostDepth));
   }
+  if (options.threads > LoaderOptions::kMostThreads) {
+    throw InvalidArgument(fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as help.",
+                                      options.threads, LoaderOptions::kMostThreads));
+  }
   if (options.threads == 0)
-    options.threads = std::min(kMostThreads, std::max(1U, host_topology().processors));
+    options.threads = std::min(kThreadsByDefault, std::max(1U, host_topology().processors));
   return options;
 }
 
@@ -196,10 +200,10 @@ void LoaderState::refuse_fork() const {
   }
 }
 
-std::optional<DeviceBatch> LoaderState::next(const Stream& stream) {
+std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   refuse_fork();
   Account::Question question(*account_, stream);
-  const Arrival arrival = ring_->take(stream);
+  const Arrival arrival = ring_->take(stream, while_waiting);
   if (arrival.slot == nullptr) {
     question.answer(arrival, 0);
     return std::nullopt;

@@ -35,7 +35,9 @@ class LoaderState {
   LoaderState(const LoaderState&) = delete;
   LoaderState& operator=(const LoaderState&) = delete;
 
-  [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream);
+  /// `while_waiting`: see Loader::next; may be null.
+  [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream,
+                                                const FunctionRef<void()>* while_waiting);
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
   [[nodiscard]] SamplerState state() const;

@@ -8,9 +8,13 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <latch>
 #include <random>
+#include <span>
+#include <stdexcept>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define PENSTOCK_TEST_SANITIZED 1
@@ -70,6 +74,70 @@ TEST_P(LoaderEnds, ALoaderMayGoAfterAnyNumberOfBatches) {
     }
     EXPECT_EQ(faulty_->live(), LiveHandles{}) << way;
   }
+}
+
+/// A dataset whose samples cannot be read before `gate` is counted down.
+struct HeldBackSamples {
+  explicit HeldBackSamples(const Dataset& samples)
+      : dataset({read_callback(samples.field(0), samples.sample_count(),
+                               [this, samples](std::uint64_t index, std::span<std::byte> out) {
+                                 gate.wait();
+                                 samples.gather(0, std::span(&index, 1), out);
+                                 return out.size();
+                               })}) {}
+
+  std::latch gate{1};
+  const Dataset dataset;
+};
+
+struct Interrupted : std::runtime_error {
+  Interrupted() : std::runtime_error("interrupted") {}
+};
+
+TEST_P(LoaderEnds, AWaitThatIsGivenUpLosesNothing) {
+  HeldBackSamples held_back(dataset_);
+  Loader loader(held_back.dataset, *faulty_device_, {.batch_size = 8});
+  for (int turn = 0; turn < 2; ++turn) {
+    int asked = 0;
+    EXPECT_THROW(static_cast<void>(loader.next(*stream_,
+                                               [&] {
+                                                 if (++asked == 2) throw Interrupted();
+                                               })),
+                 Interrupted);
+    EXPECT_EQ(asked, 2);
+  }
+  EXPECT_EQ(loader.state().consumed, 0U);
+  bool opened = false;
+  std::vector<HostBatch> batches;
+  while (const auto batch = loader.next(*stream_, [&] {
+    if (!std::exchange(opened, true)) held_back.gate.count_down();
+  })) {
+    batches.push_back(read(*batch));
+  }
+  EXPECT_EQ(indices_of(batches), numbers(80));
+  expect_stored(dataset_, batches);
+  EXPECT_EQ(loader.stats().batches, 10U);
+}
+
+TEST_P(LoaderEnds, ALoaderMayBeClosedByWhoWaitsForItsBatch) {
+  HeldBackSamples held_back(dataset_);
+  auto loader = std::make_unique<Loader>(held_back.dataset, *faulty_device_, LoaderOptions{.batch_size = 8});
+  EXPECT_THROW(static_cast<void>(loader->next(*stream_,
+                                              [&] {
+                                                held_back.gate.count_down();
+                                                loader.reset();
+                                              })),
+               Closed);
+  EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(LoaderEnds, WhoWaitsWithAQuestionIsToldThatNoSlotComes) {
+  Loader loader(dataset_, *faulty_device_, {.batch_size = 8, .device_budget_bytes = 3 * (8 * 512 + 256)});
+  std::vector<DeviceBatch> held;
+  while (held.size() < 3) held.push_back(std::move(*loader.next(*stream_)));
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_, [] {})), OutOfMemory);
+  held.clear();
+  EXPECT_EQ(read_epoch(loader).size(), 7U);
 }
 
 TEST_P(LoaderEnds, ALoaderMayGoWhileSamplesAreRead) {

@@ -156,6 +156,8 @@ TEST_P(LoaderLimits, OptionsThatCannotMeanAnythingAreRefused) {
   EXPECT_THAT(refusal({.batch_size = 0}), HasSubstr("batch size of 0"));
   EXPECT_THAT(refusal({.prefetch_depth = 0}), HasSubstr("depth of 0"));
   EXPECT_THAT(refusal({.prefetch_depth = 65}), HasSubstr("1 to 64"));
+  EXPECT_THAT(refusal({.threads = LoaderOptions::kMostThreads + 1}), HasSubstr("use 1 to 16"));
+  EXPECT_THAT(refusal({.threads = 4294967295U}), HasSubstr("4294967295 threads"));
   EXPECT_THAT(refusal({.shard = {.rank = 2, .world_size = 2}}), HasSubstr("ank 2"));
   EXPECT_THAT(refusal({.fields = {{.name = "z"}}}), HasSubstr("x, y"));
   EXPECT_THAT(refusal({.fields = {{.name = "x"}, {.name = "x"}}}), HasSubstr("twice"));

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <penstock/core/feed_statistics.hpp>
+#include <penstock/core/function_ref.hpp>
+#include <penstock/core/worker_team.hpp>
 #include <penstock/data/dataset.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/device/device.hpp>
@@ -60,6 +62,8 @@ struct FieldOptions {
 };
 
 struct LoaderOptions {
+  static constexpr unsigned kMostThreads = WorkerTeamOptions::kMostThreads;
+
   std::uint64_t batch_size = 1;
   bool shuffle = false;
   std::uint64_t seed = 0;
@@ -84,7 +88,8 @@ struct LoaderOptions {
   /// are locked where they lie (with the array that they are a slice of). Small arrays share their pages with
   /// other data, of which other libraries' transfers fail once a part of it lies in a locked page.
   std::size_t copy_limit_bytes = std::size_t{32} << 20;
-  /// Host threads that gather, the loader's own among them. 0: as processors allow, at most 8.
+  /// Host threads that gather, the loader's own among them: at most kMostThreads. 0: as processors allow, at
+  /// most 8.
   unsigned threads = 0;
   /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or
   /// 8 where it widens, and more (to 32) the more of a field is resident. Where given, `automatic` takes no
@@ -118,6 +123,10 @@ class Loader {
   /// again until start_epoch or restore; Closed after close(); and OutOfMemory where the budget is used up by
   /// batches that the calling thread itself holds.
   [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream);
+  /// As next(stream). If the batch is not there yet, calls `while_waiting` about every 50 ms on this thread
+  /// until it is, so that a long wait can be given up: what `while_waiting` throws is thrown here, and the
+  /// batch is left for the next call. `while_waiting` may use the loader, and may close it.
+  [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream, FunctionRef<void()> while_waiting);
 
   /// Goes to the beginning of `epoch`; costs nothing where that comes next anyway. Batches that are held stay
   /// valid.
