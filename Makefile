@@ -2,7 +2,7 @@
 # that is there. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo python train bench gpu-test gpu-bench kernels format lint clean
+.PHONY: help setup build test repeat demo python train bench gpu-test gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,11 @@ build: ## Build the library and the command: build/release/penstock
 test: ## Run every test that needs no GPU, the sanitizers' runs among them
 	@tools/setup.sh build test bench python lint tsan
 	@tools/test.sh
+
+repeat: ## Repeat the tests, alone and under load, for MINUTES=60 or until one fails
+	@tools/setup.sh build test
+	@tools/build.sh ci
+	@tools/repeat.sh $(or $(MINUTES),60)
 
 demo: build ## Feed a real dataset, Fashion-MNIST or DATA='files...', and say where the time went
 	@DATA='$(DATA)' tools/demo.sh
