@@ -12,9 +12,6 @@ configure_package_config_file(cmake/penstockConfig.cmake.in ${PROJECT_BINARY_DIR
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/penstockConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/penstockConfig.cmake ${PROJECT_BINARY_DIR}/penstockConfigVersion.cmake
   DESTINATION ${penstock_package_dir})
-if(penstock_library_type STREQUAL "STATIC_LIBRARY")
-  install(FILES cmake/FindHwloc.cmake DESTINATION ${penstock_package_dir})
-endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 if(TARGET penstock_cli AND penstock_library_type STREQUAL "SHARED_LIBRARY")

@@ -19,7 +19,7 @@ LAYERS = {
     "doctor": {"core", "device", "memory", "transfer"},
 }
 # Too slow to compile, or not installed where penstock is used.
-PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "hwloc", "zlib")
+PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib")
 
 CHECKED = ("include", "src", "cli", "python")
 SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}

@@ -55,7 +55,6 @@ build  | ninja or make                       | ninja-build                  | ha
 build  | fmt                                 | libfmt-dev                   | has_header fmt/format.h
 build  | nlohmann-json                       | nlohmann-json3-dev           | has_header nlohmann/json.hpp
 build  | CLI11                               | libcli11-dev                 | has_header CLI/CLI.hpp
-build  | hwloc                               | libhwloc-dev                 | has_header hwloc.h
 build  | zlib                                | zlib1g-dev                   | has_header zlib.h
 test   | GoogleTest                          | libgtest-dev                 | has_header gtest/gtest.h
 test   | GoogleMock                          | libgmock-dev                 | has_header gmock/gmock.h

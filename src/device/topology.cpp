@@ -1,43 +1,52 @@
 #include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
-#include <hwloc.h>
 #include <linux/capability.h>
+#include <linux/mempolicy.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <climits>
 #include <cmath>
+#include <cstdint>
 #include <fstream>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <vector>
 
 namespace penstock {
 
 namespace {
-
-/// hwloc's picture of the machine; null where it cannot be made. Loaded once, and read-only afterwards.
-hwloc_topology_t machine() noexcept {
-  static const hwloc_topology_t topology = []() -> hwloc_topology_t {
-    hwloc_topology_t loaded = nullptr;
-    if (hwloc_topology_init(&loaded) != 0) return nullptr;
-    if (hwloc_topology_load(loaded) == 0) return loaded;
-    hwloc_topology_destroy(loaded);
-    return nullptr;
-  }();
-  return topology;
-}
 
 std::string first_line(const std::string& path) {
   std::string line;
   std::ifstream file(path);
   std::getline(file, line);
   return line;
+}
+
+/// Numbers of a list as sysfs writes it: "0-3,8,10-11".
+std::vector<unsigned> numbers_of_list(const std::string& list) {
+  std::vector<unsigned> numbers;
+  const char* const end = list.data() + list.size();
+  for (const char* at = list.data(); at < end; ++at) {
+    unsigned first = 0;
+    auto read = std::from_chars(at, end, first);
+    if (read.ec != std::errc()) break;
+    unsigned last = first;
+    if (read.ptr < end && *read.ptr == '-') read = std::from_chars(read.ptr + 1, end, last);
+    if (read.ec != std::errc()) break;
+    for (unsigned number = first; number <= last; ++number) numbers.push_back(number);
+    at = read.ptr;
+  }
+  return numbers;
 }
 
 std::string processor_name() {
@@ -47,11 +56,8 @@ std::string processor_name() {
     const std::size_t start = line.find_first_not_of(" \t:", line.find(':'));
     if (start != std::string::npos) return line.substr(start);
   }
-  if (machine() != nullptr) {
-    const hwloc_obj_t package = hwloc_get_obj_by_type(machine(), HWLOC_OBJ_PACKAGE, 0);
-    const char* model = package != nullptr ? hwloc_obj_get_info_by_name(package, "CPUModel") : nullptr;
-    if (model != nullptr) return model;
-  }
+  utsname system{};
+  if (uname(&system) == 0) return fmt::format("{} processor", system.machine);
   return "unknown processor";
 }
 
@@ -140,10 +146,8 @@ HostTopology read_topology() {
   HostTopology topology;
   topology.processor = processor_name();
   topology.processors = usable_processors();
-  if (machine() != nullptr) {
-    topology.numa_nodes =
-        static_cast<unsigned>(std::max(hwloc_get_nbobjs_by_type(machine(), HWLOC_OBJ_NUMANODE), 1));
-  }
+  const auto nodes = numbers_of_list(first_line("/sys/devices/system/node/online"));
+  topology.numa_nodes = static_cast<unsigned>(std::max(nodes.size(), std::size_t{1}));
   const double installed =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   topology.memory_bytes = static_cast<std::size_t>(std::min(installed, cgroup_memory()));
@@ -197,9 +201,9 @@ bool may_lock_freely() noexcept {
   return false;
 }
 
-hwloc_obj_t node_object(int numa_node) noexcept {
-  if (numa_node < 0 || machine() == nullptr) return nullptr;
-  return hwloc_get_numanode_obj_by_os_index(machine(), static_cast<unsigned>(numa_node));
+std::vector<unsigned> processors_of_node(int numa_node) {
+  if (numa_node < 0) return {};
+  return numbers_of_list(first_line(fmt::format("/sys/devices/system/node/node{}/cpulist", numa_node)));
 }
 
 }  // namespace
@@ -237,16 +241,33 @@ LinkInfo link_of_pci(const std::string& bus_id) {
 }
 
 bool bind_thread_to_node(int numa_node) noexcept {
-  const hwloc_obj_t node = node_object(numa_node);
-  if (node == nullptr || hwloc_bitmap_iszero(node->cpuset)) return false;
-  return hwloc_set_cpubind(machine(), node->cpuset, HWLOC_CPUBIND_THREAD) == 0;
+  try {
+    const std::vector<unsigned> processors = processors_of_node(numa_node);
+    if (processors.empty()) return false;
+    const int count = static_cast<int>(*std::max_element(processors.begin(), processors.end())) + 1;
+    const std::size_t bytes = CPU_ALLOC_SIZE(count);
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(count),
+                                                               [](cpu_set_t* s) { CPU_FREE(s); });
+    if (set == nullptr) return false;
+    CPU_ZERO_S(bytes, set.get());
+    for (const unsigned processor : processors) CPU_SET_S(processor, bytes, set.get());
+    return sched_setaffinity(0, bytes, set.get()) == 0;
+  } catch (...) {  // no memory to read the file with
+    return false;
+  }
 }
 
 bool bind_memory_to_node(void* data, std::size_t bytes, int numa_node) noexcept {
-  const hwloc_obj_t node = node_object(numa_node);
-  if (node == nullptr || data == nullptr || bytes == 0) return false;
-  return hwloc_set_area_membind(machine(), data, bytes, node->nodeset, HWLOC_MEMBIND_BIND,
-                                HWLOC_MEMBIND_BYNODESET) == 0;
+  constexpr int kWordBits = sizeof(unsigned long) * CHAR_BIT;
+  constexpr int kMostNodes = 1024;  // the kernel's own limit
+  if (numa_node < 0 || numa_node >= kMostNodes || data == nullptr || bytes == 0) return false;
+  // One word more than the nodes need: the kernel reads one bit less than it is told of.
+  unsigned long nodes[kMostNodes / kWordBits + 1] = {};
+  nodes[numa_node / kWordBits] = 1UL << numa_node % kWordBits;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t page = begin & ~(static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE)) - 1);
+  const std::size_t length = begin - page + bytes;
+  return syscall(SYS_mbind, page, length, MPOL_PREFERRED, nodes, sizeof nodes * CHAR_BIT, 0) == 0;
 }
 
 std::optional<std::size_t> lock_limit() noexcept {

@@ -1,15 +1,19 @@
 #include <penstock/device/topology.hpp>
 
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -107,14 +111,51 @@ TEST(Topology, BindingIsAHint) {
 }
 
 TEST(Topology, BoundThreadRunsOnTheNodesProcessors) {
-  std::thread([] {
-    cpu_set_t before;
-    ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  std::set<unsigned> wanted;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/devices/system/node/node0")) {
+    const std::string name = entry.path().filename();
+    if (name.size() > 3 && name.starts_with("cpu") && std::isdigit(name[3]))
+      wanted.insert(std::stoul(name.substr(3)));
+  }
+  std::thread([&] {
     if (!bind_thread_to_node(0)) GTEST_SKIP() << "the system does not bind threads";
-    cpu_set_t after;
-    ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
-    EXPECT_GE(CPU_COUNT(&after), 1);
+    cpu_set_t set;
+    ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+    std::set<unsigned> bound;
+    for (unsigned processor = 0; processor < CPU_SETSIZE; ++processor) {
+      if (CPU_ISSET(processor, &set)) bound.insert(processor);
+    }
+    // A cpuset may leave this process fewer than the node has.
+    EXPECT_TRUE(std::includes(wanted.begin(), wanted.end(), bound.begin(), bound.end()));
+    EXPECT_FALSE(bound.empty());
   }).join();
+}
+
+TEST(Topology, NumaNodesAreThoseOfTheSystem) {
+  const std::filesystem::path root = "/sys/devices/system/node";
+  if (!std::filesystem::exists(root)) GTEST_SKIP() << "this machine names no NUMA nodes";
+  unsigned nodes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(root)) {
+    const std::string name = entry.path().filename();
+    if (name.size() > 4 && name.starts_with("node") && std::isdigit(name[4])) ++nodes;
+  }
+  EXPECT_EQ(host_topology().numa_nodes, std::max(nodes, 1u));
+}
+
+TEST(Topology, BoundMemoryPrefersTheNode) {
+  constexpr std::size_t kBytes = std::size_t{1} << 16;
+  void* const pages = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  // A range that begins and ends within a page: all pages that it touches follow.
+  char* const begin = static_cast<char*>(pages) + 100;
+  const bool bound = bind_memory_to_node(begin, kBytes - 200, 0);
+  int policy = -1;
+  unsigned long nodes[17] = {};
+  const long asked = syscall(SYS_get_mempolicy, &policy, nodes, sizeof nodes * 8, begin, MPOL_F_ADDR);
+  munmap(pages, kBytes);
+  if (!bound || asked != 0) GTEST_SKIP() << "the system does not bind memory";
+  EXPECT_EQ(policy, MPOL_PREFERRED);
+  EXPECT_EQ(nodes[0], 1UL);
 }
 
 TEST(Topology, LockLimitIsTheSoftLimitOrNone) {
