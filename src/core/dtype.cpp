@@ -2,6 +2,7 @@
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 

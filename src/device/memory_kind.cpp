@@ -2,6 +2,7 @@
 #include <penstock/device/memory_kind.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 

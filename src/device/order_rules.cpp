@@ -10,23 +10,23 @@ namespace penstock {
 
 namespace {
 
-void check(bool holds, std::string_view message) {
+void require(bool holds, std::string_view message) {
   if (!holds) throw InvalidArgument(fmt::format("this order cannot be computed: {}", message));
 }
 
 }  // namespace
 
 void check_order(const OrderRequest& request) {
-  check(request.size != 0 && request.size <= KeyedPermutation::kMaximumSize,
+  require(request.size != 0 && request.size <= KeyedPermutation::kMaximumSize,
         "it takes between 1 and 2^62 elements");
-  check(!request.order || request.order->size() == request.size, "the permutation has another size");
+  require(!request.order || request.order->size() == request.size, "the permutation has another size");
   std::uint64_t end = 0;
-  check(!__builtin_mul_overflow(request.count, request.stride, &end) &&
+  require(!__builtin_mul_overflow(request.count, request.stride, &end) &&
             !__builtin_add_overflow(end, request.first, &end) && end < std::uint64_t{1} << 63,
         "its positions end past 2^63");
   if (request.count == 0) return;
-  check(request.indices != nullptr, "there is nowhere to write the indices");
-  check(reinterpret_cast<std::uintptr_t>(request.indices) % sizeof(std::uint64_t) == 0,
+  require(request.indices != nullptr, "there is nowhere to write the indices");
+  require(reinterpret_cast<std::uintptr_t>(request.indices) % sizeof(std::uint64_t) == 0,
         "the indices are not aligned to their type");
 }
 

@@ -22,10 +22,6 @@ constexpr std::size_t kRoundsInFlight = 3;
 // µs, in which one thread copies about 800 KiB.
 constexpr std::size_t kAlone = std::size_t{512} << 10;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 /// Memory that goes back to its pool when the work enqueued on the stream by then is done, however the scope
 /// is left.
 class StreamBuffer {

@@ -20,10 +20,6 @@ constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
 constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
 constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 }  // namespace
 
 struct StagingRing::Slot {

@@ -36,9 +36,7 @@ void TransferState::advance(Stage next, std::exception_ptr failure) {
   {
     const std::lock_guard lock(mutex_);
     if (stage() >= Stage::done) return;  // the first ending is the one that counts
-    if (next >= Stage::done) {
-      report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - requested_).count();
-    }
+    if (next >= Stage::done) report_.seconds = seconds_since(requested_);
     failure_ = std::move(failure);
     stage_.store(next, std::memory_order_release);
   }

@@ -14,6 +14,10 @@
 
 namespace penstock {
 
+[[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 /// What a Transfer's copies share with the path that carries it out. Stages only go forward:
 ///
 ///   working -> submitted -> done          all device work is enqueued and marked by `event`

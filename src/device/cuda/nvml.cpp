@@ -10,14 +10,14 @@ struct DeviceTag;
 using NvmlDevice = DeviceTag*;
 using Read = int (*)(NvmlDevice, unsigned*);
 
-class Library {
+class NvmlLibrary {
  public:
-  explicit Library(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {}
-  ~Library() {
+  explicit NvmlLibrary(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {}
+  ~NvmlLibrary() {
     if (handle_ != nullptr) dlclose(handle_);
   }
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
+  NvmlLibrary(const NvmlLibrary&) = delete;
+  NvmlLibrary& operator=(const NvmlLibrary&) = delete;
 
   template <typename Function>
   [[nodiscard]] Function find(const char* symbol) const {
@@ -37,7 +37,7 @@ class Library {
 }  // namespace
 
 LinkInfo link_from_nvml(const std::string& pci_bus_id) {
-  const Library library("libnvidia-ml.so.1");
+  const NvmlLibrary library("libnvidia-ml.so.1");
   const auto init = library.find<int (*)()>("nvmlInit_v2");
   const auto shutdown = library.find<int (*)()>("nvmlShutdown");
   const auto get = library.find<int (*)(const char*, NvmlDevice*)>("nvmlDeviceGetHandleByPciBusId_v2");

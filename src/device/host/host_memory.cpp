@@ -19,7 +19,6 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kHugePage = 2 * kMiB;
-constexpr int kPoison = 0xDB;
 
 std::uintptr_t address_of(const void* data) noexcept { return reinterpret_cast<std::uintptr_t>(data); }
 

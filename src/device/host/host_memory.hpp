@@ -11,6 +11,9 @@
 
 namespace penstock {
 
+/// Fills memory that holds nothing yet, on a device that is to show who reads such memory.
+inline constexpr int kPoison = 0xDB;
+
 /// What a range of memory is to the host device.
 struct RangeKind {
   MemoryKind kind = MemoryKind::pageable;

@@ -1,5 +1,6 @@
 #include "device/host/late_book.hpp"
 
+#include "device/host/host_memory.hpp"
 #include "device/host/host_stream.hpp"
 
 #include <algorithm>
@@ -8,8 +9,6 @@
 namespace penstock {
 
 namespace {
-
-constexpr int kPoison = 0xDB;
 
 const std::byte* bytes_at(const void* data) noexcept { return static_cast<const std::byte*>(data); }
 
