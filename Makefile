@@ -2,7 +2,7 @@
 # that is there. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test repeat demo python train bench gpu-test gpu-bench kernels format lint clean
+.PHONY: help setup build test repeat demo python wheel train bench gpu-test gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,11 @@ demo: build ## Feed a real dataset, Fashion-MNIST or DATA='files...', and say wh
 python: ## Install the Python package into .venv
 	@tools/setup.sh build python
 	@tools/python.sh install
+
+wheel: ## Make wheels that stand alone, audit and try them: build/wheels
+	@tools/setup.sh python report
+	@tools/wheels.sh build
+	@tools/wheels.sh check
 
 train: ## Train on Fashion-MNIST, fed in four ways; ARGS='--epochs 5 ...'
 	@tools/setup.sh build python demo

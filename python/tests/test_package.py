@@ -1,9 +1,11 @@
 import importlib.metadata
 import importlib.resources
+import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -54,8 +56,45 @@ def test_errors_are_also_pythons_own():
 
 def test_importing_opens_nothing():
     program = (
-        "import os, sys, penstock; print(len(os.listdir('/proc/self/task')), *map(sys.modules.get, ('torch', 'numpy')))"
+        "import os, sys, penstock; print(len(os.listdir('/proc/self/task')), *map(sys.modules.get, ('torch', 'numpy')),"
+        " 'libcuda' in open('/proc/self/maps').read())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "None", "None"]
+    assert done.stdout.split() == ["1", "None", "None", "False"]
     assert pathlib.Path(penstock.__file__).name == "__init__.py"
+
+
+def run_command(*arguments):
+    """Runs the command that came with this package: pip puts it elsewhere with --target."""
+    folders = (pathlib.Path(penstock.__file__).parents[1] / "bin", pathlib.Path(sysconfig.get_path("scripts")))
+    programs = [folder / "penstock" for folder in folders if (folder / "penstock").exists()]
+    assert programs, f"no penstock in {folders}"
+    return subprocess.run([programs[0], *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_command_comes_with_the_package():
+    assert run_command("--version").strip() == f"penstock {penstock.__version__}"
+    assert "host" in run_command("info")
+
+
+def test_metadata_says_licence_and_what_the_readme_says():
+    metadata = importlib.metadata.metadata("penstock")
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert {"LICENSE", "python/LICENSES-bundled.txt"} <= set(metadata.get_all("License-File"))
+    assert "Environment :: GPU :: NVIDIA CUDA" in metadata.get_all("Classifier")
+    text = metadata.get_payload()
+    assert text.startswith("# penstock")
+    assert "](docs/" not in text and "](LICENSE)" not in text
+
+
+def test_an_index_shows_no_link_that_leads_nowhere():
+    source = pathlib.Path(__file__).parent.parent / "readme_metadata.py"
+    specification = importlib.util.spec_from_file_location("readme_metadata", source)
+    readme_metadata = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(readme_metadata)
+    page = "[a](docs/a.md), [b](https://b.org/b), [c](#c), ![d](docs/d.png)"
+    assert readme_metadata.with_links_below(page) == "a, [b](https://b.org/b), [c](#c), d"
+    assert (
+        readme_metadata.with_links_below(page, "https://home.org/main/")
+        == "[a](https://home.org/main/docs/a.md), [b](https://b.org/b), [c](#c), ![d](https://home.org/main/docs/d.png)"
+    )

@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# Wheels that stand alone, into build/wheels: wheels.sh build | check
+#
+# build  one for 3.10, one for 3.11, and one for 3.12 and newer (VERSIONS='3.12' makes that one alone), compiled by Zig
+#        for a glibc that is older than this machine's, with libraries from the package index
+# check  audits them, and tries each in new environments: alone in 3.10, 3.12 and the newest Python that is here, and
+#        with PyTorch (TORCH_VERSIONS='3.11') under the whole of python/tests
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+wheels=$PWD/build/wheels
+tools=$wheels/tools
+glibc=2.28
+policy=manylinux_${glibc/./_}_$(uname -m)
+most_bytes=1500000
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+stop() { echo "wheels.sh: $1" >&2; exit 1; }
+
+# Prints the interpreter of version $1, on the path or pyenv's, that can make virtual environments and has headers.
+find_python() {
+  local candidate
+  for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+    if "$candidate" -c "import ensurepip, os, sys, sysconfig, venv
+here = os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h'))
+sys.exit('%d.%d' % sys.version_info[:2] != '$1' or not here)" 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+# Quiet, but for what fails.
+quietly() {
+  local log status=0
+  log=$(mktemp)
+  "$@" >"$log" 2>&1 || { status=$?; tail -n 60 "$log" >&2; }
+  rm -f "$log"
+  return $status
+}
+
+make_tools() {
+  "$tools/bin/python" -c 'import pip' 2>/dev/null || { rm -rf "$tools"; "${PYTHON:-python3}" -m venv "$tools"; }
+  quietly "$tools/bin/python" -m pip install -r python/wheel-requirements.txt
+  local zig kind
+  zig=$("$tools/bin/python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
+  for kind in cc c++; do
+    printf '#!/bin/sh\nexec "%s" %s -target %s-linux-gnu.%s "$@"\n' "$zig" "$kind" "$(uname -m)" "$glibc" >"$tools/bin/$kind"
+    chmod +x "$tools/bin/$kind"
+  done
+}
+
+build() {
+  local d3=/usr/share/nodejs/d3/dist/d3.min.js version python
+  local versions=${VERSIONS:-3.10 3.11 3.12}
+  [ -e "$d3" ] || stop "d3, which draws the pictures of a report, is not here: tools/setup.sh report"
+  for version in $versions; do
+    find_python "$version" >/dev/null || stop "there is no Python $version with its headers here"
+  done
+  make_tools
+  rm -rf "$wheels/raw" "$wheels"/*.whl
+  for version in $versions; do
+    python=$(find_python "$version")
+    # nanobind uses <cstdio> without saying so, and libc++ does not bring it along.
+    CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" quietly \
+      "$python" -m pip wheel --no-deps --wheel-dir "$wheels/raw" \
+      --config-settings "cmake.define.PENSTOCK_D3=$d3" \
+      --config-settings "build-dir=$wheels/cmake/$version" .
+  done
+  for version in "$wheels"/raw/*.whl; do
+    PATH=$tools/bin:$PATH quietly "$tools/bin/auditwheel" repair --plat "$policy" --wheel-dir "$wheels" "$version"
+  done
+  ls "$wheels"/*.whl
+}
+
+# Prints the wheel that pip takes for version $1.
+wheel_for() {
+  case $1 in
+    3.10 | 3.11) ls "$wheels/"*"-cp${1/./}-cp${1/./}-"*.whl ;;
+    *) ls "$wheels/"*-cp312-abi3-*.whl ;;
+  esac
+}
+
+newest_python() {
+  local minor
+  for minor in 20 19 18 17 16 15 14 13 12; do
+    if find_python "3.$minor" >/dev/null; then
+      echo "3.$minor"
+      return
+    fi
+  done
+}
+
+audit() {
+  local wheel=$1 shown
+  shown=$(PATH=$tools/bin:$PATH "$tools/bin/auditwheel" show "$wheel")
+  grep -q "\"$policy\"" <<<"$shown" || stop "$(basename "$wheel") is not $policy: $shown"
+  [[ $wheel != *-abi3-* ]] || quietly "$tools/bin/abi3audit" --strict --report "$wheel"
+  [ "$(stat -c %s "$wheel")" -le $most_bytes ] || stop "$(basename "$wheel") has more than $most_bytes bytes"
+  local contents part
+  contents=$("$tools/bin/python" -m zipfile --list "$wheel")
+  for part in dist-info/licenses/LICENSE dist-info/licenses/python/LICENSES-bundled.txt \
+    data/scripts/penstock data/data/share/penstock/d3.min.js penstock/py.typed; do
+    grep -q "$part" <<<"$contents" || stop "$(basename "$wheel") has no $part"
+  done
+}
+
+# A new environment of version $1 with the wheel, and what else is named.
+make_environment() {
+  local version=$1 folder=$wheels/try-$1
+  shift
+  rm -rf "$folder"
+  "$(find_python "$version")" -m venv "$folder"
+  quietly "$folder/bin/python" -m pip install "$(wheel_for "$version")" "$@"
+}
+
+# What must work where there is nothing but the wheel.
+try_alone() {
+  local bin=$wheels/try-$1/bin work
+  work=$(mktemp -d)
+  "$bin/python" - "$work/samples.npy" <<'END'
+import os, struct, sys
+header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1024, 1024), }".ljust(117) + b"\n"
+with open(sys.argv[1], "wb") as file:
+    file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + os.urandom(1 << 20))
+END
+  env -i "$bin/python" -c 'import penstock; print("penstock", penstock.__version__, penstock.devices()[-1])'
+  env -i "$bin/penstock" --version
+  env -i "$bin/penstock" info >/dev/null
+  env -i "$bin/penstock" feed "$work/samples.npy" --shuffle --verify --report "$work/report.html" >"$work/said"
+  grep -q '<svg\|d3' "$work/report.html" || stop "the report of $1 has no pictures"
+  rm -rf "$work"
+}
+
+case "${1:-}" in
+  build) build ;;
+  check)
+    make_tools
+    for wheel in "$wheels"/*.whl; do audit "$wheel"; done
+    for version in $(printf '3.10\n3.12\n%s\n' "$(newest_python)" | sort -uV); do
+      make_environment "$version" --no-deps --no-index
+      try_alone "$version"
+    done
+    for version in ${TORCH_VERSIONS:-3.11}; do
+      make_environment "$version" -r python/tests/requirements.txt
+      "$wheels/try-$version/bin/python" -m pytest -q
+    done
+    ;;
+  *)
+    echo "usage: wheels.sh build | check" >&2
+    exit 2
+    ;;
+esac
