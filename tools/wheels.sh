@@ -129,7 +129,7 @@ END
   env -i "$bin/penstock" --version
   env -i "$bin/penstock" info >/dev/null
   env -i "$bin/penstock" feed "$work/samples.npy" --shuffle --verify --report "$work/report.html" >"$work/said"
-  grep -q '<svg\|d3' "$work/report.html" || stop "the report of $1 has no pictures"
+  grep -q 'https://d3js.org v' "$work/report.html" || stop "the report of $1 has no pictures"
   rm -rf "$work"
 }
 
