@@ -56,6 +56,7 @@ struct PredictOptions {
 int run_predict(const PredictOptions& options, const Environment& environment);
 
 struct FeedOptions {
+  std::vector<std::string> command_line;  ///< as it was typed
   std::vector<std::string> sources;
   std::string device = "auto";
   std::uint64_t batch = 256;

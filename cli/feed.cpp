@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 
 namespace penstock::cli {
 
@@ -144,6 +145,7 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
   const Device device = Device::open(options.device, environment.device);
   FeedAccount account;
   account.options = options;
+  account.started = std::time(nullptr);
   account.device = device.info();
   try {
     feed(device, environment, account, look);

@@ -6,7 +6,9 @@
 #include <penstock/core/feed_statistics.hpp>
 #include <penstock/device/device.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,7 @@ struct FeedEpoch {
 /// All that a run of `penstock feed` has to tell.
 struct FeedAccount {
   FeedOptions options;
+  std::time_t started = 0;
   DeviceInfo device;
   bool profile_measured = false;
   std::uint64_t dataset_samples = 0;
@@ -52,5 +55,19 @@ struct FeedAccount {
 
 /// The account for people: epochs, figures, and at the end the sentence.
 [[nodiscard]] std::string feed_text(const FeedAccount& account, const Look& look);
+
+/// "host gather": what sets the pace, in a table for people.
+[[nodiscard]] std::string_view pace_text(FeedLimit limit) noexcept;
+
+/// "33.4 %", as FeedStatistics prints its shares.
+[[nodiscard]] std::string percent_text(double share);
+
+/// What has to be added where the step sets the pace and compares bytes; otherwise empty.
+[[nodiscard]] std::string verify_advice(const FeedAccount& account);
+
+/// Where in `timeline` the `size` batches begin whose share of waiting comes nearest to `stall_share`. The
+/// first `skipped` batches, which nothing could hide, are left out where there are enough.
+[[nodiscard]] std::size_t typical_window(const std::vector<BatchTimes>& timeline, std::size_t size,
+                                         double stall_share, std::size_t skipped);
 
 }  // namespace penstock::cli

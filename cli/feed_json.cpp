@@ -27,6 +27,13 @@ json statistics_value(const FeedStatistics& s) {
           {"stall_seconds", s.stall_seconds},
           {"stall_share", s.stall_share()},
           {"exposed_transfer_seconds", s.exposed_transfer_seconds},
+          {"exposed_gather_seconds", s.exposed_gather_seconds},
+          {"exposed_kernel_seconds", s.exposed_kernel_seconds},
+          {"stall_other_seconds", s.stall_other_seconds()},
+          {"transfer_gbps", s.transfer_gbps()},
+          {"transfer_share", s.transfer_share()},
+          {"gather_share", s.gather_share()},
+          {"kernel_share", s.kernel_share()},
           {"mean_ready", s.mean_ready},
           {"limited_by", feed_limit_name(s.limited_by())},
           {"sentence", s.sentence()}};

@@ -8,7 +8,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
+#include <time.h>
 
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -19,6 +22,9 @@ namespace {
 
 using nlohmann::json;
 using Rows = std::vector<std::pair<std::string, std::string>>;
+
+/// Batches that the page shows one by one at first; the option that page.html selects.
+constexpr std::size_t kWindow = 16;
 
 std::string escaped(std::string_view text) {
   std::string result;
@@ -36,6 +42,9 @@ std::string escaped(std::string_view text) {
       case '"':
         result += "&quot;";
         break;
+      case '\'':
+        result += "&#39;";
+        break;
       default:
         result += c;
     }
@@ -51,7 +60,10 @@ std::string pairs_table(const Rows& rows) {
   return html + "</tbody></table>";
 }
 
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+/// A name that shows what it means when it is clicked.
+std::string defined(std::string_view name, std::string_view definition) {
+  return fmt::format("<details><summary>{}</summary><p>{}</p></details>", escaped(name), escaped(definition));
+}
 
 std::string count_text(std::uint64_t count) {
   std::string text = std::to_string(count);
@@ -69,7 +81,7 @@ std::string rate_text(double rate) {
 
 std::string efficiency_text(const FeedStatistics& s) {
   if (s.link_ceiling <= 0) return "ceiling not measured";
-  return fmt::format("{} of {} GB/s", percent(s.link_efficiency()), format_rate(s.link_ceiling));
+  return fmt::format("{} of {} GB/s", percent_text(s.link_efficiency()), format_rate(s.link_ceiling));
 }
 
 std::string tiles(const FeedAccount& account) {
@@ -77,8 +89,8 @@ std::string tiles(const FeedAccount& account) {
   const Rows rows{{rate_text(s.samples_per_second()), "samples a second"},
                   {fmt::format("{:.2f} GB/s", s.link_gbps()), "over the link, " + efficiency_text(s)},
                   {fmt::format("{:.2f} GB/s", s.delivered_gbps()), "delivered"},
-                  {percent(s.stall_share()), "of its time the consumer waited"},
-                  {format_seconds(s.seconds), "for " + format_bytes(s.delivered_bytes)}};
+                  {percent_text(s.stall_share()), "of the time your step waited for data"},
+                  {time_text(s.seconds), "for " + format_bytes(s.delivered_bytes)}};
   std::string html;
   for (const auto& [value, name] : rows) {
     html +=
@@ -90,49 +102,103 @@ std::string tiles(const FeedAccount& account) {
 std::string epochs_table(const FeedAccount& account) {
   std::string html =
       "<table class=\"numbers\"><thead><tr><th>epoch</th><th>samples</th><th>seconds</th><th>samples/s</th>"
-      "<th>link GB/s</th><th>delivered GB/s</th><th>stalled</th><th>limit</th></tr></thead><tbody>\n";
+      "<th>link GB/s</th><th>delivered GB/s</th><th>waiting</th><th>sets the pace</th></tr></thead><tbody>\n";
   for (const FeedEpoch& epoch : account.epochs) {
     const FeedStatistics& s = epoch.statistics;
     html += fmt::format(
         "<tr><th>{}{}</th><td>{}</td><td>{:.3f}</td><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{}</td>"
         "<td>{}</td></tr>\n",
         epoch.epoch + 1, epoch.complete ? "" : " (cut short)", count_text(s.samples), s.seconds,
-        rate_text(s.samples_per_second()), s.link_gbps(), s.delivered_gbps(), percent(s.stall_share()),
-        feed_limit_name(s.limited_by()));
+        rate_text(s.samples_per_second()), s.link_gbps(), s.delivered_gbps(), percent_text(s.stall_share()),
+        pace_text(s.limited_by()));
   }
   return html + "</tbody></table>";
 }
 
-std::string account_table(const FeedAccount& account) {
-  const FeedStatistics& s = account.total;
-  Rows rows{
-      {"samples", fmt::format("{} in {} batches", count_text(s.samples), count_text(s.batches))},
-      {"delivered", fmt::format("{}, {:.2f} GB/s", format_bytes(s.delivered_bytes), s.delivered_gbps())},
+struct Figure {
+  std::string_view name;
+  std::string value;
+  std::string_view definition;
+};
+
+std::string of_time(double seconds, double share) {
+  return seconds > 0 ? fmt::format("{}, {} of the time", format_seconds(seconds), percent_text(share))
+                     : "none";
+}
+
+/// The figures that FeedStatistics prints, by the same names.
+std::vector<Figure> figures(const FeedStatistics& s) {
+  const std::string ran = s.transfer_seconds > 0
+                              ? fmt::format(", {} GB/s while it ran", format_rate(s.transfer_gbps() * kGB))
+                              : "";
+  return {
+      {"samples", fmt::format("{} in {} batches", count_text(s.samples), count_text(s.batches)),
+       "Samples and batches that were given out."},
+      {"delivered", fmt::format("{}, {:.2f} GB/s", format_bytes(s.delivered_bytes), s.delivered_gbps()),
+       "Bytes in device memory in the types that a model reads, and their rate over the whole time. 1 GB/s "
+       "is "
+       "10^9 bytes a second."},
       {"over the link",
-       fmt::format("{}, {:.2f} GB/s, {}", format_bytes(s.link_bytes), s.link_gbps(), efficiency_text(s))},
-      {"time", time_text(s.seconds)},
-      {"gather on the host", time_text(s.gather_seconds)},
-      {"transfer", time_text(s.transfer_seconds)},
-      {"gather on the device", time_text(s.kernel_seconds)},
-      {"compute", time_text(s.compute_seconds)},
-      {"stall", fmt::format("{}, {} of it while the batch's transfer ran", format_seconds(s.stall_seconds),
-                            format_seconds(s.exposed_transfer_seconds))},
-      {"no free slot", time_text(s.slot_wait_seconds)},
-      {"ready when asked", fmt::format("{:.2f} batches on average", s.mean_ready)},
-      {"device ring", fmt::format("{} slots, {}", s.slots, format_bytes(s.ring_bytes))},
-      {"resident", s.resident_bytes == 0 ? "nothing"
-                                         : fmt::format("{}, moved in {}", format_bytes(s.resident_bytes),
-                                                       format_seconds(s.resident_seconds))},
-      {"before the feed",
-       fmt::format("{} to open the dataset, {} to make the loader", format_seconds(account.open_seconds),
-                   format_seconds(account.setup_seconds))}};
+       fmt::format("{}, {:.2f} GB/s, {}", format_bytes(s.link_bytes), s.link_gbps(), efficiency_text(s)),
+       "Bytes that crossed between host and device for them. They are fewer than those delivered if values "
+       "widen on arrival or stay on the device. The ceiling is the best rate that penstock link measured. "
+       "The "
+       "share of it is low wherever something else sets the pace."},
+      {"kept on the device",
+       s.resident_bytes == 0 ? "nothing"
+                             : fmt::format("{}, moved in {}", format_bytes(s.resident_bytes),
+                                           format_seconds(s.resident_seconds)),
+       "The part of the dataset that stays in device memory (--residency) and no longer crosses the link."},
+      {"whole time", time_text(s.seconds), "From the first request for a batch to the end of the last one."},
+      {"your step", of_time(s.compute_seconds, 1 - s.stall_share()),
+       "The work between a batch's arrival and the next request: here what --step-ms and --verify do. All "
+       "shares of the time are of the step and its waits together."},
+      {"waiting for data", of_time(s.stall_seconds, s.stall_share()),
+       "From a request until the batch is there. A faster feed can save this much at most."},
+      {"… for the transfer", time_text(s.exposed_transfer_seconds),
+       "The part of the wait in which the batch's bytes were on their way: no step hid it."},
+      {"… for the host gather", time_text(s.exposed_gather_seconds),
+       "The part of the wait in which host threads copied the batch's samples together."},
+      {"… for the device gather", time_text(s.exposed_kernel_seconds),
+       "The part of the wait in which a kernel gathered the batch out of device memory."},
+      {"… for a batch to start", time_text(s.stall_other_seconds()),
+       "The rest of the wait: the batch was handed from thread to thread, its copies were being launched, or "
+       "no slot was free for it yet."},
+      {"host gather", of_time(s.gather_seconds, s.gather_share()),
+       "Host threads copied the samples of a batch together."},
+      {"transfer", of_time(s.transfer_seconds, s.transfer_share()) + ran,
+       "Copies ran, or kernels that read host memory over the link."},
+      {"device gather", of_time(s.kernel_seconds, s.kernel_share()),
+       "Kernels gathered samples that stay on the device."},
+      {"batches ahead", fmt::format("{:.1f} of {} on average", s.mean_ready, s.prefetch_depth),
+       "Batches that were ready or on their way when one was asked for, of those that may be (--prefetch). "
+       "If "
+       "all are, the feed is ahead of the step."},
+      {"paused, all slots full", time_text(s.slot_wait_seconds),
+       "The feed had nothing to do, because every slot held a batch that the step had not used up. That is "
+       "good: the feed was ahead."},
+      {"ring", fmt::format("{} slots, {}", s.slots, format_bytes(s.ring_bytes)),
+       "The places in device memory where batches arrive."}};
+}
+
+std::string account_table(const FeedAccount& account) {
+  std::vector<Figure> rows = figures(account.total);
+  rows.push_back({"before the feed",
+                  fmt::format("{} to open the dataset, {} to make the loader",
+                              format_seconds(account.open_seconds), format_seconds(account.setup_seconds)),
+                  "What came before the first request. It is in no other figure."});
   if (account.options.verify) {
-    rows.emplace_back(
-        "compared",
-        fmt::format("{} in {} batches, {} of the consumer's time", format_bytes(account.compared.bytes),
-                    count_text(account.compared.batches), format_seconds(account.compared.seconds)));
+    rows.push_back(
+        {"compared",
+         fmt::format("{} in {} batches, {}", format_bytes(account.compared.bytes),
+                     count_text(account.compared.batches), format_seconds(account.compared.seconds)),
+         "What --verify compared with the dataset, and how long that took. It is work of the step."});
   }
-  return pairs_table(rows);
+  std::string html = "<table><tbody>\n";
+  for (const auto& [name, value, definition] : rows) {
+    html += fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", defined(name, definition), escaped(value));
+  }
+  return html + "</tbody></table>";
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -177,13 +243,13 @@ std::string notes(const FeedAccount& account, bool pictures) {
     html += fmt::format("<p class=\"note {}\">{}</p>\n", kind, escaped(text));
   };
   if (!account.trouble.empty()) note("bad", account.trouble);
-  if (account.interrupted) note("bad", "Interrupted: the account ends before the feed would have.");
+  if (account.interrupted) note("bad", "Interrupted: the figures are those until then.");
   if (account.verified) {
     note("good", fmt::format("Verified: all {} bytes that arrived are those of the dataset.",
                              count_text(account.compared.bytes)));
   }
   if (!account.profile_measured) {
-    note("", fmt::format("The link's ceiling was not measured here; `penstock link --device {}` does it.",
+    note("", fmt::format("It is not known what this link can carry. `penstock link --device {}` measures it.",
                          account.device.spec));
   }
   if (!pictures) {
@@ -192,17 +258,37 @@ std::string notes(const FeedAccount& account, bool pictures) {
   return html;
 }
 
+/// The lines of the picture of shares: each part with its kind (a colour), name, seconds and share.
+json shares(const FeedStatistics& s) {
+  const double time = s.stall_seconds + s.compute_seconds;
+  if (time <= 0) return json::array();
+  json lines = json::array();
+  const auto part = [](const char* kind, const char* name, double seconds, double share) {
+    return json{{"kind", kind}, {"name", name}, {"seconds", seconds}, {"share", share}};
+  };
+  const auto wait = [&](const char* kind, const char* name, double seconds) {
+    return part(kind, name, seconds, seconds / time);
+  };
+  lines.push_back({{"name", "your step"},
+                   {"parts",
+                    {part("compute", "your step works", s.compute_seconds, 1 - s.stall_share()),
+                     wait("for-transfer", "waits for the transfer", s.exposed_transfer_seconds),
+                     wait("for-gather", "waits for the host gather", s.exposed_gather_seconds),
+                     wait("for-kernel", "waits for the device gather", s.exposed_kernel_seconds),
+                     wait("for-start", "waits for a batch to start", s.stall_other_seconds())}}});
+  const auto stage = [&](const char* kind, const char* name, double seconds, double share) {
+    if (seconds > 0) lines.push_back({{"name", name}, {"parts", {part(kind, name, seconds, share)}}});
+  };
+  stage("gather", "host gather", s.gather_seconds, s.gather_share());
+  stage("transfer", "transfer", s.transfer_seconds, s.transfer_share());
+  stage("kernel", "device gather", s.kernel_seconds, s.kernel_share());
+  return lines;
+}
+
 std::string data_text(const FeedAccount& account) {
   const FeedStatistics& s = account.total;
-  json value{{"total",
-              {{"seconds", s.seconds},
-               {"gather_seconds", s.gather_seconds},
-               {"slot_wait_seconds", s.slot_wait_seconds},
-               {"transfer_seconds", s.transfer_seconds},
-               {"kernel_seconds", s.kernel_seconds},
-               {"compute_seconds", s.compute_seconds},
-               {"stall_seconds", s.stall_seconds},
-               {"exposed_transfer_seconds", s.exposed_transfer_seconds}}},
+  json value{{"shares", shares(s)},
+             {"window", typical_window(account.timeline, kWindow, s.stall_share(), s.slots)},
              {"timeline", json::array()},
              {"marks", json::array()},
              {"epochs", json::array()}};
@@ -243,12 +329,29 @@ std::string filled(std::string_view page,
   }
 }
 
-std::string sentence_of(const FeedAccount& account) {
-  std::string sentence = account.total.sentence();
-  if (!sentence.empty() && sentence[0] >= 'a' && sentence[0] <= 'z') {
-    sentence[0] = static_cast<char>(sentence[0] - 'a' + 'A');
+std::string when(std::time_t time) {
+  std::tm local{};
+  std::array<char, 64> text{};
+  if (::localtime_r(&time, &local) == nullptr) return "unknown";
+  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S %z", &local)};
+}
+
+/// The command line as a shell takes it.
+std::string command_text(const std::vector<std::string>& words) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@%";
+  std::string text;
+  for (const std::string& word : words) {
+    if (!text.empty()) text += ' ';
+    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
+      text += word;
+      continue;
+    }
+    text += '\'';
+    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    text += '\'';
   }
-  return sentence;
+  return text;
 }
 
 }  // namespace
@@ -273,10 +376,17 @@ std::string feed_report(const FeedAccount& account, const std::optional<std::str
   }
   std::string fields;
   for (const std::string& field : account.fields) fields += fmt::format("<li>{}</li>\n", escaped(field));
+  const std::string sentence = account.total.sentence();
+  const std::size_t end = std::min(sentence.find(". "), sentence.size() - 1) + 1;
+  const std::string advice =
+      joined({sentence.substr(std::min(end + 1, sentence.size())), verify_advice(account)});
   return filled(kReportPage,
                 {{"title", escaped(joined(account.options.sources)) + " to " + escaped(account.device.name)},
                  {"css", style},
-                 {"sentence", escaped(sentence_of(account))},
+                 {"sentence", escaped(sentence.substr(0, end))},
+                 {"advice", escaped(advice)},
+                 {"date", escaped(when(account.started))},
+                 {"command", escaped(command_text(account.options.command_line))},
                  {"notes", notes(account, chart_library.has_value())},
                  {"tiles", tiles(account)},
                  {"epochs", epochs_table(account)},

@@ -114,6 +114,7 @@ int run(int argc, char** argv) {
   LinkOptions link;
   PredictOptions predict;
   FeedOptions feed;
+  feed.command_line.assign(argv, argv + argc);
   add_info(app, info);
   add_link(app, link);
   add_predict(app, predict);

@@ -9,7 +9,7 @@
     return d3.format(".3~r")(seconds * 1e6) + " \u00b5s";
   }
   const formatCount = d3.format(",");
-  const formatPercent = d3.format(".0%");
+  const formatPercent = (share) => (100 * share).toFixed(1) + " %";
 
   function formatRate(rate) {
     if (rate >= 1e9) return d3.format(".3~r")(rate / 1e9) + " G";
@@ -59,38 +59,31 @@
 
   const ticksFor = (width) => Math.max(2, Math.floor(width / 95));
 
+  // Where the lanes begin: right of their names.
+  const LEFT = 104;
+
   function drawShares() {
-    const s = data.total;
-    const stalled = Math.max(0, s.stall_seconds - s.exposed_transfer_seconds);
-    const rows = [
-      { name: "consumer", parts: [["compute", "compute", s.compute_seconds],
-                                  ["exposed", "waits for the transfer", s.exposed_transfer_seconds],
-                                  ["late", "waits for something else", stalled]] },
-      { name: "link", parts: [["transfer", "transfer", s.transfer_seconds]] },
-      { name: "host", parts: [["gather", "host gather", s.gather_seconds]] },
-      { name: "device", parts: [["kernel", "device gather", s.kernel_seconds]] },
-      { name: "feed", parts: [["wait", "waits for a free slot", s.slot_wait_seconds]] },
-    ].filter((row) => row.name === "consumer" || d3.sum(row.parts, (part) => part[2]) > 0);
-    const total = Math.max(s.seconds, ...rows.map((row) => d3.sum(row.parts, (part) => part[2])));
-    if (!(total > 0)) return hide("shares-section");
-    const { svg, width, height } = canvas("shares", rows.length * 30 + 30);
-    const x = d3.scaleLinear([0, total], [76, width - 8]);
+    if (data.shares.length === 0) return hide("shares-section");
+    const right = 64;
+    const { svg, width, height } = canvas("shares", data.shares.length * 30 + 30);
+    const x = d3.scaleLinear([0, 1], [LEFT, width - right]);
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 24})`)
-      .call(d3.axisBottom(x).ticks(ticksFor(width)).tickFormat(tickFormat(x)));
-    const line = svg.selectAll(".row").data(rows).enter().append("g").attr("transform", (_, i) => `translate(0,${i * 30 + 2})`);
+      .call(d3.axisBottom(x).ticks(Math.min(10, ticksFor(width))).tickFormat((share) => d3.format(".0f")(100 * share) + " %"));
+    const line = svg.selectAll(".row").data(data.shares).enter().append("g")
+      .attr("transform", (_, i) => `translate(0,${i * 30 + 2})`);
     line.append("text").attr("x", 0).attr("y", 17).text((row) => row.name);
-    line.append("rect").attr("class", "lane").attr("x", x(0)).attr("width", x(total) - x(0)).attr("height", 24);
+    line.append("text").attr("x", width).attr("y", 17).attr("text-anchor", "end")
+      .text((row) => formatPercent(row.parts[0].share));
+    line.append("rect").attr("class", "lane").attr("x", LEFT).attr("width", x(1) - LEFT).attr("height", 24);
     line.each(function (row) {
       let begin = 0;
-      const parts = row.parts.map(([kind, name, seconds]) => ({ kind, name, seconds, begin: (begin += seconds) - seconds }));
+      const parts = row.parts.map((part) => ({ ...part, begin: (begin += part.share) - part.share }));
       const marks = d3.select(this).selectAll(".mark").data(parts.filter((part) => part.seconds > 0)).enter().append("rect")
         .attr("class", (part) => "mark " + part.kind).attr("x", (part) => x(part.begin))
-        .attr("width", (part) => Math.max(1, x(part.begin + part.seconds) - x(part.begin))).attr("height", 24);
-      explain(marks, (part) => `${part.name}\n${formatSeconds(part.seconds)}, ${formatPercent(part.seconds / s.seconds)} of the whole time`);
+        .attr("width", (part) => Math.max(1, x(part.begin + part.share) - x(part.begin))).attr("height", 24);
+      explain(marks, (part) => `${part.name}\n${formatSeconds(part.seconds)}, ${formatPercent(part.share)} of the time`);
     });
-    legend("shares-legend", "shares", [["compute", "consumer computes"], ["exposed", "waits for the transfer"],
-      ["late", "waits for something else"], ["transfer", "transfer"], ["gather", "host gather"],
-      ["kernel", "device gather"], ["wait", "no free slot"]]);
+    legend("shares-legend", "shares", data.shares.flatMap((row) => row.parts.map((part) => [part.kind, part.name])));
   }
 
   // Bars that overlap get lines of their own.
@@ -106,26 +99,28 @@
   }
 
   function lanesOf(batches, following) {
-    const bars = (kind, name, begin, end) => batches
+    const bars = (kind, name, begin, end, chosen = () => true) => batches.filter(chosen)
       .map((batch) => ({ kind, name, batch, begin: batch[begin], end: batch[end] })).filter((bar) => bar.end > bar.begin);
-    const consumer = bars("stall", "waits", "asked", "arrived");
+    const consumer = bars("stall", "waits for data", "asked", "arrived");
     batches.forEach((batch, i) => {
       const next = i + 1 < batches.length ? batches[i + 1] : following;
       if (next && next.asked > batch.arrived) {
-        consumer.push({ kind: "compute", name: "computes", batch, begin: batch.arrived, end: next.asked });
+        consumer.push({ kind: "compute", name: "your step works", batch, begin: batch.arrived, end: next.asked });
       }
     });
     consumer.sort((a, b) => a.begin - b.begin);
     return [
-      { name: "gather", bars: bars("gather", "host gather", "gather_begin", "gather_end") },
-      { name: "transfer", bars: bars("transfer", "transfer", "transfer_begin", "transfer_end") },
-      { name: "consumer", bars: consumer },
+      { name: "host gather", bars: bars("gather", "host gather", "gather_begin", "gather_end") },
+      { name: "transfer", bars: bars("transfer", "transfer", "transfer_begin", "transfer_end", (batch) => batch.link_bytes > 0) },
+      { name: "device gather",
+        bars: bars("kernel", "device gather", "transfer_begin", "transfer_end", (batch) => batch.link_bytes === 0) },
+      { name: "your step", bars: consumer },
     ].filter((lane) => lane.bars.length > 0);
   }
 
   function describeBar(bar) {
     const batch = bar.batch;
-    return `${bar.name}: ${formatSeconds(bar.end - bar.begin)}\nepoch ${batch.epoch + 1}, batch ${batch.batch}, ` +
+    return `${bar.name}: ${formatSeconds(bar.end - bar.begin)}\nepoch ${batch.epoch + 1}, batch ${batch.batch + 1}, ` +
       `${formatCount(batch.samples)} samples\n${formatCount(batch.link_bytes)} bytes over the link`;
   }
 
@@ -148,11 +143,11 @@
     }
     const { svg, width } = canvas("timeline", top + 26);
     const edges = lanes.flatMap((lane) => lane.bars.flatMap((bar) => [bar.begin, bar.end]));
-    const x = d3.scaleLinear(d3.extent(edges), [76, width - 8]);
+    const x = d3.scaleLinear(d3.extent(edges), [LEFT, width - 8]);
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${top})`)
       .call(d3.axisBottom(x).ticks(ticksFor(width)).tickFormat(tickFormat(x)));
     const group = svg.selectAll(".lanes").data(lanes).enter().append("g").attr("transform", (lane) => `translate(0,${lane.top})`);
-    group.append("rect").attr("class", "lane").attr("x", 76).attr("width", width - 84).attr("height", (lane) => lane.height);
+    group.append("rect").attr("class", "lane").attr("x", LEFT).attr("width", width - 8 - LEFT).attr("height", (lane) => lane.height);
     group.append("text").attr("y", (lane) => lane.height / 2 + 4).text((lane) => lane.name);
     group.each(function (lane) {
       const height = (lane.height - 4) / lane.lines;
@@ -163,9 +158,12 @@
       explain(marks, describeBar);
     });
     legend("timeline-legend", "timeline", [["gather", "host gather"], ["transfer", "transfer"],
-      ["stall", "consumer waits"], ["compute", "consumer computes"]]);
+      ["kernel", "device gather"], ["stall", "your step waits for data"], ["compute", "your step works"]]);
     const first = all[from];
-    document.getElementById("window-text").textContent = `epoch ${first.epoch + 1}, batch ${first.batch} and after`;
+    const bars = lanes.flatMap((lane) => lane.bars);
+    const seconds = (kind) => d3.sum(bars, (bar) => bar.kind === kind ? bar.end - bar.begin : 0);
+    document.getElementById("window-text").textContent = `epoch ${first.epoch + 1}, batch ${first.batch + 1} and after: ` +
+      `${formatPercent(seconds("stall") / Math.max(1e-12, seconds("stall") + seconds("compute")))} waiting`;
   }
 
   // Rates over at least a hundredth of the run, so that single batches do not make noise of it.
@@ -218,7 +216,7 @@
   const slider = document.getElementById("window-start");
   const size = Number(document.getElementById("window-size").value);
   slider.max = Math.max(0, data.timeline.length - size);
-  slider.value = Math.floor(slider.max / 2);
+  slider.value = data.window;
   slider.addEventListener("input", drawTimeline);
   document.getElementById("window-size").addEventListener("change", drawTimeline);
   let width = 0;

@@ -1,23 +1,120 @@
-"""Drawing timelines, where matplotlib is installed."""
+"""The pictures of a notebook, where matplotlib is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+Spans = list[tuple[float, float]]
+Lane = tuple[str, Spans]
 
-def draw_lanes(lanes: Sequence[tuple[str, Sequence[tuple[float, float]]]], axes: Any = None) -> Any:
-    """A lane for each (label, [(begin, end) in seconds, ...]). Returns the axes."""
+# The colours of the command's report. A lane of another name takes one of matplotlib's.
+_COLOURS = {
+    "host gather": "#c98a1b",
+    "loader": "#c98a1b",
+    "transfer": "#2673b8",
+    "send": "#2673b8",
+    "device gather": "#7a5bb5",
+    "hand out": "#7a5bb5",
+    "waiting for data": "#cf5044",
+    "your step": "#3a8f5d",
+}
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot. Raises ImportError that says how to get it."""
     try:
         from matplotlib import pyplot
     except ImportError as error:
         raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
+    return pyplot
+
+
+def loader_lanes(timeline: Iterable[Any]) -> list[Lane]:
+    """The lanes of a Loader's timeline of BatchTimes. The step is the time from a batch's arrival to the next request."""
+    times = list(timeline)
+    return [
+        ("host gather", [(t.gather_begin, t.gather_end) for t in times]),
+        ("transfer", [(t.transfer_begin, t.transfer_end) for t in times if t.link_bytes > 0]),
+        ("device gather", [(t.transfer_begin, t.transfer_end) for t in times if t.link_bytes == 0]),
+        ("waiting for data", [(t.asked, t.arrived) for t in times]),
+        ("your step", [(t.arrived, following.asked) for t, following in itertools.pairwise(times)]),
+    ]
+
+
+def feed_lanes(timeline: Iterable[tuple[float, float, float, float, float]]) -> list[Lane]:
+    """The lanes of a Feed's timeline of (asked, fetched, sent, taken, landed).
+
+    A step goes on until the same thread asks the loader or takes a batch. In mid-epoch, requests for batches that were
+    not handed out yet are not in the timeline, so that the last steps seem longer than they were.
+    """
+    times = list(timeline)
+    begins = sorted(moment for asked, _, _, taken, _ in times for moment in (asked, taken))
+    steps = []
+    for *_, landed in times:
+        following = bisect.bisect_left(begins, landed)
+        if following < len(begins):
+            steps.append((landed, begins[following]))
+    return [
+        ("loader", [(asked, fetched) for asked, fetched, *_ in times]),
+        ("send", [(fetched, sent) for _, fetched, sent, *_ in times]),
+        ("hand out", [(taken, landed) for *_, taken, landed in times]),
+        ("your step", steps),
+    ]
+
+
+def draw_lanes(lanes: Sequence[tuple[str, Sequence[tuple[float, float]]]], axes: Any = None, title: str = "") -> Any:
+    """A lane for each (label, [(begin, end) in seconds, ...]), the first on top; those without a span are left out.
+    Returns the axes, which are new ones if none are given."""
+    shown = [(label, [span for span in spans if span[1] > span[0]]) for label, spans in lanes]
+    shown = [(label, spans) for label, spans in shown if spans]
     if axes is None:
-        axes = pyplot.subplots(figsize=(10, 3))[1]
-    start = min((begin for _, spans in lanes for begin, end in spans if end > begin), default=0.0)
-    for height, (label, spans) in enumerate(lanes):
-        bars = [(1e3 * (begin - start), 1e3 * (end - begin)) for begin, end in spans if end > begin]
-        axes.broken_barh(bars, (height - 0.4, 0.8), label=label, facecolors=f"C{height}")
-    axes.set_yticks(range(len(lanes)), [label for label, _ in lanes])
-    axes.set_xlabel("ms")
+        size = (10, 1.2 + 0.45 * max(1, len(shown)))
+        axes = pyplot().subplots(figsize=size, layout="constrained")[1]
+    moments = [moment for _, spans in shown for span in spans for moment in span]
+    start = min(moments, default=0.0)
+    factor, unit = (1, "s") if max(moments, default=0.0) - start >= 10 else (1e3, "ms")
+    for height, (label, spans) in enumerate(shown):
+        bars = [(factor * (begin - start), factor * (end - begin)) for begin, end in spans]
+        colour = _COLOURS.get(label, f"C{height}")
+        # The edge keeps spans in sight that are narrower than a pixel.
+        axes.broken_barh(bars, (height - 0.4, 0.8), label=label, facecolors=colour, edgecolors=colour, linewidth=0.5)
+    axes.set_yticks(range(len(shown)), [label for label, _ in shown])
+    axes.set_ylim(max(1, len(shown)) - 0.5, -0.5)
+    axes.set_xlabel(f"time in {unit}")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    if title:
+        axes.set_title(title)
     return axes
+
+
+def label_sizes(axes: Any, sizes: Sequence[int]) -> None:
+    """Ticks of a logarithmic x axis at the sizes that were measured, with a number wherever there is room for one."""
+    axes.set_xticks(sizes, _labels(sizes))
+    axes.set_xticks([], minor=True)
+
+
+def label_times(axes: Any, seconds: Sequence[float], text: Callable[[float], str]) -> None:
+    """Ticks of a logarithmic y axis with a text for each, also where it spans less than a power of ten."""
+    from matplotlib import ticker
+
+    if max(seconds) < 100 * min(seconds):
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _labels(sizes: Sequence[int]) -> list[str]:
+    room = math.log(max(sizes) / min(sizes)) / 14
+    labels: list[str] = []
+    free_from = -math.inf
+    for size in sizes:
+        has_room = math.log(size) >= free_from
+        labels.append(str(size) if has_room else "")
+        if has_room:
+            free_from = math.log(size) + room
+    return labels

@@ -178,21 +178,27 @@ class Worth:
         return f"<table><tr>{cells}</tr>{rows}</table><p>{html.escape(self.sentence())}</p>"
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw seconds over batch size; needs matplotlib. Returns the axes."""
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
+        """Draw the time of one use over batch size; needs matplotlib. Returns the axes."""
+        from ._plots import label_sizes, label_times, pyplot
+
         if axes is None:
-            axes = pyplot.subplots()[1]
+            axes = pyplot().subplots(layout="constrained")[1]
         sizes = [row.size for row in self.rows]
-        axes.loglog(sizes, [row.cpu_seconds for row in self.rows], "o-", label="CPU")
+        curves = [("CPU", "o-", [row.cpu_seconds for row in self.rows])]
         if self.device:
-            axes.loglog(sizes, [row.kernel_seconds for row in self.rows], "o--", label="GPU, kernels alone")
-            axes.loglog(sizes, [row.gpu_seconds(True) for row in self.rows], "o-", label="GPU, pinned transfers")
-            axes.loglog(sizes, [row.gpu_seconds(False) for row in self.rows], "o-", label="GPU, pageable transfers")
+            curves += [
+                ("GPU, kernels alone", "o--", [row.kernel_seconds or 0 for row in self.rows]),
+                ("GPU, pinned transfers", "o-", [row.gpu_seconds(True) for row in self.rows]),
+                ("GPU, pageable transfers", "o-", [row.gpu_seconds(False) for row in self.rows]),
+            ]
+        for label, style, seconds in curves:
+            axes.loglog(sizes, seconds, style, label=label)
+        label_sizes(axes, sizes)
+        label_times(axes, [value for *_, seconds in curves for value in seconds], _time)
+        axes.set_title("Is the GPU worth it? The time of one use")
         axes.set_xlabel("batch size")
-        axes.set_ylabel("seconds")
+        axes.set_ylabel("time")
+        axes.grid(alpha=0.3)
         axes.legend()
         return axes
 

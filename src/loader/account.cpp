@@ -17,6 +17,15 @@ constexpr std::size_t kEpochs = 64;
 
 }  // namespace
 
+StallParts stall_parts(const BatchTimes& times) noexcept {
+  const auto within_stall = [&](double begin, double end) {
+    return std::max(0.0, std::min(end, times.arrived) - std::max(begin, times.asked));
+  };
+  // The gather may go on while the first bytes travel already; it never begins after them.
+  return {.on_device = within_stall(times.transfer_begin, times.transfer_end),
+          .on_host = within_stall(times.gather_begin, std::min(times.gather_end, times.transfer_begin))};
+}
+
 Account::Account(const Device& device, std::size_t timeline_batches)
     : device_(device),
       timeline_batches_(timeline_batches),
@@ -162,15 +171,15 @@ void Account::add_times(const BatchTimes& times, bool is_end) {
   const double busy = std::max(0.0, times.transfer_end - std::max(times.transfer_begin, busy_until_));
   busy_until_ = std::max(busy_until_, times.transfer_end);
   const double stall = std::max(0.0, times.arrived - times.asked);
-  const double exposed = std::clamp(
-      std::min(times.transfer_end, times.arrived) - std::max(times.asked, times.transfer_begin), 0.0, stall);
+  const StallParts parts = stall_parts(times);
   update(times.epoch, [&](Sum& sum) {
     FeedStatistics& s = sum.statistics;
     ++s.timed_batches;
     sum.last_seen = std::max(sum.last_seen, times.arrived);
     s.stall_seconds += stall;
     (times.link_bytes > 0 ? s.transfer_seconds : s.kernel_seconds) += busy;
-    if (times.link_bytes > 0) s.exposed_transfer_seconds += exposed;
+    (times.link_bytes > 0 ? s.exposed_transfer_seconds : s.exposed_kernel_seconds) += parts.on_device;
+    s.exposed_gather_seconds += parts.on_host;
   });
   if (timeline_batches_ == 0) return;
   if (timeline_.size() < timeline_batches_) {

@@ -27,6 +27,14 @@ struct TimedBatch {
   [[nodiscard]] const Event& last() const noexcept { return is_end ? asked : arrived; }
 };
 
+/// Which stage of a batch ran while the consumer's stream waited for it. What is left of the stall is no
+/// stage's.
+struct StallParts {
+  double on_device = 0;  ///< its transfer, or the gather on the device where all of it is resident
+  double on_host = 0;    ///< its gather on the host, while nothing of it was on its way
+};
+[[nodiscard]] StallParts stall_parts(const BatchTimes& times) noexcept;
+
 /// Adds up what a feed does. What the host knows is counted at once; times on the device are read from events
 /// once these are done, in the order of the batches. Where the device lags by more batches than there are
 /// events for, a batch goes untimed. Thread-safe.

@@ -21,6 +21,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
+using ::testing::ContainsRegex;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -203,7 +204,7 @@ TEST_F(Feed, PrintsThePlanAndTheAccount) {
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_THAT(result.output, StartsWith("100 samples, "));
   for (const char* words : {"images: uint8 3x5x7", "labels: ", "penstock link --device host", "\nepoch ",
-                            "Verified: all 85600 bytes of 8 batches", "limits"}) {
+                            "Verified: all 85600 bytes of 8 batches", "sets the pace"}) {
     EXPECT_THAT(result.output, HasSubstr(words));
   }
   EXPECT_THAT(result.output, EndsWith("The report is in " + report.string() + ".\n"));
@@ -267,6 +268,49 @@ std::size_t count_of(const std::string& text, const std::string& words) {
   return count;
 }
 
+json data_of(const std::string& page) {
+  const std::string start = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t begin = page.find(start) + start.size();
+  return json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+}
+
+TEST_F(Feed, TheReportSaysWhenAndHowItWasMadeAndWhatItsFiguresMean) {
+  const fs::path report = command.home() / "it's <i>here</i>.html";
+  const fs::path file = command.home() / "out.json";
+  const CommandResult result = command.run(feed({"--batch", "4", "--epochs", "2", "--step-ms", "0.1",
+                                                 "--report", report.string(), "--json", file.string()}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const std::string page = read_text(report);
+  const json value = json::parse(read_text(file));
+  EXPECT_THAT(page, ContainsRegex("<p class=\"run\">20[0-9]{2}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} "
+                                  "[+-][0-9]{4}<br><code>"));
+  EXPECT_THAT(page, HasSubstr(" --report &#39;" + command.home().string() +
+                              "/it&#39;\\&#39;&#39;s &lt;i&gt;here&lt;/i&gt;.html&#39; --json "));
+  const std::string sentence = value["sentence"];
+  const std::size_t first = sentence.find(". ") + 1;
+  EXPECT_THAT(page, HasSubstr("<h1>" + sentence.substr(0, first) + "</h1>\n<p class=\"advice\">" +
+                              sentence.substr(first + 1)));
+  for (const char* name :
+       {"your step", "waiting for data", "… for the transfer", "host gather", "over the link"}) {
+    EXPECT_THAT(page, HasSubstr("<th><details><summary>" + std::string(name) + "</summary><p>"));
+  }
+  const json data = data_of(page);
+  ASSERT_EQ(data["timeline"].size(), 50U);
+  EXPECT_GT(data["window"], 0) << "not the start-up";
+  EXPECT_LE(data["window"], 50 - 16);
+  double shares = 0;
+  for (const json& part : data["shares"][0]["parts"]) shares += part["share"].get<double>();
+  EXPECT_NEAR(shares, 1, 1e-9) << "the step and its waits are all of the time";
+}
+
+TEST_F(Feed, WritesAReportOfASingleBatch) {
+  const fs::path report = command.home() / "report.html";
+  const CommandResult result = command.run(feed({"--batch", "100", "--report", report.string()}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("\nToo few batches to tell what sets the pace: 1. Feed at least 4"));
+  EXPECT_THAT(read_text(report), HasSubstr("<h1>Too few batches to tell what sets the pace: 1.</h1>"));
+}
+
 TEST_F(Feed, WritesAReportThatLoadsNothing) {
   const fs::path library = command.home() / "d3.js";
   std::ofstream(library) << "const d3 = 'the chart library'; /* {{data}} */\n";
@@ -290,9 +334,7 @@ TEST_F(Feed, WritesAReportThatLoadsNothing) {
   EXPECT_EQ(count_of(page, "<script"), 3u);
   EXPECT_EQ(count_of(page, "</script>"), 3u);
   EXPECT_EQ(count_of(page, "{{"), 1u) << "the library's own";
-  const std::string start = "<script type=\"application/json\" id=\"data\">";
-  const std::size_t begin = page.find(start) + start.size();
-  const json data = json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  const json data = data_of(page);
   EXPECT_EQ(data["timeline"].size(), 8u);
   EXPECT_EQ(data["epochs"].size(), 2u);
   EXPECT_EQ(data["marks"].back()["samples"], 200);

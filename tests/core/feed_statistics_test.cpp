@@ -3,12 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <regex>
 #include <sstream>
+#include <string>
+#include <vector>
 
 namespace penstock {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 /// Ten batches of 100 MB in a second, of which the consumer's stream waited `stall`.
 FeedStatistics fed(double stall, double transfer, double kernel, double gather) {
@@ -29,16 +35,18 @@ FeedStatistics fed(double stall, double transfer, double kernel, double gather) 
   return s;
 }
 
-TEST(FeedStatisticsTest, NamesTheStageThatLimits) {
-  EXPECT_EQ(FeedStatistics{}.limited_by(), FeedLimit::nothing);
+TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
+  EXPECT_EQ(FeedStatistics{}.limited_by(), FeedLimit::unknown);
   EXPECT_EQ(fed(0.01, 0.9, 0, 0.9).limited_by(), FeedLimit::consumer);
   EXPECT_EQ(fed(0.6, 0.95, 0, 0.9).limited_by(), FeedLimit::link);
   EXPECT_EQ(fed(0.6, 0.3, 0, 0.9).limited_by(), FeedLimit::gather);
   EXPECT_EQ(fed(0.6, 0, 0.9, 0).limited_by(), FeedLimit::device);
   EXPECT_EQ(fed(0.6, 0.2, 0, 0.2).limited_by(), FeedLimit::batches);
   FeedStatistics untimed = fed(0.6, 0.95, 0, 0);
-  untimed.timed_batches = 0;
-  EXPECT_EQ(untimed.limited_by(), FeedLimit::nothing);
+  untimed.timed_batches = 3;
+  EXPECT_EQ(untimed.limited_by(), FeedLimit::unknown);
+  untimed.timed_batches = 4;
+  EXPECT_EQ(untimed.limited_by(), FeedLimit::link);
 }
 
 TEST(FeedStatisticsTest, CountsOnlyTheBatchesThatWereTimed) {
@@ -46,22 +54,98 @@ TEST(FeedStatisticsTest, CountsOnlyTheBatchesThatWereTimed) {
   s.timed_batches = 5;
   s.compute_seconds = 0.2;
   EXPECT_EQ(s.limited_by(), FeedLimit::link) << "0.09 s a batch of 0.1 s, and the gather took 0.03";
+  EXPECT_DOUBLE_EQ(s.transfer_share(), 0.9);
+  EXPECT_DOUBLE_EQ(s.gather_share(), 0.3);
+  EXPECT_NEAR(s.transfer_gbps(), 1e-9 * 1e8 / 0.09, 1e-9);
 }
 
-TEST(FeedStatisticsTest, SaysItInOneSentence) {
-  EXPECT_EQ(FeedStatistics{}.sentence(), "nothing was fed yet");
-  EXPECT_THAT(fed(0.01, 0.9, 0, 0).sentence(), HasSubstr("the consumer limits: nothing to gain here"));
-  EXPECT_THAT(fed(0.01, 0.9, 0, 0).sentence(), HasSubstr("1.0 %"));
-  FeedStatistics link = fed(0.6, 1.0, 0, 0);
-  EXPECT_THAT(link.sentence(), HasSubstr("the link limits: 1.0 GB/s"));
-  EXPECT_THAT(link.sentence(), HasSubstr("`penstock link`"));
-  link.link_ceiling = 1.25e9;
-  EXPECT_THAT(link.sentence(), HasSubstr("the link limits: 80 % of its ceiling of 1.2"));
-  link.link_ceiling = 10e9;
-  EXPECT_THAT(link.sentence(), HasSubstr("the transfer limits: 10 % of the link's ceiling of 10.0 GB/s"));
-  EXPECT_THAT(fed(0.6, 0.3, 0, 0.8).sentence(), HasSubstr("the gather on the host limits: 1.2 GB/s"));
-  EXPECT_THAT(fed(0.6, 0, 1.0, 0).sentence(), HasSubstr("the device's memory limits: 1.0 GB/s"));
-  EXPECT_THAT(fed(0.6, 0.1, 0, 0).sentence(), HasSubstr("what each batch costs limits"));
+FeedStatistics over_a_link(double ceiling, double stall = 0.6) {
+  FeedStatistics s = fed(stall, 0.95, 0, 0.1);
+  s.link_ceiling = ceiling;
+  return s;
+}
+
+FeedStatistics few(std::uint64_t batches, std::uint64_t timed) {
+  FeedStatistics s = fed(0.6, 0.95, 0, 0);
+  s.batches = batches;
+  s.timed_batches = timed;
+  return s;
+}
+
+struct Said {
+  FeedStatistics statistics;
+  const char* first;   ///< how it begins
+  const char* advice;  ///< what it says to do
+};
+
+const std::vector<Said>& all_cases() {
+  static const std::vector<Said> cases{
+      {{}, "Nothing was fed yet. ", "Take a few batches"},
+      {few(1, 1), "Too few batches to tell what sets the pace: 1. ", "at least 4, by smaller batches"},
+      {few(10, 3), "Too few batches were timed to tell what sets the pace: 3 of 10. ", "synchronize"},
+      {fed(0.012, 0.9, 0, 0),
+       "Your step sets the pace: it waited for data 1.2 % of the time, so a faster feed gains nothing. ",
+       "look at the step"},
+      {fed(0.1, 0.5, 0, 0),
+       "Your step sets the pace: it worked for 90.0 % of the time and waited for data for 10.0 %, the most "
+       "that a faster feed could save. ",
+       "prefetch depth"},
+      {over_a_link(0),
+       "Transfers set the pace: they ran 95.0 % of the time, at 1.05 GB/s, and your step waited for data "
+       "60.0 % of the time. ",
+       "`penstock link`"},
+      {over_a_link(1.25e9),
+       "The link sets the pace: transfers ran 95.0 % of the time, at 1.05 GB/s of the 1.25 GB/s that it can "
+       "carry, and your step waited for data 60.0 % of the time. ",
+       "residency"},
+      {over_a_link(1.25e9, 1),
+       "The link sets the pace: transfers ran 95.0 % of the time, at 1.05 GB/s of the 1.25 GB/s that it can "
+       "carry. ",
+       "residency"},
+      {over_a_link(10e9),
+       "Transfers set the pace: they ran 95.0 % of the time, at 1.05 GB/s of the 10.0 GB/s that the link can "
+       "carry, and your step waited for data 60.0 % of the time. ",
+       "option gather"},
+      {fed(0.6, 0.3, 0, 0.8),
+       "Gathering samples on the host sets the pace: it ran 80.0 % of the time, and your step waited for "
+       "data 60.0 % of the time. ",
+       "option threads"},
+      {fed(0.6, 0, 0.9, 0),
+       "Gathering samples on the device sets the pace: it ran 90.0 % of the time, and your step waited for "
+       "data 60.0 % of the time. ",
+       "narrower type"},
+      {fed(0.6, 0.1, 0, 0),
+       "The fixed cost of each batch sets the pace: a batch of 95.4 MiB took 100 ms, with no stage busy "
+       "for half of that, and your step waited for data 60.0 % of the time. ",
+       "larger batches"},
+  };
+  return cases;
+}
+
+TEST(FeedStatisticsTest, SaysWhatSetsThePaceAndWhatToDo) {
+  for (const auto& [statistics, first, advice] : all_cases()) {
+    const std::string sentence = statistics.sentence();
+    EXPECT_THAT(sentence, StartsWith(first));
+    EXPECT_THAT(sentence.substr(std::string(first).size()), HasSubstr(advice));
+    EXPECT_TRUE(sentence.ends_with('.')) << sentence;
+    EXPECT_EQ(sentence.find(". "), std::string(first).size() - 2) << "the first sentence is complete";
+  }
+}
+
+TEST(FeedStatisticsTest, EachFigureOfTheSentenceIsInTheTableBesideIt) {
+  const std::regex figure(R"(\d[\d.]* (%|GB/s|ms|MiB))");
+  std::size_t figures = 0;
+  for (const auto& said : all_cases()) {
+    std::ostringstream out;
+    out << said.statistics;
+    const std::string sentence = said.statistics.sentence();
+    const std::string table = out.str().substr(0, out.str().size() - sentence.size() - 1);
+    const std::string first = sentence.substr(0, sentence.find(". "));
+    for (std::sregex_iterator each(first.begin(), first.end(), figure), end; each != end; ++each, ++figures) {
+      EXPECT_THAT(table, HasSubstr(each->str())) << sentence;
+    }
+  }
+  EXPECT_GT(figures, 20U);
 }
 
 TEST(FeedStatisticsTest, DividesByNothing) {
@@ -70,25 +154,36 @@ TEST(FeedStatisticsTest, DividesByNothing) {
   EXPECT_EQ(none.link_gbps(), 0);
   EXPECT_EQ(none.link_efficiency(), 0);
   EXPECT_EQ(none.stall_share(), 0);
+  EXPECT_EQ(none.transfer_share(), 0);
+  EXPECT_EQ(none.kernel_share(), 0);
+  EXPECT_EQ(none.gather_share(), 0);
+  EXPECT_EQ(none.transfer_gbps(), 0);
   const FeedStatistics some = fed(0.25, 0.5, 0, 0);
   EXPECT_EQ(some.samples_per_second(), 1000);
   EXPECT_EQ(some.link_gbps(), 1);
   EXPECT_EQ(some.delivered_gbps(), 1);
   EXPECT_EQ(some.link_efficiency(), 0) << "of a ceiling that is not known";
   EXPECT_EQ(some.stall_share(), 0.25);
+  EXPECT_EQ(fed(0.25, 7, 7, 7).transfer_share(), 1) << "a first gather may begin before the first request";
 }
 
-TEST(FeedStatisticsTest, TheTableEndsWithTheSentence) {
+TEST(FeedStatisticsTest, TheTableNamesEachPartOfTheWait) {
+  FeedStatistics s = fed(0.6, 1.0, 0, 0.1);
+  s.exposed_transfer_seconds = 0.3;
+  s.exposed_gather_seconds = 0.2;
   std::ostringstream out;
-  const FeedStatistics s = fed(0.6, 1.0, 0, 0.1);
   out << s;
   EXPECT_THAT(out.str(), HasSubstr("1000 in 10 batches, 1000 a second"));
+  EXPECT_THAT(out.str(), ContainsRegex("waiting for data +600 ms, 60.0 % of the time\n"
+                                       " +for the transfer +300 ms\n"
+                                       " +for the host gather +200 ms\n"
+                                       " +for a batch to start +100 ms\n"));
+  EXPECT_THAT(out.str(), Not(HasSubstr("device gather"))) << "there was none";
   EXPECT_TRUE(out.str().ends_with(s.sentence() + "\n"));
 }
 
 TEST(FeedStatisticsTest, AConsumerThatIsBusierThanAnyStageLimits) {
   EXPECT_EQ(fed(0.1, 0.5, 0, 0).limited_by(), FeedLimit::consumer);
-  EXPECT_THAT(fed(0.1, 0.5, 0, 0).sentence(), HasSubstr("at most 10.0 %"));
   EXPECT_EQ(fed(0.1, 0.95, 0, 0).limited_by(), FeedLimit::link);
 }
 

@@ -1,3 +1,5 @@
+#include "loader/account.hpp"
+
 #include "loader/faulty_fixture.hpp"
 
 #include <algorithm>
@@ -27,7 +29,7 @@ TEST_P(LoaderAccount, CountsSamplesBatchesAndBytes) {
                    .gather = way.gather,
                    .fields = {{.name = "x", .to = DType::float32}},
                    .threads = 1});
-    EXPECT_EQ(loader.stats().limited_by(), FeedLimit::nothing);
+    EXPECT_EQ(loader.stats().limited_by(), FeedLimit::unknown);
     for (int epoch = 0; epoch < 3; ++epoch) {
       while (const auto batch = loader.next(*stream_)) static_cast<void>(read(*batch));
     }
@@ -53,7 +55,10 @@ TEST_P(LoaderAccount, CountsSamplesBatchesAndBytes) {
       EXPECT_GT(s.seconds, 0);
       // The consumer's stream does one thing after the other.
       EXPECT_LE(s.stall_seconds + s.compute_seconds, s.seconds * 1.01 + 1e-3);
-      EXPECT_LE(s.exposed_transfer_seconds, s.stall_seconds + 1e-9);
+      EXPECT_LE(s.exposed_transfer_seconds + s.exposed_kernel_seconds + s.exposed_gather_seconds,
+                s.stall_seconds + 1e-9);
+      EXPECT_TRUE(s.exposed_transfer_seconds == 0 || resident < 90);
+      EXPECT_TRUE(s.exposed_kernel_seconds == 0 || resident == 90);
       EXPECT_EQ(s.transfer_seconds > 0, resident < 90);
       EXPECT_EQ(s.kernel_seconds > 0, resident == 90);
     };
@@ -109,6 +114,33 @@ TEST_P(LoaderAccount, TheTimelineHoldsTheLatestBatchesInTheirOrder) {
         EXPECT_LE(timeline[i - (i > 0 ? 1 : 0)].asked, times.asked + 1e-4);
       }
     }
+  }
+}
+
+TEST(StallPartsTest, AStallIsDividedAmongTheStagesOfItsBatch) {
+  struct Case {
+    BatchTimes times;
+    double on_device;
+    double on_host;
+  };
+  const auto times = [](double asked, double arrived) {
+    return BatchTimes{.gather_begin = 1,
+                      .gather_end = 3,
+                      .transfer_begin = 3.5,
+                      .transfer_end = 5,
+                      .asked = asked,
+                      .arrived = arrived};
+  };
+  BatchTimes overlapping = times(0, 6);
+  overlapping.transfer_begin = 2;
+  BatchTimes no_gather = times(2, 6);
+  no_gather.gather_begin = no_gather.gather_end = 0;
+  for (const Case& each : {Case{times(0, 6), 1.5, 2}, Case{times(2, 5), 1.5, 1}, Case{times(4, 5), 1, 0},
+                           Case{times(5.5, 6), 0, 0}, Case{times(2, 2), 0, 0}, Case{times(0, 0.5), 0, 0},
+                           Case{overlapping, 3, 1}, Case{no_gather, 1.5, 0}}) {
+    const StallParts parts = stall_parts(each.times);
+    EXPECT_DOUBLE_EQ(parts.on_device, each.on_device) << each.times.asked << " " << each.times.arrived;
+    EXPECT_DOUBLE_EQ(parts.on_host, each.on_host) << each.times.asked << " " << each.times.arrived;
   }
 }
 

@@ -9,17 +9,17 @@
 
 namespace penstock {
 
-/// The stage of a feed that the others wait for.
+/// The part of a feed that sets the pace: the others wait for it.
 enum class FeedLimit : std::uint8_t {
-  nothing,   ///< nothing was fed yet
-  consumer,  ///< the feed keeps up: the consumer hardly waits
-  link,      ///< bytes on their way between host and device
+  unknown,   ///< too few batches were timed to tell
+  consumer,  ///< your step: what the consumer does between two batches
+  link,      ///< transfers between host and device
   gather,    ///< host threads that copy samples together
   device,    ///< kernels that gather samples which are on the device already
   batches,   ///< what each batch costs whatever its size
 };
 
-/// "nothing", "consumer", "link", "gather", "device", "batches".
+/// "unknown", "consumer", "link", "gather", "device", "batches".
 [[nodiscard]] std::string_view feed_limit_name(FeedLimit limit) noexcept;
 
 /// What a feed did, and where its time went. Seconds are wall time; those of a stage overlap those of the
@@ -46,6 +46,9 @@ struct FeedStatistics {
       0;  ///< of the consumer's stream from one batch's arrival to the next request (device)
   double stall_seconds = 0;  ///< of the consumer's stream from a request to the batch's arrival (device)
   double exposed_transfer_seconds = 0;  ///< of the stalls, while that batch's transfer ran (device)
+  double exposed_kernel_seconds = 0;  ///< of the stalls, while that batch was gathered on the device (device)
+  double exposed_gather_seconds = 0;  ///< of the stalls, while host threads gathered that batch and nothing
+                                      ///< of it was on its way
 
   double mean_ready = 0;  ///< batches ready or on their way when the consumer asked, on average
   std::size_t prefetch_depth = 0;
@@ -60,16 +63,25 @@ struct FeedStatistics {
   [[nodiscard]] double delivered_gbps() const noexcept;
   /// link_gbps over the ceiling; 0 where that is unknown.
   [[nodiscard]] double link_efficiency() const noexcept;
+  /// GB/s over the link while transfers ran.
+  [[nodiscard]] double transfer_gbps() const noexcept;
   /// Share of the consumer's stream's time that it waited, 0 to 1.
   [[nodiscard]] double stall_share() const noexcept;
+  /// Share of the same time that a stage was busy, by the batch. Not above 1.
+  [[nodiscard]] double transfer_share() const noexcept;
+  [[nodiscard]] double kernel_share() const noexcept;
+  [[nodiscard]] double gather_share() const noexcept;
+  /// Of the stalls, what no stage explains: a batch was handed from thread to thread, waited for a free slot,
+  /// or its copies were being launched.
+  [[nodiscard]] double stall_other_seconds() const noexcept;
 
   [[nodiscard]] FeedLimit limited_by() const noexcept;
-  /// One sentence that names what limits, with the figure that shows it: "the link limits: 97 % of its
-  /// ceiling", "the consumer limits: nothing to gain here".
+  /// Says what sets the pace, with figures of the table, and then what to do next. The first sentence, up to
+  /// the first full stop before a space, is complete in itself.
   [[nodiscard]] std::string sentence() const;
 };
 
-/// The account as a table of lines, ending with the sentence and a newline.
+/// The account as a table of lines, ending with the sentence and a newline. docs/statistics.md explains each.
 std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics);
 
 /// When the stages of one batch began and ended: seconds since the loader's first request, on one clock (the
