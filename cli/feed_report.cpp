@@ -81,14 +81,14 @@ std::string rate_text(double rate) {
 
 std::string efficiency_text(const FeedStatistics& s) {
   if (s.link_ceiling <= 0) return "ceiling not measured";
-  return fmt::format("{} of {} GB/s", percent_text(s.link_efficiency()), format_rate(s.link_ceiling));
+  return fmt::format("{} of {}", percent_text(s.link_efficiency()), format_gbps(s.link_ceiling));
 }
 
 std::string tiles(const FeedAccount& account) {
   const FeedStatistics& s = account.total;
   const Rows rows{{rate_text(s.samples_per_second()), "samples a second"},
-                  {fmt::format("{:.2f} GB/s", s.link_gbps()), "over the link, " + efficiency_text(s)},
-                  {fmt::format("{:.2f} GB/s", s.delivered_gbps()), "delivered"},
+                  {format_gbps(s.link_gbps() * kGB), "over the link, " + efficiency_text(s)},
+                  {format_gbps(s.delivered_gbps() * kGB), "delivered"},
                   {percent_text(s.stall_share()), "of the time your step waited for data"},
                   {time_text(s.seconds), "for " + format_bytes(s.delivered_bytes)}};
   std::string html;
@@ -128,18 +128,19 @@ std::string of_time(double seconds, double share) {
 
 /// The figures that FeedStatistics prints, by the same names.
 std::vector<Figure> figures(const FeedStatistics& s) {
-  const std::string ran = s.transfer_seconds > 0
-                              ? fmt::format(", {} GB/s while it ran", format_rate(s.transfer_gbps() * kGB))
-                              : "";
+  const std::string ran =
+      s.transfer_seconds > 0 ? fmt::format(", {} while it ran", format_gbps(s.transfer_gbps() * kGB)) : "";
   return {
       {"samples", fmt::format("{} in {} batches", count_text(s.samples), count_text(s.batches)),
        "Samples and batches that were given out."},
-      {"delivered", fmt::format("{}, {:.2f} GB/s", format_bytes(s.delivered_bytes), s.delivered_gbps()),
+      {"delivered",
+       fmt::format("{}, {}", format_bytes(s.delivered_bytes), format_gbps(s.delivered_gbps() * kGB)),
        "Bytes in device memory in the types that a model reads, and their rate over the whole time. 1 GB/s "
        "is "
        "10^9 bytes a second."},
       {"over the link",
-       fmt::format("{}, {:.2f} GB/s, {}", format_bytes(s.link_bytes), s.link_gbps(), efficiency_text(s)),
+       fmt::format("{}, {}, {}", format_bytes(s.link_bytes), format_gbps(s.link_gbps() * kGB),
+                   efficiency_text(s)),
        "Bytes that crossed between host and device for them. They are fewer than those delivered if values "
        "widen on arrival or stay on the device. The ceiling is the best rate that penstock link measured. "
        "The "

@@ -38,6 +38,12 @@ std::string format_seconds(double seconds) {
   return fmt::format("{:.{}f} {}", seconds * scale, decimals(size * scale), unit);
 }
 
+std::string format_gbps(double bytes_per_second) {
+  const double rate = bytes_per_second / kGB;
+  if (rate < 0.01 && rate > 0) return fmt::format("{:.2g} GB/s", rate);
+  return fmt::format("{:.{}f} GB/s", rate, decimals(rate));
+}
+
 std::uint64_t parse_bytes(std::string_view text) {
   const auto fail = [&] {
     throw InvalidArgument(

@@ -22,8 +22,8 @@ constexpr double kNearCeiling = 0.8;
 constexpr std::uint64_t kFewest = 4;
 
 constexpr std::string_view kSendLess =
-    "send fewer bytes: store narrower types and widen them on arrival (option to), or keep part of the "
-    "dataset on the device (option residency).";
+    "send fewer bytes: store narrower types and widen them on arrival (option `to`), or keep part of the "
+    "dataset on the device (option `residency`).";
 
 double ratio(double a, double b) noexcept { return b > 0 ? a / b : 0; }
 
@@ -36,14 +36,6 @@ std::uint64_t batch_bytes(const FeedStatistics& s) noexcept {
 }
 
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
-
-std::string rate(double gbps) {
-  return gbps < 0.01 ? fmt::format("{:.2g} GB/s", gbps)
-                     : fmt::format("{:.{}f} GB/s", gbps,
-                                   gbps < 10     ? 2
-                                   : gbps < 1000 ? 1
-                                                 : 0);
-}
 
 std::string unknown_sentence(const FeedStatistics& s) {
   if (s.batches == 0) return "Nothing was fed yet. Take a few batches, then ask again.";
@@ -60,8 +52,8 @@ std::string unknown_sentence(const FeedStatistics& s) {
 
 std::string link_sentence(const FeedStatistics& s, const std::string& waited) {
   const std::string ran = percent(s.transfer_share());
-  const std::string speed = rate(s.transfer_gbps());
-  const std::string ceiling = rate(s.link_ceiling / kGB);
+  const std::string speed = format_gbps(s.transfer_gbps() * kGB);
+  const std::string ceiling = format_gbps(s.link_ceiling);
   if (s.link_ceiling <= 0) {
     return fmt::format(
         "Transfers set the pace: they ran {} of the time, at {}{}. Measure what the link can carry with "
@@ -76,7 +68,7 @@ std::string link_sentence(const FeedStatistics& s, const std::string& waited) {
   }
   return fmt::format(
       "Transfers set the pace: they ran {} of the time, at {} of the {} that the link can carry{}. For "
-      "samples of {} use larger batches or another path (option gather); then {}",
+      "samples of {} use larger batches or another path (option `gather`); then {}",
       ran, speed, ceiling, waited, format_bytes(s.sample_bytes), kSendLess);
 }
 
@@ -177,13 +169,14 @@ std::string FeedStatistics::sentence() const {
     case FeedLimit::gather:
       return fmt::format(
           "Gathering samples on the host sets the pace: it ran {} of the time{}. Use more threads (option "
-          "threads), or let the device read the samples itself (option gather, zero-copy). If the dataset is "
+          "threads), or let the device read the samples itself (option `gather`: zero-copy). If the dataset "
+          "is "
           "larger than memory, the disk is the likely cause.",
           percent(gather_share()), waited);
     case FeedLimit::device:
       return fmt::format(
           "Gathering samples on the device sets the pace: it ran {} of the time{}. The samples are in device "
-          "memory already; to write fewer bytes, deliver a narrower type (option to).",
+          "memory already; to write fewer bytes, deliver a narrower type (option `to`).",
           percent(kernel_share()), waited);
     case FeedLimit::batches:
       return fmt::format(
@@ -206,11 +199,12 @@ std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics) {
   const auto of_time = [](double share) { return fmt::format(", {} of the time", percent(share)); };
   line("samples",
        fmt::format("{} in {} batches, {:.0f} a second", s.samples, s.batches, s.samples_per_second()));
-  line("delivered", fmt::format("{}, {}", format_bytes(s.delivered_bytes), rate(s.delivered_gbps())));
+  line("delivered",
+       fmt::format("{}, {}", format_bytes(s.delivered_bytes), format_gbps(s.delivered_gbps() * kGB)));
   line("over the link",
-       fmt::format("{}, {}{}", format_bytes(s.link_bytes), rate(s.link_gbps()),
+       fmt::format("{}, {}{}", format_bytes(s.link_bytes), format_gbps(s.link_gbps() * kGB),
                    s.link_ceiling > 0 ? fmt::format(", {} of its ceiling of {}", percent(s.link_efficiency()),
-                                                    rate(s.link_ceiling / kGB))
+                                                    format_gbps(s.link_ceiling))
                                       : std::string()));
   if (s.resident_bytes > 0) {
     line("kept on the device",
@@ -229,7 +223,7 @@ std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics) {
   line("stages, side by side", "");
   part("  host gather", s.gather_seconds, of_time(s.gather_share()));
   part("  transfer", s.transfer_seconds,
-       of_time(s.transfer_share()) + fmt::format(", {} while it ran", rate(s.transfer_gbps())));
+       of_time(s.transfer_share()) + fmt::format(", {} while it ran", format_gbps(s.transfer_gbps() * kGB)));
   part("  device gather", s.kernel_seconds, of_time(s.kernel_share()));
   line("batches ahead",
        fmt::format("{:.1f} of {} on average when one was asked for", s.mean_ready, s.prefetch_depth));

@@ -19,6 +19,15 @@ TEST(Bytes, FormatsExactAndRounded) {
   EXPECT_EQ(format_bytes(std::uint64_t{5} << 50), "5120 TiB");
 }
 
+TEST(Bytes, FormatsRatesWithTheirUnit) {
+  EXPECT_EQ(format_gbps(0), "0.00 GB/s");
+  EXPECT_EQ(format_gbps(1234567), "0.0012 GB/s");
+  EXPECT_EQ(format_gbps(1.25e7), "0.01 GB/s");
+  EXPECT_EQ(format_gbps(5.428e9), "5.43 GB/s");
+  EXPECT_EQ(format_gbps(55.44e9), "55.4 GB/s");
+  EXPECT_EQ(format_gbps(1234.5e9), "1234 GB/s");
+}
+
 TEST(Bytes, FormatsSeconds) {
   EXPECT_EQ(format_seconds(3.8e-6), "3.80 µs");
   EXPECT_EQ(format_seconds(1.25e-3), "1.25 ms");

@@ -105,11 +105,11 @@ const std::vector<Said>& all_cases() {
       {over_a_link(10e9),
        "Transfers set the pace: they ran 95.0 % of the time, at 1.05 GB/s of the 10.0 GB/s that the link can "
        "carry, and your step waited for data 60.0 % of the time. ",
-       "option gather"},
+       "option `gather`"},
       {fed(0.6, 0.3, 0, 0.8),
        "Gathering samples on the host sets the pace: it ran 80.0 % of the time, and your step waited for "
        "data 60.0 % of the time. ",
-       "option threads"},
+       "option `threads`"},
       {fed(0.6, 0, 0.9, 0),
        "Gathering samples on the device sets the pace: it ran 90.0 % of the time, and your step waited for "
        "data 60.0 % of the time. ",

@@ -19,6 +19,9 @@ inline constexpr std::size_t kGiB = std::size_t{1} << 30;
 /// "3.80 µs", "1.25 ms", "210 ms". Negative durations are printed with their sign.
 [[nodiscard]] std::string format_seconds(double seconds);
 
+/// "5.43 GB/s", "0.0012 GB/s": decimal, rounded to three digits, to two below 0.01.
+[[nodiscard]] std::string format_gbps(double bytes_per_second);
+
 /// Reads "4096", "4KiB", "1.5 GiB", "16MB", "2G" (K, M, G, T alone are binary; KB, MB, GB, TB are decimal),
 /// case ignored. Throws InvalidArgument for anything else, for negative sizes and for sizes past 2^63.
 [[nodiscard]] std::uint64_t parse_bytes(std::string_view text);

@@ -1,0 +1,88 @@
+import types
+
+import pytest
+
+import penstock
+from penstock import _plots
+from penstock._worth import Row
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+
+def batch(asked, arrived, gather=(0.0, 0.0), link_bytes=1):
+    return types.SimpleNamespace(
+        asked=asked,
+        arrived=arrived,
+        gather_begin=gather[0],
+        gather_end=gather[1],
+        transfer_begin=asked + 1,
+        transfer_end=arrived,
+        link_bytes=link_bytes,
+    )
+
+
+def test_a_loaders_step_lies_between_arrival_and_request():
+    lanes = dict(_plots.loader_lanes([batch(0, 3, (0, 1)), batch(5, 7, link_bytes=0), batch(7, 9)]))
+    assert list(lanes) == ["host gather", "transfer", "device gather", "waiting for data", "your step"]
+    assert lanes["host gather"][0] == (0, 1)
+    assert lanes["transfer"] == [(1, 3), (8, 9)]
+    assert lanes["device gather"] == [(6, 7)]
+    assert lanes["waiting for data"] == [(0, 3), (5, 7), (7, 9)]
+    assert lanes["your step"] == [(3, 5), (7, 7)]
+
+
+def test_a_feeds_step_ends_where_the_thread_does_something_else():
+    # Two batches are asked for ahead; the first step ends with the request for the third, the second with taking it.
+    timeline = [(0, 1, 2, 4, 5), (2, 3, 4, 9, 10), (6, 7, 8, 12, 13)]
+    lanes = dict(_plots.feed_lanes(timeline))
+    assert lanes == {
+        "loader": [(0, 1), (2, 3), (6, 7)],
+        "send": [(1, 2), (3, 4), (7, 8)],
+        "hand out": [(4, 5), (9, 10), (12, 13)],
+        "your step": [(5, 6), (10, 12)],
+    }
+    assert all(spans == [] for _, spans in _plots.feed_lanes([]))
+
+
+def texts_inside(axes):
+    """The texts of axes, all of which have to lie inside the figure."""
+    axes.figure.canvas.draw()
+    drawn, whole = axes.get_tightbbox(), axes.figure.bbox
+    assert drawn.x0 >= -1 and drawn.y0 >= -1 and drawn.x1 <= whole.x1 + 1 and drawn.y1 <= whole.y1 + 1
+    return {text.get_text() for text in axes.findobj(matplotlib.text.Text)}
+
+
+def test_lanes_have_their_labels_inside_the_figure():
+    lanes = _plots.loader_lanes([batch(0, 3, (0, 1)), batch(5, 7), batch(7.5, 9)])
+    axes = _plots.draw_lanes(lanes, title="The last 3 batches")
+    texts = texts_inside(axes)
+    assert {"The last 3 batches", "time in ms", "host gather", "waiting for data", "your step"} <= texts
+    assert "device gather" not in texts, "there was none"
+    top, bottom = axes.get_ylim()[::-1]
+    assert top < bottom, "the first lane is on top"
+    assert len(axes.collections) == 4
+    assert _plots.draw_lanes([], axes=axes) is axes
+
+
+def test_long_timelines_are_in_seconds():
+    assert _plots.draw_lanes([("loader", [(3.0, 14.0)])]).get_xlabel() == "time in s"
+
+
+def worth_of(*sizes, device="cuda:0"):
+    times = {"kernel_seconds": 2e-5, "h2d_pageable_seconds": 3e-5, "h2d_pinned_seconds": 1e-5} if device else {}
+    rows = [Row(size=size, cpu_seconds=1e-5 * size**0.5, **times) for size in sizes]
+    return penstock.Worth(rows, device)
+
+
+@pytest.mark.parametrize("sizes", [(16,), (16, 256), (1, 3, 1000, 1024, 10**6)])
+@pytest.mark.parametrize("device", ["cuda:0", None])
+def test_worth_has_ticks_at_the_sizes_that_were_measured(sizes, device):
+    axes = worth_of(*sizes, device=device).plot()
+    assert axes.get_xticks().tolist() == list(sizes)
+    assert len(axes.get_xticks(minor=True)) == 0
+    texts = texts_inside(axes)
+    assert axes.get_title() in texts and "batch size" in texts
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels[0] == str(sizes[0]) and set(labels) <= {"", *map(str, sizes)}
+    assert labels.count("") == (1 if 1024 in sizes else 0), "1000 and 1024 have no room beside each other"
