@@ -62,8 +62,9 @@ struct FeedAccount {
 /// "33.4 %", as FeedStatistics prints its shares.
 [[nodiscard]] std::string percent_text(double share);
 
-/// What has to be added where the step sets the pace and compares bytes; otherwise empty.
-[[nodiscard]] std::string verify_advice(const FeedAccount& account);
+/// What has to be added to the sentence about the step of this command, which is no model's; empty if
+/// nothing.
+[[nodiscard]] std::string step_advice(const FeedAccount& account);
 
 /// Where in `timeline` the `size` batches begin whose share of waiting comes nearest to `stall_share`. The
 /// first `skipped` batches, which nothing could hide, are left out where there are enough.

@@ -52,6 +52,20 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
+/// Text that keeps each number and its percent sign in one line, and in which `commands` stand out.
+std::string prose(std::string_view text) {
+  std::string html = escaped(text);
+  for (std::size_t at = html.find(" %"); at != std::string::npos; at = html.find(" %", at)) {
+    html.replace(at, 1, "&nbsp;");
+  }
+  bool is_code = false;
+  for (std::size_t at = html.find('`'); at != std::string::npos; at = html.find('`', at)) {
+    html.replace(at, 1, is_code ? "</code>" : "<code>");
+    is_code = !is_code;
+  }
+  return html + (is_code ? "</code>" : "");
+}
+
 std::string pairs_table(const Rows& rows) {
   std::string html = "<table><tbody>\n";
   for (const auto& [name, value] : rows) {
@@ -163,8 +177,9 @@ std::vector<Figure> figures(const FeedStatistics& s) {
       {"… for the device gather", time_text(s.exposed_kernel_seconds),
        "The part of the wait in which a kernel gathered the batch out of device memory."},
       {"… for a batch to start", time_text(s.stall_other_seconds()),
-       "The rest of the wait: the batch was handed from thread to thread, its copies were being launched, or "
-       "no slot was free for it yet."},
+       "The rest of the wait: the batch was handed from thread to thread, its copies were being launched, no "
+       "slot "
+       "was free for it yet, or the resident part was still on its way."},
       {"host gather", of_time(s.gather_seconds, s.gather_share()),
        "Host threads copied the samples of a batch together."},
       {"transfer", of_time(s.transfer_seconds, s.transfer_share()) + ran,
@@ -173,8 +188,8 @@ std::vector<Figure> figures(const FeedStatistics& s) {
        "Kernels gathered samples that stay on the device."},
       {"batches ahead", fmt::format("{:.1f} of {} on average", s.mean_ready, s.prefetch_depth),
        "Batches that were ready or on their way when one was asked for, of those that may be (--prefetch). "
-       "If "
-       "all are, the feed is ahead of the step."},
+       "Nearly "
+       "all: the feed is ahead. Few say little, for a host that only queues work asks early."},
       {"paused, all slots full", time_text(s.slot_wait_seconds),
        "The feed had nothing to do, because every slot held a batch that the step had not used up. That is "
        "good: the feed was ahead."},
@@ -241,7 +256,7 @@ std::string machine_table(const FeedAccount& account) {
 std::string notes(const FeedAccount& account, bool pictures) {
   std::string html;
   const auto note = [&](const char* kind, const std::string& text) {
-    html += fmt::format("<p class=\"note {}\">{}</p>\n", kind, escaped(text));
+    html += fmt::format("<p class=\"note {}\">{}</p>\n", kind, prose(text));
   };
   if (!account.trouble.empty()) note("bad", account.trouble);
   if (account.interrupted) note("bad", "Interrupted: the figures are those until then.");
@@ -380,12 +395,12 @@ std::string feed_report(const FeedAccount& account, const std::optional<std::str
   const std::string sentence = account.total.sentence();
   const std::size_t end = std::min(sentence.find(". "), sentence.size() - 1) + 1;
   const std::string advice =
-      joined({sentence.substr(std::min(end + 1, sentence.size())), verify_advice(account)});
+      joined({sentence.substr(std::min(end + 1, sentence.size())), step_advice(account)});
   return filled(kReportPage,
                 {{"title", escaped(joined(account.options.sources)) + " to " + escaped(account.device.name)},
                  {"css", style},
-                 {"sentence", escaped(sentence.substr(0, end))},
-                 {"advice", escaped(advice)},
+                 {"sentence", prose(sentence.substr(0, end))},
+                 {"advice", prose(advice)},
                  {"date", escaped(when(account.started))},
                  {"command", escaped(command_text(account.options.command_line))},
                  {"notes", notes(account, chart_library.has_value())},

@@ -53,6 +53,8 @@ std::string_view pace_text(FeedLimit limit) noexcept {
       return "host gather";
     case FeedLimit::device:
       return "device gather";
+    case FeedLimit::residency:
+      return "residency, once";
     case FeedLimit::batches:
       return "cost of a batch";
   }
@@ -61,7 +63,11 @@ std::string_view pace_text(FeedLimit limit) noexcept {
 
 std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
-std::string verify_advice(const FeedAccount& account) {
+std::string step_advice(const FeedAccount& account) {
+  if (account.options.step_ms == 0 && !account.options.verify) {
+    return "There was no step, so nearly all of the time is waiting: this is as fast as the feed can be. Add "
+           "--step-ms to see whether it keeps up with a step.";
+  }
   if (!account.options.verify || account.total.limited_by() != FeedLimit::consumer) return {};
   return fmt::format(
       "Your step includes comparing every byte ({}). Leave out --verify to see how fast the feed can be.",
@@ -97,7 +103,7 @@ std::size_t typical_window(const std::vector<BatchTimes>& timeline, std::size_t 
 std::string feed_text(const FeedAccount& account, const Look& look) {
   std::ostringstream total;
   total << account.total;
-  const std::string advice = verify_advice(account);
+  const std::string advice = step_advice(account);
   return epoch_table(account, look) + "\n" + verify_text(account) + total.str() +
          (advice.empty() ? "" : advice + "\n");
 }

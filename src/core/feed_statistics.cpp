@@ -86,6 +86,8 @@ std::string_view feed_limit_name(FeedLimit limit) noexcept {
       return "gather";
     case FeedLimit::device:
       return "device";
+    case FeedLimit::residency:
+      return "residency";
     case FeedLimit::batches:
       return "batches";
   }
@@ -137,6 +139,8 @@ double FeedStatistics::stall_other_seconds() const noexcept {
 FeedLimit FeedStatistics::limited_by() const noexcept {
   if (timed_batches < kFewest) return FeedLimit::unknown;
   if (stall_share() < kHardlyWaits) return FeedLimit::consumer;
+  const double half = kBusy * (stall_seconds + compute_seconds);
+  if (std::min(resident_seconds, stall_other_seconds()) > half) return FeedLimit::residency;
   const double most = std::max({transfer_share(), kernel_share(), gather_share()});
   if (1 - stall_share() > std::max(most, kBusy)) return FeedLimit::consumer;
   if (most < kBusy) return FeedLimit::batches;
@@ -169,7 +173,8 @@ std::string FeedStatistics::sentence() const {
     case FeedLimit::gather:
       return fmt::format(
           "Gathering samples on the host sets the pace: it ran {} of the time{}. Use more threads (option "
-          "threads), or let the device read the samples itself (option `gather`: zero-copy). If the dataset "
+          "`threads`), or let the device read the samples itself (option `gather`: zero-copy). If the "
+          "dataset "
           "is "
           "larger than memory, the disk is the likely cause.",
           percent(gather_share()), waited);
@@ -178,6 +183,11 @@ std::string FeedStatistics::sentence() const {
           "Gathering samples on the device sets the pace: it ran {} of the time{}. The samples are in device "
           "memory already; to write fewer bytes, deliver a narrower type (option `to`).",
           percent(kernel_share()), waited);
+    case FeedLimit::residency:
+      return fmt::format(
+          "Moving the resident part of the dataset to the device took most of the time so far: {} of {}. It "
+          "happens once; feed more epochs to see the pace after it.",
+          format_seconds(resident_seconds), format_seconds(seconds));
     case FeedLimit::batches:
       return fmt::format(
           "The fixed cost of each batch sets the pace: a batch of {} took {}, with no stage busy for half "

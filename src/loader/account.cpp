@@ -120,7 +120,8 @@ void Account::update(std::uint64_t epoch, Update&& update) {
   auto found = std::ranges::find(epochs_, epoch, &Sum::epoch);
   if (found == epochs_.end()) {
     if (epochs_.size() == kEpochs) epochs_.erase(epochs_.begin());
-    epochs_.push_back({.epoch = epoch, .statistics = {.epochs = 1}});
+    epochs_.push_back(
+        {.epoch = epoch, .is_first = total_.statistics.epochs == 0, .statistics = {.epochs = 1}});
     found = std::prev(epochs_.end());
     ++total_.statistics.epochs;
   }
@@ -217,6 +218,7 @@ std::optional<FeedStatistics> Account::epoch(std::uint64_t epoch) {
   if (found == epochs_.end()) return std::nullopt;
   FeedStatistics statistics = finish(*found);
   statistics.resident_bytes = total_.statistics.resident_bytes;
+  if (found->is_first) statistics.resident_seconds = total_.statistics.resident_seconds;
   return statistics;
 }
 

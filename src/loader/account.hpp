@@ -78,6 +78,7 @@ class Account {
  private:
   struct Sum {
     std::uint64_t epoch = 0;
+    bool is_first = false;  ///< the loader's first: the resident part was moved in it
     double first_asked = 0;
     double last_seen = 0;
     std::uint64_t ready = 0;

@@ -45,10 +45,10 @@ TEST(TypicalWindow, TakesWhatThereIs) {
 TEST(PaceText, NamesEachLimitInItsOwnWords) {
   std::set<std::string_view> names;
   for (const FeedLimit limit : {FeedLimit::unknown, FeedLimit::consumer, FeedLimit::link, FeedLimit::gather,
-                                FeedLimit::device, FeedLimit::batches}) {
+                                FeedLimit::device, FeedLimit::residency, FeedLimit::batches}) {
     names.insert(pace_text(limit));
   }
-  EXPECT_EQ(names.size(), 6U);
+  EXPECT_EQ(names.size(), 7U);
 }
 
 FeedAccount account_of(double stall, double transfer) {
@@ -71,9 +71,14 @@ TEST(FeedText, TheEpochsGiveTheSameShareAsTheSentence) {
   EXPECT_THAT(text, HasSubstr("your step waited for data 33.4 % of the time"));
 }
 
-TEST(FeedText, SaysThatVerifyingIsPartOfTheStep) {
+TEST(FeedText, SaysWhatTheStepWas) {
   FeedAccount account = account_of(0.01, 0.5);
-  EXPECT_THAT(feed_text(account, {}), Not(HasSubstr("--verify")));
+  EXPECT_THAT(feed_text(account, {}),
+              EndsWith("\nThere was no step, so nearly all of the time is waiting: this is as "
+                       "fast as the feed can be. Add --step-ms to see whether it keeps up with "
+                       "a step.\n"));
+  account.options.step_ms = 1;
+  EXPECT_THAT(feed_text(account, {}), EndsWith("look at the step itself.\n"));
   account.options.verify = true;
   account.compared.seconds = 0.5;
   EXPECT_THAT(

@@ -42,6 +42,11 @@ TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(fed(0.6, 0.3, 0, 0.9).limited_by(), FeedLimit::gather);
   EXPECT_EQ(fed(0.6, 0, 0.9, 0).limited_by(), FeedLimit::device);
   EXPECT_EQ(fed(0.6, 0.2, 0, 0.2).limited_by(), FeedLimit::batches);
+  EXPECT_EQ(made_resident(0.7).limited_by(), FeedLimit::residency);
+  EXPECT_EQ(made_resident(0.4).limited_by(), FeedLimit::batches);
+  FeedStatistics early = made_resident(5);  // before the first request
+  early.exposed_kernel_seconds = 0.85;
+  EXPECT_EQ(early.limited_by(), FeedLimit::batches);
   FeedStatistics untimed = fed(0.6, 0.95, 0, 0);
   untimed.timed_batches = 3;
   EXPECT_EQ(untimed.limited_by(), FeedLimit::unknown);
@@ -69,6 +74,14 @@ FeedStatistics few(std::uint64_t batches, std::uint64_t timed) {
   FeedStatistics s = fed(0.6, 0.95, 0, 0);
   s.batches = batches;
   s.timed_batches = timed;
+  return s;
+}
+
+FeedStatistics made_resident(double seconds) {
+  FeedStatistics s = fed(0.9, 0, 0.1, 0);
+  s.resident_bytes = 1000000;
+  s.resident_seconds = seconds;
+  s.exposed_kernel_seconds = 0.1;
   return s;
 }
 
@@ -114,6 +127,10 @@ const std::vector<Said>& all_cases() {
        "Gathering samples on the device sets the pace: it ran 90.0 % of the time, and your step waited for "
        "data 60.0 % of the time. ",
        "narrower type"},
+      {made_resident(0.7),
+       "Moving the resident part of the dataset to the device took most of the time so far: 700 ms of 1.00 "
+       "s. ",
+       "feed more epochs"},
       {fed(0.6, 0.1, 0, 0),
        "The fixed cost of each batch sets the pace: a batch of 95.4 MiB took 100 ms, with no stage busy "
        "for half of that, and your step waited for data 60.0 % of the time. ",
@@ -133,7 +150,7 @@ TEST(FeedStatisticsTest, SaysWhatSetsThePaceAndWhatToDo) {
 }
 
 TEST(FeedStatisticsTest, EachFigureOfTheSentenceIsInTheTableBesideIt) {
-  const std::regex figure(R"(\d[\d.]* (%|GB/s|ms|MiB))");
+  const std::regex figure(R"(\d[\d.]* (%|GB/s|s|ms|MiB))");
   std::size_t figures = 0;
   for (const auto& said : all_cases()) {
     std::ostringstream out;

@@ -65,6 +65,9 @@ TEST_P(LoaderAccount, CountsSamplesBatchesAndBytes) {
     const FeedStatistics total = loader.stats();
     expect(total, 3, 1);
     for (std::uint64_t epoch = 0; epoch < 3; ++epoch) expect(loader.epoch_stats(epoch).value(), 1, 0);
+    EXPECT_EQ(loader.epoch_stats(0)->resident_seconds, total.resident_seconds);
+    EXPECT_EQ(loader.epoch_stats(1)->resident_seconds, 0) << "it was moved once";
+    EXPECT_EQ(total.resident_seconds > 0, resident > 0);
     EXPECT_EQ(loader.epoch_stats(3)->batches, 1U);
     EXPECT_FALSE(loader.epoch_stats(4).has_value());
     loader.close();

@@ -11,15 +11,16 @@ namespace penstock {
 
 /// The part of a feed that sets the pace: the others wait for it.
 enum class FeedLimit : std::uint8_t {
-  unknown,   ///< too few batches were timed to tell
-  consumer,  ///< your step: what the consumer does between two batches
-  link,      ///< transfers between host and device
-  gather,    ///< host threads that copy samples together
-  device,    ///< kernels that gather samples which are on the device already
-  batches,   ///< what each batch costs whatever its size
+  unknown,    ///< too few batches were timed to tell
+  consumer,   ///< your step: what the consumer does between two batches
+  link,       ///< transfers between host and device
+  gather,     ///< host threads that copy samples together
+  device,     ///< kernels that gather samples which are on the device already
+  residency,  ///< moving the resident part of the dataset to the device, which happens once
+  batches,    ///< what each batch costs whatever its size
 };
 
-/// "unknown", "consumer", "link", "gather", "device", "batches".
+/// The names above, as strings.
 [[nodiscard]] std::string_view feed_limit_name(FeedLimit limit) noexcept;
 
 /// What a feed did, and where its time went. Seconds are wall time; those of a stage overlap those of the
@@ -33,7 +34,7 @@ struct FeedStatistics {
   std::uint64_t link_bytes = 0;       ///< of them, as they crossed the link; less than delivered where fields
                                       ///< widen on arrival or are resident
   std::uint64_t resident_bytes = 0;   ///< of the dataset, kept in device memory
-  double resident_seconds = 0;        ///< that moving those took
+  double resident_seconds = 0;        ///< that moving those took, in the loader's first epoch
 
   double seconds = 0;            ///< between the first request for a batch and the end of the last one
   double gather_seconds = 0;     ///< while host threads gathered
