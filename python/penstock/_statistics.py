@@ -8,7 +8,7 @@ import html
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _core
+from . import _core, _plots
 
 _TIMELINE_LENGTH = 4096
 
@@ -37,9 +37,8 @@ class FeedStatistics:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples over wall time, the start of each epoch left out; 0 before anything was fed."""
-        running = self.seconds - self.startup_seconds
-        return self.samples / running if running > 0 else 0.0
+        """Samples over wall time; 0 before anything was fed."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """All figures by name, without the timeline: plain numbers and strings."""
@@ -90,10 +89,7 @@ class FeedStatistics:
 
     def plot(self, axes: Any = None) -> Any:
         """Draw when each batch was fetched, sent and handed out; needs matplotlib. Returns the axes."""
-        from ._plots import draw_lanes
-
-        lanes = (("loader", 0, 1), ("send", 1, 2), ("hand out", 3, 4))
-        return draw_lanes([(label, [(t[i], t[k]) for t in self.timeline]) for label, i, k in lanes], axes)
+        return _plots.draw_lanes(_plots.feed_lanes(self.timeline), axes, "penstock.feed, batch by batch")
 
 
 class LoaderStatistics:
@@ -128,11 +124,4 @@ class LoaderStatistics:
 
     def plot(self, axes: Any = None) -> Any:
         """Draw when each batch was gathered, moved and waited for; needs matplotlib. Returns the axes."""
-        from ._plots import draw_lanes
-
-        lanes = [
-            ("gather", [(t.gather_begin, t.gather_end) for t in self.timeline]),
-            ("transfer", [(t.transfer_begin, t.transfer_end) for t in self.timeline]),
-            ("stall", [(t.asked, t.arrived) for t in self.timeline]),
-        ]
-        return draw_lanes(lanes, axes)
+        return _plots.draw_lanes(_plots.loader_lanes(self.timeline), axes, "penstock.Loader, batch by batch")

@@ -7,8 +7,10 @@
 #include <penstock/data/readers.hpp>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <span>
+#include <thread>
 #include <utility>
 
 namespace penstock::python {
@@ -121,6 +123,35 @@ Dataset make_dataset(const NativeLoader::Arrays& fields) {
   return Dataset(std::move(readers));
 }
 
+// Throws what a signal's handler raised: Ctrl-C, first of all. Called without the interpreter's lock.
+constexpr auto hear_signals = [] {
+  const nb::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+};
+
+// Blocks until the work on a host device's stream is done, or a signal's handler raises.
+void wait_for_host(const Device& device, const Stream& stream) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kSpins{1};
+  constexpr std::chrono::milliseconds kPatience{50};
+  Event done = device.create_event();
+  done.record(stream);
+  const auto begin = Clock::now();
+  auto heard = begin;
+  while (!done.query()) {
+    const auto now = Clock::now();
+    if (now - begin < kSpins) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (now - heard >= kPatience) {
+      hear_signals();
+      heard = now;
+    }
+    std::this_thread::sleep_for(kSpins);
+  }
+}
+
 Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options) {
   const LinkProfile& profile = engine.transfers().profile();
   if (profile.measured) options.profile = profile;
@@ -166,10 +197,10 @@ nb::object NativeLoader::next() {
   {
     const nb::gil_scoped_release unlocked;
     if (on_torch) {
-      batch = loader_->next(engine_->device().wrap_stream(current));
+      batch = loader_->next(engine_->device().wrap_stream(current), hear_signals);
     } else {
-      batch = loader_->next(*stream_);
-      if (batch && !engine_->is_cuda()) stream_->synchronize();
+      batch = loader_->next(*stream_, hear_signals);
+      if (batch && !engine_->is_cuda()) wait_for_host(engine_->device(), *stream_);
     }
   }
   if (!batch) return nb::none();

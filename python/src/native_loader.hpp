@@ -45,7 +45,8 @@ class NativeLoader {
   NativeLoader& operator=(const NativeLoader&) = delete;
 
   /// One array for each field, or None at the end of an epoch. On a GPU later work of PyTorch's current
-  /// stream waits for them; on the host device the host blocks until they are there.
+  /// stream waits for them; on the host device the host blocks until they are there. Signals are heard while
+  /// it waits; what their handlers raise is thrown.
   [[nodiscard]] nb::object next();
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }
   void close();

@@ -152,3 +152,61 @@ def test_two_gpus(random):
         assert (x.device.index, y.device.index) == (0, 1)
         assert torch.equal(x.cpu(), p) and torch.equal(y.cpu(), q)
     assert penstock.to_device(y, "cuda:0").device.index == 0
+
+
+@pytest.fixture
+def little_memory():
+    """PyTorch's allocator with room for some 200 MB."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (200 << 20)) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_batch_without_room_raises_in_its_place(little_memory, random):
+    batches = [random_bytes(random, size) for size in (1000, 1 << 30, 2000)]
+    iterator = iter(penstock.feed(batches, "cuda"))
+    assert same(next(iterator), batches[0])
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
+        next(iterator)
+    assert isinstance(caught.value, penstock.OutOfMemory)
+    assert len(caught.value.args) == 1 and "Exception raised from" not in str(caught.value)
+    assert same(next(iterator), batches[2])
+
+
+def test_batch_size_finders_go_on(little_memory):
+    utils = pytest.importorskip("accelerate.utils")
+    tried = []
+
+    @utils.find_executable_batch_size(starting_batch_size=1 << 10)
+    def train(batch_size):
+        tried.append(batch_size)
+        for batch in penstock.feed([torch.zeros(batch_size, 1 << 20, dtype=torch.uint8)], "cuda"):
+            assert len(batch) == batch_size
+
+    train()
+    assert len(tried) > 1 and tried[-1] <= 200
+
+
+def test_auto_is_the_current_gpu():
+    assert penstock.feed([], "auto").device == f"cuda:{torch.cuda.current_device()}"
+    assert penstock.feed([], 0).device == "cuda:0"
+
+
+def test_what_accelerate_prepared_is_fed_under_it(random):
+    accelerate = pytest.importorskip("accelerate")
+    data = random_bytes(random, 39 * 1000).reshape(39, 1000)
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=4)
+    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4))
+
+    def story(batches):
+        return [
+            (x.cpu(), loader.end_of_dataloader, loader.remainder, accelerator.gather_for_metrics(x).cpu())
+            for (x,) in batches
+        ]
+
+    fed = penstock.feed(loader)
+    assert fed.stats().device == "cuda:0"
+    assert same(story(fed), story(loader))
+    assert fed.stats().bytes == data.numel()

@@ -480,6 +480,17 @@ else:
 assert "torch" not in sys.modules
 """
 
+INTERRUPTED = """
+import numpy, os, penstock, signal
+loader = penstock.Loader(numpy.zeros((8, 10)), 4, device="host:latency=600e6")  # ten minutes, in microseconds
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    next(iter(loader))
+except KeyboardInterrupt:
+    os._exit(3)
+"""
+
 EXIT_IN_MID_EPOCH = """
 import numpy, penstock, sys
 loader = penstock.Loader(numpy.zeros((1000, 100000), numpy.uint8), 50, device="host")
@@ -512,8 +523,8 @@ next(iterator)
 
 @pytest.mark.parametrize(
     ("program", "status"),
-    [(WITHOUT_TORCH, 0), (BFLOAT16_WITHOUT_TORCH, 0), (EXIT_IN_MID_EPOCH, 7), (FORK, 0)],
-    ids=["no torch", "bfloat16 without torch", "exit", "fork"],
+    [(WITHOUT_TORCH, 0), (BFLOAT16_WITHOUT_TORCH, 0), (INTERRUPTED, 3), (EXIT_IN_MID_EPOCH, 7), (FORK, 0)],
+    ids=["no torch", "bfloat16 without torch", "interrupted", "exit", "fork"],
 )
 def test_programs(program, status):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
