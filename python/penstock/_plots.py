@@ -34,7 +34,7 @@ def pyplot() -> Any:
 
 
 def loader_lanes(timeline: Iterable[Any]) -> list[Lane]:
-    """The lanes of a Loader's timeline of BatchTimes. The step is the time from a batch's arrival to the next request."""
+    """The lanes of a Loader's timeline of BatchTimes. A step is the time from a batch's arrival to the next request."""
     times = list(timeline)
     return [
         ("host gather", [(t.gather_begin, t.gather_end) for t in times]),

@@ -62,11 +62,17 @@ def test_arrays_beside_the_loaders_can_still_be_moved(device, random):
     for loader, expected in zip(loaders, (*small[::2], train), strict=True):
         total = sum(int(x.sum(dtype=torch.int64)) for x in loader)
         assert total == int(expected.sum(dtype=np.int64))
-    for array in (*small, rest, train[5:], whole):
+    for number, array in enumerate((*small, rest, train[5:], whole)):
         moved = torch.from_numpy(array).to(place(device))
-        assert torch.equal(moved.cpu(), torch.from_numpy(array))
         back = torch.empty(array.shape, dtype=torch.uint8)
-        assert torch.equal(back.copy_(moved), moved.cpu())
+        try:
+            back.copy_(moved)
+        except RuntimeError as error:
+            pytest.fail(
+                f"array {number}, back to {back.data_ptr():#x}, the large one at {whole.ctypes.data:#x}: {error}"
+            )
+        assert torch.equal(back, torch.from_numpy(array))
+        assert torch.equal(moved.cpu(), back)
     penstock.Loader(rest, 16, device=device).close()
 
 
