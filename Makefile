@@ -2,10 +2,10 @@
 # that is there. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test repeat demo python wheel train bench gpu-test gpu-bench kernels format lint clean
+.PHONY: help setup build test test-frameworks repeat demo python wheel train bench gpu-test gpu-bench kernels format lint clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Install what building, testing and linting need
 	@tools/setup.sh build test bench python lint tsan
@@ -18,10 +18,7 @@ test: ## Run every test that needs no GPU, the sanitizers' runs among them
 	@tools/setup.sh build test bench python lint tsan
 	@tools/test.sh
 
-repeat: ## Repeat the tests, alone and under load, for MINUTES=60 or until one fails
-	@tools/setup.sh build test
-	@tools/build.sh ci
-	@tools/repeat.sh $(or $(MINUTES),60)
+.PHONY: help setup build test test-frameworks repeat demo python wheel train bench gpu-test gpu-bench kernels format lint clean
 
 demo: build ## Feed a real dataset, Fashion-MNIST or DATA='files...', and say where the time went
 	@DATA='$(DATA)' tools/demo.sh

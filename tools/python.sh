@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# The Python package: python.sh install | test [ARGS] | gpu-test [ARGS] | train [ARGS] | format [--check] | stubs
+# The Python package: python.sh install | test | test-frameworks | gpu-test | train | format [--check] | stubs, [ARGS]
 #
-# install   into .venv, with what it finds on the package index to build with
-# test      builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs pytest
-# gpu-test  builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy and JAX
-# train     runs examples/train_fashion_mnist.py, with this Python's PyTorch where it has one, otherwise in .venv
-# stubs     writes python/penstock/_core.pyi anew
+# install          into .venv, with what it finds on the package index to build with
+# test             builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs
+#                  pytest
+# test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
+# gpu-test         builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy,
+#                  JAX, and the frameworks that it has
+# train            runs examples/train_fashion_mnist.py, with this Python's PyTorch where it has one, otherwise in .venv
+# stubs            writes python/penstock/_core.pyi anew
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,8 +30,19 @@ quietly() {
 }
 
 make_wheel() {
+  make_environment "$build/tools"
+  quietly "$build/tools/bin/python" -m pip install -r python/build-requirements.txt
   rm -rf "$build/wheels"
-  quietly "$1/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" .
+  quietly "$build/tools/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" .
+}
+
+# Makes the environment of the frameworks, of 1.7 GB, where there is none for these requirements.
+make_frameworks() {
+  local wanted=python/tests/frameworks/requirements.txt
+  cmp -s "$wanted" "$1/requirements.txt" || rm -rf "$1"
+  make_environment "$1"
+  [ -e "$1/requirements.txt" ] || quietly "$1/bin/python" -m pip install -r "$wanted"
+  cp "$wanted" "$1/requirements.txt"
 }
 
 # Builds with what this Python has, without a network, and puts the package on its path.
@@ -46,9 +60,7 @@ case "${1:-}" in
     ;;
   test)
     shift
-    make_environment "$build/tools"
-    quietly "$build/tools/bin/python" -m pip install -r python/build-requirements.txt
-    make_wheel "$build/tools"
+    make_wheel
     # New each time, so that nothing but the wheel and what it asks for is there; pip's cache makes it quick.
     rm -rf "$build/venv"
     make_environment "$build/venv"
@@ -59,10 +71,17 @@ case "${1:-}" in
     done
     "$build/venv/bin/python" -m pytest "$@"
     ;;
+  test-frameworks)
+    shift
+    make_wheel
+    make_frameworks "$build/frameworks"
+    quietly "$build/frameworks/bin/python" -m pip install --no-deps --force-reinstall "$build"/wheels/*.whl
+    "$build/frameworks/bin/python" -m pytest python/tests/frameworks "$@"
+    ;;
   gpu-test)
     shift
     install_beside
-    "${PYTHON:-python3}" -m pytest "$@"
+    "${PYTHON:-python3}" -m pytest python/tests python/tests/frameworks "$@"
     ;;
   train)
     shift
@@ -91,7 +110,7 @@ case "${1:-}" in
     "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
     ;;
   *)
-    echo "usage: python.sh install | test [ARGS] | gpu-test [ARGS] | train [ARGS] | format [--check] | stubs" >&2
+    echo "usage: python.sh install | test | test-frameworks | gpu-test | train | format [--check] | stubs, [ARGS]" >&2
     exit 2
     ;;
 esac

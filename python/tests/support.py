@@ -1,6 +1,7 @@
 """What several tests use."""
 
 import collections.abc
+import dataclasses
 
 import numpy as np
 
@@ -24,6 +25,8 @@ def same(a, b) -> bool:
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
+    if dataclasses.is_dataclass(a):
+        return same(vars(a), vars(b))
     return a == b
 
 
