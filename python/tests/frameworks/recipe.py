@@ -1,6 +1,6 @@
 """Runs one recipe of a document, over and over, and writes down which samples it trained on.
 
-recipe.py DOCUMENT SECTION BLOCK --limits LIMIT... --output DIRECTORY, alone or under torchrun
+recipe.py DOCUMENT SECTION BLOCK [--length SAMPLES] --limits LIMIT... --output DIRECTORY, alone or under torchrun
 
 Runs a block of the section, behind the blocks that stand before all sections, once for each limit: a run is broken off
 when it asks for one step more than its limit; with the limit 0 it goes on to its end. The files of a run are there for
@@ -61,10 +61,15 @@ def expected(ids):
 
 
 class Rows(Dataset):
+    def __init__(self, length=LENGTH):
+        self.length = length
+
     def __len__(self):
-        return LENGTH
+        return self.length
 
     def __getitem__(self, index):
+        if index >= self.length:
+            raise IndexError
         return {"id": torch.tensor(index), "x": expected(torch.tensor(index))[0]}
 
 
@@ -147,7 +152,7 @@ def tensordict():
     return TensorDict({"id": ids, "x": expected(ids)}, batch_size=[LENGTH])
 
 
-def names_for(section: str, journal: Journal) -> dict:
+def names_for(section: str, length: int, journal: Journal) -> dict:
     """What a section's blocks take as given."""
 
     def train_step(batch):
@@ -157,7 +162,7 @@ def names_for(section: str, journal: Journal) -> dict:
             ids, values = (batch.id, batch.x) if hasattr(batch, "edge_index") else (batch["id"], batch["x"])
         journal.step(torch.as_tensor(ids), torch.as_tensor(values))
 
-    names = {"__name__": "recipe", "dataset": Rows(), "train_step": train_step}
+    names = {"__name__": "recipe", "dataset": Rows(length), "train_step": train_step}
     if section == "Lightning":
         names["model"] = lightning_module(journal)
     else:
@@ -183,9 +188,9 @@ def forget() -> None:
         GradientState._reset_state()
 
 
-def run(document: str, section: str, block: int, limit: int) -> dict:
+def run(document: str, section: str, block: int, length: int, limit: int) -> dict:
     journal = Journal(limit)
-    names = names_for(section, journal)
+    names = names_for(section, length, journal)
     torch.manual_seed(0)
     interrupted = False
     for program in [*blocks(document, ""), blocks(document, section)[block]]:
@@ -209,6 +214,7 @@ def main() -> None:
     parser.add_argument("document")
     parser.add_argument("section")
     parser.add_argument("block", type=int)
+    parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--limits", nargs="+", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     options = parser.parse_args()
@@ -222,7 +228,7 @@ def main() -> None:
             directory.mkdir(exist_ok=True)
             os.chdir(directory)
         else:
-            runs.append(run(options.document, options.section, options.block, int(limit)))
+            runs.append(run(options.document, options.section, options.block, options.length, int(limit)))
     (options.output / f"{rank}.json").write_text(json.dumps(runs))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
