@@ -18,7 +18,14 @@ test: ## Run every test that needs no GPU, the sanitizers' runs among them
 	@tools/setup.sh build test bench python lint tsan
 	@tools/test.sh
 
-.PHONY: help setup build test test-frameworks repeat demo python wheel train bench gpu-test gpu-bench kernels format lint clean
+test-frameworks: ## Run the tests with Lightning, Accelerate, transformers and others, and what docs/frameworks.md shows
+	@tools/setup.sh build python
+	@tools/python.sh test-frameworks
+
+repeat: ## Repeat the tests, alone and under load, for MINUTES=60 or until one fails
+	@tools/setup.sh build test
+	@tools/build.sh ci
+	@tools/repeat.sh $(or $(MINUTES),60)
 
 demo: build ## Feed a real dataset, Fashion-MNIST or DATA='files...', and say where the time went
 	@DATA='$(DATA)' tools/demo.sh
