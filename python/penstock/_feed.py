@@ -78,7 +78,7 @@ class Feed:
         self._set_device(device)
         self._statistics = FeedStatistics(self._spec, self.prefetch_depth)
         self._state: Any = None
-        self._latest: FeedIterator | None = None
+        self._turn = 0  # of the iterator whose state is the feed's
         engine_for(self._spec)
 
     def _set_device(self, device: Any) -> None:
@@ -132,7 +132,8 @@ class _Stateful:
 
     def load_state_dict(self: Any, state: Any) -> None:
         """Passes a state to the loader. The next iteration begins there; iterators from before keep none."""
-        self._state = self._latest = None
+        self._state = None
+        self._turn += 1
         self.loader.load_state_dict(state)
 
 
@@ -212,8 +213,14 @@ class FeedIterator:
 
     def __init__(self, feed: Feed):
         self._feed = feed
+        self._engine = engine_for(feed._spec)
+        self._expand = expander_for(self._engine)
+        # Where workers make the batches, this process's threads are free to move them.
+        self._pin = not getattr(feed.loader, "num_workers", 0)
+        self._keeps_state = isinstance(feed, _Stateful)
         self._source: Iterator[Any] | None = None
         self._pending: collections.deque[Any] = collections.deque()
+        self._turn = 0
         self._reads = True
         self._fetched_any = False
         self._over = False
@@ -240,8 +247,8 @@ class FeedIterator:
         feed = self._feed
         if not self._pending:
             self.close()
-            if feed._latest is self:
-                feed._state = feed._latest = None
+            if feed._turn == self._turn:
+                feed._state = None
             raise StopIteration
         item = self._pending.popleft()
         if isinstance(item, Exception):
@@ -254,7 +261,7 @@ class FeedIterator:
         del item
         taken = _clock()
         batch = flight.land()
-        if feed._latest is self:
+        if feed._turn == self._turn:
             feed._state = state
         statistics._add(flight, asked, fetched, sent, taken, _clock())
         return batch
@@ -263,14 +270,11 @@ class FeedIterator:
         """Begins the epoch; from here on this iterator's state is the feed's."""
         feed = self._feed
         self._source = feed._begin()
-        feed._state, feed._latest = None, self
+        feed._state = None
+        feed._turn = self._turn = feed._turn + 1
 
     def _fill(self, statistics: FeedStatistics) -> None:
         feed = self._feed
-        engine = engine_for(feed._spec)
-        expand = expander_for(engine)
-        # Where workers make the batches, this process's threads are free to move them.
-        pin = not getattr(feed.loader, "num_workers", 0)
         while self._reads and len(self._pending) <= feed.prefetch_depth:
             asked = _clock()
             try:
@@ -282,7 +286,7 @@ class FeedIterator:
                     self._fetched_any = True
                     statistics.startup_seconds += fetched - asked
                     asked = fetched
-                flight = engine.send(batch, expand, pin)
+                flight = self._engine.send(batch, self._expand, self._pin)
                 del batch
             except StopIteration:
                 self._reads = False
@@ -292,7 +296,7 @@ class FeedIterator:
                 self._pending.append(error)
                 self._reads = False
             else:
-                state = feed.loader.state_dict() if isinstance(self._feed, _Stateful) else None
+                state = feed.loader.state_dict() if self._keeps_state else None
                 self._pending.append((flight, state, asked, fetched, _clock()))
                 del flight
 

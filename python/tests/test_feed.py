@@ -125,6 +125,24 @@ def test_leaving_early_closes_the_iterator(device):
     assert same(list(penstock.feed([kept + 1], device)), [kept + 1])
 
 
+def test_breaking_out_of_a_loop_ends_the_loaders_iterator(device):
+    closed = []
+
+    class Source:
+        def __iter__(self):
+            try:
+                for i in range(100):
+                    yield torch.full((400_000,), float(i))
+            finally:
+                closed.append(True)
+
+    fed = penstock.feed(Source(), device)
+    for _ in fed:
+        break
+    assert closed == [True]
+    assert len(list(fed)) == 100
+
+
 def test_batches_are_let_go(device):
     class Batch(list):
         pass
