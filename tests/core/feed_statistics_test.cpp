@@ -35,6 +35,14 @@ FeedStatistics fed(double stall, double transfer, double kernel, double gather) 
   return s;
 }
 
+FeedStatistics made_resident(double seconds) {
+  FeedStatistics s = fed(0.9, 0, 0.1, 0);
+  s.resident_bytes = 1000000;
+  s.resident_seconds = seconds;
+  s.exposed_kernel_seconds = 0.1;
+  return s;
+}
+
 TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(FeedStatistics{}.limited_by(), FeedLimit::unknown);
   EXPECT_EQ(fed(0.01, 0.9, 0, 0.9).limited_by(), FeedLimit::consumer);
@@ -74,14 +82,6 @@ FeedStatistics few(std::uint64_t batches, std::uint64_t timed) {
   FeedStatistics s = fed(0.6, 0.95, 0, 0);
   s.batches = batches;
   s.timed_batches = timed;
-  return s;
-}
-
-FeedStatistics made_resident(double seconds) {
-  FeedStatistics s = fed(0.9, 0, 0.1, 0);
-  s.resident_bytes = 1000000;
-  s.resident_seconds = seconds;
-  s.exposed_kernel_seconds = 0.1;
   return s;
 }
 
