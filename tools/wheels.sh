@@ -43,8 +43,10 @@ quietly() {
 make_tools() {
   "$tools/bin/python" -c 'import pip' 2>/dev/null || { rm -rf "$tools"; "${PYTHON:-python3}" -m venv "$tools"; }
   quietly "$tools/bin/python" -m pip install -r python/wheel-requirements.txt
-  local zig kind
-  zig=$("$tools/bin/python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
+  local packages zig kind
+  packages=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  zig=$packages/ziglang/zig
+  headers=$packages/pgm_build_deps  # which pip brings along from 3.11 on only
   for kind in cc c++; do
     printf '#!/bin/sh\nexec "%s" %s -target %s-linux-gnu.%s "$@"\n' "$zig" "$kind" "$(uname -m)" "$glibc" >"$tools/bin/$kind"
     chmod +x "$tools/bin/$kind"
@@ -66,6 +68,8 @@ build() {
     CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" quietly \
       "$python" -m pip wheel --no-deps --wheel-dir "$wheels/raw" \
       --config-settings "cmake.define.PENSTOCK_D3=$d3" \
+      --config-settings "cmake.define.CLI11_ROOT=$headers/cli11" \
+      --config-settings "cmake.define.nlohmann_json_ROOT=$headers/nlohmann_json" \
       --config-settings "build-dir=$wheels/cmake/$version" .
   done
   for version in "$wheels"/raw/*.whl; do
