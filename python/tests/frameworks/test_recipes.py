@@ -3,17 +3,12 @@
 import importlib.util
 import itertools
 import json
-import os
-import pathlib
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
-import torch
+from launch import HERE, launch
 from recipe import LENGTH
 
-HERE = pathlib.Path(__file__).parent
 BATCH = 4
 
 
@@ -26,12 +21,12 @@ class Recipe:
     needs: str
     resumes: bool = False
     epochs: int = 1
+    length: int = LENGTH
 
 
 RECIPES = {
     "Lightning": Recipe("Lightning", 1, "lightning torchdata", resumes=True, epochs=2),
     "Lightning, its strategy": Recipe("Lightning", 2, "lightning", epochs=2),
-    "Accelerate": Recipe("Accelerate", 0, "accelerate"),
     "Accelerate, resumed": Recipe("Accelerate", 1, "accelerate", resumes=True, epochs=2),
     "transformers": Recipe("The Trainer of transformers", 0, "transformers accelerate", resumes=True, epochs=2),
     "torchdata": Recipe("torchdata", 0, "torchdata", resumes=True, epochs=2),
@@ -49,19 +44,8 @@ def run(recipe, processes, limits, directory):
     """What each process wrote down, for each of its runs."""
     directory.mkdir()
     arguments = [HERE / "recipe.py", "docs/frameworks.md", recipe.section, recipe.block]
-    arguments += ["--limits", *limits, "--output", directory]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes] if processes > 1 else []
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-    if torch.cuda.device_count() < processes:
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [str(word) for word in [sys.executable, *launcher, *arguments]],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    arguments += ["--length", recipe.length, "--limits", *limits, "--output", directory]
+    launch(processes, arguments, directory)
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(processes)]
 
 
@@ -92,3 +76,29 @@ def test_recipe(name, processes, tmp_path):
         if recipe.resumes:
             assert [len(run["steps"]) for run in runs[1:-1]] == limits[2:-1]
             assert list(itertools.chain.from_iterable(run["steps"] for run in runs[1:])) == runs[0]["steps"]
+
+
+def test_default_checkpoints_and_overfitting(tmp_path):
+    recipe = Recipe("Lightning", 0, "lightning")
+    required(recipe)
+    [[done]] = run(recipe, 1, [0], tmp_path / "run")
+    assert list(itertools.chain.from_iterable(done["steps"])) == [*range(12), *range(12)], "three batches, twice"
+    assert list((tmp_path / "run").glob("*/lightning_logs/*/checkpoints/*.ckpt"))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_optimizer_step_is_lost_and_no_sample_is_gathered_twice(processes, tmp_path):
+    recipe = Recipe("Accelerate", 0, "accelerate", length=46)
+    required(recipe)
+    batches = -(-46 // (BATCH * processes))
+    for [done] in run(recipe, processes, [0], tmp_path / "run"):
+        assert len(done["steps"]) == batches
+        assert done["optimizer_steps"] == -(-batches // 5), "the gradients of 5 batches at a time, and of what is left"
+        assert sorted(itertools.chain.from_iterable(done["seen"])) == list(range(46))
+
+
+def test_batches_of_geometric(tmp_path):
+    recipe = Recipe("PyTorch Geometric", 0, "torch_geometric")
+    required(recipe)
+    [[done]] = run(recipe, 1, [0], tmp_path / "run")
+    assert sorted(itertools.chain.from_iterable(done["steps"])) == list(range(LENGTH))
