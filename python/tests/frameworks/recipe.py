@@ -32,11 +32,15 @@ if "lightning" not in sys.modules and not importlib.util.find_spec("lightning"):
         sys.modules["lightning"] = importlib.import_module("pytorch_lightning")
 
 
-def blocks(document: str, section: str) -> list[str]:
-    """The Python of a document's section ("" is what stands before the first)."""
+def sections(document: str) -> dict[str, str]:
+    """The sections of a document by their titles; what stands before the first has none."""
     parts = re.split(r"^## (.*)\n", (ROOT / document).read_text(), flags=re.MULTILINE)
-    sections = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
-    return re.findall(r"^```python\n(.*?)^```$", sections[section], re.MULTILINE | re.DOTALL)
+    return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
+
+
+def blocks(document: str, section: str) -> list[str]:
+    """The Python of a section."""
+    return re.findall(r"^```python\n(.*?)^```$", sections(document)[section], re.MULTILINE | re.DOTALL)
 
 
 class Interrupted(Exception):
@@ -168,6 +172,9 @@ def names_for(section: str, length: int, journal: Journal) -> dict:
     else:
         names["model"] = Model(journal, named="transformers" in section)
         names["optimizer"] = CountingSGD(names["model"].parameters(), journal)
+    if section.endswith("a Loader") or section == "A Loader":
+        ids = torch.arange(length)
+        names["data"] = {"id": ids, "x": expected(ids)}
     if "Geometric" in section:
         names["graphs"] = graphs()
     if "Hugging Face" in section:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 from launch import HERE, launch
-from recipe import LENGTH
+from recipe import LENGTH, blocks, sections
 
 BATCH = 4
 
 
 @dataclass
 class Recipe:
-    """A block of a section, and what it needs."""
+    """A block of a section, and what it needs. `processes`: with which numbers of processes it runs."""
 
     section: str
     block: int
@@ -22,6 +22,8 @@ class Recipe:
     resumes: bool = False
     epochs: int = 1
     length: int = LENGTH
+    document: str = "docs/frameworks.md"
+    processes: tuple[int, ...] = (1, 2)
 
 
 RECIPES = {
@@ -39,11 +41,32 @@ RECIPES = {
     "TensorDict, Loader": Recipe("TensorDict", 1, "tensordict"),
 }
 
+DISTRIBUTED = {"document": "docs/distributed.md", "processes": (2,), "epochs": 2}
+RESUME = {"document": "docs/resume.md", "processes": (1,), "epochs": 2, "resumes": True}
+
+PAGES = {
+    "distributed, DataLoader": Recipe("Around a DataLoader", 0, "", **DISTRIBUTED),
+    "distributed, Loader": Recipe("With a Loader", 0, "", **DISTRIBUTED),
+    "resume, a state": Recipe("A loader that keeps a state", 0, "torchdata", **RESUME),
+    "resume, Loader": Recipe("A Loader", 0, "", **RESUME),
+    "resume, no state": Recipe("A DataLoader without a state", 0, "", **RESUME),
+}
+
+ALL = RECIPES | PAGES
+
+# Those with a test of their own.
+OTHERS = [
+    OVERFIT := Recipe("Lightning", 0, "lightning", epochs=2),
+    ACCUMULATE := Recipe("Accelerate", 0, "accelerate", length=46),
+    GEOMETRIC := Recipe("PyTorch Geometric", 0, "torch_geometric"),
+    UNSHARDED := Recipe("The warning", 0, "", document="docs/distributed.md"),
+]
+
 
 def run(recipe, processes, limits, directory):
     """What each process wrote down, for each of its runs."""
     directory.mkdir()
-    arguments = [HERE / "recipe.py", "docs/frameworks.md", recipe.section, recipe.block]
+    arguments = [HERE / "recipe.py", recipe.document, recipe.section, recipe.block]
     arguments += ["--length", recipe.length, "--limits", *limits, "--output", directory]
     launch(processes, arguments, directory)
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(processes)]
@@ -57,10 +80,9 @@ def required(recipe):
             pytest.skip(f"{package} is not installed")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("name", "processes"), [(name, count) for name in ALL for count in ALL[name].processes])
 def test_recipe(name, processes, tmp_path):
-    recipe = RECIPES[name]
+    recipe = ALL[name]
     required(recipe)
     length = LENGTH // BATCH // processes
     # Three resumes in one epoch, then one at its very end.
@@ -79,26 +101,48 @@ def test_recipe(name, processes, tmp_path):
 
 
 def test_default_checkpoints_and_overfitting(tmp_path):
-    recipe = Recipe("Lightning", 0, "lightning")
-    required(recipe)
-    [[done]] = run(recipe, 1, [0], tmp_path / "run")
+    required(OVERFIT)
+    [[done]] = run(OVERFIT, 1, [0], tmp_path / "run")
     assert list(itertools.chain.from_iterable(done["steps"])) == [*range(12), *range(12)], "three batches, twice"
     assert list((tmp_path / "run").glob("*/lightning_logs/*/checkpoints/*.ckpt"))
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_no_optimizer_step_is_lost_and_no_sample_is_gathered_twice(processes, tmp_path):
-    recipe = Recipe("Accelerate", 0, "accelerate", length=46)
-    required(recipe)
+    required(ACCUMULATE)
     batches = -(-46 // (BATCH * processes))
-    for [done] in run(recipe, processes, [0], tmp_path / "run"):
+    for [done] in run(ACCUMULATE, processes, [0], tmp_path / "run"):
         assert len(done["steps"]) == batches
         assert done["optimizer_steps"] == -(-batches // 5), "the gradients of 5 batches at a time, and of what is left"
         assert sorted(itertools.chain.from_iterable(done["seen"])) == list(range(46))
 
 
 def test_batches_of_geometric(tmp_path):
-    recipe = Recipe("PyTorch Geometric", 0, "torch_geometric")
-    required(recipe)
-    [[done]] = run(recipe, 1, [0], tmp_path / "run")
+    required(GEOMETRIC)
+    [[done]] = run(GEOMETRIC, 1, [0], tmp_path / "run")
     assert sorted(itertools.chain.from_iterable(done["steps"])) == list(range(LENGTH))
+
+
+def test_to_say_that_a_loader_is_sharded(tmp_path):
+    for [done] in run(UNSHARDED, 2, [0], tmp_path / "run"):
+        assert sorted(itertools.chain.from_iterable(done["steps"])) == list(range(LENGTH)), "all, in each process"
+
+
+def test_what_may_be_fed(capsys):
+    pytest.importorskip("pandas")
+    names = {}
+    for section in ("Batches: feed and to_device", "Datasets: Loader"):
+        for program in blocks("docs/feeding-what.md", section):
+            exec(compile(program, section, "exec"), names)
+    printed = capsys.readouterr().out
+    assert "array of Python objects" in printed
+    assert str(2**53 + 1) in printed and "torch.float32" in printed
+    assert "'age' has 1 nulls" in printed
+
+
+@pytest.mark.parametrize("document", ["docs/frameworks.md", "docs/distributed.md", "docs/resume.md"])
+def test_every_block_is_run_by_a_test(document):
+    run = {(recipe.section, recipe.block) for recipe in [*ALL.values(), *OTHERS] if recipe.document == document}
+    assert run == {
+        (title, block) for title in sections(document) if title for block in range(len(blocks(document, title)))
+    }
