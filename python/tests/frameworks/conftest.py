@@ -1,19 +1,11 @@
 import sys
 
 import pytest
+from launch import PATHS
 
 import penstock
 
-# The same package under two names; the documents use the newer one.
-try:
-    import lightning  # noqa: F401
-except ImportError:
-    try:
-        import pytorch_lightning
-
-        sys.modules["lightning"] = pytorch_lightning
-    except ImportError:
-        pass
+sys.path += PATHS
 
 HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
 

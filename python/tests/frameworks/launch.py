@@ -1,5 +1,6 @@
 """Starts a program in one process, or in several that know of each other."""
 
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -8,12 +9,16 @@ import sys
 import torch
 
 HERE = pathlib.Path(__file__).parent
+# The programs' helpers lie here, and beside it.
+PATHS = [str(HERE), str(HERE.parent)]
+if not importlib.util.find_spec("lightning"):
+    PATHS.append(str(HERE / "older_lightning"))
 
 
 def launch(processes, arguments, directory):
     """Raises with what it printed if it fails. Processes for which there are not enough GPUs get none."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes] if processes > 1 else []
-    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [*PATHS, os.environ.get("PYTHONPATH")]))
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path)
     if torch.cuda.device_count() < processes:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}

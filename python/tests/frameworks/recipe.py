@@ -11,8 +11,6 @@ DIRECTORY/RANK.json.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import json
 import os
 import pathlib
@@ -25,11 +23,6 @@ from torch.utils.data import Dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LENGTH = 48
-
-if "lightning" not in sys.modules and not importlib.util.find_spec("lightning"):
-    # The same package under its older name.
-    with contextlib.suppress(ImportError):
-        sys.modules["lightning"] = importlib.import_module("pytorch_lightning")
 
 
 def sections(document: str) -> dict[str, str]:
