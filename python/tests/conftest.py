@@ -1,11 +1,7 @@
 import numpy as np
 import pytest
 
-import penstock
-
-HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
-
-gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+from support import gpu
 
 # host:late=1 poisons destinations when a copy is enqueued and writes them as late as ordering allows: a forgotten wait
 # becomes wrong bytes.

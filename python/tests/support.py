@@ -4,8 +4,13 @@ import collections.abc
 import dataclasses
 
 import numpy as np
+import pytest
 
 import penstock
+
+HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
+
+gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
 
 
 def same(a, b) -> bool:

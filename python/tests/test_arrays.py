@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from conftest import HAS_GPU
+from support import HAS_GPU
 
 PROGRAM = """
 import sys

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import penstock
-from conftest import HAS_GPU
-from support import same
+from support import HAS_GPU, same
 
 pytestmark = pytest.mark.skipif(not (HAS_GPU and torch.cuda.is_available()), reason="no GPU that PyTorch can use")
 

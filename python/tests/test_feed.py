@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import penstock
-from conftest import gpu
-from support import is_gpu, place, same
+from support import gpu, is_gpu, place, same
 
 
 def batches_of(count, random, size=100):
