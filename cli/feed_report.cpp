@@ -52,11 +52,12 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-/// Text that keeps each number and its percent sign in one line, and in which `commands` stand out.
+/// Text that keeps each number and its unit in one line, and in which `commands` stand out.
 std::string prose(std::string_view text) {
-  std::string html = escaped(text);
-  for (std::size_t at = html.find(" %"); at != std::string::npos; at = html.find(" %", at)) {
-    html.replace(at, 1, "&nbsp;");
+  std::string html;
+  for (const char c : escaped(text)) {
+    const bool is_after_digit = !html.empty() && html.back() >= '0' && html.back() <= '9';
+    html += c == ' ' && is_after_digit ? "&nbsp;" : std::string(1, c);
   }
   bool is_code = false;
   for (std::size_t at = html.find('`'); at != std::string::npos; at = html.find('`', at)) {
@@ -83,6 +84,10 @@ std::string count_text(std::uint64_t count) {
   std::string text = std::to_string(count);
   for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, 1, ',');
   return text;
+}
+
+std::string batches_text(std::uint64_t count) {
+  return count_text(count) + (count == 1 ? " batch" : " batches");
 }
 
 std::string time_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "none"; }
@@ -145,7 +150,7 @@ std::vector<Figure> figures(const FeedStatistics& s) {
   const std::string ran =
       s.transfer_seconds > 0 ? fmt::format(", {} while it ran", format_gbps(s.transfer_gbps() * kGB)) : "";
   return {
-      {"samples", fmt::format("{} in {} batches", count_text(s.samples), count_text(s.batches)),
+      {"samples", fmt::format("{} in {}", count_text(s.samples), batches_text(s.batches)),
        "Samples and batches that were given out."},
       {"delivered",
        fmt::format("{}, {}", format_bytes(s.delivered_bytes), format_gbps(s.delivered_gbps() * kGB)),
@@ -206,8 +211,8 @@ std::string account_table(const FeedAccount& account) {
   if (account.options.verify) {
     rows.push_back(
         {"compared",
-         fmt::format("{} in {} batches, {}", format_bytes(account.compared.bytes),
-                     count_text(account.compared.batches), format_seconds(account.compared.seconds)),
+         fmt::format("{} in {}, {}", format_bytes(account.compared.bytes),
+                     batches_text(account.compared.batches), format_seconds(account.compared.seconds)),
          "What --verify compared with the dataset, and how long that took. It is work of the step."});
   }
   std::string html = "<table><tbody>\n";
@@ -352,22 +357,20 @@ std::string when(std::time_t time) {
   return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S %z", &local)};
 }
 
-/// The command line as a shell takes it.
-std::string command_text(const std::vector<std::string>& words) {
+std::string shell_word(const std::string& word) {
   constexpr std::string_view kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@%";
-  std::string text;
-  for (const std::string& word : words) {
-    if (!text.empty()) text += ' ';
-    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
-      text += word;
-      continue;
-    }
-    text += '\'';
-    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    text += '\'';
-  }
-  return text;
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+/// The command line as a shell takes it. Lines break between words alone.
+std::string command_html(const std::vector<std::string>& words) {
+  std::string html;
+  for (const std::string& word : words) html += fmt::format("<span>{}</span> ", escaped(shell_word(word)));
+  return html;
 }
 
 }  // namespace
@@ -402,7 +405,7 @@ std::string feed_report(const FeedAccount& account, const std::optional<std::str
                  {"sentence", prose(sentence.substr(0, end))},
                  {"advice", prose(advice)},
                  {"date", escaped(when(account.started))},
-                 {"command", escaped(command_text(account.options.command_line))},
+                 {"command", command_html(account.options.command_line)},
                  {"notes", notes(account, chart_library.has_value())},
                  {"tiles", tiles(account)},
                  {"epochs", epochs_table(account)},

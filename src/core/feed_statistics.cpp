@@ -35,6 +35,10 @@ std::uint64_t batch_bytes(const FeedStatistics& s) noexcept {
   return s.batches > 0 ? s.delivered_bytes / s.batches : 0;
 }
 
+std::string batch_count(std::uint64_t batches) {
+  return fmt::format("{} {}", batches, batches == 1 ? "batch" : "batches");
+}
+
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 std::string unknown_sentence(const FeedStatistics& s) {
@@ -46,8 +50,8 @@ std::string unknown_sentence(const FeedStatistics& s) {
         s.timed_batches, s.batches);
   }
   return fmt::format(
-      "Too few batches to tell what sets the pace: {}. Feed at least {}, by smaller batches or more epochs.",
-      s.batches, kFewest);
+      "{} {} too few to tell what sets the pace. Feed at least {}, by smaller batches or more epochs.",
+      batch_count(s.batches), s.batches == 1 ? "is" : "are", kFewest);
 }
 
 std::string link_sentence(const FeedStatistics& s, const std::string& waited) {
@@ -208,7 +212,7 @@ std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics) {
   };
   const auto of_time = [](double share) { return fmt::format(", {} of the time", percent(share)); };
   line("samples",
-       fmt::format("{} in {} batches, {:.0f} a second", s.samples, s.batches, s.samples_per_second()));
+       fmt::format("{} in {}, {:.0f} a second", s.samples, batch_count(s.batches), s.samples_per_second()));
   line("delivered",
        fmt::format("{}, {}", format_bytes(s.delivered_bytes), format_gbps(s.delivered_gbps() * kGB)));
   line("over the link",
@@ -230,7 +234,7 @@ std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics) {
   part("    for the host gather", s.exposed_gather_seconds);
   part("    for the device gather", s.exposed_kernel_seconds);
   part("    for a batch to start", s.stall_other_seconds());
-  line("stages, side by side", "");
+  text += "stages, side by side\n";
   part("  host gather", s.gather_seconds, of_time(s.gather_share()));
   part("  transfer", s.transfer_seconds,
        of_time(s.transfer_share()) + fmt::format(", {} while it ran", format_gbps(s.transfer_gbps() * kGB)));

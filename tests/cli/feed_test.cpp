@@ -285,11 +285,11 @@ TEST_F(Feed, TheReportSaysWhenAndHowItWasMadeAndWhatItsFiguresMean) {
   const json value = json::parse(read_text(file));
   EXPECT_THAT(page, ContainsRegex("<p class=\"run\">20[0-9]{2}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} "
                                   "[+-][0-9]{4}<br><code>"));
-  EXPECT_THAT(page, HasSubstr(" --report &#39;" + command.home().string() +
-                              "/it&#39;\\&#39;&#39;s &lt;i&gt;here.html&#39; --json "));
+  EXPECT_THAT(page, HasSubstr("<span>--report</span> <span>&#39;" + command.home().string() +
+                              "/it&#39;\\&#39;&#39;s &lt;i&gt;here.html&#39;</span> <span>--json</span> "));
   std::string sentence = value["sentence"];
   sentence.replace(sentence.find(". ") + 1, 1, "</h1>\n<p class=\"advice\">");
-  sentence = std::regex_replace("<h1>" + sentence, std::regex(" %"), "&nbsp;%");
+  sentence = std::regex_replace("<h1>" + sentence, std::regex("([0-9]) "), "$1&nbsp;");
   sentence = std::regex_replace(sentence, std::regex("`([^`]*)`"), "<code>$1</code>");
   EXPECT_THAT(page, HasSubstr(sentence));
   for (const char* name :
@@ -309,8 +309,8 @@ TEST_F(Feed, WritesAReportOfASingleBatch) {
   const fs::path report = command.home() / "report.html";
   const CommandResult result = command.run(feed({"--batch", "100", "--report", report.string()}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_THAT(result.output, HasSubstr("\nToo few batches to tell what sets the pace: 1. Feed at least 4"));
-  EXPECT_THAT(read_text(report), HasSubstr("<h1>Too few batches to tell what sets the pace: 1.</h1>"));
+  EXPECT_THAT(result.output, HasSubstr("\n1 batch is too few to tell what sets the pace. Feed at least 4"));
+  EXPECT_THAT(read_text(report), HasSubstr("<h1>1&nbsp;batch is too few to tell what sets the pace.</h1>"));
 }
 
 TEST_F(Feed, WritesAReportThatLoadsNothing) {

@@ -94,7 +94,8 @@ struct Said {
 const std::vector<Said>& all_cases() {
   static const std::vector<Said> cases{
       {{}, "Nothing was fed yet. ", "Take a few batches"},
-      {few(1, 1), "Too few batches to tell what sets the pace: 1. ", "at least 4, by smaller batches"},
+      {few(1, 1), "1 batch is too few to tell what sets the pace. ", "at least 4, by smaller batches"},
+      {few(3, 3), "3 batches are too few to tell what sets the pace. ", "at least 4, by smaller batches"},
       {few(10, 3), "Too few batches were timed to tell what sets the pace: 3 of 10. ", "synchronize"},
       {fed(0.012, 0.9, 0, 0),
        "Your step sets the pace: it waited for data 1.2 % of the time, so a faster feed gains nothing. ",
@@ -195,6 +196,7 @@ TEST(FeedStatisticsTest, TheTableNamesEachPartOfTheWait) {
                                        " +for the transfer +300 ms\n"
                                        " +for the host gather +200 ms\n"
                                        " +for a batch to start +100 ms\n"));
+  EXPECT_THAT(out.str(), Not(HasSubstr(" \n")));
   EXPECT_THAT(out.str(), Not(HasSubstr("device gather"))) << "there was none";
   EXPECT_TRUE(out.str().ends_with(s.sentence() + "\n"));
 }
