@@ -22,6 +22,9 @@ class Module(lightning.LightningModule):
     def validation_step(self, batch):
         self.journal.steps.append(batch["id"].tolist())
 
+    def predict_step(self, batch):
+        return batch["id"]
+
     def configure_optimizers(self):
         return CountingSGD(self.parameters(), self.journal)
 
@@ -66,6 +69,24 @@ def test_to_overfit(shuffle, tmp_path):
             fit(tmp_path, fed, overfit_batches=2, max_epochs=2)
     else:
         assert fit(tmp_path, fed, overfit_batches=2, max_epochs=2).steps == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+
+
+class FeedingStrategy(lightning.pytorch.strategies.SingleDeviceStrategy):
+    def process_dataloader(self, dataloader):
+        assert isinstance(dataloader, DataLoader)
+        return penstock.feed(dataloader, self.root_device)
+
+
+def test_a_strategy_feeds_what_lightning_made_of_the_loader(tmp_path):
+    def strategy():
+        return FeedingStrategy("cuda:0" if torch.cuda.is_available() else "cpu")
+
+    shuffled = DataLoader(Rows(24), 4, shuffle=True)
+    overfitted = fit(tmp_path, shuffled, overfit_batches=2, max_epochs=2, strategy=strategy())
+    assert overfitted.steps == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    trainer = lightning.Trainer(default_root_dir=tmp_path, logger=False, enable_progress_bar=False, strategy=strategy())
+    predicted = trainer.predict(Module(Journal(0)), DataLoader(Rows(10), 4))
+    assert [batch.tolist() for batch in predicted] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("kind", ["feed", "loader"])
