@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 
+import penstock
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -13,7 +15,9 @@ def blocks(document):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/slow.md", "docs/memory.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/python.md", "docs/slow.md", "docs/memory.md", "docs/statistics.md"]
+)
 def test_documents(document, capsys):
     torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)
@@ -46,6 +50,16 @@ def test_messages_of_the_troubleshooting_page_are_in_the_sources():
     assert len(rows) > 20
     for _, message in rows:
         assert message in text, message
+
+
+def test_the_page_on_statistics_explains_every_figure():
+    page = (ROOT / "docs/statistics.md").read_text()
+    loader = penstock.Loader(np.zeros((8, 2), np.uint8), 4, device="host")
+    fed = penstock.feed([np.zeros(2)], "host")
+    list(loader), list(fed)
+    figures = {*loader.stats().as_dict(), *fed.stats().as_dict()}
+    assert len(figures) > 40
+    assert [name for name in sorted(figures) if f"`{name}`" not in page] == []
 
 
 def test_links_between_documents_lead_somewhere():
