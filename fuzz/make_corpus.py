@@ -6,9 +6,13 @@ depend on the zlib at hand. Usage: make_corpus.py [DIRECTORY]
 """
 
 import gzip
+import io
+import json
 import pathlib
 import struct
 import sys
+import zipfile
+import zlib
 
 
 def npy(descr="'<f4'", fortran="False", shape="(2, 3)", data=24, version=(1, 0), text=None, length=None, magic=b"\x93NUMPY"):
@@ -24,6 +28,42 @@ def npy(descr="'<f4'", fortran="False", shape="(2, 3)", data=24, version=(1, 0),
 def idx(code=0x08, shape=(3, 4), data=12, zeros=b"\0\0", axes=None):
     head = zeros + bytes([code, len(shape) if axes is None else axes])
     return head + b"".join(struct.pack(">I", extent) for extent in shape) + bytes(i % 251 for i in range(data))
+
+
+def npz(members, method=zipfile.ZIP_STORED, zip64=False, comment=b""):
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", method) as out:
+        for name, content in members:
+            info = zipfile.ZipInfo(name)
+            info.compress_type = method
+            with out.open(info, "w", force_zip64=zip64) as member:
+                member.write(content)
+        out.comment = comment
+    return archive.getvalue()
+
+
+def patched(content, signature, at, number):
+    """The archive with other bytes at `at` of the first record that begins with `signature`."""
+    begin = content.index(signature) + at
+    return content[:begin] + number + content[begin + len(number):]
+
+
+def npz64(content):
+    """The archive with its end record's numbers in a zip64 one."""
+    begin = content.rindex(b"PK\5\6")
+    entries, size, offset = struct.unpack("<HII", content[begin + 10:begin + 20])
+    end = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, size, offset)
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, begin, 1)
+    ones = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    return content[:begin] + end + locator + ones
+
+
+def safetensors(tensors=None, data=30, text=None, length=None):
+    """`tensors` maps a name to its dtype, shape and data_offsets."""
+    if text is None:
+        text = json.dumps({name: dict(zip(("dtype", "shape", "data_offsets"), entry)) for name, entry in tensors.items()})
+    header = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(header) if length is None else length) + header + bytes(i % 251 for i in range(data))
 
 
 def packed(content):
@@ -81,6 +121,112 @@ NPY = {
     "bad-no-commas": npy(text="{'descr': '<f4' 'fortran_order': False 'shape': (2, 3)}"),
 }
 
+IMAGES = ("images.npy", npy("'|u1'", shape="(3, 4)", data=12))
+LABELS = ("labels.npy", npy("'<i8'", shape="(3,)", data=24))
+STORED = npz([IMAGES, LABELS])
+DEFLATED = npz([IMAGES, LABELS], zipfile.ZIP_DEFLATED)
+DIRECTORY, LOCAL, END = b"PK\1\2", b"PK\3\4", b"PK\5\6"
+
+NPZ = {
+    "ok-stored": STORED,
+    "ok-deflated": DEFLATED,
+    "ok-zip64-members": npz([IMAGES, LABELS], zip64=True),
+    "ok-zip64-end": npz64(STORED),
+    "ok-comment": npz([IMAGES], comment=b"a PK\5\6 comment"),
+    "bad-empty": b"",
+    "bad-no-members": npz([]),
+    "bad-only-magic": b"PK\3\4",
+    "bad-cut": STORED[:-1],
+    "bad-no-directory": STORED[:STORED.index(DIRECTORY)],
+    "bad-bytes-after": STORED + b"x",
+    "bad-bytes-before": b"x" + STORED,
+    "bad-not-npy": npz([("notes.txt", b"words")]),
+    "bad-no-name": npz([(".npy", IMAGES[1])]),
+    "bad-twice": npz([IMAGES, ("imagez.npy", IMAGES[1])]).replace(b"imagez", b"images"),
+    "bad-member-too-long": npz([("images.npy", IMAGES[1] + b"x")]),
+    "bad-member-cut": npz([("images.npy", IMAGES[1][:-1])]),
+    "bad-member-object": npz([("images.npy", npy("'|O'", shape="(3,)", data=24))]),
+    "bad-member-scalar": npz([("count.npy", npy(shape="()", data=4))]),
+    "bad-bzip2": npz([IMAGES], zipfile.ZIP_BZIP2),
+    "bad-encrypted": patched(STORED, DIRECTORY, 8, b"\1\0"),
+    "bad-deflated-checksum": patched(DEFLATED, DIRECTORY, 16, b"\1\2\3\4"),
+    "bad-deflated-damage": patched(DEFLATED, b"images.npy", 10, b"\xff\xff\xff"),
+    "bad-deflated-longer": patched(DEFLATED, DIRECTORY, 24, struct.pack("<I", 2000)),
+    "bad-deflated-bomb": patched(DEFLATED, DIRECTORY, 24, b"\0\0\0\x7f"),
+    "bad-deflated-cut": patched(DEFLATED, DIRECTORY, 20, struct.pack("<I", 20)),
+    "bad-stored-sizes": patched(STORED, DIRECTORY, 24, b"\1"),
+    "bad-past-directory": patched(patched(STORED, DIRECTORY, 20, b"\0\0\1\0"), DIRECTORY, 24, b"\0\0\1\0"),
+    "bad-zip64-missing": patched(STORED, DIRECTORY, 20, b"\xff" * 8),
+    "bad-zip64-no-locator": patched(STORED, END, 10, b"\xff" * 10),
+    "bad-zip64-end": patched(npz64(STORED), b"PK\6\7", 8, b"\0" * 8),
+    "bad-zip64-offset": patched(npz64(STORED), b"PK\6\6", 48, b"\xff" * 8),
+    "bad-zip64-entries": patched(npz64(STORED), b"PK\6\6", 32, b"\xff" * 8),
+    "bad-offset": patched(STORED, DIRECTORY, 42, b"\1"),
+    "bad-other-name": patched(STORED, LOCAL, 30, b"x"),
+    "bad-entries": patched(STORED, END, 10, b"\1\0"),
+    "bad-more-entries": patched(STORED, END, 10, b"\3\0"),
+    "bad-split": patched(STORED, END, 4, b"\1"),
+    "bad-local-extra": patched(STORED, LOCAL, 28, b"\xff\xff"),
+}
+# One member within the data of another.
+INNER = npz([LABELS])
+OUTER = npz([("outer.npy", npy("'|u1'", shape=f"({INNER.index(DIRECTORY)},)", data=0) + INNER[:INNER.index(DIRECTORY)])])
+BEGIN = OUTER.index(LOCAL, 1)
+ENTRIES = OUTER[OUTER.index(DIRECTORY):OUTER.index(END)] + patched(
+    INNER[INNER.index(DIRECTORY):INNER.index(END)], DIRECTORY, 42, struct.pack("<I", BEGIN))
+NPZ["bad-overlap"] = OUTER[:OUTER.index(DIRECTORY)] + ENTRIES + struct.pack(
+    "<4sHHHHIIH", END, 0, 0, 2, 2, len(ENTRIES), OUTER.index(DIRECTORY), 0)
+# Deflated data that ends before its member does.
+SHORT = zlib.compressobj(wbits=-15)
+SHORT = SHORT.compress(IMAGES[1]) + SHORT.flush() + b"beyond"
+TRAILING = npz([("images.npy", SHORT)])
+for field, bytes_ in ((10, b"\x08\0"), (16, struct.pack("<I", zlib.crc32(IMAGES[1]))), (24, struct.pack("<I", len(IMAGES[1])))):
+    TRAILING = patched(TRAILING, DIRECTORY, field, bytes_)
+NPZ["bad-deflated-trailing"] = patched(TRAILING, LOCAL, 8, b"\x08\0")
+
+BOTH = {"images": ("U8", [3, 2], [0, 6]), "labels": ("I64", [3], [6, 30])}
+SAFETENSORS = {
+    "ok-two": safetensors(BOTH),
+    "ok-metadata": safetensors(text='{"__metadata__": {"made": "by hand"}, "x": {"dtype": "F32", "shape": [2, 3], '
+                                    '"data_offsets": [0, 24]}}', data=24),
+    "ok-padded": safetensors(text='{"x":{"dtype":"BF16","shape":[5,1],"data_offsets":[0,10]}}     ', data=10),
+    "ok-bool": safetensors({"x": ("BOOL", [7], [0, 7])}, data=7),
+    "ok-any-order": safetensors({"a": ("F64", [1], [2, 10]), "b": ("U16", [1], [0, 2])}, data=10),
+    "bad-empty": b"",
+    "bad-seven-bytes": b"\2\0\0\0\0\0\0",
+    "bad-no-header": safetensors(text="", data=0),
+    "bad-length-past-end": safetensors(BOTH, length=10000),
+    "bad-length-huge": safetensors(BOTH, length=2**64 - 1),
+    "bad-length-cuts": safetensors(BOTH, length=20),
+    "bad-not-json": safetensors(text="{'images': 7}"),
+    "bad-not-utf-8": safetensors(text=b'{"\xff\xfe": 7}'),
+    "bad-list": safetensors(text="[]", data=0),
+    "bad-no-tensors": safetensors(text="{}", data=0),
+    "bad-twice": safetensors(text='{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, '
+                                  '"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}', data=3),
+    "bad-key-twice": safetensors(text='{"x": {"dtype": "U8", "dtype": "I8", "shape": [3], "data_offsets": [0, 3]}}', data=3),
+    "bad-no-dtype": safetensors(text='{"x": {"shape": [3], "data_offsets": [0, 3], "more": 1}}', data=3),
+    "bad-float8": safetensors({"x": ("F8_E4M3", [3], [0, 3])}, data=3),
+    "bad-float4": safetensors({"x": ("F4", [6], [0, 3])}, data=3),
+    "bad-complex": safetensors({"x": ("C64", [3], [0, 24])}, data=24),
+    "bad-scalar": safetensors({"x": ("F32", [], [0, 4])}, data=4),
+    "bad-zero-samples": safetensors({"x": ("F32", [0, 3], [0, 0])}, data=0),
+    "bad-zero-bytes": safetensors({"x": ("F32", [3, 0], [0, 0])}, data=0),
+    "bad-negative": safetensors({"x": ("U8", [-3], [0, 3])}, data=3),
+    "bad-fraction": safetensors({"x": ("U8", [3.0], [0, 3])}, data=3),
+    "bad-overflow": safetensors({"x": ("U8", [2**32, 2**32], [0, 0])}, data=0),
+    "bad-number-overflow": safetensors({"x": ("U8", [2**70], [0, 3])}, data=3),
+    "bad-three-offsets": safetensors({"x": ("U8", [3], [0, 3, 3])}, data=3),
+    "bad-offsets-backwards": safetensors({"x": ("U8", [3], [3, 0])}, data=3),
+    "bad-offsets-size": safetensors({"x": ("U8", [3], [0, 4])}, data=4),
+    "bad-past-end": safetensors(BOTH, data=29),
+    "bad-offsets-huge": safetensors({"x": ("U8", [3], [2**64 - 4, 2**64 - 1])}, data=3),
+    "bad-too-long": safetensors(BOTH, data=31),
+    "bad-gap": safetensors({"x": ("U8", [3], [0, 3]), "y": ("U8", [3], [4, 7])}, data=7),
+    "bad-overlap": safetensors({"x": ("U8", [3], [0, 3]), "y": ("U8", [3], [2, 5])}, data=5),
+    "bad-metadata-alone": safetensors(text='{"__metadata__": {}}', data=0),
+}
+
 IDX = {
     "ok-uint8": idx(),
     "ok-labels": idx(shape=(5,), data=5),
@@ -123,7 +269,7 @@ for name, content in IDX.items():
 
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
-    for folder, files in {"npy": NPY, "idx": IDX, "idx_gz": GZ}.items():
+    for folder, files in {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ}.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (root / folder / name).write_bytes(content)

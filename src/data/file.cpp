@@ -21,43 +21,44 @@ std::string system_message(int error) { return std::generic_category().message(e
 
 }  // namespace
 
-File::File(const std::filesystem::path& path) : name_(path.string()) {
+File::State::~State() {
+  if (descriptor >= 0) ::close(descriptor);
+}
+
+File::File(const std::filesystem::path& path) {
+  auto state = std::make_shared<State>();
+  state->name = path.string();
   // O_NONBLOCK: opening a pipe by mistake must not wait for its writer.
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) throw Error(fmt::format("{} cannot be opened: {}.", name_, system_message(errno)));
+  state->descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (state->descriptor < 0) {
+    throw Error(fmt::format("{} cannot be opened: {}.", state->name, system_message(errno)));
+  }
   struct stat status{};
-  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(descriptor_);
+  if (::fstat(state->descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
     throw Error(fmt::format(
         "{} is not a regular file; penstock reads samples in any order, which only regular files allow.",
-        name_));
+        state->name));
   }
-  size_ = static_cast<std::uint64_t>(status.st_size);
+  state->size = static_cast<std::uint64_t>(status.st_size);
+  state_ = std::move(state);
 }
-
-File::~File() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-File::File(File&& other) noexcept
-    : name_(std::move(other.name_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
 
 std::uint64_t File::end_before(std::uint64_t reached) const noexcept {
   struct stat status{};
-  if (::fstat(descriptor_, &status) != 0) return reached;
+  if (::fstat(descriptor(), &status) != 0) return reached;
   return std::min(reached, static_cast<std::uint64_t>(status.st_size));
 }
 
 std::size_t File::read(std::uint64_t offset, std::span<std::byte> destination) const {
   std::size_t done = 0;
   while (done < destination.size()) {
-    const ssize_t got = ::pread(descriptor_, destination.data() + done, destination.size() - done,
+    const ssize_t got = ::pread(descriptor(), destination.data() + done, destination.size() - done,
                                 static_cast<off_t>(offset + done));
     if (got == 0) break;
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw Error(fmt::format("{}: reading {} bytes at byte {} failed: {}.", name_, destination.size() - done,
-                              offset + done, system_message(errno)));
+      throw Error(fmt::format("{}: reading {} bytes at byte {} failed: {}.", name(),
+                              destination.size() - done, offset + done, system_message(errno)));
     }
     done += static_cast<std::size_t>(got);
   }

@@ -1,37 +1,44 @@
 #pragma once
 
+#include <penstock/core/function_ref.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 
 namespace penstock {
 
-/// A regular file, open for reading. Thread-safe: it has no position.
+/// Fills a span with a file's bytes from an offset on and returns the bytes read: fewer only at its end.
+using ReadAt = FunctionRef<std::size_t(std::uint64_t offset, std::span<std::byte> destination)>;
+
+/// A regular file, open for reading. A handle: copies share the open file. Thread-safe: it has no position.
 class File {
  public:
   /// Throws Error for what cannot be opened or is no regular file.
   explicit File(const std::filesystem::path& path);
-  ~File();
-  File(File&& other) noexcept;
-  File& operator=(File&&) = delete;
 
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept { return state_->name; }
   /// Bytes, when it was opened.
-  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] std::uint64_t size() const noexcept { return state_->size; }
   /// Where the file ends now, given a read that ended at `reached`: there, or before it if nothing was read.
   [[nodiscard]] std::uint64_t end_before(std::uint64_t reached) const noexcept;
-  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+  [[nodiscard]] int descriptor() const noexcept { return state_->descriptor; }
 
   /// Fills `destination` from `offset` on and returns the bytes read: fewer only at the end of the file.
   /// Throws Error when the system refuses.
   std::size_t read(std::uint64_t offset, std::span<std::byte> destination) const;
 
  private:
-  std::string name_;
-  int descriptor_ = -1;
-  std::uint64_t size_ = 0;
+  struct State {
+    ~State();
+    std::string name;
+    int descriptor = -1;
+    std::uint64_t size = 0;
+  };
+  std::shared_ptr<const State> state_;
 };
 
 /// Memory of its own pages, so that locking it for a device touches nothing else; zeroed, on huge pages where

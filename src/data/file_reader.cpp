@@ -89,6 +89,17 @@ FieldReaderPtr read_pages(Field field, HostPages pages) {
   return read_array(std::move(field), owner->bytes(), owner);
 }
 
+void require_same_length(const std::vector<FieldReaderPtr>& readers, const std::string& file) {
+  const FieldReader& first = *readers.front();
+  for (const FieldReaderPtr& reader : readers) {
+    if (reader->sample_count() == first.sample_count()) continue;
+    throw Error(fmt::format(
+        "{}: the first axes count samples and should agree, but '{}' has {} and '{}' has {}. Save "
+        "the arrays that belong together in a file of their own.",
+        file, first.field().name, first.sample_count(), reader->field().name, reader->sample_count()));
+  }
+}
+
 FieldReaderPtr read_file(File file, Field field, std::uint64_t offset, std::uint64_t sample_count,
                          const FileOptions& options) {
   if (file.size() > options.load_limit) {

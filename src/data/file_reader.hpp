@@ -5,6 +5,9 @@
 #include <penstock/data/readers.hpp>
 
 #include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
 
 namespace penstock {
 
@@ -18,5 +21,8 @@ void read_exactly(const File& file, std::uint64_t offset, std::span<std::byte> d
 
 /// Serves samples from pages that it owns.
 [[nodiscard]] FieldReaderPtr read_pages(Field field, HostPages pages);
+
+/// Throws Error where two arrays of one file have different numbers of samples.
+void require_same_length(const std::vector<FieldReaderPtr>& readers, const std::string& file);
 
 }  // namespace penstock

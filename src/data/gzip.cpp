@@ -8,18 +8,24 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 
 namespace penstock {
 
 namespace {
 
-constexpr int kGzipWindow = 15 + 16;
+// zlib's code for a window of 32 KiB and the header to expect before it.
+int window_of(PackedFormat format) { return format == PackedFormat::gzip ? 15 + 16 : -15; }
 
 }  // namespace
 
 struct GzipStream::State {
-  State(ByteSource from, const std::string& name) : source(from), file(name) {
-    if (inflateInit2(&zlib, kGzipWindow) != Z_OK)
+  State(ByteSource from, const std::string& name, PackedFormat packed)
+      : source(from),
+        file(name),
+        format(packed),
+        what(packed == PackedFormat::gzip ? "gzip data" : "deflated data") {
+    if (inflateInit2(&zlib, window_of(packed)) != Z_OK)
       throw Error("zlib could not be initialized: out of memory.");
   }
   ~State() { inflateEnd(&zlib); }
@@ -44,21 +50,23 @@ struct GzipStream::State {
       inside_member = false;
       inflateReset(&zlib);
     } else if (result != Z_OK && result != Z_BUF_ERROR) {
-      throw_malformed(file, offset(), "gzip data",
+      throw_malformed(file, offset(), what,
                       fmt::format("damage ({})", zlib.msg != nullptr ? zlib.msg : "zlib gives no reason"));
     }
   }
 
   ByteSource source;
   std::string file;
+  PackedFormat format;
+  std::string_view what;
   std::array<std::byte, std::size_t{64} << 10> input;
   z_stream zlib{};
   std::uint64_t fetched = 0;
   bool inside_member = true;  // an empty file is no gzip data
 };
 
-GzipStream::GzipStream(ByteSource source, const std::string& file)
-    : state_(std::make_unique<State>(source, file)) {}
+GzipStream::GzipStream(ByteSource source, const std::string& file, PackedFormat format)
+    : state_(std::make_unique<State>(source, file, format)) {}
 
 GzipStream::~GzipStream() = default;
 
@@ -68,7 +76,10 @@ std::size_t GzipStream::read(std::span<std::byte> destination) {
   while (done < destination.size()) {
     if (!state.refill()) {
       if (!state.inside_member) break;
-      throw_malformed(state.file, state.offset(), "more gzip data", "the end of the file");
+      throw_malformed(state.file, state.offset(), fmt::format("more {}", state.what), "the end of the file");
+    }
+    if (state.format == PackedFormat::deflate && !state.inside_member) {
+      throw_malformed(state.file, state.offset(), "the end of the deflated data", "more bytes");
     }
     state.inside_member = true;
     const auto room =

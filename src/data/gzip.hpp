@@ -17,17 +17,23 @@ inline constexpr std::uint64_t kDeflateMaximumRatio = 1032;
 /// Fills a span from a file's current position and returns the bytes read: fewer only at its end.
 using ByteSource = FunctionRef<std::size_t(std::span<std::byte>)>;
 
-/// Unpacks gzip format, members following one another, as it is read. Keeps no more than a window.
+enum class PackedFormat {
+  gzip,     ///< members following one another, each with its checksum
+  deflate,  ///< one stream without a header, as in .zip archives
+};
+
+/// Unpacks deflated data as it is read. Keeps no more than a window.
 class GzipStream {
  public:
   /// `source` outlives the stream; `file` names it in errors.
-  GzipStream(ByteSource source, const std::string& file);
+  GzipStream(ByteSource source, const std::string& file, PackedFormat format = PackedFormat::gzip);
   ~GzipStream();
   GzipStream(const GzipStream&) = delete;
   GzipStream& operator=(const GzipStream&) = delete;
 
-  /// Fills `destination` and returns the bytes written: fewer only at the end of the data, whose checksums
-  /// have then been found right. Throws Error for damaged or truncated data.
+  /// Fills `destination` and returns the bytes written: fewer only at the end of the data, where gzip's
+  /// checksums have been found right. Throws Error for damaged or truncated data, and for deflated data that
+  /// ends before its source does.
   std::size_t read(std::span<std::byte> destination);
 
  private:

@@ -1,5 +1,6 @@
 #include "data/npy_header.hpp"
 
+#include "data/array_bytes.hpp"
 #include "data/malformed.hpp"
 
 #include <algorithm>
@@ -102,13 +103,6 @@ class Literal {
   std::size_t at_ = 0;
 };
 
-std::uint64_t little_endian(std::span<const std::byte> bytes) {
-  std::uint64_t value = 0;
-  for (std::size_t i = bytes.size(); i > 0; --i)
-    value = value << 8 | std::to_integer<std::uint64_t>(bytes[i - 1]);
-  return value;
-}
-
 std::optional<DType> plain_dtype(std::string_view kind_and_size) {
   static constexpr std::pair<std::string_view, DType> kKnown[] = {
       {"b1", DType::boolean}, {"u1", DType::uint8},   {"i1", DType::int8},    {"u2", DType::uint16},
@@ -202,21 +196,7 @@ Dictionary parse_dictionary(Literal& in, const std::string& file) {
 
 void check_size(const NpyHeader& header, std::uint64_t shape_offset, std::uint64_t file_bytes,
                 const std::string& file) {
-  if (header.shape.empty()) {
-    throw_malformed(file, shape_offset, "a first axis that counts samples", "a scalar");
-  }
-  if (header.shape.front() == 0) throw_malformed(file, shape_offset, "at least one sample", "zero samples");
-  std::uint64_t bytes = dtype_bytes(header.dtype);
-  for (const std::size_t extent : header.shape) {
-    if (__builtin_mul_overflow(bytes, std::uint64_t{extent}, &bytes) || bytes > (std::uint64_t{1} << 62)) {
-      throw_malformed(file, shape_offset, "an array that fits the address space",
-                      "the shape " + format_shape(header.shape));
-    }
-  }
-  if (bytes == 0) {
-    throw_malformed(file, shape_offset, "samples of at least one byte",
-                    "the shape " + format_shape(header.shape));
-  }
+  const std::uint64_t bytes = array_bytes(header.dtype, header.shape, shape_offset, file);
   const std::uint64_t present = file_bytes - header.data_offset;
   if (bytes != present) {
     throw_malformed(file, std::min(file_bytes, header.data_offset + bytes),

@@ -1,4 +1,4 @@
-#include "data/file.hpp"
+#include "data/file_format.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <system_error>
 
@@ -17,35 +16,6 @@ namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
-
-enum class Format { npy, idx, unknown };
-
-Format format_of(const fs::path& path) {
-  const File file(path);
-  std::array<std::byte, 6> head{};
-  const std::size_t got = file.read(0, head);
-  const std::string_view text(reinterpret_cast<const char*>(head.data()), got);
-  if (text == "\x93NUMPY") return Format::npy;
-  const bool gzip = text.substr(0, 2) == "\x1F\x8B";
-  const bool idx = got >= 4 && text[0] == '\0' && text[1] == '\0' && text[2] >= 0x08 && text[2] <= 0x0E;
-  return gzip || idx ? Format::idx : Format::unknown;
-}
-
-FieldReaderPtr open_file(const fs::path& path, const OpenOptions& options) {
-  switch (format_of(path)) {
-    case Format::npy:
-      return read_npy(path, options.file);
-    case Format::idx:
-      return read_idx(path, options.file);
-    case Format::unknown:
-      break;
-  }
-  throw Error(
-      fmt::format("{}, byte 0: expected the magic of a .npy file (\"\\x93NUMPY\"), of an IDX file (two "
-                  "zero bytes and a type) or of gzip data (1f 8b), found none of them. A file without a "
-                  "header is opened by read_raw, with the dtype and shape of a sample.",
-                  path.string()));
-}
 
 // Of the MNIST family's names, "train-images-..." and "t10k-labels-...".
 bool belongs_to(const std::string& file_name, std::string_view split) {
@@ -89,15 +59,19 @@ std::vector<fs::path> sources_in(const fs::path& directory, const OpenOptions& o
   std::vector<fs::path> arrays;
   std::vector<fs::path> of_split;
   for (const fs::path& file : files_of(has_part ? part : directory)) {
-    const Format format = format_of(file);
+    const FileFormat format = file_format(file);
     const bool wanted = has_part || belongs_to(file.filename().string(), options.split);
-    if (format == Format::npy) arrays.push_back(file);
-    if (format == Format::idx && wanted) of_split.push_back(file);
+    if (format == FileFormat::idx) {
+      if (wanted) of_split.push_back(file);
+    } else if (format != FileFormat::unknown) {
+      arrays.push_back(file);
+    }
   }
   if (!of_split.empty()) return of_split;
   if (arrays.empty()) {
     throw InvalidArgument(
-        fmt::format("{} holds no .npy files, and no IDX files of the split '{}' (files called {}-...).",
+        fmt::format("{} holds no .npy, .npz or .safetensors files, and no IDX files of the split '{}' (files "
+                    "called {}-...).",
                     directory.string(), options.split, options.split == "test" ? "t10k" : options.split));
   }
   return arrays;
@@ -117,9 +91,9 @@ fs::path find_named(const fs::path& name, const OpenOptions& options) {
 
 }  // namespace
 
-Dataset open_dataset(const std::vector<fs::path>& sources, const OpenOptions& options) {
+std::vector<fs::path> dataset_files(const std::vector<fs::path>& sources, const OpenOptions& options) {
   if (sources.empty()) throw InvalidArgument("No dataset was named: give files, a directory or a name.");
-  std::vector<FieldReaderPtr> readers;
+  std::vector<fs::path> files;
   for (const fs::path& source : sources) {
     if (source.empty()) {
       throw InvalidArgument("The name of a dataset is empty: give a file, a directory or a name.");
@@ -127,10 +101,18 @@ Dataset open_dataset(const std::vector<fs::path>& sources, const OpenOptions& op
     const bool plain_name = !source.has_parent_path() && is_missing(source);
     const fs::path found = plain_name ? find_named(source, options) : source;
     if (!leads_to_directory(found)) {
-      readers.push_back(open_file(found, options));
+      files.push_back(found);
       continue;
     }
-    for (const fs::path& file : sources_in(found, options)) readers.push_back(open_file(file, options));
+    for (fs::path& file : sources_in(found, options)) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+Dataset open_dataset(const std::vector<fs::path>& sources, const OpenOptions& options) {
+  std::vector<FieldReaderPtr> readers;
+  for (const fs::path& file : dataset_files(sources, options)) {
+    for (FieldReaderPtr& reader : read_any(file, options.file)) readers.push_back(std::move(reader));
   }
   return Dataset(std::move(readers));
 }

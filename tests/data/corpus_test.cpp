@@ -26,15 +26,21 @@ std::vector<Seed> seeds() {
   return found;
 }
 
+std::vector<FieldReaderPtr> read_as(const std::string& format, const std::filesystem::path& path,
+                                    const FileOptions& options) {
+  if (format == "npz") return read_npz(path, options);
+  if (format == "safetensors") return read_safetensors(path, options);
+  return {format == "npy" ? read_npy(path, options) : read_idx(path, options)};
+}
+
 class Corpus : public ::testing::TestWithParam<Seed> {};
 
 TEST_P(Corpus, OpensOrIsRefusedAsItsNameSays) {
   const auto& path = GetParam().path;
-  const bool is_npy = path.parent_path().filename() == "npy";
   for (const std::uint64_t load_limit : {0u, 1u << 30}) {
     const auto open = [&] {
       const FileOptions options{load_limit};
-      const Dataset dataset({is_npy ? read_npy(path, options) : read_idx(path, options)});
+      const Dataset dataset(read_as(path.parent_path().filename().string(), path, options));
       std::vector<std::uint64_t> all(dataset.sample_count());
       std::iota(all.begin(), all.end(), 0);
       return test::gather(dataset, 0, all);
@@ -61,7 +67,7 @@ TEST(CorpusFiles, AreThere) {
     const std::string folder = seed.path.parent_path().filename().string();
     ++(seed.path.filename().string().starts_with("ok-") ? right : wrong)[folder];
   }
-  for (const char* folder : {"npy", "idx", "idx_gz"}) {
+  for (const char* folder : {"npy", "npz", "safetensors", "idx", "idx_gz"}) {
     EXPECT_GE(right[folder], 5) << folder;
     EXPECT_GE(wrong[folder], 10) << folder;
   }

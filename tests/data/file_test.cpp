@@ -169,7 +169,7 @@ TEST_F(Files, OpenTellsFormatsApartByContent) {
   for (std::size_t field = 0; field < 3; ++field) EXPECT_EQ(read_all(dataset, field), data);
   const auto noise = directory_.write("noise.npy", test::bytes_of("neither nor"));
   expect_error<Error>([&] { return open_dataset({noise}); },
-                      {"noise.npy, byte 0", "NUMPY", "IDX", "gzip", "read_raw"});
+                      {"noise.npy, byte 0", ".npy", ".npz", ".safetensors", "IDX", "gzip", "numpy.save"});
   const auto longer = directory_.write("d.npy", test::npy("|u1", "(12,)", data));
   expect_error<InvalidArgument>([&] { return open_dataset({a, longer}); }, {"'a' has 3", "'d' has 12"});
   expect_error<InvalidArgument>([] { return open_dataset({}); }, {"No dataset"});
@@ -237,7 +237,7 @@ TEST_F(Files, OpenTakesADirectoryOfArrays) {
   EXPECT_EQ(open_dataset({directory_.path() / "set"}, {.split = "test"}).sample_count(), 2u);
   std::filesystem::create_directories(directory_.path() / "empty");
   expect_error<InvalidArgument>([&] { return open_dataset({directory_.path() / "empty"}); },
-                                {"empty", "no .npy files"});
+                                {"empty", "no .npy, .npz or .safetensors files"});
 }
 
 }  // namespace

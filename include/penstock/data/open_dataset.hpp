@@ -17,10 +17,16 @@ struct OpenOptions {
   FileOptions file{};
 };
 
-/// Opens files, one field each, told apart by their content (.npy, IDX, IDX in gzip format); directories,
-/// whose files of the wanted split are taken in the order of their names; and names that are no path, such as
-/// "fashion-mnist", found through `options.search`. Throws InvalidArgument for what is not found, and Error
-/// as the readers do.
+/// The files that open_dataset reads for `sources`, in its order. Throws InvalidArgument for what is not
+/// found.
+[[nodiscard]] std::vector<std::filesystem::path> dataset_files(
+    const std::vector<std::filesystem::path>& sources, const OpenOptions& options = {});
+
+/// Opens files, told apart by their content: .npy, IDX, and IDX in gzip format, a field each; .npz and
+/// .safetensors, a field for each array. Directories stand for their files of the wanted split, in the order
+/// of their names, and names that are no path, such as "fashion-mnist", are looked up in `options.search`.
+/// Throws InvalidArgument for what is not found, and Error as the readers do; for CSV, Parquet and PyTorch
+/// files the error says how to convert them.
 [[nodiscard]] Dataset open_dataset(const std::vector<std::filesystem::path>& sources,
                                    const OpenOptions& options = {});
 

@@ -40,6 +40,17 @@ template <typename T>
 /// or longer than its shape says, or holds big-endian, Fortran-ordered, structured or object data.
 [[nodiscard]] FieldReaderPtr read_npy(const std::filesystem::path& path, const FileOptions& options = {});
 
+/// The arrays of a .npz file, a field each, named as they are in it and in its order; stored ones are mapped
+/// as .npy files are, deflated ones are unpacked into memory. The checksums of what is read into memory are
+/// compared. Throws as read_npy, also if the arrays have different numbers of samples.
+[[nodiscard]] std::vector<FieldReaderPtr> read_npz(const std::filesystem::path& path,
+                                                   const FileOptions& options = {});
+
+/// The tensors of a .safetensors file, a field each, in the order of their names. Throws as read_npz, also
+/// for types that penstock does not move, such as F8_E4M3.
+[[nodiscard]] std::vector<FieldReaderPtr> read_safetensors(const std::filesystem::path& path,
+                                                           const FileOptions& options = {});
+
 /// One IDX file, plain or in gzip format (then it is unpacked into memory, as are the big-endian values of
 /// wide types). Called "images" or "labels" where the file's name says so, otherwise after the file. Throws
 /// as read_npy.

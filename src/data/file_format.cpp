@@ -1,0 +1,115 @@
+#include "data/file_format.hpp"
+
+#include "data/file.hpp"
+#include "data/npz.hpp"
+#include "data/safetensors.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace penstock {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kHeadBytes = 512;
+
+struct Head {
+  explicit Head(const fs::path& path) {
+    const File file(path);
+    file_bytes = file.size();
+    bytes.resize(kHeadBytes);
+    bytes.resize(file.read(0, bytes));
+  }
+  [[nodiscard]] std::string_view text() const {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  [[nodiscard]] bool begins_with(std::string_view magic) const { return text().starts_with(magic); }
+
+  std::uint64_t file_bytes = 0;
+  std::vector<std::byte> bytes;
+};
+
+bool is_idx(const Head& head) {
+  const std::string_view text = head.text();
+  return text.size() >= 4 && text[0] == '\0' && text[1] == '\0' && text[2] >= 0x08 && text[2] <= 0x0E;
+}
+
+FileFormat format_of(const Head& head) {
+  if (head.begins_with("\x93NUMPY")) return FileFormat::npy;
+  if (is_npz(head.bytes)) return FileFormat::npz;
+  if (head.begins_with("\x1F\x8B")) return FileFormat::idx;
+  if (is_safetensors(head.bytes, head.file_bytes)) return FileFormat::safetensors;
+  return is_idx(head) ? FileFormat::idx : FileFormat::unknown;
+}
+
+/// `path` as it may stand in quotes on a command line; a stand-in where it may not.
+std::string quotable(const fs::path& path, const std::string& suffix) {
+  const std::string text = path.string();
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
+           std::string_view("/._-+=,: ").find(c) != std::string_view::npos;
+  });
+  return plain ? text : "data" + suffix;
+}
+
+/// How a file of another kind becomes one that can be read; empty where its kind is unknown.
+std::string conversion(const fs::path& path, const Head& head) {
+  std::string suffix = path.extension().string();
+  std::transform(suffix.begin(), suffix.end(), suffix.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  const std::string from = quotable(path, suffix);
+  const std::string to = fs::path(from).replace_extension(".npz").string();
+  const auto line = [&](std::string_view kind, std::string_view program) {
+    return fmt::format("{} files are not read; convert it: python3 -c \"{}\"", kind, program);
+  };
+  const auto columns = [&](std::string_view kind, std::string_view function) {
+    return line(kind, fmt::format("import numpy, pandas; d = pandas.{}('{}'); numpy.savez('{}', **{{c: "
+                                  "d[c].to_numpy() for c in d}})",
+                                  function, from, to));
+  };
+  if (head.begins_with("PAR1")) return columns("Parquet", "read_parquet");
+  if (suffix == ".csv") return columns("CSV", "read_csv");
+  if (suffix == ".pt" || suffix == ".pth" || head.text().find("/data.pkl") != std::string_view::npos) {
+    return line("PyTorch", fmt::format("import numpy, torch; d = torch.load('{}'); d = d if isinstance(d, "
+                                       "dict) else {{'data': d}}; numpy.savez('{}', **{{k: d[k].numpy() for "
+                                       "k in d}})",
+                                       from, to));
+  }
+  return {};
+}
+
+}  // namespace
+
+FileFormat file_format(const fs::path& path) { return format_of(Head(path)); }
+
+std::vector<FieldReaderPtr> read_any(const fs::path& path, const FileOptions& options) {
+  const Head head(path);
+  switch (format_of(head)) {
+    case FileFormat::npy:
+      return {read_npy(path, options)};
+    case FileFormat::npz:
+      return read_npz(path, options);
+    case FileFormat::safetensors:
+      return read_safetensors(path, options);
+    case FileFormat::idx:
+      return {read_idx(path, options)};
+    case FileFormat::unknown:
+      break;
+  }
+  const std::string advice = conversion(path, head);
+  if (!advice.empty()) throw Error(fmt::format("{}: {}", path.string(), advice));
+  throw Error(fmt::format(
+      "{}, byte 0: expected the beginning of a .npy, .npz, .safetensors or IDX file, or of an IDX "
+      "file in gzip format, found none of them. If the file has no header, save its array with "
+      "numpy.save.",
+      path.string()));
+}
+
+}  // namespace penstock

@@ -1,0 +1,189 @@
+#include "data/safetensors.hpp"
+
+#include "data/array_bytes.hpp"
+#include "data/file_reader.hpp"
+#include "data/malformed.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+// A file is the length of its header in eight bytes, the header in JSON, and the tensors' data side by side.
+// The header has an entry for each tensor: its type, its shape, and where in the data it begins and ends.
+
+namespace penstock {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kLongestHeader = 100'000'000;  // as the format's own library has it
+constexpr std::string_view kMetadata = "__metadata__";
+
+std::optional<DType> parse_type(std::string_view name) {
+  static constexpr std::pair<std::string_view, DType> kKnown[] = {
+      {"BOOL", DType::boolean}, {"U8", DType::uint8},    {"I8", DType::int8},       {"U16", DType::uint16},
+      {"I16", DType::int16},    {"U32", DType::uint32},  {"I32", DType::int32},     {"U64", DType::uint64},
+      {"I64", DType::int64},    {"F16", DType::float16}, {"BF16", DType::bfloat16}, {"F32", DType::float32},
+      {"F64", DType::float64}};
+  for (const auto& [text, dtype] : kKnown) {
+    if (text == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+/// The header's text as JSON, with no name twice.
+json parse_text(std::span<const std::byte> text, const std::string& file) {
+  std::vector<std::set<std::string>> open;  // the names of each object that is not closed yet
+  const auto note = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) open.emplace_back();
+    if (event == json::parse_event_t::object_end) open.pop_back();
+    if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second) {
+      throw_malformed(file, kLengthBytes, "a header that has each name once",
+                      fmt::format("'{}' twice", value.get<std::string>()));
+    }
+    return true;
+  };
+  const auto* begin = reinterpret_cast<const char*>(text.data());
+  try {
+    return json::parse(begin, begin + text.size(), note);
+  } catch (const json::parse_error& error) {
+    throw_malformed(file, kLengthBytes + std::max<std::size_t>(error.byte, 1) - 1, "a header in JSON",
+                    error.byte > text.size() ? "its end" : "other text");
+  }
+}
+
+/// The list of whole numbers under `key`.
+std::vector<std::uint64_t> numbers_of(const json& entry, const char* key, const std::string& within) {
+  const auto found = entry.find(key);
+  const bool right = found != entry.end() && found->is_array() &&
+                     std::all_of(found->begin(), found->end(),
+                                 [](const json& number) { return number.is_number_unsigned(); });
+  if (!right) {
+    throw_malformed(within, kLengthBytes, fmt::format("a list of whole numbers under '{}'", key),
+                    found == entry.end() ? "none" : "something else");
+  }
+  return found->get<std::vector<std::uint64_t>>();
+}
+
+DType type_of(const json& entry, const std::string& within) {
+  const auto found = entry.find("dtype");
+  if (found == entry.end() || !found->is_string()) {
+    throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'", "none");
+  }
+  const auto& name = found->get_ref<const std::string&>();
+  const std::optional<DType> dtype = parse_type(name);
+  if (!dtype) {
+    throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'",
+                    fmt::format("\"{}\", which is none that penstock moves", name));
+  }
+  return *dtype;
+}
+
+/// A tensor and where its data ends.
+struct Placed {
+  SafeTensor tensor;
+  std::uint64_t end = 0;
+};
+
+Placed read_entry(const std::string& name, const json& entry, std::uint64_t data, std::uint64_t file_bytes,
+                  const std::string& file) {
+  const std::string within = fmt::format("{} ({})", file, name);
+  if (!entry.is_object() || entry.size() != 3) {
+    throw_malformed(within, kLengthBytes, "'dtype', 'shape' and 'data_offsets'", "something else");
+  }
+  const DType dtype = type_of(entry, within);
+  const auto extents = numbers_of(entry, "shape", within);
+  const Shape shape(extents.begin(), extents.end());
+  const auto offsets = numbers_of(entry, "data_offsets", within);
+  const std::uint64_t bytes = array_bytes(dtype, shape, kLengthBytes, within);
+  if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] - offsets[0] != bytes) {
+    throw_malformed(within, kLengthBytes,
+                    fmt::format("'data_offsets' that are {} bytes apart ({} of {})", bytes,
+                                format_shape(shape), dtype_name(dtype)),
+                    "others");
+  }
+  if (offsets[1] > file_bytes - data) {
+    throw_malformed(within, file_bytes, fmt::format("data up to byte {}", data + offsets[1]),
+                    "the end of the file");
+  }
+  return {{name, dtype, shape, data + offsets[0]}, data + offsets[1]};
+}
+
+void check_places(std::vector<Placed> placed, std::uint64_t data, std::uint64_t file_bytes,
+                  const std::string& file) {
+  std::sort(placed.begin(), placed.end(),
+            [](const Placed& a, const Placed& b) { return a.tensor.offset < b.tensor.offset; });
+  std::uint64_t end = data;
+  for (const Placed& each : placed) {
+    if (each.tensor.offset != end) {
+      throw_malformed(file, std::min(end, each.tensor.offset), "tensors side by side",
+                      fmt::format("{} '{}'", each.tensor.offset < end ? "an overlap with" : "a gap before",
+                                  each.tensor.name));
+    }
+    end = each.end;
+  }
+  if (end != file_bytes) {
+    throw_malformed(file, end, "the end of the file after the last tensor",
+                    fmt::format("{} bytes more", file_bytes - end));
+  }
+}
+
+}  // namespace
+
+bool is_safetensors(std::span<const std::byte> head, std::uint64_t file_bytes) noexcept {
+  if (head.size() <= kLengthBytes || head[kLengthBytes] != std::byte{'{'}) return false;
+  const std::uint64_t length = little_endian(head.first(kLengthBytes));
+  return length <= kLongestHeader && length <= file_bytes - kLengthBytes;
+}
+
+std::vector<SafeTensor> read_safetensors_header(ReadAt read, std::uint64_t file_bytes,
+                                                const std::string& file) {
+  std::vector<std::byte> text(kLengthBytes);
+  text.resize(read(0, text));
+  if (text.size() < kLengthBytes) {
+    throw_malformed(file, text.size(), "the header's length in eight bytes", "the end of the file");
+  }
+  const std::uint64_t length = little_endian(text);
+  const std::uint64_t most = std::min(kLongestHeader, file_bytes - std::min(file_bytes, kLengthBytes));
+  if (length > most) {
+    throw_malformed(file, 0, fmt::format("a header of at most {} bytes", most),
+                    fmt::format("a length of {}", length));
+  }
+  text.resize(static_cast<std::size_t>(length));
+  text.resize(read(kLengthBytes, text));
+  const json header = parse_text(text, file);
+  if (!header.is_object()) throw_malformed(file, kLengthBytes, "a JSON object", "something else");
+  const std::uint64_t data = kLengthBytes + length;
+  std::vector<Placed> placed;
+  for (const auto& [name, entry] : header.items()) {
+    if (name != kMetadata) placed.push_back(read_entry(name, entry, data, file_bytes, file));
+  }
+  if (placed.empty()) throw_malformed(file, kLengthBytes, "at least one tensor", "none");
+  check_places(placed, data, file_bytes, file);
+  std::vector<SafeTensor> tensors;
+  for (Placed& each : placed) tensors.push_back(std::move(each.tensor));
+  return tensors;
+}
+
+std::vector<FieldReaderPtr> read_safetensors(const std::filesystem::path& path, const FileOptions& options) {
+  const File file(path);
+  const auto read = [&](std::uint64_t offset, std::span<std::byte> destination) {
+    return file.read(offset, destination);
+  };
+  std::vector<FieldReaderPtr> readers;
+  for (SafeTensor& tensor : read_safetensors_header(read, file.size(), file.name())) {
+    const std::uint64_t samples = tensor.shape.front();
+    Field field{std::move(tensor.name), tensor.dtype, Shape(tensor.shape.begin() + 1, tensor.shape.end())};
+    readers.push_back(read_file(file, std::move(field), tensor.offset, samples, options));
+  }
+  require_same_length(readers, file.name());
+  return readers;
+}
+
+}  // namespace penstock
