@@ -2,41 +2,78 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
 #include <limits>
 
 namespace penstock::cli {
 
 namespace {
 
-constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 20;
+
+const CLI::Validator kNotEmpty([](const std::string& text) { return text.empty() ? "it is empty" : ""; }, "");
 
 /// Each occurrence takes one value, so that what follows stays a source.
-void add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
-                    const std::string& type, const std::string& description) {
-  command.add_option(name, values, description)->type_name(type)->allow_extra_args(false);
+CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
+                            const std::string& type, const std::string& description) {
+  return command.add_option(name, values, description)
+      ->type_name(type)
+      ->allow_extra_args(false)
+      ->check(kNotEmpty);
+}
+
+void add_step(CLI::App& command, double& milliseconds) {
+  command
+      .add_option_function<std::string>(
+          "--step-ms",
+          [&milliseconds](const std::string& text) {
+            constexpr double kLongest = 1e6;
+            double number = 0;
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+            const bool whole = error == std::errc() && end == text.data() + text.size();
+            if (!whole || !(number >= 0 && number <= kLongest)) {
+              throw CLI::ValidationError(
+                  "--step-ms", fmt::format("'{}' is not a time from 0 to {} milliseconds", text, kLongest));
+            }
+            milliseconds = number;
+          },
+          "Occupy the device for X milliseconds per batch, in place of a model")
+      ->type_name("X");
 }
 
 void add_what(CLI::App& command, FeedOptions& options) {
   command
-      .add_option("SOURCES", options.sources,
-                  "Files (.npy, IDX, IDX.gz), a field each; a directory; or a dataset's name")
-      ->required();
-  command.add_option("--split", options.split, "Part of a directory that holds several: train or test");
+      .add_option(
+          "SOURCES", options.sources,
+          "Files (.npy, .npz, .safetensors, IDX, IDX.gz), whose arrays are the fields; a directory; or "
+          "the name of a dataset")
+      ->required()
+      ->type_name("")
+      ->check(kNotEmpty);
+  command.add_option("--split", options.split, "Part of a directory that holds several: train or test")
+      ->type_name("NAME");
   add_repeatable(command, "--search", options.search, "DIR", "Where names are looked up too");
   add_bytes(command, "--load-limit", options.load_limit,
-            "Files up to this size are read into memory, larger ones mapped; a quarter of the memory");
-  command.add_option("--batch", options.batch, "Samples in a batch; 256")
-      ->check(CLI::Range(std::int64_t{1}, kMost));
-  command.add_option("--epochs", options.epochs, "Times through the dataset; 1")
-      ->check(CLI::Range(std::int64_t{1}, kMost));
+            "Read files up to this size into memory, and map larger ones (default: a quarter of the memory)");
+  add_count(command, "--batch", options.batch, 1, kMost, "Samples in a batch", "256");
+  add_count(command, "--epochs", options.epochs, 1, kMost, "Times through the dataset", "1");
   command.add_flag("--shuffle", options.shuffle, "In another order each epoch");
-  command.add_option("--seed", options.seed, "Of the shuffle; 0");
+  add_count(command, "--seed", options.seed, 0, std::numeric_limits<std::uint64_t>::max(), "Of the shuffle",
+            "0");
   command.add_flag("--drop-last", options.drop_last,
                    "Leave out what fills no batch, or no step of all ranks");
-  command.add_option("--rank", options.rank, "This process's part of each epoch; 0");
-  command.add_option("--world-size", options.world_size, "Processes that share each epoch; 1")
-      ->check(CLI::Range(std::int64_t{1}, kMost));
+  add_count(command, "--rank", options.rank, 0, kMost, "This process's part of each epoch, counted from 0",
+            "0");
+  add_count(command, "--world-size", options.world_size, 1, kMostRanks, "Processes that share each epoch",
+            "1");
 }
 
 void add_how(CLI::App& command, FeedOptions& options) {
@@ -46,31 +83,50 @@ void add_how(CLI::App& command, FeedOptions& options) {
   add_repeatable(command, "--scale", options.scale, "[FIELD=]X[,X...]",
                  "Delivered values are value * scale + shift; several are one for each channel");
   add_repeatable(command, "--shift", options.shift, "[FIELD=]X[,X...]", "See --scale");
-  command.add_option("--residency", options.residency,
-                     "Part kept in device memory: none, all, auto or a fraction");
-  command.add_option("--gather", options.gather,
-                     "How samples come together: automatic, host, zero-copy or copy-engine");
-  command.add_option("--prefetch", options.prefetch, "Batches that run ahead; 2")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{64}));
-  command.add_option("--threads", options.threads, "Host threads that gather; as processors allow");
-  add_bytes(command, "--budget", options.budget, "Most device memory to take; half of what is free");
-  command.add_flag("!--no-narrow", options.narrow, "Send integers in the type they are stored in");
+  command
+      .add_option("--residency", options.residency,
+                  "Part kept in device memory: none, all, auto or a fraction such as 0.25")
+      ->type_name("PART");
+  command
+      .add_option("--gather", options.gather,
+                  "How samples come together: automatic, host, zero-copy or copy-engine")
+      ->type_name("PATH");
+  add_count(command, "--prefetch", options.prefetch, 1, 64, "Batches that run ahead", "2");
+  add_count(command, "--threads", options.threads, 1, TransferOptions::kMostThreads,
+            "Host threads that gather", "as processors allow");
+  add_bytes(command, "--budget", options.budget,
+            "Most device memory to take (default: half of what is free)");
+  add_off_flag(command, "--no-narrow", options.narrow, "Send integers in the type they are stored in");
 }
 
 void add_account(CLI::App& command, FeedOptions& options) {
   command.add_flag("--verify", options.verify, "Compare every byte that arrived with the dataset");
-  command
-      .add_option("--step-ms", options.step_ms, "Occupy the device so long per batch, in place of a model")
-      ->check(CLI::Range(0.0, 1e6));
-  command.add_option("--report", options.report, "Write a page with pictures to FILE")->type_name("FILE");
-  command.add_option("--json", options.json, "Write the account to FILE; - is standard output")
-      ->type_name("FILE");
-  command.add_option("--profile", options.profile, "Link profile in place of the stored one")
-      ->type_name("FILE");
+  add_step(command, options.step_ms);
+  add_file(command, "--report", options.report, "Write a page with pictures to FILE");
+  add_json(command, options.json, "the account");
+  add_file(command, "--profile", options.profile, "Link profile in place of the stored one");
   command.add_flag("--ascii", options.ascii, "Draw with ASCII alone");
 }
 
 }  // namespace
+
+std::uint64_t parse_count(const char* option, const std::string& text, std::uint64_t least,
+                          std::uint64_t most) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && number >= least && number <= most) return number;
+  const bool large = error == std::errc::result_out_of_range || (whole && number > most);
+  throw CLI::ValidationError(
+      option, large && most >= kUnlimited ? fmt::format("{} is too large; use at most {}", text, most)
+              : most >= kUnlimited
+                  ? fmt::format("'{}' is not a whole number of {} or more", text, least)
+                  : fmt::format("'{}' is not a whole number from {} to {}", text, least, most));
+}
+
+CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description) {
+  return command.add_flag_callback(name, [&value] { value = false; }, description);
+}
 
 CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
                        const std::string& description) {
@@ -88,6 +144,30 @@ CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
       ->type_name("SIZE");
 }
 
+CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice, const std::string& type,
+                        const std::vector<std::string>& choices, const std::string& description) {
+  const std::string listed =
+      fmt::format("{} or {}", fmt::join(choices.begin(), std::prev(choices.end()), ", "), choices.back());
+  const auto known = [choices, listed](const std::string& text) {
+    return std::find(choices.begin(), choices.end(), text) != choices.end()
+               ? std::string()
+               : fmt::format("'{}' is unknown; use {}", text, listed);
+  };
+  return command.add_option(name, choice, fmt::format("{}: {}", description, listed))
+      ->type_name(type)
+      ->check(known, "");
+}
+
+CLI::Option* add_file(CLI::App& command, const char* name, std::string& file,
+                      const std::string& description) {
+  return command.add_option(name, file, description)->type_name("FILE")->check(kNotEmpty);
+}
+
+void add_json(CLI::App& command, std::string& file, const std::string& description) {
+  add_file(command, "--json", file,
+           fmt::format("Write {} as JSON to FILE; - is standard output, with nothing else", description));
+}
+
 void add_device(CLI::App& command, std::string& device) {
   command.add_option("--device", device, "cuda:N, host, host:key=value,..., or auto")->type_name("SPEC");
 }
@@ -97,6 +177,13 @@ void add_feed(CLI::App& app, FeedOptions& options) {
   add_what(*command, options);
   add_how(*command, options);
   add_account(*command, options);
+  command->footer(
+      "Examples:\n"
+      "  penstock feed images.npy labels.npy --shuffle --epochs 3\n"
+      "  penstock feed set.npz --batch 512 --step-ms 12      would it keep up with a step of 12 ms?\n"
+      "  penstock feed images.npy --to float32 --verify --report report.html\n"
+      "  penstock feed images.npy --rank 0 --world-size 8    what one of eight processes gets\n"
+      "  penstock feed fashion-mnist --json -                a dataset by its name, for programs");
 }
 
 }  // namespace penstock::cli

@@ -27,7 +27,7 @@ struct Environment {
 
 struct InfoOptions {
   std::string device;  ///< empty: all
-  bool json = false;
+  std::string json;    ///< file, "-" for standard output, empty for none
 };
 int run_info(const InfoOptions& options, const Environment& environment);
 
@@ -51,7 +51,7 @@ struct PredictOptions {
   std::string to = "device";
   std::string path = "automatic";
   std::string profile;
-  bool json = false;
+  std::string json;  ///< file, "-" for standard output, empty for none
 };
 int run_predict(const PredictOptions& options, const Environment& environment);
 
@@ -101,10 +101,8 @@ class UsageError : public std::runtime_error {
 [[nodiscard]] std::optional<LinkProfile> stored_profile(const std::filesystem::path& file,
                                                         const DeviceInfo& device);
 
-/// Replaces what `file` holds. Throws Error that names it.
-void write_file(const std::string& file, std::string_view text);
-/// Throws Error where write_file would not be allowed to. Leaves nothing behind.
-void require_writable(const std::string& file);
+/// Throws Error where something that is not a regular file is in the place of a profile that will be stored.
+void require_profile_place(const std::filesystem::path& file);
 
 /// "55.6": bytes per second in GB/s, with three digits that count.
 [[nodiscard]] std::string format_rate(double bytes_per_second);

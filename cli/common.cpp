@@ -1,15 +1,10 @@
 #include "commands.hpp"
+#include "output.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
 
 namespace penstock::cli {
 
@@ -28,23 +23,20 @@ std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, con
   std::string why;
   auto profile = LinkProfile::load(file, device, &why);
   std::error_code error;
-  if (!profile && std::filesystem::exists(file, error)) fmt::print(stderr, "penstock: ignored: {}\n", why);
+  if (!profile && std::filesystem::exists(file, error)) {
+    say(fmt::format("penstock: ignored: {}\n", why));
+  }
   return profile;
 }
 
-void write_file(const std::string& file, std::string_view text) {
-  std::ofstream stream(file, std::ios::trunc | std::ios::binary);
-  stream << text << std::flush;
-  if (!stream) throw Error(fmt::format("{} cannot be written ({}).", file, std::strerror(errno)));
-}
-
-void require_writable(const std::string& file) {
-  const std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  const bool is_there = ::access(file.c_str(), F_OK) == 0;
-  const std::string asked = is_there ? file : folder.empty() ? std::string(".") : folder.string();
-  int error = ::access(asked.c_str(), is_there ? W_OK : W_OK | X_OK) == 0 ? 0 : errno;
-  if (std::filesystem::is_directory(file)) error = EISDIR;
-  if (error != 0) throw Error(fmt::format("{} cannot be written ({}).", file, std::strerror(error)));
+void require_profile_place(const std::filesystem::path& file) {
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw Error(fmt::format(
+        "{} is not a regular file, and a link profile is stored in one; use --no-store to store none.",
+        file.string()));
+  }
 }
 
 std::string format_rate(double bytes_per_second) {

@@ -1,6 +1,7 @@
 #include "feed_fields.hpp"
 #include "feed_report.hpp"
 #include "feed_run.hpp"
+#include "output.hpp"
 #include "signals.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -12,7 +13,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <ctime>
 
 namespace penstock::cli {
@@ -39,14 +39,13 @@ auto checked(Call&& call) {
   }
 }
 
-Dataset open(const FeedOptions& options, const Environment& environment) {
+OpenOptions open_options(const FeedOptions& options, const Environment& environment) {
   OpenOptions open{.split = options.split};
   open.search.assign(options.search.begin(), options.search.end());
   open.search.insert(open.search.end(), environment.dataset_directories.begin(),
                      environment.dataset_directories.end());
   open.file.load_limit = options.load_limit != 0 ? options.load_limit : host_topology().memory_bytes / 4;
-  const std::vector<std::filesystem::path> sources(options.sources.begin(), options.sources.end());
-  return open_dataset(sources, open);
+  return open;
 }
 
 LoaderOptions loader_options(const FeedOptions& options, std::vector<FieldOptions> fields,
@@ -68,49 +67,89 @@ LoaderOptions loader_options(const FeedOptions& options, std::vector<FieldOption
   return loader;
 }
 
-std::optional<LinkProfile> find_profile(const FeedOptions& options, const DeviceInfo& device,
-                                        const Environment& environment) {
-  if (options.profile.empty() && !environment.cache_directory) return std::nullopt;
-  return stored_profile(profile_file(options.profile, device, environment), device);
+/// What a feed reads.
+struct Inputs {
+  OpenOptions open;
+  std::vector<std::filesystem::path> files;
+  std::filesystem::path profile;  ///< empty where there is no place for one
+};
+
+Inputs find_inputs(const FeedOptions& options, const DeviceInfo& device, const Environment& environment) {
+  Inputs inputs{.open = open_options(options, environment), .files = {}, .profile = {}};
+  if (!options.profile.empty() || environment.cache_directory) {
+    inputs.profile = profile_file(options.profile, device, environment);
+  }
+  inputs.files = dataset_files({options.sources.begin(), options.sources.end()}, inputs.open);
+  return inputs;
 }
+
+/// What a feed writes. What cannot be written should be known before it, not after it.
+struct Outputs {
+  Outputs(const FeedOptions& options, const Inputs& inputs, const Environment& environment)
+      : json("--json", options.json), report("--report", options.report) {
+    report.keep_off(options.json, "what --json writes");
+    for (OutputFile* file : {&json, &report}) {
+      for (const auto& input : inputs.files) file->keep_off(input, "the dataset");
+      for (const auto& library : environment.chart_libraries) file->keep_off(library, "the chart library");
+      file->keep_off(inputs.profile, "the link profile");
+    }
+  }
+
+  OutputFile json;
+  OutputFile report;
+};
 
 /// What is said on standard output before the feed, where that is not for JSON.
 void print_plan(const FeedAccount& account) {
   const DeviceInfo& device = account.device;
-  fmt::print("{} samples, {}, to {}\n", account.dataset_samples, format_bytes(account.dataset_bytes),
-             device.name == device.spec ? device.spec : fmt::format("{} ({})", device.spec, device.name));
-  for (const std::string& field : account.fields) fmt::print("  {}\n", field);
+  std::string text = fmt::format(
+      "{} samples, {}, to {}\n", account.dataset_samples, format_bytes(account.dataset_bytes),
+      device.name == device.spec ? device.spec : fmt::format("{} ({})", device.spec, device.name));
+  for (const std::string& field : account.fields) text += fmt::format("  {}\n", field);
   if (!account.profile_measured) {
-    fmt::print("The link's ceiling was not measured; `penstock link --device {}` does it.\n", device.spec);
+    text += fmt::format("The link's ceiling was not measured; `penstock link --device {}` does it.\n",
+                        device.spec);
   }
-  fmt::print("\n");
-  std::fflush(stdout);
+  print(text + "\n");
 }
 
-/// Everything that tells what happened, also where the feed ended early.
-void write_account(const FeedAccount& account, const Environment& environment, const Look& page) {
-  const FeedOptions& options = account.options;
-  if (options.json == "-") {
-    fmt::print("{}", feed_json(account));
-  } else {
-    fmt::print("{}", feed_text(account, page));
-    if (!options.json.empty()) write_file(options.json, feed_json(account));
-  }
-  if (options.report.empty()) return;
-  const auto library = chart_library(environment.chart_libraries);
-  write_file(options.report, feed_report(account, library));
-  std::FILE* out = options.json == "-" ? stderr : stdout;
-  if (!library) fmt::print(out, "The report has no pictures: d3 is not here (Debian's package node-d3).\n");
-  fmt::print(out, "The report is in {}.\n", options.report);
+/// What is said to people at the end.
+std::string account_text(const FeedAccount& account, const Look& page, bool report, bool pictures) {
+  std::string text = account.options.json == "-" ? "" : feed_text(account, page);
+  if (!report) return text;
+  if (!pictures) text += "The report has no pictures: d3 is not here (Debian's package node-d3).\n";
+  return text + fmt::format("The report is in {}.\n", account.options.report);
 }
 
-void feed(const Device& device, const Environment& environment, FeedAccount& account, const Look& look) {
+/// Everything that tells what happened, also where the feed ended early, and where one of the places cannot
+/// be written. People come last: a terminal that is held up keeps no file from being written.
+void write_account(const FeedAccount& account, Outputs& outputs, const Environment& environment,
+                   const Look& page) {
+  bool report = false;
+  bool pictures = false;
+  const auto write_report = [&] {
+    if (!outputs.report) return;
+    const auto library = chart_library(environment.chart_libraries);
+    outputs.report.write(feed_report(account, library));
+    report = true;
+    pictures = library.has_value();
+  };
+  const auto tell = [&] {
+    const std::string text = account_text(account, page, report, pictures);
+    outputs.json.is_standard_output() ? say(text) : print(text);
+  };
+  run_all({[&] { outputs.json.write(feed_json(account)); }, write_report, tell});
+}
+
+void feed(const Device& device, const Inputs& inputs, FeedAccount& account, const Look& look) {
   const FeedOptions& options = account.options;
-  const Dataset dataset = timed(account.open_seconds, [&] { return open(options, environment); });
+  const Dataset dataset =
+      timed(account.open_seconds, [&] { return open_dataset(inputs.files, inputs.open); });
   account.dataset_samples = dataset.sample_count();
   account.dataset_bytes = dataset.sample_count() * dataset.sample_bytes();
   const auto fields = field_options(dataset, options.to, options.scale, options.shift);
-  auto profile = find_profile(options, device.info(), environment);
+  std::optional<LinkProfile> profile;
+  if (!inputs.profile.empty()) profile = stored_profile(inputs.profile, device.info());
   account.profile_measured = profile && profile->measured;
   SignalWatch::check();
 
@@ -132,30 +171,40 @@ void feed(const Device& device, const Environment& environment, FeedAccount& acc
 
 int run_feed(const FeedOptions& options, const Environment& environment) {
   if (options.rank >= options.world_size) {
-    throw UsageError(
-        fmt::format("--rank {} is not below --world-size {}.", options.rank, options.world_size));
+    throw UsageError(fmt::format("--rank {} with --world-size {}: ranks count from 0 to {}.", options.rank,
+                                 options.world_size, options.world_size - 1));
   }
   const Look look{.unicode = environment.utf8 && !options.ascii, .columns = terminal_columns(STDERR_FILENO)};
   const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
   const SignalWatch watch;
-  // What cannot be written should be known before the feed, not after it.
-  if (!options.report.empty()) require_writable(options.report);
-  if (!options.json.empty() && options.json != "-") require_writable(options.json);
-
   const Device device = Device::open(options.device, environment.device);
+  const Inputs inputs = find_inputs(options, device.info(), environment);
+  Outputs outputs(options, inputs, environment);
+
   FeedAccount account;
   account.options = options;
   account.started = std::time(nullptr);
   account.device = device.info();
   try {
-    feed(device, environment, account, look);
+    feed(device, inputs, account, look);
   } catch (const std::exception&) {
-    if (!account.epochs.empty()) write_account(account, environment, page);
+    if (!account.epochs.empty()) {
+      try {
+        write_account(account, outputs, environment, page);
+      } catch (const std::exception& also) {
+        say(fmt::format("penstock: {}\n", also.what()));
+      }
+    }
     throw;
   }
-  write_account(account, environment, page);
+  try {
+    write_account(account, outputs, environment, page);
+  } catch (const Interrupted&) {
+    say("penstock: interrupted; not all of the account was written\n");
+    return kInterruptedStatus;
+  }
   if (!account.interrupted) return 0;
-  fmt::print(stderr, "penstock: interrupted; the account ends there\n");
+  say("penstock: interrupted; the account ends there\n");
   return kInterruptedStatus;
 }
 

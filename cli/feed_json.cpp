@@ -92,7 +92,7 @@ std::string feed_json(const FeedAccount& account) {
     entry.update({{"epoch", epoch.epoch}, {"complete", epoch.complete}});
     value["epochs"].push_back(std::move(entry));
   }
-  return value.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return value.dump(2, ' ', true, json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace penstock::cli

@@ -1,12 +1,11 @@
 #include "commands.hpp"
+#include "output.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-
-#include <cstdio>
 
 namespace penstock::cli {
 
@@ -48,25 +47,28 @@ std::string profile_text(const Known& known) {
                      format_rate(known.profile->ceiling(CopyDirection::d2h)));
 }
 
-void print_line(const char* name, const std::string& value) { fmt::print("  {:<13}{}\n", name, value); }
+std::string line(const char* name, const std::string& value) {
+  return fmt::format("  {:<13}{}\n", name, value);
+}
 
-void print_device(const Known& known) {
+std::string device_text(const Known& known) {
   const DeviceInfo& info = known.info;
-  fmt::print("{}  {}\n", info.spec, info.name);
-  if (!known.trouble.empty()) print_line("trouble", known.trouble);
-  print_line("memory", known.memory ? fmt::format("{}, {} free", format_bytes(known.memory->total),
-                                                  format_bytes(known.memory->free))
-                                    : format_bytes(info.memory_bytes));
+  std::string text = fmt::format("{}  {}\n", info.spec, info.name);
+  if (!known.trouble.empty()) text += line("trouble", known.trouble);
+  text += line("memory", known.memory ? fmt::format("{}, {} free", format_bytes(known.memory->total),
+                                                    format_bytes(known.memory->free))
+                                      : format_bytes(info.memory_bytes));
   if (info.backend == "cuda") {
-    print_line("compute", fmt::format("{}.{}, {} multiprocessors", info.compute_major, info.compute_minor,
-                                      info.multiprocessors));
-    print_line("driver", fmt::format("CUDA {}", info.driver));
-    print_line("PCI", info.pci_bus_id);
-    print_line("uuid", info.uuid);
+    text += line("compute", fmt::format("{}.{}, {} multiprocessors", info.compute_major, info.compute_minor,
+                                        info.multiprocessors));
+    text += line("driver", fmt::format("CUDA {}", info.driver));
+    text += line("PCI", info.pci_bus_id);
+    text += line("uuid", info.uuid);
   }
-  print_line("link", info.backend == "host" ? "none: copies within host memory" : format_link(info.link));
-  print_line("NUMA node", info.numa_node < 0 ? "none stated" : std::to_string(info.numa_node));
-  print_line("link profile", profile_text(known));
+  text += line("link", info.backend == "host" ? "none: copies within host memory" : format_link(info.link));
+  text += line("NUMA node", info.numa_node < 0 ? "none stated" : std::to_string(info.numa_node));
+  text += line("link profile", profile_text(known));
+  return text;
 }
 
 json device_value(const Known& known) {
@@ -104,24 +106,21 @@ std::string lock_text() {
   return limit ? fmt::format("{} (`ulimit -l`)", format_bytes(*limit)) : "no limit";
 }
 
-void print_all(const std::vector<Known>& devices, const std::vector<std::string>& missing) {
+std::string all_text(const std::vector<Known>& devices, const std::vector<std::string>& missing) {
   const HostTopology& host = host_topology();
-  fmt::print("penstock {}\n\n", PENSTOCK_VERSION);
-  fmt::print("{}\n", host.processor.empty() ? "unknown processor" : host.processor);
-  print_line("processors", fmt::format("{} usable", host.processors));
-  print_line("memory", format_bytes(host.memory_bytes));
-  print_line("NUMA nodes", std::to_string(host.numa_nodes));
-  print_line("lockable", lock_text());
-  for (const Known& known : devices) {
-    fmt::print("\n");
-    print_device(known);
-  }
-  if (missing.empty()) return;
-  fmt::print("\nmissing\n");
-  for (const std::string& sentence : missing) fmt::print("  {}\n", sentence);
+  std::string text = fmt::format("penstock {}\n\n{}\n", PENSTOCK_VERSION,
+                                 host.processor.empty() ? "unknown processor" : host.processor);
+  text += line("processors", fmt::format("{} usable", host.processors));
+  text += line("memory", format_bytes(host.memory_bytes));
+  text += line("NUMA nodes", std::to_string(host.numa_nodes));
+  text += line("lockable", lock_text());
+  for (const Known& known : devices) text += "\n" + device_text(known);
+  if (!missing.empty()) text += "\nmissing\n";
+  for (const std::string& sentence : missing) text += fmt::format("  {}\n", sentence);
+  return text;
 }
 
-void print_json(const std::vector<Known>& devices, const std::vector<std::string>& missing) {
+std::string all_json(const std::vector<Known>& devices, const std::vector<std::string>& missing) {
   const HostTopology& host = host_topology();
   json value{{"version", PENSTOCK_VERSION},
              {"host",
@@ -134,12 +133,13 @@ void print_json(const std::vector<Known>& devices, const std::vector<std::string
              {"missing", missing}};
   if (const auto limit = lock_limit()) value["host"]["lockable_bytes"] = *limit;
   for (const Known& known : devices) value["devices"].push_back(device_value(known));
-  fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace));
+  return value.dump(2, ' ', true, json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
 
 int run_info(const InfoOptions& options, const Environment& environment) {
+  OutputFile output("--json", options.json);
   std::vector<Known> devices;
   std::vector<std::string> missing;
   if (options.device.empty()) {
@@ -149,7 +149,9 @@ int run_info(const InfoOptions& options, const Environment& environment) {
   } else {
     devices.push_back(look_at(Device::open(options.device, environment.device).info(), environment));
   }
-  options.json ? print_json(devices, missing) : print_all(devices, missing);
+  for (const Known& known : devices) output.keep_off(known.file, "a link profile");
+  output.write(all_json(devices, missing));
+  if (!output.is_standard_output()) print(all_text(devices, missing));
   return 0;
 }
 

@@ -1,10 +1,9 @@
 #include "link_report.hpp"
+#include "output.hpp"
 #include "signals.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
-
-#include <cstdio>
 
 namespace penstock::cli {
 
@@ -15,10 +14,12 @@ int run_link(const LinkOptions& options, const Environment& environment) {
   std::filesystem::path file;
   if (options.store) {
     file = profile_file(options.profile, device.info(), environment);
+    require_profile_place(file);
     static_cast<void>(stored_profile(file, device.info()));
   }
   // What cannot be written should be known before the measurement, not after it.
-  if (!options.json.empty() && options.json != "-") require_writable(options.json);
+  OutputFile output("--json", options.json);
+  output.keep_off(file, "the link profile");
 
   LinkMeasurement measurement;
   {
@@ -33,16 +34,17 @@ int run_link(const LinkOptions& options, const Environment& environment) {
   }
   SignalWatch::check();
 
-  if (options.json == "-") {
-    fmt::print("{}", measurement.to_json());
-  } else {
-    const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
-    fmt::print("{}", link_report(device.info(), measurement, page));
-    if (!options.json.empty()) write_file(options.json, measurement.to_json());
-  }
+  run_all({[&] { output.write(measurement.to_json()); },
+           [&] {
+             const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
+             if (!output.is_standard_output()) print(link_report(device.info(), measurement, page));
+           },
+           [&] {
+             if (options.store) measurement.profile.save(file);
+           }});
   if (options.store) {
-    measurement.profile.save(file);
-    fmt::print(options.json == "-" ? stderr : stdout, "The link profile is stored in {}.\n", file.string());
+    const std::string where = fmt::format("The link profile is stored in {}.\n", file.string());
+    output.is_standard_output() ? say(where) : print(where);
   }
   return 0;
 }

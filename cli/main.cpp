@@ -1,4 +1,5 @@
 #include "arguments.hpp"
+#include "output.hpp"
 #include "signals.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -6,8 +7,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
+#include <new>
+#include <sstream>
 
 namespace penstock::cli {
 
@@ -59,7 +61,11 @@ Environment read_environment() {
 void add_info(CLI::App& app, InfoOptions& options) {
   CLI::App* command = app.add_subcommand("info", "Print devices, links, and what is missing and why");
   add_device(*command, options.device);
-  command->add_flag("--json", options.json, "Print JSON");
+  add_json(*command, options.json, "the same");
+  command->footer(
+      "Examples:\n"
+      "  penstock info\n"
+      "  penstock info --device host --json -");
 }
 
 void add_link(CLI::App& app, LinkOptions& options) {
@@ -67,49 +73,70 @@ void add_link(CLI::App& app, LinkOptions& options) {
   add_device(*command, options.device);
   command->add_flag("--quick", options.quick,
                     "Seconds instead of half a minute, with copies of up to 256 MiB");
-  CLI::Option* most = add_bytes(*command, "--max-bytes", options.max_bytes, "Largest copy; 1GiB");
-  command->add_option("--repetitions", options.repetitions, "Most repetitions of a point")
-      ->check(CLI::Range(1, 100000));
-  command->add_option("--json", options.json, "Write everything measured to FILE; - is standard output")
-      ->type_name("FILE");
+  CLI::Option* most = add_bytes(*command, "--max-bytes", options.max_bytes, "Largest copy (default: 1GiB)");
+  add_count(*command, "--repetitions", options.repetitions, 1, 100000, "Most repetitions of a point",
+            "as time allows");
+  add_json(*command, options.json, "everything measured");
   CLI::Option* no_store =
-      command->add_flag("!--no-store", options.store, "Leave the stored profile as it is");
-  command->add_option("--profile", options.profile, "Store the profile here instead of in the user's cache")
-      ->type_name("FILE")
+      add_off_flag(*command, "--no-store", options.store, "Leave the stored profile as it is");
+  add_file(*command, "--profile", options.profile, "Store the profile here instead of in the user's cache")
       ->excludes(no_store);
   command->add_flag("--ascii", options.ascii, "Draw with ASCII alone");
   command->callback([&options, most] {
     constexpr std::size_t kQuickBytes = 256 * kMiB;
     if (options.quick && most->count() == 0) options.max_bytes = kQuickBytes;
   });
+  command->footer(
+      "Examples:\n"
+      "  penstock link                               measure the first GPU's link, and store its profile\n"
+      "  penstock link --device host --quick\n"
+      "  penstock link --no-store --json link.json   only look");
 }
 
 void add_predict(CLI::App& app, PredictOptions& options) {
   CLI::App* command = app.add_subcommand("predict", "Print the time that a transfer will take");
-  add_bytes(*command, "BYTES", options.bytes, "Bytes in all")->required();
+  add_bytes(*command, "BYTES", options.bytes, "Bytes in all, such as 64MiB")->required();
   add_device(*command, options.device);
-  command->add_option("--pieces", options.pieces, "Equal pieces they come in")
-      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 40));
-  const CLI::IsMember kinds({"pageable", "pinned", "registered", "device"});
-  command->add_option("--from", options.from, "Kind of memory they are in")->check(kinds);
-  command->add_option("--to", options.to, "Kind of memory they go to")->check(kinds);
-  command->add_option("--path", options.path, "The way they go")
-      ->check(CLI::IsMember({"automatic", "direct", "staged", "packed"}));
-  command->add_option("--profile", options.profile, "Link profile in place of the stored one")
-      ->type_name("FILE");
-  command->add_flag("--json", options.json, "Print JSON");
+  add_count(*command, "--pieces", options.pieces, 1, std::uint64_t{1} << 40, "Equal pieces they come in",
+            "1");
+  const std::vector<std::string> kinds{"pageable", "pinned", "registered", "device"};
+  add_choice(*command, "--from", options.from, "KIND", kinds, "Kind of memory they are in");
+  add_choice(*command, "--to", options.to, "KIND", kinds, "Kind of memory they go to");
+  add_choice(*command, "--path", options.path, "PATH", {"automatic", "direct", "staged", "packed"},
+             "The way they go");
+  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
+  add_json(*command, options.json, "the same");
+  command->footer(
+      "Examples:\n"
+      "  penstock predict 64MiB\n"
+      "  penstock predict 4MB --pieces 1000 --from pinned\n"
+      "  penstock predict 1GiB --from device --to pageable --json -");
 }
 
 int complain(std::string what, int code) {
   std::replace(what.begin(), what.end(), '\n', ' ');
-  fmt::print(stderr, "penstock: {}\n", what);
+  say(fmt::format("penstock: {}\n", what));
   return code;
+}
+
+/// What the user asked to be told.
+std::string answer(const CLI::App& app, const CLI::Success& success) {
+  std::ostringstream text;
+  app.exit(success, text, text);
+  return text.str();
 }
 
 int run(int argc, char** argv) {
   CLI::App app("Feeds GPUs: moves data from CPU memory to a GPU as fast as the link allows.", "penstock");
   app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
   app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  penstock info                      what is there, and what is missing\n"
+      "  penstock link                      measure the link once; feed and predict go by it\n"
+      "  penstock predict 64MiB             the time that a transfer will take\n"
+      "  penstock feed images.npy           feed a dataset, and say where the time went\n"
+      "Each command has more with --help.");
   InfoOptions info;
   LinkOptions link;
   PredictOptions predict;
@@ -123,7 +150,8 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
-    return app.exit(success);
+    print(answer(app, success));
+    return 0;
   } catch (const CLI::ParseError& error) {
     const std::string first = argc > 1 ? argv[1] : "-";
     const bool known =
@@ -145,12 +173,15 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace penstock::cli;
+  prepare_standard_streams();
   try {
     return run(argc, argv);
   } catch (const Interrupted&) {
     return complain("interrupted; nothing was stored", kInterrupted);
   } catch (const UsageError& error) {
     return complain(error.what(), kUsage);
+  } catch (const std::bad_alloc&) {
+    return complain("There is not enough host memory for this.", kFailure);
   } catch (const std::exception& error) {
     return complain(error.what(), kFailure);
   }

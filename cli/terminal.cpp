@@ -1,6 +1,9 @@
 #include "terminal.hpp"
 
+#include "output.hpp"
+
 #include <penstock/core/bytes.hpp>
+#include <penstock/core/printable.hpp>
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -8,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 
 namespace penstock::cli {
 
@@ -186,19 +188,17 @@ std::string Progress::line(double fraction, std::string_view step, const Look& l
 
 void Progress::update(double fraction, std::string_view step) {
   if (terminal_) {
-    fmt::print(stderr, "\r{}\033[K", line(fraction, step, look_));
-    std::fflush(stderr);
+    draw(fmt::format("\r{}\033[K", line(fraction, printable(step), look_)));
     drawn_ = true;
   } else if (step != step_) {
-    fmt::print(stderr, "{:3.0f} % {}\n", 100 * fraction, step);
+    say(fmt::format("{:3.0f} % {}\n", 100 * fraction, step));
   }
   step_ = step;
 }
 
 void Progress::clear() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\033[K");
-  std::fflush(stderr);
+  draw("\r\033[K");
   drawn_ = false;
 }
 

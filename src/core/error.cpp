@@ -1,12 +1,13 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/printable.hpp>
 
 #include <fmt/format.h>
 
 namespace penstock {
 
 Error::Error(const std::string& message, std::source_location where)
-    : std::runtime_error(message), where_(where) {}
+    : std::runtime_error(printable(message)), where_(where) {}
 
 OutOfMemory::OutOfMemory(const std::string& place, std::size_t asked, std::size_t used, std::size_t free,
                          const std::string& advice, std::source_location where)

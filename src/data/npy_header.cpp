@@ -87,9 +87,7 @@ class Literal {
     const std::uint64_t begin = offset();
     const std::string_view rest = text_.substr(at_, 24);
     if (rest.empty()) throw_malformed(file_, begin, expected, "the end of the header");
-    std::string shown;
-    for (const char c : rest) shown += c >= ' ' && c <= '~' ? c : '?';
-    throw_malformed(file_, begin, expected, fmt::format("\"{}\"", shown));
+    throw_malformed(file_, begin, expected, fmt::format("\"{}\"", rest));
   }
 
  private:

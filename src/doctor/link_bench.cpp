@@ -20,6 +20,7 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kBlock = 4 * kMiB;
+constexpr std::size_t kBlocksBetweenReports = 8;
 constexpr std::uint8_t kPoison = 0xA5;
 
 std::uint64_t mix(std::uint64_t x) {
@@ -53,20 +54,24 @@ LinkBench::LinkBench(Device device, const LinkMeasurementOptions& options, std::
 
 LinkBench::~LinkBench() = default;
 
-LinkBench::Memory LinkBench::take(std::size_t bytes) const {
+LinkBench::Memory LinkBench::take(std::size_t bytes) {
   Memory memory;
   memory.capacity = bytes;
   const PoolOptions exact{.segment_bytes = 64 * kKiB};
-  memory.device_source = make_device_pool(device_, exact).allocate(bytes);
-  memory.device_target = make_device_pool(device_, exact).allocate(bytes);
-  memory.pinned_source = make_pinned_pool(device_, exact).allocate(bytes);
-  memory.pinned_target = make_pinned_pool(device_, exact).allocate(bytes);
+  const auto allocate = [&](auto make_pool) {
+    report_again();
+    return make_pool(device_, exact).allocate(bytes);
+  };
+  memory.device_source = allocate(make_device_pool);
+  memory.device_target = allocate(make_device_pool);
+  memory.pinned_source = allocate(make_pinned_pool);
+  memory.pinned_target = allocate(make_pinned_pool);
   memory.pageable_source = take_pageable(bytes);
   memory.pageable_target = take_pageable(bytes);
   return memory;
 }
 
-LinkBench::Memory LinkBench::take_what_fits(std::vector<std::string>& notes) const {
+LinkBench::Memory LinkBench::take_what_fits(std::vector<std::string>& notes) {
   const std::size_t wanted = std::bit_floor(options_.max_bytes);
   const std::size_t host_room = host_topology().memory_bytes / 8;
   const std::size_t device_room = device_.memory().free / 5 * 2;
@@ -98,8 +103,14 @@ LinkBench::Memory LinkBench::take_what_fits(std::vector<std::string>& notes) con
 
 void LinkBench::for_each_block(std::size_t bytes, const std::function<void(std::size_t, std::size_t)>& body) {
   if (bytes <= kBlock) return body(0, bytes);
-  team_.for_each((bytes + kBlock - 1) / kBlock,
-                 [&](std::size_t i) { body(i * kBlock, std::min(kBlock, bytes - i * kBlock)); });
+  const std::size_t blocks = (bytes + kBlock - 1) / kBlock;
+  for (std::size_t first = 0; first < blocks; first += kBlocksBetweenReports) {
+    report_again();
+    team_.for_each(std::min(kBlocksBetweenReports, blocks - first), [&](std::size_t i) {
+      const std::size_t begin = (first + i) * kBlock;
+      body(begin, std::min(kBlock, bytes - begin));
+    });
+  }
 }
 
 void LinkBench::fill_sources() {
@@ -131,6 +142,8 @@ void LinkBench::report(std::string_view step, double fraction) {
   reported_ = std::chrono::steady_clock::now();
 }
 
+void LinkBench::report_again() { report(std::string(step_), fraction_); }
+
 Summary LinkBench::repeat(std::size_t bytes, const std::function<double()>& once) {
   constexpr std::size_t kLarge = 64 * kMiB;
   const bool late = seconds_since(begin_) > budget_;
@@ -145,7 +158,7 @@ Summary LinkBench::repeat(std::size_t bytes, const std::function<double()>& once
   const auto begin = std::chrono::steady_clock::now();
   while (seconds.size() < least || (seconds.size() < most && seconds_since(begin) < slice)) {
     seconds.push_back(once());
-    if (seconds_since(reported_) > 0.03) report(std::string(step_), fraction_);
+    if (seconds_since(reported_) > 0.03) report_again();
   }
   return summarize(seconds);
 }

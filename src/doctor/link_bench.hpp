@@ -55,7 +55,8 @@ class LinkBench {
   /// Powers of two from 4 KiB to the capacity.
   [[nodiscard]] std::vector<std::size_t> sizes() const;
 
-  /// Says where the measurement is, and lets the caller end it. Called between repetitions.
+  /// Says where the measurement is, and lets the caller end it. Called between repetitions, and between parts
+  /// of filling and comparing memory.
   void report(std::string_view step, double fraction);
 
   /// Calls `once` for a warm-up and then for repetitions; it does the work and returns its seconds.
@@ -83,8 +84,9 @@ class LinkBench {
     Pages pageable_source, pageable_target;
   };
 
-  [[nodiscard]] Memory take(std::size_t bytes) const;
-  [[nodiscard]] Memory take_what_fits(std::vector<std::string>& notes) const;
+  [[nodiscard]] Memory take(std::size_t bytes);
+  [[nodiscard]] Memory take_what_fits(std::vector<std::string>& notes);
+  void report_again();
   void fill_sources();
   void for_each_block(std::size_t bytes, const std::function<void(std::size_t, std::size_t)>& body);
 
@@ -93,7 +95,7 @@ class LinkBench {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   const double budget_;
   std::chrono::steady_clock::time_point reported_{};
-  std::string step_;
+  std::string step_ = "taking memory";
   double fraction_ = 0;
   std::size_t verified_bytes_ = 0;
 

@@ -98,10 +98,10 @@ OutOfMemory PoolState::refusal(std::size_t bytes) const {
   const Lock lock(mutex_);
   const std::size_t used = statistics_.used_bytes + statistics_.pending_bytes;
   const std::size_t free = options_.budget_bytes - used;
-  std::string advice = fmt::format("Raise PoolOptions::budget_bytes (now {}), or let go of buffers.",
+  std::string advice = fmt::format("Raise the pool's budget (now {}), or let go of buffers.",
                                    format_bytes(options_.budget_bytes));
   if (statistics_.pending_bytes > 0) {
-    advice += fmt::format(" {} still wait for device work: allocate_wait would wait for them.",
+    advice += fmt::format(" {} come free once device work is done: wait for it, and ask again.",
                           format_bytes(statistics_.pending_bytes));
   }
   if (free >= bytes) {
@@ -129,7 +129,7 @@ std::optional<Buffer> PoolState::take_or_reclaim(std::size_t need, std::size_t b
 }
 
 Buffer PoolState::allocate(std::size_t bytes) {
-  check_fork("Pool::allocate");
+  check_fork("an allocation");
   if (bytes == 0) return {};
   const std::size_t need = rounded(bytes);
   {
@@ -147,7 +147,7 @@ Buffer PoolState::allocate(std::size_t bytes) {
 }
 
 Buffer PoolState::allocate_wait(std::size_t bytes) {
-  check_fork("Pool::allocate_wait");
+  check_fork("an allocation");
   const std::size_t need = rounded(bytes);
   for (;;) {
     std::uint64_t seen = 0;
@@ -173,7 +173,7 @@ bool PoolState::pending_could_serve(std::size_t need) const noexcept {
 }
 
 void PoolState::reserve(std::size_t bytes) {
-  check_fork("Pool::reserve");
+  check_fork("a reservation");
   if (bytes == 0) return;
   const std::size_t need = rounded(bytes);
   const std::lock_guard growing(growing_);
@@ -188,7 +188,7 @@ void PoolState::reserve(std::size_t bytes) {
 }
 
 std::size_t PoolState::trim() {
-  check_fork("Pool::trim");
+  check_fork("trimming a pool");
   {
     Lock lock(mutex_);
     reclaim_all();
@@ -200,7 +200,7 @@ std::size_t PoolState::trim() {
 }
 
 PoolStatistics PoolState::statistics() const {
-  check_fork("Pool::statistics");
+  check_fork("counting a pool");
   const Lock lock(mutex_);
   return statistics_;
 }

@@ -265,7 +265,9 @@ LinkProfile LinkProfile::parse(const std::string& text) {
   try {
     return parse_document(text);
   } catch (const json::exception& error) {
-    refuse(fmt::format("its text is not JSON as it should be ({})", error.what()));
+    const std::string_view reason =
+        error.what();  // "[json.exception.parse_error.101] parse error at line 1 ..."
+    refuse(fmt::format("its text is not JSON as it should be ({})", reason.substr(reason.find("] ") + 2)));
   }
 }
 

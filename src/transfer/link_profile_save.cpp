@@ -60,6 +60,11 @@ class TemporaryFile {
 void LinkProfile::save(const std::filesystem::path& file) const {
   const std::filesystem::path target = file.has_parent_path() ? file : std::filesystem::path(".") / file;
   std::error_code error;
+  const auto status = std::filesystem::status(target, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw Error(
+        fmt::format("The link profile cannot be stored at {}: that is not a regular file.", file.string()));
+  }
   std::filesystem::create_directories(target.parent_path(), error);
   if (error) {
     throw Error(fmt::format("The link profile cannot be stored at {}: its directory cannot be made ({}).",

@@ -210,7 +210,7 @@ class TransferEngineImpl {
   void check_generation() const {
     if (is_forked()) {
       throw DeviceError(
-          "PENSTOCK_FORKED", "TransferEngine::copy", 0,
+          "PENSTOCK_FORKED", "a transfer", 0,
           "this process was forked after the engine was made; open devices after the fork, or start "
           "processes by spawn");
     }

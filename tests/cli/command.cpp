@@ -41,12 +41,16 @@ std::pair<int, int> make_terminal() {
   return {master, slave};
 }
 
-Child start(const std::vector<std::string>& arguments, const std::vector<std::string>& environment,
-            bool terminal) {
-  const auto [output, output_end] = make_pipe();
-  const auto [errors, errors_end] = terminal ? make_terminal() : make_pipe();
+std::vector<std::string> words_of(const std::vector<std::string>& arguments) {
   std::vector<std::string> words{PENSTOCK_COMMAND};
   words.insert(words.end(), arguments.begin(), arguments.end());
+  return words;
+}
+
+Child start(std::vector<std::string> words, const std::vector<std::string>& environment, bool terminal,
+            const fs::path& directory = {}) {
+  const auto [output, output_end] = make_pipe();
+  const auto [errors, errors_end] = terminal ? make_terminal() : make_pipe();
   std::vector<char*> argv, envp;
   for (auto& word : words) argv.push_back(word.data());
   std::vector<std::string> variables = environment;
@@ -57,6 +61,7 @@ Child start(const std::vector<std::string>& arguments, const std::vector<std::st
   if (process == 0) {
     ::dup2(output_end, STDOUT_FILENO);
     ::dup2(errors_end, STDERR_FILENO);
+    if (!directory.empty() && ::chdir(directory.c_str()) != 0) ::_exit(127);
     ::execve(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }
@@ -108,7 +113,7 @@ Command::~Command() {
 }
 
 CommandResult Command::run(const std::vector<std::string>& arguments) const {
-  return finish(start(arguments, environment, false), [](const std::string&) {});
+  return finish(start(words_of(arguments), environment, false), [](const std::string&) {});
 }
 
 namespace {
@@ -126,17 +131,24 @@ CommandResult act_on(const Child& child, const std::string& text, const std::fun
 
 CommandResult Command::interrupt(const std::vector<std::string>& arguments, const std::string& text,
                                  int signal) const {
-  const Child child = start(arguments, environment, false);
+  const Child child = start(words_of(arguments), environment, false);
   return act_on(child, text, [&] { ::kill(child.process, signal); });
 }
 
 CommandResult Command::run_and(const std::vector<std::string>& arguments, const std::string& text,
                                const std::function<void()>& act) const {
-  return act_on(start(arguments, environment, false), text, act);
+  return act_on(start(words_of(arguments), environment, false), text, act);
+}
+
+CommandResult Command::run_script(const std::string& script) const {
+  std::vector<std::string> variables = environment;
+  variables.emplace_back(std::string("PENSTOCK=") + PENSTOCK_COMMAND);
+  variables.emplace_back("PATH=/usr/bin:/bin");
+  return finish(start({"/bin/sh", "-c", script}, variables, false, home_), [](const std::string&) {});
 }
 
 CommandResult Command::run_on_terminal(const std::vector<std::string>& arguments) const {
-  return finish(start(arguments, environment, true), [](const std::string&) {});
+  return finish(start(words_of(arguments), environment, true), [](const std::string&) {});
 }
 
 }  // namespace penstock::testing

@@ -32,6 +32,8 @@ class Command {
   /// As run, but calls `act` once standard error holds `text`.
   [[nodiscard]] CommandResult run_and(const std::vector<std::string>& arguments, const std::string& text,
                                       const std::function<void()>& act) const;
+  /// Runs a shell script in the home, with the command's path in $PENSTOCK.
+  [[nodiscard]] CommandResult run_script(const std::string& script) const;
   /// Standard error is a terminal; what it shows is in `errors`.
   [[nodiscard]] CommandResult run_on_terminal(const std::vector<std::string>& arguments) const;
 

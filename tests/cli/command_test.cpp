@@ -104,7 +104,7 @@ TEST(CommandInfo, ShowsDevicesAndWhatIsMissing) {
 
 TEST(CommandInfo, WritesJson) {
   const Command command;
-  const CommandResult result = command.run({"info", "--json"});
+  const CommandResult result = command.run({"info", "--json", "-"});
   ASSERT_EQ(result.status, 0) << result.errors;
   const json value = json::parse(result.output);
   EXPECT_EQ(value["devices"].back()["spec"], "host");
@@ -116,7 +116,7 @@ TEST(CommandInfo, WritesJson) {
 
 TEST(CommandInfo, ShowsOneDevice) {
   const Command command;
-  const CommandResult result = command.run({"info", "--json", "--device", "host:memory=64MiB"});
+  const CommandResult result = command.run({"info", "--json", "-", "--device", "host:memory=64MiB"});
   ASSERT_EQ(result.status, 0) << result.errors;
   const json value = json::parse(result.output);
   ASSERT_EQ(value["devices"].size(), 1u);
@@ -126,7 +126,7 @@ TEST(CommandInfo, ShowsOneDevice) {
 TEST(CommandInfo, ShowsTheFakeDriversDevices) {
   Command command;
   command.environment.back() = std::string("PENSTOCK_LIBCUDA=") + PENSTOCK_FAKE_DRIVER;
-  const CommandResult result = command.run({"info", "--json"});
+  const CommandResult result = command.run({"info", "--json", "-"});
   ASSERT_EQ(result.status, 0) << result.errors;
   const json value = json::parse(result.output);
   ASSERT_GE(value["devices"].size(), 2u) << result.output;
@@ -159,10 +159,10 @@ TEST(CommandLink, MeasuresPrintsAndStores) {
   const json all = json::parse(read_text(json_file));
   EXPECT_EQ(LinkProfile::parse(all["profile"].dump()).to_json(), profile->to_json());
 
-  const json known = json::parse(command.run({"info", "--json", "--device", "host"}).output);
+  const json known = json::parse(command.run({"info", "--json", "-", "--device", "host"}).output);
   EXPECT_EQ(known["devices"][0]["link_profile"]["file"], file.string());
-  const json time =
-      json::parse(command.run({"predict", "16KiB", "--device", "host", "--from", "pinned", "--json"}).output);
+  const json time = json::parse(
+      command.run({"predict", "16KiB", "--device", "host", "--from", "pinned", "--json", "-"}).output);
   EXPECT_TRUE(time["measured"].get<bool>());
   EXPECT_EQ(time["seconds"], profile->predict(16 * kKiB, 1, {MemoryKind::pinned, MemoryKind::device}));
 }
@@ -174,7 +174,7 @@ TEST(CommandLink, MeasuresTheFakeDriversDevice) {
   arguments[2] = "cuda:1";
   const CommandResult result = command.run(arguments);
   ASSERT_EQ(result.status, 0) << result.errors;
-  const json known = json::parse(command.run({"info", "--json"}).output);
+  const json known = json::parse(command.run({"info", "--json", "-"}).output);
   EXPECT_TRUE(known["devices"][0]["link_profile"].is_null());
   EXPECT_GT(known["devices"][1]["link_profile"]["h2d_bytes_per_second"].get<double>(), 0);
 }

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 
 def write_npy(file: pathlib.Path, dtype: str, shape: tuple, data: bytes) -> None:
@@ -37,6 +38,9 @@ def main() -> int:
         folder = pathlib.Path(name)
         write_npy(folder / "images.npy", "|u1", (600, 3, 8, 8), random.Random(1).randbytes(600 * 192))
         write_npy(folder / "labels.npy", "<i8", (600,), struct.pack("<600q", *(i % 10 for i in range(600))))
+        with zipfile.ZipFile(folder / "set.npz", "w") as archive:
+            archive.write(folder / "images.npy", "images.npy")
+            archive.write(folder / "labels.npy", "labels.npy")
         (folder / "fashion-mnist").mkdir()
         write_idx(folder / "fashion-mnist/train-images-idx3-ubyte", (600, 8, 8), random.Random(2).randbytes(600 * 64))
         write_idx(folder / "fashion-mnist/train-labels-idx1-ubyte", (600,), random.Random(3).randbytes(600))

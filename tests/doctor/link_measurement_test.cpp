@@ -152,6 +152,22 @@ TEST(LinkMeasurement, SaysHowFarItIsAndStopsWhenProgressThrows) {
   }
 }
 
+TEST(LinkMeasurement, StopsWhileItTakesAndFillsItsMemory) {
+  struct Stop {};
+  const auto faulty = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  for (const int at : {2, 5, 7, 10}) {
+    LinkMeasurementOptions options = hasty(64 * kMiB);
+    int calls = 0;
+    options.progress = [&](const LinkProgress& now) {
+      EXPECT_EQ(now.step, "taking memory");
+      if (++calls == at) throw Stop{};
+    };
+    EXPECT_THROW((void)measure_link(Device(faulty), options), Stop);
+    EXPECT_EQ(calls, at);
+    EXPECT_EQ(faulty->live(), LiveHandles{}) << "stopped at " << at;
+  }
+}
+
 TEST(LinkMeasurement, PassesOnADeviceFailureWithoutLeaksOrHangs) {
   const auto counting = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
   (void)measure_link(Device(counting), hasty());

@@ -153,7 +153,7 @@ TEST_F(PoolTest, ARefusalTellsWhatWasAskedUsedAndFree) {
     EXPECT_EQ(error.used(), 300u * 256);
     EXPECT_EQ(error.free(), 700u * 256);
     EXPECT_THAT(error.what(), HasSubstr("test pool"));
-    EXPECT_THAT(error.what(), HasSubstr("PoolOptions::budget_bytes"));
+    EXPECT_THAT(error.what(), HasSubstr("Raise the pool's budget"));
   }
   EXPECT_EQ(pool.allocate(700 * 256).size(), 700u * 256);
   EXPECT_EQ(upstream_->peak_bytes(), 1000u * 256);

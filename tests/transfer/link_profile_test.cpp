@@ -472,6 +472,10 @@ TEST_F(LinkProfileFile, LeavesTheOldOneWhenItCannotBeReplaced) {
   }
   EXPECT_TRUE(fs::is_directory(file_));
   EXPECT_EQ(std::distance(fs::directory_iterator(file_.parent_path()), fs::directory_iterator()), 1);
+  const fs::path pipe = directory_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(profile.save(pipe), Error);
+  EXPECT_TRUE(fs::is_fifo(pipe));
   std::ofstream(directory_ / "flat") << "x";
   try {
     profile.save(directory_ / "flat" / "profile.json");

@@ -124,7 +124,7 @@ void HostBackend::enter(const char* call) const {
   }
   if (core_->illegal_address.load(std::memory_order_relaxed)) {
     throw DeviceError("PENSTOCK_ILLEGAL_ADDRESS", call, 3,
-                      "An earlier copy_pieces had a piece outside device and locked memory.");
+                      "An earlier copy of many pieces had one outside device and locked memory.");
   }
 }
 

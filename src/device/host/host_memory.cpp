@@ -47,7 +47,8 @@ HostMemory::~HostMemory() {
 
 void* HostMemory::device_allocate(std::size_t bytes) {
   if (bytes == 0) {
-    throw DeviceError("PENSTOCK_INVALID_VALUE", "device_allocate", 1, "Zero bytes cannot be allocated.");
+    throw DeviceError("PENSTOCK_INVALID_VALUE", "allocating device memory", 1,
+                      "Zero bytes cannot be allocated.");
   }
   {
     const std::unique_lock lock(mutex_);
@@ -78,7 +79,8 @@ void HostMemory::device_free(void* data) noexcept {
 
 void* HostMemory::host_allocate(std::size_t bytes) {
   if (bytes == 0) {
-    throw DeviceError("PENSTOCK_INVALID_VALUE", "host_allocate", 1, "Zero bytes cannot be allocated.");
+    throw DeviceError("PENSTOCK_INVALID_VALUE", "allocating locked memory", 1,
+                      "Zero bytes cannot be allocated.");
   }
   void* const data = allocate_pages(bytes);
   if (data == nullptr) {

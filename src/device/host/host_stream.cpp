@@ -52,7 +52,7 @@ std::shared_ptr<HostStream> HostStream::start(std::shared_ptr<HostCore> core) {
   try {
     std::thread([stream] { stream->run(); }).detach();
   } catch (const std::system_error& error) {
-    throw DeviceError("PENSTOCK_NO_THREAD", "stream_create", error.code().value(),
+    throw DeviceError("PENSTOCK_NO_THREAD", "making a stream", error.code().value(),
                       "The system has no thread for another stream; close some, or raise the limit.");
   }
   return stream;

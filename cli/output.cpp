@@ -1,0 +1,202 @@
+#include "output.hpp"
+
+#include "commands.hpp"
+#include "signals.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/printable.hpp>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <utility>
+
+namespace penstock::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(std::string_view name, std::string_view why) {
+  throw Error(fmt::format("{} cannot be written: {}.", name, why));
+}
+
+[[noreturn]] void refuse(std::string_view name, int error) { refuse(name, std::strerror(error)); }
+
+std::optional<struct stat> status_of(const fs::path& path) {
+  struct stat status{};
+  return ::stat(path.c_str(), &status) == 0 ? std::optional(status) : std::nullopt;
+}
+
+/// A signal that comes while the descriptor takes nothing is answered, which a write that blocks does not do.
+void write_to(int descriptor, std::string_view text, std::string_view name) {
+  const bool stopping = SignalWatch::requested();
+  while (!text.empty()) {
+    pollfd polled{descriptor, POLLOUT, 0};
+    while (::poll(&polled, 1, 100) <= 0) {
+      if (!stopping) SignalWatch::check();
+    }
+    // What a pipe has room for at least, once it has room.
+    const ssize_t written = ::write(descriptor, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+    if (written < 0 && errno != EINTR && errno != EAGAIN) refuse(name, errno);
+    if (written > 0) text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+/// The standard stream that already is this file, such as /dev/stdout; -1 for none.
+int stream_at(const struct stat& status) {
+  for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat stream{};
+    if (::fstat(descriptor, &stream) == 0 && stream.st_dev == status.st_dev &&
+        stream.st_ino == status.st_ino) {
+      return descriptor;
+    }
+  }
+  return -1;
+}
+
+int open_special(const std::string& file, const struct stat& status) {
+  if (S_ISDIR(status.st_mode)) refuse(file, EISDIR);
+  if (S_ISBLK(status.st_mode)) refuse(file, "it is a disk");
+  const int stream = stream_at(status);
+  const int descriptor = stream >= 0 ? ::fcntl(stream, F_DUPFD_CLOEXEC, 0)
+                                     : ::open(file.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (descriptor < 0 && errno == ENXIO && S_ISFIFO(status.st_mode)) {
+    refuse(file, "nobody reads this FIFO; start its reader first");
+  }
+  if (descriptor < 0) refuse(file, errno);
+  return descriptor;
+}
+
+/// A new file that takes the place of another, or goes.
+class Replacement {
+ public:
+  Replacement(const fs::path& target, std::string name) : target_(target), name_(std::move(name)) {
+    const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+    for (unsigned i = 0; descriptor_ < 0; ++i) {
+      path_ = folder / fmt::format(".penstock-{}-{}", ::getpid(), i);
+      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (descriptor_ < 0 && errno != EEXIST) refuse(name_, errno);
+    }
+  }
+  ~Replacement() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    if (!placed_) ::unlink(path_.c_str());
+  }
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+
+  void write(std::string_view text) { write_to(descriptor_, text, name_); }
+
+  void place() {
+    if (const auto before = status_of(target_)) {
+      // Only root can give a file away; for others it is theirs already.
+      if (::fchown(descriptor_, before->st_uid, before->st_gid) != 0) errno = 0;
+      ::fchmod(descriptor_, before->st_mode & 07777);
+    }
+    if (::close(std::exchange(descriptor_, -1)) != 0) refuse(name_, errno);
+    if (::rename(path_.c_str(), target_.c_str()) != 0) refuse(name_, errno);
+    placed_ = true;
+  }
+
+ private:
+  const fs::path& target_;
+  std::string name_;
+  fs::path path_;
+  int descriptor_ = -1;
+  bool placed_ = false;
+};
+
+}  // namespace
+
+void prepare_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) >= 0) continue;
+    // The wrong way round, so that its use fails as that of a closed one does.
+    ::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
+}
+
+void print(std::string_view text) { write_to(STDOUT_FILENO, printable(text), "standard output"); }
+
+void draw(std::string_view text) noexcept {
+  try {
+    write_to(STDERR_FILENO, text, "standard error");
+  } catch (...) {  // nowhere is left to tell it
+  }
+}
+
+void say(std::string_view text) noexcept {
+  try {
+    draw(printable(text));
+  } catch (...) {  // no memory for the text
+  }
+}
+
+OutputFile::OutputFile(std::string option, std::string file)
+    : option_(std::move(option)), file_(std::move(file)), target_(file_) {
+  if (file_.empty() || is_standard_output()) return;
+  const auto status = status_of(file_);
+  if (status && (!S_ISREG(status->st_mode) || stream_at(*status) >= 0)) {
+    descriptor_ = open_special(file_, *status);
+    return;
+  }
+  std::error_code error;
+  if (status) target_ = fs::canonical(file_, error);
+  if (error) refuse(file_, error.message());
+  if (status && ::access(target_.c_str(), W_OK) != 0) refuse(file_, errno);
+  const fs::path folder = target_.has_parent_path() ? target_.parent_path() : fs::path(".");
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    refuse(file_, fmt::format("its directory: {}", std::strerror(errno)));
+  }
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void OutputFile::keep_off(const fs::path& other, std::string_view what) const {
+  if (file_.empty() || is_standard_output() || descriptor_ >= 0 || other.empty() || other == "-") return;
+  std::error_code error;
+  const auto place = [&](const fs::path& path) { return fs::weakly_canonical(fs::absolute(path), error); };
+  if (fs::equivalent(target_, other, error) || place(target_) == place(other)) {
+    throw UsageError(fmt::format("{} {} would overwrite {}; name another file.", option_, file_, what));
+  }
+}
+
+void OutputFile::write(std::string_view text) {
+  if (file_.empty()) return;
+  if (is_standard_output()) return write_to(STDOUT_FILENO, text, "standard output");
+  if (descriptor_ >= 0) return write_to(descriptor_, text, file_);
+  Replacement replacement(target_, file_);
+  replacement.write(text);
+  replacement.place();
+}
+
+void run_all(std::initializer_list<std::function<void()>> steps) {
+  std::exception_ptr first;
+  for (const auto& step : steps) {
+    try {
+      step();
+    } catch (const Interrupted&) {
+      throw;
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,128 @@
+#include "cli/command.hpp"
+#include "cli/datasets.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace penstock {
+namespace {
+
+using nlohmann::json;
+using testing::Command;
+using testing::CommandResult;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Words = std::vector<std::string>;
+
+constexpr std::array kCommands{"info", "link", "predict", "feed"};
+
+TEST(Arguments, WhatIsOutOfRangeIsRefused) {
+  const Command command;
+  const auto refuses = [&](const Words& words, const std::string& part) {
+    const CommandResult result = command.run(words);
+    EXPECT_EQ(result.status, 2) << result.errors;
+    EXPECT_THAT(result.errors, HasSubstr(part));
+    EXPECT_THAT(result.errors, HasSubstr(words[words.size() - 2]));
+  };
+  for (const char* step : {"nan", "inf", "-1", "1e7", "1ms", "", "0x1"}) {
+    refuses({"feed", "x", "--step-ms", step}, "from 0 to 1000000 milliseconds");
+  }
+  const std::string past = "18446744073709551616";
+  refuses({"feed", "x", "--batch", past}, past + " is too large; use at most 9223372036854775807");
+  refuses({"feed", "x", "--batch", "1.5"}, "'1.5' is not a whole number of 1 or more");
+  refuses({"feed", "x", "--batch", "-1"}, "'-1' is not a whole number of 1 or more");
+  refuses({"feed", "x", "--epochs", "0"}, "'0' is not a whole number of 1 or more");
+  refuses({"feed", "x", "--seed", past}, past + " is too large");
+  refuses({"feed", "x", "--threads", "4294967297"}, "'4294967297' is not a whole number from 1 to 16");
+  refuses({"feed", "x", "--prefetch", "65"}, "'65' is not a whole number from 1 to 64");
+  refuses({"feed", "x", "--world-size", "9223372036854775807"}, "is not a whole number from 1 to 1048576");
+  refuses({"link", "--repetitions", "100001"}, "from 1 to 100000");
+  refuses({"predict", "1MiB", "--pieces", "4294967296000"},
+          "4294967296000 is too large; use at most 1099511627776");
+  refuses({"predict", "1MiB", "--from", "paper"},
+          "'paper' is unknown; use pageable, pinned, registered or device");
+}
+
+TEST(Arguments, WhatIsEmptyIsRefused) {
+  const Command command;
+  for (const Words& words : {Words{"feed", ""}, Words{"feed", "x", "--json", ""},
+                             Words{"feed", "x", "--report", ""}, Words{"feed", "x", "--profile", ""},
+                             Words{"feed", "x", "--search", ""}, Words{"info", "--json", ""}}) {
+    const CommandResult result = command.run(words);
+    EXPECT_EQ(result.status, 2) << result.errors;
+    EXPECT_THAT(result.errors, HasSubstr("it is empty"));
+  }
+}
+
+TEST(Arguments, RanksCountBelowTheWorldSize) {
+  const CommandResult result = Command().run({"feed", "x", "--rank", "8", "--world-size", "8"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.errors, HasSubstr("--rank 8 with --world-size 8: ranks count from 0 to 7."));
+}
+
+TEST(Arguments, JsonMeansTheSameInEveryCommand) {
+  const Command command;
+  testing::write_npy(command.home() / "x.npy", "|u1", {4, 2}, std::vector<std::uint8_t>(8));
+  const std::string link = "link --device host --quick --max-bytes 64KiB --repetitions 2 --no-store";
+  for (const std::string words :
+       {"info --device host", "predict 1MiB --device host", "feed x.npy --device host", link.c_str()}) {
+    const CommandResult standard = command.run_script("\"$PENSTOCK\" " + words + " --json -");
+    ASSERT_EQ(standard.status, 0) << standard.errors;
+    const json told = json::parse(standard.output);
+    const CommandResult file = command.run_script("\"$PENSTOCK\" " + words + " --json out.json");
+    ASSERT_EQ(file.status, 0) << file.errors;
+    EXPECT_FALSE(json::accept(file.output)) << "text for people";
+    const json written = json::parse(std::ifstream(command.home() / "out.json"));
+    for (const auto& [name, value] : told.items()) EXPECT_TRUE(written.contains(name)) << name;
+  }
+}
+
+TEST(Arguments, HelpIsForPeople) {
+  const Command command;
+  for (const char* name : kCommands) {
+    const CommandResult help = command.run({name, "--help"});
+    EXPECT_EQ(help.status, 0);
+    EXPECT_THAT(help.output, HasSubstr("Examples:\n  penstock "));
+    for (const char* code :
+         {"UINT", "INT:", "{false}", "FLOAT", "TEXT", "Range", "18446744073709551615", "in ["}) {
+      EXPECT_THAT(help.output, Not(HasSubstr(code))) << name;
+    }
+  }
+  EXPECT_THAT(command.run({"--help"}).output, HasSubstr("Examples:\n  penstock info"));
+  EXPECT_THAT(command.run({"feed", "--help"}).output, HasSubstr("1 to 64"));
+}
+
+TEST(Arguments, TheExamplesOfTheHelpWork) {
+  const Command command;
+  testing::write_npy(command.home() / "images.npy", "|u1", {600, 2}, std::vector<std::uint8_t>(1200));
+  testing::write_npy(command.home() / "labels.npy", "<i8", {600}, std::vector<std::int64_t>(600));
+  std::filesystem::create_directories(command.home() / "fashion-mnist");
+  testing::write_idx(command.home() / "fashion-mnist" / "train-images-idx3-ubyte", {40, 1, 1},
+                     std::vector<std::uint8_t>(40));
+  std::size_t examples = 0;
+  for (const std::string name : {"", "info", "link", "predict", "feed"}) {
+    const CommandResult help = name.empty() ? command.run({"--help"}) : command.run({name, "--help"});
+    std::istringstream lines(help.output.substr(help.output.find("Examples:")));
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with("  penstock ")) continue;
+      ++examples;
+      std::string words = line.substr(11, line.find("   ", 11) - 11);
+      if (words.starts_with("link")) words += " --max-bytes 64KiB --repetitions 2 --quick";
+      if (words.starts_with("feed")) words += " --search .";
+      if (words.find("set.npz") != std::string::npos) words.replace(words.find("set.npz"), 7, "images.npy");
+      const CommandResult result = command.run_script("\"$PENSTOCK\" " + words);
+      EXPECT_EQ(result.status, 0) << words << "\n" << result.errors;
+    }
+  }
+  EXPECT_EQ(examples, 17u);
+}
+
+}  // namespace
+}  // namespace penstock
