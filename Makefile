@@ -2,10 +2,10 @@
 # that is there. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-frameworks repeat demo python wheel train bench gpu-test gpu-bench kernels format lint clean
+.PHONY: help setup build test test-frameworks repeat demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Install what building, testing and linting need
 	@tools/setup.sh build test bench python lint tsan
@@ -50,6 +50,9 @@ bench: ## Run the benchmarks on the host device
 
 gpu-test: ## Run the tests on a GPU
 	@tools/gpu.sh test
+
+gpu-test-frameworks: ## Run the tests with the frameworks that are here on a GPU, a quarter of an hour
+	@tools/gpu.sh test-frameworks
 
 gpu-bench: ## Measure on a GPU what docs/performance.md records
 	@tools/gpu.sh bench

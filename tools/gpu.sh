@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What needs a GPU: gpu.sh test | bench. Elsewhere it says that it is waived, which is not a pass.
+# What needs a GPU: gpu.sh test | test-frameworks | bench. Elsewhere it says that it is waived, which is not a pass.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,6 +46,9 @@ case "${1:-}" in
     python3 -B tools/summarize_tests.py --must-run '^Cuda/|/[Cc]uda$' "$results"/*.xml || status=1
     exit $status
     ;;
+  test-frameworks)
+    tools/python.sh gpu-test-frameworks -q
+    ;;
   bench)
     tools/setup.sh build bench
     tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
@@ -72,7 +75,7 @@ case "${1:-}" in
       --picture build/gpu-compare.png
     ;;
   *)
-    echo "usage: gpu.sh test | bench" >&2
+    echo "usage: gpu.sh test | test-frameworks | bench" >&2
     exit 2
     ;;
 esac

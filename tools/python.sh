@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The Python package: python.sh install | test | test-frameworks | gpu-test | train | format [--check] | stubs, [ARGS]
+# The Python package:
+# python.sh install | test | test-frameworks | gpu-test | gpu-test-frameworks | train | format [--check] | stubs, [ARGS]
 #
 # install          into .venv, with what it finds on the package index to build with
 # test             builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs
 #                  pytest
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
-# gpu-test         builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy,
-#                  JAX, and the frameworks that it has
+# gpu-test         builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy
+#                  and JAX
+# gpu-test-frameworks  the same for python/tests/frameworks, with those frameworks that this Python has
 # train            runs examples/train_fashion_mnist.py, with this Python's PyTorch where it has one, otherwise in .venv
 # stubs            writes python/penstock/_core.pyi anew
 set -euo pipefail
@@ -78,10 +80,12 @@ case "${1:-}" in
     quietly "$build/frameworks/bin/python" -m pip install --no-deps --force-reinstall "$build"/wheels/*.whl
     "$build/frameworks/bin/python" -m pytest python/tests/frameworks "$@"
     ;;
-  gpu-test)
+  gpu-test | gpu-test-frameworks)
+    tests=()
+    if [ "$1" = gpu-test-frameworks ]; then tests=(python/tests/frameworks); fi
     shift
     install_beside
-    "${PYTHON:-python3}" -m pytest -o norecursedirs= python/tests "$@"
+    "${PYTHON:-python3}" -m pytest "${tests[@]}" "$@"
     ;;
   train)
     shift
@@ -110,7 +114,7 @@ case "${1:-}" in
     "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
     ;;
   *)
-    echo "usage: python.sh install | test | test-frameworks | gpu-test | train | format [--check] | stubs, [ARGS]" >&2
+    echo "usage: python.sh install | test | test-frameworks | gpu-test | gpu-test-frameworks | train | format | stubs" >&2
     exit 2
     ;;
 esac
