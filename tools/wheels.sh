@@ -65,9 +65,10 @@ build() {
   for version in $versions; do
     python=$(find_python "$version")
     # nanobind uses <cstdio> without saying so, and libc++ does not bring it along.
-    CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" quietly \
+    CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} quietly \
       "$python" -m pip wheel --no-deps --wheel-dir "$wheels/raw" \
       --config-settings "cmake.define.PENSTOCK_D3=$d3" \
+      --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG" \
       --config-settings "cmake.define.CLI11_ROOT=$headers/cli11" \
       --config-settings "cmake.define.nlohmann_json_ROOT=$headers/nlohmann_json" \
       --config-settings "build-dir=$wheels/cmake/$version" .
@@ -97,9 +98,9 @@ newest_python() {
 }
 
 audit() {
-  local wheel=$1 shown
-  shown=$(PATH=$tools/bin:$PATH "$tools/bin/auditwheel" show "$wheel")
-  grep -q "\"$policy\"" <<<"$shown" || stop "$(basename "$wheel") is not $policy: $shown"
+  local wheel=$1 minor
+  minor=$("$tools/bin/auditwheel" show "$wheel" | sed -n 's/.*"manylinux_2_\([0-9]*\)_.*/\1/p' | head -n 1)
+  [ "${minor:-99}" -le "${glibc#2.}" ] || stop "$(basename "$wheel") needs a glibc newer than $glibc"
   [[ $wheel != *-abi3-* ]] || quietly "$tools/bin/abi3audit" --strict --report "$wheel"
   [ "$(stat -c %s "$wheel")" -le $most_bytes ] || stop "$(basename "$wheel") has more than $most_bytes bytes"
   local contents part
