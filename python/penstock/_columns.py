@@ -17,24 +17,27 @@ class Fields(NamedTuple):
     names: list[str]
     arrays: list[Any]
     build: Build
+    is_table: bool = False
 
 
 def fields_of(data: Any) -> Fields:
     """Names, arrays and structure of `data`. Raises InvalidArgument, which names the field that does not fit."""
     columns = _columns_of(data)
     if columns is not None:
-        return _named(columns, lambda key, value: _column(value, key))
+        return _named(columns, lambda key, value: _column(value, key))._replace(is_table=True)
     if _is_a("tensordict", "TensorDictBase", data):
         return _tensordict(data)
     if isinstance(data, Mapping):
         return _named(data, lambda key, value: _array(value, str(key)))
     if _is_a("torch.utils.data", "TensorDataset", data):
-        data = tuple(data.tensors)
+        plain = sys.modules["torch.utils.data"].TensorDataset
+        if type(data).__getitem__ is plain.__getitem__:
+            data = tuple(data.tensors)
     if isinstance(data, list | tuple) and not _is_array(data):
         names = list(getattr(data, "_fields", [f"field{i}" for i in range(len(data))]))
         if not names:
             raise InvalidArgument("A Loader needs at least one array.")
-        build = type(data) if type(data) in (list, tuple) else lambda arrays: type(data)(*arrays)
+        build = (lambda arrays: type(data)(*arrays)) if hasattr(data, "_fields") else type(data)
         return Fields(names, [_array(a, n) for n, a in zip(names, data, strict=True)], build)
     return Fields(["data"], [_array(data, "data")], lambda arrays: arrays[0])
 
@@ -85,7 +88,9 @@ def _tensordict(data: Any) -> Fields:
     arrays = [_array(data.get(key), name) for key, name in zip(keys, names, strict=True)]
 
     def build(batch: list[Any]) -> Any:
-        new = sys.modules["tensordict"].TensorDict({}, batch_size=[len(batch[0]), *data.batch_size[1:]])
+        # Of a batch, or of a single sample, which lacks the first axis.
+        axes = len(data.batch_size) - (arrays[0].ndim - batch[0].ndim)
+        new = sys.modules["tensordict"].TensorDict({}, batch_size=batch[0].shape[:axes])
         for key, array in zip(keys, batch, strict=True):
             new[key] = array
         return new
@@ -100,6 +105,9 @@ def _array(value: Any, name: str) -> Any:
         return _tensor(value, name, torch)
     if _is_column(value):
         return _column(value, name)
+    for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
+        if not _is_array(value) and callable(getattr(value, method, None)):
+            raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
     if not _is_array(value) and not isinstance(value, list | tuple | range | memoryview | bytearray):
         raise InvalidArgument(
             f"Field '{name}' is {_a(value)}, not an array. A Loader feeds arrays that lie in memory or in a mapped "
@@ -108,6 +116,8 @@ def _array(value: Any, name: str) -> Any:
         )
     import numpy
 
+    if isinstance(value, numpy.ma.MaskedArray) and numpy.ma.is_masked(value):
+        raise InvalidArgument(f"Field '{name}' is a masked array and would lose its mask: pass `.data` and `.mask`.")
     try:
         array = numpy.asarray(value)
     except (TypeError, ValueError) as error:
@@ -174,6 +184,13 @@ def _columns_of(data: Any) -> Mapping[Any, Any] | None:
 
 def _hugging_face(data: Any) -> Mapping[Any, Any]:
     """Columns of the dataset's table, those of its format alone, in the order that `shuffle` or `select` gave it."""
+    if data.format["type"] == "custom":
+        raise InvalidArgument(
+            "This dataset has a transform, which a Loader would not run. Apply it with .map(...), or use "
+            "penstock.feed(DataLoader(dataset, ...))."
+        )
+    if "dtype" in data.format["format_kwargs"]:
+        raise InvalidArgument("This dataset's format asks for another dtype: reset_format(), and pass `to=` instead.")
     table = data.data
     indices = None if data._indices is None else data._indices.column(0).to_numpy()
     names = data.format["columns"] or data.column_names
@@ -196,7 +213,14 @@ def _column(value: Any, name: Any) -> Any:
     if _is_a("polars", "Series", value):
         if value.null_count():
             raise _nulls(name, value.null_count(), f"{name}.fill_null(...)")
-        return _numbers(value.to_numpy(), name)
+        if value.dtype.is_nested():
+            return _numbers(_arrow(value.to_arrow(), name), name)
+        try:
+            return _numbers(value.to_numpy(), name)
+        except InvalidArgument:
+            raise
+        except Exception as error:
+            raise InvalidArgument(f"Column '{name}' holds {value.dtype}, which NumPy has no type for.") from error
     if _is_column(value):
         return _numbers(_arrow(value, name), name)
     return _array(value, str(name))
@@ -214,7 +238,7 @@ def _pandas(series: Any, name: Any) -> Any:
 
     if isinstance(series.dtype, numpy.dtype):
         return series.to_numpy()
-    dtype = getattr(series.dtype, "numpy_dtype", series.dtype)
+    dtype = getattr(series.dtype, "numpy_dtype", getattr(series.dtype, "subtype", series.dtype))
     if getattr(dtype, "kind", "O") not in "biuf":
         raise InvalidArgument(
             f"Column '{name}' holds {series.dtype}; a Loader takes bool, integer and float types. Convert it (for "
@@ -229,10 +253,10 @@ def _arrow(column: Any, name: Any) -> Any:
     import pyarrow
 
     array = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
-    if isinstance(array, pyarrow.ExtensionArray):
-        array = array.storage
     if array.null_count:
         raise _nulls(name, array.null_count, "pyarrow.compute.fill_null(column, ...)")
+    if isinstance(array, pyarrow.ExtensionArray):
+        return _extension(array, name)
     kind, types = array.type, pyarrow.types
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return array.to_numpy(zero_copy_only=False)
@@ -250,6 +274,20 @@ def _arrow(column: Any, name: Any) -> Any:
         f"Column '{name}' holds {kind}; a Loader takes bool, integer and float types, and lists of them that have "
         "one length. Convert it, or leave it out."
     )
+
+
+def _extension(array: Any, name: Any) -> Any:
+    """Arrow's tensors and one-byte bools, and the arrays of Hugging Face, which lie in lists."""
+    import pyarrow
+
+    values = _arrow(array.storage, name)
+    if isinstance(array.type, getattr(pyarrow, "FixedShapeTensorType", ())):
+        return array.to_numpy_ndarray()
+    if isinstance(array.type, getattr(pyarrow, "Bool8Type", ())):
+        return values != 0
+    if type(array.type).__module__.partition(".")[0] != "datasets":
+        raise InvalidArgument(f"Column '{name}' holds {array.type}; convert it, or leave it out.")
+    return values
 
 
 def _rows(array: Any, length: int, name: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from . import _others
@@ -87,6 +88,9 @@ class Feed:
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return True
+
     def __iter__(self) -> Iterator[Any]:
         return FeedIterator(self)
 
@@ -128,13 +132,13 @@ class _Stateful:
 
     def state_dict(self: Any) -> Any:
         """The loader's state as of the batch that was handed out last, not counting those that were asked for ahead."""
-        return self.loader.state_dict() if self._state is None else self._state
+        return self.loader.state_dict() if self._state is None else copy.deepcopy(self._state)
 
     def load_state_dict(self: Any, state: Any) -> None:
         """Passes a state to the loader. The next iteration begins there; iterators from before keep none."""
+        self.loader.load_state_dict(state)
         self._state = None
         self._turn += 1
-        self.loader.load_state_dict(state)
 
 
 class _Epochs:
@@ -166,7 +170,8 @@ class _Prepared:
         wanted, given = resolve(device), self.device
         if given is not None:
             theirs = resolve(given)
-            if device != "auto" and theirs.split(":")[0] != wanted.split(":")[0]:
+            same_host = theirs.startswith("host") and wanted.startswith("host")
+            if device != "auto" and theirs != wanted and not same_host:
                 raise InvalidArgument(
                     f"Accelerate moves the batches of this loader to {given}, not to {device}: leave `device` out."
                 )
@@ -174,15 +179,18 @@ class _Prepared:
         self._spec = wanted
 
     def __iter__(self: Any) -> Iterator[Any]:
-        loader, base = self.loader, self.loader.base_dataloader
+        loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
         inner = _Under(base, self._spec, self.prefetch_depth, sharded=True)
         inner._statistics = self._statistics
+        # Loops may nest: each hands back to the one that goes on.
+        active = self.__dict__.setdefault("_active", [])
+        active.append(inner)
         loader.base_dataloader = inner
         try:
             yield from loader
         finally:
-            if loader.base_dataloader is inner:
-                loader.base_dataloader = base
+            active.remove(inner)
+            loader.base_dataloader = active[-1] if active else base
 
 
 @functools.cache
@@ -190,6 +198,7 @@ def _with(*mixins: type) -> type[Feed]:
     return type("Feed", (*mixins, Feed), {"__module__": Feed.__module__, "__doc__": Feed.__doc__}) if mixins else Feed
 
 
+_END = object()
 _STATE_NAMES = frozenset({"state_dict", "load_state_dict", "set_epoch"})
 
 
@@ -254,6 +263,8 @@ class FeedIterator:
         if isinstance(item, Exception):
             self._reads = True
             try:
+                if isinstance(item, StopIteration):  # of a batch's own code: it would end the loop without a word
+                    raise RuntimeError("a batch raised StopIteration while it was sent") from item
                 raise item
             finally:
                 del item
@@ -280,23 +291,25 @@ class FeedIterator:
             try:
                 if self._source is None:
                     self._start()
-                batch = next(self._source)  # type: ignore[arg-type]
+                batch = next(self._source, _END)  # type: ignore[arg-type]
+                if batch is _END:
+                    self._reads = False
+                    return
                 fetched = _clock()
                 if not self._fetched_any:
                     self._fetched_any = True
                     statistics.startup_seconds += fetched - asked
                     asked = fetched
+                # Copied, since the loader may go on writing into what it gave.
+                state = copy.deepcopy(feed.loader.state_dict()) if self._keeps_state else None
                 flight = self._engine.send(batch, self._expand, self._pin)
                 del batch
-            except StopIteration:
-                self._reads = False
             except Exception as error:
                 number = statistics.batches + sum(not isinstance(item, Exception) for item in self._pending)
                 _note(error, f"raised while penstock.feed asked for batch {number} and sent it")
                 self._pending.append(error)
                 self._reads = False
             else:
-                state = feed.loader.state_dict() if self._keeps_state else None
                 self._pending.append((flight, state, asked, fetched, _clock()))
                 del flight
 
@@ -306,7 +319,7 @@ class FeedIterator:
         self._reads = False
         self._pending.clear()
         source, self._source = self._source, None
-        if source is not None and hasattr(source, "close"):
+        if isinstance(source, Generator) and source is not self._feed.loader:
             source.close()
 
 
@@ -315,6 +328,19 @@ class _Under(Feed):
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
         return object.__new__(_under(_kind_of(loader)))
+
+    @property
+    def __class__(self) -> type:
+        # Accelerate's loader gives this class for its own, and has to stay a DataLoader.
+        return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
+
+    def __reduce__(self) -> tuple:
+        return _unwrapped, (self.loader,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and not name.startswith("__") and "loader" in self.__dict__:
+            return getattr(self.loader, name)
+        return super().__getattr__(name)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = FeedIterator(self)

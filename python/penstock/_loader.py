@@ -105,14 +105,16 @@ class Loader:
         for name in not_taken:
             _refuse(name)
         channel_axis = whole("channel_axis", channel_axis, 0, what="an axis of a sample")
+        fields = fields_of(data)
+        # What pickling needs. A table is kept as the columns that were made of it, and not twice.
+        kept = dict(zip(fields.names, fields.arrays, strict=True)) if fields.is_table else data
         self._arguments = {
-            **dict(data=data, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
+            **dict(data=kept, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
             **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
             **dict(distributed=distributed, prefetch_depth=prefetch_depth, residency=residency, gather=gather),
             **dict(gather_blocks=gather_blocks, narrow=narrow, device_budget_bytes=device_budget_bytes),
             **dict(threads=threads),
         }
-        fields = fields_of(data)
         self._build = fields.build
         self._shares = rank is not None or world_size is not None or distributed
         rank, world_size = _shard(rank, world_size, distributed)
@@ -239,6 +241,7 @@ class LoaderIterator:
             loader._begin()
             self._begun = True
         arrays = loader._native.next()
+        loader._at_beginning = False
         if arrays is None:
             self._over = True
             loader._at_beginning = True
@@ -318,6 +321,12 @@ def _targets(fields: Fields, to: Any) -> list[str | None]:
         for array, dtype in zip(arrays, stored, strict=True)
     ]
     if not any(targets):
+        scalars = [n for n, dtype in zip(names, stored, strict=True) if _core.can_widen(dtype, name)]
+        if scalars:
+            raise InvalidArgument(
+                f"`to` alone leaves fields without axes besides that of samples as they are. Name those that you mean: "
+                f"to={{{scalars[0]!r}: {name!r}}}."
+            )
         raise InvalidArgument(f"No field can be widened to {name}: they are {', '.join(stored)}.")
     return targets
 
@@ -355,7 +364,10 @@ def _per_field(what: str, value: Any, names: list[str], targets: list[str | None
 
 def _as_floats(what: str, value: Any) -> list[float]:
     try:
-        return [float(value)] if not hasattr(value, "__len__") else [float(number) for number in value]
+        if isinstance(value, str):
+            raise TypeError
+        single = not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
+        return [float(value)] if single else [float(number) for number in value]
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"`{what}` is a number, or one for each channel, not {value!r}.") from error
 

@@ -107,7 +107,7 @@ def _shards(part: Any) -> bool:
     counts = (_attribute(part, name) for name in ("num_replicas", "num_processes"))
     if any(isinstance(count, int) and count > 1 for count in counts):
         return True
-    return _attribute(part, "__name__") == "split_by_node" or _attribute(part, "_distributed") is not None
+    return _attribute(part, "__name__") == "split_by_node" or _attribute(part, "_distributed") not in (None, False)
 
 
 def _accelerate() -> Any:

@@ -97,7 +97,8 @@ auto with_out_of_memory(Allocate&& allocate) {
   try {
     return allocate();
   } catch (const nb::python_error& error) {
-    const nb::object torchs = nb::module_::import_("torch").attr("OutOfMemoryError");
+    const nb::object torchs =
+        nb::getattr(nb::module_::import_("torch"), "OutOfMemoryError", nb::handle(PyExc_MemoryError));
     if (!error.matches(PyExc_MemoryError) && !error.matches(torchs)) throw;
     const nb::object ours =
         nb::module_::import_("penstock._errors").attr("allocator_out_of_memory")(error.value());

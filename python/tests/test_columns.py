@@ -86,6 +86,16 @@ class TestPolars:
         with pytest.raises(penstock.InvalidArgument, match="'b'"):
             penstock.Loader(self.pl.DataFrame({"b": ["x"]}), device="host")
 
+    def test_nulls_within_rows_are_refused_too(self):
+        pytest.importorskip("pyarrow")
+        rows = self.pl.Series([[1, None], [3, 4]], dtype=self.pl.Array(self.pl.Int64, 2))
+        with pytest.raises(penstock.InvalidArgument, match="Column 'r' has 1 nulls"):
+            penstock.Loader(self.pl.DataFrame({"r": rows}), device="host")
+        with pytest.raises(penstock.InvalidArgument, match="'s' holds struct"):
+            penstock.Loader(self.pl.DataFrame({"s": [{"a": 1, "b": 0.5}]}), device="host")
+        with pytest.raises(penstock.InvalidArgument, match="collect"):
+            penstock.Loader(self.pl.LazyFrame({"a": [1]}), device="host")
+
 
 class TestArrow:
     @pytest.fixture(autouse=True)
@@ -115,6 +125,22 @@ class TestArrow:
         table = self.pa.table({"fixed": fixed, "lists": lists})
         expect(batches(table, device), fixed=rows, lists=rows)
         expect(batches(table.slice(2, 3), device), fixed=rows[2:], lists=rows[2:])
+
+    def test_tensors_and_bools_of_a_byte(self, device):
+        values = np.arange(12, dtype=np.int32)
+        for kind, expected in (
+            (self.pa.fixed_shape_tensor(self.pa.int32(), (2, 3)), values.reshape(2, 2, 3)),
+            (
+                self.pa.fixed_shape_tensor(self.pa.int32(), (2, 3), permutation=[1, 0]),
+                values.reshape(2, 2, 3).transpose(0, 2, 1),
+            ),
+        ):
+            storage = self.pa.FixedSizeListArray.from_arrays(self.pa.array(values), 6)
+            table = self.pa.table({"t": self.pa.ExtensionArray.from_storage(kind, storage)})
+            expect(batches(table, device), t=np.ascontiguousarray(expected))
+        if hasattr(self.pa, "bool8"):
+            flags = self.pa.ExtensionArray.from_storage(self.pa.bool8(), self.pa.array([1, 0, 1], self.pa.int8()))
+            expect(batches(self.pa.table({"b": flags}), device), b=np.array([True, False, True]))
 
     @pytest.mark.parametrize(
         ("column", "message"),
@@ -153,6 +179,13 @@ class TestHuggingFace:
         dataset.set_format("torch", columns=["id"])
         expect(batches(dataset, device), id=IDS)
 
+    def test_transforms_and_other_dtypes_are_not_left_out(self):
+        plain = self.dataset().remove_columns("text")
+        with pytest.raises(penstock.InvalidArgument, match="transform"):
+            penstock.Loader(plain.with_transform(lambda batch: batch), device="host")
+        with pytest.raises(penstock.InvalidArgument, match="`to=`"):
+            penstock.Loader(plain.with_format("torch", dtype=torch.float32), device="host")
+
     def test_a_dict_of_splits(self):
         with pytest.raises(penstock.InvalidArgument, match=r"dataset\['train'\]"):
             penstock.Loader(self.datasets.DatasetDict({"train": self.dataset()}), device="host")
@@ -166,5 +199,7 @@ def test_tensordicts(device):
     assert [batch.batch_size[0] for batch in got] == [2, 2, 1]
     assert torch.equal(torch.cat([batch["x"] for batch in got]), x)
     assert torch.equal(torch.cat([batch["inner", "y"] for batch in got]), y)
+    sample = penstock.Loader(data, 2, device="host").dataset[3]
+    assert sample.batch_size == torch.Size([]) and torch.equal(sample["x"], x[3])
     with pytest.raises(penstock.InvalidArgument, match="batch size"):
         penstock.Loader(tensordict.TensorDict({"x": x}, batch_size=[]), device="host")

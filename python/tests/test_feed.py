@@ -721,3 +721,97 @@ def test_running_out_of_memory_is_an_error_of_both(device):
     with pytest.raises(torch.OutOfMemoryError) as caught:
         penstock.Loader(np.zeros((100, 100)), 100, device=device, device_budget_bytes=1000)
     assert isinstance(caught.value, penstock.OutOfMemory) and caught.value.asked > 1000
+
+
+class Live(Counter):
+    """A loader that gives its state itself, not a copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = {"position": 0}
+
+    def __iter__(self):
+        while self.state["position"] < self.count:
+            self.state["position"] += 1
+            yield torch.tensor(self.state["position"])
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = {"position": state["position"]}
+
+
+def test_a_state_that_the_loader_goes_on_writing_is_of_the_batch_handed_out():
+    fed = penstock.feed(Live(), "host", prefetch_depth=3)
+    iterator = iter(fed)
+    next(iterator), next(iterator)
+    state = fed.state_dict()
+    assert state == {"position": 2}
+    state["position"] = 99
+    assert fed.state_dict() == {"position": 2}
+
+
+def test_a_state_that_cannot_be_loaded_leaves_the_one_that_was():
+    fed = penstock.feed(Live(), "host", prefetch_depth=3)
+    iterator = iter(fed)
+    next(iterator)
+    with pytest.raises(KeyError):
+        fed.load_state_dict({})
+    assert fed.state_dict() == {"position": 1}
+
+
+def test_a_state_that_cannot_be_had_is_an_error_in_the_batchs_place():
+    class Moody(Counter):
+        def state_dict(self):
+            if self.position == 2:
+                raise Broken("no state")
+            return super().state_dict()
+
+    told = []
+    iterator = iter(penstock.feed(Moody(4), "host", prefetch_depth=2))
+    for _ in range(5):
+        try:
+            told.append(int(next(iterator)))
+        except Broken:
+            told.append("no state")
+        except StopIteration:
+            told.append("end")
+    assert told == [1, "no state", 3, 4, "end"]
+
+
+def test_a_loader_that_is_its_own_iterator_is_not_closed():
+    class Own:
+        closed = False
+
+        def __iter__(self):
+            self.at = 0
+            return self
+
+        def __next__(self):
+            if self.at == 3 or self.closed:
+                raise StopIteration
+            self.at += 1
+            return torch.tensor(self.at)
+
+        def close(self):
+            self.closed = True
+
+    fed = penstock.feed(Own(), "host")
+    assert [len(list(fed)) for _ in range(2)] == [3, 3]
+
+
+def test_stop_iteration_of_a_batchs_own_code_does_not_end_the_loop():
+    class Stopping:
+        def to(self, device):
+            raise StopIteration
+
+    iterator = iter(penstock.feed([torch.tensor(0), Stopping(), torch.tensor(2)], "host"))
+    assert int(next(iterator)) == 0
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        next(iterator)
+    assert int(next(iterator)) == 2
+
+
+def test_a_feed_without_a_length_is_true():
+    assert penstock.feed((i for i in range(3)), "host")

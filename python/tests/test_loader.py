@@ -422,6 +422,47 @@ def test_pickling_goes_on_where_the_loader_stood(device):
     assert rest == [int(i) for batch in iterator for i in batch["y"]]
 
 
+def test_set_epoch_in_mid_loop_keeps_the_state_of_the_loop():
+    loader = penstock.Loader(LABELS, 10, device="host")
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_epoch(7)
+    next(iterator)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (0, 20)
+    assert len(list(iterator)) == 8 and loader.state_dict()["epoch"] == 7
+    next(iter(loader))
+    assert loader.state_dict()["epoch"] == 7
+
+
+def test_a_dataset_that_makes_other_samples_is_not_taken_apart():
+    class Times100(TensorDataset):
+        def __getitem__(self, index):
+            return tuple(100 * x for x in super().__getitem__(index))
+
+    with pytest.raises(penstock.InvalidArgument, match=r"penstock\.feed\(DataLoader"):
+        penstock.Loader(Times100(torch.arange(4)), 2, device="host")
+
+
+def test_masks_are_not_lost():
+    masked = np.ma.array([1, 999, 3], mask=[0, 1, 0])
+    with pytest.raises(penstock.InvalidArgument, match="'x' is a masked array"):
+        penstock.Loader({"x": masked}, 1, device="host")
+    assert order_of(penstock.Loader(np.ma.array([1, 2]), 1, device="host")) == [1, 2]
+
+
+def test_a_name_is_asked_for_where_only_scalars_could_be_widened():
+    with pytest.raises(penstock.InvalidArgument, match=r"to=\{'data': 'float32'\}"):
+        penstock.Loader(np.zeros(4, np.uint8), 2, device="host", to="float32")
+
+
+def test_scales_of_no_axes(images):
+    for half in (np.array(0.5), torch.tensor(0.5), np.float32(0.5)):
+        (x,) = epoch_of([[b] for b in penstock.Loader(images, 50, device="host", to="float32", scale=half)])
+        assert torch.equal(x, torch.from_numpy(images) * 0.5)
+    with pytest.raises(penstock.InvalidArgument, match="`scale` is a number"):
+        penstock.Loader(images, 50, device="host", to="float32", scale="12")
+
+
 def test_a_budget_that_is_too_small(images):
     with pytest.raises(penstock.OutOfMemory):
         penstock.Loader(images, 100, device="host", device_budget_bytes=1000)

@@ -74,10 +74,9 @@ std::size_t GzipStream::read(std::span<std::byte> destination) {
   State& state = *state_;
   std::size_t done = 0;
   while (done < destination.size()) {
-    if (!state.refill()) {
-      if (!state.inside_member) break;
-      throw_malformed(state.file, state.offset(), fmt::format("more {}", state.what), "the end of the file");
-    }
+    // Without more input, zlib may still hold the rest of a match that had no room.
+    const bool fed = state.refill();
+    if (!fed && !state.inside_member) break;
     if (state.format == PackedFormat::deflate && !state.inside_member) {
       throw_malformed(state.file, state.offset(), "the end of the deflated data", "more bytes");
     }
@@ -87,7 +86,11 @@ std::size_t GzipStream::read(std::span<std::byte> destination) {
     state.zlib.next_out = reinterpret_cast<Bytef*>(destination.data() + done);
     state.zlib.avail_out = room;
     state.step();
-    done += room - state.zlib.avail_out;
+    const std::size_t got = room - state.zlib.avail_out;
+    if (!fed && got == 0 && state.inside_member) {
+      throw_malformed(state.file, state.offset(), fmt::format("more {}", state.what), "the end of the file");
+    }
+    done += got;
   }
   return done;
 }

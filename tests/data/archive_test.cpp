@@ -27,7 +27,7 @@ std::vector<std::byte> deflated(const std::vector<std::byte>& content) {
 }
 
 void put(std::vector<std::byte>& bytes, std::uint64_t number, int count) {
-  for (int i = 0; i < count; ++i) bytes.push_back(static_cast<std::byte>(number >> (8 * i)));
+  for (int i = 0; i < count; ++i, number >>= 8) bytes.push_back(static_cast<std::byte>(number));
 }
 
 struct Member {

@@ -305,7 +305,10 @@ TEST_F(CudaBackend, ReadOnlyPagesNeedReadOnlyRegistration) {
 }
 
 TEST_F(CudaBackend, UnmappedMemoryIsAnInvalidArgument) {
-  void* hole = mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // At an address where the kernel puts nothing by itself: another thread could get a hole elsewhere.
+  void* hole = mmap(reinterpret_cast<void*>(std::uintptr_t{1} << 30), kBytes, PROT_READ,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  ASSERT_NE(hole, MAP_FAILED);
   munmap(hole, kBytes);
   EXPECT_THROW(backend().host_register(hole, kBytes, false), InvalidArgument);
   expect_usable();

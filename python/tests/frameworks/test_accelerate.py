@@ -1,6 +1,7 @@
 """What Accelerate says of the batch in hand, with a feed around its loader and without."""
 
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -148,3 +149,37 @@ def test_a_loop_left_early_and_the_next(accelerator):
         seen = [ids(itertools.islice(loader, 3)), ids(loader), ids(loader)]
         expected = expected or seen
         assert seen == expected
+
+
+def test_the_loader_stays_what_it_is_while_it_is_fed(accelerator):
+    prepared = accelerator().prepare(DataLoader(Rows(22), 4))
+    base = prepared.base_dataloader
+    fed = penstock.feed(prepared)
+    iterator = iter(fed)
+    next(iterator)
+    assert isinstance(prepared, DataLoader) and prepared._dataset_kind == base._dataset_kind
+    assert not isinstance(pickle.loads(pickle.dumps(prepared.base_dataloader)), penstock.Feed)
+    iterator.close()
+    assert prepared.base_dataloader is base
+
+
+def test_loops_that_overlap_leave_the_loader_as_it_was(accelerator):
+    prepared = accelerator().prepare(DataLoader(Rows(22), 4))
+    base = prepared.base_dataloader
+    fed = penstock.feed(prepared)
+    first, second = iter(fed), iter(fed)
+    next(first), next(second)
+    first.close()
+    assert sum(1 for _ in second) == 5
+    assert prepared.base_dataloader is base
+    assert [(a["id"].tolist(), b["id"].tolist()) for a, b in zip(fed, fed, strict=True)] == [
+        (x, x) for x in ids(prepared)
+    ]
+    assert prepared.base_dataloader is base
+
+
+def test_another_gpu_than_accelerates_is_refused(accelerator):
+    prepared = accelerator().prepare(DataLoader(Rows(22), 4))
+    prepared.device = torch.device("cuda:0")
+    with pytest.raises(penstock.InvalidArgument, match="leave `device` out"):
+        penstock.feed(prepared, device="cuda:1")
