@@ -216,6 +216,7 @@ SAFETENSORS = {
     "bad-fraction": safetensors({"x": ("U8", [3.0], [0, 3])}, data=3),
     "bad-overflow": safetensors({"x": ("U8", [2**32, 2**32], [0, 0])}, data=0),
     "bad-number-overflow": safetensors({"x": ("U8", [2**70], [0, 3])}, data=3),
+    "bad-number-past-double": safetensors(text='{"x": {"dtype": "U8", "shape": [1e999], "data_offsets": [0, 3]}}', data=3),
     "bad-three-offsets": safetensors({"x": ("U8", [3], [0, 3, 3])}, data=3),
     "bad-offsets-backwards": safetensors({"x": ("U8", [3], [3, 0])}, data=3),
     "bad-offsets-size": safetensors({"x": ("U8", [3], [0, 4])}, data=4),

@@ -55,6 +55,8 @@ json parse_text(std::span<const std::byte> text, const std::string& file) {
   } catch (const json::parse_error& error) {
     throw_malformed(file, kLengthBytes + std::max<std::size_t>(error.byte, 1) - 1, "a header in JSON",
                     error.byte > text.size() ? "its end" : "other text");
+  } catch (const json::out_of_range&) {
+    throw_malformed(file, kLengthBytes, "a header in JSON", "a number that is too large for any type");
   }
 }
 
