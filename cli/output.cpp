@@ -58,6 +58,8 @@ void write_to(int descriptor, std::string_view text, std::string_view name) {
 int stream_at(const struct stat& status) {
   for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat stream{};
+    // One that was closed reads from /dev/null: see prepare_standard_streams.
+    if ((::fcntl(descriptor, F_GETFL) & O_ACCMODE) == O_RDONLY) continue;
     if (::fstat(descriptor, &stream) == 0 && stream.st_dev == status.st_dev &&
         stream.st_ino == status.st_ino) {
       return descriptor;
@@ -106,9 +108,11 @@ class Replacement {
       ::fchmod(descriptor_, before->st_mode & 07777);
     }
     if (::close(std::exchange(descriptor_, -1)) != 0) refuse(name_, errno);
-    if (::rename(path_.c_str(), target_.c_str()) != 0) refuse(name_, errno);
-    placed_ = true;
+    placed_ = ::rename(path_.c_str(), target_.c_str()) == 0;
+    if (!placed_ && errno != EBUSY && errno != EPERM) refuse(name_, errno);
   }
+  /// False for a file that may be written, but not replaced: one that is mounted, or another user's in /tmp.
+  [[nodiscard]] bool placed() const noexcept { return placed_; }
 
  private:
   const fs::path& target_;
@@ -168,8 +172,9 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::keep_off(const fs::path& other, std::string_view what) const {
-  if (file_.empty() || is_standard_output() || descriptor_ >= 0 || other.empty() || other == "-") return;
+  if (file_.empty() || is_standard_output() || other.empty() || other == "-") return;
   std::error_code error;
+  if (descriptor_ >= 0 && !fs::is_regular_file(file_, error)) return;
   const auto place = [&](const fs::path& path) { return fs::weakly_canonical(fs::absolute(path), error); };
   if (fs::equivalent(target_, other, error) || place(target_) == place(other)) {
     throw UsageError(fmt::format("{} {} would overwrite {}; name another file.", option_, file_, what));
@@ -183,6 +188,10 @@ void OutputFile::write(std::string_view text) {
   Replacement replacement(target_, file_);
   replacement.write(text);
   replacement.place();
+  if (replacement.placed()) return;
+  descriptor_ = ::open(target_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+  if (descriptor_ < 0) refuse(file_, errno);
+  write_to(descriptor_, text, file_);
 }
 
 void run_all(std::initializer_list<std::function<void()>> steps) {

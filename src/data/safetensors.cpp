@@ -23,6 +23,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kLongestHeader = 100'000'000;  // as the format's own library has it
+constexpr int kDeepest = 4;                            // the header, an entry, a list, its numbers
 constexpr std::string_view kMetadata = "__metadata__";
 
 std::optional<DType> parse_type(std::string_view name) {
@@ -40,7 +41,10 @@ std::optional<DType> parse_type(std::string_view name) {
 /// The header's text as JSON, with no name twice.
 json parse_text(std::span<const std::byte> text, const std::string& file) {
   std::vector<std::set<std::string>> open;  // the names of each object that is not closed yet
-  const auto note = [&](int, json::parse_event_t event, json& value) {
+  const auto note = [&](int depth, json::parse_event_t event, json& value) {
+    if (depth > kDeepest) {
+      throw_malformed(file, kLengthBytes, "an entry with lists of numbers for each tensor", "more levels");
+    }
     if (event == json::parse_event_t::object_start) open.emplace_back();
     if (event == json::parse_event_t::object_end) open.pop_back();
     if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second) {
@@ -111,8 +115,7 @@ Placed read_entry(const std::string& name, const json& entry, std::uint64_t data
                     "others");
   }
   if (offsets[1] > file_bytes - data) {
-    throw_malformed(within, file_bytes, fmt::format("data up to byte {}", data + offsets[1]),
-                    "the end of the file");
+    throw_malformed(within, file_bytes, fmt::format("{} bytes of data", offsets[1]), "the end of the file");
   }
   return {{name, dtype, shape, data + offsets[0]}, data + offsets[1]};
 }

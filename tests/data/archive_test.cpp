@@ -2,6 +2,7 @@
 
 #include <penstock/data/open_dataset.hpp>
 
+#include <fmt/format.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -119,6 +120,24 @@ class Archives : public ::testing::Test {
     EXPECT_EQ(read_all(dataset, 1), labels_);
   }
 };
+
+TEST_F(Archives, AMatchThatCrossesTheEndOfWhatIsAskedForIsReadToItsEnd) {
+  // The head of a member is 64 KiB: at some of these sizes zlib has all input by then, and the rest of a
+  // match.
+  for (std::size_t samples = 65400; samples < 65480; ++samples) {
+    const std::vector<std::byte> zeros(samples);
+    const auto path = directory_.write(
+        "zeros.npz", zip({{"labels.npy", test::npy("|u1", fmt::format("({},)", samples), zeros), true}}));
+    EXPECT_EQ(read_all(open_dataset({path}), 0), zeros) << samples;
+  }
+}
+
+TEST_F(Archives, AHeaderOfManyLevelsIsRefusedAtTheFirstTooMany) {
+  const std::string levels = "{\"a\":" + std::string(100000, '[');
+  const auto path = directory_.write("deep.safetensors", safetensors(levels, {}));
+  EXPECT_THAT([&] { (void)open_dataset({path}); },
+              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("more levels")));
+}
 
 TEST_F(Archives, EachArrayIsAField) {
   for (const std::uint64_t load_limit : {std::uint64_t{0}, std::uint64_t{1} << 30}) {
