@@ -101,8 +101,9 @@ class UsageError : public std::runtime_error {
 [[nodiscard]] std::optional<LinkProfile> stored_profile(const std::filesystem::path& file,
                                                         const DeviceInfo& device);
 
-/// Throws Error where something that is not a regular file is in the place of a profile that will be stored.
-void require_profile_place(const std::filesystem::path& file);
+/// Throws Error if what is in the place of a profile that will be stored is not a regular file, or, at a
+/// place that the user `named`, not a profile. A damaged one is replaced.
+void require_profile_place(const std::filesystem::path& file, bool named);
 
 /// "55.6": bytes per second in GB/s, with three digits that count.
 [[nodiscard]] std::string format_rate(double bytes_per_second);

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <fstream>
+
 namespace penstock::cli {
 
 std::filesystem::path profile_file(const std::string& file, const DeviceInfo& device,
@@ -29,13 +31,18 @@ std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, con
   return profile;
 }
 
-void require_profile_place(const std::filesystem::path& file) {
+void require_profile_place(const std::filesystem::path& file, bool named) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
     throw Error(fmt::format(
         "{} is not a regular file, and a link profile is stored in one; use --no-store to store none.",
         file.string()));
+  }
+  const int first = std::ifstream(file).get();
+  if (named && first != std::ifstream::traits_type::eof() && first != '{') {
+    throw Error(fmt::format("{} is not a link profile, and would be overwritten by one; name another file.",
+                            file.string()));
   }
 }
 

@@ -14,7 +14,7 @@ int run_link(const LinkOptions& options, const Environment& environment) {
   std::filesystem::path file;
   if (options.store) {
     file = profile_file(options.profile, device.info(), environment);
-    require_profile_place(file);
+    require_profile_place(file, !options.profile.empty());
     static_cast<void>(stored_profile(file, device.info()));
   }
   // What cannot be written should be known before the measurement, not after it.

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <csignal>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 namespace penstock {
@@ -204,6 +205,15 @@ TEST(CommandLink, PutsTheProfileWhereItIsTold) {
   command.environment.emplace_back("XDG_CACHE_HOME=" + (command.home() / "xdg").string());
   EXPECT_EQ(command.run(kMeasure).status, 0);
   EXPECT_TRUE(fs::exists(LinkProfile::file_for(command.home() / "xdg", Device::open("host").info())));
+}
+
+TEST(CommandLink, OverwritesNoDatasetWithAProfile) {
+  Command command;
+  const fs::path file = command.home() / "images.npy";
+  std::ofstream(file) << "\x93NUMPY and what follows";
+  expect_complaint(command.run(measure_and({"--profile", file.string()})), 1, "is not a link profile");
+  std::ifstream kept(file);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "\x93NUMPY and what follows");
 }
 
 TEST(CommandLink, EndsCleanlyWhenInterrupted) {
