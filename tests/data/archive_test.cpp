@@ -1,9 +1,9 @@
+#include "data/packed.hpp"
 #include "data/support.hpp"
 
 #include <penstock/data/open_dataset.hpp>
 
 #include <fmt/format.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <numeric>
@@ -12,20 +12,7 @@ namespace penstock {
 namespace {
 
 using test::expect_error;
-
-std::vector<std::byte> deflated(const std::vector<std::byte>& content) {
-  z_stream stream{};
-  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY), Z_OK);
-  std::vector<std::byte> packed(deflateBound(&stream, static_cast<uLong>(content.size())));
-  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(content.data()));
-  stream.avail_in = static_cast<uInt>(content.size());
-  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
-  stream.avail_out = static_cast<uInt>(packed.size());
-  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
-  packed.resize(stream.total_out);
-  deflateEnd(&stream);
-  return packed;
-}
+using test::read_all;
 
 void put(std::vector<std::byte>& bytes, std::uint64_t number, int count) {
   for (int i = 0; i < count; ++i, number >>= 8) bytes.push_back(static_cast<std::byte>(number));
@@ -42,7 +29,7 @@ std::vector<std::byte> zip(const std::vector<Member>& members) {
   std::vector<std::byte> archive;
   std::vector<std::byte> directory;
   for (const Member& member : members) {
-    const auto data = member.deflate ? deflated(member.content) : member.content;
+    const auto data = member.deflate ? test::packed(member.content, -15) : member.content;
     std::vector<std::byte> common;  // of the local header and the directory
     put(common, 20, 2);
     put(common, 0, 2);
@@ -81,12 +68,6 @@ std::vector<std::byte> safetensors(const std::string& header, const std::vector<
   std::vector<std::byte> file;
   put(file, header.size(), 8);
   return test::joined(test::joined(std::move(file), test::bytes_of(header)), data);
-}
-
-std::vector<std::byte> read_all(const Dataset& dataset, std::size_t field) {
-  std::vector<std::uint64_t> all(dataset.sample_count());
-  std::iota(all.begin(), all.end(), 0);
-  return test::gather(dataset, field, all);
 }
 
 class Archives : public ::testing::Test {

@@ -1,10 +1,10 @@
+#include "data/packed.hpp"
 #include "data/support.hpp"
 
 #include <penstock/core/log.hpp>
 #include <penstock/data/open_dataset.hpp>
 
 #include <sys/stat.h>
-#include <zlib.h>
 
 #include <numeric>
 #include <string_view>
@@ -13,26 +13,7 @@ namespace penstock {
 namespace {
 
 using test::expect_error;
-
-std::vector<std::byte> gzip(const std::vector<std::byte>& content) {
-  z_stream stream{};
-  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
-  std::vector<std::byte> packed(deflateBound(&stream, static_cast<uLong>(content.size())));
-  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(content.data()));
-  stream.avail_in = static_cast<uInt>(content.size());
-  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
-  stream.avail_out = static_cast<uInt>(packed.size());
-  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
-  packed.resize(stream.total_out);
-  deflateEnd(&stream);
-  return packed;
-}
-
-std::vector<std::byte> read_all(const Dataset& dataset, std::size_t field) {
-  std::vector<std::uint64_t> all(dataset.sample_count());
-  std::iota(all.begin(), all.end(), 0);
-  return test::gather(dataset, field, all);
-}
+using test::read_all;
 
 template <typename T>
 std::vector<T> values_of(const Dataset& dataset, std::size_t field) {
@@ -79,7 +60,7 @@ TEST_F(Files, IdxConvertsWideValuesFromBigEndian) {
   EXPECT_EQ(shorts.field(0).dtype, DType::int16);
   EXPECT_EQ(values_of<std::int16_t>(shorts, 0), (std::vector<std::int16_t>{-2, 258}));
   const std::vector<std::byte> one = {std::byte{0x3F}, std::byte{0x80}, std::byte{0}, std::byte{0}};
-  const Dataset floats({read_idx(directory_.write("f.idx", gzip(test::idx(0x0D, {1}, one))))});
+  const Dataset floats({read_idx(directory_.write("f.idx", test::gzip(test::idx(0x0D, {1}, one))))});
   EXPECT_EQ(floats.field(0).name, "f");
   EXPECT_EQ(values_of<float>(floats, 0), (std::vector<float>{1}));
 }
@@ -87,7 +68,7 @@ TEST_F(Files, IdxConvertsWideValuesFromBigEndian) {
 TEST_F(Files, GzipIsUnpackedIntoMemory) {
   const auto data = test::random_bytes(700 * 28 * 28, 3);  // more than one window of packed bytes
   const auto file =
-      directory_.write("train-images-idx3-ubyte.gz", gzip(test::idx(0x08, {700, 28, 28}, data)));
+      directory_.write("train-images-idx3-ubyte.gz", test::gzip(test::idx(0x08, {700, 28, 28}, data)));
   const Dataset dataset({read_idx(file, {0})});
   EXPECT_EQ(dataset.field(0).name, "images");
   EXPECT_EQ(dataset.field(0).shape, (Shape{28, 28}));
@@ -98,7 +79,7 @@ TEST_F(Files, GzipIsUnpackedIntoMemory) {
 }
 
 TEST_F(Files, AGzipHeaderThatLiesGetsNoMemory) {
-  const auto packed = gzip(test::idx(0x08, {0x7FFFFFFF, 0x7FFFFFFF}, test::random_bytes(100, 4)));
+  const auto packed = test::gzip(test::idx(0x08, {0x7FFFFFFF, 0x7FFFFFFF}, test::random_bytes(100, 4)));
   const auto file = directory_.write("x.gz", packed);
   expect_error<Error>(
       [&] { static_cast<void>(read_idx(file)); },
@@ -160,7 +141,7 @@ TEST_F(Files, OpenTellsFormatsApartByContent) {
   const auto data = test::random_bytes(12, 8);
   const auto a = directory_.write("a.dat", test::npy("<i4", "(3,)", data));
   const auto b = directory_.write("b.dat", test::idx(0x08, {3, 4}, data));
-  const auto c = directory_.write("c.dat", gzip(test::idx(0x09, {3, 4}, data)));
+  const auto c = directory_.write("c.dat", test::gzip(test::idx(0x09, {3, 4}, data)));
   const Dataset dataset = open_dataset({a, b, c});
   ASSERT_EQ(dataset.field_count(), 3u);
   EXPECT_EQ(dataset.field(0).dtype, DType::int32);
@@ -184,8 +165,9 @@ TEST_F(Files, OpenTakesLiteralsInBraces) {
 TEST_F(Files, OpenFindsTheSplitOfANamedDataset) {
   const auto train = test::random_bytes(6 * 4, 9);
   const auto test_part = test::random_bytes(2 * 4, 10);
-  directory_.write("mnist/train-images-idx3-ubyte.gz", gzip(test::idx(0x08, {6, 2, 2}, train)));
-  directory_.write("mnist/train-labels-idx1-ubyte.gz", gzip(test::idx(0x08, {6}, test::random_bytes(6, 11))));
+  directory_.write("mnist/train-images-idx3-ubyte.gz", test::gzip(test::idx(0x08, {6, 2, 2}, train)));
+  directory_.write("mnist/train-labels-idx1-ubyte.gz",
+                   test::gzip(test::idx(0x08, {6}, test::random_bytes(6, 11))));
   directory_.write("mnist/t10k-images-idx3-ubyte", test::idx(0x08, {2, 2, 2}, test_part));
   directory_.write("mnist/t10k-labels-idx1-ubyte", test::idx(0x08, {2}, test::random_bytes(2, 12)));
   directory_.write("mnist/README", test::bytes_of("words"));

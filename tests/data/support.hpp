@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -100,6 +101,13 @@ inline std::vector<std::byte> gather(const Dataset& dataset, std::size_t field,
   std::vector<std::byte> result(indices.size() * dataset.sample_bytes(field), std::byte{0xA5});
   dataset.gather(field, indices, result, stores);
   return result;
+}
+
+/// Every sample of a field, in order.
+inline std::vector<std::byte> read_all(const Dataset& dataset, std::size_t field) {
+  std::vector<std::uint64_t> all(dataset.sample_count());
+  std::iota(all.begin(), all.end(), 0);
+  return gather(dataset, field, all);
 }
 
 inline std::vector<std::byte> pick(std::span<const std::byte> rows, std::size_t row_bytes,
