@@ -13,6 +13,7 @@
 # stubs            writes python/penstock/_core.pyi anew
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/quietly.sh
 
 build=$PWD/build/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -20,15 +21,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 # Makes a virtual environment of $1 where there is none that works.
 make_environment() {
   "$1/bin/python" -c 'import pip' 2>/dev/null || { rm -rf "$1"; "${PYTHON:-python3}" -m venv "$1"; }
-}
-
-# Quiet, but for what fails.
-quietly() {
-  local log status=0
-  log=$(mktemp)
-  "$@" >"$log" 2>&1 || { status=$?; tail -n 60 "$log" >&2; }
-  rm -f "$log"
-  return $status
 }
 
 make_wheel() {

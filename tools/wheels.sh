@@ -7,6 +7,7 @@
 #        with PyTorch (TORCH_VERSIONS='3.11') under the whole of python/tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/quietly.sh
 
 wheels=$PWD/build/wheels
 tools=$wheels/tools
@@ -29,15 +30,6 @@ sys.exit('%d.%d' % sys.version_info[:2] != '$1' or not here)" 2>/dev/null; then
     fi
   done
   return 1
-}
-
-# Quiet, but for what fails.
-quietly() {
-  local log status=0
-  log=$(mktemp)
-  "$@" >"$log" 2>&1 || { status=$?; tail -n 60 "$log" >&2; }
-  rm -f "$log"
-  return $status
 }
 
 make_tools() {
