@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+"""Removes the guards that tests/mutants lists, one at a time, and shows whether a test notices.
+
+mutants.py [--only REGEX] [--layer LAYER] [--jobs N] [--check]
+
+A list, tests/mutants/LAYER.toml, holds tables [[guard]]:
+
+name       what is removed, in a few words
+file       the source, from the repository's root
+text       what is replaced; it stands in the file once
+with       what stands there instead, "" where left out
+tests      which tests should notice, as --gtest_filter takes it (python: pytest's arguments); left out: the layer's
+program    the layer of the test program that runs, where it is not the list's own
+build      ci (where left out), asan or tsan: the preset whose test program notices
+repeat     how often the tests run at most, 1 where left out
+unnoticed  why no test can notice: what is equivalent, or not observable here. It is not run.
+
+Only the mutated file is compiled, and the test program linked anew, so that a guard takes seconds. It fails where a text
+does not stand in its file once, where a mutant does not compile, where the tests fail without it, and where one that
+should be noticed is not. A mutant is noticed where the tests fail, crash or do not end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LISTS = ROOT / "tests" / "mutants"
+WORK = ROOT / "build" / "mutants"
+PATIENCE_S = 600  # with tests that should pass; a mutant has a multiple of what they took
+
+
+class Problem(Exception):
+    """What keeps a guard from being judged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    layer: str
+    name: str
+    file: str
+    text: str
+    replacement: str
+    tests: str
+    program: str
+    build: str
+    repeat: int
+    unnoticed: str
+
+    @property
+    def place(self) -> str:
+        before, found, _ = (ROOT / self.file).read_text().partition(self.text)
+        return f"{self.file}:{before.count(chr(10)) + 1}" if found else self.file
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        digest = hashlib.sha256(f"{self.file}\0{self.text}\0{self.replacement}".encode()).hexdigest()
+        return WORK / self.layer / digest[:12]
+
+    def matches(self) -> int:
+        file = ROOT / self.file
+        return file.read_text().count(self.text) if file.is_file() else 0
+
+
+KEYS = {"name", "file", "text", "with", "tests", "program", "build", "repeat", "unnoticed"}
+
+
+def read_list(path: Path) -> list[Guard]:
+    guards = []
+    for entry in tomllib.loads(path.read_text()).get("guard", []):
+        unknown = entry.keys() - KEYS
+        if unknown or not {"name", "file", "text"} <= entry.keys():
+            raise Problem(f"{path.name}: {entry.get('name', entry)}: needs name, file and text; unknown: {sorted(unknown)}")
+        guards.append(
+            Guard(
+                layer=path.stem,
+                name=entry["name"],
+                file=entry["file"],
+                text=entry["text"],
+                replacement=entry.get("with", ""),
+                tests=entry.get("tests", ""),
+                program=entry.get("program", path.stem),
+                build=entry.get("build", "ci"),
+                repeat=entry.get("repeat", 1),
+                unnoticed=entry.get("unnoticed", ""),
+            )
+        )
+    return guards
+
+
+def run(command: list[str] | str, folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, shell=isinstance(command, str), capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Problem(f"{done.stdout}{done.stderr}"[-3000:])
+    return done.stdout
+
+
+class Tree:
+    """A build tree, and what its compiler and its linker were told."""
+
+    def __init__(self, preset: str):
+        self.folder = ROOT / "build" / preset
+        entries = json.loads((self.folder / "compile_commands.json").read_text())
+        self.commands = {os.path.relpath(entry["file"], ROOT): entry for entry in entries}
+        self.lock = threading.Lock()
+
+    @functools.cached_property
+    def dependents(self) -> dict[str, list[str]]:
+        """For each header, the sources that include it."""
+        objects = {entry["output"]: source for source, entry in self.commands.items()}
+        found: dict[str, list[str]] = {}
+        source = None
+        for line in run(["ninja", "-t", "deps"], self.folder).splitlines():
+            if line.startswith("    "):
+                header = os.path.relpath(self.folder / line.strip(), ROOT)
+                if source and not header.startswith(".."):
+                    found.setdefault(header, []).append(source)
+            else:
+                source = objects.get(line.split(":")[0])
+        return found
+
+    @functools.cache
+    def link_command(self, program: str) -> list[str]:
+        line = run(["ninja", "-t", "commands", f"tests/test_{program}"], self.folder).splitlines()[-1]
+        words = shlex.split(line)
+        return words[words.index("&&") + 1 : len(words) - words[::-1].index("&&") - 1]
+
+    def sources_of(self, guard: Guard) -> list[str]:
+        if guard.file in self.commands:
+            return [guard.file]
+        with self.lock:
+            dependents = self.dependents.get(guard.file, [])
+        linked = self.link_command(guard.program)
+        sources = [s for s in dependents if s.startswith("src/") or self.commands[s]["output"] in linked]
+        if not sources:
+            raise Problem(f"{guard.file} is compiled into nothing in {self.folder}")
+        return sources
+
+    def compile(self, guard: Guard, source: str) -> tuple[str, Path]:
+        """Compiles `source` with the guard removed; the object that it stands for, and its own."""
+        entry = self.commands[source]
+        words = shlex.split(entry["command"])
+        overlay = guard.folder / "source"
+        own = overlay / source
+        if not own.exists():
+            own.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / source, own)
+        target = guard.folder / guard.build / (source.replace("/", "_") + ".o")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src")]
+        # A file finds what lies beside it first: there lies what was mutated, and the rest where it was.
+        includes += [f"-iquote{ROOT / Path(source).parent}"]
+        words[words.index("-o") + 1] = str(target)
+        words[words.index("-c") + 1] = str(own)
+        first = next(i for i, word in enumerate(words) if word.startswith("-I"))
+        run([*words[:first], *includes, *words[first:], "-O1", "-g0", "-w"], Path(entry["directory"]))
+        return entry["output"], target
+
+    def link(self, guard: Guard, objects: list[tuple[str, Path]]) -> Path:
+        words = list(self.link_command(guard.program))
+        program = guard.folder / guard.build / f"test_{guard.program}"
+        words[words.index("-o") + 1] = str(program)
+        for original, own in objects:
+            if original in words:
+                words[words.index(original)] = str(own)
+            else:
+                # Before the library: its own member is then not asked for.
+                words.insert(next(i for i, word in enumerate(words) if word.endswith("libpenstock.a")), str(own))
+        run([*words, "-Wl,--strip-debug"], self.folder)
+        return program
+
+
+def mutate(guard: Guard) -> None:
+    shutil.rmtree(guard.folder, ignore_errors=True)
+    folder = guard.folder / "source" / Path(guard.file).parent
+    folder.mkdir(parents=True)
+    for header in (ROOT / guard.file).parent.glob("*.hpp"):
+        shutil.copyfile(header, folder / header.name)
+    text = (ROOT / guard.file).read_text()
+    (folder / Path(guard.file).name).write_text(text.replace(guard.text, guard.replacement))
+
+
+def first_failure(output: str) -> str:
+    failed = re.search(r"^\[  FAILED  \] (\S+?),? ", output, re.M) or re.search(r"^FAILED (\S+)", output, re.M)
+    if failed:
+        return failed.group(1)
+    running = re.findall(r"^\[ RUN      \] (\S+)", output, re.M)
+    return running[-1] if running else ""
+
+
+def run_tests(command: list[str], patience: float) -> tuple[bool, str]:
+    """Whether the tests passed, and where they did not, which and how."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=patience)
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or b""
+        return False, f"does not end: {first_failure(output.decode(errors='replace'))}"
+    output = done.stdout + done.stderr
+    if done.returncode == 0 and re.search(r"^\[==========\] Running 0 tests|no tests ran", output, re.M):
+        raise Problem("its tests match none")
+    if done.returncode == 0:
+        return True, ""
+    how = "" if done.returncode > 0 else f" (signal {-done.returncode})"
+    sanitizer = re.search(r"(WARNING|ERROR): \w+Sanitizer: [\w -]+", output)
+    return False, first_failure(output) + how + (f" {sanitizer.group(0)}" if sanitizer else "")
+
+
+def gtest_command(program: Path, guard: Guard) -> list[str]:
+    command = [str(program), "--gtest_fail_fast", "--gtest_color=no", f"--gtest_repeat={guard.repeat}"]
+    return [*command, f"--gtest_filter={guard.tests}"] if guard.tests else command
+
+
+class Bench:
+    """Judges guards, several at a time."""
+
+    def __init__(self) -> None:
+        self.tree = functools.cache(Tree)
+        self.baseline_lock = threading.Lock()
+        self.baselines: dict[tuple[str, ...], concurrent.futures.Future[float]] = {}
+
+    def patience(self, guard: Guard) -> float:
+        """Sees that the tests pass while nothing is removed. In seconds, what a mutant then has before it hangs."""
+        program = self.tree(guard.build).folder / "tests" / f"test_{guard.program}"
+        command = gtest_command(program, dataclasses.replace(guard, repeat=1))
+        with self.baseline_lock:
+            future = self.baselines.get(tuple(command))
+            mine = future is None
+            if mine:
+                future = self.baselines[tuple(command)] = concurrent.futures.Future()
+        if mine:
+            begin = time.monotonic()
+            try:
+                passed, how = run_tests(command, PATIENCE_S)
+                if not passed:
+                    raise Problem(f"the tests fail while it is there, too: {how}")
+                future.set_result(time.monotonic() - begin)
+            except Problem as problem:
+                future.set_exception(problem)
+        return 20 + 5 * guard.repeat * future.result()
+
+    def judge(self, guard: Guard) -> tuple[bool, str]:
+        tree = self.tree(guard.build)
+        patience = self.patience(guard)
+        mutate(guard)
+        objects = [tree.compile(guard, source) for source in tree.sources_of(guard)]
+        passed, how = run_tests(gtest_command(tree.link(guard, objects), guard), patience)
+        shutil.rmtree(guard.folder)
+        return not passed, how
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="REGEX", default="", help="guards whose place or name matches")
+    parser.add_argument("--layer", help="one list alone")
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
+    parser.add_argument("--check", action="store_true", help="only see that each text still stands in its file")
+    options = parser.parse_args()
+
+    guards = [guard for path in sorted(LISTS.glob("*.toml")) for guard in read_list(path)]
+    stale = [guard for guard in guards if guard.matches() != 1]
+    for guard in stale:
+        print(f"{guard.layer}: {guard.name}: its text stands {guard.matches()} times in {guard.file}")
+    if stale or options.check:
+        print(f"{len(guards)} guards are listed, {len(stale)} of them do not match the source")
+        return 1 if stale else 0
+
+    chosen = [
+        guard
+        for guard in guards
+        if options.layer in (None, guard.layer) and re.search(options.only, f"{guard.place} {guard.name}")
+    ]
+    to_run = [guard for guard in chosen if not guard.unnoticed]
+    for preset in sorted({guard.build for guard in to_run}):
+        subprocess.run([ROOT / "tools" / "build.sh", preset], check=True, stdout=subprocess.DEVNULL)
+
+    bench = Bench()
+    noticed, missed, broken = 0, [], []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        judging = {pool.submit(bench.judge, guard): guard for guard in to_run}
+        for future in concurrent.futures.as_completed(judging):
+            guard = judging[future]
+            try:
+                seen, how = future.result()
+            except Problem as problem:
+                broken.append(guard)
+                print(f"BROKEN       {guard.place} {guard.name}: {problem}", flush=True)
+                continue
+            if seen:
+                noticed += 1
+                print(f"noticed      {guard.place} {guard.name}: {how}", flush=True)
+            else:
+                missed.append(guard)
+                print(f"NOT NOTICED  {guard.place} {guard.name}", flush=True)
+    for guard in chosen:
+        if guard.unnoticed:
+            print(f"as listed    {guard.place} {guard.name}: {guard.unnoticed}")
+    print(
+        f"{len(chosen)} guards: {noticed} noticed when removed, {len(missed)} not, {len(broken)} could not be judged, "
+        f"{len(chosen) - len(to_run)} listed with the reason why no test can"
+    )
+    return 1 if missed or broken else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Problem as problem:
+        sys.exit(f"mutants.py: {problem}")
