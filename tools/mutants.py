@@ -11,7 +11,7 @@ text       what is replaced; it stands in the file once
 with       what stands there instead, "" where left out
 tests      which tests should notice, as --gtest_filter takes it (python: pytest's arguments); left out: the layer's
 program    the layer of the test program that runs, where it is not the list's own
-build      ci (where left out), asan or tsan: the preset whose test program notices
+build      ci (where left out), asan or tsan: the preset whose test program notices; python has one of its own
 repeat     how often the tests run at most, 1 where left out
 unnoticed  why no test can notice: what is equivalent, or not observable here. It is not run.
 
@@ -42,6 +42,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tests" / "mutants"
 WORK = ROOT / "build" / "mutants"
+# As the test presets have them.
+SANITIZERS = {
+    "ASAN_OPTIONS": "detect_stack_use_after_return=1:external_symbolizer_path=/usr/bin/addr2line",
+    "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:external_symbolizer_path=/usr/bin/addr2line",
+}
 PATIENCE_S = 600  # with tests that should pass; a mutant has a multiple of what they took
 
 
@@ -95,7 +101,7 @@ def read_list(path: Path) -> list[Guard]:
                 replacement=entry.get("with", ""),
                 tests=entry.get("tests", ""),
                 program=entry.get("program", path.stem),
-                build=entry.get("build", "ci"),
+                build="python" if path.stem == "python" else entry.get("build", "ci"),
                 repeat=entry.get("repeat", 1),
                 unnoticed=entry.get("unnoticed", ""),
             )
@@ -113,10 +119,13 @@ def run(command: list[str] | str, folder: Path) -> str:
 class Tree:
     """A build tree, and what its compiler and its linker were told."""
 
-    def __init__(self, preset: str):
-        self.folder = ROOT / "build" / preset
-        entries = json.loads((self.folder / "compile_commands.json").read_text())
-        self.commands = {os.path.relpath(entry["file"], ROOT): entry for entry in entries}
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.commands = {}  # of each source; several are compiled as one where it is a unity build
+        for entry in json.loads((self.folder / "compile_commands.json").read_text()):
+            compiled = Path(entry["file"])
+            sources = re.findall(r'^#include "(.*)"', compiled.read_text(), re.M) if "/Unity/" in str(compiled) else [compiled]
+            self.commands |= {os.path.relpath(source, ROOT): entry for source in sources}
         self.lock = threading.Lock()
 
     @functools.cached_property
@@ -124,7 +133,7 @@ class Tree:
         """For each header, the sources that include it."""
         objects = {entry["output"]: source for source, entry in self.commands.items()}
         found: dict[str, list[str]] = {}
-        source = None
+        source: str | None = None
         for line in run(["ninja", "-t", "deps"], self.folder).splitlines():
             if line.startswith("    "):
                 header = os.path.relpath(self.folder / line.strip(), ROOT)
@@ -134,18 +143,22 @@ class Tree:
                 source = objects.get(line.split(":")[0])
         return found
 
+    def target(self, guard: Guard) -> str:
+        """What is linked, from the folder."""
+        return f"tests/test_{guard.program}"
+
     @functools.cache
-    def link_command(self, program: str) -> list[str]:
-        line = run(["ninja", "-t", "commands", f"tests/test_{program}"], self.folder).splitlines()[-1]
-        words = shlex.split(line)
-        return words[words.index("&&") + 1 : len(words) - words[::-1].index("&&") - 1]
+    def link_command(self, target: str) -> list[str]:
+        words = shlex.split(run(["ninja", "-t", "commands", target], self.folder).splitlines()[-1])
+        begin = words.index("&&") + 1
+        return words[begin : words.index("&&", begin)]
 
     def sources_of(self, guard: Guard) -> list[str]:
         if guard.file in self.commands:
             return [guard.file]
         with self.lock:
             dependents = self.dependents.get(guard.file, [])
-        linked = self.link_command(guard.program)
+        linked = self.link_command(self.target(guard))
         sources = [s for s in dependents if s.startswith("src/") or self.commands[s]["output"] in linked]
         if not sources:
             raise Problem(f"{guard.file} is compiled into nothing in {self.folder}")
@@ -160,10 +173,14 @@ class Tree:
         if not own.exists():
             own.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / source, own)
+        compiled = Path(entry["file"])
+        if compiled != ROOT / source:
+            unity = compiled.read_text().replace(str(ROOT / source), str(own))
+            own = overlay / compiled.name
+            own.write_text(unity)
         target = guard.folder / guard.build / (source.replace("/", "_") + ".o")
         target.parent.mkdir(parents=True, exist_ok=True)
         includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src")]
-        # A file finds what lies beside it first: there lies what was mutated, and the rest where it was.
         includes += [f"-iquote{ROOT / Path(source).parent}"]
         words[words.index("-o") + 1] = str(target)
         words[words.index("-c") + 1] = str(own)
@@ -172,9 +189,9 @@ class Tree:
         return entry["output"], target
 
     def link(self, guard: Guard, objects: list[tuple[str, Path]]) -> Path:
-        words = list(self.link_command(guard.program))
-        program = guard.folder / guard.build / f"test_{guard.program}"
-        words[words.index("-o") + 1] = str(program)
+        words = list(self.link_command(self.target(guard)))
+        linked = guard.folder / guard.build / Path(self.target(guard)).name
+        words[words.index("-o") + 1] = str(linked)
         for original, own in objects:
             if original in words:
                 words[words.index(original)] = str(own)
@@ -182,15 +199,57 @@ class Tree:
                 # Before the library: its own member is then not asked for.
                 words.insert(next(i for i, word in enumerate(words) if word.endswith("libpenstock.a")), str(own))
         run([*words, "-Wl,--strip-debug"], self.folder)
-        return program
+        return linked
+
+    def tests(self, guard: Guard, linked: Path | None) -> tuple[list[str], dict[str, str]]:
+        """The command that runs the tests of a guard, with what was linked for it or without, and its environment."""
+        program = linked or self.folder / self.target(guard)
+        command = [str(program), "--gtest_fail_fast", "--gtest_color=no", f"--gtest_repeat={guard.repeat}"]
+        return [*command, f"--gtest_filter={guard.tests or '*'}"], SANITIZERS
+
+
+class Module(Tree):
+    """The build tree of the module that Python imports."""
+
+    def __init__(self, folder: Path):
+        self.python = ROOT / "build" / "python" / "venv" / "bin" / "python"
+        run([ROOT / "tools" / "python.sh", "environment"], ROOT)
+        options = ["CMAKE_BUILD_TYPE=Release", "CMAKE_CXX_FLAGS=-O1", "CMAKE_EXPORT_COMPILE_COMMANDS=ON", "PENSTOCK_UNITY=OFF"]
+        defined = [f"-D{option}" for option in [f"Python_EXECUTABLE={self.python}", *options]]
+        run(["cmake", "-S", ROOT / "python", "-B", folder, "-G", "Ninja", *defined], ROOT)
+        run(["cmake", "--build", folder], ROOT)
+        super().__init__(folder)
+        self.module = next(folder.glob("_core*.so"))
+        self.lay_out(folder)
+
+    def target(self, guard: Guard) -> str:
+        return self.module.name
+
+    def lay_out(self, folder: Path, module: Path | None = None) -> Path:
+        """Makes a package of the sources, of those in the folder first, and the module; where Python looks for it."""
+        package = folder / "site" / "penstock"
+        shutil.rmtree(package, ignore_errors=True)
+        package.mkdir(parents=True)
+        for file in (ROOT / "python" / "penstock").glob("*.py"):
+            mutated = folder / "source" / "python" / "penstock" / file.name
+            (package / file.name).symlink_to(mutated if mutated.exists() else file)
+        (package / self.module.name).symlink_to(module or self.module)
+        return package.parent
+
+    def tests(self, guard: Guard, linked: Path | None) -> tuple[list[str], dict[str, str]]:
+        mutated = guard.folder.exists()
+        site = self.lay_out(guard.folder, linked) if mutated else self.folder / "site"
+        driver = ROOT / "build" / "ci" / "tests" / "fake_driver" / "libfake_cuda.so"
+        environment = {"PYTHONPATH": str(site), "PENSTOCK_FAKE_DRIVER": str(driver)}
+        command = [str(self.python), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        return [*command, *shlex.split(guard.tests)], environment
 
 
 def mutate(guard: Guard) -> None:
-    shutil.rmtree(guard.folder, ignore_errors=True)
     folder = guard.folder / "source" / Path(guard.file).parent
     folder.mkdir(parents=True)
     for header in (ROOT / guard.file).parent.glob("*.hpp"):
-        shutil.copyfile(header, folder / header.name)
+        shutil.copyfile(header, folder / header.name)  # one that is beside a source is found there first
     text = (ROOT / guard.file).read_text()
     (folder / Path(guard.file).name).write_text(text.replace(guard.text, guard.replacement))
 
@@ -203,16 +262,24 @@ def first_failure(output: str) -> str:
     return running[-1] if running else ""
 
 
-def run_tests(command: list[str], patience: float) -> tuple[bool, str]:
+def run_tests(command: list[str], environment: dict[str, str], patience: float) -> tuple[bool, str]:
     """Whether the tests passed, and where they did not, which and how."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=patience)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience,
+        )
     except subprocess.TimeoutExpired as expired:
         output = expired.stdout or b""
         return False, f"does not end: {first_failure(output.decode(errors='replace'))}"
     output = done.stdout + done.stderr
-    if done.returncode == 0 and re.search(r"^\[==========\] Running 0 tests|no tests ran", output, re.M):
-        raise Problem("its tests match none")
+    if re.search(r"^\[==========\] Running 0 tests|no tests ran|error: not found", output, re.M):
+        raise Problem(f"its tests match none: {output[-500:]}")
     if done.returncode == 0:
         return True, ""
     how = "" if done.returncode > 0 else f" (signal {-done.returncode})"
@@ -220,24 +287,21 @@ def run_tests(command: list[str], patience: float) -> tuple[bool, str]:
     return False, first_failure(output) + how + (f" {sanitizer.group(0)}" if sanitizer else "")
 
 
-def gtest_command(program: Path, guard: Guard) -> list[str]:
-    command = [str(program), "--gtest_fail_fast", "--gtest_color=no", f"--gtest_repeat={guard.repeat}"]
-    return [*command, f"--gtest_filter={guard.tests}"] if guard.tests else command
-
-
 class Bench:
     """Judges guards, several at a time."""
 
-    def __init__(self) -> None:
-        self.tree = functools.cache(Tree)
+    def __init__(self, presets: set[str]) -> None:
+        self.trees = {preset: Tree(ROOT / "build" / preset) for preset in presets - {"python"}}
+        if "python" in presets:
+            self.trees["python"] = Module(WORK / "module")
         self.baseline_lock = threading.Lock()
         self.baselines: dict[tuple[str, ...], concurrent.futures.Future[float]] = {}
 
     def patience(self, guard: Guard) -> float:
         """Sees that the tests pass while nothing is removed. In seconds, what a mutant then has before it hangs."""
-        program = self.tree(guard.build).folder / "tests" / f"test_{guard.program}"
-        command = gtest_command(program, dataclasses.replace(guard, repeat=1))
+        shutil.rmtree(guard.folder, ignore_errors=True)
         with self.baseline_lock:
+            command, environment = self.trees[guard.build].tests(dataclasses.replace(guard, repeat=1), None)
             future = self.baselines.get(tuple(command))
             mine = future is None
             if mine:
@@ -245,7 +309,7 @@ class Bench:
         if mine:
             begin = time.monotonic()
             try:
-                passed, how = run_tests(command, PATIENCE_S)
+                passed, how = run_tests(command, environment, PATIENCE_S)
                 if not passed:
                     raise Problem(f"the tests fail while it is there, too: {how}")
                 future.set_result(time.monotonic() - begin)
@@ -254,11 +318,13 @@ class Bench:
         return 20 + 5 * guard.repeat * future.result()
 
     def judge(self, guard: Guard) -> tuple[bool, str]:
-        tree = self.tree(guard.build)
+        tree = self.trees[guard.build]
         patience = self.patience(guard)
         mutate(guard)
-        objects = [tree.compile(guard, source) for source in tree.sources_of(guard)]
-        passed, how = run_tests(gtest_command(tree.link(guard, objects), guard), patience)
+        linked = None
+        if not guard.file.endswith(".py"):
+            linked = tree.link(guard, [tree.compile(guard, source) for source in tree.sources_of(guard)])
+        passed, how = run_tests(*tree.tests(guard, linked), patience)
         shutil.rmtree(guard.folder)
         return not passed, how
 
@@ -285,10 +351,11 @@ def main() -> int:
         if options.layer in (None, guard.layer) and re.search(options.only, f"{guard.place} {guard.name}")
     ]
     to_run = [guard for guard in chosen if not guard.unnoticed]
-    for preset in sorted({guard.build for guard in to_run}):
-        subprocess.run([ROOT / "tools" / "build.sh", preset], check=True, stdout=subprocess.DEVNULL)
-
-    bench = Bench()
+    presets = {guard.build for guard in to_run}
+    # Python's tests need the fake driver of the others.
+    for preset in sorted({"ci" if preset == "python" else preset for preset in presets}):
+        run([ROOT / "tools" / "build.sh", preset], ROOT)
+    bench = Bench(presets)
     noticed, missed, broken = 0, [], []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         judging = {pool.submit(bench.judge, guard): guard for guard in to_run}

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | test-frameworks | gpu-test | gpu-test-frameworks | train | format [--check] | stubs, [ARGS]
+# python.sh install | test | environment | test-frameworks | gpu-test | gpu-test-frameworks | train | format [--check] | stubs, [ARGS]
 #
 # install          into .venv, with what it finds on the package index to build with
 # test             builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs
 #                  pytest
+# environment      that virtual environment, where there is none
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
 # gpu-test         builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy
 #                  and JAX
@@ -28,6 +29,15 @@ make_wheel() {
   quietly "$build/tools/bin/python" -m pip install -r python/build-requirements.txt
   rm -rf "$build/wheels"
   quietly "$build/tools/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" .
+}
+
+# Makes the environment of the tests: new each time, so that nothing but the wheel and what it asks for is there; pip's
+# cache makes it quick.
+make_test_environment() {
+  make_wheel
+  rm -rf "$build/venv"
+  make_environment "$build/venv"
+  quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl
 }
 
 # Makes the environment of the frameworks, of 1.7 GB, where there is none for these requirements.
@@ -54,16 +64,15 @@ case "${1:-}" in
     ;;
   test)
     shift
-    make_wheel
-    # New each time, so that nothing but the wheel and what it asks for is there; pip's cache makes it quick.
-    rm -rf "$build/venv"
-    make_environment "$build/venv"
-    quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl
+    make_test_environment
     for driver in build/ci build/release; do
       driver=$PWD/$driver/tests/fake_driver/libfake_cuda.so
       if [ -e "$driver" ]; then export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$driver}; fi
     done
     "$build/venv/bin/python" -m pytest "$@"
+    ;;
+  environment)
+    [ -e "$build/venv/bin/pytest" ] || make_test_environment
     ;;
   test-frameworks)
     shift
@@ -106,7 +115,7 @@ case "${1:-}" in
     "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
     ;;
   *)
-    echo "usage: python.sh install | test | test-frameworks | gpu-test | gpu-test-frameworks | train | format | stubs" >&2
+    echo "usage: python.sh install | test | environment | test-frameworks | gpu-test | gpu-test-frameworks | train | format | stubs" >&2
     exit 2
     ;;
 esac

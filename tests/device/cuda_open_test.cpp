@@ -71,7 +71,7 @@ TEST_F(CudaOpen, DriverWithoutTheNeededLookupIsTooOld) {
   const DeviceError error = device_error([&] { static_cast<void>(Device::open("cuda:0", options)); });
   EXPECT_EQ(error.name(), "PENSTOCK_DRIVER_TOO_OLD");
   EXPECT_THAT(error.what(), AllOf(HasSubstr("11.4"), HasSubstr("12.0"), HasSubstr("update")));
-  EXPECT_THROW(Device::open("auto", options), DeviceError);
+  EXPECT_THROW(static_cast<void>(Device::open("auto", options)), DeviceError);
 }
 
 TEST_F(CudaOpen, DriverThatSaysItIsOldIsTooOld) {

@@ -39,6 +39,12 @@ class SummarizeTests(unittest.TestCase):
         self.assertTrue(lines[0].startswith("FAILED: Host/Contract.waits ("), lines)
         self.assertEqual(lines[1:], ["    the wait was gone", "1 passed, 1 failed, 0 skipped"])
 
+    def test_a_program_counts_by_its_tests(self):
+        passed = '<testcase classname="program/core-1" name="program/core-1" status="run"/>'
+        failed = '<testcase classname="program/core-2" name="program/core-2" status="fail"><failure/></testcase>'
+        self.assertEqual(run(PASSED, passed), (0, "1 passed, 0 failed, 0 skipped"))
+        self.assertEqual(run(PASSED, passed, failed), (1, "1 passed, 1 failed, 0 skipped"))
+
     def test_no_tests_at_all_is_a_failure(self):
         self.assertEqual(run()[0], 1)
         self.assertEqual(run(SKIPPED)[0], 1)
