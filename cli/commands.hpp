@@ -97,9 +97,10 @@ class UsageError : public std::runtime_error {
 /// cache.
 [[nodiscard]] std::filesystem::path profile_file(const std::string& file, const DeviceInfo& device,
                                                  const Environment& environment);
-/// The profile there, or nullopt. One that is there and cannot be used is reported on stderr.
+/// The profile there, or nullopt. Why one that is there cannot be used is said on stderr, and in `ignored`.
 [[nodiscard]] std::optional<LinkProfile> stored_profile(const std::filesystem::path& file,
-                                                        const DeviceInfo& device);
+                                                        const DeviceInfo& device,
+                                                        std::string* ignored = nullptr);
 
 /// Throws Error if what is in the place of a profile that will be stored is not a regular file, or, at a
 /// place that the user `named`, not a profile. A damaged one is replaced.

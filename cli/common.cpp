@@ -21,12 +21,14 @@ std::filesystem::path profile_file(const std::string& file, const DeviceInfo& de
   return LinkProfile::file_for(*environment.cache_directory, device);
 }
 
-std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, const DeviceInfo& device) {
+std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, const DeviceInfo& device,
+                                          std::string* ignored) {
   std::string why;
   auto profile = LinkProfile::load(file, device, &why);
   std::error_code error;
   if (!profile && std::filesystem::exists(file, error)) {
     say(fmt::format("penstock: ignored: {}\n", why));
+    if (ignored != nullptr) *ignored = why;
   }
   return profile;
 }

@@ -149,7 +149,9 @@ void feed(const Device& device, const Inputs& inputs, FeedAccount& account, cons
   account.dataset_bytes = dataset.sample_count() * dataset.sample_bytes();
   const auto fields = field_options(dataset, options.to, options.scale, options.shift);
   std::optional<LinkProfile> profile;
-  if (!inputs.profile.empty()) profile = stored_profile(inputs.profile, device.info());
+  if (!inputs.profile.empty()) {
+    profile = stored_profile(inputs.profile, device.info(), &account.profile_ignored);
+  }
   account.profile_measured = profile && profile->measured;
   SignalWatch::check();
 

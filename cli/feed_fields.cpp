@@ -64,9 +64,7 @@ std::size_t find_field(const Dataset& dataset, const char* option, const std::st
   }
 }
 
-bool is_scaled_type(const std::optional<DType>& type) {
-  return type == DType::float16 || type == DType::bfloat16 || type == DType::float32;
-}
+bool is_scaled(const FieldOptions& field) { return field.to && is_model_float(*field.to); }
 
 using ApplyToAll = std::function<void(const std::string& value)>;
 using Apply = std::function<void(std::size_t field, const std::string& value)>;
@@ -120,7 +118,7 @@ class Fields {
     const std::vector<float> numbers = parse_numbers(option, text);
     bool any = false;
     for (FieldOptions& field : options_) {
-      if (!is_scaled_type(field.to)) continue;
+      if (!is_scaled(field)) continue;
       field.*values = numbers;
       any = true;
     }
@@ -129,7 +127,7 @@ class Fields {
 
   void adjust(const char* option, std::vector<float> FieldOptions::* values, std::size_t field,
               const std::string& text) {
-    if (!is_scaled_type(options_[field].to)) throw UsageError(needs_float(option));
+    if (!is_scaled(options_[field])) throw UsageError(needs_float(option));
     options_[field].*values = parse_numbers(option, text);
   }
 

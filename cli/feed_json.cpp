@@ -73,6 +73,7 @@ std::string feed_json(const FeedAccount& account) {
        {"error", nullptr},
        {"device", device_value(account.device)},
        {"profile_measured", account.profile_measured},
+       {"profile_ignored", account.profile_ignored},
        {"options", options_value(account.options)},
        {"dataset",
         {{"samples", account.dataset_samples}, {"bytes", account.dataset_bytes}, {"fields", account.fields}}},

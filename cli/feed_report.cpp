@@ -269,6 +269,9 @@ std::string notes(const FeedAccount& account, bool pictures) {
     note("good", fmt::format("Verified: all {} bytes that arrived are those of the dataset.",
                              count_text(account.compared.bytes)));
   }
+  if (!account.profile_ignored.empty()) {
+    note("", fmt::format("The link profile is ignored: {}", account.profile_ignored));
+  }
   if (!account.profile_measured) {
     note("", fmt::format("It is not known what this link can carry. `penstock link --device {}` measures it.",
                          account.device.spec));

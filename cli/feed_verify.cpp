@@ -34,34 +34,21 @@ struct Promise {
   std::size_t stored_bytes = 0;  ///< of one sample
   std::size_t bytes = 0;         ///< of one sample, delivered
   bool converts = false;
-  std::vector<float> scale;  ///< as many as channels, or none
-  std::vector<float> shift;
-  std::size_t channels = 1;
-  std::size_t channel_elements = 1;
+  ChannelFactors factors;
   std::size_t chunk = 1;  ///< samples that are compared in one go
 };
 
-std::vector<float> spread(const std::vector<float>& values, std::size_t channels) {
-  return values.size() == 1 ? std::vector<float>(channels, values.front()) : values;
-}
-
 Promise promise_of(const Field& field, const FieldOptions* options) {
-  Promise promise{.field = field, .to = field.dtype, .scale = {}, .shift = {}};
+  Promise promise{.field = field, .to = field.dtype, .factors = {}};
   promise.elements = element_count(field.shape);
   if (options != nullptr) {
     promise.to = options->to.value_or(field.dtype);
-    promise.channels = std::max({std::size_t{1}, options->scale.size(), options->shift.size()});
-    promise.scale = spread(options->scale, promise.channels);
-    promise.shift = spread(options->shift, promise.channels);
-  }
-  if (promise.channels > 1) {
-    const Shape inner(field.shape.begin() + static_cast<std::ptrdiff_t>(options->channel_axis) + 1,
-                      field.shape.end());
-    promise.channel_elements = element_count(inner);
+    promise.factors = channel_factors(field, *options);
   }
   promise.stored_bytes = field.sample_bytes();
   promise.bytes = promise.elements * dtype_bytes(promise.to);
-  promise.converts = promise.to != field.dtype || !promise.scale.empty() || !promise.shift.empty();
+  promise.converts =
+      promise.to != field.dtype || !promise.factors.scale.empty() || !promise.factors.shift.empty();
   promise.chunk = std::max<std::size_t>(1, kChunkBytes / promise.bytes);
   return promise;
 }
@@ -154,8 +141,8 @@ Verifier::Checker::Checker(const Device& device, Dataset dataset, const std::vec
     const std::size_t chunk = std::min<std::size_t>(promise.chunk, batch_size_);
     stored_bytes = std::max(stored_bytes, promise.stored_bytes * chunk);
     if (promise.converts) expected_bytes = std::max(expected_bytes, promise.bytes * chunk);
-    scales_.push_back(put(promise.scale));
-    shifts_.push_back(put(promise.shift));
+    scales_.push_back(put(promise.factors.scale));
+    shifts_.push_back(put(promise.factors.shift));
   }
   for (std::size_t i = 0; i < team_.threads(); ++i) {
     lanes_.push_back({host_.create_stream(), host_pool_.allocate(stored_bytes),
@@ -294,8 +281,8 @@ std::span<const std::byte> Verifier::Checker::expect(Lane& lane, std::size_t fie
   request.to = promise.to;
   request.scale = floats(scales_[field]);
   request.shift = floats(shifts_[field]);
-  request.channels = static_cast<std::uint32_t>(promise.channels);
-  request.channel_elements = promise.channel_elements;
+  request.channels = promise.factors.channels;
+  request.channel_elements = promise.factors.channel_elements;
   host_.backend().gather(request, lane.stream.native());
   lane.stream.synchronize();
   return lane.expected.bytes().first(indices.size() * promise.bytes);

@@ -144,9 +144,9 @@ std::string costs(const LinkMeasurement& measurement) {
       "staging {} threads, chunks of {}, {} stores\n",
       overhead(measurement.overhead.enqueue_copy), overhead(measurement.overhead.record_event),
       overhead(measurement.overhead.query_event), overhead(measurement.overhead.synchronize_idle),
-      format_seconds(profile.copy_interval), per_gib(profile.setup.driver_allocate),
-      per_gib(profile.setup.pinned_pool), per_gib(profile.setup.register_touched),
-      per_gib(profile.setup.unregister), profile.staging_threads, format_bytes(profile.chunk_bytes),
+      format_seconds(profile.copy_interval), per_gib(measurement.setup.driver_allocate),
+      per_gib(measurement.setup.pinned_pool), per_gib(measurement.setup.register_touched),
+      per_gib(measurement.setup.unregister), profile.staging_threads, format_bytes(profile.chunk_bytes),
       profile.streaming_stores ? "streaming" : "cached");
 }
 

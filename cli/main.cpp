@@ -3,8 +3,10 @@
 #include "signals.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/core/log.hpp>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -119,6 +121,12 @@ int complain(std::string what, int code) {
   return code;
 }
 
+/// From any thread, beside a progress bar.
+void warn(std::string_view message) {
+  if (::isatty(STDERR_FILENO) != 0) draw("\r\033[K");
+  say(fmt::format("penstock: warning: {}\n", message));
+}
+
 /// What the user asked to be told.
 std::string answer(const CLI::App& app, const CLI::Success& success) {
   std::ostringstream text;
@@ -174,6 +182,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace penstock::cli;
   prepare_standard_streams();
+  penstock::set_log_sink(warn);
   try {
     return run(argc, argv);
   } catch (const Interrupted&) {

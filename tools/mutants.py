@@ -214,8 +214,15 @@ class Module(Tree):
     def __init__(self, folder: Path):
         self.python = ROOT / "build" / "python" / "venv" / "bin" / "python"
         run([ROOT / "tools" / "python.sh", "environment"], ROOT)
-        options = ["CMAKE_BUILD_TYPE=Release", "CMAKE_CXX_FLAGS=-O1", "CMAKE_EXPORT_COMPILE_COMMANDS=ON", "PENSTOCK_UNITY=OFF"]
-        defined = [f"-D{option}" for option in [f"Python_EXECUTABLE={self.python}", *options]]
+        options = [
+            f"Python_EXECUTABLE={self.python}",
+            "CMAKE_BUILD_TYPE=Release",
+            "CMAKE_CXX_FLAGS=-O1",
+            "CMAKE_EXPORT_COMPILE_COMMANDS=ON",
+            "PENSTOCK_UNITY=OFF",
+            "PENSTOCK_FMT_HEADER_ONLY=OFF",
+        ]
+        defined = [f"-D{option}" for option in options]
         run(["cmake", "-S", ROOT / "python", "-B", folder, "-G", "Ninja", *defined], ROOT)
         run(["cmake", "--build", folder], ROOT)
         super().__init__(folder)

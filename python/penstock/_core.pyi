@@ -121,10 +121,6 @@ class Engine:
     @property
     def index(self) -> int: ...
 
-    @property
-    def profile_note(self) -> str:
-        """Why the device's measured profile is not used; empty where it is."""
-
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object) -> object: ...
 
 def use_exchange_api(use: bool) -> None: ...

@@ -5,6 +5,7 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
+#include <penstock/core/log.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -37,12 +38,17 @@ bool is_done(const Transfer& transfer) {
   }
 }
 
-TransferOptions options_for(const Device& device, const std::optional<std::filesystem::path>& cache_directory,
-                            std::string& note) {
+TransferOptions options_for(const Device& device,
+                            const std::optional<std::filesystem::path>& cache_directory) {
   TransferOptions options;
   if (cache_directory) {
-    options.profile =
-        LinkProfile::load(LinkProfile::file_for(*cache_directory, device.info()), device.info(), &note);
+    const auto file = LinkProfile::file_for(*cache_directory, device.info());
+    std::string why;
+    options.profile = LinkProfile::load(file, device.info(), &why);
+    std::error_code error;
+    if (!options.profile && std::filesystem::exists(file, error)) {
+      log_warning("The link profile is ignored: " + why);
+    }
   }
   return options;
 }
@@ -87,7 +93,7 @@ void Flight::release_sources() {
 
 Engine::Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory)
     : device_(Device::open(spec)), cuda_(device_.info().backend == "cuda"), generation_(fork_generation()) {
-  engine_ = std::make_unique<TransferEngine>(device_, options_for(device_, cache_directory, profile_note_));
+  engine_ = std::make_unique<TransferEngine>(device_, options_for(device_, cache_directory));
   pool_.emplace(make_device_pool(device_));
   release_stream_ = std::make_shared<const Stream>(device_.create_stream());
 }

@@ -86,7 +86,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] const DeviceInfo& info() const noexcept { return device_.info(); }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   [[nodiscard]] const TransferEngine& transfers() const { return engine(); }
-  [[nodiscard]] const std::string& profile_note() const noexcept { return profile_note_; }
   [[nodiscard]] bool is_cuda() const noexcept { return cuda_; }
   [[nodiscard]] int index() const noexcept { return device_.info().index; }
   [[nodiscard]] std::size_t in_flight();
@@ -103,7 +102,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Device device_;
   bool cuda_;
   std::uint64_t generation_;
-  std::string profile_note_;
   std::unique_ptr<TransferEngine> engine_;
   std::optional<Pool> pool_;
   std::shared_ptr<const Stream> release_stream_;

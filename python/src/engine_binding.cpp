@@ -76,9 +76,7 @@ void bind_engine(nb::module_& module) {
       .def("in_flight", &Engine::in_flight, "Transfers that nobody asks for and that are not done.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
       .def_prop_ro("is_cuda", &Engine::is_cuda)
-      .def_prop_ro("index", &Engine::index)
-      .def_prop_ro("profile_note", &Engine::profile_note,
-                   "Why the device's measured profile is not used; empty where it is.");
+      .def_prop_ro("index", &Engine::index);
 
   module.def("fetch", &fetch, nb::arg("tree").none(), nb::arg("expand"), nb::arg("host_engines"),
              nb::arg("cuda_engine"));

@@ -1,6 +1,7 @@
 #include "arrays.hpp"
 #include "engine.hpp"
 #include "native_loader.hpp"
+#include "warnings.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
@@ -85,6 +86,7 @@ NB_MODULE(_core, module) {
   // Results may live on after the interpreter's end.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
+  pass_warnings_on(module);
   bind_devices(module);
   bind_arrays(module);
   bind_engine(module);

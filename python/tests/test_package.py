@@ -54,6 +54,24 @@ def test_errors_are_also_pythons_own():
         assert issubclass(error, RuntimeError) and issubclass(error, penstock.Error)
 
 
+def test_warnings_go_to_pythons_logging(tmp_path):
+    command = pathlib.Path(sysconfig.get_path("scripts"), "penstock")
+    if not command.exists():
+        pytest.skip("the command is not installed beside this Python")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    options = ["--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2"]
+    subprocess.run([command, "link", *options], check=True, env=environment, capture_output=True)
+    (profile,) = (file for file in tmp_path.rglob("*") if file.is_file())
+    profile.write_text(profile.read_text()[:100])
+    program = (
+        "import logging, numpy, penstock\n"
+        "logging.basicConfig(format='%(name)s %(levelname)s %(message)s')\n"
+        "penstock.to_device(numpy.arange(3), 'host')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, env=environment, capture_output=True, text=True)
+    assert result.stderr.startswith(f"penstock WARNING The link profile is ignored: {profile}"), result.stderr
+
+
 def test_importing_opens_nothing():
     program = (
         "import os, sys, penstock; print(len(os.listdir('/proc/self/task')), *map(sys.modules.get, ('torch', 'numpy')),"

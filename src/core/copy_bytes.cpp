@@ -74,14 +74,6 @@ StreamFunction stream_function() noexcept {
 
 }  // namespace
 
-bool has_streaming_stores() noexcept {
-#ifdef PENSTOCK_STREAMING_STORES
-  return stream_function() != nullptr;
-#else
-  return false;
-#endif
-}
-
 void copy_bytes(void* destination, const void* source, std::size_t bytes, StoreKind stores) noexcept {
   if (bytes == 0) return;
 #ifdef PENSTOCK_STREAMING_STORES

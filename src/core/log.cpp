@@ -24,10 +24,10 @@ void set_log_sink(LogSink sink) {
   slot().sink = std::move(sink);
 }
 
-void log(LogLevel level, std::string_view message) noexcept {
+void log_warning(std::string_view message) noexcept {
   try {
     const std::lock_guard lock(slot().mutex);
-    if (slot().sink) slot().sink(level, message);
+    if (slot().sink) slot().sink(message);
   } catch (...) {  // a sink that fails must not fail the work it reports on
   }
 }

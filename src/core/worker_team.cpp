@@ -134,7 +134,7 @@ WorkerTeam::WorkerTeam(WorkerTeamOptions options) : state_(std::make_unique<Stat
       state_->workers.emplace_back([state = state_.get()] { state->run_worker(); });
     }
   } catch (const std::system_error& error) {
-    log(LogLevel::warning, std::string("a team works with fewer threads than asked for: ") + error.what());
+    log_warning(std::string("a team works with fewer threads than asked for: ") + error.what());
   }
 }
 

@@ -24,14 +24,13 @@ constexpr std::size_t kGroup = 64;
 // What one thread reads at a time while it scans or narrows.
 constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
 
-bool is_integer(DType dtype) { return dtype >= DType::uint8 && dtype <= DType::int64; }
-
-bool is_signed(DType dtype) {
-  return dtype == DType::int8 || dtype == DType::int16 || dtype == DType::int32 || dtype == DType::int64;
+bool is_integer(DType dtype) {
+  const DTypeKind kind = dtype_kind(dtype);
+  return kind == DTypeKind::unsigned_integer || kind == DTypeKind::signed_integer;
 }
 
 bool is_narrower_unsigned(DType narrow, DType wide) {
-  return is_integer(wide) && is_integer(narrow) && !is_signed(narrow) &&
+  return is_integer(wide) && dtype_kind(narrow) == DTypeKind::unsigned_integer &&
          dtype_bytes(narrow) < dtype_bytes(wide);
 }
 

@@ -43,7 +43,7 @@ std::vector<fs::path> files_of(const fs::path& directory) {
     std::error_code error;
     if (entry->is_regular_file(error)) files.push_back(entry->path());
     if (error) {  // such as a link that leads to itself: the other files are as good as without it
-      log(LogLevel::warning, fmt::format("{} is left out: {}.", entry->path().string(), error.message()));
+      log_warning(fmt::format("{} is left out: {}.", entry->path().string(), error.message()));
     }
   }
   if (failed) {

@@ -11,36 +11,8 @@ namespace penstock {
 
 namespace {
 
-struct Integer {
-  unsigned bits = 0;  ///< 0: no integer
-  bool is_signed = false;
-};
-
-Integer integer_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::uint8:
-      return {8, false};
-    case DType::int8:
-      return {8, true};
-    case DType::uint16:
-      return {16, false};
-    case DType::int16:
-      return {16, true};
-    case DType::uint32:
-      return {32, false};
-    case DType::int32:
-      return {32, true};
-    case DType::uint64:
-      return {64, false};
-    case DType::int64:
-      return {64, true};
-    default:
-      return {};
-  }
-}
-
-bool is_working_float(DType dtype) noexcept {
-  return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32;
+bool is_integer(DTypeKind kind) noexcept {
+  return kind == DTypeKind::unsigned_integer || kind == DTypeKind::signed_integer;
 }
 
 void check(bool holds, std::string_view message) {
@@ -61,11 +33,12 @@ bool fits(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
 
 bool can_widen(DType from, DType to) noexcept {
   if (from == to) return true;
-  const Integer source = integer_of(from);
-  if (is_working_float(to)) return is_working_float(from) || (source.bits != 0 && source.bits <= 16);
-  const Integer result = integer_of(to);
-  if (source.bits == 0 || result.bits == 0) return false;
-  return source.bits < result.bits && (result.is_signed || !source.is_signed);
+  const DTypeKind source = dtype_kind(from);
+  const DTypeKind result = dtype_kind(to);
+  if (is_model_float(to)) return is_model_float(from) || (is_integer(source) && dtype_bytes(from) <= 2);
+  if (!is_integer(source) || !is_integer(result)) return false;
+  return dtype_bytes(from) < dtype_bytes(to) &&
+         (result == DTypeKind::signed_integer || source == DTypeKind::unsigned_integer);
 }
 
 void check_gather(const GatherRequest& request) {
@@ -76,7 +49,7 @@ void check_gather(const GatherRequest& request) {
     throw InvalidArgument(fmt::format("a gather cannot turn {} into {}: not all values would survive",
                                       dtype_name(request.from), dtype_name(request.to)));
   }
-  check(!scaled || is_working_float(request.to),
+  check(!scaled || is_model_float(request.to),
         "scale and shift need a result of float16, bfloat16 or float32");
   check(request.channels != 0 && request.channel_elements != 0,
         "there must be at least one channel of one element");

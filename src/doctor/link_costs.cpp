@@ -121,14 +121,11 @@ void measure_host_copy(LinkRun& run) {
   LinkBench& bench = run.bench;
   const std::size_t bytes = std::min(bench.capacity(), (bench.quick() ? 64 : 256) * kMiB);
   const unsigned most = std::clamp(host_topology().processors, 1u, TransferOptions::kMostThreads);
-  run.result.profile.host_copy_rate.clear();
   for (unsigned threads = 1; threads <= most; ++threads) {
     WorkerTeam team({.threads = threads, .on_start = {}});
-    const HostCopyRate rate{.threads = threads,
-                            .cached = host_copy_rate(bench, team, bytes, StoreKind::cached),
-                            .streaming = host_copy_rate(bench, team, bytes, StoreKind::streaming)};
-    run.result.host_copy.push_back(rate);
-    run.result.profile.host_copy_rate.push_back(std::max(rate.cached, rate.streaming));
+    run.result.host_copy.push_back({.threads = threads,
+                                    .cached = host_copy_rate(bench, team, bytes, StoreKind::cached),
+                                    .streaming = host_copy_rate(bench, team, bytes, StoreKind::streaming)});
     run.advance(static_cast<double>(threads) / most);
   }
 }
@@ -139,7 +136,7 @@ void measure_setup(LinkRun& run) {
   const std::size_t bytes = std::min(bench.capacity(), bench.quick() ? 256 * kMiB : kGiB);
   const double per_gib = static_cast<double>(kGiB) / static_cast<double>(bytes);
   const std::size_t repetitions = bench.quick() ? 1 : 3;
-  auto& setup = run.result.profile.setup;
+  SetupCost& setup = run.result.setup;
   const auto median = [&](double& cost, const std::vector<double>& seconds) {
     cost = summarize(seconds).median * per_gib;
   };

@@ -49,6 +49,11 @@ std::string LinkMeasurement::to_json() const {
                         {"record_event", to_value(overhead.record_event)},
                         {"query_event", to_value(overhead.query_event)},
                         {"synchronize_idle", to_value(overhead.synchronize_idle)}}},
+                      {"setup",
+                       {{"driver_allocate", setup.driver_allocate},
+                        {"pinned_pool", setup.pinned_pool},
+                        {"register_touched", setup.register_touched},
+                        {"unregister", setup.unregister}}},
                       {"notes", notes},
                       {"verified_bytes", verified_bytes},
                       {"seconds", seconds}};

@@ -22,7 +22,7 @@ struct LinkRun {
 
 /// Fills result.overhead.
 void measure_overhead(LinkRun& run);
-/// Fills result.host_copy and the profile's host_copy_rate.
+/// Fills result.host_copy.
 void measure_host_copy(LinkRun& run);
 /// Fills the profile's setup costs.
 void measure_setup(LinkRun& run);

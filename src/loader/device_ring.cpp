@@ -42,8 +42,7 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::v
     } catch (const OutOfMemory& refused) {
       if (slots_.empty()) throw;
       exhausted_ = refused.what();
-      log(LogLevel::warning,
-          fmt::format("device ring: {} slots instead of {}: {}", i, depth_ + 1, exhausted_));
+      log_warning(fmt::format("device ring: {} slots instead of {}: {}", i, depth_ + 1, exhausted_));
       break;
     }
     free_.push_back(slots_.back().get());

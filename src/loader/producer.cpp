@@ -223,8 +223,8 @@ void Producer::enqueue_gather(std::size_t r, const DeviceSlot& slot, const Stage
   request.to = route.to;
   request.scale = route.device_scale;
   request.shift = route.device_shift;
-  request.channels = route.channels;
-  request.channel_elements = route.channel_elements;
+  request.channels = route.factors.channels;
+  request.channel_elements = route.factors.channel_elements;
   request.head = route.resident;
   request.head_rows = route.resident_rows;
   if (const Part* part = part_of(r)) {

@@ -113,8 +113,8 @@ Resident::Resident(const Device& device, Pool& memory, std::vector<Route>& route
     return there;
   };
   for (Route& route : routes) {
-    route.device_scale = put(route.scale);
-    route.device_shift = put(route.shift);
+    route.device_scale = put(route.factors.scale);
+    route.device_shift = put(route.factors.shift);
   }
   const Stream stream = device_.create_stream();
   device_.backend().copy(factors_.data(), staged.data(), offset, CopyDirection::h2d, stream.native());

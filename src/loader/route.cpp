@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 namespace penstock {
@@ -27,42 +26,9 @@ constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;
 // Zero-copy takes no processor time, so host gather has to be this much quicker to be taken for its speed.
 constexpr double kWorthProcessors = 2.0;
 
-std::string shape_text(const Field& field) {
-  return fmt::format("{} {}", dtype_name(field.dtype), format_shape(field.shape));
-}
-
-void apply_channels(Route& route, const FieldOptions& options) {
-  const auto extent = [&](const std::vector<float>& values, const char* what) -> std::size_t {
-    if (values.size() <= 1) return 1;
-    const bool axis_exists = options.channel_axis < route.stored.shape.size();
-    if (!axis_exists || route.stored.shape[options.channel_axis] != values.size()) {
-      throw InvalidArgument(fmt::format(
-          "Field '{}' ({}) has no {} channels in axis {}, as its {} needs: give one value, or one for "
-          "each extent of channel_axis.",
-          route.stored.name, shape_text(route.stored), values.size(), options.channel_axis, what));
-    }
-    return values.size();
-  };
-  const std::size_t channels = std::max(extent(options.scale, "scale"), extent(options.shift, "shift"));
-  const auto spread = [&](std::vector<float> values) {
-    if (values.size() == 1) values.resize(channels, values.front());
-    return values;
-  };
-  route.scale = spread(options.scale);
-  route.shift = spread(options.shift);
-  route.channels = static_cast<std::uint32_t>(channels);
-  if (channels > 1) {
-    const auto after = route.stored.shape.begin() + static_cast<std::ptrdiff_t>(options.channel_axis) + 1;
-    route.channel_elements =
-        std::accumulate(after, route.stored.shape.end(), std::size_t{1}, std::multiplies<>());
-  }
-}
-
 void apply(Route& route, const FieldOptions& options) {
   if (options.to) route.to = *options.to;
   const bool scaled = !options.scale.empty() || !options.shift.empty();
-  const bool to_float =
-      route.to == DType::float16 || route.to == DType::bfloat16 || route.to == DType::float32;
   if (!can_widen(route.stored.dtype, route.to) ||
       (scaled && !can_widen(route.stored.dtype, DType::float32))) {
     throw InvalidArgument(fmt::format(
@@ -70,13 +36,13 @@ void apply(Route& route, const FieldOptions& options) {
         "bfloat16 and float32 widen to float16, bfloat16 and float32, integers to wider integers.",
         route.stored.name, dtype_name(route.stored.dtype), dtype_name(route.to)));
   }
-  if (scaled && !to_float) {
+  if (scaled && !is_model_float(route.to)) {
     throw InvalidArgument(
         fmt::format("Field '{}' is delivered as {}, but scale and shift need float16, bfloat16 or "
                     "float32: name one of them.",
                     route.stored.name, dtype_name(route.to)));
   }
-  apply_channels(route, options);
+  route.factors = channel_factors(route.stored, options);
 }
 
 double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
@@ -122,7 +88,8 @@ std::size_t choose_residency(std::vector<Route>& routes, const Residency& reside
   }
   std::vector<Route*> smallest_first;
   for (Route& route : routes) smallest_first.push_back(&route);
-  std::ranges::stable_sort(smallest_first, {}, &Route::row_bytes);
+  std::ranges::sort(smallest_first, {},
+                    [](const Route* route) { return std::pair(route->row_bytes, route); });
   std::size_t bytes = 0;
   for (Route* route : smallest_first) {
     const std::size_t left = available - std::min(available, bytes + kAlignment);
@@ -177,7 +144,8 @@ bool is_forced(GatherPath asked) noexcept {
 }
 
 std::string Route::describe() const {
-  std::string text = fmt::format("{}: {}", stored.name, shape_text(stored));
+  std::string text =
+      fmt::format("{}: {} {}", stored.name, dtype_name(stored.dtype), format_shape(stored.shape));
   if (stored.narrowed_from) text += fmt::format(" (narrowed from {})", dtype_name(*stored.narrowed_from));
   if (!streams()) {
     text += ", resident";
@@ -189,10 +157,11 @@ std::string Route::describe() const {
     text += fmt::format(", {} gather", gather_path_name(path));
     if (!reason.empty()) text += fmt::format(" ({})", reason);
   }
-  if (to != stored.dtype || !scale.empty() || !shift.empty()) {
+  if (to != stored.dtype || !factors.scale.empty() || !factors.shift.empty()) {
     text += fmt::format(", delivered as {}", dtype_name(to));
-    if (!scale.empty() || !shift.empty())
-      text += channels == 1 ? std::string(", scaled") : fmt::format(", scaled by channel ({})", channels);
+    if (!factors.scale.empty() || !factors.shift.empty())
+      text += factors.channels == 1 ? std::string(", scaled")
+                                    : fmt::format(", scaled by channel ({})", factors.channels);
   }
   return text;
 }
@@ -218,7 +187,8 @@ std::vector<Route> make_routes(const Dataset& dataset, const LoaderOptions& opti
   }
   for (Route& route : routes) {
     route.delivered_bytes = route.row_elements * dtype_bytes(route.to);
-    route.converts = route.to != route.stored.dtype || !route.scale.empty() || !route.shift.empty();
+    route.converts =
+        route.to != route.stored.dtype || !route.factors.scale.empty() || !route.factors.shift.empty();
   }
   return routes;
 }
@@ -239,7 +209,7 @@ std::size_t slot_bytes(const std::vector<Route>& routes, std::size_t batch) {
 
 std::size_t factor_bytes(const std::vector<Route>& routes) noexcept {
   std::size_t factors = 0;
-  for (const Route& route : routes) factors += route.scale.size() + route.shift.size();
+  for (const Route& route : routes) factors += route.factors.scale.size() + route.factors.shift.size();
   return align_up(factors * sizeof(float), kAlignment);
 }
 

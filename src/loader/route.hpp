@@ -35,12 +35,9 @@ struct Route {
   std::string without_landing_reason;
   bool lands = false;  ///< crosses the link into memory of its stream, and a kernel takes it from there
 
-  std::vector<float> scale;
-  std::vector<float> shift;
+  ChannelFactors factors;
   const float* device_scale = nullptr;
   const float* device_shift = nullptr;
-  std::uint32_t channels = 1;
-  std::size_t channel_elements = 1;
 
   std::size_t slot_offset = 0;
   std::size_t stage_offset = 0;  ///< of the gathered rows in a stage, for host gather

@@ -158,13 +158,7 @@ json to_value(const LinkProfile& profile) {
           {"curves", std::move(curves)},
           {"packed_h2d", packed_rows(profile.packed_h2d)},
           {"packed_d2h", packed_rows(profile.packed_d2h)},
-          {"copy_interval", profile.copy_interval},
-          {"setup",
-           {{"driver_allocate", profile.setup.driver_allocate},
-            {"pinned_pool", profile.setup.pinned_pool},
-            {"register_touched", profile.setup.register_touched},
-            {"unregister", profile.setup.unregister}}},
-          {"host_copy_rate", profile.host_copy_rate}};
+          {"copy_interval", profile.copy_interval}};
 }
 
 LinkProfile from_value(const json& value) {
@@ -195,14 +189,6 @@ LinkProfile from_value(const json& value) {
   profile.packed_h2d = read_packed(value, "packed_h2d");
   profile.packed_d2h = read_packed(value, "packed_d2h");
   profile.copy_interval = read_positive(value, "copy_interval", true);
-
-  const json& setup = member(value, "setup");
-  const auto cost = [&](const char* key) { return read_positive(setup, key, true); };
-  profile.setup = {cost("driver_allocate"), cost("pinned_pool"), cost("register_touched"),
-                   cost("unregister")};
-  const json& rates = member(value, "host_copy_rate");
-  if (!rates.is_array()) refuse("'host_copy_rate' is not a list");
-  for (const json& rate : rates) profile.host_copy_rate.push_back(to_positive(rate, "host_copy_rate"));
   return profile;
 }
 

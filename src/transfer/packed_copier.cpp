@@ -31,7 +31,7 @@ class StreamBuffer {
     try {
       if (!buffer_.empty()) buffer_.release_after(stream_);
     } catch (const Error& error) {  // the pool keeps the memory out of use
-      log(LogLevel::warning, error.what());
+      log_warning(error.what());
     }
   }
   StreamBuffer(const StreamBuffer&) = delete;

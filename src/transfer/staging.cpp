@@ -65,7 +65,7 @@ StagingRing::~StagingRing() {
   try {
     wire_.synchronize();
   } catch (const Error& error) {  // the device failed, and touches nothing any more
-    log(LogLevel::warning, error.what());
+    log_warning(error.what());
   }
 }
 
@@ -113,7 +113,7 @@ void StagingRing::start() {
       break;
     } catch (const OutOfMemory& error) {
       if (slot_bytes_ / 2 < std::min(kSmallestSlot, options_.chunks.largest)) throw;
-      log(LogLevel::warning, std::string("staging with smaller slots: ") + error.what());
+      log_warning(std::string("staging with smaller slots: ") + error.what());
     }
   }
   for (std::size_t i = slots_.size(); i < options_.slots; ++i) {

@@ -188,7 +188,7 @@ class TransferEngineImpl {
         try {
           stream->synchronize();
         } catch (const Error& error) {
-          log(LogLevel::warning, error.what());
+          log_warning(error.what());
         }
       }
     }

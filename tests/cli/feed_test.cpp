@@ -3,6 +3,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/transfer/link_profile.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -228,6 +229,25 @@ TEST_F(Feed, GoesByTheStoredProfile) {
   EXPECT_EQ(value["profile_measured"], true);
   EXPECT_GT(value["link_ceiling"], 0.0);
   EXPECT_GT(value["link_efficiency"], 0.0);
+}
+
+TEST_F(Feed, SaysWhyTheStoredProfileIsIgnored) {
+  const fs::path file = LinkProfile::file_for(command.home() / ".cache", Device::open("host").info());
+  fs::create_directories(file.parent_path());
+  std::ofstream(file) << "{\"format\": ";
+  const fs::path report = command.home() / "report.html";
+  const json value = account({"--report", report.string()});
+  EXPECT_EQ(value["profile_measured"], false);
+  EXPECT_THAT(value["profile_ignored"].get<std::string>(), StartsWith(file.string()));
+  EXPECT_THAT(read_text(report), HasSubstr("The link profile is ignored: "));
+}
+
+TEST_F(Feed, WarnsOfWhatIsLeftOut) {
+  const CommandResult result = command.run_script("mkdir set && cp " + images.string() +
+                                                  " set/images.npy && ln -s loop.npy set/loop.npy && "
+                                                  "\"$PENSTOCK\" feed set --device host");
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.errors, ContainsRegex("penstock: warning: set/loop.npy is left out: .*\n"));
 }
 
 TEST_F(Feed, EndsCleanlyWhenInterrupted) {

@@ -197,7 +197,7 @@ TEST_F(Files, ALinkThatLeadsNowhereLeavesTheRestOfItsDirectory) {
   const auto loop = directory_.path() / "set" / "loop.npy";
   std::filesystem::create_symlink("loop.npy", loop);
   std::vector<std::string> lines;
-  set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  set_log_sink([&](std::string_view line) { lines.emplace_back(line); });
   const Dataset dataset = open_dataset({directory_.path() / "set"});
   set_log_sink({});
   ASSERT_EQ(dataset.field_count(), 1u);

@@ -278,8 +278,6 @@ TEST(LinkProfileJson, KeepsEverything) {
   profile.staging_threads = 7;
   profile.chunk_bytes = 2 * kMiB;
   profile.streaming_stores = false;
-  profile.setup = {0.1, 0.2, 0.3, 0};
-  profile.host_copy_rate = {1e9, 1.9e9, 1.0 / 3.0};
   const std::string text = profile.to_json();
   const LinkProfile again = LinkProfile::parse(text);
   EXPECT_EQ(again.to_json(), text);
@@ -289,8 +287,6 @@ TEST(LinkProfileJson, KeepsEverything) {
   EXPECT_EQ(again.staging_threads, 7u);
   EXPECT_EQ(again.chunk_bytes, 2 * kMiB);
   EXPECT_FALSE(again.streaming_stores);
-  EXPECT_EQ(again.host_copy_rate, profile.host_copy_rate);
-  EXPECT_EQ(again.setup.register_touched, 0.3);
   EXPECT_EQ(again.copy_interval, profile.copy_interval);
   EXPECT_EQ(again.predict(123456, 17, kPageableIn), profile.predict(123456, 17, kPageableIn));
 }
@@ -348,8 +344,6 @@ TEST(LinkProfileJson, RefusesNonsenseWithAGoodChecksum) {
   refused("/profile/copy_interval", -1e-6, "copy_interval");
   refused("/profile/streaming_stores", 1, "streaming_stores");
   refused("/profile/device_name", 5, "device_name");
-  refused("/profile/host_copy_rate", json::array({1e9, -1.0}), "host_copy_rate");
-  refused("/profile/setup/unregister", -1, "unregister");
   refused("/profile", json::array(), "missing");
   refused("/version", 2, "version 2");
   refused("/version", "1", "version");

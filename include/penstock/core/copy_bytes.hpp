@@ -17,7 +17,4 @@ enum class StoreKind {
 /// returns, the stores are visible to other threads and devices that synchronize with this thread.
 void copy_bytes(void* destination, const void* source, std::size_t bytes, StoreKind stores) noexcept;
 
-/// True where `StoreKind::streaming` differs from `cached` in this build on this processor.
-[[nodiscard]] bool has_streaming_stores() noexcept;
-
 }  // namespace penstock

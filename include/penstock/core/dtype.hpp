@@ -25,6 +25,13 @@ enum class DType : std::uint8_t {
   float64,
 };
 
+enum class DTypeKind : std::uint8_t { boolean, unsigned_integer, signed_integer, floating };
+
+[[nodiscard]] DTypeKind dtype_kind(DType dtype) noexcept;
+
+/// float16, bfloat16 and float32: what models compute in, and what values can be scaled to.
+[[nodiscard]] bool is_model_float(DType dtype) noexcept;
+
 /// Bytes of one element.
 [[nodiscard]] std::size_t dtype_bytes(DType dtype) noexcept;
 

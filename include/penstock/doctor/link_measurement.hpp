@@ -75,12 +75,21 @@ struct CallOverhead {
   Summary synchronize_idle;  ///< a stream whose work is done
 };
 
+/// Seconds per GiB of making 1 GiB of memory ready for copies; 0 where not measured.
+struct SetupCost {
+  double driver_allocate = 0;
+  double pinned_pool = 0;
+  double register_touched = 0;
+  double unregister = 0;
+};
+
 struct LinkMeasurement {
   LinkProfile profile;
   std::vector<LinkSeries> series;
   std::vector<StagingTrial> staging_trials;
   std::vector<HostCopyRate> host_copy;
   CallOverhead overhead;
+  SetupCost setup;
   std::vector<std::string> notes;  ///< what was left out or made smaller, and why
   std::size_t verified_bytes = 0;  ///< compared with their source after a measurement
   double seconds = 0;              ///< the whole measurement

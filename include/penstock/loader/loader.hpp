@@ -61,6 +61,17 @@ struct FieldOptions {
   std::size_t channel_axis = 0;  ///< of the sample's shape
 };
 
+/// What `scale` and `shift` come to for each channel, as GatherRequest takes them.
+struct ChannelFactors {
+  std::vector<float> scale;  ///< as many as channels, or none
+  std::vector<float> shift;
+  std::uint32_t channels = 1;
+  std::size_t channel_elements = 1;  ///< consecutive elements of one channel
+};
+
+/// Throws InvalidArgument where the field has not as many channels as `options` has values.
+[[nodiscard]] ChannelFactors channel_factors(const Field& field, const FieldOptions& options);
+
 struct LoaderOptions {
   static constexpr unsigned kMostThreads = WorkerTeamOptions::kMostThreads;
 

@@ -101,16 +101,6 @@ class LinkProfile {
   std::vector<PackedPoint> packed_d2h;
   /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 where not measured.
   double copy_interval = 0;
-
-  /// Seconds per GiB of taking 1 GiB of memory ready for copies; 0 where not measured.
-  struct SetupCost {
-    double driver_allocate = 0;
-    double pinned_pool = 0;
-    double register_touched = 0;
-    double unregister = 0;
-  } setup;
-  /// Host memory copy in bytes per second, by number of threads from 1 up.
-  std::vector<double> host_copy_rate;
 };
 
 [[nodiscard]] std::string_view curve_name(LinkProfile::Curve curve) noexcept;
