@@ -2,7 +2,7 @@
 # that is there. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-frameworks repeat demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
+.PHONY: help setup build check test test-frameworks repeat mutants demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -13,6 +13,10 @@ setup: ## Install what building, testing and linting need
 build: ## Build the library and the command: build/release/penstock
 	@tools/setup.sh build
 	@tools/build.sh release
+
+check: ## Build and test what changed, without sanitizers, Python and installing: two minutes
+	@tools/setup.sh build test bench python lint
+	@tools/check.sh
 
 test: ## Run every test that needs no GPU, the sanitizers' runs among them
 	@tools/setup.sh build test bench python lint tsan
@@ -26,6 +30,10 @@ repeat: ## Repeat the tests, alone and under load, for MINUTES=60 or until one f
 	@tools/setup.sh build test
 	@tools/build.sh ci
 	@tools/repeat.sh $(or $(MINUTES),60)
+
+mutants: ## Remove each guard that tests/mutants lists, and see whether a test notices; ARGS='--layer loader --only TEXT'
+	@tools/setup.sh build test bench python tsan
+	@tools/mutants.py $(ARGS)
 
 demo: build ## Feed a real dataset, Fashion-MNIST or DATA='files...', and say where the time went
 	@DATA='$(DATA)' tools/demo.sh

@@ -237,7 +237,7 @@ class Module(Tree):
         package = folder / "site" / "penstock"
         shutil.rmtree(package, ignore_errors=True)
         package.mkdir(parents=True)
-        for file in (ROOT / "python" / "penstock").glob("*.py"):
+        for file in filter(Path.is_file, (ROOT / "python" / "penstock").iterdir()):
             mutated = folder / "source" / "python" / "penstock" / file.name
             (package / file.name).symlink_to(mutated if mutated.exists() else file)
         (package / self.module.name).symlink_to(module or self.module)
