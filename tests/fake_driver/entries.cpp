@@ -243,10 +243,10 @@ Result cuStreamWaitValue32(Stream handle, Address address, std::uint32_t value, 
   FAKE_BEGIN_IN_CONTEXT(cuStreamWaitValue32);
   if (flags != 0 || address % 4 != 0) return kInvalidValue;
   FAKE_FIND_STREAM(handle);
-  if (!memory().readable(address, 4)) return kInvalidValue;
+  const auto* word = static_cast<const std::uint32_t*>(memory().kernel_reads(address, 4));
+  if (word == nullptr) return kInvalidValue;
   ContextState* const context = current();
-  stream->push("cuStreamWaitValue32", [address, value, context] {
-    const auto* word = reinterpret_cast<const std::uint32_t*>(address);
+  stream->push("cuStreamWaitValue32", [word, value, context] {
     while (static_cast<std::int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {
       if (context->failure != kSuccess) break;
       std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -352,7 +352,7 @@ Result cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
 Result cuMemHostRegister(void* data, std::size_t bytes, unsigned flags) {
   FAKE_BEGIN_IN_CONTEXT(cuMemHostRegister);
   if ((flags & ~0xbu) != 0) return kInvalidValue;
-  return memory().add_registered(data, bytes, (flags & 8) != 0);
+  return memory().add_registered(current()->device, data, bytes, flags);
 }
 
 Result cuMemHostUnregister(void* data) {
@@ -363,7 +363,7 @@ Result cuMemHostUnregister(void* data) {
 Result cuMemHostAlloc(void** data, std::size_t bytes, unsigned flags) {
   FAKE_BEGIN_IN_CONTEXT(cuMemHostAlloc);
   if (flags > 7) return kInvalidValue;
-  return memory().allocate_host(bytes, data);
+  return memory().allocate_host(current()->device, bytes, flags, data);
 }
 
 Result cuMemFreeHost(void* data) {
@@ -374,17 +374,16 @@ Result cuMemFreeHost(void* data) {
 
 Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void** answers, Address address) {
   FAKE_BEGIN_IN_CONTEXT(cuPointerGetAttributes);
-  const Kind kind = memory().kind(address);
+  const Found found = memory().find_for(current()->device, address);
   for (unsigned i = 0; i < count; ++i) {
     switch (attributes[i]) {
       case PointerAttribute::memory_type: {
-        const unsigned type = kind == Kind::none ? 0 : kind == Kind::device ? 2 : 1;
+        const unsigned type = found.kind == Kind::none ? 0 : found.kind == Kind::device ? 2 : 1;
         std::memcpy(answers[i], &type, sizeof(type));
         break;
       }
       case PointerAttribute::device_pointer: {
-        const Address device = kind == Kind::none ? 0 : address;
-        std::memcpy(answers[i], &device, sizeof(device));
+        std::memcpy(answers[i], &found.device, sizeof(found.device));
         break;
       }
       case PointerAttribute::is_managed: {
@@ -400,13 +399,21 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
 }
 
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
-void* pointer_to(Address address) { return reinterpret_cast<void*>(address); }
+
+// Where copies read, or write, at an address of the host or of the devices; null where they would fail.
+const void* copy_reads(Address address, std::size_t bytes) { return memory().find(address, bytes).host; }
+void* copy_writes(Address address, std::size_t bytes) {
+  const Found found = memory().find(address, bytes);
+  return found.kind == Kind::read_only ? nullptr : found.host;
+}
 
 // Copies when the stream gets there, if both ends are still what they were.
 std::function<Result()> copy_work(Address to, Address from, std::size_t bytes) {
   return [=] {
-    if (!memory().writable(to, bytes) || !memory().readable(from, bytes)) return kIllegalAddress;
-    std::memcpy(pointer_to(to), pointer_to(from), bytes);
+    void* const target = copy_writes(to, bytes);
+    const void* const source = copy_reads(from, bytes);
+    if (target == nullptr || source == nullptr) return kIllegalAddress;
+    std::memcpy(target, source, bytes);
     return kSuccess;
   };
 }
@@ -415,18 +422,19 @@ Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync);
   FAKE_FIND_STREAM(handle);
   if (memory().kind(to, bytes) != Kind::device) return kInvalidValue;
-  const Kind kind = memory().kind(address_of(from));
-  if (kind == Kind::device) return kInvalidValue;
-  if (kind != Kind::none) {
-    if (!memory().readable(address_of(from), bytes)) return kInvalidValue;
+  const Found source = memory().find(address_of(from));
+  if (source.kind == Kind::device || (source.host != nullptr && source.host != from)) return kInvalidValue;
+  if (source.host != nullptr) {
+    if (copy_reads(address_of(from), bytes) == nullptr) return kInvalidValue;
     stream->push("cuMemcpyHtoDAsync", copy_work(to, address_of(from), bytes));
     return kSuccess;
   }
   const auto* first = static_cast<const char*>(from);
   auto staged = std::make_shared<std::vector<char>>(first, first + bytes);
   stream->push("cuMemcpyHtoDAsync", [=] {
-    if (!memory().writable(to, bytes)) return kIllegalAddress;
-    std::memcpy(pointer_to(to), staged->data(), bytes);
+    void* const target = copy_writes(to, bytes);
+    if (target == nullptr) return kIllegalAddress;
+    std::memcpy(target, staged->data(), bytes);
     return kSuccess;
   });
   return kSuccess;
@@ -436,16 +444,17 @@ Result cuMemcpyDtoHAsync(void* to, Address from, std::size_t bytes, Stream handl
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync);
   FAKE_FIND_STREAM(handle);
   if (memory().kind(from, bytes) != Kind::device) return kInvalidValue;
-  const Kind kind = memory().kind(address_of(to));
-  if (kind == Kind::device) return kInvalidValue;
-  if (kind != Kind::none) {
-    if (!memory().writable(address_of(to), bytes)) return kInvalidValue;
+  const Found target = memory().find(address_of(to));
+  if (target.kind == Kind::device || (target.host != nullptr && target.host != to)) return kInvalidValue;
+  if (target.host != nullptr) {
+    if (copy_writes(address_of(to), bytes) == nullptr) return kInvalidValue;
     stream->push("cuMemcpyDtoHAsync", copy_work(address_of(to), from, bytes));
     return kSuccess;
   }
   stream->push("cuMemcpyDtoHAsync", [=] {
-    if (!memory().readable(from, bytes)) return kIllegalAddress;
-    std::memcpy(to, pointer_to(from), bytes);
+    const void* const source = copy_reads(from, bytes);
+    if (source == nullptr) return kIllegalAddress;
+    std::memcpy(to, source, bytes);
     return kSuccess;
   });
   stream->wait();
@@ -472,7 +481,8 @@ Result cuMemcpyBatchAsync(Address* to, Address* from, std::size_t* bytes, std::s
   }
   FAKE_FIND_STREAM(handle);
   for (std::size_t i = 0; i < count; ++i) {
-    if (bytes[i] != 0 && memory().writable(to[i], bytes[i]) && memory().readable(from[i], bytes[i])) continue;
+    if (bytes[i] != 0 && copy_writes(to[i], bytes[i]) != nullptr && copy_reads(from[i], bytes[i]) != nullptr)
+      continue;
     *failed = i;
     return kInvalidValue;
   }
@@ -485,10 +495,11 @@ Result cuMemcpyBatchAsync(Address* to, Address* from, std::size_t* bytes, std::s
 Result cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuMemsetD8Async);
   FAKE_FIND_STREAM(handle);
-  if (!memory().writable(to, bytes)) return kInvalidValue;
+  if (memory().kernel_writes(to, bytes) == nullptr) return kInvalidValue;
   stream->push("cuMemsetD8Async", [=] {
-    if (!memory().writable(to, bytes)) return kIllegalAddress;
-    std::memset(pointer_to(to), value, bytes);
+    void* const target = memory().kernel_writes(to, bytes);
+    if (target == nullptr) return kIllegalAddress;
+    std::memset(target, value, bytes);
     return kSuccess;
   });
   return kSuccess;

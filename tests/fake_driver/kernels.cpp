@@ -22,29 +22,36 @@ struct Piece {
 };
 
 template <typename T>
-T load(Address address) {
+T load(const void* at) {
   T value;
-  std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof(T));
+  std::memcpy(&value, at, sizeof(T));
   return value;
 }
 
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
 
+/// Of the kernels' parameters: what the host reads where a kernel reads `count` values at `data`; null where
+/// that would fault.
+template <typename T>
+const char* reads(const T* data, std::uint64_t count) {
+  return static_cast<const char*>(memory().kernel_reads(address_of(data), count * sizeof(T)));
+}
+
 Result copy_pieces(const CopyPiecesArguments& a) {
-  if (!memory().readable(address_of(a.pieces), a.count * sizeof(Piece))) return kIllegalAddress;
+  const char* const pieces = reads(static_cast<const Piece*>(a.pieces), a.count);
+  if (pieces == nullptr) return kIllegalAddress;
   for (std::uint64_t i = 0; i < a.count; ++i) {
-    const auto piece = load<Piece>(address_of(a.pieces) + i * sizeof(Piece));
+    const auto piece = load<Piece>(pieces + i * sizeof(Piece));
     if (piece.bytes == 0) continue;
-    if (!memory().readable(piece.source, piece.bytes) || !memory().writable(piece.destination, piece.bytes)) {
-      return kIllegalAddress;
-    }
-    std::memcpy(reinterpret_cast<void*>(piece.destination), reinterpret_cast<const void*>(piece.source),
-                piece.bytes);
+    const void* const from = memory().kernel_reads(piece.source, piece.bytes);
+    void* const to = memory().kernel_writes(piece.destination, piece.bytes);
+    if (from == nullptr || to == nullptr) return kIllegalAddress;
+    std::memcpy(to, from, piece.bytes);
   }
   return kSuccess;
 }
 
-// Calls `with_row(number of the gathered row, address of the source's row or 0)`.
+// Calls `with_row(where its result goes, where the source's row lies or null)` for each gathered row.
 template <typename Arguments, typename WithRow>
 Result for_rows(const Arguments& a, bool aligned, std::uint64_t row_bytes, std::uint64_t out_bytes,
                 WithRow&& with_row) {
@@ -52,25 +59,28 @@ Result for_rows(const Arguments& a, bool aligned, std::uint64_t row_bytes, std::
                   address_of(a.destination) % 16 != 0 || row_bytes % 16 != 0 || a.stride_bytes % 16 != 0)) {
     return kMisalignedAddress;
   }
-  if (!memory().writable(address_of(a.destination), a.count * out_bytes)) return kIllegalAddress;
-  if (a.indices != nullptr && !memory().readable(address_of(a.indices), a.count * 8)) return kIllegalAddress;
+  char* const to = static_cast<char*>(memory().kernel_writes(address_of(a.destination), a.count * out_bytes));
+  const char* const indices = a.indices == nullptr ? nullptr : reads(a.indices, a.count);
+  if (to == nullptr || (a.indices != nullptr && indices == nullptr)) return kIllegalAddress;
   for (std::uint64_t row = 0; row < a.count; ++row) {
-    const std::uint64_t index = a.indices == nullptr ? row : load<std::uint64_t>(address_of(a.indices + row));
-    const Address base = address_of(index < a.head_rows ? a.head : a.source);
-    const Address from = index < a.source_rows ? base + index * a.stride_bytes : 0;
-    if (from != 0 && !memory().readable(from, row_bytes)) return kIllegalAddress;
-    with_row(row, from);
+    const std::uint64_t index = indices == nullptr ? row : load<std::uint64_t>(indices + row * 8);
+    const char* from = nullptr;
+    if (index < a.source_rows) {
+      const Address base = address_of(index < a.head_rows ? a.head : a.source);
+      from = static_cast<const char*>(memory().kernel_reads(base + index * a.stride_bytes, row_bytes));
+      if (from == nullptr) return kIllegalAddress;
+    }
+    with_row(to + row * out_bytes, from);
   }
   return kSuccess;
 }
 
 Result gather_bytes(const GatherBytesArguments& a, bool aligned) {
-  return for_rows(a, aligned, a.row_bytes, a.row_bytes, [&](std::uint64_t row, Address from) {
-    char* to = static_cast<char*>(a.destination) + row * a.row_bytes;
-    if (from == 0) {
+  return for_rows(a, aligned, a.row_bytes, a.row_bytes, [&](char* to, const char* from) {
+    if (from == nullptr) {
       std::memset(to, 0, a.row_bytes);
     } else {
-      std::memcpy(to, reinterpret_cast<const void*>(from), a.row_bytes);
+      std::memcpy(to, from, a.row_bytes);
     }
   });
 }
@@ -137,7 +147,7 @@ std::uint32_t encode_small(float value, int exponent_bits, int fraction_bits) {
   return sign | std::min(bits, infinity);
 }
 
-float read_float(Address at, std::uint32_t type) {
+float read_float(const char* at, std::uint32_t type) {
   switch (type) {
     case kUint8:
       return load<std::uint8_t>(at);
@@ -156,7 +166,7 @@ float read_float(Address at, std::uint32_t type) {
   }
 }
 
-std::int64_t read_integer(Address at, std::uint32_t type) {
+std::int64_t read_integer(const char* at, std::uint32_t type) {
   switch (type) {
     case kUint8:
       return load<std::uint8_t>(at);
@@ -186,29 +196,29 @@ void write_float(char* to, float value, std::uint32_t type) {
 Result gather_widen(const GatherWidenArguments& a, bool aligned) {
   const std::size_t from_bytes = bytes_of(a.from);
   const std::size_t to_bytes = bytes_of(a.to);
-  if ((a.scale != nullptr && !memory().readable(address_of(a.scale), a.channels * 4)) ||
-      (a.shift != nullptr && !memory().readable(address_of(a.shift), a.channels * 4))) {
+  const char* const scale = a.scale == nullptr ? nullptr : reads(a.scale, a.channels);
+  const char* const shift = a.shift == nullptr ? nullptr : reads(a.shift, a.channels);
+  if ((a.scale != nullptr && scale == nullptr) || (a.shift != nullptr && shift == nullptr)) {
     return kIllegalAddress;
   }
-  return for_rows(a, aligned, a.row_elements * from_bytes, a.row_elements * to_bytes,
-                  [&](std::uint64_t row, Address from) {
-                    for (std::uint64_t i = 0; i < a.row_elements; ++i) {
-                      char* to = static_cast<char*>(a.destination) + (row * a.row_elements + i) * to_bytes;
-                      if (from == 0) {
-                        std::memset(to, 0, to_bytes);
-                      } else if (a.to >= kFloat16) {
-                        const std::uint64_t channel = i / a.channel_elements % a.channels;
-                        volatile float value =
-                            read_float(from + i * from_bytes, a.from);  // rounded after each step
-                        if (a.scale != nullptr) value = value * a.scale[channel];
-                        if (a.shift != nullptr) value = value + a.shift[channel];
-                        write_float(to, value, a.to);
-                      } else {
-                        const std::int64_t value = read_integer(from + i * from_bytes, a.from);
-                        std::memcpy(to, &value, to_bytes);
-                      }
-                    }
-                  });
+  return for_rows(
+      a, aligned, a.row_elements * from_bytes, a.row_elements * to_bytes, [&](char* row, const char* from) {
+        for (std::uint64_t i = 0; i < a.row_elements; ++i) {
+          char* const to = row + i * to_bytes;
+          if (from == nullptr) {
+            std::memset(to, 0, to_bytes);
+          } else if (a.to >= kFloat16) {
+            const std::uint64_t channel = i / a.channel_elements % a.channels;
+            volatile float value = read_float(from + i * from_bytes, a.from);  // rounded after each step
+            if (scale != nullptr) value = value * load<float>(scale + channel * 4);
+            if (shift != nullptr) value = value + load<float>(shift + channel * 4);
+            write_float(to, value, a.to);
+          } else {
+            const std::int64_t value = read_integer(from + i * from_bytes, a.from);
+            std::memcpy(to, &value, to_bytes);
+          }
+        }
+      });
 }
 
 // One round's function of the other half: a 32-bit mixer with a key before each multiplication.
@@ -220,7 +230,8 @@ std::uint32_t mixed(std::uint32_t half, std::uint32_t key, std::uint32_t late_ke
 }
 
 Result fill_order(const FillOrderArguments& a) {
-  if (!memory().writable(address_of(a.indices), a.count * 8)) return kIllegalAddress;
+  char* const indices = static_cast<char*>(memory().kernel_writes(address_of(a.indices), a.count * 8));
+  if (indices == nullptr) return kIllegalAddress;
   for (std::uint64_t i = 0; i < a.count; ++i) {
     std::uint64_t value = (a.first + i * a.stride) % a.size;
     do {
@@ -233,7 +244,7 @@ Result fill_order(const FillOrderArguments& a) {
       }
       value = std::uint64_t{left} << a.right_bits | right;
     } while (value >= a.size);
-    std::memcpy(a.indices + i, &value, sizeof value);
+    std::memcpy(indices + i * 8, &value, sizeof value);
   }
   return kSuccess;
 }

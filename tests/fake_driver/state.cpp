@@ -34,6 +34,7 @@ void Script::reset() {
   memory = std::size_t{1} << 30;
   lock_limit = SIZE_MAX;
   read_only_register = 1;
+  equal_addresses = false;
   init_result = kSuccess;
 }
 
@@ -134,18 +135,34 @@ bool Memory::overlaps(Address address, std::size_t bytes) const {
   return next != ranges_.begin() && (--next)->first + next->second.bytes > address;
 }
 
-Kind Memory::kind(Address address, std::size_t bytes) {
+std::pair<Found, Memory::Range> Memory::look_up(Address address, std::size_t bytes) {
+  const Address host = address & (kMappedAbove - 1);
   const std::lock_guard lock(mutex_);
-  auto next = ranges_.upper_bound(address);
-  if (next == ranges_.begin()) return Kind::none;
-  --next;
-  const Address end = next->first + next->second.bytes;
-  return address < end && bytes <= end - address ? next->second.kind : Kind::none;
+  auto next = ranges_.upper_bound(host);
+  if (next == ranges_.begin()) return {};
+  const auto& [begin, range] = *--next;
+  if (host >= begin + range.bytes || bytes > begin + range.bytes - host) return {};
+  const Address device = range.mapped ? host + range.above : 0;
+  if (address != host && address != device) return {};
+  return {{range.kind, reinterpret_cast<void*>(host), device}, range};
 }
 
-bool Memory::writable(Address address, std::size_t bytes) {
-  const Kind found = kind(address, bytes);
-  return found != Kind::none && found != Kind::read_only;
+Found Memory::find(Address address, std::size_t bytes) { return look_up(address, bytes).first; }
+
+Found Memory::find_for(int device, Address address) {
+  const auto [found, range] = look_up(address, 1);
+  const bool own = range.kind == Kind::device || range.portable || range.device == device;
+  return own ? found : Found{};
+}
+
+const void* Memory::kernel_reads(Address address, std::size_t bytes) {
+  const Found found = find(address, bytes);
+  return found.device == address ? found.host : nullptr;
+}
+
+void* Memory::kernel_writes(Address address, std::size_t bytes) {
+  const Found found = find(address, bytes);
+  return found.device == address && found.kind != Kind::read_only ? found.host : nullptr;
 }
 
 std::size_t Memory::device_bytes(int device) {
@@ -176,7 +193,7 @@ Result Memory::allocate_device(int device, std::size_t bytes, Address* address) 
   if (posix_memalign(&data, kPage, whole_pages(bytes)) != 0) return kOutOfMemory;
   const std::lock_guard lock(mutex_);
   *address = address_of(data);
-  ranges_[*address] = {bytes, Kind::device, device};
+  ranges_[*address] = {.bytes = bytes, .kind = Kind::device, .device = device};
   return kSuccess;
 }
 
@@ -189,14 +206,18 @@ Result Memory::free_device(Address address) {
   return kSuccess;
 }
 
-Result Memory::allocate_host(std::size_t bytes, void** data) {
+Result Memory::allocate_host(int device, std::size_t bytes, unsigned flags, void** data) {
   if (bytes == 0) return kInvalidValue;
   const std::lock_guard lock(mutex_);
   const std::size_t limit = script().lock_limit;
   if (const std::size_t used = locked_bytes_locked(); used > limit || bytes > limit - used)
     return kOutOfMemory;
   if (posix_memalign(data, kPage, whole_pages(bytes)) != 0) return kOutOfMemory;
-  ranges_[address_of(*data)] = {bytes, Kind::allocated, 0};
+  ranges_[address_of(*data)] = {.bytes = bytes,
+                                .kind = Kind::allocated,
+                                .device = device,
+                                .portable = (flags & penstock::cuda::kHostAllocPortable) != 0,
+                                .mapped = (flags & penstock::cuda::kHostAllocDeviceMap) != 0};
   return kSuccess;
 }
 
@@ -209,7 +230,8 @@ Result Memory::free_host(void* data) {
   return kSuccess;
 }
 
-Result Memory::add_registered(void* data, std::size_t bytes, bool read_only) {
+Result Memory::add_registered(int device, void* data, std::size_t bytes, unsigned flags) {
+  const bool read_only = (flags & penstock::cuda::kHostRegisterReadOnly) != 0;
   if (data == nullptr || bytes == 0) return kInvalidValue;
   if (read_only && script().read_only_register == 0) return kNotSupported;
   if (!is_mapped(address_of(data), bytes, read_only)) return kInvalidValue;
@@ -218,7 +240,12 @@ Result Memory::add_registered(void* data, std::size_t bytes, bool read_only) {
   const std::size_t limit = script().lock_limit;
   if (const std::size_t used = locked_bytes_locked(); used > limit || bytes > limit - used)
     return kOutOfMemory;
-  ranges_[address_of(data)] = {bytes, read_only ? Kind::read_only : Kind::registered, 0};
+  ranges_[address_of(data)] = {.bytes = bytes,
+                               .kind = read_only ? Kind::read_only : Kind::registered,
+                               .device = device,
+                               .portable = (flags & penstock::cuda::kHostRegisterPortable) != 0,
+                               .above = script().equal_addresses ? 0 : kMappedAbove,
+                               .mapped = (flags & penstock::cuda::kHostRegisterDeviceMap) != 0};
   return kSuccess;
 }
 

@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 /// What the fake driver knows. One object of each kind, never destroyed: calls may come until the process is
@@ -66,6 +67,7 @@ class Script {
   std::atomic<std::size_t> memory{std::size_t{1} << 30};
   std::atomic<std::size_t> lock_limit{SIZE_MAX};
   std::atomic<int> read_only_register{1};
+  std::atomic<bool> equal_addresses{false};
   std::atomic<Result> init_result{kSuccess};
 
   std::atomic<pid_t> owner{0};
@@ -94,22 +96,40 @@ Script& script();
 
 enum class Kind { none, device, registered, read_only, allocated };
 
-/// Device memory and locked host memory by address.
+/// How far above its host address the devices see registered memory: past every address of the host, and the
+/// same for all of them.
+inline constexpr Address kMappedAbove = Address{1} << 56;
+
+/// What lies at an address.
+struct Found {
+  Kind kind = Kind::none;
+  void* host = nullptr;  ///< where the fake driver itself reaches it
+  Address device = 0;    ///< where kernels reach it; 0: nowhere
+};
+
+/// Device memory and locked host memory by address. Registered memory has another address on the devices than
+/// on the host, as CUDA allows it: copies take either, kernels only that of the device.
 class Memory {
  public:
   Result allocate_device(int device, std::size_t bytes, Address* address);
   Result free_device(Address address);
-  Result allocate_host(std::size_t bytes, void** data);
+  Result allocate_host(int device, std::size_t bytes, unsigned flags, void** data);
   Result free_host(void* data);
-  Result add_registered(void* data, std::size_t bytes, bool read_only);
+  Result add_registered(int device, void* data, std::size_t bytes, unsigned flags);
   Result remove_registered(void* data);
 
-  /// What all of [address, address + bytes) is; `none` where it is not all of one range.
-  [[nodiscard]] Kind kind(Address address, std::size_t bytes = 1);
-  [[nodiscard]] bool readable(Address address, std::size_t bytes) {
-    return kind(address, bytes) != Kind::none;
-  }
-  [[nodiscard]] bool writable(Address address, std::size_t bytes);
+  /// What all of [address, address + bytes) is, by its address on the host or on the devices; nothing where
+  /// it is not all of one range.
+  [[nodiscard]] Found find(Address address, std::size_t bytes = 1);
+  /// The same as `device` sees it: memory locked for another device alone is nothing to it.
+  [[nodiscard]] Found find_for(int device, Address address);
+  [[nodiscard]] Kind kind(Address address, std::size_t bytes = 1) { return find(address, bytes).kind; }
+
+  /// Where the fake driver reads, or writes, what kernels know as [address, address + bytes); null where they
+  /// would fault.
+  [[nodiscard]] const void* kernel_reads(Address address, std::size_t bytes);
+  [[nodiscard]] void* kernel_writes(Address address, std::size_t bytes);
+
   [[nodiscard]] std::size_t device_bytes(int device = -1);
   [[nodiscard]] std::size_t locked_bytes();
 
@@ -118,7 +138,11 @@ class Memory {
     std::size_t bytes = 0;
     Kind kind = Kind::none;
     int device = 0;
+    bool portable = false;
+    Address above = 0;   ///< by how much its address on the devices exceeds that on the host
+    bool mapped = true;  ///< for the devices
   };
+  [[nodiscard]] std::pair<Found, Range> look_up(Address address, std::size_t bytes);
   [[nodiscard]] bool overlaps(Address address, std::size_t bytes) const;
   [[nodiscard]] std::size_t locked_bytes_locked() const;
 

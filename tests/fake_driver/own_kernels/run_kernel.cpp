@@ -60,13 +60,56 @@ constexpr Kernel<GatherWidenArguments> kWidenings[] = {
 
 constexpr Kernel<FillOrderArguments> kOrders[] = {{"penstock_fill_order", penstock_fill_order}};
 
+/// The kernels run on the CPU: what they are given as addresses of a GPU becomes what the host knows them as.
+template <typename T>
+void to_host(T*& data) {
+  if (data == nullptr) return;
+  const auto address = reinterpret_cast<Address>(data);
+  const Found found = memory().find(address);
+  if (found.device != address) throw std::runtime_error("an address that no GPU has");
+  data = static_cast<T*>(found.host);
+}
+
+template <typename Arguments>
+  requires requires(Arguments a) { a.head_rows; }
+void rows_to_host(Arguments& a) {
+  to_host(a.indices);
+  to_host(a.destination);
+  if (a.head_rows != 0) to_host(a.head);
+  if (a.head_rows == a.source_rows) return;
+  const std::uint64_t before = a.head_rows * a.stride_bytes;
+  auto* first = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(a.source) + before);
+  to_host(first);
+  a.source = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(first) - before);
+}
+
+void to_host(GatherBytesArguments& a) { rows_to_host(a); }
+void to_host(GatherWidenArguments& a) {
+  rows_to_host(a);
+  to_host(a.scale);
+  to_host(a.shift);
+}
+void to_host(FillOrderArguments& a) { to_host(a.indices); }
+void to_host(CopyPiecesArguments& a) {
+  static std::vector<Piece> pieces;
+  to_host(a.pieces);
+  pieces.assign(static_cast<const Piece*>(a.pieces), static_cast<const Piece*>(a.pieces) + a.count);
+  for (Piece& piece : pieces) {
+    if (piece.bytes == 0) continue;
+    to_host(piece.source);
+    to_host(piece.destination);
+  }
+  a.pieces = pieces.data();
+}
+
 template <typename Arguments, std::size_t Count>
 bool launch(const Kernel<Arguments> (&kernels)[Count], const std::string& name, const void* arguments,
             unsigned blocks) {
   for (const Kernel<Arguments>& kernel : kernels) {
     if (name != kernel.name) continue;
-    gpu::Machine::get().launch(kernel.function, blocks, kernel_threads(name),
-                               *static_cast<const Arguments*>(arguments));
+    auto own = *static_cast<const Arguments*>(arguments);
+    to_host(own);
+    gpu::Machine::get().launch(kernel.function, blocks, kernel_threads(name), own);
     return true;
   }
   return false;
