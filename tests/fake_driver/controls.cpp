@@ -28,6 +28,14 @@ long fake_cuda_live_streams() {
   const std::lock_guard lock(registry().mutex);
   return static_cast<long>(registry().streams.live.size());
 }
+int fake_cuda_priority_of_stream(void* handle) {
+  const std::lock_guard lock(registry().mutex);
+  return registry().streams.find(handle)->traits().priority;
+}
+unsigned fake_cuda_flags_of_event(void* handle) {
+  const std::lock_guard lock(registry().mutex);
+  return registry().events.find(handle)->flags;
+}
 long fake_cuda_live_events() {
   const std::lock_guard lock(registry().mutex);
   return static_cast<long>(registry().events.live.size());

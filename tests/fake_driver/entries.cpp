@@ -176,11 +176,12 @@ Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return kSuccess;
 }
 
-Result cuStreamCreateWithPriority(Stream* handle, unsigned flags, int) {
+Result cuStreamCreateWithPriority(Stream* handle, unsigned flags, int priority) {
   FAKE_BEGIN_IN_CONTEXT(cuStreamCreateWithPriority);
   if (flags > 1) return kInvalidValue;
+  const StreamTraits traits{.priority = priority, .blocking = flags != penstock::cuda::kStreamNonBlocking};
   const std::lock_guard lock(registry().mutex);
-  *handle = static_cast<Stream>(registry().streams.add(Queue::start(*current())));
+  *handle = static_cast<Stream>(registry().streams.add(Queue::start(*current(), traits)));
   return kSuccess;
 }
 
@@ -194,19 +195,20 @@ Result cuStreamDestroy(Stream handle) {
   return kSuccess;
 }
 
-#define FAKE_FIND_STREAM(handle)                                               \
-  const std::shared_ptr<Queue> stream = registry().stream(handle, *current()); \
+#define FAKE_FIND_STREAM_BY(find, handle)                                    \
+  const std::shared_ptr<Queue> stream = registry().find(handle, *current()); \
   if (stream == nullptr) return kInvalidHandle
+#define FAKE_FIND_STREAM(handle) FAKE_FIND_STREAM_BY(stream_for_work, handle)
 
 Result cuStreamQuery(Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuStreamQuery);
-  FAKE_FIND_STREAM(handle);
+  FAKE_FIND_STREAM_BY(stream, handle);
   return stream->done() ? current()->failure.load() : kNotReady;
 }
 
 Result cuStreamSynchronize(Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuStreamSynchronize);
-  FAKE_FIND_STREAM(handle);
+  FAKE_FIND_STREAM_BY(stream, handle);
   stream->wait();
   return current()->failure;
 }
@@ -271,7 +273,7 @@ Result cuEventCreate(Event* handle, unsigned flags) {
   if (flags > 7) return kInvalidValue;
   auto event = std::make_shared<EventState>();
   event->context = current();
-  event->timing = (flags & 2) == 0;
+  event->flags = flags;
   const std::lock_guard lock(registry().mutex);
   *handle = static_cast<Event>(registry().events.add(std::move(event)));
   return kSuccess;
@@ -321,7 +323,8 @@ Result cuEventElapsedTime(float* milliseconds, Event begin_handle, Event end_han
   FAKE_BEGIN_IN_CONTEXT(cuEventElapsedTime);
   const std::shared_ptr<EventState> first = find_event(begin_handle);
   const std::shared_ptr<EventState> last = find_event(end_handle);
-  if (first == nullptr || last == nullptr || !first->timing || !last->timing) return kInvalidHandle;
+  if (first == nullptr || last == nullptr) return kInvalidHandle;
+  if (((first->flags | last->flags) & penstock::cuda::kEventDisableTiming) != 0) return kInvalidHandle;
   const std::shared_ptr<Mark> from = mark_of(*first);
   const std::shared_ptr<Mark> to = mark_of(*last);
   if (from == nullptr || to == nullptr) return kInvalidHandle;
@@ -536,6 +539,9 @@ Result cuModuleGetFunction(Function* handle, Module module_handle, const char* n
   return kSuccess;
 }
 
+// Of a grid, along x.
+constexpr unsigned kMostBlocks = 0x7fffffff;
+
 Result cuLaunchKernel(Function handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned, Stream stream_handle, void** parameters,
                       void** extra) {
@@ -548,8 +554,9 @@ Result cuLaunchKernel(Function handle, unsigned grid_x, unsigned grid_y, unsigne
   }
   if (function == nullptr) return kInvalidHandle;
   const std::size_t bytes = kernel_argument_bytes(function->name);
-  if (bytes == 0 || grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != kernel_threads(function->name) ||
-      block_y != 1 || block_z != 1 || parameters == nullptr || extra != nullptr) {
+  if (bytes == 0 || grid_x == 0 || grid_x > kMostBlocks || grid_y != 1 || grid_z != 1 ||
+      block_x != kernel_threads(function->name) || block_y != 1 || block_z != 1 || parameters == nullptr ||
+      extra != nullptr) {
     return kInvalidValue;
   }
   const auto* first = static_cast<const char*>(parameters[0]);

@@ -22,10 +22,11 @@
   X(void, set_memory, (std::size_t bytes))         /* of each device; 1 GiB */                               \
   X(void, set_lock_limit, (std::size_t bytes))     /* registered and allocated host memory; no limit */      \
   X(void, set_read_only_register, (int supported)) /* 1 */                                                   \
-  /* 0: devices see memory that is registered from now on at another address than the host; 1: at the same.  \
-   */                                                                                                        \
-  X(void, set_equal_addresses, (int equal)) /* 0 */                                                          \
-  X(void, set_init_result, (int code))      /* of cuInit; 0 */                                               \
+  /* Whether devices see memory that is registered from now on at the address that the host does. */         \
+  X(void, set_equal_addresses, (int equal))   /* 0 */                                                        \
+  X(void, set_init_result, (int code))        /* of cuInit; 0 */                                             \
+  X(int, priority_of_stream, (void* handle))  /* as it was made */                                           \
+  X(unsigned, flags_of_event, (void* handle)) /* the same */                                                 \
   X(long, live_streams, ())                                                                                  \
   X(long, live_events, ())                                                                                   \
   X(long, live_modules, ())                                                                                  \

@@ -37,7 +37,11 @@ const char* reads(const T* data, std::uint64_t count) {
   return static_cast<const char*>(memory().kernel_reads(address_of(data), count * sizeof(T)));
 }
 
+// A GPU takes values of up to 16 bytes only where their address is a multiple of their size.
+bool is_aligned(const void* data, std::uint64_t bytes) { return address_of(data) % bytes == 0; }
+
 Result copy_pieces(const CopyPiecesArguments& a) {
+  if (!is_aligned(a.pieces, 8)) return kMisalignedAddress;
   const char* const pieces = reads(static_cast<const Piece*>(a.pieces), a.count);
   if (pieces == nullptr) return kIllegalAddress;
   for (std::uint64_t i = 0; i < a.count; ++i) {
@@ -51,12 +55,14 @@ Result copy_pieces(const CopyPiecesArguments& a) {
   return kSuccess;
 }
 
-// Calls `with_row(where its result goes, where the source's row lies or null)` for each gathered row.
+// Calls `with_row(where its result goes, where the source's row lies or null)` for each gathered row. Ends of
+// rows are multiples of `from_unit` and `to_unit` bytes.
 template <typename Arguments, typename WithRow>
-Result for_rows(const Arguments& a, bool aligned, std::uint64_t row_bytes, std::uint64_t out_bytes,
-                WithRow&& with_row) {
-  if (aligned && ((a.head_rows != 0 && address_of(a.head) % 16 != 0) || address_of(a.source) % 16 != 0 ||
-                  address_of(a.destination) % 16 != 0 || row_bytes % 16 != 0 || a.stride_bytes % 16 != 0)) {
+Result for_rows(const Arguments& a, std::uint64_t from_unit, std::uint64_t to_unit, std::uint64_t row_bytes,
+                std::uint64_t out_bytes, WithRow&& with_row) {
+  if ((a.head_rows != 0 && !is_aligned(a.head, from_unit)) || !is_aligned(a.source, from_unit) ||
+      !is_aligned(a.destination, to_unit) || row_bytes % from_unit != 0 || a.stride_bytes % from_unit != 0 ||
+      !is_aligned(a.indices, 8)) {
     return kMisalignedAddress;
   }
   char* const to = static_cast<char*>(memory().kernel_writes(address_of(a.destination), a.count * out_bytes));
@@ -76,7 +82,8 @@ Result for_rows(const Arguments& a, bool aligned, std::uint64_t row_bytes, std::
 }
 
 Result gather_bytes(const GatherBytesArguments& a, bool aligned) {
-  return for_rows(a, aligned, a.row_bytes, a.row_bytes, [&](char* to, const char* from) {
+  const std::uint64_t unit = aligned ? 16 : 1;
+  return for_rows(a, unit, unit, a.row_bytes, a.row_bytes, [&](char* to, const char* from) {
     if (from == nullptr) {
       std::memset(to, 0, a.row_bytes);
     } else {
@@ -196,29 +203,31 @@ void write_float(char* to, float value, std::uint32_t type) {
 Result gather_widen(const GatherWidenArguments& a, bool aligned) {
   const std::size_t from_bytes = bytes_of(a.from);
   const std::size_t to_bytes = bytes_of(a.to);
+  if (!is_aligned(a.scale, 4) || !is_aligned(a.shift, 4)) return kMisalignedAddress;
   const char* const scale = a.scale == nullptr ? nullptr : reads(a.scale, a.channels);
   const char* const shift = a.shift == nullptr ? nullptr : reads(a.shift, a.channels);
   if ((a.scale != nullptr && scale == nullptr) || (a.shift != nullptr && shift == nullptr)) {
     return kIllegalAddress;
   }
-  return for_rows(
-      a, aligned, a.row_elements * from_bytes, a.row_elements * to_bytes, [&](char* row, const char* from) {
-        for (std::uint64_t i = 0; i < a.row_elements; ++i) {
-          char* const to = row + i * to_bytes;
-          if (from == nullptr) {
-            std::memset(to, 0, to_bytes);
-          } else if (a.to >= kFloat16) {
-            const std::uint64_t channel = i / a.channel_elements % a.channels;
-            volatile float value = read_float(from + i * from_bytes, a.from);  // rounded after each step
-            if (scale != nullptr) value = value * load<float>(scale + channel * 4);
-            if (shift != nullptr) value = value + load<float>(shift + channel * 4);
-            write_float(to, value, a.to);
-          } else {
-            const std::int64_t value = read_integer(from + i * from_bytes, a.from);
-            std::memcpy(to, &value, to_bytes);
-          }
-        }
-      });
+  return for_rows(a, aligned ? 16 : from_bytes, aligned ? 16 : to_bytes, a.row_elements * from_bytes,
+                  a.row_elements * to_bytes, [&](char* row, const char* from) {
+                    for (std::uint64_t i = 0; i < a.row_elements; ++i) {
+                      char* const to = row + i * to_bytes;
+                      if (from == nullptr) {
+                        std::memset(to, 0, to_bytes);
+                      } else if (a.to >= kFloat16) {
+                        const std::uint64_t channel = i / a.channel_elements % a.channels;
+                        volatile float value =
+                            read_float(from + i * from_bytes, a.from);  // rounded after each step
+                        if (scale != nullptr) value = value * load<float>(scale + channel * 4);
+                        if (shift != nullptr) value = value + load<float>(shift + channel * 4);
+                        write_float(to, value, a.to);
+                      } else {
+                        const std::int64_t value = read_integer(from + i * from_bytes, a.from);
+                        std::memcpy(to, &value, to_bytes);
+                      }
+                    }
+                  });
 }
 
 // One round's function of the other half: a 32-bit mixer with a key before each multiplication.
@@ -230,6 +239,7 @@ std::uint32_t mixed(std::uint32_t half, std::uint32_t key, std::uint32_t late_ke
 }
 
 Result fill_order(const FillOrderArguments& a) {
+  if (!is_aligned(a.indices, 8)) return kMisalignedAddress;
   char* const indices = static_cast<char*>(memory().kernel_writes(address_of(a.indices), a.count * 8));
   if (indices == nullptr) return kIllegalAddress;
   for (std::uint64_t i = 0; i < a.count; ++i) {

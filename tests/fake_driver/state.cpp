@@ -263,8 +263,8 @@ void ContextState::wait_idle() {
   idle.wait(lock, [this] { return outstanding == 0; });
 }
 
-std::shared_ptr<Queue> Queue::start(ContextState& context) {
-  auto queue = std::make_shared<Queue>(context);
+std::shared_ptr<Queue> Queue::start(ContextState& context, StreamTraits traits) {
+  auto queue = std::make_shared<Queue>(context, traits);
   std::thread([queue] { queue->run(); }).detach();
   return queue;
 }
@@ -277,6 +277,25 @@ void Queue::push(const char* function, std::function<Result()> work, bool always
   const std::lock_guard lock(mutex_);
   items_.push_back({std::move(work), script().plan_work(function), always});
   changed_.notify_all();
+}
+
+std::shared_ptr<Mark> Queue::mark() {
+  auto mark = std::make_shared<Mark>();
+  push(
+      "a mark",
+      [mark] {
+        mark->finish();
+        return kSuccess;
+      },
+      true);
+  return mark;
+}
+
+void Queue::wait_for(std::shared_ptr<Mark> mark) {
+  push("a wait", [mark = std::move(mark)] {
+    mark->wait();
+    return kSuccess;
+  });
 }
 
 void Queue::close() {
@@ -391,8 +410,28 @@ std::shared_ptr<Queue> Registry::stream(void* handle, ContextState& context) {
   const std::lock_guard lock(mutex);
   if (handle != nullptr) return streams.find(handle);
   std::shared_ptr<Queue>& slot = default_streams_[&context];
-  if (slot == nullptr) slot = Queue::start(context);
+  if (slot == nullptr) slot = Queue::start(context, {});
   return slot;
+}
+
+std::shared_ptr<Queue> Registry::stream_for_work(void* handle, ContextState& context) {
+  std::shared_ptr<Queue> target = stream(handle, context);
+  if (target == nullptr || !target->traits().blocking) return target;
+  std::vector<std::shared_ptr<Queue>> others;
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto standard = default_streams_.find(&context); handle != nullptr) {
+      if (standard != default_streams_.end()) others.push_back(standard->second);
+    } else {
+      for (const auto& [other_handle, other] : streams.live) {
+        if (&other->context() == &context && other->traits().blocking) others.push_back(other);
+      }
+    }
+  }
+  for (const auto& other : others) {
+    if (!other->done()) target->wait_for(other->mark());
+  }
+  return target;
 }
 
 }  // namespace fake_cuda

@@ -164,18 +164,31 @@ struct ContextState {
   void wait_idle();
 };
 
+/// How a stream was made.
+struct StreamTraits {
+  int priority = 0;
+  bool blocking = true;  ///< ordered with the context's default stream, as all are but the non-blocking ones
+};
+
+struct Mark;
+
 /// One in-order queue with its thread, which ends when the stream is destroyed and its work is done.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
-  explicit Queue(ContextState& context) : context_(context) {}
-  static std::shared_ptr<Queue> start(ContextState& context);
+  Queue(ContextState& context, StreamTraits traits) : context_(context), traits_(traits) {}
+  static std::shared_ptr<Queue> start(ContextState& context, StreamTraits traits);
 
   /// Runs `work` behind what is queued. Once the context has failed, `work` is dropped, unless `always`.
   void push(const char* function, std::function<Result()> work, bool always = false);
+  /// A mark behind all that is queued.
+  std::shared_ptr<Mark> mark();
+  /// Holds back later work until `mark` is done.
+  void wait_for(std::shared_ptr<Mark> mark);
   void close();
   [[nodiscard]] bool done();
   void wait();
   [[nodiscard]] ContextState& context() const { return context_; }
+  [[nodiscard]] const StreamTraits& traits() const { return traits_; }
 
  private:
   struct Item {
@@ -186,6 +199,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void run();
 
   ContextState& context_;
+  const StreamTraits traits_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
@@ -207,7 +221,7 @@ struct Mark {
 
 struct EventState {
   ContextState* context = nullptr;
-  bool timing = false;
+  unsigned flags = 0;
   std::shared_ptr<Mark> mark;
 };
 
@@ -248,7 +262,10 @@ class Registry {
   Table<ModuleState> modules;
   Table<FunctionState> functions;
 
-  /// The stream of `handle`, the context's default one for null; null where there is none such.
+  /// The stream of `handle`, the context's default one for null, for work that is queued next; null where
+  /// there is none such. The default stream and those that block on it wait for each other's work.
+  std::shared_ptr<Queue> stream_for_work(void* handle, ContextState& context);
+  /// The same to ask for its state.
   std::shared_ptr<Queue> stream(void* handle, ContextState& context);
 
  private:
