@@ -169,7 +169,7 @@ class Backend {
   /// What the memory at `data` is to this device, other libraries' allocations included. Locked memory is
   /// reported as `pinned`. Unknown addresses are pageable.
   [[nodiscard]] virtual MemoryKind kind_of(const void* data) const = 0;
-  /// Where a kernel reaches locked host memory. Throws InvalidArgument for memory that is not locked.
+  /// Where kernels reach locked host memory. Throws InvalidArgument if it is not, Unsupported if not mapped.
   [[nodiscard]] virtual void* device_address(void* locked) const = 0;
 
   // Work, enqueued; none of it blocks the host except where a source or destination is pageable, which is

@@ -208,7 +208,12 @@ class CudaBackend final : public Backend {
       throw InvalidArgument(fmt::format(
           "the memory at {} is not locked host memory, so {} has no address for it", locked, info_.spec));
     }
-    return pointer.device != nullptr ? pointer.device : locked;
+    if (pointer.device == nullptr) {
+      throw Unsupported(fmt::format(
+          "the memory at {} is locked, but not mapped for {}: whoever locked it did not ask for that", locked,
+          info_.spec));
+    }
+    return pointer.device;
   }
 
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
