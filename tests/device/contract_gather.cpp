@@ -428,6 +428,37 @@ TEST_P(Contract, GatherTakesAHeadAndASourceOfAnyPlace) {
   }
 }
 
+// One thing at a time keeps the kernel for aligned rows from doing: the destination's place, the rows' size,
+// their distance.
+TEST_P(Contract, GatherTakesRowsOfWhichNotAllIsAligned) {
+  std::uint64_t seed = 750;
+  for (const auto& [from, to] : {std::tuple{DType::uint8, DType::uint8},
+                                 {DType::uint8, DType::float16},
+                                 {DType::int8, DType::int32},
+                                 {DType::bfloat16, DType::float32}}) {
+    for (const auto& [elements, gap, place] :
+         {std::tuple{32u, 0u, 8u}, {20u, 12u, 0u}, {32u, 4u, 0u}, {32u, 16u, 0u}}) {
+      const Case shape{.from = from,
+                       .to = to,
+                       .row_elements = elements,
+                       .gap_bytes = gap * dtype_bytes(from),
+                       .destination_offset = place};
+      SCOPED_TRACE(describe(shape));
+      GatherCase(device(), shape, ++seed).run(stream());
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(Contract, GatherTakesChannelsLongerThanAnyRow) {
+  for (const std::uint64_t elements : {std::uint64_t{100}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
+    const Case shape{.to = DType::float32, .scaled = true, .channels = 2, .channel_elements = elements};
+    SCOPED_TRACE(elements);
+    GatherCase(device(), shape, 760).run(stream());
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_P(Contract, GatherCopiesRowsFromTwoSourcesSplitAnywhere) {
   std::mt19937_64 random(800);
   for (const std::size_t elements : {1u, 3u, 16u, 100u, 784u}) {
@@ -497,6 +528,8 @@ TEST_P(Contract, GatherRefusesWhatItCannotDo) {
   refused([](GatherRequest& r) { r.channel_elements = 0; });
   refused([&](GatherRequest& r) { r.scale = reinterpret_cast<const float*>(block.data()); });
   refused([](GatherRequest& r) { r.count = ~0ull, r.row_elements = ~0ull; });
+  refused([](GatherRequest& r) { r.source_rows = 1ull << 62; });
+  refused([](GatherRequest& r) { r.source_rows = 1ull << 40, r.row_stride_bytes = 1ull << 40; });
   refused([&](GatherRequest& r) {
     r.from = DType::int16, r.to = DType::float32;
     r.source = block.data() + 1;
@@ -505,7 +538,11 @@ TEST_P(Contract, GatherRefusesWhatItCannotDo) {
     r.from = DType::int16, r.to = DType::float32;
     r.head = block.data() + 1, r.head_rows = 1;
   });
+  refused([&](GatherRequest& r) { r.from = DType::int16, r.to = DType::float32, r.row_stride_bytes = 33; });
   refused([&](GatherRequest& r) { r.to = DType::float32, r.destination = block.data() + 2049; });
+  const auto* unaligned = reinterpret_cast<const float*>(block.data() + 2);
+  refused([&](GatherRequest& r) { r.to = DType::float32, r.scale = unaligned; });
+  refused([&](GatherRequest& r) { r.to = DType::float32, r.shift = unaligned; });
   refused([&](GatherRequest& r) { r.indices = reinterpret_cast<const std::uint64_t*>(block.data() + 4); });
   const auto before = download(block.data(), block.size());
   GatherRequest empty = good;

@@ -1,7 +1,9 @@
 #include "device/contract_suite.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
+#include <utility>
 
 namespace penstock::testing {
 
@@ -17,6 +19,14 @@ struct Step {
     step->done->push_back(step->number);
   }
 };
+
+/// Whether `condition` holds some time soon; what should make it true may never come in a program that fails.
+template <typename Condition>
+bool comes_true(Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return condition();
+}
 
 void raise_flag(void* flag) { static_cast<std::atomic<bool>*>(flag)->store(true); }
 
@@ -312,6 +322,40 @@ TEST_P(Contract, DefaultStreamWorks) {
   standard.synchronize();
   EXPECT_TRUE(standard.query());
   EXPECT_TRUE(same_bytes(bytes, download(middle.data(), bytes.size())));
+}
+
+TEST_P(Contract, TheDefaultStreamAndOthersAreIndependent) {
+  const Stream standard = device().wrap_stream(nullptr);
+  for (const auto& [held, other] : {std::pair{&standard, &stream()}, {&stream(), &standard}}) {
+    std::atomic<bool> ran{false};
+    Gate gate(device());
+    gate.hold(*held);
+    backend().stream_host_function(other->native(), raise_flag, &ran);
+    EXPECT_TRUE(comes_true([&] { return ran.load(); }));
+    EXPECT_FALSE(held->query());
+    gate.open();
+    held->synchronize();
+    other->synchronize();
+  }
+}
+
+TEST_P(Contract, EventRecordedOnManyStreamsMarksTheLastOne) {
+  std::vector<Stream> streams;
+  for (int i = 0; i < 17; ++i) streams.push_back(device().create_stream());
+  Event event = device().create_event();
+  Gate first(device());
+  Gate last(device());
+  first.hold(streams.front());
+  event.record(streams.front());
+  for (int i = 1; i < 16; ++i) event.record(streams[i]);
+  last.hold(streams.back());
+  event.record(streams.back());
+  first.open();
+  streams.front().synchronize();
+  EXPECT_FALSE(event.query());
+  last.open();
+  event.synchronize();
+  EXPECT_TRUE(event.query());
 }
 
 TEST_P(Contract, ManyThreadsEnqueueAtOnce) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <functional>
@@ -346,6 +347,98 @@ TEST_F(CudaBackend, ForeignMemoryAndStreamsAreShared) {
   backend().device_free(memory);
   backend().stream_destroy(foreign);
   fake.entry<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
+}
+
+TEST_F(CudaBackend, RegisteredMemoryIsReachedAtTheAddressThatTheDeviceHasForIt) {
+  for (const bool equal : {false, true}) {
+    fake.set_equal_addresses(equal);
+    auto* const bytes = static_cast<std::byte*>(page_.data());
+    backend().host_register(bytes, kBytes, false);
+    EXPECT_EQ(backend().device_address(bytes) == bytes, equal);
+    EXPECT_EQ(backend().device_address(backend().device_address(bytes)), backend().device_address(bytes));
+    std::ranges::copy(random_bytes(kBytes, 8), bytes);
+    auto* const word = new (bytes) std::uint32_t(0);
+    backend().stream_wait_value(stream(), word, 1);
+    backend().gather({.source = backend().device_address(bytes),
+                      .source_rows = 1,
+                      .row_elements = kBytes,
+                      .count = 1,
+                      .destination = memory_},
+                     stream());
+    std::atomic_ref(*word).store(1);
+    std::vector<std::byte> back(kBytes, kPoison);
+    backend().copy(back.data(), memory_, kBytes, CopyDirection::d2h, stream());
+    EXPECT_EQ(first_difference({bytes, kBytes}, back), -1);
+    backend().host_unregister(bytes);
+  }
+}
+
+TEST_F(CudaBackend, LockedMemoryIsLockedForEveryDevice) {
+  const Device other = open("cuda:1");
+  backend().host_register(page_.data(), kBytes, false);
+  for (void* const locked : {page_.data(), pinned_}) {
+    EXPECT_EQ(other.backend().kind_of(locked), MemoryKind::pinned);
+    EXPECT_EQ(other.backend().device_address(locked), backend().device_address(locked));
+  }
+  backend().host_unregister(page_.data());
+}
+
+TEST_F(CudaBackend, LockedMemoryThatIsNotMappedHasNoAddressOnTheDevice) {
+  void* context = nullptr;
+  fake.entry<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);
+  fake.entry<int (*)(void*)>("cuCtxPushCurrent")(context);
+  constexpr unsigned kPortable = 1;
+  const auto lock = fake.entry<int (*)(void*, std::size_t, unsigned)>("cuMemHostRegister");
+  ASSERT_EQ(lock(page_.data(), kBytes, kPortable), 0);
+  EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pinned);
+  EXPECT_THROW(static_cast<void>(backend().device_address(page_.data())), Unsupported);
+  backend().host_unregister(page_.data());
+  fake.entry<int (*)(void**)>("cuCtxPopCurrent")(&context);
+  fake.entry<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
+}
+
+TEST_F(CudaBackend, RowsThatExceedAKernelAreRefusedBeforeItsLaunch) {
+  GatherRequest request{.source = memory_, .source_rows = 1, .count = 1, .destination = memory_};
+  const auto launches = [&] {
+    fake.fail("cuLaunchKernel", 1, 999);  // such rows are nowhere
+    const long before = fake.calls("cuLaunchKernel");
+    try {
+      backend().gather(request, stream());
+    } catch (const InvalidArgument&) {
+    } catch (const DeviceError& error) {
+      EXPECT_EQ(error.code(), 999);
+    }
+    return fake.calls("cuLaunchKernel") - before;
+  };
+  request.row_elements = std::uint64_t{1} << 35;
+  EXPECT_EQ(launches(), 0);
+  --request.row_elements;
+  EXPECT_EQ(launches(), 1);
+  request.to = DType::float16;
+  request.row_elements = std::uint64_t{1} << 32;
+  EXPECT_EQ(launches(), 0);
+  --request.row_elements;
+  EXPECT_EQ(launches(), 1);
+}
+
+TEST_F(CudaBackend, StreamsHaveThePriorityAskedFor) {
+  const Stream normal = device_.create_stream(StreamPriority::normal);
+  const Stream high = device_.create_stream(StreamPriority::high);
+  EXPECT_EQ(fake.priority_of_stream(normal.native()), 0);
+  EXPECT_EQ(fake.priority_of_stream(high.native()), -5);
+}
+
+TEST_F(CudaBackend, EventsAreWaitedForAsTheyWereAskedFor) {
+  constexpr unsigned kSleeps = 1;
+  constexpr unsigned kNoTime = 2;
+  const auto flags = [&](EventTiming timing, EventWait wait) {
+    const Event event = device_.create_event(timing, wait);
+    return fake.flags_of_event(event.native());
+  };
+  EXPECT_EQ(flags(EventTiming::off, EventWait::poll), kNoTime);
+  EXPECT_EQ(flags(EventTiming::off, EventWait::sleep), kNoTime | kSleeps);
+  EXPECT_EQ(flags(EventTiming::on, EventWait::poll), 0u);
+  EXPECT_EQ(flags(EventTiming::on, EventWait::sleep), kSleeps);
 }
 
 TEST_F(CudaBackend, EventsTakeNoTimeUnlessAsked) {

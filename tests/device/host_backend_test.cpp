@@ -1,4 +1,6 @@
 #include "device/contract_suite.hpp"
+#include "device/host/host_core.hpp"
+#include "device/host/host_stream.hpp"
 
 #include <penstock/core/bytes.hpp>
 
@@ -19,6 +21,17 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Of the DeviceError that `call` throws.
+template <typename Call>
+std::string name_of_failure(Call&& call) {
+  try {
+    call();
+  } catch (const DeviceError& error) {
+    return error.name();
+  }
+  return "no failure";
 }
 
 TEST(HostBackend, KernelsAreRefusedPageableMemory) {
@@ -49,6 +62,48 @@ TEST(HostBackend, KernelsAreRefusedPageableMemory) {
   EXPECT_THROW(device.backend().copy_pieces(&piece, 1, stream.native()), DeviceError);
   std::uint32_t word = 1;
   EXPECT_THROW(device.backend().stream_wait_value(stream.native(), &word, 1), DeviceError);
+}
+
+TEST(HostBackend, KernelsMustStayInside) {
+  const Device device = Device::open("host:memory=16MiB");
+  const Stream stream = device.create_stream();
+  Backend& backend = device.backend();
+  constexpr std::size_t kRoom = 1024;
+  DeviceBytes block(device, kRoom);
+  DeviceBytes target(device, kRoom);
+  const auto refused = [&](auto&& call) { EXPECT_EQ(name_of_failure(call), "PENSTOCK_INVALID_VALUE"); };
+  backend.fill(block.data() + 24, 0, kRoom - 24, stream.native());
+  refused([&] { backend.fill(block.data() + 24, 0, kRoom - 23, stream.native()); });
+  // Rows of 64 bytes to float32: two fill half of the target, and eight of them are at the end of the block.
+  const GatherRequest good{.source = block.data() + kRoom - 512,
+                           .source_rows = 8,
+                           .row_elements = 64,
+                           .count = 2,
+                           .destination = target.data() + 512,
+                           .from = DType::uint8,
+                           .to = DType::float32,
+                           .channels = 8};
+  backend.gather(good, stream.native());
+  const auto gather_refused = [&](auto change) {
+    GatherRequest request = good;
+    change(request);
+    refused([&] { backend.gather(request, stream.native()); });
+  };
+  const auto end = [&](std::size_t bytes) { return block.data() + kRoom - bytes; };
+  gather_refused([&](GatherRequest& r) { r.source = end(511); });
+  gather_refused([&](GatherRequest& r) { r.row_stride_bytes = 65; });
+  gather_refused([&](GatherRequest& r) { r.head = end(64), r.head_rows = 2; });
+  gather_refused([&](GatherRequest& r) { r.count = 3; });
+  gather_refused([&](GatherRequest& r) { r.indices = reinterpret_cast<std::uint64_t*>(end(8)); });
+  gather_refused([&](GatherRequest& r) { r.scale = reinterpret_cast<const float*>(end(28)); });
+  gather_refused([&](GatherRequest& r) { r.shift = reinterpret_cast<const float*>(end(28)); });
+  const OrderRequest order{
+      .order = std::nullopt, .size = 10, .count = 4, .indices = reinterpret_cast<std::uint64_t*>(end(24))};
+  refused([&] { backend.fill_order(order, stream.native()); });
+  PinnedBytes table(device, sizeof(CopyPiece));
+  refused([&] { backend.copy_pieces(table.as<CopyPiece>(), 2, stream.native()); });
+  PinnedBytes word(device, 6);
+  refused([&] { backend.stream_wait_value(stream.native(), word.as<std::uint32_t>() + 1, 0); });
 }
 
 TEST(HostBackend, MemorySharesNoPageWithTheProgramsOwn) {
@@ -290,6 +345,36 @@ TEST(HostBackend, FreeingWaitsForTheWorkThatUsesIt) {
   }
   EXPECT_TRUE(stream.query());
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST(HostBackend, EachWayOfFreeingWaitsForTheWorkUnderWay) {
+  const Device device = Device::open("host:memory=1MiB,late=1");
+  const Stream stream = device.create_stream();
+  Backend& backend = device.backend();
+  void* const block = backend.device_allocate(4096);
+  void* const locked = backend.host_allocate(4096);
+  void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  backend.host_register(page, 4096, false);
+  backend.copy(block, page, 4096, CopyDirection::h2d, stream.native());
+  backend.host_unregister(page);
+  EXPECT_TRUE(stream.query());
+  backend.copy(block, locked, 4096, CopyDirection::h2d, stream.native());
+  backend.host_free(locked);
+  EXPECT_TRUE(stream.query());
+  backend.fill(block, 0, 4096, stream.native());
+  backend.device_free(block);
+  EXPECT_TRUE(stream.query());
+  munmap(page, 4096);
+}
+
+TEST(HostBackend, StreamsThatEndedAreForgotten) {
+  const auto core = std::make_shared<HostCore>(HostOptions{}, std::size_t{1} << 20);
+  for (int i = 0; i < 4; ++i) {
+    HostStream::start(core)->enqueue(EndWork{});
+    while (!core->live_streams().empty()) std::this_thread::yield();
+    EXPECT_EQ(core->streams.size(), 1u);
+  }
 }
 
 TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {
