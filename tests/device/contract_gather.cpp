@@ -528,6 +528,7 @@ TEST_P(Contract, GatherRefusesWhatItCannotDo) {
   refused([](GatherRequest& r) { r.channel_elements = 0; });
   refused([&](GatherRequest& r) { r.scale = reinterpret_cast<const float*>(block.data()); });
   refused([](GatherRequest& r) { r.count = ~0ull, r.row_elements = ~0ull; });
+  refused([](GatherRequest& r) { r.count = 1ull << 62; });
   refused([](GatherRequest& r) { r.source_rows = 1ull << 62; });
   refused([](GatherRequest& r) { r.source_rows = 1ull << 40, r.row_stride_bytes = 1ull << 40; });
   refused([&](GatherRequest& r) {

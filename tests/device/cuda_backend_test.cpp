@@ -326,6 +326,13 @@ TEST_F(CudaBackend, KindsAreWhatTheDriverSays) {
   EXPECT_THROW(static_cast<void>(backend().device_address(memory_)), InvalidArgument);
 }
 
+TEST_F(CudaBackend, ManagedMemoryIsTheDevicesWhereverItLies) {
+  fake.set_managed(1);
+  EXPECT_EQ(backend().kind_of(memory_), MemoryKind::device);
+  EXPECT_EQ(backend().kind_of(pinned_), MemoryKind::pinned);
+  EXPECT_THROW(static_cast<void>(backend().device_address(memory_)), InvalidArgument);
+}
+
 TEST_F(CudaBackend, ForeignMemoryAndStreamsAreShared) {
   void* context = nullptr;
   fake.entry<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);

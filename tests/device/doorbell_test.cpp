@@ -5,33 +5,40 @@
 #include <chrono>
 #include <future>
 #include <thread>
+#include <vector>
 
 namespace penstock::testing {
 namespace {
 
 using namespace std::chrono_literals;
 
-/// Two threads wait for each other's turns, each on a bell of its own. A ring that a thread misses while it
-/// falls asleep leaves both asleep.
-TEST(Doorbell, NoRingIsMissedByAThreadThatFallsAsleep) {
-  constexpr unsigned kTurns = 20000;
-  struct Side {
-    alignas(64) std::atomic<unsigned> turn{0};
-    alignas(64) Doorbell bell;
-  } sides[2];
-  const auto play = [&](Side& mine, Side& theirs) {
-    for (unsigned turn = 1; turn <= kTurns; ++turn) {
-      theirs.turn.store(turn, std::memory_order_relaxed);
-      theirs.bell.ring();
-      mine.bell.wait([&] { return mine.turn.load(std::memory_order_relaxed) >= turn; }, 0ns);
-    }
-  };
-  auto first = std::async(std::launch::async, [&] { play(sides[0], sides[1]); });
-  auto second = std::async(std::launch::async, [&] { play(sides[1], sides[0]); });
-  const bool ended = first.wait_for(60s) == std::future_status::ready;
-  EXPECT_TRUE(ended) << "both are asleep";
-  while (second.wait_for(1ms) != std::future_status::ready) {
-    for (Side& side : sides) side.bell.ring();
+TEST(Doorbell, OneRingWakesAllWhoSleep) {
+  constexpr unsigned kThreads = 3;
+  constexpr unsigned kRounds = 200;
+  Doorbell bell;
+  std::atomic<unsigned> arrived{0};
+  std::atomic<unsigned> round{0};
+  std::vector<std::future<void>> threads;
+  for (unsigned i = 0; i < kThreads; ++i) {
+    threads.push_back(std::async(std::launch::async, [&] {
+      for (unsigned r = 1; r <= kRounds; ++r) {
+        arrived.fetch_add(1, std::memory_order_relaxed);
+        bell.wait([&] { return round.load(std::memory_order_relaxed) >= r; }, 0ns);
+      }
+    }));
+  }
+  bool all_came = true;
+  for (unsigned r = 1; r <= kRounds && all_came; ++r) {
+    all_came = spin_until([&] { return arrived.load(std::memory_order_relaxed) == r * kThreads; }, 10s);
+    spin_until([] { return false; }, 20us);  // so that most of them sleep
+    round.store(all_came ? r : kRounds, std::memory_order_relaxed);
+    bell.ring();
+  }
+  EXPECT_TRUE(all_came) << "somebody still sleeps";
+  for (const auto& thread : threads) {
+    const bool ended = thread.wait_for(10s) == std::future_status::ready;
+    EXPECT_TRUE(ended) << "somebody still sleeps";
+    while (thread.wait_for(1ms) != std::future_status::ready) bell.ring();
   }
 }
 

@@ -381,7 +381,8 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
   for (unsigned i = 0; i < count; ++i) {
     switch (attributes[i]) {
       case PointerAttribute::memory_type: {
-        const unsigned type = found.kind == Kind::none ? 0 : found.kind == Kind::device ? 2 : 1;
+        const bool on_device = found.kind == Kind::device && !script().managed;
+        const unsigned type = found.kind == Kind::none ? 0 : on_device ? 2 : 1;
         std::memcpy(answers[i], &type, sizeof(type));
         break;
       }
@@ -390,7 +391,7 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
         break;
       }
       case PointerAttribute::is_managed: {
-        const unsigned managed = 0;
+        const unsigned managed = found.kind == Kind::device && script().managed ? 1 : 0;
         std::memcpy(answers[i], &managed, sizeof(managed));
         break;
       }

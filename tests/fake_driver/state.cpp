@@ -35,6 +35,7 @@ void Script::reset() {
   lock_limit = SIZE_MAX;
   read_only_register = 1;
   equal_addresses = false;
+  managed = false;
   init_result = kSuccess;
 }
 

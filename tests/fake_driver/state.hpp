@@ -68,6 +68,7 @@ class Script {
   std::atomic<std::size_t> lock_limit{SIZE_MAX};
   std::atomic<int> read_only_register{1};
   std::atomic<bool> equal_addresses{false};
+  std::atomic<bool> managed{false};
   std::atomic<Result> init_result{kSuccess};
 
   std::atomic<pid_t> owner{0};
