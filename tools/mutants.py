@@ -123,8 +123,11 @@ class Tree:
         self.folder = folder
         self.commands = {}  # of each source; several are compiled as one where it is a unity build
         for entry in json.loads((self.folder / "compile_commands.json").read_text()):
-            compiled = Path(entry["file"])
-            sources = re.findall(r'^#include "(.*)"', compiled.read_text(), re.M) if "/Unity/" in str(compiled) else [compiled]
+            # Absolute or not, as the version of CMake has it; ninja has it relative.
+            entry["output"] = os.path.relpath(self.folder / entry["output"], self.folder)
+            sources = [entry["file"]]
+            if "/Unity/" in entry["file"]:
+                sources = re.findall(r'^#include "(.*)"', Path(entry["file"]).read_text(), re.M)
             self.commands |= {os.path.relpath(source, ROOT): entry for source in sources}
         self.lock = threading.Lock()
 
