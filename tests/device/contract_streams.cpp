@@ -1,7 +1,6 @@
 #include "device/contract_suite.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 #include <utility>
 
@@ -19,14 +18,6 @@ struct Step {
     step->done->push_back(step->number);
   }
 };
-
-/// Whether `condition` holds some time soon; what should make it true may never come in a program that fails.
-template <typename Condition>
-bool comes_true(Condition&& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-  return condition();
-}
 
 void raise_flag(void* flag) { static_cast<std::atomic<bool>*>(flag)->store(true); }
 
@@ -390,6 +381,31 @@ TEST_P(Contract, ManyThreadsEnqueueAtOnce) {
             ++failures;
           }
           std::memset(result.data() + t * kBytes, static_cast<int>(kPoison), kBytes);
+        }
+      } catch (...) {
+        ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures.load(), 0);
+}
+
+TEST_P(Contract, ManyThreadsMakeAndFreeAtOnce) {
+  constexpr std::size_t kBytes = 4096;
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      try {
+        const auto bytes = random_bytes(kBytes, t);
+        for (int round = 0; round < 10; ++round) {
+          const Stream mine = round % 2 == 0 ? device().create_stream() : device().wrap_stream(nullptr);
+          const DeviceBytes middle(device(), kBytes);
+          std::vector<std::byte> result(kBytes);
+          backend().copy(middle.data(), bytes.data(), kBytes, CopyDirection::h2d, mine.native());
+          backend().copy(result.data(), middle.data(), kBytes, CopyDirection::d2h, mine.native());
+          failures += same_bytes(bytes, result) ? 0 : 1;
         }
       } catch (...) {
         ++failures;

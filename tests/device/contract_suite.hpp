@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #if defined(__has_feature)
@@ -102,6 +104,14 @@ class Gate {
   Device device_;
   PinnedBytes word_;
 };
+
+/// Whether `condition` holds some time soon; what should make it true may never come in a program that fails.
+template <typename Condition>
+[[nodiscard]] bool comes_true(Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return condition();
+}
 
 class Contract : public ::testing::TestWithParam<ContractDevice> {
  protected:

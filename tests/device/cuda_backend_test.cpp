@@ -133,6 +133,33 @@ TEST_F(CudaBackend, EveryFailureNamesItsCall) {
   }
 }
 
+TEST_F(CudaBackend, NoCallGoesOnWithoutItsContext) {
+  for (const auto& [function, call] : calls()) {
+    const long before = fake.calls(function);
+    fake.fail("cuCtxGetCurrent", 1, 999);
+    EXPECT_EQ(device_error(call).code(), 999) << function;
+    EXPECT_EQ(fake.calls(function), before) << function;
+  }
+}
+
+TEST_F(CudaBackend, GathersTakeNoMoreBlocksThanTheyMay) {
+  GatherRequest request{.source = memory_,
+                        .source_rows = 1,
+                        .row_elements = 1,
+                        .count = kBytes / 2,
+                        .destination = memory_ + 1};
+  request.destination = memory_ + kBytes / 2;
+  const auto blocks = [&] {
+    backend().gather(request, stream());
+    return fake.last_grid();
+  };
+  EXPECT_EQ(blocks(), 8u) << "two for each of the four multiprocessors";
+  request.blocks = 3;
+  EXPECT_EQ(blocks(), 3u);
+  request.count = 1;
+  EXPECT_EQ(blocks(), 1u);
+}
+
 TEST_F(CudaBackend, TheCallersContextStaysAsItWas) {
   using Get = int (*)(void**);
   using Push = int (*)(void*);

@@ -1,3 +1,4 @@
+#include "device/cuda/cuda_backend.hpp"
 #include "device/cuda/driver.hpp"
 #include "device/cuda_fixture.hpp"
 
@@ -9,6 +10,8 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <thread>
+#include <vector>
 
 namespace penstock::testing {
 
@@ -143,6 +146,25 @@ TEST_F(CudaOpen, FailingDriverIsNotHiddenByAuto) {
   EXPECT_THAT(error.what(), HasSubstr("reboot"));
   fake.set_init_result(0);
   EXPECT_EQ(Device::open("auto", link.options()).info().backend, "cuda");
+}
+
+TEST_F(CudaOpen, OnlyADriverThatIsNotThereMeansNoGpu) {
+  const auto means = [](const char* name, int code) { return means_no_gpu(DeviceError(name, "", code, "")); };
+  EXPECT_TRUE(means(cuda::kNoDriver, 0));
+  EXPECT_TRUE(means("CUDA_ERROR_NO_DEVICE", cuda::kNoDevice));
+  EXPECT_FALSE(means(cuda::kNoPermission, cuda::kNoDevice));
+  EXPECT_FALSE(means(cuda::kDriverTooOld, cuda::kNoDevice));
+  EXPECT_FALSE(means("CUDA_ERROR_UNKNOWN", 999));
+}
+
+TEST_F(CudaOpen, ManyThreadsLoadADriverOnce) {
+  const DriverLink link;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] { EXPECT_EQ(Device::open("cuda:0", link.options()).info().index, 0); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(fake.calls("cuInit"), 1);
 }
 
 TEST_F(CudaOpen, AbsentIndexNamesWhatIsThere) {

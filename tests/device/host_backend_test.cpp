@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <thread>
@@ -147,19 +149,40 @@ TEST(HostBackend, CopiesMustStayInsideAndGoTheRightWay) {
 }
 
 TEST(HostBackend, BadPieceIsAFailureThatComesToLightLater) {
-  const Device device = Device::open("host:memory=16MiB");
-  const Stream stream = device.create_stream();
-  DeviceBytes target(device, 64);
-  PinnedBytes table(device, sizeof(CopyPiece));
-  std::vector<std::byte> ordinary(64);
-  *table.as<CopyPiece>() = {ordinary.data(), target.data(), 64};
-  device.backend().copy_pieces(table.as<CopyPiece>(), 1, stream.native());
-  EXPECT_THROW(stream.synchronize(), DeviceError);
-  try {
-    device.backend().fill(target.data(), 0, 1, stream.native());
-    FAIL();
-  } catch (const DeviceError& error) {
-    EXPECT_EQ(error.name(), "PENSTOCK_ILLEGAL_ADDRESS");
+  constexpr std::size_t kBytes = 64;
+  for (const char* bad :
+       {"pageable source", "pageable target", "source that ends", "target that ends", "read-only target"}) {
+    // Late, so that nothing is done before somebody waits.
+    const Device device = Device::open("host:memory=16MiB,late=1");
+    Backend& backend = device.backend();
+    const Stream stream = device.create_stream();
+    const DeviceBytes block(device, kBytes);
+    const DeviceBytes target(device, kBytes);
+    const PinnedBytes table(device, 2 * sizeof(CopyPiece));
+    std::vector<std::byte> ordinary(kBytes);
+    void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(page, MAP_FAILED);
+    backend.host_register(page, 4096, true);
+    CopyPiece piece{block.data(), target.data(), kBytes};
+    const std::string_view kind(bad);
+    if (kind == "pageable source") piece.source = ordinary.data();
+    if (kind == "pageable target") piece.destination = ordinary.data();
+    if (kind == "source that ends") piece.source = block.data() + 1;
+    if (kind == "target that ends") piece.destination = target.data() + 1;
+    if (kind == "read-only target") piece.destination = page;
+    table.as<CopyPiece>()[0] = {block.data(), target.data(), 0};
+    table.as<CopyPiece>()[1] = piece;
+    backend.copy_pieces(table.as<CopyPiece>(), 2, stream.native());
+    Event done = device.create_event();
+    done.record(stream);
+    if (kind == "pageable source") {
+      EXPECT_EQ(name_of_failure([&] { done.synchronize(); }), "PENSTOCK_ILLEGAL_ADDRESS");
+    }
+    EXPECT_EQ(name_of_failure([&] { stream.synchronize(); }), "PENSTOCK_ILLEGAL_ADDRESS") << bad;
+    EXPECT_EQ(name_of_failure([&] { backend.fill(target.data(), 0, 1, stream.native()); }),
+              "PENSTOCK_ILLEGAL_ADDRESS");
+    backend.host_unregister(page);
+    munmap(page, 4096);
   }
 }
 
@@ -241,7 +264,7 @@ TEST(HostBackend, CopiesMaySpanAdjacentRegistrations) {
   const Stream stream = device.create_stream();
   DeviceBytes block(device, 8192);
   auto* const pages = static_cast<std::byte*>(
-      mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      mmap(nullptr, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(pages, MAP_FAILED);
   const auto bytes = random_bytes(8192, 1);
   std::memcpy(pages, bytes.data(), bytes.size());
@@ -250,9 +273,19 @@ TEST(HostBackend, CopiesMaySpanAdjacentRegistrations) {
   device.backend().copy(block.data(), pages, 8192, CopyDirection::h2d, stream.native());
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, {block.data(), 8192}));
-  device.backend().host_unregister(pages);
   device.backend().host_unregister(pages + 4096);
-  munmap(pages, 8192);
+  device.backend().host_register(pages + 4096, 4096, true);
+  const auto copied = [&](std::byte* to, std::byte* from, CopyDirection direction) {
+    return name_of_failure([&] { device.backend().copy(to, from, 8192, direction, stream.native()); });
+  };
+  EXPECT_EQ(copied(pages, block.data(), CopyDirection::d2h), "PENSTOCK_INVALID_VALUE") << "half is read-only";
+  device.backend().host_unregister(pages + 4096);
+  EXPECT_EQ(copied(block.data(), pages, CopyDirection::h2d), "PENSTOCK_INVALID_VALUE") << "half is pageable";
+  device.backend().host_register(pages + 8192, 4096, false);
+  EXPECT_EQ(copied(block.data(), pages, CopyDirection::h2d), "PENSTOCK_INVALID_VALUE") << "there is a gap";
+  device.backend().host_unregister(pages + 8192);
+  device.backend().host_unregister(pages);
+  munmap(pages, 3 * 4096);
 }
 
 TEST(HostBackend, QueueGrowsAsFarAsNeeded) {
@@ -375,6 +408,90 @@ TEST(HostBackend, StreamsThatEndedAreForgotten) {
     while (!core->live_streams().empty()) std::this_thread::yield();
     EXPECT_EQ(core->streams.size(), 1u);
   }
+}
+
+TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
+  const auto core = std::make_shared<HostCore>(HostOptions{}, std::size_t{1} << 20);
+  std::uint32_t word = 0;
+  std::uint64_t target = 7;
+  const std::uint64_t source = 1;
+  auto* const locked = static_cast<CopyPiece*>(core->memory.host_allocate(2 * sizeof(CopyPiece)));
+  locked[0] = {locked, locked + 1, sizeof(CopyPiece)};
+  locked[1] = {};
+  const GatherRequest gather{
+      .source = &source, .source_rows = 1, .row_elements = 8, .count = 1, .destination = &target};
+  const OrderRequest order{.order = std::nullopt, .size = 9, .first = 1, .count = 1, .indices = &target};
+  const auto stream = HostStream::start(core);
+  stream->enqueue(WaitValueWork{&word, 1});
+  stream->enqueue(CopyWork{&target, &source, 8, CopyDirection::h2d, nullptr});
+  stream->enqueue(FillWork{&target, 8, 0});
+  stream->enqueue(PiecesWork{locked, 1});
+  stream->enqueue(GatherWork{gather, false, false});
+  stream->enqueue(OrderWork{order});
+  stream->enqueue(HostFunctionWork{[](void* data) { *static_cast<std::uint64_t*>(data) = 0; }, &target});
+  const std::uint64_t last = stream->enqueue(EndWork{});
+  core->closing.store(true);
+  stream->wait(last);
+  EXPECT_EQ(target, 7u);
+  EXPECT_EQ(locked[1].bytes, 0u);
+}
+
+TEST(HostBackend, ClosingTheDeviceEndsTheThreadOfItsDefaultStream) {
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  const auto before = threads();
+  {
+    const Device device = Device::open("host:memory=1MiB");
+    device.backend().stream_synchronize(nullptr);
+    EXPECT_GT(threads(), before);
+  }
+  EXPECT_TRUE(comes_true([&] { return threads() <= before; }));
+}
+
+TEST(HostBackend, MemoryMayBeFreedByAHostFunctionOfTheStream) {
+  const Device device = Device::open("host:memory=1MiB");
+  const Stream stream = device.create_stream();
+  std::pair<Backend*, void*> freed{&device.backend(), device.backend().device_allocate(100)};
+  device.backend().stream_host_function(
+      stream.native(),
+      [](void* data) {
+        const auto& [backend, memory] = *static_cast<std::pair<Backend*, void*>*>(data);
+        backend->device_free(memory);
+      },
+      &freed);
+  stream.synchronize();
+  EXPECT_EQ(device.memory().free, kMiB);
+}
+
+TEST(HostBackend, FreeingWhatIsNotThereIsNothing) {
+  const Device device = Device::open("host:memory=1MiB");
+  Backend& backend = device.backend();
+  const DeviceBytes block(device, 8192);
+  const PinnedBytes pinned(device, 8192);
+  auto* const page = static_cast<std::byte*>(
+      mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(page, MAP_FAILED);
+  backend.host_register(page, 8192, false);
+  int own = 0;
+  const auto free_wrongly = [&](void* data) {
+    if (data != block.data()) backend.device_free(data);
+    if (data != pinned.data()) backend.host_free(data);
+    if (data != page) backend.host_unregister(data);
+  };
+  for (std::byte* const data : {block.data(), pinned.data(), page}) {
+    free_wrongly(data);
+    free_wrongly(data + 4096);
+  }
+  free_wrongly(&own);
+  EXPECT_EQ(device.memory().free, kMiB - 8192);
+  EXPECT_EQ(backend.kind_of(block.data()), MemoryKind::device);
+  EXPECT_EQ(backend.kind_of(pinned.data()), MemoryKind::pinned);
+  EXPECT_EQ(backend.kind_of(page), MemoryKind::pinned);
+  backend.host_unregister(page);
+  EXPECT_EQ(backend.kind_of(page), MemoryKind::pageable);
+  munmap(page, 8192);
 }
 
 TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {

@@ -119,6 +119,45 @@ TEST_F(Late, HeadThatAGatherReadsIsNotPoisoned) {
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
+TEST_F(Late, WhatWasNeededOnceStaysNeeded) {
+  std::atomic<bool> entered{false};
+  std::atomic<bool> leave{false};
+  std::pair flags{&entered, &leave};
+  std::atomic<bool> ran{false};
+  backend.stream_host_function(
+      stream.native(),
+      [](void* data) {
+        const auto& [in, out] = *static_cast<decltype(flags)*>(data);
+        in->store(true);
+        out->wait(false);
+      },
+      &flags);
+  Event early = device.create_event();
+  early.record(stream);
+  backend.stream_host_function(
+      stream.native(), [](void* flag) { static_cast<std::atomic<bool>*>(flag)->store(true); }, &ran);
+  EXPECT_TRUE(comes_true([&] { return entered.load(); }));
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(early.query());
+  leave.store(true);
+  leave.notify_all();
+  EXPECT_TRUE(comes_true([&] { return ran.load(); }));
+}
+
+TEST_F(Late, WhatPiecesReadIsNotPoisoned) {
+  stream.synchronize();
+  PinnedBytes table(device, sizeof(CopyPiece));
+  *table.as<CopyPiece>() = {slot.data(), result.data(), kBytes};
+  backend.copy_pieces(table.as<CopyPiece>(), 1, stream.native());
+  backend.fill(slot.data(), 0, kBytes, stream.native());
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_F(Late, FreshMemoryOfTheDeviceShowsPoison) {
+  const DeviceBytes fresh(device, 64);
+  EXPECT_TRUE(poisoned({fresh.data(), 64}));
+}
+
 #ifndef PENSTOCK_THREAD_SANITIZER  // these race, and it says so
 
 TEST_F(Late, ConsumerThatSkipsTheWaitSeesPoison) {

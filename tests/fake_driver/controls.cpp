@@ -37,6 +37,7 @@ unsigned fake_cuda_flags_of_event(void* handle) {
   const std::lock_guard lock(registry().mutex);
   return registry().events.find(handle)->flags;
 }
+unsigned fake_cuda_last_grid() { return script().last_grid; }
 long fake_cuda_live_events() {
   const std::lock_guard lock(registry().mutex);
   return static_cast<long>(registry().events.live.size());

@@ -560,6 +560,7 @@ Result cuLaunchKernel(Function handle, unsigned grid_x, unsigned grid_y, unsigne
       extra != nullptr) {
     return kInvalidValue;
   }
+  script().last_grid = grid_x;
   const auto* first = static_cast<const char*>(parameters[0]);
   auto arguments = std::make_shared<std::vector<char>>(first, first + bytes);
   stream->push("cuLaunchKernel", [function, arguments, grid_x] {

@@ -29,6 +29,7 @@
   X(void, set_init_result, (int code))        /* of cuInit; 0 */                                             \
   X(int, priority_of_stream, (void* handle))  /* as it was made */                                           \
   X(unsigned, flags_of_event, (void* handle)) /* the same */                                                 \
+  X(unsigned, last_grid, ())                  /* blocks of the newest launch */                              \
   X(long, live_streams, ())                                                                                  \
   X(long, live_events, ())                                                                                   \
   X(long, live_modules, ())                                                                                  \

@@ -71,6 +71,7 @@ class Script {
   std::atomic<bool> managed{false};
   std::atomic<Result> init_result{kSuccess};
 
+  std::atomic<unsigned> last_grid{0};
   std::atomic<pid_t> owner{0};
   std::atomic<bool> ended{false};
   std::atomic<long> calls_after_fork{0};
