@@ -436,18 +436,20 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
   EXPECT_EQ(locked[1].bytes, 0u);
 }
 
+/// Of this process.
+std::ptrdiff_t count_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
 TEST(HostBackend, ClosingTheDeviceEndsTheThreadOfItsDefaultStream) {
-  const auto threads = [] {
-    const std::filesystem::directory_iterator tasks("/proc/self/task");
-    return std::distance(begin(tasks), end(tasks));
-  };
-  const auto before = threads();
+  const auto before = count_threads();
   {
     const Device device = Device::open("host:memory=1MiB");
     device.backend().stream_synchronize(nullptr);
-    EXPECT_GT(threads(), before);
+    EXPECT_GT(count_threads(), before);
   }
-  EXPECT_TRUE(comes_true([&] { return threads() <= before; }));
+  EXPECT_TRUE(comes_true([&] { return count_threads() <= before; }));
 }
 
 TEST(HostBackend, MemoryMayBeFreedByAHostFunctionOfTheStream) {
@@ -495,6 +497,7 @@ TEST(HostBackend, FreeingWhatIsNotThereIsNothing) {
 }
 
 TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {
+  const auto threads = count_threads();
   std::weak_ptr<Backend> watched;
   {
     const Device device = Device::open("host:memory=1MiB");
@@ -506,6 +509,7 @@ TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {
     device.backend().stream_occupy(stream.native(), 1000);
   }
   EXPECT_TRUE(watched.expired());
+  EXPECT_TRUE(comes_true([&] { return count_threads() <= threads; }));
 }
 
 TEST(HostBackend, RandomProgramsGiveTheBytesOfTheirOrder) {
