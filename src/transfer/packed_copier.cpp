@@ -215,7 +215,8 @@ class PackedCopier::Unpacking {
   void begin() {
     try {
       if (after_) copier_.unpack_stream_.wait(*after_);
-      enqueue_round(0);
+      static_cast<void>(next_round());
+      enqueue_round();
     } catch (...) {
       fail();
     }
@@ -236,7 +237,7 @@ class PackedCopier::Unpacking {
   bool cancel() {
     const std::lock_guard lock(round_mutex_);
     if (failed_ || round_.end == plan_.image_bytes()) return false;
-    cancelled_.store(true);
+    cancelled_ = true;
     return true;
   }
 
@@ -252,20 +253,23 @@ class PackedCopier::Unpacking {
         for (Arriving& chunk : arriving_) take_out(chunk);
         pinned_.release();
         if (round_.end == plan_.image_bytes()) return state_->finish();
-        if (cancelled_.load()) return state_->cancelled();
-        enqueue_round(round_.end);
+        if (!next_round()) return state_->cancelled();
+        enqueue_round();
       }
     } catch (...) {
       fail();
     }
   }
 
-  void enqueue_round(std::size_t begin) {
-    Range round;
-    {
-      const std::lock_guard lock(round_mutex_);
-      round = round_ = plan_.round(begin, copier_.options_.window_bytes);
-    }
+  /// Goes on to the next round, unless the transfer was cancelled before it.
+  [[nodiscard]] bool next_round() {
+    const std::lock_guard lock(round_mutex_);
+    if (!cancelled_) round_ = plan_.round(round_.end, copier_.options_.window_bytes);
+    return !cancelled_;
+  }
+
+  void enqueue_round() {
+    const Range round = round_;
     Backend& backend = copier_.device_.backend();
     const Stream& stream = copier_.unpack_stream_;
     const bool scatter = plan_.device_side() == PackedPlan::DeviceSide::scatter;
@@ -307,7 +311,10 @@ class PackedCopier::Unpacking {
   }
 
   void fail() {
-    failed_ = true;
+    {
+      const std::lock_guard lock(round_mutex_);
+      failed_ = true;
+    }
     const StreamBuffer pinned(std::move(pinned_), copier_.unpack_stream_);
     state_->fail_after(copier_.unpack_stream_, std::current_exception());
   }
@@ -317,14 +324,15 @@ class PackedCopier::Unpacking {
   const PackedPlan plan_;
   const EventPool::Handle after_;
   Buffer pinned_;
-  std::mutex round_mutex_;
-  Range round_;
   std::vector<Arriving> arriving_;
   std::size_t copies_ = 0;
-  bool failed_ = false;
   std::atomic<bool> claimed_{false};
   std::atomic<bool> ended_{false};
-  std::atomic<bool> cancelled_{false};
+
+  std::mutex round_mutex_;  // between whoever runs it and those who cancel it
+  Range round_;
+  bool failed_ = false;
+  bool cancelled_ = false;
 };
 
 void PackedCopier::to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan,
