@@ -62,8 +62,8 @@ struct LiveHandles {
   bool operator==(const LiveHandles&) const = default;
 };
 
-/// Wraps a backend and fails, delays and counts its entries. A failing entry throws before the wrapped one is
-/// called; the noexcept entries are counted and delayed, and never fail. Thread-safe.
+/// Wraps a backend and fails, delays, counts and intercepts its entries. A failing entry throws before the
+/// wrapped one is called; the noexcept entries never fail. Thread-safe.
 class FaultyBackend final : public Backend {
  public:
   static constexpr std::size_t kForever = std::numeric_limits<std::size_t>::max();
@@ -84,6 +84,12 @@ class FaultyBackend final : public Backend {
   void heal() {
     const std::lock_guard lock(mutex_);
     for (Plan& plan : plans_) plan.times = 0;
+  }
+
+  /// Each later call of `entry` first calls `hook` on its own thread; an empty one ends that.
+  void before(Entry entry, std::function<void()> hook) {
+    const std::lock_guard lock(mutex_);
+    plans_[index(entry)].hook = std::move(hook);
   }
 
   /// Each later call of `entry` sleeps this long first; zero ends that.
@@ -246,6 +252,7 @@ class FaultyBackend final : public Backend {
     std::size_t first = 0;
     std::size_t times = 0;
     std::function<void()> thrower;
+    std::function<void()> hook;
     std::chrono::microseconds delay{0};
   };
 
@@ -255,15 +262,18 @@ class FaultyBackend final : public Backend {
 
   std::pair<bool, std::function<void()>> count(Entry entry) const {
     std::chrono::microseconds pause{0};
+    std::function<void()> hook;
     std::pair<bool, std::function<void()>> verdict;
     {
       const std::lock_guard lock(mutex_);
       Plan& plan = plans_[index(entry)];
       ++plan.calls;
       pause = plan.delay;
+      hook = plan.hook;
       verdict.first = plan.times > 0 && plan.calls >= plan.first && plan.calls - plan.first < plan.times;
       if (verdict.first) verdict.second = plan.thrower;
     }
+    if (hook) hook();
     if (pause.count() > 0) std::this_thread::sleep_for(pause);
     return verdict;
   }

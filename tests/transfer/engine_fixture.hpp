@@ -2,6 +2,7 @@
 
 #include "support/bytes.hpp"
 #include "support/device_cases.hpp"
+#include "support/faulty_backend.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -60,7 +61,24 @@ class EngineTest : public ::testing::TestWithParam<DeviceCase> {
   std::optional<Pool> memory_;
 };
 
+/// The same behind a decorator that fails what it is told to, and knows what is alive.
+class FaultyEngineTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    EngineTest::SetUp();
+    if (IsSkipped()) return;
+    faulty_ = std::make_shared<FaultyBackend>(device_->shared_backend());
+    faulty_device_.emplace(faulty_);
+  }
+
+  std::shared_ptr<FaultyBackend> faulty_;
+  std::optional<Device> faulty_device_;
+};
+
 /// Small chunks and several threads, so that little data takes many turns.
 inline TransferOptions many_chunks() { return {.threads = 3, .chunk_bytes = 64 * 1024, .slots = 2}; }
+
+/// Chunks that several threads move together.
+inline TransferOptions many_movers() { return {.threads = 3, .chunk_bytes = 256 * 1024, .slots = 2}; }
 
 }  // namespace penstock::testing

@@ -19,9 +19,11 @@ constexpr TransferPath kHostPaths[] = {TransferPath::direct, TransferPath::stage
                                        TransferPath::automatic};
 
 TEST_P(TransferEngineTest, EveryPathBringsPageableBytesToTheDevice) {
-  TransferEngine engine(*device_, many_chunks());
+  TransferEngine chunks(*device_, many_chunks());
+  TransferEngine movers(*device_, many_movers());
   for (const TransferPath path : kHostPaths) {
     for (const std::size_t bytes : kSizes) {
+      TransferEngine& engine = bytes % 2 == 0 ? chunks : movers;
       const auto source = random_bytes(bytes, bytes);
       const Buffer destination = poisoned_on_device(bytes);
       const Transfer transfer = engine.copy(destination.data(), source.data(), bytes, {.path = path});
@@ -41,9 +43,11 @@ TEST_P(TransferEngineTest, EveryPathBringsPageableBytesToTheDevice) {
 }
 
 TEST_P(TransferEngineTest, EveryPathBringsDeviceBytesToPageableMemory) {
-  TransferEngine engine(*device_, many_chunks());
+  TransferEngine chunks(*device_, many_chunks());
+  TransferEngine movers(*device_, many_movers());
   for (const TransferPath path : kHostPaths) {
     for (const std::size_t bytes : kSizes) {
+      TransferEngine& engine = bytes % 2 == 0 ? chunks : movers;
       const auto expected = random_bytes(bytes, bytes + 1);
       const Buffer source = on_device(expected);
       std::vector<std::byte> destination(bytes, kPoison);
@@ -106,6 +110,22 @@ TEST_P(TransferEngineTest, MemoryThatBeginsAndEndsInLockedPagesIsPageableAllTheS
   EXPECT_EQ(first_difference(read(there), std::span(bytes).subspan(begin, count)), -1);
 }
 
+TEST_P(TransferEngineTest, MemoryWhoseFirstPageAnotherLibraryLockedIsPageable) {
+  constexpr std::size_t kPage = 4096;
+  const std::unique_ptr<std::byte, decltype(&std::free)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(kPage, 8 * kPage)), &std::free);
+  const auto bytes = random_bytes(8 * kPage, 16);
+  std::memcpy(memory.get(), bytes.data(), bytes.size());
+  device_->backend().host_register(memory.get(), kPage, false);
+  {
+    TransferEngine engine(*device_);
+    const Buffer device = poisoned_on_device(bytes.size());
+    engine.copy(device.data(), memory.get(), bytes.size()).synchronize();
+    EXPECT_EQ(first_difference(read(device), bytes), -1);
+  }
+  device_->backend().host_unregister(memory.get());
+}
+
 TEST_P(TransferEngineTest, DeviceToDevice) {
   TransferEngine engine(*device_);
   const auto bytes = random_bytes(300001, 4);
@@ -115,6 +135,39 @@ TEST_P(TransferEngineTest, DeviceToDevice) {
   transfer.synchronize();
   EXPECT_EQ(transfer.report().direction, CopyDirection::d2d);
   EXPECT_EQ(first_difference(read(destination), bytes), -1);
+}
+
+// Fails on HostLate when the engine does not wait for its copies.
+TEST_P(TransferEngineTest, CopiesOnTheDeviceAreDoneWhenTheEngineHasGone) {
+  const auto bytes = random_bytes(300000, 17);
+  const Buffer source = on_device(bytes);
+  for (const TransferPath path : {TransferPath::direct, TransferPath::packed}) {
+    const Buffer destination = poisoned_on_device(bytes.size());
+    {
+      TransferEngine engine(*device_);
+      (void)engine.copy(destination.data(), source.data(), bytes.size(), {.path = path});
+    }
+    EXPECT_EQ(first_difference(read(destination), bytes), -1) << transfer_path_name(path);
+  }
+}
+
+TEST_P(TransferEngineTest, AskingAloneSeesTheEnd) {
+  TransferEngine engine(*device_, many_movers());
+  const auto bytes = random_bytes(1 << 20, 18);
+  for (const TransferPath path : {TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
+    for (int round = 0; round < 3; ++round) {
+      const Buffer device = poisoned_on_device(bytes.size());
+      const Buffer pinned = pinned_->allocate(bytes.size());
+      std::memcpy(pinned.data(), bytes.data(), bytes.size());
+      const Transfer to = engine.copy(device.data(), pinned.data(), bytes.size(), {.path = path});
+      while (!to.query()) std::this_thread::yield();
+      EXPECT_EQ(first_difference(read(device), bytes), -1) << transfer_path_name(path);
+      std::fill(pinned.bytes().begin(), pinned.bytes().end(), kPoison);
+      const Transfer from = engine.copy(pinned.data(), device.data(), bytes.size(), {.path = path});
+      while (!from.query()) std::this_thread::yield();
+      EXPECT_EQ(first_difference(pinned.bytes(), bytes), -1) << transfer_path_name(path);
+    }
+  }
 }
 
 TEST_P(TransferEngineTest, StagedSourceMayChangeOnceItWasRead) {
@@ -268,7 +321,7 @@ TEST_P(TransferEngineTest, WhatIsHeldBackHoldsUpNothingElse) {
 }
 
 TEST_P(TransferEngineTest, TransfersOfManyThreadsInBothDirections) {
-  TransferEngine engine(*device_, many_chunks());
+  TransferEngine engine(*device_, many_movers());
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < 4; ++t) {
@@ -327,6 +380,13 @@ TEST_P(TransferEngineTest, RefusesWhatCannotMeanAnything) {
   EXPECT_THROW(TransferEngine(*device_, {.slots = 1}), InvalidArgument);
   EXPECT_THROW(TransferEngine(*device_, {.chunk_bytes = 100}), InvalidArgument);
   engine.copy(device.data(), host.data(), host.size()).synchronize();
+}
+
+TEST_P(TransferEngineTest, TakesNoMoreThreadsThanAreOfUseFromAProfile) {
+  LinkProfile profile = LinkProfile::defaults(device_->info());
+  profile.staging_threads = 1024;
+  const TransferEngine engine(*device_, {.profile = profile});
+  EXPECT_LE(engine.threads(), TransferOptions::kMostThreads);
 }
 
 TEST_P(TransferEngineTest, SteadyStateTakesNothingFromTheSystem) {

@@ -1,5 +1,6 @@
-#include "support/faulty_backend.hpp"
+#include "support/fork.hpp"
 #include "support/gate.hpp"
+#include "support/threads.hpp"
 #include "transfer/engine_fixture.hpp"
 
 #include <sys/wait.h>
@@ -13,19 +14,7 @@
 namespace penstock::testing {
 namespace {
 
-/// The suite's device behind a decorator that fails what it is told to, and knows what is alive.
-class EngineFaultTest : public EngineTest {
- protected:
-  void SetUp() override {
-    EngineTest::SetUp();
-    if (IsSkipped()) return;
-    faulty_ = std::make_shared<FaultyBackend>(device_->shared_backend());
-    faulty_device_.emplace(faulty_);
-  }
-
-  std::shared_ptr<FaultyBackend> faulty_;
-  std::optional<Device> faulty_device_;
-};
+class EngineFaultTest : public FaultyEngineTest {};
 PENSTOCK_DEVICE_SUITE(EngineFaultTest);
 
 constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
@@ -36,7 +25,7 @@ TEST_P(EngineFaultTest, AFailedCopyReachesWhoeverAsksAndLeavesNothingBehind) {
     for (const Entry entry : {Entry::copy, Entry::event_record}) {
       for (const std::size_t nth : {1u, 2u, 3u}) {
         {
-          TransferEngine engine(*faulty_device_, many_chunks());
+          TransferEngine engine(*faulty_device_, nth == 2 ? many_movers() : many_chunks());
           const Buffer device = on_device(source);
           std::vector<std::byte> back(source.size());
           for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
@@ -114,6 +103,8 @@ TEST_P(EngineFaultTest, CancelledTransfersStopAndSaySo) {
       gate.open();
       EXPECT_THROW(transfer.synchronize(), Closed);
       EXPECT_THROW((void)transfer.query(), Closed);
+      EXPECT_LE(faulty_->copied_bytes(h2d ? CopyDirection::h2d : CopyDirection::d2h), 2 * 64 * 1024u)
+          << "more than was in the slots";
     }
     // Neither end is touched any more.
     std::fill(back.begin(), back.end(), kPoison);
@@ -127,6 +118,21 @@ TEST_P(EngineFaultTest, CancelledTransfersStopAndSaySo) {
     EXPECT_FALSE(finished.cancel());
   }
   EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(EngineFaultTest, WhatIsWithTheDriverIsNotCancelled) {
+  TransferEngine engine(*faulty_device_, many_movers());
+  const auto bytes = random_bytes(2 * 256 * 1024, 12);
+  const Buffer device = on_device(bytes);
+  std::vector<std::byte> back(bytes.size(), kPoison);
+  GatedStream gate(*faulty_device_);
+  const Transfer transfer = engine.copy(back.data(), device.data(), bytes.size(),
+                                        {.path = TransferPath::staged, .after = &gate.stream()});
+  while (transfer.report().copies < 2) std::this_thread::yield();
+  EXPECT_FALSE(transfer.cancel());
+  gate.open();
+  transfer.synchronize();
+  EXPECT_EQ(first_difference(back, bytes), -1);
 }
 
 // Fails when a transfer is ended before its copies have drained: on HostLate they then come after the fill.
@@ -221,7 +227,8 @@ TEST_P(EngineFaultTest, TheEngineMayGoWhileAnotherThreadWaits) {
   for (int round = 0; round < 10; ++round) {
     const Buffer target = poisoned_on_device(2 * source.size());
     std::vector<std::byte> back(source.size(), kPoison);
-    auto engine = std::make_unique<TransferEngine>(*faulty_device_, many_chunks());
+    auto engine =
+        std::make_unique<TransferEngine>(*faulty_device_, round % 2 == 0 ? many_chunks() : many_movers());
     std::vector<std::thread> waiting;
     std::array<bool, 4> done{};
     for (const TransferPath path : {TransferPath::staged, TransferPath::packed}) {
@@ -268,6 +275,32 @@ TEST_P(EngineFaultTest, AsynchronousFailuresComeToLight) {
     EXPECT_THROW(transfer.synchronize(), DeviceError) << transfer_path_name(path);
     faulty_->heal();
     EXPECT_THROW((void)transfer.query(), DeviceError) << "the first ending counts";
+    const Transfer asked = engine.copy(device.data(), source.data(), source.size(), {.path = path});
+    faulty_->fail(Entry::event_query);
+    EXPECT_THROW((void)asked.query(), DeviceError) << transfer_path_name(path);
+    faulty_->heal();
+    EXPECT_THROW(asked.synchronize(), DeviceError) << "the first ending counts";
+  }
+}
+
+// A device that failed can be waited for no more, and touches nothing any more.
+TEST_P(EngineFaultTest, ADeviceThatCannotBeWaitedForEndsTransfersAllTheSame) {
+  const auto source = random_bytes(1 << 20, 13);
+  for (const TransferPath path : kPaths) {
+    const Buffer device = on_device(source);
+    std::vector<std::byte> back(source.size());
+    auto engine = std::make_unique<TransferEngine>(*faulty_device_, many_movers());
+    for (const bool h2d : {true, false}) {
+      faulty_->fail(path == TransferPath::direct ? Entry::event_record : Entry::copy, 1,
+                    FaultyBackend::kForever);
+      faulty_->fail(Entry::stream_synchronize, 1, FaultyBackend::kForever);
+      const Transfer transfer =
+          h2d ? engine->copy(device.data(), source.data(), source.size(), {.path = path})
+              : engine->copy(back.data(), device.data(), source.size(), {.path = path});
+      EXPECT_THROW(transfer.synchronize(), DeviceError) << transfer_path_name(path);
+    }
+    engine.reset();
+    faulty_->heal();
   }
 }
 
@@ -276,7 +309,7 @@ TEST_P(EngineFaultTest, SlowEntriesChangeNoBytes) {
   for (const Entry entry :
        {Entry::copy, Entry::event_record, Entry::event_synchronize, Entry::stream_wait_event}) {
     faulty_->delay(entry, std::chrono::microseconds(300));
-    TransferEngine engine(*faulty_device_, many_chunks());
+    TransferEngine engine(*faulty_device_, many_movers());
     for (const TransferPath path : kPaths) {
       const Buffer device = poisoned_on_device(source.size());
       std::vector<std::byte> back(source.size(), kPoison);
@@ -291,11 +324,11 @@ TEST_P(EngineFaultTest, SlowEntriesChangeNoBytes) {
 class ProcessTest : public EngineTest {};
 PENSTOCK_DEVICE_SUITE(ProcessTest);
 
-/// Runs `body` in a forked child and gives its wait status, after at most 20 seconds.
+/// Runs `body` in a forked child and gives its wait status, after at most 10 seconds.
 int status_of_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
+    alarm(10);
     body();
     _exit(100);
   }
@@ -311,18 +344,36 @@ TEST_P(ProcessTest, AForkedChildIsToldAndLeavesCleanly) {
   Transfer transfer =
       engine->copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged});
   const int status = status_of_child([&] {
-    try {
-      (void)engine->copy(device.data(), source.data(), source.size());
-      _exit(1);
-    } catch (const DeviceError& error) {
-      if (error.name() != "PENSTOCK_FORKED") _exit(2);
-    }
+    const TransferPiece piece{source.data(), device.data(), source.size()};
+    if (!says_forked([&] { (void)engine->copy(device.data(), source.data(), source.size()); })) _exit(1);
+    if (!says_forked([&] { (void)engine->copy_pieces({&piece, 1}, CopyDirection::h2d); })) _exit(2);
     engine.reset();
     _exit(0);
   });
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   transfer.synchronize();
+  EXPECT_EQ(first_difference(read(device), source), -1);
+}
+
+// The child's copy of a mutex that another thread held at the fork is never let go of.
+TEST_P(EngineFaultTest, AForkedChildLeavesWhateverAnotherThreadWasDoing) {
+  const auto source = random_bytes(1 << 20, 14);
+  const Buffer device = poisoned_on_device(source.size());
+  auto engine = std::make_unique<TransferEngine>(*faulty_device_, many_chunks());
+  Hold hold;  // a ring that makes its slots
+  faulty_->before(Entry::event_create, [&] { hold.stay(); });
+  Background other([&] {
+    engine->copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged}).synchronize();
+  });
+  hold.wait_for(1);
+  const int status = status_of_child([&] {
+    engine.reset();
+    _exit(0);
+  });
+  EXPECT_TRUE(WIFEXITED(status));
+  hold.let_go();
+  other.join();
   EXPECT_EQ(first_difference(read(device), source), -1);
 }
 

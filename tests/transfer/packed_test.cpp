@@ -134,6 +134,19 @@ TEST_P(PackedTest, FewLargePiecesApart) {
   }
 }
 
+// Up to the next multiple of 256 the bytes between pieces are nobody's, and past it somebody's.
+TEST_P(PackedTest, WhatLiesBetweenPiecesStays) {
+  TransferEngine engine(*device_);
+  sizes_ = {700, 500, 1000};
+  host_offsets_ = {0, 700, 1200};
+  host_ = random_bytes(2200, 9);
+  const std::vector<std::size_t> offsets{0, 1024, 1792};
+  const Buffer device = poisoned_on_device(4096);
+  engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = TransferPath::packed})
+      .synchronize();
+  expect_pieces(read(device), offsets);
+}
+
 TEST_P(PackedTest, MoreThanOneRound) {
   TransferEngine engine(*device_, many_chunks());
   const auto source = random_bytes((70 << 20) + 5, 4);

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace penstock::testing {
+
+/// Where threads stay until they are let go; those that come later pass.
+class Hold {
+ public:
+  void stay() {
+    std::unique_lock lock(mutex_);
+    ++came_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_; });
+  }
+  /// Blocks until `threads` have come in all.
+  void wait_for(unsigned threads) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return came_ >= threads; });
+  }
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  unsigned came_ = 0;
+  bool open_ = false;
+};
+
+/// A thread that tells when it has come as far as it can.
+class Background {
+ public:
+  explicit Background(std::function<void()> body)
+      : thread_([this, body = std::move(body)] {
+          id_ = static_cast<pid_t>(syscall(SYS_gettid));
+          body();
+          ended_ = true;
+        }) {}
+  ~Background() {
+    if (thread_.joinable()) thread_.join();
+  }
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
+
+  /// Blocks until the thread has ended, or has slept for some milliseconds on end: it waits for another.
+  void wait_until_stuck() const {
+    using Clock = std::chrono::steady_clock;
+    auto awake = Clock::now();
+    while (!ended_ && Clock::now() - awake < std::chrono::milliseconds(3)) {
+      if (!sleeps()) awake = Clock::now();
+      std::this_thread::yield();
+    }
+  }
+  [[nodiscard]] bool ended() const { return ended_; }
+  [[nodiscard]] std::thread::id id() const { return thread_.get_id(); }
+  void join() { thread_.join(); }
+
+ private:
+  [[nodiscard]] bool sleeps() const {
+    if (id_ == 0) return false;
+    std::string text;
+    std::getline(std::ifstream("/proc/self/task/" + std::to_string(id_) + "/stat"), text);
+    const std::size_t name_end = text.rfind(") ");
+    return name_end != std::string::npos && text[name_end + 2] == 'S';
+  }
+
+  std::atomic<pid_t> id_{0};
+  std::atomic<bool> ended_{false};
+  std::thread thread_;
+};
+
+}  // namespace penstock::testing

@@ -1,0 +1,231 @@
+#include "transfer/packed_copier.hpp"
+
+#include "support/gate.hpp"
+#include "support/threads.hpp"
+#include "transfer/engine_fixture.hpp"
+
+#include <algorithm>
+#include <thread>
+
+namespace penstock::testing {
+namespace {
+
+constexpr std::size_t kWindow = std::size_t{64} << 10;
+
+/// Copiers of their own, with small rounds.
+class PackedCopierTest : public FaultyEngineTest {
+ protected:
+  void SetUp() override {
+    FaultyEngineTest::SetUp();
+    if (IsSkipped()) return;
+    rounds_ = std::make_shared<Pool>(make_pinned_pool(*faulty_device_, {.segment_bytes = kWindow}));
+    scratch_ = std::make_shared<Pool>(make_device_pool(*faulty_device_, {.segment_bytes = kWindow}));
+    events_ = std::make_shared<EventPool>(*faulty_device_);
+    stream_.emplace(faulty_device_->create_stream());
+  }
+
+  std::unique_ptr<PackedCopier> make_copier(unsigned threads = 1) {
+    return std::make_unique<PackedCopier>(*faulty_device_, rounds_, scratch_, events_, *stream_,
+                                          PackingOptions{.threads = threads,
+                                                         .granule_bytes = kWindow / 4,
+                                                         .first_chunk_bytes = kWindow / 2,
+                                                         .largest_chunk_bytes = kWindow / 2,
+                                                         .window_bytes = kWindow});
+  }
+
+  static PackedPlan plan(std::byte* destination, const std::byte* source, std::size_t bytes,
+                         CopyDirection direction) {
+    const TransferPiece piece{source, destination, bytes};
+    return {{&piece, 1}, direction};
+  }
+
+  static std::shared_ptr<TransferState> new_state(CopyDirection direction, std::size_t bytes) {
+    return std::make_shared<TransferState>(TransferPath::packed, direction, bytes, 1);
+  }
+
+  std::shared_ptr<TransferState> bring_home(PackedCopier& copier, std::vector<std::byte>& destination,
+                                            const Buffer& source, const Stream* after = nullptr) {
+    const auto state = new_state(CopyDirection::d2h, destination.size());
+    EventPool::Handle mark{nullptr, {}};
+    if (after != nullptr) {
+      mark = events_->take();
+      mark->record(*after);
+    }
+    copier.to_host(state, plan(destination.data(), source.data(), destination.size(), CopyDirection::d2h),
+                   std::move(mark));
+    return state;
+  }
+
+  std::shared_ptr<Pool> rounds_;
+  std::shared_ptr<Pool> scratch_;
+  std::shared_ptr<EventPool> events_;
+  std::optional<Stream> stream_;
+};
+PENSTOCK_DEVICE_SUITE(PackedCopierTest);
+
+TEST_P(PackedCopierTest, UnpacksWhatIsQueuedBeforeItGoes) {
+  const auto bytes = random_bytes(3 * kWindow, 1);
+  const Buffer source = on_device(bytes);
+  std::vector<std::vector<std::byte>> destinations(3, std::vector<std::byte>(bytes.size(), kPoison));
+  auto copier = make_copier();
+  Hold unpacker;
+  faulty_->before(Entry::event_synchronize, [&] { unpacker.stay(); });
+  std::vector<std::shared_ptr<TransferState>> states;
+  for (auto& destination : destinations) states.push_back(bring_home(*copier, destination, source));
+  unpacker.wait_for(1);
+  Background going([&] { copier.reset(); });
+  going.wait_until_stuck();
+  unpacker.let_go();
+  going.join();
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    EXPECT_TRUE(states[i]->query());
+    EXPECT_EQ(first_difference(destinations[i], bytes), -1);
+  }
+}
+
+TEST_P(PackedCopierTest, WaitsForWhoeverUnpacksInItBeforeItGoes) {
+  const auto bytes = random_bytes(2 * kWindow, 2);
+  const Buffer source = on_device(bytes);
+  std::vector<std::byte> first(bytes.size());
+  std::vector<std::byte> second(bytes.size());
+  auto copier = make_copier();
+  Hold unpacker;
+  Hold helper;
+  std::atomic<unsigned> came{0};
+  faulty_->before(Entry::event_synchronize, [&] { (came++ == 0 ? unpacker : helper).stay(); });
+  bring_home(*copier, first, source);
+  unpacker.wait_for(1);
+  const auto state = bring_home(*copier, second, source);
+  Background helping([&] { state->help(); });
+  helper.wait_for(1);
+  Background going([&] { copier.reset(); });
+  going.wait_until_stuck();
+  faulty_->before(Entry::event_synchronize, {});
+  unpacker.let_go();
+  going.wait_until_stuck();
+  EXPECT_FALSE(going.ended());
+  helper.let_go();
+  going.join();
+  helping.join();
+  EXPECT_TRUE(state->query());
+  EXPECT_EQ(first_difference(first, bytes), -1);
+  EXPECT_EQ(first_difference(second, bytes), -1);
+}
+
+TEST_P(PackedCopierTest, CancelledTransfersMakeNoMoreRounds) {
+  const auto bytes = random_bytes(4 * kWindow, 3);
+  const Buffer source = on_device(bytes);
+  std::vector<std::byte> destination(bytes.size(), kPoison);
+  const auto copier = make_copier();
+  GatedStream gate(*device_);
+  const auto state = bring_home(*copier, destination, source, &gate.stream());
+  EXPECT_TRUE(state->on_cancel());
+  gate.open();
+  EXPECT_THROW(state->synchronize(), Closed);
+  EXPECT_EQ(faulty_->copied_bytes(CopyDirection::d2h), kWindow);
+  EXPECT_TRUE(std::all_of(destination.begin() + kWindow, destination.end(),
+                          [](std::byte byte) { return byte == kPoison; }));
+}
+
+TEST_P(PackedCopierTest, WhatIsWithTheDriverRunsToItsEnd) {
+  const auto bytes = random_bytes(kWindow, 4);
+  const Buffer source = on_device(bytes);
+  std::vector<std::byte> destination(bytes.size(), kPoison);
+  const auto copier = make_copier();
+  GatedStream gate(*device_);
+  const auto state = bring_home(*copier, destination, source, &gate.stream());
+  EXPECT_FALSE(state->on_cancel());
+  gate.open();
+  state->synchronize();
+  EXPECT_EQ(first_difference(destination, bytes), -1);
+}
+
+TEST_P(PackedCopierTest, CancelSaysHowTheTransferEnds) {
+  const auto bytes = random_bytes(6 * kWindow, 8);
+  const Buffer source = on_device(bytes);
+  const auto copier = make_copier();
+  for (std::size_t i = 0; i < 24; ++i) {
+    std::vector<std::byte> destination(bytes.size(), kPoison);
+    const auto state = bring_home(*copier, destination, source);
+    while (state->report().copies < i % 12) std::this_thread::yield();
+    bool cancelled = false;
+    const bool will_be = state->on_cancel();
+    try {
+      state->synchronize();
+      EXPECT_EQ(first_difference(destination, bytes), -1);
+    } catch (const Closed&) {
+      cancelled = true;
+    }
+    EXPECT_EQ(cancelled, will_be);
+  }
+}
+
+TEST_P(PackedCopierTest, ATransferThatFailedKeepsItsMemoryWhileCopiesArrive) {
+  const Buffer source = poisoned_on_device(kWindow);
+  std::vector<std::byte> destination(source.size());
+  const auto copier = make_copier();
+  std::size_t used = 0;
+  faulty_->before(Entry::stream_synchronize, [&] { used = rounds_->statistics().used_bytes; });
+  faulty_->fail(Entry::copy, 2);
+  const auto state = bring_home(*copier, destination, source);
+  EXPECT_THROW(state->synchronize(), DeviceError);
+  EXPECT_EQ(used, kWindow);
+  EXPECT_EQ(rounds_->statistics().used_bytes, 0u);
+  faulty_->before(Entry::stream_synchronize, {});
+}
+
+// Hangs when rounds are waited for that only the caller lets go on.
+TEST_P(PackedCopierTest, HeldBackTransfersReturnWithAllTheirRoundsEnqueued) {
+  const auto source = random_bytes(10 * kWindow, 5);
+  const Buffer device = poisoned_on_device(source.size());
+  const auto copier = make_copier();
+  GatedStream gate(*device_);
+  const auto state = new_state(CopyDirection::h2d, source.size());
+  copier->to_device(state, plan(device.data(), source.data(), source.size(), CopyDirection::h2d),
+                    gate.stream(), true);
+  EXPECT_FALSE(state->query());
+  gate.open();
+  state->synchronize();
+  EXPECT_EQ(first_difference(read(device), source), -1);
+}
+
+TEST_P(PackedCopierTest, LargeTransfersMakeDoWithLittlePinnedMemory) {
+  const auto source = random_bytes(40 * kWindow, 6);
+  const Buffer device = poisoned_on_device(source.size());
+  const auto copier = make_copier();
+  const auto state = new_state(CopyDirection::h2d, source.size());
+  copier->to_device(state, plan(device.data(), source.data(), source.size(), CopyDirection::h2d), *stream_,
+                    false);
+  EXPECT_LE(rounds_->statistics().reserved_bytes, 4 * kWindow);
+  state->synchronize();
+  EXPECT_EQ(first_difference(read(device), source), -1);
+}
+
+TEST_P(PackedCopierTest, PacksAloneWhileItsThreadsAreBusy) {
+  const auto source = random_bytes(std::size_t{1} << 20, 7);
+  const Buffer first = poisoned_on_device(source.size());
+  const Buffer second = poisoned_on_device(source.size());
+  const auto copier = make_copier(2);
+  const auto send = [&](const Buffer& to) {
+    const auto state = new_state(CopyDirection::h2d, source.size());
+    const Stream stream = device_->create_stream();
+    copier->to_device(state, plan(to.data(), source.data(), source.size(), CopyDirection::h2d), stream,
+                      false);
+    state->synchronize();
+  };
+  Hold team;
+  faulty_->before(Entry::copy, [&, me = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() != me) team.stay();
+  });
+  Background other([&] { send(first); });
+  team.wait_for(1);
+  send(second);
+  EXPECT_EQ(first_difference(read(second), source), -1);
+  team.let_go();
+  other.join();
+  faulty_->before(Entry::copy, {});
+  EXPECT_EQ(first_difference(read(first), source), -1);
+}
+
+}  // namespace
+}  // namespace penstock::testing
