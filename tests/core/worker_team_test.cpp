@@ -117,6 +117,31 @@ TEST_P(WorkerTeamTest, FirstExceptionArrivesAndTheRestIsSkipped) {
   }
 }
 
+TEST_P(WorkerTeamTest, ManyBodiesThrowAtOnce) {
+  constexpr std::size_t kThreads = 4;
+  WorkerTeam team(options(kThreads));
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<std::size_t> inside{0};
+    EXPECT_THROW(team.for_each(kThreads,
+                               [&](std::size_t) {
+                                 ++inside;
+                                 while (inside.load() < kThreads) std::this_thread::yield();
+                                 throw std::runtime_error("each of them");
+                               }),
+                 std::runtime_error);
+  }
+}
+
+// Workers that are late for one call join the next without having been woken for it.
+TEST_P(WorkerTeamTest, CallsInQuickSuccessionAreSeenWhole) {
+  WorkerTeam team(options(3));
+  std::vector<int> values(2);
+  for (int round = 1; round <= 5000; ++round) {
+    team.for_each(values.size(), [&values, round](std::size_t i) { values[i] = round; });
+    ASSERT_EQ(values[0] + values[1], 2 * round);
+  }
+}
+
 TEST_P(WorkerTeamTest, CallersTakeTurns) {
   WorkerTeam team(options(3));
   std::atomic<int> inside{0};
