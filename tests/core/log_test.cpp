@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,6 +31,21 @@ TEST_F(Log, PassesLinesToTheSink) {
 TEST_F(Log, SwallowsWhatTheSinkThrows) {
   set_log_sink([](std::string_view) { throw std::runtime_error("full disk"); });
   log_warning("still fine");
+}
+
+TEST_F(Log, TakesAnotherSinkWhileThreadsLog) {
+  std::atomic<int> lines{0};
+  std::atomic<bool> stop{false};
+  std::thread thread([&] {
+    while (!stop) log(LogLevel::info, "line");
+  });
+  for (int i = 0; i < 200; ++i) {
+    set_log_sink(
+        [&lines, much = std::vector<int>(100)](LogLevel, std::string_view) { lines += 1 + much.front(); });
+  }
+  while (lines == 0) std::this_thread::yield();
+  stop = true;
+  thread.join();
 }
 
 TEST_F(Log, CallsTheSinkOneAtATime) {

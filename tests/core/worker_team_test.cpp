@@ -4,6 +4,7 @@
 #include <penstock/core/worker_team.hpp>
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -218,6 +219,33 @@ TEST_P(WorkerTeamTest, OnlyTheCallerWorksInAForkedChild) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
+TEST_P(WorkerTeamTest, AChildForkedInMidCallWorksAlone) {
+  auto team = std::make_unique<WorkerTeam>(options(2));
+  std::atomic<int> inside{0};
+  std::atomic<bool> leave{false};
+  std::thread other([&] {
+    team->for_each(2, [&](std::size_t) {
+      ++inside;
+      while (!leave.load()) std::this_thread::yield();
+    });
+  });
+  while (inside.load() < 2) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);  // what the other thread holds is never let go of here
+    std::size_t sum = 0;
+    const bool tried = team->try_for_each(10, [&](std::size_t i) { sum += i; });
+    team->for_each(10, [&](std::size_t i) { sum += i; });
+    team.reset();
+    _exit(tried && sum == 90 ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  leave = true;
+  other.join();
+}
+
 INSTANTIATE_TEST_SUITE_P(Spin, WorkerTeamTest, ::testing::Values(0us, 50us, 5000us),
                          [](const auto& spin) { return "for" + std::to_string(spin.param.count()) + "us"; });
 
@@ -236,6 +264,37 @@ TEST(WorkerTeamOptionsTest, AbsurdNumbersOfThreadsAreRefused) {
   for (const std::size_t threads : {kMost + 1, std::size_t{100'000}, SIZE_MAX}) {
     EXPECT_THROW(WorkerTeam({.threads = threads, .spin = 0us, .on_start = {}}), InvalidArgument) << threads;
   }
+}
+
+/// The system has no thread to give while one lives.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t attributes;
+    pthread_getattr_default_np(&attributes);
+    pthread_attr_setstacksize(&attributes, std::size_t{1} << 47);  // more than there are addresses
+    pthread_setattr_default_np(&attributes);
+    pthread_attr_destroy(&attributes);
+  }
+  ~NoMoreThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(WorkerTeamOptionsTest, WorksWithTheThreadsThereAre) {
+  const NoMoreThreads no_more;
+  WorkerTeam team({.threads = 4, .spin = 0us, .on_start = {}});
+  EXPECT_EQ(team.threads(), 1u);
+  int calls = 0;
+  team.for_each(5, [&](std::size_t) { ++calls; });
+  EXPECT_EQ(calls, 5);
 }
 
 TEST(WorkerTeamOptionsTest, StartFunctionRunsInEachNewThread) {

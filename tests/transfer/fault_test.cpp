@@ -82,9 +82,13 @@ TEST_P(EngineFaultTest, StagingMakesDoWithLittlePinnedMemory) {
   TransferEngine engine(*faulty_device_, {.threads = 2, .chunk_bytes = 1 << 20, .slots = 2});
   const Buffer device = poisoned_on_device(source.size());
   const auto exhaust = [] { throw OutOfMemory("host memory", 1, 1, 0); };
-  faulty_->fail(Entry::host_register, 1, 1, exhaust);
-  faulty_->fail(Entry::host_allocate, 1, 1, exhaust);
-  engine.copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged}).synchronize();
+  // Twice: the pool itself asks for less before it gives up.
+  faulty_->fail(Entry::host_register, 1, 2, exhaust);
+  faulty_->fail(Entry::host_allocate, 1, 2, exhaust);
+  const Transfer transfer =
+      engine.copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged});
+  transfer.synchronize();
+  EXPECT_GE(transfer.report().copies, 6u);
   EXPECT_EQ(first_difference(read(device), source), -1);
 }
 
@@ -118,6 +122,25 @@ TEST_P(EngineFaultTest, CancelledTransfersStopAndSaySo) {
     EXPECT_FALSE(finished.cancel());
   }
   EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(EngineFaultTest, CancelSaysHowTheTransferEnds) {
+  const auto source = random_bytes(1 << 20, 15);
+  const Buffer device = poisoned_on_device(source.size());
+  TransferEngine engine(*faulty_device_, many_chunks());
+  for (std::size_t i = 0; i < 24; ++i) {
+    const Transfer transfer =
+        engine.copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged});
+    while (transfer.report().copies < i % 16) std::this_thread::yield();
+    const bool will_be = transfer.cancel();
+    bool cancelled = false;
+    try {
+      transfer.synchronize();
+    } catch (const Closed&) {
+      cancelled = true;
+    }
+    EXPECT_EQ(cancelled, will_be);
+  }
 }
 
 TEST_P(EngineFaultTest, WhatIsWithTheDriverIsNotCancelled) {

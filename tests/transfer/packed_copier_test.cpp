@@ -174,6 +174,20 @@ TEST_P(PackedCopierTest, ATransferThatFailedKeepsItsMemoryWhileCopiesArrive) {
   faulty_->before(Entry::stream_synchronize, {});
 }
 
+TEST_P(PackedCopierTest, MemoryThatCannotBeMarkedStaysOutOfUse) {
+  const auto source = random_bytes(kWindow, 9);
+  const Buffer device = poisoned_on_device(source.size());
+  const auto copier = make_copier();
+  faulty_->fail(Entry::event_record, 1, FaultyBackend::kForever);
+  faulty_->fail(Entry::stream_synchronize, 1, FaultyBackend::kForever);
+  const auto state = new_state(CopyDirection::h2d, source.size());
+  copier->to_device(state, plan(device.data(), source.data(), source.size(), CopyDirection::h2d), *stream_,
+                    false);
+  faulty_->heal();
+  EXPECT_THROW(state->synchronize(), DeviceError);
+  EXPECT_EQ(rounds_->statistics().pending_bytes, kWindow);
+}
+
 // Hangs when rounds are waited for that only the caller lets go on.
 TEST_P(PackedCopierTest, HeldBackTransfersReturnWithAllTheirRoundsEnqueued) {
   const auto source = random_bytes(10 * kWindow, 5);

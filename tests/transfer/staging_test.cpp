@@ -49,6 +49,14 @@ class StagingRingTest : public FaultyEngineTest {
     return state;
   }
 
+  /// From the begin of the device's memory.
+  std::shared_ptr<TransferState> bring_home(StagingRing& ring, std::vector<std::byte>& destination) {
+    const auto state =
+        std::make_shared<TransferState>(TransferPath::staged, CopyDirection::d2h, destination.size(), 1);
+    ring.submit(state, destination.data(), device_memory_.data(), {nullptr, {}});
+    return state;
+  }
+
   /// Sends a chunk through each slot. Who moves the next chunks then waits for those copies first.
   void use_slots(StagingRing& ring, unsigned slots) {
     send(ring, std::vector<std::byte>(slots * kChunk, kPoison))->synchronize();
@@ -96,6 +104,37 @@ TEST_P(StagingRingTest, WaitsForItsHelpersWhenItGoes) {
   EXPECT_EQ(first_difference(arrived(kChunk), source), -1);
 }
 
+// The helper held here has told of the slot that it closed, and not yet that it leaves.
+TEST_P(StagingRingTest, HearsOfTheLastHelperWhenItGoes) {
+  auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  use_slots(*ring, 1);
+  const auto source = random_bytes(kChunk, 10);
+  Hold ring_thread;
+  Hold helper;
+  Hold end;
+  std::atomic<unsigned> came{0};
+  faulty_->before(Entry::event_synchronize, [&] { (came++ == 0 ? ring_thread : helper).stay(); });
+  faulty_->fail(Entry::copy);
+  const auto state = send(*ring, source);
+  ring_thread.wait_for(1);
+  Background helping([&] { state->help(); });
+  helper.wait_for(1);
+  faulty_->before(Entry::stream_synchronize, [&, it = helping.id()] {
+    if (std::this_thread::get_id() == it) end.stay();
+  });
+  ring_thread.let_go();
+  Background going([&] { ring.reset(); });
+  going.wait_until_stuck();
+  helper.let_go();
+  end.wait_for(1);
+  going.wait_until_stuck();
+  end.let_go();
+  going.join();
+  helping.join();
+  EXPECT_THROW(state->synchronize(), DeviceError);
+  faulty_->before(Entry::stream_synchronize, {});
+}
+
 TEST_P(StagingRingTest, TakesNoHelpersWhileItGoes) {
   auto ring = make_ring(CopyDirection::h2d, 2, 1);
   use_slots(*ring, 1);
@@ -132,28 +171,55 @@ TEST_P(StagingRingTest, CancelsWhatIsNotWithTheDriverWhenItGoes) {
 }
 
 // What the copies of others wait for may be what the helping thread does next.
-TEST_P(StagingRingTest, HelpersWorkOnTheirOwnTransferAlone) {
+TEST_P(StagingRingTest, HelpersMoveBytesOfTheirOwnTransferAlone) {
   const auto source = random_bytes(3 * kChunk, 4);
   const auto mine = random_bytes(1000, 5);
-  for (const bool other_has_a_slot : {false, true}) {
-    auto ring = make_ring(CopyDirection::h2d, other_has_a_slot ? 3 : 2, 2);
-    use_slots(*ring, 2);
-    Hold hold;
-    hold_others(hold);
-    const auto state = send(*ring, mine, 4 * kChunk);
-    hold.wait_for(1);
-    const auto other = send(*ring, source);
-    if (other_has_a_slot) hold.wait_for(2);
-    state->help();
-    EXPECT_EQ(other->report().host_copy_seconds, 0);
-    hold.let_go();
-    state->synchronize();
-    other->synchronize();
-    EXPECT_EQ(first_difference(arrived(mine.size(), 4 * kChunk), mine), -1);
-    EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
-    faulty_->before(Entry::event_synchronize, {});
-    ring.reset();
-  }
+  const auto ring = make_ring(CopyDirection::h2d, 3, 2);
+  use_slots(*ring, 2);
+  Hold hold;
+  hold_others(hold);
+  const auto state = send(*ring, mine, 4 * kChunk);
+  hold.wait_for(1);
+  const auto other = send(*ring, source);
+  hold.wait_for(2);
+  state->help();
+  EXPECT_EQ(other->report().host_copy_seconds, 0);
+  hold.let_go();
+  state->synchronize();
+  other->synchronize();
+  EXPECT_EQ(first_difference(arrived(mine.size(), 4 * kChunk), mine), -1);
+  EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+}
+
+TEST_P(StagingRingTest, HelpersFetchForTheirOwnTransferAlone) {
+  std::vector<std::byte> mine(1000);
+  std::vector<std::byte> others(kChunk);
+  const auto ring = make_ring(CopyDirection::d2h, 2, 2);
+  Hold hold;
+  hold_others(hold);
+  const auto state = bring_home(*ring, mine);
+  hold.wait_for(1);
+  const auto other = bring_home(*ring, others);
+  state->help();
+  EXPECT_EQ(other->report().copies, 0u);
+  hold.let_go();
+  state->synchronize();
+  other->synchronize();
+}
+
+TEST_P(StagingRingTest, BytesLeaveASlotAfterTheirCopyIsEnqueued) {
+  std::vector<std::byte> destination(kChunk);
+  const auto ring = make_ring(CopyDirection::d2h, 2, 1);
+  Hold hold;
+  faulty_->before(Entry::copy, [&] { hold.stay(); });
+  const auto state = bring_home(*ring, destination);
+  hold.wait_for(1);
+  state->help();
+  EXPECT_EQ(state->report().host_copy_seconds, 0);
+  hold.let_go();
+  state->synchronize();
+  EXPECT_EQ(first_difference(destination, arrived(kChunk)), -1);
+  faulty_->before(Entry::copy, {});
 }
 
 // Fails on HostLate when the ring goes before its copies: they then read what came into its slots after it.
@@ -189,6 +255,7 @@ TEST_P(StagingRingTest, StartsAgainWhereItCouldNot) {
     EXPECT_THROW(send(*ring, source), DeviceError);
     send(*ring, source)->synchronize();
     EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+    EXPECT_EQ(faulty_->live().events, before + 3 + 1) << "one for each slot, and one for the end";
     ring.reset();
     events_ = std::make_shared<EventPool>(*faulty_device_);
     EXPECT_EQ(faulty_->live().events, before);
