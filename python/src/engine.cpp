@@ -98,7 +98,16 @@ Engine::Engine(const std::string& spec, const std::optional<std::filesystem::pat
   release_stream_ = std::make_shared<const Stream>(device_.create_stream());
 }
 
-Engine::~Engine() { close(); }
+std::shared_ptr<Engine> Engine::open(const std::string& spec,
+                                     const std::optional<std::filesystem::path>& cache_directory) {
+  const nb::gil_scoped_release unlocked;
+  return {new Engine(spec, cache_directory), [](Engine* engine) {
+            engine->close();
+            // The pool and the device wait for work of the user's, which may need the interpreter.
+            const nb::gil_scoped_release without_lock;
+            delete engine;
+          }};
+}
 
 TransferEngine& Engine::engine() const {
   if (fork_generation() != generation_) {

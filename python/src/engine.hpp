@@ -65,8 +65,9 @@ class Flight {
 /// framework's, and what is still in flight.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
-  ~Engine();
+  /// The last owner closes it. It and the caller hold the interpreter's lock.
+  [[nodiscard]] static std::shared_ptr<Engine> open(
+      const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
 
   /// `pin`: PyTorch copies its large pageable tensors into pinned memory first, on the calling thread and
   /// those of its own that this one has. Where the same threads make the batches, ours would only take their
@@ -91,6 +92,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::size_t in_flight();
 
  private:
+  Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
   [[nodiscard]] TransferEngine& engine() const;
   [[nodiscard]] std::shared_ptr<Storage> allocate(std::size_t bytes, bool for_torch);
   void enqueue(Flight& flight, const std::vector<Leaf>& leaves, const std::vector<std::size_t>& packed,

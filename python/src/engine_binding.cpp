@@ -66,11 +66,7 @@ void bind_engine(nb::module_& module) {
                    "Extent of the first array's first axis; 0 if there is none.");
 
   nb::class_<Engine>(module, "Engine", "What one device is sent to with.")
-      .def(nb::new_([](const std::string& spec, std::optional<std::filesystem::path> cache_directory) {
-             const nb::gil_scoped_release unlocked;
-             return std::make_shared<Engine>(spec, cache_directory);
-           }),
-           nb::arg("spec"), nb::arg("cache_directory") = nb::none())
+      .def(nb::new_(&Engine::open), nb::arg("spec"), nb::arg("cache_directory") = nb::none())
       .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false)
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Transfers that nobody asks for and that are not done.")
