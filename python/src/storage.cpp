@@ -1,7 +1,5 @@
 #include "storage.hpp"
 
-#include <penstock/core/fork.hpp>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -61,6 +59,8 @@ PoolStorage::PoolStorage(Device device, std::shared_ptr<const Stream> release_st
 }
 
 PoolStorage::~PoolStorage() {
+  // The threads that would move what is left of a transfer are the parent's.
+  if (fork_generation() != generation_) return;
   try {
     for (const auto& transfer : transfers_) {
       // A failed transfer has stopped touching its destination.
@@ -76,7 +76,7 @@ PoolStorage::~PoolStorage() {
     }
     if (!transfers_.empty() || !streams_.empty()) buffer_.release_after(*release_stream_);
   } catch (const std::exception&) {
-    // The device failed, or this is a forked child: nothing runs there that could still use the memory.
+    // The device failed: nothing runs there that could still use the memory.
   }
 }
 

@@ -2,11 +2,13 @@
 
 #include "dlpack.hpp"
 
+#include <penstock/core/fork.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/buffer.hpp>
 #include <penstock/transfer/transfer.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -72,6 +74,7 @@ class PoolStorage final : public DeviceStorage {
   Device device_;
   std::shared_ptr<const Stream> release_stream_;
   Buffer buffer_;
+  const std::uint64_t generation_ = fork_generation();
   mutable std::mutex mutex_;
   std::vector<Transfer> transfers_;
   std::vector<StreamHandle> streams_;
