@@ -269,7 +269,6 @@ class FeedIterator:
             finally:
                 del item
         flight, state, asked, fetched, sent = item
-        del item
         taken = _clock()
         batch = flight.land()
         if feed._turn == self._turn:
@@ -311,7 +310,6 @@ class FeedIterator:
                 self._reads = False
             else:
                 self._pending.append((flight, state, asked, fetched, _clock()))
-                del flight
 
     def close(self) -> None:
         """Ends the epoch here: lets go of the loader's iterator and of the batches that were read ahead."""
