@@ -100,9 +100,6 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
         "' is not an array of whole bytes that lie side by side, or its dtype is not known; "
         "convert it to a bool, integer or float type.");
   }
-  if (leaf.device.type == dlpack::kCuda) {
-    throw InvalidArgument("Field '" + name + "' is on a GPU already; a Loader feeds arrays of the host.");
-  }
   if (leaf.ndim() == 0)
     throw InvalidArgument("Field '" + name + "' is a scalar; its first axis has to count samples.");
   Field field;
