@@ -1,15 +1,12 @@
-"""Arrays on a GPU without PyTorch: on a real GPU where there is one, otherwise over the tests' fake driver.
-
-PENSTOCK_FAKE_DRIVER names that library (tools/python.sh sets it to the one that the C++ tests have built).
-"""
+"""Arrays on a GPU without PyTorch: on a real GPU where there is one, otherwise over the tests' fake driver."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
+import fake_driver
 from support import HAS_GPU
 
 PROGRAM = """
@@ -65,13 +62,11 @@ print("done")
 """
 
 
-def test_arrays_without_pytorch(tmp_path):
+def test_arrays_without_pytorch():
     environment = dict(os.environ)
     if not HAS_GPU:
-        driver = environment.get("PENSTOCK_FAKE_DRIVER")
-        if not driver:
+        if not fake_driver.LIBRARY:
             pytest.skip("no GPU, and PENSTOCK_FAKE_DRIVER is not set")
-        (tmp_path / "libcuda.so.1").symlink_to(pathlib.Path(driver).resolve())
-        environment["LD_LIBRARY_PATH"] = str(tmp_path)
+        environment["LD_LIBRARY_PATH"] = fake_driver.folder().name
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -1,0 +1,260 @@
+"""The order between penstock's work on a GPU and its consumers', over the fake driver.
+
+Copies that start late, and streams that are held, turn a wait that is missing into wrong bytes.
+"""
+
+import mmap
+import weakref
+
+import numpy as np
+import pytest
+
+import penstock
+from dlpack import Taken
+from fake_driver import (
+    GATHERS,
+    LARGE,
+    SIZES,
+    SMALL,
+    SOON_NS,
+    driver,
+    many_arrays,
+    over_the_fake_driver,
+    random_bytes,
+    wait_until_idle,
+)
+from penstock import _core
+from penstock._engines import engine_for
+from penstock._transfers import expander_for
+
+
+def take(array, stream):
+    """What another library does that takes an array for work on its stream."""
+    return Taken(array.__dlpack__(stream=stream, max_version=(1, 1)))
+
+
+def send(tree):
+    """As to_device, and the sources are not waited for."""
+    engine = engine_for("cuda:0")
+    return engine.send(tree, expander_for(engine)).land()
+
+
+def engine_with_room_for(count):
+    """An engine whose pool has room for an array of so many bytes, and not for two."""
+    driver.set_memory(driver.device_bytes() + 3 * count)  # the pool takes half of what is free
+    engine = _core.Engine("cuda:0")
+    driver.set_memory(1 << 30)
+    return engine
+
+
+def address_by(protocol, array, stream=-1):
+    """Where a consumer finds the array that names its stream, or orders nothing."""
+    return take(array, stream).address if protocol == "dlpack" else array.__cuda_array_interface__["data"][0]
+
+
+@SIZES
+@pytest.mark.parametrize("stream", ["own", 1, None])
+@over_the_fake_driver
+def test_a_stream_that_takes_an_array_waits_for_it(count, stream):
+    sent = random_bytes(count)
+    driver.delay_copies()
+    array = penstock.to_device(sent, "cuda:0")
+    on = driver.stream() if stream == "own" else 0
+    taken = take(array, on or stream)
+    assert driver.read(on, taken.address, count).bytes() == sent.tobytes()
+
+
+@SIZES
+@pytest.mark.parametrize("protocol", ["dlpack", "cuda_array_interface"])
+@over_the_fake_driver
+def test_a_consumer_that_orders_nothing_finds_the_bytes(count, protocol):
+    sent = random_bytes(count)
+    driver.delay_copies()
+    array = penstock.to_device(sent, "cuda:0")
+    assert driver.read(driver.stream(), address_by(protocol, array), count).bytes() == sent.tobytes()
+
+
+@SIZES
+@over_the_fake_driver
+def test_to_host_waits_for_the_transfers_of_an_array(count):
+    sent = random_bytes(count)
+    driver.delay_copies()
+    assert penstock.to_host(penstock.to_device(sent, "cuda:0")).tobytes() == sent.tobytes()
+
+
+@SIZES
+@pytest.mark.parametrize("protocol", ["dlpack", "cuda_array_interface"])
+@over_the_fake_driver
+def test_memory_that_a_stream_still_reads_is_not_used_again(count, protocol):
+    sent = random_bytes(count)
+    array = penstock.to_device(sent, "cuda:0")
+    stream = driver.stream() if protocol == "dlpack" else 0
+    address = address_by(protocol, array, stream)
+    with driver.held(stream):
+        reading = driver.read(stream, address, count)
+        del array
+        penstock.to_host(penstock.to_device([random_bytes(count) for _ in range(3)], "cuda:0"))
+    assert reading.bytes() == sent.tobytes()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@over_the_fake_driver
+def test_memory_that_a_transfer_still_writes_is_not_used_again(fails):
+    tree = many_arrays()
+    engine = engine_with_room_for(sum(array.nbytes for array in tree))
+    # These go to the driver at once, before most of what was sent first.
+    sent = [random_bytes(200_000) for _ in range(30)]
+    driver.delay_copies(SOON_NS)
+    if fails:
+        driver.fail("cuMemcpyHtoDAsync", 1, 2)
+        tree.append(random_bytes(SMALL))
+    engine.send(tree, expander_for(engine)).land()
+    arrays = engine.send(sent, expander_for(engine)).land()
+    wait_until_idle(engine)
+    assert [back.tobytes() for back in penstock.to_host(arrays)] == [array.tobytes() for array in sent]
+
+
+@over_the_fake_driver
+def test_sources_are_kept_while_they_are_read():
+    tree = many_arrays()
+    memory = mmap.mmap(-1, LARGE)
+    tree.append(np.frombuffer(memory, np.uint8))
+    owner = weakref.ref(memory)
+    driver.delay_copies(SOON_NS)
+    arrays = send(tree)
+    del tree, memory
+    assert owner() is not None
+    wait_until_idle(engine_for("cuda:0"))
+    assert owner() is None
+    assert penstock.to_host(arrays[-1]).tobytes() == bytes(LARGE)
+
+
+@over_the_fake_driver
+def test_what_was_handed_out_is_there_after_its_engine_was_closed():
+    engine, sent = _core.Engine("cuda:0"), many_arrays()
+    driver.delay_copies(SOON_NS)
+    arrays = engine.send(sent, expander_for(engine)).land()
+    engine.close()
+    assert [back.tobytes() for back in penstock.to_host(arrays)] == [array.tobytes() for array in sent]
+
+
+@over_the_fake_driver
+def test_closing_with_a_transfer_that_failed():
+    engine = _core.Engine("cuda:0")
+    driver.fail("cuMemcpyHtoDAsync", 1, 2)
+    engine.send(random_bytes(SMALL), expander_for(engine))
+    engine.close()
+    with pytest.raises(penstock.Closed):
+        engine.send(random_bytes(SMALL), expander_for(engine))
+
+
+@over_the_fake_driver
+def test_a_transfer_that_fails_is_told_where_its_array_is_used():
+    driver.fail("cuMemcpyHtoDAsync", 1, 2)
+    array = send(random_bytes(SMALL))
+    for use in (lambda: penstock.to_host(array), lambda: take(array, 1), lambda: array.__cuda_array_interface__):
+        with pytest.raises(penstock.DeviceError) as caught:
+            use()
+        assert (caught.value.name, caught.value.code) == ("CUDA_ERROR_OUT_OF_MEMORY", 2)
+        assert caught.value.call == "cuMemcpyHtoDAsync"
+    engine = engine_for("cuda:0")
+    driver.fail("cuMemcpyHtoDAsync", 1, 2)
+    engine.send(random_bytes(SMALL), expander_for(engine))
+    assert engine.in_flight() == 0
+
+
+@pytest.mark.parametrize("version", [(1, 1), None])
+@over_the_fake_driver
+def test_a_capsule_that_nobody_takes_lets_go_of_the_memory(version):
+    engine = engine_with_room_for(LARGE)
+    for _ in range(3):
+        engine.send(random_bytes(LARGE), expander_for(engine)).land().__dlpack__(max_version=version)
+
+
+@pytest.mark.parametrize("version", [(1, 1), None])
+@over_the_fake_driver
+def test_a_capsule_that_was_taken_leaves_the_memory_to_its_taker(version):
+    sent = random_bytes(SMALL)
+    capsule = penstock.to_device(sent, "cuda:0").__dlpack__(max_version=version)
+    taken = Taken(capsule)
+    del capsule
+    penstock.to_host(penstock.to_device([random_bytes(SMALL) for _ in range(3)], "cuda:0"))
+    assert driver.read(0, taken.address, SMALL).bytes() == sent.tobytes()
+
+
+@GATHERS
+@pytest.mark.parametrize("stream", ["own", None])
+@over_the_fake_driver
+def test_a_stream_that_takes_a_loaders_batch_waits_for_it(gather, stream):
+    samples = random_bytes(64 * 1000).reshape(64, 1000)
+    driver.delay_copies()
+    batch = next(iter(penstock.Loader(samples, 64, device="cuda:0", gather=gather)))
+    on = driver.stream() if stream == "own" else 0
+    taken = take(batch, on or None)
+    assert driver.read(on, taken.address, samples.size).bytes() == samples.tobytes()
+
+
+@GATHERS
+@pytest.mark.parametrize("protocol", ["dlpack", "cuda_array_interface", "to_host"])
+@over_the_fake_driver
+def test_a_loaders_batch_is_there_for_who_orders_nothing(gather, protocol):
+    samples = random_bytes(64 * 1000).reshape(64, 1000)
+    driver.delay_copies()
+    batch = next(iter(penstock.Loader(samples, 64, device="cuda:0", gather=gather)))
+    if protocol == "to_host":
+        assert penstock.to_host(batch).tobytes() == samples.tobytes()
+        return
+    assert driver.read(driver.stream(), address_by(protocol, batch), samples.size).bytes() == samples.tobytes()
+
+
+@GATHERS
+@over_the_fake_driver
+def test_a_loaders_batch_is_not_refilled_while_a_stream_reads_it(gather):
+    samples = random_bytes(256 * 1000).reshape(256, 1000)
+    driver.delay_work("cuMemcpyDtoHAsync", SOON_NS)
+    stream, read = driver.stream(), []
+    for batch in penstock.Loader(samples, 16, device="cuda:0", gather=gather):
+        read.append(driver.read(stream, take(batch, stream).address, 16 * 1000))
+        del batch
+    assert b"".join(reading.bytes() for reading in read) == samples.tobytes()
+
+
+@pytest.mark.parametrize("ends", ["close", "del"])
+@over_the_fake_driver
+def test_python_runs_while_a_loader_waits_for_its_end(ends):
+    loader = penstock.Loader(random_bytes(256 * 1000).reshape(256, 1000), 16, device="cuda:0")
+    stream = driver.stream()
+    for _, batch in zip(range(4), loader, strict=False):
+        take(batch, stream)
+        driver.run_python(stream)
+    del batch
+    if ends == "close":
+        loader.close()
+    del loader
+
+
+@over_the_fake_driver
+def test_python_runs_while_memory_is_waited_for():
+    engine = engine_with_room_for(LARGE)
+    stream = driver.stream()
+    for _ in range(2):
+        array = engine.send(random_bytes(LARGE), expander_for(engine)).land()
+        take(array, stream)
+        driver.run_python(stream)
+        del array
+
+
+@over_the_fake_driver
+def test_pin_memory_that_returns_nothing_is_explained():
+    class Forgetful:
+        def pin_memory(self):
+            pass
+
+    with pytest.raises(TypeError, match="return self"):
+        penstock.to_device(Forgetful(), "cuda:0")
+
+
+@over_the_fake_driver
+def test_bfloat16_has_no_name_in_the_cuda_array_interface():
+    for batch in penstock.Loader(np.arange(12, dtype=np.uint8).reshape(4, 3), 4, device="cuda:0", to="bfloat16"):
+        assert batch.dtype == "bfloat16" and not hasattr(batch, "__cuda_array_interface__")

@@ -1,0 +1,172 @@
+"""The order between penstock's work and PyTorch's current stream, over the fake driver, with a stand-in for PyTorch.
+
+test_cuda.py has its like on a GPU with PyTorch itself.
+"""
+
+import pytest
+
+import penstock
+import stand_in_torch
+from fake_driver import (
+    GATHERS,
+    LARGE,
+    LATE_NS,
+    SIZES,
+    SMALL,
+    SOON_NS,
+    driver,
+    many_arrays,
+    over_the_fake_driver,
+    random_bytes,
+    wait_until_idle,
+)
+from penstock import _core
+from penstock._engines import engine_for
+from penstock._transfers import expander_for
+
+over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
+
+
+@SIZES
+@over_the_fake_driver_with_torch
+def test_the_current_stream_waits_for_what_was_sent(count):
+    sent = random_bytes(count)
+    engine = engine_for("cuda:0")
+    driver.delay_copies()
+    flight = engine.send(sent, expander_for(engine))
+    stream = driver.stream()
+    with stand_in_torch.current(stream):
+        tensor = flight.land()
+    assert type(tensor) is stand_in_torch.Tensor and tensor.shape == (count,)
+    assert driver.read(stream, tensor.address, count).bytes() == sent.tobytes()
+
+
+@SIZES
+@over_the_fake_driver_with_torch
+def test_memory_that_the_current_stream_still_reads_is_not_overwritten(count):
+    stream, sent, read = driver.stream(), [random_bytes(count) for _ in range(4)], []
+    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+    with stand_in_torch.current(stream):
+        for array in sent:
+            read.append(driver.read(stream, penstock.to_device(array, "cuda:0").address, count))
+    assert [reading.bytes() for reading in read] == [array.tobytes() for array in sent]
+
+
+@SIZES
+@over_the_fake_driver_with_torch
+def test_to_host_waits_for_what_the_current_stream_writes(count):
+    stream = driver.stream()
+    driver.delay_work("cuMemsetD8Async", LATE_NS)
+    tensor = stand_in_torch.empty(count, stand_in_torch.UINT8, "cuda:0")
+    driver.fill(stream, tensor.address, 0xA5, count)
+    with stand_in_torch.current(stream):
+        assert penstock.to_host([tensor])[0].bytes() == b"\xa5" * count
+
+
+@pytest.mark.parametrize("waits", ["to_device", "to_host", "close"])
+@over_the_fake_driver_with_torch
+def test_python_runs_while_penstock_waits(waits):
+    engine, sent = _core.Engine("cuda:0"), many_arrays()
+    penstock.to_device(sent[0], "cuda:0")
+    with stand_in_torch.current(driver.stream()) as stream:
+        driver.run_python(stream)
+        if waits == "to_device":
+            penstock.to_device(sent, "cuda:0")
+        elif waits == "to_host":
+            penstock.to_host(stand_in_torch.empty(SMALL, stand_in_torch.UINT8, "cuda:0"))
+        else:
+            engine.send(sent, expander_for(engine))
+    engine.close()
+
+
+@pytest.mark.parametrize("lands", [False, True])
+@over_the_fake_driver_with_torch
+def test_memory_is_pytorchs_again_when_the_order_of_the_streams_keeps_it(lands):
+    engine, sent = engine_for("cuda:0"), many_arrays()
+    driver.delay_copies(SOON_NS)
+    flight = engine.send(sent, expander_for(engine))
+    if lands:
+        flight.land()
+        assert stand_in_torch.allocator.used == 0, "the current stream waits for the copies"
+    del flight
+    assert lands or stand_in_torch.allocator.used > 0, "nothing waits for the copies"
+    wait_until_idle(engine)
+    assert stand_in_torch.allocator.used == 0
+
+
+@over_the_fake_driver_with_torch
+def test_an_allocator_without_memory_raises_an_error_of_both():
+    failures = stand_in_torch.failures
+    failures["empty"] = MemoryError("Tried to allocate 20 GiB.\nException raised from malloc at x.cpp:1")
+    with pytest.raises(penstock.OutOfMemory, match=r"^CUDA out of memory\. Tried to allocate 20 GiB\.$"):
+        penstock.to_device(random_bytes(SMALL), "cuda:0")
+    failures["empty"] = KeyError("something else")
+    with pytest.raises(KeyError, match="something else"):
+        penstock.to_device(random_bytes(SMALL), "cuda:0")
+
+
+@over_the_fake_driver_with_torch
+def test_memory_of_a_result_that_pytorch_does_not_take_is_its_own_again():
+    stand_in_torch.failures["from_dlpack"] = RuntimeError("no tensor today")
+    with pytest.raises(RuntimeError, match="no tensor today"):
+        penstock.to_device(random_bytes(SMALL), "cuda:0")
+    wait_until_idle(engine_for("cuda:0"))
+    assert stand_in_torch.allocator.used == 0
+
+
+@over_the_fake_driver_with_torch
+def test_tensors_on_a_gpu_stay_there_or_are_moved_by_pytorch():
+    tensor = stand_in_torch.empty(SMALL, stand_in_torch.UINT8, "cuda:1")
+    assert penstock.to_device([tensor], "cuda:1")[0] is tensor
+    assert penstock.to_device([tensor], "cuda:0") == ["moved to cuda:0 by PyTorch"]
+
+
+@over_the_fake_driver_with_torch
+def test_pytorch_pins_its_tensors_if_it_can():
+    engine, copies = engine_for("cuda:0"), stand_in_torch.copies
+    arrays = [random_bytes(LARGE) for _ in range(3)]
+    tensors = [stand_in_torch.from_numpy(array) for array in arrays[:2]]
+
+    def arrive():
+        flight = engine.send([*tensors, arrays[2]], expander_for(engine), True)
+        with stand_in_torch.current(driver.stream()) as stream:
+            landed = flight.land()
+            read = [driver.read(stream, tensor.address, LARGE) for tensor in landed]
+        return [reading.bytes() for reading in read] == [array.tobytes() for array in arrays]
+
+    assert arrive() and len(copies) == 2
+    stand_in_torch.failures["pin_memory"] = RuntimeError("no memory to pin")
+    assert arrive() and len(copies) == 3
+    stand_in_torch.failures["pin_memory"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        arrive()
+
+
+@over_the_fake_driver_with_torch
+def test_a_loader_refuses_what_is_on_a_gpu_already():
+    with pytest.raises(penstock.InvalidArgument, match="already"):
+        penstock.Loader(stand_in_torch.empty(SMALL, stand_in_torch.UINT8, "cuda:0"), 8, device="cuda:0")
+
+
+@GATHERS
+@over_the_fake_driver_with_torch
+def test_the_current_stream_waits_for_a_loaders_batch(gather):
+    samples = random_bytes(64 * 1000).reshape(64, 1000)
+    stream = driver.stream()
+    driver.delay_copies()
+    with stand_in_torch.current(stream):
+        batch = next(iter(penstock.Loader(samples, 64, device="cuda:0", gather=gather)))
+    assert driver.read(stream, batch.address, samples.size).bytes() == samples.tobytes()
+
+
+@GATHERS
+@over_the_fake_driver_with_torch
+def test_a_loaders_batch_is_not_refilled_while_the_current_stream_reads_it(gather):
+    samples = random_bytes(256 * 1000).reshape(256, 1000)
+    driver.delay_work("cuMemcpyDtoHAsync", SOON_NS)
+    stream, read = driver.stream(), []
+    with stand_in_torch.current(stream):
+        for batch in penstock.Loader(samples, 16, device="cuda:0", gather=gather):
+            read.append(driver.read(stream, batch.address, 16 * 1000))
+            del batch
+    assert b"".join(reading.bytes() for reading in read) == samples.tobytes()
