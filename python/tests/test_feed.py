@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import penstock
+from penstock._engines import engine_for
 from support import gpu, is_gpu, place, same
 
 
@@ -140,6 +142,44 @@ def test_breaking_out_of_a_loop_ends_the_loaders_iterator(device):
         break
     assert closed == [True]
     assert len(list(fed)) == 100
+
+
+def test_closing_an_iterator_ends_the_loaders(device):
+    closed = []
+
+    class Source:
+        def __iter__(self):
+            self.made = self.make()
+            return self.made
+
+        def make(self):
+            try:
+                yield from map(torch.tensor, range(10))
+            finally:
+                closed.append(True)
+
+    source = Source()
+    iterator = iter(penstock.feed(source, device))
+    next(iterator)
+    assert not closed
+    iterator.close()
+    assert closed == [True]
+
+
+def test_a_batch_is_let_go_before_the_next_is_asked_for(device):
+    class Batch(list):
+        pass
+
+    def source():
+        reference = lambda: None  # noqa: E731
+        for i in range(20):
+            assert reference() is None
+            batch = Batch([torch.full((1000,), float(i))])
+            reference = weakref.ref(batch)
+            yield batch
+            del batch
+
+    assert len(list(penstock.feed(source(), device))) == 20
 
 
 def test_batches_are_let_go(device):
@@ -780,6 +820,67 @@ def test_a_state_that_cannot_be_had_is_an_error_in_the_batchs_place():
     assert told == [1, "no state", 3, 4, "end"]
 
 
+def test_an_iterator_that_was_closed_stays_at_its_end():
+    fed = penstock.feed(Counter(), "host", prefetch_depth=3)
+    iterator = iter(fed)
+    next(iterator)
+    iterator.close()
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(iterator)
+    assert fed.state_dict() == {"position": 1}
+
+
+def test_an_iterator_that_was_closed_keeps_no_batch():
+    iterator = iter(penstock.feed([np.zeros(1 << 20, np.uint8)] * 9, "host:memory=8MiB", prefetch_depth=2))
+    next(iterator)
+    iterator.close()
+    while engine_for("host:memory=8MiB").in_flight():
+        time.sleep(0.001)
+    penstock.to_device(np.zeros(3 << 20, np.uint8), "host:memory=8MiB")
+
+
+def test_an_exception_that_was_handled_is_let_go():
+    iterator = iter(penstock.feed(Moody(8, {0}), "host"))
+    gc.disable()
+    try:
+        try:
+            next(iterator)
+        except Broken as error:
+            reference = weakref.ref(error)
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+class Prepared:
+    """A loader as Accelerate makes them, as far as a feed asks for that."""
+
+    device = None
+
+    def __init__(self, base):
+        self.base_dataloader = base
+
+    def __iter__(self):
+        yield from self.base_dataloader
+
+    def _update_state_dict(self):
+        pass
+
+
+def test_a_prepared_loader_is_what_it_was_after_the_loop():
+    base = [torch.tensor(i) for i in range(3)]
+    loader = Prepared(base)
+    fed = penstock.feed(loader, "host")
+    iterator = iter(fed)
+    assert int(next(iterator)) == 0
+    assert loader.base_dataloader is not base
+    assert [int(x) for x in fed] == [0, 1, 2]
+    assert loader.base_dataloader is not base
+    iterator.close()
+    assert loader.base_dataloader is base
+
+
 def test_a_loader_that_is_its_own_iterator_is_not_closed():
     class Own:
         closed = False
@@ -799,6 +900,12 @@ def test_a_loader_that_is_its_own_iterator_is_not_closed():
 
     fed = penstock.feed(Own(), "host")
     assert [len(list(fed)) for _ in range(2)] == [3, 3]
+
+    fed = penstock.feed((torch.tensor(i) for i in range(10)), "host", prefetch_depth=2)
+    iterator = iter(fed)
+    next(iterator)
+    iterator.close()
+    assert [int(x) for x in fed] == list(range(3, 10))
 
 
 def test_stop_iteration_of_a_batchs_own_code_does_not_end_the_loop():

@@ -1,8 +1,12 @@
+import ctypes
+import gc
 import json
+import mmap
 import os
 import pickle
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -281,6 +285,10 @@ def freed():
         ({"data": "images.npy"}, "not an array"),
         ({"data": freed()}, "storage is smaller"),
         ({"data": torch.empty(3, dtype=torch.uint4)}, "convert it"),
+        ({"data": {1: np.zeros(3), "1": np.zeros(3)}}, "same name"),
+        ({"batch_size": True}, "batch_size"),
+        ({"data": torch.zeros(3, dtype=torch.complex64)}, "does not know"),
+        ({"data": torch.tensor(3)}, "scalar"),
     ],
 )
 def test_what_does_not_fit(images, arguments, message):
@@ -308,6 +316,15 @@ def test_a_newer_iterator_ends_the_older_one(device, images):
             for _ in loader:
                 break
     assert len(list(loader)) == 10
+
+
+def test_a_state_that_is_loaded_ends_the_iterators_from_before():
+    loader = penstock.Loader(LABELS, batch_size=10, device="host")
+    older = iter(loader)
+    next(older)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(penstock.Closed, match="a state was loaded"):
+        next(older)
 
 
 def test_an_iterator_that_was_never_used_costs_no_epoch(images):
@@ -469,9 +486,6 @@ def test_a_budget_that_is_too_small(images):
 
 
 def test_arrays_are_let_go_with_the_loader():
-    import gc
-    import weakref
-
     class Owner(np.ndarray):
         pass
 
@@ -486,6 +500,32 @@ def test_arrays_are_let_go_with_the_loader():
     del loader
     gc.collect()
     assert reference() is None
+
+
+def test_an_array_that_only_the_loader_has_is_kept():
+    class Made:
+        def __array__(self, dtype=None, copy=None):
+            memory = mmap.mmap(-1, 4000)
+            self.memory = weakref.ref(memory)
+            return np.frombuffer(memory, np.uint8).reshape(100, 40)
+
+    made = Made()
+    loader = penstock.Loader(made, 10, device="host")
+    loader.dataset = None
+    assert made.memory() is not None
+    assert len(list(loader)) == 10
+
+
+def test_an_array_whose_base_is_no_owner_of_its_memory():
+    """An extension module may keep anything alive as the base of its array, another array for instance."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.POINTER(ctypes.c_void_p), (ctypes.py_object, ctypes.c_char_p)
+    set_base_object = get(np._core._multiarray_umath._ARRAY_API, None)[282]
+    set_base = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object)(set_base_object)
+    array, base = np.arange(100), np.zeros(3)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(base))
+    assert set_base(array, base) == 0 and array.base is base
+    assert order_of(penstock.Loader(array, 10, device="host")) == list(range(100))
 
 
 WITHOUT_TORCH = """
@@ -528,7 +568,8 @@ assert "torch" not in sys.modules
 """
 
 INTERRUPTED = """
-import numpy, os, penstock, signal
+import numpy, os, penstock, signal, threading
+threading.Timer(10, os._exit, (4,)).start()
 loader = penstock.Loader(numpy.zeros((8, 10)), 4, device="host:latency=600e6")  # ten minutes, in microseconds
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -553,26 +594,87 @@ import numpy, os, penstock
 loader = penstock.Loader(numpy.zeros((100, 10)), 10, device="host")
 iterator = iter(loader)
 kept = next(iterator)
+fed = iter(penstock.feed([kept, kept + 1, kept + 2], "host", prefetch_depth=0))
+next(fed)
 child = os.fork()
 if child == 0:
-    for attempt in (lambda: next(iterator), lambda: penstock.to_device(kept, "host")):
+    for attempt in (
+        lambda: next(iterator),
+        lambda: next(fed),
+        lambda: penstock.to_device(kept, "host"),
+        lambda: penstock.feed([], "host"),
+    ):
         try:
             attempt()
         except penstock.DeviceError as error:
-            assert "fork" in str(error), error
+            assert "Use penstock in the parent" in str(error), error
         else:
             os._exit(1)
+    assert penstock.to_host([kept])[0] is kept
     raise SystemExit(5)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 next(iterator)
 """
 
+FORK_FIRST = """
+import numpy, os, penstock
+x = numpy.ones(3)
+child = os.fork()
+if child == 0:
+    for _ in range(2):
+        penstock.to_device(x, "host")
+    raise SystemExit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+"""
 
-@pytest.mark.parametrize(
-    ("program", "status"),
-    [(WITHOUT_TORCH, 0), (BFLOAT16_WITHOUT_TORCH, 0), (INTERRUPTED, 3), (EXIT_IN_MID_EPOCH, 7), (FORK, 0)],
-    ids=["no torch", "bfloat16 without torch", "interrupted", "exit", "fork"],
-)
+FORK_IN_FLIGHT = """
+import numpy, os, penstock, signal
+from penstock._engines import engine_for
+from penstock._transfers import expander_for
+engine = engine_for("host:latency=600e6")  # ten minutes
+engine.send(numpy.zeros(1 << 20), expander_for(engine))
+assert engine.in_flight() == 1
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    raise SystemExit(5)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+FORK_UNDER_THE_LOCK = """
+import numpy, os, penstock, signal
+penstock.to_device(numpy.ones(3), "host")
+with penstock._engines._lock:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            penstock.to_device(numpy.ones(3), "host")
+        except penstock.DeviceError:
+            os._exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+"""
+
+WHILE_TORCH_IS_IMPORTED = """
+import numpy, penstock, sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+assert type(penstock.to_device(numpy.ones(3), "host")) is numpy.ndarray
+"""
+
+PROGRAMS = {
+    "no torch": (WITHOUT_TORCH, 0),
+    "bfloat16 without torch": (BFLOAT16_WITHOUT_TORCH, 0),
+    "torch half imported": (WHILE_TORCH_IS_IMPORTED, 0),
+    "interrupted": (INTERRUPTED, 3),
+    "exit": (EXIT_IN_MID_EPOCH, 7),
+    "fork": (FORK, 0),
+    "fork before a device is opened": (FORK_FIRST, 0),
+    "fork with a batch in flight": (FORK_IN_FLIGHT, 5),
+    "fork under a lock": (FORK_UNDER_THE_LOCK, 0),
+}
+
+
+@pytest.mark.parametrize(("program", "status"), PROGRAMS.values(), ids=PROGRAMS)
 def test_programs(program, status):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))

@@ -1,7 +1,9 @@
 import collections
 import dataclasses
 import mmap
+import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -101,11 +103,12 @@ def test_structure_comes_out_as_it_went_in(device, random):
 
 
 def test_dataclasses_keep_type_and_other_fields(device, random):
-    sample = Sample(torch.from_numpy(random.random(4)), np.arange(3), "mine")
+    image = torch.from_numpy(random.random(4))
+    sample = Sample(image, np.arange(3), "mine")
     sent = penstock.to_device(sample, device)
     assert type(sent) is Sample and sent.note == "mine"
     assert same(sent.image, sample.image) and same(sent.label, sample.label)
-    assert sample.image.device.type == "cpu", "the batch that went in is left alone"
+    assert sample.image is image, "the batch that went in is left alone"
 
 
 def test_the_nest_that_went_in_is_left_alone(device):
@@ -191,6 +194,68 @@ def test_the_source_of_a_dropped_flight_is_kept_while_it_is_read(device):
         time.sleep(0.001)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_memory_of_results_goes_back(kind):
+    for _ in range(8):
+        penstock.to_device(kind(np.zeros(1 << 20, np.uint8)), "host:memory=4MiB")
+
+
+def test_a_source_that_was_sent_is_not_kept(device):
+    array = np.arange(1000)
+    before = sys.getrefcount(array)
+    penstock.to_device(array, device)
+    assert sys.getrefcount(array) == before
+
+
+def test_a_flight_that_has_landed_twice():
+    engine = engine_for("host")
+    flight = engine.send([torch.ones(3)], expander_for(engine))
+    assert same(flight.land(), [torch.ones(3)])
+    with pytest.raises(penstock.Closed, match="taken already"):
+        flight.land()
+
+
+def test_a_closed_engine_sends_nothing():
+    engine = _core.Engine("host")
+    engine.close()
+    with pytest.raises(penstock.Closed, match="was closed"):
+        engine.send(torch.ones(3), expander_for(engine))
+
+
+def test_results_are_aligned(device):
+    sent = penstock.to_device([torch.ones(count) for count in (1, 3, 1000, 300_001, 5)], device)
+    assert [tensor.data_ptr() % 256 for tensor in sent] == [0] * 5
+
+
+class Emptying:
+    """Empties its container when it is moved."""
+
+    def __init__(self, container, seen):
+        self.container, self.seen = container, seen
+
+    def to(self, device):
+        self.container.clear()
+        return self.seen()
+
+
+def test_containers_that_change_while_they_are_walked():
+    array = np.ones(2)
+    tree = {"b": array}
+    tree = {"a": Emptying(tree, lambda: 1), **tree}
+    tree["a"].container = tree
+    sent = penstock.to_device(tree, "host")
+    assert list(sent) == ["a", "b"] and same(sent["b"], array)
+    items = [array]
+    items.insert(0, Emptying(items, lambda: 1))
+    with pytest.raises(IndexError):
+        penstock.to_device(items, "host")
+    outer, inner = [], [None, np.ones(3)]
+    inner[0] = Emptying(outer, weakref.ref(inner[1]))
+    outer.append(inner)
+    del inner
+    assert same(penstock.to_device(outer, "host"), [[np.ones(3), np.ones(3)]])
+
+
 def test_tensors_that_only_pytorch_can_copy(device):
     class Tagged(torch.Tensor):
         pass
@@ -216,6 +281,7 @@ def test_tensors_that_only_pytorch_can_copy(device):
     sent["grad"].sum().backward()
     assert torch.equal(leaf.grad, torch.ones(3)), "gradients reach what went in"
     assert torch.equal(sent["conjugate"].cpu().resolve_conj(), conjugate.resolve_conj())
+    assert not sent["conjugate"].is_conj() and not sent["negative"].is_neg(), "copied, and not given back"
     assert torch.equal(sent["negative"].cpu().resolve_neg(), torch.tensor([-2.0, 4.0]))
     assert torch.equal(sent["one"].cpu().resolve_neg(), torch.tensor([-2.0]))
 
@@ -253,6 +319,15 @@ def test_without_the_exchange_api_results_are_the_same(device, exchange):
         sent = penstock.to_device(tree, device)
         assert same(sent, tree)
         assert sent["b"][2].stride() == (1, 4)
+    finally:
+        _core.use_exchange_api(True)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_tensors_that_pytorch_cannot_describe_are_its_own_to_copy(exchange):
+    _core.use_exchange_api(exchange)
+    try:
+        assert penstock.to_device(torch.eye(4).to_sparse(), "host").is_sparse
     finally:
         _core.use_exchange_api(True)
 
@@ -298,6 +373,15 @@ def test_a_nest_that_holds_itself():
     nest.append(nest)
     with pytest.raises(RecursionError):
         penstock.to_device(nest, "host")
+
+
+def test_a_type_that_is_taken_apart_into_itself():
+    class Endless:
+        pass
+
+    penstock.register_batch_type(Endless, lambda batch: Endless(), lambda batch, nest: nest)
+    with pytest.raises(RecursionError):
+        penstock.to_device(Endless(), "host")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "cuda:x", "", "host:nonsense=1"])
