@@ -1,3 +1,4 @@
+#include "data/file_reader.hpp"
 #include "data/packed.hpp"
 #include "data/support.hpp"
 
@@ -117,6 +118,14 @@ TEST_F(Files, ACutWhileMappedIsAnErrorAndNoSignal) {
   std::filesystem::resize_file(file, 0);
   expect_error<Error>([&] { static_cast<void>(test::gather(dataset, 0, there)); },
                       {"cut short", "ends at byte 0,", "sample 39"});
+}
+
+TEST_F(Files, ACutWhileLoadedIsAnError) {
+  const auto path = directory_.write("x.bin", test::random_bytes(1000, 6));
+  const File file(path);
+  std::filesystem::resize_file(path, 300);
+  expect_error<Error>([&] { return read_file(file, {"x", DType::uint8, {10}}, 0, 100, {}); },
+                      {"x.bin was cut short while it was read", "ends at byte 300, not 1000"});
 }
 
 TEST_F(Files, SmallFilesAreLoadedAndOutliveTheirFile) {

@@ -277,5 +277,35 @@ TEST_P(LoaderEnds, AChildOfForkIsToldAndEndsCleanly) {
 #endif
 }
 
+TEST_P(LoaderEnds, AChildOfForkIsNotCaughtInTheLockOfWhoWaitsForABatch) {
+#ifdef PENSTOCK_TEST_SANITIZED
+  GTEST_SKIP() << "the sanitizer's own locks may be held in the child";
+#else
+  const auto watched = std::make_shared<FaultyBackend>(device_->shared_backend());
+  const Stream stream = Device(watched).create_stream();
+  Loader loader(dataset_, *device_, {.batch_size = 8});
+  auto batch = loader.next(*stream_);
+  std::promise<void> locked;
+  std::promise<void> forked;
+  watched->fail(Entry::stream_wait_event, 1, 1, [&] {
+    locked.set_value();
+    forked.get_future().wait();
+  });
+  std::thread other([&] { EXPECT_THROW(static_cast<void>(loader.next(stream)), DeviceError); });
+  locked.get_future().wait();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(5);
+    batch.reset();
+    _exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  forked.set_value();
+  other.join();
+#endif
+}
+
 }  // namespace
 }  // namespace penstock::testing

@@ -280,6 +280,36 @@ TEST_P(LoaderLeases, MovingABatchMovesItsLease) {
   EXPECT_EQ(loader.next(*stream_)->index(), 4U) << "given back once";
 }
 
+TEST_P(LoaderLeases, ASlotWhoseLastUseCannotBeMarkedIsNotUsedAgain) {
+  Loader loader(dataset_, *faulty_device_, limited(4));
+  const Stream other = device_->create_stream();
+  auto batch = loader.next(*stream_);
+  std::byte* const slot = batch->field(0).data;
+  batch->use_on(other);
+  faulty_->fail(Entry::event_create);
+  EXPECT_THROW(batch->release(), DeviceError);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    while (const auto later = loader.next(*stream_)) {
+      EXPECT_NE(later->field(0).data, slot);
+      expect_intact(*later);
+    }
+  }
+}
+
+TEST_P(LoaderLeases, NextIsToldWhenTheLastSlotIsLost) {
+  Loader loader(dataset_, *faulty_device_, limited(1));
+  const Stream other = device_->create_stream();
+  auto batch = loader.next(*stream_);
+  batch->use_on(other);
+  auto told = std::async(std::launch::async, [&] {
+    EXPECT_THROW(static_cast<void>(loader.next(other)), OutOfMemory);
+  });
+  faulty_->fail(Entry::event_create);
+  EXPECT_THROW(batch->release(), DeviceError);
+  EXPECT_EQ(told.wait_for(20s), std::future_status::ready);
+  loader.close();
+}
+
 TEST_P(LoaderLeases, NothingIsAllocatedInTheSteadyState) {
   const Dataset dataset({dataset_.reader(0), random_field("label", DType::int32, {}, 160, 2)});
   for (const Way& way : kWays) {

@@ -267,6 +267,17 @@ TEST_F(PoolTest, WhereUpstreamIsShortTheExactSizeIsAskedForAndIdleSegmentsGoBack
   EXPECT_EQ(pool.allocate(5 * kMiB).size(), 5 * kMiB);
 }
 
+TEST_F(PoolTest, ABufferLetGoWhileUpstreamRefusesServesWhoWaits) {
+  Pool pool = make_pool({.budget_bytes = kMiB + kMiB / 2, .segment_bytes = kMiB});
+  Buffer held = pool.allocate(kMiB / 2);
+  const Buffer kept = pool.allocate(kMiB / 2);
+  hooks_->before_allocate = [&](std::size_t bytes) {
+    held.release();
+    throw OutOfMemory("upstream", bytes, 0, 0);
+  };
+  EXPECT_EQ(pool.allocate_wait(kMiB / 2).size(), kMiB / 2);
+}
+
 TEST_F(PoolTest, ThePoolMayGoBeforeItsBuffers) {
   auto pool = std::make_unique<Pool>(make_pool({.budget_bytes = 8 * kMiB, .segment_bytes = kMiB}));
   Buffer a = pool->allocate(1000);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -97,6 +98,9 @@ class FaultyBackend final : public Backend {
     const std::lock_guard lock(mutex_);
     plans_[index(entry)].delay = time;
   }
+
+  /// The stream of the next `copy` first waits until `word`, in locked memory, is 1.
+  void hold_back_next_copy(const std::uint32_t* word) { copy_waits_for_ = word; }
 
   [[nodiscard]] std::size_t calls(Entry entry) const {
     const std::lock_guard lock(mutex_);
@@ -216,6 +220,9 @@ class FaultyBackend final : public Backend {
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
             StreamHandle stream) override {
     enter(Entry::copy);
+    if (const std::uint32_t* const word = copy_waits_for_.exchange(nullptr)) {
+      inner_->stream_wait_value(stream, word, 1);
+    }
     inner_->copy(destination, source, bytes, direction, stream);
     copied_[static_cast<std::size_t>(direction)] += bytes;
   }
@@ -304,6 +311,7 @@ class FaultyBackend final : public Backend {
   mutable std::array<Plan, static_cast<std::size_t>(Entry::last_) + 1> plans_;
   Handles streams_, events_, device_, host_, registered_;
   std::array<std::atomic<std::size_t>, 3> copied_{};
+  std::atomic<const std::uint32_t*> copy_waits_for_{nullptr};
 };
 
 }  // namespace penstock::testing

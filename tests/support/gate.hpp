@@ -17,8 +17,8 @@ class GatedStream {
         pool_(make_pinned_pool(device, {.budget_bytes = 1 << 20, .segment_bytes = 4096})),
         word_(pool_.allocate(4)),
         stream_(device.create_stream()) {
-    std::atomic_ref(*value()).store(0);
-    device_.backend().stream_wait_value(stream_.native(), value(), 1);
+    std::atomic_ref(*word()).store(0);
+    device_.backend().stream_wait_value(stream_.native(), word(), 1);
   }
   ~GatedStream() {
     open();
@@ -30,12 +30,12 @@ class GatedStream {
   GatedStream(const GatedStream&) = delete;
   GatedStream& operator=(const GatedStream&) = delete;
 
-  void open() { std::atomic_ref(*value()).store(1); }
+  void open() { std::atomic_ref(*word()).store(1); }
   [[nodiscard]] const Stream& stream() const { return stream_; }
+  /// 1 once it is open, for other streams to wait for.
+  [[nodiscard]] std::uint32_t* word() const { return reinterpret_cast<std::uint32_t*>(word_.data()); }
 
  private:
-  [[nodiscard]] std::uint32_t* value() const { return reinterpret_cast<std::uint32_t*>(word_.data()); }
-
   Device device_;
   Pool pool_;
   Buffer word_;
