@@ -82,7 +82,6 @@ void DeviceRing::grow(std::unique_lock<std::mutex>& lock) {
     slots_.push_back(std::move(slot));
   } else {
     exhausted_ = std::move(refused);
-    consumer_.notify_all();
   }
 }
 
@@ -128,8 +127,7 @@ void DeviceRing::put_back(DeviceSlot& slot, bool spoiled) noexcept {
 }
 
 bool DeviceRing::is_stuck(std::thread::id me) const {
-  if (!published_.empty() || exhausted_.empty() || !producer_waits_ || !free_.empty() || stopped_)
-    return false;
+  if (exhausted_.empty() || !producer_waits_ || !free_.empty()) return false;
   // Who holds nothing goes on waiting: those who do are told, and then let go.
   return (leased_.empty() || std::ranges::find(leased_, me, &DeviceSlot::holder) != leased_.end()) &&
          std::ranges::all_of(leased_, [&](const DeviceSlot* slot) {
@@ -163,7 +161,6 @@ void DeviceRing::wait_for_arrival(std::unique_lock<std::mutex>& lock, std::threa
       over = consumer_.wait_for(lock, kPatience, arrived);
     }
     waiting_.erase(std::ranges::find(waiting_, me));
-    if (closed_) consumer_.notify_all();
     if (over) return;
     lock.unlock();
     (*while_waiting)();
@@ -213,10 +210,7 @@ void DeviceRing::give_back(DeviceSlot& slot) {
     if (failure == nullptr) free_.push_back(&slot);
   }
   producer_.notify_one();
-  if (failure != nullptr) {
-    consumer_.notify_all();
-    std::rethrow_exception(failure);
-  }
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 void DeviceRing::hand_over(DeviceSlot& slot) noexcept {
@@ -249,12 +243,11 @@ std::vector<Arrival> DeviceRing::reset(const SamplerState& position) {
 }
 
 void DeviceRing::close() noexcept {
-  std::unique_lock lock(mutex_);
-  closed_ = true;
-  stopped_ = true;
-  producer_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
   consumer_.notify_all();
-  consumer_.wait(lock, [&] { return waiting_.empty(); });
 }
 
 SamplerState DeviceRing::position() const {

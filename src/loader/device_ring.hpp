@@ -99,7 +99,8 @@ class DeviceRing {
   /// With no producer at work: starts anew at `position`. Returns what was published, whose slots are free
   /// again.
   std::vector<Arrival> reset(const SamplerState& position);
-  /// Ends take() in all threads with Closed, for good; returns when they have left.
+  /// With no producer at work: ends take() in all threads with Closed, for good. They may still be in it when
+  /// this returns.
   void close() noexcept;
 
   [[nodiscard]] RingSize size() const;
@@ -118,7 +119,7 @@ class DeviceRing {
                         const FunctionRef<void()>* while_waiting);
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
-  /// Whether `me`, who waits for a batch, would wait for good.
+  /// Whether `me`, who waits for a batch while none is published, would wait for good.
   [[nodiscard]] bool is_stuck(std::thread::id me) const;
   [[noreturn]] void refuse_stuck() const;
 
