@@ -114,13 +114,6 @@ std::size_t LoaderState::choose_memory() {
   return shares.resident;
 }
 
-LoaderState::~LoaderState() {
-  try {
-    close();
-  } catch (...) {  // a device that failed does no more work either
-  }
-}
-
 void LoaderState::begin_production() {
   stopping_ = false;
   thread_ = start_quietly([this] { run(); });

@@ -28,10 +28,10 @@ namespace penstock {
 ///   lease ends -> done events -> the slot is free                         in DeviceBatch
 ///
 /// Everything is allocated by the constructor, but for slots that the ring adds while batches are kept.
+/// Loader closes it, and shares it with calls of next() that are under way.
 class LoaderState {
  public:
   LoaderState(Dataset dataset, Device device, LoaderOptions options);
-  ~LoaderState();
   LoaderState(const LoaderState&) = delete;
   LoaderState& operator=(const LoaderState&) = delete;
 
