@@ -1,9 +1,12 @@
 #include "loader/account.hpp"
 
+#include "loader/device_ring.hpp"
 #include "loader/faulty_fixture.hpp"
+#include "support/gate.hpp"
 
 #include <algorithm>
 #include <cstdint>
+#include <list>
 #include <optional>
 #include <vector>
 
@@ -179,6 +182,87 @@ TEST_P(LoaderAccount, AFailedClockLosesNoBatchAndIsSaid) {
   EXPECT_LE(loader.timeline().size(), 12U);
   EXPECT_EQ(read_epoch(loader).size(), 0U);
   EXPECT_EQ(read_epoch(loader).size(), 12U);
+}
+
+TEST_P(LoaderAccount, BatchesGoUntimedWhereTheDeviceLags) {
+  const Dataset dataset({random_field("x", DType::uint8, {16}, 150, 3)});
+  GatedStream gated(*device_);
+  Loader loader(dataset, *device_, {.prefetch_depth = 64, .threads = 1});
+  for (int i = 0; i < 130; ++i) static_cast<void>(loader.next(gated.stream()));  // two more than records
+  gated.open();
+  gated.stream().synchronize();
+  EXPECT_EQ(read_epoch(loader).size(), 20U);
+  for (int epoch = 0; epoch < 2; ++epoch) EXPECT_EQ(read_epoch(loader).size(), 150U);
+  EXPECT_LT(loader.epoch_stats(0)->timed_batches, 150U);
+  EXPECT_GE(loader.epoch_stats(0)->timed_batches, 128U);
+  EXPECT_EQ(loader.epoch_stats(2)->timed_batches, 150U);
+}
+
+/// An account of its own, asked and answered as the loader does it.
+class LoaderAccountAlone : public FaultyLoaderTest {
+ protected:
+  void SetUp() override {
+    FaultyLoaderTest::SetUp();
+    if (IsSkipped()) return;
+    account_.emplace(*faulty_device_, 8);
+    slot_.emplace(device_->create_event());
+  }
+
+  void answer_with_batch(Account::Question& question) {
+    TimedBatch* const timed = account_->open();
+    timed->begin.record(*stream_);
+    timed->end.record(*stream_);
+    question.answer({.slot = &*slot_, .timed = timed}, 1);
+    stream_->synchronize();
+  }
+
+  /// Records that nobody has.
+  std::size_t records() {
+    std::vector<TimedBatch*> taken;
+    while (TimedBatch* const timed = account_->open()) taken.push_back(timed);
+    for (TimedBatch* const timed : taken) account_->discard(timed);
+    return taken.size();
+  }
+
+  std::optional<Account> account_;
+  std::optional<DeviceSlot> slot_;
+};
+PENSTOCK_DEVICE_SUITE(LoaderAccountAlone);
+
+TEST_P(LoaderAccountAlone, ManyMayAskAtOnceOfWhomSomeGoUntimed) {
+  std::list<Account::Question> questions;
+  for (int i = 0; i < 20; ++i) questions.emplace_back(*account_, *stream_);
+  for (Account::Question& question : questions) answer_with_batch(question);
+  EXPECT_EQ(account_->total().batches, 20U);
+  EXPECT_EQ(account_->total().timed_batches, 16U);
+}
+
+TEST_P(LoaderAccountAlone, QuestionsWithoutAnAnswerCostNothing) {
+  for (int i = 0; i < 20; ++i) const Account::Question forgotten(*account_, *stream_);
+  Account::Question question(*account_, *stream_);
+  answer_with_batch(question);
+  EXPECT_EQ(account_->total().timed_batches, 1U);
+}
+
+TEST_P(LoaderAccountAlone, ABatchWhoseArrivalCannotBeMarkedGoesUntimed) {
+  const std::size_t before = records();
+  Account::Question question(*account_, *stream_);
+  faulty_->fail(Entry::event_record, 3);
+  EXPECT_NO_THROW(answer_with_batch(question));
+  EXPECT_EQ(account_->total().batches, 1U);
+  EXPECT_EQ(account_->total().timed_batches, 0U);
+  EXPECT_EQ(records(), before);
+}
+
+TEST_P(LoaderAccountAlone, TheLatestEpochsAreKept) {
+  for (std::uint64_t epoch = 0; epoch < 65; ++epoch) {
+    Account::Question question(*account_, *stream_);
+    question.answer({.times = {.epoch = epoch}}, 0);
+    stream_->synchronize();
+  }
+  EXPECT_FALSE(account_->epoch(0).has_value());
+  EXPECT_TRUE(account_->epoch(1).has_value());
+  EXPECT_EQ(account_->total().epochs, 65U);
 }
 
 /// A link of known speed. Margins are wide: what is checked is which of two figures is many times the other.

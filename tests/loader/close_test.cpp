@@ -1,14 +1,18 @@
 #include "loader/faulty_fixture.hpp"
 #include "support/fork.hpp"
+#include "support/gate.hpp"
 
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <future>
 #include <latch>
+#include <memory>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -57,6 +61,69 @@ TEST_P(LoaderEnds, ClosingEndsNextInOtherThreads) {
   EXPECT_EQ(loader.stats().batches, 3U);
   EXPECT_EQ(loader.state().consumed, 24U);
   for (const DeviceBatch& batch : held) expect_stored(dataset_, read(batch));
+}
+
+TEST_P(LoaderEnds, AClosedLoaderStaysClosedWhereItWouldStayAnyway) {
+  Loader loader(dataset_, *device_, {.batch_size = 8});
+  loader.close();
+  EXPECT_THROW(loader.start_epoch(0), Closed);
+  EXPECT_THROW(loader.restore(loader.state()), Closed);
+}
+
+TEST_P(LoaderEnds, SeveralThreadsMayCloseALoaderAtOnce) {
+  for (int round = 0; round < 5; ++round) {
+    Loader loader(dataset_, *device_, {.batch_size = 8});
+    std::latch together{3};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        together.arrive_and_wait();
+        loader.close();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_THROW(static_cast<void>(loader.next(*stream_)), Closed);
+  }
+}
+
+TEST_P(LoaderEnds, CopiesAreWaitedForThoughClosingFailed) {
+  GatedStream gate(*device_);
+  faulty_->hold_back_next_copy(gate.word());
+  auto loader = std::make_unique<Loader>(dataset_, *faulty_device_,
+                                         LoaderOptions{.batch_size = 8, .gather = GatherPath::host});
+  const DeviceBatch batch = std::move(*loader->next(*stream_));
+  const std::size_t unlocked = faulty_->calls(Entry::host_unregister);
+  const auto unlocks = [&] { return faulty_->calls(Entry::host_unregister) - unlocked; };
+  faulty_->fail(Entry::stream_synchronize);
+  EXPECT_THROW(loader->close(), DeviceError);
+  const std::size_t waits = faulty_->calls(Entry::stream_synchronize);
+  auto ended = std::async(std::launch::async, [&] { loader.reset(); });
+  while (faulty_->calls(Entry::stream_synchronize) == waits && unlocks() == 0) std::this_thread::yield();
+  EXPECT_EQ(unlocks(), 0U) << "a copy still reads the memory";
+  gate.open();
+  ended.get();
+  expect_stored(dataset_, read(batch));
+}
+
+TEST_P(LoaderEnds, SignalsAreForTheThreadsOfTheProgram) {
+  sigset_t before;
+  sigset_t after;
+  sigset_t reading;
+  std::atomic<bool> has_read{false};
+  const Dataset dataset(
+      {read_callback(dataset_.field(0), 80, [&](std::uint64_t index, std::span<std::byte> out) {
+        if (!has_read) pthread_sigmask(SIG_SETMASK, nullptr, &reading);
+        has_read = true;
+        dataset_.gather(0, std::span(&index, 1), out);
+        return out.size();
+      })});
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  Loader loader(dataset, *device_, {.batch_size = 8, .threads = 1});
+  pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  static_cast<void>(loader.next(*stream_));
+  EXPECT_EQ(sigismember(&before, SIGINT), 0);
+  EXPECT_EQ(sigismember(&after, SIGINT), 0);
+  EXPECT_EQ(sigismember(&reading, SIGINT), 1);
 }
 
 TEST_P(LoaderEnds, ALoaderMayGoAfterAnyNumberOfBatches) {
@@ -261,6 +328,7 @@ TEST_P(LoaderEnds, AChildOfForkIsToldAndEndsCleanly) {
                         says_forked([&] { static_cast<void>(loader->state()); }) &&
                         says_forked([&] { static_cast<void>(loader->batches_left()); }) &&
                         says_forked([&] { static_cast<void>(loader->stats()); }) &&
+                        says_forked([&] { static_cast<void>(loader->epoch_stats(0)); }) &&
                         says_forked([&] { static_cast<void>(loader->timeline()); });
       loader->close();
       batch.reset();

@@ -13,6 +13,8 @@
 #include <span>
 #include <stdexcept>
 #include <thread>
+#include <utility>
+#include <vector>
 
 /// What is still under way of a batch, or of resident rows, that failed half-way.
 namespace penstock::testing {
@@ -63,9 +65,8 @@ class LoaderFailedBatch : public FaultyLoaderTest {
     loader.emplace(dataset_, *faulty_device_, options());
     while (!fails) std::this_thread::yield();
     // Who asks records an event, too: that one is not to fail.
-    auto told = std::async(std::launch::async, [&] {
-      EXPECT_THROW(static_cast<void>(loader->next(*stream_)), DeviceError);
-    });
+    auto told = std::async(std::launch::async,
+                           [&] { EXPECT_THROW(static_cast<void>(loader->next(*stream_)), DeviceError); });
     const auto is_told = [&] { return told.wait_for(0s) == std::future_status::ready; };
     while (!is_told() && faulty_->calls(Entry::stream_synchronize) == 0) std::this_thread::yield();
     if (learns == Learns::by_waiting && faulty_->calls(Entry::stream_synchronize) != 0) gate.open();
@@ -119,22 +120,52 @@ TEST_P(LoaderFailedBatch, RowsUnderWayToTheDeviceAreReadBeforeTheirMemoryGoes) {
   GatedStream gate(*device_);
   std::atomic<std::size_t> waits{0};
   std::size_t unlocked = 0;
-  const Dataset dataset({read_callback({.name = "x", .dtype = DType::uint8, .shape = {std::size_t{1} << 20}},
-                                       kRowsOfABuffer + 1, [&](std::uint64_t index, std::span<std::byte> out) {
-                                         if (index < kRowsOfABuffer) return out.size();
-                                         unlocked = faulty_->calls(Entry::host_unregister);
-                                         waits = faulty_->calls(Entry::event_synchronize);
-                                         throw std::runtime_error("disk on fire");
-                                       })});
+  const Dataset dataset(
+      {read_callback({.name = "x", .dtype = DType::uint8, .shape = {std::size_t{1} << 20}},
+                     kRowsOfABuffer + 1, [&](std::uint64_t index, std::span<std::byte> out) {
+                       if (index < kRowsOfABuffer) return out.size();
+                       unlocked = faulty_->calls(Entry::host_unregister);
+                       waits = faulty_->calls(Entry::event_synchronize);
+                       throw std::runtime_error("disk on fire");
+                     })});
   faulty_->hold_back_next_copy(gate.word());
-  loader.emplace(dataset, *faulty_device_,
-                 LoaderOptions{.residency = Residency::parse("all"), .threads = 1});
+  loader.emplace(dataset, *faulty_device_, LoaderOptions{.residency = Residency::parse("all"), .threads = 1});
   const auto unlocks = [&] { return faulty_->calls(Entry::host_unregister) - unlocked; };
   while (waits == 0) std::this_thread::yield();
   while (faulty_->calls(Entry::event_synchronize) == waits && unlocks() == 0) std::this_thread::yield();
   EXPECT_EQ(unlocks(), 0U) << "a copy still reads the memory";
   gate.open();
   EXPECT_THROW(static_cast<void>(loader->next(*stream_)), Error);
+}
+
+TEST_P(LoaderFailedBatch, FactorsUnderWayAreReadBeforeTheirMemoryGoes) {
+  GatedStream gate(*device_);
+  faulty_->hold_back_next_copy(gate.word());
+  faulty_->fail(Entry::stream_synchronize);
+  LoaderOptions scaled = options();
+  scaled.device_budget_bytes = 0;
+  scaled.fields[0].scale = {2.0F};
+  auto told = std::async(std::launch::async,
+                         [&] { EXPECT_THROW(Loader(dataset_, *faulty_device_, scaled), DeviceError); });
+  const auto unlocks = [&] { return faulty_->calls(Entry::host_unregister); };
+  const auto is_told = [&] { return told.wait_for(0s) == std::future_status::ready; };
+  while (faulty_->calls(Entry::event_synchronize) == 0 && unlocks() == 0 && !is_told()) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(unlocks(), 0U) << "a copy still reads the memory";
+  gate.open();
+  told.get();
+  EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(LoaderFailedBatch, AFailureOfAnEarlierChunkOfResidentRowsIsTold) {
+  if (GetParam().name != "Host") GTEST_SKIP() << "once is enough for so much memory";
+  const std::vector<std::byte> zeros(std::size_t{65} << 20);
+  const Dataset dataset({read_array({.name = "x", .dtype = DType::uint8, .shape = {std::size_t{1} << 20}},
+                                    std::span(zeros), nullptr)});
+  faulty_->fail(Entry::copy);
+  Loader loader(dataset, *faulty_device_, {.residency = Residency::parse("all"), .threads = 1});
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), DeviceError);
 }
 
 TEST_P(LoaderFailedBatch, AFileCutShortBeforeItIsResidentIsAnError) {

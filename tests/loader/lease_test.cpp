@@ -301,9 +301,8 @@ TEST_P(LoaderLeases, NextIsToldWhenTheLastSlotIsLost) {
   const Stream other = device_->create_stream();
   auto batch = loader.next(*stream_);
   batch->use_on(other);
-  auto told = std::async(std::launch::async, [&] {
-    EXPECT_THROW(static_cast<void>(loader.next(other)), OutOfMemory);
-  });
+  auto told = std::async(std::launch::async,
+                         [&] { EXPECT_THROW(static_cast<void>(loader.next(other)), OutOfMemory); });
   faulty_->fail(Entry::event_create);
   EXPECT_THROW(batch->release(), DeviceError);
   EXPECT_EQ(told.wait_for(20s), std::future_status::ready);

@@ -45,6 +45,21 @@ TEST_P(LoaderLimits, ADeviceThatHasNoMemoryToGrowTheRingIsToldAsTheBudgetIs) {
   expect_stored(dataset_, read_epoch(loader));
 }
 
+TEST_P(LoaderLimits, ADeviceWithoutMemoryForARingWithoutASlotIsTold) {
+  faulty_->fail(Entry::device_allocate, 1, FaultyBackend::kForever,
+                [] { throw OutOfMemory("memory of a device", 7, 5, 3); });
+  EXPECT_THROW(Loader(dataset_, *faulty_device_, {.batch_size = 8}), OutOfMemory);
+  faulty_->heal();
+  EXPECT_EQ(faulty_->live(), LiveHandles{});
+}
+
+TEST_P(LoaderLimits, ABatchThatExceedsAnyMemoryIsRefused) {
+  const std::uint64_t samples = std::uint64_t{1} << 60;
+  const Dataset dataset({read_callback({.name = "x", .dtype = DType::uint8, .shape = {16}}, samples,
+                                       [](std::uint64_t, std::span<std::byte> out) { return out.size(); })});
+  EXPECT_THROW(Loader(dataset, *device_, {.batch_size = samples}), InvalidArgument);
+}
+
 TEST_P(LoaderLimits, WhatDoesNotFitIsNamedWithBothSizes) {
   const std::size_t budget = 40000;
   const auto refusal = [&](LoaderOptions options) -> OutOfMemory {

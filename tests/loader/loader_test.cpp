@@ -149,6 +149,14 @@ TEST_P(LoaderBytes, SlotsStayUntilTheConsumersWorkIsDone) {
   EXPECT_EQ(first_difference(pinned.bytes(), expected), -1);
 }
 
+TEST_P(LoaderBytes, ABatchKnowsItsFields) {
+  Loader loader(small_dataset(), *device_, {.batch_size = 8});
+  const auto batch = loader.next(*stream_);
+  EXPECT_EQ(batch->field(1).name, small_dataset().field(1).name);
+  EXPECT_THROW(static_cast<void>(batch->field(batch->field_count())), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(batch->field("no such field")), InvalidArgument);
+}
+
 TEST_P(LoaderBytes, AddressesAreThoseOfFixedSlots) {
   const Dataset dataset = small_dataset(640);
   Loader loader(dataset, *device_, {.batch_size = 8, .prefetch_depth = 2});

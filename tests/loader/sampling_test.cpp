@@ -196,6 +196,20 @@ TEST_P(LoaderSampling, AnyEpochCanBeStarted) {
   expect_epoch(4);
 }
 
+TEST_P(LoaderSampling, SeveralThreadsMayGoElsewhereAtOnce) {
+  const Dataset dataset({random_field("x", DType::uint8, {5}, 30, 8)});
+  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true});
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i] {
+      for (std::uint64_t epoch = 1; epoch < 40; ++epoch) loader.start_epoch(3 * epoch + i);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(loader.state().consumed, 0U);
+  EXPECT_EQ(take(loader, dataset, kAll).size(), 30U);
+}
+
 TEST_P(LoaderSampling, AStateOfAnotherDatasetIsRefusedAndChangesNothing) {
   const Dataset dataset({random_field("x", DType::uint8, {5}, 30, 8)});
   Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .seed = 5});

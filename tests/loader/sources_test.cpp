@@ -135,11 +135,49 @@ TEST_P(LoaderSources, AMappedFileIsReadByTheDeviceAlone) {
 
 TEST_P(LoaderSources, WithoutMemoryForCopiesArraysAreLockedWhereTheyLie) {
   const Dataset dataset = samples(0, 100, false);
-  faulty_->fail(Entry::host_register, 1, 1, [] { throw Unsupported("no locking today"); });
-  faulty_->fail(Entry::host_allocate, 1, 1, [] { throw OutOfMemory("locked memory", 1, 1, 0); });
-  Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true});
-  EXPECT_TRUE(locked(array()));
+  const auto no_memory = [] { throw OutOfMemory("locked memory", 1, 1, 0); };
+  const auto no_locking = [] { throw Unsupported("no locking today"); };
+  for (const std::function<void()>& refusal : {std::function<void()>(no_memory), {no_locking}}) {
+    faulty_->fail(Entry::host_register, 1, 1, no_locking);
+    faulty_->fail(Entry::host_allocate, 1, 1, refusal);
+    Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true});
+    EXPECT_TRUE(locked(array()));
+    expect_stored(dataset, read_epoch(loader));
+  }
+}
+
+TEST_P(LoaderSources, MemoryThatCannotBeLockedIsGatheredByTheHost) {
+  const Dataset dataset = samples(0, 100, false);
+  LoaderOptions options{.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0};
+  const auto no_locking = [] { throw Unsupported("no locking today"); };
+  faulty_->fail(Entry::host_register, 1, 1, no_locking);
+  Loader loader(dataset, *faulty_device_, options);
+  EXPECT_THAT(loader.describe()[0], HasSubstr("no locking today"));
+  EXPECT_FALSE(locked(array()));
   expect_stored(dataset, read_epoch(loader));
+  options.gather = GatherPath::zero_copy;
+  faulty_->fail(Entry::host_register, 1, 1, no_locking);
+  EXPECT_THROW(Loader(dataset, *faulty_device_, options), Unsupported);
+}
+
+TEST_P(LoaderSources, AnArrayThatOthersLockedInPartIsNotReadAsIfTheyHadLockedItAll) {
+  Backend& backend = device_->backend();
+  backend.host_register(memory_.get(), kPage, false);
+  {
+    const Dataset dataset = samples(0, 100, false);
+    Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0});
+    expect_stored(dataset, read_epoch(loader));
+  }
+  backend.host_unregister(memory_.get());
+}
+
+TEST_P(LoaderSources, ValuesThatAreNotAlignedAreGatheredByTheHost) {
+  const Dataset dataset({read_array({.name = "x", .dtype = DType::int16, .shape = {50}},
+                                    array().subspan(1, 100 * kSample), nullptr)});
+  Loader loader(dataset, *faulty_device_,
+                {.batch_size = 8, .fields = {{.name = "x", .to = DType::float32}}, .narrow = false});
+  EXPECT_THAT(loader.describe()[0], HasSubstr("not aligned"));
+  EXPECT_EQ(read_epoch(loader).size(), 13U);
 }
 
 TEST(LoaderSourcesArray, LiesInItsAllocation) {
