@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <future>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -158,16 +159,6 @@ TEST_P(LoaderFailedBatch, FactorsUnderWayAreReadBeforeTheirMemoryGoes) {
   EXPECT_EQ(faulty_->live(), LiveHandles{});
 }
 
-TEST_P(LoaderFailedBatch, AFailureOfAnEarlierChunkOfResidentRowsIsTold) {
-  if (GetParam().name != "Host") GTEST_SKIP() << "once is enough for so much memory";
-  const std::vector<std::byte> zeros(std::size_t{65} << 20);
-  const Dataset dataset({read_array({.name = "x", .dtype = DType::uint8, .shape = {std::size_t{1} << 20}},
-                                    std::span(zeros), nullptr)});
-  faulty_->fail(Entry::copy);
-  Loader loader(dataset, *faulty_device_, {.residency = Residency::parse("all"), .threads = 1});
-  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), DeviceError);
-}
-
 TEST_P(LoaderFailedBatch, AFileCutShortBeforeItIsResidentIsAnError) {
   const test::TempDirectory directory;
   const auto path = directory.write("x.npy", test::npy("|u1", "(40, 4096)", random_bytes(40 * 4096, 3)));
@@ -180,6 +171,16 @@ TEST_P(LoaderFailedBatch, AFileCutShortBeforeItIsResidentIsAnError) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("cut short"));
   }
+}
+
+TEST(LoaderFailedChunk, AnEarlierOneOfResidentRowsIsTold) {
+  const std::vector<std::byte> zeros(std::size_t{65} << 20);
+  const Dataset dataset({read_array({.name = "x", .dtype = DType::uint8, .shape = {std::size_t{1} << 20}},
+                                    std::span(zeros), nullptr)});
+  const auto backend = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  backend->fail(Entry::copy);
+  Loader loader(dataset, Device(backend), {.residency = Residency::parse("all"), .threads = 1});
+  EXPECT_THROW(static_cast<void>(loader.next(Device(backend).create_stream())), DeviceError);
 }
 
 }  // namespace
