@@ -1,3 +1,5 @@
+#include "data/file.hpp"
+
 #include "data/file_reader.hpp"
 #include "data/packed.hpp"
 #include "data/support.hpp"
@@ -5,8 +7,11 @@
 #include <penstock/core/log.hpp>
 #include <penstock/data/open_dataset.hpp>
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <numeric>
 #include <string_view>
 
@@ -126,6 +131,51 @@ TEST_F(Files, ACutWhileLoadedIsAnError) {
   std::filesystem::resize_file(path, 300);
   expect_error<Error>([&] { return read_file(file, {"x", DType::uint8, {10}}, 0, 100, {}); },
                       {"x.bin was cut short while it was read", "ends at byte 300, not 1000"});
+}
+
+TEST_F(Files, AreClosedWhenTheLastHandleGoes) {
+  const auto path = directory_.write("x.bin", test::random_bytes(10, 6));
+  int descriptor = -1;
+  {
+    const File file(path);
+    const File copy = file;
+    descriptor = copy.descriptor();
+    EXPECT_EQ(::fcntl(descriptor, F_GETFD), FD_CLOEXEC);
+  }
+  EXPECT_EQ(::fcntl(descriptor, F_GETFD), -1);
+}
+
+TEST_F(Files, AReadThatTheSystemRefusesIsAnError) {
+  const File file("/proc/self/mem");  // nothing is mapped at its beginning
+  std::array<std::byte, 16> bytes;
+  expect_error<Error>([&] { return file.read(0, bytes); }, {"/proc/self/mem", "16 bytes at byte 0 failed"});
+}
+
+TEST_F(Files, PagesThatCannotBeHadAreRefused) {
+  expect_error<OutOfMemory>([] { return HostPages(std::size_t{1} << 60).bytes().size(); }, {"host memory"});
+}
+
+TEST_F(Files, PagesAndMappingsGoWithTheirReader) {
+  const auto path = directory_.write("x.bin", test::random_bytes(1000, 6));
+  for (const std::uint64_t load_limit : {std::uint64_t{0}, std::uint64_t{1} << 20}) {
+    auto reader = read_raw(path, {"x", DType::uint8, {10}}, 0, {load_limit});
+    auto* const data = const_cast<std::byte*>(reader->memory().data());
+    unsigned char present = 0;
+    EXPECT_EQ(::mincore(data, 1, &present), 0);
+    reader.reset();
+    EXPECT_EQ(::mincore(data, 1, &present), -1);
+  }
+}
+
+TEST_F(Files, AMappingThatCannotBeHadLeavesTheFileToBeRead) {
+  const auto data = test::random_bytes(1000, 6);
+  const File file(directory_.write("x.bin", data));
+  const auto reader = read_file(file, {"x", DType::uint64, {}}, 0, std::uint64_t{1} << 45, {0});
+  EXPECT_FALSE(reader->is_file_mapping());
+  EXPECT_TRUE(reader->memory().empty());
+  const Dataset dataset({reader});
+  const std::vector<std::uint64_t> some = {3, 0};
+  EXPECT_EQ(test::gather(dataset, 0, some), test::pick(data, 8, some));
 }
 
 TEST_F(Files, SmallFilesAreLoadedAndOutliveTheirFile) {

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -146,6 +147,28 @@ TEST_P(LoaderLeases, NextWaitsForLeasesOfAnotherThread) {
   EXPECT_EQ(batch->index(), 3U);
   expect_intact(*batch);
   holder.join();
+}
+
+TEST_P(LoaderLeases, WhoHoldsALeaseWaitsForThoseOfAThreadThatDoesNotWait) {
+  Loader loader(dataset_, *device_, limited(3));
+  const auto mine = loader.next(*stream_);
+  std::promise<void> let_go;
+  std::promise<void> taken;
+  std::thread holder([&] {
+    const auto batches = take(loader, 2);
+    taken.set_value();
+    let_go.get_future().wait();
+  });
+  taken.get_future().wait();
+  bool asked = false;
+  std::optional<DeviceBatch> batch;
+  EXPECT_NO_THROW(batch = loader.next(*stream_, [&] {
+    if (!std::exchange(asked, true)) let_go.set_value();
+  }));
+  EXPECT_TRUE(asked);
+  if (!asked) let_go.set_value();
+  holder.join();
+  if (batch) expect_intact(*batch);
 }
 
 TEST_P(LoaderLeases, NextWaitsForLeasesThatWereHandedOver) {
@@ -288,9 +311,17 @@ TEST_P(LoaderLeases, ASlotWhoseLastUseCannotBeMarkedIsNotUsedAgain) {
   batch->use_on(other);
   faulty_->fail(Entry::event_create);
   EXPECT_THROW(batch->release(), DeviceError);
+  std::byte* second_slot = nullptr;
+  {
+    DeviceBatch second = std::move(*loader.next(*stream_));
+    second_slot = second.field(0).data;
+    second.use_on(other);
+    faulty_->fail(Entry::event_create);
+  }
   for (int epoch = 0; epoch < 2; ++epoch) {
     while (const auto later = loader.next(*stream_)) {
       EXPECT_NE(later->field(0).data, slot);
+      EXPECT_NE(later->field(0).data, second_slot);
       expect_intact(*later);
     }
   }

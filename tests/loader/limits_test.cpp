@@ -82,6 +82,7 @@ TEST_P(LoaderLimits, WhatDoesNotFitIsNamedWithBothSizes) {
   const OutOfMemory batch = refusal({.batch_size = 150});
   EXPECT_GE(batch.asked(), 150U * 308);
   EXPECT_EQ(batch.free(), budget);
+  EXPECT_THAT(batch.what(), HasSubstr("one batch does not fit"));
   EXPECT_EQ(faulty_->live(), LiveHandles{});
 }
 

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <future>
@@ -276,6 +278,29 @@ TEST_F(PoolTest, ABufferLetGoWhileUpstreamRefusesServesWhoWaits) {
     throw OutOfMemory("upstream", bytes, 0, 0);
   };
   EXPECT_EQ(pool.allocate_wait(kMiB / 2).size(), kMiB / 2);
+}
+
+TEST_F(PoolTest, UpstreamIsNotAskedAgainForWhatItRefused) {
+  Pool pool = make_pool({.budget_bytes = kMiB, .segment_bytes = kMiB});
+  hooks_->before_allocate = [](std::size_t bytes) { throw OutOfMemory("upstream", bytes, 0, 0); };
+  EXPECT_THROW(static_cast<void>(pool.allocate(kMiB)), OutOfMemory);
+  EXPECT_EQ(upstream_->attempts(), 1u);
+}
+
+TEST_F(PoolTest, AReservationWaitsForAnAllocationThatGrows) {
+  Pool pool = make_pool({.budget_bytes = kMiB, .segment_bytes = kMiB});
+  std::promise<void> entered;
+  hooks_->before_allocate = [&](std::size_t) {
+    if (upstream_->attempts() != 1) return;
+    entered.set_value();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
+    while (upstream_->attempts() == 1 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  };
+  auto allocation = std::async(std::launch::async, [&] { return pool.allocate(kMiB); });
+  entered.get_future().wait();
+  EXPECT_THROW(pool.reserve(kMiB), OutOfMemory);
+  EXPECT_EQ(allocation.get().size(), kMiB);
+  EXPECT_EQ(upstream_->peak_bytes(), kMiB);
 }
 
 TEST_F(PoolTest, ThePoolMayGoBeforeItsBuffers) {

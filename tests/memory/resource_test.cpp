@@ -20,6 +20,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace penstock {
@@ -159,6 +160,38 @@ TEST_P(ResourceTest, AFailingDriverLeavesNothingMapped) {
     EXPECT_THROW(static_cast<void>(resource.allocate(kGiB / 32, 256)), DeviceError);
   }
   EXPECT_LT(mappings(), before + kGiB / 8);
+}
+
+TEST_P(ResourceTest, PinnedMemoryThatCannotBeMappedIsRefused) {
+  PinnedResource resource(*faulty_);
+  try {
+    static_cast<void>(resource.allocate(std::size_t{1} << 60, 256));
+    FAIL();
+  } catch (const OutOfMemory& error) {
+    EXPECT_THAT(error.what(), HasSubstr("refuses to map"));
+  }
+  EXPECT_EQ(backend_->calls(Entry::host_register), 0u);
+}
+
+TEST_P(ResourceTest, PinnedMemoryIsUnmappedWhenItGoesBack) {
+  PinnedResource resource(*faulty_);
+  void* const data = resource.allocate(kMiB, 256);
+  unsigned char present = 0;
+  EXPECT_EQ(mincore(data, page_bytes(), &present), 0);
+  resource.deallocate(data, kMiB, 256);
+  EXPECT_EQ(mincore(data, page_bytes(), &present), -1);
+}
+
+TEST_P(ResourceTest, ThreadsShareADeviceResource) {
+  DeviceResource resource(*faulty_);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 20; ++round) resource.deallocate(resource.allocate(64, 4096), 64, 4096);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(backend_->live(), testing::LiveHandles{});
 }
 
 TEST_P(ResourceTest, DeviceMemoryIsAlignedAsAsked) {
