@@ -5,9 +5,12 @@
 #include "support/gate.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <span>
+#include <thread>
 #include <vector>
 
 /// What the account says about a feed whose figures are known.
@@ -151,10 +154,18 @@ TEST(StallPartsTest, AStallIsDividedAmongTheStagesOfItsBatch) {
 }
 
 TEST_P(LoaderAccount, BatchesAreTimedAfterAnyNumberOfRestarts) {
-  Loader loader(dataset_, *device_, {.batch_size = 8, .threads = 1});
+  std::atomic<int> third_batches{0};
+  const Dataset dataset(
+      {read_callback(dataset_.field(0), 90, [&](std::uint64_t index, std::span<std::byte> out) {
+        third_batches += index == 16 ? 1 : 0;
+        dataset_.gather(0, std::span(&index, 1), out);
+        return out.size();
+      })});
+  Loader loader(dataset, *device_, {.batch_size = 8, .threads = 1});
   for (int i = 0; i < 150; ++i) {
     static_cast<void>(loader.next(*stream_));
-    loader.start_epoch(0);
+    while (third_batches <= i) std::this_thread::yield();
+    loader.start_epoch(0);  // drops the second, at least
   }
   read_epoch(loader);
   stream_->synchronize();

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
@@ -33,6 +34,18 @@ namespace penstock::testing {
 namespace {
 
 using namespace std::chrono_literals;
+
+/// Whether `body` returns true in a child, which is ended where it hangs.
+[[maybe_unused]] bool succeeds_in_child(auto&& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    _exit(body() ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
 class LoaderEnds : public FaultyLoaderTest {
  protected:
@@ -319,9 +332,7 @@ TEST_P(LoaderEnds, AChildOfForkIsToldAndEndsCleanly) {
         dataset_, *device_,
         LoaderOptions{.batch_size = 8, .residency = Residency::parse(way.residency), .gather = way.gather});
     auto batch = loader->next(*stream_);
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(30);
+    const bool good = succeeds_in_child([&] {
       const bool told = says_forked([&] { static_cast<void>(loader->next(*stream_)); }) &&
                         says_forked([&] { loader->start_epoch(0); }) &&
                         says_forked([&] { loader->restore({}); }) &&
@@ -333,11 +344,9 @@ TEST_P(LoaderEnds, AChildOfForkIsToldAndEndsCleanly) {
       loader->close();
       batch.reset();
       loader.reset();
-      _exit(told ? 0 : 1);
-    }
-    int status = -1;
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << way << ", status " << status;
+      return told;
+    });
+    EXPECT_TRUE(good) << way;
     expect_stored(dataset_, read(*batch));
     batch.reset();
     EXPECT_EQ(read_epoch(*loader).size(), 9U);
@@ -361,15 +370,35 @@ TEST_P(LoaderEnds, AChildOfForkIsNotCaughtInTheLockOfWhoWaitsForABatch) {
   });
   std::thread other([&] { EXPECT_THROW(static_cast<void>(loader.next(stream)), DeviceError); });
   locked.get_future().wait();
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(5);
+  EXPECT_TRUE(succeeds_in_child([&] {
     batch.reset();
-    _exit(0);
-  }
-  int status = -1;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+    return says_forked([&] { loader.start_epoch(0); }) &&
+           says_forked([&] { static_cast<void>(loader.state()); });
+  }));
+  forked.set_value();
+  other.join();
+#endif
+}
+
+TEST_P(LoaderEnds, AChildOfForkIsNotCaughtInTheLockOfTheStatistics) {
+#ifdef PENSTOCK_TEST_SANITIZED
+  GTEST_SKIP() << "the sanitizer's own locks may be held in the child";
+#else
+  Loader loader(dataset_, *faulty_device_, {.batch_size = 8});
+  const auto batch = loader.next(*stream_);
+  std::promise<void> locked;
+  std::promise<void> forked;
+  faulty_->fail(Entry::event_query, 1, 1, [&] {
+    locked.set_value();
+    forked.get_future().wait();
+  });
+  std::thread other([&] { EXPECT_THROW(static_cast<void>(loader.stats()), DeviceError); });
+  locked.get_future().wait();
+  const std::function<void()> calls[] = {
+      [&] { static_cast<void>(loader.next(*stream_)); }, [&] { static_cast<void>(loader.stats()); },
+      [&] { static_cast<void>(loader.epoch_stats(0)); }, [&] { static_cast<void>(loader.timeline()); }};
+  EXPECT_TRUE(succeeds_in_child(
+      [&] { return std::ranges::all_of(calls, [](auto& call) { return says_forked(call); }); }));
   forked.set_value();
   other.join();
 #endif
