@@ -85,21 +85,6 @@ void Sampler::start_epoch(std::uint64_t epoch) {
   taken_ = 0;
 }
 
-void SampleRun::fill(std::span<std::uint64_t> indices) const {
-  if (indices.size() < count) {
-    throw InvalidArgument(
-        fmt::format("The next batch has {} indices, but there is room for {}: make room for batch_size.",
-                    count, indices.size()));
-  }
-  const auto batch = indices.first(static_cast<std::size_t>(count));
-  if (order) return order->fill(first, stride, batch);
-  std::uint64_t position = first;
-  for (std::uint64_t& index : batch) {
-    index = position < size ? position : position % size;
-    position += stride;
-  }
-}
-
 SampleRun Sampler::peek() const noexcept {
   const std::uint64_t stride = options_.shard.world_size;
   return {.order = order_,
@@ -120,11 +105,6 @@ std::size_t Sampler::next(std::span<std::uint64_t> indices) {
   run.fill(indices);
   taken_ += run.count;
   return static_cast<std::size_t>(run.count);
-}
-
-std::uint64_t Sampler::index_at(std::uint64_t position) const noexcept {
-  position %= sample_count_;
-  return order_ ? (*order_)(position) : position;
 }
 
 SamplerState Sampler::state() const noexcept {

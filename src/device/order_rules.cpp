@@ -17,14 +17,15 @@ void require(bool holds, std::string_view message) {
 }  // namespace
 
 void check_order(const OrderRequest& request) {
-  require(request.size != 0 && request.size <= KeyedPermutation::kMaximumSize,
+  const SampleRun& run = request.run;
+  require(run.size != 0 && run.size <= KeyedPermutation::kMaximumSize,
           "it takes between 1 and 2^62 elements");
-  require(!request.order || request.order->size() == request.size, "the permutation has another size");
+  require(!run.order || run.order->size() == run.size, "the permutation has another size");
   std::uint64_t end = 0;
-  require(!__builtin_mul_overflow(request.count, request.stride, &end) &&
-              !__builtin_add_overflow(end, request.first, &end) && end < std::uint64_t{1} << 63,
+  require(!__builtin_mul_overflow(run.count, run.stride, &end) &&
+              !__builtin_add_overflow(end, run.first, &end) && end < std::uint64_t{1} << 63,
           "its positions end past 2^63");
-  if (request.count == 0) return;
+  if (run.count == 0) return;
   require(request.indices != nullptr, "there is nowhere to write the indices");
   require(reinterpret_cast<std::uintptr_t>(request.indices) % sizeof(std::uint64_t) == 0,
           "the indices are not aligned to their type");

@@ -183,13 +183,7 @@ void Producer::enqueue_row_copies(const Part& part, std::byte* destination, cons
 }
 
 void Producer::enqueue_order(const DeviceSlot& slot, const SampleRun& run, const Stream& stream) const {
-  device_.backend().fill_order({.order = run.order,
-                                .size = run.size,
-                                .first = run.first,
-                                .stride = run.stride,
-                                .count = run.count,
-                                .indices = slot.indices},
-                               stream.native());
+  device_.backend().fill_order({run, slot.indices}, stream.native());
 }
 
 void Producer::enqueue_plain_copies(const DeviceSlot& slot, const Stage& stage, std::size_t count,

@@ -15,10 +15,10 @@ constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
 
 /// What the contract says, one position at a time.
 std::vector<std::uint64_t> expected_indices(const OrderRequest& request) {
-  std::vector<std::uint64_t> indices(request.count);
-  for (std::uint64_t i = 0; i < request.count; ++i) {
-    const std::uint64_t position = (request.first + i * request.stride) % request.size;
-    indices[i] = request.order ? (*request.order)(position) : position;
+  std::vector<std::uint64_t> indices(request.run.count);
+  for (std::uint64_t i = 0; i < request.run.count; ++i) {
+    const std::uint64_t position = (request.run.first + i * request.run.stride) % request.run.size;
+    indices[i] = request.run.order ? (*request.run.order)(position) : position;
   }
   return indices;
 }
@@ -26,7 +26,7 @@ std::vector<std::uint64_t> expected_indices(const OrderRequest& request) {
 /// Computes the order into device memory and compares every index, and the bytes around them.
 void expect_order(const Device& device, const Stream& stream, OrderRequest request) {
   constexpr std::size_t kMargin = 64;
-  const std::size_t bytes = request.count * sizeof(std::uint64_t);
+  const std::size_t bytes = request.run.count * sizeof(std::uint64_t);
   Backend& backend = device.backend();
   const DeviceBytes target(device, bytes + 2 * kMargin);
   const PinnedBytes result(device, target.size());
@@ -39,8 +39,8 @@ void expect_order(const Device& device, const Stream& stream, OrderRequest reque
   const auto indices = expected_indices(request);
   if (bytes != 0) std::memcpy(expected.data() + kMargin, indices.data(), bytes);
   EXPECT_TRUE(same_bytes(expected, result.bytes()))
-      << (request.order ? "shuffled" : "plain") << " order of " << request.size << ", " << request.count
-      << " indices from " << request.first << " by " << request.stride;
+      << (request.run.order ? "shuffled" : "plain") << " order of " << request.run.size << ", "
+      << request.run.count << " indices from " << request.run.first << " by " << request.run.stride;
 }
 
 TEST_P(Contract, OrderIsTheHostsForEverySize) {
@@ -54,16 +54,16 @@ TEST_P(Contract, OrderIsTheHostsForEverySize) {
   for (const std::uint64_t size : sizes) {
     for (const bool shuffled : {true, false}) {
       OrderRequest request;
-      if (shuffled) request.order.emplace(size, random(), random());
-      request.size = size;
-      request.first = random() % size;
-      request.stride = 1 + random() % 5;
-      request.count = 1 + random() % 600;
+      if (shuffled) request.run.order.emplace(size, random(), random());
+      request.run.size = size;
+      request.run.first = random() % size;
+      request.run.stride = 1 + random() % 5;
+      request.run.count = 1 + random() % 600;
       expect_order(device(), stream(), request);
       // Past the end of the order, and in steps of about its size.
-      request.first = random() % (kEnd / 2);
-      request.count = 1 + random() % 100;
-      request.stride = random() % std::min(2 * size, kEnd / 2 / request.count);
+      request.run.first = random() % (kEnd / 2);
+      request.run.count = 1 + random() % 100;
+      request.run.stride = random() % std::min(2 * size, kEnd / 2 / request.run.count);
       expect_order(device(), stream(), request);
       if (HasFailure()) return;
     }
@@ -73,16 +73,16 @@ TEST_P(Contract, OrderIsTheHostsForEverySize) {
 TEST_P(Contract, OrderOfAnyCountComesWhole) {
   const KeyedPermutation order(5000, 3, 4);
   for (const std::uint64_t count : {0u, 1u, 31u, 32u, 33u, 255u, 256u, 257u, 4999u, 5000u}) {
-    expect_order(device(), stream(), {.order = order, .size = 5000, .count = count});
+    expect_order(device(), stream(), {.run = {.order = order, .size = 5000, .count = count}});
   }
   // More than a GPU has threads, so that threads come to their turn again, once or often around the order.
   for (const auto& [size, stride] : {std::pair{std::uint64_t{1009}, std::uint64_t{1}},
                                      {(std::uint64_t{1} << 18) + 1, 3},
                                      {(std::uint64_t{1} << 41) + 15, 1000000000000}}) {
     OrderRequest request{
-        .order = std::nullopt, .size = size, .first = size / 2, .stride = stride, .count = 400000};
+        .run = {.order = std::nullopt, .size = size, .first = size / 2, .stride = stride, .count = 400000}};
     expect_order(device(), stream(), request);
-    request.order.emplace(size, 5, 6);
+    request.run.order.emplace(size, 5, 6);
     expect_order(device(), stream(), request);
   }
 }
@@ -93,7 +93,8 @@ TEST_P(Contract, OrderIsComputedInTurnAndItsRequestIsCopied) {
   {
     Gate gate(device());
     gate.hold(stream());
-    OrderRequest request{.order = KeyedPermutation(1000, 1, 2), .size = 1000, .first = 7, .count = 100};
+    OrderRequest request{
+        .run = {.order = KeyedPermutation(1000, 1, 2), .size = 1000, .first = 7, .count = 100}};
     request.indices = static_cast<std::uint64_t*>(backend().device_address(indices.data()));
     expected = expected_indices(request);
     backend().fill_order(request, stream().native());
@@ -112,7 +113,7 @@ TEST_P(Contract, GatherTakesAnOrderThatTheDeviceComputed) {
   const DeviceBytes indices(device(), kRows * sizeof(std::uint64_t));
   const DeviceBytes result(device(), rows.size());
   upload(source.data(), rows);
-  OrderRequest order{.order = KeyedPermutation(kRows, 8, 9), .size = kRows, .count = kRows};
+  OrderRequest order{.run = {.order = KeyedPermutation(kRows, 8, 9), .size = kRows, .count = kRows}};
   order.indices = reinterpret_cast<std::uint64_t*>(indices.data());
   GatherRequest request;
   request.source = source.data();
@@ -135,9 +136,7 @@ TEST_P(Contract, OrderRefusesWhatItCannotDo) {
   const DeviceBytes block(device(), 4096);
   upload(block.data(), random_bytes(4096, 902));
   const auto before = download(block.data(), block.size());
-  const OrderRequest good{.order = KeyedPermutation(100, 1, 1),
-                          .size = 100,
-                          .count = 4,
+  const OrderRequest good{.run = {.order = KeyedPermutation(100, 1, 1), .size = 100, .count = 4},
                           .indices = reinterpret_cast<std::uint64_t*>(block.data())};
   const auto refused = [&](auto change) {
     OrderRequest request = good;
@@ -146,14 +145,14 @@ TEST_P(Contract, OrderRefusesWhatItCannotDo) {
   };
   refused([](OrderRequest& r) { r.indices = nullptr; });
   refused([&](OrderRequest& r) { r.indices = reinterpret_cast<std::uint64_t*>(block.data() + 4); });
-  refused([](OrderRequest& r) { r.size = 99; });
-  refused([](OrderRequest& r) { r.order.reset(), r.size = 0; });
-  refused([](OrderRequest& r) { r.order.reset(), r.size = KeyedPermutation::kMaximumSize + 1; });
-  refused([](OrderRequest& r) { r.first = kEnd - 4; });
-  refused([](OrderRequest& r) { r.stride = kEnd / 4; });
-  refused([](OrderRequest& r) { r.stride = kEnd / 2 + 1; });
+  refused([](OrderRequest& r) { r.run.size = 99; });
+  refused([](OrderRequest& r) { r.run.order.reset(), r.run.size = 0; });
+  refused([](OrderRequest& r) { r.run.order.reset(), r.run.size = KeyedPermutation::kMaximumSize + 1; });
+  refused([](OrderRequest& r) { r.run.first = kEnd - 4; });
+  refused([](OrderRequest& r) { r.run.stride = kEnd / 4; });
+  refused([](OrderRequest& r) { r.run.stride = kEnd / 2 + 1; });
   OrderRequest empty = good;
-  empty.count = 0;
+  empty.run.count = 0;
   backend().fill_order(empty, stream().native());
   EXPECT_TRUE(same_bytes(before, download(block.data(), block.size())));
 }

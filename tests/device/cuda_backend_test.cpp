@@ -97,8 +97,9 @@ class CudaBackend : public CudaTest {
          }},
         {"cuLaunchKernel",
          [&b, s, this] {
-           b.fill_order(
-               {.order = std::nullopt, .count = 1, .indices = reinterpret_cast<std::uint64_t*>(memory_)}, s);
+           b.fill_order({.run = {.order = std::nullopt, .count = 1},
+                         .indices = reinterpret_cast<std::uint64_t*>(memory_)},
+                        s);
          }},
     };
   }

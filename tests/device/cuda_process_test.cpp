@@ -84,7 +84,8 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
         });
         refused([&] {
           backend.fill_order(
-              {.order = std::nullopt, .count = 1, .indices = static_cast<std::uint64_t*>(memory)}, s);
+              {.run = {.order = std::nullopt, .count = 1}, .indices = static_cast<std::uint64_t*>(memory)},
+              s);
         });
         refused([&] { static_cast<void>(open()); });
         backend.device_free(memory);

@@ -57,7 +57,7 @@ TEST(HostBackend, KernelsAreRefusedPageableMemory) {
   EXPECT_THROW(device.backend().gather(request, stream.native()), DeviceError);
   EXPECT_THROW(device.backend().fill(ordinary.data(), 0, 16, stream.native()), DeviceError);
   OrderRequest order;
-  order.count = 1;
+  order.run.count = 1;
   order.indices = reinterpret_cast<std::uint64_t*>(ordinary.data());
   EXPECT_THROW(device.backend().fill_order(order, stream.native()), DeviceError);
   const CopyPiece piece{ordinary.data(), target.data(), 16};
@@ -99,8 +99,8 @@ TEST(HostBackend, KernelsMustStayInside) {
   gather_refused([&](GatherRequest& r) { r.indices = reinterpret_cast<std::uint64_t*>(end(8)); });
   gather_refused([&](GatherRequest& r) { r.scale = reinterpret_cast<const float*>(end(28)); });
   gather_refused([&](GatherRequest& r) { r.shift = reinterpret_cast<const float*>(end(28)); });
-  const OrderRequest order{
-      .order = std::nullopt, .size = 10, .count = 4, .indices = reinterpret_cast<std::uint64_t*>(end(24))};
+  const OrderRequest order{.run = {.order = std::nullopt, .size = 10, .count = 4},
+                           .indices = reinterpret_cast<std::uint64_t*>(end(24))};
   refused([&] { backend.fill_order(order, stream.native()); });
   PinnedBytes table(device, sizeof(CopyPiece));
   refused([&] { backend.copy_pieces(table.as<CopyPiece>(), 2, stream.native()); });
@@ -420,7 +420,8 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
   locked[1] = {};
   const GatherRequest gather{
       .source = &source, .source_rows = 1, .row_elements = 8, .count = 1, .destination = &target};
-  const OrderRequest order{.order = std::nullopt, .size = 9, .first = 1, .count = 1, .indices = &target};
+  const OrderRequest order{.run = {.order = std::nullopt, .size = 9, .first = 1, .count = 1},
+                           .indices = &target};
   const auto stream = HostStream::start(core);
   stream->enqueue(WaitValueWork{&word, 1});
   stream->enqueue(CopyWork{&target, &source, 8, CopyDirection::h2d, nullptr});

@@ -221,8 +221,8 @@ TEST_F(Late, GatherAndFillAreLateToo) {
 
 TEST_F(Late, OrdersAreLateToo) {
   OrderRequest request;
-  request.size = 100;
-  request.count = 100;
+  request.run.size = 100;
+  request.run.count = 100;
   request.indices = result.as<std::uint64_t>();
   backend.fill_order(request, stream.native());
   EXPECT_TRUE(poisoned(result.bytes().first(800)));

@@ -92,20 +92,6 @@ Result gather_bytes(const GatherBytesArguments& a, bool aligned) {
   });
 }
 
-enum Type : std::uint32_t {
-  kUint8 = 1,
-  kInt8,
-  kUint16,
-  kInt16,
-  kUint32,
-  kInt32,
-  kUint64,
-  kInt64,
-  kFloat16,
-  kBfloat16,
-  kFloat32
-};
-
 std::size_t bytes_of(std::uint32_t type) {
   switch (type) {
     case kUint8:

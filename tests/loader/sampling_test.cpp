@@ -33,8 +33,10 @@ std::vector<std::uint64_t> order_of(std::uint64_t samples, std::uint64_t epoch, 
                                     std::uint64_t seed) {
   Sampler sampler(samples, {.shuffle = shuffle, .seed = seed});
   sampler.start_epoch(epoch);
+  SampleRun run = sampler.next_run();
+  run.count = samples;
   std::vector<std::uint64_t> order(samples);
-  for (std::uint64_t i = 0; i < samples; ++i) order[i] = sampler.index_at(i);
+  run.fill(order);
   return order;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/core/permutation.hpp>
+#include <penstock/core/sample_run.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -40,19 +40,6 @@ struct SamplerState {
   friend bool operator==(const SamplerState&, const SamplerState&) = default;
 };
 
-/// The samples of one batch, as positions of its epoch's order: `count` of them, from `first` in steps of
-/// `stride`, wrapping around after `size`. Stands for itself: it needs no sampler.
-struct SampleRun {
-  std::optional<KeyedPermutation> order;  ///< nullopt: sample = position
-  std::uint64_t size = 1;
-  std::uint64_t first = 0;
-  std::uint64_t stride = 1;
-  std::uint64_t count = 0;
-
-  /// Writes the index of each sample. Throws InvalidArgument where `indices` holds fewer than `count`.
-  void fill(std::span<std::uint64_t> indices) const;
-};
-
 /// Says which samples make the batches of each epoch, in constant memory. An epoch's order follows from
 /// (seed, epoch) alone. Not thread-safe; cheap to copy.
 class Sampler {
@@ -80,9 +67,6 @@ class Sampler {
   std::size_t next(std::span<std::uint64_t> indices);
   /// The same without writing indices: a run whose count is 0 at the epoch's end.
   [[nodiscard]] SampleRun next_run() noexcept;
-
-  /// The index at `position` of the current epoch's order over all ranks; positions wrap around.
-  [[nodiscard]] std::uint64_t index_at(std::uint64_t position) const noexcept;
 
   /// After the batches that next() has given out. A loader that runs ahead keeps the state with each batch.
   [[nodiscard]] SamplerState state() const noexcept;

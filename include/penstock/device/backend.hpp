@@ -1,7 +1,7 @@
 #pragma once
 
 #include <penstock/core/dtype.hpp>
-#include <penstock/core/permutation.hpp>
+#include <penstock/core/sample_run.hpp>
 #include <penstock/device/memory_kind.hpp>
 #include <penstock/device/topology.hpp>
 
@@ -91,14 +91,9 @@ struct GatherRequest {
   std::uint32_t blocks = 0;
 };
 
-/// The samples at positions of an order, written as a gather takes them:
-///   indices[i] = order((first + i * stride) mod size)
+/// The samples of a run, written as a gather takes them.
 struct OrderRequest {
-  std::optional<KeyedPermutation> order;  ///< of `size`; nullopt: each position is its own index
-  std::uint64_t size = 1;                 ///< 1 to 2^62
-  std::uint64_t first = 0;
-  std::uint64_t stride = 1;
-  std::uint64_t count = 0;           ///< first + count * stride stays below 2^63
+  SampleRun run;
   std::uint64_t* indices = nullptr;  ///< device memory, or the device's address of locked host memory
 };
 

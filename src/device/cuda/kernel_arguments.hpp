@@ -7,6 +7,23 @@
 /// 0 would be.
 namespace penstock::cuda {
 
+/// Element types as the kernels know them. The values are those of penstock::DType.
+enum Type : uint32_t {
+  kBoolean,
+  kUint8,
+  kInt8,
+  kUint16,
+  kInt16,
+  kUint32,
+  kInt32,
+  kUint64,
+  kInt64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64
+};
+
 /// For penstock_copy_pieces. `pieces` is an array of {source, destination, bytes}, 8 bytes each.
 struct CopyPiecesArguments {
   const void* pieces;
@@ -43,8 +60,8 @@ struct GatherWidenArguments {
   const float* shift;  ///< null: 0
   uint32_t channels;
   uint32_t channel_elements;
-  uint32_t from;  ///< a DType
-  uint32_t to;    ///< a DType
+  uint32_t from;  ///< a Type
+  uint32_t to;    ///< a Type
 };
 
 inline constexpr unsigned kFillOrderRounds = 12;

@@ -19,6 +19,16 @@ constexpr unsigned kBlocksPerMultiprocessor = 2;
 constexpr std::uint64_t kFewestPieceBlocks = 64;
 constexpr unsigned kFillOrderBlocksPerMultiprocessor = 8;
 
+constexpr bool is_same(DType dtype, Type type) { return static_cast<std::uint32_t>(dtype) == type; }
+
+static_assert(is_same(DType::boolean, kBoolean) && is_same(DType::uint8, kUint8) &&
+              is_same(DType::int8, kInt8) && is_same(DType::uint16, kUint16) &&
+              is_same(DType::int16, kInt16) && is_same(DType::uint32, kUint32) &&
+              is_same(DType::int32, kInt32) && is_same(DType::uint64, kUint64) &&
+              is_same(DType::int64, kInt64) && is_same(DType::float16, kFloat16) &&
+              is_same(DType::bfloat16, kBfloat16) && is_same(DType::float32, kFloat32) &&
+              is_same(DType::float64, kFloat64));
+
 std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) {
   return value / by + (value % by != 0 ? 1 : 0);
 }
@@ -156,19 +166,20 @@ void Kernels::gather_widen(const GatherRequest& request, std::uint64_t stride, S
 
 void Kernels::fill_order(const OrderRequest& request, Stream stream) const {
   static_assert(KeyedPermutation::kRounds == kFillOrderRounds);
-  if (request.count == 0) return;
+  const SampleRun& run = request.run;
+  if (run.count == 0) return;
   const auto blocks = static_cast<unsigned>(
-      std::clamp<std::uint64_t>(divide_up(request.count, kFillOrderThreads), 1,
+      std::clamp<std::uint64_t>(divide_up(run.count, kFillOrderThreads), 1,
                                 std::uint64_t{multiprocessors_} * kFillOrderBlocksPerMultiprocessor));
   FillOrderArguments arguments{};
   arguments.indices = request.indices;
-  arguments.count = request.count;
-  arguments.size = request.size;
-  arguments.first = request.first % request.size;
-  arguments.stride = request.stride % request.size;
-  arguments.turn = multiply_modulo(std::uint64_t{blocks} * kFillOrderThreads, arguments.stride, request.size);
-  if (request.order) {
-    const KeyedPermutation::Network& network = request.order->network();
+  arguments.count = run.count;
+  arguments.size = run.size;
+  arguments.first = run.first % run.size;
+  arguments.stride = run.stride % run.size;
+  arguments.turn = multiply_modulo(std::uint64_t{blocks} * kFillOrderThreads, arguments.stride, run.size);
+  if (run.order) {
+    const KeyedPermutation::Network& network = run.order->network();
     arguments.shuffled = 1;
     arguments.right_bits = network.right_bits;
     arguments.left_mask = network.left_mask;

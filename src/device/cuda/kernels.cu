@@ -24,23 +24,6 @@ constexpr unsigned kChunk = 16;
 constexpr unsigned kEveryLane = 0xffffffffu;
 constexpr uint64_t kNoRow = ~uint64_t{0};
 
-// The values of penstock::DType.
-enum Type : uint32_t {
-  kBoolean,
-  kUint8,
-  kInt8,
-  kUint16,
-  kInt16,
-  kUint32,
-  kInt32,
-  kUint64,
-  kInt64,
-  kFloat16,
-  kBfloat16,
-  kFloat32,
-  kFloat64
-};
-
 __device__ __forceinline__ uint4 load_chunk(const void* address) {
   return __ldg(static_cast<const uint4*>(address));
 }

@@ -145,14 +145,4 @@ void gather_on_host(const GatherRequest& request) noexcept {
   });
 }
 
-void fill_order_on_host(const OrderRequest& request) noexcept {
-  const std::span indices(request.indices, request.count);
-  if (request.order) return request.order->fill(request.first, request.stride, indices);
-  std::uint64_t position = request.first;
-  for (std::uint64_t& index : indices) {
-    index = position < request.size ? position : position % request.size;
-    position += request.stride;
-  }
-}
-
 }  // namespace penstock

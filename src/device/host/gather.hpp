@@ -14,7 +14,4 @@ void gather_on_host(const GatherRequest& request) noexcept;
 /// `of_source`.
 [[nodiscard]] std::uint64_t count_rows(const GatherRequest& request, bool of_head, bool of_source) noexcept;
 
-/// Carries out a checked fill_order on the calling thread.
-void fill_order_on_host(const OrderRequest& request) noexcept;
-
 }  // namespace penstock

@@ -367,8 +367,8 @@ void HostBackend::fill_order(const OrderRequest& request, StreamHandle stream) {
   enter("fill_order");
   check_order(request);
   HostStream& target = stream_of(stream);
-  if (request.count == 0) return;
-  require_reach(request.indices, request.count * sizeof *request.indices, true, "fill_order",
+  if (request.run.count == 0) return;
+  require_reach(request.indices, request.run.count * sizeof *request.indices, true, "fill_order",
                 "list of indices");
   enqueue(target, OrderWork{request});
 }

@@ -168,7 +168,8 @@ void HostStream::perform(const GatherWork& work, std::uint64_t /*ticket*/) {
 }
 
 void HostStream::perform(const OrderWork& work, std::uint64_t /*ticket*/) {
-  if (!abandoned_) fill_order_on_host(work.request);
+  const OrderRequest& request = work.request;
+  if (!abandoned_) request.run.fill({request.indices, request.run.count});
 }
 
 void HostStream::perform(const RecordWork& work, std::uint64_t ticket) {

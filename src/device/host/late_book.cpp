@@ -54,7 +54,7 @@ LateBook::Ranges LateBook::ranges_of(const Work& work) {
                    {bytes_at(request.shift), request.channels * sizeof(float)}};
     std::erase_if(ranges.read, [](const Range& range) { return range.begin == nullptr; });
   } else if (const auto* order = std::get_if<OrderWork>(&work)) {
-    ranges.written = {bytes_at(order->request.indices), order->request.count * sizeof(std::uint64_t)};
+    ranges.written = {bytes_at(order->request.indices), order->request.run.count * sizeof(std::uint64_t)};
   } else if (std::holds_alternative<PiecesWork>(work) || std::holds_alternative<HostFunctionWork>(work)) {
     ranges.anything = true;
   }
