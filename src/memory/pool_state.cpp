@@ -167,7 +167,6 @@ Buffer PoolState::allocate_wait(std::size_t bytes) {
 }
 
 bool PoolState::pending_could_serve(std::size_t need) const noexcept {
-  if (need > options_.budget_bytes) return false;
   const std::size_t left = options_.budget_bytes - statistics_.reserved_bytes;
   return arena_.pending_could_free(need, need > left ? need - left : 0);
 }

@@ -62,6 +62,11 @@ TEST_F(ArenaTest, CoalescesWithBothNeighboursButNotAcrossSegments) {
   EXPECT_EQ(arena_.largest_free(), 300u);
   EXPECT_EQ(arena_.take(301), arena_.end());
   EXPECT_EQ(arena_.idle_bytes(), 600u);
+  const auto lower = take(300);
+  const auto upper = take(300);
+  arena_.give(lower);
+  arena_.give(upper);
+  EXPECT_EQ(arena_.largest_free(), 300u) << "nor by its first block";
 }
 
 TEST_F(ArenaTest, RemovesIdleSegmentsSmallestFirstAndOnlyAsManyAsAsked) {
@@ -74,7 +79,10 @@ TEST_F(ArenaTest, RemovesIdleSegmentsSmallestFirstAndOnlyAsManyAsAsked) {
   const auto first = arena_.remove_idle(400);
   ASSERT_EQ(first.size(), 1u);
   EXPECT_EQ(first[0].data, at(1000));
+  const auto behind = take(1);
   arena_.give(used);
+  EXPECT_EQ(arena_.idle_bytes(), 1000u) << "another block of the segment is in use";
+  arena_.give(behind);
   const auto rest = arena_.remove_idle(5000);
   ASSERT_EQ(rest.size(), 2u);
   EXPECT_EQ(rest[0].bytes, 300u);

@@ -329,6 +329,9 @@ TEST_F(PoolTest, BuffersMove) {
   c = std::move(b);
   EXPECT_EQ(c.data(), where);
   EXPECT_EQ(pool.statistics().requested_bytes, 1000u) << "what c held before went back";
+  Buffer& itself = c;
+  c = std::move(itself);
+  EXPECT_EQ(c.data(), where);
   c.release();
   EXPECT_TRUE(c.empty());
   c.release();

@@ -132,6 +132,9 @@ TEST_P(ReleaseTest, ASteadyStateNeedsNoNewEvents) {
 
 TEST_P(ReleaseTest, AStreamOfAnotherDeviceMayReleaseToo) {
   Pool pool = make_pool(kMiB, kMiB);
+  const Stream own = device().create_stream();
+  pool.allocate(kMiB).release_after(own);
+  own.synchronize();
   const Device other = Device::open("host");
   const Stream stream = other.create_stream();
   Buffer buffer = pool.allocate(kMiB);
@@ -308,6 +311,9 @@ TEST_P(ReleaseFaultTest, AReleaseThatCannotBeMarkedWaitsForItsStream) {
     EXPECT_EQ(pool.statistics().used_bytes, 0u);
     EXPECT_EQ(pool.allocate(kMiB).size(), kMiB);
   }
+  const std::size_t events = backend_->calls(Entry::event_create);
+  pool.allocate(kMiB).release_after(stream);
+  EXPECT_EQ(backend_->calls(Entry::event_create), events) << "the event that could not be recorded is kept";
 }
 
 TEST_P(ReleaseFaultTest, MemoryThatMayStillBeWrittenIsNeverUsedAgain) {
@@ -348,6 +354,7 @@ TEST_P(ReleaseFaultTest, AReleaseWhoseStateCannotBeAskedFailsWhoNeedsIt) {
   EXPECT_THROW(static_cast<void>(pool.allocate_wait(kMiB)), DeviceError);
   EXPECT_THROW(pool.trim(), DeviceError);
   backend_->heal();
+  EXPECT_THROW(static_cast<void>(pool.allocate(2 * kMiB)), OutOfMemory) << "that failure is over";
   EXPECT_EQ(pool.allocate_wait(kMiB).size(), kMiB);
 }
 
