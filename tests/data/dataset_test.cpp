@@ -198,6 +198,10 @@ TEST(Dataset, RefusesWhatIsNoDataset) {
   expect_error<InvalidArgument>(
       [&] { Dataset({read_callback({"x", DType::float64, {std::size_t{1} << 61}}, 4, nothing)}); },
       {"'x'", "address space"});
+  const auto half = [&](const char* name) {
+    return read_callback({name, DType::uint8, {std::size_t{1} << 63}}, 4, nothing);
+  };
+  expect_error<InvalidArgument>([&] { Dataset({half("x"), half("y")}); }, {"address space"});
 }
 
 TEST(ArrayReader, KeepsBorrowedMemoryAliveAndReadsItInPlace) {
@@ -220,6 +224,9 @@ TEST(ArrayReader, RefusesAPartOfASample) {
   expect_error<InvalidArgument>(
       [] { static_cast<void>(read_array({"x", DType::int32, {3}}, std::vector<std::uint8_t>(25))); },
       {"25 bytes", "'x'", "12 bytes"});
+  expect_error<InvalidArgument>(
+      [] { static_cast<void>(read_array({"x", DType::int32, {0}}, std::vector<std::uint8_t>(25))); },
+      {"samples of 0 bytes"});
 }
 
 TEST(CallbackReader, NamesTheSampleWhenTheCallbackFails) {

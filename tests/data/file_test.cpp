@@ -51,6 +51,7 @@ TEST_F(Files, NpyErrorsSayWhereAndWhat) {
   };
   const auto data = test::random_bytes(24, 2);
   refuses(test::npy(">f4", "(2, 3)", data), {"x.npy, byte 20:", "big-endian", "astype('<f4')"});
+  refuses(test::npy("<f4", "(20000000000000000000,)", data), {"x.npy, byte", "a number past 2^64"});
   refuses(test::npy("|O", "(3,)", data), {"x.npy, byte 20:", "Python objects"});
   refuses(test::npy("<f4", "(2, 4)", data),
           {"x.npy, byte 152:", "32 bytes of data (2x4 of float32)", "24 bytes"});

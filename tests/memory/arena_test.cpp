@@ -91,6 +91,7 @@ TEST_F(ArenaTest, RemovesIdleSegmentsSmallestFirstAndOnlyAsManyAsAsked) {
 }
 
 TEST_F(ArenaTest, KnowsWhatPendingBlocksCouldFree) {
+  EXPECT_FALSE(arena_.pending_could_free(1, 0)) << "nothing pends";
   arena_.add({at(0), 400});
   const auto a = take(100);
   const auto b = take(100);

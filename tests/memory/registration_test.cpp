@@ -247,6 +247,7 @@ TEST_P(RegistrationTest, AfterARefusalEverythingWorksAsBefore) {
   std::string why;
   EXPECT_FALSE(Registration::attempt(*faulty_, memory.page(0), memory.bytes(), &why));
   EXPECT_EQ(why, "raise ulimit -l");
+  EXPECT_EQ(backend_->calls(Entry::host_unregister), 0u) << "nothing was registered";
   backend_->fail(Entry::device_address);
   EXPECT_THROW(Registration(*faulty_, memory.page(0), memory.bytes()), DeviceError);
   EXPECT_EQ(registrations(), 0u);

@@ -70,6 +70,23 @@ TEST(HostPagesTest, AreAlignedHugeAndPresentOnceTouched) {
   }
 }
 
+std::size_t mapped_bytes() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long low = 0;
+    unsigned long high = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &low, &high) == 2) bytes += high - low;
+  }
+  return bytes;
+}
+
+TEST(HostPagesTest, NothingIsLeftMapped) {
+  const std::size_t before = mapped_bytes();
+  for (int i = 0; i < 50; ++i) unmap_host_pages(map_host_pages(2 * kMiB + 4096), 2 * kMiB + 4096);
+  EXPECT_LT(mapped_bytes(), before + 8 * kMiB);
+}
+
 TEST(HostPagesTest, AMappingThatCannotBeIsRefused) {
   EXPECT_EQ(map_host_pages(std::size_t{1} << 60), nullptr);
   EXPECT_EQ(map_host_pages(~std::size_t{4095}), nullptr);
@@ -143,23 +160,13 @@ TEST_P(ResourceTest, WhereBothAreRefusedTheErrorSaysWhatToDo) {
 
 TEST_P(ResourceTest, AFailingDriverLeavesNothingMapped) {
   PinnedResource resource(*faulty_);
-  const auto mappings = [] {
-    std::ifstream maps("/proc/self/maps");
-    std::size_t bytes = 0;
-    for (std::string line; std::getline(maps, line);) {
-      unsigned long low = 0;
-      unsigned long high = 0;
-      if (std::sscanf(line.c_str(), "%lx-%lx ", &low, &high) == 2) bytes += high - low;
-    }
-    return bytes;
-  };
   backend_->fail(Entry::host_register, 1, 11);
   EXPECT_THROW(static_cast<void>(resource.allocate(kGiB / 32, 256)), DeviceError);
-  const std::size_t before = mappings();
+  const std::size_t before = mapped_bytes();
   for (int i = 0; i < 10; ++i) {
     EXPECT_THROW(static_cast<void>(resource.allocate(kGiB / 32, 256)), DeviceError);
   }
-  EXPECT_LT(mappings(), before + kGiB / 8);
+  EXPECT_LT(mapped_bytes(), before + kGiB / 8);
 }
 
 TEST_P(ResourceTest, PinnedMemoryThatCannotBeMappedIsRefused) {
@@ -199,11 +206,11 @@ TEST_P(ResourceTest, DeviceMemoryIsAlignedAsAsked) {
   EXPECT_EQ(resource.kind(), MemoryKind::device);
   std::vector<void*> held;
   for (int i = 0; i < 8; ++i) {
-    held.push_back(resource.allocate(1000, i % 2 == 0 ? 256 : 4096));
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(held.back()) % (i % 2 == 0 ? 256 : 4096), 0u);
+    held.push_back(resource.allocate(1000, i % 2 == 0 ? 256 : kMiB));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(held.back()) % (i % 2 == 0 ? 256 : kMiB), 0u);
     EXPECT_EQ(device().backend().kind_of(held.back()), MemoryKind::device);
   }
-  for (int i = 0; i < 8; ++i) resource.deallocate(held[i], 1000, i % 2 == 0 ? 256 : 4096);
+  for (int i = 0; i < 8; ++i) resource.deallocate(held[i], 1000, i % 2 == 0 ? 256 : kMiB);
   EXPECT_EQ(backend_->live(), testing::LiveHandles{});
 }
 
