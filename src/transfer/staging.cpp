@@ -175,7 +175,7 @@ std::optional<StagingRing::Task> StagingRing::next_task(std::unique_lock<std::mu
 
 std::optional<StagingRing::Task> StagingRing::find_task(const StagedJob* only) {
   const auto open_next = [&] {
-    return !jobs_.empty() && (only == nullptr || only == jobs_.front().get()) && open_slot(*jobs_.front());
+    return !jobs_.empty() && (only == nullptr || only == jobs_.front().get()) && open_slot();
   };
   // D2H: the wire is to have work before threads have.
   if (direction_ == CopyDirection::d2h && open_next()) {
@@ -198,11 +198,11 @@ std::optional<StagingRing::Task> StagingRing::find_task(const StagedJob* only) {
   }
 }
 
-bool StagingRing::open_slot(StagedJob& job) {
+bool StagingRing::open_slot() {
   Slot& slot = *slots_[opened_ % slots_.size()];
-  if (slot.job || !job.has_chunk()) return false;
+  if (slot.job) return false;
   slot.job = jobs_.front();
-  slot.chunk = job.take_chunk();
+  slot.chunk = slot.job->take_chunk();
   slot.granule =
       std::clamp(align_up(slot.chunk.bytes / options_.threads, 4096), kSmallestGranule, kLargestGranule);
   slot.handed_out = 0;
@@ -215,7 +215,7 @@ bool StagingRing::open_slot(StagedJob& job) {
 void StagingRing::perform(const Task& task) {
   try {
     if (task.fetch) {
-      fetch(*task.slot);
+      enqueue(*task.slot);
     } else {
       move_granule(task);
     }
@@ -224,11 +224,6 @@ void StagingRing::perform(const Task& task) {
     task.slot->job->fail(std::current_exception());
   }
   granule_done(*task.slot, task.bytes);
-}
-
-void StagingRing::fetch(Slot& slot) {
-  wait_for_copies(slot);
-  enqueue(slot);
 }
 
 void StagingRing::move_granule(const Task& task) {

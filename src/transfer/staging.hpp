@@ -72,9 +72,9 @@ class StagingRing {
   /// The next task; none when the ring stops. Waits with `lock` released.
   [[nodiscard]] std::optional<Task> next_task(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] std::optional<Task> find_task(const StagedJob* only = nullptr);
-  [[nodiscard]] bool open_slot(StagedJob& job);
+  /// For the next chunk of the foremost transfer, which has one: those that have none are ended first.
+  [[nodiscard]] bool open_slot();
   void perform(const Task& task);
-  void fetch(Slot& slot);
   void move_granule(const Task& task);
   void wait_for_copies(Slot& slot);
   /// Enqueues the chunk's copy, and marks the transfer as submitted where it was the last one.
