@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <fstream>
 #include <functional>
@@ -42,12 +41,22 @@ class Hold {
   bool open_ = false;
 };
 
+/// Whether a thread of this process sleeps now.
+inline bool is_asleep(pid_t thread) {
+  std::string text;
+  std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/stat"), text);
+  const std::size_t name_end = text.rfind(") ");
+  return name_end != std::string::npos && text[name_end + 2] == 'S';
+}
+
+inline pid_t this_thread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
+
 /// A thread that tells when it has come as far as it can.
 class Background {
  public:
   explicit Background(std::function<void()> body)
       : thread_([this, body = std::move(body)] {
-          id_ = static_cast<pid_t>(syscall(SYS_gettid));
+          id_ = this_thread();
           body();
           ended_ = true;
         }) {}
@@ -57,12 +66,9 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  /// Blocks until the thread has ended, or has slept for some milliseconds on end: it waits for another.
+  /// Blocks until the thread has ended, or was asleep at many looks on end: it waits for another.
   void wait_until_stuck() const {
-    using Clock = std::chrono::steady_clock;
-    auto awake = Clock::now();
-    while (!ended_ && Clock::now() - awake < std::chrono::milliseconds(3)) {
-      if (!sleeps()) awake = Clock::now();
+    for (int asleep = 0; !ended_ && asleep < 100; asleep = id_ != 0 && is_asleep(id_) ? asleep + 1 : 0) {
       std::this_thread::yield();
     }
   }
@@ -71,14 +77,6 @@ class Background {
   void join() { thread_.join(); }
 
  private:
-  [[nodiscard]] bool sleeps() const {
-    if (id_ == 0) return false;
-    std::string text;
-    std::getline(std::ifstream("/proc/self/task/" + std::to_string(id_) + "/stat"), text);
-    const std::size_t name_end = text.rfind(") ");
-    return name_end != std::string::npos && text[name_end + 2] == 'S';
-  }
-
   std::atomic<pid_t> id_{0};
   std::atomic<bool> ended_{false};
   std::thread thread_;

@@ -1,4 +1,5 @@
 #include "support/gate.hpp"
+#include "support/threads.hpp"
 #include "transfer/engine_fixture.hpp"
 
 #include <algorithm>
@@ -137,16 +138,20 @@ TEST_P(TransferEngineTest, DeviceToDevice) {
   EXPECT_EQ(first_difference(read(destination), bytes), -1);
 }
 
-// Fails on HostLate when the engine does not wait for its copies.
 TEST_P(TransferEngineTest, CopiesOnTheDeviceAreDoneWhenTheEngineHasGone) {
   const auto bytes = random_bytes(300000, 17);
   const Buffer source = on_device(bytes);
   for (const TransferPath path : {TransferPath::direct, TransferPath::packed}) {
     const Buffer destination = poisoned_on_device(bytes.size());
-    {
-      TransferEngine engine(*device_);
-      (void)engine.copy(destination.data(), source.data(), bytes.size(), {.path = path});
-    }
+    GatedStream gate(*device_);
+    auto engine = std::make_unique<TransferEngine>(*device_);
+    (void)engine->copy(destination.data(), source.data(), bytes.size(),
+                       {.path = path, .after = &gate.stream()});
+    Background going([&] { engine.reset(); });
+    going.wait_until_stuck();
+    EXPECT_FALSE(going.ended()) << transfer_path_name(path);
+    gate.open();
+    going.join();
     EXPECT_EQ(first_difference(read(destination), bytes), -1) << transfer_path_name(path);
   }
 }

@@ -101,9 +101,12 @@ TEST_P(EngineFaultTest, CancelledTransfersStopAndSaySo) {
     for (const bool h2d : {true, false}) {
       GatedStream gate(*faulty_device_);
       const CopyOptions options{.path = TransferPath::staged, .after = &gate.stream()};
+      const std::size_t waits = faulty_->calls(Entry::event_synchronize);
       const Transfer transfer = h2d ? engine.copy(device.data(), source.data(), source.size(), options)
                                     : engine.copy(back.data(), device.data(), source.size(), options);
-      EXPECT_TRUE(transfer.cancel());  // its slots are far fewer than its bytes, and none can move
+      // Both slots' copies are held back, and somebody waits for the first.
+      while (faulty_->calls(Entry::event_synchronize) == waits) std::this_thread::yield();
+      EXPECT_TRUE(transfer.cancel());
       gate.open();
       EXPECT_THROW(transfer.synchronize(), Closed);
       EXPECT_THROW((void)transfer.query(), Closed);

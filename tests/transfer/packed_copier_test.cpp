@@ -83,6 +83,20 @@ TEST_P(PackedCopierTest, UnpacksWhatIsQueuedBeforeItGoes) {
   }
 }
 
+TEST_P(PackedCopierTest, ItsThreadWakesToGo) {
+  const auto bytes = random_bytes(kWindow, 10);
+  const Buffer source = on_device(bytes);
+  std::vector<std::byte> destination(bytes.size());
+  auto copier = make_copier();
+  std::atomic<pid_t> unpacker{0};
+  faulty_->before(Entry::event_synchronize, [&] { unpacker = this_thread(); });
+  const auto state = bring_home(*copier, destination, source);
+  while (!state->query() || !is_asleep(unpacker)) std::this_thread::yield();
+  copier.reset();
+  faulty_->before(Entry::event_synchronize, {});
+  EXPECT_EQ(first_difference(destination, bytes), -1);
+}
+
 TEST_P(PackedCopierTest, WaitsForWhoeverUnpacksInItBeforeItGoes) {
   const auto bytes = random_bytes(2 * kWindow, 2);
   const Buffer source = on_device(bytes);
