@@ -57,7 +57,6 @@ Pool& Pool::operator=(Pool&&) noexcept = default;
 Buffer Pool::allocate(std::size_t bytes) { return state_->allocate(bytes); }
 Buffer Pool::allocate_wait(std::size_t bytes) { return state_->allocate_wait(bytes); }
 void Pool::reserve(std::size_t bytes) { state_->reserve(bytes); }
-std::size_t Pool::trim() { return state_->trim(); }
 PoolStatistics Pool::statistics() const { return state_->statistics(); }
 MemoryKind Pool::kind() const noexcept { return state_->kind(); }
 const Device& Pool::device() const noexcept { return state_->device(); }

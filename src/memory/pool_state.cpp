@@ -186,18 +186,6 @@ void PoolState::reserve(std::size_t bytes) {
   admit(segment);
 }
 
-std::size_t PoolState::trim() {
-  check_fork("trimming a pool");
-  {
-    Lock lock(mutex_);
-    reclaim_all();
-    const std::uint64_t later = next_ticket_;
-    while (!pending_.empty() && pending_.front().ticket < later) wait_for_change(lock);
-  }
-  const std::lock_guard growing(growing_);
-  return return_idle(kEverything);
-}
-
 PoolStatistics PoolState::statistics() const {
   check_fork("counting a pool");
   const Lock lock(mutex_);

@@ -34,7 +34,6 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   [[nodiscard]] Buffer allocate(std::size_t bytes);
   [[nodiscard]] Buffer allocate_wait(std::size_t bytes);
   void reserve(std::size_t bytes);
-  std::size_t trim();
   [[nodiscard]] PoolStatistics statistics() const;
   [[nodiscard]] MemoryKind kind() const noexcept { return upstream_->kind(); }
   [[nodiscard]] const Device& device() const noexcept { return device_; }

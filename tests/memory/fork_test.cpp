@@ -49,7 +49,7 @@ bool succeeds_in_child(Body&& body) {
 
 class ForkTest : public DeviceTest {};
 
-INSTANTIATE_TEST_SUITE_P(Devices, ForkTest, ::testing::ValuesIn(testing::kDeviceCases), testing::case_name);
+PENSTOCK_DEVICE_SUITE(ForkTest);
 
 TEST_P(ForkTest, AChildLetsGoOfEverythingQuietly) {
   const Stream stream = device().create_stream();
@@ -68,7 +68,7 @@ TEST_P(ForkTest, AChildLetsGoOfEverythingQuietly) {
   EXPECT_TRUE(succeeds_in_child([&] {
     const bool told = says_forked([&] { static_cast<void>(pinned->allocate(1)); }) &&
                       says_forked([&] { static_cast<void>(pinned->allocate_wait(1)); }) &&
-                      says_forked([&] { pinned->reserve(1); }) && says_forked([&] { pinned->trim(); }) &&
+                      says_forked([&] { pinned->reserve(1); }) &&
                       says_forked([&] { static_cast<void>(on_device->statistics()); }) &&
                       says_forked([&] { const Registration another(device(), memory.page(0), 1); });
     a.release();

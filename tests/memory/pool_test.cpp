@@ -112,9 +112,7 @@ TEST_F(PoolTest, LiveBuffersNeverOverlap) {
   }
   EXPECT_TRUE(std::ranges::all_of(held, check));
   held.clear();
-  const std::size_t reserved = pool.statistics().reserved_bytes;
-  EXPECT_EQ(pool.trim(), reserved);
-  EXPECT_EQ(upstream_->live(), 0u);
+  EXPECT_EQ(pool.statistics().used_bytes, 0u);
 }
 
 TEST_F(PoolTest, FreedNeighboursCoalesceInAnyOrder) {
@@ -208,22 +206,6 @@ TEST_F(PoolTest, ReservedMemoryServesLaterAllocations) {
   EXPECT_EQ(pool.statistics().reserved_bytes, 32 * kMiB);
 }
 
-TEST_F(PoolTest, TrimReturnsSegmentsWithoutBuffersAndNoOthers) {
-  Pool pool = make_pool({.budget_bytes = 32 * kMiB, .segment_bytes = 2 * kMiB});
-  EXPECT_EQ(pool.trim(), 0u);
-  Buffer a = pool.allocate(2 * kMiB);
-  Buffer b = pool.allocate(1000);
-  Buffer c = pool.allocate(2 * kMiB);
-  std::memset(b.data(), 0x5A, b.size());
-  a.release();
-  c.release();
-  EXPECT_EQ(pool.trim(), 4 * kMiB);
-  EXPECT_EQ(pool.statistics().reserved_bytes, 2 * kMiB);
-  EXPECT_EQ(upstream_->live_bytes(), 2 * kMiB);
-  EXPECT_TRUE(std::ranges::all_of(b.bytes(), [](std::byte byte) { return byte == std::byte{0x5A}; }));
-  EXPECT_EQ(pool.allocate(2 * kMiB).size(), 2 * kMiB);
-}
-
 TEST_F(PoolTest, AFailureOfUpstreamLeaksNothingAndTheNextCallWorks) {
   Pool pool = make_pool({.budget_bytes = 64 * kMiB, .segment_bytes = kMiB});
   std::size_t calls = 0;
@@ -245,8 +227,7 @@ TEST_F(PoolTest, AFailureOfUpstreamLeaksNothingAndTheNextCallWorks) {
   EXPECT_EQ(pool.statistics().upstream_allocations, 20u);
   EXPECT_EQ(upstream_->live_bytes(), 20 * kMiB);
   buffers.clear();
-  EXPECT_EQ(pool.trim(), 20 * kMiB);
-  EXPECT_EQ(upstream_->live(), 0u);
+  EXPECT_EQ(pool.statistics().used_bytes, 0u);
 }
 
 TEST_F(PoolTest, WhereUpstreamIsShortTheExactSizeIsAskedForAndIdleSegmentsGoBack) {
@@ -405,7 +386,6 @@ TEST_F(PoolTest, ThreadsMayHammerIt) {
           if (random() % 2 == 0) held.back().release_after(stream);
           held.pop_back();
         }
-        if (step % 300 == 0) pool.trim();
         EXPECT_LE(pool.statistics().reserved_bytes, 4 * kMiB);
       }
     };
@@ -413,10 +393,7 @@ TEST_F(PoolTest, ThreadsMayHammerIt) {
     for (unsigned i = 0; i < 4; ++i) threads.emplace_back(hammer, i);
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(damaged, 0);
-    pool.trim();
     EXPECT_EQ(pool.statistics().used_bytes, 0u);
-    EXPECT_EQ(pool.statistics().pending_bytes, 0u);
-    EXPECT_EQ(pool.statistics().reserved_bytes, 0u);
   }
   EXPECT_LE(upstream_->peak_bytes(), 4 * kMiB);
   EXPECT_EQ(upstream_->live(), 0u);

@@ -72,8 +72,7 @@ class RegistrationTest : public DeviceTest {
   std::optional<Device> faulty_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, RegistrationTest, ::testing::ValuesIn(testing::kDeviceCases),
-                         testing::case_name);
+PENSTOCK_DEVICE_SUITE(RegistrationTest);
 
 TEST_P(RegistrationTest, OverlapsAreKnownByThePage) {
   const Mapping memory(4);
@@ -199,7 +198,7 @@ TEST_P(RegistrationTest, AReadOnlyFileMappingIsRegisteredReadOnlyOrRefusedCleanl
   const Mapping memory(4, PROT_READ, file.handle());
   std::string why;
   const auto registration = Registration::attempt(*faulty_, memory.page(0) + 1, 3 * page_bytes(), &why);
-  if (!registration && std::string(GetParam().name) == "cuda") {
+  if (!registration && GetParam().name == "Cuda") {
     EXPECT_FALSE(why.empty());
     EXPECT_EQ(kind_of(memory.page(0)), MemoryKind::pageable);
     return;

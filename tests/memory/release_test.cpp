@@ -53,8 +53,7 @@ class ReleaseTest : public DeviceTest {
   std::shared_ptr<CountingResource> upstream_ = std::make_shared<CountingResource>(hooks_);
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, ReleaseTest, ::testing::ValuesIn(testing::kDeviceCases),
-                         testing::case_name);
+PENSTOCK_DEVICE_SUITE(ReleaseTest);
 
 TEST_P(ReleaseTest, MemoryIsNotHandedOutBeforeTheStreamIsDone) {
   Pool pool = make_pool(kMiB, kMiB);
@@ -235,23 +234,6 @@ TEST_P(ReleaseTest, AllocateWaitGivesWholeSegmentsBackForALargerOne) {
   EXPECT_LE(upstream_->peak_bytes(), 4 * kMiB);
 }
 
-TEST_P(ReleaseTest, TrimWaitsForPendingReleases) {
-  std::atomic<bool> opened{false};
-  Pool pool = make_pool(4 * kMiB, kMiB);
-  const Stream stream = device().create_stream();
-  Buffer a = pool.allocate(kMiB);
-  Buffer b = pool.allocate(kMiB);
-  Gate gate(device(), stream);
-  a.release_after(stream);
-  hooks_->before_deallocate = [&] { EXPECT_TRUE(opened); };
-  auto trim = std::async(std::launch::async, [&] { return pool.trim(); });
-  EXPECT_TRUE(is_waiting(trim));
-  opened = true;
-  gate.open();
-  ASSERT_TRUE(ends(trim));
-  EXPECT_EQ(trim.get(), kMiB);
-}
-
 TEST_P(ReleaseTest, MemoryGoesBackToUpstreamOnlyAfterItsLastWork) {
   std::atomic<bool> opened{false};
   auto pool = std::make_unique<Pool>(make_pool(4 * kMiB, kMiB));
@@ -287,8 +269,7 @@ class ReleaseFaultTest : public ReleaseTest {
   std::optional<Device> faulty_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, ReleaseFaultTest, ::testing::ValuesIn(testing::kDeviceCases),
-                         testing::case_name);
+PENSTOCK_DEVICE_SUITE(ReleaseFaultTest);
 
 TEST_P(ReleaseFaultTest, AReleaseThatCannotBeMarkedWaitsForItsStream) {
   Pool pool = make_faulty_pool();
@@ -328,7 +309,6 @@ TEST_P(ReleaseFaultTest, MemoryThatMayStillBeWrittenIsNeverUsedAgain) {
     EXPECT_EQ(pool.allocate(kMiB / 2).size(), kMiB / 2);
     EXPECT_THROW(static_cast<void>(pool.allocate(kMiB)), OutOfMemory);
     EXPECT_THROW(static_cast<void>(pool.allocate_wait(kMiB)), OutOfMemory);
-    EXPECT_EQ(pool.trim(), 0u);
   }
   EXPECT_EQ(upstream_->live(), 1u);
 }
@@ -352,7 +332,6 @@ TEST_P(ReleaseFaultTest, AReleaseWhoseStateCannotBeAskedFailsWhoNeedsIt) {
   EXPECT_EQ(pool.allocate(kMiB / 2).size(), kMiB / 2) << "served by what is free";
   EXPECT_THROW(static_cast<void>(pool.allocate(kMiB)), DeviceError);
   EXPECT_THROW(static_cast<void>(pool.allocate_wait(kMiB)), DeviceError);
-  EXPECT_THROW(pool.trim(), DeviceError);
   backend_->heal();
   EXPECT_THROW(static_cast<void>(pool.allocate(2 * kMiB)), OutOfMemory) << "that failure is over";
   EXPECT_EQ(pool.allocate_wait(kMiB).size(), kMiB);
@@ -383,7 +362,7 @@ class DataTest : public DeviceTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, DataTest, ::testing::ValuesIn(testing::kDeviceCases), testing::case_name);
+PENSTOCK_DEVICE_SUITE(DataTest);
 
 TEST_P(DataTest, ASourceLetGoIsReadBeforeItIsReused) {
   constexpr std::size_t kBytes = 64 * kKiB;

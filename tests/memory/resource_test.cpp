@@ -107,8 +107,7 @@ class ResourceTest : public DeviceTest {
   std::optional<Device> faulty_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, ResourceTest, ::testing::ValuesIn(testing::kDeviceCases),
-                         testing::case_name);
+PENSTOCK_DEVICE_SUITE(ResourceTest);
 
 TEST_P(ResourceTest, PinnedMemoryIsOneRegistrationThatTheDeviceKnows) {
   PinnedResource resource(*faulty_, 2);

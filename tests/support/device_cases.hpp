@@ -40,8 +40,8 @@ inline std::optional<Device> open_or_skip(const DeviceCase& device) {
   }
 }
 
-#define PENSTOCK_DEVICE_SUITE(Suite)                                     \
-  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(device_cases()), \
+#define PENSTOCK_DEVICE_SUITE(Suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(::penstock::testing::device_cases()), \
                            [](const auto& each) { return each.param.name; })
 
 }  // namespace penstock::testing

@@ -1,45 +1,57 @@
 #pragma once
 
 #include <penstock/device/device.hpp>
-#include <penstock/memory/pool.hpp>
 
 #include <atomic>
 #include <cstdint>
 
 namespace penstock::testing {
 
-/// A stream whose later work is held back until `open`. Opens itself at the end, so that nothing can hang on
-/// it.
-class GatedStream {
+/// Holds a stream's later work back until `open`. Opens itself at the end and waits for the stream, so that
+/// nothing can hang on it.
+class Gate {
  public:
-  explicit GatedStream(const Device& device)
+  /// The stream outlives the gate.
+  Gate(const Device& device, const Stream& stream)
       : device_(device),
-        pool_(make_pinned_pool(device, {.budget_bytes = 1 << 20, .segment_bytes = 4096})),
-        word_(pool_.allocate(4)),
-        stream_(device.create_stream()) {
-    std::atomic_ref(*word()).store(0);
-    device_.backend().stream_wait_value(stream_.native(), word(), 1);
+        stream_(stream),
+        word_(static_cast<std::uint32_t*>(device_.backend().host_allocate(sizeof(std::uint32_t)))) {
+    std::atomic_ref(*word_).store(0);
+    device_.backend().stream_wait_value(stream_.native(), word_, 1);
   }
-  ~GatedStream() {
+  ~Gate() {
     open();
     try {
       stream_.synchronize();
     } catch (...) {
     }
+    device_.backend().host_free(word_);
   }
-  GatedStream(const GatedStream&) = delete;
-  GatedStream& operator=(const GatedStream&) = delete;
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
 
-  void open() { std::atomic_ref(*word()).store(1); }
-  [[nodiscard]] const Stream& stream() const { return stream_; }
+  void open() { std::atomic_ref(*word_).store(1); }
   /// 1 once it is open, for other streams to wait for.
-  [[nodiscard]] std::uint32_t* word() const { return reinterpret_cast<std::uint32_t*>(word_.data()); }
+  [[nodiscard]] std::uint32_t* word() const { return word_; }
 
  private:
   Device device_;
-  Pool pool_;
-  Buffer word_;
+  const Stream& stream_;
+  std::uint32_t* word_;
+};
+
+/// A stream behind a gate of its own.
+class GatedStream {
+ public:
+  explicit GatedStream(const Device& device) : stream_(device.create_stream()), gate_(device, stream_) {}
+
+  void open() { gate_.open(); }
+  [[nodiscard]] const Stream& stream() const { return stream_; }
+  [[nodiscard]] std::uint32_t* word() const { return gate_.word(); }
+
+ private:
   Stream stream_;
+  Gate gate_;
 };
 
 }  // namespace penstock::testing

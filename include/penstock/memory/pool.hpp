@@ -39,9 +39,9 @@ struct PoolStatistics {
 /// Exact-size sub-allocation with a byte budget and event-gated reuse, over any resource. Best fit with
 /// coalescing; no power-of-two rounding. Memory whose last user was a stream is reused only after the event
 /// recorded at its release; the wait for one release does not hold up another. Thread-safe; the host does not
-/// block except in `allocate` for upstream, and in `trim`. Buffers keep the pool's memory alive: the pool
-/// object may go first; the last of them waits for pending releases. In a forked child allocations throw
-/// DeviceError, and the memory is left alone.
+/// block except in `allocate` for upstream. Buffers keep the pool's memory alive: the pool object may go
+/// first; the last of them waits for pending releases. In a forked child allocations throw DeviceError, and
+/// the memory is left alone.
 class Pool {
  public:
   Pool(Device device, std::shared_ptr<MemoryResource> upstream, PoolOptions options, std::string name);
@@ -60,9 +60,6 @@ class Pool {
   /// Sees to a free range of `bytes` now, from upstream where there is none, so that a later allocation of
   /// that much, or several of that sum, need not. Throws OutOfMemory.
   void reserve(std::size_t bytes);
-  /// Gives back every upstream segment no buffer lies in, waiting for pending releases. Returns bytes given
-  /// back.
-  std::size_t trim();
 
   [[nodiscard]] PoolStatistics statistics() const;
   [[nodiscard]] MemoryKind kind() const noexcept;
