@@ -267,6 +267,15 @@ TEST_P(LoaderFaults, AnyEntryOfTheDeviceMayFailAnywhere) {
                                     Entry::stream_wait_event}));
 }
 
+TEST_P(LoaderFaults, ABatchStaysWhereTheConsumersStreamCannotWaitForIt) {
+  const auto watched = std::make_shared<FaultyBackend>(device_->shared_backend());
+  const Stream stream = Device(watched).create_stream();
+  Loader loader(dataset_, *device_, {.batch_size = 8});
+  watched->fail(Entry::stream_wait_event);
+  EXPECT_THROW(static_cast<void>(loader.next(stream)), DeviceError);
+  EXPECT_EQ(indices_of(read_epoch(loader)), numbers(60));
+}
+
 TEST_P(LoaderFaults, ADeviceThatFailsForGoodCanBeLeft) {
   for (const Way& way : kWays) {
     for (const bool resident_first : {false, true}) {
