@@ -9,8 +9,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
-#include <iterator>
 #include <memory>
 #include <random>
 #include <thread>
@@ -106,6 +104,8 @@ TEST(HostBackend, KernelsMustStayInside) {
   refused([&] { backend.copy_pieces(table.as<CopyPiece>(), 2, stream.native()); });
   PinnedBytes word(device, 6);
   refused([&] { backend.stream_wait_value(stream.native(), word.as<std::uint32_t>() + 1, 0); });
+  auto* const misaligned = reinterpret_cast<std::uint32_t*>(word.data() + 1);
+  refused([&] { backend.stream_wait_value(stream.native(), misaligned, 0); });
 }
 
 TEST(HostBackend, MemorySharesNoPageWithTheProgramsOwn) {
@@ -437,20 +437,33 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
   EXPECT_EQ(locked[1].bytes, 0u);
 }
 
-/// Of this process.
-std::ptrdiff_t count_threads() {
-  const std::filesystem::directory_iterator tasks("/proc/self/task");
-  return std::distance(begin(tasks), end(tasks));
+std::atomic<int> threads_ended{0};
+
+/// A host function: counts the end of the stream's thread.
+void note_end_of_thread(void* /*unused*/) {
+  struct Note {
+    ~Note() { threads_ended.fetch_add(1); }
+  };
+  static thread_local const Note note;
 }
 
 TEST(HostBackend, ClosingTheDeviceEndsTheThreadOfItsDefaultStream) {
-  const auto before = count_threads();
+  const int before = threads_ended;
   {
     const Device device = Device::open("host:memory=1MiB");
+    device.backend().stream_host_function(nullptr, note_end_of_thread, nullptr);
     device.backend().stream_synchronize(nullptr);
-    EXPECT_GT(count_threads(), before);
+    EXPECT_EQ(threads_ended, before);
   }
-  EXPECT_TRUE(comes_true([&] { return count_threads() <= before; }));
+  EXPECT_TRUE(comes_true([&] { return threads_ended == before + 1; }));
+}
+
+TEST(HostBackend, ClosingTheDeviceLeavesRegisteredMemoryAlone) {
+  void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  Device::open("host:memory=1MiB").backend().host_register(page, 4096, false);
+  std::memset(page, 1, 4096);
+  munmap(page, 4096);
 }
 
 TEST(HostBackend, MemoryMayBeFreedByAHostFunctionOfTheStream) {
@@ -498,19 +511,20 @@ TEST(HostBackend, FreeingWhatIsNotThereIsNothing) {
 }
 
 TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {
-  const auto threads = count_threads();
+  const int before = threads_ended;
   std::weak_ptr<Backend> watched;
   {
     const Device device = Device::open("host:memory=1MiB");
     watched = device.shared_backend();
     const Stream stream = device.create_stream();
+    device.backend().stream_host_function(stream.native(), note_end_of_thread, nullptr);
     auto* const word = static_cast<std::uint32_t*>(device.backend().host_allocate(4));
     std::atomic_ref(*word).store(0);
     device.backend().stream_wait_value(stream.native(), word, 1);
     device.backend().stream_occupy(stream.native(), 1000);
   }
   EXPECT_TRUE(watched.expired());
-  EXPECT_TRUE(comes_true([&] { return count_threads() <= threads; }));
+  EXPECT_TRUE(comes_true([&] { return threads_ended == before + 1; }));
 }
 
 TEST(HostBackend, RandomProgramsGiveTheBytesOfTheirOrder) {
