@@ -374,10 +374,13 @@ TEST_F(CudaBackend, ForeignMemoryAndStreamsAreShared) {
   EXPECT_EQ(backend().kind_of(memory), MemoryKind::device);
   const auto bytes = random_bytes(kBytes, 3);
   std::vector<std::byte> back(kBytes, kPoison);
-  const Stream wrapped = device_.wrap_stream(foreign);
-  backend().copy(memory, bytes.data(), kBytes, CopyDirection::h2d, wrapped.native());
-  backend().copy(back.data(), memory, kBytes, CopyDirection::d2h, wrapped.native());
-  wrapped.synchronize();
+  {
+    const Stream wrapped = device_.wrap_stream(foreign);
+    backend().copy(memory, bytes.data(), kBytes, CopyDirection::h2d, wrapped.native());
+    backend().copy(back.data(), memory, kBytes, CopyDirection::d2h, wrapped.native());
+    wrapped.synchronize();
+  }
+  EXPECT_EQ(fake.live_streams(), 2) << "whoever made it destroys it";
   EXPECT_EQ(first_difference(bytes, back), -1);
   backend().device_free(memory);
   backend().stream_destroy(foreign);

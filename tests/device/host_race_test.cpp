@@ -153,6 +153,13 @@ TEST_F(Late, WhatPiecesReadIsNotPoisoned) {
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
+TEST_F(Late, WhatNothingUsesAnyMoreIsPoisoned) {
+  stream.synchronize();
+  backend.fill(slot.data(), 0, kBytes, stream.native());
+  EXPECT_TRUE(poisoned({slot.data(), kBytes}));
+  stream.synchronize();
+}
+
 TEST_F(Late, FreshMemoryOfTheDeviceShowsPoison) {
   const DeviceBytes fresh(device, 64);
   EXPECT_TRUE(poisoned({fresh.data(), 64}));
