@@ -21,8 +21,9 @@ import pytest
 LIBRARY = os.environ.get("PENSTOCK_FAKE_DRIVER", "")
 PATIENCE_S = 20
 
-# Bytes of an array that is packed with others on the calling thread, and of one that staging threads move.
-SMALL, LARGE = 1000, 3 << 20
+# Bytes of small and large arrays; and of one that staging memory does not hold, so that a part of it is not with the
+# driver yet when it was sent.
+SMALL, LARGE, ENDLESS = 1000, 3 << 20, 24 << 20
 SIZES = pytest.mark.parametrize("count", [SMALL, LARGE])
 GATHERS = pytest.mark.parametrize("gather", ["host", "zero-copy", "copy-engine"])
 LATE_NS, SOON_NS = 50_000_000, 5_000_000
@@ -30,11 +31,6 @@ LATE_NS, SOON_NS = 50_000_000, 5_000_000
 
 def random_bytes(count):
     return np.random.default_rng().integers(0, 256, count, dtype=np.uint8)
-
-
-def many_arrays():
-    """More than staging memory has slots: most of them are not with the driver yet when they were sent."""
-    return [random_bytes(300_000) for _ in range(24)]
 
 
 def wait_until_idle(engine):

@@ -12,13 +12,13 @@ import pytest
 import penstock
 from dlpack import Taken
 from fake_driver import (
+    ENDLESS,
     GATHERS,
     LARGE,
     SIZES,
     SMALL,
     SOON_NS,
     driver,
-    many_arrays,
     over_the_fake_driver,
     random_bytes,
     wait_until_idle,
@@ -100,11 +100,11 @@ def test_memory_that_a_stream_still_reads_is_not_used_again(count, protocol):
 @pytest.mark.parametrize("fails", [False, True])
 @over_the_fake_driver
 def test_memory_that_a_transfer_still_writes_is_not_used_again(fails):
-    tree = many_arrays()
-    engine = engine_with_room_for(sum(array.nbytes for array in tree))
-    # These go to the driver at once, before most of what was sent first.
-    sent = [random_bytes(200_000) for _ in range(30)]
-    driver.delay_copies(SOON_NS)
+    engine = engine_with_room_for(ENDLESS)
+    tree = [random_bytes(ENDLESS)]
+    # These go to the driver at once, before the rest of what was sent first.
+    sent = [random_bytes(200_000) for _ in range(ENDLESS // 200_192)]
+    driver.delay_copies(4 * SOON_NS)
     if fails:
         driver.fail("cuMemcpyHtoDAsync", 1, 2)
         tree.append(random_bytes(SMALL))
@@ -116,26 +116,25 @@ def test_memory_that_a_transfer_still_writes_is_not_used_again(fails):
 
 @over_the_fake_driver
 def test_sources_are_kept_while_they_are_read():
-    tree = many_arrays()
-    memory = mmap.mmap(-1, LARGE)
-    tree.append(np.frombuffer(memory, np.uint8))
-    owner = weakref.ref(memory)
+    engine = engine_for("cuda:0")
+    memory = mmap.mmap(-1, ENDLESS)
+    source, owner = np.frombuffer(memory, np.uint8), weakref.ref(memory)
     driver.delay_copies(SOON_NS)
-    arrays = send(tree)
-    del tree, memory
-    assert owner() is not None
-    wait_until_idle(engine_for("cuda:0"))
+    array = engine.send(source, expander_for(engine)).land()
+    del source, memory
+    assert engine.in_flight() == 1 and owner() is not None
+    wait_until_idle(engine)
     assert owner() is None
-    assert penstock.to_host(arrays[-1]).tobytes() == bytes(LARGE)
+    assert penstock.to_host(array).tobytes() == bytes(ENDLESS)
 
 
 @over_the_fake_driver
 def test_what_was_handed_out_is_there_after_its_engine_was_closed():
-    engine, sent = _core.Engine("cuda:0"), many_arrays()
-    driver.delay_copies(SOON_NS)
-    arrays = engine.send(sent, expander_for(engine)).land()
+    engine, sent = _core.Engine("cuda:0"), random_bytes(ENDLESS)
+    driver.delay("cuMemcpyHtoDAsync", SOON_NS // 2)  # the call itself: the stream is idle before most copies are queued
+    array = engine.send(sent, expander_for(engine)).land()
     engine.close()
-    assert [back.tobytes() for back in penstock.to_host(arrays)] == [array.tobytes() for array in sent]
+    assert penstock.to_host(array).tobytes() == sent.tobytes()
 
 
 @over_the_fake_driver
@@ -188,7 +187,8 @@ def test_a_capsule_that_was_taken_leaves_the_memory_to_its_taker(version):
 def test_a_stream_that_takes_a_loaders_batch_waits_for_it(gather, stream):
     samples = random_bytes(64 * 1000).reshape(64, 1000)
     driver.delay_copies()
-    batch = next(iter(penstock.Loader(samples, 64, device="cuda:0", gather=gather)))
+    loader = penstock.Loader(samples, 64, device="cuda:0", gather=gather)
+    batch = next(iter(loader))
     on = driver.stream() if stream == "own" else 0
     taken = take(batch, on or None)
     assert driver.read(on, taken.address, samples.size).bytes() == samples.tobytes()
@@ -200,7 +200,8 @@ def test_a_stream_that_takes_a_loaders_batch_waits_for_it(gather, stream):
 def test_a_loaders_batch_is_there_for_who_orders_nothing(gather, protocol):
     samples = random_bytes(64 * 1000).reshape(64, 1000)
     driver.delay_copies()
-    batch = next(iter(penstock.Loader(samples, 64, device="cuda:0", gather=gather)))
+    loader = penstock.Loader(samples, 64, device="cuda:0", gather=gather)
+    batch = next(iter(loader))
     if protocol == "to_host":
         assert penstock.to_host(batch).tobytes() == samples.tobytes()
         return

@@ -8,6 +8,7 @@ import pytest
 import penstock
 import stand_in_torch
 from fake_driver import (
+    ENDLESS,
     GATHERS,
     LARGE,
     LATE_NS,
@@ -15,7 +16,6 @@ from fake_driver import (
     SMALL,
     SOON_NS,
     driver,
-    many_arrays,
     over_the_fake_driver,
     random_bytes,
     wait_until_idle,
@@ -66,8 +66,8 @@ def test_to_host_waits_for_what_the_current_stream_writes(count):
 @pytest.mark.parametrize("waits", ["to_device", "to_host", "close"])
 @over_the_fake_driver_with_torch
 def test_python_runs_while_penstock_waits(waits):
-    engine, sent = _core.Engine("cuda:0"), many_arrays()
-    penstock.to_device(sent[0], "cuda:0")
+    engine, sent = _core.Engine("cuda:0"), random_bytes(ENDLESS)
+    penstock.to_device(sent[:SMALL], "cuda:0")
     with stand_in_torch.current(driver.stream()) as stream:
         driver.run_python(stream)
         if waits == "to_device":
@@ -82,7 +82,7 @@ def test_python_runs_while_penstock_waits(waits):
 @pytest.mark.parametrize("lands", [False, True])
 @over_the_fake_driver_with_torch
 def test_memory_is_pytorchs_again_when_the_order_of_the_streams_keeps_it(lands):
-    engine, sent = engine_for("cuda:0"), many_arrays()
+    engine, sent = engine_for("cuda:0"), random_bytes(ENDLESS)
     driver.delay_copies(SOON_NS)
     flight = engine.send(sent, expander_for(engine))
     if lands:
@@ -155,7 +155,8 @@ def test_the_current_stream_waits_for_a_loaders_batch(gather):
     stream = driver.stream()
     driver.delay_copies()
     with stand_in_torch.current(stream):
-        batch = next(iter(penstock.Loader(samples, 64, device="cuda:0", gather=gather)))
+        loader = penstock.Loader(samples, 64, device="cuda:0", gather=gather)
+        batch = next(iter(loader))
     assert driver.read(stream, batch.address, samples.size).bytes() == samples.tobytes()
 
 
