@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Removes the guards that tests/mutants lists, one at a time, and shows whether a test notices.
 
-mutants.py [--only REGEX] [--layer LAYER] [--jobs N] [--check]
+mutants.py [--only REGEX] [--layer LAYER] [--build PRESET] [--jobs N] [--check]
 
 A list, tests/mutants/LAYER.toml, holds tables [[guard]]:
 
@@ -91,7 +91,9 @@ def read_list(path: Path) -> list[Guard]:
     for entry in tomllib.loads(path.read_text()).get("guard", []):
         unknown = entry.keys() - KEYS
         if unknown or not {"name", "file", "text"} <= entry.keys():
-            raise Problem(f"{path.name}: {entry.get('name', entry)}: needs name, file and text; unknown: {sorted(unknown)}")
+            raise Problem(
+                f"{path.name}: {entry.get('name', entry)}: needs name, file and text; unknown: {sorted(unknown)}"
+            )
         guards.append(
             Guard(
                 layer=path.stem,
@@ -343,6 +345,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="REGEX", default="", help="guards whose place or name matches")
     parser.add_argument("--layer", help="one list alone")
+    parser.add_argument("--build", help="the guards of one preset alone: ci, asan, tsan or python")
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
     parser.add_argument("--check", action="store_true", help="only see that each text still stands in its file")
     options = parser.parse_args()
@@ -358,7 +361,9 @@ def main() -> int:
     chosen = [
         guard
         for guard in guards
-        if options.layer in (None, guard.layer) and re.search(options.only, f"{guard.place} {guard.name}")
+        if options.layer in (None, guard.layer)
+        and options.build in (None, guard.build)
+        and re.search(options.only, f"{guard.place} {guard.name}")
     ]
     to_run = [guard for guard in chosen if not guard.unnoticed]
     presets = {guard.build for guard in to_run}
