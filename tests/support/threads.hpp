@@ -1,10 +1,12 @@
 #pragma once
 
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <mutex>
@@ -66,9 +68,13 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  /// Blocks until the thread has ended, or was asleep at many looks on end: it waits for another.
-  void wait_until_stuck() const {
+  /// Blocks until the thread has ended or waits for another: it was asleep at many looks on end, or it spins,
+  /// as drivers do.
+  void wait_until_stuck() {
+    constexpr double kSpinningSeconds = 0.2;
+    const double begin = processor_seconds();
     for (int asleep = 0; !ended_ && asleep < 100; asleep = id_ != 0 && is_asleep(id_) ? asleep + 1 : 0) {
+      if (processor_seconds() - begin > kSpinningSeconds) return;
       std::this_thread::yield();
     }
   }
@@ -77,6 +83,15 @@ class Background {
   void join() { thread_.join(); }
 
  private:
+  /// What the thread has worked so far; 0 where it has ended.
+  [[nodiscard]] double processor_seconds() {
+    clockid_t clock{};
+    timespec time{};
+    if (pthread_getcpuclockid(thread_.native_handle(), &clock) != 0 || clock_gettime(clock, &time) != 0)
+      return 0;
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+  }
+
   std::atomic<pid_t> id_{0};
   std::atomic<bool> ended_{false};
   std::thread thread_;
