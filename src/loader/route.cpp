@@ -29,8 +29,7 @@ constexpr double kWorthProcessors = 2.0;
 void apply(Route& route, const FieldOptions& options) {
   if (options.to) route.to = *options.to;
   const bool scaled = !options.scale.empty() || !options.shift.empty();
-  if (!can_widen(route.stored.dtype, route.to) ||
-      (scaled && !can_widen(route.stored.dtype, DType::float32))) {
+  if (!can_widen(route.stored.dtype, route.to)) {
     throw InvalidArgument(fmt::format(
         "Field '{}' is stored as {} and cannot be delivered as {}: uint8, int8, int16, uint16, float16, "
         "bfloat16 and float32 widen to float16, bfloat16 and float32, integers to wider integers.",

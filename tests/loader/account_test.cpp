@@ -170,6 +170,7 @@ TEST_P(LoaderAccount, BatchesAreTimedAfterAnyNumberOfRestarts) {
   read_epoch(loader);
   stream_->synchronize();
   EXPECT_EQ(loader.stats().timed_batches, 150U + 12);
+  EXPECT_EQ(loader.stats().slots, 3U);
 }
 
 TEST_P(LoaderAccount, AFailedClockLosesNoBatchAndIsSaid) {
@@ -262,6 +263,15 @@ TEST_P(LoaderAccountAlone, ABatchWhoseArrivalCannotBeMarkedGoesUntimed) {
   EXPECT_NO_THROW(answer_with_batch(question));
   EXPECT_EQ(account_->total().batches, 1U);
   EXPECT_EQ(account_->total().timed_batches, 0U);
+  EXPECT_EQ(records(), before);
+}
+
+TEST_P(LoaderAccountAlone, TimesThatCannotBeReadCostNoRecord) {
+  const std::size_t before = records();
+  Account::Question question(*account_, *stream_);
+  answer_with_batch(question);
+  faulty_->fail(Entry::event_elapsed);
+  EXPECT_THROW(static_cast<void>(account_->total()), DeviceError);
   EXPECT_EQ(records(), before);
 }
 

@@ -78,17 +78,37 @@ TEST_P(LoaderSources, PagesOfSmallArraysAreLeftToTheirOtherOwners) {
 }
 
 TEST_P(LoaderSources, ASliceHasItsWholeArrayLocked) {
-  const std::size_t half = 241;
+  const std::size_t half = 246;  // less would be a small part of it
   const LoaderOptions options{.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0};
   const Dataset first = samples(0, half, true);
-  const Dataset second = samples(half * kSample, half, true);
+  const Dataset second = samples(array().size() - half * kSample, half, true);
   auto loader = std::make_unique<Loader>(first, *faulty_device_, options);
+  EXPECT_TRUE(locked(array()));
   EXPECT_FALSE(Registration::overlaps_in_part(*faulty_device_, array().data(), array().size()));
   expect_plain_copy(array().subspan(half * kSample));
   Loader other(second, *faulty_device_, options);
   expect_stored(first, read_epoch(*loader));
   loader.reset();
   expect_stored(second, read_epoch(other));
+}
+
+TEST_P(LoaderSources, FieldsThatShareAPageAreLockedTogether) {
+  const auto field = [&](const char* name, std::size_t first) {
+    return read_array({.name = name, .dtype = DType::uint8, .shape = {kSample}},
+                      array().subspan(first, 100 * kSample), nullptr);
+  };
+  const Dataset dataset({field("x", 0), field("y", 100 * kSample)});
+  Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0});
+  for (const std::string& line : loader.describe()) EXPECT_THAT(line, HasSubstr("zero-copy"));
+  expect_stored(dataset, read_epoch(loader));
+}
+
+TEST_P(LoaderSources, ASmallArrayBesideWhatIsLockedIsCopied) {
+  const Registration beside(*faulty_device_, array().data(), kPage);
+  const Dataset dataset = samples(kPage - 150, 100, false);
+  Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true});
+  EXPECT_THAT(loader.describe()[0], HasSubstr("zero-copy"));
+  expect_stored(dataset, read_epoch(loader));
 }
 
 TEST_P(LoaderSources, ASmallPartOfAnArrayIsGatheredByTheHost) {
