@@ -22,6 +22,8 @@ struct Member {
   std::string name;
   std::vector<std::byte> content;
   bool deflate = false;
+  std::vector<std::byte> extra{};  ///< of both headers
+  bool sizes_elsewhere = false;    ///< in the extra field, as in an archive of more than 4 GiB
 };
 
 /// A .zip archive's bytes.
@@ -36,20 +38,20 @@ std::vector<std::byte> zip(const std::vector<Member>& members) {
     put(common, member.deflate ? 8 : 0, 2);
     put(common, 0, 4);
     put(common, crc32_z(0, reinterpret_cast<const Bytef*>(member.content.data()), member.content.size()), 4);
-    put(common, data.size(), 4);
-    put(common, member.content.size(), 4);
+    put(common, member.sizes_elsewhere ? 0xFFFFFFFF : data.size(), 4);
+    put(common, member.sizes_elsewhere ? 0xFFFFFFFF : member.content.size(), 4);
     put(common, member.name.size(), 2);
-    put(common, 0, 2);
+    put(common, member.extra.size(), 2);
     const std::size_t offset = archive.size();
     put(archive, 0x04034b50, 4);
     archive = test::joined(test::joined(std::move(archive), common), test::bytes_of(member.name));
-    archive = test::joined(std::move(archive), data);
+    archive = test::joined(test::joined(std::move(archive), member.extra), data);
     put(directory, 0x02014b50, 4);
     put(directory, 20, 2);
     directory = test::joined(std::move(directory), common);
     put(directory, 0, 10);
     put(directory, offset, 4);
-    directory = test::joined(std::move(directory), test::bytes_of(member.name));
+    directory = test::joined(test::joined(std::move(directory), test::bytes_of(member.name)), member.extra);
   }
   const std::size_t offset = archive.size();
   archive = test::joined(std::move(archive), directory);
@@ -191,6 +193,43 @@ TEST_F(Archives, ErrorsNameTheMember) {
                       R"( "w": {"dtype": "U8", "shape": [20], "data_offsets": [4, 24]}})",
                       data),
           {"'v' has 4 and 'w' has 20"});
+}
+
+TEST_F(Archives, RecordsThatEndTooSoonAreNotReadPastTheirEnd) {
+  const auto data = test::random_bytes(24, 4);
+  Member member{"a.npy", test::npy("|u1", "(24,)", data)};
+  put(member.extra, 2, 2);  // a field of 80 bytes, of which none are there
+  put(member.extra, 80, 2);
+  EXPECT_EQ(read_all(open_dataset({directory_.write("x.npz", zip({member}))}), 0), data);
+  member.sizes_elsewhere = true;
+  member.extra.clear();
+  put(member.extra, 1, 2);
+  put(member.extra, 4, 2);
+  put(member.extra, 0, 4);
+  expect_error<Error>([&] { return open_dataset({directory_.write("x.npz", zip({member}))}); },
+                      {"x.npz, byte", "a number of 64 bits"});
+  auto archive = zip({{"a.npy", test::npy("|u1", "(24,)", data)}});
+  const std::size_t entry = archive.size() - 22 - (46 + 5);
+  archive[entry + 29] = std::byte{0x70};  // the length of its name
+  expect_error<Error>([&] { return open_dataset({directory_.write("x.npz", archive)}); },
+                      {"x.npz, byte", "an entry within the directory"});
+}
+
+TEST_F(Archives, ADirectoryThatIsTooLargeGetsNoMemory) {
+  constexpr std::size_t kBytes = std::size_t{65} << 20;
+  const auto path = directory_.write("x.npz", zip({{"a.npy", {}}}));
+  std::vector<std::byte> end;
+  put(end, 0x06054b50, 4);
+  put(end, 0, 4);
+  put(end, 1, 2);
+  put(end, 1, 2);
+  put(end, kBytes, 4);
+  put(end, 0, 4);
+  put(end, 0, 2);
+  std::filesystem::resize_file(path, kBytes);
+  std::ofstream(path, std::ios::binary | std::ios::app)
+      .write(reinterpret_cast<const char*>(end.data()), static_cast<std::streamsize>(end.size()));
+  expect_error<Error>([&] { return open_dataset({path}); }, {"x.npz, byte", "at most 64 MiB"});
 }
 
 TEST_F(Archives, ChecksumsOfWhatIsLoadedAreCompared) {

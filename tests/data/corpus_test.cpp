@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace penstock {
 namespace {
@@ -59,6 +60,26 @@ INSTANTIATE_TEST_SUITE_P(Seeds, Corpus, ::testing::ValuesIn(seeds()), [](const a
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
+
+TEST(CorpusFiles, AreRefusedForTheirOwnReason) {
+  // What a check behind it would refuse as well, in words that do not help.
+  const std::pair<const char*, const char*> reasons[] = {
+      {"npy/bad-shape-overflows-bytes", "fits the address space"},
+      {"npy/bad-shape-overflows-product", "fits the address space"},
+      {"idx/bad-overflow", "fits the address space"},
+      {"npz/bad-deflated-trailing", "the end of the deflated data"},
+      {"npz/bad-deflated-bomb", "as many bytes as"},
+      {"npz/bad-bytes-before", "a directory that ends where its end record begins"},
+      {"npz/bad-past-directory", "that ends before byte"},
+      {"safetensors/bad-past-end", "bytes of data, found the end of the file"},
+  };
+  for (const auto& [seed, reason] : reasons) {
+    SCOPED_TRACE(seed);
+    const auto path = std::filesystem::path(PENSTOCK_FUZZ_CORPUS) / seed;
+    test::expect_error<Error>([&] { return read_as(path.parent_path().filename().string(), path, {}); },
+                              {reason});
+  }
+}
 
 TEST(CorpusFiles, AreThere) {
   std::map<std::string, int> right;
