@@ -48,7 +48,8 @@ TEST(KeyedPermutation, FillAgreesWithOneByOneAtAnyPositionAndStride) {
                                    (1ull << 33) + 5, 1000000000000ull, 1ull << 62}) {
     const KeyedPermutation order(size, random(), random());
     for (const std::size_t count : {0u, 1u, 15u, 16u, 17u, 255u, 256u, 257u, 1000u}) {
-      const std::uint64_t first = random() % size;
+      // Past the size, too, where that can be said.
+      const std::uint64_t first = random() % size + (size < 1ull << 60 ? size * (count % 3) : 0);
       const std::uint64_t stride = random() % 5 + 1;
       std::vector<std::uint64_t> indices(count, ~0ull);
       order.fill(first, stride, indices);

@@ -1,4 +1,5 @@
 #include "core/pause.hpp"
+#include "support/threads.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/worker_team.hpp>
@@ -295,6 +296,12 @@ TEST(WorkerTeamOptionsTest, WorksWithTheThreadsThereAre) {
   int calls = 0;
   team.for_each(5, [&](std::size_t) { ++calls; });
   EXPECT_EQ(calls, 5);
+}
+
+TEST(WorkerTeamOptionsTest, SleepingWorkersWakeToGo) {
+  std::atomic<pid_t> worker{0};
+  const WorkerTeam team({.threads = 2, .spin = 0us, .on_start = [&] { worker = testing::this_thread(); }});
+  while (worker == 0 || !testing::is_asleep(worker)) std::this_thread::yield();
 }
 
 TEST(WorkerTeamOptionsTest, StartFunctionRunsInEachNewThread) {

@@ -376,7 +376,10 @@ TEST_P(TransferEngineTest, RefusesWhatCannotMeanAnything) {
   const Buffer device = memory_->allocate(4096);
   EXPECT_THROW((void)engine.copy(nullptr, host.data(), 1), InvalidArgument);
   EXPECT_THROW((void)engine.copy(device.data(), nullptr, 1), InvalidArgument);
+  EXPECT_THROW((void)engine.copy(device.data(), nullptr, 1, {.path = TransferPath::staged}), InvalidArgument);
   EXPECT_THROW((void)engine.copy(host.data() + 2048, host.data(), 1024), InvalidArgument);
+  EXPECT_THROW((void)engine.copy(host.data() + 2048, host.data(), 1024, {.path = TransferPath::direct}),
+               InvalidArgument);
   EXPECT_THROW((void)engine.copy(device.data() + 100, device.data(), 101), InvalidArgument);
   EXPECT_THROW((void)engine.copy(device.data(), device.data() + 100, 101), InvalidArgument);
   EXPECT_THROW((void)engine.copy(device.data() + 2048, device.data(), 1024, {.path = TransferPath::staged}),

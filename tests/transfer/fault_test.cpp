@@ -371,8 +371,14 @@ TEST_P(ProcessTest, AForkedChildIsToldAndLeavesCleanly) {
       engine->copy(device.data(), source.data(), source.size(), {.path = TransferPath::staged});
   const int status = status_of_child([&] {
     const TransferPiece piece{source.data(), device.data(), source.size()};
-    if (!says_forked([&] { (void)engine->copy(device.data(), source.data(), source.size()); })) _exit(1);
-    if (!says_forked([&] { (void)engine->copy_pieces({&piece, 1}, CopyDirection::h2d); })) _exit(2);
+    const CopyOptions known{.path = TransferPath::staged,
+                            .source_kind = MemoryKind::pageable,
+                            .destination_kind = MemoryKind::device};
+    const CopyOptions packed{.path = TransferPath::packed};
+    if (!says_forked([&] { (void)engine->copy(device.data(), source.data(), source.size(), known); })) {
+      _exit(1);
+    }
+    if (!says_forked([&] { (void)engine->copy_pieces({&piece, 1}, CopyDirection::h2d, packed); })) _exit(2);
     engine.reset();
     _exit(0);
   });

@@ -5,12 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -475,8 +477,21 @@ TEST_F(LinkProfileFile, LeavesTheOldOneWhenItCannotBeReplaced) {
     profile.save(directory_ / "flat" / "profile.json");
     ADD_FAILURE() << "a file was taken for a directory";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("directory"));
+    EXPECT_THAT(error.what(), HasSubstr("its directory cannot be made"));
   }
+}
+
+TEST_F(LinkProfileFile, LeavesNothingWhereItCannotBeWritten) {
+  fs::create_directories(file_.parent_path());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit little{.rlim_cur = 100, .rlim_max = before.rlim_max};
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
+  EXPECT_THROW(LinkProfile::defaults(a_device()).save(file_), Error);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(fs::is_empty(file_.parent_path()));
 }
 
 TEST(LinkProfilePlace, TellsDevicesApartAndStaysInTheCache) {

@@ -94,6 +94,7 @@ TEST_P(PackedCopierTest, ItsThreadWakesToGo) {
   while (!state->query() || !is_asleep(unpacker)) std::this_thread::yield();
   copier.reset();
   faulty_->before(Entry::event_synchronize, {});
+  state->help();  // there is nothing left of it
   EXPECT_EQ(first_difference(destination, bytes), -1);
 }
 
@@ -124,6 +125,23 @@ TEST_P(PackedCopierTest, WaitsForWhoeverUnpacksInItBeforeItGoes) {
   EXPECT_TRUE(state->query());
   EXPECT_EQ(first_difference(first, bytes), -1);
   EXPECT_EQ(first_difference(second, bytes), -1);
+}
+
+TEST_P(PackedCopierTest, ArrivalInPinnedMemoryIsNotTheEnd) {
+  const auto bytes = random_bytes(kWindow, 11);
+  const Buffer source = on_device(bytes);
+  std::vector<std::byte> destination(bytes.size(), kPoison);
+  const auto copier = make_copier();
+  Hold unpacker;
+  faulty_->before(Entry::event_synchronize, [&] { unpacker.stay(); });
+  const auto state = bring_home(*copier, destination, source);
+  stream_->synchronize();
+  unpacker.wait_for(1);
+  EXPECT_FALSE(state->query());
+  unpacker.let_go();
+  state->synchronize();
+  faulty_->before(Entry::event_synchronize, {});
+  EXPECT_EQ(first_difference(destination, bytes), -1);
 }
 
 TEST_P(PackedCopierTest, CancelledTransfersMakeNoMoreRounds) {
