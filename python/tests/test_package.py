@@ -68,8 +68,8 @@ def test_warnings_go_to_pythons_logging(tmp_path):
         "logging.basicConfig(format='%(name)s %(levelname)s %(message)s')\n"
         "penstock.to_device(numpy.arange(3), 'host')\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], check=True, env=environment, capture_output=True, text=True)
-    assert result.stderr.startswith(f"penstock WARNING The link profile is ignored: {profile}"), result.stderr
+    done = subprocess.run([sys.executable, "-c", program], check=True, env=environment, capture_output=True, text=True)
+    assert done.stderr.startswith(f"penstock WARNING The link profile is ignored: {profile}"), done.stderr
 
 
 def test_importing_opens_nothing():
