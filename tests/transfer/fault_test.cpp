@@ -312,8 +312,10 @@ TEST_P(EngineFaultTest, AsynchronousFailuresComeToLight) {
 // A device that failed can be waited for no more, and touches nothing any more.
 TEST_P(EngineFaultTest, ADeviceThatCannotBeWaitedForEndsTransfersAllTheSame) {
   const auto source = random_bytes(1 << 20, 13);
+  std::vector<Buffer> devices;  // one for each: nobody waits for the copies that were enqueued all the same
+  for (int i = 0; i < 6; ++i) devices.push_back(on_device(source));
+  auto device = devices.begin();
   for (const TransferPath path : kPaths) {
-    const Buffer device = on_device(source);
     std::vector<std::byte> back(source.size());
     auto engine = std::make_unique<TransferEngine>(*faulty_device_, many_movers());
     for (const bool h2d : {true, false}) {
@@ -321,9 +323,10 @@ TEST_P(EngineFaultTest, ADeviceThatCannotBeWaitedForEndsTransfersAllTheSame) {
                     FaultyBackend::kForever);
       faulty_->fail(Entry::stream_synchronize, 1, FaultyBackend::kForever);
       const Transfer transfer =
-          h2d ? engine->copy(device.data(), source.data(), source.size(), {.path = path})
-              : engine->copy(back.data(), device.data(), source.size(), {.path = path});
+          h2d ? engine->copy(device->data(), source.data(), source.size(), {.path = path})
+              : engine->copy(back.data(), device->data(), source.size(), {.path = path});
       EXPECT_THROW(transfer.synchronize(), DeviceError) << transfer_path_name(path);
+      ++device;
     }
     engine.reset();
     faulty_->heal();

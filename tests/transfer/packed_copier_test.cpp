@@ -218,6 +218,7 @@ TEST_P(PackedCopierTest, MemoryThatCannotBeMarkedStaysOutOfUse) {
   faulty_->heal();
   EXPECT_THROW(state->synchronize(), DeviceError);
   EXPECT_EQ(rounds_->statistics().pending_bytes, kWindow);
+  stream_->synchronize();
 }
 
 // Hangs when rounds are waited for that only the caller lets go on.

@@ -267,9 +267,10 @@ TEST_P(StagingRingTest, EndsATransferOnce) {
   const auto ring = make_ring(CopyDirection::h2d, 1, 2);
   faulty_->fail(Entry::copy);
   const std::size_t before = faulty_->calls(Entry::stream_synchronize);
-  const auto failed = send(*ring, random_bytes(1000, 8));
+  const auto source = random_bytes(1000, 8);
+  const auto failed = send(*ring, source);
   EXPECT_THROW(failed->synchronize(), DeviceError);
-  send(*ring, random_bytes(1000, 9))->synchronize();
+  send(*ring, source)->synchronize();
   EXPECT_EQ(faulty_->calls(Entry::stream_synchronize), before + 1);
 }
 
