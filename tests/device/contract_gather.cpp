@@ -67,12 +67,13 @@ double decode_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
   return sign * std::ldexp(1 + mantissa, exponent - bias);
 }
 
-/// Nearest float of the format, ties to even, by comparing with the neighbours' spacing; NaN is not asked.
+/// Nearest float of the format, ties to even, by comparing with the neighbours' spacing; of NaN, one.
 std::uint32_t encode_float(double value, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const std::uint32_t sign = std::signbit(value) ? 1u << (exponent_bits + mantissa_bits) : 0;
   const std::uint32_t infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
   const double size = std::abs(value);
+  if (std::isnan(size)) return sign | infinity | 1;
   if (std::isinf(size)) return sign | infinity;
   if (size == 0) return sign;
   const int exponent = std::max(std::ilogb(size), 1 - bias);
