@@ -14,7 +14,7 @@ build: ## Build the library and the command: build/release/penstock
 	@tools/setup.sh build
 	@tools/build.sh release
 
-check: ## Build and test what changed, without sanitizers, Python and installing: two minutes
+check: ## Build and test what changed, without sanitizers, Python and installing
 	@tools/setup.sh build test bench python lint
 	@tools/check.sh
 
