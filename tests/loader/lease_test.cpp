@@ -306,18 +306,16 @@ TEST_P(LoaderLeases, MovingABatchMovesItsLease) {
 TEST_P(LoaderLeases, ASlotWhoseLastUseCannotBeMarkedIsNotUsedAgain) {
   Loader loader(dataset_, *faulty_device_, limited(4));
   const Stream other = device_->create_stream();
-  auto batch = loader.next(*stream_);
-  std::byte* const slot = batch->field(0).data;
-  batch->use_on(other);
+  // All four are taken first, so that the loader has no event of a further slot to create meanwhile.
+  auto kept = take(loader, 4);
+  std::byte* const slot = kept[0].field(0).data;
+  std::byte* const second_slot = kept[1].field(0).data;
+  kept[0].use_on(other);
   faulty_->fail(Entry::event_create);
-  EXPECT_THROW(batch->release(), DeviceError);
-  std::byte* second_slot = nullptr;
-  {
-    DeviceBatch second = std::move(*loader.next(*stream_));
-    second_slot = second.field(0).data;
-    second.use_on(other);
-    faulty_->fail(Entry::event_create);
-  }
+  EXPECT_THROW(kept[0].release(), DeviceError);
+  kept[1].use_on(other);
+  faulty_->fail(Entry::event_create);
+  kept.clear();
   for (int epoch = 0; epoch < 2; ++epoch) {
     while (const auto later = loader.next(*stream_)) {
       EXPECT_NE(later->field(0).data, slot);

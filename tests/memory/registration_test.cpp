@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <string>
@@ -277,9 +278,11 @@ TEST_P(RegistrationTest, KeepsTheDeviceOpen) {
 
 TEST_P(RegistrationTest, ThreadsMayRegisterTheSameAndOther) {
   const Mapping memory(16);
+  std::latch together(4);
   std::vector<std::thread> threads;
   for (std::size_t id = 0; id < 4; ++id) {
     threads.emplace_back([&, id] {
+      together.arrive_and_wait();
       for (int round = 0; round < 100; ++round) {
         const Registration own(*faulty_, memory.page(id), page_bytes());
         const Registration shared(*faulty_, memory.page(8), 4 * page_bytes());

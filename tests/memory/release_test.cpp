@@ -337,6 +337,20 @@ TEST_P(ReleaseFaultTest, AReleaseWhoseStateCannotBeAskedFailsWhoNeedsIt) {
   EXPECT_EQ(pool.allocate_wait(kMiB).size(), kMiB);
 }
 
+TEST_P(ReleaseFaultTest, WhoWaitsLearnsThatAReleaseCannotBeAskedAnyMore) {
+  Pool pool = make_faulty_pool();
+  const Stream stream = faulty_->create_stream();
+  Gate gate(device(), stream);
+  pool.allocate(kMiB).release_after(stream);
+  auto waiter = std::async(std::launch::async,
+                           [&] { EXPECT_THROW(static_cast<void>(pool.allocate_wait(kMiB)), DeviceError); });
+  EXPECT_TRUE(is_waiting(waiter));
+  backend_->fail(Entry::event_query);
+  EXPECT_TRUE(ends(waiter));
+  gate.open();
+  EXPECT_EQ(pool.allocate_wait(kMiB).size(), kMiB);
+}
+
 TEST_P(ReleaseFaultTest, DestructionSwallowsFailures) {
   const Stream stream = faulty_->create_stream();
   for (const std::size_t failures : {1, 2}) {

@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -190,10 +191,12 @@ TEST_P(ResourceTest, PinnedMemoryIsUnmappedWhenItGoesBack) {
 
 TEST_P(ResourceTest, ThreadsShareADeviceResource) {
   DeviceResource resource(*faulty_);
+  std::latch together(3);
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
-      for (int round = 0; round < 20; ++round) resource.deallocate(resource.allocate(64, 4096), 64, 4096);
+      together.arrive_and_wait();
+      for (int round = 0; round < 100; ++round) resource.deallocate(resource.allocate(64, 4096), 64, 4096);
     });
   }
   for (std::thread& thread : threads) thread.join();
