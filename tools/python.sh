@@ -69,7 +69,7 @@ case "${1:-}" in
       driver=$PWD/$driver/tests/fake_driver/libfake_cuda.so
       if [ -e "$driver" ]; then export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$driver}; fi
     done
-    "$build/venv/bin/python" -m pytest "$@"
+    "$build/venv/bin/python" -m pytest --numprocesses "${JOBS:-$(nproc)}" "$@"
     ;;
   environment)
     [ -e "$build/venv/bin/pytest" ] || make_test_environment

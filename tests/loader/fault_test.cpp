@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -244,13 +245,15 @@ TEST_P(LoaderFaults, AnyEntryOfTheDeviceMayFailAnywhere) {
     expect_stored(first, batches);
   };
   std::set<Entry> failed;
-  for (std::size_t e = 0; e <= static_cast<std::size_t>(Entry::last_); ++e) {
-    const auto entry = static_cast<Entry>(e);
-    for (const Way& way : kWays) {
-      const std::size_t before = faulty_->calls(entry);
-      attempt(way);
-      const std::size_t calls = faulty_->calls(entry) - before;
-      for (std::size_t nth = 1; nth <= calls; nth *= 3) {
+  constexpr auto kEntries = static_cast<std::size_t>(Entry::last_) + 1;
+  for (const Way& way : kWays) {
+    std::array<std::size_t, kEntries> calls{};
+    for (std::size_t e = 0; e < kEntries; ++e) calls[e] = faulty_->calls(static_cast<Entry>(e));
+    attempt(way);
+    for (std::size_t e = 0; e < kEntries; ++e) calls[e] = faulty_->calls(static_cast<Entry>(e)) - calls[e];
+    for (std::size_t e = 0; e < kEntries; ++e) {
+      const auto entry = static_cast<Entry>(e);
+      for (std::size_t nth = 1; nth <= calls[e]; nth *= 3) {
         SCOPED_TRACE("entry " + std::to_string(e) + ", call " + std::to_string(nth));
         faulty_->fail(entry, nth);
         const int sooner = in_epoch;
