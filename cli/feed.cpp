@@ -159,7 +159,7 @@ void feed(const Device& device, const Inputs& inputs, FeedAccount& account, cons
     return checked([&] { return Loader(dataset, device, loader_options(options, fields, profile)); });
   });
   std::optional<Verifier> verifier;
-  if (options.verify) verifier.emplace(device, dataset, fields, options.batch);
+  if (options.verify) verifier.emplace(device, dataset, loader.plan());
   account.fields = loader.describe();
   SignalWatch::check();
   if (options.json != "-") print_plan(account);

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 std::size_t aligned(std::size_t bytes) { return align_up(bytes, kAlignment); }
 
-/// How one field should arrive.
+/// How one field should arrive: as the loader's plan says, from the samples as the dataset has them.
 struct Promise {
   Field field;
   DType to = DType::uint8;
@@ -38,19 +38,15 @@ struct Promise {
   std::size_t chunk = 1;  ///< samples that are compared in one go
 };
 
-Promise promise_of(const Field& field, const FieldOptions* options) {
-  Promise promise{.field = field, .to = field.dtype, .factors = {}};
-  promise.elements = element_count(field.shape);
-  if (options != nullptr) {
-    promise.to = options->to.value_or(field.dtype);
-    promise.factors = channel_factors(field, *options);
-  }
-  promise.stored_bytes = field.sample_bytes();
-  promise.bytes = promise.elements * dtype_bytes(promise.to);
-  promise.converts =
-      promise.to != field.dtype || !promise.factors.scale.empty() || !promise.factors.shift.empty();
-  promise.chunk = std::max<std::size_t>(1, kChunkBytes / promise.bytes);
-  return promise;
+Promise promise_of(const Field& field, const FieldPlan& plan) {
+  return {.field = field,
+          .to = plan.to,
+          .elements = plan.sample_elements,
+          .stored_bytes = field.sample_bytes(),
+          .bytes = plan.delivered_bytes,
+          .converts = plan.to != field.dtype || !plan.factors.empty(),
+          .factors = plan.factors,
+          .chunk = std::max<std::size_t>(1, kChunkBytes / plan.delivered_bytes)};
 }
 
 struct Difference {
@@ -72,8 +68,7 @@ std::optional<Difference> difference(std::span<const std::byte> arrived, std::sp
 
 class Verifier::Checker {
  public:
-  Checker(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
-          std::uint64_t batch_size);
+  Checker(const Device& device, Dataset dataset, const FeedPlan& plan);
   ~Checker();
 
   void check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
@@ -112,7 +107,7 @@ class Verifier::Checker {
   Device device_;
   Device host_ = Device::open("host");
   Dataset dataset_;
-  std::uint64_t batch_size_;
+  std::size_t batch_size_;
   std::vector<Promise> promises_;
   Pool host_pool_;
   std::optional<Pool> pinned_pool_;
@@ -123,22 +118,17 @@ class Verifier::Checker {
   WorkerTeam team_;
 };
 
-Verifier::Checker::Checker(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
-                           std::uint64_t batch_size)
+Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan& plan)
     : device_(device),
       dataset_(std::move(dataset)),
-      batch_size_(std::min(batch_size, dataset_.sample_count())),
+      batch_size_(plan.batch),
       host_pool_(make_device_pool(host_)),
       team_({.threads = std::min(host_topology().processors, kMostThreads), .on_start = {}}) {
   std::size_t slot_bytes = 0, stored_bytes = 0, expected_bytes = 0;
   for (std::size_t i = 0; i < dataset_.field_count(); ++i) {
-    const Field& field = dataset_.field(i);
-    const auto options = std::find_if(fields.begin(), fields.end(),
-                                      [&](const FieldOptions& each) { return each.name == field.name; });
-    const Promise& promise =
-        promises_.emplace_back(promise_of(field, options == fields.end() ? nullptr : &*options));
+    const Promise& promise = promises_.emplace_back(promise_of(dataset_.field(i), plan.fields[i]));
     slot_bytes += aligned(promise.bytes * batch_size_);
-    const std::size_t chunk = std::min<std::size_t>(promise.chunk, batch_size_);
+    const std::size_t chunk = std::min(promise.chunk, batch_size_);
     stored_bytes = std::max(stored_bytes, promise.stored_bytes * chunk);
     if (promise.converts) expected_bytes = std::max(expected_bytes, promise.bytes * chunk);
     scales_.push_back(put(promise.factors.scale));
@@ -288,9 +278,8 @@ std::span<const std::byte> Verifier::Checker::expect(Lane& lane, std::size_t fie
   return lane.expected.bytes().first(indices.size() * promise.bytes);
 }
 
-Verifier::Verifier(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
-                   std::uint64_t batch_size)
-    : checker_(std::make_unique<Checker>(device, std::move(dataset), fields, batch_size)) {}
+Verifier::Verifier(const Device& device, Dataset dataset, const FeedPlan& plan)
+    : checker_(std::make_unique<Checker>(device, std::move(dataset), plan)) {}
 
 Verifier::~Verifier() = default;
 

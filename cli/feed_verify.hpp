@@ -24,9 +24,8 @@ struct VerifyAccount {
 /// with a GPU's bit for bit. One thread at a time.
 class Verifier {
  public:
-  /// `fields` as the loader has them; no batch is larger than `batch_size`. Throws OutOfMemory.
-  Verifier(const Device& device, Dataset dataset, const std::vector<FieldOptions>& fields,
-           std::uint64_t batch_size);
+  /// `dataset` as it was given to the loader, whose plan is `plan`. Throws OutOfMemory.
+  Verifier(const Device& device, Dataset dataset, const FeedPlan& plan);
   ~Verifier();
   Verifier(const Verifier&) = delete;
   Verifier& operator=(const Verifier&) = delete;

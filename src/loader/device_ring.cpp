@@ -19,22 +19,21 @@ constexpr std::chrono::milliseconds kPatience{50};
 
 }  // namespace
 
-DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::vector<Route>& routes,
-                       const Layout& layout, std::size_t batch, std::size_t prefetch_depth,
-                       const SamplerState& position)
+DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan,
+                       std::size_t prefetch_depth, const SamplerState& position)
     : device_(std::move(device)),
       memory_(std::move(memory)),
-      slot_bytes_(layout.slot_bytes),
-      indices_offset_(layout.slot_indices),
+      slot_bytes_(plan.slot_bytes),
+      indices_offset_(plan.slot_indices),
       depth_(prefetch_depth),
       position_(position) {
-  for (const Route& route : routes) {
+  for (const FieldPlan& planned : plan.fields) {
     DeviceField& field = fields_.emplace_back();
-    field.name = route.stored.name;
-    field.dtype = route.to;
-    field.shape = route.stored.shape;
-    field.shape.insert(field.shape.begin(), batch);
-    offsets_.push_back(route.slot_offset);
+    field.name = planned.stored.name;
+    field.dtype = planned.to;
+    field.shape = planned.stored.shape;
+    field.shape.insert(field.shape.begin(), plan.batch);
+    offsets_.push_back(planned.slot_offset);
   }
   for (std::size_t i = 0; i <= depth_; ++i) {
     try {

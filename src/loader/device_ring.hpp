@@ -1,13 +1,12 @@
 #pragma once
 
-#include "loader/route.hpp"
-
 #include <penstock/core/feed_statistics.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/function_ref.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/device_batch.hpp>
+#include <penstock/loader/feed_plan.hpp>
 #include <penstock/memory/pool.hpp>
 
 #include <condition_variable>
@@ -67,8 +66,7 @@ struct RingSize {
 class DeviceRing {
  public:
   /// Makes the first slots: fewer where there is memory for less, one at least. Throws OutOfMemory.
-  DeviceRing(Device device, std::shared_ptr<Pool> memory, const std::vector<Route>& routes,
-             const Layout& layout, std::size_t batch, std::size_t prefetch_depth,
+  DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan, std::size_t prefetch_depth,
              const SamplerState& position);
   ~DeviceRing();
   DeviceRing(const DeviceRing&) = delete;

@@ -101,11 +101,8 @@ std::optional<FeedStatistics> Loader::epoch_stats(std::uint64_t epoch) const {
 }
 std::vector<BatchTimes> Loader::timeline() const { return state_->timeline(); }
 
-std::vector<std::string> Loader::describe() const {
-  std::vector<std::string> lines;
-  for (const Route& route : state_->routes()) lines.push_back(route.describe());
-  return lines;
-}
+const FeedPlan& Loader::plan() const noexcept { return state_->plan(); }
+std::vector<std::string> Loader::describe() const { return plan().describe(); }
 
 const Dataset& Loader::dataset() const noexcept { return state_->dataset(); }
 const Device& Loader::device() const noexcept { return state_->device(); }

@@ -1,7 +1,10 @@
 #include "loader/loader_state.hpp"
 
+#include "loader/plan_feed.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/data/narrow.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
@@ -17,6 +20,7 @@ namespace {
 
 constexpr std::size_t kMostDepth = 64;
 constexpr unsigned kThreadsByDefault = 8;
+constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;
 
 LoaderOptions checked(LoaderOptions options) {
   if (options.prefetch_depth == 0 || options.prefetch_depth > kMostDepth) {
@@ -30,6 +34,19 @@ LoaderOptions checked(LoaderOptions options) {
   if (options.threads == 0)
     options.threads = std::min(kThreadsByDefault, std::max(1U, host_topology().processors));
   return options;
+}
+
+/// `dataset` with integer fields in their narrowest types, if finding those is cheap.
+Dataset narrow_small_fields(const Dataset& dataset, WorkerTeam* team) {
+  std::vector<std::shared_ptr<const FieldReader>> readers(dataset.field_count());
+  for (std::size_t f = 0; f < readers.size(); ++f) {
+    readers[f] = dataset.reader(f);
+    const std::size_t bytes = dataset.memory(f).size();
+    if (bytes == 0 || bytes > kCheapToNarrow) continue;
+    const Dataset alone({readers[f]});
+    readers[f] = narrow_integers(alone, {.copy_limit = kCheapToNarrow, .team = team}).reader(0);
+  }
+  return Dataset(std::move(readers));
 }
 
 SamplerOptions sampler_options(const LoaderOptions& options) {
@@ -67,51 +84,56 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
                             .on_start = [node = device_.info().numa_node] { bind_thread_to_node(node); }})),
       dataset_(options_.narrow ? narrow_small_fields(dataset, team_.get()) : std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options(options_)),
-      sampler_(first_sampler_),
-      batch_(static_cast<std::size_t>(std::min(options_.batch_size, sampler_.samples_per_epoch()))) {
+      sampler_(first_sampler_) {
   set_up();
   begin_production();
 }
 
 void LoaderState::set_up() {
-  routes_ = make_routes(dataset_, options_);
-  for (const Route& route : routes_) sample_delivered_bytes_ += route.delivered_bytes;
-  const std::size_t resident_bytes = choose_memory();
-  const Layout layout = lay_out(routes_, batch_);
-  resident_ = std::make_unique<Resident>(device_, *memory_, routes_);
-  is_resident_ = resident_bytes == 0;
-  ring_ = std::make_shared<DeviceRing>(device_, memory_, routes_, layout, batch_, options_.prefetch_depth,
-                                       sampler_.state());
+  const auto batch = static_cast<std::size_t>(std::min(options_.batch_size, sampler_.samples_per_epoch()));
+  FeedFacts facts = collect_facts(dataset_, device_, batch);
+  make_plan(facts);
+  reserve_memory(facts);
+  delivered_sample_bytes_ = plan_.delivered_sample_bytes();
+  is_resident_ = plan_.resident_bytes == 0;
+  if (!plan_.gathers_on_host() && is_resident_) team_.reset();
+
+  resident_ = std::make_unique<Resident>(device_, *memory_, plan_);
+  ring_ = std::make_shared<DeviceRing>(device_, memory_, plan_, options_.prefetch_depth, sampler_.state());
   account_ = std::make_unique<Account>(device_, options_.timeline_batches);
-  const bool gathers = std::ranges::any_of(routes_, &Route::host_gathered);
-  if (!gathers && is_resident_) team_.reset();
-  producer_ = std::make_unique<Producer>(dataset_, device_, *memory_, routes_, layout, options_, batch_,
-                                         team_.get(), profile_.streaming_stores);
+  FeedContext context{.dataset = dataset_,
+                      .device = device_,
+                      .plan = plan_,
+                      .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
+                      .team = team_.get(),
+                      .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
+                      .gather_blocks = options_.gather_blocks};
+  for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];
+  resident_->set_addresses(context.addresses);
+  producer_ = std::make_unique<Producer>(std::move(context), *memory_, options_.prefetch_depth);
+  // From here on nothing is allocated, but for slots that the ring adds while batches are kept.
 }
 
-std::size_t LoaderState::choose_memory() {
-  const std::size_t slot = slot_bytes(routes_, batch_);
-  const std::size_t budget =
-      options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device_.memory().free / 2;
-  if (slot > budget) {
-    throw OutOfMemory("the loader's device memory budget", slot, 0, budget,
-                      "one batch does not fit; use smaller batches or raise the budget");
-  }
-  const std::size_t ring = slot * (options_.prefetch_depth + 1);
-  const std::size_t factors = factor_bytes(routes_);
-  const std::size_t beside_ring = budget - std::min(budget, ring + factors);
-  choose_paths(routes_, dataset_, device_, profile_, options_);
-  const MemoryShares shares = share_memory(routes_, batch_, options_, beside_ring);
-  memory_ = std::make_shared<Pool>(make_device_pool(
-      device_, {.budget_bytes = budget, .segment_bytes = std::max(slot, std::size_t{1} << 20)}));
-  // In one piece, so that nothing is lost between pieces of a tight budget.
+/// Locks the memory that the plan has the device read, and plans again for as long as something is refused.
+void LoaderState::make_plan(FeedFacts& facts) {
+  do {
+    plan_ = plan_feed(facts, options_, profile_);
+    sources_ = lock_sources(plan_, dataset_, device_, facts);
+  } while (sources_.refused);
+}
+
+/// In one piece, so that nothing is lost between the pieces of a tight budget. If the device has less than
+/// the budget, fewer slots and no staging on the device may do.
+void LoaderState::reserve_memory(FeedFacts& facts) {
+  memory_ = std::make_shared<Pool>(
+      make_device_pool(device_, {.budget_bytes = plan_.budget_bytes,
+                                 .segment_bytes = std::max(plan_.slot_bytes, std::size_t{1} << 20)}));
   try {
-    memory_->reserve(std::min(budget / 256 * 256, ring + factors + shares.resident + shares.landing));
-  } catch (const OutOfMemory&) {  // less may do: fewer slots, and nothing that lands
-    if (options_.gather != GatherPath::copy_engine) give_up_landing(routes_);
+    memory_->reserve(plan_.reserved_bytes);
+  } catch (const OutOfMemory&) {
+    facts.device.memory_refused = true;
+    plan_ = plan_feed(facts, options_, profile_);
   }
-  sources_ = lock_sources(routes_, dataset_, device_, options_);
-  return shares.resident;
 }
 
 void LoaderState::begin_production() {
@@ -132,9 +154,9 @@ void LoaderState::run() {
     if (!is_resident_) {
       const double begin = account_->now();
       is_resident_ =
-          resident_->fill(dataset_, routes_, profile_, team_.get(), [this] { return stopping_.load(); });
+          resident_->fill(dataset_, plan_, profile_, team_.get(), [this] { return stopping_.load(); });
       if (!is_resident_) return;
-      account_->count_resident(resident_->bytes(), account_->now() - begin);
+      account_->count_resident(plan_.resident_bytes, account_->now() - begin);
     }
     std::uint64_t index = sampler_.batches_per_epoch() - sampler_.batches_left();
     for (;;) {
@@ -170,9 +192,9 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
   arrival.timed = account_->open();
   bool spoiled = false;
   try {
-    for (std::size_t f = 0; f < routes_.size(); ++f) {
+    for (std::size_t f = 0; f < plan_.fields.size(); ++f) {
       slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
-      slot.fields[f].bytes = slot.fields[f].shape[0] * routes_[f].delivered_bytes;
+      slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
     }
     producer_->fill(slot, *ring_, slot.run, arrival, *account_, spoiled);
   } catch (...) {
@@ -202,7 +224,7 @@ std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const Functio
     return std::nullopt;
   }
   DeviceBatch batch(ring_, arrival.slot);
-  question.answer(arrival, batch.size() * sample_delivered_bytes_);
+  question.answer(arrival, batch.size() * delivered_sample_bytes_);
   return batch;
 }
 

@@ -2,10 +2,9 @@
 
 #include "loader/account.hpp"
 #include "loader/device_ring.hpp"
+#include "loader/locked_sources.hpp"
 #include "loader/producer.hpp"
 #include "loader/resident.hpp"
-#include "loader/route.hpp"
-#include "loader/sources.hpp"
 
 #include <penstock/core/worker_team.hpp>
 #include <penstock/loader/loader.hpp>
@@ -27,7 +26,7 @@ namespace penstock {
 ///   take -> the consumer's stream waits -> lease                          in next()
 ///   lease ends -> done events -> the slot is free                         in DeviceBatch
 ///
-/// Everything is allocated by the constructor, but for slots that the ring adds while batches are kept.
+/// set_up lists what happens before the first batch.
 /// Loader closes it, and shares it with calls of next() that are under way.
 class LoaderState {
  public:
@@ -49,7 +48,7 @@ class LoaderState {
   [[nodiscard]] std::vector<BatchTimes> timeline() const;
 
   [[nodiscard]] const Sampler& first_sampler() const noexcept { return first_sampler_; }
-  [[nodiscard]] const std::vector<Route>& routes() const noexcept { return routes_; }
+  [[nodiscard]] const FeedPlan& plan() const noexcept { return plan_; }
   [[nodiscard]] const Dataset& dataset() const noexcept { return dataset_; }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   [[nodiscard]] const LoaderOptions& options() const noexcept { return options_; }
@@ -58,7 +57,8 @@ class LoaderState {
 
  private:
   void set_up();
-  [[nodiscard]] std::size_t choose_memory();
+  void make_plan(FeedFacts& facts);
+  void reserve_memory(FeedFacts& facts);
   void run();
   void produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index);
   void begin_production();
@@ -76,12 +76,11 @@ class LoaderState {
   Dataset dataset_;
   const Sampler first_sampler_;
   Sampler sampler_;  ///< the producer's
-  const std::size_t batch_;
-  std::vector<Route> routes_;
-  std::size_t sample_delivered_bytes_ = 0;
+  FeedPlan plan_;
+  std::size_t delivered_sample_bytes_ = 0;
+  LockedSources sources_;
   std::shared_ptr<Pool> memory_;
   std::unique_ptr<Resident> resident_;
-  LockedSources sources_;
   std::shared_ptr<DeviceRing> ring_;
   std::unique_ptr<Account> account_;
   std::unique_ptr<Producer> producer_;

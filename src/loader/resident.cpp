@@ -1,7 +1,5 @@
 #include "loader/resident.hpp"
 
-#include "loader/sources.hpp"
-
 #include <penstock/core/bytes.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
@@ -17,13 +15,11 @@ namespace {
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 constexpr std::size_t kGatherBytes = std::size_t{8} << 20;
 
-/// Rows that lie in memory, in chunks of which one is on its way while the next is being staged.
-bool move_memory(TransferEngine& engine, const Device& device, std::byte* destination,
-                 std::span<const std::byte> source, FunctionRef<bool()> stopped) {
-  // A page that is locked for a neighbour makes no source that the device could copy from in one piece.
-  const bool locked = is_locked_by_others(device, source);
-  const CopyOptions options{.path = locked ? TransferPath::automatic : TransferPath::staged,
-                            .source_kind = locked ? MemoryKind::pinned : MemoryKind::pageable,
+/// Samples that lie in memory, in chunks of which one is on its way while the next is being staged.
+bool move_memory(TransferEngine& engine, std::byte* destination, std::span<const std::byte> source,
+                 bool pinned, FunctionRef<bool()> stopped) {
+  const CopyOptions options{.path = pinned ? TransferPath::automatic : TransferPath::staged,
+                            .source_kind = pinned ? MemoryKind::pinned : MemoryKind::pageable,
                             .destination_kind = MemoryKind::device};
   Transfer before;
   for (std::size_t done = 0; done < source.size(); done += kChunkBytes) {
@@ -37,11 +33,11 @@ bool move_memory(TransferEngine& engine, const Device& device, std::byte* destin
   return !stopped();
 }
 
-/// Rows that have to be read one by one, through two pinned buffers.
-bool move_gathered(const Device& device, const Dataset& dataset, std::size_t field, const Route& route,
+/// Samples that have to be read one by one, through two pinned buffers.
+bool move_gathered(const Device& device, const Dataset& dataset, std::size_t f, const FieldPlan& field,
                    std::byte* destination, WorkerTeam* team, FunctionRef<bool()> stopped) {
-  const std::uint64_t chunk_rows = std::max<std::uint64_t>(1, kGatherBytes / route.row_bytes);
-  const std::size_t chunk_bytes = static_cast<std::size_t>(chunk_rows) * route.row_bytes;
+  const std::uint64_t chunk_samples = std::max<std::uint64_t>(1, kGatherBytes / field.sample_bytes);
+  const std::size_t chunk_bytes = static_cast<std::size_t>(chunk_samples) * field.sample_bytes;
   Pool pinned = make_pinned_pool(device, {.segment_bytes = 2 * align_up(chunk_bytes, 256)});
   struct Half {
     Buffer memory;
@@ -50,31 +46,32 @@ bool move_gathered(const Device& device, const Dataset& dataset, std::size_t fie
   std::array<Half, 2> halves{Half{pinned.allocate(chunk_bytes), device.create_event()},
                              Half{pinned.allocate(chunk_bytes), device.create_event()}};
   const Stream stream = device.create_stream();
-  std::vector<std::uint64_t> indices(static_cast<std::size_t>(chunk_rows));
+  std::vector<std::uint64_t> indices(static_cast<std::size_t>(chunk_samples));
   std::size_t turn = 0;
   const auto move_chunk = [&](std::uint64_t first) {
     Half& half = halves[turn++ % 2];
     half.read.synchronize();
-    const auto rows = static_cast<std::size_t>(std::min(chunk_rows, route.resident_rows - first));
+    const auto count = static_cast<std::size_t>(std::min(chunk_samples, field.resident_samples - first));
     std::iota(indices.begin(), indices.end(), first);
-    const std::size_t pieces = team != nullptr ? std::min<std::size_t>(team->threads(), rows) : 1;
+    const std::size_t pieces = team != nullptr ? std::min<std::size_t>(team->threads(), count) : 1;
     const auto gather = [&](std::size_t piece) {
-      const std::size_t begin = rows * piece / pieces;
-      const std::size_t end = rows * (piece + 1) / pieces;
-      dataset.gather(field, std::span(indices).subspan(begin, end - begin),
-                     half.memory.bytes().subspan(begin * route.row_bytes, (end - begin) * route.row_bytes));
+      const std::size_t begin = count * piece / pieces;
+      const std::size_t end = count * (piece + 1) / pieces;
+      dataset.gather(
+          f, std::span(indices).subspan(begin, end - begin),
+          half.memory.bytes().subspan(begin * field.sample_bytes, (end - begin) * field.sample_bytes));
     };
     if (team != nullptr) {
       team->for_each(pieces, gather);
     } else {
       gather(0);
     }
-    device.backend().copy(destination + first * route.row_bytes, half.memory.data(), rows * route.row_bytes,
-                          CopyDirection::h2d, stream.native());
+    device.backend().copy(destination + first * field.sample_bytes, half.memory.data(),
+                          count * field.sample_bytes, CopyDirection::h2d, stream.native());
     half.read.record(stream);
   };
   try {
-    for (std::uint64_t first = 0; first < route.resident_rows && !stopped(); first += chunk_rows) {
+    for (std::uint64_t first = 0; first < field.resident_samples && !stopped(); first += chunk_samples) {
       move_chunk(first);
     }
     stream.synchronize();
@@ -92,52 +89,60 @@ bool move_gathered(const Device& device, const Dataset& dataset, std::size_t fie
 
 }  // namespace
 
-Resident::Resident(const Device& device, Pool& memory, std::vector<Route>& routes) : device_(device) {
-  const std::size_t factors = factor_bytes(routes);
-  for (Route& route : routes) {
-    const std::size_t bytes = static_cast<std::size_t>(route.resident_rows) * route.row_bytes;
-    bytes_ += bytes;
-    route.resident = bytes > 0 ? rows_.emplace_back(memory.allocate(bytes)).data() : nullptr;
+Resident::Resident(const Device& device, Pool& memory, const FeedPlan& plan) : device_(device) {
+  for (const FieldPlan& field : plan.fields) {
+    samples_.push_back(field.resident_samples > 0 ? memory.allocate(field.resident_bytes()) : Buffer());
   }
-  if (factors == 0) return;
-  factors_ = memory.allocate(factors);
+  factors_.resize(plan.fields.size());
+  if (plan.factor_bytes > 0) upload_factors(memory, plan);
+}
+
+void Resident::upload_factors(Pool& memory, const FeedPlan& plan) {
+  factor_memory_ = memory.allocate(plan.factor_bytes);
   Pool pinned = make_pinned_pool(device_, {.segment_bytes = 4096});
-  Buffer staged = pinned.allocate(factors);
+  Buffer staged = pinned.allocate(plan.factor_bytes);
   std::size_t offset = 0;
   const auto put = [&](const std::vector<float>& values) -> const float* {
     if (values.empty()) return nullptr;
     const std::size_t bytes = values.size() * sizeof(float);
     std::memcpy(staged.data() + offset, values.data(), bytes);
-    const auto* const there = reinterpret_cast<const float*>(factors_.data() + offset);
+    const auto* const there = reinterpret_cast<const float*>(factor_memory_.data() + offset);
     offset += bytes;
     return there;
   };
-  for (Route& route : routes) {
-    route.device_scale = put(route.factors.scale);
-    route.device_shift = put(route.factors.shift);
+  for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+    const ChannelFactors& factors = plan.fields[f].factors;
+    factors_[f] = {.scale = put(factors.scale), .shift = put(factors.shift)};
   }
   const Stream stream = device_.create_stream();
-  device_.backend().copy(factors_.data(), staged.data(), offset, CopyDirection::h2d, stream.native());
+  device_.backend().copy(factor_memory_.data(), staged.data(), offset, CopyDirection::h2d, stream.native());
   staged.release_after(stream);
   stream.synchronize();
 }
 
-bool Resident::fill(const Dataset& dataset, const std::vector<Route>& routes, const LinkProfile& profile,
+void Resident::set_addresses(std::vector<FieldAddresses>& fields) const {
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    fields[f].resident = samples_[f].data();
+    fields[f].scale = factors_[f].scale;
+    fields[f].shift = factors_[f].shift;
+  }
+}
+
+bool Resident::fill(const Dataset& dataset, const FeedPlan& plan, const LinkProfile& profile,
                     WorkerTeam* team, FunctionRef<bool()> stopped) {
-  if (rows_.empty()) return true;
   std::unique_ptr<TransferEngine> engine;
-  auto rows = rows_.begin();
-  for (std::size_t f = 0; f < routes.size(); ++f) {
-    if (routes[f].resident_rows == 0) continue;
-    Buffer& there = *rows++;
-    const auto memory = dataset.memory(f);
+  for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+    const FieldPlan& field = plan.fields[f];
+    if (field.resident_samples == 0) continue;
+    std::byte* const there = samples_[f].data();
     bool whole = false;
-    if (!memory.empty() && !dataset.is_file_mapping(f)) {
+    if (field.upload == FieldPlan::Upload::gathered) {
+      whole = move_gathered(device_, dataset, f, field, there, team, stopped);
+    } else {
       if (engine == nullptr)
         engine = std::make_unique<TransferEngine>(device_, TransferOptions{.profile = profile});
-      whole = move_memory(*engine, device_, there.data(), memory.first(there.size()), stopped);
-    } else {
-      whole = move_gathered(device_, dataset, f, routes[f], there.data(), team, stopped);
+      whole = move_memory(*engine, there, dataset.memory(f).first(field.resident_bytes()),
+                          field.upload == FieldPlan::Upload::direct, stopped);
     }
     if (!whole) return false;
   }

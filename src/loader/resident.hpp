@@ -1,6 +1,6 @@
 #pragma once
 
-#include "loader/route.hpp"
+#include "loader/feeders.hpp"
 
 #include <penstock/core/function_ref.hpp>
 #include <penstock/core/worker_team.hpp>
@@ -15,21 +15,29 @@ namespace penstock {
 /// The part of the dataset that stays on the device, and the factors that its fields are scaled by.
 class Resident {
  public:
-  /// Takes the memory and sets the routes' addresses; uploads the factors. Throws OutOfMemory.
-  Resident(const Device& device, Pool& memory, std::vector<Route>& routes);
+  /// Takes the memory, and uploads the factors. Throws OutOfMemory.
+  Resident(const Device& device, Pool& memory, const FeedPlan& plan);
 
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  /// Sets where the residents and the factors lie on the device.
+  void set_addresses(std::vector<FieldAddresses>& fields) const;
 
-  /// Moves the rows that the routes say are resident. Blocks the host until they are there, or `stopped`
-  /// returns true: then false, and it may be called again. Throws what reading throws.
-  [[nodiscard]] bool fill(const Dataset& dataset, const std::vector<Route>& routes,
-                          const LinkProfile& profile, WorkerTeam* team, FunctionRef<bool()> stopped);
+  /// Moves the resident samples. Blocks the host until they are there, or `stopped` returns true: then false,
+  /// and it may be called again. Throws what reading throws.
+  [[nodiscard]] bool fill(const Dataset& dataset, const FeedPlan& plan, const LinkProfile& profile,
+                          WorkerTeam* team, FunctionRef<bool()> stopped);
 
  private:
+  struct Factors {
+    const float* scale = nullptr;
+    const float* shift = nullptr;
+  };
+
+  void upload_factors(Pool& memory, const FeedPlan& plan);
+
   Device device_;
-  std::vector<Buffer> rows_;
-  Buffer factors_;
-  std::size_t bytes_ = 0;
+  std::vector<Buffer> samples_;  ///< one for each field, empty if nothing of it is resident
+  std::vector<Factors> factors_;
+  Buffer factor_memory_;
 };
 
 }  // namespace penstock

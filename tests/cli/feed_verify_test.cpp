@@ -75,6 +75,11 @@ const std::vector<FieldOptions> kFields{{.name = "images",
                                          .scale = {Delivered::kScale.begin(), Delivered::kScale.end()},
                                          .shift = {Delivered::kShift.begin(), Delivered::kShift.end()}}};
 
+FeedPlan plan_of(const Device& device, const Dataset& dataset, const std::vector<FieldOptions>& fields,
+                 std::uint64_t batch_size) {
+  return Loader(dataset, device, {.batch_size = batch_size, .fields = fields}).plan();
+}
+
 std::vector<std::uint64_t> batch_indices(std::size_t batch, std::size_t size) {
   std::vector<std::uint64_t> indices(size);
   for (std::size_t i = 0; i < size; ++i) indices[i] = (batch * 17 + i * 7) % kSamples;
@@ -89,7 +94,7 @@ class VerifierOn : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(VerifierOn, CountsWhatIsRight) {
-  Verifier verifier(device, source.dataset, kFields, 16);
+  Verifier verifier(device, source.dataset, plan_of(device, source.dataset, kFields, 16));
   std::vector<std::unique_ptr<Delivered>> batches;
   for (std::size_t batch = 0; batch < 5; ++batch) {
     const auto indices = batch_indices(batch, batch == 4 ? 3 : 16);
@@ -107,7 +112,7 @@ TEST_P(VerifierOn, NamesAByteThatIsWrong) {
   const auto indices = batch_indices(3, 16);
   for (const auto& [field, row, byte] : std::vector<std::array<std::size_t, 3>>{
            {0, 0, 0}, {0, 15, kPixels * 4 - 1}, {0, 7, 101}, {1, 0, 0}, {1, 15, 7}}) {
-    Verifier verifier(device, source.dataset, kFields, 16);
+    Verifier verifier(device, source.dataset, plan_of(device, source.dataset, kFields, 16));
     Delivered good(device, source, indices);
     Delivered bad(device, source, indices);
     const std::size_t sample_bytes = bad.fields[field].bytes / indices.size();
@@ -139,7 +144,7 @@ TEST_P(VerifierOn, NamesTheFirstOfManyChunks) {
   std::vector<std::uint64_t> indices(8);
   std::iota(indices.begin(), indices.end(), 0);
   const DeviceField field{"x", DType::uint8, {8, kLarge}, buffer.data(), buffer.size()};
-  Verifier verifier(device, dataset, {}, 8);
+  Verifier verifier(device, dataset, plan_of(device, dataset, {}, 8));
   verifier.check(0, 0, indices, {&field, 1}, stream);
   EXPECT_THAT(
       [&] { verifier.finish(); },
@@ -150,7 +155,7 @@ TEST_P(VerifierOn, RefusesWhatWasNotPromised) {
   const auto indices = batch_indices(0, 16);
   const auto refuses = [&](const std::vector<FieldOptions>& options, const std::vector<DeviceField>& fields,
                            const std::vector<std::uint64_t>& samples) {
-    Verifier verifier(device, source.dataset, options, 16);
+    Verifier verifier(device, source.dataset, plan_of(device, source.dataset, options, 16));
     EXPECT_THROW(verifier.check(0, 0, samples, fields, stream), Error);
   };
   const Delivered delivered(device, source, indices);
@@ -167,7 +172,7 @@ FeedAccount feed_and_verify(const Device& device, const Dataset& fed, const Data
                             std::string* error) {
   const SignalWatch watch;
   Loader loader(fed, device, {.batch_size = 8, .shuffle = true, .fields = kFields});
-  Verifier verifier(device, expected, kFields, 8);
+  Verifier verifier(device, expected, loader.plan());
   Progress progress(false, {});
   FeedAccount account;
   account.options.epochs = 2;

@@ -132,7 +132,7 @@ TEST_P(LoaderLanding, WithoutRoomToLandAKernelReadsOverTheLink) {
   }
   {
     Loader loader = loader_with(kRing + kLanding - 256, GatherPath::automatic);
-    EXPECT_THAT(ways(loader), HasSubstr("zero-copy gather (no room"));
+    EXPECT_THAT(ways(loader), HasSubstr("zero-copy gather (the copy engine has no room"));
     expect_scaled(dataset, read_epoch(loader));
   }
   try {

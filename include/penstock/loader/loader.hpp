@@ -2,14 +2,13 @@
 
 #include <penstock/core/feed_statistics.hpp>
 #include <penstock/core/function_ref.hpp>
-#include <penstock/core/worker_team.hpp>
 #include <penstock/data/dataset.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/device_batch.hpp>
-#include <penstock/transfer/link_profile.hpp>
+#include <penstock/loader/feed_plan.hpp>
+#include <penstock/loader/loader_options.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,100 +16,6 @@
 #include <vector>
 
 namespace penstock {
-
-/// How a batch's samples are brought together.
-enum class GatherPath : std::uint8_t {
-  automatic,  ///< for each field: copy-engine where its samples take 32 KiB or more, or all come unshuffled,
-              ///< and the device takes many copies in one call; otherwise zero-copy, unless the link profile
-              ///< speaks against it; host where the samples do not lie in memory that can be locked
-  host,       ///< host threads copy them into a pinned slot, which then crosses the link in one copy
-  zero_copy,  ///< a kernel reads them over the link out of the dataset's own memory, locked once
-  copy_engine,  ///< the copy engines do, a copy for each sample: no multiprocessor is taken from the consumer
-};
-
-/// "automatic", "host", "zero-copy", "copy-engine".
-[[nodiscard]] std::string_view gather_path_name(GatherPath path) noexcept;
-/// Inverse of gather_path_name. Throws InvalidArgument.
-[[nodiscard]] GatherPath parse_gather_path(std::string_view name);
-
-/// How much of the dataset stays in device memory. It is moved there once and served from there; the rest
-/// streams. Order and bytes of the batches are the same at every residency.
-struct Residency {
-  enum class Kind : std::uint8_t {
-    none,
-    all,        ///< OutOfMemory where it does not fit the budget
-    fraction,   ///< of the samples; OutOfMemory where they do not fit
-    automatic,  ///< as much as fits, the fields of the smallest samples first
-  };
-  Kind kind = Kind::none;
-  double fraction = 0;  ///< 0 to 1, for Kind::fraction
-
-  /// "none", "all", "auto", or a fraction such as "0.25" or "25%". Throws InvalidArgument.
-  [[nodiscard]] static Residency parse(std::string_view text);
-};
-
-/// How one field is delivered.
-struct FieldOptions {
-  std::string name;
-  /// Widened on the way to this type: see can_widen. None: as stored (narrowed integers as before narrowing).
-  std::optional<DType> to = std::nullopt;
-  /// value * scale + shift, in float32: one each, or one for each extent of `channel_axis`; empty: none. For
-  /// `to` of float16, bfloat16 or float32.
-  std::vector<float> scale{};
-  std::vector<float> shift{};
-  std::size_t channel_axis = 0;  ///< of the sample's shape
-};
-
-/// What `scale` and `shift` come to for each channel, as GatherRequest takes them.
-struct ChannelFactors {
-  std::vector<float> scale;  ///< as many as channels, or none
-  std::vector<float> shift;
-  std::uint32_t channels = 1;
-  std::size_t channel_elements = 1;  ///< consecutive elements of one channel
-};
-
-/// Throws InvalidArgument where the field has not as many channels as `options` has values.
-[[nodiscard]] ChannelFactors channel_factors(const Field& field, const FieldOptions& options);
-
-struct LoaderOptions {
-  static constexpr unsigned kMostThreads = WorkerTeamOptions::kMostThreads;
-
-  std::uint64_t batch_size = 1;
-  bool shuffle = false;
-  std::uint64_t seed = 0;
-  /// Leaves out an epoch's last batch where it is not full.
-  bool drop_last = false;
-  Shard shard{};
-
-  /// Batches ready or on their way ahead of the consumer: 1 to 64.
-  std::size_t prefetch_depth = 2;
-  Residency residency{};
-  GatherPath gather = GatherPath::automatic;
-  /// Fields that are not delivered as they are stored.
-  std::vector<FieldOptions> fields{};
-  /// Integer fields of at most 512 MiB cross the link in the narrowest type that holds all their values, and
-  /// widen on arrival. Costs one pass over them when the loader is made.
-  bool narrow = true;
-
-  /// Most device memory that the loader takes, for its ring, what is resident, and what lands there before it
-  /// is converted (two batches as stored). 0: half of what the device has free.
-  std::size_t device_budget_bytes = 0;
-  /// Fields in memory of at most this size are copied into locked memory when the loader is made; larger ones
-  /// are locked where they lie (with the array that they are a slice of). Small arrays share their pages with
-  /// other data, of which other libraries' transfers fail once a part of it lies in a locked page.
-  std::size_t copy_limit_bytes = std::size_t{32} << 20;
-  /// Host threads that gather, the loader's own among them: at most kMostThreads. 0: as processors allow, at
-  /// most 8.
-  unsigned threads = 0;
-  /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or
-  /// 8 where it widens, and more (to 32) the more of a field is resident. Where given, `automatic` takes no
-  /// copy engine.
-  unsigned gather_blocks = 0;
-  /// What the link does. None: LinkProfile::defaults.
-  std::optional<LinkProfile> profile = std::nullopt;
-  /// Batches whose times are kept for timeline().
-  std::size_t timeline_batches = 256;
-};
 
 /// Feeds a dataset to a device, epoch after epoch: it begins at construction and runs prefetch_depth batches
 /// ahead. Thread-safe: several threads may ask for batches, and each gets different ones.
@@ -162,8 +67,9 @@ class Loader {
   /// The latest batches that are over, oldest first.
   [[nodiscard]] std::vector<BatchTimes> timeline() const;
 
-  /// One line for each field: how it travels and why, such as "images: uint8 3x224x224, zero-copy, delivered
-  /// as float32".
+  /// How each field travels and why, as it was decided when the loader was made.
+  [[nodiscard]] const FeedPlan& plan() const noexcept;
+  /// plan().describe().
   [[nodiscard]] std::vector<std::string> describe() const;
   [[nodiscard]] const Dataset& dataset() const noexcept;
   [[nodiscard]] const Device& device() const noexcept;

@@ -1,5 +1,5 @@
 #include <penstock/core/error.hpp>
-#include <penstock/loader/loader.hpp>
+#include <penstock/loader/feed_plan.hpp>
 
 #include <fmt/format.h>
 
@@ -34,6 +34,41 @@ ChannelFactors channel_factors(const Field& field, const FieldOptions& options) 
     factors.channel_elements = std::accumulate(after, field.shape.end(), std::size_t{1}, std::multiplies<>());
   }
   return factors;
+}
+
+std::string FieldPlan::describe() const {
+  std::string text =
+      fmt::format("{}: {} {}", stored.name, dtype_name(stored.dtype), format_shape(stored.shape));
+  if (stored.narrowed_from) text += fmt::format(" (narrowed from {})", dtype_name(*stored.narrowed_from));
+  if (!streams()) {
+    text += ", resident";
+  } else {
+    if (resident_samples > 0) {
+      text += fmt::format(", {:.0f} % resident",
+                          100.0 * static_cast<double>(resident_samples) / static_cast<double>(samples));
+    }
+    text += fmt::format(", {} gather", gather_path_name(path));
+    if (!reason.empty()) text += fmt::format(" ({})", reason);
+  }
+  if (!converts()) return text;
+  text += fmt::format(", delivered as {}", dtype_name(to));
+  if (factors.empty()) return text;
+  return text + (factors.channels == 1 ? std::string(", scaled")
+                                       : fmt::format(", scaled by channel ({})", factors.channels));
+}
+
+std::size_t FeedPlan::delivered_sample_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const FieldPlan& field : fields) bytes += field.delivered_bytes;
+  return bytes;
+}
+
+bool FeedPlan::gathers_on_host() const noexcept { return std::ranges::any_of(fields, &FieldPlan::by_host); }
+
+std::vector<std::string> FeedPlan::describe() const {
+  std::vector<std::string> lines;
+  for (const FieldPlan& field : fields) lines.push_back(field.describe());
+  return lines;
 }
 
 }  // namespace penstock

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <penstock/core/dtype.hpp>
+#include <penstock/data/dataset.hpp>
+#include <penstock/loader/loader_options.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+/// A field's `scale` and `shift`, spread over its channels as GatherRequest takes them.
+struct ChannelFactors {
+  std::vector<float> scale;  ///< one value for each channel, or none
+  std::vector<float> shift;
+  std::uint32_t channels = 1;
+  std::size_t channel_elements = 1;  ///< consecutive elements of one channel
+
+  [[nodiscard]] bool empty() const noexcept { return scale.empty() && shift.empty(); }
+};
+
+/// Throws InvalidArgument if the field does not have as many channels as `options` has values.
+[[nodiscard]] ChannelFactors channel_factors(const Field& field, const FieldOptions& options);
+
+/// How one field travels from the dataset into the slots of the device ring. Samples 0 to
+/// resident_samples-1 are resident on the device; the others stream: they cross the link in each epoch.
+struct FieldPlan {
+  /// How the device reaches the samples that stream, if it reads them itself.
+  enum class Source : std::uint8_t {
+    none,    ///< the host gathers, or nothing streams
+    pinned,  ///< the memory was page-locked before, by another library
+    locked,  ///< page-locked where it lies
+    copied,  ///< copied into pinned memory once
+  };
+  /// How the resident samples are moved to the device.
+  enum class Upload : std::uint8_t {
+    gathered,  ///< through pinned chunks that the host gathers
+    staged,    ///< copied from where they lie, by the engine's staging
+    direct,    ///< copied from where they lie, which is page-locked
+  };
+
+  Field stored;
+  DType to = DType::uint8;  ///< as delivered
+  ChannelFactors factors;
+  std::uint64_t samples = 0;
+  std::size_t sample_elements = 0;
+  std::size_t sample_bytes = 0;     ///< of one sample, as stored
+  std::size_t delivered_bytes = 0;  ///< of one sample, as delivered
+  std::uint64_t resident_samples = 0;
+  Upload upload = Upload::gathered;
+  GatherPath path = GatherPath::host;  ///< host, zero_copy or copy_engine
+  std::string reason;                  ///< why not another path
+  Source source = Source::none;
+  /// Crosses the link into a staging buffer on the device, from which a kernel writes the slot.
+  bool staged_on_device = false;
+
+  std::size_t slot_offset = 0;            ///< of the batch's samples in a slot
+  std::size_t staging_offset = 0;         ///< of the host's gathered samples in a staging slot
+  std::size_t staging_positions = 0;      ///< of the samples' positions in a staging slot, if in_two_parts()
+  std::size_t device_staging_offset = 0;  ///< in a copy stream's staging buffer, if staged_on_device
+
+  [[nodiscard]] bool converts() const noexcept { return to != stored.dtype || !factors.empty(); }
+  [[nodiscard]] bool streams() const noexcept { return resident_samples < samples; }
+  [[nodiscard]] bool by_host() const noexcept { return streams() && path == GatherPath::host; }
+  [[nodiscard]] bool by_copy_engine() const noexcept { return streams() && path == GatherPath::copy_engine; }
+  /// The host picks the samples that cross the link, one by one.
+  [[nodiscard]] bool is_listed() const noexcept { return by_host() || by_copy_engine(); }
+  /// A part is resident, and the other part streams.
+  [[nodiscard]] bool in_two_parts() const noexcept { return resident_samples > 0 && streams(); }
+  /// The gathered bytes are the delivered ones, so that fields like this travel together in one copy.
+  [[nodiscard]] bool is_plain_copy() const noexcept {
+    return by_host() && resident_samples == 0 && !converts();
+  }
+  [[nodiscard]] std::size_t resident_bytes() const noexcept {
+    return static_cast<std::size_t>(resident_samples) * sample_bytes;
+  }
+  /// One line such as "images: uint8 3x224x224, zero-copy gather, delivered as float32".
+  [[nodiscard]] std::string describe() const;
+};
+
+/// How a loader will feed, decided once before anything is allocated. A value; all sizes are bytes.
+struct FeedPlan {
+  std::vector<FieldPlan> fields;  ///< as the dataset has them
+  std::size_t batch = 0;          ///< samples of a whole batch
+
+  std::size_t slot_bytes = 0;            ///< of device memory, for one batch
+  std::size_t slot_indices = 0;          ///< offset of the batch's indices in a slot
+  std::size_t staging_bytes = 0;         ///< of a pinned staging slot
+  std::size_t staging_indices = 0;       ///< offset of the batch's indices in a staging slot
+  std::size_t device_staging_bytes = 0;  ///< of each copy stream's staging buffer on the device
+
+  std::size_t resident_bytes = 0;
+  std::size_t factor_bytes = 0;  ///< of device memory for all fields' factors
+  std::size_t budget_bytes = 0;  ///< the most device memory that the loader takes
+  /// Device memory for the ring, the residents, the factors and the staging buffers, within the budget.
+  std::size_t reserved_bytes = 0;
+
+  /// The device computes each batch's indices: the host needs them neither to gather nor to count bytes.
+  bool orders_on_device = false;
+
+  [[nodiscard]] std::size_t delivered_sample_bytes() const noexcept;  ///< of one sample with all its fields
+  [[nodiscard]] bool gathers_on_host() const noexcept;
+  /// One line for each field: how it travels, and why.
+  [[nodiscard]] std::vector<std::string> describe() const;
+};
+
+}  // namespace penstock

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <penstock/core/dtype.hpp>
+#include <penstock/core/worker_team.hpp>
+#include <penstock/data/sampler.hpp>
+#include <penstock/transfer/link_profile.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace penstock {
+
+/// How the samples of a batch that are not resident are brought together.
+enum class GatherPath : std::uint8_t {
+  /// Chosen for each field. `host`: the samples cannot be page-locked where they lie. `copy_engine`: the
+  /// device batches copies, and samples take at least 32 KiB or are read in sequence. Otherwise `zero_copy`,
+  /// or `host` if the link profile shows that kernels read the link too slowly.
+  automatic,
+  host,         ///< host threads copy the samples into a pinned slot, which crosses the link in one copy
+  zero_copy,    ///< a kernel reads the samples over the link, out of the dataset's own page-locked memory
+  copy_engine,  ///< the copy engines fetch them, one copy a sample, and take no multiprocessor
+};
+
+/// "automatic", "host", "zero-copy", "copy-engine".
+[[nodiscard]] std::string_view gather_path_name(GatherPath path) noexcept;
+/// Inverse of gather_path_name. Throws InvalidArgument.
+[[nodiscard]] GatherPath parse_gather_path(std::string_view name);
+
+/// How much of the dataset stays in device memory. The resident samples are moved there once; the others
+/// cross the link in each epoch. Order and bytes of the batches are the same at every residency.
+struct Residency {
+  enum class Kind : std::uint8_t {
+    none,
+    all,        ///< OutOfMemory if the dataset does not fit the budget
+    fraction,   ///< of the samples; OutOfMemory if they do not fit
+    automatic,  ///< as much as fits, the fields of the smallest samples first
+  };
+  Kind kind = Kind::none;
+  double fraction = 0;  ///< 0 to 1, for Kind::fraction
+
+  /// "none", "all", "auto", or a fraction such as "0.25" or "25%". Throws InvalidArgument.
+  [[nodiscard]] static Residency parse(std::string_view text);
+};
+
+/// How one field is delivered.
+struct FieldOptions {
+  std::string name;
+  /// The values are widened to this type on the way: see can_widen. None: as stored (narrowed integers as
+  /// before narrowing).
+  std::optional<DType> to = std::nullopt;
+  /// value * scale + shift, in float32. One value each, or one for each extent of `channel_axis`; empty:
+  /// none. Only if the field is delivered as float16, bfloat16 or float32.
+  std::vector<float> scale{};
+  std::vector<float> shift{};
+  std::size_t channel_axis = 0;  ///< of the sample's shape
+};
+
+struct LoaderOptions {
+  static constexpr unsigned kMostThreads = WorkerTeamOptions::kMostThreads;
+
+  std::uint64_t batch_size = 1;
+  bool shuffle = false;
+  std::uint64_t seed = 0;
+  /// Leaves out an epoch's last batch if it is not full.
+  bool drop_last = false;
+  Shard shard{};
+
+  /// Batches ready or on their way ahead of the consumer: 1 to 64.
+  std::size_t prefetch_depth = 2;
+  Residency residency{};
+  GatherPath gather = GatherPath::automatic;
+  /// Fields that are not delivered as they are stored.
+  std::vector<FieldOptions> fields{};
+  /// Integer fields of at most 512 MiB cross the link in the narrowest type that holds all their values, and
+  /// widen on arrival. Costs one pass over them when the loader is made.
+  bool narrow = true;
+
+  /// The most device memory that the loader takes: for its ring, the resident samples, and the staging
+  /// buffers of samples that a kernel converts (two batches as stored). 0: half of the free memory.
+  std::size_t device_budget_bytes = 0;
+  /// A field in memory of at most this size is copied into pinned memory when the loader is made. A larger
+  /// one is page-locked where it lies, with the array that it is a slice of. Small arrays share their pages
+  /// with other data, and another library's transfer fails if a part of its memory lies in a locked page.
+  std::size_t copy_limit_bytes = std::size_t{32} << 20;
+  /// Host threads that gather, the loader's own among them: at most kMostThreads. 0: one for each processor,
+  /// at most 8.
+  unsigned threads = 0;
+  /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or 8 if it
+  /// converts, and up to 32 if much of a field is resident. If given, `automatic` takes no copy engine.
+  unsigned gather_blocks = 0;
+  /// The link's measured profile. None: LinkProfile::defaults.
+  std::optional<LinkProfile> profile = std::nullopt;
+  /// Batches whose times are kept for timeline().
+  std::size_t timeline_batches = 256;
+};
+
+}  // namespace penstock

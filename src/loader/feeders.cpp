@@ -1,0 +1,288 @@
+#include "loader/feeders.hpp"
+
+#include <algorithm>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+// Of a kernel that reads over the link, on each stream: four fill it, and a kernel that converts has more to
+// do.
+constexpr unsigned kCopyingBlocks = 4;
+constexpr unsigned kConvertingBlocks = 8;
+constexpr unsigned kMostBlocks = 32;
+
+const std::byte* end_of(const CopyPiece& piece) {
+  return static_cast<const std::byte*>(piece.source) + piece.bytes;
+}
+
+/// The more of a field is resident, the more blocks it takes to keep the link busy with the rest.
+unsigned blocks_over_link(const FieldPlan& field, unsigned asked) noexcept {
+  if (asked != 0) return asked;
+  const std::uint64_t blocks = field.converts() ? kConvertingBlocks : kCopyingBlocks;
+  return static_cast<unsigned>(std::min<std::uint64_t>(
+      blocks * (field.samples / (field.samples - field.resident_samples)), kMostBlocks));
+}
+
+/// A kernel's request for field `f` of a batch, but for where it finds the samples that are not resident.
+GatherRequest gather_request(const FeedContext& context, std::size_t f, const BatchToFeed& batch) {
+  const FieldPlan& field = context.plan.fields[f];
+  const FieldAddresses& addresses = context.addresses[f];
+  GatherRequest request;
+  request.head = addresses.resident;
+  request.head_rows = field.resident_samples;
+  request.row_elements = field.sample_elements;
+  request.count = batch.count;
+  request.destination = batch.slot.fields[f].data;
+  request.from = field.stored.dtype;
+  request.to = field.to;
+  request.scale = addresses.scale;
+  request.shift = addresses.shift;
+  request.channels = field.factors.channels;
+  request.channel_elements = field.factors.channel_elements;
+  if (field.streams() && !field.staged_on_device) {
+    request.blocks = blocks_over_link(field, context.gather_blocks);
+  }
+  return request;
+}
+
+/// The samples of a batch that cross the link, for a field whose samples the host lists.
+class SampleList {
+ public:
+  SampleList(const FeedContext& context, std::size_t f)
+      : f_(f),
+        field_(context.plan.fields[f]),
+        streamed_(field_.resident_samples > 0 ? context.plan.batch : 0) {}
+
+  void choose(const BatchToFeed& batch) {
+    samples_ = batch.indices;
+    if (field_.resident_samples == 0) return;
+    // The streamed samples lie side by side in the batch's order, and are numbered on from the residents.
+    auto* const positions = reinterpret_cast<std::uint64_t*>(batch.staging.memory + field_.staging_positions);
+    std::size_t streamed = 0;
+    for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+      const std::uint64_t index = batch.indices[i];
+      const bool resident = index < field_.resident_samples;
+      positions[i] = resident ? index : field_.resident_samples + streamed;
+      if (!resident) streamed_[streamed++] = index;
+    }
+    samples_ = std::span(streamed_).first(streamed);
+  }
+
+  /// Enqueues the kernel that writes the slot, reading the chosen samples side by side at `source`.
+  void enqueue_kernel(const FeedContext& context, const BatchToFeed& batch, const std::byte* source) const {
+    GatherRequest request = gather_request(context, f_, batch);
+    request.source = source;
+    request.source_rows = field_.resident_samples + samples_.size();
+    if (field_.resident_samples > 0) {
+      request.indices =
+          reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + field_.staging_positions);
+    }
+    context.device.backend().gather(request, batch.copy.stream.native());
+  }
+
+  [[nodiscard]] std::size_t field_number() const noexcept { return f_; }
+  [[nodiscard]] const FieldPlan& field() const noexcept { return field_; }
+  [[nodiscard]] std::span<const std::uint64_t> samples() const noexcept { return samples_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return samples_.size() * field_.sample_bytes; }
+
+ private:
+  std::size_t f_;
+  const FieldPlan& field_;
+  std::vector<std::uint64_t> streamed_;
+  std::span<const std::uint64_t> samples_;
+};
+
+/// Host threads gather the samples into the staging slot. Fields that arrive as they are cross the link in
+/// one copy; a kernel converts the others, or joins them with their residents.
+class HostFeeder final : public Feeder {
+ public:
+  explicit HostFeeder(const FeedContext& context) : context_(context) {
+    const FeedPlan& plan = context_.plan;
+    for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+      if (plan.fields[f].by_host()) fields_.emplace_back(context_, f);
+    }
+  }
+
+  std::size_t prepare(const BatchToFeed& batch) override {
+    std::size_t bytes = 0;
+    std::size_t pieces = 0;
+    for (GatheredField& gathered : fields_) {
+      gathered.list.choose(batch);
+      gathered.pieces =
+          (gathered.list.samples().size() + gathered.piece_samples - 1) / gathered.piece_samples;
+      pieces += gathered.pieces;
+      bytes += gathered.list.bytes();
+    }
+    context_.team->for_each(pieces, [&](std::size_t piece) { gather(batch, piece); });
+    return bytes;
+  }
+
+  void enqueue(const BatchToFeed& batch) override {
+    enqueue_plain_copies(batch);
+    for (const GatheredField& gathered : fields_) {
+      const FieldPlan& field = gathered.list.field();
+      if (field.is_plain_copy()) continue;
+      const std::byte* source = batch.staging.on_device + field.staging_offset;
+      if (field.staged_on_device) {
+        std::byte* const staging = batch.copy.staging.data() + field.device_staging_offset;
+        context_.device.backend().copy(staging, batch.staging.memory + field.staging_offset,
+                                       gathered.list.bytes(), CopyDirection::h2d, batch.copy.stream.native());
+        source = staging;
+      }
+      gathered.list.enqueue_kernel(context_, batch, source);
+    }
+  }
+
+ private:
+  struct GatheredField {
+    GatheredField(const FeedContext& context, std::size_t f)
+        : list(context, f),
+          piece_samples(std::max<std::size_t>(1, kPieceBytes / context.plan.fields[f].sample_bytes)) {}
+    SampleList list;
+    std::size_t piece_samples;  ///< that one thread gathers in one go
+    std::size_t pieces = 0;
+  };
+
+  void gather(const BatchToFeed& batch, std::size_t piece) const {
+    auto gathered = fields_.begin();
+    for (; piece >= gathered->pieces; ++gathered) piece -= gathered->pieces;
+    const FieldPlan& field = gathered->list.field();
+    const auto samples = gathered->list.samples();
+    const std::size_t first = piece * gathered->piece_samples;
+    const std::size_t count = std::min(gathered->piece_samples, samples.size() - first);
+    std::byte* const to = batch.staging.memory + field.staging_offset + first * field.sample_bytes;
+    context_.dataset.gather(gathered->list.field_number(), samples.subspan(first, count),
+                            {to, count * field.sample_bytes}, context_.stores);
+  }
+
+  // They lie side by side in the slot as in the staging slot.
+  void enqueue_plain_copies(const BatchToFeed& batch) const {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    for (const GatheredField& gathered : fields_) {
+      const FieldPlan& field = gathered.list.field();
+      if (!field.is_plain_copy()) continue;
+      if (end == 0) begin = field.slot_offset;
+      end = field.slot_offset + batch.count * field.sample_bytes;
+    }
+    if (end == begin) return;
+    context_.device.backend().copy(batch.slot.memory.data() + begin, batch.staging.memory + begin,
+                                   end - begin, CopyDirection::h2d, batch.copy.stream.native());
+  }
+
+  const FeedContext& context_;
+  std::vector<GatheredField> fields_;
+};
+
+/// The copy engines fetch each sample out of page-locked memory, straight into the slot or into the staging
+/// buffer that a kernel reads.
+class CopyEngineFeeder final : public Feeder {
+ public:
+  explicit CopyEngineFeeder(const FeedContext& context) : context_(context) {
+    const FeedPlan& plan = context_.plan;
+    for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+      if (plan.fields[f].by_copy_engine()) lists_.emplace_back(context_, f);
+    }
+    copies_.reserve(plan.batch);
+  }
+
+  std::size_t prepare(const BatchToFeed& batch) override {
+    std::size_t bytes = 0;
+    for (SampleList& list : lists_) {
+      list.choose(batch);
+      bytes += list.bytes();
+    }
+    return bytes;
+  }
+
+  void enqueue(const BatchToFeed& batch) override {
+    for (const SampleList& list : lists_) {
+      const FieldPlan& field = list.field();
+      std::byte* const destination = field.staged_on_device
+                                         ? batch.copy.staging.data() + field.device_staging_offset
+                                         : batch.slot.fields[list.field_number()].data;
+      enqueue_copies(list, destination, batch.copy.stream);
+      if (field.staged_on_device) list.enqueue_kernel(context_, batch, destination);
+    }
+  }
+
+ private:
+  void enqueue_copies(const SampleList& list, std::byte* destination, const Stream& stream) {
+    const FieldPlan& field = list.field();
+    const std::byte* const streamed = context_.addresses[list.field_number()].streamed;
+    copies_.clear();
+    for (const std::uint64_t index : list.samples()) {
+      const std::byte* const source = streamed + (index - field.resident_samples) * field.sample_bytes;
+      if (!copies_.empty() && end_of(copies_.back()) == source) {
+        copies_.back().bytes += field.sample_bytes;
+      } else {
+        copies_.push_back({source, destination, field.sample_bytes});
+      }
+      destination += field.sample_bytes;
+    }
+    context_.device.backend().copy_each(copies_, CopyDirection::h2d, stream.native());
+  }
+
+  const FeedContext& context_;
+  std::vector<SampleList> lists_;
+  std::vector<CopyPiece> copies_;
+};
+
+/// A kernel gathers the samples: the residents out of device memory, the others over the link.
+class KernelFeeder final : public Feeder {
+ public:
+  explicit KernelFeeder(const FeedContext& context) : context_(context) {
+    const FeedPlan& plan = context_.plan;
+    for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+      if (!plan.fields[f].is_listed()) fields_.push_back(f);
+    }
+  }
+
+  std::size_t prepare(const BatchToFeed& batch) override {
+    std::size_t bytes = 0;
+    for (const std::size_t f : fields_) {
+      const FieldPlan& field = context_.plan.fields[f];
+      const auto streams = [&](std::uint64_t index) { return index >= field.resident_samples; };
+      if (field.in_two_parts()) {
+        bytes += static_cast<std::size_t>(std::ranges::count_if(batch.indices, streams)) * field.sample_bytes;
+      } else if (field.streams()) {
+        bytes += batch.count * field.sample_bytes;
+      }
+    }
+    return bytes;
+  }
+
+  void enqueue(const BatchToFeed& batch) override {
+    const FeedPlan& plan = context_.plan;
+    for (const std::size_t f : fields_) {
+      GatherRequest request = gather_request(context_, f, batch);
+      request.source = context_.addresses[f].streamed;
+      request.source_rows = plan.fields[f].samples;
+      request.indices =
+          plan.orders_on_device
+              ? batch.slot.indices
+              : reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + plan.staging_indices);
+      context_.device.backend().gather(request, batch.copy.stream.native());
+    }
+  }
+
+ private:
+  const FeedContext& context_;
+  std::vector<std::size_t> fields_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Feeder>> make_feeders(const FeedContext& context) {
+  const auto any = [&](auto travels) { return std::ranges::any_of(context.plan.fields, travels); };
+  const auto by_kernel = [](const FieldPlan& field) { return !field.is_listed(); };
+  std::vector<std::unique_ptr<Feeder>> feeders;
+  if (any(&FieldPlan::by_host)) feeders.push_back(std::make_unique<HostFeeder>(context));
+  if (any(&FieldPlan::by_copy_engine)) feeders.push_back(std::make_unique<CopyEngineFeeder>(context));
+  if (any(by_kernel)) feeders.push_back(std::make_unique<KernelFeeder>(context));
+  return feeders;
+}
+
+}  // namespace penstock

@@ -1,0 +1,81 @@
+#pragma once
+
+#include "loader/device_ring.hpp"
+
+#include <penstock/core/worker_team.hpp>
+#include <penstock/data/dataset.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/loader/feed_plan.hpp>
+#include <penstock/memory/buffer.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace penstock {
+
+/// Pinned memory for one batch on its way: the samples that the host gathered, and the indices and positions
+/// that kernels read.
+struct StagingSlot {
+  std::byte* memory = nullptr;
+  std::byte* on_device = nullptr;  ///< the same, as a kernel reaches it
+  Event read;                      ///< recorded behind the last work that reads this slot
+};
+
+/// A stream that batches travel on, and the staging buffer on the device that its batches pass through one
+/// after the other.
+struct CopyStream {
+  Stream stream;
+  Buffer staging;
+};
+
+/// One batch that is being brought into its slot.
+struct BatchToFeed {
+  const DeviceSlot& slot;
+  const StagingSlot& staging;
+  const CopyStream& copy;
+  std::size_t count = 0;                   ///< samples
+  std::span<const std::uint64_t> indices;  ///< empty if the device computes them, into the slot
+};
+
+/// The device's addresses of one field's memory; null for what the field does not have.
+struct FieldAddresses {
+  const std::byte* resident = nullptr;  ///< of sample 0
+  const std::byte* streamed = nullptr;  ///< of the first sample that is not resident, if the device reads it
+  const float* scale = nullptr;
+  const float* shift = nullptr;
+};
+
+/// What all feeders of a loader work with.
+struct FeedContext {
+  Dataset dataset;
+  Device device;
+  FeedPlan plan;
+  std::vector<FieldAddresses> addresses;  ///< one for each field
+  WorkerTeam* team = nullptr;             ///< null if the host gathers nothing
+  StoreKind stores = StoreKind::cached;
+  unsigned gather_blocks = 0;  ///< see LoaderOptions
+};
+
+/// Brings the fields that travel alike into the slots. One thread at a time; allocates nothing after
+/// construction.
+class Feeder {
+ public:
+  Feeder() = default;
+  virtual ~Feeder() = default;
+  Feeder(const Feeder&) = delete;
+  Feeder& operator=(const Feeder&) = delete;
+
+  /// Does the host's part, before the batch's slot may be written. Returns the bytes that will cross the
+  /// link. Blocks the host while it gathers. Throws what reading throws.
+  [[nodiscard]] virtual std::size_t prepare(const BatchToFeed& batch) = 0;
+  /// Enqueues the device's part on the batch's copy stream. Does not block the host. Throws DeviceError.
+  virtual void enqueue(const BatchToFeed& batch) = 0;
+};
+
+/// One feeder for each way of travelling that the plan uses. They refer to `context`.
+[[nodiscard]] std::vector<std::unique_ptr<Feeder>> make_feeders(const FeedContext& context);
+
+}  // namespace penstock

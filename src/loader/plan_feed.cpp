@@ -1,0 +1,396 @@
+#include "loader/plan_feed.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+// A copy of a batch costs the host half a microsecond, in which a PCIe 5 link carries some 30 KiB; copies of
+// 24 KiB and less take another way through the driver, several times as slow (docs/performance.md).
+constexpr std::size_t kCopiedSampleBytes = std::size_t{32} << 10;
+// A batch of less is not worth a copy of its own into a staging buffer on the device.
+constexpr std::size_t kLeastStagedBytes = std::size_t{64} << 10;
+// Zero-copy takes no processor time, so host gather has to be this much quicker to be taken for its speed.
+constexpr double kWorthProcessors = 2.0;
+// A slice is worth locking its whole array for if it is at least one byte in so many.
+constexpr std::size_t kLeastPart = 2;
+
+bool is_forced(GatherPath asked) noexcept {
+  return asked == GatherPath::zero_copy || asked == GatherPath::copy_engine;
+}
+
+// Fields.
+
+void apply(FieldPlan& field, const FieldOptions& options) {
+  if (options.to) field.to = *options.to;
+  if (!can_widen(field.stored.dtype, field.to)) {
+    throw InvalidArgument(fmt::format(
+        "Field '{}' is stored as {} and cannot be delivered as {}: uint8, int8, int16, uint16, float16, "
+        "bfloat16 and float32 widen to float16, bfloat16 and float32, integers to wider integers.",
+        field.stored.name, dtype_name(field.stored.dtype), dtype_name(field.to)));
+  }
+  const bool scaled = !options.scale.empty() || !options.shift.empty();
+  if (scaled && !is_model_float(field.to)) {
+    throw InvalidArgument(
+        fmt::format("Field '{}' is delivered as {}, but scale and shift need float16, bfloat16 or "
+                    "float32: name one of them.",
+                    field.stored.name, dtype_name(field.to)));
+  }
+  field.factors = channel_factors(field.stored, options);
+}
+
+FieldPlan plan_field(const FieldFacts& facts) {
+  FieldPlan field;
+  field.stored = facts.stored;
+  field.to = facts.stored.narrowed_from.value_or(facts.stored.dtype);
+  field.samples = facts.samples;
+  field.sample_elements = element_count(facts.stored.shape);
+  field.sample_bytes = facts.sample_bytes;
+  if (facts.in_memory && !facts.file_mapping) {
+    // A page that is locked for a neighbour makes no source that the device could copy from in one piece.
+    field.upload = facts.page_lock == FieldFacts::PageLock::foreign ? FieldPlan::Upload::direct
+                                                                    : FieldPlan::Upload::staged;
+  }
+  return field;
+}
+
+FieldPlan& field_named(FeedPlan& plan, const std::string& name) {
+  std::vector<std::string> names;
+  for (FieldPlan& field : plan.fields) {
+    if (field.stored.name == name) return field;
+    names.push_back(field.stored.name);
+  }
+  throw InvalidArgument(
+      fmt::format("The dataset has no field '{}'; it has: {}.", name, fmt::join(names, ", ")));
+}
+
+void plan_fields(FeedPlan& plan, const FeedFacts& facts, const std::vector<FieldOptions>& options) {
+  for (const FieldFacts& field : facts.fields) plan.fields.push_back(plan_field(field));
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (options[j].name == options[i].name) {
+        throw InvalidArgument(fmt::format("Field '{}' has options twice; give them once.", options[i].name));
+      }
+    }
+    apply(field_named(plan, options[i].name), options[i]);
+  }
+  for (FieldPlan& field : plan.fields) {
+    field.delivered_bytes = field.sample_elements * dtype_bytes(field.to);
+  }
+}
+
+// Paths.
+
+double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
+  const auto found = profile.curves.find(curve);
+  if (found == profile.curves.end() || found->second.empty()) return 0;
+  const LinkProfile::Point& point = found->second.back();
+  return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
+}
+
+/// The field would be locked with its whole array, and less than half of that is fed.
+bool is_small_part(const FieldFacts& facts, const LoaderOptions& options) {
+  return facts.bytes() > options.copy_limit_bytes && facts.page_lock == FieldFacts::PageLock::none &&
+         facts.allocation_bytes / kLeastPart > facts.allocation_used_bytes;
+}
+
+/// How the device would reach the samples.
+FieldPlan::Source source_of(const FieldFacts& facts, const LoaderOptions& options) {
+  using PageLock = FieldFacts::PageLock;
+  if (facts.page_lock == PageLock::foreign) return FieldPlan::Source::pinned;
+  // Anybody can cut a mapped file short: only the device may read there.
+  const bool copied = facts.page_lock == PageLock::none && facts.bytes() <= options.copy_limit_bytes &&
+                      !facts.file_mapping && !facts.copy_refused;
+  return copied ? FieldPlan::Source::copied : FieldPlan::Source::locked;
+}
+
+/// Why the host has to gather instead of `path`; empty: it need not.
+std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath path,
+                     const LinkProfile& profile, const LoaderOptions& options) {
+  const bool forced = is_forced(options.gather);
+  const bool by_engine = path == GatherPath::copy_engine;
+  if (!facts.in_memory) return "its samples do not lie side by side in memory";
+  if (!(forced && by_engine) && field.converts() && !facts.aligned) {
+    return "its values are not aligned to their type";
+  }
+  if (forced) return {};
+  if (facts.file_mapping) return "its samples lie in a file that is mapped";
+  if (is_small_part(facts, options)) {
+    return "it is a small part of an array, whose other parts share pages with it";
+  }
+  if (facts.lock_refused && source_of(facts, options) == FieldPlan::Source::locked) {
+    return "its memory cannot be locked: " + *facts.lock_refused;
+  }
+  if (by_engine) return {};
+  const double zero_copy = last_rate(profile, LinkProfile::Curve::zero_copy_h2d);
+  const double pinned = last_rate(profile, LinkProfile::Curve::pinned_h2d);
+  if (zero_copy > 0 && pinned > kWorthProcessors * zero_copy) {
+    return fmt::format(
+        "the link profile says that kernels read over the link at {:.1f} GB/s, copies at {:.1f}",
+        zero_copy / kGB, pinned / kGB);
+  }
+  return {};
+}
+
+/// A way for the samples of a field that stream.
+struct Choice {
+  GatherPath path = GatherPath::host;
+  std::string reason;
+};
+
+/// The choices of one field: the second is taken if the first has no room for its staging on the device.
+struct Choices {
+  Choice first;
+  Choice without_staging;
+};
+
+Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedFacts& all,
+                    const LoaderOptions& options, const LinkProfile& profile) {
+  const GatherPath asked = options.gather;
+  if (asked == GatherPath::host) return {{GatherPath::host, "asked for"}, {}};
+  // Samples that follow each other are one copy.
+  const bool in_sequence = !options.shuffle && options.shard.world_size == 1;
+  const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 &&
+                         (in_sequence || field.sample_bytes >= kCopiedSampleBytes);
+  const GatherPath path = is_forced(asked) ? asked
+                          : by_engine      ? GatherPath::copy_engine
+                                           : GatherPath::zero_copy;
+  const auto choose = [&](GatherPath wanted) -> Choice {
+    std::string why = why_host(field, facts, wanted, profile, options);
+    return why.empty() ? Choice{wanted, {}} : Choice{GatherPath::host, std::move(why)};
+  };
+  Choices choices{choose(path), {}};
+  if (choices.first.path != GatherPath::copy_engine) return choices;
+  choices.without_staging = choose(GatherPath::zero_copy);
+  if (choices.without_staging.path == GatherPath::zero_copy) {
+    choices.without_staging.reason = "the copy engine has no room on the device for its staging buffers";
+  }
+  return choices;
+}
+
+// Memory.
+
+std::size_t slot_bytes(const FeedPlan& plan) {
+  std::size_t bytes = align_up(plan.batch * sizeof(std::uint64_t), kAlignment);
+  for (const FieldPlan& field : plan.fields) {
+    std::size_t batch = 0;
+    if (__builtin_mul_overflow(plan.batch, field.delivered_bytes, &batch) || batch > std::size_t{1} << 60) {
+      throw InvalidArgument(
+          fmt::format("A batch of {} samples of field '{}' exceeds any memory; use a smaller batch.",
+                      plan.batch, field.stored.name));
+    }
+    bytes += align_up(batch, kAlignment);
+  }
+  return bytes;
+}
+
+std::size_t factor_bytes(const FeedPlan& plan) noexcept {
+  std::size_t factors = 0;
+  for (const FieldPlan& field : plan.fields) {
+    factors += field.factors.scale.size() + field.factors.shift.size();
+  }
+  return align_up(factors * sizeof(float), kAlignment);
+}
+
+std::uint64_t resident_samples(const FieldPlan& field, const Residency& residency, std::size_t available) {
+  switch (residency.kind) {
+    case Residency::Kind::none:
+      return 0;
+    case Residency::Kind::all:
+      return field.samples;
+    case Residency::Kind::fraction:
+      return std::min(
+          field.samples,
+          static_cast<std::uint64_t>(std::floor(residency.fraction * static_cast<double>(field.samples))));
+    case Residency::Kind::automatic:
+      return std::min<std::uint64_t>(field.samples, available / field.sample_bytes);
+  }
+  return 0;
+}
+
+/// Sets `resident_samples` within `available` bytes; returns the bytes that they take.
+std::size_t choose_residents(FeedPlan& plan, const Residency& residency, std::size_t available) {
+  if (residency.kind == Residency::Kind::none) return 0;
+  std::vector<FieldPlan*> smallest_first;
+  for (FieldPlan& field : plan.fields) smallest_first.push_back(&field);
+  std::ranges::sort(smallest_first, {},
+                    [](const FieldPlan* field) { return std::pair(field->sample_bytes, field); });
+  std::size_t bytes = 0;
+  for (FieldPlan* field : smallest_first) {
+    const std::size_t left = available - std::min(available, bytes + kAlignment);
+    field->resident_samples = resident_samples(*field, residency, left);
+    bytes += align_up(field->resident_bytes(), kAlignment);
+  }
+  if (bytes > available && residency.kind != Residency::Kind::automatic) {
+    throw OutOfMemory(
+        "the loader's device memory budget, beside its ring,", bytes, 0, available,
+        "make less of the dataset resident (auto takes what fits), use smaller batches, or raise the "
+        "budget");
+  }
+  return bytes;
+}
+
+/// The bytes of all copy streams' staging that would help the field; 0 if it needs none.
+std::size_t device_staging_bytes(const FieldPlan& field, std::size_t batch) noexcept {
+  const std::size_t bytes = batch * field.sample_bytes;
+  const bool needs_kernel = field.converts() || field.resident_samples > 0;
+  const bool helps = field.by_copy_engine() || (field.by_host() && bytes >= kLeastStagedBytes);
+  return needs_kernel && helps ? kCopyStreams * align_up(bytes, kAlignment) : 0;
+}
+
+std::size_t device_staging_bytes(const FeedPlan& plan) noexcept {
+  std::size_t bytes = 0;
+  for (const FieldPlan& field : plan.fields) bytes += device_staging_bytes(field, plan.batch);
+  return bytes;
+}
+
+/// Chooses the residents within `available` bytes, and leaves room for staging buffers unless that were much:
+/// the fewer samples are resident, the more fields are staged.
+std::size_t choose_residents_and_leave_room(FeedPlan& plan, const LoaderOptions& options,
+                                            std::size_t available) {
+  std::size_t resident = choose_residents(plan, options.residency, available);
+  if (options.residency.kind != Residency::Kind::automatic) return resident;
+  const bool engine_asked = options.gather == GatherPath::copy_engine;
+  std::size_t kept = 0;
+  for (std::size_t turn = 0; turn <= plan.fields.size(); ++turn) {
+    const std::size_t wanted = device_staging_bytes(plan);
+    if (resident + wanted <= available || wanted == kept) break;
+    if (wanted > (engine_asked ? available : available / 4)) {
+      // If the copy engine was asked for, its staging comes before the residents.
+      return engine_asked ? choose_residents(plan, options.residency, 0) : resident;
+    }
+    kept = wanted;
+    resident = choose_residents(plan, options.residency, available - kept);
+  }
+  return resident;
+}
+
+/// Gives staging buffers on the device to the fields that they help, within `available` bytes, and takes the
+/// other path of fields that go without. Returns the bytes of all copy streams.
+std::size_t stage_on_device(FeedPlan& plan, const std::vector<Choices>& choices, const LoaderOptions& options,
+                            const DeviceFacts& device, std::size_t resident, std::size_t available) {
+  const bool engine_asked = options.gather == GatherPath::copy_engine;
+  std::size_t staged = 0;
+  for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+    FieldPlan& field = plan.fields[f];
+    const std::size_t bytes = device_staging_bytes(field, plan.batch);
+    const std::size_t left = available - resident - staged;
+    if (bytes == 0) continue;
+    if (engine_asked && bytes > left && field.by_copy_engine()) {
+      throw OutOfMemory("the loader's device memory budget, beside its ring,", bytes, resident + staged, left,
+                        "copy-engine gather of samples that are converted or partly resident takes two "
+                        "batches as stored: use smaller batches, make less resident, raise the budget, or "
+                        "gather automatically");
+    }
+    field.staged_on_device = bytes <= left && (engine_asked || !device.memory_refused);
+    if (field.staged_on_device) {
+      staged += bytes;
+    } else if (field.by_copy_engine()) {
+      field.path = choices[f].without_staging.path;
+      field.reason = choices[f].without_staging.reason;
+    }
+  }
+  return staged;
+}
+
+/// Chooses how the device reaches what it reads itself. Throws if a path was asked for that cannot be taken.
+void choose_sources(FeedPlan& plan, const FeedFacts& facts, const LoaderOptions& options) {
+  for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+    FieldPlan& field = plan.fields[f];
+    if (!field.streams()) continue;
+    if (field.by_host()) {
+      if (!is_forced(options.gather)) continue;
+      throw InvalidArgument(fmt::format("Field '{}' cannot be gathered by {}: {}.", field.stored.name,
+                                        gather_path_name(options.gather), field.reason));
+    }
+    field.source = source_of(facts.fields[f], options);
+    if (field.source == FieldPlan::Source::locked && facts.fields[f].lock_refused) {
+      throw Unsupported(fmt::format("Field '{}' cannot be gathered by {}: its memory cannot be locked: {}",
+                                    field.stored.name, gather_path_name(options.gather),
+                                    *facts.fields[f].lock_refused));
+    }
+  }
+}
+
+/// Puts plain copies side by side, in a slot as in a staging slot.
+void lay_out(FeedPlan& plan) {
+  const auto take = [](std::size_t& offset, std::size_t bytes) {
+    return std::exchange(offset, offset + align_up(bytes, kAlignment));
+  };
+  plan.slot_bytes = 0;
+  for (const bool plain : {true, false}) {
+    for (FieldPlan& field : plan.fields) {
+      if (field.is_plain_copy() != plain) continue;
+      field.slot_offset = take(plan.slot_bytes, plan.batch * field.delivered_bytes);
+      if (field.staged_on_device) {
+        field.device_staging_offset = take(plan.device_staging_bytes, plan.batch * field.sample_bytes);
+      }
+      if (field.by_host()) field.staging_offset = take(plan.staging_bytes, plan.batch * field.sample_bytes);
+    }
+  }
+  plan.slot_indices = take(plan.slot_bytes, plan.batch * sizeof(std::uint64_t));
+  plan.staging_indices = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
+  for (FieldPlan& field : plan.fields) {
+    if (field.is_listed() && field.resident_samples > 0) {
+      field.staging_positions = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
+    }
+  }
+}
+
+void check_residency(const Residency& residency) {
+  if (residency.kind == Residency::Kind::fraction && !(residency.fraction >= 0 && residency.fraction <= 1)) {
+    throw InvalidArgument(
+        fmt::format("A residency of {} was asked for; fractions go from 0 to 1.", residency.fraction));
+  }
+}
+
+}  // namespace
+
+FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const LinkProfile& profile) {
+  check_residency(options.residency);
+  FeedPlan plan;
+  plan.batch = facts.batch;
+  plan_fields(plan, facts, options.fields);
+
+  const std::size_t slot = slot_bytes(plan);
+  plan.budget_bytes =
+      options.device_budget_bytes != 0 ? options.device_budget_bytes : facts.device.free_bytes / 2;
+  if (slot > plan.budget_bytes) {
+    throw OutOfMemory("the loader's device memory budget", slot, 0, plan.budget_bytes,
+                      "one batch does not fit; use smaller batches or raise the budget");
+  }
+  plan.factor_bytes = factor_bytes(plan);
+  const std::size_t ring = slot * (options.prefetch_depth + 1);
+  const std::size_t available = plan.budget_bytes - std::min(plan.budget_bytes, ring + plan.factor_bytes);
+
+  std::vector<Choices> choices;
+  for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+    FieldPlan& field = plan.fields[f];
+    choices.push_back(choose_path(field, facts.fields[f], facts, options, profile));
+    field.path = choices[f].first.path;
+    field.reason = choices[f].first.reason;
+  }
+  const std::size_t resident = choose_residents_and_leave_room(plan, options, available);
+  const std::size_t staged = stage_on_device(plan, choices, options, facts.device, resident, available);
+  for (const FieldPlan& field : plan.fields) plan.resident_bytes += field.resident_bytes();
+  plan.reserved_bytes =
+      std::min(plan.budget_bytes / kAlignment * kAlignment, ring + plan.factor_bytes + resident + staged);
+
+  choose_sources(plan, facts, options);
+  lay_out(plan);
+  plan.orders_on_device = std::ranges::none_of(
+      plan.fields, [](const FieldPlan& field) { return field.is_listed() || field.in_two_parts(); });
+  return plan;
+}
+
+}  // namespace penstock
