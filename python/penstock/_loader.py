@@ -71,6 +71,8 @@ class Loader:
       no copy engine); "copy-engine": the GPU's copy engines do, best for samples of 32 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
     - `device_budget_bytes`: most device memory to take; 0: half of what is free. `threads`: 0: as processors allow.
+    - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
+      for at most 10 s, or "fail" at once. Then OutOfMemory names the batches that are held.
 
     Attributes: `device`, `batch_size`, `drop_last`, and `dataset`, which has a length and gives single samples. A
     Loader can be pickled with its data; the copy goes on where this one stands. Raises InvalidArgument for what does
@@ -100,6 +102,7 @@ class Loader:
         narrow: bool = True,
         device_budget_bytes: int = 0,
         threads: int = 0,
+        when_full: str = "wait",
         **not_taken: Any,
     ):
         for name in not_taken:
@@ -113,7 +116,7 @@ class Loader:
             **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
             **dict(distributed=distributed, prefetch_depth=prefetch_depth, residency=residency, gather=gather),
             **dict(gather_blocks=gather_blocks, narrow=narrow, device_budget_bytes=device_budget_bytes),
-            **dict(threads=threads),
+            **dict(threads=threads, when_full=when_full),
         }
         self._build = fields.build
         self._shares = rank is not None or world_size is not None or distributed
@@ -142,6 +145,7 @@ class Loader:
             narrow=bool(narrow),
             device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
             threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
+            when_full=str(when_full),
         )
         # The epoch that the next iteration begins, or None if it goes on where the loader stands.
         self._next_epoch: int | None = None

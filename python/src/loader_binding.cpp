@@ -131,7 +131,8 @@ void bind_loader(nb::module_& module) {
              const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
              std::uint64_t seed, bool drop_last, std::uint64_t rank, std::uint64_t world_size,
              std::size_t prefetch_depth, const std::string& residency, const std::string& gather,
-             unsigned gather_blocks, bool narrow, std::size_t device_budget_bytes, unsigned threads) {
+             unsigned gather_blocks, bool narrow, std::size_t device_budget_bytes, unsigned threads,
+             const std::string& when_full) {
             LoaderOptions options;
             options.batch_size = batch_size;
             options.shuffle = shuffle;
@@ -146,12 +147,14 @@ void bind_loader(nb::module_& module) {
             options.narrow = narrow;
             options.device_budget_bytes = device_budget_bytes;
             options.threads = threads;
+            options.when_full = parse_when_full(when_full);
             new (self) NativeLoader(std::move(engine), fields, std::move(options));
           },
           nb::arg("engine"), nb::arg("fields"), nb::arg("field_options"), nb::kw_only(),
           nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("prefetch_depth"), nb::arg("residency"), nb::arg("gather"),
-          nb::arg("gather_blocks"), nb::arg("narrow"), nb::arg("device_budget_bytes"), nb::arg("threads"))
+          nb::arg("gather_blocks"), nb::arg("narrow"), nb::arg("device_budget_bytes"), nb::arg("threads"),
+          nb::arg("when_full"))
       .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
       .def("start_epoch",
            [](NativeLoader& self, std::uint64_t epoch) {

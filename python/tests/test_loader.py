@@ -4,8 +4,10 @@ import json
 import mmap
 import os
 import pickle
+import queue
 import subprocess
 import sys
+import threading
 import weakref
 
 import numpy as np
@@ -483,6 +485,39 @@ def test_scales_of_no_axes(images):
 def test_a_budget_that_is_too_small(images):
     with pytest.raises(penstock.OutOfMemory):
         penstock.Loader(images, 100, device="host", device_budget_bytes=1000)
+
+
+def test_batches_that_are_all_held_fail_at_once_if_they_are_to(images):
+    loader = penstock.Loader(images, 10, device="host", device_budget_bytes=3 * 768, when_full="fail")
+    with pytest.raises(penstock.OutOfMemory, match="batches are held"):
+        list(loader)
+    assert len([batch.shape for batch in loader]) == 10, "those that are dropped make room"
+    with pytest.raises(penstock.InvalidArgument, match="use wait or fail"):
+        penstock.Loader(images, 10, device="host", when_full="hope")
+
+
+def test_a_batch_that_another_thread_will_drop_is_waited_for(images):
+    loader = penstock.Loader(images, 10, device="host", device_budget_bytes=3 * 768)
+    passed_on: queue.SimpleQueue = queue.SimpleQueue()
+    sums = []
+
+    def consume():
+        held = []
+        while (batch := passed_on.get()) is not None:
+            held.append(batch)
+            del batch
+            if passed_on.empty():
+                sums.extend(int(each.sum()) for each in held)
+                held.clear()
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    for batch in loader:
+        passed_on.put(batch)
+        del batch
+    passed_on.put(None)
+    consumer.join()
+    assert sums == [int(images[first : first + 10].sum()) for first in range(0, 100, 10)]
 
 
 def test_arrays_are_let_go_with_the_loader():

@@ -75,6 +75,4 @@ void DeviceBatch::use_on(const Stream& stream) {
   if (std::ranges::find(users, stream.native()) == users.end()) users.push_back(stream.native());
 }
 
-void DeviceBatch::hand_over() noexcept { ring_->hand_over(*slot_); }
-
 }  // namespace penstock

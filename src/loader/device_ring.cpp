@@ -15,17 +15,18 @@ namespace penstock {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPatience{50};
+constexpr std::chrono::milliseconds kQuestionInterval{50};
 
 }  // namespace
 
 DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan,
-                       std::size_t prefetch_depth, const SamplerState& position)
+                       const LoaderOptions& options, const SamplerState& position)
     : device_(std::move(device)),
       memory_(std::move(memory)),
       slot_bytes_(plan.slot_bytes),
       indices_offset_(plan.slot_indices),
-      depth_(prefetch_depth),
+      depth_(options.prefetch_depth),
+      patience_(options.when_full == WhenFull::wait ? options.full_patience : std::chrono::milliseconds(0)),
       position_(position) {
   for (const FieldPlan& planned : plan.fields) {
     DeviceField& field = fields_.emplace_back();
@@ -98,10 +99,12 @@ DeviceSlot* DeviceRing::acquire() {
         continue;
       }
     }
-    producer_waits_ = true;
-    consumer_.notify_all();
+    if (ready_ < depth_) {
+      full_since_ = Clock::now();
+      consumer_.notify_all();
+    }
     producer_.wait(lock);
-    producer_waits_ = false;
+    full_since_.reset();
   }
   return nullptr;
 }
@@ -125,55 +128,55 @@ void DeviceRing::put_back(DeviceSlot& slot, bool spoiled) noexcept {
   if (!spoiled) free_.insert(free_.begin(), &slot);
 }
 
-bool DeviceRing::is_stuck(std::thread::id me) const {
-  if (exhausted_.empty() || !producer_waits_ || !free_.empty()) return false;
-  // Who holds nothing goes on waiting: those who do are told, and then let go.
-  return (leased_.empty() || std::ranges::find(leased_, me, &DeviceSlot::holder) != leased_.end()) &&
-         std::ranges::all_of(leased_, [&](const DeviceSlot* slot) {
-           return !slot->handed_over && std::ranges::find(waiting_, slot->holder) != waiting_.end();
-         });
+std::optional<DeviceRing::Clock::time_point> DeviceRing::gives_up_at(Clock::time_point asked) const {
+  if (!full_since_ || !free_.empty()) return std::nullopt;
+  if (leased_.empty()) return Clock::time_point::min();  // all slots are lost, and none comes back
+  return std::max(asked, *full_since_) + patience_;
 }
 
-void DeviceRing::refuse_stuck() const {
+void DeviceRing::refuse_full() const {
   std::string held;
   for (const DeviceSlot* slot : leased_) {
     fmt::format_to(std::back_inserter(held), "{}{} of epoch {}", held.empty() ? "" : ", ", slot->index,
                    slot->epoch);
   }
   const std::size_t used = slots_.size() * slot_bytes_;
-  throw OutOfMemory("the loader's device memory budget", slot_bytes_, used, 0,
-                    fmt::format("no slot is free for the next batch: {} batches are held ({}), by threads "
-                                "that wait for it. Let go of "
-                                "some, copy what is to be kept, or raise the budget ({})",
-                                leased_.size(), held, exhausted_));
+  throw OutOfMemory(
+      "the loader's device memory budget", slot_bytes_, used, 0,
+      fmt::format("no slot is free for the next batch: {} batches are held ({}){}. Let go of "
+                  "some, copy what is to be kept, or raise the budget ({})",
+                  leased_.size(), held,
+                  patience_.count() > 0 ? ", and none was let go while next() waited" : "", exhausted_));
 }
 
-void DeviceRing::wait_for_arrival(std::unique_lock<std::mutex>& lock, std::thread::id me,
+void DeviceRing::wait_for_arrival(std::unique_lock<std::mutex>& lock,
                                   const FunctionRef<void()>* while_waiting) {
-  for (;;) {
-    bool over = true;
-    waiting_.push_back(me);
-    const auto arrived = [&] { return closed_ || !published_.empty() || is_stuck(me); };
-    if (while_waiting == nullptr) {
-      consumer_.wait(lock, arrived);
+  const auto asked = Clock::now();
+  auto question = asked + kQuestionInterval;
+  while (!closed_ && published_.empty()) {
+    const auto end = gives_up_at(asked);
+    const auto now = Clock::now();
+    if (end && *end <= now) return;
+    if (while_waiting != nullptr && question <= now) {
+      lock.unlock();
+      (*while_waiting)();
+      lock.lock();
+      question = Clock::now() + kQuestionInterval;
+    } else if (end || while_waiting != nullptr) {
+      consumer_.wait_until(lock,
+                           while_waiting == nullptr ? *end : std::min(question, end.value_or(question)));
     } else {
-      over = consumer_.wait_for(lock, kPatience, arrived);
+      consumer_.wait(lock);
     }
-    waiting_.erase(std::ranges::find(waiting_, me));
-    if (over) return;
-    lock.unlock();
-    (*while_waiting)();
-    lock.lock();
   }
 }
 
 Arrival DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {
-  const std::thread::id me = std::this_thread::get_id();
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
-  wait_for_arrival(lock, me, while_waiting);
+  wait_for_arrival(lock, while_waiting);
   if (closed_) throw Closed("The loader was closed, and gives out no more batches.");
-  if (published_.empty()) refuse_stuck();
+  if (published_.empty()) refuse_full();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
   if (published_.front().slot != nullptr) stream.wait(published_.front().slot->ready);
   Arrival arrival = std::move(published_.front());
@@ -183,8 +186,6 @@ Arrival DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_
   arrival.slot->users.push_back(stream.native());
   --ready_;
   arrival.ready = ready;
-  arrival.slot->holder = me;
-  arrival.slot->handed_over = false;
   leased_.push_back(arrival.slot);
   lock.unlock();
   producer_.notify_one();
@@ -210,11 +211,6 @@ void DeviceRing::give_back(DeviceSlot& slot) {
   }
   producer_.notify_one();
   if (failure != nullptr) std::rethrow_exception(failure);
-}
-
-void DeviceRing::hand_over(DeviceSlot& slot) noexcept {
-  const std::lock_guard lock(mutex_);
-  slot.handed_over = true;
 }
 
 void DeviceRing::stop() noexcept {

@@ -7,8 +7,10 @@
 #include <penstock/device/device.hpp>
 #include <penstock/loader/device_batch.hpp>
 #include <penstock/loader/feed_plan.hpp>
+#include <penstock/loader/loader_options.hpp>
 #include <penstock/memory/pool.hpp>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +19,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace penstock {
@@ -37,8 +38,6 @@ struct DeviceSlot {
   std::vector<StreamHandle> users;  ///< streams that the present lease is used on
   std::vector<Event> done;          ///< one for each stream of the last lease, recorded when it went
   std::size_t done_count = 0;
-  std::thread::id holder;
-  bool handed_over = false;
 
   explicit DeviceSlot(Event event) : ready(std::move(event)) {}
 };
@@ -66,7 +65,7 @@ struct RingSize {
 class DeviceRing {
  public:
   /// Makes the first slots: fewer where there is memory for less, one at least. Throws OutOfMemory.
-  DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan, std::size_t prefetch_depth,
+  DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan, const LoaderOptions& options,
              const SamplerState& position);
   ~DeviceRing();
   DeviceRing(const DeviceRing&) = delete;
@@ -82,15 +81,13 @@ class DeviceRing {
   /// `ready` does not mark; it is never used again.
   void put_back(DeviceSlot& slot, bool spoiled) noexcept;
 
-  /// For the consumer: what was published next, with its slot leased to the calling thread, and `stream` made
-  /// to wait for it. An error stays and is thrown each time, and where `stream` cannot wait the batch stays.
-  /// Blocks the host, and calls `while_waiting`, unless it is null, every 50 ms without a lock. Throws what
-  /// that throws, Closed, DeviceError, and OutOfMemory where the thread holds leases, and nobody who could
-  /// let go of one does anything but wait for a batch.
+  /// For the consumer: what was published next, with its slot leased, and `stream` made to wait for it. An
+  /// error stays and is thrown each time. If `stream` cannot wait, the batch stays. Blocks the host, and
+  /// calls `while_waiting`, unless it is null, every 50 ms without a lock. Throws what that throws, Closed,
+  /// DeviceError, and OutOfMemory if the ring is full for longer than LoaderOptions allow, or for good.
   [[nodiscard]] Arrival take(const Stream& stream, const FunctionRef<void()>* while_waiting);
   /// Ends a lease. Throws DeviceError where the work on it cannot be marked.
   void give_back(DeviceSlot& slot);
-  void hand_over(DeviceSlot& slot) noexcept;
 
   /// Makes acquire return null until reset.
   void stop() noexcept;
@@ -112,21 +109,23 @@ class DeviceRing {
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
  private:
-  /// Returns when take() has something to say to `me`.
-  void wait_for_arrival(std::unique_lock<std::mutex>& lock, std::thread::id me,
-                        const FunctionRef<void()>* while_waiting);
+  using Clock = std::chrono::steady_clock;
+
+  /// Returns when take() has something to say: a batch, an end, or that the ring stays full.
+  void wait_for_arrival(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting);
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
-  /// Whether `me`, who waits for a batch while none is published, would wait for good.
-  [[nodiscard]] bool is_stuck(std::thread::id me) const;
-  [[noreturn]] void refuse_stuck() const;
+  /// When a consumer that has waited since `asked` gives up on the full ring; nullopt if it is not full.
+  [[nodiscard]] std::optional<Clock::time_point> gives_up_at(Clock::time_point asked) const;
+  [[noreturn]] void refuse_full() const;
 
   Device device_;
   std::shared_ptr<Pool> memory_;
   const std::size_t slot_bytes_;
   const std::size_t indices_offset_;
   const std::size_t depth_;
-  std::vector<DeviceField> fields_;  ///< as in each slot, `data` an offset
+  const std::chrono::milliseconds patience_;  ///< with a full ring
+  std::vector<DeviceField> fields_;           ///< as in each slot, `data` an offset
   std::vector<std::size_t> offsets_;
 
   mutable std::mutex mutex_;
@@ -138,9 +137,8 @@ class DeviceRing {
   std::size_t ready_ = 0;  ///< batches among them
   SamplerState position_;
   std::vector<DeviceSlot*> leased_;
-  std::vector<std::thread::id> waiting_;
-  std::string exhausted_;  ///< why the ring cannot grow any more; empty: it may
-  bool producer_waits_ = false;
+  std::string exhausted_;                        ///< why the ring cannot grow any more; empty: it may
+  std::optional<Clock::time_point> full_since_;  ///< the producer waits for a slot, and the ring cannot grow
   bool stopped_ = false;
   bool closed_ = false;
   const std::uint64_t generation_ = fork_generation();

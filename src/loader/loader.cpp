@@ -34,6 +34,12 @@ GatherPath parse_gather_path(std::string_view name) {
       fmt::format("unknown gather path '{}'; use automatic, host, zero-copy or copy-engine.", name));
 }
 
+WhenFull parse_when_full(std::string_view name) {
+  if (name == "wait") return WhenFull::wait;
+  if (name == "fail") return WhenFull::fail;
+  throw InvalidArgument(fmt::format("unknown value '{}' for when_full; use wait or fail.", name));
+}
+
 Residency Residency::parse(std::string_view text) {
   if (text == "none") return {};
   if (text == "all") return {.kind = Kind::all};

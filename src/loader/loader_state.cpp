@@ -99,7 +99,7 @@ void LoaderState::set_up() {
   if (!plan_.gathers_on_host() && is_resident_) team_.reset();
 
   resident_ = std::make_unique<Resident>(device_, *memory_, plan_);
-  ring_ = std::make_shared<DeviceRing>(device_, memory_, plan_, options_.prefetch_depth, sampler_.state());
+  ring_ = std::make_shared<DeviceRing>(device_, memory_, plan_, options_, sampler_.state());
   account_ = std::make_unique<Account>(device_, options_.timeline_batches);
   FeedContext context{.dataset = dataset_,
                       .device = device_,

@@ -54,7 +54,9 @@ class LoaderEnds : public FaultyLoaderTest {
 PENSTOCK_DEVICE_SUITE(LoaderEnds);
 
 TEST_P(LoaderEnds, ClosingEndsNextInOtherThreads) {
-  Loader loader(dataset_, *device_, {.batch_size = 8, .device_budget_bytes = 3 * (8 * 512 + 256)});
+  Loader loader(
+      dataset_, *device_,
+      {.batch_size = 8, .device_budget_bytes = 3 * (8 * 512 + 256), .full_patience = std::chrono::hours(1)});
   std::vector<DeviceBatch> held;
   while (held.size() < 3) held.push_back(std::move(*loader.next(*stream_)));
   std::vector<std::future<void>> threads;

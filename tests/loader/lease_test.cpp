@@ -28,11 +28,12 @@ constexpr std::size_t kSlotBytes = kRow * kBatch + 256;
 class LoaderLeases : public FaultyLoaderTest {
  protected:
   /// A ring of at most `slots`.
-  LoaderOptions limited(std::size_t slots, std::size_t depth = 2) const {
+  LoaderOptions limited(std::size_t slots, std::size_t depth = 2, WhenFull when_full = WhenFull::fail) const {
     return {.batch_size = kBatch,
             .shuffle = true,
             .prefetch_depth = depth,
-            .device_budget_bytes = slots * kSlotBytes};
+            .device_budget_bytes = slots * kSlotBytes,
+            .when_full = when_full};
   }
 
   std::vector<DeviceBatch> take(Loader& loader, std::size_t count) {
@@ -130,26 +131,7 @@ TEST_P(LoaderLeases, ABudgetOfOneSlotServesAConsumerThatKeepsNothing) {
   EXPECT_EQ(loader.next(*stream_)->index(), 1U);
 }
 
-TEST_P(LoaderLeases, NextWaitsForLeasesOfAnotherThread) {
-  Loader loader(dataset_, *device_, limited(3));
-  std::promise<void> let_go;
-  std::promise<void> taken;
-  std::thread holder([&] {
-    const auto batches = take(loader, 3);
-    taken.set_value();
-    let_go.get_future().wait();
-  });
-  taken.get_future().wait();
-  auto waiting = std::async(std::launch::async, [&] { return loader.next(*stream_); });
-  EXPECT_EQ(waiting.wait_for(30ms), std::future_status::timeout);
-  let_go.set_value();
-  const auto batch = waiting.get();
-  EXPECT_EQ(batch->index(), 3U);
-  expect_intact(*batch);
-  holder.join();
-}
-
-TEST_P(LoaderLeases, WhoHoldsALeaseWaitsForThoseOfAThreadThatDoesNotWait) {
+TEST_P(LoaderLeases, AFullRingFailsAtOnceIfItIsToFail) {
   Loader loader(dataset_, *device_, limited(3));
   const auto mine = loader.next(*stream_);
   std::promise<void> let_go;
@@ -160,62 +142,96 @@ TEST_P(LoaderLeases, WhoHoldsALeaseWaitsForThoseOfAThreadThatDoesNotWait) {
     let_go.get_future().wait();
   });
   taken.get_future().wait();
-  bool asked = false;
-  std::optional<DeviceBatch> batch;
-  EXPECT_NO_THROW(batch = loader.next(*stream_, [&] {
-    if (!std::exchange(asked, true)) let_go.set_value();
-  }));
-  EXPECT_TRUE(asked);
-  if (!asked) let_go.set_value();
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory) << "though another thread holds two";
+  let_go.set_value();
   holder.join();
-  if (batch) expect_intact(*batch);
+  EXPECT_EQ(loader.next(*stream_)->index(), 3U);
 }
 
-TEST_P(LoaderLeases, NextWaitsForLeasesThatWereHandedOver) {
-  Loader loader(dataset_, *device_, limited(3));
+TEST_P(LoaderLeases, AFullRingIsWaitedForUntilAnyThreadLetsGo) {
+  Loader loader(dataset_, *device_, limited(3, 2, WhenFull::wait));
   auto held = take(loader, 3);
-  for (int i = 0; i < 3; ++i) {
-    for (DeviceBatch& batch : held) batch.hand_over();
+  for (std::uint64_t i = 3; i < 12; i += 3) {
     std::promise<void> let_go;
     std::thread other([&, batches = std::exchange(held, {})]() mutable {
       let_go.get_future().wait();
       batches.clear();
     });
-    std::thread opener([&] {
-      std::this_thread::sleep_for(10ms);
-      let_go.set_value();
+    bool asked = false;
+    auto batch = loader.next(*stream_, [&] {
+      if (!std::exchange(asked, true)) let_go.set_value();
     });
-    held = take(loader, 3);
+    EXPECT_TRUE(asked) << "nothing was free before";
+    if (!asked) let_go.set_value();
     other.join();
-    opener.join();
-    EXPECT_EQ(held.front().index(), static_cast<std::uint64_t>(3 * (i + 1)));
-    EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory) << "handing over ends with the lease";
+    ASSERT_TRUE(batch);
+    EXPECT_EQ(batch->index(), i);
+    expect_intact(*batch);
+    held = take(loader, 2);
+    held.push_back(std::move(*batch));
   }
 }
 
-TEST_P(LoaderLeases, ThreadsThatAllHoldAndAllWaitAreTold) {
-  Loader loader(dataset_, *device_, limited(4));
-  std::atomic<int> refused{0};
-  const auto consume = [&] {
-    const Stream stream = device_->create_stream();
-    std::vector<DeviceBatch> held;
-    for (int i = 0; i < 60; ++i) {
-      try {
-        if (auto batch = loader.next(stream)) held.push_back(std::move(*batch));
-      } catch (const OutOfMemory&) {
-        EXPECT_FALSE(held.empty()) << "who holds nothing waits";
-        ++refused;
-        held.clear();
+TEST_P(LoaderLeases, AFullRingIsWaitedForInThreadsThatAskNothing) {
+  Loader loader(dataset_, *device_, limited(3, 2, WhenFull::wait));
+  auto held = take(loader, 3);
+  auto waiting = std::async(std::launch::async, [&] { return loader.next(*stream_); });
+  EXPECT_EQ(waiting.wait_for(30ms), std::future_status::timeout);
+  held.pop_back();
+  ASSERT_EQ(waiting.wait_for(20s), std::future_status::ready);
+  const auto batch = waiting.get();
+  EXPECT_EQ(batch->index(), 3U);
+  expect_intact(*batch);
+}
+
+TEST_P(LoaderLeases, AFullRingIsGivenUpAfterItsPatience) {
+  LoaderOptions options = limited(3, 2, WhenFull::wait);
+  options.full_patience = 20ms;
+  Loader loader(dataset_, *device_, options);
+  auto held = take(loader, 3);
+  for (const bool asks : {false, true}) {
+    try {
+      if (asks) {
+        static_cast<void>(loader.next(*stream_, [] {}));
+      } else {
+        static_cast<void>(loader.next(*stream_));
       }
+      FAIL() << "a fourth batch from three slots";
+    } catch (const OutOfMemory& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("3 batches are held (0 of epoch 0, 1 of epoch 0, 2 of epoch 0), and none"));
     }
-  };
-  std::thread a(consume);
-  std::thread b(consume);
-  std::thread c(consume);
-  a.join();
-  b.join();
-  c.join();
-  EXPECT_GT(refused, 0);
+  }
+  held.erase(held.begin());
+  EXPECT_EQ(loader.next(*stream_)->index(), 3U) << "no batch was lost";
+}
+
+TEST_P(LoaderLeases, ThreadsThatAllHoldAndAllWaitAreTold) {
+  for (const WhenFull when_full : {WhenFull::wait, WhenFull::fail}) {
+    LoaderOptions options = limited(4, 2, when_full);
+    options.full_patience = 3ms;
+    Loader loader(dataset_, *device_, options);
+    std::atomic<int> refused{0};
+    const auto consume = [&] {
+      const Stream stream = device_->create_stream();
+      std::vector<DeviceBatch> held;
+      for (int i = 0; i < 60; ++i) {
+        try {
+          if (auto batch = loader.next(stream)) held.push_back(std::move(*batch));
+        } catch (const OutOfMemory&) {
+          ++refused;
+          held.clear();
+        }
+      }
+    };
+    std::thread a(consume);
+    std::thread b(consume);
+    std::thread c(consume);
+    a.join();
+    b.join();
+    c.join();
+    EXPECT_GT(refused, 0);
+  }
 }
 
 TEST_P(LoaderLeases, LeasesOutliveTheirLoader) {
@@ -326,7 +342,7 @@ TEST_P(LoaderLeases, ASlotWhoseLastUseCannotBeMarkedIsNotUsedAgain) {
 }
 
 TEST_P(LoaderLeases, NextIsToldWhenTheLastSlotIsLost) {
-  Loader loader(dataset_, *faulty_device_, limited(1));
+  Loader loader(dataset_, *faulty_device_, limited(1, 2, WhenFull::wait));
   const Stream other = device_->create_stream();
   auto batch = loader.next(*stream_);
   batch->use_on(other);
@@ -334,7 +350,7 @@ TEST_P(LoaderLeases, NextIsToldWhenTheLastSlotIsLost) {
                          [&] { EXPECT_THROW(static_cast<void>(loader.next(other)), OutOfMemory); });
   faulty_->fail(Entry::event_create);
   EXPECT_THROW(batch->release(), DeviceError);
-  EXPECT_EQ(told.wait_for(20s), std::future_status::ready);
+  EXPECT_EQ(told.wait_for(5s), std::future_status::ready) << "no lease is left that could end";
   loader.close();
 }
 

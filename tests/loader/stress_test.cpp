@@ -72,6 +72,8 @@ class LoaderStress : public FaultyLoaderTest {
         .gather = std::array{GatherPath::host, GatherPath::automatic,
                              GatherPath::copy_engine}[below(random, in_memory ? 3 : 2)],
         .narrow = one_in(random, 2),
+        .when_full = one_in(random, 2) ? WhenFull::fail : WhenFull::wait,
+        .full_patience = std::chrono::milliseconds(below(random, 5)),
         .copy_limit_bytes = one_in(random, 2) ? std::size_t{0} : std::size_t{1} << 20,
         .threads = static_cast<unsigned>(1 + below(random, 3)),
         .timeline_batches = below(random, 20)};
@@ -118,9 +120,8 @@ class LoaderStress : public FaultyLoaderTest {
         if (!batch) continue;
         if (one_in(random, 4)) batch->use_on(second);
         if (one_in(random, 8)) {
-          batch->hand_over();
           const std::lock_guard lock(mutex_);
-          handed_over_.push_back(std::move(*batch));
+          passed_on_.push_back(std::move(*batch));
           continue;
         }
         kept.push_back(std::move(*batch));
@@ -174,7 +175,7 @@ class LoaderStress : public FaultyLoaderTest {
         std::vector<DeviceBatch> batches;
         {
           const std::lock_guard lock(mutex_);
-          batches.swap(handed_over_);
+          batches.swap(passed_on_);
         }
         for (DeviceBatch& batch : batches) {
           batch.use_on(streams_.back());
@@ -215,7 +216,7 @@ class LoaderStress : public FaultyLoaderTest {
   std::set<std::pair<std::uint64_t, std::uint64_t>> seen_;
   bool doubled_ = false;
   std::vector<Stream> streams_;  ///< two for each consumer, and one for who is handed batches
-  std::vector<DeviceBatch> handed_over_;
+  std::vector<DeviceBatch> passed_on_;
 };
 PENSTOCK_DEVICE_SUITE(LoaderStress);
 

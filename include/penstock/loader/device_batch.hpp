@@ -50,10 +50,6 @@ class DeviceBatch {
   /// the host. Throws DeviceError.
   void use_on(const Stream& stream);
 
-  /// Says that another thread than the one that called next() will let go of this lease: next() then waits
-  /// for it where the ring's budget is used up, instead of failing at once.
-  void hand_over() noexcept;
-
   /// Lets go now, as the destructor does, but throws DeviceError where the work on it cannot be marked; the
   /// slot is then never used again.
   void release();

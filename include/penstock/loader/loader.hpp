@@ -36,8 +36,8 @@ class Loader {
   /// The next batch; nullopt at the end of an epoch, after which the next call begins the next epoch. Work
   /// enqueued on `stream` from now on finds the batch there. Blocks the host only until the batch's copy is
   /// enqueued, not until it is done. Throws what went wrong in any stage, at the batch where it did, and then
-  /// again until start_epoch or restore; Closed after close(); and OutOfMemory where the budget is used up by
-  /// batches that the calling thread itself holds.
+  /// again until start_epoch or restore; Closed after close(); and OutOfMemory, naming the batches that are
+  /// held, if the ring stays full: see LoaderOptions::when_full.
   [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream);
   /// As next(stream). If the batch is not there yet, calls `while_waiting` about every 50 ms on this thread
   /// until it is, so that a long wait can be given up: what `while_waiting` throws is thrown here, and the

@@ -5,6 +5,7 @@
 #include <penstock/data/sampler.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -46,6 +47,15 @@ struct Residency {
   [[nodiscard]] static Residency parse(std::string_view text);
 };
 
+/// What next() does while the ring is full: every slot is leased, and the budget allows no further one.
+enum class WhenFull : std::uint8_t {
+  wait,  ///< waits for a lease to end, for at most LoaderOptions::full_patience; then throws OutOfMemory
+  fail,  ///< throws OutOfMemory at once
+};
+
+/// "wait", "fail". Throws InvalidArgument.
+[[nodiscard]] WhenFull parse_when_full(std::string_view name);
+
 /// How one field is delivered.
 struct FieldOptions {
   std::string name;
@@ -82,6 +92,8 @@ struct LoaderOptions {
   /// The most device memory that the loader takes: for its ring, the resident samples, and the staging
   /// buffers of samples that a kernel converts (two batches as stored). 0: half of the free memory.
   std::size_t device_budget_bytes = 0;
+  WhenFull when_full = WhenFull::wait;
+  std::chrono::milliseconds full_patience{10'000};
   /// A field in memory of at most this size is copied into pinned memory when the loader is made. A larger
   /// one is page-locked where it lies, with the array that it is a slice of. Small arrays share their pages
   /// with other data, and another library's transfer fails if a part of its memory lies in a locked page.
