@@ -5,6 +5,7 @@
 #include <penstock/core/worker_team.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/memory/pool.hpp>
+#include <penstock/transfer/pinned_ring.hpp>
 
 #include <fmt/format.h>
 
@@ -69,7 +70,6 @@ std::optional<Difference> difference(std::span<const std::byte> arrived, std::sp
 class Verifier::Checker {
  public:
   Checker(const Device& device, Dataset dataset, const FeedPlan& plan);
-  ~Checker();
 
   void check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
              std::span<const DeviceField> fields, const Stream& stream);
@@ -80,8 +80,7 @@ class Verifier::Checker {
  private:
   /// A batch on its way back.
   struct Slot {
-    Event back;
-    Buffer pinned;
+    PinnedRing::Slot* pinned = nullptr;
     std::uint64_t epoch = 0;
     std::uint64_t batch = 0;
     std::vector<std::uint64_t> indices;
@@ -113,7 +112,8 @@ class Verifier::Checker {
   std::optional<Pool> pinned_pool_;
   std::vector<Buffer> scales_, shifts_;
   std::vector<Lane> lanes_;
-  std::array<std::optional<Slot>, 2> slots_;
+  std::optional<PinnedRing> ring_;
+  std::array<Slot, 2> slots_;
   std::size_t next_ = 0;
   WorkerTeam team_;
 };
@@ -140,20 +140,8 @@ Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan
   }
   pinned_pool_ = make_pinned_pool(
       device_, {.budget_bytes = slots_.size() * aligned(slot_bytes) + kMiB, .segment_bytes = kAlignment});
-  for (auto& slot : slots_) {
-    slot.emplace(
-        Slot{.back = device_.create_event(), .pinned = pinned_pool_->allocate(slot_bytes), .indices = {}});
-  }
-}
-
-Verifier::Checker::~Checker() {
-  for (auto& slot : slots_) {
-    try {
-      slot->back.synchronize();
-    } catch (const Error&) {
-      // The device is lost, and what lost it was reported: nothing writes to the buffer any more.
-    }
-  }
+  ring_.emplace(device_, *pinned_pool_, slots_.size(), slot_bytes);
+  for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].pinned = &(*ring_)[i];
 }
 
 Buffer Verifier::Checker::put(const std::vector<float>& values) {
@@ -186,31 +174,31 @@ void Verifier::Checker::require_promised(std::span<const DeviceField> fields, st
 void Verifier::Checker::check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
                               std::span<const DeviceField> fields, const Stream& stream) {
   require_promised(fields, indices.size());
-  Slot& slot = *slots_[next_];
-  std::byte* to = slot.pinned.data();
+  Slot& slot = slots_[next_];
+  std::byte* to = slot.pinned->data();
   for (const DeviceField& field : fields) {
     device_.backend().copy(to, field.data, field.bytes, CopyDirection::d2h, stream.native());
     to += aligned(field.bytes);
   }
-  slot.back.record(stream);
+  slot.pinned->sent(stream);
   slot.epoch = epoch;
   slot.batch = batch;
   slot.indices = std::move(indices);
   slot.under_way = true;
   next_ = (next_ + 1) % slots_.size();
-  compare(*slots_[next_]);  // leaves it free for the next batch
+  compare(slots_[next_]);  // leaves it free for the next batch
 }
 
 void Verifier::Checker::finish() {
-  for (auto& slot : slots_) compare(*slot);
+  for (Slot& slot : slots_) compare(slot);
 }
 
 void Verifier::Checker::compare(Slot& slot) {
   if (!slot.under_way) return;
-  slot.back.synchronize();
+  slot.pinned->wait();
   slot.under_way = false;
   const auto begin = Clock::now();
-  const std::byte* arrived = slot.pinned.data();
+  const std::byte* arrived = slot.pinned->data();
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < promises_.size(); ++i) {
     const std::span<const std::byte> field(arrived, slot.indices.size() * promises_[i].bytes);

@@ -21,7 +21,6 @@ namespace penstock {
 struct StagingSlot {
   std::byte* memory = nullptr;
   std::byte* on_device = nullptr;  ///< the same, as a kernel reaches it
-  Event read;                      ///< recorded behind the last work that reads this slot
 };
 
 /// A stream that batches travel on, and the staging buffer on the device that its batches pass through one

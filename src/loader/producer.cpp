@@ -10,24 +10,35 @@
 
 namespace penstock {
 
+namespace {
+
+std::size_t staging_count(std::size_t prefetch_depth) {
+  return std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
+}
+
+std::size_t staging_bytes(const FeedPlan& plan) { return align_up(plan.staging_bytes, 4096); }
+
+}  // namespace
+
+// A thread that polls for a staging slot would keep a processor busy for each batch. Other slots' batches are
+// still queued while one is waited for, so noticing its end late costs nothing.
 Producer::Producer(FeedContext context, Pool& device_memory, std::size_t prefetch_depth)
-    : context_(std::move(context)), feeders_(make_feeders(context_)) {
-  const FeedPlan& plan = context_.plan;
-  const Device& device = context_.device;
-  for (std::size_t i = 0; i < kCopyStreams; ++i) {
-    CopyStream& copy = copy_streams_.emplace_back(CopyStream{device.create_stream(StreamPriority::high), {}});
-    if (plan.device_staging_bytes > 0) copy.staging = device_memory.allocate(plan.device_staging_bytes);
+    : context_(std::move(context)),
+      feeders_(make_feeders(context_)),
+      pinned_(make_pinned_pool(
+          context_.device, {.segment_bytes = staging_count(prefetch_depth) * staging_bytes(context_.plan)})),
+      staging_(context_.device, pinned_, staging_count(prefetch_depth), staging_bytes(context_.plan),
+               EventWait::sleep) {
+  for (std::size_t i = 0; i < staging_.size(); ++i) {
+    std::byte* const memory = staging_[i].data();
+    staging_slots_.push_back(
+        {memory, static_cast<std::byte*>(context_.device.backend().device_address(memory))});
   }
-  const std::size_t count = std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
-  const std::size_t bytes = align_up(plan.staging_bytes, 4096);
-  pinned_ = std::make_unique<Pool>(make_pinned_pool(device, {.segment_bytes = count * bytes}));
-  staging_memory_ = pinned_->allocate(count * bytes);
-  auto* const on_device = static_cast<std::byte*>(device.backend().device_address(staging_memory_.data()));
-  for (std::size_t i = 0; i < count; ++i) {
-    // What keeps a processor busy in the driver would be paid for each batch: other slots' batches are still
-    // queued while one is waited for, so that noticing its end late costs nothing.
-    staging_.push_back({staging_memory_.data() + i * bytes, on_device + i * bytes,
-                        device.create_event(EventTiming::off, EventWait::sleep)});
+  const std::size_t bytes = context_.plan.device_staging_bytes;
+  for (std::size_t i = 0; i < kCopyStreams; ++i) {
+    CopyStream& copy =
+        copy_streams_.emplace_back(CopyStream{context_.device.create_stream(StreamPriority::high), {}});
+    if (bytes > 0) copy.staging = device_memory.allocate(bytes);
   }
 }
 
@@ -44,12 +55,11 @@ void Producer::synchronize() const {
 
 void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
                     const Account& account, bool& spoiled) {
-  StagingSlot& staging = staging_[turn_ % staging_.size()];
-  const CopyStream& copy = copy_streams_[turn_ % copy_streams_.size()];
+  PinnedRing::Slot& pinned = staging_.next();
+  const StagingSlot& staging = staging_slots_[turn_ % staging_slots_.size()];
+  const CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
   const Stream& stream = copy.stream;
   const FeedPlan& plan = context_.plan;
-  ++turn_;
-  staging.read.synchronize();
   BatchToFeed batch{slot, staging, copy, static_cast<std::size_t>(run.count), {}};
   if (!plan.orders_on_device) {
     const std::span indices(reinterpret_cast<std::uint64_t*>(staging.memory + plan.staging_indices),
@@ -67,7 +77,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   spoiled = true;
   const auto mark = [&] {
     slot.ready.record(stream);
-    staging.read.record(stream);
+    pinned.sent(stream);
   };
   try {
     if (arrival.timed != nullptr) arrival.timed->begin.record(stream);

@@ -5,6 +5,7 @@
 #include "loader/feeders.hpp"
 
 #include <penstock/memory/pool.hpp>
+#include <penstock/transfer/pinned_ring.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -38,9 +39,9 @@ class Producer {
   const FeedContext context_;
   const std::vector<std::unique_ptr<Feeder>> feeders_;
   std::vector<CopyStream> copy_streams_;
-  std::unique_ptr<Pool> pinned_;
-  Buffer staging_memory_;
-  std::vector<StagingSlot> staging_;
+  Pool pinned_;
+  PinnedRing staging_;
+  std::vector<StagingSlot> staging_slots_;  ///< those of staging_, in their order
   std::size_t turn_ = 0;
 };
 

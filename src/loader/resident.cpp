@@ -1,10 +1,10 @@
 #include "loader/resident.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/transfer/pinned_ring.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -33,57 +33,39 @@ bool move_memory(TransferEngine& engine, std::byte* destination, std::span<const
   return !stopped();
 }
 
-/// Samples that have to be read one by one, through two pinned buffers.
+/// Samples that have to be read one by one, through two pinned slots.
 bool move_gathered(const Device& device, const Dataset& dataset, std::size_t f, const FieldPlan& field,
                    std::byte* destination, WorkerTeam* team, FunctionRef<bool()> stopped) {
   const std::uint64_t chunk_samples = std::max<std::uint64_t>(1, kGatherBytes / field.sample_bytes);
   const std::size_t chunk_bytes = static_cast<std::size_t>(chunk_samples) * field.sample_bytes;
-  Pool pinned = make_pinned_pool(device, {.segment_bytes = 2 * align_up(chunk_bytes, 256)});
-  struct Half {
-    Buffer memory;
-    Event read;
-  };
-  std::array<Half, 2> halves{Half{pinned.allocate(chunk_bytes), device.create_event()},
-                             Half{pinned.allocate(chunk_bytes), device.create_event()}};
   const Stream stream = device.create_stream();
+  Pool pinned = make_pinned_pool(device, {.segment_bytes = 2 * align_up(chunk_bytes, 256)});
+  PinnedRing ring(device, pinned, 2, chunk_bytes);
   std::vector<std::uint64_t> indices(static_cast<std::size_t>(chunk_samples));
-  std::size_t turn = 0;
   const auto move_chunk = [&](std::uint64_t first) {
-    Half& half = halves[turn++ % 2];
-    half.read.synchronize();
+    PinnedRing::Slot& slot = ring.next();
     const auto count = static_cast<std::size_t>(std::min(chunk_samples, field.resident_samples - first));
     std::iota(indices.begin(), indices.end(), first);
     const std::size_t pieces = team != nullptr ? std::min<std::size_t>(team->threads(), count) : 1;
     const auto gather = [&](std::size_t piece) {
       const std::size_t begin = count * piece / pieces;
       const std::size_t end = count * (piece + 1) / pieces;
-      dataset.gather(
-          f, std::span(indices).subspan(begin, end - begin),
-          half.memory.bytes().subspan(begin * field.sample_bytes, (end - begin) * field.sample_bytes));
+      dataset.gather(f, std::span(indices).subspan(begin, end - begin),
+                     slot.bytes().subspan(begin * field.sample_bytes, (end - begin) * field.sample_bytes));
     };
     if (team != nullptr) {
       team->for_each(pieces, gather);
     } else {
       gather(0);
     }
-    device.backend().copy(destination + first * field.sample_bytes, half.memory.data(),
-                          count * field.sample_bytes, CopyDirection::h2d, stream.native());
-    half.read.record(stream);
+    device.backend().copy(destination + first * field.sample_bytes, slot.data(), count * field.sample_bytes,
+                          CopyDirection::h2d, stream.native());
+    slot.sent(stream);
   };
-  try {
-    for (std::uint64_t first = 0; first < field.resident_samples && !stopped(); first += chunk_samples) {
-      move_chunk(first);
-    }
-    stream.synchronize();
-  } catch (...) {
-    for (Half& half : halves) {
-      try {
-        half.memory.release_after(stream);
-      } catch (...) {  // it has waited, or the memory is never used again
-      }
-    }
-    throw;
+  for (std::uint64_t first = 0; first < field.resident_samples && !stopped(); first += chunk_samples) {
+    move_chunk(first);
   }
+  stream.synchronize();
   return !stopped();
 }
 

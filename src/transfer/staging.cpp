@@ -23,12 +23,7 @@ constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 }  // namespace
 
 struct StagingRing::Slot {
-  std::byte* data;
-  Event event;
-  // A copy that may be under way is marked by `event`. Where marking failed, nobody needs the mark: copies
-  // into the slot keep the order of the wire, and what a copy out of it brings to a failed transfer is not
-  // used.
-  std::atomic<bool> in_flight{false};
+  PinnedRing::Slot& pinned;
 
   // Guarded by the ring's mutex. A slot is open while it has a job.
   std::shared_ptr<StagedJob> job;
@@ -38,7 +33,7 @@ struct StagingRing::Slot {
   std::size_t left = 0;        // bytes of the chunk not yet moved
   bool fetched = false;        // D2H: its copy is enqueued
 
-  Slot(std::byte* memory, Event mark) : data(memory), event(std::move(mark)) {}
+  explicit Slot(PinnedRing::Slot& memory) : pinned(memory) {}
 };
 
 StagingRing::StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
@@ -60,13 +55,6 @@ StagingRing::~StagingRing() {
     monitor_->condition.wait(lock, [&] { return monitor_->helpers == 0; });
   }
   for (std::thread& thread : threads_) thread.join();
-  // The last copies may have been handed over just now; what they read must not become somebody else's
-  // memory.
-  try {
-    wire_.synchronize();
-  } catch (const Error& error) {  // the device failed, and touches nothing any more
-    log_warning(error.what());
-  }
 }
 
 void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
@@ -107,19 +95,18 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
 }
 
 void StagingRing::start() {
+  slots_.clear();
+  ring_.reset();
   for (slot_bytes_ = options_.chunks.largest;; slot_bytes_ /= 2) {
     try {
-      memory_ = pinned_->allocate(options_.slots * slot_bytes_);
+      ring_ = std::make_unique<PinnedRing>(device_, *pinned_, options_.slots, slot_bytes_);
       break;
     } catch (const OutOfMemory& error) {
       if (slot_bytes_ / 2 < std::min(kSmallestSlot, options_.chunks.largest)) throw;
       log_warning(std::string("staging with smaller slots: ") + error.what());
     }
   }
-  for (std::size_t i = slots_.size(); i < options_.slots; ++i) {
-    slots_.push_back(std::make_unique<Slot>(nullptr, device_.create_event()));
-  }
-  for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i]->data = memory_.data() + i * slot_bytes_;
+  for (std::size_t i = 0; i < ring_->size(); ++i) slots_.push_back(std::make_unique<Slot>((*ring_)[i]));
   for (unsigned i = 0; i < std::max(1u, options_.threads - 1); ++i) {
     try {
       threads_.emplace_back([this] { run(); });
@@ -230,9 +217,9 @@ void StagingRing::move_granule(const Task& task) {
   Slot& slot = *task.slot;
   StagedJob& job = *slot.job;
   const auto begin = Clock::now();
-  wait_for_copies(slot);
+  slot.pinned.wait();
   const double waited = seconds_since(begin);
-  std::byte* staged = slot.data + task.offset;
+  std::byte* staged = slot.pinned.data() + task.offset;
   const std::size_t at = slot.chunk.offset + task.offset;
   if (direction_ == CopyDirection::h2d) {
     copy_bytes(staged, job.source + at, task.bytes, options_.stores);
@@ -242,25 +229,17 @@ void StagingRing::move_granule(const Task& task) {
   job.state->account(0, seconds_since(begin) - waited, waited);
 }
 
-// Several threads may wait for the same copies; only what comes after all of them changes the slot's mark
-// again.
-void StagingRing::wait_for_copies(Slot& slot) {
-  if (!slot.in_flight.load(std::memory_order_acquire)) return;
-  slot.event.synchronize();
-  slot.in_flight.store(false, std::memory_order_release);
-}
-
 void StagingRing::enqueue(Slot& slot) {
   StagedJob& job = *slot.job;
   const std::size_t at = slot.chunk.offset;
   if (job.after) wire_.wait(*job.after);
   if (direction_ == CopyDirection::h2d) {
-    device_.backend().copy(job.destination + at, slot.data, slot.chunk.bytes, direction_, wire_.native());
+    device_.backend().copy(job.destination + at, slot.pinned.data(), slot.chunk.bytes, direction_,
+                           wire_.native());
   } else {
-    device_.backend().copy(slot.data, job.source + at, slot.chunk.bytes, direction_, wire_.native());
+    device_.backend().copy(slot.pinned.data(), job.source + at, slot.chunk.bytes, direction_, wire_.native());
   }
-  slot.event.record(wire_);
-  slot.in_flight.store(true, std::memory_order_release);
+  slot.pinned.sent(wire_);
   job.state->account(1, 0, 0);
 
   bool last = false;

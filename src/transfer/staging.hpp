@@ -6,6 +6,7 @@
 
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/memory/pool.hpp>
+#include <penstock/transfer/pinned_ring.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -44,7 +45,7 @@ class StagingRing {
   /// Copies go over `wire`, which outlives the ring.
   StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
               CopyDirection direction, const Stream& wire, StagingOptions options);
-  /// Cancels what is not yet with the driver, waits for the rest.
+  /// Cancels the chunks that are not yet with the driver, and waits for the others.
   ~StagingRing();
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
@@ -76,7 +77,6 @@ class StagingRing {
   [[nodiscard]] bool open_slot();
   void perform(const Task& task);
   void move_granule(const Task& task);
-  void wait_for_copies(Slot& slot);
   /// Enqueues the chunk's copy, and marks the transfer as submitted where it was the last one.
   void enqueue(Slot& slot);
   void granule_done(Slot& slot, std::size_t bytes);
@@ -93,7 +93,7 @@ class StagingRing {
 
   // Made by the first transfer, then fixed.
   std::size_t slot_bytes_ = 0;
-  Buffer memory_;
+  std::unique_ptr<PinnedRing> ring_;  // waits for the last copies when it goes
   std::vector<std::unique_ptr<Slot>> slots_;
 
   /// Outlives the ring in the handles of its transfers.

@@ -159,6 +159,15 @@ TEST_P(LoaderFailedBatch, FactorsUnderWayAreReadBeforeTheirMemoryGoes) {
   EXPECT_EQ(faulty_->live(), LiveHandles{});
 }
 
+TEST_P(LoaderFailedBatch, AFailureOfTheLastResidentSamplesIsTold) {
+  const Dataset computed({as_callback(dataset_.reader(0))});
+  faulty_->fail(Entry::stream_synchronize);
+  Loader loader(computed, *faulty_device_, {.batch_size = 4, .residency = Residency::parse("all")});
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), DeviceError);
+  loader.restore(loader.state());
+  EXPECT_EQ(loader.next(*stream_)->index(), 0U);
+}
+
 TEST_P(LoaderFailedBatch, AFileCutShortBeforeItIsResidentIsAnError) {
   const test::TempDirectory directory;
   const auto path = directory.write("x.npy", test::npy("|u1", "(40, 4096)", random_bytes(40 * 4096, 3)));

@@ -247,7 +247,6 @@ TEST_P(StagingRingTest, SleepingThreadsWakeForEachTransfer) {
 
 TEST_P(StagingRingTest, StartsAgainWhereItCouldNot) {
   const auto source = random_bytes(5 * kChunk, 7);
-  slots_ = std::make_shared<Pool>(make_pinned_pool(*faulty_device_));  // a failed start keeps what it took
   for (const std::size_t nth : {1u, 2u, 3u}) {
     const std::size_t before = faulty_->live().events;
     auto ring = make_ring(CopyDirection::h2d, 2, 3);

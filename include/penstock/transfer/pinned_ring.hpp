@@ -1,0 +1,66 @@
+#pragma once
+
+#include <penstock/device/device.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <span>
+
+namespace penstock {
+
+/// Slots of pinned memory that bytes pass through on their way between host and device, used in turn. The
+/// ring knows which slots the device may still read or write:
+///
+///   PinnedRing::Slot& slot = ring.next();   // blocks the host while the device uses the slot
+///   ... fill slot.bytes(), enqueue copies out of it on a stream, or copies into it ...
+///   slot.sent(stream);
+///
+/// One thread at a time, but for Slot::wait.
+class PinnedRing {
+ public:
+  class Slot {
+   public:
+    Slot(const Device& device, Buffer memory, EventWait wait);
+    /// Blocks the host until the device is done with the slot. If that cannot be known, because the device
+    /// failed, the memory is never used again.
+    ~Slot();
+    Slot(const Slot&) = delete;
+    Slot& operator=(const Slot&) = delete;
+
+    [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes(); }
+
+    /// Blocks the host until the device is done with the slot. Several threads may wait at once. Throws
+    /// DeviceError; the slot then counts as in use.
+    void wait();
+    /// Notes that the work enqueued on `stream` so far uses the slot. Does not block the host. If that cannot
+    /// be marked, waits for the stream and throws DeviceError.
+    void sent(const Stream& stream);
+
+   private:
+    Device device_;
+    Buffer memory_;
+    Event done_;
+    std::optional<Stream> unmarked_;  ///< could be neither marked nor waited for; a view
+    std::atomic<bool> in_use_{false};
+  };
+
+  /// Takes `slots` times `slot_bytes` of `pinned`. `wait`: how the host waits for a slot. Throws OutOfMemory.
+  PinnedRing(const Device& device, Pool& pinned, std::size_t slots, std::size_t slot_bytes,
+             EventWait wait = EventWait::poll);
+
+  [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+  [[nodiscard]] Slot& operator[](std::size_t slot) noexcept { return slots_[slot]; }
+  /// The slots in turn, each as soon as the device is done with it. Blocks the host until then. Throws
+  /// DeviceError; the next call then asks for the same slot.
+  [[nodiscard]] Slot& next();
+
+ private:
+  std::deque<Slot> slots_;
+  std::size_t turn_ = 0;
+};
+
+}  // namespace penstock

@@ -1,0 +1,61 @@
+#include <penstock/transfer/pinned_ring.hpp>
+
+#include <utility>
+
+namespace penstock {
+
+PinnedRing::Slot::Slot(const Device& device, Buffer memory, EventWait wait)
+    : device_(device), memory_(std::move(memory)), done_(device.create_event(EventTiming::off, wait)) {}
+
+PinnedRing::Slot::~Slot() {
+  bool done = !in_use_.load(std::memory_order_acquire);
+  // The first failure may be that of earlier work coming to light, after which the wait itself succeeds.
+  for (int attempt = 0; attempt < 2 && !done && !unmarked_; ++attempt) {
+    try {
+      done_.synchronize();
+      done = true;
+    } catch (...) {
+    }
+  }
+  if (!done) static_cast<void>(new Buffer(std::move(memory_)));
+}
+
+void PinnedRing::Slot::wait() {
+  if (!in_use_.load(std::memory_order_acquire)) return;
+  if (unmarked_) {
+    unmarked_->synchronize();
+  } else {
+    done_.synchronize();
+  }
+  in_use_.store(false, std::memory_order_release);
+}
+
+void PinnedRing::Slot::sent(const Stream& stream) {
+  unmarked_.reset();
+  try {
+    done_.record(stream);
+  } catch (...) {
+    try {
+      stream.synchronize();
+    } catch (...) {
+      unmarked_.emplace(device_.wrap_stream(stream.native()));
+      in_use_.store(true, std::memory_order_release);
+    }
+    throw;
+  }
+  in_use_.store(true, std::memory_order_release);
+}
+
+PinnedRing::PinnedRing(const Device& device, Pool& pinned, std::size_t slots, std::size_t slot_bytes,
+                       EventWait wait) {
+  for (std::size_t i = 0; i < slots; ++i) slots_.emplace_back(device, pinned.allocate(slot_bytes), wait);
+}
+
+PinnedRing::Slot& PinnedRing::next() {
+  Slot& slot = slots_[turn_ % slots_.size()];
+  slot.wait();
+  ++turn_;
+  return slot;
+}
+
+}  // namespace penstock
