@@ -83,6 +83,23 @@ TEST_P(WorkerTeamTest, WorkersHelp) {
   EXPECT_EQ(together.load(), 2);
 }
 
+TEST_P(WorkerTeamTest, AWorkerThatSleepsIsWoken) {
+  std::atomic<pid_t> worker{0};
+  WorkerTeamOptions waking = options(2);
+  waking.on_start = [&] { worker = testing::this_thread(); };
+  WorkerTeam team(waking);
+  for (int round = 0; round < 3; ++round) {
+    for (int asleep = 0; asleep < 50; std::this_thread::yield()) {
+      asleep = worker != 0 && testing::is_asleep(worker) ? asleep + 1 : 0;
+    }
+    std::atomic<int> together{0};
+    team.for_each(2, [&](std::size_t) {
+      ++together;
+      while (together.load() < 2) std::this_thread::yield();
+    });
+  }
+}
+
 TEST_P(WorkerTeamTest, CallReturnsOnlyAfterTheSlowestBody) {
   WorkerTeam team(options(2));
   for (int round = 0; round < 20; ++round) {

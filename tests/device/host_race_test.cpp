@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <latch>
 #include <thread>
 
 /// The host device shows a forgotten wait: the late mode in the bytes, every time, and a build with the
@@ -281,6 +282,42 @@ TEST(HostRaceDeathTest, SanitizerIsContentWithTheWait) {
 }
 
 #endif
+
+TEST(HostRace, AnEventMayBeRecordedWhileOthersLookAtIt) {
+  const Device device = Device::open("host");
+  const Stream stream = device.create_stream();
+  const Stream waiting = device.create_stream();
+  Event event = device.create_event();
+  std::latch together(2);
+  std::thread looking([&] {
+    together.arrive_and_wait();
+    for (int i = 0; i < 300; ++i) {
+      static_cast<void>(event.query());
+      waiting.wait(event);
+      event.synchronize();
+    }
+  });
+  together.arrive_and_wait();
+  for (int i = 0; i < 300; ++i) event.record(stream);
+  looking.join();
+  waiting.synchronize();
+}
+
+TEST(HostRace, ALookThatFindsTheEndOrdersTheBytes) {
+  const Device device = Device::open("host");
+  const Stream stream = device.create_stream();
+  PinnedBytes source{device, kBytes};
+  DeviceBytes slot{device, kBytes};
+  Event event = device.create_event();
+  for (unsigned round = 0; round < 20; ++round) {
+    const auto bytes = random_bytes(kBytes, round);
+    source.assign(bytes);
+    device.backend().copy(slot.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+    event.record(stream);
+    while (!event.query()) std::this_thread::yield();
+    EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
+  }
+}
 
 }  // namespace
 }  // namespace penstock::testing

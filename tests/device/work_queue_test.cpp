@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
 namespace penstock::testing {
 namespace {
 
@@ -15,6 +19,25 @@ TEST(WorkQueue, BlocksGoRoundAndAreFreedOnce) {
     for (int i = 0; i < items; ++i) EXPECT_EQ(queue.pop(), ++popped);
   }
   EXPECT_EQ(queue.pushed(), 1200u);
+}
+
+TEST(WorkQueue, BlocksGoRoundBetweenTwoThreads) {
+  constexpr int kItems = 5000;
+  WorkQueue<int> queue;
+  // Relaxed, so that nothing but the queue orders what the threads do with its blocks.
+  std::atomic<int> popped{0};
+  std::thread consumer([&] {
+    for (int item = 1; item <= kItems; ++item) {
+      while (queue.pushed() < static_cast<std::uint64_t>(item)) std::this_thread::yield();
+      EXPECT_EQ(queue.pop(), item);
+      popped.store(item, std::memory_order_relaxed);
+    }
+  });
+  for (int item = 1; item <= kItems; ++item) {
+    while (item - popped.load(std::memory_order_relaxed) > 300) std::this_thread::yield();
+    queue.push(item);
+  }
+  consumer.join();
 }
 
 }  // namespace

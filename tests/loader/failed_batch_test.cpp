@@ -115,6 +115,30 @@ TEST_P(LoaderFailedBatch, ItCostsNeitherASlotNorARecordOfTimes) {
   EXPECT_EQ(loader.stats().timed_batches, loader.stats().batches);
 }
 
+TEST_P(LoaderFailedBatch, ItsSlotGoesBackWhileAnotherIsLetGo) {
+  LoaderOptions roomy = options();
+  roomy.device_budget_bytes = 6 * kSlotBytes;
+  Loader loader(dataset_, *faulty_device_, roomy);
+  auto held = loader.next(*stream_);
+  // Relaxed, so that nothing but the ring's lock orders what the threads do with its slots.
+  std::atomic<bool> fails{false};
+  std::atomic<bool> let_go{false};
+  faulty_->fail(Entry::gather, 1, 1, [&] {
+    fails.store(true, std::memory_order_relaxed);
+    while (!let_go.load(std::memory_order_relaxed)) std::this_thread::yield();
+    throw Error("asked for");
+  });
+  auto told = std::async(std::launch::async, [&] {
+    EXPECT_THROW(for (int i = 0; i < 20; ++i) static_cast<void>(loader.next(*stream_)), Error);
+  });
+  while (!fails.load(std::memory_order_relaxed)) std::this_thread::yield();
+  held.reset();
+  let_go.store(true, std::memory_order_relaxed);
+  told.get();
+  loader.restore(loader.state());
+  EXPECT_TRUE(loader.next(*stream_));
+}
+
 TEST_P(LoaderFailedBatch, RowsUnderWayToTheDeviceAreReadBeforeTheirMemoryGoes) {
   constexpr std::uint64_t kRowsOfABuffer = 8;
   std::optional<Loader> loader;
