@@ -53,6 +53,8 @@ def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
         if layer != inside and layer not in LAYERS[inside]:
             allowed = ", ".join(sorted(LAYERS[inside])) or "no other layer"
             return f"{inside} may include {allowed}, not {layer}"
+        if layer != inside and not public:
+            return f"'{target}' is private to {layer}: include a public header of that layer"
     return None
 
 

@@ -1,8 +1,7 @@
-#include "core/pause.hpp"
-
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/log.hpp>
+#include <penstock/core/pause.hpp>
 #include <penstock/core/worker_team.hpp>
 
 #include <fmt/format.h>

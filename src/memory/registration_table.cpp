@@ -1,9 +1,8 @@
 #include "memory/registration_table.hpp"
 
-#include "device/host/mapping.hpp"
-
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/device/mapping.hpp>
 
 #include <fmt/format.h>
 

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "core/pause.hpp"
 #include "transfer/staged_job.hpp"
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
+#include <penstock/core/pause.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
 

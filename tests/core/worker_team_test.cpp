@@ -1,7 +1,7 @@
-#include "core/pause.hpp"
 #include "support/threads.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/pause.hpp>
 #include <penstock/core/worker_team.hpp>
 
 #include <gtest/gtest.h>

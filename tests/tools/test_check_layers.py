@@ -31,7 +31,7 @@ class CheckLayers(unittest.TestCase):
     def test_downward_edges_are_accepted(self):
         self.accept("include/penstock/memory/pool.hpp", "#include <penstock/device/device.hpp>")
         self.accept("src/transfer/staged.cpp", "#include <penstock/memory/pool.hpp>")
-        self.accept("src/transfer/staged.cpp", '#include "core/pause.hpp"')
+        self.accept("src/transfer/staged.cpp", '#include "transfer/staged.hpp"')
         self.accept("src/core/log.cpp", "#include <fmt/format.h>")
         self.accept("src/device/cuda/driver.cpp", "#include <dlfcn.h>")
         self.accept("src/device/cuda/driver.cpp", '#include "device/cuda/driver.hpp"')
@@ -43,6 +43,10 @@ class CheckLayers(unittest.TestCase):
         self.refuse("src/data/npy.cpp", "#include <penstock/device/device.hpp>", "data may include core, not device")
         self.refuse("src/doctor/link.cpp", "#include <penstock/loader/loader.hpp>", "not loader")
         self.refuse("src/core/log.cpp", '  #  include "device/x.hpp"', "core may include no other layer, not device")
+
+    def test_private_headers_of_another_layer_are_refused(self):
+        self.refuse("src/transfer/staged.cpp", '#include "core/pause.hpp"', "private to core")
+        self.refuse("src/memory/registration.cpp", '#include "device/host/mapping.hpp"', "private to device")
 
     def test_paths_that_hide_the_layer_are_refused(self):
         self.refuse("src/device/a.cpp", '#include "../memory/pool_state.hpp"', "climbs out")

@@ -4,11 +4,11 @@
 #include "device/cuda/device_info.hpp"
 #include "device/cuda/kernels.hpp"
 #include "device/gather_rules.hpp"
-#include "device/host/mapping.hpp"
 #include "device/order_rules.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/device/mapping.hpp>
 
 #include <fmt/format.h>
 #include <sys/sysinfo.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/pause.hpp"
+#include <penstock/core/pause.hpp>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
 #include "device/host/wire.hpp"
 
-#include "core/pause.hpp"
+#include <penstock/core/pause.hpp>
 
 #include <algorithm>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "device/host/mapping.hpp"
+#include <penstock/device/mapping.hpp>
 
 #include <cstdint>
 #include <cstdio>
