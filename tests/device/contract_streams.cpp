@@ -8,19 +8,6 @@ namespace penstock::testing {
 
 namespace {
 
-/// Appends a number to a list when it is its turn.
-struct Step {
-  std::vector<int>* done;
-  int number;
-
-  static void run(void* self) {
-    const auto* step = static_cast<const Step*>(self);
-    step->done->push_back(step->number);
-  }
-};
-
-void raise_flag(void* flag) { static_cast<std::atomic<bool>*>(flag)->store(true); }
-
 TEST_P(Contract, DescribesItself) {
   const DeviceInfo& info = backend().info();
   EXPECT_FALSE(info.spec.empty());
@@ -31,43 +18,6 @@ TEST_P(Contract, DescribesItself) {
   const DeviceMemory memory = backend().memory();
   EXPECT_GT(memory.total, 0u);
   EXPECT_LE(memory.free, memory.total);
-}
-
-TEST_P(Contract, HostFunctionsRunInOrder) {
-  std::vector<int> done;
-  std::vector<Step> steps;
-  for (int i = 0; i < 300; ++i) steps.push_back({&done, i});
-  for (Step& step : steps) backend().stream_host_function(stream().native(), Step::run, &step);
-  stream().synchronize();
-  ASSERT_EQ(done.size(), steps.size());
-  for (int i = 0; i < 300; ++i) EXPECT_EQ(done[i], i);
-}
-
-TEST_P(Contract, HostFunctionHoldsBackLaterWork) {
-  struct Blocker {
-    std::atomic<bool> entered{false};
-    std::atomic<bool> leave{false};
-    static void run(void* self) {
-      auto* blocker = static_cast<Blocker*>(self);
-      blocker->entered.store(true);
-      blocker->entered.notify_all();
-      blocker->leave.wait(false);
-    }
-  } blocker;
-  const auto bytes = random_bytes(1000, 1);
-  PinnedBytes source(device(), bytes.size());
-  PinnedBytes result(device(), bytes.size());
-  DeviceBytes middle(device(), bytes.size());
-  backend().stream_host_function(stream().native(), Blocker::run, &blocker);
-  backend().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d, stream().native());
-  backend().copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h, stream().native());
-  blocker.entered.wait(false);
-  source.assign(bytes);
-  EXPECT_FALSE(stream().query());
-  blocker.leave.store(true);
-  blocker.leave.notify_all();
-  stream().synchronize();
-  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
 TEST_P(Contract, GateHoldsWorkBackUntilTheWordIsWritten) {
@@ -100,17 +50,17 @@ TEST_P(Contract, GateComparesCyclically) {
 
 TEST_P(Contract, StreamQueryTellsWhenAllIsDone) {
   EXPECT_TRUE(stream().query());
-  std::atomic<bool> ran{false};
+  Flag ran(device());
   {
     Gate gate(device());
     gate.hold(stream());
-    backend().stream_host_function(stream().native(), raise_flag, &ran);
+    ran.raise_on(stream());
     EXPECT_FALSE(stream().query());
-    EXPECT_FALSE(ran.load());
+    EXPECT_FALSE(ran.raised());
     gate.open();
     while (!stream().query()) std::this_thread::yield();
   }
-  EXPECT_TRUE(ran.load());
+  EXPECT_TRUE(ran.raised());
 }
 
 TEST_P(Contract, EventNeverRecordedIsDone) {
@@ -122,26 +72,26 @@ TEST_P(Contract, EventNeverRecordedIsDone) {
 }
 
 TEST_P(Contract, EventMarksTheWorkBeforeIt) {
-  std::atomic<bool> before{false};
-  std::atomic<bool> after{false};
+  Flag before(device());
+  Flag after(device());
   Event event = device().create_event();
   Gate first(device());
   Gate second(device());
   first.hold(stream());
-  backend().stream_host_function(stream().native(), raise_flag, &before);
+  before.raise_on(stream());
   event.record(stream());
   second.hold(stream());
-  backend().stream_host_function(stream().native(), raise_flag, &after);
+  after.raise_on(stream());
   EXPECT_FALSE(event.query());
   first.open();
   event.synchronize();
   EXPECT_TRUE(event.query());
-  EXPECT_TRUE(before.load());
-  EXPECT_FALSE(after.load());
+  EXPECT_TRUE(before.raised());
+  EXPECT_FALSE(after.raised());
   EXPECT_FALSE(stream().query());
   second.open();
   stream().synchronize();
-  EXPECT_TRUE(after.load());
+  EXPECT_TRUE(after.raised());
 }
 
 TEST_P(Contract, EventQueryBecomesTrueByItself) {
@@ -156,12 +106,12 @@ TEST_P(Contract, TheHostWaitsForAnEventPollingOrAsleep) {
   for (const EventTiming timing : {EventTiming::off, EventTiming::on}) {
     for (const EventWait wait : {EventWait::poll, EventWait::sleep}) {
       Event event = device().create_event(timing, wait);
-      std::atomic<bool> before{false};
+      Flag before(device());
       backend().stream_occupy(stream().native(), 2e-3);
-      backend().stream_host_function(stream().native(), raise_flag, &before);
+      before.raise_on(stream());
       event.record(stream());
       event.synchronize();
-      EXPECT_TRUE(before.load());
+      EXPECT_TRUE(before.raised());
       EXPECT_TRUE(event.query());
     }
   }
@@ -189,30 +139,30 @@ TEST_P(Contract, StreamWaitsForAnotherStreamsEvent) {
 
 TEST_P(Contract, StreamsThatDoNotWaitAreIndependent) {
   const Stream other = device().create_stream();
-  std::atomic<bool> ran{false};
+  Flag ran(device());
   Gate gate(device());
   gate.hold(stream());
-  backend().stream_host_function(other.native(), raise_flag, &ran);
+  ran.raise_on(other);
   other.synchronize();
-  EXPECT_TRUE(ran.load());
+  EXPECT_TRUE(ran.raised());
   EXPECT_FALSE(stream().query());
 }
 
 TEST_P(Contract, WaitMeansTheRecordingOfItsTime) {
   const Stream other = device().create_stream();
   Event event = device().create_event();
+  Flag ran(device());
   Gate first(device());
   Gate second(device());
-  std::atomic<bool> ran{false};
   first.hold(stream());
   event.record(stream());
   other.wait(event);
-  backend().stream_host_function(other.native(), raise_flag, &ran);
+  ran.raise_on(other);
   second.hold(stream());
   event.record(stream());
   first.open();
   other.synchronize();
-  EXPECT_TRUE(ran.load());
+  EXPECT_TRUE(ran.raised());
   EXPECT_FALSE(event.query());
   second.open();
   event.synchronize();
@@ -222,20 +172,20 @@ TEST_P(Contract, RecordingOnAnotherStreamDoesNotReleaseEarlierWaits) {
   const Stream other = device().create_stream();
   const Stream waiting = device().create_stream();
   Event event = device().create_event();
-  std::atomic<bool> ran{false};
+  Flag ran(device());
   Gate gate(device());
   gate.hold(stream());
   event.record(stream());
   waiting.wait(event);
-  backend().stream_host_function(waiting.native(), raise_flag, &ran);
+  ran.raise_on(waiting);
   event.record(other);
   event.synchronize();
   EXPECT_TRUE(event.query());
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(waiting.query());
-  EXPECT_FALSE(ran.load());
+  EXPECT_FALSE(ran.raised());
   gate.open();
   waiting.synchronize();
-  EXPECT_TRUE(ran.load());
+  EXPECT_TRUE(ran.raised());
 }
 
 TEST_P(Contract, ElapsedTimeIsOrdered) {
@@ -269,25 +219,25 @@ TEST_P(Contract, ElapsedTimeNeedsTimedFinishedEvents) {
 }
 
 TEST_P(Contract, DestroyedStreamFinishesItsWork) {
-  std::atomic<bool> ran{false};
+  Flag ran(device());
   Event done = device().create_event();
   Gate gate(device());
   {
     const Stream doomed = device().create_stream();
     gate.hold(doomed);
-    backend().stream_host_function(doomed.native(), raise_flag, &ran);
+    ran.raise_on(doomed);
     done.record(doomed);
   }
-  EXPECT_FALSE(ran.load());
+  EXPECT_FALSE(ran.raised());
   EXPECT_FALSE(done.query());
   gate.open();
   done.synchronize();
-  EXPECT_TRUE(ran.load());
+  EXPECT_TRUE(ran.raised());
 }
 
 TEST_P(Contract, DestroyedEventKeepsItsEffect) {
   const Stream other = device().create_stream();
-  std::atomic<bool> ran{false};
+  Flag ran(device());
   Gate gate(device());
   gate.hold(stream());
   {
@@ -295,12 +245,12 @@ TEST_P(Contract, DestroyedEventKeepsItsEffect) {
     event.record(stream());
     other.wait(event);
   }
-  backend().stream_host_function(other.native(), raise_flag, &ran);
+  ran.raise_on(other);
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(other.query());
-  EXPECT_FALSE(ran.load());
+  EXPECT_FALSE(ran.raised());
   gate.open();
   other.synchronize();
-  EXPECT_TRUE(ran.load());
+  EXPECT_TRUE(ran.raised());
 }
 
 TEST_P(Contract, DefaultStreamWorks) {
@@ -318,11 +268,12 @@ TEST_P(Contract, DefaultStreamWorks) {
 TEST_P(Contract, TheDefaultStreamAndOthersAreIndependent) {
   const Stream standard = device().wrap_stream(nullptr);
   for (const auto& [held, other] : {std::pair{&standard, &stream()}, {&stream(), &standard}}) {
-    std::atomic<bool> ran{false};
+    Flag ran(device());
     Gate gate(device());
     gate.hold(*held);
-    backend().stream_host_function(other->native(), raise_flag, &ran);
-    EXPECT_TRUE(comes_true([&] { return ran.load(); }));
+    ran.raise_on(*other);
+    EXPECT_TRUE(comes_true([&] { return other->query(); }));
+    EXPECT_TRUE(ran.raised());
     EXPECT_FALSE(held->query());
     gate.open();
     held->synchronize();
@@ -416,31 +367,33 @@ TEST_P(Contract, ManyThreadsMakeAndFreeAtOnce) {
   EXPECT_EQ(failures.load(), 0);
 }
 
-TEST_P(Contract, LongQueuesAreKept) {
+TEST_P(Contract, LongQueuesAreKeptInOrder) {
   constexpr std::size_t kSteps = 200;
-  std::vector<int> done;
-  std::vector<Step> steps;
-  for (std::size_t i = 0; i < kSteps; ++i) steps.push_back({&done, static_cast<int>(i)});
+  DeviceBytes chain(device(), kSteps + 1);
+  upload(chain.data(), std::vector<std::byte>(kSteps + 1));
   Gate gate(device());
   gate.hold(stream());
-  for (Step& step : steps) backend().stream_host_function(stream().native(), Step::run, &step);
-  EXPECT_TRUE(done.empty());
+  backend().fill(chain.data(), 7, 1, stream().native());
+  for (std::size_t i = 0; i < kSteps; ++i) {
+    backend().copy(chain.data() + i + 1, chain.data() + i, 1, CopyDirection::d2d, stream().native());
+  }
+  EXPECT_FALSE(stream().query());
   gate.open();
   stream().synchronize();
-  ASSERT_EQ(done.size(), kSteps);
-  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+  EXPECT_TRUE(same_bytes(std::vector(kSteps + 1, std::byte{7}), download(chain.data(), kSteps + 1)));
 }
 
 TEST_P(Contract, HandlesKeepTheBackendAlive) {
-  std::atomic<bool> ran{false};
-  std::vector<Stream> kept;
+  std::vector<Stream> streams;
+  std::vector<Event> events;
   {
     const Device again = GetParam().open();
-    kept.push_back(again.create_stream());
+    streams.push_back(again.create_stream());
+    events.push_back(again.create_event());
   }
-  kept.front().backend()->stream_host_function(kept.front().native(), raise_flag, &ran);
-  kept.front().synchronize();
-  EXPECT_TRUE(ran.load());
+  events.front().record(streams.front());
+  streams.front().synchronize();
+  EXPECT_TRUE(events.front().query());
 }
 
 }  // namespace

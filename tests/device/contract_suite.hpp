@@ -60,6 +60,7 @@ class PinnedBytes {
     return reinterpret_cast<T*>(data_);
   }
   void assign(std::span<const std::byte> from) { std::memcpy(data_, from.data(), from.size()); }
+  [[nodiscard]] const Device& device() const { return device_; }
 
  private:
   Device device_;
@@ -103,6 +104,25 @@ class Gate {
  private:
   Device device_;
   PinnedBytes word_;
+};
+
+/// A byte that work of a stream sets: shows that everything enqueued there before it was done.
+class Flag {
+ public:
+  explicit Flag(const Device& device) : set_(device, 1), seen_(device, 1) {}
+
+  /// Does not block: the work is enqueued.
+  void raise_on(const Stream& stream) {
+    Backend& backend = seen_.device().backend();
+    backend.fill(set_.data(), kRaised, 1, stream.native());
+    backend.copy(seen_.data(), set_.data(), 1, CopyDirection::d2h, stream.native());
+  }
+  [[nodiscard]] bool raised() const { return *seen_.data() == std::byte{kRaised}; }
+
+ private:
+  static constexpr std::uint8_t kRaised = 1;
+  DeviceBytes set_;
+  PinnedBytes seen_;
 };
 
 /// Whether `condition` holds some time soon; what should make it true may never come in a program that fails.

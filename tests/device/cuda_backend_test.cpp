@@ -62,7 +62,6 @@ class CudaBackend : public CudaTest {
         {"cuStreamSynchronize", [&b, s] { b.stream_synchronize(s); }},
         {"cuStreamWaitEvent", [&b, s, e] { b.stream_wait_event(s, e); }},
         {"cuStreamWaitValue32", [&b, s, this] { b.stream_wait_value(s, word_, 0); }},
-        {"cuLaunchHostFunc", [&b, s] { b.stream_host_function(s, [](void*) {}, nullptr); }},
         {"cuLaunchKernel", [&b, s] { b.stream_occupy(s, 1e-9); }},
         {"cuEventCreate", [&b] { b.event_destroy(b.event_create(EventTiming::off, EventWait::poll)); }},
         {"cuEventRecord", [&b, s, e] { b.event_record(e, s); }},
@@ -484,17 +483,19 @@ TEST_F(CudaBackend, EventsTakeNoTimeUnlessAsked) {
 }
 
 TEST_F(CudaTest, ClosingWaitsForQueuedWork) {
-  std::atomic<bool> ran = false;
+  const Device other = open("cuda:1");
+  auto* const locked = static_cast<std::byte*>(other.backend().host_allocate(1));
+  *locked = std::byte{0};
   {
     const Device device = open();
-    Stream stream = device.create_stream();
-    fake.delay_work("cuLaunchHostFunc", 30'000'000);
-    device.backend().stream_host_function(
-        stream.native(), [](void* flag) { *static_cast<std::atomic<bool>*>(flag) = true; }, &ran);
+    const Stream stream = device.create_stream();
+    fake.delay_work("cuMemsetD8Async", 30'000'000);
+    device.backend().fill(locked, 1, 1, stream.native());
   }
-  EXPECT_TRUE(ran);
-  EXPECT_EQ(fake.live_contexts(), 0);
+  EXPECT_EQ(*locked, std::byte{1});
+  EXPECT_EQ(fake.live_contexts(), 1);
   EXPECT_EQ(fake.live_streams(), 0);
+  other.backend().host_free(locked);
 }
 
 TEST_F(CudaTest, NothingIsLeft) {

@@ -24,9 +24,7 @@ constexpr bool same_argument();
 
 template <typename Ours, typename Theirs>
 constexpr bool same_target() {
-  if constexpr (std::is_function_v<Ours> || std::is_function_v<Theirs>) {
-    return std::is_function_v<Ours> && std::is_function_v<Theirs>;
-  } else if constexpr (std::is_void_v<Ours> || std::is_void_v<Theirs>) {
+  if constexpr (std::is_void_v<Ours> || std::is_void_v<Theirs>) {
     return std::is_void_v<Ours> && std::is_void_v<Theirs>;
   } else if constexpr (is_number<Ours> || std::is_pointer_v<Ours> || std::is_floating_point_v<Ours>) {
     return same_argument<Ours, Theirs>();
@@ -69,8 +67,7 @@ static_assert(kPreferOverlapWithCompute == CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_CO
 #endif
 #undef COMPARE
 
-static_assert(SameFunction<Result (*)(Stream, HostFunction, void*), PFN_cuLaunchHostFunc_v10000>::value);
-static_assert(!SameFunction<Result (*)(Stream, HostFunction), PFN_cuLaunchHostFunc_v10000>::value);
+static_assert(!SameFunction<Result (*)(Stream, Event), PFN_cuStreamWaitEvent_v3020>::value);
 static_assert(!SameFunction<Result (*)(unsigned*, std::size_t), PFN_cuMemAlloc_v3020>::value);
 static_assert(!SameFunction<Result (*)(Address*, unsigned), PFN_cuMemAlloc_v3020>::value);
 static_assert(std::is_same_v<Address, CUdeviceptr>);

@@ -63,7 +63,6 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
         refused([&] { backend.stream_synchronize(s); });
         refused([&] { backend.stream_wait_event(s, e); });
         refused([&] { backend.stream_wait_value(s, static_cast<std::uint32_t*>(pinned), 0); });
-        refused([&] { backend.stream_host_function(s, [](void*) {}, nullptr); });
         refused([&] { backend.stream_occupy(s, 0); });
         refused([&] { backend.event_create(EventTiming::off, EventWait::poll); });
         refused([&] { backend.event_record(e, s); });

@@ -1,6 +1,7 @@
 #include "device/contract_suite.hpp"
 #include "device/host/host_core.hpp"
 #include "device/host/host_stream.hpp"
+#include "support/threads.hpp"
 
 #include <penstock/core/bytes.hpp>
 
@@ -429,7 +430,6 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
   stream->enqueue(PiecesWork{locked, 1});
   stream->enqueue(GatherWork{gather, false, false});
   stream->enqueue(OrderWork{order});
-  stream->enqueue(HostFunctionWork{[](void* data) { *static_cast<std::uint64_t*>(data) = 0; }, &target});
   const std::uint64_t last = stream->enqueue(EndWork{});
   core->closing.store(true);
   stream->wait(last);
@@ -437,25 +437,14 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
   EXPECT_EQ(locked[1].bytes, 0u);
 }
 
-std::atomic<int> threads_ended{0};
-
-/// A host function: counts the end of the stream's thread.
-void note_end_of_thread(void* /*unused*/) {
-  struct Note {
-    ~Note() { threads_ended.fetch_add(1); }
-  };
-  static thread_local const Note note;
-}
-
 TEST(HostBackend, ClosingTheDeviceEndsTheThreadOfItsDefaultStream) {
-  const int before = threads_ended;
+  const StartedThreads threads;
   {
     const Device device = Device::open("host:memory=1MiB");
-    device.backend().stream_host_function(nullptr, note_end_of_thread, nullptr);
     device.backend().stream_synchronize(nullptr);
-    EXPECT_EQ(threads_ended, before);
+    EXPECT_EQ(threads.get().size(), 1u);
   }
-  EXPECT_TRUE(comes_true([&] { return threads_ended == before + 1; }));
+  EXPECT_TRUE(comes_true([&] { return threads.get().empty(); }));
 }
 
 TEST(HostBackend, ClosingTheDeviceLeavesRegisteredMemoryAlone) {
@@ -464,21 +453,6 @@ TEST(HostBackend, ClosingTheDeviceLeavesRegisteredMemoryAlone) {
   Device::open("host:memory=1MiB").backend().host_register(page, 4096, false);
   std::memset(page, 1, 4096);
   munmap(page, 4096);
-}
-
-TEST(HostBackend, MemoryMayBeFreedByAHostFunctionOfTheStream) {
-  const Device device = Device::open("host:memory=1MiB");
-  const Stream stream = device.create_stream();
-  std::pair<Backend*, void*> freed{&device.backend(), device.backend().device_allocate(100)};
-  device.backend().stream_host_function(
-      stream.native(),
-      [](void* data) {
-        const auto& [backend, memory] = *static_cast<std::pair<Backend*, void*>*>(data);
-        backend->device_free(memory);
-      },
-      &freed);
-  stream.synchronize();
-  EXPECT_EQ(device.memory().free, kMiB);
 }
 
 TEST(HostBackend, FreeingWhatIsNotThereIsNothing) {
@@ -511,20 +485,20 @@ TEST(HostBackend, FreeingWhatIsNotThereIsNothing) {
 }
 
 TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {
-  const int before = threads_ended;
+  const StartedThreads threads;
   std::weak_ptr<Backend> watched;
   {
     const Device device = Device::open("host:memory=1MiB");
     watched = device.shared_backend();
     const Stream stream = device.create_stream();
-    device.backend().stream_host_function(stream.native(), note_end_of_thread, nullptr);
     auto* const word = static_cast<std::uint32_t*>(device.backend().host_allocate(4));
     std::atomic_ref(*word).store(0);
     device.backend().stream_wait_value(stream.native(), word, 1);
     device.backend().stream_occupy(stream.native(), 1000);
+    EXPECT_EQ(threads.get().size(), 1u);
   }
   EXPECT_TRUE(watched.expired());
-  EXPECT_TRUE(comes_true([&] { return threads_ended == before + 1; }));
+  EXPECT_TRUE(comes_true([&] { return threads.get().empty(); }));
 }
 
 TEST(HostBackend, RandomProgramsGiveTheBytesOfTheirOrder) {

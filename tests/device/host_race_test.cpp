@@ -1,4 +1,5 @@
 #include "device/contract_suite.hpp"
+#include "support/threads.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -60,18 +61,6 @@ TEST_F(Late, AskingTheStreamCountsAsWaitingToo) {
   EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
 }
 
-TEST_F(Late, HostFunctionsRunUnasked) {
-  std::atomic<bool> ran{false};
-  backend.stream_host_function(
-      stream.native(),
-      [](void* flag) {
-        static_cast<std::atomic<bool>*>(flag)->store(true);
-        static_cast<std::atomic<bool>*>(flag)->notify_all();
-      },
-      &ran);
-  ran.wait(false);
-}
-
 TEST_F(Late, DestroyedStreamFinishesUnasked) {
   Event done = device.create_event();
   {
@@ -121,27 +110,19 @@ TEST_F(Late, HeadThatAGatherReadsIsNotPoisoned) {
 }
 
 TEST_F(Late, WhatWasNeededOnceStaysNeeded) {
-  std::atomic<bool> entered{false};
-  std::atomic<bool> leave{false};
-  std::pair flags{&entered, &leave};
-  std::atomic<bool> ran{false};
-  backend.stream_host_function(
-      stream.native(),
-      [](void* data) {
-        const auto& [in, out] = *static_cast<decltype(flags)*>(data);
-        in->store(true);
-        out->wait(false);
-      },
-      &flags);
+  const StartedThreads threads;
   Event early = device.create_event();
-  early.record(stream);
-  backend.stream_host_function(
-      stream.native(), [](void* flag) { static_cast<std::atomic<bool>*>(flag)->store(true); }, &ran);
-  EXPECT_TRUE(comes_true([&] { return entered.load(); }));
+  Gate gate(device);
+  {
+    // Needed to its end, now that nobody else can need its work.
+    const Stream doomed = device.create_stream();
+    gate.hold(doomed);
+    early.record(doomed);
+  }
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(early.query());
-  leave.store(true);
-  leave.notify_all();
-  EXPECT_TRUE(comes_true([&] { return ran.load(); }));
+  EXPECT_EQ(threads.get().size(), 1u);
+  gate.open();
+  EXPECT_TRUE(comes_true([&] { return threads.get().empty(); }));
 }
 
 TEST_F(Late, WhatPiecesReadIsNotPoisoned) {

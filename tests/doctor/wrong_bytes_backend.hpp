@@ -31,9 +31,6 @@ class WrongBytesBackend final : public Backend {
   void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override {
     inner_->stream_wait_value(stream, word, value);
   }
-  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override {
-    inner_->stream_host_function(stream, function, argument);
-  }
   void stream_occupy(StreamHandle stream, double seconds) override { inner_->stream_occupy(stream, seconds); }
   EventHandle event_create(EventTiming timing, EventWait wait) override {
     return inner_->event_create(timing, wait);
@@ -60,7 +57,7 @@ class WrongBytesBackend final : public Backend {
             StreamHandle stream) override {
     const Harm harm = choice_(bytes, direction);
     if (harm != Harm::drop) inner_->copy(destination, source, bytes, direction, stream);
-    if (harm == Harm::change) change_after(static_cast<std::byte*>(destination) + bytes / 2, stream);
+    if (harm == Harm::change) change(destination, source, bytes / 2, stream);
   }
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
     inner_->fill(destination, value, bytes, stream);
@@ -75,7 +72,7 @@ class WrongBytesBackend final : public Backend {
   }
   void gather(const GatherRequest& request, StreamHandle stream) override {
     inner_->gather(request, stream);
-    if (harm_gathers) change_after(static_cast<std::byte*>(request.destination), stream);
+    if (harm_gathers) change(request.destination, request.source, 0, stream);
   }
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     inner_->fill_order(request, stream);
@@ -84,9 +81,15 @@ class WrongBytesBackend final : public Backend {
   bool harm_gathers = false;
 
  private:
-  void change_after(std::byte* byte, StreamHandle stream) {
-    inner_->stream_host_function(
-        stream, [](void* at) { *static_cast<std::byte*>(at) ^= std::byte{0x10}; }, byte);
+  /// Enqueues another byte than the source has there: the host reads the host device's memory.
+  void change(void* destination, const void* source, std::size_t at, StreamHandle stream) {
+    auto* const target = static_cast<std::byte*>(destination) + at;
+    const std::byte other = static_cast<const std::byte*>(source)[at] ^ std::byte{0x10};
+    if (inner_->kind_of(target) == MemoryKind::pageable) {
+      *target = other;  // the copy was done when it returned
+    } else {
+      inner_->fill(target, std::to_integer<std::uint8_t>(other), 1, stream);
+    }
   }
 
   std::shared_ptr<Backend> inner_;

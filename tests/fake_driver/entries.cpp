@@ -21,12 +21,13 @@ using penstock::cuda::Context;
 using penstock::cuda::DeviceAttribute;
 using penstock::cuda::Event;
 using penstock::cuda::Function;
-using penstock::cuda::HostFunction;
 using penstock::cuda::Module;
 using penstock::cuda::Ordinal;
 using penstock::cuda::PointerAttribute;
 using penstock::cuda::Stream;
 using penstock::cuda::Uuid;
+
+using HostFunction = void (*)(void*);
 
 /// Plain, so that it is there for calls that static objects make at the end of the process.
 struct ContextStack {
@@ -628,14 +629,17 @@ struct Entry {
   void* function;
 };
 
+/// What penstock does not call, but other users of the driver do.
+#define FAKE_OTHER_ENTRIES(X) X(launch_host_func, cuLaunchHostFunc, 10000, (Stream, HostFunction, void*))
+
 const std::vector<Entry>& entries() {
 #define FAKE_ENTRY(member, name, version, parameters)                      \
   {#name, version, [] {                                                    \
      Result(*function) parameters = name; /* the types must be the same */ \
      return reinterpret_cast<void*>(function);                             \
    }()},
-  static const std::vector<Entry> table{PENSTOCK_CUDA_ENTRIES(FAKE_ENTRY)
-                                            PENSTOCK_CUDA_NEWER_ENTRIES(FAKE_ENTRY)};
+  static const std::vector<Entry> table{PENSTOCK_CUDA_ENTRIES(FAKE_ENTRY) PENSTOCK_CUDA_NEWER_ENTRIES(
+      FAKE_ENTRY) FAKE_OTHER_ENTRIES(FAKE_ENTRY)};
 #undef FAKE_ENTRY
   return table;
 }

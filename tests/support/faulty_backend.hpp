@@ -28,7 +28,6 @@ enum class Entry : std::size_t {
   stream_synchronize,
   stream_wait_event,
   stream_wait_value,
-  stream_host_function,
   stream_occupy,
   event_create,
   event_destroy,
@@ -148,10 +147,6 @@ class FaultyBackend final : public Backend {
   void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override {
     enter(Entry::stream_wait_value);
     inner_->stream_wait_value(stream, word, value);
-  }
-  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override {
-    enter(Entry::stream_host_function);
-    inner_->stream_host_function(stream, function, argument);
   }
   void stream_occupy(StreamHandle stream, double seconds) override {
     enter(Entry::stream_occupy);

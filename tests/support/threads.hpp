@@ -4,12 +4,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -50,6 +54,29 @@ inline bool is_asleep(pid_t thread) {
   const std::size_t name_end = text.rfind(") ");
   return name_end != std::string::npos && text[name_end + 2] == 'S';
 }
+
+/// The threads of this process.
+inline std::set<pid_t> live_threads() {
+  std::set<pid_t> threads;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    threads.insert(static_cast<pid_t>(std::stol(entry.path().filename())));
+  }
+  return threads;
+}
+
+/// The threads that were started since this was made, whatever becomes of older ones meanwhile.
+class StartedThreads {
+ public:
+  [[nodiscard]] std::set<pid_t> get() const {
+    std::set<pid_t> threads;
+    const std::set<pid_t> now = live_threads();
+    std::ranges::set_difference(now, before_, std::inserter(threads, threads.end()));
+    return threads;
+  }
+
+ private:
+  const std::set<pid_t> before_ = live_threads();
+};
 
 inline pid_t this_thread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
 

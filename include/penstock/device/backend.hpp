@@ -129,9 +129,6 @@ class Backend {
   /// lies in locked memory. Only for gating a measurement: the device must not depend on work queued behind
   /// the wait.
   virtual void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) = 0;
-  /// Runs `function(argument)` on a thread of the backend when earlier work on `stream` is done, and holds
-  /// back later work until it returns. It must not call the backend.
-  virtual void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) = 0;
   /// Keeps `stream` (and on a GPU, one multiprocessor) busy for `seconds`, in place of a kernel.
   virtual void stream_occupy(StreamHandle stream, double seconds) = 0;
 

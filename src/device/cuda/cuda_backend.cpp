@@ -113,10 +113,6 @@ class CudaBackend final : public Backend {
          kStreamWaitValueGeq);
   }
 
-  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override {
-    call(context_, driver_.launch_host_func, as_stream(stream), function, argument);
-  }
-
   void stream_occupy(StreamHandle stream, double seconds) override {
     kernels_.occupy(static_cast<std::uint64_t>(std::max(seconds, 0.0) * 1e9), as_stream(stream));
   }

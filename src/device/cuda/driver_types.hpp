@@ -21,7 +21,6 @@ using Stream = StreamTag*;
 using Event = EventTag*;
 using Module = ModuleTag*;
 using Function = FunctionTag*;
-using HostFunction = void (*)(void*);
 
 struct Uuid {
   char bytes[16];
@@ -117,7 +116,6 @@ inline constexpr unsigned kHostRegisterReadOnly = 8;
   X(stream_synchronize, cuStreamSynchronize, 2000, (Stream))                                              \
   X(stream_wait_event, cuStreamWaitEvent, 3020, (Stream, Event, unsigned))                                \
   X(stream_wait_value32, cuStreamWaitValue32, 11070, (Stream, Address, std::uint32_t, unsigned))          \
-  X(launch_host_func, cuLaunchHostFunc, 10000, (Stream, HostFunction, void*))                             \
   X(event_create, cuEventCreate, 2000, (Event*, unsigned))                                                \
   X(event_destroy, cuEventDestroy, 4000, (Event))                                                         \
   X(event_record, cuEventRecord, 2000, (Event, Stream))                                                   \

@@ -40,7 +40,6 @@ class HostBackend final : public Backend {
   void stream_synchronize(StreamHandle stream) override;
   void stream_wait_event(StreamHandle stream, EventHandle event) override;
   void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override;
-  void stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) override;
   void stream_occupy(StreamHandle stream, double seconds) override;
 
   EventHandle event_create(EventTiming timing, EventWait wait) override;
@@ -196,14 +195,6 @@ void HostBackend::stream_wait_value(StreamHandle stream, const std::uint32_t* wo
     refuse("stream_wait_value", "The word is not aligned to 4 bytes.");
   }
   stream_of(stream).enqueue(WaitValueWork{word, value});
-}
-
-void HostBackend::stream_host_function(StreamHandle stream, void (*function)(void*), void* argument) {
-  enter("stream_host_function");
-  if (function == nullptr) refuse("stream_host_function", "The function is null.");
-  HostStream& target = stream_of(stream);
-  // Somebody may wait for the function by ways of their own, which the late mode does not see.
-  target.need(enqueue(target, HostFunctionWork{function, argument}));
 }
 
 void HostBackend::stream_occupy(StreamHandle stream, double seconds) {

@@ -18,8 +18,6 @@ namespace penstock {
 
 namespace {
 
-thread_local const HostStream* current_stream = nullptr;
-
 // Signals are for the program's own threads, whose calls they are to interrupt; faults stay where they
 // happen.
 void block_signals() noexcept {
@@ -87,7 +85,6 @@ void HostStream::need(std::uint64_t ticket) noexcept {
 }
 
 void HostStream::wait(std::uint64_t ticket) noexcept {
-  if (is_current()) return;
   need(ticket);
   progress_bell_.wait([&] { return done(ticket); }, core_->spin);
 }
@@ -97,8 +94,6 @@ void HostStream::wait_for(const EventMark& mark, std::uint64_t ticket) noexcept 
   progress_bell_.wait([&] { return mark.done.load(std::memory_order_acquire) >= ticket; }, core_->spin);
 }
 
-bool HostStream::is_current() const noexcept { return current_stream == this; }
-
 std::uint64_t HostStream::runnable() const noexcept {
   const std::uint64_t newest_ticket = queue_.pushed();
   return core_->late ? std::min(newest_ticket, needed_.load(std::memory_order_relaxed)) : newest_ticket;
@@ -106,7 +101,6 @@ std::uint64_t HostStream::runnable() const noexcept {
 
 void HostStream::run() noexcept {
   block_signals();
-  current_stream = this;
   bool ended = false;
   for (std::uint64_t ticket = 1; !ended; ++ticket) {
     work_bell_.wait([&] { return ticket <= runnable(); }, core_->spin);
@@ -116,7 +110,6 @@ void HostStream::run() noexcept {
     completed_.store(ticket, std::memory_order_release);
     progress_bell_.ring();
   }
-  current_stream = nullptr;
 }
 
 void HostStream::perform(const CopyWork& work, std::uint64_t /*ticket*/) {
@@ -196,10 +189,6 @@ void HostStream::perform(const WaitValueWork& work, std::uint64_t /*ticket*/) {
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
-}
-
-void HostStream::perform(const HostFunctionWork& work, std::uint64_t /*ticket*/) {
-  if (!abandoned_) work.function(work.argument);
 }
 
 void HostStream::perform(const OccupyWork& work, std::uint64_t /*ticket*/) {

@@ -46,9 +46,6 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   /// Blocks the calling thread until `mark`, one of this stream's, has seen `ticket`.
   void wait_for(const EventMark& mark, std::uint64_t ticket) noexcept;
 
-  /// Whether the calling thread is this stream's.
-  [[nodiscard]] bool is_current() const noexcept;
-
  private:
   void run() noexcept;
   [[nodiscard]] std::uint64_t runnable() const noexcept;
@@ -61,7 +58,6 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   void perform(const RecordWork& work, std::uint64_t ticket);
   void perform(const WaitEventWork& work, std::uint64_t ticket);
   void perform(const WaitValueWork& work, std::uint64_t ticket);
-  void perform(const HostFunctionWork& work, std::uint64_t ticket);
   void perform(const OccupyWork& work, std::uint64_t ticket);
   void perform(const EndWork& work, std::uint64_t ticket);
 

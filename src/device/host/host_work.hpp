@@ -59,11 +59,6 @@ struct WaitValueWork {
   std::uint32_t value;
 };
 
-struct HostFunctionWork {
-  void (*function)(void*);
-  void* argument;
-};
-
 struct OccupyWork {
   std::chrono::nanoseconds time;
 };
@@ -72,6 +67,6 @@ struct OccupyWork {
 struct EndWork {};
 
 using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, OrderWork, RecordWork,
-                          WaitEventWork, WaitValueWork, HostFunctionWork, OccupyWork>;
+                          WaitEventWork, WaitValueWork, OccupyWork>;
 
 }  // namespace penstock

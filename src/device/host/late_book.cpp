@@ -55,7 +55,7 @@ LateBook::Ranges LateBook::ranges_of(const Work& work) {
     std::erase_if(ranges.read, [](const Range& range) { return range.begin == nullptr; });
   } else if (const auto* order = std::get_if<OrderWork>(&work)) {
     ranges.written = {bytes_at(order->request.indices), order->request.run.count * sizeof(std::uint64_t)};
-  } else if (std::holds_alternative<PiecesWork>(work) || std::holds_alternative<HostFunctionWork>(work)) {
+  } else if (std::holds_alternative<PiecesWork>(work)) {
     ranges.anything = true;
   }
   return ranges;
