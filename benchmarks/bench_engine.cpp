@@ -84,8 +84,7 @@ class Bench {
            engine_.copy(memory_.data(), source_.data(), large_, {.path = TransferPath::staged}).synchronize();
          }},
         {"driver, pageable", [&] {
-           device_.backend().copy(memory_.data(), source_.data(), large_, CopyDirection::h2d,
-                                  stream_.native());
+           stream_.copy(memory_.data(), source_.data(), large_, CopyDirection::h2d);
            stream_.synchronize();
          }}};
     poison_device();
@@ -109,8 +108,7 @@ class Bench {
              driver_->copy_to_host(pinned_.data(), memory_.data(), large_);
              driver_->synchronize();
            } else {
-             device_.backend().copy(pinned_.data(), memory_.data(), large_, CopyDirection::d2h,
-                                    stream_.native());
+             stream_.copy(pinned_.data(), memory_.data(), large_, CopyDirection::d2h);
              stream_.synchronize();
            }
          }},
@@ -119,7 +117,7 @@ class Bench {
            engine_.copy(back_.data(), memory_.data(), large_, {.path = TransferPath::staged}).synchronize();
          }},
         {"driver, pageable", [&] {
-           device_.backend().copy(back_.data(), memory_.data(), large_, CopyDirection::d2h, stream_.native());
+           stream_.copy(back_.data(), memory_.data(), large_, CopyDirection::d2h);
            stream_.synchronize();
          }}};
     race(race_, 5, 1, 3);
@@ -147,8 +145,7 @@ class Bench {
              if (driver_) {
                driver_->copy_to_device(memory_.data() + i * kBytes, from, kBytes);
              } else {
-               device_.backend().copy(memory_.data() + i * kBytes, from, kBytes, CopyDirection::h2d,
-                                      stream_.native());
+               stream_.copy(memory_.data() + i * kBytes, from, kBytes, CopyDirection::h2d);
              }
            }
            driver_ ? driver_->synchronize() : stream_.synchronize();
@@ -200,7 +197,7 @@ class Bench {
                                     if (driver_) {
                                       driver_->free_pinned(driver_->allocate_pinned(kBytes));
                                     } else {
-                                      device_.backend().host_free(device_.backend().host_allocate(kBytes));
+                                      device_.deallocate_host(device_.allocate_host(kBytes));
                                     }
                                   }},
                                  {"pinned pool", [&] {
@@ -340,8 +337,7 @@ class Bench {
                 driver_->copy_to_device(memory_.data(), pinned_.data(), bytes);
                 driver_->synchronize();
               } else {
-                device_.backend().copy(memory_.data(), pinned_.data(), bytes, CopyDirection::h2d,
-                                       stream_.native());
+                stream_.copy(memory_.data(), pinned_.data(), bytes, CopyDirection::h2d);
                 stream_.synchronize();
               }
             }};
@@ -383,14 +379,13 @@ class Bench {
   }
 
   void poison_device() {
-    device_.backend().fill(memory_.data(), 0xA5, large_, stream_.native());
+    stream_.fill(memory_.data(), 0xA5, large_);
     stream_.synchronize();
   }
 
   void verify_device(std::span<const std::byte> expected, const std::string& what) {
     Buffer pinned = pinned_pool_.allocate(expected.size());
-    device_.backend().copy(pinned.data(), memory_.data(), expected.size(), CopyDirection::d2h,
-                           stream_.native());
+    stream_.copy(pinned.data(), memory_.data(), expected.size(), CopyDirection::d2h);
     stream_.synchronize();
     if (std::memcmp(pinned.data(), expected.data(), expected.size()) != 0)
       throw Error(what + " brought wrong bytes");

@@ -217,8 +217,8 @@ class Bench {
         pinned.release();
         pinned = pool.allocate(field.bytes);
       }
-      device_.backend().copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h, stream.native());
-      device_.backend().fill(field.data, 0xA5, field.bytes, stream.native());
+      stream.copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h);
+      stream.fill(field.data, 0xA5, field.bytes);
       dataset.gather(0, batch->indices(), expected);
       stream.synchronize();
       if (std::memcmp(pinned.data(), expected.data(), field.bytes) != 0)
@@ -233,7 +233,7 @@ class Bench {
     constexpr double kStep = 5e-3;
     constexpr int kSteps = 60;
     const Stream stream = device_.create_stream();
-    const auto step = [&] { device_.backend().stream_occupy(stream.native(), kStep); };
+    const auto step = [&] { stream.occupy(kStep); };
     const auto steps = [&](const std::function<void()>& before) {
       return time([&] {
         for (int i = 0; i < kSteps; ++i) {
@@ -274,7 +274,7 @@ class Bench {
     std::vector<double> seconds;
     for (int i = 0; i < 7; ++i) {
       const double one = time([&] {
-        device_.backend().copy(to.data(), from.data(), bytes, CopyDirection::d2d, stream.native());
+        stream.copy(to.data(), from.data(), bytes, CopyDirection::d2d);
         stream.synchronize();
       });
       if (i > 1) seconds.push_back(one);

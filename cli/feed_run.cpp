@@ -134,7 +134,7 @@ class Feeder {
     if (!batch) return false;
     ++given_;
     const double step = account_.options.step_ms / 1000;
-    if (step > 0) loader_.device().backend().stream_occupy(stream_.native(), step);
+    if (step > 0) stream_.occupy(step);
     if (verifier_ != nullptr) verifier_->check(*batch, stream_);
     now_.seconds = seconds_since(begin_);
     now_.samples += batch->size();

@@ -177,7 +177,7 @@ void Verifier::Checker::check(std::uint64_t epoch, std::uint64_t batch, std::vec
   Slot& slot = slots_[next_];
   std::byte* to = slot.pinned->data();
   for (const DeviceField& field : fields) {
-    device_.backend().copy(to, field.data, field.bytes, CopyDirection::d2h, stream.native());
+    stream.copy(to, field.data, field.bytes, CopyDirection::d2h);
     to += aligned(field.bytes);
   }
   slot.pinned->sent(stream);
@@ -261,7 +261,7 @@ std::span<const std::byte> Verifier::Checker::expect(Lane& lane, std::size_t fie
   request.shift = floats(shifts_[field]);
   request.channels = promise.factors.channels;
   request.channel_elements = promise.factors.channel_elements;
-  host_.backend().gather(request, lane.stream.native());
+  lane.stream.gather(request);
   lane.stream.synchronize();
   return lane.expected.bytes().first(indices.size() * promise.bytes);
 }

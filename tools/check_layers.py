@@ -20,6 +20,9 @@ LAYERS = {
 }
 # Too slow to compile, or not installed where penstock is used.
 PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib")
+# For those who implement a device; callers have Device, Stream and Event.
+IMPLEMENTERS_HEADER = "penstock/device/backend.hpp"
+FOR_IMPLEMENTERS = "backend.hpp is for those who implement a device: use Device, Stream and Event"
 
 CHECKED = ("include", "src", "cli", "python")
 SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}
@@ -37,7 +40,7 @@ def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
     if file.parts[0] in ("cli", "python"):
         if not public and quote == '"' and layer in LAYERS:
             return f"{file.parts[0]} includes public headers only"
-        return None
+        return FOR_IMPLEMENTERS if target == IMPLEMENTERS_HEADER else None
 
     inside = file.parts[2] if file.parts[0] == "include" else file.parts[1]
     if inside not in LAYERS:
@@ -55,6 +58,8 @@ def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
             return f"{inside} may include {allowed}, not {layer}"
         if layer != inside and not public:
             return f"'{target}' is private to {layer}: include a public header of that layer"
+        if layer != inside and target == IMPLEMENTERS_HEADER:
+            return FOR_IMPLEMENTERS
     return None
 
 

@@ -122,7 +122,7 @@ TransferEngine& Engine::engine() const {
 }
 
 bool Engine::owns(const void* data) const {
-  return fork_generation() == generation_ && device_.backend().kind_of(data) == MemoryKind::device;
+  return fork_generation() == generation_ && device_.kind_of(data) == MemoryKind::device;
 }
 
 std::size_t Engine::in_flight() {

@@ -2,12 +2,16 @@
 #include "device/host/host_backend.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/device/backend.hpp>
 #include <penstock/device/device.hpp>
 
 #include <fmt/format.h>
 
 #include <charconv>
 #include <exception>
+#include <map>
+#include <mutex>
+#include <typeindex>
 #include <utility>
 
 namespace penstock {
@@ -61,14 +65,54 @@ DeviceInventory Device::inventory(const DeviceOptions& options) {
   return inventory;
 }
 
-Device::Device(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {
-  if (backend_ == nullptr) throw InvalidArgument("a device needs a backend; this one is null");
+struct Device::State {
+  std::shared_ptr<Backend> backend;
+  std::mutex mutex;
+  std::map<std::type_index, std::shared_ptr<void>> attachments;  // guarded by the mutex
+};
+
+Device::Device(std::shared_ptr<Backend> backend) : state_(std::make_shared<State>()) {
+  if (backend == nullptr) throw InvalidArgument("a device needs a backend; this one is null");
+  state_->backend = std::move(backend);
 }
 
-Stream Device::create_stream(StreamPriority priority) const { return Stream(backend_, priority); }
+const std::shared_ptr<Backend>& Device::shared_backend() const noexcept { return state_->backend; }
 
-Stream Device::wrap_stream(StreamHandle native) const { return Stream(backend_, native); }
+const DeviceInfo& Device::info() const noexcept { return backend().info(); }
 
-Event Device::create_event(EventTiming timing, EventWait wait) const { return Event(backend_, timing, wait); }
+DeviceMemory Device::memory() const { return backend().memory(); }
+
+Stream Device::create_stream(StreamPriority priority) const { return Stream(shared_backend(), priority); }
+
+Stream Device::wrap_stream(StreamHandle native) const { return Stream(shared_backend(), native); }
+
+Event Device::create_event(EventTiming timing, EventWait wait) const {
+  return Event(shared_backend(), timing, wait);
+}
+
+void* Device::allocate(std::size_t bytes) const { return backend().device_allocate(bytes); }
+
+void Device::deallocate(void* data) const noexcept { backend().device_free(data); }
+
+void* Device::allocate_host(std::size_t bytes) const { return backend().host_allocate(bytes); }
+
+void Device::deallocate_host(void* data) const noexcept { backend().host_free(data); }
+
+void Device::register_host(void* data, std::size_t bytes, bool read_only) const {
+  backend().host_register(data, bytes, read_only);
+}
+
+void Device::unregister_host(void* data) const noexcept { backend().host_unregister(data); }
+
+MemoryKind Device::kind_of(const void* data) const { return backend().kind_of(data); }
+
+void* Device::device_address(void* locked) const { return backend().device_address(locked); }
+
+void* Device::attachment(const std::type_info& type, std::shared_ptr<void> (*make)()) const {
+  const std::lock_guard lock(state_->mutex);
+  auto& attached = state_->attachments[type];
+  if (attached == nullptr) attached = make();
+  return attached.get();
+}
 
 }  // namespace penstock

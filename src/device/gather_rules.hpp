@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/device/backend.hpp>
+#include <penstock/device/requests.hpp>
 
 namespace penstock {
 

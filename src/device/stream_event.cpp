@@ -1,3 +1,4 @@
+#include <penstock/device/backend.hpp>
 #include <penstock/device/event.hpp>
 #include <penstock/device/stream.hpp>
 
@@ -31,6 +32,34 @@ bool Stream::query() const { return backend_->stream_query(handle_); }
 
 void Stream::synchronize() const { backend_->stream_synchronize(handle_); }
 
+void Stream::copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction) const {
+  backend_->copy(destination, source, bytes, direction, handle_);
+}
+
+void Stream::fill(void* destination, std::uint8_t value, std::size_t bytes) const {
+  backend_->fill(destination, value, bytes, handle_);
+}
+
+void Stream::copy_each(std::span<const CopyPiece> pieces, CopyDirection direction) const {
+  backend_->copy_each(pieces, direction, handle_);
+}
+
+void Stream::copy_pieces(const CopyPiece* pieces, std::size_t count) const {
+  backend_->copy_pieces(pieces, count, handle_);
+}
+
+void Stream::gather(const GatherRequest& request) const { backend_->gather(request, handle_); }
+
+void Stream::fill_order(const OrderRequest& request) const { backend_->fill_order(request, handle_); }
+
+void Stream::wait_value(const std::uint32_t* word, std::uint32_t value) const {
+  backend_->stream_wait_value(handle_, word, value);
+}
+
+void Stream::occupy(double seconds) const { backend_->stream_occupy(handle_, seconds); }
+
+Event Stream::create_event(EventTiming timing, EventWait wait) const { return Event(backend_, timing, wait); }
+
 Event::Event(std::shared_ptr<Backend> backend, EventTiming timing, EventWait wait)
     : backend_(std::move(backend)), handle_(backend_->event_create(timing, wait)) {}
 
@@ -54,8 +83,10 @@ bool Event::query() const { return backend_->event_query(handle_); }
 void Event::synchronize() const { backend_->event_synchronize(handle_); }
 
 void Event::enqueue_wait(const Stream& stream) const {
-  stream.backend()->stream_wait_event(stream.native(), handle_);
+  stream.backend_->stream_wait_event(stream.native(), handle_);
 }
+
+bool Event::same_device(const Stream& stream) const noexcept { return backend_ == stream.backend_; }
 
 double Event::seconds_since(const Event& begin) const {
   return backend_->event_elapsed(begin.handle_, handle_);

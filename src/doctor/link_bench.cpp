@@ -125,7 +125,7 @@ void LinkBench::fill_sources() {
   });
   poison_host(pageable_target(), capacity());
   poison_host(pinned_target(), capacity());
-  device_.backend().copy(device_source(), pinned_source(), capacity(), CopyDirection::h2d, stream_.native());
+  stream_.copy(device_source(), pinned_source(), capacity(), CopyDirection::h2d);
   stream_.synchronize();
 }
 
@@ -177,7 +177,7 @@ void LinkBench::poison_host(std::byte* target, std::size_t bytes) {
 }
 
 void LinkBench::poison_device(std::size_t bytes) {
-  device_.backend().fill(device_target(), kPoison, bytes, stream_.native());
+  stream_.fill(device_target(), kPoison, bytes);
   stream_.synchronize();
 }
 
@@ -210,7 +210,7 @@ void LinkBench::check_device(std::string_view what, std::size_t bytes) {
 
 void LinkBench::read_back(std::size_t bytes) {
   poison_host(pinned_target(), bytes);
-  device_.backend().copy(pinned_target(), device_target(), bytes, CopyDirection::d2h, stream_.native());
+  stream_.copy(pinned_target(), device_target(), bytes, CopyDirection::d2h);
   stream_.synchronize();
 }
 

@@ -78,18 +78,16 @@ CurveWork both_ways(LinkRun& run, std::string_view name) {
 /// On a stream of its own: the one that compares would wait for it unasked.
 CurveWork zero_copy(LinkRun& run, std::string_view name) {
   LinkBench& bench = run.bench;
-  Backend& backend = bench.device().backend();
   const auto stream = std::make_shared<const Stream>(bench.device().create_stream());
-  const void* source = backend.device_address(bench.pinned_source());
-  return to_device(run, name, [&bench, &backend, stream, source](std::size_t bytes) {
+  const void* source = bench.device().device_address(bench.pinned_source());
+  return to_device(run, name, [&bench, stream, source](std::size_t bytes) {
     const std::uint64_t rows = bytes / kZeroCopyRow;
-    backend.gather({.source = source,
+    stream->gather({.source = source,
                     .source_rows = rows,
                     .row_elements = kZeroCopyRow,
                     .count = rows,
                     .destination = bench.device_target(),
-                    .blocks = kZeroCopyBlocks},
-                   stream->native());
+                    .blocks = kZeroCopyBlocks});
     stream->synchronize();
   });
 }
@@ -124,14 +122,13 @@ CurveWork work_of(LinkRun& run, Curve curve) {
 class Gate {
  public:
   explicit Gate(const Device& device)
-      : device_(device), memory_(make_pinned_pool(device, {.segment_bytes = 64 * kKiB}).allocate(64)) {
+      : memory_(make_pinned_pool(device, {.segment_bytes = 64 * kKiB}).allocate(64)) {
     word().store(0);
   }
 
   void close() { ++value_; }
   void hold(const Stream& stream) {
-    device_.backend().stream_wait_value(stream.native(),
-                                        reinterpret_cast<const std::uint32_t*>(memory_.data()), value_);
+    stream.wait_value(reinterpret_cast<const std::uint32_t*>(memory_.data()), value_);
   }
   void open() noexcept { word().store(value_, std::memory_order_release); }
 
@@ -140,7 +137,6 @@ class Gate {
     return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(memory_.data()));
   }
 
-  const Device& device_;
   Buffer memory_;
   std::uint32_t value_ = 0;
 };
@@ -166,7 +162,7 @@ struct Lane {
 /// Several copies between the events, so that their resolution does not matter to small ones.
 std::size_t copies_per_gate(std::size_t bytes) { return std::clamp<std::size_t>(16 * kMiB / bytes, 1, 16); }
 
-void enqueue_gated(Backend& backend, Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
+void enqueue_gated(Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
   gate.close();
   for (Lane& lane : lanes) {
     gate.hold(lane.stream);
@@ -174,15 +170,15 @@ void enqueue_gated(Backend& backend, Gate& gate, std::vector<Lane>& lanes, std::
   }
   for (std::size_t i = 0; i < copies_per_gate(bytes); ++i) {
     for (const Lane& lane : lanes) {
-      backend.copy(lane.target, lane.source, bytes, lane.direction, lane.stream.native());
+      lane.stream.copy(lane.target, lane.source, bytes, lane.direction);
     }
   }
   for (Lane& lane : lanes) lane.end.record(lane.stream);
 }
 
-double gated_seconds(Backend& backend, Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
+double gated_seconds(Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
   try {
-    enqueue_gated(backend, gate, lanes, bytes);
+    enqueue_gated(gate, lanes, bytes);
   } catch (...) {
     // What waits at the gate would read its word after it is gone.
     gate.open();
@@ -292,8 +288,7 @@ void measure_wire(LinkRun& run, Curve curve) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const std::size_t bytes = sizes[i];
     work.poison(bytes);
-    const Summary seconds =
-        bench.repeat(bytes, [&] { return gated_seconds(device.backend(), gate, lanes, bytes); });
+    const Summary seconds = bench.repeat(bytes, [&] { return gated_seconds(gate, lanes, bytes); });
     work.check(bytes);
     series.points.push_back({.bytes = bytes * lanes.size(), .pieces = 1, .seconds = seconds});
     run.advance(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));

@@ -90,7 +90,6 @@ void cost_or_note(LinkRun& run, std::string_view what, const std::function<void(
 
 void measure_overhead(LinkRun& run) {
   LinkBench& bench = run.bench;
-  Backend& backend = bench.device().backend();
   const Stream& stream = bench.stream();
   Event event = bench.device().create_event();
   constexpr std::size_t kRepetitions = 300;
@@ -101,10 +100,8 @@ void measure_overhead(LinkRun& run) {
     into.push_back(seconds_since(begin));
   };
   for (std::size_t i = 0; i < kRepetitions; ++i) {
-    timed(copy, [&] {
-      backend.copy(bench.device_target(), bench.pinned_source(), 4 * kKiB, CopyDirection::h2d,
-                   stream.native());
-    });
+    timed(copy,
+          [&] { stream.copy(bench.device_target(), bench.pinned_source(), 4 * kKiB, CopyDirection::h2d); });
     stream.synchronize();
     timed(record, [&] { event.record(stream); });
     event.synchronize();
@@ -145,9 +142,9 @@ void measure_setup(LinkRun& run) {
     std::vector<double> seconds;
     for (std::size_t i = 0; i < repetitions; ++i) {
       const auto begin = Clock::now();
-      void* data = device.backend().host_allocate(bytes);
+      void* data = device.allocate_host(bytes);
       seconds.push_back(seconds_since(begin));
-      device.backend().host_free(data);
+      device.deallocate_host(data);
       run.advance(0.5 * static_cast<double>(i + 1) / static_cast<double>(repetitions));
     }
     median(setup.driver_allocate, seconds);

@@ -11,15 +11,15 @@ constexpr std::size_t kPromisedAlignment = 256;
 }
 
 void* DeviceResource::allocate(std::size_t bytes, std::size_t alignment) {
-  if (alignment <= kPromisedAlignment) return device_.backend().device_allocate(bytes);
-  void* const data = device_.backend().device_allocate(bytes + alignment);
+  if (alignment <= kPromisedAlignment) return device_.allocate(bytes);
+  void* const data = device_.allocate(bytes + alignment);
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   void* const aligned = static_cast<std::byte*>(data) + (align_up(address, alignment) - address);
   try {
     const std::lock_guard lock(mutex_);
     shifted_.emplace(aligned, data);
   } catch (...) {
-    device_.backend().device_free(data);
+    device_.deallocate(data);
     throw;
   }
   return aligned;
@@ -34,7 +34,7 @@ void DeviceResource::deallocate(void* data, std::size_t, std::size_t) noexcept {
       shifted_.erase(entry);
     }
   }
-  device_.backend().device_free(data);
+  device_.deallocate(data);
 }
 
 }  // namespace penstock

@@ -73,7 +73,7 @@ void* PinnedResource::map_and_register(std::size_t bytes) {
       throw OutOfMemory("host memory", bytes, locked_bytes(), 0,
                         "The machine, or this process's control group, has no pages left.");
     }
-    device_.backend().host_register(data, bytes, false);
+    device_.register_host(data, bytes, false);
   } catch (...) {
     unmap_host_pages(data, bytes);
     throw;
@@ -84,7 +84,7 @@ void* PinnedResource::map_and_register(std::size_t bytes) {
 void* PinnedResource::from_driver(std::size_t bytes, const char* why) {
   std::string reason;
   try {
-    return device_.backend().host_allocate(bytes);
+    return device_.allocate_host(bytes);
   } catch (const OutOfMemory& refused) {
     reason = refused.what();
   }
@@ -97,9 +97,9 @@ void* PinnedResource::from_driver(std::size_t bytes, const char* why) {
 
 void PinnedResource::give_back(void* data, Range range) noexcept {
   if (range.origin == Origin::driver) {
-    device_.backend().host_free(data);
+    device_.deallocate_host(data);
   } else {
-    device_.backend().host_unregister(data);
+    device_.unregister_host(data);
     unmap_host_pages(data, range.bytes);
   }
 }

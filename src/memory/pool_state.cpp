@@ -205,15 +205,16 @@ void PoolState::release(std::byte* data) noexcept {
   give(let_go(data));
 }
 
-PoolState::Releases PoolState::unused_release(const std::shared_ptr<Backend>& backend) {
+PoolState::Releases PoolState::unused_release(const Stream& stream) {
   Releases one;
   {
     const Lock lock(mutex_);
-    const auto match = std::find_if(spare_.begin(), spare_.end(),
-                                    [&](const Release& release) { return release.backend == backend; });
+    const auto match = std::find_if(spare_.begin(), spare_.end(), [&](const Release& release) {
+      return release.event.same_device(stream);
+    });
     if (match != spare_.end()) one.splice(one.end(), spare_, match);
   }
-  if (one.empty()) one.push_back({Event(backend, EventTiming::off), backend, 0, std::nullopt});
+  if (one.empty()) one.push_back({stream.create_event(), 0, std::nullopt});
   return one;
 }
 
@@ -221,7 +222,7 @@ void PoolState::release_after(std::byte* data, const Stream& stream) {
   if (forked()) return;
   Releases one;
   try {
-    one = unused_release(stream.backend());
+    one = unused_release(stream);
     one.front().event.record(stream);
   } catch (...) {
     const bool done = wait_quietly([&] { stream.synchronize(); });

@@ -43,8 +43,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
 
  private:
   struct Release {
-    Event event;
-    std::shared_ptr<Backend> backend;  // of the event, which need not be the pool's device's
+    Event event;  // of a stream's device, which need not be the pool's
     std::uint64_t ticket = 0;
     std::optional<Arena::Handle> block;
   };
@@ -57,7 +56,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   void check_fork(const char* call) const;
   [[nodiscard]] std::size_t rounded(std::size_t bytes) const;
   [[nodiscard]] OutOfMemory refusal(std::size_t bytes) const;
-  [[nodiscard]] Releases unused_release(const std::shared_ptr<Backend>& backend);
+  [[nodiscard]] Releases unused_release(const Stream& stream);
 
   // Called with mutex_ held.
   [[nodiscard]] std::optional<Buffer> take(std::size_t need, std::size_t bytes);

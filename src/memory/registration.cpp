@@ -17,8 +17,8 @@ namespace {
 
 RegistrationTable::Overlap overlap_of(const Device& device, const void* data, std::size_t bytes) {
   const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(data) & ~(page_bytes() - 1);
-  return RegistrationTable::of(device.backend())
-      .overlap(first, align_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page_bytes()) - first);
+  return device.attachment<RegistrationTable>().overlap(
+      first, align_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page_bytes()) - first);
 }
 
 }  // namespace
@@ -34,15 +34,15 @@ struct Registration::State {
     const std::uintptr_t begin = first & ~(page_bytes() - 1);
     const std::size_t bytes = align_up(first + count, page_bytes()) - begin;
     // In a forked child this throws, before a lock is asked for that a thread of the parent may have held.
-    static_cast<void>(device.backend().kind_of(data));
-    table = &RegistrationTable::of(device.backend());
-    range = table->acquire(device.backend(), begin, bytes);
+    static_cast<void>(device.kind_of(data));
+    table = &device.attachment<RegistrationTable>();
+    range = table->acquire(device, begin, bytes);
     read_only = range->second.read_only;
     device_address = range->second.device_address + (first - range->first);
   }
 
   ~State() {
-    if (generation == fork_generation()) table->release(device.backend(), range);
+    if (generation == fork_generation()) table->release(device, range);
   }
 
   State(const State&) = delete;
@@ -51,7 +51,7 @@ struct Registration::State {
   Device device;
   std::span<const std::byte> asked;
   std::uint64_t generation = fork_generation();
-  RegistrationTable* table = nullptr;  // the device's backend owns it
+  RegistrationTable* table = nullptr;  // the device's
   RegistrationTable::Handle range;
   bool read_only = false;
   const std::byte* device_address = nullptr;

@@ -28,13 +28,7 @@ void* pointer(std::uintptr_t address) noexcept { return reinterpret_cast<void*>(
 
 }  // namespace
 
-RegistrationTable& RegistrationTable::of(Backend& backend) {
-  const std::lock_guard lock(backend.registrations_mutex_);
-  if (backend.registrations_ == nullptr) backend.registrations_ = std::make_shared<RegistrationTable>();
-  return *backend.registrations_;
-}
-
-RegistrationTable::Handle RegistrationTable::acquire(Backend& backend, std::uintptr_t begin,
+RegistrationTable::Handle RegistrationTable::acquire(const Device& device, std::uintptr_t begin,
                                                      std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const Handle near = last_up_to(begin + bytes - 1);
@@ -46,7 +40,7 @@ RegistrationTable::Handle RegistrationTable::acquire(Backend& backend, std::uint
     }
     if (near_end > begin) refuse_overlap(begin, bytes, near->first, near->second.bytes);
   }
-  return add(backend, begin, bytes);
+  return add(device, begin, bytes);
 }
 
 RegistrationTable::Overlap RegistrationTable::overlap(std::uintptr_t begin, std::size_t bytes) {
@@ -62,7 +56,8 @@ RegistrationTable::Handle RegistrationTable::last_up_to(std::uintptr_t address) 
   return after == ranges_.begin() ? ranges_.end() : std::prev(after);
 }
 
-RegistrationTable::Handle RegistrationTable::add(Backend& backend, std::uintptr_t begin, std::size_t bytes) {
+RegistrationTable::Handle RegistrationTable::add(const Device& device, std::uintptr_t begin,
+                                                 std::size_t bytes) {
   const MappingKind mapping = inspect_mapping(pointer(begin), bytes);
   if (!mapping.readable) {
     throw InvalidArgument(
@@ -72,21 +67,21 @@ RegistrationTable::Handle RegistrationTable::add(Backend& backend, std::uintptr_
   const Handle range = ranges_.try_emplace(begin, Range{bytes, 1, !mapping.writable, nullptr}).first;
   bool locked = false;
   try {
-    backend.host_register(pointer(begin), bytes, range->second.read_only);
+    device.register_host(pointer(begin), bytes, range->second.read_only);
     locked = true;
-    range->second.device_address = static_cast<std::byte*>(backend.device_address(pointer(begin)));
+    range->second.device_address = static_cast<std::byte*>(device.device_address(pointer(begin)));
   } catch (...) {
-    if (locked) backend.host_unregister(pointer(begin));
+    if (locked) device.unregister_host(pointer(begin));
     ranges_.erase(range);
     throw;
   }
   return range;
 }
 
-void RegistrationTable::release(Backend& backend, Handle range) noexcept {
+void RegistrationTable::release(const Device& device, Handle range) noexcept {
   const std::lock_guard lock(mutex_);
   if (--range->second.uses > 0) return;
-  backend.host_unregister(pointer(range->first));
+  device.unregister_host(pointer(range->first));
   ranges_.erase(range);
 }
 

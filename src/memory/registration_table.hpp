@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/device/backend.hpp>
+#include <penstock/device/device.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace penstock {
 
-/// The ranges of host memory that are registered with one backend, each counted. Thread-safe; a driver's call
-/// is made under the table's lock, so that a range is never registered twice.
+/// The ranges of host memory that are registered with one device, each counted: an attachment of Device.
+/// Thread-safe; a driver's call is made under the table's lock, so that a range is never registered twice.
 class RegistrationTable {
  public:
   struct Range {
@@ -21,18 +21,15 @@ class RegistrationTable {
   };
   using Handle = std::map<std::uintptr_t, Range>::iterator;
 
-  /// The table of `backend`, made on first use; it lives as long as the backend.
-  [[nodiscard]] static RegistrationTable& of(Backend& backend);
-
   /// Registers whole pages, or shares the registration they lie in. Throws as Registration does.
-  [[nodiscard]] Handle acquire(Backend& backend, std::uintptr_t begin, std::size_t bytes);
-  void release(Backend& backend, Handle range) noexcept;
+  [[nodiscard]] Handle acquire(const Device& device, std::uintptr_t begin, std::size_t bytes);
+  void release(const Device& device, Handle range) noexcept;
   enum class Overlap : std::uint8_t { none, part, whole };
   [[nodiscard]] Overlap overlap(std::uintptr_t begin, std::size_t bytes);
 
  private:
   [[nodiscard]] Handle last_up_to(std::uintptr_t address) noexcept;
-  [[nodiscard]] Handle add(Backend& backend, std::uintptr_t begin, std::size_t bytes);
+  [[nodiscard]] Handle add(const Device& device, std::uintptr_t begin, std::size_t bytes);
 
   std::mutex mutex_;
   std::map<std::uintptr_t, Range> ranges_;  // by first address, disjoint

@@ -118,14 +118,11 @@ void PackedCopier::run_kernel(const PackedPlan& plan, Range round, CopyDirection
   }
   const StreamBuffer pinned(pinned_->allocate_wait(table.size() * sizeof(CopyPiece)), stream);
   std::copy(table.begin(), table.end(), reinterpret_cast<CopyPiece*>(pinned.data()));
-  Backend& backend = device_.backend();
-  backend.copy_pieces(static_cast<const CopyPiece*>(backend.device_address(pinned.data())), table.size(),
-                      stream.native());
+  stream.copy_pieces(static_cast<const CopyPiece*>(device_.device_address(pinned.data())), table.size());
 }
 
 void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream& stream,
                               TransferState& state) {
-  Backend& backend = device_.backend();
   const bool scatter = plan.device_side() == PackedPlan::DeviceSide::scatter;
   const StreamBuffer scratch(scatter ? scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
   const StreamBuffer pinned(pinned_->allocate_wait(round.bytes()), stream);
@@ -138,13 +135,13 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
 
   const auto enqueue = [&](Range chunk) {
     if (scatter) {
-      backend.copy(scratch.data() + (chunk.begin - round.begin), pinned.data() + (chunk.begin - round.begin),
-                   chunk.bytes(), CopyDirection::h2d, stream.native());
+      stream.copy(scratch.data() + (chunk.begin - round.begin), pinned.data() + (chunk.begin - round.begin),
+                  chunk.bytes(), CopyDirection::h2d);
       copies.fetch_add(1, std::memory_order_relaxed);
       return;
     }
     plan.for_each_run(chunk, [&](std::byte* device, std::size_t begin, std::size_t bytes) {
-      backend.copy(device, pinned.data() + (begin - round.begin), bytes, CopyDirection::h2d, stream.native());
+      stream.copy(device, pinned.data() + (begin - round.begin), bytes, CopyDirection::h2d);
       copies.fetch_add(1, std::memory_order_relaxed);
     });
   };
@@ -270,7 +267,6 @@ class PackedCopier::Unpacking {
 
   void enqueue_round() {
     const Range round = round_;
-    Backend& backend = copier_.device_.backend();
     const Stream& stream = copier_.unpack_stream_;
     const bool scatter = plan_.device_side() == PackedPlan::DeviceSide::scatter;
     const StreamBuffer scratch(scatter ? copier_.scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
@@ -279,14 +275,12 @@ class PackedCopier::Unpacking {
     if (scatter) copier_.run_kernel(plan_, round, CopyDirection::d2h, scratch.data(), stream);
     for (const Range chunk : chunks_of(round, copier_.options_)) {
       if (scatter) {
-        backend.copy(pinned_.data() + (chunk.begin - round.begin),
-                     scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h,
-                     stream.native());
+        stream.copy(pinned_.data() + (chunk.begin - round.begin),
+                    scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h);
         ++copies_;
       } else {
         plan_.for_each_run(chunk, [&](std::byte* device, std::size_t at, std::size_t bytes) {
-          backend.copy(pinned_.data() + (at - round.begin), device, bytes, CopyDirection::d2h,
-                       stream.native());
+          stream.copy(pinned_.data() + (at - round.begin), device, bytes, CopyDirection::d2h);
           ++copies_;
         });
       }

@@ -234,10 +234,9 @@ void StagingRing::enqueue(Slot& slot) {
   const std::size_t at = slot.chunk.offset;
   if (job.after) wire_.wait(*job.after);
   if (direction_ == CopyDirection::h2d) {
-    device_.backend().copy(job.destination + at, slot.pinned.data(), slot.chunk.bytes, direction_,
-                           wire_.native());
+    wire_.copy(job.destination + at, slot.pinned.data(), slot.chunk.bytes, direction_);
   } else {
-    device_.backend().copy(slot.pinned.data(), job.source + at, slot.chunk.bytes, direction_, wire_.native());
+    wire_.copy(slot.pinned.data(), job.source + at, slot.chunk.bytes, direction_);
   }
   slot.pinned.sent(wire_);
   job.state->account(1, 0, 0);

@@ -218,10 +218,9 @@ class TransferEngineImpl {
 
   /// Memory may begin and end in pages that are locked for its neighbours, and be pageable all the same.
   [[nodiscard]] MemoryKind kind_of(const void* data, std::size_t bytes) const {
-    const Backend& backend = device_.backend();
-    const MemoryKind kind = backend.kind_of(data);
+    const MemoryKind kind = device_.kind_of(data);
     if (kind == MemoryKind::device || kind == MemoryKind::pageable) return kind;
-    const MemoryKind end = backend.kind_of(static_cast<const std::byte*>(data) + bytes - 1);
+    const MemoryKind end = device_.kind_of(static_cast<const std::byte*>(data) + bytes - 1);
     const bool locked = end != MemoryKind::pageable && !Registration::overlaps_in_part(device_, data, bytes);
     return locked ? kind : MemoryKind::pageable;
   }
@@ -262,7 +261,7 @@ class TransferEngineImpl {
     try {
       for (const TransferPiece& piece : pieces) {
         if (piece.bytes == 0) continue;
-        device_.backend().copy(piece.destination, piece.source, piece.bytes, direction, stream.native());
+        stream.copy(piece.destination, piece.source, piece.bytes, direction);
       }
       auto event = events_->take();
       event->record(stream);

@@ -17,10 +17,10 @@ TEST_P(Contract, CopiesOfPinnedMemoryBothWays) {
     DeviceBytes first(device(), bytes);
     DeviceBytes second(device(), bytes);
     source.assign(data);
-    backend().fill(second.data(), 0xEE, bytes, stream().native());
-    backend().copy(first.data(), source.data(), bytes, CopyDirection::h2d, stream().native());
-    backend().copy(second.data(), first.data(), bytes, CopyDirection::d2d, stream().native());
-    backend().copy(result.data(), second.data(), bytes, CopyDirection::d2h, stream().native());
+    stream().fill(second.data(), 0xEE, bytes);
+    stream().copy(first.data(), source.data(), bytes, CopyDirection::h2d);
+    stream().copy(second.data(), first.data(), bytes, CopyDirection::d2d);
+    stream().copy(result.data(), second.data(), bytes, CopyDirection::d2h);
     stream().synchronize();
     EXPECT_TRUE(same_bytes(data, result.bytes())) << bytes;
   }
@@ -42,8 +42,8 @@ TEST_P(Contract, CopiesAtOddPlacesTouchNothingElse) {
     std::memset(result.data(), 0xA5, kRoom);
     std::vector<std::byte> expected(kRoom, std::byte{0xA5});
     std::memcpy(expected.data() + to, data.data() + from, bytes);
-    backend().copy(middle.data() + at, source.data() + from, bytes, CopyDirection::h2d, stream().native());
-    backend().copy(result.data() + to, middle.data() + at, bytes, CopyDirection::d2h, stream().native());
+    stream().copy(middle.data() + at, source.data() + from, bytes, CopyDirection::h2d);
+    stream().copy(result.data() + to, middle.data() + at, bytes, CopyDirection::d2h);
     stream().synchronize();
     ASSERT_TRUE(same_bytes(expected, result.bytes())) << bytes << " from " << from << " to " << to;
   }
@@ -54,11 +54,11 @@ TEST_P(Contract, CopyOfNothingIsNothing) {
   DeviceBytes middle(device(), 16);
   const auto before = random_bytes(16, 9);
   upload(middle.data(), before);
-  backend().copy(middle.data(), pinned.data(), 0, CopyDirection::h2d, stream().native());
-  backend().copy(pinned.data(), middle.data(), 0, CopyDirection::d2h, stream().native());
-  backend().copy(middle.data(), middle.data(), 0, CopyDirection::d2d, stream().native());
-  backend().fill(middle.data(), 1, 0, stream().native());
-  backend().copy_pieces(nullptr, 0, stream().native());
+  stream().copy(middle.data(), pinned.data(), 0, CopyDirection::h2d);
+  stream().copy(pinned.data(), middle.data(), 0, CopyDirection::d2h);
+  stream().copy(middle.data(), middle.data(), 0, CopyDirection::d2d);
+  stream().fill(middle.data(), 1, 0);
+  stream().copy_pieces(nullptr, 0);
   stream().synchronize();
   EXPECT_TRUE(same_bytes(before, download(middle.data(), 16)));
   EXPECT_TRUE(same_bytes(std::vector<std::byte>(16, kPoison), pinned.bytes()));
@@ -78,7 +78,7 @@ TEST_P(Contract, CopiesOfEachPieceTouchNothingElse) {
     std::vector<CopyPiece> back;
     std::vector<std::byte> expected(kRoom, std::byte{0xA5});
     std::vector<std::byte> expected_there(kRoom, std::byte{0x5A});
-    backend().fill(middle.data(), 0x5A, kRoom, stream().native());
+    stream().fill(middle.data(), 0x5A, kRoom);
     std::memset(result.data(), 0xA5, kRoom);
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t room = kRoom / count;
@@ -90,8 +90,8 @@ TEST_P(Contract, CopiesOfEachPieceTouchNothingElse) {
       std::memcpy(expected.data() + at, data.data() + from, bytes);
       std::memcpy(expected_there.data() + at, data.data() + from, bytes);
     }
-    backend().copy_each(there, CopyDirection::h2d, stream().native());
-    backend().copy_each(back, CopyDirection::d2h, stream().native());
+    stream().copy_each(there, CopyDirection::h2d);
+    stream().copy_each(back, CopyDirection::d2h);
     there.assign(there.size(), {});
     stream().synchronize();
     ASSERT_TRUE(same_bytes(expected, result.bytes())) << count;
@@ -115,11 +115,10 @@ TEST_P(Contract, CopiesOfEachPieceAreInTheStreamsOrder) {
     for (std::size_t i = 0; i < kPieces; ++i) {
       pieces.push_back({source.data() + (round * kPieces + i) * kBytes, slot.data() + i * kBytes, kBytes});
     }
-    backend().copy_each(pieces, CopyDirection::h2d, stream().native());
+    stream().copy_each(pieces, CopyDirection::h2d);
     done.record(stream());
     other.wait(done);
-    backend().copy(result.data() + round * kPieces * kBytes, slot.data(), kPieces * kBytes,
-                   CopyDirection::d2h, other.native());
+    other.copy(result.data() + round * kPieces * kBytes, slot.data(), kPieces * kBytes, CopyDirection::d2h);
     done.record(other);
     stream().wait(done);
   }
@@ -138,7 +137,7 @@ TEST_P(Contract, CopiesOfEachPieceGoOnTheDefaultStreamToo) {
   backend().stream_synchronize(nullptr);
   EXPECT_TRUE(same_bytes(data, download(there.data(), 1000)));
   const CopyPiece nowhere[] = {{source.data(), nullptr, 8}};
-  EXPECT_THROW(backend().copy_each(nowhere, CopyDirection::h2d, stream().native()), Error);
+  EXPECT_THROW(stream().copy_each(nowhere, CopyDirection::h2d), Error);
 }
 
 TEST_P(Contract, PageableSourceMayChangeAfterTheCall) {
@@ -148,7 +147,7 @@ TEST_P(Contract, PageableSourceMayChangeAfterTheCall) {
     DeviceBytes middle(device(), bytes);
     {
       std::vector<std::byte> source = data;
-      backend().copy(middle.data(), source.data(), bytes, CopyDirection::h2d, stream().native());
+      stream().copy(middle.data(), source.data(), bytes, CopyDirection::h2d);
       std::fill(source.begin(), source.end(), std::byte{0});
     }
     EXPECT_TRUE(same_bytes(data, download(middle.data(), bytes))) << bytes;
@@ -161,7 +160,7 @@ TEST_P(Contract, PageableDestinationIsWholeAfterTheCall) {
     DeviceBytes middle(device(), bytes);
     upload(middle.data(), data);
     std::vector<std::byte> result(bytes, kPoison);
-    backend().copy(result.data(), middle.data(), bytes, CopyDirection::d2h, stream().native());
+    stream().copy(result.data(), middle.data(), bytes, CopyDirection::d2h);
     EXPECT_TRUE(same_bytes(data, result)) << bytes;
   }
 }
@@ -172,10 +171,10 @@ TEST_P(Contract, PageableCopiesKeepTheStreamsOrder) {
   PinnedBytes pinned(device(), 3000);
   DeviceBytes middle(device(), 3000);
   pinned.assign(first);
-  backend().copy(middle.data(), pinned.data(), 3000, CopyDirection::h2d, stream().native());
-  backend().copy(middle.data(), second.data(), 3000, CopyDirection::h2d, stream().native());
+  stream().copy(middle.data(), pinned.data(), 3000, CopyDirection::h2d);
+  stream().copy(middle.data(), second.data(), 3000, CopyDirection::h2d);
   std::vector<std::byte> result(3000, kPoison);
-  backend().copy(result.data(), middle.data(), 3000, CopyDirection::d2h, stream().native());
+  stream().copy(result.data(), middle.data(), 3000, CopyDirection::d2h);
   EXPECT_TRUE(same_bytes(second, result));
 }
 
@@ -188,10 +187,8 @@ TEST_P(Contract, ReuseInStreamOrderNeedsNoWait) {
   const auto data = random_bytes(kRounds * kBytes, 12);
   source.assign(data);
   for (int round = 0; round < kRounds; ++round) {
-    backend().copy(slot.data(), source.data() + round * kBytes, kBytes, CopyDirection::h2d,
-                   stream().native());
-    backend().copy(result.data() + round * kBytes, slot.data(), kBytes, CopyDirection::d2h,
-                   stream().native());
+    stream().copy(slot.data(), source.data() + round * kBytes, kBytes, CopyDirection::h2d);
+    stream().copy(result.data() + round * kBytes, slot.data(), kBytes, CopyDirection::d2h);
   }
   stream().synchronize();
   EXPECT_TRUE(same_bytes(data, result.bytes()));
@@ -200,7 +197,7 @@ TEST_P(Contract, ReuseInStreamOrderNeedsNoWait) {
 TEST_P(Contract, FillSetsExactlyItsRange) {
   DeviceBytes block(device(), 1000);
   upload(block.data(), std::vector<std::byte>(1000, std::byte{1}));
-  backend().fill(block.data() + 13, 0xC7, 500, stream().native());
+  stream().fill(block.data() + 13, 0xC7, 500);
   std::vector<std::byte> expected(1000, std::byte{1});
   std::fill_n(expected.begin() + 13, 500, std::byte{0xC7});
   EXPECT_TRUE(same_bytes(expected, download(block.data(), 1000)));
@@ -209,10 +206,10 @@ TEST_P(Contract, FillSetsExactlyItsRange) {
 TEST_P(Contract, NullEndsAreRefused) {
   DeviceBytes block(device(), 16);
   PinnedBytes pinned(device(), 16);
-  EXPECT_THROW(backend().copy(nullptr, pinned.data(), 16, CopyDirection::h2d, stream().native()), Error);
-  EXPECT_THROW(backend().copy(block.data(), nullptr, 16, CopyDirection::h2d, stream().native()), Error);
-  EXPECT_THROW(backend().copy(pinned.data(), nullptr, 16, CopyDirection::d2h, stream().native()), Error);
-  EXPECT_THROW(backend().fill(nullptr, 0, 16, stream().native()), Error);
+  EXPECT_THROW(stream().copy(nullptr, pinned.data(), 16, CopyDirection::h2d), Error);
+  EXPECT_THROW(stream().copy(block.data(), nullptr, 16, CopyDirection::h2d), Error);
+  EXPECT_THROW(stream().copy(pinned.data(), nullptr, 16, CopyDirection::d2h), Error);
+  EXPECT_THROW(stream().fill(nullptr, 0, 16), Error);
   const auto bytes = random_bytes(16, 13);
   upload(block.data(), bytes);
   EXPECT_TRUE(same_bytes(bytes, download(block.data(), 16)));
@@ -249,9 +246,8 @@ TEST_P(Contract, PiecesScatterAnywhere) {
   ASSERT_GT(pieces.size(), 200u);
   PinnedBytes table(device(), pieces.size() * sizeof(CopyPiece));
   table.assign(bytes_of(pieces));
-  backend().fill(target.data(), 0xEE, kRoom, stream().native());
-  backend().copy_pieces(static_cast<const CopyPiece*>(backend().device_address(table.data())), pieces.size(),
-                        stream().native());
+  stream().fill(target.data(), 0xEE, kRoom);
+  stream().copy_pieces(static_cast<const CopyPiece*>(backend().device_address(table.data())), pieces.size());
   EXPECT_TRUE(same_bytes(expected, download(target.data(), kRoom)));
 }
 
@@ -268,7 +264,7 @@ TEST_P(Contract, PiecesGatherBackToTheHost) {
                   contents, kRoom);
   DeviceBytes table(device(), pieces.size() * sizeof(CopyPiece));
   upload(table.data(), bytes_of(pieces));
-  backend().copy_pieces(reinterpret_cast<const CopyPiece*>(table.data()), pieces.size(), stream().native());
+  stream().copy_pieces(reinterpret_cast<const CopyPiece*>(table.data()), pieces.size());
   stream().synchronize();
   EXPECT_TRUE(same_bytes(expected, target.bytes()));
 }
@@ -281,8 +277,7 @@ TEST_P(Contract, PiecesReadTheirTableWhenTheirTurnComes) {
   source.assign(contents);
   Gate gate(device());
   gate.hold(stream());
-  backend().copy_pieces(static_cast<const CopyPiece*>(backend().device_address(table.data())), 1,
-                        stream().native());
+  stream().copy_pieces(static_cast<const CopyPiece*>(backend().device_address(table.data())), 1);
   *table.as<CopyPiece>() = {backend().device_address(source.data()), target.data(), contents.size()};
   gate.open();
   EXPECT_TRUE(same_bytes(contents, download(target.data(), contents.size())));

@@ -203,15 +203,13 @@ class GatherCase {
 
   /// Runs the gather into device memory and compares every element, and the bytes around them.
   void run(const Stream& stream) {
-    Backend& backend = device_.backend();
     const DeviceBytes target(device_, result_.size());
     PinnedBytes head(device_, head_bytes() + 1);
     head.assign(std::span(contents_).first(head_bytes()));
-    backend.copy(head_.data() + shape_.head_offset, head.data(), head_bytes(), CopyDirection::h2d,
-                 stream.native());
-    backend.fill(target.data(), 0xA5, target.size(), stream.native());
-    backend.gather(request(target.data()), stream.native());
-    backend.copy(result_.data(), target.data(), target.size(), CopyDirection::d2h, stream.native());
+    stream.copy(head_.data() + shape_.head_offset, head.data(), head_bytes(), CopyDirection::h2d);
+    stream.fill(target.data(), 0xA5, target.size());
+    stream.gather(request(target.data()));
+    stream.copy(result_.data(), target.data(), target.size(), CopyDirection::d2h);
     stream.synchronize();
     compare();
   }
@@ -494,7 +492,7 @@ TEST_P(Contract, GatherReadsItsIndicesWhenItsTurnComes) {
   request.indices = static_cast<const std::uint64_t*>(backend().device_address(indices.data()));
   request.count = 2;
   request.destination = result.data();
-  backend().gather(request, stream().native());
+  stream().gather(request);
   source.assign(rows);
   indices.as<std::uint64_t>()[0] = 7;
   indices.as<std::uint64_t>()[1] = 2;
@@ -515,7 +513,7 @@ TEST_P(Contract, GatherRefusesWhatItCannotDo) {
   const auto refused = [&](auto change) {
     GatherRequest request = good;
     change(request);
-    EXPECT_THROW(backend().gather(request, stream().native()), InvalidArgument);
+    EXPECT_THROW(stream().gather(request), InvalidArgument);
   };
   refused([](GatherRequest& r) { r.source = nullptr; });
   refused([](GatherRequest& r) { r.destination = nullptr; });
@@ -549,10 +547,10 @@ TEST_P(Contract, GatherRefusesWhatItCannotDo) {
   const auto before = download(block.data(), block.size());
   GatherRequest empty = good;
   empty.count = 0;
-  backend().gather(empty, stream().native());
+  stream().gather(empty);
   empty = good;
   empty.row_elements = 0;
-  backend().gather(empty, stream().native());
+  stream().gather(empty);
   EXPECT_TRUE(same_bytes(before, download(block.data(), block.size())));
 }
 

@@ -121,7 +121,7 @@ TEST_P(Contract, KernelsReadAndWriteRegisteredMemory) {
   request.row_elements = page();
   request.count = 2;
   request.destination = backend().device_address(to.data());
-  backend().gather(request, stream().native());
+  stream().gather(request);
   stream().synchronize();
   EXPECT_TRUE(same_bytes(bytes, {to.data(), to.size()}));
   backend().host_unregister(to.data());
@@ -138,7 +138,7 @@ TEST_P(Contract, ReadOnlyMappingsAreRegisteredReadOnlyOrRefused) {
     return;
   }
   const DeviceBytes copy(device(), pages.size());
-  backend().copy(copy.data(), pages.data(), pages.size(), CopyDirection::h2d, stream().native());
+  stream().copy(copy.data(), pages.data(), pages.size(), CopyDirection::h2d);
   EXPECT_TRUE(
       same_bytes(std::vector<std::byte>(pages.size(), std::byte{0x5C}), download(copy.data(), copy.size())));
   backend().host_unregister(pages.data());
@@ -163,7 +163,7 @@ TEST_P(Contract, RefusedRegistrationsLeaveTheBackendUsable) {
   EXPECT_THROW(backend().host_register(static_cast<std::byte*>(hole) + kHole / 2, page(), false), Error);
   backend().host_register(pages.data(), pages.size(), false);
   const DeviceBytes copy(device(), pages.size());
-  backend().copy(copy.data(), pages.data(), pages.size(), CopyDirection::h2d, stream().native());
+  stream().copy(copy.data(), pages.data(), pages.size(), CopyDirection::h2d);
   EXPECT_TRUE(
       same_bytes(std::vector<std::byte>(pages.size(), std::byte{0x5C}), download(copy.data(), copy.size())));
   backend().host_unregister(pages.data());

@@ -27,13 +27,12 @@ std::vector<std::uint64_t> expected_indices(const OrderRequest& request) {
 void expect_order(const Device& device, const Stream& stream, OrderRequest request) {
   constexpr std::size_t kMargin = 64;
   const std::size_t bytes = request.run.count * sizeof(std::uint64_t);
-  Backend& backend = device.backend();
   const DeviceBytes target(device, bytes + 2 * kMargin);
   const PinnedBytes result(device, target.size());
-  backend.fill(target.data(), 0xA5, target.size(), stream.native());
+  stream.fill(target.data(), 0xA5, target.size());
   request.indices = reinterpret_cast<std::uint64_t*>(target.data() + kMargin);
-  backend.fill_order(request, stream.native());
-  backend.copy(result.data(), target.data(), target.size(), CopyDirection::d2h, stream.native());
+  stream.fill_order(request);
+  stream.copy(result.data(), target.data(), target.size(), CopyDirection::d2h);
   stream.synchronize();
   std::vector<std::byte> expected(target.size(), std::byte{0xA5});
   const auto indices = expected_indices(request);
@@ -97,7 +96,7 @@ TEST_P(Contract, OrderIsComputedInTurnAndItsRequestIsCopied) {
         .run = {.order = KeyedPermutation(1000, 1, 2), .size = 1000, .first = 7, .count = 100}};
     request.indices = static_cast<std::uint64_t*>(backend().device_address(indices.data()));
     expected = expected_indices(request);
-    backend().fill_order(request, stream().native());
+    stream().fill_order(request);
     request = {};
     EXPECT_FALSE(same_bytes(bytes_of(expected), indices.bytes()));
     gate.open();
@@ -122,8 +121,8 @@ TEST_P(Contract, GatherTakesAnOrderThatTheDeviceComputed) {
   request.indices = order.indices;
   request.count = kRows;
   request.destination = result.data();
-  backend().fill_order(order, stream().native());
-  backend().gather(request, stream().native());
+  stream().fill_order(order);
+  stream().gather(request);
   std::vector<std::byte> expected;
   for (const std::uint64_t index : expected_indices(order)) {
     const auto row = std::span(rows).subspan(index * 20, 20);
@@ -141,7 +140,7 @@ TEST_P(Contract, OrderRefusesWhatItCannotDo) {
   const auto refused = [&](auto change) {
     OrderRequest request = good;
     change(request);
-    EXPECT_THROW(backend().fill_order(request, stream().native()), InvalidArgument);
+    EXPECT_THROW(stream().fill_order(request), InvalidArgument);
   };
   refused([](OrderRequest& r) { r.indices = nullptr; });
   refused([&](OrderRequest& r) { r.indices = reinterpret_cast<std::uint64_t*>(block.data() + 4); });
@@ -153,7 +152,7 @@ TEST_P(Contract, OrderRefusesWhatItCannotDo) {
   refused([](OrderRequest& r) { r.run.stride = kEnd / 2 + 1; });
   OrderRequest empty = good;
   empty.run.count = 0;
-  backend().fill_order(empty, stream().native());
+  stream().fill_order(empty);
   EXPECT_TRUE(same_bytes(before, download(block.data(), block.size())));
 }
 

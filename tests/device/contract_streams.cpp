@@ -27,8 +27,8 @@ TEST_P(Contract, GateHoldsWorkBackUntilTheWordIsWritten) {
   DeviceBytes middle(device(), bytes.size());
   Gate gate(device());
   gate.hold(stream());
-  backend().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d, stream().native());
-  backend().copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h, stream().native());
+  stream().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d);
+  stream().copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h);
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(stream().query());
   source.assign(bytes);
   gate.open();
@@ -39,10 +39,10 @@ TEST_P(Contract, GateHoldsWorkBackUntilTheWordIsWritten) {
 TEST_P(Contract, GateComparesCyclically) {
   Gate gate(device());
   gate.set(5);
-  backend().stream_wait_value(stream().native(), gate.word(), 0xfffffff0u);
+  stream().wait_value(gate.word(), 0xfffffff0u);
   stream().synchronize();
   gate.set(0xfffffff0u);
-  backend().stream_wait_value(stream().native(), gate.word(), 5);
+  stream().wait_value(gate.word(), 5);
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(stream().query());
   gate.set(6);
   stream().synchronize();
@@ -96,7 +96,7 @@ TEST_P(Contract, EventMarksTheWorkBeforeIt) {
 
 TEST_P(Contract, EventQueryBecomesTrueByItself) {
   Event event = device().create_event();
-  backend().stream_occupy(stream().native(), 1e-4);
+  stream().occupy(1e-4);
   event.record(stream());
   while (!event.query()) std::this_thread::yield();
   event.synchronize();
@@ -107,7 +107,7 @@ TEST_P(Contract, TheHostWaitsForAnEventPollingOrAsleep) {
     for (const EventWait wait : {EventWait::poll, EventWait::sleep}) {
       Event event = device().create_event(timing, wait);
       Flag before(device());
-      backend().stream_occupy(stream().native(), 2e-3);
+      stream().occupy(2e-3);
       before.raise_on(stream());
       event.record(stream());
       event.synchronize();
@@ -127,10 +127,10 @@ TEST_P(Contract, StreamWaitsForAnotherStreamsEvent) {
   Event ready = device().create_event();
   Gate gate(device());
   gate.hold(stream());
-  backend().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d, stream().native());
+  stream().copy(middle.data(), source.data(), bytes.size(), CopyDirection::h2d);
   ready.record(stream());
   other.wait(ready);
-  backend().copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h, other.native());
+  other.copy(result.data(), middle.data(), bytes.size(), CopyDirection::d2h);
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(other.query());
   gate.open();
   other.synchronize();
@@ -193,7 +193,7 @@ TEST_P(Contract, ElapsedTimeIsOrdered) {
   Event second = device().create_event(EventTiming::on);
   Event third = device().create_event(EventTiming::on);
   first.record(stream());
-  backend().stream_occupy(stream().native(), 2e-3);
+  stream().occupy(2e-3);
   second.record(stream());
   third.record(stream());
   third.synchronize();
@@ -259,7 +259,7 @@ TEST_P(Contract, DefaultStreamWorks) {
   PinnedBytes pinned(device(), bytes.size());
   DeviceBytes middle(device(), bytes.size());
   pinned.assign(bytes);
-  backend().copy(middle.data(), pinned.data(), bytes.size(), CopyDirection::h2d, standard.native());
+  standard.copy(middle.data(), pinned.data(), bytes.size(), CopyDirection::h2d);
   standard.synchronize();
   EXPECT_TRUE(standard.query());
   EXPECT_TRUE(same_bytes(bytes, download(middle.data(), bytes.size())));
@@ -319,12 +319,10 @@ TEST_P(Contract, ManyThreadsEnqueueAtOnce) {
         for (int round = 0; round < kRounds; ++round) {
           const Stream& there = (t + round) % 2 == 0 ? stream() : other;
           const Stream& back = (t + round) % 3 == 0 ? stream() : other;
-          backend().copy(middle.data() + t * kBytes, source.data() + t * kBytes, kBytes, CopyDirection::h2d,
-                         there.native());
+          there.copy(middle.data() + t * kBytes, source.data() + t * kBytes, kBytes, CopyDirection::h2d);
           event.record(there);
           back.wait(event);
-          backend().copy(result.data() + t * kBytes, middle.data() + t * kBytes, kBytes, CopyDirection::d2h,
-                         back.native());
+          back.copy(result.data() + t * kBytes, middle.data() + t * kBytes, kBytes, CopyDirection::d2h);
           event.record(back);
           event.synchronize();
           if (!same_bytes(std::span(bytes).subspan(t * kBytes, kBytes),
@@ -354,8 +352,8 @@ TEST_P(Contract, ManyThreadsMakeAndFreeAtOnce) {
           const Stream mine = round % 2 == 0 ? device().create_stream() : device().wrap_stream(nullptr);
           const DeviceBytes middle(device(), kBytes);
           std::vector<std::byte> result(kBytes);
-          backend().copy(middle.data(), bytes.data(), kBytes, CopyDirection::h2d, mine.native());
-          backend().copy(result.data(), middle.data(), kBytes, CopyDirection::d2h, mine.native());
+          mine.copy(middle.data(), bytes.data(), kBytes, CopyDirection::h2d);
+          mine.copy(result.data(), middle.data(), kBytes, CopyDirection::d2h);
           failures += same_bytes(bytes, result) ? 0 : 1;
         }
       } catch (...) {
@@ -373,9 +371,9 @@ TEST_P(Contract, LongQueuesAreKeptInOrder) {
   upload(chain.data(), std::vector<std::byte>(kSteps + 1));
   Gate gate(device());
   gate.hold(stream());
-  backend().fill(chain.data(), 7, 1, stream().native());
+  stream().fill(chain.data(), 7, 1);
   for (std::size_t i = 0; i < kSteps; ++i) {
-    backend().copy(chain.data() + i + 1, chain.data() + i, 1, CopyDirection::d2d, stream().native());
+    stream().copy(chain.data() + i + 1, chain.data() + i, 1, CopyDirection::d2d);
   }
   EXPECT_FALSE(stream().query());
   gate.open();

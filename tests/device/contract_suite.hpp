@@ -3,6 +3,7 @@
 #include "support/bytes.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/device/backend.hpp>
 #include <penstock/device/device.hpp>
 
 #include <gtest/gtest.h>
@@ -60,7 +61,6 @@ class PinnedBytes {
     return reinterpret_cast<T*>(data_);
   }
   void assign(std::span<const std::byte> from) { std::memcpy(data_, from.data(), from.size()); }
-  [[nodiscard]] const Device& device() const { return device_; }
 
  private:
   Device device_;
@@ -91,18 +91,15 @@ class DeviceBytes {
 /// Holds a stream back until `open`; opens itself in the end, so that a failed test does not hang.
 class Gate {
  public:
-  explicit Gate(const Device& device) : device_(device), word_(device, sizeof(std::uint32_t)) { set(0); }
+  explicit Gate(const Device& device) : word_(device, sizeof(std::uint32_t)) { set(0); }
   ~Gate() { open(); }
 
-  void hold(const Stream& stream) {
-    device_.backend().stream_wait_value(stream.native(), word_.as<std::uint32_t>(), 1);
-  }
+  void hold(const Stream& stream) { stream.wait_value(word_.as<std::uint32_t>(), 1); }
   void open() { set(1); }
   void set(std::uint32_t value) { std::atomic_ref(*word_.as<std::uint32_t>()).store(value); }
   [[nodiscard]] const std::uint32_t* word() const { return word_.as<std::uint32_t>(); }
 
  private:
-  Device device_;
   PinnedBytes word_;
 };
 
@@ -113,9 +110,8 @@ class Flag {
 
   /// Does not block: the work is enqueued.
   void raise_on(const Stream& stream) {
-    Backend& backend = seen_.device().backend();
-    backend.fill(set_.data(), kRaised, 1, stream.native());
-    backend.copy(seen_.data(), set_.data(), 1, CopyDirection::d2h, stream.native());
+    stream.fill(set_.data(), kRaised, 1);
+    stream.copy(seen_.data(), set_.data(), 1, CopyDirection::d2h);
   }
   [[nodiscard]] bool raised() const { return *seen_.data() == std::byte{kRaised}; }
 
@@ -150,7 +146,7 @@ class Contract : public ::testing::TestWithParam<ContractDevice> {
     if (bytes.empty()) return;
     PinnedBytes staging(device(), bytes.size());
     staging.assign(bytes);
-    backend().copy(destination, staging.data(), bytes.size(), CopyDirection::h2d, stream().native());
+    stream().copy(destination, staging.data(), bytes.size(), CopyDirection::h2d);
     stream().synchronize();
   }
 
@@ -158,7 +154,7 @@ class Contract : public ::testing::TestWithParam<ContractDevice> {
   [[nodiscard]] std::vector<std::byte> download(const void* source, std::size_t bytes) const {
     if (bytes == 0) return {};
     PinnedBytes staging(device(), bytes);
-    backend().copy(staging.data(), source, bytes, CopyDirection::d2h, stream().native());
+    stream().copy(staging.data(), source, bytes, CopyDirection::d2h);
     stream().synchronize();
     return {staging.data(), staging.data() + bytes};
   }

@@ -3,6 +3,7 @@
 #include "fake_driver/fake_cuda_controls.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/device/backend.hpp>
 #include <penstock/device/device.hpp>
 
 #include <gtest/gtest.h>

@@ -7,6 +7,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <optional>
+#include <thread>
+#include <vector>
+
 namespace penstock {
 namespace {
 
@@ -102,6 +107,49 @@ TEST(DeviceTest, InventoryPutsGpusFirst) {
   EXPECT_EQ(Device::open("auto", {.driver_library = PENSTOCK_FAKE_DRIVER}).info().backend, "cuda");
 }
 #endif
+
+/// Something that a layer keeps for each device.
+struct Book {
+  Book() { ++made, ++alive; }
+  ~Book() { --alive; }
+  Book(const Book&) = delete;
+  Book& operator=(const Book&) = delete;
+
+  static inline std::atomic<int> made = 0;
+  static inline std::atomic<int> alive = 0;
+};
+
+TEST(DeviceTest, AnAttachmentIsMadeOnceForAllCopiesOfADeviceAndGoesWithTheLast) {
+  const Device other = Device::open("host");
+  std::optional<Device> device(Device::open("host"));
+  std::optional<Device> copy(device);
+  const Stream stream = device->create_stream();
+  std::vector<Book*> seen(4);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    threads.emplace_back([&, i] { seen[i] = &(i % 2 == 0 ? device : copy)->attachment<Book>(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Book::made, 1);
+  EXPECT_THAT(seen, testing::Each(&device->attachment<Book>()));
+  EXPECT_NE(&other.attachment<Book>(), seen.front());
+  device.reset();
+  EXPECT_EQ(Book::alive, 2);
+  copy.reset();
+  EXPECT_EQ(Book::alive, 1) << "a stream keeps the backend open, not what is attached to the device";
+}
+
+TEST(DeviceTest, EventsKnowTheStreamsOfTheirDevice) {
+  const Device device = Device::open("host");
+  const Stream stream = device.create_stream();
+  const Stream foreign = Device::open("host").create_stream();
+  const Event of_device = device.create_event();
+  const Event of_stream = stream.create_event();
+  for (const Event* const event : {&of_device, &of_stream}) {
+    EXPECT_TRUE(event->same_device(stream));
+    EXPECT_FALSE(event->same_device(foreign));
+  }
+}
 
 TEST(DeviceTest, NullBackendIsRefused) { EXPECT_THROW(Device(nullptr), InvalidArgument); }
 

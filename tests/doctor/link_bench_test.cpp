@@ -25,8 +25,7 @@ class LinkBenchTest : public ::testing::Test {
 TEST_F(LinkBenchTest, HasTheSameBytesEverywhereFromTheStart) {
   // A stream of its own is ordered by nothing but what the bench waited for.
   const Stream stream = device_.create_stream();
-  device_.backend().copy(bench_.pinned_target(), bench_.device_source(), kBytes, CopyDirection::d2h,
-                         stream.native());
+  stream.copy(bench_.pinned_target(), bench_.device_source(), kBytes, CopyDirection::d2h);
   stream.synchronize();
   EXPECT_NO_THROW(bench_.check_host("the device's source", bench_.pinned_target(), kBytes));
   EXPECT_NO_THROW(bench_.check_host("the pageable source", bench_.pageable_source(), kBytes));
@@ -54,8 +53,7 @@ TEST_F(LinkBenchTest, ComparesFromAnOffset) {
 }
 
 TEST_F(LinkBenchTest, TakesNothingOlderForWhatShouldArrive) {
-  device_.backend().copy(bench_.device_target(), bench_.pinned_source(), kBytes, CopyDirection::h2d,
-                         bench_.stream().native());
+  bench_.stream().copy(bench_.device_target(), bench_.pinned_source(), kBytes, CopyDirection::h2d);
   EXPECT_NO_THROW(bench_.check_device("a copy", kBytes));
   bench_.poison_device(kBytes);
   EXPECT_THROW(bench_.check_device("no copy", kBytes), Error);

@@ -67,7 +67,7 @@ class RegistrationTest : public DeviceTest {
   }
 
   std::size_t registrations() const { return backend_->live().registrations; }
-  MemoryKind kind_of(const void* data) const { return device().backend().kind_of(data); }
+  MemoryKind kind_of(const void* data) const { return device().kind_of(data); }
 
   std::shared_ptr<FaultyBackend> backend_;
   std::optional<Device> faulty_;
@@ -114,7 +114,7 @@ TEST_P(RegistrationTest, LocksTheWholePagesOfARange) {
     EXPECT_EQ(kind_of(memory.page(2) + page_bytes() - 1), MemoryKind::pinned);
     EXPECT_EQ(kind_of(memory.page(3)), MemoryKind::pageable);
     EXPECT_EQ(registration.device_address(),
-              static_cast<std::byte*>(device().backend().device_address(memory.page(1))) + 100);
+              static_cast<std::byte*>(device().device_address(memory.page(1))) + 100);
   }
   EXPECT_EQ(kind_of(memory.page(1)), MemoryKind::pageable);
 }
@@ -183,15 +183,15 @@ TEST_P(RegistrationTest, TheDeviceReadsAndWritesIt) {
   for (std::size_t i = 0; i < bytes; ++i) here[i] = static_cast<std::byte>(i * 31 >> 3);
   const std::vector<std::byte> expected(here, here + bytes);
   const Registration registration(*faulty_, here, bytes);
-  void* const there = device().backend().device_allocate(bytes);
+  void* const there = device().allocate(bytes);
   const Stream stream = device().create_stream();
-  device().backend().copy(there, here, bytes, CopyDirection::h2d, stream.native());
+  stream.copy(there, here, bytes, CopyDirection::h2d);
   stream.synchronize();
   std::memset(here, 0xEE, bytes);
-  device().backend().copy(here, there, bytes, CopyDirection::d2h, stream.native());
+  stream.copy(here, there, bytes, CopyDirection::d2h);
   stream.synchronize();
   EXPECT_EQ(std::memcmp(here, expected.data(), bytes), 0);
-  device().backend().device_free(there);
+  device().deallocate(there);
 }
 
 TEST_P(RegistrationTest, AReadOnlyFileMappingIsRegisteredReadOnlyOrRefusedCleanly) {
@@ -206,11 +206,11 @@ TEST_P(RegistrationTest, AReadOnlyFileMappingIsRegisteredReadOnlyOrRefusedCleanl
   }
   ASSERT_TRUE(registration) << why;
   EXPECT_TRUE(registration->read_only());
-  void* const there = device().backend().device_allocate(3 * page_bytes());
+  void* const there = device().allocate(3 * page_bytes());
   const Stream stream = device().create_stream();
-  device().backend().copy(there, memory.page(0) + 1, 3 * page_bytes(), CopyDirection::h2d, stream.native());
+  stream.copy(there, memory.page(0) + 1, 3 * page_bytes(), CopyDirection::h2d);
   stream.synchronize();
-  device().backend().device_free(there);
+  device().deallocate(there);
 }
 
 TEST_P(RegistrationTest, OneReadOnlyPageMakesTheRangeReadOnly) {
@@ -307,7 +307,7 @@ TEST(RegistrationLimitTest, ALockLimitRefusesAndLeavesTheRestToWork) {
     EXPECT_FALSE(Registration::attempt(device, memory.page(32), 1));
   }
   const Registration again(device, memory.page(32), 1);
-  EXPECT_EQ(device.backend().kind_of(memory.page(32)), MemoryKind::pinned);
+  EXPECT_EQ(device.kind_of(memory.page(32)), MemoryKind::pinned);
 }
 
 }  // namespace

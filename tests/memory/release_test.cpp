@@ -383,7 +383,6 @@ TEST_P(DataTest, ASourceLetGoIsReadBeforeItIsReused) {
   Pool pinned = make_pinned_pool(device(), {.budget_bytes = 3 * kBytes, .segment_bytes = 3 * kBytes});
   Pool on_device = make_device_pool(device(), {.budget_bytes = 16 * kBytes, .segment_bytes = 16 * kBytes});
   const Stream stream = device().create_stream();
-  Backend& backend = device().backend();
   std::vector<Buffer> arrived;
   std::vector<std::vector<std::byte>> sent;
   for (unsigned i = 0; i < 16; ++i) {
@@ -392,13 +391,13 @@ TEST_P(DataTest, ASourceLetGoIsReadBeforeItIsReused) {
     std::memcpy(source.data(), sent.back().data(), kBytes);
     arrived.push_back(on_device.allocate(kBytes));
     EXPECT_EQ(arrived.back().kind(), MemoryKind::device);
-    backend.copy(arrived.back().data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+    stream.copy(arrived.back().data(), source.data(), kBytes, CopyDirection::h2d);
     source.release_after(stream);
   }
   for (unsigned i = 0; i < 16; ++i) {
     Buffer back = pinned.allocate_wait(kBytes);
     std::memset(back.data(), 0xEE, kBytes);
-    backend.copy(back.data(), arrived[i].data(), kBytes, CopyDirection::d2h, stream.native());
+    stream.copy(back.data(), arrived[i].data(), kBytes, CopyDirection::d2h);
     stream.synchronize();
     EXPECT_EQ(std::memcmp(back.data(), sent[i].data(), kBytes), 0) << "buffer " << i;
   }
@@ -411,17 +410,16 @@ TEST_P(DataTest, ThreadsShareAPinnedPoolThatIsTooSmallForAll) {
   std::atomic<int> wrong{0};
   const auto work = [&](unsigned id) {
     const Stream stream = device().create_stream();
-    Backend& backend = device().backend();
     Buffer there = on_device.allocate(kBytes);
     for (unsigned round = 0; round < 40; ++round) {
       const auto data = noise(kBytes, id * 1000 + round);
       Buffer source = pinned.allocate_wait(kBytes);
       std::memcpy(source.data(), data.data(), kBytes);
-      backend.copy(there.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+      stream.copy(there.data(), source.data(), kBytes, CopyDirection::h2d);
       source.release_after(stream);
       // One buffer a thread is live at a time, and five of six can be pending: the wait always ends.
       Buffer back = pinned.allocate_wait(kBytes);
-      backend.copy(back.data(), there.data(), kBytes, CopyDirection::d2h, stream.native());
+      stream.copy(back.data(), there.data(), kBytes, CopyDirection::d2h);
       stream.synchronize();
       if (std::memcmp(back.data(), data.data(), kBytes) != 0) ++wrong;
     }

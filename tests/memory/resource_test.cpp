@@ -117,11 +117,11 @@ TEST_P(ResourceTest, PinnedMemoryIsOneRegistrationThatTheDeviceKnows) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 4096, 0u);
     EXPECT_EQ(backend_->live().registrations, 1u);
     EXPECT_EQ(resource.locked_bytes(), align_up(bytes, page_bytes()));
-    EXPECT_EQ(device().backend().kind_of(data), MemoryKind::pinned);
-    EXPECT_EQ(device().backend().kind_of(data + bytes - 1), MemoryKind::pinned);
+    EXPECT_EQ(device().kind_of(data), MemoryKind::pinned);
+    EXPECT_EQ(device().kind_of(data + bytes - 1), MemoryKind::pinned);
     std::memset(data, 0x44, bytes);
     resource.deallocate(data, bytes, 4096);
-    EXPECT_EQ(device().backend().kind_of(data), MemoryKind::pageable);
+    EXPECT_EQ(device().kind_of(data), MemoryKind::pageable);
     EXPECT_EQ(backend_->live(), testing::LiveHandles{});
     EXPECT_EQ(resource.locked_bytes(), 0u);
   }
@@ -133,7 +133,7 @@ TEST_P(ResourceTest, WhereRegisteringIsRefusedTheDriverAllocates) {
   void* const data = resource.allocate(kMiB, 256);
   EXPECT_EQ(backend_->live().registrations, 0u);
   EXPECT_EQ(backend_->live().host_allocations, 1u);
-  EXPECT_EQ(device().backend().kind_of(data), MemoryKind::pinned);
+  EXPECT_EQ(device().kind_of(data), MemoryKind::pinned);
   std::memset(data, 0x55, kMiB);
   void* const second = resource.allocate(kMiB, 256);
   EXPECT_EQ(backend_->live().registrations, 1u);
@@ -210,7 +210,7 @@ TEST_P(ResourceTest, DeviceMemoryIsAlignedAsAsked) {
   for (int i = 0; i < 8; ++i) {
     held.push_back(resource.allocate(1000, i % 2 == 0 ? 256 : kMiB));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(held.back()) % (i % 2 == 0 ? 256 : kMiB), 0u);
-    EXPECT_EQ(device().backend().kind_of(held.back()), MemoryKind::device);
+    EXPECT_EQ(device().kind_of(held.back()), MemoryKind::device);
   }
   for (int i = 0; i < 8; ++i) resource.deallocate(held[i], 1000, i % 2 == 0 ? 256 : kMiB);
   EXPECT_EQ(backend_->live(), testing::LiveHandles{});
@@ -223,7 +223,7 @@ TEST_P(ResourceTest, BudgetsHaveDefaults) {
   EXPECT_LE(budget, device().memory().total / 2);
   EXPECT_EQ(make_pinned_pool(device()).kind(), MemoryKind::pinned);
   EXPECT_EQ(make_device_pool(device()).kind(), MemoryKind::device);
-  EXPECT_EQ(&make_device_pool(device()).device().backend(), &device().backend());
+  EXPECT_EQ(make_device_pool(device()).device().shared_backend(), device().shared_backend());
 }
 
 TEST_P(ResourceTest, PoolsGiveEverythingBack) {
@@ -244,7 +244,7 @@ TEST(HostLimitTest, ALockLimitSendsThePinnedPoolToTheDriver) {
   const Device device = Device::open("host:lock=64KiB");
   Pool pool = make_pinned_pool(device, {.budget_bytes = 8 * kMiB, .segment_bytes = kMiB});
   Buffer buffer = pool.allocate(kMiB);
-  EXPECT_EQ(device.backend().kind_of(buffer.data()), MemoryKind::pinned);
+  EXPECT_EQ(device.kind_of(buffer.data()), MemoryKind::pinned);
   std::memset(buffer.data(), 1, buffer.size());
 }
 

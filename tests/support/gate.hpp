@@ -15,9 +15,9 @@ class Gate {
   Gate(const Device& device, const Stream& stream)
       : device_(device),
         stream_(stream),
-        word_(static_cast<std::uint32_t*>(device_.backend().host_allocate(sizeof(std::uint32_t)))) {
+        word_(static_cast<std::uint32_t*>(device_.allocate_host(sizeof(std::uint32_t)))) {
     std::atomic_ref(*word_).store(0);
-    device_.backend().stream_wait_value(stream_.native(), word_, 1);
+    stream_.wait_value(word_, 1);
   }
   ~Gate() {
     open();
@@ -25,7 +25,7 @@ class Gate {
       stream_.synchronize();
     } catch (...) {
     }
-    device_.backend().host_free(word_);
+    device_.deallocate_host(word_);
   }
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;

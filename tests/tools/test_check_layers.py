@@ -48,6 +48,13 @@ class CheckLayers(unittest.TestCase):
         self.refuse("src/transfer/staged.cpp", '#include "core/pause.hpp"', "private to core")
         self.refuse("src/memory/registration.cpp", '#include "device/host/mapping.hpp"', "private to device")
 
+    def test_the_implementers_header_of_a_device_is_not_for_callers(self):
+        include = "#include <penstock/device/backend.hpp>"
+        self.accept("src/device/host/host_backend.hpp", include)
+        self.accept("include/penstock/device/device.hpp", include)
+        for name in ("src/memory/pool.cpp", "include/penstock/memory/pool.hpp", "cli/main.cpp", "python/src/a.cpp"):
+            self.refuse(name, include, "those who implement a device")
+
     def test_paths_that_hide_the_layer_are_refused(self):
         self.refuse("src/device/a.cpp", '#include "../memory/pool_state.hpp"', "climbs out")
         self.refuse("src/device/a.cpp", '#include "neighbour.hpp"', "names no layer")

@@ -38,7 +38,7 @@ class EngineTest : public ::testing::TestWithParam<DeviceCase> {
     Buffer pinned = pinned_->allocate(bytes.size());
     std::memcpy(pinned.data(), bytes.data(), bytes.size());
     const Stream stream = device_->create_stream();
-    device_->backend().copy(buffer.data(), pinned.data(), bytes.size(), CopyDirection::h2d, stream.native());
+    stream.copy(buffer.data(), pinned.data(), bytes.size(), CopyDirection::h2d);
     stream.synchronize();
     return buffer;
   }
@@ -48,7 +48,7 @@ class EngineTest : public ::testing::TestWithParam<DeviceCase> {
   /// What device memory holds once `stream`'s work so far is done.
   std::vector<std::byte> read(const void* device_memory, std::size_t bytes, const Stream& stream) {
     Buffer pinned = pinned_->allocate(bytes);
-    device_->backend().copy(pinned.data(), device_memory, bytes, CopyDirection::d2h, stream.native());
+    stream.copy(pinned.data(), device_memory, bytes, CopyDirection::d2h);
     stream.synchronize();
     return {pinned.data(), pinned.data() + bytes};
   }

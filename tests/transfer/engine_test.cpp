@@ -117,14 +117,14 @@ TEST_P(TransferEngineTest, MemoryWhoseFirstPageAnotherLibraryLockedIsPageable) {
       static_cast<std::byte*>(std::aligned_alloc(kPage, 8 * kPage)), &std::free);
   const auto bytes = random_bytes(8 * kPage, 16);
   std::memcpy(memory.get(), bytes.data(), bytes.size());
-  device_->backend().host_register(memory.get(), kPage, false);
+  device_->register_host(memory.get(), kPage, false);
   {
     TransferEngine engine(*device_);
     const Buffer device = poisoned_on_device(bytes.size());
     engine.copy(device.data(), memory.get(), bytes.size()).synchronize();
     EXPECT_EQ(first_difference(read(device), bytes), -1);
   }
-  device_->backend().host_unregister(memory.get());
+  device_->unregister_host(memory.get());
 }
 
 TEST_P(TransferEngineTest, DeviceToDevice) {
@@ -212,7 +212,7 @@ TEST_P(TransferEngineTest, DeviceSourceMayChangeOnceItWasRead) {
     const Transfer transfer = engine.copy(back.data(), source.data(), expected.size(), {.path = path});
     transfer.synchronize_source();
     const Stream other = device_->create_stream();
-    device_->backend().fill(source.data(), 0x5A, source.size(), other.native());
+    other.fill(source.data(), 0x5A, source.size());
     other.synchronize();
     transfer.synchronize();
     EXPECT_EQ(first_difference(back.bytes(), expected), -1) << transfer_path_name(path);
@@ -262,8 +262,7 @@ TEST_P(TransferEngineTest, WaitsForTheStreamItComesAfter) {
     std::memcpy(pinned.data(), second.data(), second.size());
     GatedStream consumer(*device_);
     // The consumer still reads `shared` when the transfer that overwrites it is requested.
-    device_->backend().copy(kept.data(), shared.data(), first.size(), CopyDirection::d2d,
-                            consumer.stream().native());
+    consumer.stream().copy(kept.data(), shared.data(), first.size(), CopyDirection::d2d);
     const Transfer transfer =
         engine.copy(shared.data(), pinned.data(), second.size(), {.path = path, .after = &consumer.stream()});
     EXPECT_FALSE(transfer.query()) << transfer_path_name(path);
@@ -283,8 +282,7 @@ TEST_P(TransferEngineTest, ToTheHostComesAfterTheStreamThatProduces) {
     Buffer destination = pinned_->allocate(bytes.size());
     std::memset(destination.data(), 0, bytes.size());
     GatedStream producer(*device_);
-    device_->backend().copy(result.data(), produced.data(), bytes.size(), CopyDirection::d2d,
-                            producer.stream().native());
+    producer.stream().copy(result.data(), produced.data(), bytes.size(), CopyDirection::d2d);
     const Transfer transfer = engine.copy(destination.data(), result.data(), bytes.size(),
                                           {.path = path, .after = &producer.stream()});
     EXPECT_FALSE(transfer.query());

@@ -166,7 +166,7 @@ TEST_P(EngineFaultTest, WhatEndedTouchesItsDestinationNoMore) {
   const auto source = random_bytes(4 << 20, 11);
   const auto expect_untouched = [&](TransferEngine& engine, const Buffer& device, const Stream* after) {
     const Stream other = device_->create_stream();
-    device_->backend().fill(device.data(), 0x5A, device.size(), other.native());
+    other.fill(device.data(), 0x5A, device.size());
     other.synchronize();
     const Buffer elsewhere = poisoned_on_device(source.size());
     for (const TransferPath path : kPaths) {  // whatever is still under way in the engine comes before these

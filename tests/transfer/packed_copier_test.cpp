@@ -255,7 +255,7 @@ TEST_P(PackedCopierTest, PacksAloneWhileItsThreadsAreBusy) {
   const auto copier = make_copier(2);
   const auto send = [&](const Buffer& to) {
     const auto state = new_state(CopyDirection::h2d, source.size());
-    const Stream stream = device_->create_stream();
+    const Stream stream = faulty_device_->create_stream();
     copier->to_device(state, plan(to.data(), source.data(), source.size(), CopyDirection::h2d), stream,
                       false);
     state->synchronize();

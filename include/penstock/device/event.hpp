@@ -1,19 +1,25 @@
 #pragma once
 
-#include <penstock/device/backend.hpp>
-
+#include <cstdint>
 #include <memory>
 
 namespace penstock {
 
+class Backend;
 class Stream;
 
-/// A marker in a stream's work. Move-only; keeps the backend alive. Recording while another thread records
-/// the same event is the caller's to order; everything else is thread-safe. A moved-from event may only be
-/// destroyed or assigned to.
+enum class EventTiming : std::uint8_t { off, on };
+/// How the host waits for an event: polling, which notices at once and keeps a processor busy, or asleep,
+/// which leaves the processor to others and notices some tens of microseconds late.
+enum class EventWait : std::uint8_t { poll, sleep };
+/// CUevent on cuda.
+using EventHandle = void*;
+
+/// A marker in a stream's work. Move-only; keeps the device open. Device and Stream make them. If several
+/// threads record the same event, the caller orders them; everything else is thread-safe. A moved-from event
+/// may only be destroyed or assigned to.
 class Event {
  public:
-  Event(std::shared_ptr<Backend> backend, EventTiming timing, EventWait wait = EventWait::poll);
   ~Event();
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
@@ -31,9 +37,15 @@ class Event {
   /// done; throws DeviceError otherwise.
   [[nodiscard]] double seconds_since(const Event& begin) const;
 
+  /// True if `stream` is of the device that made this event; on others it cannot be recorded.
+  [[nodiscard]] bool same_device(const Stream& stream) const noexcept;
   [[nodiscard]] EventHandle native() const noexcept { return handle_; }
 
  private:
+  friend class Device;
+  friend class Stream;
+  Event(std::shared_ptr<Backend> backend, EventTiming timing, EventWait wait);
+
   std::shared_ptr<Backend> backend_;
   EventHandle handle_ = nullptr;
 };

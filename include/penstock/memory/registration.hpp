@@ -11,13 +11,13 @@
 namespace penstock {
 
 /// Page-locks memory that already exists, for as long as the object lives. Ranges are widened to whole pages.
-/// Counted: registering a range that lies within one already registered through the same backend (copies of
-/// one Device) shares it. Ranges that overlap otherwise, if only in a page at their ends, are refused, since
-/// a device locks no page twice: register what encloses them first, and each of them shares that. The memory
-/// must stay mapped until the last registration of it is gone and all transfers from it are done. Move-only.
-/// Thread-safe: any thread may register and unregister; both block the host (about 30 ms per GiB of touched
-/// memory). After a fork, what the parent writes there may reach a copy of the page that the device does not
-/// see, as with any locked memory.
+/// Counted: registering a range that lies within one already registered with the device (through any copy
+/// of that Device) shares it. Ranges that overlap otherwise, if only in a page at their ends, are refused,
+/// since a device locks no page twice: register what encloses them first, and each of them shares that. The
+/// memory must stay mapped until the last registration of it is gone and all transfers from it are done.
+/// Move-only. Thread-safe: any thread may register and unregister; both block the host (about 30 ms per GiB
+/// of touched memory). After a fork, what the parent writes there may reach a copy of the page that the
+/// device does not see, as with any locked memory.
 class Registration {
  public:
   /// Locks [data, data + bytes). The device may write it where the mapping allows writing, otherwise only
@@ -33,7 +33,7 @@ class Registration {
   [[nodiscard]] static std::optional<Registration> attempt(const Device& device, const void* data,
                                                            std::size_t bytes, std::string* why = nullptr);
 
-  /// True where a page of [data, data + bytes) is registered through the same backend now. What is locked all
+  /// True where a page of [data, data + bytes) is registered with the device now. What is locked all
   /// the same was locked by somebody else.
   [[nodiscard]] static bool overlaps(const Device& device, const void* data, std::size_t bytes);
 

@@ -2,7 +2,7 @@
 
 #include "device/cuda/driver.hpp"
 
-#include <penstock/device/backend.hpp>
+#include <penstock/device/device_info.hpp>
 
 namespace penstock::cuda {
 

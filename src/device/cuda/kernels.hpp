@@ -3,7 +3,7 @@
 #include "device/cuda/cuda_context.hpp"
 #include "device/cuda/kernel_arguments.hpp"
 
-#include <penstock/device/backend.hpp>
+#include <penstock/device/requests.hpp>
 
 #include <string>
 

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <penstock/device/topology.hpp>
+
+#include <cstddef>
+#include <string>
+
+namespace penstock {
+
+struct DeviceInfo {
+  std::string spec;     ///< what Device::open takes to get this device again: "cuda:0", "host"
+  std::string backend;  ///< "cuda" or "host"
+  int index = 0;
+  std::string name;    ///< "NVIDIA H200"
+  std::string uuid;    ///< stable across reboots; empty for host
+  std::string driver;  ///< "13.0" (the CUDA version the driver supports), or penstock's version for host
+  std::string pci_bus_id;
+  int compute_major = 0;
+  int compute_minor = 0;
+  unsigned multiprocessors = 0;
+  std::size_t memory_bytes = 0;
+  int numa_node = -1;  ///< -1: unknown or none
+  /// The copy engines take many copies in one call, at some half a microsecond each (cuda from driver 12.8).
+  /// If not, copy_each costs a call for each.
+  bool batched_copies = false;
+  LinkInfo link;
+};
+
+struct DeviceMemory {
+  std::size_t total = 0;  ///< bytes
+  std::size_t free = 0;   ///< bytes; other processes share it
+};
+
+}  // namespace penstock

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <penstock/core/dtype.hpp>
+#include <penstock/core/sample_run.hpp>
+
+#include <cstdint>
+
+namespace penstock {
+
+/// One piece of several that are copied together. Both ends are reachable by the device.
+struct CopyPiece {
+  const void* source = nullptr;
+  void* destination = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+/// Rows picked by number out of an array and laid side by side, converted on the way:
+///   destination[i][e] = convert(source[indices[i]][e]) * scale[c] + shift[c],  c = (e / channel_elements) %
+///   channels
+/// where row r of the source lies at `head + r * stride` for r below head_rows, and at
+/// `source + (r - head_rows) * stride` from there on.
+/// Conversions go through float32 where scale or shift are given, or where the types are floats of different
+/// width; integers to integers are extended by value. Without scale, shift, and change of type the bytes are
+/// copied as they are, whatever the type.
+struct GatherRequest {
+  /// Row `head_rows` and those after it; device memory, or the device's address of locked host memory. May be
+  /// null where the head holds all rows.
+  const void* source = nullptr;
+  std::uint64_t source_rows = 0;  ///< of head and source together
+  /// Rows 0 to head_rows-1 where they lie elsewhere than the others (on the device already, say); memory as
+  /// of `source`. Not looked at where head_rows is 0.
+  const void* head = nullptr;
+  std::uint64_t head_rows = 0;  ///< at most source_rows
+  std::uint64_t row_elements = 0;
+  std::uint64_t row_stride_bytes = 0;      ///< between rows of head and source; 0: rows lie side by side
+  const std::uint64_t* indices = nullptr;  ///< reachable by the device; null: rows 0 to count-1
+  std::uint64_t count = 0;                 ///< rows to gather
+  void* destination = nullptr;             ///< count x row_elements of `to`, side by side
+  DType from = DType::uint8;
+  DType to = DType::uint8;
+  const float* scale = nullptr;  ///< `channels` factors, reachable by the device; null: 1
+  const float* shift = nullptr;  ///< `channels` terms, reachable by the device; null: 0
+  std::uint32_t channels = 1;
+  std::uint64_t channel_elements = 1;  ///< consecutive elements of one channel
+  /// Blocks of threads to use on a GPU: few leave room for the consumer's kernels, and about 8 fill a PCIe 5
+  /// link. 0: as many as fill the device.
+  std::uint32_t blocks = 0;
+};
+
+/// The samples of a run, written as a gather takes them.
+struct OrderRequest {
+  SampleRun run;
+  std::uint64_t* indices = nullptr;  ///< device memory, or the device's address of locked host memory
+};
+
+/// Whether `gather` can turn `from` into `to`: equal types; integers to wider integers that hold all their
+/// values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or float32.
+[[nodiscard]] bool can_widen(DType from, DType to) noexcept;
+
+}  // namespace penstock
