@@ -57,7 +57,7 @@ class Bench {
         memory_(device_pool_.allocate(large)),
         stream_(device_.create_stream()) {
     std::memcpy(pinned_.data(), source_.data(), large);
-    if (device_.info().backend == "cuda") {
+    if (!device_.info().in_host_memory) {
       driver_.emplace();
       driver_->use_primary_context();
       driver_->create_stream();
@@ -418,7 +418,7 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const Device device = Device::open(spec);
-  const bool gpu = device.info().backend == "cuda";
+  const bool gpu = !device.info().in_host_memory;
   std::optional<LinkProfile> profile;
   if (!profile_file.empty()) {
     std::string why;

@@ -85,7 +85,7 @@ class Bench {
   std::vector<Row> rows;
   nlohmann::json json;
 
-  [[nodiscard]] bool on_gpu() const { return device_.info().backend == "cuda"; }
+  [[nodiscard]] bool on_gpu() const { return !device_.info().in_host_memory; }
 
   void images() {
     const Dataset dataset({make_field("images", DType::uint8, {3, 224, 224}, settings_.images)});

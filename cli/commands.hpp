@@ -110,5 +110,7 @@ void require_profile_place(const std::filesystem::path& file, bool named);
 [[nodiscard]] std::string format_rate(double bytes_per_second);
 /// "PCIe 5 x16", or "not stated".
 [[nodiscard]] std::string format_link(const LinkInfo& link);
+/// The same of a device, or that it has no link.
+[[nodiscard]] std::string link_text(const DeviceInfo& device);
 
 }  // namespace penstock::cli

@@ -63,4 +63,8 @@ std::string format_link(const LinkInfo& link) {
   return text;
 }
 
+std::string link_text(const DeviceInfo& device) {
+  return device.in_host_memory ? "none: copies within host memory" : format_link(device.link);
+}
+
 }  // namespace penstock::cli

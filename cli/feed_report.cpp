@@ -248,7 +248,7 @@ std::string machine_table(const FeedAccount& account) {
   const DeviceInfo& device = account.device;
   return pairs_table(
       {{"device", fmt::format("{}: {}", device.spec, device.name)},
-       {"link", device.backend == "host" ? "none: copies within host memory" : format_link(device.link)},
+       {"link", link_text(device)},
        {"driver", device.driver},
        {"processor",
         fmt::format("{}, {} usable", host.processor.empty() ? "unknown" : host.processor, host.processors)},

@@ -58,14 +58,14 @@ std::string device_text(const Known& known) {
   text += line("memory", known.memory ? fmt::format("{}, {} free", format_bytes(known.memory->total),
                                                     format_bytes(known.memory->free))
                                       : format_bytes(info.memory_bytes));
-  if (info.backend == "cuda") {
+  if (!info.in_host_memory) {
     text += line("compute", fmt::format("{}.{}, {} multiprocessors", info.compute_major, info.compute_minor,
                                         info.multiprocessors));
     text += line("driver", fmt::format("CUDA {}", info.driver));
     text += line("PCI", info.pci_bus_id);
     text += line("uuid", info.uuid);
   }
-  text += line("link", info.backend == "host" ? "none: copies within host memory" : format_link(info.link));
+  text += line("link", link_text(info));
   text += line("NUMA node", info.numa_node < 0 ? "none stated" : std::to_string(info.numa_node));
   text += line("link profile", profile_text(known));
   return text;

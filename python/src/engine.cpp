@@ -13,19 +13,17 @@
 namespace penstock::python {
 namespace {
 
-// Arrays of at least this many bytes travel on their own, so that the consumer's thread does not copy them:
-// staging threads do, or the copy engine itself where they are pinned. Smaller ones are packed into one
-// transfer, on the consumer's thread, which is quicker than to hand them to another.
-constexpr std::size_t kAlonePageableBytes = std::size_t{256} << 10;
-constexpr std::size_t kAlonePinnedBytes = std::size_t{64} << 10;
 // Less than this is copied as quickly by ours.
 constexpr std::size_t kPinnedByTorch = std::size_t{1} << 20;
 constexpr std::size_t kAlignment = 256;
 
 bool is_pinned(const Leaf& leaf) { return leaf.device.type == dlpack::kCudaHost; }
 
-bool travels_alone(const Leaf& leaf) {
-  return leaf.bytes >= (is_pinned(leaf) ? kAlonePinnedBytes : kAlonePageableBytes);
+// Large arrays travel on their own, so that the consumer's thread does not copy them: staging threads do, or
+// the copy engine itself if they are pinned. Smaller ones are packed into one transfer, on the consumer's
+// thread, which is quicker than to hand them to another.
+bool travels_alone(const Leaf& leaf, const DeviceTuning& tuning) {
+  return leaf.bytes >= (is_pinned(leaf) ? tuning.alone_pinned_bytes : tuning.alone_pageable_bytes);
 }
 
 bool is_host(const Leaf& leaf) { return leaf.device.type == dlpack::kCpu || is_pinned(leaf); }
@@ -92,7 +90,7 @@ void Flight::release_sources() {
 }
 
 Engine::Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory)
-    : device_(Device::open(spec)), cuda_(device_.info().backend == "cuda"), generation_(fork_generation()) {
+    : device_(Device::open(spec)), cuda_(!device_.info().in_host_memory), generation_(fork_generation()) {
   engine_ = std::make_unique<TransferEngine>(device_, options_for(device_, cache_directory));
   pool_.emplace(make_device_pool(device_));
   release_stream_ = std::make_shared<const Stream>(device_.create_stream());
@@ -175,7 +173,9 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin) {
   // Packed arrays lie first, side by side.
   std::vector<std::size_t> packed;
   std::vector<std::size_t> alone;
-  for (std::size_t i = 0; i < leaves.size(); ++i) (travels_alone(leaves[i]) ? alone : packed).push_back(i);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    (travels_alone(leaves[i], info().tuning) ? alone : packed).push_back(i);
+  }
   std::vector<std::byte*> destinations(leaves.size());
   std::vector<std::size_t> offsets(leaves.size());
   std::size_t end = 0;
@@ -256,7 +256,7 @@ std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf
   options.after = &intake;
   for (const Leaf* leaf : leaves) {
     storages.push_back(std::make_shared<HostStorage>(leaf->bytes));
-    if (travels_alone(*leaf)) {
+    if (travels_alone(*leaf, info().tuning)) {
       transfers.push_back(engine().copy(storages.back()->data(), leaf->data, leaf->bytes, options));
     } else {
       pieces.push_back({leaf->data, storages.back()->data(), leaf->bytes});

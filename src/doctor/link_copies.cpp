@@ -17,7 +17,6 @@ using Curve = LinkProfile::Curve;
 
 constexpr double kLeastSeconds = 1e-9;
 constexpr std::size_t kZeroCopyRow = 4 * kKiB;
-constexpr std::uint32_t kZeroCopyBlocks = 16;
 
 /// How one curve is measured: what is overwritten before, done repeatedly, and compared after.
 struct CurveWork {
@@ -87,7 +86,7 @@ CurveWork zero_copy(LinkRun& run, std::string_view name) {
                     .row_elements = kZeroCopyRow,
                     .count = rows,
                     .destination = bench.device_target(),
-                    .blocks = kZeroCopyBlocks});
+                    .blocks = bench.device().info().tuning.link_blocks});
     stream->synchronize();
   });
 }

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <optional>
 
@@ -218,9 +217,7 @@ class StagingSearch {
 
 void search_staging(LinkRun& run) {
   const unsigned most = std::clamp(host_topology().processors, 1u, TransferOptions::kMostThreads);
-  const bool host = run.bench.device().info().backend == "host";
-  const std::array<std::size_t, 4> chunks = host ? std::array{256 * kKiB, 64 * kKiB, 1 * kMiB, 4 * kMiB}
-                                                 : std::array{12 * kMiB, 16 * kMiB, 8 * kMiB, 4 * kMiB};
+  const auto& chunks = run.bench.device().info().tuning.staged_chunks;
   StagingSearch search(run);
   for (unsigned threads = most; threads >= 1;) {
     search.rate(threads, chunks.front(), false);

@@ -208,14 +208,10 @@ double LinkProfile::ceiling(CopyDirection direction) const {
 }
 
 LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
-  // A link that says nothing of itself is taken for PCIe 3 x16, and what is left of any for less than it
-  // does.
-  constexpr double kUnknownLink = 12e9;
-  constexpr double kUsable = 0.75;
-  constexpr double kHostCopy = 6e9;
-  const bool host = device.backend == "host";
+  constexpr double kHostCopy = 6e9;  // by one thread
+  const DeviceTuning& tuning = device.tuning;
   const double stated = device.link.theoretical_bytes_per_second();
-  const double link = stated > 0 ? stated * kUsable : host ? kHostCopy : kUnknownLink * kUsable;
+  const double link = stated > 0 ? stated * tuning.usable_link_share : tuning.unstated_link_rate;
 
   LinkProfile profile;
   const HostTopology& topology = host_topology();
@@ -224,13 +220,10 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
   profile.driver = device.driver;
   profile.processor = topology.processor;
   profile.link = device.link;
-  // The embedded device's wire is one thread, which one other keeps busy.
-  profile.staging_threads = host ? 1 : std::clamp(topology.processors - 1, 1u, 7u);
-  // A large copy hides what each copy costs on a link; on the host, a slot is to stay in the processor's
-  // cache.
-  profile.chunk_bytes = host ? 256 * kKiB : 12 * kMiB;
+  profile.staging_threads = std::clamp(topology.processors - 1, 1u, tuning.staging_threads);
+  profile.chunk_bytes = tuning.staged_chunks.front();
   profile.streaming_stores = false;
-  profile.copy_interval = 4e-6;
+  profile.copy_interval = tuning.copy_interval;
 
   const auto line = [&](Curve curve, double latency, double rate) {
     auto& points = profile.curves[curve];
@@ -239,15 +232,15 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
     }
   };
   const double staged = std::min(0.9 * link, profile.staging_threads * kHostCopy);
-  line(Curve::pinned_h2d, 8e-6, link);
-  line(Curve::pinned_d2h, 8e-6, link);
+  line(Curve::pinned_h2d, tuning.copy_latency, link);
+  line(Curve::pinned_d2h, tuning.copy_latency, link);
   line(Curve::pinned_both, 12e-6, 1.2 * link);
   line(Curve::pageable_h2d, 12e-6, std::min(link, kHostCopy));
   line(Curve::pageable_d2h, 16e-6, std::min(link, kHostCopy));
   line(Curve::staged_h2d, 60e-6, staged);
   line(Curve::staged_d2h, 60e-6, staged);
   line(Curve::zero_copy_h2d, 12e-6, 0.8 * link);
-  line(Curve::device_d2d, 8e-6, host ? kHostCopy : 200e9);
+  line(Curve::device_d2d, tuning.copy_latency, tuning.device_copy_rate);
 
   const double packed = std::min(0.8 * link, kHostCopy);
   for (std::size_t pieces = 1; pieces <= 4096; pieces *= 4) {

@@ -47,12 +47,12 @@ class StreamBuffer {
 /// Cuts a round into chunks, small ones first.
 std::vector<Range> chunks_of(Range round, const PackingOptions& options) {
   std::vector<Range> chunks;
-  std::size_t size = options.first_chunk_bytes;
+  std::size_t size = options.tuning.first_chunk_bytes;
   for (std::size_t begin = round.begin; begin < round.end;) {
     const std::size_t end = round.end - begin <= size + size / 2 ? round.end : begin + size;
     chunks.push_back({begin, end});
     begin = end;
-    size = std::min(size * 2, options.largest_chunk_bytes);
+    size = std::min(size * 2, options.tuning.largest_chunk_bytes);
   }
   return chunks;
 }
@@ -145,9 +145,10 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
       copies.fetch_add(1, std::memory_order_relaxed);
     });
   };
+  const StoreKind stores = options_.tuning.streaming_stores ? StoreKind::streaming : StoreKind::cached;
   const auto begin = Clock::now();
   for_each_granule(plan, round, [&](Range granule) {
-    plan.pack(granule, pinned.data() + (granule.begin - round.begin), options_.stores);
+    plan.pack(granule, pinned.data() + (granule.begin - round.begin), stores);
     // Whoever packs the last byte of a chunk sends it.
     auto chunk = std::upper_bound(chunks.begin(), chunks.end(), granule.begin,
                                   [](std::size_t at, const Range& range) { return at < range.begin; }) -
@@ -175,7 +176,7 @@ void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const 
         rounds.front()->synchronize();
         rounds.pop_front();
       }
-      const Range round = plan.round(begin, options_.window_bytes);
+      const Range round = plan.round(begin, options_.tuning.window_bytes);
       pack_round(plan, round, stream, *state);
       rounds.push_back(events_->take());
       rounds.back()->record(stream);
@@ -261,7 +262,7 @@ class PackedCopier::Unpacking {
   /// Goes on to the next round, unless the transfer was cancelled before it.
   [[nodiscard]] bool next_round() {
     const std::lock_guard lock(round_mutex_);
-    if (!cancelled_) round_ = plan_.round(round_.end, copier_.options_.window_bytes);
+    if (!cancelled_) round_ = plan_.round(round_.end, copier_.options_.tuning.window_bytes);
     return !cancelled_;
   }
 

@@ -24,12 +24,7 @@ struct PackingOptions {
   /// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
   /// still help.
   std::size_t granule_bytes = std::size_t{32} << 10;
-  /// Chunks double from the first to the largest: the wire starts early and then has long copies.
-  std::size_t first_chunk_bytes = std::size_t{256} << 10;
-  std::size_t largest_chunk_bytes = std::size_t{1} << 20;
-  /// Largest part of an image that is in pinned memory at once.
-  std::size_t window_bytes = std::size_t{32} << 20;
-  StoreKind stores = StoreKind::streaming;
+  DeviceTuning::Packing tuning;
 };
 
 /// Moves many small pieces as few large ones. Host ends are packed and unpacked by a team of threads, chunk

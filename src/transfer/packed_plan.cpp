@@ -19,8 +19,6 @@ namespace {
 constexpr std::size_t kGapAlignment = 256;
 // Of offsets where a kernel gathers or scatters: what its widest access needs.
 constexpr std::size_t kScatterAlignment = 16;
-// A copy of a run shorter than this costs more than its bytes through a kernel.
-constexpr std::size_t kShortestRun = std::size_t{32} << 10;
 constexpr std::size_t kFewRuns = 4;
 
 bool adjoins(const std::byte* end, const std::byte* next) {
@@ -46,7 +44,8 @@ PackedLayout PackedLayout::of(std::span<const std::size_t> piece_bytes, std::siz
   return layout;
 }
 
-PackedPlan::PackedPlan(std::span<const TransferPiece> pieces, CopyDirection direction) {
+PackedPlan::PackedPlan(std::span<const TransferPiece> pieces, CopyDirection direction,
+                       std::size_t shortest_run) {
   pieces_.reserve(pieces.size());
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const TransferPiece& piece = pieces[i];
@@ -63,7 +62,7 @@ PackedPlan::PackedPlan(std::span<const TransferPiece> pieces, CopyDirection dire
   if (direction == CopyDirection::d2d) {
     device_side_ = DeviceSide::scatter;
   } else {
-    lay_out(direction);
+    lay_out(direction, shortest_run);
   }
 }
 
@@ -88,7 +87,7 @@ void PackedPlan::check_overlap() const {
   }
 }
 
-void PackedPlan::lay_out(CopyDirection direction) {
+void PackedPlan::lay_out(CopyDirection direction, std::size_t shortest_run) {
   const auto device_end = [direction](const TransferPiece& piece) {
     return direction == CopyDirection::h2d ? piece.destination : const_cast<std::byte*>(piece.source);
   };
@@ -104,7 +103,7 @@ void PackedPlan::lay_out(CopyDirection direction) {
     run.image.end = offsets_.back() + piece.bytes;
     image_bytes_ = run.image.end;
   }
-  if (runs_.size() > kFewRuns && image_bytes_ / runs_.size() < kShortestRun)
+  if (runs_.size() > kFewRuns && image_bytes_ / runs_.size() < shortest_run)
     device_side_ = DeviceSide::scatter;
 }
 

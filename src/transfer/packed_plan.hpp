@@ -26,9 +26,10 @@ class PackedPlan {
     scatter,  ///< many small runs: one copy to or from scratch memory, and a kernel
   };
 
-  /// Pieces of zero bytes are left out. Throws InvalidArgument for null ends and for destinations that
-  /// overlap.
-  PackedPlan(std::span<const TransferPiece> pieces, CopyDirection direction);
+  /// Pieces of zero bytes are left out. Many runs that are shorter than `shortest_run` in the mean are
+  /// scattered. Throws InvalidArgument for null ends and for destinations that overlap.
+  PackedPlan(std::span<const TransferPiece> pieces, CopyDirection direction,
+             std::size_t shortest_run = DeviceTuning::Packing().shortest_run_bytes);
 
   [[nodiscard]] const std::vector<TransferPiece>& pieces() const noexcept { return pieces_; }
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
@@ -64,7 +65,7 @@ class PackedPlan {
     Range image;
   };
 
-  void lay_out(CopyDirection direction);
+  void lay_out(CopyDirection direction, std::size_t shortest_run);
   void check_overlap() const;
   [[nodiscard]] std::size_t first_run(std::size_t image_offset) const noexcept;
 

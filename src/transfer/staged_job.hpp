@@ -19,8 +19,8 @@ namespace penstock {
 /// threads together fill faster than the wire empties, or it would wait again. Towards the end they halve, so
 /// that little is left when the last bytes have been filled or have arrived.
 struct ChunkSizes {
-  std::size_t smallest = std::size_t{512} << 10;
-  std::size_t largest = std::size_t{16} << 20;
+  std::size_t smallest = 0;
+  std::size_t largest = 0;
   double growth = 1.25;
 };
 

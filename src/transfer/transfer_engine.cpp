@@ -45,29 +45,21 @@ void check_options(const TransferOptions& options) {
 }
 
 PackingOptions packing_options(const Device& device, unsigned threads, const TransferOptions& options) {
-  PackingOptions packing{.threads = threads, .spin = options.spin};
-  if (device.info().backend == "host") {
-    // The embedded device's copy is a processor's: what was packed is to be in the cache still when it reads
-    // it.
-    packing.first_chunk_bytes = std::size_t{128} << 10;
-    packing.largest_chunk_bytes = std::size_t{256} << 10;
-    packing.window_bytes = std::size_t{512} << 10;
-    packing.stores = StoreKind::cached;
-  }
-  if (options.streaming_stores)
-    packing.stores = *options.streaming_stores ? StoreKind::streaming : StoreKind::cached;
+  PackingOptions packing{.threads = threads, .spin = options.spin, .tuning = device.info().tuning.packing};
+  if (options.streaming_stores) packing.tuning.streaming_stores = *options.streaming_stores;
   return packing;
 }
 
-StagingOptions staging_options(CopyDirection direction, unsigned threads, const TransferOptions& options,
-                               const LinkProfile& profile) {
+StagingOptions staging_options(const Device& device, CopyDirection direction, unsigned threads,
+                               const TransferOptions& options, const LinkProfile& profile) {
   // What arrives on the host is not read again by these threads; what leaves it is soon read by the copy
   // engine.
   const bool streaming =
       options.streaming_stores.value_or(direction == CopyDirection::d2h || profile.streaming_stores);
   return {.threads = threads,
           .slots = options.slots,
-          .chunks = {.largest = options.chunk_bytes != 0 ? options.chunk_bytes : profile.chunk_bytes},
+          .chunks = {.smallest = device.info().tuning.first_staged_chunk,
+                     .largest = options.chunk_bytes != 0 ? options.chunk_bytes : profile.chunk_bytes},
           .stores = streaming ? StoreKind::streaming : StoreKind::cached};
 }
 
@@ -180,9 +172,9 @@ class TransferEngineImpl {
           d2d(device.create_stream()),
           packed(device, pinned, scratch, events, d2h, packing_options(device, threads, options)),
           staged_h2d(device, pinned, events, CopyDirection::h2d, h2d,
-                     staging_options(CopyDirection::h2d, threads, options, profile)),
+                     staging_options(device, CopyDirection::h2d, threads, options, profile)),
           staged_d2h(device, pinned, events, CopyDirection::d2h, d2h,
-                     staging_options(CopyDirection::d2h, threads, options, profile)) {}
+                     staging_options(device, CopyDirection::d2h, threads, options, profile)) {}
     ~Lane() {
       for (const Stream* stream : {&h2d, &d2h, &d2d}) {
         try {
@@ -275,7 +267,7 @@ class TransferEngineImpl {
 
   Transfer packed(std::span<const TransferPiece> pieces, CopyDirection direction,
                   const CopyOptions& options) {
-    PackedPlan plan(pieces, direction);
+    PackedPlan plan(pieces, direction, device_.info().tuning.packing.shortest_run_bytes);
     const auto state =
         std::make_shared<TransferState>(TransferPath::packed, direction, plan.payload_bytes(), pieces.size());
     switch (direction) {

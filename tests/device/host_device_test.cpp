@@ -151,6 +151,20 @@ TEST(DeviceTest, EventsKnowTheStreamsOfTheirDevice) {
   }
 }
 
+TEST(DeviceTest, TheBackendTunesTheDevice) {
+  const DeviceInfo host = Device::open("host").info();
+  EXPECT_TRUE(host.in_host_memory);
+  EXPECT_LT(host.tuning.staged_chunks.front(), kMiB) << "slots are to stay in a processor's cache";
+  EXPECT_FALSE(host.tuning.packing.streaming_stores);
+  EXPECT_EQ(Device::inventory().devices.back().tuning.staged_chunks, host.tuning.staged_chunks);
+#ifdef PENSTOCK_FAKE_DRIVER
+  const DeviceInfo gpu = Device::open("cuda", {.driver_library = PENSTOCK_FAKE_DRIVER}).info();
+  EXPECT_FALSE(gpu.in_host_memory);
+  EXPECT_EQ(gpu.tuning.staged_chunks.front(), 12 * kMiB);
+  EXPECT_TRUE(gpu.tuning.packing.streaming_stores);
+#endif
+}
+
 TEST(DeviceTest, NullBackendIsRefused) { EXPECT_THROW(Device(nullptr), InvalidArgument); }
 
 }  // namespace

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -109,6 +111,18 @@ TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {
   EXPECT_EQ(json["series"].size(), measurement.series.size());
   EXPECT_EQ(json["series"][0]["points"][0]["bytes"], 4096);
   EXPECT_EQ(LinkProfile::parse(json["profile"].dump()).to_json(), profile.to_json());
+}
+
+TEST(LinkMeasurement, TriesTheChunksOfTheDevice) {
+  const auto tuned = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  DeviceTuning tuning;
+  tuning.staged_chunks = {16 * kKiB, 4 * kKiB, 8 * kKiB, 32 * kKiB};
+  tuned->tune(tuning);
+  std::set<std::size_t> tried;
+  for (const StagingTrial& trial : measure_link(Device(tuned), hasty()).staging_trials) {
+    tried.insert(trial.chunk_bytes);
+  }
+  EXPECT_THAT(tried, ::testing::UnorderedElementsAreArray(tuning.staged_chunks));
 }
 
 TEST(LinkMeasurement, HoldsItsOrderOnADeviceThatCopiesLate) {

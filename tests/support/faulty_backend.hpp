@@ -119,6 +119,8 @@ class FaultyBackend final : public Backend {
   const DeviceInfo& info() const noexcept override { return info_; }
   /// Before the first use.
   void claim_batched_copies(bool claimed) { info_.batched_copies = claimed; }
+  /// Before whoever reads the figures is made.
+  void tune(const DeviceTuning& tuning) { info_.tuning = tuning; }
   DeviceMemory memory() const override {
     enter(Entry::memory);
     return inner_->memory();

@@ -272,6 +272,26 @@ TEST(LinkProfileDefaults, StayBelowWhatTheLinkStates) {
   EXPECT_GE(unknown.staging_threads, 1u);
 }
 
+TEST(LinkProfileDefaults, AreTheDevicesFigures) {
+  DeviceInfo device = a_device();
+  device.tuning.usable_link_share = 0.5;
+  device.tuning.unstated_link_rate = 3e9;
+  device.tuning.device_copy_rate = 70e9;
+  device.tuning.copy_latency = 5e-6;
+  device.tuning.copy_interval = 2e-6;
+  device.tuning.staging_threads = 1;
+  device.tuning.staged_chunks.front() = 96 * kKiB;
+  const LinkProfile stated = LinkProfile::defaults(device);
+  EXPECT_NEAR(stated.ceiling(CopyDirection::h2d) / device.link.theoretical_bytes_per_second(), 0.5, 0.01);
+  EXPECT_NEAR(stated.ceiling(CopyDirection::d2d), 70e9, 1e9);
+  EXPECT_NEAR(stated.predict(4 * kKiB, 1, kPinnedIn), 5e-6, 1e-6);
+  EXPECT_EQ(stated.copy_interval, 2e-6);
+  EXPECT_EQ(stated.staging_threads, 1u);
+  EXPECT_EQ(stated.chunk_bytes, 96 * kKiB);
+  device.link = {};
+  EXPECT_NEAR(LinkProfile::defaults(device).ceiling(CopyDirection::h2d), 3e9, 0.1e9);
+}
+
 TEST(LinkProfileJson, KeepsEverything) {
   LinkProfile profile = affine_profile();
   profile.measured = true;

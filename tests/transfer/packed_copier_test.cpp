@@ -28,9 +28,9 @@ class PackedCopierTest : public FaultyEngineTest {
     return std::make_unique<PackedCopier>(*faulty_device_, rounds_, scratch_, events_, *stream_,
                                           PackingOptions{.threads = threads,
                                                          .granule_bytes = kWindow / 4,
-                                                         .first_chunk_bytes = kWindow / 2,
-                                                         .largest_chunk_bytes = kWindow / 2,
-                                                         .window_bytes = kWindow});
+                                                         .tuning = {.first_chunk_bytes = kWindow / 2,
+                                                                    .largest_chunk_bytes = kWindow / 2,
+                                                                    .window_bytes = kWindow}});
   }
 
   static PackedPlan plan(std::byte* destination, const std::byte* source, std::size_t bytes,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <penstock/device/device_tuning.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <cstddef>
@@ -23,7 +24,10 @@ struct DeviceInfo {
   /// The copy engines take many copies in one call, at some half a microsecond each (cuda from driver 12.8).
   /// If not, copy_each costs a call for each.
   bool batched_copies = false;
+  /// Device memory is host memory, which the host reads and writes in place: no link lies between.
+  bool in_host_memory = false;
   LinkInfo link;
+  DeviceTuning tuning;
 };
 
 struct DeviceMemory {

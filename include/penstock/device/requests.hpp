@@ -42,8 +42,8 @@ struct GatherRequest {
   const float* shift = nullptr;  ///< `channels` terms, reachable by the device; null: 0
   std::uint32_t channels = 1;
   std::uint64_t channel_elements = 1;  ///< consecutive elements of one channel
-  /// Blocks of threads to use on a GPU: few leave room for the consumer's kernels, and about 8 fill a PCIe 5
-  /// link. 0: as many as fill the device.
+  /// Blocks of threads to use on a GPU: few leave room for the consumer's kernels, and a few fill the link
+  /// (DeviceTuning). 0: as many as fill the device.
   std::uint32_t blocks = 0;
 };
 

@@ -71,6 +71,20 @@ std::string host_spec(const HostOptions& options) {
   return "host" + parts;
 }
 
+/// A device whose wire is one thread.
+DeviceTuning host_tuning() {
+  DeviceTuning tuning;
+  tuning.unstated_link_rate = tuning.device_copy_rate = 6e9;
+  tuning.staging_threads = 1;  // keeps the wire busy
+  // A slot is to stay in the processor's cache, and so is what was packed, until the wire has read it.
+  tuning.staged_chunks = {256 * kKiB, 64 * kKiB, 1 * kMiB, 4 * kMiB};
+  tuning.packing.first_chunk_bytes = 128 * kKiB;
+  tuning.packing.largest_chunk_bytes = 256 * kKiB;
+  tuning.packing.window_bytes = 512 * kKiB;
+  tuning.packing.streaming_stores = false;
+  return tuning;
+}
+
 }  // namespace
 
 HostOptions parse_host_options(std::string_view text) {
@@ -91,6 +105,8 @@ DeviceInfo host_device_info(const HostOptions& options) {
   info.name = topology.processor;
   info.driver = PENSTOCK_VERSION;
   info.multiprocessors = topology.processors;
+  info.in_host_memory = true;
+  info.tuning = host_tuning();
   info.memory_bytes = options.memory_bytes != 0 ? options.memory_bytes : topology.memory_bytes / 2;
   return info;
 }
