@@ -197,7 +197,7 @@ void DeviceRing::give_back(DeviceSlot& slot) {
   try {
     while (slot.done.size() < slot.users.size()) slot.done.push_back(device_.create_event());
     for (std::size_t i = 0; i < slot.users.size(); ++i) {
-      device_.backend().event_record(slot.done[i].native(), slot.users[i]);
+      slot.done[i].record(device_.wrap_stream(slot.users[i]));
     }
     slot.done_count = slot.users.size();
   } catch (...) {

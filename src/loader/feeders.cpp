@@ -79,7 +79,7 @@ class SampleList {
       request.indices =
           reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + field_.staging_positions);
     }
-    context.device.backend().gather(request, batch.copy.stream.native());
+    batch.copy.stream.gather(request);
   }
 
   [[nodiscard]] std::size_t field_number() const noexcept { return f_; }
@@ -127,8 +127,8 @@ class HostFeeder final : public Feeder {
       const std::byte* source = batch.staging.on_device + field.staging_offset;
       if (field.staged_on_device) {
         std::byte* const staging = batch.copy.staging.data() + field.device_staging_offset;
-        context_.device.backend().copy(staging, batch.staging.memory + field.staging_offset,
-                                       gathered.list.bytes(), CopyDirection::h2d, batch.copy.stream.native());
+        batch.copy.stream.copy(staging, batch.staging.memory + field.staging_offset, gathered.list.bytes(),
+                               CopyDirection::h2d);
         source = staging;
       }
       gathered.list.enqueue_kernel(context_, batch, source);
@@ -168,8 +168,8 @@ class HostFeeder final : public Feeder {
       end = field.slot_offset + batch.count * field.sample_bytes;
     }
     if (end == begin) return;
-    context_.device.backend().copy(batch.slot.memory.data() + begin, batch.staging.memory + begin,
-                                   end - begin, CopyDirection::h2d, batch.copy.stream.native());
+    batch.copy.stream.copy(batch.slot.memory.data() + begin, batch.staging.memory + begin, end - begin,
+                           CopyDirection::h2d);
   }
 
   const FeedContext& context_;
@@ -222,7 +222,7 @@ class CopyEngineFeeder final : public Feeder {
       }
       destination += field.sample_bytes;
     }
-    context_.device.backend().copy_each(copies_, CopyDirection::h2d, stream.native());
+    stream.copy_each(copies_, CopyDirection::h2d);
   }
 
   const FeedContext& context_;
@@ -264,7 +264,7 @@ class KernelFeeder final : public Feeder {
           plan.orders_on_device
               ? batch.slot.indices
               : reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + plan.staging_indices);
-      context_.device.backend().gather(request, batch.copy.stream.native());
+      batch.copy.stream.gather(request);
     }
   }
 

@@ -39,7 +39,7 @@ std::vector<Bytes> join_pages(std::vector<Bytes> ranges) {
 }
 
 const std::byte* reached(const Device& device, const std::byte* locked) {
-  return static_cast<const std::byte*>(device.backend().device_address(const_cast<std::byte*>(locked)));
+  return static_cast<const std::byte*>(device.device_address(const_cast<std::byte*>(locked)));
 }
 
 /// A copy in pinned memory; empty if there is none.

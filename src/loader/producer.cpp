@@ -31,8 +31,7 @@ Producer::Producer(FeedContext context, Pool& device_memory, std::size_t prefetc
                EventWait::sleep) {
   for (std::size_t i = 0; i < staging_.size(); ++i) {
     std::byte* const memory = staging_[i].data();
-    staging_slots_.push_back(
-        {memory, static_cast<std::byte*>(context_.device.backend().device_address(memory))});
+    staging_slots_.push_back({memory, static_cast<std::byte*>(context_.device.device_address(memory))});
   }
   const std::size_t bytes = context_.plan.device_staging_bytes;
   for (std::size_t i = 0; i < kCopyStreams; ++i) {
@@ -81,7 +80,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   };
   try {
     if (arrival.timed != nullptr) arrival.timed->begin.record(stream);
-    if (plan.orders_on_device) context_.device.backend().fill_order({run, slot.indices}, stream.native());
+    if (plan.orders_on_device) stream.fill_order({run, slot.indices});
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
     if (arrival.timed != nullptr) arrival.timed->end.record(stream);
     mark();

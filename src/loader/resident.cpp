@@ -58,8 +58,8 @@ bool move_gathered(const Device& device, const Dataset& dataset, std::size_t f, 
     } else {
       gather(0);
     }
-    device.backend().copy(destination + first * field.sample_bytes, slot.data(), count * field.sample_bytes,
-                          CopyDirection::h2d, stream.native());
+    stream.copy(destination + first * field.sample_bytes, slot.data(), count * field.sample_bytes,
+                CopyDirection::h2d);
     slot.sent(stream);
   };
   for (std::uint64_t first = 0; first < field.resident_samples && !stopped(); first += chunk_samples) {
@@ -97,7 +97,7 @@ void Resident::upload_factors(Pool& memory, const FeedPlan& plan) {
     factors_[f] = {.scale = put(factors.scale), .shift = put(factors.shift)};
   }
   const Stream stream = device_.create_stream();
-  device_.backend().copy(factor_memory_.data(), staged.data(), offset, CopyDirection::h2d, stream.native());
+  stream.copy(factor_memory_.data(), staged.data(), offset, CopyDirection::h2d);
   staged.release_after(stream);
   stream.synchronize();
 }

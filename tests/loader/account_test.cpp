@@ -317,7 +317,7 @@ TEST_F(LoaderLink, ABusyConsumerHidesTheTransfers) {
   Loader loader(dataset_, device, {.batch_size = 8, .threads = 1});
   const Stream stream = device.create_stream();
   for (int epoch = 0; epoch < 2; ++epoch) {
-    while (const auto batch = loader.next(stream)) device.backend().stream_occupy(stream.native(), 0.005);
+    while (const auto batch = loader.next(stream)) stream.occupy(0.005);
   }
   stream.synchronize();
   const FeedStatistics s = loader.epoch_stats(1).value();

@@ -48,7 +48,7 @@ class LoaderLeases : public FaultyLoaderTest {
   void expect_intact(const DeviceBatch& batch) {
     const DeviceField& field = batch.field("x");
     const Buffer pinned = pinned_->allocate(field.bytes);
-    device_->backend().copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h, stream_->native());
+    stream_->copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h);
     stream_->synchronize();
     std::vector<std::byte> expected(batch.size() * kRow);
     dataset_.gather(0, batch.indices(), expected);
@@ -252,8 +252,7 @@ TEST_P(LoaderLeases, LeasesOutliveTheirLoader) {
     for (const DeviceBatch& batch : held) expect_intact(batch);
     const Buffer pinned = pinned_->allocate(held[0].field(0).bytes);
     const auto indices = held[0].indices();
-    device_->backend().copy(pinned.data(), held[0].field(0).data, pinned.size(), CopyDirection::d2h,
-                            stream_->native());
+    stream_->copy(pinned.data(), held[0].field(0).data, pinned.size(), CopyDirection::d2h);
     held.clear();
     EXPECT_EQ(faulty_->live(), LiveHandles{});
     stream_->synchronize();
@@ -274,8 +273,7 @@ TEST_P(LoaderLeases, ASlotStaysUntilTheWorkOfEveryStreamItWasUsedOnIsDone) {
       if (second) batch->use_on(gated.stream());
       std::byte* const slot = batch->field(0).data;
       const auto indices = batch->indices();
-      device_->backend().copy(pinned.data(), slot, pinned.size(), CopyDirection::d2h,
-                              gated.stream().native());
+      gated.stream().copy(pinned.data(), slot, pinned.size(), CopyDirection::d2h);
       batch.reset();
       std::vector<DeviceBatch> later;
       while (later.empty() || later.back().field(0).data != slot) {

@@ -65,9 +65,8 @@ class LoaderTest : public ::testing::TestWithParam<DeviceCase> {
     for (std::size_t f = 0; f < batch.field_count(); ++f) {
       const DeviceField& field = batch.field(f);
       const Buffer pinned = pinned_->allocate(field.bytes);
-      device_->backend().copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h, stream.native());
-      device_->backend().fill(field.data, std::to_integer<std::uint8_t>(kPoison), field.bytes,
-                              stream.native());
+      stream.copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h);
+      stream.fill(field.data, std::to_integer<std::uint8_t>(kPoison), field.bytes);
       stream.synchronize();
       result.fields.emplace_back(pinned.data(), pinned.data() + field.bytes);
     }

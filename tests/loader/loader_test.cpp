@@ -138,8 +138,8 @@ TEST_P(LoaderBytes, SlotsStayUntilTheConsumersWorkIsDone) {
   const Buffer pinned = pinned_->allocate(640 * 1024);
   std::vector<std::uint64_t> order;
   while (const auto batch = loader.next(*stream_)) {
-    device_->backend().copy(pinned.data() + order.size() * 1024, batch->field(0).data, batch->field(0).bytes,
-                            CopyDirection::d2h, stream_->native());
+    stream_->copy(pinned.data() + order.size() * 1024, batch->field(0).data, batch->field(0).bytes,
+                  CopyDirection::d2h);
     const auto indices = batch->indices();
     order.insert(order.end(), indices.begin(), indices.end());
   }

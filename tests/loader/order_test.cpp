@@ -48,8 +48,7 @@ class LoaderOrder : public FaultyLoaderTest {
 
   void expect_intact(const DeviceBatch& batch) {
     const Buffer pinned = pinned_->allocate(batch.field(0).bytes);
-    device_->backend().copy(pinned.data(), batch.field(0).data, pinned.size(), CopyDirection::d2h,
-                            stream_->native());
+    stream_->copy(pinned.data(), batch.field(0).data, pinned.size(), CopyDirection::d2h);
     stream_->synchronize();
     expect_bytes(pinned, batch.indices());
   }
@@ -79,7 +78,7 @@ TEST_P(LoaderOrder, EveryStreamOfABatchWaitsForIt) {
     const Buffer pinned = pinned_->allocate(batch.field(0).bytes);
     const Buffer also_pinned = pinned_->allocate(batch.field(0).bytes);
     const auto copy_on = [&](const Stream& stream, const Buffer& buffer) {
-      device_->backend().copy(buffer.data(), slot, buffer.size(), CopyDirection::d2h, stream.native());
+      stream.copy(buffer.data(), slot, buffer.size(), CopyDirection::d2h);
     };
     copy_on(*stream_, pinned);
     copy_on(other, also_pinned);

@@ -38,11 +38,9 @@ class LoaderSources : public FaultyLoaderTest {
   /// A transfer of another library, which looks at nothing but where memory begins.
   void expect_plain_copy(std::span<const std::byte> source) {
     const Buffer there = make_device_pool(*device_).allocate(source.size());
-    Backend& backend = device_->backend();
-    ASSERT_NO_THROW(
-        backend.copy(there.data(), source.data(), source.size(), CopyDirection::h2d, stream_->native()));
+    ASSERT_NO_THROW(stream_->copy(there.data(), source.data(), source.size(), CopyDirection::h2d));
     const Buffer back = pinned_->allocate(source.size());
-    backend.copy(back.data(), there.data(), source.size(), CopyDirection::d2h, stream_->native());
+    stream_->copy(back.data(), there.data(), source.size(), CopyDirection::d2h);
     stream_->synchronize();
     EXPECT_EQ(first_difference(back.bytes(), source), -1);
   }
@@ -181,14 +179,13 @@ TEST_P(LoaderSources, MemoryThatCannotBeLockedIsGatheredByTheHost) {
 }
 
 TEST_P(LoaderSources, AnArrayThatOthersLockedInPartIsNotReadAsIfTheyHadLockedItAll) {
-  Backend& backend = device_->backend();
-  backend.host_register(memory_.get(), kPage, false);
+  device_->register_host(memory_.get(), kPage, false);
   {
     const Dataset dataset = samples(0, 100, false);
     Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true, .copy_limit_bytes = 0});
     expect_stored(dataset, read_epoch(loader));
   }
-  backend.host_unregister(memory_.get());
+  device_->unregister_host(memory_.get());
 }
 
 TEST_P(LoaderSources, ValuesThatAreNotAlignedAreGatheredByTheHost) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <penstock/device/backend.hpp>  // for src/loader only, until it calls Stream and Device
 #include <penstock/device/device_info.hpp>
 #include <penstock/device/event.hpp>
 #include <penstock/device/memory_kind.hpp>
