@@ -32,10 +32,11 @@ std::size_t used_bytes(const Dataset& dataset, std::span<const std::byte> alloca
 }  // namespace
 
 FeedFacts collect_facts(const Dataset& dataset, const Device& device, std::size_t batch) {
-  FeedFacts facts{
-      .fields = {},
-      .device = {.batched_copies = device.info().batched_copies, .free_bytes = device.memory().free},
-      .batch = batch};
+  FeedFacts facts{.fields = {},
+                  .device = {.batched_copies = device.info().batched_copies,
+                             .tuning = device.info().tuning,
+                             .free_bytes = device.memory().free},
+                  .batch = batch};
   for (std::size_t f = 0; f < dataset.field_count(); ++f) {
     FieldFacts& field = facts.fields.emplace_back();
     field.stored = dataset.field(f);

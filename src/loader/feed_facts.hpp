@@ -42,6 +42,7 @@ struct FieldFacts {
 
 struct DeviceFacts {
   bool batched_copies = false;  ///< see DeviceInfo
+  DeviceTuning tuning{};        ///< the same
   std::size_t free_bytes = 0;   ///< of device memory
   /// Set if it was tried: the device does not have all memory that the plan reserves.
   bool memory_refused = false;

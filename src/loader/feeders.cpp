@@ -7,22 +7,17 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
-// Of a kernel that reads over the link, on each stream: four fill it, and a kernel that converts has more to
-// do.
-constexpr unsigned kCopyingBlocks = 4;
-constexpr unsigned kConvertingBlocks = 8;
-constexpr unsigned kMostBlocks = 32;
 
 const std::byte* end_of(const CopyPiece& piece) {
   return static_cast<const std::byte*>(piece.source) + piece.bytes;
 }
 
 /// The more of a field is resident, the more blocks it takes to keep the link busy with the rest.
-unsigned blocks_over_link(const FieldPlan& field, unsigned asked) noexcept {
+unsigned blocks_over_link(const FieldPlan& field, unsigned asked, const DeviceTuning& tuning) noexcept {
   if (asked != 0) return asked;
-  const std::uint64_t blocks = field.converts() ? kConvertingBlocks : kCopyingBlocks;
+  const std::uint64_t blocks = field.converts() ? tuning.converting_blocks : tuning.copying_blocks;
   return static_cast<unsigned>(std::min<std::uint64_t>(
-      blocks * (field.samples / (field.samples - field.resident_samples)), kMostBlocks));
+      blocks * (field.samples / (field.samples - field.resident_samples)), tuning.most_blocks));
 }
 
 /// A kernel's request for field `f` of a batch, but for where it finds the samples that are not resident.
@@ -42,7 +37,7 @@ GatherRequest gather_request(const FeedContext& context, std::size_t f, const Ba
   request.channels = field.factors.channels;
   request.channel_elements = field.factors.channel_elements;
   if (field.streams() && !field.staged_on_device) {
-    request.blocks = blocks_over_link(field, context.gather_blocks);
+    request.blocks = blocks_over_link(field, context.gather_blocks, context.device.info().tuning);
   }
   return request;
 }

@@ -15,9 +15,6 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-// A copy of a batch costs the host half a microsecond, in which a PCIe 5 link carries some 30 KiB; copies of
-// 24 KiB and less take another way through the driver, several times as slow (docs/performance.md).
-constexpr std::size_t kCopiedSampleBytes = std::size_t{32} << 10;
 // A batch of less is not worth a copy of its own into a staging buffer on the device.
 constexpr std::size_t kLeastStagedBytes = std::size_t{64} << 10;
 // Zero-copy takes no processor time, so host gather has to be this much quicker to be taken for its speed.
@@ -161,7 +158,7 @@ Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedF
   // Samples that follow each other are one copy.
   const bool in_sequence = !options.shuffle && options.shard.world_size == 1;
   const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 &&
-                         (in_sequence || field.sample_bytes >= kCopiedSampleBytes);
+                         (in_sequence || field.sample_bytes >= all.device.tuning.copied_sample_bytes);
   const GatherPath path = is_forced(asked) ? asked
                           : by_engine      ? GatherPath::copy_engine
                                            : GatherPath::zero_copy;

@@ -227,6 +227,14 @@ TEST_P(PathTest, IsChosen) {
   EXPECT_EQ(made.gathers_on_host(), row.path == GatherPath::host);
 }
 
+TEST(PlanTest, TheDeviceSaysWhichSamplesAreWorthACopyEach) {
+  FeedFacts facts = facts_of({in_memory("x", 1000, 1000)});
+  facts.device.tuning.copied_sample_bytes = 1001;
+  EXPECT_EQ(plan(facts).fields[0].path, GatherPath::zero_copy);
+  facts.device.tuning.copied_sample_bytes = 1000;
+  EXPECT_EQ(plan(facts).fields[0].path, GatherPath::copy_engine);
+}
+
 // Errors.
 
 struct ErrorRow {

@@ -55,6 +55,18 @@ struct DeviceTuning {
 
   /// Blocks of a kernel that reads locked host memory, alone on the link: more than fill it.
   unsigned link_blocks = 16;
+
+  // Batches.
+
+  /// Smallest samples that are worth a copy each. A copy of a batch costs the host half a microsecond, in
+  /// which PCIe 5 x16 carries some 30 KiB; copies of 24 KiB and less take another way through the driver,
+  /// several times as slow.
+  std::size_t copied_sample_bytes = 32 * kKiB;
+  /// Blocks of a loader's kernel that reads over the link, on each of its streams: four fill it, and a kernel
+  /// that converts has more to do.
+  unsigned copying_blocks = 4;
+  unsigned converting_blocks = 8;
+  unsigned most_blocks = 32;
 };
 
 }  // namespace penstock
