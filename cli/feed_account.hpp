@@ -58,9 +58,6 @@ struct FeedAccount {
 /// The account for people: epochs, figures, and at the end the sentence.
 [[nodiscard]] std::string feed_text(const FeedAccount& account, const Look& look);
 
-/// "host gather": what sets the pace, in a table for people.
-[[nodiscard]] std::string_view pace_text(FeedLimit limit) noexcept;
-
 /// "33.4 %", as FeedStatistics prints its shares.
 [[nodiscard]] std::string percent_text(double share);
 

@@ -1,6 +1,11 @@
 #include "feed_account.hpp"
 
+#include <penstock/core/feed_figures.hpp>
+
 #include <nlohmann/json.hpp>
+
+#include <string>
+#include <variant>
 
 namespace penstock::cli {
 
@@ -8,35 +13,14 @@ namespace {
 
 using nlohmann::json;
 
-json statistics_value(const FeedStatistics& s) {
-  return {{"batches", s.batches},
-          {"samples", s.samples},
-          {"bytes", s.delivered_bytes},
-          {"link_bytes", s.link_bytes},
-          {"seconds", s.seconds},
-          {"samples_per_second", s.samples_per_second()},
-          {"delivered_gbps", s.delivered_gbps()},
-          {"link_gbps", s.link_gbps()},
-          {"link_efficiency", s.link_efficiency()},
-          {"gather_seconds", s.gather_seconds},
-          {"slot_wait_seconds", s.slot_wait_seconds},
-          {"timed_batches", s.timed_batches},
-          {"transfer_seconds", s.transfer_seconds},
-          {"kernel_seconds", s.kernel_seconds},
-          {"compute_seconds", s.compute_seconds},
-          {"stall_seconds", s.stall_seconds},
-          {"stall_share", s.stall_share()},
-          {"exposed_transfer_seconds", s.exposed_transfer_seconds},
-          {"exposed_gather_seconds", s.exposed_gather_seconds},
-          {"exposed_kernel_seconds", s.exposed_kernel_seconds},
-          {"stall_other_seconds", s.stall_other_seconds()},
-          {"transfer_gbps", s.transfer_gbps()},
-          {"transfer_share", s.transfer_share()},
-          {"gather_share", s.gather_share()},
-          {"kernel_share", s.kernel_share()},
-          {"mean_ready", s.mean_ready},
-          {"limited_by", feed_limit_name(s.limited_by())},
-          {"sentence", s.sentence()}};
+json statistics_value(const FeedStatistics& statistics) {
+  json value;
+  for (const FeedFigure& figure : feed_figures()) {
+    if (!figure.applies_to(statistics)) continue;
+    std::visit([&](auto number) { value[std::string(figure.name)] = number; }, figure.value(statistics));
+  }
+  value["sentence"] = statistics.sentence();
+  return value;
 }
 
 json device_value(const DeviceInfo& device) {
@@ -59,8 +43,7 @@ json options_value(const FeedOptions& o) {
 }  // namespace
 
 std::string feed_json(const FeedAccount& account) {
-  const FeedStatistics& total = account.total;
-  json value = statistics_value(total);
+  json value = statistics_value(account.total);
   value.update(
       {{"version", PENSTOCK_VERSION},
        {"verified", account.verified},
@@ -79,13 +62,6 @@ std::string feed_json(const FeedAccount& account) {
         {{"samples", account.dataset_samples}, {"bytes", account.dataset_bytes}, {"fields", account.fields}}},
        {"open_seconds", account.open_seconds},
        {"setup_seconds", account.setup_seconds},
-       {"prefetch_depth", total.prefetch_depth},
-       {"slots", total.slots},
-       {"ring_bytes", total.ring_bytes},
-       {"resident_bytes", total.resident_bytes},
-       {"resident_seconds", total.resident_seconds},
-       {"link_ceiling", total.link_ceiling},
-       {"sample_bytes", total.sample_bytes},
        {"epochs", json::array()}});
   if (!account.trouble.empty()) value["error"] = account.trouble;
   for (const FeedEpoch& epoch : account.epochs) {

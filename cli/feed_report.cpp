@@ -3,6 +3,7 @@
 #include "report_files.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/core/feed_figures.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include <fstream>
 #include <sstream>
 #include <utility>
+#include <variant>
 
 namespace penstock::cli {
 
@@ -75,9 +77,10 @@ std::string pairs_table(const Rows& rows) {
   return html + "</tbody></table>";
 }
 
-/// A name that shows what it means when it is clicked.
-std::string defined(std::string_view name, std::string_view definition) {
-  return fmt::format("<details><summary>{}</summary><p>{}</p></details>", escaped(name), escaped(definition));
+/// A name that shows what it means when it is clicked, and its value.
+std::string figure_row(std::string_view name, std::string_view value, std::string_view help) {
+  return fmt::format("<tr><th><details><summary>{}</summary><p>{}</p></details></th><td>{}</td></tr>\n",
+                     escaped(name), prose(help), escaped(value));
 }
 
 std::string count_text(std::uint64_t count) {
@@ -129,95 +132,37 @@ std::string epochs_table(const FeedAccount& account) {
         "<td>{}</td></tr>\n",
         epoch.epoch + 1, epoch.complete ? "" : " (cut short)", count_text(s.samples), s.seconds,
         rate_text(s.samples_per_second()), s.link_gbps(), s.delivered_gbps(), percent_text(s.stall_share()),
-        pace_text(s.limited_by()));
+        feed_limit_label(s.limited_by()));
   }
   return html + "</tbody></table>";
 }
 
-struct Figure {
-  std::string_view name;
-  std::string value;
-  std::string_view definition;
-};
-
-std::string of_time(double seconds, double share) {
-  return seconds > 0 ? fmt::format("{}, {} of the time", format_seconds(seconds), percent_text(share))
-                     : "none";
-}
-
-/// The figures that FeedStatistics prints, by the same names.
-std::vector<Figure> figures(const FeedStatistics& s) {
-  const std::string ran =
-      s.transfer_seconds > 0 ? fmt::format(", {} while it ran", format_gbps(s.transfer_gbps() * kGB)) : "";
-  return {
-      {"samples", fmt::format("{} in {}", count_text(s.samples), batches_text(s.batches)),
-       "Samples and batches that were given out."},
-      {"delivered",
-       fmt::format("{}, {}", format_bytes(s.delivered_bytes), format_gbps(s.delivered_gbps() * kGB)),
-       "Bytes in device memory in the types that a model reads, and their rate over the whole time. 1 GB/s "
-       "is "
-       "10^9 bytes a second."},
-      {"over the link",
-       fmt::format("{}, {}, {}", format_bytes(s.link_bytes), format_gbps(s.link_gbps() * kGB),
-                   efficiency_text(s)),
-       "Bytes that crossed between host and device for them. They are fewer than those delivered if values "
-       "widen on arrival or stay on the device. The ceiling is the best rate that penstock link measured. "
-       "The "
-       "share of it is low wherever something else sets the pace."},
-      {"kept on the device",
-       s.resident_bytes == 0 ? "nothing"
-                             : fmt::format("{}, moved in {}", format_bytes(s.resident_bytes),
-                                           format_seconds(s.resident_seconds)),
-       "The part of the dataset that stays in device memory (--residency) and no longer crosses the link."},
-      {"whole time", time_text(s.seconds), "From the first request for a batch to the end of the last one."},
-      {"your step", of_time(s.compute_seconds, 1 - s.stall_share()),
-       "The work between a batch's arrival and the next request: here what --step-ms and --verify do. All "
-       "shares of the time are of the step and its waits together."},
-      {"waiting for data", of_time(s.stall_seconds, s.stall_share()),
-       "From a request until the batch is there. A faster feed can save this much at most."},
-      {"… for the transfer", time_text(s.exposed_transfer_seconds),
-       "The part of the wait in which the batch's bytes were on their way: no step hid it."},
-      {"… for the host gather", time_text(s.exposed_gather_seconds),
-       "The part of the wait in which host threads copied the batch's samples together."},
-      {"… for the device gather", time_text(s.exposed_kernel_seconds),
-       "The part of the wait in which a kernel gathered the batch out of device memory."},
-      {"… for a batch to start", time_text(s.stall_other_seconds()),
-       "The rest of the wait: the batch was handed from thread to thread, its copies were being launched, no "
-       "slot "
-       "was free for it yet, or the resident part was still on its way."},
-      {"host gather", of_time(s.gather_seconds, s.gather_share()),
-       "Host threads copied the samples of a batch together."},
-      {"transfer", of_time(s.transfer_seconds, s.transfer_share()) + ran,
-       "Copies ran, or kernels that read host memory over the link."},
-      {"device gather", of_time(s.kernel_seconds, s.kernel_share()),
-       "Kernels gathered samples that stay on the device."},
-      {"batches ahead", fmt::format("{:.1f} of {} on average", s.mean_ready, s.prefetch_depth),
-       "Batches that were ready or on their way when one was asked for, of those that may be (--prefetch). "
-       "Nearly "
-       "all: the feed is ahead. Few say little, for a host that only queues work asks early."},
-      {"paused, all slots full", time_text(s.slot_wait_seconds),
-       "The feed had nothing to do, because every slot held a batch that the step had not used up. That is "
-       "good: the feed was ahead."},
-      {"ring", fmt::format("{} slots, {}", s.slots, format_bytes(s.ring_bytes)),
-       "The places in device memory where batches arrive."}};
+/// The lines that FeedStatistics prints, each with the help of its figures.
+std::string figure_rows(const FeedStatistics& statistics) {
+  std::string html;
+  for (const FeedLine& line : feed_lines(statistics)) {
+    const std::size_t indent = line.label.find_first_not_of(' ');
+    std::string help;
+    for (const FeedFigure* figure : line.figures) help += fmt::format("{} ", figure->help);
+    html += figure_row(fmt::format("{}{}", indent > 2 ? "… " : "", line.label.substr(indent)),
+                       line.text.empty() ? "none" : line.text, help);
+  }
+  return html;
 }
 
 std::string account_table(const FeedAccount& account) {
-  std::vector<Figure> rows = figures(account.total);
-  rows.push_back({"before the feed",
-                  fmt::format("{} to open the dataset, {} to make the loader",
-                              format_seconds(account.open_seconds), format_seconds(account.setup_seconds)),
-                  "What came before the first request. It is in no other figure."});
+  std::string html = "<table><tbody>\n" + figure_rows(account.total);
+  html += figure_row("before the feed",
+                     fmt::format("{} to open the dataset, {} to make the loader",
+                                 format_seconds(account.open_seconds), format_seconds(account.setup_seconds)),
+                     "What came before the first request. It is in no other figure.");
   if (account.options.verify) {
-    rows.push_back(
-        {"compared",
-         fmt::format("{} in {}, {}", format_bytes(account.compared.bytes),
-                     batches_text(account.compared.batches), format_seconds(account.compared.seconds)),
-         "What --verify compared with the dataset, and how long that took. It is work of the step."});
-  }
-  std::string html = "<table><tbody>\n";
-  for (const auto& [name, value, definition] : rows) {
-    html += fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", defined(name, definition), escaped(value));
+    html += figure_row(
+        "compared",
+        fmt::format("{} in {}, {}", format_bytes(account.compared.bytes),
+                    batches_text(account.compared.batches), format_seconds(account.compared.seconds)),
+        "What --verify compared with the dataset, and how long that took. It is work of the "
+        "step.");
   }
   return html + "</tbody></table>";
 }
@@ -317,16 +262,11 @@ std::string data_text(const FeedAccount& account) {
              {"marks", json::array()},
              {"epochs", json::array()}};
   for (const BatchTimes& batch : account.timeline) {
-    value["timeline"].push_back({{"epoch", batch.epoch},
-                                 {"batch", batch.batch},
-                                 {"samples", batch.samples},
-                                 {"link_bytes", batch.link_bytes},
-                                 {"gather_begin", batch.gather_begin},
-                                 {"gather_end", batch.gather_end},
-                                 {"transfer_begin", batch.transfer_begin},
-                                 {"transfer_end", batch.transfer_end},
-                                 {"asked", batch.asked},
-                                 {"arrived", batch.arrived}});
+    json times;
+    for (const BatchFigure& figure : batch_figures()) {
+      std::visit([&](auto number) { times[std::string(figure.name)] = number; }, figure.value(batch));
+    }
+    value["timeline"].push_back(std::move(times));
   }
   for (const FeedMark& mark : account.marks) {
     value["marks"].push_back(

@@ -22,7 +22,7 @@ std::string epoch_table(const FeedAccount& account, const Look& look) {
                std::to_string(s.samples), fmt::format("{:.3f}", s.seconds),
                fmt::format("{:.0f}", s.samples_per_second()), format_rate(s.link_gbps() * kGB),
                format_rate(s.delivered_gbps() * kGB), percent_text(s.stall_share()),
-               std::string(pace_text(s.limited_by()))});
+               std::string(feed_limit_label(s.limited_by()))});
   }
   return table.text(look);
 }
@@ -40,26 +40,6 @@ std::string verify_text(const FeedAccount& account) {
 }
 
 }  // namespace
-
-std::string_view pace_text(FeedLimit limit) noexcept {
-  switch (limit) {
-    case FeedLimit::unknown:
-      return "too few batches";
-    case FeedLimit::consumer:
-      return "your step";
-    case FeedLimit::link:
-      return "transfer";
-    case FeedLimit::gather:
-      return "host gather";
-    case FeedLimit::device:
-      return "device gather";
-    case FeedLimit::residency:
-      return "residency, once";
-    case FeedLimit::batches:
-      return "cost of a batch";
-  }
-  return "too few batches";
-}
 
 std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 

@@ -6,18 +6,15 @@ import collections
 import copy
 import functools
 import sys
-import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from . import _others
+from . import _core, _others
 from ._checks import whole
 from ._engines import engine_for, resolve
 from ._errors import InvalidArgument
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
-
-_clock = time.perf_counter
 
 
 def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False) -> Feed:
@@ -77,7 +74,6 @@ class Feed:
         self.loader = loader
         self.sharded = bool(sharded)
         self._set_device(device)
-        self._statistics = FeedStatistics(self._spec, self.prefetch_depth)
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
         engine_for(self._spec)
@@ -116,8 +112,14 @@ class Feed:
         return f"penstock.feed({self.loader!r}, device={self._spec!r}, prefetch_depth={self.prefetch_depth})"
 
     def stats(self) -> FeedStatistics:
-        """What this feed did so far."""
-        return self._statistics
+        """What this feed did so far, and where the time went. It goes on with the feed: each figure is as of when it is
+        read."""
+        account = self._account
+        return FeedStatistics(self._spec, account.stats, account.timeline)
+
+    @functools.cached_property
+    def _account(self) -> _core.FeedAccount:
+        return _core.FeedAccount(engine_for(self._spec), self.prefetch_depth)
 
     def _begin(self) -> Iterator[Any]:
         """The loader's iterator, for a new epoch."""
@@ -181,7 +183,7 @@ class _Prepared:
     def __iter__(self: Any) -> Iterator[Any]:
         loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
         inner = _Under(base, self._spec, self.prefetch_depth, sharded=True)
-        inner._statistics = self._statistics
+        inner._account = self._account
         # Loops may nest: each hands back to the one that goes on.
         active = self.__dict__.setdefault("_active", [])
         active.append(inner)
@@ -222,8 +224,8 @@ class FeedIterator:
 
     def __init__(self, feed: Feed):
         self._feed = feed
-        self._engine = engine_for(feed._spec)
-        self._expand = expander_for(self._engine)
+        self._account = _core.FeedIteration(feed._account)
+        self._expand = expander_for(engine_for(feed._spec))
         # Where workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._keeps_state = isinstance(feed, _Stateful)
@@ -231,28 +233,22 @@ class FeedIterator:
         self._pending: collections.deque[Any] = collections.deque()
         self._turn = 0
         self._reads = True
-        self._fetched_any = False
         self._over = False
-        self._left: float | None = None
 
     def __iter__(self) -> FeedIterator:
         return self
 
     def __next__(self) -> Any:
-        statistics = self._feed._statistics
-        entered = _clock()
-        if self._left is not None:
-            statistics._add_consumer(entered - self._left)
-        try:
-            return self._next(statistics)
-        finally:
-            self._left = None if self._over else _clock()
-            statistics.seconds += (self._left or _clock()) - entered
-
-    def _next(self, statistics: FeedStatistics) -> Any:
         if self._over:
             raise StopIteration
-        self._fill(statistics)
+        try:
+            self._account.ask(len(self._pending))
+            return self._next()
+        finally:
+            self._account.leave(self._over)
+
+    def _next(self) -> Any:
+        self._fill()
         feed = self._feed
         if not self._pending:
             self.close()
@@ -268,12 +264,10 @@ class FeedIterator:
                 raise item
             finally:
                 del item
-        flight, state, asked, fetched, sent = item
-        taken = _clock()
-        batch = flight.land()
+        flight, state = item
+        batch = self._account.land(flight)
         if feed._turn == self._turn:
             feed._state = state
-        statistics._add(flight, asked, fetched, sent, taken, _clock())
         return batch
 
     def _start(self) -> None:
@@ -283,33 +277,31 @@ class FeedIterator:
         feed._state = None
         feed._turn = self._turn = feed._turn + 1
 
-    def _fill(self, statistics: FeedStatistics) -> None:
-        feed = self._feed
+    def _fill(self) -> None:
+        feed, account = self._feed, self._account
         while self._reads and len(self._pending) <= feed.prefetch_depth:
-            asked = _clock()
             try:
-                if self._source is None:
-                    self._start()
-                batch = next(self._source, _END)  # type: ignore[arg-type]
+                account.load()
+                try:
+                    if self._source is None:
+                        self._start()
+                    batch = next(self._source, _END)  # type: ignore[arg-type]
+                finally:
+                    account.loaded()
                 if batch is _END:
                     self._reads = False
                     return
-                fetched = _clock()
-                if not self._fetched_any:
-                    self._fetched_any = True
-                    statistics.startup_seconds += fetched - asked
-                    asked = fetched
                 # Copied, since the loader may go on writing into what it gave.
                 state = copy.deepcopy(feed.loader.state_dict()) if self._keeps_state else None
-                flight = self._engine.send(batch, self._expand, self._pin)
+                flight = account.send(batch, self._expand, self._pin)
                 del batch
             except Exception as error:
-                number = statistics.batches + sum(not isinstance(item, Exception) for item in self._pending)
+                number = feed._account.batches + sum(not isinstance(item, Exception) for item in self._pending)
                 _note(error, f"raised while penstock.feed asked for batch {number} and sent it")
                 self._pending.append(error)
                 self._reads = False
             else:
-                self._pending.append((flight, state, asked, fetched, _clock()))
+                self._pending.append((flight, state))
 
     def close(self) -> None:
         """Ends the epoch here: lets go of the loader's iterator and of the batches that were read ahead."""

@@ -195,7 +195,8 @@ class Loader:
 
     def stats(self) -> LoaderStatistics:
         """What the loader did so far, the account that `penstock feed` prints."""
-        return LoaderStatistics(self._native.stats(), self._native.timeline())
+        figures, timeline = self._native.stats(), self._native.timeline()
+        return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
 
     def close(self) -> None:
         """Stops the loader's threads. Batches that are held stay valid; iterating raises Closed."""

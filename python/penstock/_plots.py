@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,11 +13,10 @@ Lane = tuple[str, Spans]
 # The colours of the command's report. A lane of another name takes one of matplotlib's.
 _COLOURS = {
     "host gather": "#c98a1b",
-    "loader": "#c98a1b",
+    "send": "#c98a1b",
     "transfer": "#2673b8",
-    "send": "#2673b8",
     "device gather": "#7a5bb5",
-    "hand out": "#7a5bb5",
+    "loader": "#8a8f98",
     "waiting for data": "#cf5044",
     "your step": "#3a8f5d",
 }
@@ -33,36 +31,17 @@ def pyplot() -> Any:
     return pyplot
 
 
-def loader_lanes(timeline: Iterable[Any]) -> list[Lane]:
-    """The lanes of a Loader's timeline of BatchTimes. A step is the time from a batch's arrival to the next request."""
+def lanes(timeline: Iterable[Any]) -> list[Lane]:
+    """The lanes of a timeline of BatchTimes. A step is the time from a batch's arrival to the next request."""
     times = list(timeline)
+    wraps = any(t.loader_end > 0 for t in times)
     return [
-        ("host gather", [(t.gather_begin, t.gather_end) for t in times]),
+        ("loader", [(t.loader_begin, t.loader_end) for t in times]),
+        ("send" if wraps else "host gather", [(t.gather_begin, t.gather_end) for t in times]),
         ("transfer", [(t.transfer_begin, t.transfer_end) for t in times if t.link_bytes > 0]),
         ("device gather", [(t.transfer_begin, t.transfer_end) for t in times if t.link_bytes == 0]),
         ("waiting for data", [(t.asked, t.arrived) for t in times]),
         ("your step", [(t.arrived, following.asked) for t, following in itertools.pairwise(times)]),
-    ]
-
-
-def feed_lanes(timeline: Iterable[tuple[float, float, float, float, float]]) -> list[Lane]:
-    """The lanes of a Feed's timeline of (asked, fetched, sent, taken, landed).
-
-    A step goes on until the same thread asks the loader or takes a batch. In mid-epoch, requests for batches that were
-    not handed out yet are not in the timeline, so that the last steps seem longer than they were.
-    """
-    times = list(timeline)
-    begins = sorted(moment for asked, _, _, taken, _ in times for moment in (asked, taken))
-    steps = []
-    for *_, landed in times:
-        following = bisect.bisect_left(begins, landed)
-        if following < len(begins):
-            steps.append((landed, begins[following]))
-    return [
-        ("loader", [(asked, fetched) for asked, fetched, *_ in times]),
-        ("send", [(fetched, sent) for _, fetched, sent, *_ in times]),
-        ("hand out", [(taken, landed) for *_, taken, landed in times]),
-        ("your step", steps),
     ]
 
 

@@ -58,12 +58,15 @@ Flight::~Flight() {
 }
 
 nb::object Flight::land() {
+  Torch* const torch = engine_->is_cuda() && !remains_.transfers.empty() ? Torch::get() : nullptr;
+  return land_on(torch != nullptr ? torch->current_stream(engine_->index()) : nullptr);
+}
+
+nb::object Flight::land_on(StreamHandle current) {
   if (!result_.is_valid()) throw Closed("This batch was taken already.");
   engine_->reap();
   if (remains_.transfers.empty()) return std::move(result_);
-  Torch* torch = engine_->is_cuda() ? Torch::get() : nullptr;
-  if (torch != nullptr) {
-    const StreamHandle current = torch->current_stream(engine_->index());
+  if (engine_->is_cuda() && Torch::get() != nullptr) {
     const nb::gil_scoped_release unlocked;
     const Stream stream = engine_->device().wrap_stream(current);
     for (const auto& transfer : remains_.transfers) stream.wait(transfer);
@@ -107,7 +110,7 @@ std::shared_ptr<Engine> Engine::open(const std::string& spec,
           }};
 }
 
-TransferEngine& Engine::engine() const {
+void Engine::refuse_fork() const {
   if (fork_generation() != generation_) {
     throw DeviceError(
         "PENSTOCK_FORKED", "fork", 0,
@@ -115,6 +118,10 @@ TransferEngine& Engine::engine() const {
             ", and a device cannot be used on both sides of a fork. Use penstock in the parent only "
             "(DataLoader workers yield host tensors), or start processes with the 'spawn' method.");
   }
+}
+
+TransferEngine& Engine::engine() const {
+  refuse_fork();
   if (!engine_) throw Closed("penstock's engine for " + device_.info().spec + " was closed.");
   return *engine_;
 }
@@ -145,7 +152,7 @@ nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storag
   return make_array(std::static_pointer_cast<DeviceStorage>(storage), view);
 }
 
-Flight Engine::send(nb::handle tree, nb::handle expand, bool pin) {
+Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
   reap();
   (void)engine();
   Tree nest(tree, expand, [this](const Leaf& leaf) {
@@ -195,7 +202,8 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin) {
     const nb::gil_scoped_release unlocked;
     std::optional<Stream> after;
     if (cuda_torch) after.emplace(device_.wrap_stream(flight.stream_));
-    enqueue(flight, leaves, packed, alone, destinations, after ? &*after : nullptr);
+    enqueue(flight, leaves, packed, alone, destinations,
+            {.after = after ? &*after : nullptr, .timed = timed});
   }
   if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.remains_.transfers);
   results.reserve(leaves.size());
@@ -209,12 +217,11 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin) {
 
 void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const std::vector<std::size_t>& packed,
                      const std::vector<std::size_t>& alone, const std::vector<std::byte*>& destinations,
-                     const Stream* after) {
+                     const CopyOptions& common) {
   auto& transfers = flight.remains_.transfers;
   transfers.reserve(alone.size() + 1);
-  CopyOptions options;
+  CopyOptions options = common;
   options.destination_kind = MemoryKind::device;
-  options.after = after;
   if (!packed.empty()) {
     std::vector<TransferPiece> pieces;
     pieces.reserve(packed.size());

@@ -42,9 +42,13 @@ class Flight {
   /// or the stream that takes them (DLPack); the host blocks only while pageable memory is still being
   /// staged. On the host device the host blocks until they are there. Callable once.
   [[nodiscard]] nb::object land();
+  /// The same, given PyTorch's current stream; not looked at unless PyTorch is imported, on a GPU.
+  [[nodiscard]] nb::object land_on(StreamHandle current);
   /// Blocks until the sources are not read any more.
   void release_sources();
 
+  /// Until it has landed.
+  [[nodiscard]] const std::vector<Transfer>& transfers() const noexcept { return remains_.transfers; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::size_t arrays() const noexcept { return arrays_; }
   /// The extent of the first array's first axis; 0 where there is none.
@@ -71,8 +75,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// `pin`: PyTorch copies its large pageable tensors into pinned memory first, on the calling thread and
   /// those of its own that this one has. Where the same threads make the batches, ours would only take their
-  /// cores.
-  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin);
+  /// cores. `timed`: see CopyOptions.
+  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, bool timed = false);
   /// Whether `data` is memory of this device, where the host device's memory is the host's too.
   [[nodiscard]] bool owns(const void* data) const;
   /// Copies `leaves` of this device to new host memory, which it returns; blocks until it is there.
@@ -83,6 +87,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void keep(Remains remains);
   /// Waits for what is in flight and closes the device; results stay valid. Later calls throw Closed.
   void close();
+
+  /// Throws DeviceError in a process that was forked from the one that opened this.
+  void refuse_fork() const;
 
   [[nodiscard]] const DeviceInfo& info() const noexcept { return device_.info(); }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
@@ -97,7 +104,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::shared_ptr<Storage> allocate(std::size_t bytes, bool for_torch);
   void enqueue(Flight& flight, const std::vector<Leaf>& leaves, const std::vector<std::size_t>& packed,
                const std::vector<std::size_t>& alone, const std::vector<std::byte*>& destinations,
-               const Stream* after);
+               const CopyOptions& common);
   [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
                                 bool for_torch) const;
 

@@ -67,7 +67,8 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<Engine>(module, "Engine", "What one device is sent to with.")
       .def(nb::new_(&Engine::open), nb::arg("spec"), nb::arg("cache_directory") = nb::none())
-      .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false)
+      .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false,
+           nb::arg("timed") = false)
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Transfers that nobody asks for and that are not done.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })

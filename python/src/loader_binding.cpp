@@ -11,7 +11,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <sstream>
 #include <tuple>
 #include <utility>
 
@@ -60,70 +59,9 @@ void load_state_dict(NativeLoader& self, const nb::dict& dict) {
   self.loader().restore(state);
 }
 
-void bind_statistics(nb::module_& module) {
-  using S = FeedStatistics;
-  nb::class_<S>(module, "LoaderStatistics",
-                "What a Loader did, and where its time went. Seconds are wall time; stages overlap.")
-      .def_ro("epochs", &S::epochs)
-      .def_ro("batches", &S::batches)
-      .def_ro("samples", &S::samples)
-      .def_ro("delivered_bytes", &S::delivered_bytes)
-      .def_ro("link_bytes", &S::link_bytes)
-      .def_ro("resident_bytes", &S::resident_bytes)
-      .def_ro("resident_seconds", &S::resident_seconds)
-      .def_ro("seconds", &S::seconds)
-      .def_ro("gather_seconds", &S::gather_seconds)
-      .def_ro("slot_wait_seconds", &S::slot_wait_seconds)
-      .def_ro("timed_batches", &S::timed_batches)
-      .def_ro("transfer_seconds", &S::transfer_seconds)
-      .def_ro("kernel_seconds", &S::kernel_seconds)
-      .def_ro("compute_seconds", &S::compute_seconds)
-      .def_ro("stall_seconds", &S::stall_seconds)
-      .def_ro("exposed_transfer_seconds", &S::exposed_transfer_seconds)
-      .def_ro("exposed_kernel_seconds", &S::exposed_kernel_seconds)
-      .def_ro("exposed_gather_seconds", &S::exposed_gather_seconds)
-      .def_ro("mean_ready", &S::mean_ready)
-      .def_ro("prefetch_depth", &S::prefetch_depth)
-      .def_ro("slots", &S::slots)
-      .def_ro("ring_bytes", &S::ring_bytes)
-      .def_ro("link_ceiling", &S::link_ceiling)
-      .def_ro("sample_bytes", &S::sample_bytes)
-      .def_prop_ro("samples_per_second", &S::samples_per_second)
-      .def_prop_ro("link_gbps", &S::link_gbps)
-      .def_prop_ro("delivered_gbps", &S::delivered_gbps)
-      .def_prop_ro("link_efficiency", &S::link_efficiency)
-      .def_prop_ro("transfer_gbps", &S::transfer_gbps)
-      .def_prop_ro("stall_share", &S::stall_share)
-      .def_prop_ro("transfer_share", &S::transfer_share)
-      .def_prop_ro("kernel_share", &S::kernel_share)
-      .def_prop_ro("gather_share", &S::gather_share)
-      .def_prop_ro("stall_other_seconds", &S::stall_other_seconds)
-      .def_prop_ro("limited_by", [](const S& s) { return std::string(feed_limit_name(s.limited_by())); })
-      .def("sentence", &S::sentence, "What sets the pace, with figures of the table, and what to do next.")
-      .def("__str__", [](const S& statistics) {
-        std::ostringstream text;
-        text << statistics;
-        return text.str();
-      });
-  using T = BatchTimes;
-  nb::class_<T>(module, "BatchTimes",
-                "When the stages of one batch began and ended, in seconds on one clock.")
-      .def_ro("epoch", &T::epoch)
-      .def_ro("batch", &T::batch)
-      .def_ro("samples", &T::samples)
-      .def_ro("link_bytes", &T::link_bytes)
-      .def_ro("gather_begin", &T::gather_begin)
-      .def_ro("gather_end", &T::gather_end)
-      .def_ro("transfer_begin", &T::transfer_begin)
-      .def_ro("transfer_end", &T::transfer_end)
-      .def_ro("asked", &T::asked)
-      .def_ro("arrived", &T::arrived);
-}
-
 }  // namespace
 
 void bind_loader(nb::module_& module) {
-  bind_statistics(module);
   nb::class_<NativeLoader>(module, "NativeLoader", "The C++ loader; use penstock.Loader.")
       .def(
           "__init__",

@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 #include "engine.hpp"
+#include "feed_account.hpp"
 #include "native_loader.hpp"
 #include "warnings.hpp"
 
@@ -90,5 +91,7 @@ NB_MODULE(_core, module) {
   bind_devices(module);
   bind_arrays(module);
   bind_engine(module);
+  bind_statistics(module);
+  bind_feed_account(module);
   bind_loader(module);
 }

@@ -4,8 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
-#include <ostream>
+#include <array>
 
 namespace penstock {
 
@@ -21,9 +20,31 @@ constexpr double kNearCeiling = 0.8;
 // Of fewer batches the first one, which nothing could hide, is most of the time.
 constexpr std::uint64_t kFewest = 4;
 
+struct LimitWords {
+  FeedLimit limit;
+  std::string_view name;
+  std::string_view label;
+};
+constexpr std::array<LimitWords, 8> kLimits{{{FeedLimit::unknown, "unknown", "too few batches"},
+                                             {FeedLimit::consumer, "consumer", "your step"},
+                                             {FeedLimit::link, "link", "transfer"},
+                                             {FeedLimit::loader, "loader", "loader"},
+                                             {FeedLimit::gather, "gather", "host gather"},
+                                             {FeedLimit::device, "device", "device gather"},
+                                             {FeedLimit::residency, "residency", "residency, once"},
+                                             {FeedLimit::batches, "batches", "cost of a batch"}}};
+
 constexpr std::string_view kSendLess =
     "send fewer bytes: store narrower types and widen them on arrival (option `to`), or keep part of the "
     "dataset on the device (option `residency`).";
+
+constexpr std::string_view kYieldLess =
+    "send fewer bytes: have the loader yield narrower types, such as uint8, and widen them on the device.";
+
+const LimitWords& words_of(FeedLimit limit) noexcept {
+  const auto found = std::ranges::find(kLimits, limit, &LimitWords::limit);
+  return found == kLimits.end() ? kLimits.front() : *found;
+}
 
 double ratio(double a, double b) noexcept { return b > 0 ? a / b : 0; }
 
@@ -43,6 +64,10 @@ std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share);
 
 std::string unknown_sentence(const FeedStatistics& s) {
   if (s.batches == 0) return "Nothing was fed yet. Take a few batches, then ask again.";
+  if (!s.knows_consumer) {
+    return "What sets the pace cannot be told: the stream that uses the batches is not known. Import PyTorch "
+           "before you feed, and use the batches on its current stream.";
+  }
   if (s.timed_batches < s.batches) {
     return fmt::format(
         "Too few batches were timed to tell what sets the pace: {} of {}. Wait for the device (synchronize "
@@ -58,45 +83,59 @@ std::string link_sentence(const FeedStatistics& s, const std::string& waited) {
   const std::string ran = percent(s.transfer_share());
   const std::string speed = format_gbps(s.transfer_gbps() * kGB);
   const std::string ceiling = format_gbps(s.link_ceiling);
+  const std::string_view less = s.wraps_loader ? kYieldLess : kSendLess;
   if (s.link_ceiling <= 0) {
     return fmt::format(
         "Transfers set the pace: they ran {} of the time, at {}{}. Measure what the link can carry with "
         "`penstock link`; then {}",
-        ran, speed, waited, kSendLess);
+        ran, speed, waited, less);
   }
   if (s.transfer_gbps() * kGB >= kNearCeiling * s.link_ceiling) {
     return fmt::format(
         "The link sets the pace: transfers ran {} of the time, at {} of the {} that it can carry{}. To go "
         "faster, {}",
-        ran, speed, ceiling, waited, kSendLess);
+        ran, speed, ceiling, waited, less);
+  }
+  const std::string advice =
+      s.wraps_loader ? "Use fewer, larger arrays"
+                     : fmt::format("For samples of {} use larger batches or another path (option `gather`)",
+                                   format_bytes(s.sample_bytes));
+  return fmt::format(
+      "Transfers set the pace: they ran {} of the time, at {} of the {} that the link can carry{}. {}; "
+      "then {}",
+      ran, speed, ceiling, waited, advice, less);
+}
+
+std::string loader_sentence(const FeedStatistics& s, const std::string& waited) {
+  const std::string_view advice =
+      s.startup_seconds > s.loader_seconds
+          ? "Most of that was its start in each epoch: with `persistent_workers=True` a DataLoader's workers "
+            "start once. Feed more batches to see the pace after it."
+          : "Give it more workers (`num_workers` of a DataLoader, with `persistent_workers`) or cheaper "
+            "transforms: penstock cannot make them faster. Arrays in memory need no workers with "
+            "`penstock.Loader`.";
+  return fmt::format("The wrapped loader sets the pace: it was waited for {} of the time{}. {}",
+                     percent(s.loader_share()), waited, advice);
+}
+
+std::string gather_sentence(const FeedStatistics& s, const std::string& waited) {
+  if (s.wraps_loader) {
+    return fmt::format(
+        "Packing and sending batches on the host sets the pace: it ran {} of the time{}. Have the loader "
+        "yield fewer, larger arrays, and make them in its workers (`num_workers` above 0).",
+        percent(s.gather_share()), waited);
   }
   return fmt::format(
-      "Transfers set the pace: they ran {} of the time, at {} of the {} that the link can carry{}. For "
-      "samples of {} use larger batches or another path (option `gather`); then {}",
-      ran, speed, ceiling, waited, format_bytes(s.sample_bytes), kSendLess);
+      "Gathering samples on the host sets the pace: it ran {} of the time{}. Use more threads (option "
+      "`threads`), or let the device read the samples itself (option `gather`: zero-copy). If the dataset is "
+      "larger than memory, the disk is the likely cause.",
+      percent(s.gather_share()), waited);
 }
 
 }  // namespace
 
-std::string_view feed_limit_name(FeedLimit limit) noexcept {
-  switch (limit) {
-    case FeedLimit::unknown:
-      return "unknown";
-    case FeedLimit::consumer:
-      return "consumer";
-    case FeedLimit::link:
-      return "link";
-    case FeedLimit::gather:
-      return "gather";
-    case FeedLimit::device:
-      return "device";
-    case FeedLimit::residency:
-      return "residency";
-    case FeedLimit::batches:
-      return "batches";
-  }
-  return "unknown";
-}
+std::string_view feed_limit_name(FeedLimit limit) noexcept { return words_of(limit).name; }
+std::string_view feed_limit_label(FeedLimit limit) noexcept { return words_of(limit).label; }
 
 double FeedStatistics::samples_per_second() const noexcept {
   return ratio(static_cast<double>(samples), seconds);
@@ -135,9 +174,14 @@ double FeedStatistics::gather_share() const noexcept {
   return std::min(1.0, ratio(per_batch(gather_seconds, batches), span));
 }
 
+double FeedStatistics::loader_share() const noexcept {
+  const double span = per_batch(stall_seconds + compute_seconds, timed_batches);
+  return std::min(1.0, ratio(per_batch(startup_seconds + loader_seconds, batches), span));
+}
+
 double FeedStatistics::stall_other_seconds() const noexcept {
-  return std::max(0.0,
-                  stall_seconds - exposed_transfer_seconds - exposed_kernel_seconds - exposed_gather_seconds);
+  return std::max(0.0, stall_seconds - exposed_loader_seconds - exposed_transfer_seconds -
+                           exposed_kernel_seconds - exposed_gather_seconds);
 }
 
 FeedLimit FeedStatistics::limited_by() const noexcept {
@@ -145,9 +189,10 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
   if (stall_share() < kHardlyWaits) return FeedLimit::consumer;
   const double half = kBusy * (stall_seconds + compute_seconds);
   if (std::min(resident_seconds, stall_other_seconds()) > half) return FeedLimit::residency;
-  const double most = std::max({transfer_share(), kernel_share(), gather_share()});
+  const double most = std::max({transfer_share(), kernel_share(), gather_share(), loader_share()});
   if (1 - stall_share() > std::max(most, kBusy)) return FeedLimit::consumer;
   if (most < kBusy) return FeedLimit::batches;
+  if (most == loader_share()) return FeedLimit::loader;
   if (most == transfer_share()) return FeedLimit::link;
   return most == gather_share() ? FeedLimit::gather : FeedLimit::device;
 }
@@ -174,14 +219,10 @@ std::string FeedStatistics::sentence() const {
           percent(1 - stall_share()), stalled);
     case FeedLimit::link:
       return link_sentence(*this, waited);
+    case FeedLimit::loader:
+      return loader_sentence(*this, waited);
     case FeedLimit::gather:
-      return fmt::format(
-          "Gathering samples on the host sets the pace: it ran {} of the time{}. Use more threads (option "
-          "`threads`), or let the device read the samples itself (option `gather`: zero-copy). If the "
-          "dataset "
-          "is "
-          "larger than memory, the disk is the likely cause.",
-          percent(gather_share()), waited);
+      return gather_sentence(*this, waited);
     case FeedLimit::device:
       return fmt::format(
           "Gathering samples on the device sets the pace: it ran {} of the time{}. The samples are in device "
@@ -201,49 +242,17 @@ std::string FeedStatistics::sentence() const {
   return {};
 }
 
-std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics) {
-  const FeedStatistics& s = statistics;
-  std::string text;
-  const auto line = [&text](std::string_view name, const std::string& value) {
-    fmt::format_to(std::back_inserter(text), "{:<27}{}\n", name, value);
+StallParts stall_parts(const BatchTimes& times) noexcept {
+  const auto within_stall = [&](double begin, double end) {
+    return std::max(0.0, std::min(end, times.arrived) - std::max(begin, times.asked));
   };
-  const auto part = [&line](std::string_view name, double seconds, const std::string& more = {}) {
-    if (seconds > 0) line(name, format_seconds(seconds) + more);
-  };
-  const auto of_time = [](double share) { return fmt::format(", {} of the time", percent(share)); };
-  line("samples",
-       fmt::format("{} in {}, {:.0f} a second", s.samples, batch_count(s.batches), s.samples_per_second()));
-  line("delivered",
-       fmt::format("{}, {}", format_bytes(s.delivered_bytes), format_gbps(s.delivered_gbps() * kGB)));
-  line("over the link",
-       fmt::format("{}, {}{}", format_bytes(s.link_bytes), format_gbps(s.link_gbps() * kGB),
-                   s.link_ceiling > 0 ? fmt::format(", {} of its ceiling of {}", percent(s.link_efficiency()),
-                                                    format_gbps(s.link_ceiling))
-                                      : std::string()));
-  if (s.resident_bytes > 0) {
-    line("kept on the device",
-         fmt::format("{}, moved in {}", format_bytes(s.resident_bytes), format_seconds(s.resident_seconds)));
-  }
-  line("whole time",
-       fmt::format("{}, {} a batch of {}", format_seconds(s.seconds),
-                   format_seconds(per_batch(s.seconds, s.batches)), format_bytes(batch_bytes(s))));
-  if (s.timed_batches < s.batches) line("batches timed", std::to_string(s.timed_batches));
-  part("  your step", s.compute_seconds, of_time(1 - s.stall_share()));
-  part("  waiting for data", s.stall_seconds, of_time(s.stall_share()));
-  part("    for the transfer", s.exposed_transfer_seconds);
-  part("    for the host gather", s.exposed_gather_seconds);
-  part("    for the device gather", s.exposed_kernel_seconds);
-  part("    for a batch to start", s.stall_other_seconds());
-  text += "stages, side by side\n";
-  part("  host gather", s.gather_seconds, of_time(s.gather_share()));
-  part("  transfer", s.transfer_seconds,
-       of_time(s.transfer_share()) + fmt::format(", {} while it ran", format_gbps(s.transfer_gbps() * kGB)));
-  part("  device gather", s.kernel_seconds, of_time(s.kernel_share()));
-  line("batches ahead",
-       fmt::format("{:.1f} of {} on average when one was asked for", s.mean_ready, s.prefetch_depth));
-  part("  paused, all slots full", s.slot_wait_seconds);
-  line("ring", fmt::format("{} slots, {}", s.slots, format_bytes(s.ring_bytes)));
-  return out << text << '\n' << s.sentence() << '\n';
+  // Before the wrapped loader has answered, nothing can be handed out: whatever else runs then is hidden.
+  const double gather_begin = std::max(times.gather_begin, times.loader_end);
+  return {.on_loader = within_stall(times.loader_begin, times.loader_end),
+          .on_device = within_stall(std::max(times.transfer_begin, times.loader_end), times.transfer_end),
+          .on_host = within_stall(gather_begin, times.gather_end) -
+                     within_stall(std::max(gather_begin, times.transfer_begin),
+                                  std::min(times.gather_end, times.transfer_end))};
 }
 
 }  // namespace penstock

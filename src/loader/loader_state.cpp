@@ -100,7 +100,9 @@ void LoaderState::set_up() {
 
   resident_ = std::make_unique<Resident>(device_, *memory_, plan_);
   ring_ = std::make_shared<DeviceRing>(device_, memory_, plan_, options_, sampler_.state());
-  account_ = std::make_unique<Account>(device_, options_.timeline_batches);
+  account_ = std::make_unique<Account>(
+      device_, AccountOptions{.timeline_batches = options_.timeline_batches,
+                              .link_ceiling = profile_.measured ? profile_.ceiling(CopyDirection::h2d) : 0});
   FeedContext context{.dataset = dataset_,
                       .device = device_,
                       .plan = plan_,
@@ -217,14 +219,18 @@ void LoaderState::refuse_fork() const {
 
 std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   refuse_fork();
-  Account::Question question(*account_, stream);
+  Account::Request request(*account_, &stream);
   const Arrival arrival = ring_->take(stream, while_waiting);
   if (arrival.slot == nullptr) {
-    question.answer(arrival, 0);
+    request.end(arrival.times.epoch);
     return std::nullopt;
   }
   DeviceBatch batch(ring_, arrival.slot);
-  question.answer(arrival, batch.size() * delivered_sample_bytes_);
+  request.answer({.timed = arrival.timed,
+                  .times = arrival.times,
+                  .delivered_bytes = batch.size() * delivered_sample_bytes_,
+                  .ready = arrival.ready,
+                  .slot_wait_seconds = arrival.slot_wait_seconds});
   return batch;
 }
 
@@ -282,16 +288,7 @@ FeedStatistics LoaderState::complete(FeedStatistics statistics) const {
   statistics.prefetch_depth = options_.prefetch_depth;
   statistics.slots = size.slots;
   statistics.ring_bytes = size.bytes;
-  statistics.link_ceiling = profile_.measured ? profile_.ceiling(CopyDirection::h2d) : 0;
   statistics.sample_bytes = dataset_.sample_bytes();
-  if (statistics.link_ceiling > 0 && statistics.batches > 0) {
-    // A driver may begin the copies of a batch before it notes the event in front of them (seen with many
-    // copies in one call); nothing crosses the link faster than the link carries.
-    const double timed =
-        static_cast<double>(statistics.timed_batches) / static_cast<double>(statistics.batches);
-    const double least = timed * static_cast<double>(statistics.link_bytes) / statistics.link_ceiling;
-    statistics.transfer_seconds = std::max(statistics.transfer_seconds, least);
-  }
   return statistics;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "loader/account.hpp"
 #include "loader/device_ring.hpp"
 #include "loader/locked_sources.hpp"
 #include "loader/producer.hpp"
@@ -10,6 +9,7 @@
 #include <penstock/loader/loader.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/memory/registration.hpp>
+#include <penstock/transfer/account.hpp>
 
 #include <atomic>
 #include <memory>

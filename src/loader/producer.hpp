@@ -1,10 +1,10 @@
 #pragma once
 
-#include "loader/account.hpp"
 #include "loader/device_ring.hpp"
 #include "loader/feeders.hpp"
 
 #include <penstock/memory/pool.hpp>
+#include <penstock/transfer/account.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
 
 #include <cstddef>

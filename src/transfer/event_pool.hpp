@@ -13,7 +13,8 @@ namespace penstock {
 /// for it keep waiting for what it marked then. Thread-safe.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  explicit EventPool(Device device) : device_(std::move(device)) {}
+  explicit EventPool(Device device, EventTiming timing = EventTiming::off)
+      : device_(std::move(device)), timing_(timing) {}
 
   struct Return {
     std::shared_ptr<EventPool> pool;
@@ -37,12 +38,13 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
         idle_.pop_back();
       }
     }
-    if (!event) event = std::make_unique<Event>(device_.create_event());
+    if (!event) event = std::make_unique<Event>(device_.create_event(timing_));
     return Handle(event.release(), Return{shared_from_this()});
   }
 
  private:
-  Device device_;
+  const Device device_;
+  const EventTiming timing_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Event>> idle_;
 };

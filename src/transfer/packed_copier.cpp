@@ -134,6 +134,7 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
   std::atomic<std::size_t> copies{0};
 
   const auto enqueue = [&](Range chunk) {
+    state.begin_on(stream);
     if (scatter) {
       stream.copy(scratch.data() + (chunk.begin - round.begin), pinned.data() + (chunk.begin - round.begin),
                   chunk.bytes(), CopyDirection::h2d);
@@ -178,7 +179,7 @@ void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const 
       }
       const Range round = plan.round(begin, options_.tuning.window_bytes);
       pack_round(plan, round, stream, *state);
-      rounds.push_back(events_->take());
+      rounds.push_back(state->take_end(*events_));
       rounds.back()->record(stream);
       begin = round.end;
     }
@@ -191,8 +192,9 @@ void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const 
 void PackedCopier::on_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
                              const Stream& stream) {
   try {
+    state->begin_on(stream);
     run_kernel(plan, {}, CopyDirection::d2d, nullptr, stream);
-    auto event = events_->take();
+    auto event = state->take_end(*events_);
     event->record(stream);
     state->account(1, 0, 0);
     state->submitted(std::move(event), false);
@@ -273,6 +275,7 @@ class PackedCopier::Unpacking {
     const StreamBuffer scratch(scatter ? copier_.scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
     pinned_ = copier_.pinned_->allocate_wait(round.bytes());
     arriving_.clear();
+    state_->begin_on(stream);
     if (scatter) copier_.run_kernel(plan_, round, CopyDirection::d2h, scratch.data(), stream);
     for (const Range chunk : chunks_of(round, copier_.options_)) {
       if (scatter) {
@@ -289,7 +292,7 @@ class PackedCopier::Unpacking {
       arriving_.back().event->record(stream);
     }
     if (round.end == plan_.image_bytes()) {
-      auto event = copier_.events_->take();
+      auto event = state_->take_end(*copier_.events_);
       event->record(stream);
       state_->submitted(std::move(event), true);
     }

@@ -233,6 +233,7 @@ void StagingRing::enqueue(Slot& slot) {
   StagedJob& job = *slot.job;
   const std::size_t at = slot.chunk.offset;
   if (job.after) wire_.wait(*job.after);
+  job.state->begin_on(wire_);
   if (direction_ == CopyDirection::h2d) {
     wire_.copy(job.destination + at, slot.pinned.data(), slot.chunk.bytes, direction_);
   } else {
@@ -247,7 +248,7 @@ void StagingRing::enqueue(Slot& slot) {
     last = job.enqueued(slot.chunk.bytes);
   }
   if (last) {
-    auto event = events_->take();
+    auto event = job.state->take_end(*events_);
     event->record(wire_);
     job.state->submitted(std::move(event), direction_ == CopyDirection::d2h);
   }

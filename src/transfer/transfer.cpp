@@ -39,4 +39,8 @@ TransferReport Transfer::report() const {
   return state_ ? state_->report() : TransferReport{.path = TransferPath::direct};
 }
 
+std::optional<TransferSpan> Transfer::span_since(const Event& origin) const {
+  return state_ ? state_->span_since(origin) : std::nullopt;
+}
+
 }  // namespace penstock

@@ -93,6 +93,7 @@ class TransferEngineImpl {
         profile_(options.profile ? *std::move(options.profile) : LinkProfile::defaults(device_.info())),
         threads_(choose_threads(options, profile_)),
         events_(std::make_shared<EventPool>(device_)),
+        timed_events_(std::make_shared<EventPool>(device_, EventTiming::on)),
         pinned_(std::make_shared<Pool>(make_pinned_pool(device_, {.segment_bytes = kPinnedSegment}))),
         scratch_(std::make_shared<Pool>(make_device_pool(device_, {.segment_bytes = kScratchSegment}))),
         free_(device_, pinned_, scratch_, events_, threads_, options, profile_),
@@ -109,7 +110,7 @@ class TransferEngineImpl {
     switch (path) {
       case TransferPath::staged: {
         if (direction == CopyDirection::d2d) throw InvalidArgument("a D2D transfer has no staged path");
-        const auto state = std::make_shared<TransferState>(path, direction, bytes, 1);
+        const auto state = make_state(path, direction, bytes, 1, options);
         Lane& lane = lane_of(options);
         StagingRing& ring = direction == CopyDirection::h2d ? lane.staged_h2d : lane.staged_d2h;
         try {
@@ -241,6 +242,14 @@ class TransferEngineImpl {
     return stream;
   }
 
+  [[nodiscard]] std::shared_ptr<TransferState> make_state(TransferPath path, CopyDirection direction,
+                                                          std::size_t bytes, std::size_t pieces,
+                                                          const CopyOptions& options) const {
+    auto state = std::make_shared<TransferState>(path, direction, bytes, pieces);
+    if (options.timed) state->timed_events = timed_events_;
+    return state;
+  }
+
   Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,
                   const CopyOptions& options) {
     std::size_t bytes = 0;
@@ -248,14 +257,15 @@ class TransferEngineImpl {
       if (piece.bytes != 0) check_regions(piece.destination, piece.source, piece.bytes);
       bytes += piece.bytes;
     }
-    const auto state = std::make_shared<TransferState>(TransferPath::direct, direction, bytes, pieces.size());
+    const auto state = make_state(TransferPath::direct, direction, bytes, pieces.size(), options);
     const Stream& stream = stream_for(direction, options);
     try {
+      state->begin_on(stream);
       for (const TransferPiece& piece : pieces) {
         if (piece.bytes == 0) continue;
         stream.copy(piece.destination, piece.source, piece.bytes, direction);
       }
-      auto event = events_->take();
+      auto event = state->take_end(*events_);
       event->record(stream);
       state->account(pieces.size(), 0, 0);
       state->submitted(std::move(event), false);
@@ -269,7 +279,7 @@ class TransferEngineImpl {
                   const CopyOptions& options) {
     PackedPlan plan(pieces, direction, device_.info().tuning.packing.shortest_run_bytes);
     const auto state =
-        std::make_shared<TransferState>(TransferPath::packed, direction, plan.payload_bytes(), pieces.size());
+        make_state(TransferPath::packed, direction, plan.payload_bytes(), pieces.size(), options);
     switch (direction) {
       case CopyDirection::h2d:
         lane_of(options).packed.to_device(state, plan, stream_for(direction, options),
@@ -290,6 +300,7 @@ class TransferEngineImpl {
   const unsigned threads_;
   const std::uint64_t generation_ = fork_generation();
   const std::shared_ptr<EventPool> events_;
+  const std::shared_ptr<EventPool> timed_events_;
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<Pool> scratch_;
   Lane free_;

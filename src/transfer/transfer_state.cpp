@@ -2,6 +2,8 @@
 
 #include <penstock/core/error.hpp>
 
+#include <utility>
+
 namespace penstock {
 
 TransferState::TransferState(TransferPath path_taken, CopyDirection way, std::size_t size, std::size_t pieces)
@@ -10,6 +12,22 @@ TransferState::TransferState(TransferPath path_taken, CopyDirection way, std::si
   report_.direction = direction;
   report_.bytes = bytes;
   report_.pieces = pieces;
+}
+
+void TransferState::begin_on(const Stream& stream) noexcept {
+  if (!timed_events) return;
+  const std::lock_guard lock(mutex_);  // others wait with their copies until this is marked
+  if (std::exchange(begun_, true)) return;
+  try {
+    auto event = timed_events->take();
+    event->record(stream);
+    begin_ = std::move(event);
+  } catch (...) {  // the transfer goes untimed
+  }
+}
+
+EventPool::Handle TransferState::take_end(EventPool& events) {
+  return timed_events ? timed_events->take() : events.take();
 }
 
 void TransferState::submitted(EventPool::Handle event, bool host_finishes) {
@@ -125,6 +143,12 @@ void TransferState::enqueue_wait(const Stream& stream) {
   // Also when done: the event then costs the stream nothing, and orders it after the copy on the device's
   // side.
   if (event_) stream.wait(*event_);
+}
+
+std::optional<TransferSpan> TransferState::span_since(const Event& origin) const {
+  const Stage now = stage();
+  if (!begin_ || (now != Stage::submitted && now != Stage::done)) return std::nullopt;
+  return TransferSpan{begin_->seconds_since(origin), event_->seconds_since(origin)};
 }
 
 TransferReport TransferState::report() const {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 namespace penstock {
 
@@ -30,6 +31,10 @@ class TransferState {
   TransferState(TransferPath path, CopyDirection direction, std::size_t bytes, std::size_t pieces);
 
   // For the path that carries it out.
+  /// Its first copy or kernel comes next on `stream`; marks this once, if the transfer is timed.
+  void begin_on(const Stream& stream) noexcept;
+  /// For the mark of its end: an event that keeps time if the transfer is timed, or one of `events`.
+  [[nodiscard]] EventPool::Handle take_end(EventPool& events);
   /// All copies are enqueued and `event` marks their end. With `host_finishes`, the transfer is done only at
   /// `finish`.
   void submitted(EventPool::Handle event, bool host_finishes);
@@ -46,12 +51,16 @@ class TransferState {
   /// Set before the transfer is shared: lets a thread that would wait do the work that is left instead.
   std::function<void()> help;
 
+  /// Set before the transfer is shared, for one that is timed: events that keep time.
+  std::shared_ptr<EventPool> timed_events;
+
   // For those who ask: see Transfer.
   [[nodiscard]] bool query();
   void synchronize();
   void synchronize_source();
   void enqueue_wait(const Stream& stream);
   [[nodiscard]] TransferReport report() const;
+  [[nodiscard]] std::optional<TransferSpan> span_since(const Event& origin) const;
 
   const TransferPath path;
   const CopyDirection direction;
@@ -68,6 +77,8 @@ class TransferState {
   const std::chrono::steady_clock::time_point requested_ = std::chrono::steady_clock::now();
   std::atomic<Stage> stage_{Stage::working};
   bool host_finishes_ = false;
+  bool begun_ = false;
+  EventPool::Handle begin_{nullptr, {}};
   EventPool::Handle event_{nullptr, {}};
 
   mutable std::mutex mutex_;

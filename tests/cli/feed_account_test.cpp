@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 #include <vector>
 
@@ -40,15 +39,6 @@ TEST(TypicalWindow, TakesWhatThereIs) {
   EXPECT_EQ(typical_window(timeline_of({1, 0.5, 0.5, 0.5}), 4, 0.5, 2), 0U);
   EXPECT_EQ(typical_window(timeline_of({1, 0.5, 0.5, 0.5, 0.5}), 4, 0.5, 3), 1U)
       << "as much start-up as must be";
-}
-
-TEST(PaceText, NamesEachLimitInItsOwnWords) {
-  std::set<std::string_view> names;
-  for (const FeedLimit limit : {FeedLimit::unknown, FeedLimit::consumer, FeedLimit::link, FeedLimit::gather,
-                                FeedLimit::device, FeedLimit::residency, FeedLimit::batches}) {
-    names.insert(pace_text(limit));
-  }
-  EXPECT_EQ(names.size(), 7U);
 }
 
 FeedAccount account_of(double stall, double transfer) {

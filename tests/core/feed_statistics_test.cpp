@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
@@ -43,11 +45,24 @@ FeedStatistics made_resident(double seconds) {
   return s;
 }
 
+/// The same batches of a wrapped loader that was waited for so long, of which its start took `startup`.
+FeedStatistics wrapped(FeedStatistics s, double loader, double startup = 0) {
+  s.wraps_loader = true;
+  s.loader_seconds = loader - startup;
+  s.startup_seconds = startup;
+  return s;
+}
+
 TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(FeedStatistics{}.limited_by(), FeedLimit::unknown);
   EXPECT_EQ(fed(0.01, 0.9, 0, 0.9).limited_by(), FeedLimit::consumer);
   EXPECT_EQ(fed(0.6, 0.95, 0, 0.9).limited_by(), FeedLimit::link);
   EXPECT_EQ(fed(0.6, 0.3, 0, 0.9).limited_by(), FeedLimit::gather);
+  EXPECT_EQ(wrapped(fed(0.6, 0.3, 0, 0.1), 0.9).limited_by(), FeedLimit::loader);
+  EXPECT_EQ(wrapped(fed(0.6, 0.3, 0, 0.1), 0.9, 0.8).limited_by(), FeedLimit::loader)
+      << "its start is its own";
+  EXPECT_EQ(wrapped(fed(0.6, 0.9, 0, 0.1), 0.3).limited_by(), FeedLimit::link);
+  EXPECT_EQ(wrapped(fed(0.1, 0.3, 0, 0.1), 0.8).limited_by(), FeedLimit::consumer);
   EXPECT_EQ(fed(0.6, 0, 0.9, 0).limited_by(), FeedLimit::device);
   EXPECT_EQ(fed(0.6, 0.2, 0, 0.2).limited_by(), FeedLimit::batches);
   EXPECT_EQ(made_resident(0.7).limited_by(), FeedLimit::residency);
@@ -75,6 +90,14 @@ TEST(FeedStatisticsTest, CountsOnlyTheBatchesThatWereTimed) {
 FeedStatistics over_a_link(double ceiling, double stall = 0.6) {
   FeedStatistics s = fed(stall, 0.95, 0, 0.1);
   s.link_ceiling = ceiling;
+  return s;
+}
+
+FeedStatistics of_unknown_consumer() {
+  FeedStatistics s = wrapped(fed(0, 0, 0, 0), 0.5);
+  s.timed_batches = 0;
+  s.compute_seconds = 0;
+  s.knows_consumer = false;
   return s;
 }
 
@@ -124,6 +147,32 @@ const std::vector<Said>& all_cases() {
        "Gathering samples on the host sets the pace: it ran 80.0 % of the time, and your step waited for "
        "data 60.0 % of the time. ",
        "option `threads`"},
+      {wrapped(fed(0.6, 0.3, 0, 0.1), 0.8),
+       "The wrapped loader sets the pace: it was waited for 80.0 % of the time, and your step waited for "
+       "data "
+       "60.0 % of the time. ",
+       "more workers"},
+      {wrapped(fed(0.6, 0.3, 0, 0.1), 0.8, 0.7),
+       "The wrapped loader sets the pace: it was waited for 80.0 % of the time, and your step waited for "
+       "data "
+       "60.0 % of the time. ",
+       "`persistent_workers=True`"},
+      {wrapped(fed(0.6, 0.3, 0, 0.8), 0.1),
+       "Packing and sending batches on the host sets the pace: it ran 80.0 % of the time, and your step "
+       "waited "
+       "for data 60.0 % of the time. ",
+       "`num_workers`"},
+      {wrapped(over_a_link(1.25e9), 0.1),
+       "The link sets the pace: transfers ran 95.0 % of the time, at 1.05 GB/s of the 1.25 GB/s that it can "
+       "carry, and your step waited for data 60.0 % of the time. ",
+       "have the loader yield narrower types"},
+      {wrapped(over_a_link(10e9), 0.1),
+       "Transfers set the pace: they ran 95.0 % of the time, at 1.05 GB/s of the 10.0 GB/s that the link can "
+       "carry, and your step waited for data 60.0 % of the time. ",
+       "fewer, larger arrays"},
+      {of_unknown_consumer(),
+       "What sets the pace cannot be told: the stream that uses the batches is not known. ",
+       "Import PyTorch"},
       {fed(0.6, 0, 0.9, 0),
        "Gathering samples on the device sets the pace: it ran 90.0 % of the time, and your step waited for "
        "data 60.0 % of the time. ",
@@ -175,6 +224,7 @@ TEST(FeedStatisticsTest, DividesByNothing) {
   EXPECT_EQ(none.transfer_share(), 0);
   EXPECT_EQ(none.kernel_share(), 0);
   EXPECT_EQ(none.gather_share(), 0);
+  EXPECT_EQ(none.loader_share(), 0);
   EXPECT_EQ(none.transfer_gbps(), 0);
   const FeedStatistics some = fed(0.25, 0.5, 0, 0);
   EXPECT_EQ(some.samples_per_second(), 1000);
@@ -204,6 +254,61 @@ TEST(FeedStatisticsTest, TheTableNamesEachPartOfTheWait) {
 TEST(FeedStatisticsTest, AConsumerThatIsBusierThanAnyStageLimits) {
   EXPECT_EQ(fed(0.1, 0.5, 0, 0).limited_by(), FeedLimit::consumer);
   EXPECT_EQ(fed(0.1, 0.95, 0, 0).limited_by(), FeedLimit::link);
+}
+
+TEST(FeedLimitTest, EachLimitHasItsOwnWords) {
+  std::set<std::string_view> names;
+  std::set<std::string_view> labels;
+  for (const FeedLimit limit :
+       {FeedLimit::unknown, FeedLimit::consumer, FeedLimit::link, FeedLimit::loader, FeedLimit::gather,
+        FeedLimit::device, FeedLimit::residency, FeedLimit::batches}) {
+    names.insert(feed_limit_name(limit));
+    labels.insert(feed_limit_label(limit));
+  }
+  EXPECT_EQ(names.size(), 8U);
+  EXPECT_EQ(labels.size(), 8U);
+}
+
+TEST(StallPartsTest, AStallIsDividedAmongTheStagesOfItsBatch) {
+  struct Case {
+    BatchTimes times;
+    double on_device;
+    double on_host;
+    double on_loader = 0;
+  };
+  const auto times = [](double asked, double arrived) {
+    return BatchTimes{.gather_begin = 1,
+                      .gather_end = 3,
+                      .transfer_begin = 3.5,
+                      .transfer_end = 5,
+                      .asked = asked,
+                      .arrived = arrived};
+  };
+  BatchTimes overlapping = times(0, 6);
+  overlapping.transfer_begin = 2;
+  BatchTimes no_gather = times(2, 6);
+  no_gather.gather_begin = no_gather.gather_end = 0;
+  // A wrapped loader answers at 2, and what it made is sent until 3; the batch asked for is on its way
+  // already.
+  BatchTimes ahead = times(0, 6);
+  ahead.loader_begin = 0.5;
+  ahead.loader_end = 2;
+  ahead.gather_begin = 2;
+  ahead.transfer_begin = -1;
+  ahead.transfer_end = 4;
+  BatchTimes there = ahead;  // at 1
+  there.transfer_end = 1;
+  BatchTimes half = ahead;
+  half.transfer_end = 2.5;
+  for (const Case& each : {Case{times(0, 6), 1.5, 2}, Case{times(2, 5), 1.5, 1}, Case{times(4, 5), 1, 0},
+                           Case{times(5.5, 6), 0, 0}, Case{times(2, 2), 0, 0}, Case{times(0, 0.5), 0, 0},
+                           Case{overlapping, 3, 1}, Case{no_gather, 1.5, 0}, Case{ahead, 2, 0, 1.5},
+                           Case{there, 0, 1, 1.5}, Case{half, 0.5, 0.5, 1.5}}) {
+    const StallParts parts = stall_parts(each.times);
+    EXPECT_DOUBLE_EQ(parts.on_device, each.on_device) << each.times.asked << " " << each.times.arrived;
+    EXPECT_DOUBLE_EQ(parts.on_host, each.on_host) << each.times.asked << " " << each.times.arrived;
+    EXPECT_DOUBLE_EQ(parts.on_loader, each.on_loader) << each.times.asked << " " << each.times.arrived;
+  }
 }
 
 }  // namespace

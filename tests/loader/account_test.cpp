@@ -1,14 +1,9 @@
-#include "loader/account.hpp"
-
-#include "loader/device_ring.hpp"
 #include "loader/faulty_fixture.hpp"
 #include "support/gate.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <list>
-#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -126,33 +121,6 @@ TEST_P(LoaderAccount, TheTimelineHoldsTheLatestBatchesInTheirOrder) {
   }
 }
 
-TEST(StallPartsTest, AStallIsDividedAmongTheStagesOfItsBatch) {
-  struct Case {
-    BatchTimes times;
-    double on_device;
-    double on_host;
-  };
-  const auto times = [](double asked, double arrived) {
-    return BatchTimes{.gather_begin = 1,
-                      .gather_end = 3,
-                      .transfer_begin = 3.5,
-                      .transfer_end = 5,
-                      .asked = asked,
-                      .arrived = arrived};
-  };
-  BatchTimes overlapping = times(0, 6);
-  overlapping.transfer_begin = 2;
-  BatchTimes no_gather = times(2, 6);
-  no_gather.gather_begin = no_gather.gather_end = 0;
-  for (const Case& each : {Case{times(0, 6), 1.5, 2}, Case{times(2, 5), 1.5, 1}, Case{times(4, 5), 1, 0},
-                           Case{times(5.5, 6), 0, 0}, Case{times(2, 2), 0, 0}, Case{times(0, 0.5), 0, 0},
-                           Case{overlapping, 3, 1}, Case{no_gather, 1.5, 0}}) {
-    const StallParts parts = stall_parts(each.times);
-    EXPECT_DOUBLE_EQ(parts.on_device, each.on_device) << each.times.asked << " " << each.times.arrived;
-    EXPECT_DOUBLE_EQ(parts.on_host, each.on_host) << each.times.asked << " " << each.times.arrived;
-  }
-}
-
 TEST_P(LoaderAccount, BatchesAreTimedAfterAnyNumberOfRestarts) {
   std::atomic<int> third_batches{0};
   const Dataset dataset(
@@ -208,82 +176,6 @@ TEST_P(LoaderAccount, BatchesGoUntimedWhereTheDeviceLags) {
   EXPECT_LT(loader.epoch_stats(0)->timed_batches, 150U);
   EXPECT_GE(loader.epoch_stats(0)->timed_batches, 128U);
   EXPECT_EQ(loader.epoch_stats(2)->timed_batches, 150U);
-}
-
-/// An account of its own, asked and answered as the loader does it.
-class LoaderAccountAlone : public FaultyLoaderTest {
- protected:
-  void SetUp() override {
-    FaultyLoaderTest::SetUp();
-    if (IsSkipped()) return;
-    account_.emplace(*faulty_device_, 8);
-    slot_.emplace(device_->create_event());
-  }
-
-  void answer_with_batch(Account::Question& question) {
-    TimedBatch* const timed = account_->open();
-    timed->begin.record(*stream_);
-    timed->end.record(*stream_);
-    question.answer({.slot = &*slot_, .timed = timed}, 1);
-    stream_->synchronize();
-  }
-
-  /// Records that nobody has.
-  std::size_t records() {
-    std::vector<TimedBatch*> taken;
-    while (TimedBatch* const timed = account_->open()) taken.push_back(timed);
-    for (TimedBatch* const timed : taken) account_->discard(timed);
-    return taken.size();
-  }
-
-  std::optional<Account> account_;
-  std::optional<DeviceSlot> slot_;
-};
-PENSTOCK_DEVICE_SUITE(LoaderAccountAlone);
-
-TEST_P(LoaderAccountAlone, ManyMayAskAtOnceOfWhomSomeGoUntimed) {
-  std::list<Account::Question> questions;
-  for (int i = 0; i < 20; ++i) questions.emplace_back(*account_, *stream_);
-  for (Account::Question& question : questions) answer_with_batch(question);
-  EXPECT_EQ(account_->total().batches, 20U);
-  EXPECT_EQ(account_->total().timed_batches, 16U);
-}
-
-TEST_P(LoaderAccountAlone, QuestionsWithoutAnAnswerCostNothing) {
-  for (int i = 0; i < 20; ++i) const Account::Question forgotten(*account_, *stream_);
-  Account::Question question(*account_, *stream_);
-  answer_with_batch(question);
-  EXPECT_EQ(account_->total().timed_batches, 1U);
-}
-
-TEST_P(LoaderAccountAlone, ABatchWhoseArrivalCannotBeMarkedGoesUntimed) {
-  const std::size_t before = records();
-  Account::Question question(*account_, *stream_);
-  faulty_->fail(Entry::event_record, 3);
-  EXPECT_NO_THROW(answer_with_batch(question));
-  EXPECT_EQ(account_->total().batches, 1U);
-  EXPECT_EQ(account_->total().timed_batches, 0U);
-  EXPECT_EQ(records(), before);
-}
-
-TEST_P(LoaderAccountAlone, TimesThatCannotBeReadCostNoRecord) {
-  const std::size_t before = records();
-  Account::Question question(*account_, *stream_);
-  answer_with_batch(question);
-  faulty_->fail(Entry::event_elapsed);
-  EXPECT_THROW(static_cast<void>(account_->total()), DeviceError);
-  EXPECT_EQ(records(), before);
-}
-
-TEST_P(LoaderAccountAlone, TheLatestEpochsAreKept) {
-  for (std::uint64_t epoch = 0; epoch < 65; ++epoch) {
-    Account::Question question(*account_, *stream_);
-    question.answer({.times = {.epoch = epoch}}, 0);
-    stream_->synchronize();
-  }
-  EXPECT_FALSE(account_->epoch(0).has_value());
-  EXPECT_TRUE(account_->epoch(1).has_value());
-  EXPECT_EQ(account_->total().epochs, 65U);
 }
 
 /// A link of known speed. Margins are wide: what is checked is which of two figures is many times the other.

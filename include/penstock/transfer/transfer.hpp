@@ -1,10 +1,12 @@
 #pragma once
 
+#include <penstock/device/event.hpp>
 #include <penstock/device/stream.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 namespace penstock {
@@ -31,6 +33,12 @@ struct TransferReport {
   double host_copy_seconds = 0;  ///< spent in host copies, summed over threads
   double slot_wait_seconds = 0;  ///< spent waiting for a slot, summed over threads
   double seconds = 0;            ///< from the request until it was seen to be done
+};
+
+/// When a transfer's copies began and ended, in seconds on the device's clock.
+struct TransferSpan {
+  double begin = 0;
+  double end = 0;
 };
 
 /// One requested movement of bytes: a handle that may be copied, asked from any thread, and outlive the
@@ -65,6 +73,10 @@ class Transfer {
   [[nodiscard]] std::size_t bytes() const noexcept;
   [[nodiscard]] TransferPath path() const noexcept;
   [[nodiscard]] TransferReport report() const;
+  /// Of a transfer that was asked for with CopyOptions::timed, and whose work on the device is done: its time
+  /// since `origin`, which keeps time and is done. Nullopt for other transfers, those that failed, and those
+  /// whose beginning could not be marked. Does not block. Throws DeviceError if the device is not done yet.
+  [[nodiscard]] std::optional<TransferSpan> span_since(const Event& origin) const;
 
  private:
   friend class TransferEngineImpl;

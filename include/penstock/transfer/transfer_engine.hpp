@@ -42,6 +42,9 @@ struct CopyOptions {
   /// The transfer touches neither end before the work that this stream held at the request is done. Null: at
   /// once.
   const Stream* after = nullptr;
+  /// Has the device note when the transfer's copies begin and end, for Transfer::span_since: costs one more
+  /// event.
+  bool timed = false;
 };
 
 /// One of the pieces of a packed transfer.

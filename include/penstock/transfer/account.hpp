@@ -1,0 +1,141 @@
+#pragma once
+
+#include <penstock/core/feed_statistics.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/transfer/transfer.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace penstock {
+
+struct AccountOptions {
+  /// Batches whose times are kept for timeline().
+  std::size_t timeline_batches = 256;
+  /// Bytes per second that the link carries at best; 0: unknown. No batch is said to cross it faster.
+  double link_ceiling = 0;
+  /// The batches come from a loader that somebody else wrote.
+  bool wraps_loader = false;
+};
+
+/// Where one batch's times on the device are recorded: Account::open gives it to whoever makes the batch.
+struct TimedBatch {
+  Event begin;  ///< for the maker: recorded on the copy stream before the batch's first copy or kernel
+  Event end;    ///< and after its last
+  /// For a wrapped loader, in place of these two: the batch's transfers, asked for with CopyOptions::timed.
+  std::vector<Transfer> transfers{};
+
+  // The account's own.
+  Event asked;
+  Event arrived;
+  BatchTimes times{};
+  bool is_end = false;    ///< no batch: `asked` alone marks the end of an epoch
+  bool is_first = false;  ///< what the consumer did before it belongs to no batch
+  bool on_host = false;   ///< the host is the consumer: no events, `times` has when it asked and went on
+};
+
+/// What the host knows of a batch when it hands it to the consumer.
+struct Delivery {
+  TimedBatch* timed = nullptr;  ///< null: the batch goes untimed
+  BatchTimes times{};           ///< except for the device's
+  std::size_t delivered_bytes = 0;
+  std::size_t ready = 0;  ///< batches ahead when it was asked for
+  double slot_wait_seconds = 0;
+};
+
+/// Adds up what a feed does. The host's counts and times are added at once. Times on the device are read from
+/// events once these are done, in the order of the batches: the host never waits for them. If the device lags
+/// by more batches than there are events for, batches go untimed. Thread-safe. If events fail, a batch goes
+/// untimed, or what asked for it or for figures throws DeviceError and may ask again.
+class Account {
+ public:
+  explicit Account(const Device& device, const AccountOptions& options = {});
+
+  /// Seconds since the account was opened, on the host's clock.
+  [[nodiscard]] double now() const noexcept;
+
+  /// For the maker of a batch, its own until it is answered with; null if none is left.
+  [[nodiscard]] TimedBatch* open();
+  /// Takes back one that is not answered with.
+  void discard(TimedBatch* timed) noexcept;
+
+  /// The consumer asks for a batch.
+  class Request {
+   public:
+    /// Marks it on the consumer's `stream`, which outlives the request. Null: the consumer is the host.
+    /// `is_first`: the consumer's work before this was not on the last batch.
+    Request(Account& account, const Stream* stream, bool is_first = false);
+    /// Without an answer the request is forgotten.
+    ~Request();
+    Request(const Request&) = delete;
+    Request& operator=(const Request&) = delete;
+
+    /// The batch is there: `stream` was made to wait for it, or the host has waited.
+    void answer(const Delivery& delivery);
+    /// No batch comes: the epoch is over, or making one failed.
+    void end(std::uint64_t epoch);
+
+   private:
+    [[nodiscard]] TimedBatch* mark(TimedBatch* timed, const BatchTimes& times, bool is_end);
+
+    Account& account_;
+    const Stream* const stream_;
+    const bool is_first_;
+    const double asked_;
+    std::optional<Event> event_;
+  };
+
+  void count_resident(std::size_t bytes, double seconds);
+
+  [[nodiscard]] FeedStatistics total();
+  /// Of one of the latest 64 epochs.
+  [[nodiscard]] std::optional<FeedStatistics> epoch(std::uint64_t epoch);
+  /// The latest batches that are over, oldest first.
+  [[nodiscard]] std::vector<BatchTimes> timeline();
+
+ private:
+  struct Sum {
+    std::uint64_t epoch = 0;
+    bool is_first = false;  ///< the loader's first: the resident part was moved in it
+    double first_asked = 0;
+    double last_seen = 0;
+    double least_transfer = 0;  ///< seconds that the bytes of the timed batches take at the ceiling
+    std::uint64_t ready = 0;
+    FeedStatistics statistics{};
+
+    [[nodiscard]] double seconds() const noexcept;
+    [[nodiscard]] FeedStatistics finished(double seconds, double link_ceiling) const noexcept;
+  };
+  template <typename Update>
+  void update(std::uint64_t epoch, Update&& update);
+  void add_record();
+  void harvest();
+  void read(TimedBatch& timed);
+  void add_times(BatchTimes& times);
+
+  const Device device_;
+  const AccountOptions options_;
+  const std::chrono::steady_clock::time_point opened_;
+  std::mutex mutex_;
+  Event origin_;
+  double origin_seconds_ = 0;
+  std::vector<std::unique_ptr<TimedBatch>> records_;
+  std::vector<TimedBatch*> free_;
+  std::vector<TimedBatch*> pending_;  ///< answered, oldest first
+  std::vector<Event> spare_;          ///< for requests
+  TimedBatch* previous_ = nullptr;    ///< the last one read; times are taken from its last event
+  double previous_seconds_ = 0;
+  double busy_until_ = 0;
+  double fed_seconds_ = 0;  ///< of all epochs
+  Sum total_;
+  std::vector<Sum> epochs_;
+  std::vector<BatchTimes> timeline_;
+  std::size_t timeline_next_ = 0;
+};
+
+}  // namespace penstock

@@ -1,0 +1,158 @@
+#include "feed_account.hpp"
+
+#include "frameworks.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+constexpr std::size_t kTimelineBatches = 4096;
+
+AccountOptions account_options(const LinkProfile& profile) {
+  return {.timeline_batches = kTimelineBatches,
+          .link_ceiling = profile.measured ? profile.ceiling(CopyDirection::h2d) : 0,
+          .wraps_loader = true};
+}
+
+}  // namespace
+
+FeedAccount::FeedAccount(std::shared_ptr<Engine> engine, std::size_t prefetch_depth)
+    : engine_(std::move(engine)),
+      account_(engine_->device(), account_options(engine_->transfers().profile())) {
+  host_.prefetch_depth = prefetch_depth;
+}
+
+FeedStatistics FeedAccount::statistics() {
+  engine_->refuse_fork();
+  FeedStatistics statistics;
+  {
+    const nb::gil_scoped_release unlocked;
+    statistics = account_.total();
+  }
+  statistics.knows_consumer = host_.knows_consumer;
+  statistics.arrays = host_.arrays;
+  statistics.gather_seconds = host_.gather_seconds;
+  statistics.startup_seconds = host_.startup_seconds;
+  statistics.loader_seconds = host_.loader_seconds;
+  statistics.land_seconds = host_.land_seconds;
+  statistics.consumer_seconds = host_.consumer_seconds;
+  statistics.prefetch_depth = host_.prefetch_depth;
+  return statistics;
+}
+
+std::vector<BatchTimes> FeedAccount::timeline() {
+  engine_->refuse_fork();
+  const nb::gil_scoped_release unlocked;
+  return account_.timeline();
+}
+
+std::optional<StreamHandle> FeedIteration::current_stream() const {
+  const Engine& engine = *feed_->engine_;
+  Torch* const torch = engine.is_cuda() ? Torch::get() : nullptr;
+  if (torch == nullptr) return std::nullopt;
+  return torch->current_stream(engine.index());
+}
+
+void FeedIteration::ask(std::size_t ready) {
+  const Engine& engine = *feed_->engine_;
+  engine.refuse_fork();
+  const double asked = now();
+  if (left_) feed_->host_.consumer_seconds += asked - *std::exchange(left_, std::nullopt);
+  const auto current = current_stream();
+  if (engine.is_cuda() && !current) feed_->host_.knows_consumer = false;
+  stream_.reset();
+  if (current) stream_.emplace(engine.device().wrap_stream(*current));
+  const bool is_first = !epoch_;
+  {
+    const nb::gil_scoped_release unlocked;
+    request_.emplace(feed_->account_, stream_ ? &*stream_ : nullptr, is_first);
+  }
+  if (is_first) epoch_ = feed_->epochs_++;
+  ready_ = ready;
+  times_ = {.epoch = *epoch_, .batch = batches_};
+}
+
+void FeedIteration::load() { part_begin_ = now(); }
+
+void FeedIteration::loaded() {
+  const double answered = now();
+  FeedStatistics& host = feed_->host_;
+  (has_loaded_ ? host.loader_seconds : host.startup_seconds) += answered - part_begin_;
+  has_loaded_ = true;
+  // An iteration's first request loads several batches, and sends them in between: their loading counts as
+  // one.
+  const double earlier = times_.loader_end - times_.loader_begin;
+  times_.loader_begin = part_begin_ - earlier;
+  times_.loader_end = part_begin_ = answered;
+}
+
+Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin) {
+  Flight flight = feed_->engine_->send(tree, expand, pin, true);
+  times_.gather_begin = part_begin_;
+  times_.gather_end = now();
+  feed_->host_.gather_seconds += times_.gather_end - times_.gather_begin;
+  return flight;
+}
+
+nb::object FeedIteration::land(Flight& flight) {
+  Account& account = feed_->account_;
+  const double begin = now();
+  const auto current = current_stream();
+  // Times are taken on the stream that was current when the batch was asked for.
+  const bool is_known = stream_ ? current == stream_->native() : !feed_->engine_->is_cuda();
+  TimedBatch* const timed = is_known ? account.open() : nullptr;
+  if (timed != nullptr) timed->transfers = flight.transfers();
+  nb::object batch;
+  try {
+    batch = flight.land_on(current.value_or(nullptr));
+  } catch (...) {
+    account.discard(timed);
+    throw;
+  }
+  times_.samples = flight.samples();
+  times_.link_bytes = flight.bytes();
+  ++batches_;
+  ++feed_->host_.batches;
+  feed_->host_.arrays += flight.arrays();
+  {
+    const nb::gil_scoped_release unlocked;
+    request_->answer({.timed = timed, .times = times_, .delivered_bytes = flight.bytes(), .ready = ready_});
+    request_.reset();
+  }
+  feed_->host_.land_seconds += now() - begin;
+  return batch;
+}
+
+void FeedIteration::leave(bool over) {
+  if (request_) {
+    const nb::gil_scoped_release unlocked;
+    request_->end(*epoch_);
+    request_.reset();
+  }
+  if (!over) left_ = now();
+}
+
+void bind_feed_account(nb::module_& module) {
+  nb::class_<FeedAccount>(module, "FeedAccount", "The account of a feed.")
+      .def(nb::new_([](std::shared_ptr<Engine> engine, std::size_t prefetch_depth) {
+             return std::make_shared<FeedAccount>(std::move(engine), prefetch_depth);
+           }),
+           nb::arg("engine"), nb::arg("prefetch_depth"))
+      .def("stats", &FeedAccount::statistics)
+      .def("timeline", &FeedAccount::timeline)
+      .def_prop_ro("batches", &FeedAccount::batches, "Batches that were handed out.");
+  nb::class_<FeedIteration>(module, "FeedIteration", "One iteration of a feed, for its account.")
+      .def(nb::init<std::shared_ptr<FeedAccount>>(), nb::arg("account"))
+      .def("ask", &FeedIteration::ask, nb::arg("ready"))
+      .def("load", &FeedIteration::load)
+      .def("loaded", &FeedIteration::loaded)
+      .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"))
+      .def("land", &FeedIteration::land, nb::arg("flight"))
+      .def("leave", &FeedIteration::leave, nb::arg("over"));
+}
+
+}  // namespace penstock::python

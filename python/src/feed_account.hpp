@@ -1,0 +1,77 @@
+#pragma once
+
+#include "engine.hpp"
+
+#include <penstock/transfer/account.hpp>
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace penstock::python {
+
+/// The account of one feed, to which each of its iterations adds. The interpreter's lock is held in all
+/// calls.
+class FeedAccount {
+ public:
+  FeedAccount(std::shared_ptr<Engine> engine, std::size_t prefetch_depth);
+
+  /// Does not block. Throws DeviceError in a forked process, and if the device's events cannot be read.
+  [[nodiscard]] FeedStatistics statistics();
+  [[nodiscard]] std::vector<BatchTimes> timeline();
+  /// That were handed out.
+  [[nodiscard]] std::uint64_t batches() const noexcept { return host_.batches; }
+
+ private:
+  friend class FeedIteration;
+
+  const std::shared_ptr<Engine> engine_;
+  Account account_;
+  /// What the thread that iterates spent, and what it counted.
+  FeedStatistics host_;
+  std::uint64_t epochs_ = 0;
+};
+
+/// One iteration of a feed: its thread says what it does next. The interpreter's lock is held in all calls.
+class FeedIteration {
+ public:
+  explicit FeedIteration(std::shared_ptr<FeedAccount> feed) : feed_(std::move(feed)) {}
+
+  /// A batch is asked for; `ready`: batches that were sent and not handed out. Throws DeviceError; it may be
+  /// asked for again then.
+  void ask(std::size_t ready);
+  /// The wrapped loader is asked for a batch, and has answered.
+  void load();
+  void loaded();
+  /// What was loaded is sent, as Engine::send does.
+  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin);
+  /// The batch that was asked for is handed out, as Flight::land does.
+  [[nodiscard]] nb::object land(Flight& flight);
+  /// The consumer goes on, with a batch or without one. `over`: it will not ask again.
+  void leave(bool over);
+
+ private:
+  [[nodiscard]] double now() const noexcept { return feed_->account_.now(); }
+  /// PyTorch's current stream, if it is the one that batches are used on.
+  [[nodiscard]] std::optional<StreamHandle> current_stream() const;
+
+  const std::shared_ptr<FeedAccount> feed_;
+  std::optional<std::uint64_t> epoch_;
+  std::uint64_t batches_ = 0;  ///< of this iteration
+  std::optional<Stream> stream_;
+  std::optional<Account::Request> request_;
+  bool has_loaded_ = false;
+  double part_begin_ = 0;  ///< of what the thread does now
+  std::optional<double> left_;
+  std::size_t ready_ = 0;
+  BatchTimes times_;  ///< of the request
+};
+
+void bind_feed_account(nb::module_& module);
+void bind_statistics(nb::module_& module);
+
+}  // namespace penstock::python

@@ -1,0 +1,73 @@
+#include "feed_account.hpp"
+
+#include <penstock/core/feed_figures.hpp>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace penstock::python {
+namespace {
+
+// A property for each figure of a list, of the type that its values have.
+template <typename Of, typename Figures>
+void bind_figures(nb::class_<Of>& bound, const Figures& figures) {
+  for (const auto& figure : figures) {
+    const auto bind = [&](auto example) {
+      bound.def_prop_ro(figure.name.data(), [value = figure.value](const Of& of) {
+        return std::get<decltype(example)>(value(of));
+      });
+    };
+    std::visit(bind, figure.value(Of{}));
+  }
+}
+
+nb::dict as_dict(const FeedStatistics& statistics) {
+  nb::dict figures;
+  for (const FeedFigure& figure : feed_figures()) {
+    if (!figure.applies_to(statistics)) continue;
+    std::visit([&](auto value) { figures[figure.name.data()] = value; }, figure.value(statistics));
+  }
+  figures["sentence"] = statistics.sentence();
+  return figures;
+}
+
+std::vector<std::pair<std::string_view, std::string>> lines(const FeedStatistics& statistics) {
+  std::vector<std::pair<std::string_view, std::string>> lines;
+  for (FeedLine& line : feed_lines(statistics)) {
+    if (!line.text.empty()) lines.emplace_back(line.label, std::move(line.text));
+  }
+  return lines;
+}
+
+}  // namespace
+
+void bind_statistics(nb::module_& module) {
+  nb::class_<FeedStatistics> statistics(
+      module, "FeedStatistics",
+      "What a feed did, and where its time went: docs/statistics.md explains each figure.");
+  bind_figures(statistics, feed_figures());
+  statistics.def("as_dict", &as_dict, "Every figure that applies, and the sentence, by name.")
+      .def("lines", &lines, "Names and texts, as printed.")
+      .def("sentence", &FeedStatistics::sentence,
+           "What sets the pace, with figures of the table, and what to do next.")
+      .def("__str__", [](const FeedStatistics& self) {
+        std::ostringstream text;
+        text << self;
+        return text.str();
+      });
+  nb::class_<BatchTimes> times(module, "BatchTimes",
+                               "When the stages of one batch began and ended, in seconds on one clock.");
+  bind_figures(times, batch_figures());
+}
+
+}  // namespace penstock::python

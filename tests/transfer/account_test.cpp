@@ -1,0 +1,326 @@
+#include "support/gate.hpp"
+#include "transfer/engine_fixture.hpp"
+
+#include <penstock/transfer/account.hpp>
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <vector>
+
+/// The account by itself, asked and answered as loaders and feeds do it.
+namespace penstock::testing {
+namespace {
+
+constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
+
+class TransferAccount : public FaultyEngineTest {
+ protected:
+  void SetUp() override {
+    FaultyEngineTest::SetUp();
+    if (IsSkipped()) return;
+    stream_.emplace(device_->create_stream());
+  }
+
+  void make_account(const AccountOptions& options = {.timeline_batches = 8}) {
+    account_.emplace(*faulty_device_, options);
+  }
+
+  void answer_with_batch(Account::Request& request, std::size_t link_bytes = 0, std::uint64_t epoch = 0) {
+    TimedBatch* const timed = account_->open();
+    timed->begin.record(*stream_);
+    timed->end.record(*stream_);
+    request.answer({.timed = timed,
+                    .times = {.epoch = epoch, .samples = 3, .link_bytes = link_bytes},
+                    .delivered_bytes = 1});
+    stream_->synchronize();
+  }
+
+  /// Records that nobody has.
+  std::size_t records() {
+    std::vector<TimedBatch*> taken;
+    while (TimedBatch* const timed = account_->open()) taken.push_back(timed);
+    for (TimedBatch* const timed : taken) account_->discard(timed);
+    return taken.size();
+  }
+
+  std::optional<Stream> stream_;
+  std::optional<Account> account_;
+};
+PENSTOCK_DEVICE_SUITE(TransferAccount);
+
+TEST_P(TransferAccount, ManyMayAskAtOnceOfWhomSomeGoUntimed) {
+  make_account();
+  std::list<Account::Request> requests;
+  for (int i = 0; i < 20; ++i) requests.emplace_back(*account_, &*stream_);
+  for (Account::Request& request : requests) answer_with_batch(request);
+  EXPECT_EQ(account_->total().batches, 20U);
+  EXPECT_EQ(account_->total().timed_batches, 16U);
+}
+
+TEST_P(TransferAccount, RequestsWithoutAnAnswerCostNothing) {
+  make_account();
+  for (int i = 0; i < 20; ++i) const Account::Request forgotten(*account_, &*stream_);
+  Account::Request request(*account_, &*stream_);
+  answer_with_batch(request);
+  EXPECT_EQ(account_->total().timed_batches, 1U);
+}
+
+TEST_P(TransferAccount, ABatchWhoseArrivalCannotBeMarkedGoesUntimed) {
+  make_account();
+  const std::size_t before = records();
+  for (int i = 0; i < 20; ++i) {
+    Account::Request request(*account_, &*stream_);
+    faulty_->fail(Entry::event_record, 3);
+    EXPECT_NO_THROW(answer_with_batch(request));
+  }
+  EXPECT_EQ(account_->total().batches, 20U);
+  EXPECT_EQ(account_->total().timed_batches, 0U);
+  EXPECT_EQ(records(), before);
+  Account::Request request(*account_, &*stream_);
+  answer_with_batch(request);
+  EXPECT_EQ(account_->total().timed_batches, 1U) << "no event was lost";
+}
+
+TEST_P(TransferAccount, TimesThatCannotBeReadCostNoRecord) {
+  make_account();
+  const std::size_t before = records();
+  Account::Request request(*account_, &*stream_);
+  answer_with_batch(request);
+  faulty_->fail(Entry::event_elapsed);
+  EXPECT_THROW(static_cast<void>(account_->total()), DeviceError);
+  EXPECT_EQ(records(), before);
+}
+
+TEST_P(TransferAccount, TheLatestEpochsAreKept) {
+  make_account();
+  for (std::uint64_t epoch = 0; epoch < 65; ++epoch) {
+    Account::Request request(*account_, &*stream_);
+    request.end(epoch);
+    stream_->synchronize();
+  }
+  EXPECT_FALSE(account_->epoch(0).has_value());
+  EXPECT_TRUE(account_->epoch(1).has_value());
+  EXPECT_EQ(account_->total().epochs, 65U);
+}
+
+TEST_P(TransferAccount, NoBatchCrossesFasterThanTheLinkAlsoInTheTimeline) {
+  make_account({.timeline_batches = 8, .link_ceiling = 1e3});
+  for (int i = 0; i < 3; ++i) {
+    Account::Request request(*account_, &*stream_);
+    answer_with_batch(request, 2000);
+  }
+  const FeedStatistics s = account_->total();
+  ASSERT_EQ(s.timed_batches, 3U);
+  EXPECT_NEAR(s.transfer_seconds, 6, 0.5);
+  EXPECT_EQ(s.link_ceiling, 1e3);
+  ASSERT_EQ(account_->timeline().size(), 3U);
+  for (const BatchTimes& times : account_->timeline()) {
+    EXPECT_GE(times.transfer_end - times.transfer_begin, 2 - 1e-9);
+  }
+}
+
+TEST_P(TransferAccount, TheTimeBetweenTwoEpochsBelongsToNone) {
+  make_account();
+  for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+    for (int i = 0; i < 2; ++i) {
+      Account::Request request(*account_, &*stream_);
+      answer_with_batch(request, 0, epoch);
+    }
+    Account::Request request(*account_, &*stream_);
+    request.end(epoch);
+    stream_->synchronize();
+    device_->backend().stream_occupy(stream_->native(), 0.02);
+    stream_->synchronize();
+  }
+  const FeedStatistics s = account_->total();
+  double seconds = 0;
+  for (std::uint64_t epoch = 0; epoch < 3; ++epoch) seconds += account_->epoch(epoch)->seconds;
+  EXPECT_NEAR(s.seconds, seconds, 1e-9);
+  EXPECT_LE(s.stall_seconds + s.compute_seconds, s.seconds * 1.01 + 1e-3);
+}
+
+/// The consumer's stream works for `step` after each of two batches; the second is the first of an iteration.
+TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
+  constexpr double kStep = 0.02;
+  for (const bool is_first : {false, true}) {
+    make_account();
+    {
+      Account::Request request(*account_, &*stream_);
+      answer_with_batch(request);
+    }
+    device_->backend().stream_occupy(stream_->native(), kStep);
+    Account::Request request(*account_, &*stream_, is_first);
+    answer_with_batch(request);
+    EXPECT_EQ(account_->total().timed_batches, 2U);
+    EXPECT_EQ(account_->total().compute_seconds >= kStep / 2, !is_first);
+  }
+}
+
+TEST_P(TransferAccount, ABatchOfAWrappedLoaderIsTimedByItsTransfers) {
+  TransferEngine engine(*faulty_device_, many_chunks());
+  make_account({.timeline_batches = 8, .wraps_loader = true});
+  const auto source = random_bytes(300 << 10, 1);
+  const Buffer memory = memory_->allocate(2 * source.size());
+  for (int i = 0; i < 5; ++i) {
+    Account::Request request(*account_, &*stream_);
+    TimedBatch* const timed = account_->open();
+    timed->transfers = {engine.copy(memory.data(), source.data(), source.size(), {.timed = true}),
+                        engine.copy(memory.data() + source.size(), source.data(), source.size(),
+                                    {.path = TransferPath::packed, .timed = true})};
+    for (const Transfer& transfer : timed->transfers) stream_->wait(transfer);
+    request.answer({.timed = timed, .times = {.link_bytes = 2 * source.size()}});
+  }
+  stream_->synchronize();
+  const FeedStatistics s = account_->total();
+  EXPECT_TRUE(s.wraps_loader);
+  EXPECT_EQ(s.timed_batches, 5U);
+  EXPECT_GT(s.transfer_seconds, 0);
+  EXPECT_LE(s.exposed_transfer_seconds, s.stall_seconds + 1e-9);
+  const TimedBatch* const next = account_->open();
+  EXPECT_TRUE(next->transfers.empty()) << "they are let go once they are read";
+  for (const BatchTimes& times : account_->timeline()) {
+    EXPECT_LT(times.transfer_begin, times.transfer_end);
+    EXPECT_LE(times.transfer_end, times.arrived + 1e-4) << "it arrived after its transfers";
+  }
+}
+
+TEST_P(TransferAccount, AHostThatWaitsForItsBatchesNeedsNoStream) {
+  TransferEngine engine(*faulty_device_, many_chunks());
+  make_account({.timeline_batches = 8, .wraps_loader = true});
+  const auto source = random_bytes(300 << 10, 1);
+  const Buffer memory = memory_->allocate(source.size());
+  for (int i = 0; i < 5; ++i) {
+    Account::Request request(*account_, nullptr);
+    TimedBatch* const timed = account_->open();
+    timed->transfers = {engine.copy(memory.data(), source.data(), source.size(), {.timed = true})};
+    timed->transfers.front().synchronize();
+    request.answer({.timed = timed, .times = {.link_bytes = source.size()}});
+  }
+  Account::Request request(*account_, nullptr);
+  request.end(0);
+  const FeedStatistics s = account_->total();
+  EXPECT_EQ(s.timed_batches, 5U);
+  EXPECT_GT(s.transfer_seconds, 0);
+  EXPECT_GT(s.stall_seconds, 0);
+  EXPECT_GT(s.compute_seconds, 0);
+  EXPECT_LE(s.stall_seconds + s.compute_seconds, s.seconds * 1.01 + 1e-3);
+  for (const BatchTimes& times : account_->timeline()) EXPECT_LT(times.asked, times.arrived);
+}
+
+TEST_P(TransferAccount, AWrappedLoadersRecordsAreMadeAsTheyAreNeeded) {
+  const auto events = [&] { return faulty_->live().events; };
+  make_account({.wraps_loader = true});
+  EXPECT_LT(events(), 8U);
+  for (int i = 0; i < 20; ++i) {
+    Account::Request request(*account_, &*stream_);
+    request.answer({.timed = account_->open()});
+    stream_->synchronize();
+  }
+  EXPECT_EQ(account_->total().timed_batches, 20U);
+  const std::size_t then = events();
+  EXPECT_LT(then, 24U) << "of the batch before, and this one";
+  faulty_->fail(Entry::event_create, 1, FaultyBackend::kForever);
+  std::vector<TimedBatch*> taken;
+  while (TimedBatch* const timed = account_->open()) taken.push_back(timed);
+  EXPECT_EQ(events(), then) << "what cannot be made is done without";
+  for (TimedBatch* const timed : taken) account_->discard(timed);
+  faulty_->heal();
+  EXPECT_EQ(records(), 127U) << "all but that of the batch before";
+}
+
+TEST_P(TransferAccount, ABatchGoesUntimedIfTheBeginningOfItsTransferCannotBeMarked) {
+  TransferEngine engine(*faulty_device_, many_chunks());
+  const auto source = random_bytes(300 << 10, 1);
+  const Buffer memory = memory_->allocate(source.size());
+  Event origin = faulty_device_->create_event(EventTiming::on);
+  origin.record(*stream_);
+  origin.synchronize();
+  for (const TransferPath path : kPaths) {
+    const auto copy = [&](bool timed) {
+      const Transfer transfer =
+          engine.copy(memory.data(), source.data(), source.size(), {.path = path, .timed = timed});
+      transfer.synchronize();
+      return transfer;
+    };
+    const auto span = copy(true).span_since(origin);
+    ASSERT_TRUE(span.has_value()) << transfer_path_name(path);
+    EXPECT_LT(0, span->begin);
+    EXPECT_LT(span->begin, span->end);
+    EXPECT_FALSE(copy(false).span_since(origin).has_value());
+    faulty_->fail(Entry::event_record);
+    const Transfer unmarked = copy(true);
+    EXPECT_FALSE(unmarked.span_since(origin).has_value()) << transfer_path_name(path);
+    EXPECT_EQ(first_difference(read(memory), source), -1);
+  }
+  EXPECT_FALSE(Transfer().span_since(origin).has_value());
+}
+
+TEST_P(TransferAccount, TransfersToTheHostAndOnTheDeviceAreTimedToo) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto source = random_bytes(300 << 10, 1);
+  const Buffer from = on_device(source);
+  const Buffer to = memory_->allocate(source.size());
+  Event origin = device_->create_event(EventTiming::on);
+  origin.record(*stream_);
+  origin.synchronize();
+  std::vector<std::byte> back(source.size());
+  for (const TransferPath path : kPaths) {
+    for (std::byte* const destination : {back.data(), to.data()}) {
+      if (destination == to.data() && path == TransferPath::staged) continue;
+      const Transfer transfer =
+          engine.copy(destination, from.data(), source.size(), {.path = path, .timed = true});
+      transfer.synchronize();
+      stream_->wait(transfer);
+      stream_->synchronize();
+      const auto span = transfer.span_since(origin);
+      ASSERT_TRUE(span.has_value()) << transfer_path_name(path);
+      EXPECT_LT(span->begin, span->end);
+    }
+  }
+}
+
+/// Over links whose speed is known.
+TEST(TransferSpans, ASpanCoversAllCopiesOfItsTransfer) {
+  const Device device = Device::open("host:link=0.05");
+  TransferEngine engine(device, many_chunks());
+  const Stream stream = device.create_stream();
+  Event origin = device.create_event(EventTiming::on);
+  origin.record(stream);
+  origin.synchronize();
+  const auto source = random_bytes(1 << 20, 1);
+  Pool pool = make_device_pool(device);
+  const Buffer memory = pool.allocate(source.size());
+  for (const TransferPath path : kPaths) {
+    const Transfer transfer =
+        engine.copy(memory.data(), source.data(), source.size(), {.path = path, .timed = true});
+    transfer.synchronize();
+    const auto span = transfer.span_since(origin);
+    ASSERT_TRUE(span.has_value());
+    EXPECT_GE(span->end - span->begin, 0.7 * static_cast<double>(source.size()) / 5e7)
+        << transfer_path_name(path);
+  }
+}
+
+TEST_P(TransferAccount, TheTimeThatATransferWaitsForAStreamIsNotItsOwn) {
+  TransferEngine engine(*device_, many_chunks());
+  const auto source = random_bytes(300 << 10, 1);
+  const Buffer memory = memory_->allocate(source.size());
+  Event origin = device_->create_event(EventTiming::on);
+  origin.record(*stream_);
+  origin.synchronize();
+  Event worked = device_->create_event(EventTiming::on);
+  for (const TransferPath path : kPaths) {
+    device_->backend().stream_occupy(stream_->native(), 0.02);
+    worked.record(*stream_);
+    const Transfer transfer = engine.copy(memory.data(), source.data(), source.size(),
+                                          {.path = path, .after = &*stream_, .timed = true});
+    transfer.synchronize();
+    const auto span = transfer.span_since(origin);
+    ASSERT_TRUE(span.has_value());
+    EXPECT_GE(span->begin, worked.seconds_since(origin) - 1e-5) << transfer_path_name(path);
+  }
+}
+
+}  // namespace
+}  // namespace penstock::testing
