@@ -532,7 +532,7 @@ def test_statistics_count_what_was_done(device, random):
     assert statistics.loader_seconds > 0 and statistics.send_seconds > 0
     parts = ("startup", "loader", "send", "land", "consumer")
     assert sum(getattr(statistics, f"{part}_seconds") for part in parts) <= statistics.seconds
-    assert "5, 2.0 arrays" in str(statistics) and "50, " in str(statistics)
+    assert "10, 2.0 a batch" in str(statistics) and "50 in 5 batches, " in str(statistics)
     figures = statistics.as_dict()
     assert figures["samples"] == 50 and figures["samples_per_second"] > 0 and "timeline" not in figures
     assert json.loads(json.dumps(figures)) == figures
@@ -546,7 +546,8 @@ def test_plot():
     fed = penstock.feed([torch.ones(10)] * 3, "host")
     collections.deque(fed, maxlen=0)
     axes = fed.stats().plot()
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["loader", "send", "hand out", "your step"]
+    lanes = [text.get_text() for text in axes.get_yticklabels()]
+    assert lanes == ["loader", "send", "transfer", "waiting for data", "your step"]
     assert axes.get_title()
 
 
@@ -879,6 +880,8 @@ def test_a_prepared_loader_is_what_it_was_after_the_loop():
     assert loader.base_dataloader is not base
     iterator.close()
     assert loader.base_dataloader is base
+    statistics = fed.stats()
+    assert (statistics.epochs, statistics.batches) == (2, 4)
 
 
 def test_a_loader_that_is_its_own_iterator_is_not_closed():

@@ -10,10 +10,12 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
 
-def batch(asked, arrived, gather=(0.0, 0.0), link_bytes=1):
+def batch(asked, arrived, gather=(0.0, 0.0), link_bytes=1, loader=(0.0, 0.0)):
     return types.SimpleNamespace(
         asked=asked,
         arrived=arrived,
+        loader_begin=loader[0],
+        loader_end=loader[1],
         gather_begin=gather[0],
         gather_end=gather[1],
         transfer_begin=asked + 1,
@@ -23,8 +25,8 @@ def batch(asked, arrived, gather=(0.0, 0.0), link_bytes=1):
 
 
 def test_a_loaders_step_lies_between_arrival_and_request():
-    lanes = dict(_plots.loader_lanes([batch(0, 3, (0, 1)), batch(5, 7, link_bytes=0), batch(7, 9)]))
-    assert list(lanes) == ["host gather", "transfer", "device gather", "waiting for data", "your step"]
+    lanes = dict(_plots.lanes([batch(0, 3, (0, 1)), batch(5, 7, link_bytes=0), batch(7, 9)]))
+    assert list(lanes) == ["loader", "host gather", "transfer", "device gather", "waiting for data", "your step"]
     assert lanes["host gather"][0] == (0, 1)
     assert lanes["transfer"] == [(1, 3), (8, 9)]
     assert lanes["device gather"] == [(6, 7)]
@@ -32,17 +34,11 @@ def test_a_loaders_step_lies_between_arrival_and_request():
     assert lanes["your step"] == [(3, 5), (7, 7)]
 
 
-def test_a_feeds_step_ends_where_the_thread_does_something_else():
-    # Two batches are asked for ahead; the first step ends with the request for the third, the second with taking it.
-    timeline = [(0, 1, 2, 4, 5), (2, 3, 4, 9, 10), (6, 7, 8, 12, 13)]
-    lanes = dict(_plots.feed_lanes(timeline))
-    assert lanes == {
-        "loader": [(0, 1), (2, 3), (6, 7)],
-        "send": [(1, 2), (3, 4), (7, 8)],
-        "hand out": [(4, 5), (9, 10), (12, 13)],
-        "your step": [(5, 6), (10, 12)],
-    }
-    assert all(spans == [] for _, spans in _plots.feed_lanes([]))
+def test_a_wrapped_loader_has_lanes_of_its_own():
+    lanes = dict(_plots.lanes([batch(0, 3, (1, 2), loader=(0, 1)), batch(5, 7, (0, 0))]))
+    assert lanes["loader"] == [(0, 1), (0, 0)] and lanes["send"] == [(1, 2), (0, 0)]
+    assert "host gather" not in lanes
+    assert all(spans == [] for spans in dict(_plots.lanes([])).values())
 
 
 def texts_inside(axes):
@@ -54,7 +50,7 @@ def texts_inside(axes):
 
 
 def test_lanes_have_their_labels_inside_the_figure():
-    lanes = _plots.loader_lanes([batch(0, 3, (0, 1)), batch(5, 7), batch(7.5, 9)])
+    lanes = _plots.lanes([batch(0, 3, (0, 1)), batch(5, 7), batch(7.5, 9)])
     axes = _plots.draw_lanes(lanes, title="The last 3 batches")
     texts = texts_inside(axes)
     assert {"The last 3 batches", "time in ms", "host gather", "waiting for data", "your step"} <= texts

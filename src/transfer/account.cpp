@@ -1,7 +1,6 @@
 #include <penstock/transfer/account.hpp>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 namespace penstock {
@@ -102,11 +101,11 @@ Account::Request::~Request() {
 TimedBatch* Account::Request::mark(TimedBatch* timed, const BatchTimes& times, bool is_end) {
   if (timed == nullptr) return nullptr;
   timed->times = times;
+  timed->times.asked = asked_;
   timed->is_end = is_end;
   timed->is_first = is_first_;
   timed->on_host = stream_ == nullptr;
   if (timed->on_host) {
-    timed->times.asked = asked_;
     timed->times.arrived = account_.now();
     return timed;
   }
@@ -183,25 +182,42 @@ void Account::harvest() {
   }
 }
 
-void Account::read(TimedBatch& timed) {
-  const bool is_chained = previous_ != nullptr && !previous_->on_host;
-  const Event& anchor = is_chained ? last_event(*previous_) : origin_;
-  const double anchored = is_chained ? previous_seconds_ : origin_seconds_;
-  const auto seconds = [&](const Event& event) { return anchored + event.seconds_since(anchor); };
-  BatchTimes& times = timed.times;
-  if (!timed.on_host) times.asked = seconds(timed.asked);
-  if (!timed.on_host && !timed.is_end) times.arrived = seconds(timed.arrived);
+BatchTimes Account::device_times(const TimedBatch& timed, const Event& anchor) const {
+  BatchTimes times;
+  if (!timed.on_host) times.asked = timed.asked.seconds_since(anchor);
+  if (!timed.on_host && !timed.is_end) times.arrived = timed.arrived.seconds_since(anchor);
   if (!timed.is_end && !options_.wraps_loader) {
-    times.transfer_begin = seconds(timed.begin);
-    times.transfer_end = seconds(timed.end);
+    times.transfer_begin = timed.begin.seconds_since(anchor);
+    times.transfer_end = timed.end.seconds_since(anchor);
   }
-  double begin = std::numeric_limits<double>::infinity();
+  bool is_first = true;
   for (const Transfer& transfer : timed.transfers) {
     const auto span = transfer.span_since(anchor);
     if (!span) continue;
-    times.transfer_begin = begin = std::min(begin, anchored + span->begin);
-    times.transfer_end = std::max(times.transfer_end, anchored + span->end);
+    times.transfer_begin = is_first ? span->begin : std::min(times.transfer_begin, span->begin);
+    times.transfer_end = is_first ? span->end : std::max(times.transfer_end, span->end);
+    is_first = false;
   }
+  return times;
+}
+
+void Account::read(TimedBatch& timed) {
+  const bool is_chained = previous_ != nullptr && !previous_->on_host;
+  const BatchTimes since = device_times(timed, is_chained ? last_event(*previous_) : origin_);
+  BatchTimes& times = timed.times;
+  // The clocks of host and device drift apart. But the device came to a request after the host had made it,
+  // and what the host has seen done was done before.
+  double anchor = is_chained ? previous_seconds_ : origin_seconds_;
+  if (timed.on_host) {
+    anchor = origin_seconds_ = std::min(anchor, times.arrived - since.transfer_end);
+  } else {
+    anchor = std::min(std::max(anchor, times.asked - since.asked),
+                      now() - (timed.is_end ? since.asked : since.arrived));
+    times.asked = anchor + since.asked;
+    times.arrived = anchor + since.arrived;
+  }
+  times.transfer_begin = anchor + since.transfer_begin;
+  times.transfer_end = anchor + since.transfer_end;
   timed.transfers.clear();
   // What the consumer did with a batch belongs to that batch's epoch, even if the next one has begun.
   if (previous_ != nullptr && !previous_->is_end && !timed.is_first) {

@@ -115,6 +115,8 @@ class Account {
   void update(std::uint64_t epoch, Update&& update);
   void add_record();
   void harvest();
+  /// In seconds since `anchor`.
+  [[nodiscard]] BatchTimes device_times(const TimedBatch& timed, const Event& anchor) const;
   void read(TimedBatch& timed);
   void add_times(BatchTimes& times);
 
