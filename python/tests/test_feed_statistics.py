@@ -177,10 +177,11 @@ def test_batches_without_arrays_are_fed():
 
 
 def _is_told(fed, connection):
-    try:
-        fed.stats().batches  # noqa: B018
-    except penstock.DeviceError as error:
-        connection.send(str(error))
+    for ask in (lambda: fed.stats().batches, lambda: fed.stats().timeline, lambda: next(iter(fed))):
+        try:
+            ask()
+        except penstock.DeviceError as error:
+            connection.send(str(error))
 
 
 def test_a_forked_process_is_told_that_the_account_is_its_parents():
@@ -189,7 +190,7 @@ def test_a_forked_process_is_told_that_the_account_is_its_parents():
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_is_told, args=(fed, theirs))
     process.start()
-    assert ours.poll(20) and "forked" in ours.recv()
+    assert all(ours.poll(20) and "was forked after penstock had opened host" in ours.recv() for _ in range(3))
     process.join()
     assert fed.stats().batches == 3
 
@@ -277,7 +278,9 @@ def test_an_account_that_fails_loses_no_batch(entry):
         iterator, got, failures = iter(fed), [], 0
         got.append(next(iterator))
         while len(got) < 40:
-            driver.fail(entry, 1, 999)  # what is done first is the account's
+            driver.synchronize(stream)
+            if len(got) % 2 == failures % 2:
+                driver.fail(entry, 1, 999)  # what is done first is the account's
             try:
                 got.append(next(iterator))
             except penstock.DeviceError:
@@ -305,6 +308,21 @@ def test_a_batch_whose_arrival_cannot_be_marked_goes_untimed():
         got += iterator
         assert [driver.read(stream, batch.address, SMALL).bytes() for batch in got] == [a.tobytes() for a in sent]
     assert (fed.stats().batches, fed.stats().timed_batches) == (40, 20)
+
+
+@over_the_fake_driver_with_torch
+def test_batches_that_cannot_be_handed_out_cost_the_account_nothing():
+    with stand_in_torch.current(driver.stream()) as stream:
+        fed = penstock.feed((random_bytes(SMALL) for _ in range(150)), "cuda:0", prefetch_depth=0)
+        iterator = iter(fed)
+        next(iterator)
+        for _ in range(140):
+            driver.fail("cuStreamWaitEvent", 2, 999)  # the copies' for the current stream, then that stream's for them
+            with pytest.raises(penstock.DeviceError):
+                next(iterator)
+        assert len(list(iterator)) == 9
+        driver.synchronize(stream)
+    assert (fed.stats().batches, fed.stats().timed_batches) == (10, 10)
 
 
 @over_the_fake_driver

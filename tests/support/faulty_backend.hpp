@@ -98,6 +98,9 @@ class FaultyBackend final : public Backend {
     plans_[index(entry)].delay = time;
   }
 
+  /// Times between events become so many times as long.
+  void set_clock_rate(double rate) { clock_rate_ = rate; }
+
   /// The stream of the next `copy` first waits until `word`, in locked memory, is 1.
   void hold_back_next_copy(const std::uint32_t* word) { copy_waits_for_ = word; }
 
@@ -177,7 +180,7 @@ class FaultyBackend final : public Backend {
   }
   double event_elapsed(EventHandle begin, EventHandle end) override {
     enter(Entry::event_elapsed);
-    return inner_->event_elapsed(begin, end);
+    return clock_rate_ * inner_->event_elapsed(begin, end);
   }
 
   void* device_allocate(std::size_t bytes) override {
@@ -309,6 +312,7 @@ class FaultyBackend final : public Backend {
   Handles streams_, events_, device_, host_, registered_;
   std::array<std::atomic<std::size_t>, 3> copied_{};
   std::atomic<const std::uint32_t*> copy_waits_for_{nullptr};
+  std::atomic<double> clock_rate_{1};
 };
 
 }  // namespace penstock::testing

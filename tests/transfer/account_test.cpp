@@ -157,6 +157,29 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
   }
 }
 
+TEST_P(TransferAccount, ADeviceWhoseClockGoesWrongIsHeldToTheHosts) {
+  for (const double rate : {0.5, 2.0}) {
+    faulty_->set_clock_rate(rate);
+    make_account();
+    std::vector<double> before;
+    std::vector<double> after;
+    for (int i = 0; i < 4; ++i) {
+      device_->backend().stream_occupy(stream_->native(), 0.005);
+      stream_->synchronize();
+      before.push_back(account_->now());
+      Account::Request request(*account_, &*stream_);
+      answer_with_batch(request);
+      ASSERT_EQ(account_->total().timed_batches, i + 1U);
+      after.push_back(account_->now());
+    }
+    const std::vector<BatchTimes> timeline = account_->timeline();
+    for (std::size_t i = 0; i < timeline.size(); ++i) {
+      EXPECT_GE(timeline[i].asked, before[i] - 1e-5) << "batch " << i << " at rate " << rate;
+      EXPECT_LE(timeline[i].arrived, after[i] + 1e-5) << "batch " << i << " at rate " << rate;
+    }
+  }
+}
+
 TEST_P(TransferAccount, ABatchOfAWrappedLoaderIsTimedByItsTransfers) {
   TransferEngine engine(*faulty_device_, many_chunks());
   make_account({.timeline_batches = 8, .wraps_loader = true});
@@ -205,7 +228,10 @@ TEST_P(TransferAccount, AHostThatWaitsForItsBatchesNeedsNoStream) {
   EXPECT_GT(s.stall_seconds, 0);
   EXPECT_GT(s.compute_seconds, 0);
   EXPECT_LE(s.stall_seconds + s.compute_seconds, s.seconds * 1.01 + 1e-3);
-  for (const BatchTimes& times : account_->timeline()) EXPECT_LT(times.asked, times.arrived);
+  for (const BatchTimes& times : account_->timeline()) {
+    EXPECT_LT(times.asked, times.arrived);
+    EXPECT_LE(times.transfer_end, times.arrived) << "the host has seen its end";
+  }
 }
 
 TEST_P(TransferAccount, AWrappedLoadersRecordsAreMadeAsTheyAreNeeded) {
