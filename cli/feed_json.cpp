@@ -66,6 +66,7 @@ std::string feed_json(const FeedAccount& account) {
   if (!account.trouble.empty()) value["error"] = account.trouble;
   for (const FeedEpoch& epoch : account.epochs) {
     json entry = statistics_value(epoch.statistics);
+    entry.erase("epochs");
     entry.update({{"epoch", epoch.epoch}, {"complete", epoch.complete}});
     value["epochs"].push_back(std::move(entry));
   }

@@ -141,6 +141,8 @@ std::string epochs_table(const FeedAccount& account) {
 std::string figure_rows(const FeedStatistics& statistics) {
   std::string html;
   for (const FeedLine& line : feed_lines(statistics)) {
+    // A time or a size that is not printed is none; a count that is not, is as expected.
+    if (line.text.empty() && line.figures.front()->unit == FigureUnit::count) continue;
     const std::size_t indent = line.label.find_first_not_of(' ');
     std::string help;
     for (const FeedFigure* figure : line.figures) help += fmt::format("{} ", figure->help);

@@ -135,7 +135,8 @@ def test_every_iteration_is_counted(depth):
     assert statistics.mean_ready <= depth
 
 
-def test_a_batch_that_raises_is_none():
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_batch_that_raises_is_none(depth):
     class Moody:
         def __init__(self):
             self.at = -1
@@ -152,7 +153,7 @@ def test_a_batch_that_raises_is_none():
                 raise StopIteration
             return arrays(1)[0]
 
-    fed = penstock.feed(Moody(), "host", prefetch_depth=1)
+    fed = penstock.feed(Moody(), "host", prefetch_depth=depth)
     iterator, got, raised = iter(fed), 0, 0
     while True:
         try:
