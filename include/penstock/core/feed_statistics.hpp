@@ -72,7 +72,7 @@ struct FeedStatistics {
   /// 1e9 bytes per second over `seconds`.
   [[nodiscard]] double link_gbps() const noexcept;
   [[nodiscard]] double delivered_gbps() const noexcept;
-  /// link_gbps over the ceiling; 0 where that is unknown.
+  /// link_gbps over the ceiling; 0 if that is unknown.
   [[nodiscard]] double link_efficiency() const noexcept;
   /// GB/s over the link while transfers ran.
   [[nodiscard]] double transfer_gbps() const noexcept;
@@ -83,8 +83,8 @@ struct FeedStatistics {
   [[nodiscard]] double kernel_share() const noexcept;
   [[nodiscard]] double gather_share() const noexcept;
   [[nodiscard]] double loader_share() const noexcept;  ///< the wrapped loader was waited for
-  /// Of the stalls, what no stage explains: a batch was handed from thread to thread, waited for a free slot,
-  /// or its copies were being launched.
+  /// The rest of the stalls, which no stage explains: a batch was handed from thread to thread, waited for a
+  /// free slot, or its copies were being launched.
   [[nodiscard]] double stall_other_seconds() const noexcept;
 
   [[nodiscard]] FeedLimit limited_by() const noexcept;
@@ -96,8 +96,8 @@ struct FeedStatistics {
 /// The account as a table of lines, ending with the sentence and a newline. docs/statistics.md explains each.
 std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics);
 
-/// When the stages of one batch began and ended: seconds since the first request, on one clock (the
-/// device's is laid over the host's, which is good to some tens of microseconds).
+/// When the stages of one batch began and ended, in seconds since the account was opened. All are on one
+/// clock: the device's is laid over the host's, which is good to some tens of microseconds.
 struct BatchTimes {
   std::uint64_t epoch = 0;
   std::uint64_t batch = 0;  ///< of the epoch
@@ -112,8 +112,8 @@ struct BatchTimes {
   double gather_end = 0;
   double transfer_begin = 0;  ///< not later than the bytes need at the link's ceiling
   double transfer_end = 0;
-  double asked = 0;    ///< the consumer's stream came to where the batch was asked for
-  double arrived = 0;  ///< and here it went on
+  double asked = 0;    ///< the consumer's stream came to the request for the batch
+  double arrived = 0;  ///< and it went on
 };
 
 /// Which stage ran while the consumer waited for a batch. The rest of the stall belongs to no stage.
