@@ -61,8 +61,7 @@ std::string delivered_text(const S& s) {
 }
 
 std::string link_text(const S& s) {
-  const std::string text =
-      fmt::format("{}, {}", format_bytes(s.link_bytes), format_gbps(s.link_gbps() * kGB));
+  std::string text = fmt::format("{}, {}", format_bytes(s.link_bytes), format_gbps(s.link_gbps() * kGB));
   if (s.link_ceiling <= 0) return text;
   return fmt::format("{}, {} of its ceiling of {}", text, share_text(s.link_efficiency()),
                      format_gbps(s.link_ceiling));

@@ -19,15 +19,16 @@ void TransferState::begin_on(const Stream& stream) noexcept {
   const std::lock_guard lock(mutex_);  // others wait with their copies until this is marked
   if (std::exchange(begun_, true)) return;
   try {
-    auto event = timed_events->take();
-    event->record(stream);
-    begin_ = std::move(event);
+    begin_ = timed_events->take();
+    begin_->record(stream);
   } catch (...) {  // the transfer goes untimed
+    begin_.reset();
   }
 }
 
 EventPool::Handle TransferState::take_end(EventPool& events) {
-  return timed_events ? timed_events->take() : events.take();
+  EventPool& pool = timed_events ? *timed_events : events;
+  return pool.take();
 }
 
 void TransferState::submitted(EventPool::Handle event, bool host_finishes) {
