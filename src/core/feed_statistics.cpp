@@ -215,8 +215,10 @@ std::string FeedStatistics::sentence() const {
       }
       return fmt::format(
           "Your step sets the pace: it worked for {} of the time and waited for data for {}, the most that "
-          "a faster feed could save. Look at the step itself first, then try a larger prefetch depth.",
-          percent(1 - stall_share()), stalled);
+          "a faster feed could save. Look at the step itself first, then try {}.",
+          percent(1 - stall_share()), stalled,
+          exposed_loader_seconds > stall_seconds / 2 ? "more workers in the wrapped loader"
+                                                     : "a larger prefetch depth");
     case FeedLimit::link:
       return link_sentence(*this, waited);
     case FeedLimit::loader:

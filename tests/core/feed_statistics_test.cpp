@@ -93,6 +93,12 @@ FeedStatistics over_a_link(double ceiling, double stall = 0.6) {
   return s;
 }
 
+FeedStatistics waiting_for_the_loader() {
+  FeedStatistics s = wrapped(fed(0.1, 0.3, 0, 0), 0.6);
+  s.exposed_loader_seconds = 0.08;
+  return s;
+}
+
 FeedStatistics of_unknown_consumer() {
   FeedStatistics s = wrapped(fed(0, 0, 0, 0), 0.5);
   s.timed_batches = 0;
@@ -127,6 +133,10 @@ const std::vector<Said>& all_cases() {
        "Your step sets the pace: it worked for 90.0 % of the time and waited for data for 10.0 %, the most "
        "that a faster feed could save. ",
        "prefetch depth"},
+      {waiting_for_the_loader(),
+       "Your step sets the pace: it worked for 90.0 % of the time and waited for data for 10.0 %, the most "
+       "that a faster feed could save. ",
+       "more workers"},
       {over_a_link(0),
        "Transfers set the pace: they ran 95.0 % of the time, at 1.05 GB/s, and your step waited for data "
        "60.0 % of the time. ",
