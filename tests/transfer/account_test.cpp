@@ -130,7 +130,7 @@ TEST_P(TransferAccount, TheTimeBetweenTwoEpochsBelongsToNone) {
     Account::Request request(*account_, &*stream_);
     request.end(epoch);
     stream_->synchronize();
-    device_->backend().stream_occupy(stream_->native(), 0.02);
+    stream_->occupy(0.02);
     stream_->synchronize();
   }
   const FeedStatistics s = account_->total();
@@ -149,7 +149,7 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
       Account::Request request(*account_, &*stream_);
       answer_with_batch(request);
     }
-    device_->backend().stream_occupy(stream_->native(), kStep);
+    stream_->occupy(kStep);
     Account::Request request(*account_, &*stream_, is_first);
     answer_with_batch(request);
     EXPECT_EQ(account_->total().timed_batches, 2U);
@@ -164,7 +164,7 @@ TEST_P(TransferAccount, ADeviceWhoseClockGoesWrongIsHeldToTheHosts) {
     std::vector<double> before;
     std::vector<double> after;
     for (int i = 0; i < 4; ++i) {
-      device_->backend().stream_occupy(stream_->native(), 0.005);
+      stream_->occupy(0.005);
       stream_->synchronize();
       before.push_back(account_->now());
       Account::Request request(*account_, &*stream_);
@@ -337,7 +337,7 @@ TEST_P(TransferAccount, TheTimeThatATransferWaitsForAStreamIsNotItsOwn) {
   origin.synchronize();
   Event worked = device_->create_event(EventTiming::on);
   for (const TransferPath path : kPaths) {
-    device_->backend().stream_occupy(stream_->native(), 0.02);
+    stream_->occupy(0.02);
     worked.record(*stream_);
     const Transfer transfer = engine.copy(memory.data(), source.data(), source.size(),
                                           {.path = path, .after = &*stream_, .timed = true});
