@@ -509,6 +509,7 @@ def test_a_batch_that_another_thread_will_drop_is_waited_for(images):
             if passed_on.empty():
                 sums.extend(int(each.sum()) for each in held)
                 held.clear()
+        sums.extend(int(each.sum()) for each in held)
 
     consumer = threading.Thread(target=consume)
     consumer.start()

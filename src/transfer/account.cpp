@@ -217,7 +217,8 @@ void Account::read(TimedBatch& timed) {
     times.arrived = anchor + since.arrived;
   }
   times.transfer_begin = anchor + since.transfer_begin;
-  times.transfer_end = anchor + since.transfer_end;
+  // A batch arrives after its transfer, whatever the sums are rounded to.
+  times.transfer_end = std::min(anchor + since.transfer_end, times.arrived);
   timed.transfers.clear();
   // What the consumer did with a batch belongs to that batch's epoch, even if the next one has begun.
   if (previous_ != nullptr && !previous_->is_end && !timed.is_first) {
