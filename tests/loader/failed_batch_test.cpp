@@ -42,15 +42,6 @@ class LoaderFailedBatch : public FaultyLoaderTest {
             .threads = 1};
   }
 
-  static bool is_done_soon(const Stream& stream) {
-    const auto until = std::chrono::steady_clock::now() + 10ms;
-    while (!stream.query()) {
-      if (std::chrono::steady_clock::now() > until) return false;
-      std::this_thread::yield();
-    }
-    return true;
-  }
-
   void a_later_batch_is_not_written_over(Learns learns) {
     std::optional<Loader> loader;
     GatedStream gate(*device_);

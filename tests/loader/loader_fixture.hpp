@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace penstock::testing {
@@ -73,6 +75,16 @@ class LoaderTest : public ::testing::TestWithParam<DeviceCase> {
     return result;
   }
   HostBatch read(const DeviceBatch& batch) { return read(batch, *stream_); }
+
+  /// Work that waits for a stream that is held back is not done, however long it is given.
+  static bool is_done_soon(const Stream& stream) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    while (!stream.query()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
 
   /// All that an epoch still holds.
   std::vector<HostBatch> read_epoch(Loader& loader) {

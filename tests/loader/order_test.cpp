@@ -36,16 +36,6 @@ class LoaderOrder : public FaultyLoaderTest {
     return loader;
   }
 
-  /// What waits for a stream that is held back is not done, however long it is given.
-  static bool is_done_soon(const Stream& stream) {
-    const auto until = std::chrono::steady_clock::now() + 20ms;
-    while (!stream.query()) {
-      if (std::chrono::steady_clock::now() > until) return false;
-      std::this_thread::yield();
-    }
-    return true;
-  }
-
   void expect_intact(const DeviceBatch& batch) {
     const Buffer pinned = pinned_->allocate(batch.field(0).bytes);
     stream_->copy(pinned.data(), batch.field(0).data, pinned.size(), CopyDirection::d2h);

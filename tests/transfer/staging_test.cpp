@@ -113,7 +113,12 @@ TEST_P(StagingRingTest, HearsOfTheLastHelperWhenItGoes) {
   Hold helper;
   Hold end;
   std::atomic<unsigned> came{0};
-  faulty_->before(Entry::event_synchronize, [&] { (came++ == 0 ? ring_thread : helper).stay(); });
+  std::atomic<pid_t> moving{0};
+  faulty_->before(Entry::event_synchronize, [&] {
+    if (came++ != 0) return helper.stay();
+    ring_thread.stay();
+    moving = this_thread();
+  });
   faulty_->fail(Entry::copy);
   const auto state = send(*ring, source);
   ring_thread.wait_for(1);
@@ -123,6 +128,10 @@ TEST_P(StagingRingTest, HearsOfTheLastHelperWhenItGoes) {
     if (std::this_thread::get_id() == it) end.stay();
   });
   ring_thread.let_go();
+  // Its part of the slot is moved when it sleeps again, so that the helper closes the slot.
+  for (int asleep = 0; asleep < 100; std::this_thread::yield()) {
+    asleep = moving != 0 && is_asleep(moving) ? asleep + 1 : 0;
+  }
   Background going([&] { ring.reset(); });
   going.wait_until_stuck();
   helper.let_go();
