@@ -2,6 +2,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/wait_quietly.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
@@ -32,19 +33,6 @@ PoolOptions checked(PoolOptions options, const Device& device, MemoryKind kind) 
   }
   if (options.budget_bytes == 0) options.budget_bytes = default_budget(device, kind);
   return options;
-}
-
-// The first failure may be that of earlier work coming to light, after which the wait itself succeeds.
-template <typename Wait>
-bool wait_quietly(Wait&& wait) noexcept {
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    try {
-      wait();
-      return true;
-    } catch (...) {
-    }
-  }
-  return false;
 }
 
 }  // namespace

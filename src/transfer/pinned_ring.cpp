@@ -1,3 +1,4 @@
+#include <penstock/core/wait_quietly.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
 
 #include <utility>
@@ -8,15 +9,8 @@ PinnedRing::Slot::Slot(const Device& device, Buffer memory, EventWait wait)
     : device_(device), memory_(std::move(memory)), done_(device.create_event(EventTiming::off, wait)) {}
 
 PinnedRing::Slot::~Slot() {
-  bool done = !in_use_.load(std::memory_order_acquire);
-  // The first failure may be that of earlier work coming to light, after which the wait itself succeeds.
-  for (int attempt = 0; attempt < 2 && !done && !unmarked_; ++attempt) {
-    try {
-      done_.synchronize();
-      done = true;
-    } catch (...) {
-    }
-  }
+  if (!in_use_.load(std::memory_order_acquire)) return;
+  const bool done = !unmarked_ && wait_quietly([&] { done_.synchronize(); });
   if (!done) static_cast<void>(new Buffer(std::move(memory_)));
 }
 
