@@ -6,7 +6,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
@@ -264,9 +264,9 @@ class Bench {
 
   /// Staged and packed beside plain memcpy with as many threads: what there is to reach without a GPU.
   void beside_memcpy() {
-    WorkerTeamOptions options;
+    HostWorkersOptions options;
     options.threads = engine_.threads();
-    WorkerTeam team(std::move(options));
+    HostWorkers team(std::move(options));
     constexpr std::size_t kPart = std::size_t{1} << 20;
     const std::size_t parts = large_ / kPart;
     const auto plain = [&] {

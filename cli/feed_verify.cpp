@@ -2,7 +2,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
@@ -115,7 +115,7 @@ class Verifier::Checker {
   std::optional<PinnedRing> ring_;
   std::array<Slot, 2> slots_;
   std::size_t next_ = 0;
-  WorkerTeam team_;
+  std::shared_ptr<HostWorkers> workers_;
 };
 
 Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan& plan)
@@ -123,7 +123,7 @@ Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan
       dataset_(std::move(dataset)),
       batch_size_(plan.batch),
       host_pool_(make_device_pool(host_)),
-      team_({.threads = std::min(host_topology().processors, kMostThreads), .on_start = {}}) {
+      workers_(host_.host_workers()) {
   std::size_t slot_bytes = 0, stored_bytes = 0, expected_bytes = 0;
   for (std::size_t i = 0; i < dataset_.field_count(); ++i) {
     const Promise& promise = promises_.emplace_back(promise_of(dataset_.field(i), plan.fields[i]));
@@ -134,7 +134,7 @@ Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan
     scales_.push_back(put(promise.factors.scale));
     shifts_.push_back(put(promise.factors.shift));
   }
-  for (std::size_t i = 0; i < team_.threads(); ++i) {
+  for (std::size_t i = 0; i < workers_->threads(); ++i) {
     lanes_.push_back({host_.create_stream(), host_pool_.allocate(stored_bytes),
                       host_pool_.allocate(expected_bytes), std::nullopt});
   }
@@ -215,7 +215,8 @@ void Verifier::Checker::compare(Slot& slot) {
 void Verifier::Checker::compare_field(const Slot& slot, std::size_t field,
                                       std::span<const std::byte> arrived) {
   for (Lane& lane : lanes_) lane.found.reset();
-  team_.for_each(lanes_.size(), [&](std::size_t i) { compare_chunks(lanes_[i], slot, field, arrived, i); });
+  workers_->for_each(lanes_.size(),
+                     [&](std::size_t i) { compare_chunks(lanes_[i], slot, field, arrived, i); });
   const Difference* first = nullptr;
   for (const Lane& lane : lanes_) {
     if (lane.found && (first == nullptr || lane.found->row < first->row)) first = &*lane.found;

@@ -208,13 +208,13 @@ class NarrowReader final : public FieldReader {
   mutable Scratch scratch_;
 };
 
-// Calls `body(first, count)` for parts of [0, samples), split over the team.
+// Calls `body(first, count)` for parts of [0, samples), split over the workers.
 template <typename Body>
-void for_each_part(std::uint64_t samples, std::size_t sample_bytes, WorkerTeam* team, Body&& body) {
+void for_each_part(std::uint64_t samples, std::size_t sample_bytes, HostWorkers* workers, Body&& body) {
   const std::uint64_t part = std::max<std::uint64_t>(1, kChunkBytes / sample_bytes);
   const std::uint64_t parts = (samples + part - 1) / part;
   const auto one = [&](std::size_t i) { body(i * part, std::min(part, samples - i * part)); };
-  if (team != nullptr) return team->for_each(static_cast<std::size_t>(parts), one);
+  if (workers != nullptr) return workers->for_each(static_cast<std::size_t>(parts), one);
   for (std::uint64_t i = 0; i < parts; ++i) one(static_cast<std::size_t>(i));
 }
 
@@ -238,10 +238,10 @@ std::uint64_t scan(const Dataset& dataset, std::size_t field, std::uint64_t firs
   return bits_of(values.data(), bytes, value_bytes);
 }
 
-FieldReaderPtr narrowed_copy(const Dataset& narrow, std::size_t field, WorkerTeam* team) {
+FieldReaderPtr narrowed_copy(const Dataset& narrow, std::size_t field, HostWorkers* workers) {
   const std::size_t sample_bytes = narrow.sample_bytes(field);
   HostPages pages(static_cast<std::size_t>(narrow.sample_count()) * sample_bytes);
-  for_each_part(narrow.sample_count(), sample_bytes, team, [&](std::uint64_t first, std::uint64_t count) {
+  for_each_part(narrow.sample_count(), sample_bytes, workers, [&](std::uint64_t first, std::uint64_t count) {
     const auto begin = static_cast<std::size_t>(first) * sample_bytes;
     gather_part(narrow, field, first, count,
                 pages.bytes().subspan(begin, static_cast<std::size_t>(count) * sample_bytes));
@@ -251,12 +251,12 @@ FieldReaderPtr narrowed_copy(const Dataset& narrow, std::size_t field, WorkerTea
 
 }  // namespace
 
-DType narrowest_dtype(const Dataset& dataset, std::size_t field, WorkerTeam* team) {
+DType narrowest_dtype(const Dataset& dataset, std::size_t field, HostWorkers* workers) {
   const DType wide = dataset.field(field).dtype;
   if (!is_integer(wide) || dtype_bytes(wide) == 1) return wide;
   const std::size_t half = dtype_bytes(wide) / 2;
   std::atomic<std::uint64_t> bits{0};
-  for_each_part(dataset.sample_count(), dataset.sample_bytes(field), team,
+  for_each_part(dataset.sample_count(), dataset.sample_bytes(field), workers,
                 [&](std::uint64_t first, std::uint64_t count) {
                   if ((bits.load(std::memory_order_relaxed) >> (8 * half)) != 0) return;
                   bits.fetch_or(scan(dataset, field, first, count), std::memory_order_relaxed);
@@ -281,13 +281,13 @@ FieldReaderPtr narrow_field(FieldReaderPtr wide, DType dtype) {
 Dataset narrow_integers(const Dataset& dataset, const NarrowOptions& options) {
   std::vector<FieldReaderPtr> readers;
   for (std::size_t field = 0; field < dataset.field_count(); ++field) {
-    const DType dtype = narrowest_dtype(dataset, field, options.team);
+    const DType dtype = narrowest_dtype(dataset, field, options.workers);
     FieldReaderPtr reader = dataset.reader(field);
     if (dtype != dataset.field(field).dtype) {
       reader = narrow_field(std::move(reader), dtype);
       const Dataset narrow({reader});
       const bool keep = narrow.sample_count() <= options.copy_limit / narrow.sample_bytes();
-      if (keep) reader = narrowed_copy(narrow, 0, options.team);
+      if (keep) reader = narrowed_copy(narrow, 0, options.workers);
     }
     readers.push_back(std::move(reader));
   }

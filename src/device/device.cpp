@@ -2,11 +2,14 @@
 #include "device/host/host_backend.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/device/backend.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <exception>
 #include <map>
@@ -17,6 +20,8 @@
 namespace penstock {
 
 namespace {
+
+constexpr unsigned kMostHostWorkers = 8;
 
 [[noreturn]] void refuse_spec(std::string_view spec) {
   throw InvalidArgument(
@@ -67,6 +72,8 @@ DeviceInventory Device::inventory(const DeviceOptions& options) {
 
 struct Device::State {
   std::shared_ptr<Backend> backend;
+  std::once_flag workers_made;
+  std::shared_ptr<HostWorkers> workers;
   std::mutex mutex;
   std::map<std::type_index, std::shared_ptr<void>> attachments;  // guarded by the mutex
 };
@@ -107,6 +114,17 @@ void Device::unregister_host(void* data) const noexcept { backend().host_unregis
 MemoryKind Device::kind_of(const void* data) const { return backend().kind_of(data); }
 
 void* Device::device_address(void* locked) const { return backend().device_address(locked); }
+
+std::shared_ptr<HostWorkers> Device::host_workers(std::size_t threads) const {
+  const auto make = [node = info().numa_node](std::size_t count) {
+    return std::make_shared<HostWorkers>(
+        HostWorkersOptions{.threads = count, .on_start = [node] { bind_thread_to_node(node); }});
+  };
+  if (threads != 0) return make(threads);
+  std::call_once(state_->workers_made,
+                 [&] { state_->workers = make(std::min(kMostHostWorkers, host_topology().processors)); });
+  return state_->workers;
+}
 
 void* Device::attachment(const std::type_info& type, std::shared_ptr<void> (*make)()) const {
   const std::lock_guard lock(state_->mutex);

@@ -48,7 +48,7 @@ LinkBench::LinkBench(Device device, const LinkMeasurementOptions& options, std::
                                   : 30),
       memory_(take_what_fits(notes)),
       stream_(device_.create_stream()),
-      team_({.threads = std::clamp(host_topology().processors, 1u, 8u), .on_start = {}}) {
+      workers_(device_.host_workers()) {
   fill_sources();
 }
 
@@ -106,7 +106,7 @@ void LinkBench::for_each_block(std::size_t bytes, const std::function<void(std::
   const std::size_t blocks = (bytes + kBlock - 1) / kBlock;
   for (std::size_t first = 0; first < blocks; first += kBlocksBetweenReports) {
     report_again();
-    team_.for_each(std::min(kBlocksBetweenReports, blocks - first), [&](std::size_t i) {
+    workers_->for_each(std::min(kBlocksBetweenReports, blocks - first), [&](std::size_t i) {
       const std::size_t begin = (first + i) * kBlock;
       body(begin, std::min(kBlock, bytes - begin));
     });

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/doctor/link_measurement.hpp>
 #include <penstock/memory/buffer.hpp>
 #include <penstock/memory/pool.hpp>
@@ -101,7 +101,7 @@ class LinkBench {
 
   Memory memory_;
   Stream stream_;
-  WorkerTeam team_;
+  std::shared_ptr<HostWorkers> workers_;
 };
 
 }  // namespace penstock

@@ -19,12 +19,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kGoodEnough = 0.995;
 
-double host_copy_rate(LinkBench& bench, WorkerTeam& team, std::size_t bytes, StoreKind stores) {
-  const std::size_t parts = 4 * team.threads();
+double host_copy_rate(LinkBench& bench, HostWorkers& workers, std::size_t bytes, StoreKind stores) {
+  const std::size_t parts = 4 * workers.threads();
   const std::size_t part = align_up(bytes / parts, 64);
   bench.poison_host(bench.pinned_target(), bytes);
   const Summary seconds = bench.repeat_timed(bytes, [&] {
-    team.for_each(parts, [&](std::size_t i) {
+    workers.for_each(parts, [&](std::size_t i) {
       const std::size_t begin = std::min(i * part, bytes);
       const std::size_t end = i + 1 == parts ? bytes : std::min(begin + part, bytes);
       copy_bytes(bench.pinned_target() + begin, bench.pageable_source() + begin, end - begin, stores);
@@ -118,10 +118,11 @@ void measure_host_copy(LinkRun& run) {
   const std::size_t bytes = std::min(bench.capacity(), (bench.quick() ? 64 : 256) * kMiB);
   const unsigned most = std::clamp(host_topology().processors, 1u, TransferOptions::kMostThreads);
   for (unsigned threads = 1; threads <= most; ++threads) {
-    WorkerTeam team({.threads = threads, .on_start = {}});
-    run.result.host_copy.push_back({.threads = threads,
-                                    .cached = host_copy_rate(bench, team, bytes, StoreKind::cached),
-                                    .streaming = host_copy_rate(bench, team, bytes, StoreKind::streaming)});
+    HostWorkers workers({.threads = threads, .on_start = {}});
+    run.result.host_copy.push_back(
+        {.threads = threads,
+         .cached = host_copy_rate(bench, workers, bytes, StoreKind::cached),
+         .streaming = host_copy_rate(bench, workers, bytes, StoreKind::streaming)});
     run.advance(static_cast<double>(threads) / most);
   }
 }

@@ -2,7 +2,7 @@
 
 #include "loader/device_ring.hpp"
 
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/data/dataset.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/feed_plan.hpp>
@@ -53,7 +53,7 @@ struct FeedContext {
   Device device;
   FeedPlan plan;
   std::vector<FieldAddresses> addresses;  ///< one for each field
-  WorkerTeam* team = nullptr;             ///< null if the host gathers nothing
+  HostWorkers& workers;
   StoreKind stores = StoreKind::cached;
   unsigned gather_blocks = 0;  ///< see LoaderOptions
 };

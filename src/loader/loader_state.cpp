@@ -4,14 +4,12 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/start_thread.hpp>
 #include <penstock/data/narrow.hpp>
-#include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
-#include <pthread.h>
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
 
 namespace penstock {
@@ -19,7 +17,6 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kMostDepth = 64;
-constexpr unsigned kThreadsByDefault = 8;
 constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;
 
 LoaderOptions checked(LoaderOptions options) {
@@ -31,20 +28,18 @@ LoaderOptions checked(LoaderOptions options) {
     throw InvalidArgument(fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as help.",
                                       options.threads, LoaderOptions::kMostThreads));
   }
-  if (options.threads == 0)
-    options.threads = std::min(kThreadsByDefault, std::max(1U, host_topology().processors));
   return options;
 }
 
 /// `dataset` with integer fields in their narrowest types, if finding those is cheap.
-Dataset narrow_small_fields(const Dataset& dataset, WorkerTeam* team) {
+Dataset narrow_small_fields(const Dataset& dataset, HostWorkers& workers) {
   std::vector<std::shared_ptr<const FieldReader>> readers(dataset.field_count());
   for (std::size_t f = 0; f < readers.size(); ++f) {
     readers[f] = dataset.reader(f);
     const std::size_t bytes = dataset.memory(f).size();
     if (bytes == 0 || bytes > kCheapToNarrow) continue;
     const Dataset alone({readers[f]});
-    readers[f] = narrow_integers(alone, {.copy_limit = kCheapToNarrow, .team = team}).reader(0);
+    readers[f] = narrow_integers(alone, {.copy_limit = kCheapToNarrow, .workers = &workers}).reader(0);
   }
   return Dataset(std::move(readers));
 }
@@ -57,32 +52,14 @@ SamplerOptions sampler_options(const LoaderOptions& options) {
           .shard = options.shard};
 }
 
-/// Signals go to the threads of the program.
-std::thread start_quietly(auto&& body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread thread(std::forward<decltype(body)>(body));
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-}
-
 }  // namespace
 
 LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
     : options_(checked(std::move(options))),
       device_(std::move(device)),
       profile_(options_.profile ? *options_.profile : LinkProfile::defaults(device_.info())),
-      team_(std::make_unique<WorkerTeam>(
-          WorkerTeamOptions{.threads = options_.threads,
-                            .on_start = [node = device_.info().numa_node] { bind_thread_to_node(node); }})),
-      dataset_(options_.narrow ? narrow_small_fields(dataset, team_.get()) : std::move(dataset)),
+      workers_(options_.workers ? options_.workers : device_.host_workers(options_.threads)),
+      dataset_(options_.narrow ? narrow_small_fields(dataset, *workers_) : std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options(options_)),
       sampler_(first_sampler_) {
   set_up();
@@ -96,7 +73,6 @@ void LoaderState::set_up() {
   reserve_memory(facts);
   delivered_sample_bytes_ = plan_.delivered_sample_bytes();
   is_resident_ = plan_.resident_bytes == 0;
-  if (!plan_.gathers_on_host() && is_resident_) team_.reset();
 
   resident_ = std::make_unique<Resident>(device_, *memory_, plan_);
   ring_ = std::make_shared<DeviceRing>(device_, memory_, plan_, options_, sampler_.state());
@@ -107,7 +83,7 @@ void LoaderState::set_up() {
                       .device = device_,
                       .plan = plan_,
                       .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
-                      .team = team_.get(),
+                      .workers = *workers_,
                       .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
                       .gather_blocks = options_.gather_blocks};
   for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];
@@ -140,7 +116,7 @@ void LoaderState::reserve_memory(FeedFacts& facts) {
 
 void LoaderState::begin_production() {
   stopping_ = false;
-  thread_ = start_quietly([this] { run(); });
+  thread_ = start_thread("penstock-loader", [this] { run(); });
 }
 
 void LoaderState::end_production() {
@@ -156,7 +132,7 @@ void LoaderState::run() {
     if (!is_resident_) {
       const double begin = account_->now();
       is_resident_ =
-          resident_->fill(dataset_, plan_, profile_, team_.get(), [this] { return stopping_.load(); });
+          resident_->fill(dataset_, plan_, profile_, workers_, [this] { return stopping_.load(); });
       if (!is_resident_) return;
       account_->count_resident(plan_.resident_bytes, account_->now() - begin);
     }

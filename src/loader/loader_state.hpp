@@ -5,7 +5,7 @@
 #include "loader/producer.hpp"
 #include "loader/resident.hpp"
 
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/loader/loader.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/memory/registration.hpp>
@@ -72,7 +72,7 @@ class LoaderState {
   LoaderOptions options_;
   Device device_;
   const LinkProfile profile_;
-  std::unique_ptr<WorkerTeam> team_;
+  const std::shared_ptr<HostWorkers> workers_;
   Dataset dataset_;
   const Sampler first_sampler_;
   Sampler sampler_;  ///< the producer's

@@ -35,7 +35,7 @@ bool move_memory(TransferEngine& engine, std::byte* destination, std::span<const
 
 /// Samples that have to be read one by one, through two pinned slots.
 bool move_gathered(const Device& device, const Dataset& dataset, std::size_t f, const FieldPlan& field,
-                   std::byte* destination, WorkerTeam* team, FunctionRef<bool()> stopped) {
+                   std::byte* destination, HostWorkers& workers, FunctionRef<bool()> stopped) {
   const std::uint64_t chunk_samples = std::max<std::uint64_t>(1, kGatherBytes / field.sample_bytes);
   const std::size_t chunk_bytes = static_cast<std::size_t>(chunk_samples) * field.sample_bytes;
   const Stream stream = device.create_stream();
@@ -46,18 +46,13 @@ bool move_gathered(const Device& device, const Dataset& dataset, std::size_t f, 
     PinnedRing::Slot& slot = ring.next();
     const auto count = static_cast<std::size_t>(std::min(chunk_samples, field.resident_samples - first));
     std::iota(indices.begin(), indices.end(), first);
-    const std::size_t pieces = team != nullptr ? std::min<std::size_t>(team->threads(), count) : 1;
-    const auto gather = [&](std::size_t piece) {
+    const std::size_t pieces = std::min(workers.threads(), count);
+    workers.for_each(pieces, [&](std::size_t piece) {
       const std::size_t begin = count * piece / pieces;
       const std::size_t end = count * (piece + 1) / pieces;
       dataset.gather(f, std::span(indices).subspan(begin, end - begin),
                      slot.bytes().subspan(begin * field.sample_bytes, (end - begin) * field.sample_bytes));
-    };
-    if (team != nullptr) {
-      team->for_each(pieces, gather);
-    } else {
-      gather(0);
-    }
+    });
     stream.copy(destination + first * field.sample_bytes, slot.data(), count * field.sample_bytes,
                 CopyDirection::h2d);
     slot.sent(stream);
@@ -111,7 +106,7 @@ void Resident::set_addresses(std::vector<FieldAddresses>& fields) const {
 }
 
 bool Resident::fill(const Dataset& dataset, const FeedPlan& plan, const LinkProfile& profile,
-                    WorkerTeam* team, FunctionRef<bool()> stopped) {
+                    const std::shared_ptr<HostWorkers>& workers, FunctionRef<bool()> stopped) {
   std::unique_ptr<TransferEngine> engine;
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
     const FieldPlan& field = plan.fields[f];
@@ -119,10 +114,11 @@ bool Resident::fill(const Dataset& dataset, const FeedPlan& plan, const LinkProf
     std::byte* const there = samples_[f].data();
     bool whole = false;
     if (field.upload == FieldPlan::Upload::gathered) {
-      whole = move_gathered(device_, dataset, f, field, there, team, stopped);
+      whole = move_gathered(device_, dataset, f, field, there, *workers, stopped);
     } else {
       if (engine == nullptr)
-        engine = std::make_unique<TransferEngine>(device_, TransferOptions{.profile = profile});
+        engine = std::make_unique<TransferEngine>(device_,
+                                                  TransferOptions{.profile = profile, .workers = workers});
       whole = move_memory(*engine, there, dataset.memory(f).first(field.resident_bytes()),
                           field.upload == FieldPlan::Upload::direct, stopped);
     }

@@ -3,7 +3,7 @@
 #include "loader/feeders.hpp"
 
 #include <penstock/core/function_ref.hpp>
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
@@ -24,7 +24,7 @@ class Resident {
   /// Moves the resident samples. Blocks the host until they are there, or `stopped` returns true: then false,
   /// and it may be called again. Throws what reading throws.
   [[nodiscard]] bool fill(const Dataset& dataset, const FeedPlan& plan, const LinkProfile& profile,
-                          WorkerTeam* team, FunctionRef<bool()> stopped);
+                          const std::shared_ptr<HostWorkers>& workers, FunctionRef<bool()> stopped);
 
  private:
   struct Factors {

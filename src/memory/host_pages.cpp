@@ -1,8 +1,7 @@
 #include "memory/host_pages.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/worker_team.hpp>
-#include <penstock/device/topology.hpp>
+#include <penstock/core/host_workers.hpp>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -64,14 +63,10 @@ void* map_host_pages(std::size_t bytes) noexcept {
 
 void unmap_host_pages(void* data, std::size_t bytes) noexcept { munmap(data, bytes); }
 
-bool touch_host_pages(void* data, std::size_t bytes, unsigned threads, int numa_node) {
+bool touch_host_pages(void* data, std::size_t bytes, HostWorkers& workers) {
   auto* const begin = static_cast<std::byte*>(data);
-  const std::size_t parts = (bytes + kTouchPart - 1) / kTouchPart;
   std::atomic<bool> complete{true};
-  const std::size_t most = std::min<std::size_t>(parts, WorkerTeamOptions::kMostThreads);
-  WorkerTeam team({.threads = std::clamp<std::size_t>(threads, 1, most),
-                   .on_start = [numa_node] { bind_thread_to_node(numa_node); }});
-  team.for_each(parts, [&](std::size_t part) {
+  workers.for_each((bytes + kTouchPart - 1) / kTouchPart, [&](std::size_t part) {
     const std::size_t at = part * kTouchPart;
     if (!touch(begin + at, std::min(kTouchPart, bytes - at))) complete = false;
   });

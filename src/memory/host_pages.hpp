@@ -4,6 +4,8 @@
 
 namespace penstock {
 
+class HostWorkers;
+
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 /// What the kernel maps and locks by.
@@ -16,7 +18,7 @@ inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 [[nodiscard]] void* map_host_pages(std::size_t bytes) noexcept;
 void unmap_host_pages(void* data, std::size_t bytes) noexcept;
 
-/// Makes the pages present, by up to `threads` threads bound to `numa_node`. False when memory runs out.
-[[nodiscard]] bool touch_host_pages(void* data, std::size_t bytes, unsigned threads, int numa_node);
+/// Makes the pages present, by the caller and `workers`. False if memory runs out.
+[[nodiscard]] bool touch_host_pages(void* data, std::size_t bytes, HostWorkers& workers);
 
 }  // namespace penstock

@@ -14,14 +14,8 @@
 
 namespace penstock {
 
-namespace {
-constexpr unsigned kMostTouchThreads = 8;
-}
-
-PinnedResource::PinnedResource(Device device, unsigned touch_threads)
-    : device_(std::move(device)),
-      touch_threads_(touch_threads != 0 ? touch_threads
-                                        : std::min(kMostTouchThreads, host_topology().processors)) {}
+PinnedResource::PinnedResource(Device device, std::shared_ptr<HostWorkers> workers)
+    : device_(std::move(device)), workers_(std::move(workers)) {}
 
 void* PinnedResource::allocate(std::size_t bytes, std::size_t) {
   Range range{align_up(bytes, page_bytes()), Origin::registered};
@@ -69,7 +63,7 @@ void* PinnedResource::map_and_register(std::size_t bytes) {
   }
   try {
     bind_memory_to_node(data, bytes, node);
-    if (!touch_host_pages(data, bytes, touch_threads_, node)) {
+    if (!touch_host_pages(data, bytes, workers_ ? *workers_ : *device_.host_workers())) {
       throw OutOfMemory("host memory", bytes, locked_bytes(), 0,
                         "The machine, or this process's control group, has no pages left.");
     }

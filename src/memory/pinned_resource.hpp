@@ -4,16 +4,17 @@
 #include <penstock/memory/memory_resource.hpp>
 
 #include <map>
+#include <memory>
 #include <mutex>
 
 namespace penstock {
 
-/// Pinned memory from the kernel: pages mapped, touched by several threads, registered. Where registering is
+/// Pinned memory from the kernel: pages mapped, touched by host workers, registered. Where registering is
 /// refused, from the driver's own allocator. Whole pages are taken; deallocate unregisters and unmaps.
 class PinnedResource final : public MemoryResource {
  public:
-  /// `touch_threads` 0: up to 8, as processors allow.
-  explicit PinnedResource(Device device, unsigned touch_threads = 0);
+  /// `workers` touch the pages; null: the device's.
+  explicit PinnedResource(Device device, std::shared_ptr<HostWorkers> workers = nullptr);
 
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment) override;
   void deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept override;
@@ -34,7 +35,7 @@ class PinnedResource final : public MemoryResource {
   void give_back(void* data, Range range) noexcept;
 
   Device device_;
-  unsigned touch_threads_;
+  std::shared_ptr<HostWorkers> workers_;
   mutable std::mutex mutex_;
   std::map<void*, Range> ranges_;
   std::size_t locked_bytes_ = 0;

@@ -62,7 +62,7 @@ MemoryKind Pool::kind() const noexcept { return state_->kind(); }
 const Device& Pool::device() const noexcept { return state_->device(); }
 
 Pool make_pinned_pool(const Device& device, PoolOptions options) {
-  return Pool(device, std::make_shared<PinnedResource>(device, options.touch_threads), options,
+  return Pool(device, std::make_shared<PinnedResource>(device, options.workers), options,
               fmt::format("pinned pool of {}", device.info().spec));
 }
 

@@ -2,6 +2,7 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
+#include <penstock/core/start_thread.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <algorithm>
@@ -59,10 +60,11 @@ std::vector<Range> chunks_of(Range round, const PackingOptions& options) {
 
 }  // namespace
 
-PackedCopier::PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
-                           std::shared_ptr<EventPool> events, const Stream& unpack_stream,
-                           PackingOptions options)
+PackedCopier::PackedCopier(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
+                           std::shared_ptr<Pool> scratch, std::shared_ptr<EventPool> events,
+                           const Stream& unpack_stream, PackingOptions options)
     : device_(std::move(device)),
+      workers_(std::move(workers)),
       pinned_(std::move(pinned)),
       scratch_(std::move(scratch)),
       events_(std::move(events)),
@@ -78,15 +80,8 @@ PackedCopier::~PackedCopier() {
   if (unpacker_.joinable()) unpacker_.join();
 }
 
-WorkerTeam& PackedCopier::team() {
-  std::call_once(team_once_, [this] {
-    const int node = device_.info().numa_node;
-    team_ = std::make_unique<WorkerTeam>(
-        WorkerTeamOptions{.threads = options_.threads, .spin = options_.spin, .on_start = [node] {
-                            bind_thread_to_node(node);
-                          }});
-  });
-  return *team_;
+unsigned PackedCopier::threads_for(const PackedPlan& plan) const noexcept {
+  return plan.image_bytes() <= kAlone ? 1 : static_cast<unsigned>(workers_->threads());
 }
 
 void PackedCopier::for_each_granule(const PackedPlan& plan, Range range, FunctionRef<void(Range)> body) {
@@ -96,9 +91,8 @@ void PackedCopier::for_each_granule(const PackedPlan& plan, Range range, Functio
     const std::size_t begin = range.begin + i * granule;
     body({begin, std::min(begin + granule, range.end)});
   };
-  if (plan.image_bytes() <= kAlone || options_.threads < 2 || !team().try_for_each(granules, one)) {
-    for (std::size_t i = 0; i < granules; ++i) one(i);
-  }
+  if (threads_for(plan) > 1) return workers_->for_each(granules, one);
+  for (std::size_t i = 0; i < granules; ++i) one(i);
 }
 
 void PackedCopier::run_kernel(const PackedPlan& plan, Range round, CopyDirection direction,
@@ -168,7 +162,7 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
 
 void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
                              const Stream& stream, bool held) {
-  state->set_threads(plan.image_bytes() <= kAlone ? 1 : options_.threads);
+  state->set_threads(threads_for(plan));
   try {
     std::deque<EventPool::Handle> rounds;  // that are on the wire
     for (std::size_t begin = 0; begin < plan.image_bytes();) {
@@ -335,7 +329,7 @@ class PackedCopier::Unpacking {
 
 void PackedCopier::to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan,
                            EventPool::Handle after) {
-  state->set_threads(plan.image_bytes() <= kAlone ? 1 : options_.threads);
+  state->set_threads(threads_for(plan));
   const auto job = std::make_shared<Unpacking>(*this, state, std::move(plan), std::move(after));
   job->begin();
   state->on_cancel = [weak = std::weak_ptr(job)] {
@@ -348,7 +342,7 @@ void PackedCopier::to_host(const std::shared_ptr<TransferState>& state, PackedPl
   };
   {
     const std::lock_guard lock(mutex_);
-    if (!unpacker_.joinable()) unpacker_ = std::thread([this] { run_unpacker(); });
+    if (!unpacker_.joinable()) unpacker_ = start_thread("penstock-unpack", [this] { run_unpacker(); });
     queue_.push_back(job);
   }
   changed_.notify_one();

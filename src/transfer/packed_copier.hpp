@@ -4,11 +4,10 @@
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/memory/pool.hpp>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -18,23 +17,21 @@
 namespace penstock {
 
 struct PackingOptions {
-  unsigned threads = 1;
-  /// How long idle threads of the team poll for the next packed transfer.
-  std::chrono::microseconds spin{200};
   /// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
   /// still help.
   std::size_t granule_bytes = std::size_t{32} << 10;
   DeviceTuning::Packing tuning;
 };
 
-/// Moves many small pieces as few large ones. Host ends are packed and unpacked by a team of threads, chunk
+/// Moves many small pieces as few large ones. Host ends are packed and unpacked by the host workers, chunk
 /// by chunk, so that the first chunk is on the wire while the next are packed; small device ends that lie
 /// apart are gathered or scattered by one kernel. Thread-safe.
 class PackedCopier {
  public:
   /// Copies to the host go over `unpack_stream`, which outlives the copier.
-  PackedCopier(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<Pool> scratch,
-               std::shared_ptr<EventPool> events, const Stream& unpack_stream, PackingOptions options);
+  PackedCopier(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
+               std::shared_ptr<Pool> scratch, std::shared_ptr<EventPool> events, const Stream& unpack_stream,
+               PackingOptions options);
   /// Lets packed transfers that are with the driver run to their end.
   ~PackedCopier();
   PackedCopier(const PackedCopier&) = delete;
@@ -54,8 +51,8 @@ class PackedCopier {
  private:
   class Unpacking;
 
-  [[nodiscard]] WorkerTeam& team();
-  /// Calls `body` for each granule of `range`, with several threads where that pays and they are free.
+  [[nodiscard]] unsigned threads_for(const PackedPlan& plan) const noexcept;
+  /// Calls `body` for each granule of `range`, with several threads if that pays.
   void for_each_granule(const PackedPlan& plan, PackedPlan::Range range,
                         FunctionRef<void(PackedPlan::Range)> body);
   void pack_round(const PackedPlan& plan, PackedPlan::Range round, const Stream& stream,
@@ -68,13 +65,11 @@ class PackedCopier {
   void run_unpacker();
 
   const Device device_;
+  const std::shared_ptr<HostWorkers> workers_;
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<Pool> scratch_;
   const std::shared_ptr<EventPool> events_;
   const PackingOptions options_;
-
-  std::once_flag team_once_;
-  std::unique_ptr<WorkerTeam> team_;
 
   const Stream& unpack_stream_;
   std::mutex mutex_;

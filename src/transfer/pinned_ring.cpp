@@ -14,6 +14,13 @@ PinnedRing::Slot::~Slot() {
   if (!done) static_cast<void>(new Buffer(std::move(memory_)));
 }
 
+bool PinnedRing::Slot::is_free() {
+  if (!in_use_.load(std::memory_order_acquire)) return true;
+  if (unmarked_ || !done_.query()) return false;
+  in_use_.store(false, std::memory_order_release);
+  return true;
+}
+
 void PinnedRing::Slot::wait() {
   if (!in_use_.load(std::memory_order_acquire)) return;
   if (unmarked_) {

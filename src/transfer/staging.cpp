@@ -2,12 +2,12 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
+#include <penstock/core/start_thread.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <system_error>
 #include <utility>
 
 namespace penstock {
@@ -20,25 +20,42 @@ constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
 constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
 constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 
+/// A failure comes to light when somebody waits.
+bool is_free(PinnedRing::Slot& slot) noexcept {
+  try {
+    return slot.is_free();
+  } catch (...) {
+    return false;
+  }
+}
+
 }  // namespace
 
 struct StagingRing::Slot {
   PinnedRing::Slot& pinned;
 
   // Guarded by the ring's mutex. A slot is open while it has a job.
+  enum class Phase : std::uint8_t {
+    fetching,  ///< D2H: its copy is about to be enqueued
+    on_wire,   ///< the device may still use it, and nobody waits for that
+    awaited,
+    ready,  ///< for granules
+  };
   std::shared_ptr<StagedJob> job;
+  Phase phase = Phase::ready;
   StagedJob::Chunk chunk;
   std::size_t granule = 0;
   std::size_t handed_out = 0;  // bytes of the chunk
   std::size_t left = 0;        // bytes of the chunk not yet moved
-  bool fetched = false;        // D2H: its copy is enqueued
 
   explicit Slot(PinnedRing::Slot& memory) : pinned(memory) {}
 };
 
-StagingRing::StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
-                         CopyDirection direction, const Stream& wire, StagingOptions options)
+StagingRing::StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
+                         std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
+                         StagingOptions options)
     : device_(std::move(device)),
+      workers_(std::move(workers)),
       pinned_(std::move(pinned)),
       events_(std::move(events)),
       direction_(direction),
@@ -48,24 +65,31 @@ StagingRing::StagingRing(Device device, std::shared_ptr<Pool> pinned, std::share
 
 StagingRing::~StagingRing() {
   {
-    std::unique_lock lock(monitor_->mutex);
+    const std::lock_guard lock(monitor_->mutex);
     monitor_->closed = true;
     for (const auto& job : jobs_) job->cancel();
     monitor_->changed();
-    monitor_->condition.wait(lock, [&] { return monitor_->helpers == 0; });
   }
-  for (std::thread& thread : threads_) thread.join();
+  if (!thread_.joinable()) return;
+  thread_.join();
+  workers_->remove(*this);
+}
+
+void StagingRing::changed() {
+  monitor_->changed();
+  workers_->wake();
 }
 
 void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
                          EventPool::Handle after) {
   const std::lock_guard lock(monitor_->mutex);
-  if (threads_.empty()) start();
+  if (!thread_.joinable()) start();
   ChunkSizes sizes = options_.chunks;
   sizes.largest = slot_bytes_;
   auto job = std::make_shared<StagedJob>(state, static_cast<std::byte*>(destination),
                                          static_cast<const std::byte*>(source), std::move(after), sizes);
-  state->set_threads(options_.threads);
+  const auto threads = static_cast<unsigned>(workers_->threads());
+  state->set_threads(threads);
   state->on_cancel = [monitor = monitor_, weak = std::weak_ptr(job)] {
     const auto alive = weak.lock();
     if (!alive) return false;
@@ -74,24 +98,16 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
     monitor->changed();
     return true;
   };
-  if (options_.threads > 1) {
+  if (threads > 1) {
     state->help = [this, monitor = monitor_, weak = std::weak_ptr(job)] {
       const auto alive = weak.lock();
-      if (!alive) return;
-      {
-        const std::lock_guard guard(monitor->mutex);
-        if (monitor->closed) return;  // and `this` may be gone
-        ++monitor->helpers;
-      }
-      help(*alive);
-      const std::lock_guard guard(monitor->mutex);
-      --monitor->helpers;
-      monitor->changed();
+      if (alive) help(*alive, *monitor);
     };
   }
+  stopped_.reserve(under_way_ + 1);
   jobs_.push_back(std::move(job));
   if (under_way_++ == 0) polling_.work_begins();
-  monitor_->changed();
+  changed();
 }
 
 void StagingRing::start() {
@@ -107,30 +123,52 @@ void StagingRing::start() {
     }
   }
   for (std::size_t i = 0; i < ring_->size(); ++i) slots_.push_back(std::make_unique<Slot>((*ring_)[i]));
-  for (unsigned i = 0; i < std::max(1u, options_.threads - 1); ++i) {
-    try {
-      threads_.emplace_back([this] { run(); });
-    } catch (const std::system_error&) {  // fewer threads are slower, and none cannot work
-      if (threads_.empty()) throw;
-    }
-  }
+  thread_ = start_thread("penstock-stage", [this] { run(); });
+  workers_->add(*this);
+}
+
+bool StagingRing::work() noexcept {
+  if (under_way_.load(std::memory_order_relaxed) == 0) return false;
+  std::unique_lock lock(monitor_->mutex);
+  end_exhausted_jobs();
+  const auto task = find_task(MayWait::no);
+  if (!task) return false;
+  lock.unlock();
+  perform(*task);
+  return true;
+}
+
+std::chrono::nanoseconds StagingRing::polling() const noexcept {
+  return under_way_.load(std::memory_order_relaxed) != 0 ? options_.spin : polling_.get();
 }
 
 void StagingRing::run() {
   bind_thread_to_node(device_.info().numa_node);
   std::unique_lock lock(monitor_->mutex);
-  while (const auto task = next_task(lock)) {
+  for (;;) {
+    const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
+    const auto is_new = [&] { return monitor_->version.load(std::memory_order_acquire) != seen; };
+    end_exhausted_jobs();
+    if (end_stopped_job(lock)) continue;
+    if (const auto task = find_task(MayWait::yes)) {
+      lock.unlock();
+      perform(*task);
+      lock.lock();
+      continue;
+    }
+    if (monitor_->closed && under_way_ == 0) return;
     lock.unlock();
-    perform(*task);
+    spin_until(is_new, polling());
     lock.lock();
+    monitor_->condition.wait(lock, is_new);
   }
 }
 
-void StagingRing::help(const StagedJob& job) {
-  std::unique_lock lock(monitor_->mutex);
-  for (;;) {
-    end_exhausted_jobs(lock);
-    const auto task = find_task(&job);
+void StagingRing::help(const StagedJob& job, Monitor& monitor) {
+  std::unique_lock lock(monitor.mutex);
+  while (!monitor.closed) {
+    end_exhausted_jobs();
+    const auto task = find_task(MayWait::yes, &job);
     if (!task) return;
     lock.unlock();
     perform(*task);
@@ -138,51 +176,44 @@ void StagingRing::help(const StagedJob& job) {
   }
 }
 
-void StagingRing::end_exhausted_jobs(std::unique_lock<std::mutex>& lock) {
+void StagingRing::end_exhausted_jobs() {
   while (!jobs_.empty() && !jobs_.front()->has_chunk()) {
     const auto job = std::move(jobs_.front());
     jobs_.pop_front();
-    conclude(job, lock);
+    conclude(job);
   }
 }
 
-std::optional<StagingRing::Task> StagingRing::next_task(std::unique_lock<std::mutex>& lock) {
-  for (;;) {
-    end_exhausted_jobs(lock);
-    if (const auto task = find_task()) return task;
-    if (monitor_->closed && jobs_.empty() && handing_ == opened_) return std::nullopt;
-    const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
-    const std::chrono::nanoseconds polled = under_way_ != 0 ? options_.spin : polling_.get();
-    lock.unlock();
-    spin_until([&] { return monitor_->version.load(std::memory_order_acquire) != seen; }, polled);
-    lock.lock();
-    monitor_->condition.wait(lock, [&] { return monitor_->version.load(std::memory_order_relaxed) != seen; });
-  }
-}
-
-std::optional<StagingRing::Task> StagingRing::find_task(const StagedJob* only) {
+std::optional<StagingRing::Task> StagingRing::find_task(MayWait may_wait, const StagedJob* only) {
   const auto open_next = [&] {
     return !jobs_.empty() && (only == nullptr || only == jobs_.front().get()) && open_slot();
   };
   // D2H: the wire is to have work before threads have.
   if (direction_ == CopyDirection::d2h && open_next()) {
-    return Task{.slot = slots_[(opened_ - 1) % slots_.size()].get(), .fetch = true};
+    return Task{.kind = Task::Kind::fetch, .slot = slots_[(opened_ - 1) % slots_.size()].get()};
   }
   for (;;) {
     while (handing_ != opened_) {
       Slot& slot = *slots_[handing_ % slots_.size()];
-      if (slot.job && slot.handed_out < slot.chunk.bytes) {
-        if (direction_ == CopyDirection::d2h && !slot.fetched) return std::nullopt;
-        if (only != nullptr && only != slot.job.get()) return std::nullopt;
-        Task task{.slot = &slot, .offset = slot.handed_out};
-        task.bytes = std::min(slot.granule, slot.chunk.bytes - slot.handed_out);
-        slot.handed_out += task.bytes;
-        return task;
-      }
+      if (slot.job && slot.handed_out < slot.chunk.bytes) return next_task_of(slot, may_wait, only);
       ++handing_;
     }
     if (direction_ == CopyDirection::d2h || !open_next()) return std::nullopt;
   }
+}
+
+std::optional<StagingRing::Task> StagingRing::next_task_of(Slot& slot, MayWait may_wait,
+                                                           const StagedJob* only) {
+  if (only != nullptr && only != slot.job.get()) return std::nullopt;
+  if (slot.phase == Slot::Phase::on_wire && may_wait == MayWait::yes) {
+    slot.phase = Slot::Phase::awaited;
+    return Task{.kind = Task::Kind::wait, .slot = &slot};
+  }
+  if (slot.phase != Slot::Phase::ready) return std::nullopt;
+  Task task{.slot = &slot, .offset = slot.handed_out};
+  task.bytes = std::min(slot.granule, slot.chunk.bytes - slot.handed_out);
+  slot.handed_out += task.bytes;
+  return task;
 }
 
 bool StagingRing::open_slot() {
@@ -191,34 +222,46 @@ bool StagingRing::open_slot() {
   slot.job = jobs_.front();
   slot.chunk = slot.job->take_chunk();
   slot.granule =
-      std::clamp(align_up(slot.chunk.bytes / options_.threads, 4096), kSmallestGranule, kLargestGranule);
+      std::clamp(align_up(slot.chunk.bytes / workers_->threads(), 4096), kSmallestGranule, kLargestGranule);
   slot.handed_out = 0;
   slot.left = slot.chunk.bytes;
-  slot.fetched = false;
+  slot.phase = direction_ == CopyDirection::d2h ? Slot::Phase::fetching
+               : is_free(slot.pinned)           ? Slot::Phase::ready
+                                                : Slot::Phase::on_wire;
   ++opened_;
   return true;
 }
 
 void StagingRing::perform(const Task& task) {
   try {
-    if (task.fetch) {
-      enqueue(*task.slot);
-    } else {
-      move_granule(task);
+    switch (task.kind) {
+      case Task::Kind::fetch:
+        enqueue(*task.slot);
+        break;
+      case Task::Kind::wait:
+        wait_for(*task.slot);
+        break;
+      case Task::Kind::move:
+        move_granule(task);
+        break;
     }
   } catch (...) {
     const std::lock_guard lock(monitor_->mutex);
     task.slot->job->fail(std::current_exception());
   }
-  granule_done(*task.slot, task.bytes);
+  task_done(task);
+}
+
+void StagingRing::wait_for(Slot& slot) {
+  const auto begin = Clock::now();
+  slot.pinned.wait();
+  slot.job->state->account(0, 0, seconds_since(begin));
 }
 
 void StagingRing::move_granule(const Task& task) {
   Slot& slot = *task.slot;
   StagedJob& job = *slot.job;
   const auto begin = Clock::now();
-  slot.pinned.wait();
-  const double waited = seconds_since(begin);
   std::byte* staged = slot.pinned.data() + task.offset;
   const std::size_t at = slot.chunk.offset + task.offset;
   if (direction_ == CopyDirection::h2d) {
@@ -226,7 +269,7 @@ void StagingRing::move_granule(const Task& task) {
   } else {
     copy_bytes(job.destination + at, staged, task.bytes, options_.stores);
   }
-  job.state->account(0, seconds_since(begin) - waited, waited);
+  job.state->account(0, seconds_since(begin), 0);
 }
 
 void StagingRing::enqueue(Slot& slot) {
@@ -254,13 +297,14 @@ void StagingRing::enqueue(Slot& slot) {
   }
 }
 
-void StagingRing::granule_done(Slot& slot, std::size_t bytes) {
+void StagingRing::task_done(const Task& task) {
+  Slot& slot = *task.slot;
   std::unique_lock lock(monitor_->mutex);
-  if (bytes == 0) {  // a fetch
-    slot.fetched = true;
-    monitor_->changed();
+  if (task.kind != Task::Kind::move) {
+    slot.phase = task.kind == Task::Kind::fetch ? Slot::Phase::on_wire : Slot::Phase::ready;
+    changed();
   }
-  slot.left -= bytes;
+  slot.left -= task.bytes;
   if (slot.job->stopping()) {
     slot.left -= slot.chunk.bytes - slot.handed_out;
     slot.handed_out = slot.chunk.bytes;
@@ -276,36 +320,45 @@ void StagingRing::granule_done(Slot& slot, std::size_t bytes) {
       slot.job->fail(std::current_exception());
     }
   }
-  close_slot(slot, lock);
+  close_slot(slot);
 }
 
-void StagingRing::close_slot(Slot& slot, std::unique_lock<std::mutex>& lock) {
+void StagingRing::close_slot(Slot& slot) {
   const std::shared_ptr<StagedJob> job = std::move(slot.job);
   slot.job.reset();
   job->returned();
-  monitor_->changed();
-  conclude(job, lock);
+  conclude(job);
+  changed();
 }
 
-void StagingRing::conclude(const std::shared_ptr<StagedJob>& job,
-                           std::unique_lock<std::mutex>& lock) noexcept {
+void StagingRing::conclude(const std::shared_ptr<StagedJob>& job) {
   if (!job->claim_end()) return;
-  if (--under_way_ == 0) polling_.work_ends();
-  lock.unlock();
-  if (!job->stopping()) {
-    if (direction_ == CopyDirection::d2h) job->state->finish();
+  if (job->stopping()) {
+    stopped_.push_back(job);
   } else {
-    try {
-      wire_.synchronize();
-    } catch (...) {  // the device failed, and touches nothing any more
-    }
-    if (job->failure()) {
-      job->state->fail(job->failure());
-    } else {
-      job->state->cancelled();
-    }
+    if (direction_ == CopyDirection::d2h) job->state->finish();
+    if (--under_way_ == 0) polling_.work_ends();
+  }
+  changed();
+}
+
+bool StagingRing::end_stopped_job(std::unique_lock<std::mutex>& lock) {
+  if (stopped_.empty()) return false;
+  const std::shared_ptr<StagedJob> job = std::move(stopped_.back());
+  stopped_.pop_back();
+  lock.unlock();
+  try {
+    wire_.synchronize();
+  } catch (...) {  // the device failed, and touches nothing any more
+  }
+  if (job->failure()) {
+    job->state->fail(job->failure());
+  } else {
+    job->state->cancelled();
   }
   lock.lock();
+  if (--under_way_ == 0) polling_.work_ends();
+  return true;
 }
 
 }  // namespace penstock

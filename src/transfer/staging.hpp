@@ -4,6 +4,7 @@
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/core/pause.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
@@ -23,30 +24,29 @@
 namespace penstock {
 
 struct StagingOptions {
-  /// That fill or empty slots. With more than one, the last of them is whoever synchronizes with the
-  /// transfer: it is awake, which threads of the ring may not be.
-  unsigned threads = 4;
   /// Pinned slots, each as large as the largest chunk.
   unsigned slots = 4;
   ChunkSizes chunks;
   StoreKind stores = StoreKind::streaming;
-  /// How long idle threads poll before they sleep: about as long as a full ring takes to drain, so that of
-  /// transfers one after another, the next finds them awake. Those that come later find them asleep.
+  /// How long idle threads poll before they sleep: about as long as a full ring takes to drain, so that the
+  /// next of several transfers one after another finds them awake.
   std::chrono::microseconds spin{1000};
 };
 
 /// Moves pageable memory through pinned slots, in one direction.
 ///
-/// A chunk of a transfer has a slot, and all threads fill (H2D) or empty (D2H) it together, a granule at a
-/// time, while chunks in other slots are on the wire. Whoever fills the last granule of a slot sends it;
-/// whoever finds a slot free has the next chunk come into it.
-class StagingRing {
+/// Each chunk of a transfer has a slot. Host workers fill (H2D) or empty (D2H) it together, a granule at a
+/// time, while chunks in other slots are on the wire. Whoever fills the last granule of a slot sends it.
+/// Workers never wait: that is for the ring's one thread, and for whoever synchronizes with a transfer. Both
+/// also move granules when there is nothing to wait for.
+class StagingRing final : HostWorkers::Source {
  public:
   /// Copies go over `wire`, which outlives the ring.
-  StagingRing(Device device, std::shared_ptr<Pool> pinned, std::shared_ptr<EventPool> events,
-              CopyDirection direction, const Stream& wire, StagingOptions options);
+  StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
+              std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
+              StagingOptions options);
   /// Cancels the chunks that are not yet with the driver, and waits for the others.
-  ~StagingRing();
+  ~StagingRing() override;
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
 
@@ -56,35 +56,51 @@ class StagingRing {
 
  private:
   struct Slot;
-  /// What a thread does next: has a chunk come into its slot, or moves a granule of one.
   struct Task {
+    enum class Kind : std::uint8_t {
+      fetch,  ///< D2H: enqueue the chunk's copy into its slot
+      wait,   ///< until the device is done with the slot, so that granules can be moved
+      move,   ///< a granule
+    };
+    Kind kind = Kind::move;
     Slot* slot = nullptr;
-    bool fetch = false;
-    std::size_t offset = 0;  // of the granule, within the chunk
+    std::size_t offset = 0;  ///< of the granule, within the chunk
     std::size_t bytes = 0;
   };
+  enum class MayWait : bool { no, yes };
+
+  // What workers ask.
+  bool work() noexcept override;
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override;
 
   void start();
   void run();
-  /// Works on tasks of `job` as long as there is one at once: not on those of other transfers, whose copies
-  /// may be held back by what the calling thread is yet to do.
-  void help(const StagedJob& job);
-  void end_exhausted_jobs(std::unique_lock<std::mutex>& lock);
-  /// The next task; none when the ring stops. Waits with `lock` released.
-  [[nodiscard]] std::optional<Task> next_task(std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] std::optional<Task> find_task(const StagedJob* only = nullptr);
-  /// For the next chunk of the foremost transfer, which has one: those that have none are ended first.
+  struct Monitor;
+  /// Performs tasks of `job` for as long as there is one: not those of other transfers, whose copies may be
+  /// held back by what the calling thread is yet to do. Leaves the ring alone once it goes, which it does not
+  /// before the last transfer has ended.
+  void help(const StagedJob& job, Monitor& monitor);
+  void end_exhausted_jobs();
+  [[nodiscard]] std::optional<Task> find_task(MayWait may_wait, const StagedJob* only = nullptr);
+  [[nodiscard]] std::optional<Task> next_task_of(Slot& slot, MayWait may_wait, const StagedJob* only);
+  /// For the next chunk of the foremost transfer, which has one: transfers without are ended first.
   [[nodiscard]] bool open_slot();
   void perform(const Task& task);
+  void wait_for(Slot& slot);
   void move_granule(const Task& task);
-  /// Enqueues the chunk's copy, and marks the transfer as submitted where it was the last one.
+  /// Enqueues the chunk's copy, and marks the transfer as submitted if it was the last one.
   void enqueue(Slot& slot);
-  void granule_done(Slot& slot, std::size_t bytes);
-  /// Gives the slot of a chunk back, and ends the transfer where this was its end.
-  void close_slot(Slot& slot, std::unique_lock<std::mutex>& lock);
-  void conclude(const std::shared_ptr<StagedJob>& job, std::unique_lock<std::mutex>& lock) noexcept;
+  void task_done(const Task& task);
+  /// Gives the slot of a chunk back, and ends the transfer if this was its last.
+  void close_slot(Slot& slot);
+  /// Ends a transfer of which nothing is left, or has the ring's thread end it if it has stopped.
+  void conclude(const std::shared_ptr<StagedJob>& job);
+  /// Ends one that failed or was cancelled, once the wire has drained; false if there is none. Releases
+  /// `lock` meanwhile.
+  bool end_stopped_job(std::unique_lock<std::mutex>& lock);
 
   const Device device_;
+  const std::shared_ptr<HostWorkers> workers_;
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<EventPool> events_;
   const CopyDirection direction_;
@@ -101,7 +117,6 @@ class StagingRing {
     std::mutex mutex;
     std::condition_variable condition;
     std::atomic<std::uint64_t> version{0};  // bumped under the mutex with each change, polled without it
-    unsigned helpers = 0;                   // threads not of the ring that are at work in it
     bool closed = false;
 
     void changed() {
@@ -109,14 +124,18 @@ class StagingRing {
       condition.notify_all();
     }
   };
+  /// Tells the workers too.
+  void changed();
+
   const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
   // Guarded by the monitor, as is the state of slots and jobs.
   std::deque<std::shared_ptr<StagedJob>> jobs_;
-  std::size_t under_way_ = 0;  // transfers that have not ended
-  PollingTime polling_;        // between transfers
-  std::uint64_t opened_ = 0;   // slots opened so far; the next one is opened_ % slots
-  std::uint64_t handing_ = 0;  // the oldest of them that may have granules left
-  std::vector<std::thread> threads_;
+  std::vector<std::shared_ptr<StagedJob>> stopped_;  // for the ring's thread to end
+  std::atomic<std::size_t> under_way_{0};            // transfers that have not ended; read without the mutex
+  PollingTime polling_;                              // between transfers
+  std::uint64_t opened_ = 0;                         // slots opened so far; the next one is opened_ % slots
+  std::uint64_t handing_ = 0;                        // the oldest of them that may have granules left
+  std::thread thread_;
 };
 
 }  // namespace penstock

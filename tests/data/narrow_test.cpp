@@ -118,17 +118,17 @@ TEST(NarrowIntegers, ReadsEveryValueWithATeamToo) {
   constexpr std::size_t kCount = 1500000;  // several parts of a MiB
   std::vector<std::int64_t> values(kCount);
   std::iota(values.begin(), values.end(), 0);
-  WorkerTeamOptions threads;
+  HostWorkersOptions threads;
   threads.threads = 3;
-  WorkerTeam team(threads);
+  HostWorkers workers(threads);
   for (const std::size_t place : {std::size_t{0}, kCount / 2, kCount - 1}) {
     auto changed = values;
     changed[place] = -5;
-    EXPECT_EQ(narrowest_dtype(Dataset({read_array({"x", DType::int64, {}}, changed)}), 0, &team),
+    EXPECT_EQ(narrowest_dtype(Dataset({read_array({"x", DType::int64, {}}, changed)}), 0, &workers),
               DType::int64);
   }
   const Dataset wide({read_array({"x", DType::int64, {}}, values)});
-  const Dataset narrow = narrow_integers(wide, {.team = &team});
+  const Dataset narrow = narrow_integers(wide, {.workers = &workers});
   ASSERT_EQ(narrow.field(0).dtype, DType::uint32);
   ASSERT_EQ(narrow.memory(0).size(), kCount * 4);
   std::vector<std::byte> all(narrow.memory(0).begin(), narrow.memory(0).end());

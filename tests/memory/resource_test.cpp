@@ -6,6 +6,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/memory/pool.hpp>
 
@@ -54,11 +55,12 @@ std::string mapping_flags(const void* data) {
 }
 
 TEST(HostPagesTest, AreAlignedHugeAndPresentOnceTouched) {
+  HostWorkers workers({.threads = 3, .on_start = {}});
   for (const std::size_t bytes : {std::size_t{4096}, kMiB, 2 * kMiB, 5 * kMiB + 4096, 70 * kMiB}) {
     void* const data = map_host_pages(bytes);
     ASSERT_NE(data, nullptr);
     EXPECT_EQ(resident_pages(data, bytes), 0u);
-    EXPECT_TRUE(touch_host_pages(data, bytes, 3, -1));
+    EXPECT_TRUE(touch_host_pages(data, bytes, workers));
     EXPECT_EQ(resident_pages(data, bytes), bytes / page_bytes());
     const std::string flags = mapping_flags(data);
     EXPECT_THAT(flags, HasSubstr(" dc ")) << "a forked child must not share the pages";
@@ -111,7 +113,7 @@ class ResourceTest : public DeviceTest {
 PENSTOCK_DEVICE_SUITE(ResourceTest);
 
 TEST_P(ResourceTest, PinnedMemoryIsOneRegistrationThatTheDeviceKnows) {
-  PinnedResource resource(*faulty_, 2);
+  PinnedResource resource(*faulty_);
   for (const std::size_t bytes : {std::size_t{1}, 4097 * std::size_t{1}, 3 * kMiB + 1}) {
     auto* const data = static_cast<std::byte*>(resource.allocate(bytes, 4096));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 4096, 0u);

@@ -4,6 +4,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,8 +51,9 @@ class TouchTest : public ::testing::Test {
 
   static void expect_all_present() {
     constexpr std::size_t kBytes = 64 * kKiB;
+    HostWorkers workers({.threads = 1, .on_start = {}});
     void* const data = map_host_pages(kBytes);
-    EXPECT_TRUE(touch_host_pages(data, kBytes, 1, -1));
+    EXPECT_TRUE(touch_host_pages(data, kBytes, workers));
     std::vector<unsigned char> present(kBytes / page_bytes());
     ASSERT_EQ(mincore(data, kBytes, present.data()), 0);
     EXPECT_TRUE(std::ranges::all_of(present, [](unsigned char page) { return (page & 1) != 0; }));

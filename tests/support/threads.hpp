@@ -78,6 +78,13 @@ class StartedThreads {
   const std::set<pid_t> before_ = live_threads();
 };
 
+/// As `ps -L` shows it.
+inline std::string this_threads_name() {
+  char name[16] = {};
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  return name;
+}
+
 inline pid_t this_thread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
 /// A thread that tells when it has come as far as it can.

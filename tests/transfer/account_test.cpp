@@ -157,8 +157,8 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
   }
 }
 
-/// A device that counts a wait as longer than the host saw it cannot be held at both of its ends: the host has
-/// seen the batch arrive, so the wait may seem to begin early, but by no more than its own length.
+/// A device that counts a wait as longer than the host saw it cannot be held at both of its ends: the host
+/// has seen the batch arrive, so the wait may seem to begin early, but by no more than its own length.
 TEST_P(TransferAccount, ADeviceWhoseClockGoesWrongIsHeldToTheHosts) {
   for (const double rate : {0.5, 2.0}) {
     faulty_->set_clock_rate(rate);

@@ -25,9 +25,9 @@ class PackedCopierTest : public FaultyEngineTest {
   }
 
   std::unique_ptr<PackedCopier> make_copier(unsigned threads = 1) {
-    return std::make_unique<PackedCopier>(*faulty_device_, rounds_, scratch_, events_, *stream_,
-                                          PackingOptions{.threads = threads,
-                                                         .granule_bytes = kWindow / 4,
+    return std::make_unique<PackedCopier>(*faulty_device_, faulty_device_->host_workers(threads), rounds_,
+                                          scratch_, events_, *stream_,
+                                          PackingOptions{.granule_bytes = kWindow / 4,
                                                          .tuning = {.first_chunk_bytes = kWindow / 2,
                                                                     .largest_chunk_bytes = kWindow / 2,
                                                                     .window_bytes = kWindow}});
@@ -248,7 +248,7 @@ TEST_P(PackedCopierTest, LargeTransfersMakeDoWithLittlePinnedMemory) {
   EXPECT_EQ(first_difference(read(device), source), -1);
 }
 
-TEST_P(PackedCopierTest, PacksAloneWhileItsThreadsAreBusy) {
+TEST_P(PackedCopierTest, PacksAloneWhileTheWorkersAreBusy) {
   const auto source = random_bytes(std::size_t{1} << 20, 7);
   const Buffer first = poisoned_on_device(source.size());
   const Buffer second = poisoned_on_device(source.size());
@@ -260,15 +260,15 @@ TEST_P(PackedCopierTest, PacksAloneWhileItsThreadsAreBusy) {
                       false);
     state->synchronize();
   };
-  Hold team;
+  Hold workers;
   faulty_->before(Entry::copy, [&, me = std::this_thread::get_id()] {
-    if (std::this_thread::get_id() != me) team.stay();
+    if (std::this_thread::get_id() != me) workers.stay();
   });
   Background other([&] { send(first); });
-  team.wait_for(1);
+  workers.wait_for(1);
   send(second);
   EXPECT_EQ(first_difference(read(second), source), -1);
-  team.let_go();
+  workers.let_go();
   other.join();
   faulty_->before(Entry::copy, {});
   EXPECT_EQ(first_difference(read(first), source), -1);

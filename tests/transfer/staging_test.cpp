@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kChunk = std::size_t{256} << 10;
 
-/// Rings of their own, whose chunks are all of kChunk bytes, which each of the ring's threads has a part of.
+/// Rings of their own, whose chunks are all of kChunk bytes, with a team of their own.
 class StagingRingTest : public FaultyEngineTest {
  protected:
   void SetUp() override {
@@ -26,15 +26,18 @@ class StagingRingTest : public FaultyEngineTest {
   }
 
   void TearDown() override {
-    if (faulty_) faulty_->before(Entry::event_synchronize, {});
+    if (!faulty_) return;
+    for (const Entry entry : {Entry::event_synchronize, Entry::stream_synchronize, Entry::copy}) {
+      faulty_->before(entry, {});
+    }
   }
 
   /// One of the `threads` is whoever helps.
   std::unique_ptr<StagingRing> make_ring(CopyDirection direction, unsigned threads, unsigned slots) {
+    workers_ = faulty_device_->host_workers(threads);
     return std::make_unique<StagingRing>(
-        *faulty_device_, slots_, events_, direction, *wire_,
-        StagingOptions{.threads = threads,
-                       .slots = slots,
+        *faulty_device_, workers_, slots_, events_, direction, *wire_,
+        StagingOptions{.slots = slots,
                        .chunks = {.smallest = kChunk, .largest = kChunk, .growth = 1},
                        .stores = StoreKind::cached,
                        .spin = std::chrono::microseconds(0)});
@@ -57,22 +60,24 @@ class StagingRingTest : public FaultyEngineTest {
     return state;
   }
 
-  /// Sends a chunk through each slot. Who moves the next chunks then waits for those copies first.
-  void use_slots(StagingRing& ring, unsigned slots) {
-    send(ring, std::vector<std::byte>(slots * kChunk, kPoison))->synchronize();
-  }
-
-  /// Threads that wait for a slot's copies stay in `hold`, but for this one.
-  void hold_others(Hold& hold) {
-    faulty_->before(Entry::event_synchronize, [&hold, me = std::this_thread::get_id()] {
-      if (std::this_thread::get_id() != me) hold.stay();
+  /// Has the ring's thread stay in `hold`, at the end of a transfer that failed.
+  void occupy_ring_thread(StagingRing& ring, Hold& hold) {
+    faulty_->before(Entry::stream_synchronize, [&hold] {
+      if (this_threads_name() == "penstock-stage") hold.stay();
     });
+    faulty_->fail(Entry::copy);
+    occupying_.resize(1);
+    static_cast<void>(is_h2d_ ? send(ring, occupying_) : bring_home(ring, occupying_));
+    hold.wait_for(1);
   }
 
   std::vector<std::byte> arrived(std::size_t bytes, std::size_t at = 0) {
     return read(device_memory_.data() + at, bytes, device_->create_stream());
   }
 
+  bool is_h2d_ = true;
+  std::shared_ptr<HostWorkers> workers_;
+  std::vector<std::byte> occupying_;
   std::shared_ptr<Pool> slots_;
   std::shared_ptr<EventPool> events_;
   std::optional<Stream> wire_;
@@ -80,16 +85,100 @@ class StagingRingTest : public FaultyEngineTest {
 };
 PENSTOCK_DEVICE_SUITE(StagingRingTest);
 
-TEST_P(StagingRingTest, WaitsForItsHelpersWhenItGoes) {
-  auto ring = make_ring(CopyDirection::h2d, 2, 1);
-  use_slots(*ring, 1);
-  const auto source = random_bytes(kChunk, 1);
+/// A team whose workers are all at something else.
+class BusyWorkers {
+ public:
+  explicit BusyWorkers(HostWorkers& workers)
+      : occupying_([this, &workers] {
+          workers.for_each(workers.threads(), [this](std::size_t) { hold_.stay(); });
+        }) {
+    hold_.wait_for(static_cast<unsigned>(workers.threads()));
+  }
+  ~BusyWorkers() { hold_.let_go(); }
+  BusyWorkers(const BusyWorkers&) = delete;
+  BusyWorkers& operator=(const BusyWorkers&) = delete;
+
+ private:
+  Hold hold_;
+  Background occupying_;
+};
+
+TEST_P(StagingRingTest, WorkersNeverWaitForTheDevice) {
+  std::atomic<unsigned> waited{0};
+  for (const Entry entry : {Entry::event_synchronize, Entry::stream_synchronize}) {
+    faulty_->before(entry, [&] { waited += this_threads_name() == "penstock-worker" ? 1 : 0; });
+  }
+  const auto source = random_bytes(8 * kChunk, 1);
+  std::vector<std::byte> destination(source.size());
+  const auto to = make_ring(CopyDirection::h2d, 3, 2);
+  send(*to, source)->synchronize();
+  const auto from = make_ring(CopyDirection::d2h, 3, 2);
+  bring_home(*from, destination)->synchronize();
+  EXPECT_EQ(first_difference(destination, source), -1);
+  for (const std::size_t nth : {1u, 2u, 3u}) {
+    faulty_->fail(Entry::copy, nth);
+    EXPECT_THROW(send(*to, source)->synchronize(), DeviceError);
+    faulty_->fail(Entry::copy, nth);
+    EXPECT_THROW(bring_home(*from, destination)->synchronize(), DeviceError);
+  }
+  EXPECT_EQ(waited, 0u);
+}
+
+TEST_P(StagingRingTest, WorkersMoveBytesWithoutTheRingsThread) {
+  const auto ring = make_ring(CopyDirection::h2d, 2, 2);
+  const auto source = random_bytes(2 * kChunk, 2);
   Hold ring_thread;
-  Hold helper;
-  std::atomic<unsigned> came{0};
-  faulty_->before(Entry::event_synchronize, [&] { (came++ == 0 ? ring_thread : helper).stay(); });
+  occupy_ring_thread(*ring, ring_thread);
   const auto state = send(*ring, source);
-  ring_thread.wait_for(1);
+  while (!state->query()) std::this_thread::yield();
+  EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+  ring_thread.let_go();
+}
+
+TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
+  std::vector<std::byte> destination(3 * kChunk);
+  const auto source = random_bytes(destination.size(), 3);
+  const auto to = make_ring(CopyDirection::h2d, 2, 2);
+  const BusyWorkers without(*workers_);
+  auto state = send(*to, source);
+  while (!state->query()) std::this_thread::yield();
+  const auto from = make_ring(CopyDirection::d2h, 2, 2);
+  const BusyWorkers without_these(*workers_);
+  state = bring_home(*from, destination);
+  while (!state->query()) std::this_thread::yield();
+  EXPECT_EQ(first_difference(destination, source), -1);
+}
+
+TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
+  const auto first = random_bytes(kChunk, 4);
+  const auto second = random_bytes(kChunk, 5);
+  const auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  std::shared_ptr<TransferState> next;
+  {
+    const Gate gate(*device_, *wire_);
+    send(*ring, first)->synchronize_source();
+    Hold ring_thread;
+    faulty_->before(Entry::event_synchronize, [&] { ring_thread.stay(); });
+    next = send(*ring, second, kChunk);
+    ring_thread.wait_for(1);
+    EXPECT_EQ(next->report().host_copy_seconds, 0);
+    faulty_->before(Entry::event_synchronize, {});
+    ring_thread.let_go();
+  }
+  next->synchronize();
+  EXPECT_EQ(first_difference(arrived(kChunk), first), -1);
+  EXPECT_EQ(first_difference(arrived(kChunk, kChunk), second), -1);
+}
+
+TEST_P(StagingRingTest, WaitsForWhoeverHelpsBeforeItGoes) {
+  auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  const auto source = random_bytes(kChunk, 6);
+  Hold ring_thread;
+  occupy_ring_thread(*ring, ring_thread);
+  auto busy = std::make_unique<BusyWorkers>(*workers_);
+  const auto state = send(*ring, source);
+  Hold helper;
+  faulty_->before(Entry::copy, [&] { helper.stay(); });
   Background helping([&] { state->help(); });
   helper.wait_for(1);
   Background going([&] { ring.reset(); });
@@ -104,59 +193,21 @@ TEST_P(StagingRingTest, WaitsForItsHelpersWhenItGoes) {
   EXPECT_EQ(first_difference(arrived(kChunk), source), -1);
 }
 
-// The helper held here has told of the slot that it closed, and not yet that it leaves.
-TEST_P(StagingRingTest, HearsOfTheLastHelperWhenItGoes) {
+TEST_P(StagingRingTest, WaitsForItsWorkersBeforeItGoes) {
   auto ring = make_ring(CopyDirection::h2d, 2, 1);
-  use_slots(*ring, 1);
-  const auto source = random_bytes(kChunk, 10);
+  const auto source = random_bytes(kChunk, 7);
   Hold ring_thread;
-  Hold helper;
-  Hold end;
-  std::atomic<unsigned> came{0};
-  std::atomic<pid_t> moving{0};
-  faulty_->before(Entry::event_synchronize, [&] {
-    if (came++ != 0) return helper.stay();
-    ring_thread.stay();
-    moving = this_thread();
-  });
-  faulty_->fail(Entry::copy);
+  occupy_ring_thread(*ring, ring_thread);
+  Hold worker;
+  faulty_->before(Entry::copy, [&] { worker.stay(); });
   const auto state = send(*ring, source);
-  ring_thread.wait_for(1);
-  Background helping([&] { state->help(); });
-  helper.wait_for(1);
-  faulty_->before(Entry::stream_synchronize, [&, it = helping.id()] {
-    if (std::this_thread::get_id() == it) end.stay();
-  });
+  worker.wait_for(1);
+  Background going([&] { ring.reset(); });
+  going.wait_until_stuck();
   ring_thread.let_go();
-  // Its part of the slot is moved when it sleeps again, so that the helper closes the slot.
-  for (int asleep = 0; asleep < 100; std::this_thread::yield()) {
-    asleep = moving != 0 && is_asleep(moving) ? asleep + 1 : 0;
-  }
-  Background going([&] { ring.reset(); });
   going.wait_until_stuck();
-  helper.let_go();
-  end.wait_for(1);
-  going.wait_until_stuck();
-  end.let_go();
-  going.join();
-  helping.join();
-  EXPECT_THROW(state->synchronize(), DeviceError);
-  faulty_->before(Entry::stream_synchronize, {});
-}
-
-TEST_P(StagingRingTest, TakesNoHelpersWhileItGoes) {
-  auto ring = make_ring(CopyDirection::h2d, 2, 1);
-  use_slots(*ring, 1);
-  const auto source = random_bytes(kChunk, 2);
-  Hold hold;
-  hold_others(hold);
-  const auto state = send(*ring, source);
-  hold.wait_for(1);
-  Background going([&] { ring.reset(); });
-  going.wait_until_stuck();
-  state->help();
-  EXPECT_EQ(state->report().host_copy_seconds, 0) << "the other half of the chunk is left alone";
-  hold.let_go();
+  EXPECT_FALSE(going.ended());
+  worker.let_go();
   going.join();
   state->synchronize();
   EXPECT_EQ(first_difference(arrived(kChunk), source), -1);
@@ -164,54 +215,56 @@ TEST_P(StagingRingTest, TakesNoHelpersWhileItGoes) {
 
 TEST_P(StagingRingTest, CancelsWhatIsNotWithTheDriverWhenItGoes) {
   auto ring = make_ring(CopyDirection::h2d, 2, 1);
-  use_slots(*ring, 1);
-  const auto source = random_bytes(3 * kChunk, 3);
-  Hold hold;
-  hold_others(hold);
+  const auto source = random_bytes(3 * kChunk, 8);
+  Hold ring_thread;
+  Hold worker;
+  occupy_ring_thread(*ring, ring_thread);
+  faulty_->before(Entry::copy, [&] { worker.stay(); });
   const auto begun = send(*ring, source);
+  worker.wait_for(1);
   const auto queued = send(*ring, source, 4 * kChunk);
-  hold.wait_for(1);
   Background going([&] { ring.reset(); });
   going.wait_until_stuck();
-  hold.let_go();
+  ring_thread.let_go();
+  worker.let_go();
   going.join();
   EXPECT_THROW((void)begun->query(), Closed);
   EXPECT_THROW((void)queued->query(), Closed);
 }
 
 // What the copies of others wait for may be what the helping thread does next.
-TEST_P(StagingRingTest, HelpersMoveBytesOfTheirOwnTransferAlone) {
-  const auto source = random_bytes(3 * kChunk, 4);
-  const auto mine = random_bytes(1000, 5);
-  const auto ring = make_ring(CopyDirection::h2d, 3, 2);
-  use_slots(*ring, 2);
-  Hold hold;
-  hold_others(hold);
-  const auto state = send(*ring, mine, 4 * kChunk);
-  hold.wait_for(1);
-  const auto other = send(*ring, source);
-  hold.wait_for(2);
-  state->help();
-  EXPECT_EQ(other->report().host_copy_seconds, 0);
-  hold.let_go();
-  state->synchronize();
-  other->synchronize();
-  EXPECT_EQ(first_difference(arrived(mine.size(), 4 * kChunk), mine), -1);
-  EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+TEST_P(StagingRingTest, HelpersBeginTheirOwnTransferAlone) {
+  for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
+    is_h2d_ = direction == CopyDirection::h2d;
+    auto others = random_bytes(kChunk, 9);
+    auto mine = random_bytes(1000, 10);
+    const auto ring = make_ring(direction, 2, 2);
+    Hold ring_thread;
+    occupy_ring_thread(*ring, ring_thread);
+    const auto busy = std::make_unique<BusyWorkers>(*workers_);
+    const auto other = is_h2d_ ? send(*ring, others) : bring_home(*ring, others);
+    const auto state = is_h2d_ ? send(*ring, mine, 4 * kChunk) : bring_home(*ring, mine);
+    state->help();
+    EXPECT_EQ(other->report().copies, 0u);
+    ring_thread.let_go();
+    state->synchronize();
+    other->synchronize();
+  }
 }
 
-TEST_P(StagingRingTest, HelpersFetchForTheirOwnTransferAlone) {
-  std::vector<std::byte> mine(1000);
+TEST_P(StagingRingTest, HelpersMoveBytesOfTheirOwnTransferAlone) {
+  is_h2d_ = false;
   std::vector<std::byte> others(kChunk);
+  std::vector<std::byte> mine(1000);
   const auto ring = make_ring(CopyDirection::d2h, 2, 2);
-  Hold hold;
-  hold_others(hold);
-  const auto state = bring_home(*ring, mine);
-  hold.wait_for(1);
+  Hold ring_thread;
+  occupy_ring_thread(*ring, ring_thread);
   const auto other = bring_home(*ring, others);
+  const auto state = bring_home(*ring, mine);
+  while (state->report().copies == 0) std::this_thread::yield();  // workers fetch both
   state->help();
-  EXPECT_EQ(other->report().copies, 0u);
-  hold.let_go();
+  EXPECT_EQ(other->report().host_copy_seconds, 0);
+  ring_thread.let_go();
   state->synchronize();
   other->synchronize();
 }
@@ -228,7 +281,6 @@ TEST_P(StagingRingTest, BytesLeaveASlotAfterTheirCopyIsEnqueued) {
   hold.let_go();
   state->synchronize();
   EXPECT_EQ(first_difference(destination, arrived(kChunk)), -1);
-  faulty_->before(Entry::copy, {});
 }
 
 // Fails on HostLate when the ring goes before its copies: they then read what came into its slots after it.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/data/dataset.hpp>
 
 #include <cstddef>
@@ -8,16 +8,16 @@
 namespace penstock {
 
 /// The smallest of uint8, uint16, uint32 and the field's own type that holds every value of `field`, found by
-/// reading all of them; the field's own type for floats, booleans and where a value is negative. `team` may
-/// be null. Blocks the host for one pass over the data; throws what reading throws.
-[[nodiscard]] DType narrowest_dtype(const Dataset& dataset, std::size_t field, WorkerTeam* team);
+/// reading all of them; the field's own type for floats, booleans and where a value is negative. `workers`
+/// may be null. Blocks the host for one pass over the data; throws what reading throws.
+[[nodiscard]] DType narrowest_dtype(const Dataset& dataset, std::size_t field, HostWorkers* workers);
 
 struct NarrowOptions {
   /// A narrowed field of at most this many bytes is kept as a narrowed copy in memory, which a device can
   /// read directly; a larger one is narrowed in each gather.
   std::size_t copy_limit = std::size_t{64} << 20;
   /// Splits the reading. May be null; used only during the call.
-  WorkerTeam* team = nullptr;
+  HostWorkers* workers = nullptr;
 };
 
 /// The same dataset with each integer field in its narrowest dtype: fewer bytes on the link, and widening to

@@ -15,6 +15,7 @@
 namespace penstock {
 
 class Backend;
+class HostWorkers;
 
 struct DeviceOptions {
   /// Path of the CUDA driver's library; empty: libcuda.so.1 as the system finds it.
@@ -80,6 +81,13 @@ class Device {
   /// Where kernels reach locked host memory. Does not block. Throws InvalidArgument if the memory is not
   /// locked, Unsupported if it is not mapped for the device.
   [[nodiscard]] void* device_address(void* locked) const;
+
+  /// The host threads that move bytes for this device, bound to its NUMA node: as many as there are
+  /// processors but at most 8. Made at the first call and shared by all copies of the Device. Engines,
+  /// loaders and pinned pools use them unless they are given others. If `threads` is not 0: a new team of so
+  /// many, for whoever is not to share. Throws InvalidArgument for more than
+  /// HostWorkersOptions::kMostThreads.
+  [[nodiscard]] std::shared_ptr<HostWorkers> host_workers(std::size_t threads = 0) const;
 
   /// The T of this device: made at the first call, shared by all copies of the Device, destroyed with the
   /// last of them. For layers that keep something for each device. T's constructor does not ask for another.

@@ -1,13 +1,14 @@
 #pragma once
 
 #include <penstock/core/dtype.hpp>
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -70,7 +71,7 @@ struct FieldOptions {
 };
 
 struct LoaderOptions {
-  static constexpr unsigned kMostThreads = WorkerTeamOptions::kMostThreads;
+  static constexpr unsigned kMostThreads = HostWorkersOptions::kMostThreads;
 
   std::uint64_t batch_size = 1;
   bool shuffle = false;
@@ -98,8 +99,10 @@ struct LoaderOptions {
   /// one is page-locked where it lies, with the array that it is a slice of. Small arrays share their pages
   /// with other data, and another library's transfer fails if a part of its memory lies in a locked page.
   std::size_t copy_limit_bytes = std::size_t{32} << 20;
-  /// Host threads that gather, the loader's own among them: at most kMostThreads. 0: one for each processor,
-  /// at most 8.
+  /// The host threads that gather. Null: the device's, unless `threads` are given.
+  std::shared_ptr<HostWorkers> workers = nullptr;
+  /// If not 0, the loader gathers with a team of its own of so many threads, its own thread among them: at
+  /// most kMostThreads.
   unsigned threads = 0;
   /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or 8 if it
   /// converts, and up to 32 if much of a field is resident. If given, `automatic` takes no copy engine.

@@ -19,8 +19,8 @@ struct PoolOptions {
   std::size_t segment_bytes = std::size_t{64} << 20;
   /// Requests are rounded up to a multiple of this, and to nothing else. A power of two, 64 to 4096.
   std::size_t alignment = 256;
-  /// Threads that touch new pinned pages, the caller among them. 0: up to 8, as processors allow.
-  unsigned touch_threads = 0;
+  /// Touch new pinned pages, together with the caller. Null: the device's.
+  std::shared_ptr<HostWorkers> workers = nullptr;
 };
 
 /// What a pool did and has. Bytes are exact at the moment of the call; counts run from construction.

@@ -33,6 +33,8 @@ class PinnedRing {
     [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
     [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes(); }
 
+    /// True if the device is done with the slot. Does not block. Throws DeviceError.
+    [[nodiscard]] bool is_free();
     /// Blocks the host until the device is done with the slot. Several threads may wait at once. Throws
     /// DeviceError; the slot then counts as in use.
     void wait();

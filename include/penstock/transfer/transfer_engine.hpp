@@ -1,12 +1,11 @@
 #pragma once
 
-#include <penstock/core/worker_team.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/link_profile.hpp>
 #include <penstock/transfer/transfer.hpp>
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -16,20 +15,19 @@
 namespace penstock {
 
 struct TransferOptions {
-  static constexpr unsigned kMostThreads = WorkerTeamOptions::kMostThreads;
+  static constexpr unsigned kMostThreads = HostWorkersOptions::kMostThreads;
 
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
-  /// Host threads that move bytes; whoever packs, or synchronizes with a transfer, is one of them. 0: as the
-  /// profile says, within the processors there are, and at most kMostThreads.
+  /// The host threads that move bytes, together with whoever packs or synchronizes with a transfer. Null: the
+  /// device's, unless `threads` are given.
+  std::shared_ptr<HostWorkers> workers = nullptr;
+  /// If not 0, the engine has a team of its own of so many threads: at most kMostThreads.
   unsigned threads = 0;
   /// Largest chunk of a staged transfer. 0: as the profile says.
   std::size_t chunk_bytes = 0;
   /// Pinned slots of the size of the largest chunk for staging, in each direction: 2 to 64.
   unsigned slots = 4;
-  /// How long idle threads poll for the next packed transfer before they sleep. Waking them costs some 70 µs:
-  /// where transfers come in quick succession or a processor is to spare, polling longer avoids it.
-  std::chrono::microseconds spin{200};
   /// Whether staging writes past the cache. None: as the profile says.
   std::optional<bool> streaming_stores = std::nullopt;
 };

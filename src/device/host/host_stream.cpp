@@ -4,30 +4,15 @@
 #include "device/host/host_event.hpp"
 
 #include <penstock/core/error.hpp>
-
-#include <pthread.h>
+#include <penstock/core/start_thread.hpp>
 
 #include <algorithm>
-#include <csignal>
 #include <cstring>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 namespace penstock {
-
-namespace {
-
-// Signals are for the program's own threads, whose calls they are to interrupt; faults stay where they
-// happen.
-void block_signals() noexcept {
-  sigset_t signals;
-  sigfillset(&signals);
-  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&signals, fault);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-}
-
-}  // namespace
 
 std::vector<std::shared_ptr<HostStream>> HostCore::live_streams() {
   const std::lock_guard lock(streams_mutex);
@@ -48,7 +33,7 @@ std::shared_ptr<HostStream> HostStream::start(std::shared_ptr<HostCore> core) {
   auto stream = std::make_shared<HostStream>(std::move(core));
   stream->core_->add(stream);
   try {
-    std::thread([stream] { stream->run(); }).detach();
+    start_thread("penstock-stream", [stream] { stream->run(); }).detach();
   } catch (const std::system_error& error) {
     throw DeviceError("PENSTOCK_NO_THREAD", "making a stream", error.code().value(),
                       "The system has no thread for another stream; close some, or raise the limit.");
@@ -100,7 +85,6 @@ std::uint64_t HostStream::runnable() const noexcept {
 }
 
 void HostStream::run() noexcept {
-  block_signals();
   bool ended = false;
   for (std::uint64_t ticket = 1; !ended; ++ticket) {
     work_bell_.wait([&] { return ticket <= runnable(); }, core_->spin);

@@ -1,0 +1,198 @@
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+#include <penstock/core/host_workers.hpp>
+#include <penstock/core/log.hpp>
+#include <penstock/core/pause.hpp>
+#include <penstock/core/start_thread.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+
+namespace {
+
+/// For loops that come one after another.
+constexpr std::chrono::microseconds kLoopPolling{200};
+/// By whoever waits for workers to leave: about as long as a piece of work takes.
+constexpr std::chrono::microseconds kLeavePolling{50};
+
+/// The indices of a for_each.
+class Loop final : public HostWorkers::Source {
+ public:
+  Loop(std::size_t count, const FunctionRef<void(std::size_t)>& body) : count_(count), body_(body) {}
+
+  bool work() noexcept override {
+    bool worked = false;
+    while (!failed_.load(std::memory_order_relaxed)) {
+      const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count_) break;
+      run(i);
+      worked = true;
+    }
+    return worked;
+  }
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
+
+  /// Once nobody is in it.
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void run(std::size_t i) noexcept {
+    try {
+      body_(i);
+    } catch (...) {
+      if (!failed_.exchange(true)) failure_ = std::current_exception();
+    }
+  }
+
+  const std::size_t count_;
+  const FunctionRef<void(std::size_t)>& body_;
+  alignas(64) std::atomic<std::size_t> next_{0};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+struct HostWorkers::State {
+  explicit State(HostWorkersOptions given) : options(std::move(given)) {}
+
+  const HostWorkersOptions options;
+  const std::uint64_t generation = fork_generation();
+  std::vector<std::thread> workers;
+
+  std::mutex mutex;
+  std::condition_variable left;         // a worker has left a source
+  std::vector<Source*> sources;         // guarded by the mutex
+  PollingTime polling{kLoopPolling};    // between loops; told under the mutex
+  std::size_t loops = 0;                // guarded by the mutex
+  bool stop = false;                    // guarded by the mutex
+  std::atomic<std::uint32_t> calls{0};  // bumped when workers are to ask the sources, slept on by them
+
+  [[nodiscard]] bool works_alone() const noexcept {
+    return workers.empty() || generation != fork_generation();
+  }
+
+  void call() noexcept {
+    calls.fetch_add(1, std::memory_order_release);
+    calls.notify_all();
+  }
+
+  void run() {
+    if (options.on_start) options.on_start();
+    std::unique_lock lock(mutex);
+    while (!stop) {
+      const std::uint32_t seen = calls.load(std::memory_order_acquire);
+      if (ask_all(lock)) continue;
+      std::chrono::nanoseconds polled = polling.get();
+      for (const Source* const source : sources) polled = std::max(polled, source->polling());
+      lock.unlock();
+      const auto called = [&] { return calls.load(std::memory_order_acquire) != seen; };
+      if (!spin_until(called, polled)) calls.wait(seen, std::memory_order_acquire);
+      lock.lock();
+    }
+  }
+
+  /// One piece of each source; true if there was any. A source that goes meanwhile may make it miss another,
+  /// and counts as a call therefore.
+  bool ask_all(std::unique_lock<std::mutex>& lock) {
+    bool worked = false;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      Source& source = *sources[i];
+      source.inside_.fetch_add(1, std::memory_order_relaxed);
+      lock.unlock();
+      worked |= source.work();
+      lock.lock();
+      // The source may go from here on.
+      if (source.inside_.fetch_sub(1, std::memory_order_release) == 1) left.notify_all();
+    }
+    return worked;
+  }
+};
+
+HostWorkers::HostWorkers(HostWorkersOptions options) : state_(std::make_unique<State>(std::move(options))) {
+  if (state_->options.threads > HostWorkersOptions::kMostThreads) {
+    throw InvalidArgument(fmt::format("{} threads were asked for; at most {} can work together",
+                                      state_->options.threads, HostWorkersOptions::kMostThreads));
+  }
+  state_->workers.reserve(state_->options.threads);
+  try {
+    for (std::size_t i = 1; i < state_->options.threads; ++i) {
+      state_->workers.push_back(start_thread("penstock-worker", [state = state_.get()] { state->run(); }));
+    }
+  } catch (const std::system_error& error) {
+    log_warning(std::string("host threads work with fewer than were asked for: ") + error.what());
+  }
+}
+
+HostWorkers::~HostWorkers() {
+  if (state_->generation != fork_generation()) {
+    static_cast<void>(
+        state_.release());  // the threads are the parent's: nothing here can be joined or torn down
+    return;
+  }
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->call();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+std::size_t HostWorkers::threads() const noexcept { return state_->workers.size() + 1; }
+
+void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> body) {
+  if (count < 2 || state_->works_alone()) {
+    for (std::size_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  Loop loop(count, body);
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->sources.push_back(&loop);
+    if (state_->loops++ == 0) state_->polling.work_begins();
+  }
+  state_->call();
+  loop.work();
+  remove(loop);
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (--state_->loops == 0) state_->polling.work_ends();
+  }
+  loop.rethrow();
+}
+
+void HostWorkers::add(Source& source) {
+  const std::lock_guard lock(state_->mutex);
+  state_->sources.push_back(&source);
+}
+
+void HostWorkers::remove(Source& source) noexcept {
+  {
+    const std::lock_guard lock(state_->mutex);
+    std::erase(state_->sources, &source);
+    state_->calls.fetch_add(1, std::memory_order_release);
+  }
+  const auto empty = [&] { return source.inside_.load(std::memory_order_acquire) == 0; };
+  if (spin_until(empty, kLeavePolling)) return;
+  std::unique_lock lock(state_->mutex);
+  state_->left.wait(lock, empty);
+}
+
+void HostWorkers::wake() noexcept { state_->call(); }
+
+}  // namespace penstock

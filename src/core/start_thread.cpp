@@ -1,0 +1,39 @@
+#include <penstock/core/start_thread.hpp>
+
+#include <pthread.h>
+
+#include <csignal>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+/// While it lives, threads that the calling one starts are closed to signals.
+class SignalShield {
+ public:
+  SignalShield() noexcept {
+    sigset_t shielded;
+    sigfillset(&shielded);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&shielded, fault);
+    pthread_sigmask(SIG_SETMASK, &shielded, &before_);
+  }
+  ~SignalShield() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalShield(const SignalShield&) = delete;
+  SignalShield& operator=(const SignalShield&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+std::thread start_thread(const char* name, std::function<void()> body) {
+  const SignalShield shield;
+  return std::thread([name, run = std::move(body)] {
+    pthread_setname_np(pthread_self(), name);
+    run();
+  });
+}
+
+}  // namespace penstock

@@ -1,0 +1,406 @@
+#include "support/threads.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
+#include <penstock/core/pause.hpp>
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(PollingTime, IsForWorkInQuickSuccession) {
+  PollingTime polling(100us);
+  const PollingTime::Clock::time_point zero{};
+  EXPECT_EQ(polling.get(), 100us);
+  polling.work_begins(zero + 5s);
+  EXPECT_EQ(polling.get(), 100us) << "nothing is known yet";
+  polling.work_ends(zero + 6s);
+  polling.work_begins(zero + 6s + 100us);
+  EXPECT_EQ(polling.get(), 100us);
+  polling.work_ends(zero + 7s);
+  polling.work_begins(zero + 7s + 101us);
+  EXPECT_EQ(polling.get(), 100us) << "once may be chance, or every other time";
+  polling.work_ends(zero + 8s);
+  polling.work_begins(zero + 9s);
+  EXPECT_EQ(polling.get(), 0us);
+  polling.work_ends(zero + 10s);
+  EXPECT_EQ(polling.get(), 0us);
+  polling.work_begins(zero + 10s + 1us);
+  EXPECT_EQ(polling.get(), 100us);
+}
+
+HostWorkersOptions with_threads(std::size_t threads) { return {.threads = threads, .on_start = {}}; }
+
+TEST(HostWorkersTest, EachIndexOnce) {
+  HostWorkers workers(with_threads(4));
+  EXPECT_EQ(workers.threads(), 4u);
+  for (const std::size_t count : {0u, 1u, 2u, 3u, 4u, 5u, 100u, 1000u}) {
+    std::vector<std::atomic<int>> calls(count);
+    workers.for_each(count, [&](std::size_t i) { ++calls.at(i); });
+    for (const auto& one : calls) ASSERT_EQ(one.load(), 1) << count;
+  }
+}
+
+TEST(HostWorkersTest, WhatBodiesWroteIsVisibleAfterwards) {
+  HostWorkers workers(with_threads(3));
+  std::vector<int> values(64);
+  for (int round = 1; round <= 2000; ++round) {
+    workers.for_each(values.size(), [&](std::size_t i) { values[i] = round; });
+    for (const int value : values) ASSERT_EQ(value, round);
+  }
+}
+
+TEST(HostWorkersTest, WorkersHelp) {
+  HostWorkers workers(with_threads(2));
+  std::atomic<int> together{0};
+  // Returns only when two threads are inside at once.
+  workers.for_each(2, [&](std::size_t) {
+    ++together;
+    while (together.load() < 2) std::this_thread::yield();
+  });
+  EXPECT_EQ(together.load(), 2);
+}
+
+TEST(HostWorkersTest, AWorkerThatSleepsIsWoken) {
+  std::atomic<pid_t> worker{0};
+  HostWorkersOptions waking = with_threads(2);
+  waking.on_start = [&] { worker = testing::this_thread(); };
+  HostWorkers workers(waking);
+  for (int round = 0; round < 3; ++round) {
+    for (int asleep = 0; asleep < 50; std::this_thread::yield()) {
+      asleep = worker != 0 && testing::is_asleep(worker) ? asleep + 1 : 0;
+    }
+    std::atomic<int> together{0};
+    workers.for_each(2, [&](std::size_t) {
+      ++together;
+      while (together.load() < 2) std::this_thread::yield();
+    });
+  }
+}
+
+TEST(HostWorkersTest, CallReturnsOnlyAfterTheSlowestBody) {
+  HostWorkers workers(with_threads(2));
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> entered{0};
+    std::atomic<bool> slow_done{false};
+    const auto caller = std::this_thread::get_id();
+    workers.for_each(2, [&](std::size_t) {
+      ++entered;
+      while (entered.load() < 2) std::this_thread::yield();
+      if (std::this_thread::get_id() != caller) {
+        std::this_thread::sleep_for(500us);  // longer than the caller polls
+        slow_done = true;
+      }
+    });
+    EXPECT_TRUE(slow_done.load());
+  }
+}
+
+TEST(HostWorkersTest, FirstExceptionArrivesAndTheRestIsSkipped) {
+  HostWorkers workers(with_threads(3));
+  constexpr std::size_t kMany = 1'000'000'000;  // minutes of work, were the rest not skipped
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<std::size_t> begun{0};
+    EXPECT_THROW(workers.for_each(kMany,
+                                  [&](std::size_t i) {
+                                    ++begun;
+                                    if (i == 3) throw std::runtime_error("three");
+                                  }),
+                 std::runtime_error);
+    EXPECT_LT(begun.load(), kMany);
+    std::atomic<int> calls{0};
+    workers.for_each(10, [&](std::size_t) { ++calls; });
+    ASSERT_EQ(calls.load(), 10);
+  }
+}
+
+TEST(HostWorkersTest, ManyBodiesThrowAtOnce) {
+  constexpr std::size_t kThreads = 4;
+  HostWorkers workers(with_threads(kThreads));
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<std::size_t> inside{0};
+    EXPECT_THROW(workers.for_each(kThreads,
+                                  [&](std::size_t) {
+                                    ++inside;
+                                    while (inside.load() < kThreads) std::this_thread::yield();
+                                    throw std::runtime_error("each of them");
+                                  }),
+                 std::runtime_error);
+  }
+}
+
+// Workers that are late for one call join the next without having been woken for it.
+TEST(HostWorkersTest, CallsInQuickSuccessionAreSeenWhole) {
+  HostWorkers workers(with_threads(3));
+  std::vector<int> values(2);
+  for (int round = 1; round <= 5000; ++round) {
+    workers.for_each(values.size(), [&values, round](std::size_t i) { values[i] = round; });
+    ASSERT_EQ(values[0] + values[1], 2 * round);
+  }
+}
+
+TEST(HostWorkersTest, CallersWorkSideBySide) {
+  HostWorkers workers(with_threads(3));
+  std::atomic<int> calls{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 300; ++round) {
+        int mine[8] = {};
+        workers.for_each(8, [&](std::size_t i) { ++mine[i]; });
+        for (const int once : mine) calls += once;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(calls.load(), 3 * 300 * 8);
+}
+
+TEST(HostWorkersTest, ACallerWorksAloneWhileTheOthersAreBusy) {
+  HostWorkers workers(with_threads(2));
+  std::atomic<int> entered{0};
+  std::atomic<bool> leave{false};
+  std::thread other([&] {
+    workers.for_each(2, [&](std::size_t) {
+      ++entered;
+      while (!leave.load()) std::this_thread::yield();
+    });
+  });
+  while (entered.load() < 2) std::this_thread::yield();
+  int calls = 0;
+  workers.for_each(5, [&](std::size_t) { ++calls; });
+  EXPECT_EQ(calls, 5);
+  leave = true;
+  other.join();
+}
+
+/// `pieces` of work, each of which takes until `go` is set.
+class Pieces final : public HostWorkers::Source {
+ public:
+  explicit Pieces(int pieces) : left_(pieces) {}
+  bool work() noexcept override {
+    if (left_.fetch_sub(1) <= 0) return false;
+    ++begun;
+    while (!go.load()) std::this_thread::yield();
+    ++done;
+    return true;
+  }
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
+  void add(int pieces) { left_ = pieces; }
+
+  std::atomic<int> begun{0};
+  std::atomic<int> done{0};
+  std::atomic<bool> go{true};
+
+ private:
+  std::atomic<int> left_;
+};
+
+TEST(HostWorkersTest, WorkersAskASource) {
+  HostWorkers workers(with_threads(3));
+  Pieces source(100);
+  workers.add(source);
+  for (int round = 1; round <= 50; ++round) {
+    source.add(10);
+    workers.wake();
+    while (source.done.load() < 10) std::this_thread::yield();
+    EXPECT_EQ(source.begun.exchange(0), 10);
+    source.done = 0;
+  }
+  workers.remove(source);
+}
+
+TEST(HostWorkersTest, ASourceGoesWhenNobodyIsInIt) {
+  HostWorkers workers(with_threads(2));
+  Pieces source(1);
+  source.go = false;
+  workers.add(source);
+  workers.wake();
+  while (source.begun.load() == 0) std::this_thread::yield();
+  testing::Background removing([&] { workers.remove(source); });
+  removing.wait_until_stuck();
+  EXPECT_FALSE(removing.ended());
+  source.go = true;
+  removing.join();
+  EXPECT_EQ(source.done.load(), 1);
+  source.add(5);
+  workers.wake();
+  workers.for_each(100, [](std::size_t) {});
+  EXPECT_EQ(source.begun.load(), 1) << "it is not asked any more";
+}
+
+TEST(HostWorkersTest, SourcesAndLoopsTakeTurns) {
+  HostWorkers workers(with_threads(2));
+  Pieces first(1 << 20);
+  Pieces second(1 << 20);
+  workers.add(first);
+  workers.add(second);
+  workers.wake();
+  while (first.done.load() < 100 || second.done.load() < 100) std::this_thread::yield();
+  std::atomic<int> together{0};
+  workers.for_each(2, [&](std::size_t) {
+    ++together;
+    while (together.load() < 2) std::this_thread::yield();
+  });
+  workers.remove(second);
+  workers.remove(first);
+}
+
+// The worker misses the second source while the first goes, and is not called again for it.
+TEST(HostWorkersTest, ASourceThatGoesHidesNoOther) {
+  for (int round = 0; round < 200; ++round) {
+    HostWorkers workers(with_threads(2));
+    Pieces first(1);
+    Pieces second(1);
+    first.go = false;
+    workers.add(first);
+    workers.add(second);
+    workers.wake();
+    while (first.begun.load() == 0) std::this_thread::yield();
+    testing::Background removing([&] { workers.remove(first); });
+    removing.wait_until_stuck();
+    first.go = true;
+    while (second.done.load() == 0) std::this_thread::yield();
+    removing.join();
+    workers.remove(second);
+  }
+}
+
+TEST(HostWorkersTest, ComesAndGoesQuickly) {
+  // A worker that misses the order to stop hangs the destructor.
+  for (int round = 0; round < 500; ++round) {
+    HostWorkers workers(with_threads(3));
+    std::atomic<int> calls{0};
+    if (round % 2 == 0) workers.for_each(3, [&](std::size_t) { ++calls; });
+    ASSERT_EQ(calls.load(), round % 2 == 0 ? 3 : 0);
+  }
+}
+
+TEST(HostWorkersTest, OnlyTheCallerWorksInAForkedChild) {
+  auto workers = std::make_unique<HostWorkers>(with_threads(3));
+  workers->for_each(10, [](std::size_t) {});
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::size_t sum = 0;
+    workers->for_each(10, [&](std::size_t i) { sum += i; });
+    workers.reset();
+    _exit(sum == 45 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST(HostWorkersTest, AChildForkedInMidCallWorksAlone) {
+  auto workers = std::make_unique<HostWorkers>(with_threads(2));
+  std::atomic<int> inside{0};
+  std::atomic<bool> leave{false};
+  std::thread other([&] {
+    workers->for_each(2, [&](std::size_t) {
+      ++inside;
+      while (!leave.load()) std::this_thread::yield();
+    });
+  });
+  while (inside.load() < 2) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);  // what the other thread holds is never let go of here
+    std::size_t sum = 0;
+    workers->for_each(10, [&](std::size_t i) { sum += i; });
+    workers.reset();
+    _exit(sum == 45 ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  leave = true;
+  other.join();
+}
+
+TEST(HostWorkersOptionsTest, OneThreadNeedsNoWorkers) {
+  for (const std::size_t threads : {0u, 1u}) {
+    HostWorkers workers({.threads = threads, .on_start = {}});
+    EXPECT_EQ(workers.threads(), 1u);
+    const auto caller = std::this_thread::get_id();
+    workers.for_each(5, [&](std::size_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
+  }
+}
+
+TEST(HostWorkersOptionsTest, AbsurdNumbersOfThreadsAreRefused) {
+  constexpr std::size_t kMost = HostWorkersOptions::kMostThreads;
+  EXPECT_EQ(HostWorkers({.threads = kMost, .on_start = {}}).threads(), kMost);
+  for (const std::size_t threads : {kMost + 1, std::size_t{100'000}, SIZE_MAX}) {
+    EXPECT_THROW(HostWorkers({.threads = threads, .on_start = {}}), InvalidArgument) << threads;
+  }
+}
+
+/// The system has no thread to give while one lives.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t attributes;
+    pthread_getattr_default_np(&attributes);
+    pthread_attr_setstacksize(&attributes, std::size_t{1} << 47);  // more than there are addresses
+    pthread_setattr_default_np(&attributes);
+    pthread_attr_destroy(&attributes);
+  }
+  ~NoMoreThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(HostWorkersOptionsTest, WorksWithTheThreadsThereAre) {
+  const NoMoreThreads no_more;
+  HostWorkers workers({.threads = 4, .on_start = {}});
+  EXPECT_EQ(workers.threads(), 1u);
+  int calls = 0;
+  workers.for_each(5, [&](std::size_t) { ++calls; });
+  EXPECT_EQ(calls, 5);
+}
+
+TEST(HostWorkersOptionsTest, SleepingWorkersWakeToGo) {
+  std::atomic<pid_t> worker{0};
+  const HostWorkers workers({.threads = 2, .on_start = [&] { worker = testing::this_thread(); }});
+  while (worker == 0 || !testing::is_asleep(worker)) std::this_thread::yield();
+}
+
+TEST(HostWorkersOptionsTest, StartFunctionRunsInEachNewThread) {
+  std::mutex mutex;
+  std::set<std::thread::id> started;
+  {
+    HostWorkers workers({.threads = 4, .on_start = [&] {
+                           const std::lock_guard lock(mutex);
+                           started.insert(std::this_thread::get_id());
+                         }});
+  }
+  EXPECT_EQ(started.size(), 3u);
+  EXPECT_EQ(started.count(std::this_thread::get_id()), 0u);
+}
+
+}  // namespace
+}  // namespace penstock

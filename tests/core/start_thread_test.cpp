@@ -1,0 +1,53 @@
+#include "support/threads.hpp"
+
+#include <penstock/core/start_thread.hpp>
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <csignal>
+#include <string>
+#include <thread>
+
+namespace penstock {
+namespace {
+
+sigset_t blocked_here() {
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  return blocked;
+}
+
+TEST(StartThread, HasItsNameAndTakesFaultsAlone) {
+  std::string name;
+  sigset_t blocked{};
+  std::thread thread = start_thread("penstock-test", [&] {
+    name = testing::this_threads_name();
+    blocked = blocked_here();
+  });
+  thread.join();
+  EXPECT_EQ(name, "penstock-test");
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD, SIGUSR1, SIGALRM}) {
+    EXPECT_EQ(sigismember(&blocked, signal), 1) << signal;
+  }
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) {
+    EXPECT_EQ(sigismember(&blocked, fault), 0) << fault;
+  }
+}
+
+TEST(StartThread, LeavesTheSignalsOfItsCallerAsTheyWere) {
+  sigset_t one;
+  sigemptyset(&one);
+  sigaddset(&one, SIGUSR2);
+  sigset_t before;
+  pthread_sigmask(SIG_BLOCK, &one, &before);
+  start_thread("penstock-test", [] {}).join();
+  const sigset_t after = blocked_here();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_EQ(sigismember(&after, SIGUSR2), 1);
+  EXPECT_EQ(sigismember(&after, SIGINT), sigismember(&before, SIGINT));
+  EXPECT_EQ(sigismember(&after, SIGUSR1), sigismember(&before, SIGUSR1));
+}
+
+}  // namespace
+}  // namespace penstock
