@@ -31,7 +31,8 @@ constexpr std::chrono::microseconds kLeavePolling{50};
 /// The indices of a for_each.
 class Loop final : public HostWorkers::Source {
  public:
-  Loop(std::size_t count, const FunctionRef<void(std::size_t)>& body) : count_(count), body_(body) {}
+  Loop(std::size_t count, const FunctionRef<void(std::size_t)>& body, std::size_t threads)
+      : Source(std::min(threads, count) - 1), count_(count), body_(body) {}
 
   bool work() noexcept override {
     bool worked = false;
@@ -87,9 +88,10 @@ struct HostWorkers::State {
     return workers.empty() || generation != fork_generation();
   }
 
-  void call() noexcept {
+  void call(std::size_t wanted) noexcept {
     calls.fetch_add(1, std::memory_order_release);
-    calls.notify_all();
+    if (wanted >= workers.size()) return calls.notify_all();
+    for (std::size_t i = 0; i < wanted; ++i) calls.notify_one();
   }
 
   void run() {
@@ -113,6 +115,7 @@ struct HostWorkers::State {
     bool worked = false;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       Source& source = *sources[i];
+      if (source.inside_.load(std::memory_order_relaxed) >= source.most_) continue;
       source.inside_.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
       worked |= source.work();
@@ -149,24 +152,24 @@ HostWorkers::~HostWorkers() {
     const std::lock_guard lock(state_->mutex);
     state_->stop = true;
   }
-  state_->call();
+  state_->call(state_->workers.size());
   for (std::thread& worker : state_->workers) worker.join();
 }
 
 std::size_t HostWorkers::threads() const noexcept { return state_->workers.size() + 1; }
 
-void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> body) {
-  if (count < 2 || state_->works_alone()) {
+void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> body, std::size_t threads) {
+  if (count < 2 || threads < 2 || state_->works_alone()) {
     for (std::size_t i = 0; i < count; ++i) body(i);
     return;
   }
-  Loop loop(count, body);
+  Loop loop(count, body, threads);
   {
     const std::lock_guard lock(state_->mutex);
     state_->sources.push_back(&loop);
     if (state_->loops++ == 0) state_->polling.work_begins();
   }
-  state_->call();
+  wake(loop);
   loop.work();
   remove(loop);
   {
@@ -193,6 +196,6 @@ void HostWorkers::remove(Source& source) noexcept {
   state_->left.wait(lock, empty);
 }
 
-void HostWorkers::wake() noexcept { state_->call(); }
+void HostWorkers::wake(const Source& source) noexcept { state_->call(source.most_); }
 
 }  // namespace penstock

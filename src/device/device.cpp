@@ -21,8 +21,6 @@ namespace penstock {
 
 namespace {
 
-constexpr unsigned kMostHostWorkers = 8;
-
 [[noreturn]] void refuse_spec(std::string_view spec) {
   throw InvalidArgument(
       fmt::format("unknown device '{}'; write auto, cuda, cuda:N, host, or host:key=value,...", spec));
@@ -121,8 +119,9 @@ std::shared_ptr<HostWorkers> Device::host_workers(std::size_t threads) const {
         HostWorkersOptions{.threads = count, .on_start = [node] { bind_thread_to_node(node); }});
   };
   if (threads != 0) return make(threads);
-  std::call_once(state_->workers_made,
-                 [&] { state_->workers = make(std::min(kMostHostWorkers, host_topology().processors)); });
+  std::call_once(state_->workers_made, [&] {
+    state_->workers = make(std::min(HostWorkersOptions::kMostThreads, host_topology().processors));
+  });
   return state_->workers;
 }
 

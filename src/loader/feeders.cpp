@@ -110,7 +110,7 @@ class HostFeeder final : public Feeder {
       pieces += gathered.pieces;
       bytes += gathered.list.bytes();
     }
-    context_.workers.for_each(pieces, [&](std::size_t piece) { gather(batch, piece); });
+    context_.workers.for_each(pieces, [&](std::size_t piece) { gather(batch, piece); }, context_.threads);
     return bytes;
   }
 

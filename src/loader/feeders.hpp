@@ -54,6 +54,7 @@ struct FeedContext {
   FeedPlan plan;
   std::vector<FieldAddresses> addresses;  ///< one for each field
   HostWorkers& workers;
+  unsigned threads = 1;  ///< that gather
   StoreKind stores = StoreKind::cached;
   unsigned gather_blocks = 0;  ///< see LoaderOptions
 };

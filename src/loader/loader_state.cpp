@@ -17,6 +17,7 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kMostDepth = 64;
+constexpr unsigned kThreadsByDefault = 8;
 constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;
 
 LoaderOptions checked(LoaderOptions options) {
@@ -84,6 +85,7 @@ void LoaderState::set_up() {
                       .plan = plan_,
                       .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
                       .workers = *workers_,
+                      .threads = options_.threads != 0 ? options_.threads : kThreadsByDefault,
                       .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
                       .gather_blocks = options_.gather_blocks};
   for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];

@@ -81,7 +81,7 @@ PackedCopier::~PackedCopier() {
 }
 
 unsigned PackedCopier::threads_for(const PackedPlan& plan) const noexcept {
-  return plan.image_bytes() <= kAlone ? 1 : static_cast<unsigned>(workers_->threads());
+  return plan.image_bytes() <= kAlone ? 1 : options_.threads;
 }
 
 void PackedCopier::for_each_granule(const PackedPlan& plan, Range range, FunctionRef<void(Range)> body) {
@@ -91,8 +91,7 @@ void PackedCopier::for_each_granule(const PackedPlan& plan, Range range, Functio
     const std::size_t begin = range.begin + i * granule;
     body({begin, std::min(begin + granule, range.end)});
   };
-  if (threads_for(plan) > 1) return workers_->for_each(granules, one);
-  for (std::size_t i = 0; i < granules; ++i) one(i);
+  workers_->for_each(granules, one, threads_for(plan));
 }
 
 void PackedCopier::run_kernel(const PackedPlan& plan, Range round, CopyDirection direction,

@@ -17,6 +17,7 @@
 namespace penstock {
 
 struct PackingOptions {
+  unsigned threads = 1;  ///< that pack or unpack together
   /// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
   /// still help.
   std::size_t granule_bytes = std::size_t{32} << 10;

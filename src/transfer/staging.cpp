@@ -54,7 +54,8 @@ struct StagingRing::Slot {
 StagingRing::StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
                          std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
                          StagingOptions options)
-    : device_(std::move(device)),
+    : Source(options.threads - 1),
+      device_(std::move(device)),
       workers_(std::move(workers)),
       pinned_(std::move(pinned)),
       events_(std::move(events)),
@@ -77,7 +78,7 @@ StagingRing::~StagingRing() {
 
 void StagingRing::changed() {
   monitor_->changed();
-  workers_->wake();
+  workers_->wake(*this);
 }
 
 void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
@@ -88,8 +89,7 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
   sizes.largest = slot_bytes_;
   auto job = std::make_shared<StagedJob>(state, static_cast<std::byte*>(destination),
                                          static_cast<const std::byte*>(source), std::move(after), sizes);
-  const auto threads = static_cast<unsigned>(workers_->threads());
-  state->set_threads(threads);
+  state->set_threads(options_.threads);
   state->on_cancel = [monitor = monitor_, weak = std::weak_ptr(job)] {
     const auto alive = weak.lock();
     if (!alive) return false;
@@ -98,7 +98,7 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
     monitor->changed();
     return true;
   };
-  if (threads > 1) {
+  if (options_.threads > 1) {
     state->help = [this, monitor = monitor_, weak = std::weak_ptr(job)] {
       const auto alive = weak.lock();
       if (alive) help(*alive, *monitor);
@@ -222,7 +222,7 @@ bool StagingRing::open_slot() {
   slot.job = jobs_.front();
   slot.chunk = slot.job->take_chunk();
   slot.granule =
-      std::clamp(align_up(slot.chunk.bytes / workers_->threads(), 4096), kSmallestGranule, kLargestGranule);
+      std::clamp(align_up(slot.chunk.bytes / options_.threads, 4096), kSmallestGranule, kLargestGranule);
   slot.handed_out = 0;
   slot.left = slot.chunk.bytes;
   slot.phase = direction_ == CopyDirection::d2h ? Slot::Phase::fetching

@@ -24,6 +24,8 @@
 namespace penstock {
 
 struct StagingOptions {
+  /// That move the bytes of a transfer: workers, and whoever synchronizes with it.
+  unsigned threads = 4;
   /// Pinned slots, each as large as the largest chunk.
   unsigned slots = 4;
   ChunkSizes chunks;

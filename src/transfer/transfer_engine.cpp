@@ -23,6 +23,12 @@ namespace {
 constexpr std::size_t kPinnedSegment = std::size_t{32} << 20;
 constexpr std::size_t kScratchSegment = std::size_t{32} << 20;
 
+unsigned choose_threads(const HostWorkers& workers, const TransferOptions& options,
+                        const LinkProfile& profile) {
+  const unsigned wanted = options.threads != 0 ? options.threads : profile.staging_threads;
+  return std::clamp(wanted, 1u, static_cast<unsigned>(workers.threads()));
+}
+
 void check_options(const TransferOptions& options) {
   if (options.threads > TransferOptions::kMostThreads) {
     throw InvalidArgument(fmt::format("{} staging threads were asked for; at most {} are of use",
@@ -37,19 +43,20 @@ void check_options(const TransferOptions& options) {
   }
 }
 
-PackingOptions packing_options(const Device& device, const TransferOptions& options) {
-  PackingOptions packing{.tuning = device.info().tuning.packing};
+PackingOptions packing_options(const Device& device, unsigned threads, const TransferOptions& options) {
+  PackingOptions packing{.threads = threads, .tuning = device.info().tuning.packing};
   if (options.streaming_stores) packing.tuning.streaming_stores = *options.streaming_stores;
   return packing;
 }
 
-StagingOptions staging_options(const Device& device, CopyDirection direction, const TransferOptions& options,
-                               const LinkProfile& profile) {
+StagingOptions staging_options(const Device& device, CopyDirection direction, unsigned threads,
+                               const TransferOptions& options, const LinkProfile& profile) {
   // What arrives on the host is not read again by these threads; what leaves it is soon read by the copy
   // engine.
   const bool streaming =
       options.streaming_stores.value_or(direction == CopyDirection::d2h || profile.streaming_stores);
-  return {.slots = options.slots,
+  return {.threads = threads,
+          .slots = options.slots,
           .chunks = {.smallest = device.info().tuning.first_staged_chunk,
                      .largest = options.chunk_bytes != 0 ? options.chunk_bytes : profile.chunk_bytes},
           .stores = streaming ? StoreKind::streaming : StoreKind::cached};
@@ -83,14 +90,15 @@ class TransferEngineImpl {
   TransferEngineImpl(Device device, TransferOptions options)
       : device_(std::move(device)),
         profile_(options.profile ? *std::move(options.profile) : LinkProfile::defaults(device_.info())),
-        workers_(options.workers ? std::move(options.workers) : device_.host_workers(options.threads)),
+        workers_(options.workers ? options.workers : device_.host_workers(options.threads)),
+        threads_(choose_threads(*workers_, options, profile_)),
         events_(std::make_shared<EventPool>(device_)),
         timed_events_(std::make_shared<EventPool>(device_, EventTiming::on)),
         pinned_(std::make_shared<Pool>(
             make_pinned_pool(device_, {.segment_bytes = kPinnedSegment, .workers = workers_}))),
         scratch_(std::make_shared<Pool>(make_device_pool(device_, {.segment_bytes = kScratchSegment}))),
-        free_(device_, workers_, pinned_, scratch_, events_, options, profile_),
-        ordered_(device_, workers_, pinned_, scratch_, events_, options, profile_) {}
+        free_(device_, workers_, pinned_, scratch_, events_, threads_, options, profile_),
+        ordered_(device_, workers_, pinned_, scratch_, events_, threads_, options, profile_) {}
 
   Transfer copy(void* destination, const void* source, std::size_t bytes, const CopyOptions& options) {
     check_generation();
@@ -151,7 +159,7 @@ class TransferEngineImpl {
 
   [[nodiscard]] const LinkProfile& profile() const noexcept { return profile_; }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
-  [[nodiscard]] unsigned threads() const noexcept { return static_cast<unsigned>(workers_->threads()); }
+  [[nodiscard]] unsigned threads() const noexcept { return threads_; }
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
  private:
@@ -160,15 +168,16 @@ class TransferEngineImpl {
   struct Lane {
     Lane(const Device& device, const std::shared_ptr<HostWorkers>& workers,
          const std::shared_ptr<Pool>& pinned, const std::shared_ptr<Pool>& scratch,
-         const std::shared_ptr<EventPool>& events, const TransferOptions& options, const LinkProfile& profile)
+         const std::shared_ptr<EventPool>& events, unsigned threads, const TransferOptions& options,
+         const LinkProfile& profile)
         : h2d(device.create_stream()),
           d2h(device.create_stream()),
           d2d(device.create_stream()),
-          packed(device, workers, pinned, scratch, events, d2h, packing_options(device, options)),
+          packed(device, workers, pinned, scratch, events, d2h, packing_options(device, threads, options)),
           staged_h2d(device, workers, pinned, events, CopyDirection::h2d, h2d,
-                     staging_options(device, CopyDirection::h2d, options, profile)),
+                     staging_options(device, CopyDirection::h2d, threads, options, profile)),
           staged_d2h(device, workers, pinned, events, CopyDirection::d2h, d2h,
-                     staging_options(device, CopyDirection::d2h, options, profile)) {}
+                     staging_options(device, CopyDirection::d2h, threads, options, profile)) {}
     ~Lane() {
       for (const Stream* stream : {&h2d, &d2h, &d2d}) {
         try {
@@ -291,6 +300,7 @@ class TransferEngineImpl {
   const Device device_;
   const LinkProfile profile_;
   const std::shared_ptr<HostWorkers> workers_;
+  const unsigned threads_;
   const std::uint64_t generation_ = fork_generation();
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<EventPool> timed_events_;

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -194,7 +195,7 @@ TEST(HostWorkersTest, ACallerWorksAloneWhileTheOthersAreBusy) {
 /// `pieces` of work, each of which takes until `go` is set.
 class Pieces final : public HostWorkers::Source {
  public:
-  explicit Pieces(int pieces) : left_(pieces) {}
+  explicit Pieces(int pieces, std::size_t workers = 16) : Source(workers), left_(pieces) {}
   bool work() noexcept override {
     if (left_.fetch_sub(1) <= 0) return false;
     ++begun;
@@ -219,7 +220,7 @@ TEST(HostWorkersTest, WorkersAskASource) {
   workers.add(source);
   for (int round = 1; round <= 50; ++round) {
     source.add(10);
-    workers.wake();
+    workers.wake(source);
     while (source.done.load() < 10) std::this_thread::yield();
     EXPECT_EQ(source.begun.exchange(0), 10);
     source.done = 0;
@@ -227,12 +228,41 @@ TEST(HostWorkersTest, WorkersAskASource) {
   workers.remove(source);
 }
 
+TEST(HostWorkersTest, ASourceOrLoopHasAsManyAsItWants) {
+  HostWorkers workers(with_threads(8));
+  for (const std::size_t wanted : {0u, 1u, 3u}) {
+    std::mutex mutex;
+    std::size_t inside = 0;
+    std::size_t most = 0;
+    const auto count = [&](std::size_t) {
+      {
+        const std::lock_guard lock(mutex);
+        most = std::max(most, ++inside);
+      }
+      std::this_thread::yield();
+      const std::lock_guard lock(mutex);
+      --inside;
+    };
+    workers.for_each(2000, count, wanted + 1);
+    EXPECT_LE(most, wanted + 1);
+    Pieces source(8, wanted);
+    source.go = false;
+    workers.add(source);
+    workers.wake(source);
+    while (source.begun.load() < static_cast<int>(wanted)) std::this_thread::yield();
+    for (int look = 0; look < 1000; ++look) std::this_thread::yield();
+    EXPECT_EQ(source.begun.load(), static_cast<int>(wanted));
+    source.go = true;
+    workers.remove(source);
+  }
+}
+
 TEST(HostWorkersTest, ASourceGoesWhenNobodyIsInIt) {
   HostWorkers workers(with_threads(2));
   Pieces source(1);
   source.go = false;
   workers.add(source);
-  workers.wake();
+  workers.wake(source);
   while (source.begun.load() == 0) std::this_thread::yield();
   testing::Background removing([&] { workers.remove(source); });
   removing.wait_until_stuck();
@@ -241,7 +271,7 @@ TEST(HostWorkersTest, ASourceGoesWhenNobodyIsInIt) {
   removing.join();
   EXPECT_EQ(source.done.load(), 1);
   source.add(5);
-  workers.wake();
+  workers.wake(source);
   workers.for_each(100, [](std::size_t) {});
   EXPECT_EQ(source.begun.load(), 1) << "it is not asked any more";
 }
@@ -252,7 +282,7 @@ TEST(HostWorkersTest, SourcesAndLoopsTakeTurns) {
   Pieces second(1 << 20);
   workers.add(first);
   workers.add(second);
-  workers.wake();
+  workers.wake(first);
   while (first.done.load() < 100 || second.done.load() < 100) std::this_thread::yield();
   std::atomic<int> together{0};
   workers.for_each(2, [&](std::size_t) {
@@ -272,7 +302,7 @@ TEST(HostWorkersTest, ASourceThatGoesHidesNoOther) {
     first.go = false;
     workers.add(first);
     workers.add(second);
-    workers.wake();
+    workers.wake(first);
     while (first.begun.load() == 0) std::this_thread::yield();
     testing::Background removing([&] { workers.remove(first); });
     removing.wait_until_stuck();

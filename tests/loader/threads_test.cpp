@@ -62,7 +62,8 @@ TEST_P(HostThreads, OneTeamServesAllOfADevice) {
 
   // A thread has its parent's name until it runs. A driver's threads have no other.
   const auto is_new = [&](pid_t thread) { return name_of(thread) == test; };
-  while (device.info().in_host_memory && std::ranges::any_of(started.get(), is_new)) std::this_thread::yield();
+  while (device.info().in_host_memory && std::ranges::any_of(started.get(), is_new))
+    std::this_thread::yield();
   const std::size_t workers = device.host_workers()->threads() - 1;
   std::map<std::string, std::size_t> expected{
       {"penstock-loader", 2}, {"penstock-stage", 2}, {"penstock-unpack", 1}};
@@ -77,9 +78,12 @@ TEST_P(HostThreads, WhoeverIsGivenOthersDoesNotShare) {
   EXPECT_NE(device_->host_workers(), others);
   EXPECT_EQ(device_->host_workers(), device_->host_workers());
   EXPECT_EQ(others->threads(), 3u);
-  EXPECT_EQ(TransferEngine(*device_, {.workers = others}).threads(), 3u);
+  LinkProfile profile = LinkProfile::defaults(device_->info());
+  profile.staging_threads = 1024;
+  EXPECT_EQ(TransferEngine(*device_, {.profile = profile, .workers = others}).threads(), 3u);
   EXPECT_EQ(TransferEngine(*device_, {.threads = 2}).threads(), 2u);
-  EXPECT_EQ(TransferEngine(*device_).threads(), device_->host_workers()->threads());
+  EXPECT_EQ(TransferEngine(*device_, {.workers = others, .threads = 2}).threads(), 2u);
+  EXPECT_EQ(TransferEngine(*device_, {.profile = profile}).threads(), device_->host_workers()->threads());
   EXPECT_THROW(static_cast<void>(device_->host_workers(HostWorkersOptions::kMostThreads + 1)),
                InvalidArgument);
 }

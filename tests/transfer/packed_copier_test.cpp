@@ -27,7 +27,8 @@ class PackedCopierTest : public FaultyEngineTest {
   std::unique_ptr<PackedCopier> make_copier(unsigned threads = 1) {
     return std::make_unique<PackedCopier>(*faulty_device_, faulty_device_->host_workers(threads), rounds_,
                                           scratch_, events_, *stream_,
-                                          PackingOptions{.granule_bytes = kWindow / 4,
+                                          PackingOptions{.threads = threads,
+                                                         .granule_bytes = kWindow / 4,
                                                          .tuning = {.first_chunk_bytes = kWindow / 2,
                                                                     .largest_chunk_bytes = kWindow / 2,
                                                                     .window_bytes = kWindow}});

@@ -76,6 +76,20 @@ TEST_P(PinnedRingTest, ASlotIsWaitedForUntilItsCopyIsDone) {
   EXPECT_EQ(first_difference(read(destination_.data(), kSlot, *stream_), source), -1);
 }
 
+TEST_P(PinnedRingTest, ASlotIsFreeOnceItsCopyIsDone) {
+  PinnedRing ring(*faulty_device_, *pool_, 1, kSlot);
+  EXPECT_TRUE(ring[0].is_free());
+  Gate gate(*device_, *stream_);
+  send(ring[0], 0, *stream_);
+  EXPECT_FALSE(ring[0].is_free());
+  gate.open();
+  while (!ring[0].is_free()) std::this_thread::yield();
+  EXPECT_TRUE(stream_->query());
+  faulty_->fail(Entry::event_query);
+  send(ring[0], 0, *stream_);
+  EXPECT_THROW(static_cast<void>(ring[0].is_free()), DeviceError);
+}
+
 TEST_P(PinnedRingTest, MemoryStaysUntilItsCopyIsDone) {
   std::optional<PinnedRing> ring(std::in_place, *faulty_device_, *pool_, 3, kSlot);
   Gate gate(*device_, *stream_);
@@ -114,6 +128,7 @@ TEST_P(PinnedRingTest, ACopyThatCanBeNeitherMarkedNorWaitedForKeepsItsSlot) {
   faulty_->fail(Entry::stream_synchronize, 1, 2);
   EXPECT_THROW(send(ring.next(), 0, *stream_), DeviceError);
   EXPECT_THROW(static_cast<void>(ring.next()), DeviceError) << "it may still be read";
+  EXPECT_FALSE(ring[0].is_free());
   auto next = std::async(std::launch::async, [&] { return &ring.next(); });
   EXPECT_TRUE(is_waiting(next));
   gate.open();

@@ -37,7 +37,8 @@ class StagingRingTest : public FaultyEngineTest {
     workers_ = faulty_device_->host_workers(threads);
     return std::make_unique<StagingRing>(
         *faulty_device_, workers_, slots_, events_, direction, *wire_,
-        StagingOptions{.slots = slots,
+        StagingOptions{.threads = threads,
+                       .slots = slots,
                        .chunks = {.smallest = kChunk, .largest = kChunk, .growth = 1},
                        .stores = StoreKind::cached,
                        .spin = std::chrono::microseconds(0)});

@@ -11,7 +11,7 @@
 namespace penstock {
 
 struct HostWorkersOptions {
-  static constexpr unsigned kMostThreads = 16;  ///< more than 8 have gained nothing yet
+  static constexpr unsigned kMostThreads = 16;  ///< more than 12 have gained nothing yet
 
   /// Threads that work together, the one that asks for the work among them: at most kMostThreads; 0 is read
   /// as 1.
@@ -35,15 +35,18 @@ class HostWorkers {
   /// How many there are: as many as were asked for, or fewer if the system has no more to give.
   [[nodiscard]] std::size_t threads() const noexcept;
 
-  /// Calls `body(i)` once for each i in [0, count), from the caller and from workers that are free, in no
-  /// particular order. Blocks the host until all calls have returned. The first exception of a body is
-  /// rethrown here, after the others have returned; indices not begun by then are skipped.
-  void for_each(std::size_t count, FunctionRef<void(std::size_t)> body);
+  /// Calls `body(i)` once for each i in [0, count), from the caller and from workers that are free, at most
+  /// `threads` in all, in no particular order. Blocks the host until all calls have returned. The first
+  /// exception of a body is rethrown here, after the others have returned; indices not begun by then are
+  /// skipped.
+  void for_each(std::size_t count, FunctionRef<void(std::size_t)> body,
+                std::size_t threads = HostWorkersOptions::kMostThreads);
 
   /// Work that comes bit by bit. Workers that are free ask for it.
   class Source {
    public:
-    Source() = default;
+    /// At most `workers` are in it at a time.
+    explicit Source(std::size_t workers) : most_(workers) {}
     Source(const Source&) = delete;
     Source& operator=(const Source&) = delete;
     virtual ~Source() = default;
@@ -57,14 +60,15 @@ class HostWorkers {
 
    private:
     friend class HostWorkers;
-    std::atomic<unsigned> inside_{0};  ///< workers that are in it
+    const std::size_t most_;
+    std::atomic<std::size_t> inside_{0};  ///< workers that are in it
   };
   /// Workers ask `source` from now on, until it is removed.
   void add(Source& source);
   /// Returns when no worker is in `source`. Blocks the host until then.
   void remove(Source& source) noexcept;
-  /// Has the workers ask all sources, since one has new work. Does not block.
-  void wake() noexcept;
+  /// Wakes workers for new work of `source`. Does not block.
+  void wake(const Source& source) noexcept;
 
  private:
   struct State;

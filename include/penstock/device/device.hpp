@@ -83,10 +83,10 @@ class Device {
   [[nodiscard]] void* device_address(void* locked) const;
 
   /// The host threads that move bytes for this device, bound to its NUMA node: as many as there are
-  /// processors but at most 8. Made at the first call and shared by all copies of the Device. Engines,
-  /// loaders and pinned pools use them unless they are given others. If `threads` is not 0: a new team of so
-  /// many, for whoever is not to share. Throws InvalidArgument for more than
-  /// HostWorkersOptions::kMostThreads.
+  /// processors but at most HostWorkersOptions::kMostThreads. Made at the first call and shared by all copies
+  /// of the Device. Engines, loaders and pinned pools use them unless they are given others. If `threads` is
+  /// not 0: a new team of so many, for whoever is not to share. Throws InvalidArgument for more than
+  /// kMostThreads.
   [[nodiscard]] std::shared_ptr<HostWorkers> host_workers(std::size_t threads = 0) const;
 
   /// The T of this device: made at the first call, shared by all copies of the Device, destroyed with the

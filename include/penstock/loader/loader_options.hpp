@@ -99,10 +99,10 @@ struct LoaderOptions {
   /// one is page-locked where it lies, with the array that it is a slice of. Small arrays share their pages
   /// with other data, and another library's transfer fails if a part of its memory lies in a locked page.
   std::size_t copy_limit_bytes = std::size_t{32} << 20;
-  /// The host threads that gather. Null: the device's, unless `threads` are given.
+  /// Have the threads that gather. Null: the device's, or a team of the loader's own if `threads` are given.
   std::shared_ptr<HostWorkers> workers = nullptr;
-  /// If not 0, the loader gathers with a team of its own of so many threads, its own thread among them: at
-  /// most kMostThreads.
+  /// Host threads that gather a batch, the loader's own among them: at most kMostThreads. 0: at most 8,
+  /// within those that there are.
   unsigned threads = 0;
   /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or 8 if it
   /// converts, and up to 32 if much of a field is resident. If given, `automatic` takes no copy engine.

@@ -19,10 +19,11 @@ struct TransferOptions {
 
   /// What the link does. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
-  /// The host threads that move bytes, together with whoever packs or synchronizes with a transfer. Null: the
-  /// device's, unless `threads` are given.
+  /// Have the threads that move bytes. Null: the device's, or a team of the engine's own if `threads` are
+  /// given.
   std::shared_ptr<HostWorkers> workers = nullptr;
-  /// If not 0, the engine has a team of its own of so many threads: at most kMostThreads.
+  /// Host threads that move the bytes of a transfer; whoever packs, or synchronizes with it, is one of them.
+  /// At most kMostThreads. 0: as the profile says, within those that there are.
   unsigned threads = 0;
   /// Largest chunk of a staged transfer. 0: as the profile says.
   std::size_t chunk_bytes = 0;
