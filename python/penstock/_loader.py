@@ -70,7 +70,7 @@ class Loader:
       with `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" takes
       no copy engine); "copy-engine": the GPU's copy engines do, best for samples of 32 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
-    - `device_budget_bytes`: most device memory to take; 0: half of what is free. `threads`: 0: as processors allow.
+    - `device_budget_bytes`: most device memory to take; 0: half of what is free. `threads`: that gather; 0: at most 8.
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the batches that are held.
 

@@ -31,7 +31,7 @@ unsigned choose_threads(const HostWorkers& workers, const TransferOptions& optio
 
 void check_options(const TransferOptions& options) {
   if (options.threads > TransferOptions::kMostThreads) {
-    throw InvalidArgument(fmt::format("{} staging threads were asked for; at most {} are of use",
+    throw InvalidArgument(fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as the link profile says",
                                       options.threads, TransferOptions::kMostThreads));
   }
   if (options.slots < 2 || options.slots > 64) {
