@@ -19,12 +19,12 @@ using Clock = std::chrono::steady_clock;
 using Range = PackedPlan::Range;
 
 constexpr std::size_t kRoundsInFlight = 3;
-// Below this, handing work to other threads costs more than it saves: waking one that sleeps takes some 70
-// µs, in which one thread copies about 800 KiB.
+// Smaller images are not worth other threads: waking one that sleeps takes some 70 µs, in which one thread
+// copies about 800 KiB.
 constexpr std::size_t kAlone = std::size_t{512} << 10;
 
-/// Memory that goes back to its pool when the work enqueued on the stream by then is done, however the scope
-/// is left.
+/// Memory that goes back to its pool at the end of the scope, once the work that is then on the stream is
+/// done.
 class StreamBuffer {
  public:
   StreamBuffer(Buffer buffer, const Stream& stream) : buffer_(std::move(buffer)), stream_(stream) {}
@@ -196,8 +196,8 @@ void PackedCopier::on_device(const std::shared_ptr<TransferState>& state, const 
   }
 }
 
-/// A packed D2H transfer: its copies are enqueued round by round, and its bytes taken out of pinned memory as
-/// they arrive, by the one thread that claims it.
+/// A packed D2H transfer. The one thread that claims it enqueues its copies round by round, and takes the
+/// bytes out of pinned memory as they arrive.
 class PackedCopier::Unpacking {
  public:
   Unpacking(PackedCopier& copier, std::shared_ptr<TransferState> state, PackedPlan plan,
@@ -226,7 +226,7 @@ class PackedCopier::Unpacking {
 
   void wait_ended() const { ended_.wait(false); }
 
-  /// True when rounds are left that will not be made.
+  /// True if rounds are left, which will not be made then.
   bool cancel() {
     const std::lock_guard lock(round_mutex_);
     if (failed_ || round_.end == plan_.image_bytes()) return false;

@@ -18,15 +18,15 @@ namespace penstock {
 
 struct PackingOptions {
   unsigned threads = 1;  ///< that pack or unpack together
-  /// What one thread packs at a time: some microseconds of work, so that threads share evenly and late ones
-  /// still help.
+  /// Bytes that one thread packs at a time: some microseconds of work, so that threads share evenly and late
+  /// ones still help.
   std::size_t granule_bytes = std::size_t{32} << 10;
   DeviceTuning::Packing tuning;
 };
 
-/// Moves many small pieces as few large ones. Host ends are packed and unpacked by the host workers, chunk
-/// by chunk, so that the first chunk is on the wire while the next are packed; small device ends that lie
-/// apart are gathered or scattered by one kernel. Thread-safe.
+/// Moves many small pieces as few large ones. Host workers pack and unpack host ends chunk by chunk, so that
+/// the first chunk is on the wire while the next are packed. If small device ends lie apart, one kernel
+/// gathers or scatters them. Thread-safe.
 class PackedCopier {
  public:
   /// Copies to the host go over `unpack_stream`, which outlives the copier.
@@ -39,12 +39,12 @@ class PackedCopier {
   PackedCopier& operator=(const PackedCopier&) = delete;
 
   /// Blocks the host until every source is read and all copies are enqueued on `stream`. Failures go to
-  /// `state`. Where the stream is not `held` back by other work, it has at most a few rounds at a time, so
-  /// that large transfers make do with little pinned memory.
+  /// `state`. If the stream is not `held` back by other work, it has at most a few rounds at a time, so that
+  /// large transfers need little pinned memory.
   void to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream,
                  bool held);
-  /// Returns at once; `after` (may be null) holds the copies back. The host's ends are written by whoever
-  /// synchronizes with the transfer first, or else by a thread of the copier.
+  /// Returns at once; `after` (may be null) holds the copies back. Whoever synchronizes with the transfer
+  /// first writes the host's ends, or else a thread of the copier.
   void to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan, EventPool::Handle after);
   /// One kernel, enqueued on `stream`.
   void on_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream);
@@ -58,9 +58,8 @@ class PackedCopier {
                         FunctionRef<void(PackedPlan::Range)> body);
   void pack_round(const PackedPlan& plan, PackedPlan::Range round, const Stream& stream,
                   TransferState& state);
-  /// Enqueues a kernel over the pieces that lie in `round`: between their device ends and the image in
-  /// `scratch`, or from source to destination where `scratch` is null. The table's memory is released after
-  /// it.
+  /// Enqueues a kernel over the pieces in `round`. It copies between their device ends and the image in
+  /// `scratch`, or from source to destination if `scratch` is null. The table's memory is released after it.
   void run_kernel(const PackedPlan& plan, PackedPlan::Range round, CopyDirection direction,
                   std::byte* scratch, const Stream& stream);
   void run_unpacker();

@@ -14,10 +14,10 @@ namespace penstock {
 
 /// How a transfer is cut into chunks, each of which is one copy of the driver's.
 ///
-/// A copy costs a few µs on the wire whatever its size, so chunks are to be large. But the wire waits for the
-/// first one to be filled, so the first is small; and from one to the next chunks grow only as much as all
-/// threads together fill faster than the wire empties, or it would wait again. Towards the end they halve, so
-/// that little is left when the last bytes have been filled or have arrived.
+/// A copy of any size costs a few µs on the wire, so chunks should be large. But the wire waits until the
+/// first chunk is filled, so the first is small. Chunks then grow only as much as the threads together fill
+/// faster than the wire empties; otherwise the wire would wait again. Towards the end they halve, so that
+/// little is left to do after the last copy, or before it.
 struct ChunkSizes {
   std::size_t smallest = 0;
   std::size_t largest = 0;
@@ -48,8 +48,7 @@ class StagedJob {
 
   [[nodiscard]] bool has_chunk() const noexcept { return !stopping() && next_ != state->bytes; }
 
-  /// The next chunk, where there is one. Whoever takes it says when it is enqueued, and returns it in any
-  /// case.
+  /// The next chunk; there is one. Whoever takes it says when it is enqueued, and returns it in any case.
   [[nodiscard]] Chunk take_chunk() {
     const std::size_t left = state->bytes - next_;
     const std::size_t taper = std::max(left / 2, sizes_.smallest);
@@ -74,7 +73,7 @@ class StagedJob {
     if (!failure_) failure_ = std::move(failure);
   }
 
-  /// True when the transfer will end as cancelled.
+  /// True if the transfer will end as cancelled.
   bool cancel() noexcept {
     if (!has_chunk()) return false;
     cancelled_ = true;
@@ -84,7 +83,7 @@ class StagedJob {
   [[nodiscard]] bool stopping() const noexcept { return cancelled_ || failure_ != nullptr; }
   [[nodiscard]] const std::exception_ptr& failure() const noexcept { return failure_; }
 
-  /// Takes the right to end the transfer: true once, when no chunk is out and none will be taken.
+  /// Takes the right to end the transfer. True once, if no chunk is out and none will be taken.
   [[nodiscard]] bool claim_end() noexcept {
     if (ended_ || out_ != 0 || has_chunk()) return false;
     ended_ = true;

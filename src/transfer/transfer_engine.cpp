@@ -31,8 +31,9 @@ unsigned choose_threads(const HostWorkers& workers, const TransferOptions& optio
 
 void check_options(const TransferOptions& options) {
   if (options.threads > TransferOptions::kMostThreads) {
-    throw InvalidArgument(fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as the link profile says",
-                                      options.threads, TransferOptions::kMostThreads));
+    throw InvalidArgument(
+        fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as the link profile says",
+                    options.threads, TransferOptions::kMostThreads));
   }
   if (options.slots < 2 || options.slots > 64) {
     throw InvalidArgument(fmt::format("{} slots were asked for; 2 to 64 are possible", options.slots));
@@ -51,8 +52,7 @@ PackingOptions packing_options(const Device& device, unsigned threads, const Tra
 
 StagingOptions staging_options(const Device& device, CopyDirection direction, unsigned threads,
                                const TransferOptions& options, const LinkProfile& profile) {
-  // What arrives on the host is not read again by these threads; what leaves it is soon read by the copy
-  // engine.
+  // These threads do not read again what arrives on the host. But the copy engine soon reads what leaves it.
   const bool streaming =
       options.streaming_stores.value_or(direction == CopyDirection::d2h || profile.streaming_stores);
   return {.threads = threads,
@@ -211,7 +211,7 @@ class TransferEngineImpl {
     }
   }
 
-  /// Memory may begin and end in pages that are locked for its neighbours, and be pageable all the same.
+  /// Pageable memory may begin and end in pages that are locked for its neighbours.
   [[nodiscard]] MemoryKind kind_of(const void* data, std::size_t bytes) const {
     const MemoryKind kind = device_.kind_of(data);
     if (kind == MemoryKind::device || kind == MemoryKind::pageable) return kind;
@@ -316,8 +316,8 @@ TransferEngine::TransferEngine(Device device, TransferOptions options) {
 }
 
 TransferEngine::~TransferEngine() {
-  // The threads are the parent's, and what a lock guards may be half-changed: nothing can be torn down in a
-  // child.
+  // In a child, the threads are the parent's, and a lock may guard something half-changed: nothing can be
+  // torn down.
   if (impl_ && impl_->is_forked()) static_cast<void>(impl_.release());
 }
 

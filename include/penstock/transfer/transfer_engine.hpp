@@ -17,7 +17,7 @@ namespace penstock {
 struct TransferOptions {
   static constexpr unsigned kMostThreads = HostWorkersOptions::kMostThreads;
 
-  /// What the link does. None: LinkProfile::defaults.
+  /// The link's profile. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
   /// Have the threads that move bytes. Null: the device's, or a team of the engine's own if `threads` are
   /// given.
@@ -27,7 +27,7 @@ struct TransferOptions {
   unsigned threads = 0;
   /// Largest chunk of a staged transfer. 0: as the profile says.
   std::size_t chunk_bytes = 0;
-  /// Pinned slots of the size of the largest chunk for staging, in each direction: 2 to 64.
+  /// Pinned slots for staging in each direction, each as large as the largest chunk: 2 to 64.
   unsigned slots = 4;
   /// Whether staging writes past the cache. None: as the profile says.
   std::optional<bool> streaming_stores = std::nullopt;
@@ -35,13 +35,13 @@ struct TransferOptions {
 
 struct CopyOptions {
   TransferPath path = TransferPath::automatic;
-  /// What the ends are, where the caller knows; none: the driver is asked, which costs a fraction of a µs.
+  /// The kinds of memory at both ends. None: the driver is asked, which takes a fraction of a µs.
   std::optional<MemoryKind> source_kind = std::nullopt;
   std::optional<MemoryKind> destination_kind = std::nullopt;
-  /// The transfer touches neither end before the work that this stream held at the request is done. Null: at
+  /// The transfer touches neither end before the work that is now on this stream is done. Null: it starts at
   /// once.
   const Stream* after = nullptr;
-  /// Has the device note when the transfer's copies begin and end, for Transfer::span_since: costs one more
+  /// Has the device note when the transfer's copies begin and end, for Transfer::span_since. Costs one more
   /// event.
   bool timed = false;
 };
@@ -53,19 +53,20 @@ struct TransferPiece {
   std::size_t bytes = 0;
 };
 
-/// Where pieces lie when they are packed side by side, each aligned.
+/// The places of pieces that are packed side by side, each aligned.
 struct PackedLayout {
   std::vector<std::size_t> offsets;  ///< of each piece, bytes from the start; ascending
   std::size_t bytes = 0;             ///< of the whole, a multiple of the alignment
 
-  /// `alignment` is a power of two. Throws InvalidArgument for another, or when the sum does not fit size_t.
+  /// Throws InvalidArgument if `alignment` is not a power of two, or if the sum does not fit size_t.
   [[nodiscard]] static PackedLayout of(std::span<const std::size_t> piece_bytes, std::size_t alignment = 256);
 };
 
-/// Moves bytes between a host and one device, from one byte to many GB. Thread-safe: any thread may request;
-/// transfers are independent of each other and may finish in any order, but for those that come `after` a
-/// stream: what holds one of these back may hold back others of them. Destroying the engine cancels what was
-/// not yet handed to the driver, waits for the rest, and leaves every handle answerable.
+/// Moves bytes between a host and one device, from one byte to many GB. Thread-safe.
+///
+/// Transfers are independent of each other and may finish in any order. Those that come `after` a stream are
+/// the exception: if one of them is held back, others of them may be too. The destructor cancels transfers
+/// that are not yet with the driver and waits for the others. Their handles stay valid.
 class TransferEngine {
  public:
   explicit TransferEngine(Device device, TransferOptions options = {});
@@ -73,22 +74,24 @@ class TransferEngine {
   TransferEngine(const TransferEngine&) = delete;
   TransferEngine& operator=(const TransferEngine&) = delete;
 
-  /// Copies `bytes` from `source` to `destination`; at least one is device memory. Throws InvalidArgument for
-  /// null regions, overlap, host to host, or a path that the kinds do not have. What the host does meanwhile,
-  /// and when the source may change or be freed (besides when the transfer is done):
-  ///  - direct: returns at once; the source is read until the transfer is done. Pageable memory is allowed
-  ///  when
-  ///    this path is forced, and then the call behaves as the driver's own copy.
-  ///  - staged: returns at once; the source is read until synchronize_source returns.
-  ///  - packed: H2D returns when the source was read; D2H returns at once.
+  /// Copies `bytes` from `source` to `destination`, of which at least one is device memory. Throws
+  /// InvalidArgument for null regions, overlap, host to host, or a path that the kinds of memory do not have.
+  ///
+  /// When the call returns, and until when the source is read:
+  ///  - direct: at once; until the transfer is done. If this path is forced, pageable memory is allowed, and
+  ///    the call behaves as the driver's own copy.
+  ///  - staged: at once; until synchronize_source returns.
+  ///  - packed, H2D: once the source was read, which is then free.
+  ///  - packed, D2H: at once; until the transfer is done.
   [[nodiscard]] Transfer copy(void* destination, const void* source, std::size_t bytes,
                               const CopyOptions& options = {});
 
-  /// Copies many pieces, all in one direction. Device ends that lie side by side in ascending order, as a
-  /// PackedLayout puts them, travel in one copy (in chunks where they are large), and the bytes between
-  /// pieces become unspecified up to the next multiple of 256; others are gathered or scattered by a kernel.
-  /// Host ends lie anywhere. Pieces of zero bytes are allowed. Throws as copy does, and for destinations that
-  /// overlap.
+  /// Copies many pieces, all in one direction. Host ends lie anywhere; pieces of zero bytes are allowed.
+  ///
+  /// If device ends lie side by side in ascending order, as a PackedLayout puts them, they travel in one
+  /// copy, or in chunks if they are large. Bytes between such pieces, up to the next multiple of 256, become
+  /// unspecified. Other device ends are gathered or scattered by a kernel. Throws as copy does, and for
+  /// destinations that overlap.
   [[nodiscard]] Transfer copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
                                      const CopyOptions& options = {});
 
