@@ -49,6 +49,15 @@ TEST(PollingTime, IsForWorkInQuickSuccession) {
 
 HostWorkersOptions with_threads(std::size_t threads) { return {.threads = threads, .on_start = {}}; }
 
+/// Returns once `threads` threads are in one loop together.
+void meet(HostWorkers& workers, int threads) {
+  std::atomic<int> together{0};
+  workers.for_each(static_cast<std::size_t>(threads), [&](std::size_t) {
+    ++together;
+    while (together.load() < threads) std::this_thread::yield();
+  });
+}
+
 TEST(HostWorkersTest, EachIndexOnce) {
   HostWorkers workers(with_threads(4));
   EXPECT_EQ(workers.threads(), 4u);
@@ -70,13 +79,7 @@ TEST(HostWorkersTest, WhatBodiesWroteIsVisibleAfterwards) {
 
 TEST(HostWorkersTest, WorkersHelp) {
   HostWorkers workers(with_threads(2));
-  std::atomic<int> together{0};
-  // Returns only when two threads are inside at once.
-  workers.for_each(2, [&](std::size_t) {
-    ++together;
-    while (together.load() < 2) std::this_thread::yield();
-  });
-  EXPECT_EQ(together.load(), 2);
+  meet(workers, 2);
 }
 
 TEST(HostWorkersTest, AWorkerThatSleepsIsWoken) {
@@ -88,11 +91,7 @@ TEST(HostWorkersTest, AWorkerThatSleepsIsWoken) {
     for (int asleep = 0; asleep < 50; std::this_thread::yield()) {
       asleep = worker != 0 && testing::is_asleep(worker) ? asleep + 1 : 0;
     }
-    std::atomic<int> together{0};
-    workers.for_each(2, [&](std::size_t) {
-      ++together;
-      while (together.load() < 2) std::this_thread::yield();
-    });
+    meet(workers, 2);
   }
 }
 
@@ -195,7 +194,7 @@ TEST(HostWorkersTest, ACallerWorksAloneWhileTheOthersAreBusy) {
 /// `pieces` of work, each of which takes until `go` is set.
 class Pieces final : public HostWorkers::Source {
  public:
-  explicit Pieces(int pieces, std::size_t workers = 16) : Source(workers), left_(pieces) {}
+  explicit Pieces(long pieces, std::size_t workers = 16) : Source(workers), left_(pieces) {}
   bool work() noexcept override {
     if (left_.fetch_sub(1) <= 0) return false;
     ++begun;
@@ -204,14 +203,14 @@ class Pieces final : public HostWorkers::Source {
     return true;
   }
   [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
-  void add(int pieces) { left_ = pieces; }
+  void add(long pieces) { left_ = pieces; }
 
   std::atomic<int> begun{0};
   std::atomic<int> done{0};
   std::atomic<bool> go{true};
 
  private:
-  std::atomic<int> left_;
+  std::atomic<long> left_;
 };
 
 TEST(HostWorkersTest, WorkersAskASource) {
@@ -272,45 +271,53 @@ TEST(HostWorkersTest, ASourceGoesWhenNobodyIsInIt) {
   EXPECT_EQ(source.done.load(), 1);
   source.add(5);
   workers.wake(source);
-  workers.for_each(100, [](std::size_t) {});
+  meet(workers, 2);
   EXPECT_EQ(source.begun.load(), 1) << "it is not asked any more";
 }
 
 TEST(HostWorkersTest, SourcesAndLoopsTakeTurns) {
   HostWorkers workers(with_threads(2));
-  Pieces first(1 << 20);
-  Pieces second(1 << 20);
+  Pieces first(1L << 60);
+  Pieces second(1L << 60);
   workers.add(first);
   workers.add(second);
   workers.wake(first);
   while (first.done.load() < 100 || second.done.load() < 100) std::this_thread::yield();
-  std::atomic<int> together{0};
-  workers.for_each(2, [&](std::size_t) {
-    ++together;
-    while (together.load() < 2) std::this_thread::yield();
-  });
+  meet(workers, 2);
   workers.remove(second);
   workers.remove(first);
 }
 
+/// Has nothing to do, which takes until `go` is set to find out.
+class Nothing final : public HostWorkers::Source {
+ public:
+  Nothing() : Source(1) {}
+  bool work() noexcept override {
+    asked = true;
+    while (!go.load()) std::this_thread::yield();
+    return false;
+  }
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
+
+  std::atomic<bool> asked{false};
+  std::atomic<bool> go{false};
+};
+
 // The worker misses the second source while the first goes, and is not called again for it.
 TEST(HostWorkersTest, ASourceThatGoesHidesNoOther) {
-  for (int round = 0; round < 200; ++round) {
-    HostWorkers workers(with_threads(2));
-    Pieces first(1);
-    Pieces second(1);
-    first.go = false;
-    workers.add(first);
-    workers.add(second);
-    workers.wake(first);
-    while (first.begun.load() == 0) std::this_thread::yield();
-    testing::Background removing([&] { workers.remove(first); });
-    removing.wait_until_stuck();
-    first.go = true;
-    while (second.done.load() == 0) std::this_thread::yield();
-    removing.join();
-    workers.remove(second);
-  }
+  HostWorkers workers(with_threads(2));
+  Nothing first;
+  Pieces second(1);
+  workers.add(first);
+  workers.add(second);
+  workers.wake(second);
+  while (!first.asked.load()) std::this_thread::yield();
+  testing::Background removing([&] { workers.remove(first); });
+  removing.wait_until_stuck();
+  first.go = true;
+  while (second.done.load() == 0) std::this_thread::yield();
+  removing.join();
+  workers.remove(second);
 }
 
 TEST(HostWorkersTest, ComesAndGoesQuickly) {

@@ -125,6 +125,23 @@ TEST_P(StagingRingTest, WorkersNeverWaitForTheDevice) {
   EXPECT_EQ(waited, 0u);
 }
 
+TEST_P(StagingRingTest, ASlotThatTheDeviceReadsHoldsUpNoWorker) {
+  const auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  const auto source = random_bytes(2 * kChunk, 11);
+  Hold ring_thread;
+  occupy_ring_thread(*ring, ring_thread);
+  std::shared_ptr<TransferState> state;
+  {
+    const Gate gate(*device_, *wire_);
+    state = send(*ring, source);
+    while (state->report().copies == 0) std::this_thread::yield();
+    const BusyWorkers they_come(*workers_);
+  }
+  ring_thread.let_go();
+  state->synchronize();
+  EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+}
+
 TEST_P(StagingRingTest, WorkersMoveBytesWithoutTheRingsThread) {
   const auto ring = make_ring(CopyDirection::h2d, 2, 2);
   const auto source = random_bytes(2 * kChunk, 2);
