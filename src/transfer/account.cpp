@@ -47,9 +47,10 @@ Account::Account(const Device& device, const AccountOptions& options)
   timeline_.reserve(options_.timeline_batches);
   total_.statistics.wraps_loader = options_.wraps_loader;
   const Stream stream = device_.create_stream();
+  origin_earliest_ = now();
   origin_.record(stream);
   origin_.synchronize();
-  origin_seconds_ = now();
+  origin_latest_ = now();
 }
 
 void Account::add_record() {
@@ -206,10 +207,11 @@ void Account::read(TimedBatch& timed) {
   const BatchTimes since = device_times(timed, is_chained ? last_event(*previous_) : origin_);
   BatchTimes& times = timed.times;
   // The clocks of host and device drift apart. But the device came to a request after the host had made it,
-  // and what the host has seen done was done before.
-  double anchor = is_chained ? previous_seconds_ : origin_seconds_;
+  // and what the host has seen done was done before. So an anchor that is too early is put right by the next
+  // request on a stream, and one that is too late by the next batch that the host waits for.
+  double anchor = is_chained ? previous_seconds_ : timed.on_host ? origin_latest_ : origin_earliest_;
   if (timed.on_host) {
-    anchor = origin_seconds_ = std::min(anchor, times.arrived - since.transfer_end);
+    anchor = origin_latest_ = std::min(anchor, times.arrived - since.transfer_end);
   } else {
     anchor = std::min(std::max(anchor, times.asked - since.asked),
                       now() - (timed.is_end ? since.asked : since.arrived));

@@ -3,6 +3,7 @@
 
 #include <penstock/transfer/account.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <optional>
@@ -157,6 +158,23 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
   }
 }
 
+TEST_P(TransferAccount, AHostThatIsLateToSeeItsDeviceTakesNothingFromTheStep) {
+  constexpr double kStep = 0.02;
+  faulty_->delay(Entry::event_synchronize, std::chrono::milliseconds(20));
+  make_account();
+  faulty_->delay(Entry::event_synchronize, {});
+  {
+    Account::Request request(*account_, &*stream_);
+    answer_with_batch(request);
+  }
+  stream_->occupy(kStep);
+  stream_->synchronize();
+  ASSERT_EQ(account_->total().timed_batches, 1U);
+  Account::Request request(*account_, &*stream_);
+  answer_with_batch(request);
+  EXPECT_GE(account_->total().compute_seconds, 0.9 * kStep);
+}
+
 /// A device that counts a wait as longer than the host saw it cannot be held at both of its ends: the host
 /// has seen the batch arrive, so the wait may seem to begin early, but by no more than its own length.
 TEST_P(TransferAccount, ADeviceWhoseClockGoesWrongIsHeldToTheHosts) {
@@ -213,7 +231,11 @@ TEST_P(TransferAccount, ABatchOfAWrappedLoaderIsTimedByItsTransfers) {
 
 TEST_P(TransferAccount, AHostThatWaitsForItsBatchesNeedsNoStream) {
   TransferEngine engine(*faulty_device_, many_chunks());
+  for (const Entry entry : {Entry::event_record, Entry::event_synchronize}) {
+    faulty_->delay(entry, std::chrono::milliseconds(20));  // so that it is not known when the device began
+  }
   make_account({.timeline_batches = 8, .wraps_loader = true});
+  for (const Entry entry : {Entry::event_record, Entry::event_synchronize}) faulty_->delay(entry, {});
   const auto source = random_bytes(300 << 10, 1);
   const Buffer memory = memory_->allocate(source.size());
   for (int i = 0; i < 5; ++i) {
@@ -233,6 +255,8 @@ TEST_P(TransferAccount, AHostThatWaitsForItsBatchesNeedsNoStream) {
   EXPECT_LE(s.stall_seconds + s.compute_seconds, s.seconds * 1.01 + 1e-3);
   for (const BatchTimes& times : account_->timeline()) {
     EXPECT_LT(times.asked, times.arrived);
+    EXPECT_LE(times.asked, times.transfer_begin + 1e-4) << "it was asked for before";
+    EXPECT_LT(times.transfer_begin, times.transfer_end);
     EXPECT_LE(times.transfer_end, times.arrived) << "the host has seen its end";
   }
 }
