@@ -320,8 +320,10 @@ TEST_P(LoaderLeases, MovingABatchMovesItsLease) {
 TEST_P(LoaderLeases, ASlotWhoseLastUseCannotBeMarkedIsNotUsedAgain) {
   Loader loader(dataset_, *faulty_device_, limited(4));
   const Stream other = device_->create_stream();
-  // All four are taken first, so that the loader has no event of a further slot to create meanwhile.
+  // All four are taken first, and the loader has found that it cannot make a fifth: it then creates no event
+  // of a further slot meanwhile.
   auto kept = take(loader, 4);
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory);
   std::byte* const slot = kept[0].field(0).data;
   std::byte* const second_slot = kept[1].field(0).data;
   kept[0].use_on(other);
@@ -348,7 +350,7 @@ TEST_P(LoaderLeases, NextIsToldWhenTheLastSlotIsLost) {
                          [&] { EXPECT_THROW(static_cast<void>(loader.next(other)), OutOfMemory); });
   faulty_->fail(Entry::event_create);
   EXPECT_THROW(batch->release(), DeviceError);
-  EXPECT_EQ(told.wait_for(5s), std::future_status::ready) << "no lease is left that could end";
+  EXPECT_EQ(told.wait_for(20s), std::future_status::ready) << "no lease is left that could end";
   loader.close();
 }
 
