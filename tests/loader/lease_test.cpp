@@ -89,8 +89,11 @@ TEST_P(LoaderLeases, KeptBatchesStayAsTheyAreWhileTheRingGrows) {
     EXPECT_LE(statistics.slots, 15U + 1 + 2);
     EXPECT_EQ(statistics.ring_bytes, statistics.slots * kSlotBytes);
     kept.clear();
-    for (int epoch = 0; epoch < 2; ++epoch) expect_stored(dataset_, read_epoch(loader));
-    EXPECT_EQ(loader.stats().slots, statistics.slots);
+    expect_stored(dataset_, read_epoch(loader));
+    const std::size_t slots = loader.stats().slots;
+    EXPECT_LE(slots, 15U + 1 + 2) << "one may have been on its way";
+    expect_stored(dataset_, read_epoch(loader));
+    EXPECT_EQ(loader.stats().slots, slots);
   }
 }
 
