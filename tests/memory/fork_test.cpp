@@ -34,7 +34,7 @@ template <typename Body>
 bool succeeds_in_child(Body&& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);
+    alarm(30);
     bool good = false;
     try {
       good = body();

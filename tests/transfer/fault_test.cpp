@@ -353,11 +353,11 @@ TEST_P(EngineFaultTest, SlowEntriesChangeNoBytes) {
 class ProcessTest : public EngineTest {};
 PENSTOCK_DEVICE_SUITE(ProcessTest);
 
-/// Runs `body` in a forked child and gives its wait status, after at most 10 seconds.
+/// Runs `body` in a forked child and gives its wait status, after at most half a minute.
 int status_of_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);
+    alarm(30);
     body();
     _exit(100);
   }
