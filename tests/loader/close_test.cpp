@@ -1,6 +1,7 @@
 #include "loader/faulty_fixture.hpp"
 #include "support/fork.hpp"
 #include "support/gate.hpp"
+#include "support/threads.hpp"
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 #include <future>
 #include <latch>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -39,7 +41,7 @@ using namespace std::chrono_literals;
 [[maybe_unused]] bool succeeds_in_child(auto&& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);
+    alarm(30);
     _exit(body() ? 0 : 1);
   }
   int status = -1;
@@ -250,34 +252,33 @@ TEST_P(LoaderEnds, MovingToTheDeviceStopsForWhoCannotWait) {
   constexpr std::size_t kRow = std::size_t{1} << 20;
   constexpr std::uint64_t kRows = 40;
   std::atomic<std::uint64_t> calls{0};
-  std::atomic<bool> begun{false};
-  std::atomic<bool> hurries{false};
+  std::optional<Hold> hold(std::in_place);
   const Dataset dataset({read_callback({.name = "x", .dtype = DType::uint8, .shape = {kRow}}, kRows,
                                        [&](std::uint64_t index, std::span<std::byte> out) {
-                                         begun = true;
-                                         while (index == 1 && !hurries) std::this_thread::yield();
-                                         if (calls++ < kRows) std::this_thread::sleep_for(5ms);
+                                         if (index == 1) hold->stay();
+                                         ++calls;
                                          std::ranges::fill(out, static_cast<std::byte>(index));
                                          return out.size();
                                        })});
   const LoaderOptions options{.batch_size = 4, .residency = Residency::parse("all"), .threads = 1};
-  {
-    const Loader loader(dataset, *faulty_device_, options);
-    while (!begun) std::this_thread::yield();
-    hurries = true;
-  }
+  const auto in_mid_move = [&](auto&& call) {
+    hold->wait_for(1);
+    Background other(call);
+    other.wait_until_stuck();
+    hold->let_go();
+    other.join();
+  };
+  auto loader = std::make_unique<Loader>(dataset, *faulty_device_, options);
+  in_mid_move([&] { loader.reset(); });
   EXPECT_LT(calls, kRows);
   EXPECT_EQ(faulty_->live(), LiveHandles{});
   calls = 0;
-  begun = false;
-  hurries = false;
-  Loader loader(dataset, *faulty_device_, options);
-  while (!begun) std::this_thread::yield();
-  SamplerState state = loader.state();
+  hold.emplace();
+  loader = std::make_unique<Loader>(dataset, *faulty_device_, options);
+  SamplerState state = loader->state();
   state.consumed = 38;
-  hurries = true;
-  loader.restore(state);
-  const auto batches = read_epoch(loader);
+  in_mid_move([&] { loader->restore(state); });
+  const auto batches = read_epoch(*loader);
   ASSERT_EQ(batches.size(), 1U);
   EXPECT_TRUE(std::ranges::all_of(std::span(batches[0].fields[0]).first(kRow),
                                   [](std::byte byte) { return byte == std::byte{38}; }));
