@@ -55,12 +55,18 @@ inline bool is_asleep(pid_t thread) {
   return name_end != std::string::npos && text[name_end + 2] == 'S';
 }
 
-/// The threads of this process.
+/// The threads of this process. The kernel may leave some out while others end, so this looks until it sees
+/// the same ones again.
 inline std::set<pid_t> live_threads() {
-  std::set<pid_t> threads;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
-    threads.insert(static_cast<pid_t>(std::stol(entry.path().filename())));
-  }
+  const auto look = [] {
+    std::set<pid_t> threads;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+      threads.insert(static_cast<pid_t>(std::stol(entry.path().filename())));
+    }
+    return threads;
+  };
+  std::set<pid_t> threads = look();
+  for (std::set<pid_t> again = look(); again != threads; again = look()) threads = std::move(again);
   return threads;
 }
 
