@@ -103,6 +103,8 @@ class FaultyBackend final : public Backend {
 
   /// The stream of the next `copy` first waits until `word`, in locked memory, is 1.
   void hold_back_next_copy(const std::uint32_t* word) { copy_waits_for_ = word; }
+  /// The streams of all later copies and gathers first wait for that; null ends it.
+  void hold_back_all(const std::uint32_t* word) { all_wait_for_ = word; }
 
   [[nodiscard]] std::size_t calls(Entry entry) const {
     const std::lock_guard lock(mutex_);
@@ -223,6 +225,7 @@ class FaultyBackend final : public Backend {
     if (const std::uint32_t* const word = copy_waits_for_.exchange(nullptr)) {
       inner_->stream_wait_value(stream, word, 1);
     }
+    hold_back(stream);
     inner_->copy(destination, source, bytes, direction, stream);
     copied_[static_cast<std::size_t>(direction)] += bytes;
   }
@@ -237,6 +240,7 @@ class FaultyBackend final : public Backend {
       inner_->copy_each(pieces.first(pieces.size() / 2), direction, stream);
       throw;
     }
+    hold_back(stream);
     inner_->copy_each(pieces, direction, stream);
     for (const CopyPiece& piece : pieces) copied_[static_cast<std::size_t>(direction)] += piece.bytes;
   }
@@ -246,6 +250,7 @@ class FaultyBackend final : public Backend {
   }
   void gather(const GatherRequest& request, StreamHandle stream) override {
     enter(Entry::gather);
+    hold_back(stream);
     inner_->gather(request, stream);
   }
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
@@ -293,6 +298,10 @@ class FaultyBackend final : public Backend {
                       "A test asked for this failure.");
   }
 
+  void hold_back(StreamHandle stream) {
+    if (const std::uint32_t* const word = all_wait_for_) inner_->stream_wait_value(stream, word, 1);
+  }
+
   void* keep(Handles& handles, void* handle) {
     const std::lock_guard lock(mutex_);
     handles.insert(handle);
@@ -312,6 +321,7 @@ class FaultyBackend final : public Backend {
   Handles streams_, events_, device_, host_, registered_;
   std::array<std::atomic<std::size_t>, 3> copied_{};
   std::atomic<const std::uint32_t*> copy_waits_for_{nullptr};
+  std::atomic<const std::uint32_t*> all_wait_for_{nullptr};
   std::atomic<double> clock_rate_{1};
 };
 
