@@ -15,6 +15,7 @@ from fake_driver import (
     ENDLESS,
     GATHERS,
     LARGE,
+    LATE_NS,
     SIZES,
     SMALL,
     SOON_NS,
@@ -119,10 +120,11 @@ def test_sources_are_kept_while_they_are_read():
     engine = engine_for("cuda:0")
     memory = mmap.mmap(-1, ENDLESS)
     source, owner = np.frombuffer(memory, np.uint8), weakref.ref(memory)
-    driver.delay_copies(SOON_NS)
+    driver.delay_copies(4 * LATE_NS)
     array = engine.send(source, expander_for(engine)).land()
     del source, memory
     assert engine.in_flight() == 1 and owner() is not None
+    driver.delay_copies(0)
     wait_until_idle(engine)
     assert owner() is None
     assert penstock.to_host(array).tobytes() == bytes(ENDLESS)

@@ -83,13 +83,14 @@ def test_python_runs_while_penstock_waits(waits):
 @over_the_fake_driver_with_torch
 def test_memory_is_pytorchs_again_when_the_order_of_the_streams_keeps_it(lands):
     engine, sent = engine_for("cuda:0"), random_bytes(ENDLESS)
-    driver.delay_copies(SOON_NS)
+    driver.delay_copies(SOON_NS if lands else 4 * LATE_NS)
     flight = engine.send(sent, expander_for(engine))
     if lands:
         flight.land()
         assert stand_in_torch.allocator.used == 0, "the current stream waits for the copies"
     del flight
     assert lands or stand_in_torch.allocator.used > 0, "nothing waits for the copies"
+    driver.delay_copies(0)
     wait_until_idle(engine)
     assert stand_in_torch.allocator.used == 0
 
