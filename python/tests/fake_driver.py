@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 LIBRARY = os.environ.get("PENSTOCK_FAKE_DRIVER", "")
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 # Bytes of small and large arrays; and of one that staging memory does not hold, so that a part of it is not with the
 # driver yet when it was sent.
