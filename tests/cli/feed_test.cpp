@@ -206,7 +206,7 @@ TEST_F(Feed, PrintsThePlanAndTheAccount) {
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_THAT(result.output, StartsWith("100 samples, "));
   for (const char* words : {"images: uint8 3x5x7", "labels: ", "penstock link --device host", "\nepoch ",
-                            "Verified: all 85600 bytes of 8 batches", "sets the pace"}) {
+                            "Verified: all 85600 bytes of 8 batches", " the pace"}) {
     EXPECT_THAT(result.output, HasSubstr(words));
   }
   EXPECT_THAT(result.output, EndsWith("The report is in " + report.string() + ".\n"));
