@@ -345,7 +345,9 @@ TEST_P(LoaderLeases, ASlotWhoseLastUseCannotBeMarkedIsNotUsedAgain) {
 }
 
 TEST_P(LoaderLeases, NextIsToldWhenTheLastSlotIsLost) {
-  Loader loader(dataset_, *faulty_device_, limited(1, 2, WhenFull::wait));
+  LoaderOptions patient = limited(1, 2, WhenFull::wait);
+  patient.full_patience = std::chrono::hours(1);
+  Loader loader(dataset_, *faulty_device_, patient);
   const Stream other = device_->create_stream();
   auto batch = loader.next(*stream_);
   batch->use_on(other);
