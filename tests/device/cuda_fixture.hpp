@@ -14,9 +14,12 @@
 
 namespace penstock::testing {
 
-/// Tests of the cuda backend over the fake driver, which each finds as new.
+/// Tests of the cuda backend over the fake driver, which each finds as new, and leaves as new to other
+/// suites.
 class CudaTest : public ::testing::Test {
  protected:
+  ~CudaTest() override { fake.reset(); }
+
   [[nodiscard]] static Device open(const std::string& spec = "cuda:0") {
     return Device::open(spec, {.driver_library = PENSTOCK_FAKE_DRIVER});
   }
