@@ -81,7 +81,12 @@ class StartedThreads {
   }
 
  private:
-  const std::set<pid_t> before_ = live_threads();
+  static std::set<pid_t> threads_before() {
+    std::thread([] {}).join();  // with the first thread a sanitizer starts one of its own
+    return live_threads();
+  }
+
+  const std::set<pid_t> before_ = threads_before();
 };
 
 /// As `ps -L` shows it.
