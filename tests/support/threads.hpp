@@ -20,14 +20,27 @@
 
 namespace penstock::testing {
 
-/// Where threads stay until they are let go; those that come later pass.
+/// Where threads stay until they are let go; those that come later pass. The end waits for who is still
+/// inside.
 class Hold {
  public:
+  Hold() = default;
+  ~Hold() {
+    let_go();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return inside_ == 0; });
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
   void stay() {
     std::unique_lock lock(mutex_);
     ++came_;
+    ++inside_;
     changed_.notify_all();
     changed_.wait(lock, [&] { return open_; });
+    --inside_;
+    changed_.notify_all();
   }
   /// Blocks until `threads` have come in all.
   void wait_for(unsigned threads) {
@@ -44,6 +57,7 @@ class Hold {
   std::mutex mutex_;
   std::condition_variable changed_;
   unsigned came_ = 0;
+  unsigned inside_ = 0;
   bool open_ = false;
 };
 
