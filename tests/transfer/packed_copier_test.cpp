@@ -266,7 +266,7 @@ TEST_P(PackedCopierTest, PacksAloneWhileTheWorkersAreBusy) {
     if (std::this_thread::get_id() != me) workers.stay();
   });
   Background other([&] { send(first); });
-  workers.wait_for(1);
+  workers.wait_for(2);  // who sends and who helps, as neither is free to help here then
   send(second);
   EXPECT_EQ(first_difference(read(second), source), -1);
   workers.let_go();
