@@ -6,6 +6,7 @@
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <map>
 #include <set>
@@ -69,7 +70,8 @@ TEST_P(HostThreads, OneTeamServesAllOfADevice) {
       {"penstock-loader", 2}, {"penstock-stage", 2}, {"penstock-unpack", 1}};
   if (workers > 0) expected["penstock-worker"] = workers;
   const auto named = [&] { return count_by_name(started.get()); };
-  while (named()["penstock-worker"] < workers) std::this_thread::yield();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (named() != expected && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   EXPECT_EQ(named(), expected);
 }
 
