@@ -359,7 +359,7 @@ TEST(HostWorkersTest, AChildForkedInMidCallWorksAlone) {
   while (inside.load() < 2) std::this_thread::yield();
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);  // what the other thread holds is never let go of here
+    alarm(30);  // what the other thread holds is never let go of here
     std::size_t sum = 0;
     workers->for_each(10, [&](std::size_t i) { sum += i; });
     workers.reset();
