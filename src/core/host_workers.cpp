@@ -31,8 +31,9 @@ constexpr std::chrono::microseconds kLeavePolling{50};
 /// The indices of a for_each.
 class Loop final : public HostWorkers::Source {
  public:
-  Loop(std::size_t count, const FunctionRef<void(std::size_t)>& body, std::size_t threads)
-      : Source(std::min(threads, count) - 1), count_(count), body_(body) {}
+  Loop(std::size_t count, const FunctionRef<void(std::size_t)>& body, std::size_t threads,
+       const PollingTime& polling)
+      : Source(std::min(threads, count) - 1), count_(count), body_(body), polling_(polling) {}
 
   bool work() noexcept override {
     bool worked = false;
@@ -44,7 +45,7 @@ class Loop final : public HostWorkers::Source {
     }
     return worked;
   }
-  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return polling_.get(); }
 
   /// Once nobody is in it.
   void rethrow() const {
@@ -62,6 +63,7 @@ class Loop final : public HostWorkers::Source {
 
   const std::size_t count_;
   const FunctionRef<void(std::size_t)>& body_;
+  const PollingTime& polling_;
   alignas(64) std::atomic<std::size_t> next_{0};
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
@@ -96,29 +98,33 @@ struct HostWorkers::State {
 
   void run() {
     if (options.on_start) options.on_start();
+    std::chrono::nanoseconds polled{};  // as long as the work since it slept is worth
     std::unique_lock lock(mutex);
     while (!stop) {
       const std::uint32_t seen = calls.load(std::memory_order_acquire);
-      if (ask_all(lock)) continue;
-      std::chrono::nanoseconds polled = polling.get();
-      for (const Source* const source : sources) polled = std::max(polled, source->polling());
+      if (ask_all(lock, polled)) continue;
       lock.unlock();
-      const auto called = [&] { return calls.load(std::memory_order_acquire) != seen; };
-      if (!spin_until(called, polled)) calls.wait(seen, std::memory_order_acquire);
+      if (!spin_until([&] { return calls.load(std::memory_order_acquire) != seen; }, polled)) {
+        calls.wait(seen, std::memory_order_acquire);
+        polled = {};
+      }
       lock.lock();
     }
   }
 
-  /// One piece of each source; true if there was any. A source that goes meanwhile may make it miss another,
-  /// and counts as a call therefore.
-  bool ask_all(std::unique_lock<std::mutex>& lock) {
+  /// Does one piece of each source; true if there was any. Sees to it that `polled` is as long as those
+  /// sources want. A source that goes meanwhile may make it miss another, and counts as a call therefore.
+  bool ask_all(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds& polled) {
     bool worked = false;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       Source& source = *sources[i];
       if (source.inside_.load(std::memory_order_relaxed) >= source.most_) continue;
       source.inside_.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
-      worked |= source.work();
+      if (source.work()) {
+        worked = true;
+        polled = std::max(polled, source.polling());
+      }
       lock.lock();
       // The source may go from here on.
       if (source.inside_.fetch_sub(1, std::memory_order_release) == 1) left.notify_all();
@@ -163,7 +169,7 @@ void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> bod
     for (std::size_t i = 0; i < count; ++i) body(i);
     return;
   }
-  Loop loop(count, body, threads);
+  Loop loop(count, body, threads, state_->polling);
   {
     const std::lock_guard lock(state_->mutex);
     state_->sources.push_back(&loop);

@@ -20,6 +20,9 @@ constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
 constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
 constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 
+// The threads of the team have the processors while whoever synchronizes finds nothing to do.
+constexpr std::chrono::microseconds kHelperPolling{50};
+
 /// A failure comes to light when somebody waits.
 bool is_free(PinnedRing::Slot& slot) noexcept {
   try {
@@ -54,7 +57,7 @@ struct StagingRing::Slot {
 StagingRing::StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
                          std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
                          StagingOptions options)
-    : Source(options.threads - 1),
+    : Source(options.threads - std::min(options.threads, 2u)),
       device_(std::move(device)),
       workers_(std::move(workers)),
       pinned_(std::move(pinned)),
@@ -142,12 +145,20 @@ std::chrono::nanoseconds StagingRing::polling() const noexcept {
   return under_way_.load(std::memory_order_relaxed) != 0 ? options_.spin : polling_.get();
 }
 
+void StagingRing::Monitor::wait_for_change(std::unique_lock<std::mutex>& lock, std::uint64_t seen,
+                                           std::chrono::nanoseconds polled) {
+  const auto is_new = [&] { return version.load(std::memory_order_acquire) != seen; };
+  lock.unlock();
+  spin_until(is_new, polled);
+  lock.lock();
+  condition.wait(lock, is_new);
+}
+
 void StagingRing::run() {
   bind_thread_to_node(device_.info().numa_node);
   std::unique_lock lock(monitor_->mutex);
   for (;;) {
     const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
-    const auto is_new = [&] { return monitor_->version.load(std::memory_order_acquire) != seen; };
     end_exhausted_jobs();
     if (end_stopped_job(lock)) continue;
     if (const auto task = find_task(MayWait::yes)) {
@@ -157,23 +168,31 @@ void StagingRing::run() {
       continue;
     }
     if (monitor_->closed && under_way_ == 0) return;
-    lock.unlock();
-    spin_until(is_new, polling());
-    lock.lock();
-    monitor_->condition.wait(lock, is_new);
+    monitor_->wait_for_change(lock, seen, polling());
   }
 }
 
 void StagingRing::help(const StagedJob& job, Monitor& monitor) {
   std::unique_lock lock(monitor.mutex);
   while (!monitor.closed) {
+    const std::uint64_t seen = monitor.version.load(std::memory_order_relaxed);
     end_exhausted_jobs();
-    const auto task = find_task(MayWait::yes, &job);
-    if (!task) return;
-    lock.unlock();
-    perform(*task);
-    lock.lock();
+    if (const auto task = find_task(MayWait::yes, &job)) {
+      lock.unlock();
+      perform(*task);
+      lock.lock();
+    } else if (has_work_left(job)) {
+      monitor.wait_for_change(lock, seen, kHelperPolling);
+    } else {
+      return;
+    }
   }
+}
+
+bool StagingRing::has_work_left(const StagedJob& job) const {
+  return job.has_chunk() || std::ranges::any_of(slots_, [&](const auto& slot) {
+           return slot->job.get() == &job && slot->handed_out < slot->chunk.bytes;
+         });
 }
 
 void StagingRing::end_exhausted_jobs() {

@@ -24,7 +24,7 @@
 namespace penstock {
 
 struct StagingOptions {
-  /// That move the bytes of a transfer: workers, and whoever synchronizes with it.
+  /// That move the bytes of a transfer: workers, the ring's thread, and whoever synchronizes with it.
   unsigned threads = 4;
   /// Pinned slots, each as large as the largest chunk.
   unsigned slots = 4;
@@ -78,10 +78,10 @@ class StagingRing final : HostWorkers::Source {
   void start();
   void run();
   struct Monitor;
-  /// Performs tasks of `job` for as long as there is one: not those of other transfers, whose copies may be
-  /// held back by what the calling thread is yet to do. Leaves the ring alone once it goes, which it does not
-  /// before the last transfer has ended.
+  /// Performs tasks of `job` until others have the last of them. Blocks the host until then. Leaves the tasks
+  /// of other transfers alone, and the ring once it is closed, which goes when the last transfer has ended.
   void help(const StagedJob& job, Monitor& monitor);
+  [[nodiscard]] bool has_work_left(const StagedJob& job) const;
   void end_exhausted_jobs();
   [[nodiscard]] std::optional<Task> find_task(MayWait may_wait, const StagedJob* only = nullptr);
   [[nodiscard]] std::optional<Task> next_task_of(Slot& slot, MayWait may_wait, const StagedJob* only);
@@ -121,6 +121,9 @@ class StagingRing final : HostWorkers::Source {
     std::atomic<std::uint64_t> version{0};  // bumped under the mutex with each change, polled without it
     bool closed = false;
 
+    /// Polls for `polled` before it sleeps, with `lock` released.
+    void wait_for_change(std::unique_lock<std::mutex>& lock, std::uint64_t seen,
+                         std::chrono::nanoseconds polled);
     void changed() {
       version.fetch_add(1, std::memory_order_release);
       condition.notify_all();

@@ -32,12 +32,12 @@ class StagingRingTest : public FaultyEngineTest {
     }
   }
 
-  /// One of the `threads` is whoever helps.
-  std::unique_ptr<StagingRing> make_ring(CopyDirection direction, unsigned threads, unsigned slots) {
-    workers_ = faulty_device_->host_workers(threads);
+  /// Beside the `workers`, the thread of the ring and whoever helps move bytes.
+  std::unique_ptr<StagingRing> make_ring(CopyDirection direction, unsigned workers, unsigned slots) {
+    workers_ = faulty_device_->host_workers(workers + 1);
     return std::make_unique<StagingRing>(
         *faulty_device_, workers_, slots_, events_, direction, *wire_,
-        StagingOptions{.threads = threads,
+        StagingOptions{.threads = workers + 2,
                        .slots = slots,
                        .chunks = {.smallest = kChunk, .largest = kChunk, .growth = 1},
                        .stores = StoreKind::cached,
@@ -111,9 +111,9 @@ TEST_P(StagingRingTest, WorkersNeverWaitForTheDevice) {
   }
   const auto source = random_bytes(8 * kChunk, 1);
   std::vector<std::byte> destination(source.size());
-  const auto to = make_ring(CopyDirection::h2d, 3, 2);
+  const auto to = make_ring(CopyDirection::h2d, 2, 2);
   send(*to, source)->synchronize();
-  const auto from = make_ring(CopyDirection::d2h, 3, 2);
+  const auto from = make_ring(CopyDirection::d2h, 2, 2);
   bring_home(*from, destination)->synchronize();
   EXPECT_EQ(first_difference(destination, source), -1);
   for (const std::size_t nth : {1u, 2u, 3u}) {
@@ -126,7 +126,7 @@ TEST_P(StagingRingTest, WorkersNeverWaitForTheDevice) {
 }
 
 TEST_P(StagingRingTest, ASlotThatTheDeviceReadsHoldsUpNoWorker) {
-  const auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  const auto ring = make_ring(CopyDirection::h2d, 1, 1);
   const auto source = random_bytes(2 * kChunk, 11);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
@@ -143,7 +143,7 @@ TEST_P(StagingRingTest, ASlotThatTheDeviceReadsHoldsUpNoWorker) {
 }
 
 TEST_P(StagingRingTest, WorkersMoveBytesWithoutTheRingsThread) {
-  const auto ring = make_ring(CopyDirection::h2d, 2, 2);
+  const auto ring = make_ring(CopyDirection::h2d, 1, 2);
   const auto source = random_bytes(2 * kChunk, 2);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
@@ -156,11 +156,11 @@ TEST_P(StagingRingTest, WorkersMoveBytesWithoutTheRingsThread) {
 TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
   std::vector<std::byte> destination(3 * kChunk);
   const auto source = random_bytes(destination.size(), 3);
-  const auto to = make_ring(CopyDirection::h2d, 2, 2);
+  const auto to = make_ring(CopyDirection::h2d, 1, 2);
   const BusyWorkers without(*workers_);
   auto state = send(*to, source);
   while (!state->query()) std::this_thread::yield();
-  const auto from = make_ring(CopyDirection::d2h, 2, 2);
+  const auto from = make_ring(CopyDirection::d2h, 1, 2);
   const BusyWorkers without_these(*workers_);
   state = bring_home(*from, destination);
   while (!state->query()) std::this_thread::yield();
@@ -170,7 +170,7 @@ TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
 TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
   const auto first = random_bytes(kChunk, 4);
   const auto second = random_bytes(kChunk, 5);
-  const auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  const auto ring = make_ring(CopyDirection::h2d, 1, 1);
   std::shared_ptr<TransferState> next;
   {
     const Gate gate(*device_, *wire_);
@@ -189,7 +189,7 @@ TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
 }
 
 TEST_P(StagingRingTest, WaitsForWhoeverHelpsBeforeItGoes) {
-  auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  auto ring = make_ring(CopyDirection::h2d, 1, 1);
   const auto source = random_bytes(kChunk, 6);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
@@ -212,7 +212,7 @@ TEST_P(StagingRingTest, WaitsForWhoeverHelpsBeforeItGoes) {
 }
 
 TEST_P(StagingRingTest, WaitsForItsWorkersBeforeItGoes) {
-  auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  auto ring = make_ring(CopyDirection::h2d, 1, 1);
   const auto source = random_bytes(kChunk, 7);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
@@ -232,7 +232,7 @@ TEST_P(StagingRingTest, WaitsForItsWorkersBeforeItGoes) {
 }
 
 TEST_P(StagingRingTest, CancelsWhatIsNotWithTheDriverWhenItGoes) {
-  auto ring = make_ring(CopyDirection::h2d, 2, 1);
+  auto ring = make_ring(CopyDirection::h2d, 1, 1);
   const auto source = random_bytes(3 * kChunk, 8);
   Hold ring_thread;
   Hold worker;
@@ -256,13 +256,14 @@ TEST_P(StagingRingTest, HelpersBeginTheirOwnTransferAlone) {
     is_h2d_ = direction == CopyDirection::h2d;
     auto others = random_bytes(kChunk, 9);
     auto mine = random_bytes(1000, 10);
-    const auto ring = make_ring(direction, 2, 2);
+    const auto ring = make_ring(direction, 1, 2);
     Hold ring_thread;
     occupy_ring_thread(*ring, ring_thread);
     const auto busy = std::make_unique<BusyWorkers>(*workers_);
     const auto other = is_h2d_ ? send(*ring, others) : bring_home(*ring, others);
     const auto state = is_h2d_ ? send(*ring, mine, 4 * kChunk) : bring_home(*ring, mine);
-    state->help();
+    Background helping([&] { state->help(); });
+    helping.wait_until_stuck();
     EXPECT_EQ(other->report().copies, 0u);
     ring_thread.let_go();
     state->synchronize();
@@ -274,13 +275,14 @@ TEST_P(StagingRingTest, HelpersMoveBytesOfTheirOwnTransferAlone) {
   is_h2d_ = false;
   std::vector<std::byte> others(kChunk);
   std::vector<std::byte> mine(1000);
-  const auto ring = make_ring(CopyDirection::d2h, 2, 2);
+  const auto ring = make_ring(CopyDirection::d2h, 1, 2);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
   const auto other = bring_home(*ring, others);
   const auto state = bring_home(*ring, mine);
   while (state->report().copies == 0) std::this_thread::yield();  // workers fetch both
-  state->help();
+  Background helping([&] { state->help(); });
+  helping.wait_until_stuck();
   EXPECT_EQ(other->report().host_copy_seconds, 0);
   ring_thread.let_go();
   state->synchronize();
@@ -289,23 +291,48 @@ TEST_P(StagingRingTest, HelpersMoveBytesOfTheirOwnTransferAlone) {
 
 TEST_P(StagingRingTest, BytesLeaveASlotAfterTheirCopyIsEnqueued) {
   std::vector<std::byte> destination(kChunk);
-  const auto ring = make_ring(CopyDirection::d2h, 2, 1);
+  const auto ring = make_ring(CopyDirection::d2h, 1, 1);
   Hold hold;
   faulty_->before(Entry::copy, [&] { hold.stay(); });
   const auto state = bring_home(*ring, destination);
   hold.wait_for(1);
-  state->help();
+  Background helping([&] { state->help(); });
+  helping.wait_until_stuck();
   EXPECT_EQ(state->report().host_copy_seconds, 0);
   hold.let_go();
   state->synchronize();
   EXPECT_EQ(first_difference(destination, arrived(kChunk)), -1);
 }
 
+TEST_P(StagingRingTest, HelpersWaitForMoreOfTheirTransfer) {
+  const auto source = random_bytes(4 * kChunk, 12);
+  const auto ring = make_ring(CopyDirection::h2d, 1, 1);
+  const BusyWorkers without(*workers_);
+  std::shared_ptr<TransferState> state;
+  std::optional<Background> helping;
+  Hold ring_thread;
+  {
+    const Gate gate(*device_, *wire_);
+    faulty_->before(Entry::event_synchronize, [&] {
+      if (this_threads_name() == "penstock-stage") ring_thread.stay();
+    });
+    state = send(*ring, source);
+    ring_thread.wait_for(1);
+    helping.emplace([&] { state->help(); });
+    helping->wait_until_stuck();
+    EXPECT_FALSE(helping->ended()) << "more comes once the slot is free";
+  }
+  ring_thread.let_go();
+  state->synchronize();
+  helping.reset();
+  EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+}
+
 // Fails on HostLate when the ring goes before its copies: they then read what came into its slots after it.
 TEST_P(StagingRingTest, ItsSlotsBecomeNobodyElsesBeforeTheyAreRead) {
   const auto source = random_bytes(2 * kChunk, 6);
   {
-    const auto ring = make_ring(CopyDirection::h2d, 1, 4);
+    const auto ring = make_ring(CopyDirection::h2d, 0, 4);
     send(*ring, source)->synchronize_source();
   }
   const Buffer again = slots_->allocate(4 * kChunk);  // all there is
@@ -315,7 +342,7 @@ TEST_P(StagingRingTest, ItsSlotsBecomeNobodyElsesBeforeTheyAreRead) {
 }
 
 TEST_P(StagingRingTest, SleepingThreadsWakeForEachTransfer) {
-  const auto ring = make_ring(CopyDirection::h2d, 3, 2);
+  const auto ring = make_ring(CopyDirection::h2d, 2, 2);
   for (unsigned i = 0; i < 20; ++i) {
     const auto source = random_bytes(3 * kChunk, i);
     const auto state = send(*ring, source);
@@ -328,7 +355,7 @@ TEST_P(StagingRingTest, StartsAgainWhereItCouldNot) {
   const auto source = random_bytes(5 * kChunk, 7);
   for (const std::size_t nth : {1u, 2u, 3u}) {
     const std::size_t before = faulty_->live().events;
-    auto ring = make_ring(CopyDirection::h2d, 2, 3);
+    auto ring = make_ring(CopyDirection::h2d, 1, 3);
     faulty_->fail(Entry::event_create, nth);
     EXPECT_THROW(send(*ring, source), DeviceError);
     send(*ring, source)->synchronize();
@@ -342,7 +369,7 @@ TEST_P(StagingRingTest, StartsAgainWhereItCouldNot) {
 
 // Whoever finds that nothing is left of a transfer ends it: its last mover, and whoever looks for more of it.
 TEST_P(StagingRingTest, EndsATransferOnce) {
-  const auto ring = make_ring(CopyDirection::h2d, 1, 2);
+  const auto ring = make_ring(CopyDirection::h2d, 0, 2);
   faulty_->fail(Entry::copy);
   const std::size_t before = faulty_->calls(Entry::stream_synchronize);
   const auto source = random_bytes(1000, 8);
