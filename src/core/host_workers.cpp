@@ -135,8 +135,8 @@ struct HostWorkers::State {
 
 HostWorkers::HostWorkers(HostWorkersOptions options) : state_(std::make_unique<State>(std::move(options))) {
   if (state_->options.threads > HostWorkersOptions::kMostThreads) {
-    throw InvalidArgument(fmt::format("{} threads were asked for; at most {} can work together",
-                                      state_->options.threads, HostWorkersOptions::kMostThreads));
+    throw InvalidArgument(fmt::format("{} threads were asked for; use at most {}", state_->options.threads,
+                                      HostWorkersOptions::kMostThreads));
   }
   state_->workers.reserve(state_->options.threads);
   try {

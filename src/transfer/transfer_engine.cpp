@@ -30,11 +30,6 @@ unsigned choose_threads(const HostWorkers& workers, const TransferOptions& optio
 }
 
 void check_options(const TransferOptions& options) {
-  if (options.threads > TransferOptions::kMostThreads) {
-    throw InvalidArgument(
-        fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as the link profile says",
-                    options.threads, TransferOptions::kMostThreads));
-  }
   if (options.slots < 2 || options.slots > 64) {
     throw InvalidArgument(fmt::format("{} slots were asked for; 2 to 64 are possible", options.slots));
   }

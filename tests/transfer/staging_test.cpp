@@ -160,7 +160,7 @@ TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
   const BusyWorkers without(*workers_);
   auto state = send(*to, source);
   while (!state->query()) std::this_thread::yield();
-  const auto from = make_ring(CopyDirection::d2h, 1, 2);
+  const auto from = make_ring(CopyDirection::d2h, 1, 1);
   const BusyWorkers without_these(*workers_);
   state = bring_home(*from, destination);
   while (!state->query()) std::this_thread::yield();
@@ -186,6 +186,22 @@ TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
   next->synchronize();
   EXPECT_EQ(first_difference(arrived(kChunk), first), -1);
   EXPECT_EQ(first_difference(arrived(kChunk, kChunk), second), -1);
+}
+
+TEST_P(StagingRingTest, ASlotThatCannotBeAskedIsWaitedFor) {
+  const auto source = random_bytes(kChunk, 13);
+  const auto ring = make_ring(CopyDirection::h2d, 1, 1);
+  std::shared_ptr<TransferState> state;
+  {
+    const Gate gate(*device_, *wire_);
+    send(*ring, source)->synchronize_source();
+    faulty_->fail(Entry::event_query);
+    const std::size_t before = faulty_->calls(Entry::event_query);
+    state = send(*ring, source, kChunk);
+    while (faulty_->calls(Entry::event_query) == before) std::this_thread::yield();
+  }
+  state->synchronize();
+  EXPECT_EQ(first_difference(arrived(kChunk, kChunk), source), -1);
 }
 
 TEST_P(StagingRingTest, WaitsForWhoeverHelpsBeforeItGoes) {
