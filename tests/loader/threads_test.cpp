@@ -18,12 +18,6 @@
 namespace penstock::testing {
 namespace {
 
-std::string name_of(pid_t thread) {
-  std::string name;
-  std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/comm"), name);
-  return name;
-}
-
 std::map<std::string, std::size_t> count_by_name(const std::set<pid_t>& threads) {
   std::map<std::string, std::size_t> counts;
   for (const pid_t thread : threads) {

@@ -69,6 +69,13 @@ inline bool is_asleep(pid_t thread) {
   return name_end != std::string::npos && text[name_end + 2] == 'S';
 }
 
+/// As `ps -L` shows it.
+inline std::string name_of(pid_t thread) {
+  std::string name;
+  std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/comm"), name);
+  return name;
+}
+
 /// The threads of this process. The kernel may leave some out while others end, so this looks until it sees
 /// the same ones again.
 inline std::set<pid_t> live_threads() {

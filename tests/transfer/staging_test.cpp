@@ -147,6 +147,10 @@ TEST_P(StagingRingTest, WorkersMoveBytesWithoutTheRingsThread) {
   const auto source = random_bytes(2 * kChunk, 2);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
+  const auto awake = [](pid_t thread) { return name_of(thread) == "penstock-worker" && !is_asleep(thread); };
+  for (int asleep = 0; asleep < 50; ++asleep) {
+    if (std::ranges::any_of(live_threads(), awake)) asleep = 0;
+  }
   const auto state = send(*ring, source);
   while (!state->query()) std::this_thread::yield();
   EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
@@ -165,6 +169,22 @@ TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
   state = bring_home(*from, destination);
   while (!state->query()) std::this_thread::yield();
   EXPECT_EQ(first_difference(destination, source), -1);
+}
+
+TEST_P(StagingRingTest, ATransferEndsWithItsLastChunk) {
+  std::vector<std::byte> destination(2 * kChunk);
+  const auto ring = make_ring(CopyDirection::d2h, 1, 1);
+  Hold second;
+  std::atomic<unsigned> copies{0};
+  faulty_->before(Entry::copy, [&] {
+    if (++copies == 2) second.stay();
+  });
+  const auto state = bring_home(*ring, destination);
+  second.wait_for(1);
+  EXPECT_FALSE(state->query());
+  second.let_go();
+  state->synchronize();
+  EXPECT_EQ(first_difference(destination, arrived(destination.size())), -1);
 }
 
 TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
