@@ -6,15 +6,15 @@ namespace penstock {
 
 /// How copy_bytes writes its destination.
 enum class StoreKind {
-  /// Through the cache: right when the destination is read again soon by a CPU, or is small.
+  /// Through the cache. Use it if a CPU reads the destination again soon, or if the destination is small.
   cached,
-  /// Past the cache with streaming stores where the processor has them: saves reading the destination's lines
-  /// first, right when only the GPU or nobody reads it soon.
+  /// Past the cache, if the processor has streaming stores. Saves reading the destination's lines first. Use
+  /// it if no CPU reads the destination soon.
   streaming,
 };
 
-/// Copies `bytes` between regions that do not overlap, on the calling thread, as memcpy does. When it
-/// returns, the stores are visible to other threads and devices that synchronize with this thread.
+/// Copies `bytes` on the calling thread, as memcpy does; the regions do not overlap. When it returns, the
+/// stores are visible to other threads and devices that synchronize with this thread.
 void copy_bytes(void* destination, const void* source, std::size_t bytes, StoreKind stores) noexcept;
 
 }  // namespace penstock

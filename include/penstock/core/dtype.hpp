@@ -29,7 +29,7 @@ enum class DTypeKind : std::uint8_t { boolean, unsigned_integer, signed_integer,
 
 [[nodiscard]] DTypeKind dtype_kind(DType dtype) noexcept;
 
-/// float16, bfloat16 and float32: what models compute in, and what values can be scaled to.
+/// True for float16, bfloat16 and float32. Models compute in these types, and values can be scaled to them.
 [[nodiscard]] bool is_model_float(DType dtype) noexcept;
 
 /// Bytes of one element.
@@ -44,7 +44,7 @@ enum class DTypeKind : std::uint8_t { boolean, unsigned_integer, signed_integer,
 /// Extent of each axis, outermost first; empty for a scalar.
 using Shape = std::vector<std::size_t>;
 
-/// Elements of `shape`; 1 for a scalar. Throws InvalidArgument when the product does not fit size_t.
+/// Elements of `shape`; 1 for a scalar. Throws InvalidArgument if the product does not fit size_t.
 [[nodiscard]] std::size_t element_count(const Shape& shape);
 
 /// "3x224x224"; "scalar" for an empty shape.

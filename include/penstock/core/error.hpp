@@ -7,8 +7,8 @@
 
 namespace penstock {
 
-/// Root of everything penstock throws. `what()` is a complete sentence for the user: what happened and what
-/// to do about it. `where()` is the place in penstock's source that noticed.
+/// Base of everything penstock throws. `what()` tells the user what happened and what to do about it.
+/// `where()` is the place in penstock's source that noticed.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message, std::source_location where = std::source_location::current());
@@ -18,15 +18,14 @@ class Error : public std::runtime_error {
   std::source_location where_;
 };
 
-/// The caller passed something that cannot mean anything: a null region, overlapping regions, an unknown
-/// name.
+/// The caller passed something that has no meaning: a null region, overlapping regions, an unknown name.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
 };
 
-/// The machine, the kernel or a limit forbids what was asked, and said so cleanly: nothing is left half-done
-/// and a caller may take another way. `InvalidArgument` would be wrong: elsewhere the same call works.
+/// The machine, the kernel or a limit refuses a call that works elsewhere. Nothing is left half-done, and the
+/// caller may take another way.
 class Unsupported : public Error {
  public:
   using Error::Error;
@@ -38,8 +37,8 @@ class Closed : public Error {
   using Error::Error;
 };
 
-/// A request did not fit. All figures are bytes; `used` and `free` describe the pool, budget or device that
-/// refused, at the time of the refusal.
+/// A request did not fit. All figures are bytes. `used` and `free` are those of the pool, budget or device
+/// that refused, when it refused.
 class OutOfMemory : public Error {
  public:
   /// `place` names what refused ("pinned pool", "device memory of cuda:0").
@@ -55,8 +54,8 @@ class OutOfMemory : public Error {
   std::size_t free_;
 };
 
-/// A device or its driver failed. `name()` is the driver's word for it ("CUDA_ERROR_ILLEGAL_ADDRESS"),
-/// `call()` the entry that returned it ("cuMemcpyHtoDAsync_v2").
+/// A device or its driver failed. `name()` is the driver's name of the error ("CUDA_ERROR_ILLEGAL_ADDRESS").
+/// `call()` is the entry that returned it ("cuMemcpyHtoDAsync_v2").
 class DeviceError : public Error {
  public:
   DeviceError(const std::string& name, const std::string& call, int code, const std::string& detail,

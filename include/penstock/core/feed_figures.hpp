@@ -27,17 +27,17 @@ enum class FigureUnit : std::uint8_t {
 
 using FigureValue = std::variant<std::uint64_t, double, std::string_view>;
 
-/// Which feeds a figure is of.
+/// The feeds that have a figure.
 enum class FigureOf : std::uint8_t { every_feed, own_loader, wrapped_loader };
 
 /// One figure of FeedStatistics: all that is printed, written and documented about it.
 struct FeedFigure {
   std::string_view name;  ///< in Python and in JSON
   FigureUnit unit = FigureUnit::count;
-  std::string_view line;  ///< the line of text that it is printed in; indented below the line it is a part of
+  std::string_view line;  ///< label of its line of text; indented if the line is a part of the one above
   std::string_view help;  ///< sentences
   FigureValue (*value)(const FeedStatistics&) = nullptr;
-  /// The text of the line, by the first figure in it; null for the others. An empty text is not printed.
+  /// Makes the text of the line. Only the first figure of a line has it. An empty text is not printed.
   std::string (*text)(const FeedStatistics&) = nullptr;
   FigureOf of = FigureOf::every_feed;
 
@@ -46,8 +46,8 @@ struct FeedFigure {
   }
 };
 
-/// Every figure, in the order in which they are printed. Text, JSON, the report, Python and the table in
-/// docs/statistics.md are made from this list.
+/// Every figure, in the order of printing. Text, JSON, the report, Python and the table in docs/statistics.md
+/// are made from this list.
 [[nodiscard]] std::span<const FeedFigure> feed_figures() noexcept;
 
 /// One figure of BatchTimes.
@@ -62,7 +62,7 @@ struct FeedLine {
   std::string text;  ///< empty: nothing to print
   std::vector<const FeedFigure*> figures;
 };
-/// The lines of the figures that apply, in their order.
+/// The lines of the figures that apply, in the order of feed_figures().
 [[nodiscard]] std::vector<FeedLine> feed_lines(const FeedStatistics& statistics);
 
 }  // namespace penstock

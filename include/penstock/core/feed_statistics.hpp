@@ -8,27 +8,26 @@
 
 namespace penstock {
 
-/// The part of a feed that sets the pace: the others wait for it.
+/// The part of a feed that sets the pace. The others wait for it.
 enum class FeedLimit : std::uint8_t {
   unknown,    ///< too few batches were timed to tell
-  consumer,   ///< your step: what the consumer does between two batches
+  consumer,   ///< your step: the consumer's work between two batches
   link,       ///< transfers between host and device
   loader,     ///< the wrapped loader, or its workers
-  gather,     ///< host threads that copy samples together, or pack and send the batches of a wrapped loader
-  device,     ///< kernels that gather samples which are on the device already
-  residency,  ///< moving the resident part of the dataset to the device, which happens once
-  batches,    ///< what each batch costs whatever its size
+  gather,     ///< host threads that gather samples, or that pack and send the batches of a wrapped loader
+  device,     ///< kernels that gather samples from device memory
+  residency,  ///< moving the resident samples to the device, which happens once
+  batches,    ///< the fixed cost of each batch, whatever its size
 };
 
-/// The names above, as strings.
+/// The name above: "gather".
 [[nodiscard]] std::string_view feed_limit_name(FeedLimit limit) noexcept;
-/// "host gather": the same in the words of the text.
+/// The name that the printed text uses: "host gather".
 [[nodiscard]] std::string_view feed_limit_label(FeedLimit limit) noexcept;
 
-/// What a feed did, and where its time went. `feed_figures` explains each figure. Seconds are wall time;
-/// those of a stage overlap those of the others, which is what a feed is for. Those marked (device) come from
-/// the device's clock and cover the batches counted by `timed_batches`: work that has not ended yet is not in
-/// them.
+/// What a feed did, and where its time went. `feed_figures` explains each figure. Seconds are wall time, and
+/// stages overlap. Figures marked (device) come from the device's clock. They cover the batches that
+/// `timed_batches` counts, without work that has not ended yet.
 struct FeedStatistics {
   bool wraps_loader = false;   ///< the batches come from a loader that somebody else wrote
   bool knows_consumer = true;  ///< false if nobody said on which stream the batches are used
@@ -43,10 +42,10 @@ struct FeedStatistics {
   double resident_seconds = 0;
 
   double seconds = 0;
-  double gather_seconds = 0;  ///< of a wrapped loader: taking its batches apart, packing and enqueuing them
+  double gather_seconds = 0;  ///< for a wrapped loader: taking its batches apart, packing and enqueuing
   double slot_wait_seconds = 0;
   std::uint64_t timed_batches = 0;
-  double transfer_seconds = 0;          ///< (device); at least what the bytes take at the ceiling
+  double transfer_seconds = 0;          ///< (device); at least the bytes' time at the link's ceiling
   double kernel_seconds = 0;            ///< (device)
   double compute_seconds = 0;           ///< (device)
   double stall_seconds = 0;             ///< (device)
@@ -55,7 +54,7 @@ struct FeedStatistics {
   double exposed_kernel_seconds = 0;    ///< (device)
   double exposed_gather_seconds = 0;    ///< (device)
 
-  // On the thread that iterates over a wrapped loader; 0 for a loader of penstock's own.
+  // Measured on the thread that iterates over a wrapped loader; 0 for penstock's own loader.
   double startup_seconds = 0;
   double loader_seconds = 0;
   double land_seconds = 0;
@@ -72,55 +71,57 @@ struct FeedStatistics {
   /// 1e9 bytes per second over `seconds`.
   [[nodiscard]] double link_gbps() const noexcept;
   [[nodiscard]] double delivered_gbps() const noexcept;
-  /// link_gbps over the ceiling; 0 if that is unknown.
+  /// link_gbps over the ceiling; 0 if the ceiling is unknown.
   [[nodiscard]] double link_efficiency() const noexcept;
   /// GB/s over the link while transfers ran.
   [[nodiscard]] double transfer_gbps() const noexcept;
-  /// Share of the consumer's stream's time that it waited, 0 to 1.
+  /// Share of its time that the consumer's stream waited, 0 to 1.
   [[nodiscard]] double stall_share() const noexcept;
-  /// Share of the same time that a stage was busy, by the batch. Not above 1.
+  /// Shares of the same time that a stage was busy, added up batch by batch. Not above 1.
   [[nodiscard]] double transfer_share() const noexcept;
   [[nodiscard]] double kernel_share() const noexcept;
   [[nodiscard]] double gather_share() const noexcept;
-  [[nodiscard]] double loader_share() const noexcept;  ///< the wrapped loader was waited for
-  /// The rest of the stalls, which no stage explains: a batch was handed from thread to thread, waited for a
+  [[nodiscard]] double loader_share() const noexcept;  ///< of waiting for the wrapped loader
+  /// The rest of the stalls, which no stage explains. A batch was handed from thread to thread, waited for a
   /// free slot, or its copies were being launched.
   [[nodiscard]] double stall_other_seconds() const noexcept;
 
   [[nodiscard]] FeedLimit limited_by() const noexcept;
-  /// Says what sets the pace, with figures of the table, and then what to do next. The first sentence, up to
-  /// the first full stop before a space, is complete in itself.
+  /// Says what sets the pace, with figures of the table, and then what to do next. The first sentence ends at
+  /// the first full stop before a space and can stand alone.
   [[nodiscard]] std::string sentence() const;
 };
 
-/// The account as a table of lines, ending with the sentence and a newline. docs/statistics.md explains each.
+/// Prints the account as a table of lines, then the sentence and a newline. docs/statistics.md explains each.
 std::ostream& operator<<(std::ostream& out, const FeedStatistics& statistics);
 
 /// When the stages of one batch began and ended, in seconds since the account was opened. All are on one
-/// clock: the device's is laid over the host's, which is good to some tens of microseconds.
+/// clock: the device's times are mapped to the host's clock, which is good to some tens of microseconds.
 struct BatchTimes {
   std::uint64_t epoch = 0;
   std::uint64_t batch = 0;  ///< of the epoch
   std::uint64_t samples = 0;
   std::uint64_t link_bytes = 0;
-  /// The wrapped loader was asked while this batch was: for a later batch if batches are read ahead. Both 0
-  /// for a loader of penstock's own.
+  /// When the wrapped loader was asked during the request for this batch. If batches are read ahead, it was
+  /// asked for a later one. Both 0 for penstock's own loader.
   double loader_begin = 0;
   double loader_end = 0;
-  /// The host gathered; both 0 if it did not. A wrapped loader: the batch that was just made was sent.
+  /// When the host gathered; both 0 if it did not. For a wrapped loader: when the batch that it just made was
+  /// sent.
   double gather_begin = 0;
   double gather_end = 0;
-  double transfer_begin = 0;  ///< not later than the bytes need at the link's ceiling
+  double transfer_begin = 0;  ///< early enough for the bytes to cross at the link's ceiling
   double transfer_end = 0;
-  double asked = 0;    ///< the consumer's stream came to the request for the batch
-  double arrived = 0;  ///< and it went on
+  double asked = 0;    ///< when the consumer's stream came to the request for the batch
+  double arrived = 0;  ///< when the consumer's stream went on
 };
 
-/// Which stage ran while the consumer waited for a batch. The rest of the stall belongs to no stage.
+/// Seconds that each stage ran while the consumer waited for a batch. The rest of the stall belongs to no
+/// stage.
 struct StallParts {
   double on_loader = 0;  ///< the wrapped loader was asked for a batch
   double on_device = 0;  ///< the batch was transferred, or gathered on the device if all of it is resident
-  double on_host = 0;    ///< the host gathered, and nothing of the batch was on its way
+  double on_host = 0;    ///< the host gathered, and nothing of the batch was in flight
 };
 [[nodiscard]] StallParts stall_parts(const BatchTimes& times) noexcept;
 

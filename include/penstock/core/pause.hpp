@@ -19,7 +19,7 @@ inline void cpu_pause() noexcept {
 #endif
 }
 
-/// Polls `done` for up to `limit`; true as soon as it holds.
+/// Polls `done` for up to `limit`. Returns true as soon as `done` does.
 template <typename Predicate>
 bool spin_until(Predicate&& done, std::chrono::nanoseconds limit) {
   if (done()) return true;
@@ -33,10 +33,9 @@ bool spin_until(Predicate&& done, std::chrono::nanoseconds limit) {
   }
 }
 
-/// How long threads that wait for work poll before they sleep: as long as is allowed while work comes in
-/// quick succession, and not at all once it came later than that would have lasted twice in a row, when
-/// polling only keeps processors from others. One thread at a time says when work begins and ends; any thread
-/// may ask.
+/// How long threads that wait for work poll before they sleep. While work comes in quick succession, they
+/// poll for as long as is allowed. Once work came later than that twice in a row, they do not poll: it would
+/// only keep processors from others. One thread at a time says when work begins and ends; any thread may ask.
 class PollingTime {
  public:
   using Clock = std::chrono::steady_clock;

@@ -7,21 +7,22 @@
 
 namespace penstock {
 
-/// A shuffled order of 0 to size-1 that is computed, never stored: each position's index costs the same for
-/// ten samples as for a trillion, in any order, and everyone who knows (size, seed, epoch) agrees on it.
+/// A shuffled order of 0 to size-1 that is computed, never stored. The index at a position costs the same for
+/// ten samples as for a trillion, and positions may be asked in any order. It follows from (size, seed,
+/// epoch) alone.
 ///
-/// An alternating Feistel network (Luby and Rackoff 1988) over the ceil(log2 size) bits of a position (at
-/// least six), whose results past `size` are fed in again until they fall below it ("cycle walking", Black
-/// and Rogaway 2002); Mitchell, Stokes, Frank and Holmes (2022) made random shuffles so on GPUs. Not for
+/// It is an alternating Feistel network (Luby and Rackoff 1988) over the bits of a position: ceil(log2 size),
+/// at least six. A result past `size` is fed in again until it falls below it ("cycle walking", Black and
+/// Rogaway 2002). Mitchell, Stokes, Frank and Holmes (2022) made random shuffles on GPUs this way. Not for
 /// secrets.
 class KeyedPermutation {
  public:
-  /// Changes whenever the same (size, seed, epoch) gives another order: part of saved states.
+  /// Part of saved states. Changes whenever the same (size, seed, epoch) gives another order.
   static constexpr std::uint32_t kVersion = 1;
   static constexpr std::uint64_t kMaximumSize = std::uint64_t{1} << 62;
   static constexpr std::size_t kRounds = 12;
 
-  /// What follows from size, seed and epoch, for a device that computes the same order: the right half has
+  /// The network of one (size, seed, epoch), for a device that computes the same order. The right half has
   /// `right_bits` bits, and each round has two keys.
   struct Network {
     std::uint32_t right_bits = 0;
@@ -40,8 +41,8 @@ class KeyedPermutation {
   /// The index at `position`, which is below size().
   [[nodiscard]] std::uint64_t operator()(std::uint64_t position) const noexcept;
 
-  /// indices[i] = the index at position (first + i * stride) mod size(): some twenty times quicker than one
-  /// by one. first + indices.size() * stride stays below 2^63.
+  /// Sets indices[i] to the index at position (first + i * stride) mod size(), some twenty times faster than
+  /// one by one. first + indices.size() * stride stays below 2^63.
   void fill(std::uint64_t first, std::uint64_t stride, std::span<std::uint64_t> indices) const noexcept;
 
  private:

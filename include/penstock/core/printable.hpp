@@ -5,8 +5,8 @@
 
 namespace penstock {
 
-/// `text` as a terminal or a log may show it. Control characters but the newline, characters that turn the
-/// direction of writing, and bytes that are not UTF-8 become \xNN, byte by byte.
+/// `text` as a terminal or a log may show it. Three kinds of bytes become \xNN: control characters except the
+/// newline, characters that turn the direction of writing, and bytes that are not UTF-8.
 [[nodiscard]] std::string printable(std::string_view text);
 
 }  // namespace penstock

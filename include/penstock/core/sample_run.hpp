@@ -8,10 +8,10 @@
 
 namespace penstock {
 
-/// The samples of one batch, as positions of its epoch's order: `count` of them, from `first` in steps of
+/// The samples of one batch, as positions of the epoch's order: `count` positions, from `first` in steps of
 /// `stride`, wrapping around after `size`:
 ///   sample i = order((first + i * stride) mod size)
-/// Stands for itself: it needs no sampler.
+/// A value that does not need its sampler.
 struct SampleRun {
   std::optional<KeyedPermutation> order;  ///< of `size`; nullopt: sample = position
   std::uint64_t size = 1;                 ///< 1 to 2^62
@@ -19,7 +19,7 @@ struct SampleRun {
   std::uint64_t stride = 1;
   std::uint64_t count = 0;  ///< first + count * stride stays below 2^63
 
-  /// Writes the index of each sample. Throws InvalidArgument where `indices` holds fewer than `count`.
+  /// Writes the index of each sample. Throws InvalidArgument if `indices` holds fewer than `count`.
   void fill(std::span<std::uint64_t> indices) const;
 };
 

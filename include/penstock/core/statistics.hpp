@@ -6,8 +6,8 @@
 namespace penstock {
 
 /// Order statistics of repetitions of one measurement, in the unit of the input. The p99 is the smallest
-/// value that at least 99 % of the repetitions do not exceed (nearest rank), so for fewer than 100 it is the
-/// maximum.
+/// value that at least 99 % of the repetitions do not exceed (nearest rank). For fewer than 100 repetitions
+/// it is the maximum.
 struct Summary {
   double median = 0;
   double minimum = 0;
@@ -17,8 +17,8 @@ struct Summary {
   std::size_t repetitions = 0;
 };
 
-/// Summarizes `values`, which need not be sorted; an even count's median is the mean of the middle two. An
-/// empty span gives a Summary of zero repetitions.
+/// Summarizes `values`, which need not be sorted. The median of an even count is the mean of the middle two.
+/// An empty span gives a Summary of zero repetitions.
 [[nodiscard]] Summary summarize(std::span<const double> values);
 
 }  // namespace penstock

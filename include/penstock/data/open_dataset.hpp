@@ -10,23 +10,24 @@
 namespace penstock {
 
 struct OpenOptions {
-  /// Which part of a directory that holds several: "train", or "test" (MNIST's "t10k").
+  /// The part to read of a directory that holds several: "train", or "test" (MNIST's "t10k").
   std::string split = "train";
-  /// Where a plain name is looked up: directories that hold a directory of that name, or are it.
+  /// Directories in which a plain name is looked up. Each holds a directory of that name, or has that name
+  /// itself.
   std::vector<std::filesystem::path> search{};
   FileOptions file{};
 };
 
-/// The files that open_dataset reads for `sources`, in its order. Throws InvalidArgument for what is not
+/// The files that open_dataset reads for `sources`, in its order. Throws InvalidArgument if a source is not
 /// found.
 [[nodiscard]] std::vector<std::filesystem::path> dataset_files(
     const std::vector<std::filesystem::path>& sources, const OpenOptions& options = {});
 
-/// Opens files, told apart by their content: .npy, IDX, and IDX in gzip format, a field each; .npz and
-/// .safetensors, a field for each array. Directories stand for their files of the wanted split, in the order
-/// of their names, and names that are no path, such as "fashion-mnist", are looked up in `options.search`.
-/// Throws InvalidArgument for what is not found, and Error as the readers do; for CSV, Parquet and PyTorch
-/// files the error says how to convert them.
+/// Opens files; their content tells the format. A .npy or IDX file (also in gzip format) gives one field. A
+/// .npz or .safetensors file gives a field for each array. A directory stands for its files of the wanted
+/// split, in the order of their names. A name that is not a path, such as "fashion-mnist", is looked up in
+/// `options.search`. Throws InvalidArgument if a source is not found, and Error as the readers do. For CSV,
+/// Parquet and PyTorch files the error says how to convert them.
 [[nodiscard]] Dataset open_dataset(const std::vector<std::filesystem::path>& sources,
                                    const OpenOptions& options = {});
 

@@ -9,9 +9,9 @@
 
 namespace penstock {
 
-/// Which part of every epoch is this process's, by the rules of PyTorch's DistributedSampler: the position p
-/// of the epoch's order belongs to rank p mod world_size. Where the ranks do not come out even, the order
-/// wraps around to its beginning, or with `drop_last` loses its tail.
+/// This process's part of every epoch, by the rules of PyTorch's DistributedSampler: position p of the
+/// epoch's order belongs to rank p mod world_size. If the samples do not divide evenly, the order wraps
+/// around to its beginning, or loses its tail with `drop_last`.
 struct Shard {
   std::uint64_t rank = 0;
   std::uint64_t world_size = 1;
@@ -22,13 +22,13 @@ struct SamplerOptions {
   bool shuffle = false;
   std::uint64_t seed = 0;
   std::uint64_t batch_size = 1;
-  /// Leaves out an epoch's last batch where it is not full.
+  /// Leaves out an epoch's last batch if it is not full.
   bool drop_last = false;
   Shard shard{};
 };
 
-/// Where in the run of epochs all ranks together are. Plain numbers, to be stored in any format; the same on
-/// every rank that has taken the same number of batches. What has to agree on restoring comes first.
+/// How far all ranks together have come. These are plain numbers that may be stored in any format. They are
+/// the same on every rank that has taken the same number of batches. The first four must agree on restoring.
 struct SamplerState {
   std::uint64_t sample_count = 0;
   std::uint64_t seed = 0;
@@ -40,12 +40,12 @@ struct SamplerState {
   friend bool operator==(const SamplerState&, const SamplerState&) = default;
 };
 
-/// Says which samples make the batches of each epoch, in constant memory. An epoch's order follows from
+/// Says which samples make up the batches of each epoch, in constant memory. An epoch's order follows from
 /// (seed, epoch) alone. Not thread-safe; cheap to copy.
 class Sampler {
  public:
-  /// Starts at epoch 0. Throws InvalidArgument for no samples, a batch size of 0, a batch that no epoch can
-  /// fill under drop_last, or a rank that is not below the world size.
+  /// Starts at epoch 0. Throws InvalidArgument if there are no samples, the batch size is 0, no epoch fills a
+  /// batch under drop_last, or the rank is not below the world size.
   Sampler(std::uint64_t sample_count, SamplerOptions options);
 
   [[nodiscard]] const SamplerOptions& options() const noexcept { return options_; }
@@ -62,19 +62,20 @@ class Sampler {
   /// Goes to the beginning of `epoch`.
   void start_epoch(std::uint64_t epoch);
 
-  /// Writes the next batch's indices and returns how many they are: batch_size, fewer for an epoch's last
-  /// batch, 0 at its end. Throws InvalidArgument when `indices` is shorter than the batch.
+  /// Writes the next batch's indices and returns their number: batch_size, fewer for an epoch's last batch, 0
+  /// at its end. Throws InvalidArgument if `indices` is shorter than the batch.
   std::size_t next(std::span<std::uint64_t> indices);
-  /// The same without writing indices: a run whose count is 0 at the epoch's end.
+  /// Takes the next batch without writing indices. The run's count is 0 at the epoch's end.
   [[nodiscard]] SampleRun next_run() noexcept;
 
-  /// After the batches that next() has given out. A loader that runs ahead keeps the state with each batch.
+  /// The state after the batches that next() has given out. A loader that runs ahead keeps it with each
+  /// batch.
   [[nodiscard]] SamplerState state() const noexcept;
 
-  /// Goes on where `state` was taken, at this sampler's rank, world size and batch size, which may be others
-  /// than before: the positions not yet consumed are dealt out by the same rules, so that every sample of the
-  /// epoch comes once (but for the padding that `Shard` speaks of). Throws InvalidArgument, changing nothing,
-  /// where sample count, seed, shuffle or the order's version differ.
+  /// Goes on where `state` was taken. This sampler's rank, world size and batch size may differ from those
+  /// before. The positions not yet consumed are dealt out by the same rules, so every sample of the epoch
+  /// comes once, apart from `Shard`'s padding. Throws InvalidArgument, and changes nothing, if sample count,
+  /// seed, shuffle or the order's version differ.
   void restore(const SamplerState& state);
 
  private:

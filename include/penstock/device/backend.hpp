@@ -10,16 +10,14 @@
 #include <cstdint>
 #include <span>
 
-/// For those who implement or decorate a device. Callers have Device, Stream and Event, whose functions pass
-/// on to the entries here; their contracts stand there, and only what an implementation needs besides stands
-/// here.
+/// For those who implement or decorate a device. Callers use Device, Stream and Event, whose functions call
+/// the entries here. The contracts stand there; this file adds only rules for implementations.
 namespace penstock {
 
-/// Everything penstock asks of a device. Complete: an implementation has no optional entries and makes
-/// nothing synchronous that is described as enqueued. All entries are thread-safe, and all but the noexcept
-/// ones throw DeviceError, also for a failure of earlier asynchronous work that comes to light in them. In a
-/// child of fork every entry but the noexcept ones throws a DeviceError named PENSTOCK_FORKED, and those do
-/// nothing.
+/// Everything penstock asks of a device. No entry is optional, and entries described as enqueued are never
+/// synchronous. All entries are thread-safe. All but the noexcept ones throw DeviceError, also for a failure
+/// of earlier asynchronous work. In a child of fork they throw a DeviceError named PENSTOCK_FORKED, and the
+/// noexcept ones do nothing.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -32,8 +30,8 @@ class Backend {
   virtual void stream_destroy(StreamHandle stream) noexcept = 0;
   [[nodiscard]] virtual bool stream_query(StreamHandle stream) = 0;
   virtual void stream_synchronize(StreamHandle stream) = 0;
-  /// Later work on `stream` waits for what `event` was last recorded to mark; an event never recorded is
-  /// done.
+  /// Later work on `stream` waits for the work that `event` was last recorded to mark. An event that was
+  /// never recorded is done.
   virtual void stream_wait_event(StreamHandle stream, EventHandle event) = 0;
   virtual void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) = 0;
   virtual void stream_occupy(StreamHandle stream, double seconds) = 0;
@@ -47,7 +45,7 @@ class Backend {
   /// Seconds between two recorded, finished events made with EventTiming::on; throws otherwise.
   [[nodiscard]] virtual double event_elapsed(EventHandle begin, EventHandle end) = 0;
 
-  // Memory: Device's functions, which are named the other way round.
+  // Memory. Device has the same functions with the words of their names swapped.
   virtual void* device_allocate(std::size_t bytes) = 0;
   virtual void device_free(void* data) noexcept = 0;
   virtual void host_register(void* data, std::size_t bytes, bool read_only) = 0;

@@ -21,10 +21,10 @@ struct DeviceInfo {
   unsigned multiprocessors = 0;
   std::size_t memory_bytes = 0;
   int numa_node = -1;  ///< -1: unknown or none
-  /// The copy engines take many copies in one call, at some half a microsecond each (cuda from driver 12.8).
-  /// If not, copy_each costs a call for each.
+  /// The copy engines take many copies in one call, at about half a microsecond each (cuda from driver 12.8).
+  /// If false, copy_each costs a call for each copy.
   bool batched_copies = false;
-  /// Device memory is host memory, which the host reads and writes in place: no link lies between.
+  /// Device memory is host memory. The host reads and writes it in place, without a link between.
   bool in_host_memory = false;
   LinkInfo link;
   DeviceTuning tuning;

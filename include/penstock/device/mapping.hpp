@@ -4,7 +4,7 @@
 
 namespace penstock {
 
-/// What a whole range of this process's address space allows; false also where part of it is not mapped.
+/// What a whole range of this process's address space allows. Both are false if a part of it is not mapped.
 struct MappingKind {
   bool readable = false;
   bool writable = false;

@@ -5,12 +5,11 @@
 
 namespace penstock {
 
-/// What a range of memory is to the device. Fixed when a buffer is made, never a flag that somebody sets.
+/// How the device reaches a range of memory. Fixed when a buffer is made; it cannot be set.
 enum class MemoryKind : std::uint8_t {
   /// Ordinary host memory. The device cannot reach it; a copy goes through staging.
   pageable,
-  /// Page-locked host memory of one of our pools, or of another library's allocator. The copy engine reads
-  /// and
+  /// Page-locked host memory of one of our pools or of another library's allocator. The copy engine reads and
   /// writes it directly.
   pinned,
   /// Host memory that was page-locked in place after it was allocated.
@@ -28,7 +27,7 @@ enum class MemoryKind : std::uint8_t {
 /// True for all but `device`.
 [[nodiscard]] constexpr bool is_host(MemoryKind kind) noexcept { return kind != MemoryKind::device; }
 
-/// True where the copy engine reaches the memory by itself: all but `pageable`.
+/// True if the copy engine reaches the memory by itself: all but `pageable`.
 [[nodiscard]] constexpr bool is_device_accessible(MemoryKind kind) noexcept {
   return kind != MemoryKind::pageable;
 }

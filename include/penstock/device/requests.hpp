@@ -19,16 +19,16 @@ struct CopyPiece {
 ///   channels
 /// where row r of the source lies at `head + r * stride` for r below head_rows, and at
 /// `source + (r - head_rows) * stride` from there on.
-/// Conversions go through float32 where scale or shift are given, or where the types are floats of different
-/// width; integers to integers are extended by value. Without scale, shift, and change of type the bytes are
+/// Values go through float32 if scale or shift is given, or if the types are floats of different width.
+/// Integers are extended to wider integers by value. Without scale, shift and change of type the bytes are
 /// copied as they are, whatever the type.
 struct GatherRequest {
-  /// Row `head_rows` and those after it; device memory, or the device's address of locked host memory. May be
-  /// null where the head holds all rows.
+  /// Row `head_rows` and the rows after it: device memory, or the device's address of locked host memory. May
+  /// be null if the head holds all rows.
   const void* source = nullptr;
   std::uint64_t source_rows = 0;  ///< of head and source together
-  /// Rows 0 to head_rows-1 where they lie elsewhere than the others (on the device already, say); memory as
-  /// of `source`. Not looked at where head_rows is 0.
+  /// Rows 0 to head_rows-1, if they lie elsewhere than the others (already on the device, say); the same
+  /// kinds of memory as `source`. Ignored if head_rows is 0.
   const void* head = nullptr;
   std::uint64_t head_rows = 0;  ///< at most source_rows
   std::uint64_t row_elements = 0;
@@ -42,19 +42,20 @@ struct GatherRequest {
   const float* shift = nullptr;  ///< `channels` terms, reachable by the device; null: 0
   std::uint32_t channels = 1;
   std::uint64_t channel_elements = 1;  ///< consecutive elements of one channel
-  /// Blocks of threads to use on a GPU: few leave room for the consumer's kernels, and a few fill the link
-  /// (DeviceTuning). 0: as many as fill the device.
+  /// Blocks of threads to use on a GPU. A few fill the link (DeviceTuning) and leave room for the consumer's
+  /// kernels. 0: as many as fill the device.
   std::uint32_t blocks = 0;
 };
 
-/// The samples of a run, written as a gather takes them.
+/// Writes the samples of a run as the indices of a gather.
 struct OrderRequest {
   SampleRun run;
   std::uint64_t* indices = nullptr;  ///< device memory, or the device's address of locked host memory
 };
 
-/// Whether `gather` can turn `from` into `to`: equal types; integers to wider integers that hold all their
-/// values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or float32.
+/// True if `gather` can turn `from` into `to`. It can for equal types, for integers to wider integers that
+/// hold all their values, and for uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16
+/// or float32.
 [[nodiscard]] bool can_widen(DType from, DType to) noexcept;
 
 }  // namespace penstock

@@ -24,50 +24,49 @@ concept Waitable = requires(const T& thing, const Stream& stream) {
   { thing.enqueue_wait(stream) };
 };
 
-/// An in-order queue of work on one device. Move-only; its destructor lets queued work finish without
-/// blocking. Device makes them. Thread-safe: any thread may enqueue; order between threads is the order of
-/// the calls. A moved-from stream may only be destroyed or assigned to.
+/// An in-order queue of work on one device, made by Device. Move-only; its destructor lets queued work finish
+/// without blocking. Thread-safe: any thread may enqueue; order between threads is the order of the calls. A
+/// moved-from stream may only be destroyed or assigned to.
 ///
-/// All calls throw DeviceError, also for a failure of earlier asynchronous work that comes to light in them,
-/// and in a child of fork, where it is named PENSTOCK_FORKED.
+/// All calls throw DeviceError, also for a failure of earlier asynchronous work. In a child of fork it is
+/// named PENSTOCK_FORKED.
 class Stream {
  public:
   ~Stream();
   Stream(Stream&& other) noexcept;
   Stream& operator=(Stream&& other) noexcept;
 
-  /// Makes later work on this stream wait for `thing`. An event does not block the host; see Transfer for
-  /// when it does.
+  /// Makes later work on this stream wait for `thing`. An Event does not block the host; a Transfer may.
   void wait(const Waitable auto& thing) const { thing.enqueue_wait(*this); }
-  /// True when all work enqueued so far is done. Does not block.
+  /// True if all work enqueued so far is done. Does not block.
   [[nodiscard]] bool query() const;
   /// Blocks the host until all work enqueued so far is done.
   void synchronize() const;
 
-  // Work, enqueued. The host does not block, unless an end of a copy is pageable: such a copy behaves as the
-  // driver's own. All memory that a call names stays until the work is done.
+  // Work, enqueued. The host blocks only if an end of a copy is pageable: such a copy behaves as the driver's
+  // own. The caller keeps all memory that a call names until the work is done.
 
-  /// Copies `bytes`. The direction and the kinds of memory agree, or DeviceError is thrown.
+  /// Copies `bytes`. Throws DeviceError if the direction and the kinds of memory do not agree.
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction) const;
   /// Sets each byte of device memory, or of locked host memory, to `value`.
   void fill(void* destination, std::uint8_t value, std::size_t bytes) const;
-  /// Copies pieces of locked host memory to the device or back by the copy engines, which take no
-  /// multiprocessor from other kernels. The pieces are in no order among themselves. `pieces` is read before
-  /// the call returns.
+  /// Copies pieces of locked host memory to the device or back. The copy engines do it and take no
+  /// multiprocessor from other kernels. The pieces may be copied in any order. `pieces` is read before the
+  /// call returns.
   void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction) const;
-  /// Copies `count` pieces by one kernel. `pieces` (the table) is reachable by the device.
+  /// Copies `count` pieces by one kernel. The device reaches the table `pieces`.
   void copy_pieces(const CopyPiece* pieces, std::size_t count) const;
-  /// Picks rows out of an array. Throws InvalidArgument if the request is wrong. An index past `source_rows`
-  /// gives a row of zero bytes, never a stray read.
+  /// Picks rows out of an array. An index past `source_rows` gives a row of zero bytes. Throws
+  /// InvalidArgument if the request is wrong.
   void gather(const GatherRequest& request) const;
-  /// Computes the indices of a run on the device, the same ones as the host would. Throws InvalidArgument if
-  /// the request is wrong.
+  /// Computes the indices of a run on the device, the same as SampleRun::fill. Throws InvalidArgument if the
+  /// request is wrong.
   void fill_order(const OrderRequest& request) const;
 
   // For measurements and tests.
 
   /// Makes later work wait until `*word >= value` (compared as a cyclic 32-bit difference). `word` lies in
-  /// locked memory. The device must not depend on work queued behind the wait.
+  /// locked memory. It must not be set by work queued behind the wait.
   void wait_value(const std::uint32_t* word, std::uint32_t value) const;
   /// Keeps the stream (and on a GPU, one multiprocessor) busy for `seconds`, in place of a kernel.
   void occupy(double seconds) const;

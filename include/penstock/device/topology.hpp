@@ -7,17 +7,17 @@
 
 namespace penstock {
 
-/// The link between a host and a device, as the machine states it (not as measured: see LinkProfile).
+/// The link between a host and a device, as the machine states it. LinkProfile has the measured link.
 struct LinkInfo {
-  /// PCIe generation and lanes now and at most; 0 where unknown. A GPU at rest often runs a lower generation.
+  /// PCIe generation and lanes, now and at most; 0 if unknown. An idle GPU often runs a lower generation.
   unsigned generation = 0;
   unsigned width = 0;
   unsigned max_generation = 0;
   unsigned max_width = 0;
 
-  /// Bytes per second of payload that the encoding leaves of the raw rate at the maximum generation and
-  /// width, before packet headers; 0 where unknown. PCIe base specification: 8b/10b up to generation 2,
-  /// 128b/130b for 3 to 5, and 242/256 flits for 6.
+  /// Bytes per second of payload at the maximum generation and width, after encoding and before packet
+  /// headers; 0 if unknown. PCIe base specification: 8b/10b up to generation 2, 128b/130b for 3 to 5, and
+  /// 242/256 flits for 6.
   [[nodiscard]] double theoretical_bytes_per_second() const noexcept;
 };
 
@@ -32,22 +32,21 @@ struct HostTopology {
 /// Reads the host's topology. Thread-safe; the first call may take milliseconds, later ones are cached.
 [[nodiscard]] const HostTopology& host_topology();
 
-/// NUMA node of the PCI device "0000:3b:00.0"; -1 where the system does not say. Thread-safe.
+/// NUMA node of the PCI device "0000:3b:00.0"; -1 if the system does not say. Thread-safe.
 [[nodiscard]] int numa_node_of_pci(const std::string& bus_id);
 
-/// Generation and width of the PCI device's link from the system's own files; zeros where it does not say.
+/// Generation and width of the PCI device's link from the system's own files; zeros if they do not say.
 [[nodiscard]] LinkInfo link_of_pci(const std::string& bus_id);
 
-/// Binds the calling thread to the processors of `numa_node`. Does nothing, and returns false, for -1, for an
-/// unknown node, or where the system refuses: a hint that is not followed is no error.
+/// Binds the calling thread to the processors of `numa_node`. This is a hint. Returns false, and does
+/// nothing, for -1, for an unknown node, or if the system refuses.
 bool bind_thread_to_node(int numa_node) noexcept;
 
-/// Asks for the pages of [data, data + bytes), not yet touched, on `numa_node`. False where it is not
-/// followed.
+/// Asks the system to put the untouched pages of [data, data + bytes) on `numa_node`. False if it refuses.
 bool bind_memory_to_node(void* data, std::size_t bytes, int numa_node) noexcept;
 
-/// Bytes this process may still lock (RLIMIT_MEMLOCK's soft limit), or nullopt for no limit, which is also
-/// what a privileged process sees.
+/// Bytes this process may lock (RLIMIT_MEMLOCK's soft limit). Nullopt if there is no limit or the process is
+/// privileged.
 [[nodiscard]] std::optional<std::size_t> lock_limit() noexcept;
 
 }  // namespace penstock

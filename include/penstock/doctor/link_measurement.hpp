@@ -20,23 +20,23 @@ struct LinkProgress {
 };
 
 struct LinkMeasurementOptions {
-  /// Largest single copy. Lowered, with a note, to what host and device have room for; at least 64 KiB.
+  /// Largest single copy, at least 64 KiB. Lowered, with a note, if host or device lacks room for it.
   std::size_t max_bytes = std::size_t{1} << 30;
   /// Fewer repetitions and smaller copies: seconds instead of tens of seconds.
   bool quick = false;
   /// Most repetitions of a point; 0: as the time allows, up to 200.
   std::size_t repetitions = 0;
-  /// Seconds after which further points get the least repetitions. 0: 6 when quick, otherwise 30.
+  /// Seconds after which further points get the least repetitions. 0: 6 if quick, otherwise 30.
   double seconds = 0;
   /// Called on the measuring thread, some times a second. An exception from it ends the measurement and
-  /// reaches the caller, when all enqueued work is done.
+  /// reaches the caller once all enqueued work is done.
   std::function<void(const LinkProgress&)> progress;
 };
 
-/// What was timed.
+/// How a copy was timed.
 enum class LinkTiming : std::uint8_t {
-  call,  ///< host's clock, from the request until the destination holds the bytes
-  wire,  ///< device's clock, copies already enqueued and released by a gate: the link alone
+  call,  ///< on the host's clock, from the request until the destination holds the bytes
+  wire,  ///< the link alone: on the device's clock, copies enqueued before any of them may start
 };
 
 /// Repetitions of one size, in seconds.
@@ -67,7 +67,7 @@ struct HostCopyRate {
   double streaming = 0;  ///< bytes per second
 };
 
-/// Time that calls take on the host, whatever the device does meanwhile.
+/// Time that calls take on the host, apart from the device's work.
 struct CallOverhead {
   Summary enqueue_copy;      ///< asynchronous copy of 4 KiB of pinned memory
   Summary record_event;      ///< on a stream without work
@@ -75,7 +75,7 @@ struct CallOverhead {
   Summary synchronize_idle;  ///< a stream whose work is done
 };
 
-/// Seconds per GiB of making 1 GiB of memory ready for copies; 0 where not measured.
+/// Seconds to make 1 GiB of memory ready for copies; 0 if not measured.
 struct SetupCost {
   double driver_allocate = 0;
   double pinned_pool = 0;
@@ -90,21 +90,21 @@ struct LinkMeasurement {
   std::vector<HostCopyRate> host_copy;
   CallOverhead overhead;
   SetupCost setup;
-  std::vector<std::string> notes;  ///< what was left out or made smaller, and why
+  std::vector<std::string> notes;  ///< measurements that were left out or made smaller, and why
   std::size_t verified_bytes = 0;  ///< compared with their source after a measurement
   double seconds = 0;              ///< the whole measurement
 
   /// The series of `name`, or null.
   [[nodiscard]] const LinkSeries* find(std::string_view name, LinkTiming timing) const noexcept;
-  /// Everything above as JSON text, in seconds and bytes.
+  /// All members as JSON text, in seconds and bytes.
   [[nodiscard]] std::string to_json() const;
 };
 
 /// Measures the link of `device` on an otherwise idle machine: every curve of a LinkProfile, packed
-/// transfers, staging settings, call overheads, and what memory costs to make ready. Blocks the host
-/// throughout. After each point the bytes that arrived are compared with random source data. Throws Error
-/// that names the measurement where they differ, OutOfMemory or Unsupported where not even 64 KiB can be
-/// measured, and DeviceError.
+/// transfers, staging settings, call overheads, and the cost of making memory ready. Blocks the host
+/// throughout. After each point, compares the destination's bytes with the random source data. If they
+/// differ, throws Error that names the measurement. If not even 64 KiB can be measured, throws OutOfMemory or
+/// Unsupported. Throws DeviceError.
 [[nodiscard]] LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions& options = {});
 
 }  // namespace penstock

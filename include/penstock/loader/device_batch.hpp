@@ -21,11 +21,11 @@ struct DeviceField {
   std::size_t bytes = 0;
 };
 
-/// A lease on one slot of the loader's ring: the batch in it is the holder's, to read or overwrite, on the
-/// stream that next() was given and on those named to use_on. When the lease goes, the slot is refilled as
-/// soon as the work queued on those streams until then is done; the host does not wait for it. Addresses are
-/// those of a fixed set of slots. A lease may outlive its loader, but not the streams it is used on.
-/// Move-only; one thread at a time, any thread.
+/// A lease on one slot of the loader's ring. The holder may read and overwrite the batch in it, on the stream
+/// given to next() and on those given to use_on. When the lease ends, the slot is refilled once the work
+/// queued on those streams until then is done. The host does not wait for that work. The addresses are those
+/// of a fixed set of slots. A lease may outlive its loader, but not the streams it is used on. Move-only. Any
+/// thread may use it, one at a time.
 class DeviceBatch {
  public:
   DeviceBatch(DeviceBatch&& other) noexcept;
@@ -34,24 +34,24 @@ class DeviceBatch {
 
   [[nodiscard]] std::size_t size() const noexcept;  ///< samples
   [[nodiscard]] std::uint64_t epoch() const noexcept;
-  [[nodiscard]] std::uint64_t index()
-      const noexcept;  ///< of the batch within what this rank gets of the epoch
+  /// Position of the batch among those that this rank gets in the epoch.
+  [[nodiscard]] std::uint64_t index() const noexcept;
 
   [[nodiscard]] std::size_t field_count() const noexcept;
-  /// Valid as long as the lease. Throws InvalidArgument past the last field, and for a name that is none of
-  /// the names it lists.
+  /// Valid as long as the lease. Throws InvalidArgument past the last field, and for an unknown name; the
+  /// error lists the names.
   [[nodiscard]] const DeviceField& field(std::size_t field) const;
   [[nodiscard]] const DeviceField& field(std::string_view name) const;
 
-  /// Which samples of the dataset these are, in order. Computed at each call.
+  /// The batch's samples as positions in the dataset, in order. Computed at each call.
   [[nodiscard]] std::vector<std::uint64_t> indices() const;
 
   /// Makes later work on `stream` wait for the batch, and the slot's reuse wait for that work. Does not block
   /// the host. Throws DeviceError.
   void use_on(const Stream& stream);
 
-  /// Lets go now, as the destructor does, but throws DeviceError where the work on it cannot be marked; the
-  /// slot is then never used again.
+  /// Ends the lease now, as the destructor does. Throws DeviceError if the work on the slot cannot be marked;
+  /// the slot is then never used again.
   void release();
 
  private:

@@ -24,8 +24,8 @@ struct ChannelFactors {
 /// Throws InvalidArgument if the field does not have as many channels as `options` has values.
 [[nodiscard]] ChannelFactors channel_factors(const Field& field, const FieldOptions& options);
 
-/// How one field travels from the dataset into the slots of the device ring. Samples 0 to
-/// resident_samples-1 are resident on the device; the others stream: they cross the link in each epoch.
+/// How one field travels from the dataset into the slots of the device ring. Samples 0 to resident_samples-1
+/// are resident on the device. The others stream: they cross the link in each epoch.
 struct FieldPlan {
   /// How the device reaches the samples that stream, if it reads them itself.
   enum class Source : std::uint8_t {
@@ -51,9 +51,9 @@ struct FieldPlan {
   std::uint64_t resident_samples = 0;
   Upload upload = Upload::gathered;
   GatherPath path = GatherPath::host;  ///< host, zero_copy or copy_engine
-  std::string reason;                  ///< why not another path
+  std::string reason;                  ///< why another path was not taken
   Source source = Source::none;
-  /// Crosses the link into a staging buffer on the device, from which a kernel writes the slot.
+  /// The field crosses the link into a staging buffer on the device, from which a kernel writes the slot.
   bool staged_on_device = false;
 
   std::size_t slot_offset = 0;            ///< of the batch's samples in a slot
@@ -67,9 +67,9 @@ struct FieldPlan {
   [[nodiscard]] bool by_copy_engine() const noexcept { return streams() && path == GatherPath::copy_engine; }
   /// The host picks the samples that cross the link, one by one.
   [[nodiscard]] bool is_listed() const noexcept { return by_host() || by_copy_engine(); }
-  /// A part is resident, and the other part streams.
+  /// Some samples are resident, and the others stream.
   [[nodiscard]] bool in_two_parts() const noexcept { return resident_samples > 0 && streams(); }
-  /// The gathered bytes are the delivered ones, so that fields like this travel together in one copy.
+  /// The gathered bytes are the delivered bytes. All such fields travel together in one copy.
   [[nodiscard]] bool is_plain_copy() const noexcept {
     return by_host() && resident_samples == 0 && !converts();
   }
@@ -80,7 +80,7 @@ struct FieldPlan {
   [[nodiscard]] std::string describe() const;
 };
 
-/// How a loader will feed, decided once before anything is allocated. A value; all sizes are bytes.
+/// How a loader will feed. Decided once, before anything is allocated. A value; all sizes are in bytes.
 struct FeedPlan {
   std::vector<FieldPlan> fields;  ///< as the dataset has them
   std::size_t batch = 0;          ///< samples of a whole batch
@@ -97,7 +97,8 @@ struct FeedPlan {
   /// Device memory for the ring, the residents, the factors and the staging buffers, within the budget.
   std::size_t reserved_bytes = 0;
 
-  /// The device computes each batch's indices: the host needs them neither to gather nor to count bytes.
+  /// The device computes each batch's indices, since the host needs them neither to gather nor to count
+  /// bytes.
   bool orders_on_device = false;
 
   [[nodiscard]] std::size_t delivered_sample_bytes() const noexcept;  ///< of one sample with all its fields

@@ -16,15 +16,15 @@
 
 namespace penstock {
 
-/// How the samples of a batch that are not resident are brought together.
+/// How the samples of a batch that stream are gathered.
 enum class GatherPath : std::uint8_t {
   /// Chosen for each field. `host`: the samples cannot be page-locked where they lie. `copy_engine`: the
-  /// device batches copies, and samples take at least 32 KiB or are read in sequence. Otherwise `zero_copy`,
+  /// device batches copies, and samples are at least 32 KiB or are read in sequence. Otherwise `zero_copy`,
   /// or `host` if the link profile shows that kernels read the link too slowly.
   automatic,
   host,         ///< host threads copy the samples into a pinned slot, which crosses the link in one copy
-  zero_copy,    ///< a kernel reads the samples over the link, out of the dataset's own page-locked memory
-  copy_engine,  ///< the copy engines fetch them, one copy a sample, and take no multiprocessor
+  zero_copy,    ///< a kernel reads the samples over the link from the dataset's own page-locked memory
+  copy_engine,  ///< the copy engines fetch them, one copy for each sample, and take no multiprocessor
 };
 
 /// "automatic", "host", "zero-copy", "copy-engine".
@@ -48,7 +48,7 @@ struct Residency {
   [[nodiscard]] static Residency parse(std::string_view text);
 };
 
-/// What next() does while the ring is full: every slot is leased, and the budget allows no further one.
+/// What next() does while the ring is full: every slot is leased, and the budget does not allow another.
 enum class WhenFull : std::uint8_t {
   wait,  ///< waits for a lease to end, for at most LoaderOptions::full_patience; then throws OutOfMemory
   fail,  ///< throws OutOfMemory at once
@@ -60,11 +60,11 @@ enum class WhenFull : std::uint8_t {
 /// How one field is delivered.
 struct FieldOptions {
   std::string name;
-  /// The values are widened to this type on the way: see can_widen. None: as stored (narrowed integers as
-  /// before narrowing).
+  /// The type that values are widened to on the way: see can_widen. None: as stored, with narrowed integers
+  /// widened back.
   std::optional<DType> to = std::nullopt;
-  /// value * scale + shift, in float32. One value each, or one for each extent of `channel_axis`; empty:
-  /// none. Only if the field is delivered as float16, bfloat16 or float32.
+  /// Delivers value * scale + shift, computed in float32. One value for all, or one for each index of
+  /// `channel_axis`; empty: none. Only for fields delivered as float16, bfloat16 or float32.
   std::vector<float> scale{};
   std::vector<float> shift{};
   std::size_t channel_axis = 0;  ///< of the sample's shape
@@ -86,8 +86,8 @@ struct LoaderOptions {
   GatherPath gather = GatherPath::automatic;
   /// Fields that are not delivered as they are stored.
   std::vector<FieldOptions> fields{};
-  /// Integer fields of at most 512 MiB cross the link in the narrowest type that holds all their values, and
-  /// widen on arrival. Costs one pass over them when the loader is made.
+  /// Integer fields of at most 512 MiB cross the link in the narrowest type that holds all their values. The
+  /// device widens them back. Costs one pass over them when the loader is made.
   bool narrow = true;
 
   /// The most device memory that the loader takes: for its ring, the resident samples, and the staging
@@ -99,13 +99,14 @@ struct LoaderOptions {
   /// one is page-locked where it lies, with the array that it is a slice of. Small arrays share their pages
   /// with other data, and another library's transfer fails if a part of its memory lies in a locked page.
   std::size_t copy_limit_bytes = std::size_t{32} << 20;
-  /// Have the threads that gather. Null: the device's, or a team of the loader's own if `threads` are given.
+  /// The team of threads that gather. Null: the device's, or the loader's own if `threads` is given.
   std::shared_ptr<HostWorkers> workers = nullptr;
-  /// Host threads that gather a batch, the loader's own among them: at most kMostThreads. 0: at most 8,
-  /// within those that there are.
+  /// Host threads that gather a batch, with the loader's own: at most kMostThreads. 0: at most 8, within the
+  /// team's threads.
   unsigned threads = 0;
-  /// Blocks of a kernel that reads over the link; few leave room for the consumer's kernels. 0: 4, or 8 if it
-  /// converts, and up to 32 if much of a field is resident. If given, `automatic` takes no copy engine.
+  /// Blocks of a kernel that reads over the link. Few leave room for the consumer's kernels. 0: 4, or 8 if it
+  /// converts, and up to 32 if much of a field is resident. If given, `automatic` does not choose
+  /// `copy_engine`.
   unsigned gather_blocks = 0;
   /// The link's measured profile. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;

@@ -6,16 +6,16 @@
 
 namespace penstock {
 
-/// Where memory comes from. Thread-safe. Pools are resources over an upstream resource; tests decorate one to
-/// count, delay or refuse.
+/// A source of memory. Thread-safe. Pools allocate from an upstream resource. Tests decorate one to count,
+/// delay or refuse.
 class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
 
-  /// `bytes` > 0 aligned to `alignment` (a power of two up to a page). Contents are undefined. Throws
+  /// `bytes` > 0, aligned to `alignment` (a power of two up to a page). Contents are undefined. Throws
   /// OutOfMemory.
   [[nodiscard]] virtual void* allocate(std::size_t bytes, std::size_t alignment) = 0;
-  /// Takes back what `allocate` gave, with the same figures. The caller has seen all work on it done.
+  /// Takes back memory of `allocate`, with the same figures. All work on it is done.
   virtual void deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept = 0;
 
   [[nodiscard]] virtual MemoryKind kind() const noexcept = 0;

@@ -11,15 +11,15 @@
 namespace penstock {
 
 struct PoolOptions {
-  /// Most bytes taken from upstream at any time. 0: half of the host's memory, or of what the device has free
-  /// when the pool is made.
+  /// Most bytes taken from upstream at any time. 0: half of the host's memory, or half of the device's free
+  /// memory when the pool is made.
   std::size_t budget_bytes = 0;
-  /// Upstream is asked for at least this much at a time, as the budget allows; larger requests are asked for
-  /// exactly.
+  /// Least bytes taken from upstream at a time, as the budget allows. A larger request takes exactly its
+  /// size.
   std::size_t segment_bytes = std::size_t{64} << 20;
-  /// Requests are rounded up to a multiple of this, and to nothing else. A power of two, 64 to 4096.
+  /// Requests are rounded up to a multiple of this and not further. A power of two, 64 to 4096.
   std::size_t alignment = 256;
-  /// Touch new pinned pages, together with the caller. Null: the device's.
+  /// The team of threads that touch new pinned pages, with the caller. Null: the device's.
   std::shared_ptr<HostWorkers> workers = nullptr;
 };
 
@@ -29,19 +29,18 @@ struct PoolStatistics {
   std::size_t reserved_bytes = 0;   ///< taken from upstream now
   std::size_t used_bytes = 0;       ///< in buffers that are alive, after rounding to the alignment
   std::size_t requested_bytes = 0;  ///< the same before rounding
-  std::size_t pending_bytes = 0;    ///< let go, but device work on them is not known to be done
+  std::size_t pending_bytes = 0;    ///< released, but device work on them is not known to be done
   std::size_t peak_used_bytes = 0;
   std::size_t allocations = 0;
   std::size_t upstream_allocations = 0;
   double upstream_seconds = 0;  ///< spent in upstream: mapping, touching, registering
 };
 
-/// Exact-size sub-allocation with a byte budget and event-gated reuse, over any resource. Best fit with
-/// coalescing; no power-of-two rounding. Memory whose last user was a stream is reused only after the event
-/// recorded at its release; the wait for one release does not hold up another. Thread-safe; the host does not
-/// block except in `allocate` for upstream. Buffers keep the pool's memory alive: the pool object may go
-/// first; the last of them waits for pending releases. In a forked child allocations throw DeviceError, and
-/// the memory is left alone.
+/// Exact-size sub-allocation from any resource, within a byte budget. Best fit with coalescing; no
+/// power-of-two rounding. Memory whose last user was a stream is reused only after the event recorded at its
+/// release. The wait for one release does not hold up another. Thread-safe. Only `allocate` blocks the host,
+/// for upstream. Buffers keep the pool's memory alive, so the pool may be destroyed first; the last owner
+/// waits for pending releases. In a forked child allocations throw DeviceError, and the memory is left alone.
 class Pool {
  public:
   Pool(Device device, std::shared_ptr<MemoryResource> upstream, PoolOptions options, std::string name);
@@ -49,16 +48,16 @@ class Pool {
   Pool(Pool&&) noexcept;
   Pool& operator=(Pool&&) noexcept;
 
-  /// A buffer of exactly `bytes`; zero gives an empty buffer. Where the budget or upstream is short, segments
-  /// that no buffer lies in are given back first. Throws OutOfMemory when that is not enough and nothing
-  /// pending has finished; pending memory is not waited for. Throws DeviceError where a pending release
-  /// failed and nothing else serves.
+  /// A buffer of exactly `bytes`; zero gives an empty buffer. If the budget or upstream is short, gives
+  /// segments without buffers back first. Does not wait for pending memory. Throws OutOfMemory if that is not
+  /// enough and no pending release has finished. Throws DeviceError if a pending release failed and no other
+  /// memory serves.
   [[nodiscard]] Buffer allocate(std::size_t bytes);
-  /// As allocate, but where only pending releases stand in the way, blocks the host until enough are done.
+  /// As allocate. If only pending releases stand in the way, blocks the host until enough of them are done.
   [[nodiscard]] Buffer allocate_wait(std::size_t bytes);
 
-  /// Sees to a free range of `bytes` now, from upstream where there is none, so that a later allocation of
-  /// that much, or several of that sum, need not. Throws OutOfMemory.
+  /// Makes sure of a free range of `bytes`, from upstream if there is none. Later allocations of that much in
+  /// all then need not ask upstream. Throws OutOfMemory.
   void reserve(std::size_t bytes);
 
   [[nodiscard]] PoolStatistics statistics() const;
@@ -69,9 +68,9 @@ class Pool {
   std::shared_ptr<class PoolState> state_;
 };
 
-/// Pinned host memory on the device's NUMA node: huge pages mapped, touched by several threads, and
-/// registered, which takes a fraction of the driver's own allocator's time. A forked child does not have the
-/// memory mapped. Where registering is refused, the driver's own allocator is asked.
+/// Pinned host memory on the device's NUMA node. Huge pages are mapped, touched by several threads and
+/// registered, in a fraction of the time that the driver's allocator takes. If registering is refused, the
+/// driver's allocator is used. A forked child does not have the memory mapped.
 [[nodiscard]] Pool make_pinned_pool(const Device& device, PoolOptions options = {});
 
 /// Device memory from the driver.

@@ -10,35 +10,34 @@
 
 namespace penstock {
 
-/// Page-locks memory that already exists, for as long as the object lives. Ranges are widened to whole pages.
-/// Counted: registering a range that lies within one already registered with the device (through any copy
-/// of that Device) shares it. Ranges that overlap otherwise, if only in a page at their ends, are refused,
-/// since a device locks no page twice: register what encloses them first, and each of them shares that. The
-/// memory must stay mapped until the last registration of it is gone and all transfers from it are done.
-/// Move-only. Thread-safe: any thread may register and unregister; both block the host (about 30 ms per GiB
-/// of touched memory). After a fork, what the parent writes there may reach a copy of the page that the
-/// device does not see, as with any locked memory.
+/// Page-locks existing memory for as long as the object lives. Ranges are widened to whole pages. A range
+/// within one that is already registered with the device, through any copy of that Device, shares it. Any
+/// other overlap is refused, even of a single page, since a device does not lock a page twice. If ranges
+/// overlap, register the range that encloses them first; each of them then shares it. The memory must stay
+/// mapped until its last registration is gone and all transfers from it are done. Move-only. Thread-safe: any
+/// thread may register and unregister. Both block the host, for about 30 ms per GiB of touched memory. As
+/// with any locked memory, the device may not see writes that the parent makes after a fork, since they may
+/// go to a copy of the page.
 class Registration {
  public:
-  /// Locks [data, data + bytes). The device may write it where the mapping allows writing, otherwise only
-  /// read. Throws InvalidArgument for null, empty or unmapped ranges, and Unsupported where the kernel (file
-  /// mappings of some file systems), a limit (`ulimit -l`) or the device refuses. After a refusal everything
-  /// works as before.
+  /// Locks [data, data + bytes). The device may write it if the mapping allows writing, otherwise only read.
+  /// Throws InvalidArgument for null, empty or unmapped ranges. Throws Unsupported if the kernel (for file
+  /// mappings of some file systems), a limit (`ulimit -l`) or the device refuses. A refusal changes nothing.
   Registration(const Device& device, const void* data, std::size_t bytes);
   ~Registration();
   Registration(Registration&&) noexcept;
   Registration& operator=(Registration&&) noexcept;
 
-  /// As the constructor, but a refusal gives nullopt, and its reason in `why` where that is not null.
+  /// As the constructor, but a refusal gives nullopt and writes its reason to `why` if that is not null.
   [[nodiscard]] static std::optional<Registration> attempt(const Device& device, const void* data,
                                                            std::size_t bytes, std::string* why = nullptr);
 
-  /// True where a page of [data, data + bytes) is registered with the device now. What is locked all
-  /// the same was locked by somebody else.
+  /// True if a page of [data, data + bytes) is now registered with the device. If it is false for locked
+  /// memory, another library locked the memory.
   [[nodiscard]] static bool overlaps(const Device& device, const void* data, std::size_t bytes);
 
-  /// As above, and no single registration holds all pages of the range: what is locked at both ends, for
-  /// neighbours, need not be locked between.
+  /// True if some pages of the range are registered but no one registration covers them all. Treat such
+  /// memory as pageable: pages between two locked ones need not be locked.
   [[nodiscard]] static bool overlaps_in_part(const Device& device, const void* data, std::size_t bytes);
 
   /// The range that was asked for.

@@ -17,41 +17,41 @@ namespace penstock {
 struct AccountOptions {
   /// Batches whose times are kept for timeline().
   std::size_t timeline_batches = 256;
-  /// Bytes per second that the link carries at best; 0: unknown. No batch is said to cross it faster.
+  /// Most bytes per second that the link carries; 0: unknown. The account never states a higher rate.
   double link_ceiling = 0;
   /// The batches come from a loader that somebody else wrote.
   bool wraps_loader = false;
 };
 
-/// Where one batch's times on the device are recorded: Account::open gives it to whoever makes the batch.
+/// Records one batch's times on the device. The maker of the batch gets it from Account::open.
 struct TimedBatch {
-  Event begin;  ///< for the maker: recorded on the copy stream before the batch's first copy or kernel
-  Event end;    ///< and after its last
-  /// For a wrapped loader, in place of these two: the batch's transfers, asked for with CopyOptions::timed.
+  Event begin;  ///< the maker records it on the copy stream before the batch's first copy or kernel
+  Event end;    ///< the maker records it after the last
+  /// For a wrapped loader, in place of the two events: the batch's transfers, made with CopyOptions::timed.
   std::vector<Transfer> transfers{};
 
-  // The account's own.
+  // Only the account uses the rest.
   Event asked;
   Event arrived;
   BatchTimes times{};
-  bool is_end = false;    ///< no batch: `asked` alone marks the end of an epoch
-  bool is_first = false;  ///< what the consumer did before it belongs to no batch
-  bool on_host = false;   ///< the host is the consumer: no events, `times` has when it asked and went on
+  bool is_end = false;    ///< not a batch: `asked` alone marks the end of an epoch
+  bool is_first = false;  ///< the consumer's work before it belongs to no batch
+  bool on_host = false;   ///< the host is the consumer: without events, `times` has when it asked and went on
 };
 
-/// What the host knows of a batch when it hands it to the consumer.
+/// What the host knows about a batch when it hands it to the consumer.
 struct Delivery {
-  TimedBatch* timed = nullptr;  ///< null: the batch goes untimed
+  TimedBatch* timed = nullptr;  ///< null: the batch is not timed
   BatchTimes times{};           ///< except for the device's
   std::size_t delivered_bytes = 0;
   std::size_t ready = 0;  ///< batches ahead when it was asked for
   double slot_wait_seconds = 0;
 };
 
-/// Adds up what a feed does. The host's counts and times are added at once. Times on the device are read from
-/// events once these are done, in the order of the batches: the host never waits for them. If the device lags
-/// by more batches than there are events for, batches go untimed. Thread-safe. If events fail, a batch goes
-/// untimed, or what asked for it or for figures throws DeviceError and may ask again.
+/// Adds up the counts and times of a feed. The host's are added at once. Times on the device are read from
+/// events once these are done, in the order of the batches. The host never waits for them. If the device lags
+/// by more batches than there are events, further batches are not timed. Thread-safe. If an event fails, its
+/// batch is not timed, or the call throws DeviceError and may be made again.
 class Account {
  public:
   explicit Account(const Device& device, const AccountOptions& options = {});
@@ -59,25 +59,25 @@ class Account {
   /// Seconds since the account was opened, on the host's clock.
   [[nodiscard]] double now() const noexcept;
 
-  /// For the maker of a batch, its own until it is answered with; null if none is left.
+  /// A record for the maker of a batch, who owns it until a Delivery passes it on. Null if none is left.
   [[nodiscard]] TimedBatch* open();
-  /// Takes back one that is not answered with.
+  /// Takes back a record that no Delivery passes on.
   void discard(TimedBatch* timed) noexcept;
 
   /// The consumer asks for a batch.
   class Request {
    public:
-    /// Marks it on the consumer's `stream`, which outlives the request. Null: the consumer is the host.
+    /// Marks the request on the consumer's `stream`, which outlives it. Null: the consumer is the host.
     /// `is_first`: the consumer's work before this was not on the last batch.
     Request(Account& account, const Stream* stream, bool is_first = false);
-    /// Without an answer the request is forgotten.
+    /// Forgets a request without an answer.
     ~Request();
     Request(const Request&) = delete;
     Request& operator=(const Request&) = delete;
 
     /// The batch is there: `stream` was made to wait for it, or the host has waited.
     void answer(const Delivery& delivery);
-    /// No batch comes: the epoch is over, or making one failed.
+    /// There is no batch: the epoch is over, or making one failed.
     void end(std::uint64_t epoch);
 
    private:
@@ -93,15 +93,15 @@ class Account {
   void count_resident(std::size_t bytes, double seconds);
 
   [[nodiscard]] FeedStatistics total();
-  /// Of one of the latest 64 epochs.
+  /// One of the latest 64 epochs; nullopt for others.
   [[nodiscard]] std::optional<FeedStatistics> epoch(std::uint64_t epoch);
-  /// The latest batches that are over, oldest first.
+  /// Times of the latest finished batches, oldest first.
   [[nodiscard]] std::vector<BatchTimes> timeline();
 
  private:
   struct Sum {
     std::uint64_t epoch = 0;
-    bool is_first = false;  ///< the loader's first: the resident part was moved in it
+    bool is_first = false;  ///< the loader's first epoch, in which the resident samples were moved
     double first_asked = 0;
     double last_seen = 0;
     double least_transfer = 0;  ///< seconds that the bytes of the timed batches take at the ceiling
@@ -115,7 +115,7 @@ class Account {
   void update(std::uint64_t epoch, Update&& update);
   void add_record();
   void harvest();
-  /// In seconds since `anchor`.
+  /// Times in seconds since `anchor`.
   [[nodiscard]] BatchTimes device_times(const TimedBatch& timed, const Event& anchor) const;
   void read(TimedBatch& timed);
   void add_times(BatchTimes& times);
@@ -131,7 +131,7 @@ class Account {
   std::vector<TimedBatch*> free_;
   std::vector<TimedBatch*> pending_;  ///< answered, oldest first
   std::vector<Event> spare_;          ///< for requests
-  TimedBatch* previous_ = nullptr;    ///< the last one read; times are taken from its last event
+  TimedBatch* previous_ = nullptr;    ///< the last one read; the next times are measured from its last event
   double previous_seconds_ = 0;
   double busy_until_ = 0;
   double fed_seconds_ = 0;  ///< of all epochs

@@ -14,19 +14,19 @@
 
 namespace penstock {
 
-/// The kinds of memory at both ends of a transfer. Exactly one end at least is `device`.
+/// The kinds of memory at both ends of a transfer. At least one end is `device`.
 struct TransferKinds {
   MemoryKind source = MemoryKind::pageable;
   MemoryKind destination = MemoryKind::device;
 };
 
-/// What a link was measured to do, and therefore what a transfer will take. A value: copy it freely.
+/// The measured speed of a link, from which the time of a transfer is predicted. A value: copy it freely.
 ///
-/// Times are seconds from the request until the destination holds the bytes, medians of an otherwise idle
+/// Times are in seconds from the request until the destination holds the bytes: medians on an otherwise idle
 /// machine.
 class LinkProfile {
  public:
-  /// What a curve was measured of. `driver` curves are the driver's own copy; `staged` and `packed` are ours.
+  /// The copy that a curve was measured with. `pinned` and `pageable` curves are the driver's own copy.
   enum class Curve : std::uint8_t {
     pinned_h2d,
     pinned_d2h,
@@ -50,28 +50,29 @@ class LinkProfile {
     double seconds = 0;
   };
 
-  /// Careful figures for a device nobody measured: from its link's generation and width, and low.
+  /// Low figures for a device that was not measured, from its link's generation and width.
   [[nodiscard]] static LinkProfile defaults(const DeviceInfo& device);
 
-  /// Reads a profile. Nullopt, and the reason in `why`, where the file is not there, is damaged, was written
+  /// Reads a profile. Gives nullopt, and the reason in `why`, if the file is missing or damaged, was written
   /// by another version, or describes another device, driver or host. Never throws for a bad file.
   [[nodiscard]] static std::optional<LinkProfile> load(const std::filesystem::path& file,
                                                        const DeviceInfo& device, std::string* why = nullptr);
-  /// Writes the profile so that a reader sees the old file or the new one, whole. Throws Error with the path.
+  /// Writes the profile. A reader sees either the whole old file or the whole new one. Throws Error with the
+  /// path.
   void save(const std::filesystem::path& file) const;
 
   /// The profile as JSON text, and back. parse throws InvalidArgument that says what is wrong.
   [[nodiscard]] std::string to_json() const;
   [[nodiscard]] static LinkProfile parse(const std::string& json);
 
-  /// Where `penstock link` stores the profile of `device` below a user's cache directory.
+  /// The file below a user's cache directory in which `penstock link` stores the profile of `device`.
   [[nodiscard]] static std::filesystem::path file_for(const std::filesystem::path& cache_directory,
                                                       const DeviceInfo& device);
 
-  /// Seconds that a transfer of `bytes` in `pieces` will take on `path`; `automatic` takes the path that the
-  /// engine would. Between measured points, time is interpolated in proportion (log-log); past the last one
-  /// it grows at the last one's rate. Throws InvalidArgument for host to host, and for a path that these
-  /// kinds do not have.
+  /// Seconds that a transfer of `bytes` in `pieces` will take on `path`; `automatic` takes the engine's
+  /// choice. Between measured points, time is interpolated in proportion (log-log). Past the last point it
+  /// grows at that point's rate. Throws InvalidArgument for host to host, and for a path that these kinds do
+  /// not have.
   [[nodiscard]] double predict(std::size_t bytes, std::size_t pieces, TransferKinds kinds,
                                TransferPath path = TransferPath::automatic) const;
   /// The path that takes the least time.
@@ -80,16 +81,16 @@ class LinkProfile {
   /// Best measured bandwidth in bytes per second, each way: the link's ceiling.
   [[nodiscard]] double ceiling(CopyDirection direction) const;
 
-  /// What it describes.
+  /// The measured machine.
   std::string device_name;
-  std::string device_uuid;  ///< the device's spec where it has no uuid
+  std::string device_uuid;  ///< the device's spec if it has no uuid
   std::string driver;
   std::string processor;
   LinkInfo link;
   bool measured = false;    ///< false for defaults
   std::string measured_at;  ///< UTC, ISO 8601; empty for defaults
 
-  /// How the engine should stage.
+  /// The engine's settings for staging.
   unsigned staging_threads = 4;
   std::size_t chunk_bytes = std::size_t{4} << 20;
   bool streaming_stores = true;
@@ -99,7 +100,7 @@ class LinkProfile {
   /// Ascending in pieces, then in bytes.
   std::vector<PackedPoint> packed_h2d;
   std::vector<PackedPoint> packed_d2h;
-  /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 where not measured.
+  /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 if not measured.
   double copy_interval = 0;
 };
 

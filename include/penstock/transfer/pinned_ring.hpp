@@ -11,21 +11,21 @@
 
 namespace penstock {
 
-/// Slots of pinned memory that bytes pass through on their way between host and device, used in turn. The
-/// ring knows which slots the device may still read or write:
+/// Slots of pinned memory, used in turn, that bytes pass through between host and device. The ring knows
+/// which slots the device may still read or write:
 ///
 ///   PinnedRing::Slot& slot = ring.next();   // blocks the host while the device uses the slot
 ///   ... fill slot.bytes(), enqueue copies out of it on a stream, or copies into it ...
 ///   slot.sent(stream);
 ///
-/// One thread at a time, but for Slot::wait.
+/// One thread at a time, except for Slot::wait.
 class PinnedRing {
  public:
   class Slot {
    public:
     Slot(const Device& device, Buffer memory, EventWait wait);
-    /// Blocks the host until the device is done with the slot. If that cannot be known, because the device
-    /// failed, the memory is never used again.
+    /// Blocks the host until the device is done with the slot. If the device failed and so cannot tell, the
+    /// memory is never used again.
     ~Slot();
     Slot(const Slot&) = delete;
     Slot& operator=(const Slot&) = delete;
@@ -38,26 +38,27 @@ class PinnedRing {
     /// Blocks the host until the device is done with the slot. Several threads may wait at once. Throws
     /// DeviceError; the slot then counts as in use.
     void wait();
-    /// Notes that the work enqueued on `stream` so far uses the slot. Does not block the host. If that cannot
-    /// be marked, waits for the stream and throws DeviceError.
+    /// Notes that the work enqueued on `stream` so far uses the slot. Does not block the host. If the work
+    /// cannot be marked, waits for the stream and throws DeviceError.
     void sent(const Stream& stream);
 
    private:
     Device device_;
     Buffer memory_;
     Event done_;
-    std::optional<Stream> unmarked_;  ///< could be neither marked nor waited for; a view
+    std::optional<Stream> unmarked_;  ///< a view of a stream whose work could be neither marked nor awaited
     std::atomic<bool> in_use_{false};
   };
 
-  /// Takes `slots` times `slot_bytes` of `pinned`. `wait`: how the host waits for a slot. Throws OutOfMemory.
+  /// Takes `slots` times `slot_bytes` of `pinned`. `wait` says how the host waits for a slot. Throws
+  /// OutOfMemory.
   PinnedRing(const Device& device, Pool& pinned, std::size_t slots, std::size_t slot_bytes,
              EventWait wait = EventWait::poll);
 
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
   [[nodiscard]] Slot& operator[](std::size_t slot) noexcept { return slots_[slot]; }
-  /// The slots in turn, each as soon as the device is done with it. Blocks the host until then. Throws
-  /// DeviceError; the next call then asks for the same slot.
+  /// The next slot in turn. Blocks the host until the device is done with it. Throws DeviceError; the next
+  /// call then asks for the same slot.
   [[nodiscard]] Slot& next();
 
  private:
