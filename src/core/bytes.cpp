@@ -12,7 +12,7 @@ namespace penstock {
 
 namespace {
 
-/// Digits after the point that leave three in all, of a value that may be about to be rounded up.
+/// Digits after the point that make three digits in all, also if the value is rounded up.
 int decimals(double value) { return value < 9.995 ? 2 : value < 99.95 ? 1 : 0; }
 
 }  // namespace

@@ -23,11 +23,11 @@ namespace {
 
 #ifdef PENSTOCK_STREAMING_STORES
 
-// Below this, the cost of the fence and of the ragged ends outweighs what streaming saves.
+// Below this, the fence and the unaligned ends cost more than streaming saves.
 constexpr std::size_t kStreamingMinimum = 4096;
 
-// The destination is 64-byte aligned and `bytes` a multiple of 256. The thread sanitizer does not see these
-// stores, which is why its builds use memcpy throughout.
+// The destination is 64-byte aligned, and `bytes` is a multiple of 256. The thread sanitizer does not see
+// these stores, so its builds always use memcpy.
 __attribute__((target("avx512f"))) void stream_avx512(std::byte* to, const std::byte* from,
                                                       std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += 256) {
@@ -86,7 +86,7 @@ void copy_bytes(void* destination, const void* source, std::size_t bytes, StoreK
       std::memcpy(to, from, head);
       stream(to + head, from + head, body);
       std::memcpy(to + head + body, from + head + body, bytes - head - body);
-      _mm_sfence();  // streaming stores are weakly ordered: the next copy's doorbell must not pass them
+      _mm_sfence();  // streaming stores are weakly ordered: no later store that starts a copy may pass them
       return;
     }
   }

@@ -102,7 +102,7 @@ std::string ring_text(const S& s) { return fmt::format("{} slots, {}", s.slots, 
 constexpr std::string_view kFirstStage = "startup_seconds";
 constexpr std::string_view kFirstOwnStage = "gather_seconds";
 
-// In the order of the text. If a member means something else for a wrapped loader, its figure has another
+// In the order of printing. If a member means something else for a wrapped loader, its figure has another
 // name there.
 constexpr std::array kFigures = std::to_array<FeedFigure>({
     {"samples", Unit::count, "samples", "Samples that were given out.", value_of<&S::samples>, samples_text},
@@ -139,7 +139,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
     {"seconds", Unit::seconds, "whole time",
      "From an epoch's first request for a batch to the end of its last batch, summed over the epochs.",
      value_of<&S::seconds>, whole_text},
-    {"epochs", Unit::count, "", "Epochs that were begun.", value_of<&S::epochs>},
+    {"epochs", Unit::count, "", "Epochs that have begun.", value_of<&S::epochs>},
     {"timed_batches", Unit::count, "batches timed",
      "Batches whose times on the device are known. It is printed if some are not.",
      value_of<&S::timed_batches>, timed_text},
@@ -155,11 +155,11 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      "The part of the wait in which the wrapped loader was asked for a batch.",
      value_of<&S::exposed_loader_seconds>, time_of<&S::exposed_loader_seconds>, kWrapped},
     {"exposed_transfer_seconds", Unit::seconds, "    for the transfer",
-     "The part of the wait in which that batch's bytes were on their way: nothing hid it.",
+     "The part of the wait in which that batch's bytes were in flight: nothing hid it.",
      value_of<&S::exposed_transfer_seconds>, time_of<&S::exposed_transfer_seconds>},
     {"exposed_gather_seconds", Unit::seconds, "    for the host gather",
-     "The part of the wait in which host threads copied that batch's samples together, and nothing of it was "
-     "on its way.",
+     "The part of the wait in which host threads gathered that batch's samples, and none of them were in "
+     "flight.",
      value_of<&S::exposed_gather_seconds>, time_of<&S::exposed_gather_seconds>, kOwn},
     {"exposed_send_seconds", Unit::seconds, "    for sending",
      "The part of the wait in which a batch was packed and sent, and nothing of the one waited for was on "
@@ -167,7 +167,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      "way.",
      value_of<&S::exposed_gather_seconds>, time_of<&S::exposed_gather_seconds>, kWrapped},
     {"exposed_kernel_seconds", Unit::seconds, "    for the device gather",
-     "The part of the wait in which a kernel gathered that batch out of device memory.",
+     "The part of the wait in which a kernel gathered that batch from device memory.",
      value_of<&S::exposed_kernel_seconds>, time_of<&S::exposed_kernel_seconds>, kOwn},
     {"stall_other_seconds", Unit::seconds, "    for a batch to start",
      "The rest of the wait: the batch was handed from thread to thread, its copies were being launched, no "
@@ -185,7 +185,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      [](const S& s) { return stage_text(s.gather_seconds, s.gather_share()); }, kWrapped},
     {"send_share", Unit::share, "  send", "The same as a share of the time.", value_of<&S::gather_share>,
      nullptr, kWrapped},
-    {"gather_seconds", Unit::seconds, "  host gather", "Host threads copied the samples of a batch together.",
+    {"gather_seconds", Unit::seconds, "  host gather", "Host threads gathered the samples of a batch.",
      value_of<&S::gather_seconds>, [](const S& s) { return stage_text(s.gather_seconds, s.gather_share()); },
      kOwn},
     {"gather_share", Unit::share, "  host gather", "The same as a share of the time.",

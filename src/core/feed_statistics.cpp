@@ -10,14 +10,14 @@ namespace penstock {
 
 namespace {
 
-// A consumer that waits for less than this share of its time has nothing to gain from a quicker feed.
+// A consumer that waits for less than this share of its time gains nothing from a faster feed.
 constexpr double kHardlyWaits = 0.02;
-// A stage that is busy for less than this share of the time does not hold up the others: what remains is what
-// a batch costs whatever its size.
+// A stage that is busy for less than this share of the time does not hold up the others. If none is busier,
+// the fixed cost of a batch sets the pace.
 constexpr double kBusy = 0.5;
-// Below this share of the link's ceiling it is not the link but the way of reading that limits.
+// Below this share of the link's ceiling, the way of reading is the limit, not the link.
 constexpr double kNearCeiling = 0.8;
-// Of fewer batches the first one, which nothing could hide, is most of the time.
+// Among fewer batches, the first one takes most of the time, since nothing can hide it.
 constexpr std::uint64_t kFewest = 4;
 
 struct LimitWords {
@@ -199,7 +199,7 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
 
 std::string FeedStatistics::sentence() const {
   const std::string stalled = percent(stall_share());
-  // Where there is hardly a step, as in a feed that is only measured, it is not spoken of.
+  // If there is hardly a step, as in a feed that is only measured, the sentence does not mention it.
   const std::string waited = 1 - stall_share() < kHardlyWaits
                                  ? std::string()
                                  : fmt::format(", and your step waited for data {} of the time", stalled);
@@ -248,7 +248,7 @@ StallParts stall_parts(const BatchTimes& times) noexcept {
   const auto within_stall = [&](double begin, double end) {
     return std::max(0.0, std::min(end, times.arrived) - std::max(begin, times.asked));
   };
-  // Before the wrapped loader has answered, nothing can be handed out: whatever else runs then is hidden.
+  // Until the wrapped loader has answered, no batch can be handed out, so it hides whatever else runs.
   const double gather_begin = std::max(times.gather_begin, times.loader_end);
   return {.on_loader = within_stall(times.loader_begin, times.loader_end),
           .on_device = within_stall(std::max(times.transfer_begin, times.loader_end), times.transfer_end),

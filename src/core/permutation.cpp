@@ -12,12 +12,12 @@ namespace {
 
 using Network = KeyedPermutation::Network;
 
-// Halves of one or two bits know affine functions only, so networks of up to five bits reach some orders more
-// often than others, however many rounds they have. From six bits on, no test of ours tells the orders of
-// small datasets from chance; walking down from 64 costs a small dataset nothing that matters.
+// On halves of one or two bits, every function is affine. Networks of up to five bits therefore reach some
+// orders more often than others, however many rounds they have. From six bits on, our tests cannot tell the
+// orders of small datasets from chance. The extra walking from 64 costs a small dataset very little.
 constexpr unsigned kMinimumBits = 6;
 
-// Positions computed together: a whole number of vectors on every processor, and small enough for the stack.
+// Positions computed together: a whole number of vectors on every processor, and few enough for the stack.
 constexpr std::size_t kBlock = 256;
 
 constexpr std::uint64_t splitmix(std::uint64_t& state) noexcept {
@@ -28,8 +28,8 @@ constexpr std::uint64_t splitmix(std::uint64_t& state) noexcept {
   return z ^ (z >> 31);
 }
 
-// One round's function of the other half: the 32-bit mixer "lowbias32" of Wellons' hash prospector, keyed
-// before each of its multiplications. The same text serves single words and vectors of them.
+// One round's function of the other half. It is the 32-bit mixer "lowbias32" of Wellons' hash prospector,
+// keyed before each multiplication. The template serves single words and vectors of them.
 template <typename Word>
 [[gnu::always_inline]] inline void mix(Word& x, std::uint32_t key, std::uint32_t late_key) noexcept {
   x ^= key;
@@ -58,8 +58,8 @@ struct Vector {
   using Words [[gnu::vector_size(kLanes * sizeof(std::uint32_t))]] = std::uint32_t;
 };
 
-// Replaces each of the first `count` values, and some that fill up the last vector, by its image. Both
-// halves fit 32 bits for every size, so the vectors hold 32-bit words whatever the size.
+// Replaces each of the first `count` values by its image, and also those that fill up the last vector. Both
+// halves fit 32 bits for every size, so the vectors hold 32-bit words.
 template <std::size_t kLanes>
 [[gnu::always_inline]] inline void encrypt(const Network& network, std::uint64_t* values,
                                            std::size_t count) noexcept {
@@ -148,8 +148,8 @@ std::uint64_t KeyedPermutation::operator()(std::uint64_t position) const noexcep
 void KeyedPermutation::fill(std::uint64_t first, std::uint64_t stride,
                             std::span<std::uint64_t> indices) const noexcept {
   const Encrypt encrypt_block = best();
-  // The positions still walking lie at the front of `values`; `homes` says where each result belongs. A block
-  // is topped up with new positions as results leave it, so the vectors stay full.
+  // The positions that still walk are at the front of `values`; `homes` says where each result belongs. As
+  // results leave the block, new positions replace them, so the vectors stay full.
   alignas(64) std::uint64_t values[kBlock];
   std::size_t homes[kBlock];
   std::size_t walking = 0;

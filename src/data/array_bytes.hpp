@@ -9,11 +9,11 @@
 
 namespace penstock {
 
-/// The number that `bytes`, at most eight, hold with the least significant one first.
+/// The number in `bytes`, which are at most eight and little-endian.
 [[nodiscard]] std::uint64_t little_endian(std::span<const std::byte> bytes) noexcept;
 
-/// Bytes of an array whose first axis counts samples. Throws Error, naming `file` and `offset`, where its
-/// header states a shape, for an array that has no such axis, holds nothing or overflows.
+/// Bytes of an array whose first axis counts samples. Throws Error if there is no such axis, or if the array
+/// is empty or too large. The error names `file` and `offset`, where the header states the shape.
 [[nodiscard]] std::uint64_t array_bytes(DType dtype, const Shape& shape, std::uint64_t offset,
                                         const std::string& file);
 

@@ -35,9 +35,8 @@ File::File(const std::filesystem::path& path) {
   }
   struct stat status{};
   if (::fstat(state->descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw Error(fmt::format(
-        "{} is not a regular file; penstock reads samples in any order, which only regular files allow.",
-        state->name));
+    throw Error(fmt::format("{} is not a regular file. Copy it to one: penstock reads samples in any order.",
+                            state->name));
   }
   state->size = static_cast<std::uint64_t>(status.st_size);
   state_ = std::move(state);

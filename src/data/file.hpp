@@ -11,24 +11,24 @@
 
 namespace penstock {
 
-/// Fills a span with a file's bytes from an offset on and returns the bytes read: fewer only at its end.
+/// Fills a span with a file's bytes from an offset on. Returns the bytes read: fewer only at the file's end.
 using ReadAt = FunctionRef<std::size_t(std::uint64_t offset, std::span<std::byte> destination)>;
 
 /// A regular file, open for reading. A handle: copies share the open file. Thread-safe: it has no position.
 class File {
  public:
-  /// Throws Error for what cannot be opened or is no regular file.
+  /// Throws Error if the file cannot be opened or is not a regular file.
   explicit File(const std::filesystem::path& path);
 
   [[nodiscard]] const std::string& name() const noexcept { return state_->name; }
   /// Bytes, when it was opened.
   [[nodiscard]] std::uint64_t size() const noexcept { return state_->size; }
-  /// Where the file ends now, given a read that ended at `reached`: there, or before it if nothing was read.
+  /// The file's end now, after a read that ended at `reached`: there, or before it if nothing was read.
   [[nodiscard]] std::uint64_t end_before(std::uint64_t reached) const noexcept;
   [[nodiscard]] int descriptor() const noexcept { return state_->descriptor; }
 
-  /// Fills `destination` from `offset` on and returns the bytes read: fewer only at the end of the file.
-  /// Throws Error when the system refuses.
+  /// Fills `destination` from `offset` on. Returns the bytes read: fewer only at the end of the file. Throws
+  /// Error if the system refuses.
   std::size_t read(std::uint64_t offset, std::span<std::byte> destination) const;
 
  private:
@@ -41,7 +41,7 @@ class File {
   std::shared_ptr<const State> state_;
 };
 
-/// Memory of its own pages, so that locking it for a device touches nothing else; zeroed, on huge pages where
+/// Zeroed memory on pages of its own, so that locking it for a device locks nothing else. On huge pages if
 /// the system gives them.
 class HostPages {
  public:

@@ -49,7 +49,7 @@ FileFormat format_of(const Head& head) {
   return is_idx(head) ? FileFormat::idx : FileFormat::unknown;
 }
 
-/// `path` as it may stand in quotes on a command line; a stand-in where it may not.
+/// `path`, or a stand-in if it is not safe within quotes on a command line.
 std::string quotable(const fs::path& path, const std::string& suffix) {
   const std::string text = path.string();
   const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
@@ -59,7 +59,7 @@ std::string quotable(const fs::path& path, const std::string& suffix) {
   return plain ? text : "data" + suffix;
 }
 
-/// How a file of another kind becomes one that can be read; empty where its kind is unknown.
+/// How to convert a file of another kind; empty if its kind is unknown.
 std::string conversion(const fs::path& path, const Head& head) {
   std::string suffix = path.extension().string();
   std::transform(suffix.begin(), suffix.end(), suffix.begin(),

@@ -9,11 +9,11 @@ namespace penstock {
 
 enum class FileFormat { npy, npz, safetensors, idx, unknown };
 
-/// What the file's content says that it is. Throws Error where it cannot be read.
+/// The format that the file's content shows. Throws Error if the file cannot be read.
 [[nodiscard]] FileFormat file_format(const std::filesystem::path& path);
 
-/// The fields of one file. Throws Error for an unknown format, which says how to convert the file if its kind
-/// is known, and as the readers do.
+/// The fields of one file. Throws as the readers do, and Error for an unknown format. If the file's kind is
+/// known, the error says how to convert it.
 [[nodiscard]] std::vector<FieldReaderPtr> read_any(const std::filesystem::path& path,
                                                    const FileOptions& options);
 

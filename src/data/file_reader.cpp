@@ -14,9 +14,9 @@ namespace penstock {
 
 namespace {
 
-// The CPU never touches the mapping: a file that was cut short would kill the process there, and no check
-// beforehand can exclude a cut that comes right after it. Reading the file instead costs one system call a
-// run of samples, and reports a cut as a short read. The mapping is for devices.
+// The mapping is for devices. The CPU never touches it: if the file is cut short, that kills the process, and
+// a check beforehand cannot exclude a cut right after it. Reading the file instead costs one system call for
+// each run of samples, and reports a cut as a short read.
 class FileReader final : public FieldReader {
  public:
   FileReader(File file, Field field, std::uint64_t offset, std::uint64_t sample_count)

@@ -11,18 +11,18 @@
 
 namespace penstock {
 
-/// Serves the `sample_count` samples of `field` that lie side by side in `file` from `offset` on, all within
-/// its size: from memory up to the load limit, otherwise from the file itself.
+/// Reads `sample_count` samples of `field` that lie side by side in `file` from `offset` on, within its size.
+/// A file up to the load limit is read from memory, a larger one from the file itself.
 [[nodiscard]] FieldReaderPtr read_file(File file, Field field, std::uint64_t offset,
                                        std::uint64_t sample_count, const FileOptions& options);
 
-/// Reads exactly `destination` from `file`. Throws Error when the file ends before.
+/// Fills all of `destination` from `file`. Throws Error if the file ends before.
 void read_exactly(const File& file, std::uint64_t offset, std::span<std::byte> destination);
 
-/// Serves samples from pages that it owns.
+/// Reads samples from pages that it owns.
 [[nodiscard]] FieldReaderPtr read_pages(Field field, HostPages pages);
 
-/// Throws Error where two arrays of one file have different numbers of samples.
+/// Throws Error if two arrays of one file have different numbers of samples.
 void require_same_length(const std::vector<FieldReaderPtr>& readers, const std::string& file);
 
 }  // namespace penstock

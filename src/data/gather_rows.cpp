@@ -9,12 +9,11 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 
-// Rows up to this size are fetched ahead as a whole; of larger ones the first lines are, and the processor's
+// Rows up to this size are prefetched as a whole. Of larger rows only the first lines are: the processor's
 // own prefetcher finds the rest.
 constexpr std::size_t kPrefetchBytes = 1024;
 
-// How much to keep in flight: enough to hide a miss to memory, little enough to stay in the first-level
-// cache.
+// Bytes to keep in flight: enough to hide a miss to memory, and few enough to stay in the first-level cache.
 constexpr std::size_t kAheadBytes = 4096;
 
 constexpr std::size_t kLargeRow = 4096;
@@ -24,7 +23,7 @@ void prefetch(const std::byte* row, std::size_t bytes) noexcept {
   __builtin_prefetch(row + bytes - 1, 0, 3);
 }
 
-// A constant size makes of each copy a few loads and stores.
+// With a constant size, each copy is a few loads and stores.
 template <std::size_t kBytes>
 struct FixedCopy {
   static constexpr std::size_t size() noexcept { return kBytes; }

@@ -12,8 +12,8 @@ namespace penstock {
 void gather_rows(const std::byte* rows, std::size_t row_bytes, std::span<const std::uint64_t> indices,
                  std::byte* destination, StoreKind stores) noexcept;
 
-/// Calls `copy(first_index, rows, offset)` for each run of successive indices, where `offset` is the byte of
-/// the destination at which the run's rows begin.
+/// Calls `copy(first_index, rows, offset)` for each run of successive indices. The run's rows begin at byte
+/// `offset` of the destination.
 template <typename Copy>
 void for_each_run(std::span<const std::uint64_t> indices, std::size_t row_bytes, Copy&& copy) {
   for (std::size_t i = 0; i < indices.size();) {

@@ -14,7 +14,7 @@ namespace penstock {
 
 namespace {
 
-// zlib's code for a window of 32 KiB and the header to expect before it.
+// zlib's code for a window of 32 KiB and the expected header.
 int window_of(PackedFormat format) { return format == PackedFormat::gzip ? 15 + 16 : -15; }
 
 }  // namespace
@@ -62,7 +62,7 @@ struct GzipStream::State {
   std::array<std::byte, std::size_t{64} << 10> input;
   z_stream zlib{};
   std::uint64_t fetched = 0;
-  bool inside_member = true;  // an empty file is no gzip data
+  bool inside_member = true;  // an empty file is not gzip data
 };
 
 GzipStream::GzipStream(ByteSource source, const std::string& file, PackedFormat format)
@@ -74,7 +74,7 @@ std::size_t GzipStream::read(std::span<std::byte> destination) {
   State& state = *state_;
   std::size_t done = 0;
   while (done < destination.size()) {
-    // Without more input, zlib may still hold the rest of a match that had no room.
+    // Even without more input, zlib may hold the rest of a match that did not fit the output.
     const bool fed = state.refill();
     if (!fed && !state.inside_member) break;
     if (state.format == PackedFormat::deflate && !state.inside_member) {

@@ -11,10 +11,10 @@
 
 namespace penstock {
 
-/// Deflate cannot pack more than this many bytes into one.
+/// The most bytes that deflate can pack into one.
 inline constexpr std::uint64_t kDeflateMaximumRatio = 1032;
 
-/// Fills a span from a file's current position and returns the bytes read: fewer only at its end.
+/// Fills a span from a file's current position. Returns the bytes read: fewer only at the file's end.
 using ByteSource = FunctionRef<std::size_t(std::span<std::byte>)>;
 
 enum class PackedFormat {
@@ -22,7 +22,7 @@ enum class PackedFormat {
   deflate,  ///< one stream without a header, as in .zip archives
 };
 
-/// Unpacks deflated data as it is read. Keeps no more than a window.
+/// Unpacks deflated data as it is read. Keeps at most a window in memory.
 class GzipStream {
  public:
   /// `source` outlives the stream; `file` names it in errors.
@@ -31,9 +31,9 @@ class GzipStream {
   GzipStream(const GzipStream&) = delete;
   GzipStream& operator=(const GzipStream&) = delete;
 
-  /// Fills `destination` and returns the bytes written: fewer only at the end of the data, where gzip's
-  /// checksums have been found right. Throws Error for damaged or truncated data, and for deflated data that
-  /// ends before its source does.
+  /// Fills `destination`. Returns the bytes written: fewer only at the end of the data, once gzip's checksums
+  /// have been found right. Throws Error if data are damaged or truncated, or if deflated data end before
+  /// their source.
   std::size_t read(std::span<std::byte> destination);
 
  private:

@@ -87,7 +87,7 @@ IdxHeader parse_idx_header(std::span<const std::byte> head, const std::string& f
   if (head.size() < 4)
     throw_malformed(file, head.size(), "the four bytes of an IDX magic", "the end of the file");
   if (head[0] != std::byte{0} || head[1] != std::byte{0}) {
-    throw_malformed(file, 0, "the two zero bytes of an IDX file", "others");
+    throw_malformed(file, 0, "the two zero bytes of an IDX file", "other bytes");
   }
   IdxHeader header;
   header.dtype = idx_dtype(head[2], file);

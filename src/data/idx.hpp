@@ -13,8 +13,8 @@
 
 namespace penstock {
 
-/// What the header of an IDX file says: two zero bytes, a type, the number of axes, and each one's extent in
-/// four bytes, big-endian like the values behind them.
+/// The header of an IDX file: two zero bytes, a type, the number of axes, and each axis's extent in four
+/// bytes. Extents and values are big-endian.
 struct IdxHeader {
   DType dtype = DType::uint8;
   Shape shape;  ///< of the whole array
@@ -26,7 +26,7 @@ struct IdxHeader {
 inline constexpr std::size_t kIdxHeadBytes = 4 + 255 * 4;
 
 /// Reads the header of a file that begins with `head`: kIdxHeadBytes, or all of a shorter file. Throws Error
-/// that names `file`, the offset and what was expected.
+/// that names `file`, the offset and the expected content.
 [[nodiscard]] IdxHeader parse_idx_header(std::span<const std::byte> head, const std::string& file);
 
 /// Turns the big-endian values of `data`, each of `value_bytes`, into the processor's order.
@@ -37,8 +37,8 @@ struct IdxData {
   HostPages pages;
 };
 
-/// Unpacks the IDX file in gzip format of `packed_bytes` bytes that `source` gives. Memory is asked for only
-/// when so few packed bytes can hold what the header says.
+/// Unpacks an IDX file of `packed_bytes` bytes in gzip format, read from `source`. Allocates memory only if
+/// so few packed bytes can hold the array that the header states.
 [[nodiscard]] IdxData unpack_idx(ByteSource source, std::uint64_t packed_bytes, const std::string& file);
 
 /// "images" for "train-images-idx3-ubyte.gz".

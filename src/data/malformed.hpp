@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-/// Refuses a file: where in it, what was expected there, and what was found instead.
+/// Refuses a file: says where, what was expected there, and what was found instead.
 [[noreturn]] inline void throw_malformed(const std::string& file, std::uint64_t offset,
                                          std::string_view expected, std::string_view found,
                                          std::source_location where = std::source_location::current()) {

@@ -18,10 +18,10 @@ namespace penstock {
 
 namespace {
 
-// Values handled together: a constant count, so that compilers vectorize the loops.
+// Values handled together. The count is constant so that compilers vectorize the loops.
 constexpr std::size_t kGroup = 64;
 
-// What one thread reads at a time while it scans or narrows.
+// Bytes that one thread reads at a time while it scans or narrows.
 constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
 
 bool is_integer(DType dtype) {
@@ -34,8 +34,8 @@ bool is_narrower_unsigned(DType narrow, DType wide) {
          dtype_bytes(narrow) < dtype_bytes(wide);
 }
 
-// The bits that any of the values has set. No sum or comparison is needed: a value fits `bits` bits when no
-// bit past them is set, and a negative one has the topmost set.
+// The bits that any of the values has set. A value fits `bits` bits if it has set no bit past them, and a
+// negative value has set the topmost bit.
 template <typename Wide>
 std::uint64_t bits_of(const std::byte* values, std::size_t count) noexcept {
   std::array<Wide, kGroup> any{};
@@ -68,7 +68,7 @@ std::uint64_t bits_of(const std::byte* values, std::size_t bytes, std::size_t va
   }
 }
 
-// Returns the bits that any of the values has set.
+// Also returns the bits that any of the values has set.
 template <typename Wide, typename Narrow>
 std::uint64_t narrow_values(const std::byte* from, std::size_t count, std::byte* to) noexcept {
   std::array<Wide, kGroup> any{};
@@ -108,7 +108,7 @@ NarrowFunction narrow_function(std::size_t wide, std::size_t narrow) noexcept {
                        : narrow_values<std::uint64_t, std::uint32_t>;
 }
 
-// Buffers that threads borrow, so that the steady state allocates none.
+// Buffers that threads borrow. The steady state allocates none.
 class Scratch {
  public:
   explicit Scratch(std::size_t bytes) : bytes_(bytes) {}
@@ -193,8 +193,8 @@ class NarrowReader final : public FieldReader {
     std::size_t i = 0;
     while (bits_of(values.data() + i * wide_bytes_, wide_bytes_, value_bytes) <= fits_) ++i;
     throw Error(
-        fmt::format("Sample {} of field '{}' holds a value that does not fit {}, though all did when they "
-                    "were first read: the data has changed. Open the dataset again, or do not narrow it.",
+        fmt::format("Sample {} of field '{}' holds a value that does not fit {}: the data has changed since "
+                    "it was first read. Open the dataset again, or do not narrow it.",
                     indices[i], field_.name, dtype_name(field_.dtype)));
   }
 

@@ -14,13 +14,13 @@ namespace {
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kMaximumAxes = 64;
 
-// A reader of the few Python literals that NumPy writes.
+// Reads the few kinds of Python literals that NumPy writes.
 class Literal {
  public:
   Literal(std::string_view text, std::uint64_t offset, const std::string& file)
       : text_(text), offset_(offset), file_(file) {}
 
-  // Of the next thing that is no space.
+  // The offset of the next character that is not a space.
   std::uint64_t offset() {
     skip_space();
     return offset_ + at_;
@@ -127,7 +127,7 @@ DType parse_descr(Literal& in, const std::string& file) {
                     fmt::format("'{}', an array of Python objects: save numbers", descr));
   }
   if (!dtype) {
-    throw_malformed(file, offset, wanted, fmt::format("'{}', which is none that penstock moves", descr));
+    throw_malformed(file, offset, wanted, fmt::format("'{}', which penstock does not move", descr));
   }
   if (order == '>' && dtype_bytes(*dtype) > 1) {
     throw_malformed(
@@ -210,7 +210,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> head, std::uint64_t file_b
                            const std::string& file) {
   const std::string_view text(reinterpret_cast<const char*>(head.data()), head.size());
   if (text.substr(0, kMagic.size()) != kMagic) {
-    throw_malformed(file, 0, "the six bytes \"\\x93NUMPY\" of a .npy file", "others");
+    throw_malformed(file, 0, "the six bytes \"\\x93NUMPY\" of a .npy file", "other bytes");
   }
   if (head.size() < 8) throw_malformed(file, head.size(), "a format version", "the end of the file");
   const auto version = std::to_integer<unsigned>(head[6]);

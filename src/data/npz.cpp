@@ -26,7 +26,7 @@ std::uint32_t extend_checksum(std::uint32_t checksum, std::span<const std::byte>
       crc32_z(checksum, reinterpret_cast<const Bytef*>(data.data()), data.size()));
 }
 
-/// What a member holds, unpacked, from its beginning on.
+/// A member's unpacked content, from its beginning on.
 class MemberStream {
  public:
   MemberStream(ReadAt read, const ZipMember& member, const std::string& file)
@@ -36,7 +36,7 @@ class MemberStream {
   MemberStream(const MemberStream&) = delete;
   MemberStream& operator=(const MemberStream&) = delete;
 
-  /// Fills `destination` and returns the bytes written: fewer only at the member's end.
+  /// Fills `destination`. Returns the bytes written: fewer only at the member's end.
   std::size_t read(std::span<std::byte> destination) {
     return unpacked_ ? unpacked_->read(destination) : next_(destination);
   }

@@ -13,11 +13,11 @@ struct NpyArray {
   HostPages pages;  ///< the array without its header
 };
 
-/// True if `head`, the beginning of a file, is that of a .zip archive whose first member is a .npy file.
+/// True if a file that begins with `head` is a .zip archive whose first member is a .npy file.
 [[nodiscard]] bool is_npz(std::span<const std::byte> head) noexcept;
 
-/// Reads a .npy member of an archive and compares its checksum. Throws Error that names `file` for what is no
-/// .npy file that penstock reads, and for damaged data.
+/// Reads a .npy member of an archive and compares its checksum. Throws Error that names `file` if penstock
+/// does not read such a .npy file, or if data are damaged.
 [[nodiscard]] NpyArray read_npy_member(ReadAt read, const ZipMember& member, const std::string& file);
 
 }  // namespace penstock

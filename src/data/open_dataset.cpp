@@ -17,13 +17,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of the MNIST family's names, "train-images-..." and "t10k-labels-...".
+// True for names of the MNIST family: "train-images-...", "t10k-labels-...".
 bool belongs_to(const std::string& file_name, std::string_view split) {
   const std::string_view prefix = split == "test" ? "t10k" : split;
   return file_name.starts_with(prefix) || file_name.starts_with(split);
 }
 
-// What cannot be looked at is no directory either; who opens it as a file says why.
+// False also on an error: opening the path as a file then says what is wrong.
 bool leads_to_directory(const fs::path& path) {
   std::error_code error;
   return fs::is_directory(path, error);
@@ -42,7 +42,7 @@ std::vector<fs::path> files_of(const fs::path& directory) {
     if (entry->path().filename().string().starts_with('.')) continue;
     std::error_code error;
     if (entry->is_regular_file(error)) files.push_back(entry->path());
-    if (error) {  // such as a link that leads to itself: the other files are as good as without it
+    if (error) {  // such as a link that leads to itself: the other files can still be read
       log_warning(fmt::format("{} is left out: {}.", entry->path().string(), error.message()));
     }
   }

@@ -12,8 +12,9 @@
 #include <string_view>
 #include <utility>
 
-// A file is the length of its header in eight bytes, the header in JSON, and the tensors' data side by side.
-// The header has an entry for each tensor: its type, its shape, and where in the data it begins and ends.
+// A file holds the length of its header in eight bytes, the header in JSON, and the tensors' data side by
+// side. The header has an entry for each tensor: its type, its shape, and where in the data it begins and
+// ends.
 
 namespace penstock {
 
@@ -22,7 +23,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kLongestHeader = 100'000'000;  // as the format's own library has it
+constexpr std::uint64_t kLongestHeader = 100'000'000;  // the limit of the format's own library
 constexpr int kDeepest = 4;                            // the header, an entry, a list, its numbers
 constexpr std::string_view kMetadata = "__metadata__";
 
@@ -86,7 +87,7 @@ DType type_of(const json& entry, const std::string& within) {
   const std::optional<DType> dtype = parse_type(name);
   if (!dtype) {
     throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'",
-                    fmt::format("\"{}\", which is none that penstock moves", name));
+                    fmt::format("\"{}\", which penstock does not move", name));
   }
   return *dtype;
 }
@@ -112,7 +113,7 @@ Placed read_entry(const std::string& name, const json& entry, std::uint64_t data
     throw_malformed(within, kLengthBytes,
                     fmt::format("'data_offsets' that are {} bytes apart ({} of {})", bytes,
                                 format_shape(shape), dtype_name(dtype)),
-                    "others");
+                    "other numbers");
   }
   if (offsets[1] > file_bytes - data) {
     throw_malformed(within, file_bytes, fmt::format("{} bytes of data", offsets[1]), "the end of the file");

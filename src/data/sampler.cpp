@@ -46,10 +46,10 @@ Sampler::Sampler(std::uint64_t sample_count, SamplerOptions options)
                     sample_count, shard.world_size));
   }
   if (batches_per_epoch() == 0) {
-    throw InvalidArgument(
-        fmt::format("A batch of {} is larger than the {} samples that this rank gets in an epoch, and "
-                    "drop_last leaves out what is not full: use a smaller batch, or keep the last one.",
-                    options_.batch_size, shard_samples(0)));
+    throw InvalidArgument(fmt::format(
+        "A batch of {} is larger than the {} samples that this rank gets in an epoch, and "
+        "drop_last leaves out batches that are not full: use a smaller batch, or drop_last=false.",
+        options_.batch_size, shard_samples(0)));
   }
   start_epoch(0);
 }

@@ -9,9 +9,9 @@
 #include <string_view>
 
 // An archive ends with an end record, which says where the directory lies. The directory describes each
-// member and says where its local header is, behind which the data follows. Where a number does not fit, it
-// is all ones, and the true one stands in a zip64 record: a second end record before the first, or an extra
-// field of the member.
+// member and says where its local header is; the data follow that header. If a number does not fit, it is all
+// ones, and the true number is in a zip64 record: a second end record before the first, or an extra field of
+// the member.
 
 namespace penstock {
 
@@ -31,7 +31,7 @@ constexpr std::size_t kLocator64Bytes = 20;
 constexpr std::size_t kLongestComment = 0xFFFF;
 constexpr std::uint64_t kLargestDirectory = std::uint64_t{64} << 20;
 
-/// Bytes of the archive, and where in it they begin.
+/// Some bytes of the archive, and their offset in it.
 class Record {
  public:
   Record(std::span<const std::byte> bytes, std::uint64_t offset) : bytes_(bytes), offset_(offset) {}
@@ -67,7 +67,7 @@ struct Archive {
     throw_malformed(file, offset, expected, found);
   }
 
-  /// Exactly `count` bytes, or fewer where the archive ends.
+  /// Exactly `count` bytes, or fewer if the archive ends before.
   [[nodiscard]] std::vector<std::byte> at(std::uint64_t offset, std::uint64_t count) const {
     std::vector<std::byte> content(
         static_cast<std::size_t>(std::min(count, bytes - std::min(bytes, offset))));
@@ -136,7 +136,7 @@ Directory find_directory(const Archive& archive) {
     return directory;
   }
   archive.refuse(archive.bytes, "the end record of a .zip archive before the end of the file",
-                 "none: the file was cut short, or is no archive");
+                 "none: the file was cut short, or is not an archive");
 }
 
 std::string method_name(std::uint64_t method) {
@@ -154,8 +154,7 @@ std::string method_name(std::uint64_t method) {
   }
 }
 
-/// Puts the true numbers in the place of those that are all ones; they stand in the extra field in this
-/// order.
+/// Replaces numbers that are all ones by the true ones, which the extra field holds in this order.
 void read_zip64_field(const Archive& archive, const Record& extra, ZipMember& member) {
   constexpr std::uint64_t kElsewhere = 0xFFFFFFFF;
   for (std::size_t at = 0; extra.size() - at >= 4;) {
@@ -177,7 +176,7 @@ void read_zip64_field(const Archive& archive, const Record& extra, ZipMember& me
   }
 }
 
-/// The member that the entry describes; its offset is still that of the local header.
+/// The member that the entry describes. Its offset is still that of the local header.
 ZipMember read_entry(const Archive& archive, const Record& entry, std::size_t& entry_bytes) {
   const std::uint64_t offset = entry.offset();
   if (entry.size() < kDirectoryEntryBytes || !entry.begins_with(kDirectoryEntry)) {
@@ -215,7 +214,7 @@ ZipMember read_entry(const Archive& archive, const Record& entry, std::size_t& e
   return member;
 }
 
-/// Moves the member's offset from its local header to its data, and checks that this ends before `limit`.
+/// Moves the member's offset from its local header to its data, and checks that the data end before `limit`.
 void find_data(const Archive& archive, ZipMember& member, std::uint64_t limit) {
   const std::uint64_t begin = member.offset;
   const auto content = archive.at(begin, kLocalHeaderBytes + member.name.size());

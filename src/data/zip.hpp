@@ -18,10 +18,10 @@ struct ZipMember {
   bool deflated = false;  ///< otherwise its bytes are stored as they are
 };
 
-/// Reads the directory of an archive of `file_bytes` bytes (zip64 or not), in its order, and checks it: every
-/// member lies before the directory, overlaps no other, has a name of its own, is stored or deflated, and, if
-/// deflated, is not larger than its packed bytes can hold. Throws Error that names `file`, the offset and
-/// what was expected.
+/// Reads the directory of an archive of `file_bytes` bytes (zip64 or not), in its order. Checks that every
+/// member lies before the directory, does not overlap another, has a name of its own, and is stored or
+/// deflated. A deflated member must not be larger than its packed bytes can hold. Throws Error that names
+/// `file`, the offset and the expected content.
 [[nodiscard]] std::vector<ZipMember> read_zip_directory(ReadAt read, std::uint64_t file_bytes,
                                                         const std::string& file);
 

@@ -12,8 +12,8 @@ namespace penstock {
 enum class BlockUse : std::uint8_t {
   free,
   live,     ///< in a buffer
-  pending,  ///< let go; its release event is not known to be done
-  lost,     ///< let go; whether device work on it goes on cannot be known any more
+  pending,  ///< released; its release event is not known to be done
+  lost,     ///< released; the device failed and cannot say whether work on it is done
 };
 
 struct Segment {
@@ -21,8 +21,8 @@ struct Segment {
   std::size_t bytes = 0;
 };
 
-/// Bookkeeping of segments that are cut into blocks: best fit, lowest address first among equals, neighbours
-/// coalesced as soon as they are free. Never touches the memory itself. Not thread-safe.
+/// Bookkeeping of segments that are cut into blocks. Best fit; among equals, the lowest address first. Free
+/// neighbours are coalesced at once. Never touches the memory itself. Not thread-safe.
 class Arena {
   using FreeKey = std::pair<std::size_t, std::byte*>;  // size first: the order of a best fit
   using FreeSet = std::set<FreeKey>;
@@ -40,7 +40,7 @@ class Arena {
     std::size_t bytes_ = 0;
     BlockUse use_ = BlockUse::free;
     bool starts_segment_ = false;
-    // Held while the block is in use, so that freeing it needs no memory.
+    // Kept while the block is in use, so that freeing it does not allocate.
     FreeSet::node_type free_node_;
   };
 
@@ -51,8 +51,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Cuts `bytes` from the smallest free block that holds them; the block's use is `live`. end() when there
-  /// is none. Strong guarantee.
+  /// Cuts `bytes` from the smallest free block that holds them, and sets the block's use to `live`. end() if
+  /// there is none. Strong guarantee.
   [[nodiscard]] Handle take(std::size_t bytes);
   [[nodiscard]] Handle end() noexcept { return blocks_.end(); }
   /// The block in use that begins at `data`.
@@ -63,13 +63,13 @@ class Arena {
 
   /// Adds a free segment. Strong guarantee.
   void add(Segment segment);
-  /// Takes segments that are wholly free out of the arena, smallest first, until at least `bytes` are out.
+  /// Removes wholly free segments from the arena, smallest first, until at least `bytes` are removed.
   [[nodiscard]] std::vector<Segment> remove_idle(std::size_t bytes);
 
   [[nodiscard]] std::size_t idle_bytes() const noexcept;
   [[nodiscard]] std::size_t largest_free() const noexcept;
-  /// Whether freeing pending blocks would make a free run of `bytes` in some segment, or would make segments
-  /// of `idle_bytes` together wholly free.
+  /// True if freeing the pending blocks would make a free run of `bytes` in some segment, or would make
+  /// segments of `idle_bytes` in all wholly free.
   [[nodiscard]] bool pending_could_free(std::size_t bytes, std::size_t idle_bytes) const noexcept;
 
  private:

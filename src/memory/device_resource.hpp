@@ -21,7 +21,7 @@ class DeviceResource final : public MemoryResource {
  private:
   Device device_;
   std::mutex mutex_;
-  std::map<void*, void*> shifted_;  // what was given out for an alignment the driver does not promise
+  std::map<void*, void*> shifted_;  // aligned address -> the driver's, if the driver does not promise as much
 };
 
 }  // namespace penstock

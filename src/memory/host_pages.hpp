@@ -8,12 +8,12 @@ class HostWorkers;
 
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
-/// What the kernel maps and locks by.
+/// The unit in which the kernel maps and locks memory.
 [[nodiscard]] std::size_t page_bytes() noexcept;
 
-/// Maps anonymous memory, `bytes` a multiple of a page; from 2 MiB on it begins on a huge page's boundary and
-/// asks for huge pages. A forked child does not get it: the child would share pages that the device writes,
-/// and the parent's next store would move the parent, not the device, to a copy. Null when the kernel
+/// Maps anonymous memory; `bytes` is a multiple of a page. From 2 MiB on it begins on a huge page's boundary
+/// and asks for huge pages. A forked child does not get the mapping. If it did, the parent's next store would
+/// move the parent to a copy of the page, and the device would stay on the old one. Null if the kernel
 /// refuses.
 [[nodiscard]] void* map_host_pages(std::size_t bytes) noexcept;
 void unmap_host_pages(void* data, std::size_t bytes) noexcept;

@@ -54,7 +54,7 @@ std::size_t PinnedResource::locked_bytes() const {
   return locked_bytes_;
 }
 
-// The whole range is one registration: the driver refuses a copy that crosses from one into another.
+// The whole mapping is one registration: the driver refuses a copy that crosses from one into another.
 void* PinnedResource::map_and_register(std::size_t bytes) {
   const int node = device_.info().numa_node;
   void* const data = map_host_pages(bytes);

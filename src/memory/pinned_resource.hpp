@@ -9,8 +9,8 @@
 
 namespace penstock {
 
-/// Pinned memory from the kernel: pages mapped, touched by host workers, registered. Where registering is
-/// refused, from the driver's own allocator. Whole pages are taken; deallocate unregisters and unmaps.
+/// Pinned memory from the kernel: whole pages, mapped, touched by host workers, and registered. If
+/// registering is refused, it comes from the driver's allocator. deallocate unregisters and unmaps.
 class PinnedResource final : public MemoryResource {
  public:
   /// `workers` touch the pages; null: the device's.

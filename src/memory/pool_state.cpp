@@ -53,8 +53,8 @@ PoolState::PoolState(Device device, std::shared_ptr<MemoryResource> upstream, Po
   statistics_.budget_bytes = options_.budget_bytes;
 }
 
-// Memory whose last work cannot be waited for stays taken: a write by the device into memory that has been
-// unmapped or given to somebody else is worse than a leak.
+// Memory whose last work cannot be waited for is leaked: the device might still write to it after it was
+// unmapped or given to somebody else.
 PoolState::~PoolState() {
   for (Release& release : pending_) {
     const bool done = wait_quietly([&] { release.event.synchronize(); });
@@ -86,14 +86,14 @@ OutOfMemory PoolState::refusal(std::size_t bytes) const {
   const Lock lock(mutex_);
   const std::size_t used = statistics_.used_bytes + statistics_.pending_bytes;
   const std::size_t free = options_.budget_bytes - used;
-  std::string advice = fmt::format("Raise the pool's budget (now {}), or let go of buffers.",
+  std::string advice = fmt::format("Raise the pool's budget (now {}), or release buffers.",
                                    format_bytes(options_.budget_bytes));
   if (statistics_.pending_bytes > 0) {
-    advice += fmt::format(" {} come free once device work is done: wait for it, and ask again.",
+    advice += fmt::format(" {} become free once device work is done: wait for it, and ask again.",
                           format_bytes(statistics_.pending_bytes));
   }
   if (free >= bytes) {
-    advice += fmt::format(" What is free is in pieces of at most {}.", format_bytes(arena_.largest_free()));
+    advice += fmt::format(" The largest free block has {}.", format_bytes(arena_.largest_free()));
   }
   return OutOfMemory(name_, bytes, used, free, advice);
 }
@@ -249,7 +249,8 @@ bool PoolState::reclaim_if_done(Releases::iterator release) {
   return true;
 }
 
-// One unfinished release costs an allocation one query; the others are looked at where memory is short.
+// An allocation queries the releases up to the oldest unfinished one. The others are queried if memory is
+// short.
 void PoolState::reclaim_oldest() noexcept {
   try {
     while (!pending_.empty() && reclaim_if_done(pending_.begin())) {
@@ -258,7 +259,8 @@ void PoolState::reclaim_oldest() noexcept {
   }
 }
 
-// A query that fails leaves its release pending; who is refused memory for that reason learns the failure.
+// If a query fails, its release stays pending. An allocation that is refused for that reason throws the
+// failure.
 void PoolState::reclaim_all() {
   failure_ = nullptr;
   for (auto release = pending_.begin(); release != pending_.end();) {
@@ -271,8 +273,8 @@ void PoolState::reclaim_all() {
   }
 }
 
-// Releases of several streams end in any order and buffers are let go by other threads, so the wait is for
-// any of them: the condition variable tells of buffers, a look at short intervals of events.
+// Releases of several streams end in any order, and other threads release buffers, so this waits for any of
+// them. The condition variable tells of buffers; events are looked at in short intervals.
 void PoolState::wait_for_change(Lock& lock) {
   using std::chrono::microseconds;
   microseconds pause{10};

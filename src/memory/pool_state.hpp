@@ -18,12 +18,13 @@
 
 namespace penstock {
 
-/// What a Pool and its buffers share. Two locks: `growing_` is held by the one thread that talks to upstream,
-/// `mutex_` guards the bookkeeping and is never held across a call to upstream. `growing_` comes first.
+/// The state that a Pool and its buffers share. It has two locks. The one thread that calls upstream holds
+/// `growing_`. `mutex_` guards the bookkeeping and is never held across a call to upstream. `growing_` is
+/// taken first.
 class PoolState : public std::enable_shared_from_this<PoolState> {
  public:
-  /// The last owner waits for pending releases and returns all memory to upstream; in a forked child it
-  /// leaves everything where it is.
+  /// The last owner waits for pending releases and returns all memory to upstream. In a forked child it
+  /// leaves everything as it is.
   [[nodiscard]] static std::shared_ptr<PoolState> create(Device device,
                                                          std::shared_ptr<MemoryResource> upstream,
                                                          PoolOptions options, std::string name);
@@ -43,7 +44,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
 
  private:
   struct Release {
-    Event event;  // of a stream's device, which need not be the pool's
+    Event event;  // may be of another device than the pool's
     std::uint64_t ticket = 0;
     std::optional<Arena::Handle> block;
   };

@@ -33,7 +33,7 @@ struct Registration::State {
     }
     const std::uintptr_t begin = first & ~(page_bytes() - 1);
     const std::size_t bytes = align_up(first + count, page_bytes()) - begin;
-    // In a forked child this throws, before a lock is asked for that a thread of the parent may have held.
+    // Throws in a forked child, before it takes a lock that a thread of the parent may have held.
     static_cast<void>(device.kind_of(data));
     table = &device.attachment<RegistrationTable>();
     range = table->acquire(device, begin, bytes);

@@ -20,8 +20,8 @@ void* pointer(std::uintptr_t address) noexcept { return reinterpret_cast<void*>(
   const std::uintptr_t low = std::min(begin, other_begin);
   const std::uintptr_t high = std::max(begin + bytes, other_begin + other_bytes);
   throw Unsupported(fmt::format(
-      "The pages of {} at {} overlap the {} at {} that are registered already, and a device locks no page "
-      "twice. Register what encloses both, {} at {}, before its parts; ranges within it then share it.",
+      "The pages of {} at {} overlap the {} at {} that are registered already, and a device does not lock a "
+      "page twice. Register the range that encloses both, {} at {}, before its parts; they then share it.",
       format_bytes(bytes), pointer(begin), format_bytes(other_bytes), pointer(other_begin),
       format_bytes(high - low), pointer(low)));
 }

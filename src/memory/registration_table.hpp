@@ -9,8 +9,9 @@
 
 namespace penstock {
 
-/// The ranges of host memory that are registered with one device, each counted: an attachment of Device.
-/// Thread-safe; a driver's call is made under the table's lock, so that a range is never registered twice.
+/// The ranges of host memory that are registered with one device, with their numbers of uses. An attachment
+/// of Device. Thread-safe. The driver is called under the table's lock, so that a range is never registered
+/// twice.
 class RegistrationTable {
  public:
   struct Range {
@@ -21,7 +22,7 @@ class RegistrationTable {
   };
   using Handle = std::map<std::uintptr_t, Range>::iterator;
 
-  /// Registers whole pages, or shares the registration they lie in. Throws as Registration does.
+  /// Registers whole pages, or shares the registration that they lie in. Throws as Registration does.
   [[nodiscard]] Handle acquire(const Device& device, std::uintptr_t begin, std::size_t bytes);
   void release(const Device& device, Handle range) noexcept;
   enum class Overlap : std::uint8_t { none, part, whole };
