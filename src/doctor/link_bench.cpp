@@ -30,7 +30,7 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Whole pages: what is registered must share none with memory that is registered already.
+// Takes whole pages, since registered memory must not share a page with other registered memory.
 Pages take_pageable(std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   auto* data = static_cast<std::byte*>(std::aligned_alloc(kPage, align_up(bytes, kPage)));
@@ -86,7 +86,7 @@ LinkBench::Memory LinkBench::take_what_fits(std::vector<std::string>& notes) {
     try {
       Memory memory = take(bytes);
       if (bytes < wanted) {
-        notes.push_back(fmt::format("The largest copies are of {} instead of {}: {}.", format_bytes(bytes),
+        notes.push_back(fmt::format("The largest copies have {} instead of {}: {}.", format_bytes(bytes),
                                     format_bytes(wanted), reason));
       }
       return memory;
@@ -150,7 +150,7 @@ Summary LinkBench::repeat(std::size_t bytes, const std::function<double()>& once
   const double slice = budget_ / (late ? 10000 : 1000);
   const std::size_t most = options_.repetitions != 0 ? options_.repetitions : 200;
   const std::size_t least = std::min<std::size_t>(most, late ? 2 : quick() || bytes >= kLarge ? 3 : 7);
-  // What takes microseconds is also a matter of clocks and caches, which take some turns to settle.
+  // Copies of microseconds also depend on clocks and caches, which take some repetitions to settle.
   constexpr std::size_t kSmall = 4 * kMiB;
   for (std::size_t warm_up = bytes >= kLarge ? 1 : late || bytes > kSmall ? 3 : 20; warm_up > 0; --warm_up)
     once();
@@ -198,7 +198,7 @@ void LinkBench::check_host(std::string_view what, const std::byte* target, std::
   if (wrong.load() < bytes) {
     throw Error(
         fmt::format("{} of {} brought wrong bytes, the first at offset {}: the link, the driver or the "
-                    "memory of {} is faulty. Nothing measured on it can be trusted.",
+                    "memory of {} is faulty. Do not trust measurements on it.",
                     what, format_bytes(bytes), wrong.load(), device_.info().spec));
   }
 }

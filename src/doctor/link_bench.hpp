@@ -26,13 +26,13 @@ struct FreePages {
 /// Host memory on pages of its own.
 using Pages = std::unique_ptr<std::byte, FreePages>;
 
-/// The bench that all measurements of a link stand on: memory of each kind that holds the same random bytes,
-/// memory of each kind to copy to, repetitions within a time, and the comparison afterwards.
+/// The bench for all measurements of a link: sources of each kind of memory with the same random bytes,
+/// targets of each kind, repetitions within a time, and the comparison afterwards.
 class LinkBench {
  public:
   static constexpr std::size_t kLeastCapacity = std::size_t{64} << 10;
 
-  /// Takes the memory; less than options.max_bytes where there is no room, which goes to `notes`.
+  /// Takes the memory. If there is no room for options.max_bytes, takes less and adds a note.
   LinkBench(Device device, const LinkMeasurementOptions& options, std::vector<std::string>& notes);
   ~LinkBench();
   LinkBench(const LinkBench&) = delete;
@@ -40,7 +40,7 @@ class LinkBench {
 
   /// Bytes of each region, a power of two.
   [[nodiscard]] std::size_t capacity() const noexcept { return memory_.capacity; }
-  /// Sources hold the same random bytes.
+  /// The sources hold the same random bytes.
   [[nodiscard]] std::byte* pinned_source() const noexcept { return memory_.pinned_source.data(); }
   [[nodiscard]] std::byte* pageable_source() const noexcept { return memory_.pageable_source.get(); }
   [[nodiscard]] std::byte* device_source() const noexcept { return memory_.device_source.data(); }
@@ -55,23 +55,23 @@ class LinkBench {
   /// Powers of two from 4 KiB to the capacity.
   [[nodiscard]] std::vector<std::size_t> sizes() const;
 
-  /// Says where the measurement is, and lets the caller end it. Called between repetitions, and between parts
+  /// Reports progress, and lets the caller end the measurement. Called between repetitions, and between parts
   /// of filling and comparing memory.
   void report(std::string_view step, double fraction);
 
-  /// Calls `once` for a warm-up and then for repetitions; it does the work and returns its seconds.
+  /// Calls `once` for a warm-up and then for repetitions. `once` does the work and returns its seconds.
   [[nodiscard]] Summary repeat(std::size_t bytes, const std::function<double()>& once);
-  /// As above, with `work` timed by the host's clock.
+  /// The same, with `work` timed by the host's clock.
   [[nodiscard]] Summary repeat_timed(std::size_t bytes, const std::function<void()>& work);
 
-  /// Overwrites the first `bytes` of a target, so that nothing older passes for what will arrive.
+  /// Overwrites the first `bytes` of a target, so that older bytes do not pass for those to come.
   void poison_host(std::byte* target, std::size_t bytes);
   void poison_device(std::size_t bytes);
   /// Throws Error unless [target, target + bytes) equals the random bytes from `offset` on.
   void check_host(std::string_view what, const std::byte* target, std::size_t bytes, std::size_t offset = 0);
   /// Throws Error unless the device's target holds the first `bytes` random bytes.
   void check_device(std::string_view what, std::size_t bytes);
-  /// Brings the device's target to the pinned target.
+  /// Copies the device's target to the pinned target.
   void read_back(std::size_t bytes);
 
   [[nodiscard]] std::size_t verified_bytes() const noexcept { return verified_bytes_; }

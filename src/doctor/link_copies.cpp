@@ -1,4 +1,4 @@
-#include "doctor/link_stages.hpp"
+#include "doctor/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -18,7 +18,7 @@ using Curve = LinkProfile::Curve;
 constexpr double kLeastSeconds = 1e-9;
 constexpr std::size_t kZeroCopyRow = 4 * kKiB;
 
-/// How one curve is measured: what is overwritten before, done repeatedly, and compared after.
+/// How one curve is measured: what to overwrite before, to repeat, and to compare afterwards.
 struct CurveWork {
   std::function<void(std::size_t)> poison;
   std::function<void(std::size_t)> copy;
@@ -74,7 +74,7 @@ CurveWork both_ways(LinkRun& run, std::string_view name) {
           .counted = 2};
 }
 
-/// On a stream of its own: the one that compares would wait for it unasked.
+/// Runs on a stream of its own: on the stream that compares, the order would hide a missing wait.
 CurveWork zero_copy(LinkRun& run, std::string_view name) {
   LinkBench& bench = run.bench;
   const auto stream = std::make_shared<const Stream>(bench.device().create_stream());
@@ -141,8 +141,8 @@ class Gate {
 };
 
 /// Copies of one direction between two events.
-struct Lane {
-  Lane(const Device& device, CopyDirection way, std::byte* to, const std::byte* from)
+struct TimedCopies {
+  TimedCopies(const Device& device, CopyDirection way, std::byte* to, const std::byte* from)
       : direction(way),
         target(to),
         source(from),
@@ -158,32 +158,32 @@ struct Lane {
   Event end;
 };
 
-/// Several copies between the events, so that their resolution does not matter to small ones.
+/// Several copies between the events, so that the events' resolution does not matter for small copies.
 std::size_t copies_per_gate(std::size_t bytes) { return std::clamp<std::size_t>(16 * kMiB / bytes, 1, 16); }
 
-void enqueue_gated(Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
+void enqueue_gated(Gate& gate, std::vector<TimedCopies>& directions, std::size_t bytes) {
   gate.close();
-  for (Lane& lane : lanes) {
-    gate.hold(lane.stream);
-    lane.begin.record(lane.stream);
+  for (TimedCopies& one : directions) {
+    gate.hold(one.stream);
+    one.begin.record(one.stream);
   }
   for (std::size_t i = 0; i < copies_per_gate(bytes); ++i) {
-    for (const Lane& lane : lanes) {
-      lane.stream.copy(lane.target, lane.source, bytes, lane.direction);
+    for (const TimedCopies& one : directions) {
+      one.stream.copy(one.target, one.source, bytes, one.direction);
     }
   }
-  for (Lane& lane : lanes) lane.end.record(lane.stream);
+  for (TimedCopies& one : directions) one.end.record(one.stream);
 }
 
-double gated_seconds(Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
+double gated_seconds(Gate& gate, std::vector<TimedCopies>& directions, std::size_t bytes) {
   try {
-    enqueue_gated(gate, lanes, bytes);
+    enqueue_gated(gate, directions, bytes);
   } catch (...) {
-    // What waits at the gate would read its word after it is gone.
+    // Work that waits at the gate would read the gate's word after it is freed.
     gate.open();
-    for (const Lane& lane : lanes) {
+    for (const TimedCopies& one : directions) {
       try {
-        lane.stream.synchronize();
+        one.stream.synchronize();
       } catch (const Error&) {
       }
     }
@@ -191,14 +191,14 @@ double gated_seconds(Gate& gate, std::vector<Lane>& lanes, std::size_t bytes) {
   }
   gate.open();
   double seconds = kLeastSeconds;
-  for (const Lane& lane : lanes) {
-    lane.end.synchronize();
-    seconds = std::max(seconds, lane.end.seconds_since(lane.begin));
+  for (const TimedCopies& one : directions) {
+    one.end.synchronize();
+    seconds = std::max(seconds, one.end.seconds_since(one.begin));
   }
   return seconds / static_cast<double>(copies_per_gate(bytes));
 }
 
-/// Pieces as a program's arrays lie: apart on the host, laid out by us on the device.
+/// Pieces that lie like a program's arrays: apart on the host, side by side on the device.
 struct Pieces {
   std::vector<TransferPiece> pieces;
   std::vector<std::size_t> host_offsets;
@@ -274,12 +274,12 @@ void measure_wire(LinkRun& run, Curve curve) {
   LinkBench& bench = run.bench;
   const Device& device = bench.device();
   const CurveWork work = work_of(run, curve);
-  std::vector<Lane> lanes;
+  std::vector<TimedCopies> directions;
   if (curve != Curve::pinned_d2h) {
-    lanes.emplace_back(device, CopyDirection::h2d, bench.device_target(), bench.pinned_source());
+    directions.emplace_back(device, CopyDirection::h2d, bench.device_target(), bench.pinned_source());
   }
   if (curve != Curve::pinned_h2d) {
-    lanes.emplace_back(device, CopyDirection::d2h, bench.pinned_target(), bench.device_source());
+    directions.emplace_back(device, CopyDirection::d2h, bench.pinned_target(), bench.device_source());
   }
   Gate gate(device);
   LinkSeries series{.name = std::string(curve_name(curve)), .timing = LinkTiming::wire, .points = {}};
@@ -287,9 +287,9 @@ void measure_wire(LinkRun& run, Curve curve) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const std::size_t bytes = sizes[i];
     work.poison(bytes);
-    const Summary seconds = bench.repeat(bytes, [&] { return gated_seconds(gate, lanes, bytes); });
+    const Summary seconds = bench.repeat(bytes, [&] { return gated_seconds(gate, directions, bytes); });
     work.check(bytes);
-    series.points.push_back({.bytes = bytes * lanes.size(), .pieces = 1, .seconds = seconds});
+    series.points.push_back({.bytes = bytes * directions.size(), .pieces = 1, .seconds = seconds});
     run.advance(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));
   }
   run.result.series.push_back(std::move(series));

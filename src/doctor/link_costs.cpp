@@ -1,4 +1,4 @@
-#include "doctor/link_stages.hpp"
+#include "doctor/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/copy_bytes.hpp>
@@ -58,7 +58,7 @@ StagingTrial try_staging(LinkRun& run, std::size_t bytes, StagingSetting setting
           .bytes_per_second = static_cast<double>(bytes) / seconds.median};
 }
 
-/// The fewest threads that are nearly as fast as the fastest trial; among equals the faster.
+/// The trial with the fewest threads that is nearly as fast as the fastest one; among equals the faster.
 StagingTrial best_of(const std::vector<StagingTrial>& trials) {
   double best = 0;
   for (const auto& trial : trials) best = std::max(best, trial.bytes_per_second);
@@ -71,7 +71,7 @@ StagingTrial best_of(const std::vector<StagingTrial>& trials) {
   });
 }
 
-/// Runs one cost's measurement; where the machine refuses, the cost stays 0 and a note says why.
+/// Runs the measurement of one cost. If the machine refuses, the cost stays 0 and a note says why.
 void cost_or_note(LinkRun& run, std::string_view what, const std::function<void()>& measure) {
   const auto note = [&](const Error& error) {
     run.result.notes.push_back(fmt::format("The cost of {} was not measured: {}", what, error.what()));
@@ -184,7 +184,7 @@ class StagingSearch {
   explicit StagingSearch(LinkRun& run)
       : run_(run), bytes_(std::min(run.bench.capacity(), (run.bench.quick() ? 256 : 512) * kMiB)) {}
 
-  /// Bytes per second of a setting; 0 where there is no memory for it.
+  /// Bytes per second of a setting; 0 if there is no memory for it.
   double rate(unsigned threads, std::size_t chunk_bytes, bool streaming_stores) {
     auto& trials = run_.result.staging_trials;
     const auto known = std::find_if(trials.begin(), trials.end(), [&](const StagingTrial& trial) {
@@ -234,7 +234,7 @@ void search_staging(LinkRun& run) {
       run.advance(done += 0.05);
     }
   }
-  // Another chunk may do with fewer threads than the one that they were chosen with.
+  // With another chunk size, fewer threads may be enough.
   const StagingTrial found = search.best();
   for (unsigned fewer = found.threads - 1; fewer >= 1; --fewer) {
     const double rate = search.rate(fewer, found.chunk_bytes, found.streaming_stores);

@@ -1,4 +1,4 @@
-#include "doctor/link_stages.hpp"
+#include "doctor/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -16,19 +16,19 @@ namespace {
 
 using Curve = LinkProfile::Curve;
 
-/// A part of the measurement; the weight is about the share of time it takes.
-struct Stage {
-  std::string_view step;
+/// A step of the measurement. Its weight is roughly its share of the time.
+struct Step {
+  std::string_view name;
   double weight;
   std::function<void(LinkRun&)> measure;
 };
 
-Stage call(std::string_view step, double weight, Curve curve) {
-  return {step, weight, [curve](LinkRun& run) { measure_curve(run, curve); }};
+Step call(std::string_view name, double weight, Curve curve) {
+  return {name, weight, [curve](LinkRun& run) { measure_curve(run, curve); }};
 }
 
-Stage wire(std::string_view step, double weight, Curve curve) {
-  return {step, weight, [curve](LinkRun& run) { measure_wire(run, curve); }};
+Step wire(std::string_view name, double weight, Curve curve) {
+  return {name, weight, [curve](LinkRun& run) { measure_wire(run, curve); }};
 }
 
 std::string utc_now() {
@@ -51,30 +51,30 @@ const LinkSeries* LinkMeasurement::find(std::string_view name, LinkTiming timing
 
 LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions& options) {
   if (options.max_bytes < LinkBench::kLeastCapacity) {
-    throw InvalidArgument(fmt::format("A link is measured with copies of up to {} at least; {} are too few.",
+    throw InvalidArgument(fmt::format("The largest copy to measure is at least {}; {} is too small.",
                                       format_bytes(LinkBench::kLeastCapacity),
                                       format_bytes(options.max_bytes)));
   }
-  const std::array stages{
-      Stage{"call overhead", 0.2, measure_overhead},
-      Stage{"host memory copy", 3, measure_host_copy},
-      Stage{"staging settings", 3, search_staging},
+  const std::array steps{
+      Step{"call overhead", 0.2, measure_overhead},
+      Step{"host memory copy", 3, measure_host_copy},
+      Step{"staging settings", 3, search_staging},
       call("pinned H2D", 1.5, Curve::pinned_h2d),
       call("pinned D2H", 1.5, Curve::pinned_d2h),
       call("pinned, both at once", 1.5, Curve::pinned_both),
       wire("pinned H2D on the wire", 1.5, Curve::pinned_h2d),
       wire("pinned D2H on the wire", 1.5, Curve::pinned_d2h),
       wire("both at once on the wire", 1.5, Curve::pinned_both),
-      Stage{"small copies back to back", 0.1, measure_copy_interval},
+      Step{"small copies back to back", 0.1, measure_copy_interval},
       call("pageable H2D by the driver", 3, Curve::pageable_h2d),
       call("pageable D2H by the driver", 2, Curve::pageable_d2h),
       call("staged H2D", 1.5, Curve::staged_h2d),
       call("staged D2H", 1.5, Curve::staged_d2h),
-      Stage{"packed H2D", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::h2d); }},
-      Stage{"packed D2H", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::d2h); }},
+      Step{"packed H2D", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::h2d); }},
+      Step{"packed D2H", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::d2h); }},
       call("zero-copy H2D", 1.5, Curve::zero_copy_h2d),
       call("within the device", 1, Curve::device_d2d),
-      Stage{"cost of memory", 2, measure_setup},
+      Step{"cost of memory", 2, measure_setup},
   };
 
   const auto begin = std::chrono::steady_clock::now();
@@ -85,15 +85,15 @@ LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions&
   LinkRun run{.bench = bench, .result = result, .engine = {}, .advance = {}};
 
   double total = 0;
-  for (const Stage& stage : stages) total += stage.weight;
+  for (const Step& step : steps) total += step.weight;
   double before = 0;
-  for (const Stage& stage : stages) {
+  for (const Step& step : steps) {
     run.advance = [&](double part) {
-      bench.report(stage.step, (before + stage.weight * std::min(part, 1.0)) / total);
+      bench.report(step.name, (before + step.weight * std::min(part, 1.0)) / total);
     };
     run.advance(0);
-    stage.measure(run);
-    before += stage.weight;
+    step.measure(run);
+    before += step.weight;
   }
   bench.report("done", 1);
 

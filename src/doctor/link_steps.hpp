@@ -10,13 +10,13 @@
 
 namespace penstock {
 
-/// What the stages of a measurement share. Stages stand in the order in which measure_link names them.
+/// The state that the steps of a measurement share. measure_link lists the steps in their order.
 struct LinkRun {
   LinkBench& bench;
   LinkMeasurement& result;
   /// Made by search_staging, with the settings it found.
   std::unique_ptr<TransferEngine> engine;
-  /// Takes the part of the present stage that is done.
+  /// Takes the share of the current step that is done.
   std::function<void(double)> advance;
 };
 
