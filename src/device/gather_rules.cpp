@@ -16,7 +16,7 @@ bool is_integer(DTypeKind kind) noexcept {
 }
 
 void check(bool holds, std::string_view message) {
-  if (!holds) throw InvalidArgument(fmt::format("this gather cannot be done: {}", message));
+  if (!holds) throw InvalidArgument(fmt::format("this gather is not possible: {}", message));
 }
 
 bool aligned(const void* data, std::size_t bytes) noexcept {

@@ -26,7 +26,7 @@ void check_order(const OrderRequest& request) {
               !__builtin_add_overflow(end, run.first, &end) && end < std::uint64_t{1} << 63,
           "its positions end past 2^63");
   if (run.count == 0) return;
-  require(request.indices != nullptr, "there is nowhere to write the indices");
+  require(request.indices != nullptr, "the indices are null");
   require(reinterpret_cast<std::uintptr_t>(request.indices) % sizeof(std::uint64_t) == 0,
           "the indices are not aligned to their type");
 }

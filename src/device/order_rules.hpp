@@ -4,7 +4,7 @@
 
 namespace penstock {
 
-/// Checks an OrderRequest without touching memory: sizes that are none or too many, an order of another size,
+/// Checks an OrderRequest without touching memory: a size of zero or too large, an order of another size,
 /// positions that overflow, null or misaligned indices. Throws InvalidArgument. Shared by the backends.
 void check_order(const OrderRequest& request);
 

@@ -32,7 +32,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-/// Numbers of a list as sysfs writes it: "0-3,8,10-11".
+/// The numbers of a list as sysfs writes it: "0-3,8,10-11".
 std::vector<unsigned> numbers_of_list(const std::string& list) {
   std::vector<unsigned> numbers;
   const char* const end = list.data() + list.size();
@@ -76,7 +76,7 @@ std::string cgroup_path(std::string_view controller) {
   return "/";
 }
 
-/// The least of what `read(directory)` gives for the process's group and the groups above it.
+/// The least value of `read(directory)` for the process's group and the groups above it.
 template <typename Read>
 double least_up_the_tree(const std::string& root, std::string path, Read&& read) {
   double least = std::numeric_limits<double>::infinity();
@@ -100,7 +100,7 @@ double ratio(double quota, double period) {
                                                           : std::numeric_limits<double>::infinity();
 }
 
-/// Processors' worth of time that the cgroups grant; infinite where they do not limit.
+/// Processor time that the cgroups grant, in processors; infinite if they set no limit.
 double cgroup_processors() {
   const double v2 = least_up_the_tree("/sys/fs/cgroup", cgroup_path(""), [](const std::string& directory) {
     const std::string line = first_line(directory + "/cpu.max");
@@ -154,7 +154,7 @@ HostTopology read_topology() {
   return topology;
 }
 
-/// "0000:3b:00.0", as sysfs names it, of "0000:3B:00.0" or the driver's eight-digit domain.
+/// Turns "0000:3B:00.0", or the driver's form with an eight-digit domain, into sysfs's "0000:3b:00.0".
 std::string pci_directory(const std::string& bus_id) {
   std::string name;
   for (const char c : bus_id) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -165,7 +165,7 @@ std::string pci_directory(const std::string& bus_id) {
   return "/sys/bus/pci/devices/" + name;
 }
 
-/// Generation of "32.0 GT/s PCIe" or "8 GT/s"; 0 for anything else.
+/// The generation that "32.0 GT/s PCIe" or "8 GT/s" states; 0 for anything else.
 unsigned parse_generation(const std::string& speed) {
   double rate = 0;
   std::from_chars(speed.data(), speed.data() + speed.size(), rate);
@@ -184,7 +184,7 @@ unsigned parse_width(const std::string& text) {
   return width <= 32 ? width : 0;
 }
 
-/// Whether this process has CAP_IPC_LOCK, which lifts the limit; root in a container often lacks it.
+/// True if this process has CAP_IPC_LOCK, which lifts the limit. Root in a container often lacks it.
 bool may_lock_freely() noexcept {
   try {
     std::ifstream file("/proc/self/status");
@@ -196,7 +196,7 @@ bool may_lock_freely() noexcept {
       std::from_chars(line.data() + digits, line.data() + line.size(), effective, 16);
       return (effective >> CAP_IPC_LOCK & 1) != 0;
     }
-  } catch (...) {  // no memory to read the file with: the limit stands
+  } catch (...) {  // out of memory while reading the file: the limit stands
   }
   return false;
 }
@@ -252,7 +252,7 @@ bool bind_thread_to_node(int numa_node) noexcept {
     CPU_ZERO_S(bytes, set.get());
     for (const unsigned processor : processors) CPU_SET_S(processor, bytes, set.get());
     return sched_setaffinity(0, bytes, set.get()) == 0;
-  } catch (...) {  // no memory to read the file with
+  } catch (...) {  // out of memory while reading the file
     return false;
   }
 }
@@ -261,7 +261,7 @@ bool bind_memory_to_node(void* data, std::size_t bytes, int numa_node) noexcept 
   constexpr int kWordBits = sizeof(unsigned long) * CHAR_BIT;
   constexpr int kMostNodes = 1024;  // the kernel's own limit
   if (numa_node < 0 || numa_node >= kMostNodes || data == nullptr || bytes == 0) return false;
-  // One word more than the nodes need: the kernel reads one bit less than it is told of.
+  // One word more than the nodes need: the kernel reads one bit fewer than the count it is given.
   unsigned long nodes[kMostNodes / kWordBits + 1] = {};
   nodes[numa_node / kWordBits] = 1UL << numa_node % kWordBits;
   const auto begin = reinterpret_cast<std::uintptr_t>(data);

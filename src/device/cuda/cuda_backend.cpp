@@ -29,8 +29,8 @@ cuda::Stream as_stream(StreamHandle handle) { return static_cast<cuda::Stream>(h
 cuda::Event as_event(EventHandle handle) { return static_cast<cuda::Event>(handle); }
 Address as_address(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
-// Calls of 1024 and more copies of 32 KiB took up to a third longer for each, calls of 128 cost more of their
-// own.
+// Measured with copies of 32 KiB: in calls of 1024 and more, each copy took up to a third longer. Calls of
+// 128 cost more in calls.
 constexpr std::size_t kCopiesOfACall = 256;
 
 DeviceMemory host_memory() {
@@ -41,10 +41,10 @@ DeviceMemory host_memory() {
 }
 
 void refuse_null(const void* pointer) {
-  if (pointer == nullptr) throw InvalidArgument("work of more than no bytes was asked of a null pointer");
+  if (pointer == nullptr) throw InvalidArgument("a null pointer was given for work of more than 0 bytes");
 }
 
-/// Pieces as the driver takes them, without empty ones.
+/// The pieces that are not empty, in the form that the driver takes.
 struct CopyBatch {
   std::vector<Address> destinations;
   std::vector<Address> sources;
@@ -201,12 +201,13 @@ class CudaBackend final : public Backend {
   [[nodiscard]] void* device_address(void* locked) const override {
     const Pointer pointer = look_up(locked, 3);
     if (pointer.managed != 0 || pointer.type != kMemoryTypeHost) {
-      throw InvalidArgument(fmt::format(
-          "the memory at {} is not locked host memory, so {} has no address for it", locked, info_.spec));
+      throw InvalidArgument(
+          fmt::format("the memory at {} is not locked host memory, so {} cannot reach it; register it first",
+                      locked, info_.spec));
     }
     if (pointer.device == nullptr) {
       throw Unsupported(fmt::format(
-          "the memory at {} is locked, but not mapped for {}: whoever locked it did not ask for that", locked,
+          "the memory at {} is locked, but not mapped for {}; lock it with a Registration or a pool", locked,
           info_.spec));
     }
     return pointer.device;
@@ -284,7 +285,8 @@ class CudaBackend final : public Backend {
     void* device = nullptr;
   };
 
-  // The first `count` of memory type, whether it is managed, and address; each costs a little.
+  // Looks up the first `count` of three: memory type, whether it is managed, address. Each costs a little
+  // time.
   [[nodiscard]] Pointer look_up(const void* data, unsigned count) const {
     Pointer pointer;
     std::array attributes{PointerAttribute::memory_type, PointerAttribute::is_managed,
@@ -322,7 +324,7 @@ class CudaBackend final : public Backend {
       case kOperatingSystem:
         throw Unsupported(what + ": the system refuses to lock so much memory; raise the limit (ulimit -l)");
       case kHostMemoryAlreadyRegistered:
-        throw Unsupported(what + ": some of it is registered already, by this program or another library");
+        throw Unsupported(what + ": part of it is registered already, by this program or another library");
       case kNotPermitted:
       case kNotSupported:
         throw Unsupported(what + ": this device, system or kind of mapping does not allow it");
@@ -379,7 +381,7 @@ void list_cuda(const DeviceOptions& options, DeviceInventory& inventory) {
       }
     }
   } catch (const Error& error) {
-    inventory.missing.push_back(fmt::format("No GPU: {}", error.what()));
+    inventory.missing.push_back(fmt::format("There is no GPU: {}", error.what()));
   }
 }
 

@@ -8,16 +8,16 @@
 
 namespace penstock {
 
-/// Opens GPU `index` by its primary context. Throws InvalidArgument for an index that is not there (naming
-/// what is), and DeviceError where the driver is missing, too old, or fails.
+/// Opens GPU `index` through its primary context. If there is no such GPU, throws InvalidArgument that names
+/// the GPUs. Throws DeviceError if the driver is missing, too old, or fails.
 [[nodiscard]] std::shared_ptr<Backend> open_cuda(int index, const DeviceOptions& options);
 
-/// Appends the GPUs of this machine to `inventory.devices` without opening one, and a sentence to
-/// `inventory.missing` for what is not there. Does not throw anything but bad_alloc.
+/// Appends the GPUs of this machine to `inventory.devices` without opening one. If GPUs or the driver are
+/// missing, appends a sentence to `inventory.missing`. Throws nothing but bad_alloc.
 void list_cuda(const DeviceOptions& options, DeviceInventory& inventory);
 
-/// Whether `error`, thrown by open_cuda, only says that there is no driver or no GPU here: the failures after
-/// which "auto" goes on with the host.
+/// True if `error`, thrown by open_cuda, only says that the driver or a GPU is missing. "auto" then takes the
+/// host.
 [[nodiscard]] bool means_no_gpu(const DeviceError& error) noexcept;
 
 }  // namespace penstock

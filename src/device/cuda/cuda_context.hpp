@@ -6,12 +6,12 @@
 
 namespace penstock::cuda {
 
-/// A device's primary context: the one that PyTorch, CuPy and JAX use in the same process, so that pointers
-/// and streams can be shared with them. Retained for the object's life.
+/// A device's primary context. PyTorch, CuPy and JAX use it in the same process too, so pointers and streams
+/// can be shared with them. Retained for the object's life.
 class PrimaryContext {
  public:
   PrimaryContext(const Driver& driver, Ordinal device);
-  /// Waits for the work in it, then lets it go. Does nothing in a forked child.
+  /// Waits for the work in the context, then releases it. Does nothing in a forked child.
   ~PrimaryContext();
   PrimaryContext(const PrimaryContext&) = delete;
   PrimaryContext& operator=(const PrimaryContext&) = delete;
@@ -26,7 +26,7 @@ class PrimaryContext {
   Context context_ = nullptr;
 };
 
-/// Makes a context current for a scope, and leaves the caller's as it was.
+/// Makes a context current for a scope, and then restores the caller's.
 class CurrentContext {
  public:
   explicit CurrentContext(const PrimaryContext& context) noexcept : driver_(context.driver()) {
@@ -61,7 +61,7 @@ void call(const PrimaryContext& context, const Entry& entry, Arguments... argume
   context.driver().check(entry(arguments...), entry.name);
 }
 
-/// The same for callers that take the failure into their own hands.
+/// The same for callers that handle the failure: returns the result.
 template <typename Entry, typename... Arguments>
 [[nodiscard]] Result try_call(const PrimaryContext& context, const Entry& entry, Arguments... arguments) {
   if (context.forked()) [[unlikely]]
@@ -70,8 +70,8 @@ template <typename Entry, typename... Arguments>
   return current.result() != kSuccess ? current.result() : entry(arguments...);
 }
 
-/// The same for releasing: failures are dropped (at the end of the process the driver has gone before us),
-/// and a forked child calls nothing.
+/// The same for releasing. Ignores failures, since the driver ends before us at the end of the process. Calls
+/// nothing in a forked child.
 template <typename Entry, typename... Arguments>
 void release(const PrimaryContext& context, const Entry& entry, Arguments... arguments) noexcept {
   if (context.forked()) return;

@@ -6,10 +6,10 @@
 
 namespace penstock::cuda {
 
-/// GPUs that the driver shows. Throws DeviceError.
+/// The number of GPUs that the driver shows. Throws DeviceError.
 [[nodiscard]] int count_devices(const Driver& driver);
 
-/// What the driver and the system say of GPU `index`, which is there. Throws DeviceError.
+/// What the driver and the system say about GPU `index`, which exists. Throws DeviceError.
 [[nodiscard]] DeviceInfo read_device_info(const Driver& driver, int index);
 
 [[nodiscard]] Ordinal find_device(const Driver& driver, int index);

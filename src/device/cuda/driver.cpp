@@ -48,7 +48,7 @@ std::string_view advice(Result result) {
     case kMisalignedAddress:
     case kInvalidAddressSpace:
     case kInvalidPc:
-      return "Work enqueued earlier failed on the device, by whatever library it was enqueued; nothing can "
+      return "Work that this program or another library enqueued earlier failed on the device; nothing can "
              "run "
              "on the device in this process any more.";
     default:

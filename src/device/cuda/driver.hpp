@@ -11,7 +11,7 @@ namespace penstock::cuda {
 template <typename Signature>
 struct Entry;
 
-/// One function of the driver and what the driver calls it.
+/// One function of the driver, with the driver's name for it.
 template <typename... Arguments>
 struct Entry<void(Arguments...)> {
   const char* name = nullptr;
@@ -20,8 +20,8 @@ struct Entry<void(Arguments...)> {
   Result operator()(Arguments... arguments) const { return function(arguments...); }
 };
 
-/// The functions of one driver library. Loaded once per path and never unloaded: threads of the driver run
-/// its code until the process ends.
+/// The functions of one driver library. Loaded once for each path and never unloaded, since threads of the
+/// driver run its code until the process ends.
 struct Driver {
 #define PENSTOCK_CUDA_MEMBER(member, symbol, version, parameters) Entry<void parameters> member{#symbol};
   PENSTOCK_CUDA_ENTRIES(PENSTOCK_CUDA_MEMBER)
@@ -32,7 +32,7 @@ struct Driver {
   int version = 0;                    ///< 13000 for CUDA 13.0
   std::uint64_t fork_generation = 0;  ///< in which cuInit was called
 
-  /// Throws what `result` of `call` means, unless it is success.
+  /// Throws the error that `result` of `call` stands for, unless it is success.
   void check(Result result, const char* call,
              std::source_location where = std::source_location::current()) const {
     if (result != kSuccess) [[unlikely]]
@@ -43,7 +43,7 @@ struct Driver {
   [[nodiscard]] std::string error_name(Result result) const;
 };
 
-/// The oldest driver that will do: its cuGetProcAddress can be asked for exact versions.
+/// The oldest driver that is accepted: from it on, cuGetProcAddress takes exact versions.
 inline constexpr int kOldestDriver = 12000;
 
 inline constexpr char kNoDriver[] = "PENSTOCK_NO_DRIVER";
@@ -52,14 +52,14 @@ inline constexpr char kNoPermission[] = "PENSTOCK_NO_PERMISSION";
 inline constexpr char kForked[] = "PENSTOCK_FORKED";
 
 /// Loads and initialises the driver at `path` (empty: libcuda.so.1), or returns the one already loaded.
-/// Thread-safe. Throws DeviceError where it is missing, too old, a stub, forbidden, or fails.
+/// Thread-safe. Throws DeviceError if the driver is missing, too old, a stub, forbidden, or fails.
 [[nodiscard]] const Driver& load_driver(const std::string& path);
 
 [[noreturn]] void throw_forked(const char* call,
                                std::source_location where = std::source_location::current());
 
-/// Why the driver's device files below `directory` ("/dev") cannot be opened: a sentence, or empty where that
-/// is not what is wrong.
+/// A sentence that says why this user may not open the driver's device files below `directory` ("/dev").
+/// Empty if permissions are not the cause.
 [[nodiscard]] std::string device_file_refusal(const std::string& directory);
 
 /// "12.4" for 12040.

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of the CUDA driver's binary interface that penstock uses, declared by ourselves so that no vendor
-/// header is needed to build. A test compares it with cuda.h where one is found.
+/// The part of the CUDA driver's binary interface that penstock uses. It is declared here so that building
+/// needs no vendor header. If cuda.h is found, a test compares the two.
 namespace penstock::cuda {
 
 using Result = int;
@@ -143,7 +143,7 @@ inline constexpr unsigned kHostRegisterReadOnly = 8;
   X(get_error_name, cuGetErrorName, 6000, (Result, const char**))                                         \
   X(get_error_string, cuGetErrorString, 6000, (Result, const char**))
 
-/// The same for what drivers that we take may lack: null there.
+/// The same for functions that an accepted driver may lack; they are null then.
 #define PENSTOCK_CUDA_NEWER_ENTRIES(X)                                                                 \
   X(memcpy_batch_async, cuMemcpyBatchAsync, 12080,                                                     \
     (Address*, Address*, std::size_t*, std::size_t, BatchedCopyAttributes*, std::size_t*, std::size_t, \

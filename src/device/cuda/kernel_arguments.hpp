@@ -2,9 +2,9 @@
 
 #include <stdint.h>
 
-/// What the kernels take, each by value as its only parameter. Row r of a gather lies at head + r *
-/// stride_bytes for r below head_rows, and at source + r * stride_bytes from there on: `source` is where row
-/// 0 would be.
+/// The kernels' arguments; each kernel takes one by value as its only parameter. Row r of a gather lies at
+/// head + r * stride_bytes for r below head_rows, and at source + r * stride_bytes from there on. `source` is
+/// thus the address that row 0 would have.
 namespace penstock::cuda {
 
 /// Element types as the kernels know them. The values are those of penstock::DType.
@@ -30,8 +30,7 @@ struct CopyPiecesArguments {
   uint64_t count;
 };
 
-/// For penstock_gather_bytes_aligned (all of head, source, stride, row_bytes and destination are multiples of
-/// 16)
+/// For penstock_gather_bytes_aligned (head, source, stride, row_bytes and destination are multiples of 16)
 /// and penstock_gather_bytes.
 struct GatherBytesArguments {
   const void* head;
@@ -73,7 +72,7 @@ struct FillOrderArguments {
   uint64_t size;      ///< at most 2^62
   uint64_t first;     ///< below size
   uint64_t stride;    ///< below size
-  uint64_t turn;      ///< as many strides as there are threads, modulo size
+  uint64_t turn;      ///< stride times the number of threads, modulo size
   uint32_t shuffled;  ///< 0: an index is its position
   uint32_t right_bits;
   uint32_t left_mask;

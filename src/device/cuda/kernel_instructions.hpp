@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-/// Instructions of the GPU that the kernels use by name. A test which runs the kernels on a CPU has its own.
+/// GPU instructions that the kernels use by name. A test that runs the kernels on a CPU defines its own.
 namespace penstock::cuda {
 
 __device__ __forceinline__ float half_to_float(unsigned bits) {

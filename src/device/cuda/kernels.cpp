@@ -45,7 +45,7 @@ bool is_aligned(const GatherRequest& request, std::uint64_t row_bytes, std::uint
          is_aligned(request.destination) && row_bytes % kChunk == 0 && stride % kChunk == 0;
 }
 
-/// What both kinds of gather take.
+/// Sets the arguments that both kinds of gather share.
 template <typename Arguments>
 Arguments arguments_of(const GatherRequest& request, std::uint64_t stride) {
   Arguments arguments{};

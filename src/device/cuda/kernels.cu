@@ -1,12 +1,13 @@
 // The kernels, compiled to PTX by tools/make_kernels.sh.
 //
 // Rows often lie in host memory, a microsecond or more away, and few blocks may run beside the consumer's
-// kernels: so every thread keeps several independent 16-byte loads in flight, the numbers of the rows to come
-// are fetched while the rows before them arrive, and every load is of an aligned 16-byte chunk, whatever the
-// alignment of the row. Such a chunk lies within one page, so reading it whole touches nothing that a byte of
-// it does not touch.
+// kernels. Three habits follow. Every thread keeps several independent 16-byte loads in flight. The indices
+// of
+// the next rows are fetched while the rows before them arrive. Every load is of an aligned 16-byte chunk,
+// whatever the alignment of the row. Such a chunk lies within one page, so reading all of it touches no page
+// that a byte of it does not touch.
 //
-// Arithmetic is rounded after each step (no fused multiply-add), so that any processor gets the same bits.
+// Arithmetic is rounded after each step (no fused multiply-add), so that every processor gets the same bits.
 #include "device/cuda/kernel_arguments.hpp"
 #ifdef __CUDACC__
 #include "device/cuda/kernel_instructions.hpp"
@@ -57,7 +58,7 @@ __device__ __forceinline__ uint4 window(uint4 low, uint4 high, unsigned shift) {
 
 }  // namespace
 
-// Bytes [begin, end) of `value` to the chunk at `destination`.
+// Stores bytes [begin, end) of `value` to the chunk at `destination`.
 extern "C" __device__ __noinline__ void penstock_store_part(char* destination, uint4 value, unsigned begin,
                                                             unsigned end) {
   const unsigned words[4] = {value.x, value.y, value.z, value.w};
@@ -79,7 +80,7 @@ extern "C" __device__ __noinline__ void penstock_store_part(char* destination, u
 
 namespace {
 
-// Walks the chunks of all rows, `step` chunks at a time, without a division a step.
+// Walks the chunks of all rows, `step` chunks at a time, without a division for each step.
 struct Walk {
   uint64_t row;
   unsigned chunk;  // of the row
@@ -104,7 +105,7 @@ struct Walk {
   }
 };
 
-// Number in the source of gathered row `row`; kNoRow for one that is not there.
+// Source row of gathered row `row`; kNoRow if the source does not have it.
 __device__ __forceinline__ uint64_t source_row(const uint64_t* indices, uint64_t row, uint64_t count,
                                                uint64_t source_rows) {
   if (row >= count) return kNoRow;
@@ -112,7 +113,7 @@ __device__ __forceinline__ uint64_t source_row(const uint64_t* indices, uint64_t
   return index < source_rows ? index : kNoRow;
 }
 
-// Where row `index` of the source lies.
+// Address of row `index` of the source.
 template <typename Arguments>
 __device__ __forceinline__ const void* row_at(const Arguments& a, uint64_t index) {
   return advance(index < a.head_rows ? a.head : a.source, index * a.stride_bytes);
@@ -158,8 +159,8 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 2)
   }
 }
 
-// As above for rows of any size and place. A thread makes one aligned chunk of the destination out of two
-// aligned chunks of the source, the second of which the next lane has loaded, mostly.
+// The same for rows of any size and alignment. A thread makes one aligned chunk of the destination out of two
+// aligned chunks of the source. The next lane has usually loaded the second one.
 extern "C" __global__ void __launch_bounds__(kGatherThreads, 2)
     penstock_gather_bytes(const GatherBytesArguments a) {
   const unsigned row_chunks = static_cast<unsigned>((a.row_bytes + kChunk - 2) / kChunk) + 1;
@@ -269,12 +270,12 @@ extern "C" __device__ __noinline__ void penstock_copy_span(char* destination, co
 
 namespace {
 
-constexpr uint64_t kOwnBytes = 64 * 1024;  // of a piece, copied by one block
-constexpr unsigned kSharers = 64;          // blocks that read the whole table once more, when it is long
+constexpr uint64_t kOwnBytes = 64 * 1024;  // largest piece that one block copies
+constexpr unsigned kSharers = 64;          // blocks that read the whole table again, if it is long
 
 }  // namespace
 
-// Each block copies whole pieces; what is longer than kOwnBytes is copied by all of them together after that.
+// Each block copies whole pieces. After that all blocks together copy the pieces longer than kOwnBytes.
 extern "C" __global__ void __launch_bounds__(kCopyPiecesThreads)
     penstock_copy_pieces(const CopyPiecesArguments a) {
   const Piece* pieces = static_cast<const Piece*>(a.pieces);
@@ -318,7 +319,7 @@ __device__ __forceinline__ int64_t to_integer(unsigned raw, unsigned bytes, uint
   return (value ^ sign) - sign;
 }
 
-// As above for types that convert to floats.
+// The same for types that convert to floats.
 __device__ __forceinline__ float to_float(unsigned raw, unsigned bytes, uint32_t type) {
   if (bytes == 4) return __uint_as_float(raw);
   const int sign = is_signed(type) ? 1 << (8 * bytes - 1) : 0;
@@ -335,7 +336,7 @@ __device__ __forceinline__ unsigned from_float(float value, unsigned bytes, uint
   return type == kFloat16 ? float_to_half(value) : float_to_bfloat(value);
 }
 
-// Bytes of one element as an unsigned number, with others above it.
+// The bytes of one element as an unsigned number, with the next elements' bytes above it.
 template <unsigned Size>
 __device__ __forceinline__ unsigned element(const unsigned (&words)[4], unsigned i) {
   constexpr unsigned kPerWord = 4 / Size;
@@ -353,7 +354,7 @@ __device__ __forceinline__ void read_span(const char* span, unsigned (&words)[4]
   }
 }
 
-// Which channel an element of a row is of, followed through consecutive elements.
+// The channel of a row's element, followed through consecutive elements.
 struct Channel {
   unsigned number;
   unsigned element;
@@ -373,8 +374,8 @@ struct Channel {
   }
 };
 
-// One aligned chunk of the destination out of the elements in `words`, the first of which is element `at` of
-// its row.
+// Makes one aligned chunk of the destination out of the elements in `words`. The first is element `at` of its
+// row.
 template <unsigned From, unsigned To>
 __device__ __forceinline__ uint4 convert_chunk(const unsigned (&words)[4], const GatherWidenArguments& a,
                                                uint64_t at) {
@@ -408,8 +409,8 @@ __device__ __forceinline__ uint4 convert_chunk(const unsigned (&words)[4], const
 }
 
 // Warps take spans of kInFlight x 32 chunks of the source. A span goes through shared memory, so that loads
-// and stores are both whole chunks, whatever the sizes of the types; while one is converted, the next is on
-// its way.
+// and stores are both whole chunks, whatever the sizes of the types. While one span is converted, the next is
+// loaded.
 template <unsigned From, unsigned To>
 __device__ __forceinline__ void gather_widen(const GatherWidenArguments& a) {
   constexpr unsigned kSpan = kInFlight * kWarp;
@@ -515,7 +516,7 @@ __device__ __forceinline__ unsigned bytes_of(uint32_t type) {
                                                                    : 4;
 }
 
-// Where a chunk's elements go.
+// The destination of a chunk's elements.
 struct Place {
   uint64_t out;      // element of the destination that the first element is
   unsigned element;  // of the row
@@ -527,7 +528,7 @@ constexpr unsigned kAnySpan = kAnyInFlight * kWarp;
 
 }  // namespace
 
-// As above for rows of any size and place, and any two types; elements are stored one by one.
+// The same for rows of any size and alignment, and any two types. Elements are stored one by one.
 extern "C" __global__ void __launch_bounds__(kGatherThreads, 1)
     penstock_gather_widen(const GatherWidenArguments a) {
   __shared__ uint4 spans[kWarps][kAnySpan];
@@ -603,7 +604,7 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 1)
 
 namespace {
 
-// Of the network that src/core/permutation.cpp describes.
+// One round's function of the network that src/core/permutation.cpp describes.
 __device__ __forceinline__ uint32_t mix(uint32_t x, uint32_t key, uint32_t late_key) {
   x ^= key;
   x ^= x >> 16;
@@ -627,8 +628,8 @@ __device__ __forceinline__ uint64_t encrypt(const FillOrderArguments& a, uint64_
 
 }  // namespace
 
-// A thread whose value falls below the size goes on to its next one at once, while others of its warp still
-// walk: so no turn of the network is idle before the end.
+// A thread whose value falls below the size goes on to its next value at once, while others of its warp still
+// walk. No turn of the network is idle before the end.
 extern "C" __global__ void __launch_bounds__(kFillOrderThreads)
     penstock_fill_order(const FillOrderArguments a) {
   uint64_t at = uint64_t{blockIdx.x} * kFillOrderThreads + threadIdx.x;

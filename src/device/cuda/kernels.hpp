@@ -9,8 +9,8 @@
 
 namespace penstock::cuda {
 
-/// Our kernels, compiled by the driver for one device and loaded at once: a kernel that is loaded at its
-/// first launch may wait for the whole device, which never ends while a stream is held back on purpose.
+/// Our kernels, compiled by the driver for one device. All are loaded at once: a kernel that is loaded at its
+/// first launch may wait for the whole device, and so forever for a stream that is held back on purpose.
 class Kernels {
  public:
   Kernels(const PrimaryContext& context, unsigned multiprocessors);

@@ -6,8 +6,8 @@
 
 namespace penstock::cuda {
 
-/// Generation and width of the link of the GPU at `pci_bus_id`, as the driver's management library says;
-/// zeros where that library is not there or does not say.
+/// Generation and width of the link of the GPU at `pci_bus_id`, from the driver's management library. Zeros
+/// if the library is missing or does not say.
 [[nodiscard]] LinkInfo link_from_nvml(const std::string& pci_bus_id);
 
 }  // namespace penstock::cuda

@@ -13,13 +13,13 @@
 
 namespace penstock {
 
-/// Lets threads sleep until a condition over atomics holds. It wakes and does nothing more: all its own
-/// accesses are relaxed, so that whoever forgets to look at the atomic that carries the ordering is not
-/// ordered by the bell, and the thread sanitizer reports it. That is also why this is neither a mutex with a
-/// condition variable nor std::atomic::wait, whose bookkeeping orders sleepers after wakers.
+/// Lets threads sleep until a condition over atomics holds. It only wakes: all its own accesses are relaxed.
+/// If a caller forgets to read the atomic that carries the ordering, the bell does not order it, and the
+/// thread sanitizer reports the race. A mutex with a condition variable, or std::atomic::wait, would order
+/// sleepers after wakers and hide it.
 class Doorbell {
  public:
-  /// Returns when `done()` holds: polls it for `spin`, then sleeps. `done` reads atomics that are written
+  /// Returns when `done()` holds. Polls it for `spin`, then sleeps. `done` reads atomics that are written
   /// before `ring`.
   template <typename Predicate>
   void wait(Predicate&& done, std::chrono::nanoseconds spin) noexcept {

@@ -12,7 +12,7 @@ namespace penstock {
 
 namespace {
 
-/// Calls `visit` with a value of the type that `dtype` names; bool and float64 are only ever copied.
+/// Calls `visit` with a value of the type that `dtype` names. bool and float64 are only copied.
 template <typename Visit>
 void with_type(DType dtype, Visit&& visit) noexcept {
   switch (dtype) {
@@ -50,7 +50,7 @@ concept FloatTarget = std::is_same_v<T, float> || std::is_same_v<T, Half> || std
 template <typename T>
 concept FloatSource = FloatTarget<T> || (std::is_integral_v<T> && sizeof(T) <= 2);
 
-/// A pair of types that can_widen allows and the compiler has to see.
+/// True for the pairs of types that can_widen allows: the compiler makes code for these only.
 template <typename From, typename To>
 constexpr bool converts() {
   if constexpr (FloatTarget<To>) return FloatSource<From>;

@@ -7,11 +7,10 @@
 namespace penstock {
 
 /// Carries out a checked gather on the calling thread, over memory that it can read and write directly.
-/// Rounds to nearest even where the result is narrower.
+/// Rounds to nearest even if the result is narrower.
 void gather_on_host(const GatherRequest& request) noexcept;
 
-/// How many of the rows that it gathers are there and lie in the head, if `of_head`, or in the source, if
-/// `of_source`.
+/// Counts the gathered rows that exist and lie in the head, if `of_head`, or in the source, if `of_source`.
 [[nodiscard]] std::uint64_t count_rows(const GatherRequest& request, bool of_head, bool of_source) noexcept;
 
 }  // namespace penstock

@@ -22,7 +22,7 @@ namespace penstock {
 
 namespace {
 
-/// What the driver copies into its own command buffer at the call, when it comes from pageable memory.
+/// The most bytes of pageable memory that the driver copies into its own command buffer at the call.
 constexpr std::size_t kTakenAtCall = 64 * kKiB;
 
 class HostBackend final : public Backend {
@@ -87,10 +87,10 @@ class HostBackend final : public Backend {
   throw DeviceError("PENSTOCK_INVALID_VALUE", call, 1, detail);
 }
 
-/// The direction and the kinds must agree, and each end lie whole in what it begins in.
+/// Refuses a copy unless the direction and the kinds agree and each end lies within one range of memory.
 void check_ends(const RangeKind& destination, const RangeKind& source, CopyDirection direction) {
   if (!destination.whole || !source.whole) {
-    refuse("copy", "One end runs past the end of the device or locked memory it begins in.");
+    refuse("copy", "One end runs past the end of the device or locked memory that it begins in.");
   }
   if (!destination.writable) refuse("copy", "The destination was registered read-only.");
   const bool to_device = destination.kind == MemoryKind::device;
@@ -106,7 +106,7 @@ void check_ends(const RangeKind& destination, const RangeKind& source, CopyDirec
   }
 }
 
-// A thread that is going to end may free the stream at once, so whoever ends it holds it meanwhile.
+// The thread may free the stream as soon as it ends, so the caller holds the stream meanwhile.
 void end_stream(const std::shared_ptr<HostStream>& stream) { stream->need(stream->enqueue(EndWork{})); }
 
 HostBackend::~HostBackend() {
@@ -151,7 +151,7 @@ void HostBackend::require_reach(const void* data, std::size_t bytes, bool write,
                            what, data, write ? "write" : "read"));
 }
 
-// As the driver does before it takes memory away: work may still use it.
+// The driver also waits before it takes memory away, since work may still use it.
 void HostBackend::drain() noexcept {
   for (const auto& stream : core_->live_streams()) stream->wait(stream->newest());
 }

@@ -10,23 +10,23 @@
 
 namespace penstock {
 
-/// How the embedded device behaves; see Device::open for the keys.
+/// Options of the embedded device; Device::open explains the keys.
 struct HostOptions {
-  double link_bytes_per_second = 0;       ///< of a modelled link, each way; 0: as fast as memory goes
+  double link_bytes_per_second = 0;       ///< of a modelled link, each way; 0: as fast as memory
   std::chrono::nanoseconds latency{0};    ///< of a modelled copy
   std::size_t memory_bytes = 0;           ///< of the device; 0: half of the host's memory
   std::optional<std::size_t> lock_bytes;  ///< host memory that may be registered; none: no limit
-  bool late = false;                      ///< poison destinations at once, do the work when somebody waits
+  bool late = false;                      ///< poison destinations at once; do the work when somebody waits
 };
 
-/// Reads "link=12,latency=8,memory=4GiB,lock=8MiB,late=1", any subset in any order; empty for the defaults.
-/// Throws InvalidArgument that names the part it cannot read.
+/// Reads "link=12,latency=8,memory=4GiB,lock=8MiB,late=1": any subset, in any order. An empty text gives the
+/// defaults. Throws InvalidArgument that names the part it cannot read.
 [[nodiscard]] HostOptions parse_host_options(std::string_view text);
 
-/// Opens the embedded device. Throws InvalidArgument for options that cannot mean anything.
+/// Opens the embedded device. Throws InvalidArgument for options without meaning.
 [[nodiscard]] std::shared_ptr<Backend> open_host(const HostOptions& options = {});
 
-/// What open_host's device says of itself, without opening it.
+/// The info of open_host's device, without opening it.
 [[nodiscard]] DeviceInfo host_device_info(const HostOptions& options = {});
 
 }  // namespace penstock

@@ -17,8 +17,8 @@ namespace penstock {
 
 class HostStream;
 
-/// What the streams of one host device share with each other and with the backend. The streams' threads keep
-/// it alive: they may finish their work after the backend is gone.
+/// The state that the streams of one host device share with each other and with the backend. The streams'
+/// threads keep it alive, since they may finish their work after the backend is gone.
 struct HostCore {
   explicit HostCore(const HostOptions& options, std::size_t memory_bytes)
       : late(options.late),
@@ -32,14 +32,14 @@ struct HostCore {
   Wire to_device;
   Wire to_host;
   LateBook late_book;
-  const std::chrono::nanoseconds spin;       ///< that an idle thread polls before it sleeps
-  std::atomic<bool> closing{false};          ///< nobody can open a gate any more
+  const std::chrono::nanoseconds spin;       ///< how long an idle thread polls before it sleeps
+  std::atomic<bool> closing{false};          ///< nobody can end a wait_value any more
   std::atomic<bool> illegal_address{false};  ///< a piece lay outside device and locked memory
 
   std::mutex streams_mutex;
   std::vector<std::weak_ptr<HostStream>> streams;  // guarded by streams_mutex
 
-  /// Those whose thread has not ended.
+  /// The streams whose threads have not ended.
   [[nodiscard]] std::vector<std::shared_ptr<HostStream>> live_streams();
   void add(const std::shared_ptr<HostStream>& stream);
 };

@@ -15,7 +15,7 @@
 namespace penstock {
 
 /// How far one stream has come with the recordings of one event. Completion has an atomic of its own, apart
-/// from the stream's progress: waiting for an event orders what was recorded before it, and nothing later.
+/// from the stream's progress: waiting for an event orders the work recorded before it, and nothing later.
 struct EventMark {
   explicit EventMark(std::shared_ptr<HostStream> on) : stream(std::move(on)) {}
   const std::shared_ptr<HostStream> stream;
@@ -23,17 +23,17 @@ struct EventMark {
   std::atomic<std::int64_t> time{0};   ///< of that recording, steady clock
 };
 
-/// An event. Its handle owns one reference and each recording or wait that is enqueued another.
+/// An event. Its handle owns one reference, and each enqueued recording or wait owns another.
 class HostEvent {
  public:
   explicit HostEvent(EventTiming timing) noexcept : timing_(timing) {}
 
   void record(HostStream& stream);
-  /// Enqueues the wait on `stream`; nothing where nothing was recorded.
+  /// Enqueues the wait on `stream`; does nothing if the event was not recorded.
   void enqueue_wait(HostStream& stream);
   [[nodiscard]] bool query();
   void synchronize();
-  /// Nanoseconds of the steady clock, or nullopt where the last recording is not done, there is none, or the
+  /// Nanoseconds of the steady clock. Nullopt if there is no recording, the last one is not done, or the
   /// event does not keep time.
   [[nodiscard]] std::optional<std::int64_t> time();
 
@@ -46,7 +46,7 @@ class HostEvent {
   };
 
   ~HostEvent() = default;
-  /// The newest recording, with a reference to this event where there is one.
+  /// The newest recording, with a reference to this event if there is a recording.
   [[nodiscard]] Recording hold_last();
   EventMark& mark_for(HostStream& stream);
 

@@ -23,7 +23,7 @@ std::uintptr_t address_of(const void* data) noexcept { return reinterpret_cast<s
 
 std::size_t page_bytes() noexcept { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
-/// Whole pages: what shared one with other memory of the program would be locked along with that.
+/// Allocates whole pages: a page shared with other memory of the program would be locked along with that.
 void* allocate_pages(std::size_t bytes) noexcept {
   const bool large = bytes >= 2 * kHugePage;
   void* data = nullptr;

@@ -11,18 +11,18 @@
 
 namespace penstock {
 
-/// Fills memory that holds nothing yet, on a device that is to show who reads such memory.
+/// Fills memory that was not written yet, to show who reads it.
 inline constexpr int kPoison = 0xDB;
 
-/// What a range of memory is to the host device.
+/// How the host device reaches a range of memory.
 struct RangeKind {
   MemoryKind kind = MemoryKind::pageable;
   bool writable = true;
   bool whole = true;  ///< false: it begins in device or locked memory and runs past its end
 };
 
-/// The memory of one host device and its view of the host's: a budget, and the ranges that are device memory
-/// or locked. Thread-safe; looking up takes a shared lock.
+/// The memory of one host device and its view of the host's: a budget, and the ranges of device memory and of
+/// locked memory. Thread-safe; looking up takes a shared lock.
 class HostMemory {
  public:
   HostMemory(std::size_t total, std::optional<std::size_t> lock_bytes, bool poison);
@@ -39,7 +39,7 @@ class HostMemory {
 
   [[nodiscard]] DeviceMemory memory() const;
   [[nodiscard]] RangeKind kind_of(const void* data, std::size_t bytes) const;
-  /// Whether the device may carry out all of `pieces`, and how much of them would cross the link.
+  /// True if the device may carry out all of `pieces`. Also counts the bytes that would cross the link.
   [[nodiscard]] bool reaches(std::span<const CopyPiece> pieces, std::size_t& to_device,
                              std::size_t& to_host) const;
 

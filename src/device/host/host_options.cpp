@@ -71,12 +71,12 @@ std::string host_spec(const HostOptions& options) {
   return "host" + parts;
 }
 
-/// A device whose wire is one thread.
+/// The tuning of a device whose link is one thread.
 DeviceTuning host_tuning() {
   DeviceTuning tuning;
   tuning.unstated_link_rate = tuning.device_copy_rate = 6e9;
-  tuning.staging_threads = 1;  // keeps the wire busy
-  // A slot is to stay in the processor's cache, and so is what was packed, until the wire has read it.
+  tuning.staging_threads = 1;  // keeps the link busy
+  // A slot, and so the packed bytes, should stay in the processor's cache until the link has read it.
   tuning.staged_chunks = {256 * kKiB, 64 * kKiB, 1 * kMiB, 4 * kMiB};
   tuning.packing.first_chunk_bytes = 128 * kKiB;
   tuning.packing.largest_chunk_bytes = 256 * kKiB;

@@ -12,19 +12,19 @@
 
 namespace penstock {
 
-/// A stream of the host device: a thread that does enqueued work in order. Each work has a ticket, counted
-/// from 1. In the late mode work is done only when somebody needs it. The thread owns the stream, and ends
-/// with EndWork.
+/// A stream of the host device: a thread that does enqueued work in order. Each piece of work has a ticket,
+/// counted from 1. In the late mode, work is done only when somebody needs it. The thread owns the stream and
+/// ends with EndWork.
 ///
-/// What the thread finishes becomes visible to others through the atomic that they wait on and nothing else:
-/// it takes no lock that an enqueuing thread takes. A consumer that forgets its wait is then not ordered by
-/// accident, and the thread sanitizer sees the race.
+/// Finished work becomes visible to others only through the atomic that they wait on. The thread takes no
+/// lock that an enqueuing thread takes. If a consumer forgets its wait, nothing orders it by accident, and
+/// the thread sanitizer sees the race.
 class HostStream : public std::enable_shared_from_this<HostStream> {
  public:
-  /// How many times a caller may be told "not yet" in the late mode before that counts as waiting.
+  /// How many times query() may say "not yet" in the late mode before asking counts as waiting.
   static constexpr unsigned kPatience = 3;
 
-  /// Throws DeviceError where the system has no thread to give.
+  /// Throws DeviceError if the system cannot start a thread.
   static std::shared_ptr<HostStream> start(std::shared_ptr<HostCore> core);
   explicit HostStream(std::shared_ptr<HostCore> core) noexcept : core_(std::move(core)) {}
 
@@ -36,7 +36,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   [[nodiscard]] bool done(std::uint64_t ticket) const noexcept {
     return completed_.load(std::memory_order_acquire) >= ticket;
   }
-  /// done(newest()), and counts as waiting when it is asked again and again.
+  /// done(newest()); asking again and again counts as waiting.
   [[nodiscard]] bool query() noexcept;
 
   /// Says that somebody waits for the work up to `ticket`.
@@ -69,7 +69,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   Doorbell work_bell_;
   alignas(64) std::atomic<std::uint64_t> completed_{0};
   Doorbell progress_bell_;
-  bool abandoned_ = false;  // a gate was given up: what lies behind it is not done
+  bool abandoned_ = false;  // a wait_value was given up: the work behind it is not done
 };
 
 }  // namespace penstock

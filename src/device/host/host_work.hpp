@@ -17,7 +17,7 @@ struct CopyWork {
   const void* source;
   std::size_t bytes;
   CopyDirection direction;
-  std::byte* staged;  ///< what `source` points to where the bytes were taken at the call; freed when done
+  std::byte* staged;  ///< `source` if the bytes were copied at the call, otherwise null; freed when done
 };
 
 struct FillWork {
@@ -33,21 +33,21 @@ struct PiecesWork {
 
 struct GatherWork {
   GatherRequest request;
-  bool head_on_link;    ///< its rows come over the link, from locked host memory
-  bool source_on_link;  ///< so do the source's
+  bool head_on_link;    ///< the head's rows come over the link, from locked host memory
+  bool source_on_link;  ///< the source's rows do
 };
 
 struct OrderWork {
   OrderRequest request;
 };
 
-/// Completes `mark`, and lets go of `event`.
+/// Completes `mark`, and releases `event`.
 struct RecordWork {
   HostEvent* event;
   EventMark* mark;
 };
 
-/// Waits until `mark` has seen `ticket`, then lets go of `event`.
+/// Waits until `mark` has seen `ticket`, then releases `event`.
 struct WaitEventWork {
   HostEvent* event;
   EventMark* mark;

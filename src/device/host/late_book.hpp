@@ -13,13 +13,13 @@ namespace penstock {
 
 class HostStream;
 
-/// Of the late mode: knows what enqueued work will touch, so that a destination can be poisoned when its copy
-/// is enqueued, without harming work that is rightly ahead of it. A destination that such work still uses is
-/// left alone until the copy itself.
+/// Knows the memory that enqueued work will touch, for the late mode. A destination is poisoned when its copy
+/// is enqueued, unless work ahead of the copy still uses it. Such a destination is left alone until the copy
+/// itself.
 class LateBook {
  public:
-  /// Poisons what `work` will write, where nothing ahead uses it, and enqueues it. Returns its ticket.
-  /// Thread-safe.
+  /// Poisons the memory that `work` will write, unless work ahead uses it, and enqueues `work`. Returns its
+  /// ticket. Thread-safe.
   std::uint64_t enqueue(HostStream& stream, const Work& work);
 
   /// Forgets everything.
@@ -37,7 +37,7 @@ class LateBook {
     Range range;  // null: anything
   };
 
-  /// What a work reads and writes.
+  /// The memory that one piece of work reads and writes.
   struct Ranges {
     Range written;
     std::vector<Range> read;

@@ -6,9 +6,8 @@
 
 namespace penstock {
 
-/// float16 and bfloat16 as their bits. The conversions compute every case and select by masks, not by ?:, as
-/// compilers keep floating-point operations out of branches and then do not turn loops of them into vector
-/// code.
+/// float16 and bfloat16 as their bits. The conversions compute every case and select by masks, not by ?:.
+/// With ?:, compilers keep the floating-point operations in branches and do not vectorize the loops.
 struct Half {
   std::uint16_t bits;
 };
@@ -17,7 +16,7 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-/// All bits where `condition`, otherwise none.
+/// All bits set if `condition`, otherwise none.
 inline std::uint32_t mask_of(bool condition) noexcept { return ~(std::uint32_t{condition} - 1); }
 
 inline float to_float(Half value) noexcept {
@@ -42,7 +41,7 @@ float to_float(T value) noexcept {
 
 inline void from_float(float value, float& result) noexcept { result = value; }
 
-// Adding a power of two that is 2^13 times the value's own lets the adder round to the last place that
+// Adds a power of two that is 2^13 times the value's own. The adder then rounds to the last place that
 // float16 has there, and leaves the significand, in units of that place, in the sum's low bits.
 inline void from_float(float value, Half& result) noexcept {
   constexpr std::uint32_t kLeastExponent = 113u << 23;  // 2^-14: below it float16's places stay the same

@@ -26,7 +26,7 @@ Wire::Clock::time_point Wire::take_turn(std::size_t bytes) noexcept {
 }
 
 void wait_until(Wire::Clock::time_point time) noexcept {
-  // What a sleep of this system may overshoot by.
+  // A sleep may last this much longer than asked.
   constexpr std::chrono::microseconds kMargin{100};
   for (auto left = time - Wire::Clock::now(); left.count() > 0; left = time - Wire::Clock::now()) {
     if (left > kMargin) {

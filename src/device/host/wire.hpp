@@ -6,18 +6,19 @@
 
 namespace penstock {
 
-/// One direction of a modelled link: copies take turns on it, each for a latency and its bytes over the rate.
+/// One direction of a modelled link. Copies take turns on it; each takes the latency plus its bytes over the
+/// rate.
 class Wire {
  public:
   using Clock = std::chrono::steady_clock;
 
   Wire(double bytes_per_second, std::chrono::nanoseconds latency) noexcept;
 
-  /// False where nothing is modelled, and work takes what it takes.
+  /// False if there is no modelled link, and work takes its own time.
   [[nodiscard]] bool modelled() const noexcept { return bytes_per_second_ > 0 || latency_.count() > 0; }
 
-  /// Takes the next turn, for `bytes` that are ready to go now, and returns when they have arrived. The
-  /// caller moves them meanwhile and then waits for that time with wait_until.
+  /// Takes the next turn, for `bytes` that are ready to go now. Returns the time at which they will have
+  /// arrived. The caller moves them meanwhile and then waits for that time with wait_until.
   [[nodiscard]] Clock::time_point take_turn(std::size_t bytes) noexcept;
 
  private:

@@ -8,9 +8,9 @@
 
 namespace penstock {
 
-/// An unbounded queue from many producers, which the owner's lock puts in order, to one consumer, which takes
-/// no lock. Numbers its items from 1. Blocks of items go round between the two, so a queue that has once been
-/// as long as it gets allocates no more.
+/// An unbounded queue from many producers, which the owner's lock puts in order, to one consumer, which does
+/// not lock. Numbers its items from 1. Blocks of items go round between the two, so a queue that has reached
+/// its greatest length allocates no more.
 template <typename T>
 class WorkQueue {
  public:
@@ -38,7 +38,7 @@ class WorkQueue {
   /// Number of the newest item.
   [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_.load(std::memory_order_acquire); }
 
-  /// Takes the oldest item, which must be there. The consumer alone.
+  /// Takes the oldest item, which must exist. Only the consumer calls it.
   T pop() noexcept {
     if (popped_ != 0 && popped_ % kBlockItems == 0) {
       Block* const spent = head_;
