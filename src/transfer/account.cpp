@@ -11,7 +11,7 @@ constexpr std::size_t kRecords = 128;
 constexpr std::size_t kRequests = 16;
 constexpr std::size_t kEpochs = 64;
 
-// Done from the start if the host is the consumer: nothing is recorded then.
+// If the host is the consumer, the event was never recorded and so counts as done.
 const Event& last_event(const TimedBatch& timed) noexcept {
   return timed.is_end ? timed.asked : timed.arrived;
 }
@@ -37,7 +37,7 @@ Account::Account(const Device& device, const AccountOptions& options)
       origin_(device.create_event(EventTiming::on)) {
   records_.reserve(kRecords);
   free_.reserve(kRecords);
-  // A wrapped loader has few batches on their way, and its feed may be made anew for each epoch.
+  // A wrapped loader has few batches in flight, and its feed may be made anew for each epoch.
   while (!options_.wraps_loader && records_.size() < kRecords) add_record();
   for (std::size_t i = 0; i < (options_.wraps_loader ? 2 : kRequests); ++i) {
     spare_.push_back(device_.create_event(EventTiming::on));
@@ -68,7 +68,7 @@ TimedBatch* Account::open() {
   const std::lock_guard lock(mutex_);
   try {
     if (free_.empty() && records_.size() < kRecords) add_record();
-  } catch (...) {  // the batch goes untimed
+  } catch (...) {  // the batch is not timed
   }
   if (free_.empty()) return nullptr;
   TimedBatch* const timed = free_.back();
@@ -116,7 +116,7 @@ TimedBatch* Account::Request::mark(TimedBatch* timed, const BatchTimes& times, b
       std::swap(timed->asked, *event_);
       return timed;
     }
-  } catch (...) {  // the batch is the consumer's all the same, and goes untimed
+  } catch (...) {  // the consumer gets the batch all the same; it is not timed
   }
   account_.discard(timed);
   return nullptr;
@@ -206,9 +206,9 @@ void Account::read(TimedBatch& timed) {
   const bool is_chained = previous_ != nullptr && !previous_->on_host;
   const BatchTimes since = device_times(timed, is_chained ? last_event(*previous_) : origin_);
   BatchTimes& times = timed.times;
-  // The clocks of host and device drift apart. But the device came to a request after the host had made it,
-  // and what the host has seen done was done before. So an anchor that is too early is put right by the next
-  // request on a stream, and one that is too late by the next batch that the host waits for.
+  // The clocks of host and device drift apart, but the host sets bounds: the device came to a request after
+  // the host had made it, and finished work before the host saw it done. So the next request on a stream puts
+  // an early anchor right, and the next batch that the host waits for a late one.
   double anchor = is_chained ? previous_seconds_ : timed.on_host ? origin_latest_ : origin_earliest_;
   if (timed.on_host) {
     anchor = origin_latest_ = std::min(anchor, times.arrived - since.transfer_end);
@@ -219,10 +219,10 @@ void Account::read(TimedBatch& timed) {
     times.arrived = anchor + since.arrived;
   }
   times.transfer_begin = anchor + since.transfer_begin;
-  // A batch arrives after its transfer, whatever the sums are rounded to.
+  // A batch arrives after its transfer, however the sums are rounded.
   times.transfer_end = std::min(anchor + since.transfer_end, times.arrived);
   timed.transfers.clear();
-  // What the consumer did with a batch belongs to that batch's epoch, even if the next one has begun.
+  // The consumer's work on a batch belongs to that batch's epoch, even if the next one has begun.
   if (previous_ != nullptr && !previous_->is_end && !timed.is_first) {
     const double computed = std::max(0.0, times.asked - previous_seconds_);
     update(previous_->times.epoch, [&](Sum& sum) { sum.statistics.compute_seconds += computed; });
@@ -239,7 +239,7 @@ void Account::read(TimedBatch& timed) {
 
 void Account::add_times(BatchTimes& times) {
   // A driver may begin the copies of a batch before it notes the event in front of them (seen with many
-  // copies in one call), but nothing crosses the link faster than the link carries.
+  // copies in one call). The bytes still take at least their time at the link's ceiling.
   const double least =
       options_.link_ceiling > 0 ? static_cast<double>(times.link_bytes) / options_.link_ceiling : 0;
   times.transfer_begin = std::min(times.transfer_begin, times.transfer_end - least);

@@ -9,8 +9,8 @@
 
 namespace penstock {
 
-/// Events that are used again. An event goes back when its last user lets go; streams that were told to wait
-/// for it keep waiting for what it marked then. Thread-safe.
+/// Events that are used again. An event goes back when its last user releases it. Streams that were told to
+/// wait for it keep waiting for the work that it marked then. Thread-safe.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   explicit EventPool(Device device, EventTiming timing = EventTiming::off)
@@ -23,7 +23,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
       const std::lock_guard lock(pool->mutex_);
       try {
         pool->idle_.push_back(std::move(owned));
-      } catch (...) {  // no room to keep it: destroy it instead
+      } catch (...) {  // out of memory to keep it: destroy it instead
       }
     }
   };

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-/// What tells a device's link from others': its uuid, and its spec where it has none.
+/// The name that tells a device's link from others: its uuid, or its spec if it has no uuid.
 [[nodiscard]] inline std::string link_identity(const DeviceInfo& device) {
   return device.uuid.empty() ? device.spec : device.uuid;
 }

@@ -10,11 +10,11 @@
 #include <cmath>
 #include <span>
 
-/// How a profile becomes a time.
+/// How a profile predicts a time.
 ///
 /// A single copy has one variable, its bytes, and a curve over it. A packed transfer has two, bytes and
-/// pieces, and a grid of rows: one row per number of pieces, each a curve over bytes. Both are interpolated
-/// in logarithms, where latency (flat) and bandwidth (a slope of one) are straight lines.
+/// pieces. It has a grid of rows, one for each number of pieces; each row is a curve over bytes. Both are
+/// interpolated in logarithms, in which latency (flat) and bandwidth (a slope of one) are straight lines.
 namespace penstock {
 
 namespace {
@@ -55,7 +55,7 @@ double seconds_of(const LinkProfile& profile, Curve curve, double bytes) {
 CopyDirection direction_of(TransferKinds kinds) {
   if (is_host(kinds.source) && is_host(kinds.destination)) {
     throw InvalidArgument(
-        fmt::format("A transfer from {} to {} memory crosses no link; one end is device memory.",
+        fmt::format("A transfer from {} to {} memory does not cross a link; name device memory for one end.",
                     memory_kind_name(kinds.source), memory_kind_name(kinds.destination)));
   }
   if (kinds.destination != MemoryKind::device) return CopyDirection::d2h;
@@ -78,7 +78,7 @@ Curve direct_curve(CopyDirection direction, bool pageable) {
   return Curve::device_d2d;
 }
 
-/// Copies one after another. Asynchronous ones overlap in all but the interval between them.
+/// Seconds of copies one after another. Asynchronous ones overlap except for the interval between them.
 double direct_seconds(const LinkProfile& profile, double bytes, double pieces, TransferKinds kinds) {
   const bool pageable = is_pageable(kinds);
   const auto points = curve_of(profile, direct_curve(direction_of(kinds), pageable));
@@ -96,7 +96,7 @@ std::span<const PackedPoint> row_from(std::span<const PackedPoint> grid, std::si
   return grid.subspan(first, last - first);
 }
 
-/// Past its largest size a row goes on as staging does, which is what large pieces come to.
+/// Past its largest size a row grows as staging does, since large pieces behave like staged copies.
 double on_row(const LinkProfile& profile, std::span<const PackedPoint> row, Curve staged, double bytes) {
   const auto largest = static_cast<double>(row.back().bytes);
   if (bytes <= largest) return on_curve(row, bytes);
@@ -117,7 +117,7 @@ double packed_seconds(const LinkProfile& profile, double bytes, double pieces, C
   while (static_cast<double>(row.front().pieces) < pieces) {
     const auto next = static_cast<std::size_t>(row.data() - grid.data()) + row.size();
     if (next == grid.size()) {
-      // More pieces than any row: its transfer of pieces as large as these, as often as needed.
+      // More pieces than in any row: the last row's transfer of pieces of this size, as often as needed.
       const double share = static_cast<double>(row.front().pieces) / pieces;
       return on_row(profile, row, staged, bytes * share) / share;
     }
@@ -130,7 +130,7 @@ double packed_seconds(const LinkProfile& profile, double bytes, double pieces, C
                      static_cast<double>(row.front().pieces), upper);
 }
 
-/// One kernel that moves all pieces: a copy, and a table of pieces on its way first.
+/// Seconds of one kernel that moves all pieces: a copy, after the table of pieces was copied.
 double kernel_seconds(const LinkProfile& profile, double bytes) {
   const auto points = curve_of(profile, Curve::device_d2d);
   return points.front().seconds + on_curve(points, bytes);
@@ -188,7 +188,7 @@ TransferPath LinkProfile::choose_path(std::size_t bytes, std::size_t pieces, Tra
   const bool pageable = is_pageable(kinds);
   (void)direction_of(kinds);
   if (pieces <= 1 && !pageable) return TransferPath::direct;
-  // The driver's own copy of pageable memory blocks the host, so that several of them never pay.
+  // The driver's own copy of pageable memory blocks the host, so several of them are never faster.
   if (bytes == 0 || (pieces > 1 && pageable)) return TransferPath::packed;
   const TransferPath other = pieces > 1 ? TransferPath::direct : TransferPath::staged;
   if (other == TransferPath::staged && bytes > chunk_bytes) return TransferPath::staged;

@@ -36,7 +36,7 @@ std::string text_of(const json& value, int indent) {
   return value.dump(indent, ' ', false, json::error_handler_t::replace);
 }
 
-/// Of the canonical text, so that white space and the order of keys do not matter.
+/// The checksum of the canonical text, so that white space and the order of keys do not matter.
 std::string checksum_of(const json& profile) {
   return fmt::format("fnv1a:{:016x}", fnv1a(text_of(profile, -1)));
 }
@@ -63,7 +63,7 @@ bool read_bool(const json& object, const char* key) {
 }
 
 std::uint64_t to_count(const json& value, std::string_view name, std::uint64_t least, std::uint64_t most) {
-  if (!value.is_number_unsigned()) refuse(fmt::format("'{}' holds something else than a whole number", name));
+  if (!value.is_number_unsigned()) refuse(fmt::format("'{}' is not a whole number", name));
   const auto count = value.get<std::uint64_t>();
   if (count < least || count > most) {
     refuse(fmt::format("'{}' holds {}, which is not within {} and {}", name, count, least, most));
@@ -76,7 +76,7 @@ std::uint64_t read_count(const json& object, const char* key, std::uint64_t leas
 }
 
 double to_positive(const json& value, std::string_view name, bool or_zero = false) {
-  if (!value.is_number()) refuse(fmt::format("'{}' holds something else than a number", name));
+  if (!value.is_number()) refuse(fmt::format("'{}' is not a number", name));
   const double number = value.get<double>();
   if (!std::isfinite(number) || number < 0 || (number == 0 && !or_zero)) {
     refuse(fmt::format("'{}' holds {}, which is not a positive number", name, number));
@@ -92,7 +92,7 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
 
 const json& to_row(const json& value, std::string_view name, std::size_t columns) {
   if (!value.is_array() || value.size() != columns) {
-    refuse(fmt::format("'{}' holds a point that has not {} numbers", name, columns));
+    refuse(fmt::format("'{}' holds a point that does not have {} numbers", name, columns));
   }
   return value;
 }
@@ -184,7 +184,7 @@ LinkProfile from_value(const json& value) {
   for (const auto& item : curves.items()) {
     const bool known = std::any_of(kCurves.begin(), kCurves.end(),
                                    [&](Curve curve) { return curve_name(curve) == item.key(); });
-    if (!known) refuse(fmt::format("it has a curve '{}', which nothing is known of", item.key()));
+    if (!known) refuse(fmt::format("it has an unknown curve '{}'", item.key()));
   }
   profile.packed_h2d = read_packed(value, "packed_h2d");
   profile.packed_d2h = read_packed(value, "packed_d2h");
@@ -195,7 +195,7 @@ LinkProfile from_value(const json& value) {
 LinkProfile parse_document(const std::string& text) {
   const json document = json::parse(text);
   if (!document.is_object() || document.value("format", json()) != kFormat) {
-    refuse(fmt::format("it does not say format '{}'", kFormat));
+    refuse(fmt::format("its format is not '{}'", kFormat));
   }
   const json version = document.value("version", json());
   if (version != kVersion) {
@@ -206,12 +206,12 @@ LinkProfile parse_document(const std::string& text) {
   }
   const json& profile = member(document, "profile");
   if (read_string(document, "checksum") != checksum_of(profile)) {
-    refuse("its checksum does not match, so that it was damaged or edited");
+    refuse("its checksum does not match, so it was damaged or edited");
   }
   return from_value(profile);
 }
 
-/// Why `profile` is not of this device on this host; empty when it is.
+/// Why `profile` is not of this device on this host; empty if it is.
 std::string foreign(const LinkProfile& profile, const DeviceInfo& device) {
   const auto differ = [](std::string_view what, const std::string& theirs, const std::string& ours) {
     return theirs == ours ? std::string()
@@ -253,7 +253,7 @@ LinkProfile LinkProfile::parse(const std::string& text) {
   } catch (const json::exception& error) {
     const std::string_view reason =
         error.what();  // "[json.exception.parse_error.101] parse error at line 1 ..."
-    refuse(fmt::format("its text is not JSON as it should be ({})", reason.substr(reason.find("] ") + 2)));
+    refuse(fmt::format("its text is not JSON ({})", reason.substr(reason.find("] ") + 2)));
   }
 }
 

@@ -18,7 +18,7 @@ namespace {
                           std::strerror(errno)));
 }
 
-/// A new file that is removed again unless it was renamed to its place.
+/// A new file that is removed unless it was renamed to its place.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::filesystem::path& place) : place_(place) {

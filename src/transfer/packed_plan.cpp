@@ -14,10 +14,10 @@ namespace penstock {
 
 namespace {
 
-// A device end is followed by bytes that are nobody's up to the next multiple of this: the documented reach
-// of a gap, and no more than every device allocator leaves between two allocations.
+// The bytes behind a device end, up to the next multiple of this, belong to nobody. That is the documented
+// reach of a gap, and every device allocator leaves as much between two allocations.
 constexpr std::size_t kGapAlignment = 256;
-// Of offsets where a kernel gathers or scatters: what its widest access needs.
+// Alignment of offsets if a kernel gathers or scatters: the size of its widest access.
 constexpr std::size_t kScatterAlignment = 16;
 constexpr std::size_t kFewRuns = 4;
 
@@ -37,7 +37,7 @@ PackedLayout PackedLayout::of(std::span<const std::size_t> piece_bytes, std::siz
   for (const std::size_t bytes : piece_bytes) {
     layout.offsets.push_back(layout.bytes);
     if (bytes > std::numeric_limits<std::size_t>::max() - layout.bytes - alignment) {
-      throw InvalidArgument("the pieces together have more bytes than can be addressed");
+      throw InvalidArgument("the pieces together have more bytes than can be addressed; copy fewer at once");
     }
     layout.bytes = align_up(layout.bytes + bytes, alignment);
   }

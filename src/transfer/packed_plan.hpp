@@ -10,8 +10,8 @@
 
 namespace penstock {
 
-/// How pieces travel together. The *image* is what goes over the link: the pieces side by side, at offsets
-/// that follow the device's ends where those lie side by side themselves, and else at offsets of our own.
+/// How pieces travel together. The *image* is the bytes that cross the link: the pieces side by side. If the
+/// device's ends lie side by side, the image's offsets follow them; otherwise the plan chooses offsets.
 class PackedPlan {
  public:
   /// A range of the image.
@@ -22,12 +22,12 @@ class PackedPlan {
   };
   /// How the image meets the device's ends.
   enum class DeviceSide : std::uint8_t {
-    runs,     ///< few runs of adjoining pieces: a copy each
+    runs,     ///< few runs of adjoining pieces: a copy for each
     scatter,  ///< many small runs: one copy to or from scratch memory, and a kernel
   };
 
-  /// Pieces of zero bytes are left out. Many runs that are shorter than `shortest_run` in the mean are
-  /// scattered. Throws InvalidArgument for null ends and for destinations that overlap.
+  /// Leaves out pieces of zero bytes. Many runs with a mean length below `shortest_run` are scattered. Throws
+  /// InvalidArgument for null ends and for destinations that overlap.
   PackedPlan(std::span<const TransferPiece> pieces, CopyDirection direction,
              std::size_t shortest_run = DeviceTuning::Packing().shortest_run_bytes);
 
@@ -36,11 +36,11 @@ class PackedPlan {
   [[nodiscard]] std::size_t image_bytes() const noexcept { return image_bytes_; }
   [[nodiscard]] DeviceSide device_side() const noexcept { return device_side_; }
 
-  /// The part of the image from `begin` that one round of at most `window` bytes moves. Rounds end between
-  /// pieces where a kernel scatters, even if one piece alone is larger than the window.
+  /// The part of the image from `begin` that one round of at most `window` bytes moves. If a kernel scatters,
+  /// rounds end between pieces, even if one piece alone is larger than the window.
   [[nodiscard]] Range round(std::size_t begin, std::size_t window) const;
 
-  /// Where a piece lies in the image.
+  /// The offset of a piece in the image.
   [[nodiscard]] std::size_t offset(std::size_t piece) const noexcept { return offsets_[piece]; }
   /// First piece that reaches past `image_offset`.
   [[nodiscard]] std::size_t first_piece(std::size_t image_offset) const noexcept;

@@ -21,7 +21,7 @@ void TransferState::begin_on(const Stream& stream) noexcept {
   try {
     begin_ = timed_events->take();
     begin_->record(stream);
-  } catch (...) {  // the transfer goes untimed
+  } catch (...) {  // the transfer is not timed
     begin_.reset();
   }
 }
@@ -34,30 +34,30 @@ EventPool::Handle TransferState::take_end(EventPool& events) {
 void TransferState::submitted(EventPool::Handle event, bool host_finishes) {
   event_ = std::move(event);
   host_finishes_ = host_finishes;
-  advance(Stage::submitted);
+  advance(Status::submitted);
 }
 
-void TransferState::finish() { advance(Stage::done); }
+void TransferState::finish() { advance(Status::done); }
 
-void TransferState::fail(std::exception_ptr failure) { advance(Stage::failed, std::move(failure)); }
+void TransferState::fail(std::exception_ptr failure) { advance(Status::failed, std::move(failure)); }
 
 void TransferState::fail_after(const Stream& stream, std::exception_ptr failure) {
   try {
     stream.synchronize();
-  } catch (...) {  // the device failed, and touches nothing any more
+  } catch (...) {  // the device failed, and no longer touches anything
   }
   fail(std::move(failure));
 }
 
-void TransferState::cancelled() { advance(Stage::cancelled); }
+void TransferState::cancelled() { advance(Status::cancelled); }
 
-void TransferState::advance(Stage next, std::exception_ptr failure) {
+void TransferState::advance(Status next, std::exception_ptr failure) {
   {
     const std::lock_guard lock(mutex_);
-    if (stage() >= Stage::done) return;  // the first ending is the one that counts
-    if (next >= Stage::done) report_.seconds = seconds_since(requested_);
+    if (status() >= Status::done) return;  // the first ending is the one that counts
+    if (next >= Status::done) report_.seconds = seconds_since(requested_);
     failure_ = std::move(failure);
-    stage_.store(next, std::memory_order_release);
+    status_.store(next, std::memory_order_release);
   }
   changed_.notify_all();
 }
@@ -74,40 +74,39 @@ void TransferState::set_threads(unsigned threads) {
   report_.threads = threads;
 }
 
-void TransferState::throw_unless_good(Stage now) const {
-  if (now == Stage::failed) {
+void TransferState::throw_unless_good(Status now) const {
+  if (now == Status::failed) {
     const std::lock_guard lock(mutex_);
     std::rethrow_exception(failure_);
   }
-  if (now == Stage::cancelled) {
-    throw Closed(
-        "the transfer was cancelled before all its bytes were moved; its destination is not to be used");
+  if (now == Status::cancelled) {
+    throw Closed("the transfer was cancelled before all its bytes were moved; do not use its destination");
   }
 }
 
 bool TransferState::query() {
-  const Stage now = stage();
+  const Status now = status();
   throw_unless_good(now);
-  if (now == Stage::working) return false;
-  if (now == Stage::done) return true;
+  if (now == Status::working) return false;
+  if (now == Status::done) return true;
   bool reached = false;
   try {
     reached = event_->query();
   } catch (...) {
     fail(std::current_exception());
-    throw_unless_good(stage());
+    throw_unless_good(status());
   }
   if (!reached || host_finishes_) return false;
   finish();
   return true;
 }
 
-TransferState::Stage TransferState::wait_submitted() {
-  if (stage() == Stage::working) {
+TransferState::Status TransferState::wait_submitted() {
+  if (status() == Status::working) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stage() != Stage::working; });
+    changed_.wait(lock, [&] { return status() != Status::working; });
   }
-  return stage();
+  return status();
 }
 
 void TransferState::synchronize_event() {
@@ -119,36 +118,36 @@ void TransferState::synchronize_event() {
 }
 
 void TransferState::synchronize() {
-  if (help && stage() < Stage::done) help();
-  const Stage now = wait_submitted();
-  if (now == Stage::submitted && host_finishes_) {
+  if (help && status() < Status::done) help();
+  const Status now = wait_submitted();
+  if (now == Status::submitted && host_finishes_) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stage() >= Stage::done; });
-  } else if (now == Stage::submitted) {
+    changed_.wait(lock, [&] { return status() >= Status::done; });
+  } else if (now == Status::submitted) {
     synchronize_event();
     finish();
   }
-  throw_unless_good(stage());
+  throw_unless_good(status());
 }
 
 void TransferState::synchronize_source() {
   const bool source_is_read_by_host = direction == CopyDirection::h2d && path != TransferPath::direct;
-  const Stage now = wait_submitted();
-  if (now == Stage::submitted && !source_is_read_by_host) synchronize_event();
-  throw_unless_good(stage());
+  const Status now = wait_submitted();
+  if (now == Status::submitted && !source_is_read_by_host) synchronize_event();
+  throw_unless_good(status());
 }
 
 void TransferState::enqueue_wait(const Stream& stream) {
-  const Stage now = wait_submitted();
+  const Status now = wait_submitted();
   throw_unless_good(now);
-  // Also when done: the event then costs the stream nothing, and orders it after the copy on the device's
-  // side.
+  // Also if the transfer is done: the event costs the stream nothing, and orders it after the copy on the
+  // device.
   if (event_) stream.wait(*event_);
 }
 
 std::optional<TransferSpan> TransferState::span_since(const Event& origin) const {
-  const Stage now = stage();
-  if (!begin_ || (now != Stage::submitted && now != Stage::done)) return std::nullopt;
+  const Status now = status();
+  if (!begin_ || (now != Status::submitted && now != Status::done)) return std::nullopt;
   return TransferSpan{begin_->seconds_since(origin), event_->seconds_since(origin)};
 }
 

@@ -19,23 +19,23 @@ namespace penstock {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// What a Transfer's copies share with the path that carries it out. Stages only go forward:
+/// The state that a Transfer's handles share with the path that carries it out. Its status only goes forward:
 ///
 ///   working -> submitted -> done          all device work is enqueued and marked by `event`
 ///                        -> working on    D2H through the host: bytes still go from slots to the destination
 ///   any     -> failed | cancelled         both ends are untouched from here on
 class TransferState {
  public:
-  enum class Stage : std::uint8_t { working, submitted, done, failed, cancelled };
+  enum class Status : std::uint8_t { working, submitted, done, failed, cancelled };
 
   TransferState(TransferPath path, CopyDirection direction, std::size_t bytes, std::size_t pieces);
 
   // For the path that carries it out.
-  /// Its first copy or kernel comes next on `stream`; marks this once, if the transfer is timed.
+  /// The first copy or kernel comes next on `stream`. Marks this once, if the transfer is timed.
   void begin_on(const Stream& stream) noexcept;
-  /// For the mark of its end: an event that keeps time if the transfer is timed, or one of `events`.
+  /// An event to mark the end: one that keeps time if the transfer is timed, otherwise one of `events`.
   [[nodiscard]] EventPool::Handle take_end(EventPool& events);
-  /// All copies are enqueued and `event` marks their end. With `host_finishes`, the transfer is done only at
+  /// All copies are enqueued and `event` marks their end. If `host_finishes`, the transfer is done only at
   /// `finish`.
   void submitted(EventPool::Handle event, bool host_finishes);
   void finish();
@@ -46,15 +46,15 @@ class TransferState {
   /// Adds to the report.
   void account(std::size_t copies, double host_copy_seconds, double slot_wait_seconds);
   void set_threads(unsigned threads);
-  /// Set before the transfer is shared: asks the path to stop, and says whether it will.
+  /// Asks the path to stop, and says whether it will. Set before the transfer is shared.
   std::function<bool()> on_cancel;
-  /// Set before the transfer is shared: lets a thread that would wait do the work that is left instead.
+  /// Lets a thread that would wait do the remaining work instead. Set before the transfer is shared.
   std::function<void()> help;
 
-  /// Set before the transfer is shared, for one that is timed: events that keep time.
+  /// Events that keep time, for a timed transfer. Set before the transfer is shared.
   std::shared_ptr<EventPool> timed_events;
 
-  // For those who ask: see Transfer.
+  // For handles: see Transfer.
   [[nodiscard]] bool query();
   void synchronize();
   void synchronize_source();
@@ -67,15 +67,15 @@ class TransferState {
   const std::size_t bytes;
 
  private:
-  [[nodiscard]] Stage wait_submitted();
-  [[nodiscard]] Stage stage() const noexcept { return stage_.load(std::memory_order_acquire); }
-  void advance(Stage next, std::exception_ptr failure = nullptr);
-  void throw_unless_good(Stage stage) const;
-  /// Waits for the event on the host; a failure of the device becomes the transfer's.
+  [[nodiscard]] Status wait_submitted();
+  [[nodiscard]] Status status() const noexcept { return status_.load(std::memory_order_acquire); }
+  void advance(Status next, std::exception_ptr failure = nullptr);
+  void throw_unless_good(Status status) const;
+  /// Waits for the event on the host. A failure of the device becomes the transfer's failure.
   void synchronize_event();
 
   const std::chrono::steady_clock::time_point requested_ = std::chrono::steady_clock::now();
-  std::atomic<Stage> stage_{Stage::working};
+  std::atomic<Status> status_{Status::working};
   bool host_finishes_ = false;
   bool begun_ = false;
   EventPool::Handle begin_{nullptr, {}};
