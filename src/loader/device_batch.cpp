@@ -28,7 +28,7 @@ DeviceBatch& DeviceBatch::operator=(DeviceBatch&& other) noexcept {
 DeviceBatch::~DeviceBatch() {
   try {
     release();
-  } catch (...) {  // the slot is out of use; whoever works on the device meets the failure itself
+  } catch (...) {  // the slot is never used again; other work on the device will throw the failure
   }
 }
 

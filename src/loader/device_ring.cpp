@@ -52,8 +52,8 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPl
   published_.reserve(depth_ + 2);
 }
 
-// Leases share the ring, so that none is left. What their streams still do with a slot ends before its memory
-// goes back to the driver, which waits for it.
+// Leases share the ring, so none is left. Their streams may still work on a slot; the driver waits for that
+// work before it frees the memory.
 DeviceRing::~DeviceRing() = default;
 
 std::unique_ptr<DeviceSlot> DeviceRing::make_slot() {
@@ -130,7 +130,7 @@ void DeviceRing::put_back(DeviceSlot& slot, bool spoiled) noexcept {
 
 std::optional<DeviceRing::Clock::time_point> DeviceRing::gives_up_at(Clock::time_point asked) const {
   if (!full_since_ || !free_.empty()) return std::nullopt;
-  if (leased_.empty()) return Clock::time_point::min();  // all slots are lost, and none comes back
+  if (leased_.empty()) return Clock::time_point::min();  // all slots are lost, and none will come back
   return std::max(asked, *full_since_) + patience_;
 }
 
@@ -143,10 +143,10 @@ void DeviceRing::refuse_full() const {
   const std::size_t used = slots_.size() * slot_bytes_;
   throw OutOfMemory(
       "the loader's device memory budget", slot_bytes_, used, 0,
-      fmt::format("no slot is free for the next batch: {} batches are held ({}){}. Let go of "
-                  "some, copy what is to be kept, or raise the budget ({})",
+      fmt::format("no slot is free for the next batch: {} batches are held ({}){}. Release "
+                  "some, copy those to keep, or raise the budget ({})",
                   leased_.size(), held,
-                  patience_.count() > 0 ? ", and none was let go while next() waited" : "", exhausted_));
+                  patience_.count() > 0 ? ", and none was released while next() waited" : "", exhausted_));
 }
 
 void DeviceRing::wait_for_arrival(std::unique_lock<std::mutex>& lock,
@@ -175,7 +175,7 @@ Arrival DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
   wait_for_arrival(lock, while_waiting);
-  if (closed_) throw Closed("The loader was closed, and gives out no more batches.");
+  if (closed_) throw Closed("The loader was closed. Make a new one to get more batches.");
   if (published_.empty()) refuse_full();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
   if (published_.front().slot != nullptr) stream.wait(published_.front().slot->ready);

@@ -23,20 +23,20 @@
 
 namespace penstock {
 
-/// Device memory for one batch, and what is in it. Who has the slot - the free list, the producer, the queue
-/// of published batches, a lease - may touch it without a lock.
+/// Device memory for one batch, and the batch in it. Its owner may touch it without a lock: the free list,
+/// the producer, the queue of published batches, or a lease.
 struct DeviceSlot {
   Buffer memory;
   std::uint64_t* indices = nullptr;  ///< device memory for the batch's indices
   std::vector<DeviceField> fields;
-  Event ready;  ///< recorded on the copy stream behind the batch's last copy
+  Event ready;  ///< recorded on the copy stream after the batch's last copy
 
   SampleRun run;
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;
 
-  std::vector<StreamHandle> users;  ///< streams that the present lease is used on
-  std::vector<Event> done;          ///< one for each stream of the last lease, recorded when it went
+  std::vector<StreamHandle> users;  ///< streams that the current lease is used on
+  std::vector<Event> done;          ///< one for each stream of the last lease, recorded when the lease ended
   std::size_t done_count = 0;
 
   explicit DeviceSlot(Event event) : ready(std::move(event)) {}
@@ -59,59 +59,60 @@ struct RingSize {
 };
 
 /// The slots, passed round from the free list to the producer, to the queue of published batches, to a lease,
-/// and back. Slots are made `prefetch_depth` + 1 at first, and more only where leases keep fewer than
-/// prefetch_depth for the producer, as memory allows. Leases share it with the loader and may outlive that.
-/// Thread-safe.
+/// and back. It begins with `prefetch_depth` + 1 slots. If leases leave fewer than prefetch_depth for the
+/// producer, it makes more, as memory allows. Leases share the ring with the loader and may outlive the
+/// loader. Thread-safe.
 class DeviceRing {
  public:
-  /// Makes the first slots: fewer where there is memory for less, one at least. Throws OutOfMemory.
+  /// Makes the first slots. If memory is short, makes fewer, but at least one. Throws OutOfMemory.
   DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan, const LoaderOptions& options,
              const SamplerState& position);
   ~DeviceRing();
   DeviceRing(const DeviceRing&) = delete;
   DeviceRing& operator=(const DeviceRing&) = delete;
 
-  /// For the producer: a slot to fill, once fewer than prefetch_depth batches are published. Its former users
-  /// and its former copy may still be at work: see wait_for_users. Blocks the host; null when stopped.
+  /// For the producer: a slot to fill, once fewer than prefetch_depth batches are published. Work of its last
+  /// users and its last copy may still be queued: see wait_for_users. Blocks the host. Null if stopped.
   [[nodiscard]] DeviceSlot* acquire();
-  /// Makes `stream` wait for whatever was last queued on the slot's memory.
+  /// Makes `stream` wait for the work last queued on the slot's memory.
   void wait_for_users(const DeviceSlot& slot, const Stream& stream) const;
   void publish(Arrival arrival);
   /// Takes a slot back that was acquired and not published. `spoiled`: copies into it may be under way that
   /// `ready` does not mark; it is never used again.
   void put_back(DeviceSlot& slot, bool spoiled) noexcept;
 
-  /// For the consumer: what was published next, with its slot leased, and `stream` made to wait for it. An
-  /// error stays and is thrown each time. If `stream` cannot wait, the batch stays. Blocks the host, and
-  /// calls `while_waiting`, unless it is null, every 50 ms without a lock. Throws what that throws, Closed,
-  /// DeviceError, and OutOfMemory if the ring is full for longer than LoaderOptions allow, or for good.
+  /// For the consumer: takes the next published batch or end, leases its slot, and makes `stream` wait for
+  /// it. An error stays and is thrown each time. If `stream` cannot wait, the batch stays. Blocks the host.
+  /// Calls `while_waiting`, unless it is null, every 50 ms without a lock. Throws Closed, DeviceError, and
+  /// exceptions of `while_waiting`. Throws OutOfMemory if the ring is full for longer than LoaderOptions
+  /// allow, or for good.
   [[nodiscard]] Arrival take(const Stream& stream, const FunctionRef<void()>* while_waiting);
-  /// Ends a lease. Throws DeviceError where the work on it cannot be marked.
+  /// Ends a lease. Throws DeviceError if the work on its slot cannot be marked.
   void give_back(DeviceSlot& slot);
 
   /// Makes acquire return null until reset.
   void stop() noexcept;
-  /// With no producer at work: starts anew at `position`. Returns what was published, whose slots are free
-  /// again.
+  /// Starts anew at `position`; the producer must not be at work. Returns the published entries, whose slots
+  /// are free again.
   std::vector<Arrival> reset(const SamplerState& position);
-  /// With no producer at work: ends take() in all threads with Closed, for good. They may still be in it when
-  /// this returns.
+  /// Ends take() in all threads with Closed, for good; the producer must not be at work. Threads may still be
+  /// in take() when this returns.
   void close() noexcept;
 
   [[nodiscard]] RingSize size() const;
-  /// After what take() has given out.
+  /// The state after the batches that take() has given out.
   [[nodiscard]] SamplerState position() const;
-  /// True when take() would give the first batch of `epoch`, not what went wrong in the producer.
+  /// True if take() would give the first batch of `epoch`, not an error of the producer.
   [[nodiscard]] bool is_at_start_of(std::uint64_t epoch) const;
   [[nodiscard]] bool is_closed() const;
   [[nodiscard]] const Device& device() const noexcept { return device_; }
-  /// True in a child of fork, where nothing of this may be touched.
+  /// True in a child of fork, which may not touch the ring.
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// Returns when take() has something to say: a batch, an end, or that the ring stays full.
+  /// Returns once take() can answer: there is a batch, an end or an error, or the ring stays full.
   void wait_for_arrival(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting);
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
@@ -124,7 +125,7 @@ class DeviceRing {
   const std::size_t slot_bytes_;
   const std::size_t indices_offset_;
   const std::size_t depth_;
-  const std::chrono::milliseconds patience_;  ///< with a full ring
+  const std::chrono::milliseconds patience_;  ///< how long take() waits while the ring is full
   std::vector<DeviceField> fields_;           ///< as in each slot, `data` an offset
   std::vector<std::size_t> offsets_;
 
@@ -132,7 +133,7 @@ class DeviceRing {
   std::condition_variable producer_;
   std::condition_variable consumer_;
   std::vector<std::unique_ptr<DeviceSlot>> slots_;
-  std::vector<DeviceSlot*> free_;  ///< the first was free for longest
+  std::vector<DeviceSlot*> free_;  ///< the first has been free for longest
   std::vector<Arrival> published_;
   std::size_t ready_ = 0;  ///< batches among them
   SamplerState position_;

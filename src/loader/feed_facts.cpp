@@ -15,7 +15,7 @@ FieldFacts::PageLock page_lock(const Device& device, std::span<const std::byte> 
                ? FieldFacts::PageLock::none
                : FieldFacts::PageLock::registered;
   }
-  // What is locked at both ends, and by no Registration, is one allocation of another library.
+  // Memory that is locked at both ends without a Registration is one allocation of another library.
   const auto is_pinned = [&](const std::byte& at) { return device.kind_of(&at) == MemoryKind::pinned; };
   return is_pinned(memory.front()) && is_pinned(memory.back()) ? FieldFacts::PageLock::foreign
                                                                : FieldFacts::PageLock::none;

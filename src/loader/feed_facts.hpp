@@ -11,28 +11,28 @@
 
 namespace penstock {
 
-/// One field as it lies on the host, and how the device can reach it there.
+/// Where one field lies on the host, and how the device can reach it there.
 struct FieldFacts {
-  /// Who has page-locked the field's memory before the loader was made.
+  /// Who page-locked the field's memory before the loader was made.
   enum class PageLock : std::uint8_t {
     none,
     registered,  ///< all of it, by a Registration of the program
-    foreign,     ///< another library's allocator, say; not by a Registration, which may end before the loader
+    foreign,     ///< another library's allocator, say; not a Registration, which may end before the loader
   };
 
   Field stored;
   std::uint64_t samples = 0;
   std::size_t sample_bytes = 0;
   bool in_memory = false;     ///< the samples lie side by side in the address space
-  bool file_mapping = false;  ///< which is a mapping of a file: anybody can cut that short
+  bool file_mapping = false;  ///< the samples lie in a mapping of a file, which anybody can cut short
   bool aligned = false;       ///< to the type of the field
   PageLock page_lock = PageLock::none;
   std::size_t allocation_bytes = 0;       ///< of the array that the field is a slice of
   std::size_t allocation_used_bytes = 0;  ///< by all fields of the dataset
 
-  /// Set if it was tried: the pages cannot be locked, and why.
+  /// Why the pages cannot be locked. Set once locking was tried and refused.
   std::optional<std::string> lock_refused{};
-  /// Set if it was tried: there is no pinned memory for a copy.
+  /// There is no pinned memory for a copy. Set once a copy was tried.
   bool copy_refused = false;
 
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -42,20 +42,20 @@ struct FieldFacts {
 
 struct DeviceFacts {
   bool batched_copies = false;  ///< see DeviceInfo
-  DeviceTuning tuning{};        ///< the same
+  DeviceTuning tuning{};        ///< see DeviceInfo
   std::size_t free_bytes = 0;   ///< of device memory
-  /// Set if it was tried: the device does not have all memory that the plan reserves.
+  /// The device does not have all memory that the plan reserves. Set once it was tried.
   bool memory_refused = false;
 };
 
-/// All that the plan goes by, beside the options and the link's profile.
+/// Everything that the plan depends on, apart from the options and the link's profile.
 struct FeedFacts {
   std::vector<FieldFacts> fields;
   DeviceFacts device;
   std::size_t batch = 0;  ///< samples of a whole batch
 };
 
-/// Asks the dataset and the device: nothing else does before the plan is made. Throws DeviceError.
+/// Asks the dataset and the device. Nothing else asks them before the plan is made. Throws DeviceError.
 [[nodiscard]] FeedFacts collect_facts(const Dataset& dataset, const Device& device, std::size_t batch);
 
 }  // namespace penstock

@@ -15,8 +15,8 @@ ChannelFactors channel_factors(const Field& field, const FieldOptions& options) 
     if (values.size() <= 1) return 1;
     if (axis >= field.shape.size() || field.shape[axis] != values.size()) {
       throw InvalidArgument(fmt::format(
-          "Field '{}' ({} {}) has no {} channels in axis {}, as its {} needs: give one value, or one for "
-          "each extent of channel_axis.",
+          "Field '{}' ({} {}) does not have {} channels in axis {}, as its {} needs: give one value, or one "
+          "for each index of channel_axis.",
           field.name, dtype_name(field.dtype), format_shape(field.shape), values.size(), axis, what));
     }
     return values.size();

@@ -62,13 +62,13 @@ Loader::Loader(Dataset dataset, Device device, LoaderOptions options)
 Loader::~Loader() {
   if (state_ == nullptr) return;
   if (state_->is_forked()) {
-    // The child has neither the threads nor the locks that ending needs: what is there is left alone.
+    // A forked child has neither the threads nor the locks that closing needs, so the state is leaked.
     static_cast<void>(new std::shared_ptr<LoaderState>(std::move(state_)));
     return;
   }
   try {
     state_->close();
-  } catch (...) {  // a device that failed does no more work either
+  } catch (...) {  // a failed device does no more work
   }
 }
 

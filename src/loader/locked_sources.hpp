@@ -13,18 +13,19 @@
 
 namespace penstock {
 
-/// The memory that the device reads samples out of, page-locked for as long as this lives.
+/// The memory from which the device reads samples, page-locked for as long as this object lives.
 struct LockedSources {
-  /// For each field, where the device reaches the first sample that streams; null if it does not read it.
+  /// For each field, the device's address of the first sample that streams; null if the device does not read
+  /// it.
   std::vector<const std::byte*> samples;
   std::vector<Registration> registrations;
   std::vector<Buffer> copies;
-  /// Something was refused, and noted in the facts: the plan has to be made again.
+  /// A lock or copy was refused, and noted in the facts. The plan must be made again.
   bool refused = false;
 };
 
-/// Locks or copies the memory that `plan` has the device read. Blocks the host: about 30 ms per GiB. Throws
-/// DeviceError.
+/// Locks or copies the memory that the device reads under `plan`. Blocks the host for about 30 ms per GiB.
+/// Throws DeviceError.
 [[nodiscard]] LockedSources lock_sources(const FeedPlan& plan, const Dataset& dataset, const Device& device,
                                          FeedFacts& facts);
 

@@ -15,11 +15,12 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-// A batch of less is not worth a copy of its own into a staging buffer on the device.
+// Smallest batch that gets a copy of its own into a staging buffer on the device.
 constexpr std::size_t kLeastStagedBytes = std::size_t{64} << 10;
-// Zero-copy takes no processor time, so host gather has to be this much quicker to be taken for its speed.
+// Zero-copy takes no processor time, so host gather must be this many times as fast to be chosen for its
+// speed.
 constexpr double kWorthProcessors = 2.0;
-// A slice is worth locking its whole array for if it is at least one byte in so many.
+// The whole array is locked for a slice if the slice is at least one byte in this many.
 constexpr std::size_t kLeastPart = 2;
 
 bool is_forced(GatherPath asked) noexcept {
@@ -54,7 +55,7 @@ FieldPlan plan_field(const FieldFacts& facts) {
   field.sample_elements = element_count(facts.stored.shape);
   field.sample_bytes = facts.sample_bytes;
   if (facts.in_memory && !facts.file_mapping) {
-    // A page that is locked for a neighbour makes no source that the device could copy from in one piece.
+    // If only some pages are locked, for a neighbour, the device cannot copy the field in one piece.
     field.upload = facts.page_lock == FieldFacts::PageLock::foreign ? FieldPlan::Upload::direct
                                                                     : FieldPlan::Upload::staged;
   }
@@ -95,7 +96,7 @@ double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
   return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
 }
 
-/// The field would be locked with its whole array, and less than half of that is fed.
+/// True if the field would be locked with its whole array, of which less than half is fed.
 bool is_small_part(const FieldFacts& facts, const LoaderOptions& options) {
   return facts.bytes() > options.copy_limit_bytes && facts.page_lock == FieldFacts::PageLock::none &&
          facts.allocation_bytes / kLeastPart > facts.allocation_used_bytes;
@@ -105,13 +106,13 @@ bool is_small_part(const FieldFacts& facts, const LoaderOptions& options) {
 FieldPlan::Source source_of(const FieldFacts& facts, const LoaderOptions& options) {
   using PageLock = FieldFacts::PageLock;
   if (facts.page_lock == PageLock::foreign) return FieldPlan::Source::pinned;
-  // Anybody can cut a mapped file short: only the device may read there.
+  // Anybody can cut a mapped file short, so only the device may read there.
   const bool copied = facts.page_lock == PageLock::none && facts.bytes() <= options.copy_limit_bytes &&
                       !facts.file_mapping && !facts.copy_refused;
   return copied ? FieldPlan::Source::copied : FieldPlan::Source::locked;
 }
 
-/// Why the host has to gather instead of `path`; empty: it need not.
+/// Why the host must gather instead of `path`; empty if it need not.
 std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath path,
                      const LinkProfile& profile, const LoaderOptions& options) {
   const bool forced = is_forced(options.gather);
@@ -121,7 +122,7 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
     return "its values are not aligned to their type";
   }
   if (forced) return {};
-  if (facts.file_mapping) return "its samples lie in a file that is mapped";
+  if (facts.file_mapping) return "its samples lie in a mapped file";
   if (is_small_part(facts, options)) {
     return "it is a small part of an array, whose other parts share pages with it";
   }
@@ -139,13 +140,13 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
   return {};
 }
 
-/// A way for the samples of a field that stream.
+/// A way to gather the samples of a field that stream.
 struct Choice {
   GatherPath path = GatherPath::host;
   std::string reason;
 };
 
-/// The choices of one field: the second is taken if the first has no room for its staging on the device.
+/// The choices of one field. The second is taken if the device has no room for the first one's staging.
 struct Choices {
   Choice first;
   Choice without_staging;
@@ -155,7 +156,7 @@ Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedF
                     const LoaderOptions& options, const LinkProfile& profile) {
   const GatherPath asked = options.gather;
   if (asked == GatherPath::host) return {{GatherPath::host, "asked for"}, {}};
-  // Samples that follow each other are one copy.
+  // Successive samples are one copy.
   const bool in_sequence = !options.shuffle && options.shard.world_size == 1;
   const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 &&
                          (in_sequence || field.sample_bytes >= all.device.tuning.copied_sample_bytes);
@@ -237,7 +238,7 @@ std::size_t choose_residents(FeedPlan& plan, const Residency& residency, std::si
   return bytes;
 }
 
-/// The bytes of all copy streams' staging that would help the field; 0 if it needs none.
+/// Bytes of staging buffers, for all copy streams, that would help the field; 0 if it needs none.
 std::size_t device_staging_bytes(const FieldPlan& field, std::size_t batch) noexcept {
   const std::size_t bytes = batch * field.sample_bytes;
   const bool needs_kernel = field.converts() || field.resident_samples > 0;
@@ -251,8 +252,8 @@ std::size_t device_staging_bytes(const FeedPlan& plan) noexcept {
   return bytes;
 }
 
-/// Chooses the residents within `available` bytes, and leaves room for staging buffers unless that were much:
-/// the fewer samples are resident, the more fields are staged.
+/// Chooses the resident samples within `available` bytes, and leaves room for staging buffers unless they
+/// would take much. The fewer samples are resident, the more fields are staged.
 std::size_t choose_residents_and_leave_room(FeedPlan& plan, const LoaderOptions& options,
                                             std::size_t available) {
   std::size_t resident = choose_residents(plan, options.residency, available);
@@ -263,7 +264,7 @@ std::size_t choose_residents_and_leave_room(FeedPlan& plan, const LoaderOptions&
     const std::size_t wanted = device_staging_bytes(plan);
     if (resident + wanted <= available || wanted == kept) break;
     if (wanted > (engine_asked ? available : available / 4)) {
-      // If the copy engine was asked for, its staging comes before the residents.
+      // If the copy engine was asked for, its staging takes precedence over resident samples.
       return engine_asked ? choose_residents(plan, options.residency, 0) : resident;
     }
     kept = wanted;
@@ -272,8 +273,8 @@ std::size_t choose_residents_and_leave_room(FeedPlan& plan, const LoaderOptions&
   return resident;
 }
 
-/// Gives staging buffers on the device to the fields that they help, within `available` bytes, and takes the
-/// other path of fields that go without. Returns the bytes of all copy streams.
+/// Gives staging buffers on the device to the fields that they help, within `available` bytes. Fields without
+/// one take their other path. Returns the bytes for all copy streams.
 std::size_t stage_on_device(FeedPlan& plan, const std::vector<Choices>& choices, const LoaderOptions& options,
                             const DeviceFacts& device, std::size_t resident, std::size_t available) {
   const bool engine_asked = options.gather == GatherPath::copy_engine;
@@ -300,7 +301,8 @@ std::size_t stage_on_device(FeedPlan& plan, const std::vector<Choices>& choices,
   return staged;
 }
 
-/// Chooses how the device reaches what it reads itself. Throws if a path was asked for that cannot be taken.
+/// Chooses how the device reaches the samples that it reads itself. Throws if a field cannot take the path
+/// that was asked for.
 void choose_sources(FeedPlan& plan, const FeedFacts& facts, const LoaderOptions& options) {
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
     FieldPlan& field = plan.fields[f];
@@ -319,7 +321,7 @@ void choose_sources(FeedPlan& plan, const FeedFacts& facts, const LoaderOptions&
   }
 }
 
-/// Puts plain copies side by side, in a slot as in a staging slot.
+/// Puts plain copies side by side, in the slot and in the staging slot alike.
 void lay_out(FeedPlan& plan) {
   const auto take = [](std::size_t& offset, std::size_t bytes) {
     return std::exchange(offset, offset + align_up(bytes, kAlignment));

@@ -8,17 +8,17 @@
 
 namespace penstock {
 
-/// Streams that batches travel on in turn, so that the first bytes of a batch travel while the last ones of
-/// the batch before it arrive.
+/// Copy streams that batches use in turn, so that a batch's first bytes travel while the last bytes of the
+/// batch before it arrive.
 inline constexpr std::size_t kCopyStreams = 2;
 
-/// Decides how each field travels, what is resident, and how slots and staging memory are laid out. Pure: it
-/// goes by its arguments alone. If a lock, a copy or memory is refused later, that becomes a fact, and the
-/// plan is made again.
+/// Decides how each field travels, which samples are resident, and how slots and staging memory are laid out.
+/// A pure function of its arguments. If a lock, a copy or memory is refused later, the refusal becomes a
+/// fact, and the plan is made again.
 ///
-/// Throws InvalidArgument for options that do not fit the fields, and for a gather path that was asked for
-/// and that a field cannot take; Unsupported if the pages that such a path needs cannot be locked; and
-/// OutOfMemory if the budget holds no batch, or not the residency or the path asked for.
+/// Throws InvalidArgument if options do not fit the fields, or a field cannot take the gather path that was
+/// asked for. Throws Unsupported if the pages that such a path needs cannot be locked. Throws OutOfMemory if
+/// the budget is too small for one batch, for the residency, or for the path that was asked for.
 [[nodiscard]] FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options,
                                  const LinkProfile& profile);
 

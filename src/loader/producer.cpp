@@ -20,8 +20,8 @@ std::size_t staging_bytes(const FeedPlan& plan) { return align_up(plan.staging_b
 
 }  // namespace
 
-// A thread that polls for a staging slot would keep a processor busy for each batch. Other slots' batches are
-// still queued while one is waited for, so noticing its end late costs nothing.
+// The wait for a staging slot sleeps: polling would keep a processor busy for each batch. Noticing the slot's
+// end late costs nothing, since batches of other slots are still queued.
 Producer::Producer(FeedContext context, Pool& device_memory, std::size_t prefetch_depth)
     : context_(std::move(context)),
       feeders_(make_feeders(context_)),
@@ -44,7 +44,7 @@ Producer::Producer(FeedContext context, Pool& device_memory, std::size_t prefetc
 Producer::~Producer() {
   try {
     synchronize();
-  } catch (...) {  // a device that failed does no more work either
+  } catch (...) {  // a failed device does no more work
   }
 }
 

@@ -13,14 +13,13 @@
 
 namespace penstock {
 
-/// Fills slots: a loop over the plan's feeders, with staging slots and copy streams used in turn. One thread
+/// Fills slots with a loop over the plan's feeders. Uses staging slots and copy streams in turn. One thread
 /// at a time.
 class Producer {
  public:
-  /// Takes the pinned memory, streams and events that it needs, and staging buffers of `device_memory`.
-  /// Throws OutOfMemory.
+  /// Takes pinned memory, streams and events, and staging buffers of `device_memory`. Throws OutOfMemory.
   Producer(FeedContext context, Pool& device_memory, std::size_t prefetch_depth);
-  /// Waits for copies that are under way.
+  /// Waits for copies in flight.
   ~Producer();
   Producer(const Producer&) = delete;
   Producer& operator=(const Producer&) = delete;
@@ -32,7 +31,7 @@ class Producer {
   void fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
             const Account& account, bool& spoiled);
 
-  /// Blocks the host until nothing that was enqueued reads the dataset or writes a slot.
+  /// Blocks the host until no enqueued work reads the dataset or writes a slot.
   void synchronize() const;
 
  private:
@@ -41,7 +40,7 @@ class Producer {
   std::vector<CopyStream> copy_streams_;
   Pool pinned_;
   PinnedRing staging_;
-  std::vector<StagingSlot> staging_slots_;  ///< those of staging_, in their order
+  std::vector<StagingSlot> staging_slots_;  ///< the slots of staging_, in their order
   std::size_t turn_ = 0;
 };
 

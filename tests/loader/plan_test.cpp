@@ -173,7 +173,7 @@ std::vector<PathRow> path_rows() {
       {"AskedForZeroCopyOfASmallField", small, asking(zero), zero, Source::copied},
 
       {"AFunctionsSamplesAreGathered", computed("x", 784), any, host, Source::none, "side by side in memory"},
-      {"AMappedFileIsGathered", mapped, any, host, Source::none, "a file that is mapped"},
+      {"AMappedFileIsGathered", mapped, any, host, Source::none, "a mapped file"},
       {"AMappedFileIsReadIfAskedFor", mapped, asking(zero), zero, Source::locked},
       {"ASmallMappedFileIsNeverCopied", with(small, [](auto& f) { f.file_mapping = true; }), asking(zero),
        zero, Source::locked},
@@ -267,7 +267,7 @@ INSTANTIATE_TEST_SUITE_P(
          "scale and shift need float16"},
         {"ChannelsThatAreNotThere", in_memory("x", 784),
          [](auto& o) { o.fields = {{.name = "x", .to = DType::float32, .scale = {1, 2, 3}}}; },
-         "no 3 channels in axis 0"},
+         "does not have 3 channels in axis 0"},
         {"AFractionPastOne", in_memory("x", 784),
          [](auto& o) { o.residency = {.kind = Kind::fraction, .fraction = 1.5}; },
          "fractions go from 0 to 1"},
