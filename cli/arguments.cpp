@@ -21,7 +21,7 @@ constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 20;
 
 const CLI::Validator kNotEmpty([](const std::string& text) { return text.empty() ? "it is empty" : ""; }, "");
 
-/// Each occurrence takes one value, so that what follows stays a source.
+/// Each occurrence takes one value, so that the words after it stay sources.
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
                             const std::string& type, const std::string& description) {
   return command.add_option(name, values, description)
@@ -60,16 +60,18 @@ void add_what(CLI::App& command, FeedOptions& options) {
       ->check(kNotEmpty);
   command.add_option("--split", options.split, "Part of a directory that holds several: train or test")
       ->type_name("NAME");
-  add_repeatable(command, "--search", options.search, "DIR", "Where names are looked up too");
+  add_repeatable(command, "--search", options.search, "DIR",
+                 "Another directory in which names are looked up");
   add_bytes(command, "--load-limit", options.load_limit,
             "Read files up to this size into memory, and map larger ones (default: a quarter of the memory)");
   add_count(command, "--batch", options.batch, 1, kMost, "Samples in a batch", "256");
   add_count(command, "--epochs", options.epochs, 1, kMost, "Times through the dataset", "1");
-  command.add_flag("--shuffle", options.shuffle, "In another order each epoch");
-  add_count(command, "--seed", options.seed, 0, std::numeric_limits<std::uint64_t>::max(), "Of the shuffle",
-            "0");
-  command.add_flag("--drop-last", options.drop_last,
-                   "Leave out what fills no batch, or no step of all ranks");
+  command.add_flag("--shuffle", options.shuffle, "Feed in another order each epoch");
+  add_count(command, "--seed", options.seed, 0, std::numeric_limits<std::uint64_t>::max(),
+            "Seed of the shuffle", "0");
+  command.add_flag(
+      "--drop-last", options.drop_last,
+      "Leave out a last batch that is not full, and samples that do not fill a step of all ranks");
   add_count(command, "--rank", options.rank, 0, kMost, "This process's part of each epoch, counted from 0",
             "0");
   add_count(command, "--world-size", options.world_size, 1, kMostRanks, "Processes that share each epoch",
@@ -78,10 +80,11 @@ void add_what(CLI::App& command, FeedOptions& options) {
 
 void add_how(CLI::App& command, FeedOptions& options) {
   add_device(command, options.device);
-  add_repeatable(command, "--to", options.to, "[FIELD=]TYPE",
-                 "Type to deliver, such as float32; without FIELD all that can widen to it, scalars aside");
+  add_repeatable(
+      command, "--to", options.to, "[FIELD=]TYPE",
+      "Type to deliver, such as float32; without FIELD, for all fields that can widen to it, scalars aside");
   add_repeatable(command, "--scale", options.scale, "[FIELD=]X[,X...]",
-                 "Delivered values are value * scale + shift; several are one for each channel");
+                 "Deliver value * scale + shift; several numbers are one for each channel");
   add_repeatable(command, "--shift", options.shift, "[FIELD=]X[,X...]", "See --scale");
   command
       .add_option("--residency", options.residency,
@@ -89,23 +92,23 @@ void add_how(CLI::App& command, FeedOptions& options) {
       ->type_name("PART");
   command
       .add_option("--gather", options.gather,
-                  "How samples come together: automatic, host, zero-copy or copy-engine")
+                  "How samples are gathered: automatic, host, zero-copy or copy-engine")
       ->type_name("PATH");
   add_count(command, "--prefetch", options.prefetch, 1, 64, "Batches that run ahead", "2");
   add_count(command, "--threads", options.threads, 1, TransferOptions::kMostThreads,
             "Host threads that gather", "as processors allow");
   add_bytes(command, "--budget", options.budget,
-            "Most device memory to take (default: half of what is free)");
+            "Most device memory to take (default: half of the free memory)");
   add_off_flag(command, "--no-narrow", options.narrow, "Send integers in the type they are stored in");
 }
 
 void add_account(CLI::App& command, FeedOptions& options) {
-  command.add_flag("--verify", options.verify, "Compare every byte that arrived with the dataset");
+  command.add_flag("--verify", options.verify, "Compare every delivered byte with the dataset");
   add_step(command, options.step_ms);
   add_file(command, "--report", options.report, "Write a page with pictures to FILE");
   add_json(command, options.json, "the account");
   add_file(command, "--profile", options.profile, "Link profile in place of the stored one");
-  command.add_flag("--ascii", options.ascii, "Draw with ASCII alone");
+  command.add_flag("--ascii", options.ascii, "Draw with ASCII only");
 }
 
 }  // namespace

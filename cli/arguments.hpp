@@ -12,16 +12,16 @@ namespace penstock::cli {
 /// The command's options; `options` outlives `app`.
 void add_feed(CLI::App& app, FeedOptions& options);
 
-/// From here on a count has no end that a user could meet.
+/// A limit from which on help and errors do not state it, since nobody reaches it.
 inline constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 40;
 
-/// The whole number that `text` is. Throws CLI::ValidationError that names `option` if it is none, or not
-/// from `least` to `most`.
+/// Reads a whole number. Throws CLI::ValidationError that names `option` if `text` is not a whole number from
+/// `least` to `most`.
 [[nodiscard]] std::uint64_t parse_count(const char* option, const std::string& text, std::uint64_t least,
                                         std::uint64_t most);
 
-/// An option whose value is a whole number. Its help says the range, if that has an end, and `fallback`, what
-/// holds without it. `name` is a literal.
+/// An option whose value is a whole number. Its help states the range, if that is limited, and the default,
+/// `fallback`. `name` is a literal.
 template <std::unsigned_integral Count>
 CLI::Option* add_count(CLI::App& command, const char* name, Count& count, std::uint64_t least,
                        std::uint64_t most, const std::string& description, const std::string& fallback) {
@@ -37,12 +37,12 @@ CLI::Option* add_count(CLI::App& command, const char* name, Count& count, std::u
       ->type_name("N");
 }
 
-/// A flag that turns off what `value` says.
+/// A flag that sets `value` to false.
 CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description);
 /// An option whose value is a size such as 64MiB. `name` is a literal.
 CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
                        const std::string& description);
-/// An option whose value is one of a few words, which end its help.
+/// An option whose value is one of a few words. Its help ends with them.
 CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice, const std::string& type,
                         const std::vector<std::string>& choices, const std::string& description);
 CLI::Option* add_file(CLI::App& command, const char* name, std::string& file, const std::string& description);

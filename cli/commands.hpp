@@ -16,7 +16,7 @@
 
 namespace penstock::cli {
 
-/// What the command takes from its environment. Nothing else reads it.
+/// The settings that the command takes from its environment. Nothing else reads the environment.
 struct Environment {
   DeviceOptions device;                                    ///< PENSTOCK_LIBCUDA
   std::optional<std::filesystem::path> cache_directory;    ///< XDG_CACHE_HOME, or HOME and .cache
@@ -87,30 +87,30 @@ struct FeedOptions {
 };
 int run_feed(const FeedOptions& options, const Environment& environment);
 
-/// Options that say something that cannot be done: exit status 2, as for those that cannot be read.
+/// The options ask for something impossible: exit status 2, as for options that cannot be read.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Where the profile of `device` is: `file` if given, else in the cache. Throws Error where there is no
-/// cache.
+/// The file of the profile of `device`: `file` if given, otherwise one in the cache. Throws Error if there is
+/// no cache.
 [[nodiscard]] std::filesystem::path profile_file(const std::string& file, const DeviceInfo& device,
                                                  const Environment& environment);
-/// The profile there, or nullopt. Why one that is there cannot be used is said on stderr, and in `ignored`.
+/// The profile in `file`, or nullopt. If there is one that cannot be used, stderr and `ignored` say why.
 [[nodiscard]] std::optional<LinkProfile> stored_profile(const std::filesystem::path& file,
                                                         const DeviceInfo& device,
                                                         std::string* ignored = nullptr);
 
-/// Throws Error if what is in the place of a profile that will be stored is not a regular file, or, at a
-/// place that the user `named`, not a profile. A damaged one is replaced.
+/// Throws Error if storing a profile in `file` would replace something other than a regular file, or, if the
+/// user `named` the file, other than a profile. A damaged profile may be replaced.
 void require_profile_place(const std::filesystem::path& file, bool named);
 
-/// "55.6": bytes per second in GB/s, with three digits that count.
+/// "55.6": bytes per second in GB/s, with three significant digits.
 [[nodiscard]] std::string format_rate(double bytes_per_second);
 /// "PCIe 5 x16", or "not stated".
 [[nodiscard]] std::string format_link(const LinkInfo& link);
-/// The same of a device, or that it has no link.
+/// The same for a device. Says so if it does not have a link.
 [[nodiscard]] std::string link_text(const DeviceInfo& device);
 
 }  // namespace penstock::cli

@@ -15,8 +15,8 @@ std::filesystem::path profile_file(const std::string& file, const DeviceInfo& de
   if (!file.empty()) return file;
   if (!environment.cache_directory) {
     throw Error(
-        "There is no place for link profiles: neither XDG_CACHE_HOME nor HOME names an absolute directory; "
-        "name a file with --profile.");
+        "There is no directory for link profiles: neither XDG_CACHE_HOME nor HOME names an absolute one. "
+        "Name a file with --profile.");
   }
   return LinkProfile::file_for(*environment.cache_directory, device);
 }
@@ -37,14 +37,14 @@ void require_profile_place(const std::filesystem::path& file, bool named) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    throw Error(fmt::format(
-        "{} is not a regular file, and a link profile is stored in one; use --no-store to store none.",
-        file.string()));
+    throw Error(
+        fmt::format("{} is not a regular file, so the link profile cannot be stored in it; use --no-store.",
+                    file.string()));
   }
   const int first = std::ifstream(file).get();
   if (named && first != std::ifstream::traits_type::eof() && first != '{') {
-    throw Error(fmt::format("{} is not a link profile, and would be overwritten by one; name another file.",
-                            file.string()));
+    throw Error(
+        fmt::format("{} is not a link profile and would be overwritten; name another file.", file.string()));
   }
 }
 

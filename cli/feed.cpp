@@ -29,7 +29,7 @@ auto timed(double& seconds, Make&& make) {
   return made;
 }
 
-/// What the wrong use of an option throws comes out as UsageError.
+/// Turns the error of a wrong option into UsageError.
 template <typename Call>
 auto checked(Call&& call) {
   try {
@@ -67,11 +67,11 @@ LoaderOptions loader_options(const FeedOptions& options, std::vector<FieldOption
   return loader;
 }
 
-/// What a feed reads.
+/// The files that a feed reads.
 struct Inputs {
   OpenOptions open;
   std::vector<std::filesystem::path> files;
-  std::filesystem::path profile;  ///< empty where there is no place for one
+  std::filesystem::path profile;  ///< empty if there is no directory for one
 };
 
 Inputs find_inputs(const FeedOptions& options, const DeviceInfo& device, const Environment& environment) {
@@ -83,11 +83,12 @@ Inputs find_inputs(const FeedOptions& options, const DeviceInfo& device, const E
   return inputs;
 }
 
-/// What a feed writes. What cannot be written should be known before it, not after it.
+/// The files that a feed writes. They are checked before the feed, so that an unwritable one does not waste
+/// it.
 struct Outputs {
   Outputs(const FeedOptions& options, const Inputs& inputs, const Environment& environment)
       : json("--json", options.json), report("--report", options.report) {
-    report.keep_off(options.json, "what --json writes");
+    report.keep_off(options.json, "the file of --json");
     for (OutputFile* file : {&json, &report}) {
       for (const auto& input : inputs.files) file->keep_off(input, "the dataset");
       for (const auto& library : environment.chart_libraries) file->keep_off(library, "the chart library");
@@ -99,7 +100,7 @@ struct Outputs {
   OutputFile report;
 };
 
-/// What is said on standard output before the feed, where that is not for JSON.
+/// Prints the plan on standard output before the feed, unless JSON goes there.
 void print_plan(const FeedAccount& account) {
   const DeviceInfo& device = account.device;
   std::string text = fmt::format(
@@ -107,22 +108,22 @@ void print_plan(const FeedAccount& account) {
       device.name == device.spec ? device.spec : fmt::format("{} ({})", device.spec, device.name));
   for (const std::string& field : account.fields) text += fmt::format("  {}\n", field);
   if (!account.profile_measured) {
-    text += fmt::format("The link's ceiling was not measured; `penstock link --device {}` does it.\n",
+    text += fmt::format("The link's ceiling is not known; `penstock link --device {}` measures it.\n",
                         device.spec);
   }
   print(text + "\n");
 }
 
-/// What is said to people at the end.
+/// The text that is printed at the end.
 std::string account_text(const FeedAccount& account, const Look& page, bool report, bool pictures) {
   std::string text = account.options.json == "-" ? "" : feed_text(account, page);
   if (!report) return text;
-  if (!pictures) text += "The report has no pictures: d3 is not here (Debian's package node-d3).\n";
+  if (!pictures) text += "The report has no pictures: d3 is not installed (Debian's package node-d3).\n";
   return text + fmt::format("The report is in {}.\n", account.options.report);
 }
 
-/// Everything that tells what happened, also where the feed ended early, and where one of the places cannot
-/// be written. People come last: a terminal that is held up keeps no file from being written.
+/// Writes JSON, the report and the printed text, also if the feed ended early or one of them cannot be
+/// written. The terminal comes last, so that a blocked one does not keep files from being written.
 void write_account(const FeedAccount& account, Outputs& outputs, const Environment& environment,
                    const Look& page) {
   bool report = false;
@@ -202,7 +203,7 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
   try {
     write_account(account, outputs, environment, page);
   } catch (const Interrupted&) {
-    say("penstock: interrupted; not all of the account was written\n");
+    say("penstock: interrupted; the account was not written completely\n");
     return kInterruptedStatus;
   }
   if (!account.interrupted) return 0;

@@ -14,7 +14,7 @@
 
 namespace penstock::cli {
 
-/// How far the feed was at a moment, as the host saw it.
+/// How far the feed had come at a moment, as the host saw it.
 struct FeedMark {
   double seconds = 0;  ///< since the first request
   std::uint64_t samples = 0;
@@ -24,11 +24,11 @@ struct FeedMark {
 struct FeedEpoch {
   std::uint64_t epoch = 0;
   bool complete = false;
-  double seconds = 0;  ///< since the first request, when it began
+  double seconds = 0;  ///< from the first request to the epoch's beginning
   FeedStatistics statistics{};
 };
 
-/// All that a run of `penstock feed` has to tell.
+/// The results of a run of `penstock feed`.
 struct FeedAccount {
   FeedOptions options;
   std::time_t started = 0;
@@ -47,9 +47,9 @@ struct FeedAccount {
   std::vector<BatchTimes> timeline;
   std::vector<FeedMark> marks;
   VerifyAccount compared{};
-  bool verified = false;  ///< every byte of every batch given out was compared, and was right
+  bool verified = false;  ///< every byte of every batch was compared and right
   bool interrupted = false;
-  std::string trouble;  ///< what ended the feed early; empty for none
+  std::string trouble;  ///< the error that ended the feed early; empty if there was none
 };
 
 /// The account as JSON text with a final newline.
@@ -61,12 +61,11 @@ struct FeedAccount {
 /// "33.4 %", as FeedStatistics prints its shares.
 [[nodiscard]] std::string percent_text(double share);
 
-/// What has to be added to the sentence about the step of this command, which is no model's; empty if
-/// nothing.
+/// An addition to the sentence about this command's step, which is not a model's; may be empty.
 [[nodiscard]] std::string step_advice(const FeedAccount& account);
 
-/// Where in `timeline` the `size` batches begin whose share of waiting comes nearest to `stall_share`. The
-/// first `skipped` batches, which nothing could hide, are left out where there are enough.
+/// The index in `timeline` at which the `size` batches begin whose share of waiting is nearest to
+/// `stall_share`. If there are enough batches, leaves out the first `skipped` ones, which nothing could hide.
 [[nodiscard]] std::size_t typical_window(const std::vector<BatchTimes>& timeline, std::size_t size,
                                          double stall_share, std::size_t skipped);
 

@@ -16,19 +16,20 @@ namespace penstock::cli {
 
 namespace {
 
-/// "images=float16" in its parts; no field stands for all.
-struct Wish {
+/// The parts of "images=float16". Without a field it is for all fields.
+struct FieldValue {
   std::string field;
   std::string value;
 };
 
-Wish parse_wish(const char* option, const std::string& text) {
+FieldValue parse_wish(const char* option, const std::string& text) {
   const std::size_t at = text.find('=');
-  Wish wish = at == std::string::npos ? Wish{{}, text} : Wish{text.substr(0, at), text.substr(at + 1)};
-  if (wish.value.empty() || at == 0) {
+  FieldValue value =
+      at == std::string::npos ? FieldValue{{}, text} : FieldValue{text.substr(0, at), text.substr(at + 1)};
+  if (value.value.empty() || at == 0) {
     throw UsageError(fmt::format("{} {}: expected VALUE or FIELD=VALUE.", option, text));
   }
-  return wish;
+  return value;
 }
 
 std::vector<float> parse_numbers(const char* option, std::string_view text) {
@@ -39,8 +40,8 @@ std::vector<float> parse_numbers(const char* option, std::string_view text) {
     float number = 0;
     const auto [rest, error] = std::from_chars(part.data(), part.data() + part.size(), number);
     if (error != std::errc() || rest != part.data() + part.size() || !std::isfinite(number)) {
-      throw UsageError(fmt::format("{}: '{}' is no number; give one, or one for each channel: 0.1,0.2,0.3.",
-                                   option, part));
+      throw UsageError(fmt::format(
+          "{}: '{}' is not a number; give one, or one for each channel: 0.1,0.2,0.3.", option, part));
     }
     numbers.push_back(number);
     begin = end + 1;
@@ -69,17 +70,17 @@ bool is_scaled(const FieldOptions& field) { return field.to && is_model_float(*f
 using ApplyToAll = std::function<void(const std::string& value)>;
 using Apply = std::function<void(std::size_t field, const std::string& value)>;
 
-/// Wishes for all fields first, so that those for one of them prevail.
-void apply_wishes(const Dataset& dataset, const char* option, const std::vector<std::string>& texts,
+/// Applies values for all fields first, so that values for one field take precedence.
+void apply_values(const Dataset& dataset, const char* option, const std::vector<std::string>& texts,
                   const ApplyToAll& apply_to_all, const Apply& apply) {
-  std::vector<Wish> wishes;
-  wishes.reserve(texts.size());
-  for (const std::string& text : texts) wishes.push_back(parse_wish(option, text));
-  for (const Wish& wish : wishes) {
-    if (wish.field.empty()) apply_to_all(wish.value);
+  std::vector<FieldValue> values;
+  values.reserve(texts.size());
+  for (const std::string& text : texts) values.push_back(parse_wish(option, text));
+  for (const FieldValue& value : values) {
+    if (value.field.empty()) apply_to_all(value.value);
   }
-  for (const Wish& wish : wishes) {
-    if (!wish.field.empty()) apply(find_field(dataset, option, wish.field), wish.value);
+  for (const FieldValue& value : values) {
+    if (!value.field.empty()) apply(find_field(dataset, option, value.field), value.value);
   }
 }
 
@@ -161,12 +162,12 @@ std::vector<FieldOptions> field_options(const Dataset& dataset, const std::vecto
                                         const std::vector<std::string>& scale,
                                         const std::vector<std::string>& shift) {
   Fields fields(dataset);
-  apply_wishes(
+  apply_values(
       dataset, "--to", to, [&](const std::string& value) { fields.convert_all(value); },
       [&](std::size_t field, const std::string& value) { fields.convert(field, value); });
   const auto adjust = [&](const char* option, const std::vector<std::string>& texts,
                           std::vector<float> FieldOptions::* values) {
-    apply_wishes(
+    apply_values(
         dataset, option, texts, [&](const std::string& value) { fields.adjust_all(option, values, value); },
         [&](std::size_t field, const std::string& value) { fields.adjust(option, values, field, value); });
   };

@@ -8,8 +8,8 @@
 
 namespace penstock::cli {
 
-/// What `--to`, `--scale` and `--shift` ask of the dataset's fields. Values without a field's name speak of
-/// every field that is no scalar and can be widened to that type. Throws UsageError.
+/// The options that `--to`, `--scale` and `--shift` give to the dataset's fields. A value without a field's
+/// name is for every field that is not a scalar and can be widened to that type. Throws UsageError.
 [[nodiscard]] std::vector<FieldOptions> field_options(const Dataset& dataset,
                                                       const std::vector<std::string>& to,
                                                       const std::vector<std::string>& scale,

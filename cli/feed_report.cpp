@@ -25,7 +25,7 @@ namespace {
 using nlohmann::json;
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-/// Batches that the page shows one by one at first; the option that page.html selects.
+/// Batches that the page shows one by one at first. page.html selects this option.
 constexpr std::size_t kWindow = 16;
 
 std::string escaped(std::string_view text) {
@@ -54,7 +54,7 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-/// Text that keeps each number and its unit in one line, and in which `commands` stand out.
+/// HTML in which each number stays with its unit in one line, and `commands` stand out.
 std::string prose(std::string_view text) {
   std::string html;
   for (const char c : escaped(text)) {
@@ -77,7 +77,7 @@ std::string pairs_table(const Rows& rows) {
   return html + "</tbody></table>";
 }
 
-/// A name that shows what it means when it is clicked, and its value.
+/// A name, which shows its meaning when it is clicked, and its value.
 std::string figure_row(std::string_view name, std::string_view value, std::string_view help) {
   return fmt::format("<tr><th><details><summary>{}</summary><p>{}</p></details></th><td>{}</td></tr>\n",
                      escaped(name), prose(help), escaped(value));
@@ -141,7 +141,7 @@ std::string epochs_table(const FeedAccount& account) {
 std::string figure_rows(const FeedStatistics& statistics) {
   std::string html;
   for (const FeedLine& line : feed_lines(statistics)) {
-    // A time or a size that is not printed is none; a count that is not, is as expected.
+    // A time or size without text is zero. A count without text is as expected, so it is left out.
     if (line.text.empty() && line.figures.front()->unit == FigureUnit::count) continue;
     const std::size_t indent = line.label.find_first_not_of(' ');
     std::string help;
@@ -157,7 +157,7 @@ std::string account_table(const FeedAccount& account) {
   html += figure_row("before the feed",
                      fmt::format("{} to open the dataset, {} to make the loader",
                                  format_seconds(account.open_seconds), format_seconds(account.setup_seconds)),
-                     "What came before the first request. It is in no other figure.");
+                     "The time before the first request. No other figure includes it.");
   if (account.options.verify) {
     html += figure_row(
         "compared",
@@ -211,16 +211,16 @@ std::string notes(const FeedAccount& account, bool pictures) {
     html += fmt::format("<p class=\"note {}\">{}</p>\n", kind, prose(text));
   };
   if (!account.trouble.empty()) note("bad", account.trouble);
-  if (account.interrupted) note("bad", "Interrupted: the figures are those until then.");
+  if (account.interrupted) note("bad", "Interrupted: the figures end there.");
   if (account.verified) {
-    note("good", fmt::format("Verified: all {} bytes that arrived are those of the dataset.",
+    note("good", fmt::format("Verified: all {} delivered bytes are those of the dataset.",
                              count_text(account.compared.bytes)));
   }
   if (!account.profile_ignored.empty()) {
     note("", fmt::format("The link profile is ignored: {}", account.profile_ignored));
   }
   if (!account.profile_measured) {
-    note("", fmt::format("It is not known what this link can carry. `penstock link --device {}` measures it.",
+    note("", fmt::format("The link's ceiling is not known. `penstock link --device {}` measures it.",
                          account.device.spec));
   }
   if (!pictures) {
@@ -278,7 +278,7 @@ std::string data_text(const FeedAccount& account) {
   return value.dump();
 }
 
-/// Puts `parts` in the places that the page's text names {{so}}; nothing is looked for in the parts.
+/// Replaces each {{name}} of the page's text by its part. The parts themselves are not searched.
 std::string filled(std::string_view page,
                    const std::vector<std::pair<std::string_view, std::string>>& parts) {
   std::string result;
@@ -311,7 +311,7 @@ std::string shell_word(const std::string& word) {
   return text + "'";
 }
 
-/// The command line as a shell takes it. Lines break between words alone.
+/// The command line as a shell takes it. Lines break only between words.
 std::string command_html(const std::vector<std::string>& words) {
   std::string html;
   for (const std::string& word : words) html += fmt::format("<span>{}</span> ", escaped(shell_word(word)));

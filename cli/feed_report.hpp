@@ -9,11 +9,11 @@
 
 namespace penstock::cli {
 
-/// The text of the first chart library that is there; nullopt where none is.
+/// The text of the first chart library that exists; nullopt if none does.
 [[nodiscard]] std::optional<std::string> chart_library(const std::vector<std::filesystem::path>& places);
 
-/// The account as one HTML page that loads nothing. `chart_library` is d3's text; without it the page has
-/// tables alone and says what is missing.
+/// The account as one HTML page that loads nothing. `chart_library` is d3's text. Without it the page has
+/// only tables and says what is missing.
 [[nodiscard]] std::string feed_report(const FeedAccount& account,
                                       const std::optional<std::string>& chart_library);
 

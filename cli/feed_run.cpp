@@ -19,7 +19,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Marks of the run, evenly spread over its batches however many they are.
+/// Marks of the run, spread evenly over its batches.
 class Marks {
  public:
   explicit Marks(std::vector<FeedMark>& marks) : marks_(marks) { marks_.push_back({}); }
@@ -45,7 +45,7 @@ class Marks {
   std::uint64_t stride_ = 1;
 };
 
-/// Tells a terminal how it goes ten times a second; elsewhere a line for each epoch, and every ten seconds.
+/// Shows progress: on a terminal ten times a second, elsewhere a line for each epoch and every ten seconds.
 class Teller {
  public:
   Teller(Progress& progress, bool terminal, std::uint64_t epochs, std::uint64_t samples)

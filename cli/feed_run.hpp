@@ -6,8 +6,8 @@
 
 namespace penstock::cli {
 
-/// Feeds `account.options.epochs` epochs and writes into `account` what happened, also where it throws what
-/// ended it early. `verifier` may be null. Returns early where a SignalWatch noted a signal.
+/// Feeds `account.options.epochs` epochs and writes the results to `account`, also if an error ends it early,
+/// which it then throws. `verifier` may be null. Returns early if a SignalWatch noted a signal.
 void run_epochs(Loader& loader, Verifier* verifier, Progress& progress, bool terminal, FeedAccount& account);
 
 }  // namespace penstock::cli

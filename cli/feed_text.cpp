@@ -57,7 +57,7 @@ std::string step_advice(const FeedAccount& account) {
 std::size_t typical_window(const std::vector<BatchTimes>& timeline, std::size_t size, double stall_share,
                            std::size_t skipped) {
   if (timeline.size() <= size) return 0;
-  // Sums over all batches before one, so that a window is a difference of two.
+  // Sums over all batches before each one: the sum of a window is a difference of two.
   std::vector<double> stalls{0};
   std::vector<double> steps{0};
   for (std::size_t i = 0; i < timeline.size(); ++i) {

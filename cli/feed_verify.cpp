@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 std::size_t aligned(std::size_t bytes) { return align_up(bytes, kAlignment); }
 
-/// How one field should arrive: as the loader's plan says, from the samples as the dataset has them.
+/// The expected delivery of one field, from the loader's plan.
 struct Promise {
   Field field;
   DType to = DType::uint8;
@@ -36,7 +36,7 @@ struct Promise {
   std::size_t bytes = 0;         ///< of one sample, delivered
   bool converts = false;
   ChannelFactors factors;
-  std::size_t chunk = 1;  ///< samples that are compared in one go
+  std::size_t chunk = 1;  ///< samples that are compared at a time
 };
 
 Promise promise_of(const Field& field, const FieldPlan& plan) {
@@ -78,7 +78,7 @@ class Verifier::Checker {
   VerifyAccount account;
 
  private:
-  /// A batch on its way back.
+  /// A batch that is being copied back.
   struct Slot {
     PinnedRing::Slot* pinned = nullptr;
     std::uint64_t epoch = 0;
@@ -86,8 +86,8 @@ class Verifier::Checker {
     std::vector<std::uint64_t> indices;
     bool under_way = false;
   };
-  /// What one thread needs.
-  struct Lane {
+  /// The memory and stream of one thread that compares.
+  struct Comparer {
     Stream stream;
     Buffer stored;
     Buffer expected;
@@ -97,9 +97,9 @@ class Verifier::Checker {
   void require_promised(std::span<const DeviceField> fields, std::size_t samples) const;
   void compare(Slot& slot);
   void compare_field(const Slot& slot, std::size_t field, std::span<const std::byte> arrived);
-  void compare_chunks(Lane& lane, const Slot& slot, std::size_t field, std::span<const std::byte> arrived,
-                      std::size_t first_chunk);
-  [[nodiscard]] std::span<const std::byte> expect(Lane& lane, std::size_t field,
+  void compare_chunks(Comparer& comparer, const Slot& slot, std::size_t field,
+                      std::span<const std::byte> arrived, std::size_t first_chunk);
+  [[nodiscard]] std::span<const std::byte> expect(Comparer& comparer, std::size_t field,
                                                   std::span<const std::uint64_t> indices) const;
   [[nodiscard]] Buffer put(const std::vector<float>& values);
 
@@ -111,7 +111,7 @@ class Verifier::Checker {
   Pool host_pool_;
   std::optional<Pool> pinned_pool_;
   std::vector<Buffer> scales_, shifts_;
-  std::vector<Lane> lanes_;
+  std::vector<Comparer> comparers_;
   std::optional<PinnedRing> ring_;
   std::array<Slot, 2> slots_;
   std::size_t next_ = 0;
@@ -135,8 +135,8 @@ Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan
     shifts_.push_back(put(promise.factors.shift));
   }
   for (std::size_t i = 0; i < workers_->threads(); ++i) {
-    lanes_.push_back({host_.create_stream(), host_pool_.allocate(stored_bytes),
-                      host_pool_.allocate(expected_bytes), std::nullopt});
+    comparers_.push_back({host_.create_stream(), host_pool_.allocate(stored_bytes),
+                          host_pool_.allocate(expected_bytes), std::nullopt});
   }
   pinned_pool_ = make_pinned_pool(
       device_, {.budget_bytes = slots_.size() * aligned(slot_bytes) + kMiB, .segment_bytes = kAlignment});
@@ -153,8 +153,8 @@ Buffer Verifier::Checker::put(const std::vector<float>& values) {
 void Verifier::Checker::require_promised(std::span<const DeviceField> fields, std::size_t samples) const {
   if (fields.size() != promises_.size() || samples == 0 || samples > batch_size_) {
     throw Error(
-        fmt::format("Verification failed: a batch of {} samples with {} fields arrived, where at most "
-                    "{} samples with {} fields were promised.",
+        fmt::format("Verification failed: a batch has {} samples with {} fields; at most {} samples with "
+                    "{} fields were expected.",
                     samples, fields.size(), batch_size_, promises_.size()));
   }
   for (std::size_t i = 0; i < fields.size(); ++i) {
@@ -165,7 +165,7 @@ void Verifier::Checker::require_promised(std::span<const DeviceField> fields, st
         field.bytes == samples * promises_[i].bytes) {
       continue;
     }
-    throw Error(fmt::format("Verification failed: {} {} {} of {} bytes arrived, where {} {} {} was promised.",
+    throw Error(fmt::format("Verification failed: {} {} {} of {} bytes was delivered; {} {} {} was expected.",
                             field.name, dtype_name(field.dtype), format_shape(field.shape), field.bytes,
                             promises_[i].field.name, dtype_name(promises_[i].to), format_shape(shape)));
   }
@@ -214,38 +214,38 @@ void Verifier::Checker::compare(Slot& slot) {
 
 void Verifier::Checker::compare_field(const Slot& slot, std::size_t field,
                                       std::span<const std::byte> arrived) {
-  for (Lane& lane : lanes_) lane.found.reset();
-  workers_->for_each(lanes_.size(),
-                     [&](std::size_t i) { compare_chunks(lanes_[i], slot, field, arrived, i); });
+  for (Comparer& comparer : comparers_) comparer.found.reset();
+  workers_->for_each(comparers_.size(),
+                     [&](std::size_t i) { compare_chunks(comparers_[i], slot, field, arrived, i); });
   const Difference* first = nullptr;
-  for (const Lane& lane : lanes_) {
-    if (lane.found && (first == nullptr || lane.found->row < first->row)) first = &*lane.found;
+  for (const Comparer& comparer : comparers_) {
+    if (comparer.found && (first == nullptr || comparer.found->row < first->row)) first = &*comparer.found;
   }
   if (first == nullptr) return;
   throw Error(fmt::format(
       "Verification failed: epoch {}, batch {}, sample {} (number {} of the batch), "
-      "field {}, byte {} of the sample: 0x{:02x} arrived, 0x{:02x} was expected.",
+      "field {}, byte {} of the sample: 0x{:02x} was delivered, 0x{:02x} was expected.",
       slot.epoch, slot.batch, slot.indices[first->row], first->row, promises_[field].field.name, first->byte,
       static_cast<unsigned>(first->arrived), static_cast<unsigned>(first->expected)));
 }
 
-void Verifier::Checker::compare_chunks(Lane& lane, const Slot& slot, std::size_t field,
+void Verifier::Checker::compare_chunks(Comparer& comparer, const Slot& slot, std::size_t field,
                                        std::span<const std::byte> arrived, std::size_t first_chunk) {
   const Promise& promise = promises_[field];
   const std::span<const std::uint64_t> indices(slot.indices);
-  for (std::size_t row = first_chunk * promise.chunk; row < indices.size() && !lane.found;
-       row += lanes_.size() * promise.chunk) {
+  for (std::size_t row = first_chunk * promise.chunk; row < indices.size() && !comparer.found;
+       row += comparers_.size() * promise.chunk) {
     const std::size_t rows = std::min(promise.chunk, indices.size() - row);
-    const auto expected = expect(lane, field, indices.subspan(row, rows));
-    lane.found =
+    const auto expected = expect(comparer, field, indices.subspan(row, rows));
+    comparer.found =
         difference(arrived.subspan(row * promise.bytes, rows * promise.bytes), expected, promise.bytes, row);
   }
 }
 
-std::span<const std::byte> Verifier::Checker::expect(Lane& lane, std::size_t field,
+std::span<const std::byte> Verifier::Checker::expect(Comparer& comparer, std::size_t field,
                                                      std::span<const std::uint64_t> indices) const {
   const Promise& promise = promises_[field];
-  const auto stored = lane.stored.bytes().first(indices.size() * promise.stored_bytes);
+  const auto stored = comparer.stored.bytes().first(indices.size() * promise.stored_bytes);
   dataset_.gather(field, indices, stored);
   if (!promise.converts) return stored;
   const auto floats = [](const Buffer& buffer) {
@@ -255,16 +255,16 @@ std::span<const std::byte> Verifier::Checker::expect(Lane& lane, std::size_t fie
   request.source = stored.data();
   request.source_rows = request.count = indices.size();
   request.row_elements = promise.elements;
-  request.destination = lane.expected.data();
+  request.destination = comparer.expected.data();
   request.from = promise.field.dtype;
   request.to = promise.to;
   request.scale = floats(scales_[field]);
   request.shift = floats(shifts_[field]);
   request.channels = promise.factors.channels;
   request.channel_elements = promise.factors.channel_elements;
-  lane.stream.gather(request);
-  lane.stream.synchronize();
-  return lane.expected.bytes().first(indices.size() * promise.bytes);
+  comparer.stream.gather(request);
+  comparer.stream.synchronize();
+  return comparer.expected.bytes().first(indices.size() * promise.bytes);
 }
 
 Verifier::Verifier(const Device& device, Dataset dataset, const FeedPlan& plan)

@@ -10,33 +10,33 @@
 
 namespace penstock::cli {
 
-/// What was compared so far.
+/// The comparisons so far.
 struct VerifyAccount {
   std::uint64_t batches = 0;
   std::uint64_t samples = 0;
   std::uint64_t bytes = 0;
-  double seconds = 0;  ///< of the calling thread, waiting for the device aside
+  double seconds = 0;  ///< of the calling thread, without waiting for the device
 };
 
-/// Compares every byte of batches in device memory with what the dataset says they should be. The batches
-/// come back into pinned memory on the consumer's stream, two at a time: while one is on its way, host
-/// threads read the samples of the other anew and convert them with the host device's gather, which agrees
-/// with a GPU's bit for bit. One thread at a time.
+/// Compares every byte of batches in device memory with the dataset. The batches are copied back into pinned
+/// memory on the consumer's stream, two at a time. While one is copied, host threads read the samples of the
+/// other again and convert them with the host device's gather, which agrees with a GPU's bit for bit. One
+/// thread at a time.
 class Verifier {
  public:
-  /// `dataset` as it was given to the loader, whose plan is `plan`. Throws OutOfMemory.
+  /// `dataset` and `plan` are those of the loader. Throws OutOfMemory.
   Verifier(const Device& device, Dataset dataset, const FeedPlan& plan);
   ~Verifier();
   Verifier(const Verifier&) = delete;
   Verifier& operator=(const Verifier&) = delete;
 
-  /// Enqueues the way back of a batch on `stream`, and compares the batch before it. Throws Error that names
-  /// epoch, batch, sample, field and byte of the first one that differs.
+  /// Enqueues copying a batch back on `stream`, and compares the batch before it. Throws Error that names
+  /// epoch, batch, sample, field and byte of the first difference.
   void check(const DeviceBatch& batch, const Stream& stream);
-  /// The same, of fields that hold the samples `indices` of the dataset.
+  /// The same for fields that hold the samples `indices` of the dataset.
   void check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
              std::span<const DeviceField> fields, const Stream& stream);
-  /// Compares what was not compared yet.
+  /// Compares the batches that were not compared yet.
   void finish();
 
   [[nodiscard]] const VerifyAccount& account() const noexcept;

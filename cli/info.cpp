@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// A device and what can be said of it only when it is open, or stored.
+/// A device, with its open state and its stored profile.
 struct Known {
   DeviceInfo info;
   std::optional<DeviceMemory> memory;

@@ -17,7 +17,7 @@ int run_link(const LinkOptions& options, const Environment& environment) {
     require_profile_place(file, !options.profile.empty());
     static_cast<void>(stored_profile(file, device.info()));
   }
-  // What cannot be written should be known before the measurement, not after it.
+  // Checks the files before the measurement, so that an unwritable one does not waste it.
   OutputFile output("--json", options.json);
   output.keep_off(file, "the link profile");
 

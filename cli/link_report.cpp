@@ -89,7 +89,8 @@ std::string pinned_table(const LinkMeasurement& measurement, const Look& look) {
     cells.push_back(rate_cell(point_of(measurement.find("pinned_both", LinkTiming::wire), 2 * bytes)));
     table.add(std::move(cells));
   }
-  return "wire: by the device's clock, copies gated; call: by the host's clock\n" + table.text(look);
+  return "wire: by the device's clock, copies queued before the first starts; call: by the host's clock\n" +
+         table.text(look);
 }
 
 std::string packed_table(const LinkMeasurement& measurement, const Look& look) {

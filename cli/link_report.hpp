@@ -8,7 +8,7 @@
 
 namespace penstock::cli {
 
-/// What a measurement found, for people: tables, the curve, the costs.
+/// The results of a measurement as text: tables, the curve, the costs.
 [[nodiscard]] std::string link_report(const DeviceInfo& device, const LinkMeasurement& measurement,
                                       const Look& look);
 

@@ -83,7 +83,7 @@ void add_link(CLI::App& app, LinkOptions& options) {
       add_off_flag(*command, "--no-store", options.store, "Leave the stored profile as it is");
   add_file(*command, "--profile", options.profile, "Store the profile here instead of in the user's cache")
       ->excludes(no_store);
-  command->add_flag("--ascii", options.ascii, "Draw with ASCII alone");
+  command->add_flag("--ascii", options.ascii, "Draw with ASCII only");
   command->callback([&options, most] {
     constexpr std::size_t kQuickBytes = 256 * kMiB;
     if (options.quick && most->count() == 0) options.max_bytes = kQuickBytes;
@@ -99,13 +99,12 @@ void add_predict(CLI::App& app, PredictOptions& options) {
   CLI::App* command = app.add_subcommand("predict", "Print the time that a transfer will take");
   add_bytes(*command, "BYTES", options.bytes, "Bytes in all, such as 64MiB")->required();
   add_device(*command, options.device);
-  add_count(*command, "--pieces", options.pieces, 1, std::uint64_t{1} << 40, "Equal pieces they come in",
-            "1");
+  add_count(*command, "--pieces", options.pieces, 1, std::uint64_t{1} << 40, "Number of equal pieces", "1");
   const std::vector<std::string> kinds{"pageable", "pinned", "registered", "device"};
-  add_choice(*command, "--from", options.from, "KIND", kinds, "Kind of memory they are in");
-  add_choice(*command, "--to", options.to, "KIND", kinds, "Kind of memory they go to");
+  add_choice(*command, "--from", options.from, "KIND", kinds, "Kind of the source's memory");
+  add_choice(*command, "--to", options.to, "KIND", kinds, "Kind of the destination's memory");
   add_choice(*command, "--path", options.path, "PATH", {"automatic", "direct", "staged", "packed"},
-             "The way they go");
+             "Path of the transfer");
   add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
   add_json(*command, options.json, "the same");
   command->footer(
@@ -121,13 +120,13 @@ int complain(std::string what, int code) {
   return code;
 }
 
-/// From any thread, beside a progress bar.
+/// Called from any thread, also while a progress bar is drawn.
 void warn(std::string_view message) {
   if (::isatty(STDERR_FILENO) != 0) draw("\r\033[K");
   say(fmt::format("penstock: warning: {}\n", message));
 }
 
-/// What the user asked to be told.
+/// The help or version that the user asked for.
 std::string answer(const CLI::App& app, const CLI::Success& success) {
   std::ostringstream text;
   app.exit(success, text, text);
@@ -140,8 +139,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Examples:\n"
-      "  penstock info                      what is there, and what is missing\n"
-      "  penstock link                      measure the link once; feed and predict go by it\n"
+      "  penstock info                      devices, links, and what is missing\n"
+      "  penstock link                      measure the link once; feed and predict use the result\n"
       "  penstock predict 64MiB             the time that a transfer will take\n"
       "  penstock feed images.npy           feed a dataset, and say where the time went\n"
       "Each command has more with --help.");
@@ -165,7 +164,7 @@ int run(int argc, char** argv) {
     const bool known =
         first[0] == '-' || std::any_of(commands.begin(), commands.end(),
                                        [&](CLI::App* command) { return command->get_name() == first; });
-    if (!known) return complain(fmt::format("'{}' is no command; see penstock --help", first), kUsage);
+    if (!known) return complain(fmt::format("unknown command '{}'; see penstock --help", first), kUsage);
     return complain(std::string(error.what()) + "; see penstock --help", kUsage);
   }
   const Environment environment = read_environment();

@@ -39,7 +39,7 @@ std::optional<struct stat> status_of(const fs::path& path) {
   return ::stat(path.c_str(), &status) == 0 ? std::optional(status) : std::nullopt;
 }
 
-/// A signal that comes while the descriptor takes nothing is answered, which a write that blocks does not do.
+/// Writes without blocking in write(), so that a signal is answered while the descriptor takes nothing.
 void write_to(int descriptor, std::string_view text, std::string_view name) {
   const bool stopping = SignalWatch::requested();
   while (!text.empty()) {
@@ -47,18 +47,18 @@ void write_to(int descriptor, std::string_view text, std::string_view name) {
     while (::poll(&polled, 1, 100) <= 0) {
       if (!stopping) SignalWatch::check();
     }
-    // What a pipe has room for at least, once it has room.
+    // A pipe that has room has room for at least this much.
     const ssize_t written = ::write(descriptor, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
     if (written < 0 && errno != EINTR && errno != EAGAIN) refuse(name, errno);
     if (written > 0) text.remove_prefix(static_cast<std::size_t>(written));
   }
 }
 
-/// The standard stream that already is this file, such as /dev/stdout; -1 for none.
+/// The standard stream that already is this file, such as /dev/stdout; -1 if none is.
 int stream_at(const struct stat& status) {
   for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat stream{};
-    // One that was closed reads from /dev/null: see prepare_standard_streams.
+    // A closed one now reads from /dev/null: see prepare_standard_streams.
     if ((::fcntl(descriptor, F_GETFL) & O_ACCMODE) == O_RDONLY) continue;
     if (::fstat(descriptor, &stream) == 0 && stream.st_dev == status.st_dev &&
         stream.st_ino == status.st_ino) {
@@ -81,7 +81,7 @@ int open_special(const std::string& file, const struct stat& status) {
   return descriptor;
 }
 
-/// A new file that takes the place of another, or goes.
+/// A new file that replaces another one, or is removed.
 class Replacement {
  public:
   Replacement(const fs::path& target, std::string name) : target_(target), name_(std::move(name)) {
@@ -103,7 +103,7 @@ class Replacement {
 
   void place() {
     if (const auto before = status_of(target_)) {
-      // Only root can give a file away; for others it is theirs already.
+      // Only root can give a file away; for other users this changes nothing.
       if (::fchown(descriptor_, before->st_uid, before->st_gid) != 0) errno = 0;
       ::fchmod(descriptor_, before->st_mode & 07777);
     }
@@ -111,7 +111,7 @@ class Replacement {
     placed_ = ::rename(path_.c_str(), target_.c_str()) == 0;
     if (!placed_ && errno != EBUSY && errno != EPERM) refuse(name_, errno);
   }
-  /// False for a file that may be written, but not replaced: one that is mounted, or another user's in /tmp.
+  /// False for a file that may be written but not replaced: a mounted one, or another user's in /tmp.
   [[nodiscard]] bool placed() const noexcept { return placed_; }
 
  private:
@@ -127,7 +127,7 @@ class Replacement {
 void prepare_standard_streams() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;
-    // The wrong way round, so that its use fails as that of a closed one does.
+    // Opened for the opposite direction, so that using it fails as for a closed descriptor.
     ::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
   for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
@@ -138,14 +138,14 @@ void print(std::string_view text) { write_to(STDOUT_FILENO, printable(text), "st
 void draw(std::string_view text) noexcept {
   try {
     write_to(STDERR_FILENO, text, "standard error");
-  } catch (...) {  // nowhere is left to tell it
+  } catch (...) {  // there is no other place to report it
   }
 }
 
 void say(std::string_view text) noexcept {
   try {
     draw(printable(text));
-  } catch (...) {  // no memory for the text
+  } catch (...) {  // out of memory for the text
   }
 }
 

@@ -16,7 +16,7 @@ TransferPath parse_path(const std::string& name) {
        {TransferPath::automatic, TransferPath::direct, TransferPath::staged, TransferPath::packed}) {
     if (transfer_path_name(path) == name) return path;
   }
-  throw InvalidArgument(fmt::format("'{}' is no path; known are automatic, direct, staged and packed", name));
+  throw InvalidArgument(fmt::format("unknown path '{}'; use automatic, direct, staged or packed", name));
 }
 
 }  // namespace

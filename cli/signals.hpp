@@ -7,8 +7,8 @@ namespace penstock::cli {
 /// The user asked to stop.
 struct Interrupted {};
 
-/// While it lives, a first SIGINT or SIGTERM is noted, to be answered at the next step; a second one ends the
-/// process at once. One at a time.
+/// While it lives, a first SIGINT or SIGTERM is noted, and answered at the next step. A second one ends the
+/// process at once. One object at a time.
 class SignalWatch {
  public:
   SignalWatch();
@@ -17,7 +17,7 @@ class SignalWatch {
   SignalWatch& operator=(const SignalWatch&) = delete;
 
   [[nodiscard]] static bool requested() noexcept;
-  /// Throws Interrupted where a signal was noted.
+  /// Throws Interrupted if a signal was noted.
   static void check();
 
  private:

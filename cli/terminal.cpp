@@ -27,7 +27,7 @@ std::string padding(std::string_view text, std::size_t width) {
   return std::string(width > taken ? width - taken : 0, ' ');
 }
 
-/// y at x, straight between points over the logarithm of x; negative outside.
+/// y at x, interpolated over the logarithm of x; negative outside the points.
 double value_at(const PlotCurve& curve, double x) {
   const auto& points = curve.points;
   if (points.empty() || x < points.front().first * 0.999 || x > points.back().first * 1.001) return -1;
@@ -54,7 +54,7 @@ constexpr std::array<std::string_view, 6> kUnicodeMarks{"●", "▲", "■", "�
 constexpr std::array<std::string_view, 6> kAsciiMarks{"*", "^", "#", "o", "+", "x"};
 constexpr std::size_t kMarginWidth = 7;
 
-/// Labels of the sizes below the axis, as many as have room.
+/// The labels of sizes below the axis, as many as there is room for.
 std::string size_axis(double low, double high, std::size_t width) {
   std::string line(kMarginWidth + width + 8, ' ');
   std::size_t taken = 0;

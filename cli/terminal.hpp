@@ -8,22 +8,22 @@
 
 namespace penstock::cli {
 
-/// What can be drawn with.
+/// How to draw.
 struct Look {
   bool unicode = false;
   std::size_t columns = 80;
 };
 
-/// True where the environment's locale (LC_ALL, LC_CTYPE, LANG in this order) writes UTF-8.
+/// True if the environment's locale (LC_ALL, LC_CTYPE, LANG in this order) writes UTF-8.
 [[nodiscard]] bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang);
 
-/// Characters that UTF-8 text takes on a terminal, for text without wide or combining ones.
+/// Columns that UTF-8 text takes on a terminal. The text has no wide or combining characters.
 [[nodiscard]] std::size_t display_width(std::string_view text);
 
-/// Of the terminal that `descriptor` is; 80 where it is none.
+/// Columns of the terminal of `descriptor`; 80 if it is not a terminal.
 [[nodiscard]] std::size_t terminal_columns(int descriptor);
 
-/// Columns of text: the first to the left, the others to the right, two spaces between.
+/// Columns of text. The first is aligned to the left, the others to the right, with two spaces between.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
@@ -42,11 +42,10 @@ struct PlotCurve {
   std::vector<std::pair<double, double>> points;
 };
 
-/// Curves over a logarithmic axis of bytes, upwards from 0, with a legend. Empty where there is nothing to
-/// draw.
+/// Curves over a logarithmic axis of bytes, from 0 upwards, with a legend. Empty if there is nothing to draw.
 [[nodiscard]] std::string plot(const std::vector<PlotCurve>& curves, std::string_view unit, const Look& look);
 
-/// How far something is: a bar that is redrawn on a terminal, a line per step elsewhere. Writes to stderr.
+/// Shows progress on stderr: a bar that is redrawn on a terminal, elsewhere a line for each step.
 class Progress {
  public:
   Progress(bool terminal, Look look) : terminal_(terminal), look_(look) {}
@@ -55,10 +54,10 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(double fraction, std::string_view step);
-  /// Takes the bar off the terminal.
+  /// Removes the bar from the terminal.
   void clear();
 
-  /// The bar's line, without its carriage return.
+  /// The bar's line without a carriage return.
   [[nodiscard]] static std::string line(double fraction, std::string_view step, const Look& look);
 
  private:

@@ -18,7 +18,7 @@
     return d3.format(".3~r")(rate);
   }
 
-  // Ticks of an axis share the unit that the widest of them wants.
+  // The ticks of an axis share the unit that fits the largest.
   function tickFormat(scale) {
     const [low, high] = scale.domain();
     const span = Math.max(Math.abs(low), Math.abs(high));
@@ -42,7 +42,7 @@
     marks.on("mousemove click", (mark) => showTip(text(mark))).on("mouseleave", () => { tip.hidden = true; });
   }
 
-  // Of the kinds that the picture shows.
+  // A legend of the kinds that the picture shows.
   function legend(id, picture, entries) {
     const shown = entries.filter((entry) => document.querySelector(`#${picture} .mark.${entry[0]}`));
     d3.select("#" + id).html("").selectAll("span").data(shown).enter().append("span")
@@ -59,7 +59,7 @@
 
   const ticksFor = (width) => Math.max(2, Math.floor(width / 95));
 
-  // Where the lanes begin: right of their names.
+  // The rows begin here, to the right of their names.
   const LEFT = 104;
 
   function drawShares() {
@@ -166,7 +166,7 @@
       `${formatPercent(seconds("stall") / Math.max(1e-12, seconds("stall") + seconds("compute")))} waiting`;
   }
 
-  // Rates over at least a hundredth of the run, so that single batches do not make noise of it.
+  // Rates over at least a hundredth of the run, so that single batches do not show as noise.
   function ratesOf(marks) {
     const step = marks[marks.length - 1].seconds / 100;
     const rates = [];

@@ -142,7 +142,7 @@ TEST_F(Output, NothingIsWrittenOntoAnInput) {
 }
 
 TEST_F(Output, TwoOutputsAreTwoFiles) {
-  expect_complaint(feed("--json out --report ./out"), 2, "would overwrite what --json writes");
+  expect_complaint(feed("--json out --report ./out"), 2, "would overwrite the file of --json");
   EXPECT_FALSE(fs::exists(home / "out"));
   EXPECT_EQ(feed("--json /dev/null --report /dev/null").status, 0);
 }
