@@ -1,6 +1,6 @@
 """penstock feeds GPUs: it moves data from CPU memory to a GPU as fast as the link allows.
 
-for x, y in penstock.feed(loader, device="cuda"):   # any iterable of batches, a DataLoader first of all
+for x, y in penstock.feed(loader, device="cuda"):   # any iterable of batches, such as a DataLoader
     ...
 on_gpu = penstock.to_device(tree, "cuda")            # any nest of tensors and arrays
 back = penstock.to_host(on_gpu)

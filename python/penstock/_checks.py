@@ -1,4 +1,4 @@
-"""Checks of arguments, in Python's words: the C++ side would answer with the signature of a binding."""
+"""Checks of arguments with messages for Python. The C++ side would answer with the signature of a binding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 2**63 - 1
 
 
 def whole(name: str, value: Any, least: int, most: int = MOST, what: str = "a whole number") -> int:
-    """`value` as an int from `least` to `most`. Raises InvalidArgument, which names it, for anything else."""
+    """`value` as an int from `least` to `most`. Raises InvalidArgument that names it for anything else."""
     number = None
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):

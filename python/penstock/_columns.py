@@ -1,4 +1,4 @@
-"""What a Loader may be made of, as named arrays of the host: arrays, nests of them, tables and sets of columns."""
+"""Turns the data of a Loader into named arrays of the host: arrays, nests of them, tables and sets of columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Build = Callable[[list[Any]], Any]
 
 
 class Fields(NamedTuple):
-    """A dataset as a Loader takes it: `build` makes a batch, of the dataset's structure, of one array a field."""
+    """A dataset in the form that a Loader takes. `build` makes a batch of the dataset's structure of one array for each
+    field."""
 
     names: list[str]
     arrays: list[Any]
@@ -21,7 +22,7 @@ class Fields(NamedTuple):
 
 
 def fields_of(data: Any) -> Fields:
-    """Names, arrays and structure of `data`. Raises InvalidArgument, which names the field that does not fit."""
+    """Names, arrays and structure of `data`. Raises InvalidArgument that names the field that does not fit."""
     columns = _columns_of(data)
     if columns is not None:
         return _named(columns, lambda key, value: _column(value, key))._replace(is_table=True)
@@ -43,7 +44,7 @@ def fields_of(data: Any) -> Fields:
 
 
 class Samples:
-    """The samples of a Loader one by one, as code around it asks of `loader.dataset`."""
+    """The samples of a Loader one by one, for code that uses `loader.dataset`."""
 
     def __init__(self, fields: Fields):
         self._fields = fields
@@ -59,7 +60,7 @@ class Samples:
 
 
 def _is_a(module: str, name: str, value: Any) -> bool:
-    """Whether `value` is of a class of a module that the program has imported."""
+    """True if `value` is an instance of this class of a module that the program has imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
 
@@ -82,13 +83,13 @@ def _named(data: Mapping[Any, Any], convert: Callable[[Any, Any], Any]) -> Field
 
 def _tensordict(data: Any) -> Fields:
     if not data.batch_size:
-        raise InvalidArgument("This TensorDict has no batch size; its first axis has to count samples.")
+        raise InvalidArgument("This TensorDict has no batch size: set it, so that its first axis counts samples.")
     keys = list(data.keys(include_nested=True, leaves_only=True))
     names = [key if isinstance(key, str) else ".".join(key) for key in keys]
     arrays = [_array(data.get(key), name) for key, name in zip(keys, names, strict=True)]
 
     def build(batch: list[Any]) -> Any:
-        # Of a batch, or of a single sample, which lacks the first axis.
+        # The batch axes of a batch, or of a single sample, which lacks the first axis.
         axes = len(data.batch_size) - (arrays[0].ndim - batch[0].ndim)
         new = sys.modules["tensordict"].TensorDict({}, batch_size=batch[0].shape[:axes])
         for key, array in zip(keys, batch, strict=True):
@@ -99,7 +100,7 @@ def _tensordict(data: Any) -> Fields:
 
 
 def _array(value: Any, name: str) -> Any:
-    """The array as the C++ side reads it: a tensor or a NumPy array without gaps."""
+    """The array in the form that the C++ side reads: a tensor or a NumPy array without gaps."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor(value, name, torch)
@@ -110,8 +111,8 @@ def _array(value: Any, name: str) -> Any:
             raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
     if not _is_array(value) and not isinstance(value, list | tuple | range | memoryview | bytearray):
         raise InvalidArgument(
-            f"Field '{name}' is {_a(value)}, not an array. A Loader feeds arrays that lie in memory or in a mapped "
-            "file; for a Dataset, or anything else that makes samples one by one, use "
+            f"Field '{name}' is {_a(value)}, not an array. A Loader feeds arrays in memory or in a mapped file. For a "
+            "Dataset, or anything else that makes samples one by one, use "
             "penstock.feed(DataLoader(dataset, ...))."
         )
     import numpy
@@ -121,7 +122,7 @@ def _array(value: Any, name: str) -> Any:
     try:
         array = numpy.asarray(value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"Field '{name}' is {_a(value)} and does not become a NumPy array: {error}") from error
+        raise InvalidArgument(f"Field '{name}' is {_a(value)}, which cannot become a NumPy array: {error}") from error
     return _numbers(array, name)
 
 
@@ -132,11 +133,11 @@ def _a(value: Any) -> str:
 
 def _tensor(value: Any, name: str, torch: Any) -> Any:
     if value.device.type != "cpu":
-        raise InvalidArgument(f"Field '{name}' is on {value.device} already; a Loader feeds arrays of the host.")
+        raise InvalidArgument(f"Field '{name}' is on {value.device} already; pass arrays of the host.")
     if value.layout is not torch.strided or value.is_quantized:
         raise InvalidArgument(f"Field '{name}' is sparse or quantised; a Loader takes plain tensors.")
     if type(value).__name__ == "NonTensorData":
-        raise InvalidArgument(f"Field '{name}' holds no tensor; a Loader takes bool, integer and float types.")
+        raise InvalidArgument(f"Field '{name}' is not a tensor; a Loader takes bool, integer and float types.")
     return value.detach().as_subclass(torch.Tensor).contiguous().resolve_conj().resolve_neg()
 
 
@@ -149,7 +150,7 @@ def _numbers(array: Any, name: str) -> Any:
             "it out."
         )
     if array.ndim == 0:
-        raise InvalidArgument(f"Field '{name}' is a scalar; its first axis has to count samples.")
+        raise InvalidArgument(f"Field '{name}' is a scalar; its first axis must count samples.")
     return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
@@ -157,7 +158,7 @@ def _numbers(array: Any, name: str) -> Any:
 
 
 def _columns_of(data: Any) -> Mapping[Any, Any] | None:
-    """The columns of a table by name; None for what is no table."""
+    """The columns of a table by name; None if `data` is not a table."""
     if _is_a("pandas", "DataFrame", data):
         if not data.columns.is_unique:
             raise InvalidArgument(f"Two columns have the same name: {list(data.columns)}. Rename one.")
@@ -183,7 +184,7 @@ def _columns_of(data: Any) -> Mapping[Any, Any] | None:
 
 
 def _hugging_face(data: Any) -> Mapping[Any, Any]:
-    """Columns of the dataset's table, those of its format alone, in the order that `shuffle` or `select` gave it."""
+    """The columns of the dataset's format, in the order of samples that `shuffle` or `select` gave it."""
     if data.format["type"] == "custom":
         raise InvalidArgument(
             "This dataset has a transform, which a Loader would not run. Apply it with .map(...), or use "
@@ -220,7 +221,7 @@ def _column(value: Any, name: Any) -> Any:
         except InvalidArgument:
             raise
         except Exception as error:
-            raise InvalidArgument(f"Column '{name}' holds {value.dtype}, which NumPy has no type for.") from error
+            raise InvalidArgument(f"Column '{name}' holds {value.dtype}, which NumPy lacks: convert it.") from error
     if _is_column(value):
         return _numbers(_arrow(value, name), name)
     return _array(value, str(name))
@@ -228,8 +229,8 @@ def _column(value: Any, name: Any) -> Any:
 
 def _nulls(name: Any, count: int, advice: str) -> InvalidArgument:
     return InvalidArgument(
-        f"Column '{name}' has {count} nulls, which no array of numbers can hold. Fill them ({advice}) or drop their "
-        "rows."
+        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them ({advice}) or drop "
+        "their rows."
     )
 
 
@@ -277,7 +278,7 @@ def _arrow(column: Any, name: Any) -> Any:
 
 
 def _extension(array: Any, name: Any) -> Any:
-    """Arrow's tensors and one-byte bools, and the arrays of Hugging Face, which lie in lists."""
+    """Reads Arrow's tensors and one-byte bools, and Hugging Face's arrays, which are stored as lists."""
     import pyarrow
 
     values = _arrow(array.storage, name)

@@ -9,7 +9,7 @@ class DeviceInfo:
 
     @property
     def spec(self) -> str:
-        """What `device=` takes: "cuda:0", "host"."""
+        """The name that `device=` takes: "cuda:0", "host"."""
 
     @property
     def backend(self) -> str:
@@ -27,7 +27,9 @@ class DeviceInfo:
 
     @property
     def driver(self) -> str:
-        """The CUDA version that the driver supports; penstock's for the host."""
+        """
+        The CUDA version that the driver supports; for the host, penstock's version.
+        """
 
     @property
     def pci_bus_id(self) -> str: ...
@@ -48,9 +50,9 @@ def inventory() -> tuple[list[DeviceInfo], list[str]]:
 
 class Array:
     """
-    An array on a GPU, as penstock returns it where PyTorch is not imported. CuPy, JAX and
+    An array on a GPU, which penstock returns if PyTorch is not imported. CuPy, JAX and
     others take it by DLPack (`cupy.from_dlpack(array)`) without a copy, Numba by
-    `__cuda_array_interface__`. A stream that an array is handed to must outlive it.
+    `__cuda_array_interface__`. A stream that takes an array must outlive it.
     """
 
     @property
@@ -86,7 +88,7 @@ class Flight:
         """The nest with its arrays on the device; callable once."""
 
     def release_sources(self) -> None:
-        """Blocks until the arrays that were sent are not read any more."""
+        """Blocks until the arrays that were sent are no longer read."""
 
     @property
     def bytes(self) -> int:
@@ -94,14 +96,14 @@ class Flight:
 
     @property
     def arrays(self) -> int:
-        """How many arrays are sent."""
+        """Number of arrays that are sent."""
 
     @property
     def samples(self) -> int:
         """Extent of the first array's first axis; 0 if there is none."""
 
 class Engine:
-    """What one device is sent to with."""
+    """Sends to one device."""
 
     def __init__(self, spec: str, cache_directory: str | os.PathLike | None = None) -> None: ...
 
@@ -110,7 +112,7 @@ class Engine:
     def close(self) -> None: ...
 
     def in_flight(self) -> int:
-        """Transfers that nobody asks for and that are not done."""
+        """Sets of transfers that nobody waits for and that are not done."""
 
     @property
     def spec(self) -> str: ...
@@ -127,7 +129,7 @@ def use_exchange_api(use: bool) -> None: ...
 
 class FeedStatistics:
     """
-    What a feed did, and where its time went: docs/statistics.md explains each figure.
+    What a feed did, and where its time went. docs/statistics.md explains each figure.
     """
 
     @property
@@ -379,4 +381,4 @@ class NativeLoader:
     def close(self) -> None: ...
 
 def can_widen(from_dtype: str, to_dtype: str) -> bool:
-    """Whether a Loader can deliver one dtype as the other."""
+    """True if a Loader can deliver one dtype as the other."""

@@ -1,4 +1,4 @@
-"""What this machine has."""
+"""The devices of this machine."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def devices() -> list[_core.DeviceInfo]:
 
 
 def missing_devices() -> list[str]:
-    """A sentence for each kind of device that is not there: why, and what would help."""
+    """A sentence for each kind of device that is missing: why, and what would help."""
     return _core.inventory()[1]

@@ -1,4 +1,4 @@
-"""One engine for each device of this process, opened when first needed and closed at exit."""
+"""One engine for each device of this process. It is opened when it is first needed, and closed at exit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _owner = os.getpid()
 
 
 def resolve(device: Any) -> str:
-    """The name of a device: "auto" is a GPU if there is one, otherwise the host; "cuda" is PyTorch's current GPU if
-    PyTorch uses one, otherwise the first; "cpu" is the host. Also takes a `torch.device`, and the number of a GPU."""
+    """The name of a device. "auto" is a GPU if there is one, otherwise the host. "cuda" is PyTorch's current GPU if
+    PyTorch uses one, otherwise the first. "cpu" is the host. Also takes a `torch.device` or the number of a GPU."""
     name = f"cuda:{device}" if isinstance(device, int) and not isinstance(device, bool) else str(device)
     if name == "auto":
         name = _core.inventory()[0][0].backend
@@ -44,13 +44,13 @@ def engine_for(device: Any) -> _core.Engine:
         elif os.getpid() != _owner:
             raise DeviceError(
                 f"This process was forked after penstock had opened {spec}, and a device cannot be used on both "
-                "sides of a fork. Use penstock in the parent alone, or start processes with the 'spawn' method."
+                "sides of a fork. Use penstock in the parent only, or start processes with the 'spawn' method."
             )
     return engine
 
 
 def host_engines() -> list[_core.Engine]:
-    """The engines of host devices that are open, whose memory looks like any other of the host."""
+    """The engines of open host devices. Their memory looks like any other memory of the host."""
     return [engine for engine in list(_engines.values()) if not engine.is_cuda]
 
 
@@ -58,8 +58,8 @@ def _refuse_worker() -> None:
     module = sys.modules.get("torch.utils.data")
     if module is not None and module.get_worker_info() is not None:
         raise DeviceError(
-            "penstock was asked for a device in a worker process of a DataLoader. Workers yield host tensors; wrap "
-            "the DataLoader itself in penstock.feed(), in the process that trains."
+            "penstock cannot open a device in a worker process of a DataLoader. Let workers yield host tensors, and "
+            "wrap the DataLoader in penstock.feed(), in the process that trains."
         )
 
 

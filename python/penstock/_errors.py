@@ -7,21 +7,21 @@ import sys
 
 
 class Error(Exception):
-    """Root of penstock's own errors."""
+    """Base of penstock's own errors."""
 
 
 class InvalidArgument(Error, ValueError):
-    """Something was passed that cannot mean anything: an unknown device, a wrong shape."""
+    """An argument has no meaning: an unknown device, a wrong shape."""
 
 
 class Unsupported(Error, RuntimeError):
-    """The machine, the kernel or a limit forbids what was asked; elsewhere the same call works."""
+    """The machine, the kernel or a limit refuses a call that works elsewhere."""
 
 
 class OutOfMemory(Error, MemoryError):
     """A request did not fit. `asked`, `used` and `free` are bytes of the pool or device that refused, 0 if unknown.
 
-    If PyTorch is imported, it is a `torch.OutOfMemoryError` too, which is what batch-size finders catch.
+    If PyTorch is imported, it is also a `torch.OutOfMemoryError`, which batch-size finders catch.
     """
 
     asked: int = 0
@@ -30,7 +30,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 class DeviceError(Error, RuntimeError):
-    """A device or its driver failed. `name` is the driver's word for it, `call` the function, `code` its number."""
+    """A device or its driver failed. `name` is the driver's error name, `call` the function, `code` its number."""
 
     name: str = ""
     call: str = ""
@@ -42,17 +42,17 @@ class Closed(Error, RuntimeError):
 
 
 class NotShardedWarning(UserWarning):
-    """Several processes train together, and each is given all samples. The message says what to write."""
+    """Several processes train together, and each gets all samples. The message says what to write."""
 
 
 def out_of_memory(message: str) -> OutOfMemory:
-    """An OutOfMemory; if PyTorch is imported, one that is PyTorch's as well."""
+    """An OutOfMemory. If PyTorch is imported, it is also PyTorch's OutOfMemoryError."""
     base = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     return OutOfMemory(message) if base is None else _torch_out_of_memory(base)(message)
 
 
 def allocator_out_of_memory(error: BaseException) -> OutOfMemory:
-    """What a framework's allocator raised, as an OutOfMemory without its C++ frames."""
+    """The error of a framework's allocator as an OutOfMemory, without its C++ frames."""
     text = str(error).split("\nException raised from")[0].strip()
     return out_of_memory(text if "out of memory" in text else f"CUDA out of memory. {text}")
 

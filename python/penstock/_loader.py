@@ -1,4 +1,4 @@
-"""Loader: arrays of the host, shuffled and batched onto a device by the C++ side."""
+"""Loader: the C++ side shuffles and batches arrays of the host onto a device."""
 
 from __future__ import annotations
 
@@ -21,62 +21,62 @@ _open: weakref.WeakSet[Loader] = weakref.WeakSet()
 _UINT64 = 2**64 - 1
 _UINT32 = 2**32 - 1
 
-# What DataLoader takes and a Loader does not, and what to write.
+# Arguments of DataLoader that a Loader does not take, and what to write instead.
 _NOT_TAKEN = {
     **dict.fromkeys(
         ("num_workers", "worker_init_fn", "persistent_workers", "multiprocessing_context", "timeout"),
-        "its threads read the arrays where they lie, without worker processes. Leave it out; `threads` limits them",
+        "its threads read the arrays in place, without worker processes. Leave it out; `threads` limits them",
     ),
-    **dict.fromkeys(("pin_memory", "pin_memory_device"), "it locks what has to be locked by itself. Leave it out"),
-    "prefetch_factor": "batches that run ahead are counted in all: prefetch_depth",
-    "generator": "the order follows from `seed` and the epoch",
+    **dict.fromkeys(("pin_memory", "pin_memory_device"), "it locks memory by itself. Leave it out"),
+    "prefetch_factor": "`prefetch_depth` is the number of all batches that run ahead. Use that",
+    "generator": "the order follows from `seed` and the epoch. Pass `seed`",
     **dict.fromkeys(
         ("sampler", "batch_sampler", "collate_fn"),
-        "the order follows from `seed` and the epoch, and samples are put together as they are stored. "
+        "the order follows from `seed` and the epoch, and samples are batched as they are stored. "
         "For your own, use penstock.feed(DataLoader(...))",
     ),
 }
 
 
 class Loader:
-    """Feeds arrays to a device, epoch after epoch: shuffled, batched, and ahead of whoever consumes them.
+    """Feeds arrays to a device, epoch after epoch: shuffled, batched, and ahead of the consumer.
 
     `data`: one array, or a tuple, list or dict of them, a TensorDataset or a TensorDict; the first axis of each counts
-    samples. NumPy arrays, memory maps and PyTorch tensors are read where they lie, without a copy, so they must not
-    change meanwhile; others are converted to NumPy. Batches have the same structure. A table (pandas, polars, Arrow,
-    a Hugging Face dataset, anything with an Arrow C stream) is a dict of its columns, each in its own type; nulls are
-    refused. Samples are 0 to the number of samples less one, in the order that `seed` and the epoch give.
+    samples. NumPy arrays, memory maps and PyTorch tensors are read in place, without a copy, so they must not change
+    meanwhile. Other arrays are converted to NumPy. Batches have the same structure. A table (pandas, polars, Arrow,
+    a Hugging Face dataset, anything with an Arrow C stream) becomes a dict of its columns, each in its own type; nulls
+    are refused. The order of the samples follows from `seed` and the epoch.
 
     A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
-    GPU. Its memory is a slot of a ring, which goes back to the loader when the last tensor of the batch (and of views
-    of it) is gone, and the work then queued on the stream of the loop is done: keep what you want to keep by a clone.
+    GPU. Its memory is a slot of a ring. The slot goes back to the loader when the last tensor of the batch and the last
+    view of it are gone, and the work then queued on the loop's stream is done. To keep data for longer, clone it.
     Later work of PyTorch's current stream waits for the batch; the host does not.
 
     One iteration is one epoch, and one iterator is in use at a time: `iter()` ends the one before it, whose `next()`
-    then raises Closed. For two loops at once make two Loaders.
+    then raises Closed. For two loops at once, make two Loaders.
 
     - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch.
-    - `to`: deliver wider types: a name for all fields with axes besides that of samples which can be widened to it
-      ("float32" of uint8 images; labels stay), or a dict or a sequence that names it for each field. "bfloat16" on
-      the host needs PyTorch or ml_dtypes.
-    - `scale`, `shift`: value * scale + shift in float32, for the fields that `to` delivers as float32, float16 or
-      bfloat16: a number, one number for each extent of `channel_axis` (of a sample's axes), or a dict of these.
+    - `to`: deliver wider types. A name is for all fields that can be widened to it, except fields without axes besides
+      that of samples: "float32" is for uint8 images, and labels stay. A dict or a sequence names a type for each field.
+      "bfloat16" on the host needs PyTorch or ml_dtypes.
+    - `scale`, `shift`: value * scale + shift in float32, for fields that `to` delivers as float32, float16 or
+      bfloat16: a number, one number for each index of `channel_axis` (of a sample's axes), or a dict of these.
     - `rank`, `world_size`: this process's share, by the rules of DistributedSampler. `distributed=True` takes them
       from torch.distributed if that is in use, otherwise from the environment that torchrun sets. If several
       processes train together and neither is given, a NotShardedWarning says so when iteration begins.
     - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
     - `prefetch_depth`: batches ahead, 1 to 64.
-    - `gather`: "automatic"; "host": threads copy samples together; "zero-copy": a kernel reads them out of your arrays,
-      with `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" takes
-      no copy engine); "copy-engine": the GPU's copy engines do, best for samples of 32 KiB and more.
+    - `gather`: "automatic"; "host": threads gather the samples; "zero-copy": a kernel reads them from your arrays, with
+      `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" does not
+      choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 32 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
-    - `device_budget_bytes`: most device memory to take; 0: half of what is free. `threads`: that gather; 0: at most 8.
+    - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: threads that gather; 0: at most 8.
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
-      for at most 10 s, or "fail" at once. Then OutOfMemory names the batches that are held.
+      for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
     Attributes: `device`, `batch_size`, `drop_last`, and `dataset`, which has a length and gives single samples. A
-    Loader can be pickled with its data; the copy goes on where this one stands. Raises InvalidArgument for what does
-    not fit, OutOfMemory if the budget is too small.
+    Loader can be pickled with its data; the copy goes on where this one stands. Raises InvalidArgument for arguments
+    that do not fit, and OutOfMemory if the budget is too small.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Loader:
             _refuse(name)
         channel_axis = whole("channel_axis", channel_axis, 0, what="an axis of a sample")
         fields = fields_of(data)
-        # What pickling needs. A table is kept as the columns that were made of it, and not twice.
+        # Pickling needs these. A table is kept only as the columns that were made of it.
         kept = dict(zip(fields.names, fields.arrays, strict=True)) if fields.is_table else data
         self._arguments = {
             **dict(data=kept, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
@@ -147,9 +147,9 @@ class Loader:
             threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
             when_full=str(when_full),
         )
-        # The epoch that the next iteration begins, or None if it goes on where the loader stands.
+        # The epoch that the next iteration begins; None if it goes on where the loader stands.
         self._next_epoch: int | None = None
-        # Whether the place to go on from is the beginning of that epoch, and not after the batches handed out.
+        # True if state_dict() is the beginning of that epoch, not the place after the batches handed out.
         self._at_beginning = False
         self._loaded_epoch: int | None = None
         self._turn = 0
@@ -174,14 +174,14 @@ class Loader:
         self._at_beginning = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, after the batches that were handed out: plain numbers, the same on every rank that has
-        taken as many batches. After an iteration that ran to its end: the beginning of the next epoch."""
+        """The place after the batches that were handed out, in plain numbers. They are the same on every rank that has
+        taken as many batches. After a complete iteration it is the beginning of the next epoch."""
         state = self._native.state_dict()
         return {**state, "epoch": self._next_epoch, "consumed": 0} if self._at_beginning else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where `state` was taken, also at another world size; iterators from before end.
-        Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not such a state."""
+        """The next iteration goes on where `state` was taken, also at another world size. Earlier iterators end.
+        Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not a Loader's state."""
         checked = _checked_state(state)
         self._native.load_state_dict(checked)
         self._next_epoch = None
@@ -194,12 +194,12 @@ class Loader:
         return self._native.describe()
 
     def stats(self) -> LoaderStatistics:
-        """What the loader did so far, the account that `penstock feed` prints."""
+        """The loader's account so far, which `penstock feed` also prints."""
         figures, timeline = self._native.stats(), self._native.timeline()
         return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
 
     def close(self) -> None:
-        """Stops the loader's threads. Batches that are held stay valid; iterating raises Closed."""
+        """Stops the loader's threads. Held batches stay valid; iterating raises Closed."""
         self._native.close()
 
     def __reduce__(self) -> tuple:
@@ -239,8 +239,8 @@ class LoaderIterator:
             raise StopIteration
         if self._turn != loader._turn:
             raise Closed(
-                "A newer iterator of this Loader was begun, or a state was loaded, which ends this one. For two "
-                "loops at once make two Loaders."
+                "This iterator has ended: a newer one of this Loader was begun, or a state was loaded. For two loops "
+                "at once, make two Loaders."
             )
         if not self._begun:
             loader._begin()
@@ -268,11 +268,11 @@ def _refuse(name: str) -> None:
 
 def _checked_state(state: Any) -> dict[str, Any]:
     if not isinstance(state, Mapping):
-        raise InvalidArgument(f"A Loader's state is a dict, as state_dict() gives it, not {type(state).__name__}.")
+        raise InvalidArgument(f"A Loader's state is a dict made by state_dict(), not {type(state).__name__}.")
     limits = {"sample_count": _UINT64, "seed": _UINT64, "order_version": _UINT32, "epoch": _UINT64, "consumed": _UINT64}
     missing = [key for key in (*limits, "shuffle") if key not in state]
     if missing:
-        raise InvalidArgument(f"This is not a Loader's state: it lacks {', '.join(missing)}.")
+        raise InvalidArgument(f"This is not a Loader's state: it lacks {', '.join(missing)}. Use state_dict().")
     if not isinstance(state["shuffle"], bool):
         raise InvalidArgument(f"'shuffle' of a Loader's state is True or False, not {state['shuffle']!r}.")
     return {
@@ -292,7 +292,7 @@ def _need_bfloat16(engine: _core.Engine, options: list) -> None:
         ) from None
 
 
-# The types that values are scaled and shifted in: see FieldOptions in loader.hpp.
+# The types in which values can be scaled and shifted: see FieldOptions in loader_options.hpp.
 _FLOATS = ("float16", "bfloat16", "float32")
 
 
@@ -308,7 +308,7 @@ def _field_options(fields: Fields, to: Any, scale: Any, shift: Any, channel_axis
 
 
 def _targets(fields: Fields, to: Any) -> list[str | None]:
-    """What each field is delivered as; None: as it is stored."""
+    """The type in which each field is delivered; None: as it is stored."""
     names, arrays = fields.names, fields.arrays
     stored = [str(array.dtype).removeprefix("torch.") for array in arrays]
     if isinstance(to, Mapping):
@@ -329,7 +329,7 @@ def _targets(fields: Fields, to: Any) -> list[str | None]:
         scalars = [n for n, dtype in zip(names, stored, strict=True) if _core.can_widen(dtype, name)]
         if scalars:
             raise InvalidArgument(
-                f"`to` alone leaves fields without axes besides that of samples as they are. Name those that you mean: "
+                f"A type alone is not for fields without axes besides that of samples. Name the fields: "
                 f"to={{{scalars[0]!r}: {name!r}}}."
             )
         raise InvalidArgument(f"No field can be widened to {name}: they are {', '.join(stored)}.")
@@ -341,7 +341,7 @@ def _by_name(what: str, values: Mapping[Any, Any], names: list[str]) -> list[Any
     unknown = sorted(by_name.keys() - set(names))
     if unknown:
         raise InvalidArgument(
-            f"`{what}` names no field of this dataset: {', '.join(unknown)}. The fields are {', '.join(names)}."
+            f"`{what}` names unknown fields: {', '.join(unknown)}. The fields are {', '.join(names)}."
         )
     return [by_name.get(name) for name in names]
 

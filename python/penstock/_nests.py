@@ -1,4 +1,4 @@
-"""What the C++ side does not know by its exact type: how such objects are taken apart and put together again."""
+"""How objects that the C++ side does not know by their exact type are taken apart and put together again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _registered: dict[type, tuple[Callable, Callable]] = {}
 def register_batch_type(batch_type: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]) -> None:
     """Teach `feed`, `to_device` and `to_host` a type of batch.
 
-    `flatten(batch)` gives its arrays in any nest of lists, tuples and dicts; `unflatten(batch, nest)` gives a new
+    `flatten(batch)` gives its arrays in any nest of lists, tuples and dicts. `unflatten(batch, nest)` gives a new
     batch from the old one and a nest of the same structure whose arrays lie on the device. Subclasses are included,
-    unless they are registered themselves. It goes before everything else that a type may have, such as
-    `pin_memory()`. Raises TypeError where `batch_type` is no type.
+    unless they are registered themselves. This takes precedence over everything else that a type has, such as
+    `pin_memory()`. Raises TypeError if `batch_type` is not a type.
     """
     if not isinstance(batch_type, type):
         raise TypeError(f"register_batch_type takes a type, not {batch_type!r}")
@@ -30,10 +30,10 @@ def register_batch_type(batch_type: type, flatten: Callable[[Any], Any], unflatt
 
 
 class Expander:
-    """Answers the C++ side's question about one object: see `Tree` in tree.hpp.
+    """Tells the C++ side what to do with one object: see `Tree` in tree.hpp.
 
-    `target` is what PyTorch calls the device that the nest goes to; `sends`: what cannot go there is refused, rather
-    than left on the host where it is.
+    `target` is PyTorch's name for the nest's destination. If `sends`, objects that cannot go there are refused;
+    otherwise they stay on the host.
     """
 
     def __init__(self, target: str, sends: bool):
@@ -58,7 +58,7 @@ class Expander:
                 return _array(value, numpy, expanded)
         if torch is not None and isinstance(value, torch.nn.Module):
             return (
-                "a module is not copied, it moves: module.to(device). Its weights are copied by "
+                "a module is not copied. Move it with module.to(device), or copy its weights with "
                 "to_device(module.state_dict())."
             )
         own = self._own_protocol(value)
@@ -88,7 +88,7 @@ class Expander:
             return value.detach().resolve_conj().resolve_neg().contiguous(), _same
         if value.is_meta:
             return "a meta tensor has no data to send."
-        # What only PyTorch knows to copy: sparse, quantised, subclasses, those in an autograd graph.
+        # Only PyTorch can copy these: sparse, quantised, subclasses, tensors in an autograd graph.
         return value.to(self.target, non_blocking=self.target != "cpu"), None
 
     def _own_protocol(self, value: Any) -> Any:
@@ -96,12 +96,12 @@ class Expander:
         if not callable(getattr(value, "pin_memory", None)):
             return None
         moves = callable(getattr(value, "to", None))
-        if self.target == "cpu":  # pinned memory serves GPUs, and PyTorch needs one to pin
+        if self.target == "cpu":  # only GPUs use pinned memory, and PyTorch needs one to pin
             return _to(value, self.target) if moves else None
         pinned = _pin(value, self.target)
         if pinned is None:
             raise TypeError(
-                f"{type(value).__name__}.pin_memory() returned None; it has to return the pinned object "
+                f"{type(value).__name__}.pin_memory() returned None; it must return the pinned object "
                 "(`return self` if it pins in place)."
             )
         return _to(pinned, self.target) if moves else pinned
@@ -127,7 +127,7 @@ def _same(nest: Any) -> Any:
 
 
 def _pin(value: Any, target: str) -> Any:
-    """Calls `value.pin_memory()`, with a device where it takes one."""
+    """Calls `value.pin_memory()`, with a device if it takes one."""
     try:
         parameters = inspect.signature(value.pin_memory).parameters.values()
     except (TypeError, ValueError):
@@ -142,7 +142,7 @@ def _pin(value: Any, target: str) -> Any:
 
 
 def _to(value: Any, target: str) -> Any:
-    """Calls `value.to(target)`; towards a GPU without waiting for the copy, if it takes `non_blocking`."""
+    """Calls `value.to(target)`. For a GPU it does not wait for the copy, if `to` takes `non_blocking`."""
     try:
         parameters = inspect.signature(value.to).parameters.values()
     except (TypeError, ValueError):
@@ -191,7 +191,7 @@ def _container(value: Any) -> Any:
 
 
 def _refill(value: Any, plain: Any, items: Any) -> Any:
-    """A copy of the container with new items; a plain dict or list where it cannot be changed."""
+    """A copy of the container with new items; a plain dict or list if it cannot be changed."""
     if not hasattr(value, "__setitem__"):
         return plain
     try:

@@ -1,4 +1,4 @@
-"""What other people's loaders, samplers and trainers are asked, and what their users are warned of."""
+"""Questions to other people's loaders, samplers and trainers, and warnings to their users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._errors import InvalidArgument, NotShardedWarning
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """The attribute, or None where there is none or it cannot be had."""
+    """The attribute; None if there is none or reading it fails."""
     try:
         return getattr(owner, name, None)
     except Exception:
@@ -20,7 +20,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def is_prepared(loader: Any) -> bool:
-    """Whether Accelerate made this loader: it has a DataLoader within, and notes which batch is the last."""
+    """True if Accelerate made this loader: such a loader wraps a DataLoader, and notes which batch is the last."""
     return hasattr(type(loader), "_update_state_dict") and _attribute(loader, "base_dataloader") is not None
 
 
@@ -31,7 +31,7 @@ def device_of_prepared(loader: Any) -> Any:
 
 
 def keeps_state(loader: Any) -> bool:
-    """Whether `state_dict` and `load_state_dict` of this loader work. Asks without a call: that could start workers."""
+    """True if `state_dict` and `load_state_dict` of this loader work. Does not call them: that could start workers."""
     if is_prepared(loader):
         return keeps_state(loader.base_dataloader)
     return all(callable(_attribute(loader, name)) for name in ("state_dict", "load_state_dict"))
@@ -52,13 +52,13 @@ def refuse_to_be_rebuilt(caller: FrameType) -> None:
     """Raises InvalidArgument if `skip_first_batches` is about to make a plain DataLoader of a feed's attributes."""
     if caller.f_code.co_name == "skip_first_batches" and "accelerate" in caller.f_globals.get("__name__", ""):
         raise InvalidArgument(
-            "skip_first_batches would make a plain DataLoader of this feed, and leave its batches on the host. Write "
+            "skip_first_batches would turn this feed into a plain DataLoader whose batches stay on the host. Write "
             "penstock.feed(skip_first_batches(loader, n)), or feed the loader that Accelerate prepared."
         )
 
 
 def processes() -> int:
-    """How many processes torch.distributed joins; 1 if it is not in use."""
+    """The number of processes that torch.distributed joins; 1 if it is not in use."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
@@ -66,7 +66,7 @@ def processes() -> int:
 
 
 def warn_unless_sharded(loader: Any, what: str) -> None:
-    """Warns once, in each process, if several train together and nothing gives each a share of the samples."""
+    """Warns once in each process if several train together and nothing shards the samples."""
     count = processes()
     if count == 1 or is_sharded(loader):
         return
@@ -78,7 +78,7 @@ def warn_unless_sharded(loader: Any, what: str) -> None:
         advice = "penstock.Loader(..., distributed=True)"
     warnings.warn(
         f"{what} gives all samples to each of the {count} processes that train together: nothing shards them. Write "
-        f"{advice}. If they are sharded in another way, or each process is to see all of them, pass "
+        f"{advice}. If they are sharded in another way, or each process should see all of them, pass "
         f"{'rank=0, world_size=1' if what == 'penstock.Loader' else 'sharded=True'}.",
         NotShardedWarning,
         stacklevel=_outside(),
@@ -86,7 +86,7 @@ def warn_unless_sharded(loader: Any, what: str) -> None:
 
 
 def is_sharded(loader: Any) -> bool:
-    """Whether a sampler, a dataset or a stage of this loader gives each process a share of the samples."""
+    """True if a sampler, a dataset or a stage of this loader gives each process a share of the samples."""
     return is_prepared(loader) or any(map(_shards, _parts(loader, 0, set())))
 
 
@@ -124,7 +124,7 @@ def warn_of_lost_accumulation(loader: Any, what: str) -> None:
     advice = (
         "Write penstock.feed(accelerator.prepare(loader))."
         if what == "penstock.feed"
-        else "Choose a number of batches that gradient_accumulation_steps divides, or drop what remains."
+        else "Choose a number of batches that gradient_accumulation_steps divides, or drop the rest."
     )
     warnings.warn(
         f"Accelerate accumulates gradients over {state.num_steps} batches, and does not see the end of this {what}: "
@@ -134,7 +134,7 @@ def warn_of_lost_accumulation(loader: Any, what: str) -> None:
 
 
 def _outside() -> int:
-    """The level of the nearest caller outside this package, for `warnings.warn` in the function that asks."""
+    """The stack level of the nearest caller outside this package, for `warnings.warn` in the calling function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "penstock":
         level, frame = level + 1, frame.f_back

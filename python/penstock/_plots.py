@@ -1,4 +1,4 @@
-"""The pictures of a notebook, where matplotlib is installed."""
+"""Pictures for notebooks, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Spans = list[tuple[float, float]]
-Lane = tuple[str, Spans]
+Row = tuple[str, Spans]
 
-# The colours of the command's report. A lane of another name takes one of matplotlib's.
+# The colours of the command's report. A row with another name takes one of matplotlib's.
 _COLOURS = {
     "host gather": "#c98a1b",
     "send": "#c98a1b",
@@ -31,8 +31,8 @@ def pyplot() -> Any:
     return pyplot
 
 
-def lanes(timeline: Iterable[Any]) -> list[Lane]:
-    """The lanes of a timeline of BatchTimes. A step is the time from a batch's arrival to the next request."""
+def rows(timeline: Iterable[Any]) -> list[Row]:
+    """The rows of a timeline of BatchTimes. A step is the time from a batch's arrival to the next request."""
     times = list(timeline)
     wraps = any(t.loader_end > 0 for t in times)
     return [
@@ -45,10 +45,10 @@ def lanes(timeline: Iterable[Any]) -> list[Lane]:
     ]
 
 
-def draw_lanes(lanes: Sequence[tuple[str, Sequence[tuple[float, float]]]], axes: Any = None, title: str = "") -> Any:
-    """A lane for each (label, [(begin, end) in seconds, ...]), the first on top; those without a span are left out.
+def draw_rows(rows: Sequence[tuple[str, Sequence[tuple[float, float]]]], axes: Any = None, title: str = "") -> Any:
+    """Draws a row for each (label, [(begin, end) in seconds, ...]), the first on top. Leaves out rows without a span.
     Returns the axes, which are new ones if none are given."""
-    shown = [(label, [span for span in spans if span[1] > span[0]]) for label, spans in lanes]
+    shown = [(label, [span for span in spans if span[1] > span[0]]) for label, spans in rows]
     shown = [(label, spans) for label, spans in shown if spans]
     if axes is None:
         size = (10, 1.2 + 0.45 * max(1, len(shown)))
@@ -59,7 +59,7 @@ def draw_lanes(lanes: Sequence[tuple[str, Sequence[tuple[float, float]]]], axes:
     for height, (label, spans) in enumerate(shown):
         bars = [(factor * (begin - start), factor * (end - begin)) for begin, end in spans]
         colour = _COLOURS.get(label, f"C{height}")
-        # The edge keeps spans in sight that are narrower than a pixel.
+        # The edge keeps spans visible that are narrower than a pixel.
         axes.broken_barh(bars, (height - 0.4, 0.8), label=label, facecolors=colour, edgecolors=colour, linewidth=0.5)
     axes.set_yticks(range(len(shown)), [label for label, _ in shown])
     axes.set_ylim(max(1, len(shown)) - 0.5, -0.5)
@@ -72,13 +72,13 @@ def draw_lanes(lanes: Sequence[tuple[str, Sequence[tuple[float, float]]]], axes:
 
 
 def label_sizes(axes: Any, sizes: Sequence[int]) -> None:
-    """Ticks of a logarithmic x axis at the sizes that were measured, with a number wherever there is room for one."""
+    """Ticks of a logarithmic x axis at the measured sizes, with a number if there is room for one."""
     axes.set_xticks(sizes, _labels(sizes))
     axes.set_xticks([], minor=True)
 
 
 def label_times(axes: Any, seconds: Sequence[float], text: Callable[[float], str]) -> None:
-    """Ticks of a logarithmic y axis with a text for each, also where it spans less than a power of ten."""
+    """Ticks of a logarithmic y axis with a text for each, also if it spans less than a power of ten."""
     from matplotlib import ticker
 
     if max(seconds) < 100 * min(seconds):

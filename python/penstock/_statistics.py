@@ -1,4 +1,4 @@
-"""What a feed and a Loader did, in figures: see docs/statistics.md."""
+"""The figures of a feed and of a Loader: see docs/statistics.md."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from . import _core, _plots
 
 
 class FeedStatistics:
-    """What a feed or a Loader did, and where its time went: attributes that docs/statistics.md explains.
+    """What a feed or a Loader did, and where its time went. docs/statistics.md explains the attributes.
 
-    `device` is where the batches went, and `timeline` a list of BatchTimes, the latest batches.
+    `device` is where the batches went. `timeline` is a list of BatchTimes of the latest batches.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FeedStatistics:
 
     def plot(self, axes: Any = None) -> Any:
         """Draw when each batch was made, moved and waited for; needs matplotlib. Returns the axes."""
-        return _plots.draw_lanes(_plots.lanes(self.timeline), axes, "penstock, batch by batch")
+        return _plots.draw_rows(_plots.rows(self.timeline), axes, "penstock, batch by batch")
 
 
 LoaderStatistics = FeedStatistics

@@ -17,19 +17,19 @@ def to_device(tree: Any, device: Any = "auto") -> Any:
     """Copy the arrays in a nest to a device, in as few transfers as possible.
 
     `tree` is any nest of dict, list, tuple, named tuple, dataclass, or a registered type, around PyTorch tensors,
-    NumPy arrays, and arrays of other libraries that speak DLPack. Small arrays travel packed together; large ones
-    through pinned staging memory, or directly where they are pinned. The result has the same structure, shapes,
-    dtypes and (for arrays without gaps) strides; numbers, strings, and arrays that are on the device already are left
-    as they are. Other objects are moved by their own `to(device)` if they have it, otherwise left as they are; modules
-    and tables are refused.
+    NumPy arrays, and arrays of other libraries that support DLPack. Small arrays travel packed together. Large ones
+    travel through pinned staging memory, or directly if they are pinned. The result has the same structure, shapes,
+    dtypes and (for arrays without gaps) strides. Numbers, strings, and arrays that are already on the device stay as
+    they are. Other objects are moved by their own `to(device)`, or stay as they are if they have none. Modules and
+    tables are refused.
 
-    On a GPU results are PyTorch tensors where PyTorch is imported, otherwise `penstock.Array`. Later work of PyTorch's
-    current stream waits for them; the host does not. On "host" they are what they were: tensors or NumPy arrays. When
-    the call returns the sources may be changed. Arrays of one call share their memory: it is freed with the last of
-    them.
+    On a GPU results are PyTorch tensors if PyTorch is imported, otherwise `penstock.Array`. Later work of PyTorch's
+    current stream waits for them; the host does not. On "host" tensors stay tensors, and NumPy arrays stay NumPy
+    arrays. When the call returns, the sources may be changed. Arrays of one call share their memory, which is freed
+    with the last of them.
 
-    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. Raises InvalidArgument for another device,
-    TypeError (with the place) for arrays that cannot be sent, OutOfMemory, DeviceError.
+    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. Raises InvalidArgument for an unknown
+    device, TypeError (with the place) for arrays that cannot be sent, OutOfMemory, DeviceError.
     """
     engine = engine_for(device)
     flight = engine.send(tree, expander_for(engine))
@@ -38,9 +38,9 @@ def to_device(tree: Any, device: Any = "auto") -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Copy the arrays of a nest that lie on a device to the host; blocks until they are there.
+    """Copy the arrays of a nest from devices to the host; blocks until they are there.
 
-    The structure stays. PyTorch tensors become PyTorch tensors on the CPU, other arrays NumPy arrays; what is on the
-    host already is left as it is. Raises as `to_device` does.
+    The structure stays. PyTorch tensors become PyTorch tensors on the CPU, and other arrays become NumPy arrays. Arrays
+    that are already on the host stay as they are. Raises as `to_device` does.
     """
     return _core.fetch(tree, Expander("cpu", sends=False), host_engines(), lambda index: engine_for(f"cuda:{index}"))

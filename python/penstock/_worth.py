@@ -25,17 +25,17 @@ def worth(
     repetitions: int = 7,
     seconds: float = 1.0,
 ) -> Worth:
-    """Run a function on the CPU and on the GPU, and say from where on the GPU wins with its transfers counted.
+    """Run a function on the CPU and on the GPU, and say when the GPU wins with its transfers counted.
 
-    `fn(*inputs)` computes with PyTorch, on the device where its inputs lie; a `torch.nn.Module` is copied to the GPU
-    for its runs. `inputs` are PyTorch tensors, NumPy arrays (they become tensors) and nests of them, on the host.
-    Measured are medians of up to `repetitions` runs, or as many as fit `seconds`, after a warm-up: the CPU's time, the
-    GPU's kernel time, and moving the inputs there and the results back, out of pageable and of pinned memory. With
+    `fn(*inputs)` computes with PyTorch, on the device of its inputs; a `torch.nn.Module` is copied to the GPU for its
+    runs. `inputs` are PyTorch tensors, NumPy arrays (they become tensors) and nests of them, on the host. It measures
+    the CPU's time, the GPU's kernel time, and moving the inputs there and the results back, with pageable and with
+    pinned memory. Each is the median of up to `repetitions` runs, or as many as fit `seconds`, after a warm-up. With
     `sizes`, inputs are cut or repeated along their first axis to each of these batch sizes.
 
-    Returns a Worth: print it for a table and one sentence; `.plot()` draws the curve. Without a GPU it has the CPU's
-    side, and says what it could not measure. Raises InvalidArgument for sizes below 1, ImportError without PyTorch;
-    what `fn` raises passes through.
+    Returns a Worth: print it for a table and one sentence; `.plot()` draws the curve. Without a GPU it has only the
+    CPU's times, and says what it could not measure. Raises InvalidArgument for sizes below 1, and ImportError without
+    PyTorch. Exceptions of `fn` pass through.
     """
     try:
         import torch
@@ -66,7 +66,7 @@ def worth(
 
 @dataclass
 class Row:
-    """What was measured for one batch size. Seconds; None where there was no GPU."""
+    """The measurements of one batch size, in seconds. None if there was no GPU."""
 
     size: int = 0
     input_bytes: int = 0
@@ -79,7 +79,7 @@ class Row:
     d2h_pinned_seconds: float | None = None
 
     def gpu_seconds(self, pinned: bool = True, uses: float = 1) -> float:
-        """Of one use, where inputs are moved once and used `uses` times, and each use's results come back."""
+        """Seconds of one use, if inputs are moved once and used `uses` times, and each use's results come back."""
         h2d, d2h = (
             (self.h2d_pinned_seconds, self.d2h_pinned_seconds)
             if pinned
@@ -88,7 +88,7 @@ class Row:
         return (h2d or 0) / uses + (self.kernel_seconds or 0) + (d2h or 0)
 
     def reuses(self, pinned: bool = True) -> int | None:
-        """From how many uses of the same inputs the GPU wins; None where it never does."""
+        """The least uses of the same inputs with which the GPU wins; None if it never does."""
         gained = self.cpu_seconds - self.gpu_seconds(pinned, uses=math.inf)
         if gained <= 0:
             return None
@@ -105,8 +105,8 @@ class Worth:
     missing: list[str] = field(default_factory=list)
 
     def winning_size(self, pinned: bool = True) -> int | None:
-        """The smallest measured batch size from which the GPU wins at every larger one too, with its transfers counted
-        in each use; None where it does not at the largest."""
+        """The smallest measured batch size from which on the GPU wins at every size, with its transfers counted in each
+        use. None if it does not win at the largest."""
         size = None
         for row in reversed(self.rows):
             if row.gpu_seconds(pinned) >= row.cpu_seconds:
@@ -260,7 +260,7 @@ def _gpu(device: Any, torch: Any) -> tuple[Any, list[str]]:
     """PyTorch's GPU, or None and the reasons."""
     name = str(device)
     if name in ("host", "cpu"):
-        return None, [f"device={name!r} is no GPU."]
+        return None, [f"device={name!r} is not a GPU."]
     if torch.cuda.is_available():
         return torch.device("cuda" if name == "auto" else name), []
     reasons = list(_core.inventory()[1])

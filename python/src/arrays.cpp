@@ -30,8 +30,8 @@ void drop_unused(PyObject* capsule, const char* name) {
   managed->deleter(managed);
 }
 
-// A stream that a consumer names in DLPack's way: the driver's handle, but for 1, the legacy default stream,
-// whose handle is null, too.
+// A stream that a consumer names in DLPack's way: the driver's handle, or 1 for the legacy default stream,
+// whose handle is null.
 struct ConsumerStream {
   StreamHandle handle = nullptr;
   bool unnamed = false;  // -1: the consumer orders its work by itself
@@ -39,7 +39,7 @@ struct ConsumerStream {
 
 ConsumerStream parse_stream(nb::handle stream) {
   const auto value = stream.is_none() ? std::int64_t{1} : nb::cast<std::int64_t>(stream);
-  if (value == 0 || value < -1) throw nb::value_error("__dlpack__: no such stream for CUDA");
+  if (value == 0 || value < -1) throw nb::value_error("__dlpack__: pass the handle of a CUDA stream");
   if (value <= 1) return {nullptr, value == -1};
   return {reinterpret_cast<StreamHandle>(static_cast<std::intptr_t>(value))};
 }
@@ -134,9 +134,9 @@ nb::object make_array(std::shared_ptr<DeviceStorage> storage, const TensorView& 
 void bind_arrays(nb::module_& module) {
   nb::class_<DeviceArray>(
       module, "Array",
-      "An array on a GPU, as penstock returns it where PyTorch is not imported. CuPy, JAX and\n"
+      "An array on a GPU, which penstock returns if PyTorch is not imported. CuPy, JAX and\n"
       "others take it by DLPack (`cupy.from_dlpack(array)`) without a copy, Numba by\n"
-      "`__cuda_array_interface__`. A stream that an array is handed to must outlive it.")
+      "`__cuda_array_interface__`. A stream that takes an array must outlive it.")
       .def_prop_ro("shape", &shape_of, nb::sig("def shape(self) -> tuple[int, ...]"), "Extent of each axis.")
       .def_prop_ro("dtype", &dtype_of, "Name of the element type: \"float32\", \"bfloat16\", ...")
       .def_prop_ro("nbytes", [](const DeviceArray& array) { return array.leaf.bytes; })

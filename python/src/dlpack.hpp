@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// The structures of DLPack 1 (github.com/dmlc/dlpack), in our own words: what tensors cross between
-/// libraries as.
+/// The structures of DLPack 1 (github.com/dmlc/dlpack), in our own words. Libraries exchange tensors as
+/// these.
 namespace penstock::python::dlpack {
 
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
@@ -41,7 +41,7 @@ struct Tensor {
   std::uint64_t byte_offset = 0;
 };
 
-/// What a capsule named "dltensor" holds.
+/// The content of a capsule named "dltensor".
 struct ManagedTensor {
   Tensor tensor;
   void* context = nullptr;
@@ -53,7 +53,7 @@ struct Version {
   std::uint32_t minor = 1;
 };
 
-/// What a capsule named "dltensor_versioned" holds.
+/// The content of a capsule named "dltensor_versioned".
 struct ManagedTensorVersioned {
   Version version;
   void* context = nullptr;
@@ -67,15 +67,15 @@ struct ExchangeHeader {
   ExchangeHeader* previous = nullptr;
 };
 
-/// What `type(x).__dlpack_c_exchange_api__` holds in a capsule named "dlpack_exchange_api": a framework's own
-/// C functions, several times faster than its Python methods.
+/// The content of `type(x).__dlpack_c_exchange_api__`, a capsule named "dlpack_exchange_api": a framework's
+/// own C functions, several times faster than its Python methods.
 struct ExchangeApi {
   ExchangeHeader header;
   int (*allocate)(Tensor* prototype, ManagedTensorVersioned** out, void* error_context,
                   void (*set_error)(void* error_context, const char* kind, const char* message));
   int (*to_managed)(void* object, ManagedTensorVersioned** out);
   int (*from_managed)(ManagedTensorVersioned* tensor, void** out_object);
-  int (*view)(void* object, Tensor* out);  ///< null where the framework has none
+  int (*view)(void* object, Tensor* out);  ///< null if the framework has none
   int (*current_stream)(std::int32_t device_type, std::int32_t device_index, void** out_stream);
 };
 

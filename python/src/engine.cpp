@@ -13,15 +13,15 @@
 namespace penstock::python {
 namespace {
 
-// Less than this is copied as quickly by ours.
+// Tensors smaller than this are not faster with PyTorch's copy.
 constexpr std::size_t kPinnedByTorch = std::size_t{1} << 20;
 constexpr std::size_t kAlignment = 256;
 
 bool is_pinned(const Leaf& leaf) { return leaf.device.type == dlpack::kCudaHost; }
 
-// Large arrays travel on their own, so that the consumer's thread does not copy them: staging threads do, or
-// the copy engine itself if they are pinned. Smaller ones are packed into one transfer, on the consumer's
-// thread, which is quicker than to hand them to another.
+// Large arrays travel alone: staging threads copy them, or the copy engine if they are pinned, and the
+// consumer's thread does not. Smaller ones are packed into one transfer on the consumer's thread, which is
+// faster than handing them to another thread.
 bool travels_alone(const Leaf& leaf, const DeviceTuning& tuning) {
   return leaf.bytes >= (is_pinned(leaf) ? tuning.alone_pinned_bytes : tuning.alone_pageable_bytes);
 }
@@ -32,7 +32,7 @@ bool is_done(const Transfer& transfer) {
   try {
     return transfer.query();
   } catch (const std::exception&) {
-    return true;  // it has stopped; whoever asks for its results is told
+    return true;  // it has stopped; asking for its results throws
   }
 }
 
@@ -54,42 +54,42 @@ TransferOptions options_for(const Device& device,
 }  // namespace
 
 Flight::~Flight() {
-  if (engine_ && !remains_.transfers.empty()) engine_->keep(std::move(remains_));
+  if (engine_ && !pending_.transfers.empty()) engine_->keep(std::move(pending_));
 }
 
 nb::object Flight::land() {
-  Torch* const torch = engine_->is_cuda() && !remains_.transfers.empty() ? Torch::get() : nullptr;
+  Torch* const torch = engine_->is_cuda() && !pending_.transfers.empty() ? Torch::get() : nullptr;
   return land_on(torch != nullptr ? torch->current_stream(engine_->index()) : nullptr);
 }
 
 nb::object Flight::land_on(StreamHandle current) {
   if (!result_.is_valid()) throw Closed("This batch was taken already.");
   engine_->reap();
-  if (remains_.transfers.empty()) return std::move(result_);
+  if (pending_.transfers.empty()) return std::move(result_);
   if (engine_->is_cuda() && Torch::get() != nullptr) {
     const nb::gil_scoped_release unlocked;
     const Stream stream = engine_->device().wrap_stream(current);
-    for (const auto& transfer : remains_.transfers) stream.wait(transfer);
+    for (const auto& transfer : pending_.transfers) stream.wait(transfer);
   } else if (!engine_->is_cuda()) {
     const nb::gil_scoped_release unlocked;
-    for (const auto& transfer : remains_.transfers) transfer.synchronize();
-    static_cast<PoolStorage&>(*remains_.storage).set_transfers({});
-    remains_.transfers.clear();
+    for (const auto& transfer : pending_.transfers) transfer.synchronize();
+    static_cast<PoolStorage&>(*pending_.storage).set_transfers({});
+    pending_.transfers.clear();
   }
-  // From here on the order of the consumer's stream, or the storage itself, keeps the memory from early
-  // reuse.
-  remains_.storage.reset();
-  if (!remains_.sources.empty()) engine_->keep(std::move(remains_));
-  remains_ = {};
+  // From here on the order of the consumer's stream, or the storage itself, prevents early reuse of the
+  // memory.
+  pending_.storage.reset();
+  if (!pending_.sources.empty()) engine_->keep(std::move(pending_));
+  pending_ = {};
   return std::move(result_);
 }
 
 void Flight::release_sources() {
   {
     const nb::gil_scoped_release unlocked;
-    for (const auto& transfer : remains_.transfers) transfer.synchronize_source();
+    for (const auto& transfer : pending_.transfers) transfer.synchronize_source();
   }
-  remains_.sources.clear();
+  pending_.sources.clear();
 }
 
 Engine::Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory)
@@ -104,7 +104,7 @@ std::shared_ptr<Engine> Engine::open(const std::string& spec,
   const nb::gil_scoped_release unlocked;
   return {new Engine(spec, cache_directory), [](Engine* engine) {
             engine->close();
-            // The pool and the device wait for work of the user's, which may need the interpreter.
+            // The pool and the device wait for the user's work, which may need the interpreter.
             const nb::gil_scoped_release without_lock;
             delete engine;
           }};
@@ -133,7 +133,7 @@ bool Engine::owns(const void* data) const {
 std::size_t Engine::in_flight() {
   reap();
   const std::lock_guard lock(mutex_);
-  return remains_.size();
+  return pending_.size();
 }
 
 std::shared_ptr<Storage> Engine::allocate(std::size_t bytes, bool for_torch) {
@@ -177,7 +177,7 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
       if (leaf.bytes >= kPinnedByTorch && !is_pinned(leaf)) torch->pin(leaf);
     }
   }
-  // Packed arrays lie first, side by side.
+  // Packed arrays come first, side by side.
   std::vector<std::size_t> packed;
   std::vector<std::size_t> alone;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
@@ -195,8 +195,8 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
   }
   std::shared_ptr<Storage> storage = allocate(end, cuda_torch);
   for (std::size_t i = 0; i < leaves.size(); ++i) destinations[i] = storage->data() + offsets[i];
-  flight.remains_.storage = storage;
-  for (std::size_t i : alone) flight.remains_.sources.push_back(leaves[i].source);
+  flight.pending_.storage = storage;
+  for (std::size_t i : alone) flight.pending_.sources.push_back(leaves[i].source);
   if (cuda_torch) flight.stream_ = torch->current_stream(index());
   {
     const nb::gil_scoped_release unlocked;
@@ -205,7 +205,7 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
     enqueue(flight, leaves, packed, alone, destinations,
             {.after = after ? &*after : nullptr, .timed = timed});
   }
-  if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.remains_.transfers);
+  if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.pending_.transfers);
   results.reserve(leaves.size());
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const bool for_torch = cuda_torch || leaves[i].framework == Framework::torch;
@@ -218,7 +218,7 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
 void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const std::vector<std::size_t>& packed,
                      const std::vector<std::size_t>& alone, const std::vector<std::byte*>& destinations,
                      const CopyOptions& common) {
-  auto& transfers = flight.remains_.transfers;
+  auto& transfers = flight.pending_.transfers;
   transfers.reserve(alone.size() + 1);
   CopyOptions options = common;
   options.destination_kind = MemoryKind::device;
@@ -249,7 +249,7 @@ std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf
     written_by_us.push_back(nb::cast<const DeviceArray&>(leaf->source).storage);
   }
   const nb::gil_scoped_release unlocked;
-  // What wrote the tensors is queued on PyTorch's current stream; an Array knows its own transfers.
+  // The work that writes the tensors is queued on PyTorch's current stream. An Array knows its own transfers.
   const Stream intake = device_.create_stream();
   if (torch != nullptr) {
     Event written = device_.create_event();
@@ -274,21 +274,21 @@ std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf
   return storages;
 }
 
-void Engine::keep(Remains remains) {
+void Engine::keep(PendingTransfers pending) {
   const std::lock_guard lock(mutex_);
-  remains_.push_back(std::move(remains));
+  pending_.push_back(std::move(pending));
 }
 
 void Engine::reap() {
-  // What is dropped may run Python code: not under the lock.
-  std::vector<Remains> finished;
+  // Dropping these may run Python code, so they are dropped without the lock.
+  std::vector<PendingTransfers> finished;
   {
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < remains_.size();) {
-      if (std::all_of(remains_[i].transfers.begin(), remains_[i].transfers.end(), is_done)) {
-        finished.push_back(std::move(remains_[i]));
-        remains_[i] = std::move(remains_.back());
-        remains_.pop_back();
+    for (std::size_t i = 0; i < pending_.size();) {
+      if (std::all_of(pending_[i].transfers.begin(), pending_[i].transfers.end(), is_done)) {
+        finished.push_back(std::move(pending_[i]));
+        pending_[i] = std::move(pending_.back());
+        pending_.pop_back();
       } else {
         ++i;
       }
@@ -297,20 +297,20 @@ void Engine::reap() {
 }
 
 void Engine::close() {
-  std::vector<Remains> remains;
+  std::vector<PendingTransfers> pending;
   std::unique_ptr<TransferEngine> engine;
   {
     const std::lock_guard lock(mutex_);
-    remains.swap(remains_);
+    pending.swap(pending_);
     engine.swap(engine_);
   }
   if (fork_generation() != generation_) {
-    // The parent's threads and transfers are not this process's.
+    // The threads and transfers belong to the parent.
     return;
   }
   {
     const nb::gil_scoped_release unlocked;
-    for (const auto& one : remains) {
+    for (const auto& one : pending) {
       for (const auto& transfer : one.transfers) {
         try {
           transfer.synchronize();

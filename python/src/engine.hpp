@@ -21,16 +21,16 @@
 
 namespace penstock::python {
 
-/// What a transfer still needs though nobody asks for it any more.
-struct Remains {
+/// Transfers in flight, with the memory that they still need.
+struct PendingTransfers {
   std::vector<Transfer> transfers;
-  std::shared_ptr<Storage> storage;  ///< null where the results' owners keep it safely
+  std::shared_ptr<Storage> storage;  ///< null if the results' owners keep it
   std::vector<nb::object> sources;
 };
 
 class Engine;
 
-/// A nest on its way to the device. Dropping it before it landed is allowed.
+/// A nest on its way to the device. It may be dropped before land().
 class Flight {
  public:
   explicit Flight(std::shared_ptr<Engine> engine) noexcept : engine_(std::move(engine)) {}
@@ -38,57 +38,58 @@ class Flight {
   Flight(Flight&& other) noexcept = default;
   Flight& operator=(Flight&&) = delete;
 
-  /// The nest with its arrays on the device. On a GPU the consumer's current stream waits for them (PyTorch),
-  /// or the stream that takes them (DLPack); the host blocks only while pageable memory is still being
-  /// staged. On the host device the host blocks until they are there. Callable once.
+  /// The nest with its arrays on the device. On a GPU the consumer's current stream (PyTorch) or the stream
+  /// that takes them (DLPack) waits for them. The host blocks only while pageable memory is being staged. On
+  /// the host device the host blocks until they are there. Callable once.
   [[nodiscard]] nb::object land();
-  /// The same, given PyTorch's current stream; not looked at unless PyTorch is imported, on a GPU.
+  /// The same, given PyTorch's current stream. It is ignored unless PyTorch is imported and the device is a
+  /// GPU.
   [[nodiscard]] nb::object land_on(StreamHandle current);
-  /// Blocks until the sources are not read any more.
+  /// Blocks until the sources are no longer read.
   void release_sources();
 
-  /// Until it has landed.
-  [[nodiscard]] const std::vector<Transfer>& transfers() const noexcept { return remains_.transfers; }
+  /// The transfers; empty after land().
+  [[nodiscard]] const std::vector<Transfer>& transfers() const noexcept { return pending_.transfers; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::size_t arrays() const noexcept { return arrays_; }
-  /// The extent of the first array's first axis; 0 where there is none.
+  /// The extent of the first array's first axis; 0 if there is none.
   [[nodiscard]] std::size_t samples() const noexcept { return samples_; }
 
  private:
   friend class Engine;
   std::shared_ptr<Engine> engine_;
   nb::object result_;
-  Remains remains_;
-  StreamHandle stream_ = nullptr;  ///< on which the results' memory was allocated
+  PendingTransfers pending_;
+  StreamHandle stream_ = nullptr;  ///< the stream on which the results' memory was allocated
   std::size_t bytes_ = 0;
   std::size_t arrays_ = 0;
   std::size_t samples_ = 0;
 };
 
-/// Everything that one device needs to be sent to: the transfer engine, a pool for results that are no
-/// framework's, and what is still in flight.
+/// Everything for sending to one device: the transfer engine, a pool for results outside a framework's
+/// memory, and the transfers in flight.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   /// The last owner closes it. It and the caller hold the interpreter's lock.
   [[nodiscard]] static std::shared_ptr<Engine> open(
       const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
 
-  /// `pin`: PyTorch copies its large pageable tensors into pinned memory first, on the calling thread and
-  /// those of its own that this one has. Where the same threads make the batches, ours would only take their
-  /// cores. `timed`: see CopyOptions.
+  /// `pin`: PyTorch first copies its large pageable tensors into pinned memory, on the calling thread and
+  /// PyTorch's own threads. If the same threads make the batches, ours would only take their cores. `timed`:
+  /// see CopyOptions.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, bool timed = false);
-  /// Whether `data` is memory of this device, where the host device's memory is the host's too.
+  /// True if `data` is memory of this device. For host devices, whose memory is also the host's.
   [[nodiscard]] bool owns(const void* data) const;
-  /// Copies `leaves` of this device to new host memory, which it returns; blocks until it is there.
+  /// Copies `leaves` of this device to new host memory, and returns that. Blocks until the bytes are there.
   [[nodiscard]] std::vector<std::shared_ptr<Storage>> fetch(const std::vector<const Leaf*>& leaves);
 
-  /// Lets go of what finished transfers needed. Does not block.
+  /// Releases the memory of finished transfers. Does not block.
   void reap();
-  void keep(Remains remains);
-  /// Waits for what is in flight and closes the device; results stay valid. Later calls throw Closed.
+  void keep(PendingTransfers pending);
+  /// Waits for the transfers in flight and closes the device. Results stay valid. Later calls throw Closed.
   void close();
 
-  /// Throws DeviceError in a process that was forked from the one that opened this.
+  /// Throws DeviceError in a process that was forked from the one that opened this engine.
   void refuse_fork() const;
 
   [[nodiscard]] const DeviceInfo& info() const noexcept { return device_.info(); }
@@ -115,7 +116,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<Pool> pool_;
   std::shared_ptr<const Stream> release_stream_;
   std::mutex mutex_;
-  std::vector<Remains> remains_;
+  std::vector<PendingTransfers> pending_;
 };
 
 void bind_engine(nb::module_& module);

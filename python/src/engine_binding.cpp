@@ -16,7 +16,7 @@ namespace {
 
 using EnginePointer = std::shared_ptr<Engine>;
 
-// The engine whose device an array lies on; null for arrays of the host.
+// The engine of the device that an array lies on; null for arrays of the host.
 EnginePointer engine_of(const Leaf& leaf, const std::vector<EnginePointer>& host_engines,
                         nb::handle cuda_engine) {
   if (leaf.device.type == dlpack::kCuda) return nb::cast<EnginePointer>(cuda_engine(leaf.device.index));
@@ -59,18 +59,18 @@ void bind_engine(nb::module_& module) {
   nb::class_<Flight>(module, "Flight", "A nest on its way to a device.")
       .def("land", &Flight::land, "The nest with its arrays on the device; callable once.")
       .def("release_sources", &Flight::release_sources,
-           "Blocks until the arrays that were sent are not read any more.")
+           "Blocks until the arrays that were sent are no longer read.")
       .def_prop_ro("bytes", &Flight::bytes, "Bytes of the arrays that are sent.")
-      .def_prop_ro("arrays", &Flight::arrays, "How many arrays are sent.")
+      .def_prop_ro("arrays", &Flight::arrays, "Number of arrays that are sent.")
       .def_prop_ro("samples", &Flight::samples,
                    "Extent of the first array's first axis; 0 if there is none.");
 
-  nb::class_<Engine>(module, "Engine", "What one device is sent to with.")
+  nb::class_<Engine>(module, "Engine", "Sends to one device.")
       .def(nb::new_(&Engine::open), nb::arg("spec"), nb::arg("cache_directory") = nb::none())
       .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false,
            nb::arg("timed") = false)
       .def("close", &Engine::close)
-      .def("in_flight", &Engine::in_flight, "Transfers that nobody asks for and that are not done.")
+      .def("in_flight", &Engine::in_flight, "Sets of transfers that nobody waits for and that are not done.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
       .def_prop_ro("is_cuda", &Engine::is_cuda)
       .def_prop_ro("index", &Engine::index);

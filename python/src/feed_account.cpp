@@ -83,7 +83,7 @@ void FeedIteration::loaded() {
   FeedStatistics& host = feed_->host_;
   (has_loaded_ ? host.loader_seconds : host.startup_seconds) += answered - part_begin_;
   has_loaded_ = true;
-  // An iteration's first request loads several batches, and sends them in between: their loading counts as
+  // An iteration's first request loads several batches and sends them in between. Their loading counts as
   // one.
   const double earlier = times_.loader_end - times_.loader_begin;
   times_.loader_begin = part_begin_ - earlier;
@@ -102,7 +102,7 @@ nb::object FeedIteration::land(Flight& flight) {
   Account& account = feed_->account_;
   const double begin = now();
   const auto current = current_stream();
-  // Times are taken on the stream that was current when the batch was asked for.
+  // Times are measured on the stream that was current when the batch was asked for.
   const bool is_known = stream_ ? current == stream_->native() : !feed_->engine_->is_cuda();
   TimedBatch* const timed = is_known ? account.open() : nullptr;
   if (timed != nullptr) timed->transfers = flight.transfers();

@@ -14,8 +14,7 @@
 
 namespace penstock::python {
 
-/// The account of one feed, to which each of its iterations adds. The interpreter's lock is held in all
-/// calls.
+/// The account of one feed. Each of its iterations adds to it. The interpreter's lock is held in all calls.
 class FeedAccount {
  public:
   FeedAccount(std::shared_ptr<Engine> engine, std::size_t prefetch_depth);
@@ -23,7 +22,7 @@ class FeedAccount {
   /// Does not block. Throws DeviceError in a forked process, and if the device's events cannot be read.
   [[nodiscard]] FeedStatistics statistics();
   [[nodiscard]] std::vector<BatchTimes> timeline();
-  /// That were handed out.
+  /// Batches that were handed out.
   [[nodiscard]] std::uint64_t batches() const noexcept { return host_.batches; }
 
  private:
@@ -31,32 +30,32 @@ class FeedAccount {
 
   const std::shared_ptr<Engine> engine_;
   Account account_;
-  /// What the thread that iterates spent, and what it counted.
+  /// The times and counts of the thread that iterates.
   FeedStatistics host_;
   std::uint64_t epochs_ = 0;
 };
 
-/// One iteration of a feed: its thread says what it does next. The interpreter's lock is held in all calls.
+/// One iteration of a feed. Its thread says what it does next. The interpreter's lock is held in all calls.
 class FeedIteration {
  public:
   explicit FeedIteration(std::shared_ptr<FeedAccount> feed) : feed_(std::move(feed)) {}
 
-  /// A batch is asked for; `ready`: batches that were sent and not handed out. Throws DeviceError; it may be
-  /// asked for again then.
+  /// The consumer asks for a batch. `ready`: batches that were sent and not handed out. Throws DeviceError;
+  /// the batch may then be asked for again.
   void ask(std::size_t ready);
   /// The wrapped loader is asked for a batch, and has answered.
   void load();
   void loaded();
-  /// What was loaded is sent, as Engine::send does.
+  /// Sends the loaded batch, as Engine::send does.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin);
-  /// The batch that was asked for is handed out, as Flight::land does.
+  /// Hands out the batch that was asked for, as Flight::land does.
   [[nodiscard]] nb::object land(Flight& flight);
   /// The consumer goes on, with a batch or without one. `over`: it will not ask again.
   void leave(bool over);
 
  private:
   [[nodiscard]] double now() const noexcept { return feed_->account_.now(); }
-  /// PyTorch's current stream, if it is the one that batches are used on.
+  /// PyTorch's current stream, if batches are used on it.
   [[nodiscard]] std::optional<StreamHandle> current_stream() const;
 
   const std::shared_ptr<FeedAccount> feed_;
@@ -65,10 +64,10 @@ class FeedIteration {
   std::optional<Stream> stream_;
   std::optional<Account::Request> request_;
   bool has_loaded_ = false;
-  double part_begin_ = 0;  ///< of what the thread does now
+  double part_begin_ = 0;  ///< when the thread's current part began
   std::optional<double> left_;
   std::size_t ready_ = 0;
-  BatchTimes times_;  ///< of the request
+  BatchTimes times_;  ///< times of the current request
 };
 
 void bind_feed_account(nb::module_& module);

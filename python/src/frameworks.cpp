@@ -16,7 +16,7 @@ namespace {
 
 bool exchange_api_wanted = true;
 
-// Keeps what it returns alive for the process's life, which is what types and functions of modules do anyhow.
+// Keeps the object alive until the process ends. Types and functions of modules live as long anyway.
 PyObject* keep(nb::object object) { return object.release().ptr(); }
 
 nb::object imported(const char* name) {
@@ -25,8 +25,8 @@ nb::object imported(const char* name) {
   return nb::borrow(module == nullptr || module == Py_None ? nullptr : module);
 }
 
-// Elements side by side in some order of the axes: the bytes can be copied as they are, with the strides
-// kept.
+// True if the elements lie side by side in some order of the axes. The bytes can then be copied as they are,
+// and the strides kept.
 bool is_dense(const Leaf& leaf, std::int64_t elements) {
   const std::int32_t ndim = leaf.ndim();
   std::int64_t expected = 1;
@@ -73,7 +73,7 @@ bool requires_grad(PyObject* tensor) {
   return value == Py_True;
 }
 
-// NumPy's bfloat16, which it has from ml_dtypes.
+// NumPy's bfloat16, which comes from ml_dtypes.
 nb::object bfloat16_type() {
   try {
     return nb::module_::import_("ml_dtypes").attr("bfloat16");
@@ -90,8 +90,7 @@ void raise_framework_error(void* /*context*/, const char* kind, const char* mess
   PyErr_SetString(std::string_view(kind) == "MemoryError" ? PyExc_MemoryError : PyExc_RuntimeError, message);
 }
 
-// Runs `allocate`; that a framework's memory does not suffice becomes an error that is penstock's and
-// PyTorch's.
+// Runs `allocate`. If a framework is out of memory, raises an error that is both penstock's and PyTorch's.
 template <typename Allocate>
 auto with_out_of_memory(Allocate&& allocate) {
   try {
@@ -107,7 +106,7 @@ auto with_out_of_memory(Allocate&& allocate) {
   throw nb::python_error();
 }
 
-// PyTorch's types of less than eight bits take a byte each, and DLPack calls them by the byte's name.
+// PyTorch's types of less than eight bits take a byte each, and DLPack gives them the byte's name.
 bool is_byte_type(PyObject* tensor, const dlpack::DataType& dtype) {
   static PyObject* const uint8 = keep(nb::module_::import_("torch").attr("uint8"));
   static PyObject* const int8 = keep(nb::module_::import_("torch").attr("int8"));
@@ -143,7 +142,7 @@ Torch* Torch::get() {
 
 bool Torch::refresh() {
   const nb::object module = imported("torch");
-  // A module that is being imported has no Tensor yet.
+  // A module that is still being imported does not have Tensor.
   if (!module.is_valid() || !nb::hasattr(module, "Tensor") || !nb::hasattr(module, "utils")) return false;
   const nb::object type = module.attr("Tensor");
   if (nb::hasattr(type, "__dlpack_c_exchange_api__")) {
@@ -186,8 +185,8 @@ bool Torch::read(Leaf& leaf, PyObject* tensor) {
   }
   const bool integer = leaf.dtype.code == dlpack::kInt || leaf.dtype.code == dlpack::kUInt;
   if (integer && leaf.dtype.bits == 8 && !is_byte_type(tensor, leaf.dtype)) return false;
-  // Bits that say "conjugate" and "negate me when read" are no part of the bytes. The latter comes from the
-  // imaginary part of a conjugate, whose elements lie apart.
+  // A tensor's "conjugate" and "negate when read" bits are not part of its bytes. The negative bit comes from
+  // the imaginary part of a conjugate, whose elements lie apart.
   if (leaf.dtype.code == dlpack::kComplex && call_is_true(tensor, "is_conj")) return false;
   return leaf.bytes > leaf.dtype.bits / 8 || !call_is_true(tensor, "is_neg");
 }
@@ -203,7 +202,7 @@ void Torch::pin(Leaf& leaf) {
   Leaf copy;
   const nb::object owner = nb::steal(pinned);
   if (!read(copy, pinned) || copy.bytes != leaf.bytes) return;
-  // Whatever PyTorch's DLPack calls it.
+  // Set here, whatever device PyTorch's DLPack states.
   copy.device = {dlpack::kCudaHost, 0};
   leaf = std::move(copy);
 }

@@ -15,8 +15,8 @@ namespace penstock::python {
 
 namespace nb = nanobind;
 
-/// The shape, then the strides in elements. Those of up to four axes lie within: a batch may have hundreds of
-/// arrays.
+/// The shape, then the strides in elements. Up to four axes are stored in place, since a batch may have
+/// hundreds of arrays.
 class Dims {
  public:
   void resize(std::size_t count) {
@@ -37,7 +37,7 @@ class Dims {
 
 enum class Framework : std::uint8_t { numpy, torch, penstock };
 
-/// Bytes of an array without gaps, and what is needed to make such an array again.
+/// The bytes of an array without gaps, and its description, from which such an array can be made again.
 struct Leaf {
   nb::object source;  ///< keeps `data` alive
   Framework framework = Framework::numpy;
@@ -55,14 +55,14 @@ struct Leaf {
   }
 };
 
-/// Describes `object` by `tensor`. False where its elements have gaps or overlap, or no byte size.
+/// Fills `leaf` from `tensor`. False if its elements have gaps or overlap, or do not have a size in bytes.
 [[nodiscard]] bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor);
 
-/// PyTorch, where the program has imported it: its C functions for DLPack where it has them (2.10 and newer),
-/// its Python functions otherwise. The interpreter's lock is held in all calls.
+/// PyTorch, if the program has imported it. Uses its C functions for DLPack if it has them (2.10 and newer),
+/// otherwise its Python functions. The interpreter's lock is held in all calls.
 class Torch {
  public:
-  /// Null where PyTorch is not imported.
+  /// Null if PyTorch is not imported.
   [[nodiscard]] static Torch* get();
   /// Whether to use the C functions; for tests.
   static void use_exchange_api(bool use);
@@ -70,15 +70,15 @@ class Torch {
   [[nodiscard]] bool is_tensor_exactly(PyObject* object) const noexcept {
     return reinterpret_cast<PyObject*>(Py_TYPE(object)) == tensor_type_;
   }
-  /// Fills `leaf`. False for tensors that only PyTorch itself can copy (sparse, quantised, that require a
-  /// gradient, types of less than eight bits, ...) or that have gaps.
+  /// Fills `leaf`. False for tensors with gaps, and for those that only PyTorch can copy: sparse, quantised,
+  /// requiring a gradient, types of less than eight bits, ...
   [[nodiscard]] bool read(Leaf& leaf, PyObject* tensor);
-  /// Puts a copy in pinned memory in the place of a tensor in pageable memory; leaves `leaf` as it is where
-  /// PyTorch cannot. The copy's memory is PyTorch's, which uses it again once the copy is dropped.
+  /// Replaces a tensor in pageable memory by a copy in pinned memory. If PyTorch cannot, `leaf` stays as it
+  /// is. The copy's memory is PyTorch's, which reuses it once the copy is dropped.
   void pin(Leaf& leaf);
   [[nodiscard]] nb::object make(const TensorView& view);
-  /// Memory of PyTorch's allocator, whose earlier uses are done in the order of the current stream. Where it
-  /// has none, raises penstock.OutOfMemory, which is torch.OutOfMemoryError, too.
+  /// Memory of PyTorch's allocator. Its earlier uses are done in the order of the current stream. If there is
+  /// none, raises penstock.OutOfMemory, which is also torch.OutOfMemoryError.
   [[nodiscard]] std::shared_ptr<Storage> allocate(int device_index, std::size_t bytes);
   [[nodiscard]] StreamHandle current_stream(int device_index);
 
@@ -93,14 +93,14 @@ class Torch {
   PyObject* from_dlpack_ = nullptr;
 };
 
-/// NumPy, where the program has imported it.
+/// NumPy, if the program has imported it.
 class NumPy {
  public:
   [[nodiscard]] static NumPy* get();
   [[nodiscard]] bool is_array_exactly(PyObject* object) const noexcept {
     return reinterpret_cast<PyObject*>(Py_TYPE(object)) == array_type_;
   }
-  /// Fills `leaf`. False for arrays of other than native numbers, and for those that have gaps.
+  /// Fills `leaf`. False for arrays that have gaps, and for those that do not hold native numbers.
   [[nodiscard]] bool read(Leaf& leaf, PyObject* array);
   [[nodiscard]] nb::object make(const TensorView& view);
 

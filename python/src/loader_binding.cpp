@@ -113,7 +113,7 @@ void bind_loader(nb::module_& module) {
       [](const std::string& from, const std::string& to) {
         return can_widen(parse_dtype(from), parse_dtype(to));
       },
-      nb::arg("from_dtype"), nb::arg("to_dtype"), "Whether a Loader can deliver one dtype as the other.");
+      nb::arg("from_dtype"), nb::arg("to_dtype"), "True if a Loader can deliver one dtype as the other.");
 }
 
 }  // namespace penstock::python

@@ -56,13 +56,13 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
 
 void bind_devices(nb::module_& module) {
   nb::class_<DeviceInfo>(module, "DeviceInfo", "A device of this machine.")
-      .def_ro("spec", &DeviceInfo::spec, "What `device=` takes: \"cuda:0\", \"host\".")
+      .def_ro("spec", &DeviceInfo::spec, "The name that `device=` takes: \"cuda:0\", \"host\".")
       .def_ro("backend", &DeviceInfo::backend, "\"cuda\" or \"host\".")
       .def_ro("index", &DeviceInfo::index)
       .def_ro("name", &DeviceInfo::name, "\"NVIDIA H200\".")
       .def_ro("uuid", &DeviceInfo::uuid)
       .def_ro("driver", &DeviceInfo::driver,
-              "The CUDA version that the driver supports; penstock's for the host.")
+              "The CUDA version that the driver supports; for the host, penstock's version.")
       .def_ro("pci_bus_id", &DeviceInfo::pci_bus_id)
       .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
       .def_ro("numa_node", &DeviceInfo::numa_node, "-1: unknown or none.")

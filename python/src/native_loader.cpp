@@ -42,8 +42,7 @@ DType dtype_of(const std::string& name, const dlpack::DataType& dtype) {
     if (known.dlpack == dtype) return known.dtype;
   }
   throw InvalidArgument("Field '" + name +
-                        "' has a dtype that a Loader does not know; convert it to a bool, integer "
-                        "or float type.");
+                        "' has an unknown dtype; convert it to a bool, integer or float type.");
 }
 
 dlpack::DataType dlpack_of(DType dtype) {
@@ -53,7 +52,7 @@ dlpack::DataType dlpack_of(DType dtype) {
   throw InvalidArgument("A dtype without a name in DLPack.");
 }
 
-// Lets go of a Python object from any thread, also after the interpreter's end.
+// Owns a Python object. It may be released from any thread, also after the interpreter's end.
 std::shared_ptr<const void> keep_alive(const nb::object& object) {
   PyObject* pointer = nb::object(object).release().ptr();
   return {static_cast<const void*>(pointer), [pointer](const void*) {
@@ -68,7 +67,7 @@ std::span<const std::byte> enclosing(const Leaf& leaf, const std::byte* data, st
   return encloses ? std::span(data, bytes) : std::span<const std::byte>();
 }
 
-// What the array is a part of: the storage of a tensor, the array that a NumPy array is a slice of.
+// The memory that the array is a part of: a tensor's storage, or the array that a NumPy array is a slice of.
 std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& leaf) {
   if (leaf.framework == Framework::torch) {
     const nb::object storage = array.attr("untyped_storage")();
@@ -101,7 +100,7 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
         "convert it to a bool, integer or float type.");
   }
   if (leaf.ndim() == 0)
-    throw InvalidArgument("Field '" + name + "' is a scalar; its first axis has to count samples.");
+    throw InvalidArgument("Field '" + name + "' is a scalar; its first axis must count samples.");
   Field field;
   field.name = name;
   field.dtype = dtype_of(name, leaf.dtype);
@@ -120,7 +119,7 @@ Dataset make_dataset(const NativeLoader::Arrays& fields) {
   return Dataset(std::move(readers));
 }
 
-// Throws what a signal's handler raised: Ctrl-C, first of all. Called without the interpreter's lock.
+// Throws the exception of a signal's handler, such as Ctrl-C. Called without the interpreter's lock.
 constexpr auto hear_signals = [] {
   const nb::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -180,7 +179,7 @@ NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields,
       loader_(make_loader(*engine_, make_dataset(fields), std::move(options))) {}
 
 NativeLoader::~NativeLoader() {
-  // The loader's threads may be the last to let go of the arrays, for which they take the interpreter's lock.
+  // The loader's threads may release the arrays last, and then take the interpreter's lock.
   const nb::gil_scoped_release unlocked;
   loader_.reset();
 }

@@ -16,10 +16,11 @@
 
 namespace penstock::python {
 
-/// The lease of a batch: the tensors made of it share it, and the last one gives the slot back to the loader.
+/// The lease of a batch. The tensors made of the batch share it, and the last one gives the slot back to the
+/// loader.
 class LeaseStorage final : public DeviceStorage {
  public:
-  /// `stream` is the one that next() was given, where it is ours; null where it is PyTorch's.
+  /// `stream` is the one given to next() if it is ours; null if it is PyTorch's.
   LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch);
 
   [[nodiscard]] const DeviceBatch& batch() const noexcept { return batch_; }
@@ -45,8 +46,8 @@ class NativeLoader {
   NativeLoader& operator=(const NativeLoader&) = delete;
 
   /// One array for each field, or None at the end of an epoch. On a GPU later work of PyTorch's current
-  /// stream waits for them; on the host device the host blocks until they are there. Signals are heard while
-  /// it waits; what their handlers raise is thrown.
+  /// stream waits for them. On the host device the host blocks until they are there. While it waits, it runs
+  /// signal handlers and throws their exceptions.
   [[nodiscard]] nb::object next();
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }
   void close();

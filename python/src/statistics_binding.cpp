@@ -18,7 +18,7 @@
 namespace penstock::python {
 namespace {
 
-// A property for each figure of a list, of the type that its values have.
+// Defines a property for each figure of a list, with the type of its values.
 template <typename Of, typename Figures>
 void bind_figures(nb::class_<Of>& bound, const Figures& figures) {
   for (const auto& figure : figures) {
@@ -54,7 +54,7 @@ std::vector<std::pair<std::string_view, std::string>> lines(const FeedStatistics
 void bind_statistics(nb::module_& module) {
   nb::class_<FeedStatistics> statistics(
       module, "FeedStatistics",
-      "What a feed did, and where its time went: docs/statistics.md explains each figure.");
+      "What a feed did, and where its time went. docs/statistics.md explains each figure.");
   bind_figures(statistics, feed_figures());
   statistics.def("as_dict", &as_dict, "Every figure that applies, and the sentence, by name.")
       .def("lines", &lines, "Names and texts, as printed.")

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::align_val_t kHostAlignment{64};
 
-// The structure that crosses, what it keeps alive, and behind them its shape and strides.
+// The structure that is handed over and the storage that it keeps alive; its shape and strides follow them.
 template <typename Managed>
 struct Exported {
   Managed managed;
@@ -59,11 +59,11 @@ PoolStorage::PoolStorage(Device device, std::shared_ptr<const Stream> release_st
 }
 
 PoolStorage::~PoolStorage() {
-  // The threads that would move what is left of a transfer are the parent's.
+  // The threads that would move the rest of a transfer belong to the parent.
   if (fork_generation() != generation_) return;
   try {
     for (const auto& transfer : transfers_) {
-      // A failed transfer has stopped touching its destination.
+      // A failed transfer no longer touches its destination.
       try {
         release_stream_->wait(transfer);
       } catch (const std::exception&) {
@@ -76,7 +76,7 @@ PoolStorage::~PoolStorage() {
     }
     if (!transfers_.empty() || !streams_.empty()) buffer_.release_after(*release_stream_);
   } catch (const std::exception&) {
-    // The device failed: nothing runs there that could still use the memory.
+    // The device failed: no work there can still use the memory.
   }
 }
 

@@ -15,7 +15,7 @@
 
 namespace penstock::python {
 
-/// Memory that results lie in; the tensors made of it share it, and the last one frees it, from any thread,
+/// The memory of results. The tensors made of it share it, and the last one frees it: from any thread,
 /// without the interpreter's lock, also after the interpreter's end.
 class Storage {
  public:
@@ -46,19 +46,19 @@ class FrameworkStorage final : public Storage {
   dlpack::ManagedTensorVersioned* tensor_;
 };
 
-/// Device memory that libraries may take on streams of their own.
+/// Device memory that other libraries may use on streams of their own.
 class DeviceStorage : public Storage {
  public:
-  /// Makes `stream` wait until the memory holds what was sent, and remembers that the stream uses it.
+  /// Makes `stream` wait until the memory holds the sent bytes, and remembers that the stream uses it.
   virtual void hand_to(StreamHandle stream) = 0;
-  /// Makes `stream` wait until the memory holds what was sent.
+  /// Makes `stream` wait until the memory holds the sent bytes.
   virtual void wait_on(const Stream& stream) const = 0;
-  /// Blocks the host until the memory holds what was sent.
+  /// Blocks the host until the memory holds the sent bytes.
   virtual void synchronize() const = 0;
 };
 
-/// Device memory of our own pool. It goes back to the pool when the transfers into it are done, and the work
-/// that was queued, when the last owner let go, on each stream it was handed to.
+/// Device memory of our own pool. It goes back to the pool when two things are done: the transfers into it,
+/// and the work that was queued on each of its streams when the last owner released it.
 class PoolStorage final : public DeviceStorage {
  public:
   /// `release_stream` orders the release; nothing else runs on it.
@@ -91,7 +91,7 @@ struct TensorView {
   const std::int64_t* strides = nullptr;  ///< in elements
 };
 
-/// The view as DLPack hands it over; its deleter lets go of the storage. Throws std::bad_alloc.
+/// The view in DLPack's form. Its deleter releases the storage. Throws std::bad_alloc.
 [[nodiscard]] dlpack::ManagedTensorVersioned* make_managed(const TensorView& view);
 [[nodiscard]] dlpack::ManagedTensor* make_legacy_managed(const TensorView& view);
 

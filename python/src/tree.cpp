@@ -10,7 +10,7 @@
 namespace penstock::python {
 namespace {
 
-// Nests that hold themselves end in Python's RecursionError.
+// Raises Python's RecursionError for nests that contain themselves.
 class RecursionGuard {
  public:
   RecursionGuard() {
@@ -36,7 +36,7 @@ Tree::Tree(nb::handle root, nb::handle expand, const Wanted& wanted) : expand_(e
 }
 
 void Tree::take(PyObject* object, bool expanded) {
-  // Python's own limit may have been raised past what the C stack holds.
+  // Python's own limit may be set higher than the C stack allows.
   if (path_.size() > kDeepest) {
     PyErr_SetString(PyExc_RecursionError, "a nest of arrays is more than 10000 levels deep");
     throw nb::python_error();
@@ -67,7 +67,7 @@ void Tree::expect(Py_ssize_t children) {
 
 void Tree::take_dict(PyObject* dict) {
   const RecursionGuard guard;
-  // A copy, since what `expand` calls may change the dict; the new values go into it.
+  // A copy, since code that `expand` calls may change the dict. The new values go into the copy.
   PyObject* copy = PyDict_Copy(dict);
   if (copy == nullptr) throw nb::python_error();
   expect(PyDict_Size(copy));

@@ -12,9 +12,9 @@
 namespace penstock::python {
 
 /// A nest of containers and arrays, taken apart: its arrays as leaves, in the order in which they were met,
-/// and what it takes to build the same nest around other arrays.
+/// and a plan for building the same nest around other arrays.
 ///
-/// Numbers, strings and None stay as they are. What C++ does not know by its exact type goes to
+/// Numbers, strings and None stay as they are. An object whose exact type C++ does not know goes to
 /// `expand(object)`, which answers one of
 ///   (children, build)   `build(children')` makes the new object of the children's replacement
 ///   (object, None)      take this object as it is
@@ -22,8 +22,8 @@ namespace penstock::python {
 ///   nest
 class Tree {
  public:
-  /// What to do with an array that was read: make it a leaf, leave the object as it is, or let `expand` see
-  /// to it.
+  /// What to do with an array that was read: make it a leaf, leave the object as it is, or pass it to
+  /// `expand`.
   enum class Choice : std::uint8_t { leaf, leave, expand };
   using Wanted = std::function<Choice(const Leaf&)>;
 

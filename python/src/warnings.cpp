@@ -14,8 +14,8 @@ namespace nb = nanobind;
 
 namespace {
 
-/// Warnings come from any thread, also from one that holds what the interpreter's lock is waiting for. They
-/// wait here until the main thread next runs Python.
+/// Warnings come from any thread, also from one that holds a lock for which the interpreter's holder waits.
+/// They wait here until the main thread next runs Python.
 struct Waiting {
   std::mutex mutex;
   std::vector<std::string> lines;
@@ -55,8 +55,7 @@ void pass_warnings_on(nb::module_& module) {
       const std::lock_guard lock(waiting().mutex);
       waiting().lines.emplace_back(line);
     }
-    // Where too many calls are pending already, one of those before this has not run yet, or the next one
-    // will.
+    // If too many calls are pending, an earlier one has not run yet, or the next warning adds one.
     static_cast<void>(Py_AddPendingCall(on_main_thread, nullptr));
   });
   module.def("_stop_warnings", [] {

@@ -4,7 +4,7 @@
 
 namespace penstock::python {
 
-/// What the library warns of goes to Python's logger "penstock".
+/// Passes the library's warnings to Python's logger "penstock".
 void pass_warnings_on(nanobind::module_& module);
 
 }  // namespace penstock::python

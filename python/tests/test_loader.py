@@ -274,7 +274,7 @@ def freed():
         ({"scale": 1 / 255}, "`scale` needs a field that `to` delivers"),
         ({"shift": [1, 2]}, "`shift` needs a field"),
         ({"to": "int64", "scale": 2}, "`scale` needs a field"),
-        ({"to": "float32", "scale": {"nobody": 2}}, "`scale` names no field of this dataset: nobody"),
+        ({"to": "float32", "scale": {"nobody": 2}}, "`scale` names unknown fields: nobody"),
         ({"to": "float32", "shift": {"field1": 2}}, "'field1', which `to` does not deliver"),
         ({"to": "float32", "scale": "much"}, "`scale` is a number"),
         ({"num_workers": 4}, "does not take num_workers.*threads"),
@@ -289,7 +289,7 @@ def freed():
         ({"data": torch.empty(3, dtype=torch.uint4)}, "convert it"),
         ({"data": {1: np.zeros(3), "1": np.zeros(3)}}, "same name"),
         ({"batch_size": True}, "batch_size"),
-        ({"data": torch.zeros(3, dtype=torch.complex64)}, "does not know"),
+        ({"data": torch.zeros(3, dtype=torch.complex64)}, "has an unknown dtype"),
         ({"data": torch.tensor(3)}, "scalar"),
     ],
 )

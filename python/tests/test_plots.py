@@ -25,20 +25,20 @@ def batch(asked, arrived, gather=(0.0, 0.0), link_bytes=1, loader=(0.0, 0.0)):
 
 
 def test_a_loaders_step_lies_between_arrival_and_request():
-    lanes = dict(_plots.lanes([batch(0, 3, (0, 1)), batch(5, 7, link_bytes=0), batch(7, 9)]))
-    assert list(lanes) == ["loader", "host gather", "transfer", "device gather", "waiting for data", "your step"]
-    assert lanes["host gather"][0] == (0, 1)
-    assert lanes["transfer"] == [(1, 3), (8, 9)]
-    assert lanes["device gather"] == [(6, 7)]
-    assert lanes["waiting for data"] == [(0, 3), (5, 7), (7, 9)]
-    assert lanes["your step"] == [(3, 5), (7, 7)]
+    rows = dict(_plots.rows([batch(0, 3, (0, 1)), batch(5, 7, link_bytes=0), batch(7, 9)]))
+    assert list(rows) == ["loader", "host gather", "transfer", "device gather", "waiting for data", "your step"]
+    assert rows["host gather"][0] == (0, 1)
+    assert rows["transfer"] == [(1, 3), (8, 9)]
+    assert rows["device gather"] == [(6, 7)]
+    assert rows["waiting for data"] == [(0, 3), (5, 7), (7, 9)]
+    assert rows["your step"] == [(3, 5), (7, 7)]
 
 
 def test_a_wrapped_loader_has_lanes_of_its_own():
-    lanes = dict(_plots.lanes([batch(0, 3, (1, 2), loader=(0, 1)), batch(5, 7, (0, 0))]))
-    assert lanes["loader"] == [(0, 1), (0, 0)] and lanes["send"] == [(1, 2), (0, 0)]
-    assert "host gather" not in lanes
-    assert all(spans == [] for spans in dict(_plots.lanes([])).values())
+    rows = dict(_plots.rows([batch(0, 3, (1, 2), loader=(0, 1)), batch(5, 7, (0, 0))]))
+    assert rows["loader"] == [(0, 1), (0, 0)] and rows["send"] == [(1, 2), (0, 0)]
+    assert "host gather" not in rows
+    assert all(spans == [] for spans in dict(_plots.rows([])).values())
 
 
 def texts_inside(axes):
@@ -50,19 +50,19 @@ def texts_inside(axes):
 
 
 def test_lanes_have_their_labels_inside_the_figure():
-    lanes = _plots.lanes([batch(0, 3, (0, 1)), batch(5, 7), batch(7.5, 9)])
-    axes = _plots.draw_lanes(lanes, title="The last 3 batches")
+    rows = _plots.rows([batch(0, 3, (0, 1)), batch(5, 7), batch(7.5, 9)])
+    axes = _plots.draw_rows(rows, title="The last 3 batches")
     texts = texts_inside(axes)
     assert {"The last 3 batches", "time in ms", "host gather", "waiting for data", "your step"} <= texts
     assert "device gather" not in texts, "there was none"
     top, bottom = axes.get_ylim()[::-1]
     assert top < bottom, "the first lane is on top"
     assert len(axes.collections) == 4
-    assert _plots.draw_lanes([], axes=axes) is axes
+    assert _plots.draw_rows([], axes=axes) is axes
 
 
 def test_long_timelines_are_in_seconds():
-    assert _plots.draw_lanes([("loader", [(3.0, 14.0)])]).get_xlabel() == "time in s"
+    assert _plots.draw_rows([("loader", [(3.0, 14.0)])]).get_xlabel() == "time in s"
 
 
 def worth_of(*sizes, device="cuda:0"):
