@@ -34,8 +34,7 @@ struct FeedAccount {
   std::time_t started = 0;
   DeviceInfo device;
   bool profile_measured = false;
-  std::string
-      profile_ignored;  ///< why the stored link profile is not used; empty where it is, or is not there
+  std::string profile_ignored;  ///< why the stored link profile is ignored; empty if it is used or missing
   std::uint64_t dataset_samples = 0;
   std::uint64_t dataset_bytes = 0;
   std::vector<std::string> fields;  ///< Loader::describe
