@@ -1,5 +1,6 @@
-# What people type. Each target first sees to what it needs (tools/setup.sh) and works without a network once
-# that is there. JOBS=N limits the parallel jobs.
+# The commands of this project. Each target first installs or names its needs (tools/setup.sh), and then works
+# without a
+# network. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build check test test-frameworks repeat mutants demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
@@ -14,15 +15,15 @@ build: ## Build the library and the command: build/release/penstock
 	@tools/setup.sh build
 	@tools/build.sh release
 
-check: ## Build and test what changed, without sanitizers, Python and installing
+check: ## Build, run the unit tests and lint the changed files, without sanitizers, Python and installing
 	@tools/setup.sh build test bench python lint
 	@tools/check.sh
 
-test: ## Run every test that needs no GPU, the sanitizers' runs among them
+test: ## Run every test that needs no GPU, also under the sanitizers
 	@tools/setup.sh build test bench python lint tsan
 	@tools/test.sh
 
-test-frameworks: ## Run the tests with Lightning, Accelerate, transformers and others, and what docs/frameworks.md shows
+test-frameworks: ## Run the tests with Lightning, Accelerate, transformers and others, and the blocks of docs/frameworks.md
 	@tools/setup.sh build python
 	@tools/python.sh test-frameworks
 
@@ -31,7 +32,7 @@ repeat: ## Repeat the tests, alone and under load, for MINUTES=60 or until one f
 	@tools/build.sh ci
 	@tools/repeat.sh $(or $(MINUTES),60)
 
-mutants: ## Remove each guard that tests/mutants lists, and see whether a test notices; ARGS='--layer loader --only TEXT'
+mutants: ## Remove each guard that tests/mutants lists, and check that a test notices; ARGS='--layer loader --only TEXT'
 	@tools/setup.sh build test bench python tsan
 	@tools/mutants.py $(ARGS)
 
@@ -42,7 +43,7 @@ python: ## Install the Python package into .venv
 	@tools/setup.sh build python
 	@tools/python.sh install
 
-wheel: ## Make wheels that stand alone, audit and try them: build/wheels
+wheel: ## Make wheels that need no other package, audit and try them: build/wheels
 	@tools/setup.sh python report
 	@tools/wheels.sh build
 	@tools/wheels.sh check
@@ -59,13 +60,13 @@ bench: ## Run the benchmarks on the host device
 gpu-test: ## Run the tests on a GPU
 	@tools/gpu.sh test
 
-gpu-test-frameworks: ## Run the tests with the frameworks that are here on a GPU, a quarter of an hour
+gpu-test-frameworks: ## Run the tests with the installed frameworks on a GPU, a quarter of an hour
 	@tools/gpu.sh test-frameworks
 
-gpu-bench: ## Measure on a GPU what docs/performance.md records
+gpu-bench: ## Measure the figures of docs/performance.md on a GPU
 	@tools/gpu.sh bench
 
-kernels: ## Compile the CUDA kernels to the PTX that is committed (needs nvcc)
+kernels: ## Compile the CUDA kernels to the committed PTX (needs nvcc)
 	@tools/make_kernels.sh
 
 format: ## Format the sources

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-// Rates of the CPU's share of feeding: which samples, and their bytes side by side. One thread each.
+// Rates of the CPU's share of feeding: choosing the samples, and gathering their bytes. One thread each.
 namespace {
 
 using namespace penstock;

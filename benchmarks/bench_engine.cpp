@@ -205,7 +205,7 @@ class Bench {
                                     const double seconds = time([&] { pool.reserve(kBytes); });
                                     ready_.push_back(seconds);
                                   }}};
-    // The pool's time is until it is ready; giving the memory back is not part of it.
+    // The pool's time ends when it is ready. It does not include giving the memory back.
     race(race_, 5, 1);
     ready_.erase(ready_.begin());
     race_[1].seconds = ready_;
@@ -217,7 +217,7 @@ class Bench {
     record("pinned_pool_2GiB", race_);
   }
 
-  /// How far the profile's predictions are from what is measured now, at sizes between the profile's own.
+  /// How far the profile's predictions are from measurements now, at sizes between the profile's own.
   void predictions() {
     if (!engine_.profile().measured) {
       fmt::print(stderr, "predict: no measured profile given; run `penstock link` and pass --profile\n");
@@ -262,7 +262,7 @@ class Bench {
     json["predictions"] = list;
   }
 
-  /// Staged and packed beside plain memcpy with as many threads: what there is to reach without a GPU.
+  /// Staged and packed beside plain memcpy with as many threads, which is the ceiling without a GPU.
   void beside_memcpy() {
     HostWorkersOptions options;
     options.threads = engine_.threads();

@@ -1,5 +1,5 @@
-// The loader on in-memory datasets, each batch's bytes verified; beside PyTorch's DataLoader where
-// torch_loader.py left its figures.
+// The loader on in-memory datasets, with each batch's bytes verified. If torch_loader.py left its figures,
+// PyTorch's DataLoader is shown beside it.
 
 #include "harness.hpp"
 
@@ -200,8 +200,8 @@ class Bench {
     return fed;
   }
 
-  /// One epoch, poisoned as it is read: what a slot kept from before would show. Widened fields are left to
-  /// the tests.
+  /// Checks one epoch, and poisons each batch after reading it, so that old bytes in a slot would show.
+  /// Leaves widened fields to the tests.
   void verify(Loader& loader, const Dataset& dataset, const LoaderOptions& options, const Stream& stream) {
     const bool widened = !options.fields.empty();
     std::uint64_t samples = 0;

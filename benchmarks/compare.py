@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""penstock beside what a user would pick instead: one run, the same data, the same consumer, the bytes of each checked.
+"""penstock beside its alternatives: one run, the same data, the same consumer, the bytes of each checked.
 
     compare.py --device cuda --json compare.json --picture compare.png > compare.md
     compare.py --device host --quick --only small,dict
@@ -134,7 +134,7 @@ def main() -> int:
     for part in runs(arguments, setting):
         results += part
         goals = feeding.goals(results, setting) + transfers.goals(results, setting)
-        # After each workload: what was measured stays where a later one takes the process down.
+        # Written after each workload, so that the results stay if a later one ends the process.
         if arguments.json:
             report.write_json(arguments.json, results, goals, described)
     print(report.markdown(results, goals, described))

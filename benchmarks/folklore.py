@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is commonly advised about moving PyTorch data to a GPU, measured: the figures of docs/transfer-folklore.md.
+"""Measures common advice about moving PyTorch data to a GPU: the figures of docs/transfer-folklore.md.
 
     folklore.py --json folklore.json --write docs/transfer-folklore.md
     folklore.py --read folklore.json --write docs/transfer-folklore.md
@@ -53,7 +53,7 @@ class Figure:
 
 @dataclass
 class Finding:
-    """An advice, and what was measured of it."""
+    """A piece of advice, with its measurements."""
 
     key: str
     claim: str
@@ -123,7 +123,7 @@ class Lab:
         return Figure(code, done=statistics.median(spans), note=note)
 
     def count_wrong(self, code: str, names: dict[str, Any], note: str) -> Figure:
-        """Runs `code` with another number each time; it has to leave that number in all of `y`."""
+        """Runs `code` with another number each time. It must leave that number in all of `y`."""
         run = compile(code, "<measured>", "exec")
         trials = self.size(20, 3)
         wrong = 0
@@ -505,7 +505,7 @@ def markdown(findings: list[Finding], about: str) -> str:
 
 
 def write_block(text: str, key: str, lines: list[str]) -> str:
-    """The page with what lies between the marks of `key` replaced. Raises ValueError where it has no such marks."""
+    """The page with the text between the marks of `key` replaced. Raises ValueError if it does not have these marks."""
     begin, end = f"<!-- figures: {key} -->", "<!-- /figures -->"
     pattern = re.compile(re.escape(begin) + r"\n.*?" + re.escape(end), re.DOTALL)
     block = "\n".join([begin, "", *lines, "", end])
@@ -533,7 +533,7 @@ def plain(findings: list[Finding]) -> list[dict[str, Any]]:
 
 
 def read_json(file: pathlib.Path) -> tuple[str, list[Finding]]:
-    """What an earlier run wrote."""
+    """Reads the file of an earlier run."""
     run = json.loads(file.read_text())
     findings = []
     for one in run["findings"]:
@@ -545,7 +545,7 @@ def read_json(file: pathlib.Path) -> tuple[str, list[Finding]]:
 
 
 def self_check(findings: list[Finding], about: str) -> None:
-    """What a dry run has to make, apart from figures."""
+    """Checks the result of a dry run, apart from figures."""
     assert [finding.key for finding in findings] == list(ADVICE)
     assert all(finding.figures and finding.verdict.startswith("not taken") for finding in findings)
     text = markdown(findings, about)

@@ -31,9 +31,9 @@ struct Contender {
   [[nodiscard]] Summary summary() const { return summarize(seconds); }
 };
 
-/// Times the contenders in turn, `repetitions` times after `warm_up` rounds, so that a machine that drifts
-/// does so for all of them. In each turn a contender runs `burst` times in a row, all of them timed: with 1,
-/// what it keeps warm has gone cold while the others ran.
+/// Times the contenders in turn, `repetitions` times after `warm_up` rounds, so that a machine's drift
+/// affects all of them. In each turn a contender runs `burst` times in a row, and all runs are timed. With 1,
+/// its caches have gone cold while the others ran.
 inline void race(std::vector<Contender>& contenders, std::size_t repetitions, std::size_t warm_up = 2,
                  std::size_t burst = 1) {
   for (std::size_t round = 0; round < warm_up + repetitions; ++round) {
@@ -46,11 +46,11 @@ inline void race(std::vector<Contender>& contenders, std::size_t repetitions, st
   }
 }
 
-/// One line of the table: what was reached beside what was to be reached.
+/// One line of the table: the result beside the goal.
 struct Row {
   std::string work;
   std::string measured;
-  std::string beside;  ///< what it is compared with, in the same run
+  std::string beside;  ///< the comparison, in the same run
   std::string ratio;
   std::string goal;
   bool met = false;

@@ -11,7 +11,7 @@ import torch
 
 
 class HostStream:
-    """What a stream is where the host does all work at once."""
+    """A stream of a host that does all work at once."""
 
     def wait_stream(self, other: Any) -> None:
         pass
@@ -36,7 +36,7 @@ class HostEvent:
 
 @contextlib.contextmanager
 def pretended_cuda() -> Iterator[None]:
-    """Within it, streams and events do nothing, and what is pinned is a copy."""
+    """Within it, streams and events do nothing, and pinning makes a copy."""
     pretended: list[tuple[Any, str, Any]] = [
         (torch.cuda, "Stream", HostStream),
         (torch.cuda, "Event", HostEvent),
@@ -62,5 +62,5 @@ _to = torch.Tensor.to
 
 
 def _copying_to(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-    """To another device is always a copy."""
+    """A move to another device is always a copy."""
     return _to(tensor, *arguments, **{"copy": True, **options})

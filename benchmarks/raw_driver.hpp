@@ -6,11 +6,11 @@
 
 namespace penstock::bench {
 
-/// The bare CUDA driver, called as any program would: what the engine is compared with. Uses the context that
+/// The bare CUDA driver, called as any program would, for comparison with the engine. Uses the context that
 /// is current on the calling thread.
 class RawDriver {
  public:
-  /// Null entries where there is no driver: see `present`.
+  /// The entries are null if there is no driver: see `present`.
   RawDriver();
 
   [[nodiscard]] bool present() const noexcept { return synchronize_ != nullptr; }

@@ -1,4 +1,4 @@
-"""What PyTorch's DataLoader makes of the datasets in bench_loader: run before it, on the same machine.
+"""PyTorch's DataLoader on the datasets of bench_loader: run it before, on the same machine.
 
 Shuffled samples of an in-memory tensor dataset, batch by batch to the device (pinned and non_blocking where that is a
 GPU), with 0 and more worker processes; the best of them counts. Checks that every sample came once. Needs torch.

@@ -1,4 +1,4 @@
-"""What PyTorch makes of the transfers in bench_engine: run beside it, on the same machine, in the same hour.
+"""PyTorch on the transfers of bench_engine: run it on the same machine, in the same hour.
 
 Prints one line a transfer: median of the repetitions, bytes verified. Needs torch and a GPU.
 """

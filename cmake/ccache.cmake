@@ -1,4 +1,4 @@
-# Uses ccache where it is installed and nobody chose a launcher.
+# Uses ccache if it is installed and no launcher was chosen.
 if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(PENSTOCK_CCACHE ccache)
   mark_as_advanced(PENSTOCK_CCACHE)

@@ -1,4 +1,5 @@
-# Found once for the library, the command, the tests and the benchmarks; each of those finds what it alone needs.
+# Dependencies that the library, the command, the tests and the benchmarks share. Each of them finds its own
+# others.
 include(${CMAKE_CURRENT_LIST_DIR}/missing.cmake)
 set(penstock_compiler_is_new TRUE)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)

@@ -1,4 +1,5 @@
-# Collects what is not here, so that one message names all of it, and how to get it, before anything is compiled.
+# Collects missing packages, so that one message names all of them, and how to get them, before anything is
+# compiled.
 
 # penstock_need(WHETHER WHAT DEBIAN-PACKAGES FEDORA-PACKAGES): WHETHER is a variable, true where WHAT is here.
 function(penstock_need whether what debian fedora)

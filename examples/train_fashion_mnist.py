@@ -65,7 +65,7 @@ def make_model() -> nn.Module:
 
 
 class Clock:
-    """Marks in the order of the training's work: of the GPU's stream where there is one, otherwise of the host."""
+    """Marks in the order of the training's work: on the GPU's stream if there is a GPU, otherwise on the host."""
 
     def __init__(self, device: torch.device):
         self.cuda = device.type == "cuda"
@@ -99,7 +99,7 @@ class Result:
 
 
 def batches_of(way: str, args: argparse.Namespace, data, device: torch.device) -> Iterator:
-    """The batches of one way, and whether they have to be moved yet."""
+    """The batches of one way, and whether they still have to be moved."""
     order = torch.Generator().manual_seed(args.seed)
     loader = DataLoader(
         TensorDataset(*data),

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <span>
 
-// Unpacking either throws Error, or gives exactly the bytes that the header announces; it never asks for more
-// memory than the packed bytes can stand for.
+// Unpacking either throws Error, or gives exactly the bytes that the header announces. It never allocates
+// more memory than the packed bytes can hold.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::span<const std::uint8_t> left(data, size);
   auto source = [&](std::span<std::byte> destination) {

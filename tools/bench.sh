@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The benchmarks on the host device, beside PyTorch where a Python with torch is found (PYTHON=..., .venv, python3).
+# Runs the benchmarks on the host device, beside PyTorch if there is a Python with torch (PYTHON=..., .venv,
+# python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 
-# layer: what it may include besides itself
+# layer: the layers that it may include besides itself
 LAYERS = {
     "core": set(),
     "device": {"core"},
@@ -30,7 +30,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 
 
 def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
-    """Why `file` (relative to the root) may not include `target`; None where it may."""
+    """Why `file` (relative to the root) may not include `target`; None if it may."""
     parts = target.split("/")
     if ".." in parts or target.startswith("/"):
         return "a path that climbs out of its folder hides which layer it is of"

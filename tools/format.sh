@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats the C++ sources, or with --check fails where one is not formatted.
+# Formats the C++ sources. With --check, fails if one is not formatted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

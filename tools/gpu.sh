@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# What needs a GPU: gpu.sh test | test-frameworks | bench. Elsewhere it says that it is waived, which is not a pass.
+# Runs the tests and benchmarks that need a GPU: gpu.sh test | test-frameworks | bench. Without a GPU it says
+# that it is
+# waived, which is not a pass.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -52,7 +54,7 @@ case "${1:-}" in
   bench)
     tools/setup.sh build bench
     tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
-    # The profile that the engine goes by, and whose predictions the benchmark checks, is of this machine and hour.
+    # The engine uses a profile of this machine and hour, and the benchmark checks its predictions.
     build/release/penstock link --device cuda:0 --profile build/gpu-profile.json --json build/gpu-link.json
     build/release/benchmarks/bench_engine --device cuda:0 --profile build/gpu-profile.json --json build/gpu-bench.json
     python3 benchmarks/torch_transfers.py --json build/gpu-torch.json || true

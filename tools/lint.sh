@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# clang-tidy over the library, the command, the tests and the benchmarks: lint.sh [FILE-REGEX...]
+# Runs clang-tidy over the library, the command, the tests and the benchmarks: lint.sh [FILE-REGEX...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

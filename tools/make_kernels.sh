@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles the kernels to the PTX that is committed: tools/make_kernels.sh. Needs nvcc (or NVCC=...).
-# With --check it only compares; exit status 77 where there is no nvcc, or another version than made the PTX.
+# With --check it only compares. Exit status 77 if there is no nvcc, or if another version made the PTX.
 # The ISA version is lowered from what nvcc writes to about the oldest that sm_75 needs, so that older drivers take
 # it; comments and a hint that only newer versions know go with it, and so does what nvcc puts into internal names from
 # the path of the source.

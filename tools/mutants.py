@@ -46,7 +46,7 @@ except ModuleNotFoundError:
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tests" / "mutants"
 WORK = ROOT / "build" / "mutants"
-# As the test presets have them.
+# The same options as in the test presets.
 SANITIZERS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:external_symbolizer_path=/usr/bin/addr2line",
     "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
@@ -56,7 +56,7 @@ PATIENCE_S = 600  # with tests that should pass; a mutant has a multiple of what
 
 
 class Problem(Exception):
-    """What keeps a guard from being judged."""
+    """A guard cannot be judged; says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def run(command: list[str] | str, folder: Path) -> str:
 
 
 class Tree:
-    """A build tree, and what its compiler and its linker were told."""
+    """A build tree, with the commands of its compiler and its linker."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -174,7 +174,7 @@ class Tree:
         return sources
 
     def compile(self, guard: Guard, source: str) -> tuple[str, Path]:
-        """Compiles `source` with the guard removed; the object that it stands for, and its own."""
+        """Compiles `source` with the guard removed. Gives the object that it replaces, and the new one."""
         entry = self.commands[source]
         words = shlex.split(entry["command"])
         overlay = guard.folder / "source"
@@ -211,7 +211,7 @@ class Tree:
         return linked
 
     def tests(self, guard: Guard, linked: Path | None) -> tuple[list[str], dict[str, str]]:
-        """The command that runs the tests of a guard, with what was linked for it or without, and its environment."""
+        """The command that runs the tests of a guard, with or without the program linked for it, and its environment."""
         program = linked or self.folder / self.target(guard)
         command = [str(program), "--gtest_fail_fast", "--gtest_color=no", f"--gtest_repeat={guard.repeat}"]
         return [*command, f"--gtest_filter={guard.tests or '*'}"], SANITIZERS
@@ -279,7 +279,7 @@ def first_failure(output: str) -> str:
 
 
 def run_tests(command: list[str], environment: dict[str, str], patience: float) -> tuple[bool, str]:
-    """Whether the tests passed, and where they did not, which and how."""
+    """True if the tests passed; otherwise says which failed, and how."""
     try:
         done = subprocess.run(
             command,
@@ -314,7 +314,7 @@ class Bench:
         self.baselines: dict[tuple[str, ...], concurrent.futures.Future[float]] = {}
 
     def patience(self, guard: Guard) -> float:
-        """Sees that the tests pass while nothing is removed. In seconds, what a mutant then has before it hangs."""
+        """Checks that the tests pass while nothing is removed. Gives the seconds after which a mutant counts as hanging."""
         shutil.rmtree(guard.folder, ignore_errors=True)
         with self.baseline_lock:
             command, environment = self.trees[guard.build].tests(dataclasses.replace(guard, repeat=1), None)

@@ -2,16 +2,17 @@
 # The Python package:
 # python.sh install | test | environment | test-frameworks | gpu-test | gpu-test-frameworks | train | format [--check] | stubs, [ARGS]
 #
-# install          into .venv, with what it finds on the package index to build with
+# install          into .venv; the packages that the build needs come from the package index
 # test             builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs
 #                  pytest
-# environment      that virtual environment, where there is none
+# environment      makes that virtual environment if there is none
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
-# gpu-test         builds with what this Python has already, without a network, and runs pytest with its PyTorch, CuPy
-#                  and JAX
-# gpu-test-frameworks  the same for python/tests/frameworks, with those frameworks that this Python has
-# train            runs examples/train_fashion_mnist.py, with this Python's PyTorch where it has one, otherwise in .venv
-# stubs            writes python/penstock/_core.pyi anew
+# gpu-test         builds with this Python's packages, without a network, and runs pytest with its PyTorch,
+# CuPy and JAX
+# gpu-test-frameworks  the same for python/tests/frameworks, with the frameworks that this Python has
+# train            runs examples/train_fashion_mnist.py, with this Python's PyTorch if it has one, otherwise
+# in .venv
+# stubs            writes python/penstock/_core.pyi
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/quietly.sh
@@ -19,7 +20,7 @@ cd "$(dirname "$0")/.."
 build=$PWD/build/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# Makes a virtual environment of $1 where there is none that works.
+# Makes a virtual environment in $1 unless a working one is there.
 make_environment() {
   "$1/bin/python" -c 'import pip' 2>/dev/null || { rm -rf "$1"; "${PYTHON:-python3}" -m venv "$1"; }
 }
@@ -31,8 +32,8 @@ make_wheel() {
   quietly "$build/tools/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" .
 }
 
-# Makes the environment of the tests: new each time, so that nothing but the wheel and what it asks for is there; pip's
-# cache makes it quick.
+# Makes a new environment of the tests, so that it holds only the wheel and its requirements. pip's cache
+# makes it fast.
 make_test_environment() {
   make_wheel
   rm -rf "$build/venv"
@@ -40,7 +41,7 @@ make_test_environment() {
   quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl
 }
 
-# Makes the environment of the frameworks, of 1.7 GB, where there is none for these requirements.
+# Makes the environment of the frameworks (1.7 GB) if there is none for these requirements.
 make_frameworks() {
   local wanted=python/tests/frameworks/requirements.txt
   cmp -s "$wanted" "$1/requirements.txt" || rm -rf "$1"
@@ -49,7 +50,7 @@ make_frameworks() {
   cp "$wanted" "$1/requirements.txt"
 }
 
-# Builds with what this Python has, without a network, and puts the package on its path.
+# Builds with this Python's packages, without a network, and puts the package on its path.
 install_beside() {
   rm -rf "$build/beside"
   quietly "${PYTHON:-python3}" -m pip install --no-build-isolation --no-deps --no-index --target "$build/beside" .

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Sees to it that what a target needs is there: setup.sh GROUP...
+# Provides the needs of a target: setup.sh GROUP...
 #
-# Groups: build, test, bench, python, lint, tsan, demo, report. What is there is left alone; what is missing is installed
-# with apt-get where that is allowed, and otherwise named, with a non-zero exit.
+# Groups: build, test, bench, python, lint, tsan, demo, report. Installs missing packages with apt-get if that
+# is allowed.
+# Otherwise names them and exits with a non-zero status.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -47,7 +48,7 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
 
 has_files() { [ -e "$1" ]; }
 
-# group | what it is | apt packages | how to see that it is there
+# group | name | apt packages | a command that succeeds if it is there
 needs='
 build  | a C++20 compiler (g++ 12 or newer)  | g++                          | has_compiler
 build  | CMake 3.25 or newer                 | cmake                        | has_cmake
@@ -70,7 +71,7 @@ report | d3, which draws pictures of a report | node-d3                      | h
 
 trim() { local text="$*"; text="${text#"${text%%[![:space:]]*}"}"; printf '%s' "${text%"${text##*[![:space:]]}"}"; }
 
-# Fills missing_names and missing_packages with what the groups "$@" need and is not there.
+# Fills missing_names and missing_packages with the missing needs of the groups "$@".
 find_missing() {
   missing_names=()
   missing_packages=()

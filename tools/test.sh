@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests that need no GPU: the sanitized builds of the concurrent layers, then the whole suite.
+# Runs all tests that need no GPU: the sanitized builds of the concurrent layers, then the whole suite.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Wheels that stand alone, into build/wheels: wheels.sh build | check
+# Makes wheels that need no other package, in build/wheels: wheels.sh build | check
 #
-# build  one for 3.10, one for 3.11, and one for 3.12 and newer (VERSIONS='3.12' makes that one alone), compiled by Zig
-#        for a glibc that is older than this machine's, with libraries from the package index
+# build  one for 3.10, one for 3.11, and one for 3.12 and newer (VERSIONS='3.12' makes only that one),
+# compiled by Zig for
+#        a glibc that is older than this machine's, with libraries from the package index
 # check  audits them, and tries each in new environments: alone in 3.10, 3.12 and the newest Python that is here, and
 #        with PyTorch (TORCH_VERSIONS='3.11') under the whole of python/tests
 set -euo pipefail
@@ -103,7 +104,7 @@ audit() {
   done
 }
 
-# A new environment of version $1 with the wheel, and what else is named.
+# Makes a new environment of version $1 with the wheel and the other named packages.
 make_environment() {
   local version=$1 folder=$wheels/try-$1
   shift
@@ -112,7 +113,7 @@ make_environment() {
   quietly "$folder/bin/python" -m pip install "$(wheel_for "$version")" "$@"
 }
 
-# What must work where there is nothing but the wheel.
+# Tests what must work with only the wheel installed.
 try_alone() {
   local bin=$wheels/try-$1/bin work
   work=$(mktemp -d)

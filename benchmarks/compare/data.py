@@ -1,4 +1,4 @@
-"""The datasets that are fed, and the check that what arrived is what they hold."""
+"""The datasets that are fed, and the check that batches hold their bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Indexed(torch.utils.data.Dataset):
 
 
 class Fancy(Indexed):
-    """What users write who know of `__getitems__`: a whole batch at a time."""
+    """What users write if they know `__getitems__`: a whole batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         return self.x[indices], self.number[indices]

@@ -91,7 +91,7 @@ class Compute:
 
 
 class Steps:
-    """When steps began and ended, in milliseconds on the consumer's stream, or on the host where that is the device."""
+    """When steps began and ended, in milliseconds on the consumer's stream, or on the host if that is the device."""
 
     def __init__(self, setting: Setting):
         self.on_gpu = setting.on_gpu
@@ -191,7 +191,7 @@ def measure_with(samples: Samples, setting: Setting) -> Callable[[Contender, Res
 
 
 def wire(samples: Samples, setting: Setting) -> Result:
-    """What the link itself carries: pinned batches copied one after the other."""
+    """The link's own rate: pinned batches copied one after the other."""
 
     def measure(contender: Contender, result: Result) -> None:
         pinned = torch.empty((samples.batch_size, *samples.x.shape[1:]), dtype=samples.x.dtype).pin_memory()
@@ -219,7 +219,7 @@ def feed_all(samples: Samples, setting: Setting) -> list[Result]:
         with at_most(setting.most_seconds):
             chosen, rates = best_option(loaders.plain(), samples, setting)
     except Exception as error:
-        # It fails once more below, where that is reported.
+        # It fails again below, and is reported there.
         print(f"  {samples.name}: worker processes: {error}", file=sys.stderr)
         chosen, rates = max(setting.workers), {}
     setting = dataclasses.replace(setting, chosen_workers=chosen)
@@ -265,7 +265,7 @@ def goals(results: list[Result], setting: Setting) -> list[Goal]:
 
 
 def step_goals(result: Result) -> list[Goal]:
-    """Of the steps that are longer than a batch takes to arrive."""
+    """For the steps that take longer than a batch takes to arrive."""
     made = []
     batch_ms = 1e3 * (4096 if result.workload == "small samples" else 256) / result.figures["samples_per_second"]
     for step in result.figures["steps"]:

@@ -1,4 +1,4 @@
-"""Ways to bring shuffled batches of an in-memory dataset to a device that need nothing but PyTorch and penstock.
+"""Ways to move shuffled batches of an in-memory dataset to a device with only PyTorch and penstock.
 
 Each gives an iterable of `(x, number)` on the device, in the dtype that is wanted, valid until the next is asked for.
 """

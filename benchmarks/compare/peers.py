@@ -1,4 +1,4 @@
-"""Ways to bring batches of an in-memory dataset to a GPU that need other people's packages."""
+"""Ways to move batches of an in-memory dataset to a GPU with other people's packages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Arrays(Indexed):
 
 
 class Ffcv:
-    """A loader of the dataset written in FFCV's format, into memory where that has room."""
+    """A loader of the dataset written in FFCV's format, in memory if there is room."""
 
     def __init__(self, samples: Samples, setting: Setting, workers: int):
         from ffcv.fields import IntField, NDArrayField
@@ -128,7 +128,7 @@ class Dali:
 
 
 def roomy_folder(wanted: int) -> str | None:
-    """A folder in memory where that has room for so many bytes; None: the usual one for temporary files."""
+    """A folder in memory if that has room for so many bytes; None: the usual one for temporary files."""
     memory = pathlib.Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 2 * wanted else None
 

@@ -63,7 +63,7 @@ def _table(rows: list[Result]) -> list[str]:
 
 
 def _speed(row: Result) -> float:
-    """Higher is better; 0 where it has no such figure."""
+    """A figure of which more is better; 0 if there is none."""
     if "samples_per_second" in row.figures:
         return row.figures["samples_per_second"]
     if "done_us" in row.figures:
@@ -96,7 +96,7 @@ def write_json(file: str, results: list[Result], goals: list[Goal], about: dict[
 
 
 def draw(file: str, results: list[Result]) -> str:
-    """One panel a workload. Returns why there is none; empty where it was drawn."""
+    """Draws one panel for each workload. Returns why there is no picture; empty if it was drawn."""
     try:
         import matplotlib
 

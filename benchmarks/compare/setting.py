@@ -1,4 +1,4 @@
-"""What a comparison is about: the device, the contenders, and what each of them came to."""
+"""The setting of a comparison: the device, the contenders, and their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 
 @dataclass(frozen=True)
 class Setting:
-    """What all contenders of a run share."""
+    """The settings that all contenders of a run share."""
 
     device: str  #: "cuda" or "host", as penstock calls it
     seconds: float  #: of one measured run
@@ -68,7 +68,7 @@ class Contender:
     ceiling: bool = False  #: no peer, but what bounds the others
 
     def why_not(self, setting: Setting) -> str:
-        """Why it is not measured here; empty where it can be."""
+        """Why it is not measured here; empty if it can be."""
         absent = [module for module in self.needs if not _installed(module)]
         if absent:
             return f"not installed: {', '.join(absent)}"
@@ -77,7 +77,7 @@ class Contender:
 
 @dataclass
 class Result:
-    """What one contender came to in one workload."""
+    """The result of one contender in one workload."""
 
     workload: str
     contender: str
@@ -98,7 +98,7 @@ class Result:
 
 @dataclass
 class Goal:
-    """A figure that the project set itself, and what was measured."""
+    """A goal of the project, and the measured figure."""
 
     what: str
     wanted: str
@@ -107,13 +107,13 @@ class Goal:
 
 
 class WrongBytes(AssertionError):
-    """A contender delivered something else than the dataset holds."""
+    """A contender delivered other bytes than the dataset holds."""
 
 
 def attempt(
     workload: str, contender: Contender, setting: Setting, measure: Callable[[Contender, Result], None]
 ) -> Result:
-    """Measures a contender; whatever goes wrong is its result's, not the run's."""
+    """Measures a contender. A failure is noted in its result, and the run goes on."""
     result = Result(workload, contender.name, contender.ours, contender.ceiling)
     result.not_measured = contender.why_not(setting)
     if not result.not_measured:
@@ -149,7 +149,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened(contender: Contender, job: Any, setting: Setting, option: Any) -> Iterator[Any]:
-    """What the contender makes, closed afterwards where it can be."""
+    """The contender's loader, which is closed afterwards if it can be."""
     made = contender.make(job, setting, option)
     try:
         yield made
@@ -175,8 +175,8 @@ def busy(seconds: float) -> None:
 def median_call(
     call: Callable[[], Any], setting: Setting, repetitions: int = 7, rest: float = 0.0, seconds: float | None = None
 ) -> tuple[float, float]:
-    """Median seconds until `call` returns, and until what it queued is done. For `rest` seconds
-    between calls the thread is busy with something else."""
+    """Median seconds until `call` returns, and until its queued work is done. For `rest` seconds
+    between calls the thread does other work."""
     returned, done = [], []
     end = time.perf_counter() + (setting.seconds if seconds is None else seconds)
     for k in range(repetitions + 2):

@@ -1,5 +1,5 @@
-"""Transfers of other things than a dataset's batches: many small tensors, one large one, weights, and what feed itself
-costs the thread that trains."""
+"""Other transfers than a dataset's batches: many small tensors, one large one, weights, and the time that feed takes of
+the thread that trains."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ OURS = {"needs": ("penstock",), "ours": True}
 
 @dataclass
 class Tensors:
-    """Named tensors on the host, and how they are to lie on the device: `make` gives a function without arguments that
-    brings them there and returns a dict."""
+    """Named tensors on the host, and their layout on the device. `make` gives a function without arguments that moves
+    them there and returns a dict."""
 
     name: str
     host: dict[str, torch.Tensor]
@@ -71,7 +71,7 @@ def move_all(job: Tensors, setting: Setting, contenders: list[Contender], rest: 
 
 
 def per_tensor(non_blocking: bool, pin: bool = False) -> Callable:
-    """Moves each tensor by itself; with `pin`, out of memory that was pinned before, which counts nothing here."""
+    """Moves each tensor by itself; with `pin`, from memory that was pinned before, outside the clock."""
 
     def make(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
         target = setting.target
@@ -198,7 +198,7 @@ def map_safetensors(file: pathlib.Path) -> dict[str, torch.Tensor]:
 
 
 def weights(setting: Setting) -> list[Result]:
-    """A model's weights out of a safetensors file in the page cache: many of a few MiB, and norms of a few KiB."""
+    """A model's weights from a safetensors file in the page cache: many of a few MiB, and norms of a few KiB."""
     layers, extent = (4, 64) if setting.quick else (32, 2048 if setting.on_gpu else 1024)
     host: dict[str, torch.Tensor] = {}
     for layer in range(layers):
@@ -249,7 +249,7 @@ def _weight_contenders() -> list[Contender]:
 
 
 def feed_costs(setting: Setting) -> list[Result]:
-    """What the consumer's thread spends on a batch that its loader has ready."""
+    """The time of the consumer's thread for a batch that its loader has ready."""
     rows, many = (64, 50) if setting.quick else (256, 500)
     batches = {
         f"own cost: 2 tensors, {rows}x64 float32 and {rows} int64": (torch.rand(rows, 64), torch.arange(rows)),
@@ -302,7 +302,7 @@ def _feeding(batch: Any, setting: Setting, _: Any) -> Iterator:
 
 
 def _own_cost(contender: Contender, result: Result, batch: Any, setting: Setting) -> None:
-    """The wall and processor time of `next()`, with the device idle: nothing but the thread's own work counts."""
+    """The wall and processor time of `next()`, with the device idle: only the thread's own work counts."""
     with opened(contender, batch, setting, None) as batches:
         for key, rest in (("", 0.0), ("_after_rest", 0.002)):
             wall, processor = [], []
@@ -360,7 +360,7 @@ def feed_overheads(samples: Samples, setting: Setting) -> list[Result]:
 
 
 def _epoch(batches: Any, samples: Samples, setting: Setting) -> float:
-    """Seconds of an epoch, of which every sample has to come. The last batch's bytes are compared outside the clock."""
+    """Seconds of an epoch, in which every sample must come. The last batch's bytes are compared outside the clock."""
     setting.synchronize()
     begin = time.perf_counter()
     count = 0
