@@ -18,35 +18,35 @@ PinnedResource::PinnedResource(Device device, std::shared_ptr<HostWorkers> worke
     : device_(std::move(device)), workers_(std::move(workers)) {}
 
 void* PinnedResource::allocate(std::size_t bytes, std::size_t) {
-  Range range{align_up(bytes, page_bytes()), Origin::registered};
+  Pages pages{align_up(bytes, page_bytes()), Origin::registered};
   void* data = nullptr;
   try {
-    data = map_and_register(range.bytes);
+    data = map_and_register(pages.bytes);
   } catch (const Unsupported& refused) {
-    data = from_driver(range.bytes, refused.what());
-    range.origin = Origin::driver;
+    data = from_driver(pages.bytes, refused.what());
+    pages.origin = Origin::driver;
   }
   try {
     const std::lock_guard lock(mutex_);
-    ranges_.emplace(data, range);
-    locked_bytes_ += range.bytes;
+    pages_.emplace(data, pages);
+    locked_bytes_ += pages.bytes;
   } catch (...) {
-    give_back(data, range);
+    give_back(data, pages);
     throw;
   }
   return data;
 }
 
 void PinnedResource::deallocate(void* data, std::size_t, std::size_t) noexcept {
-  Range range;
+  Pages pages;
   {
     const std::lock_guard lock(mutex_);
-    const auto entry = ranges_.find(data);
-    range = entry->second;
-    ranges_.erase(entry);
-    locked_bytes_ -= range.bytes;
+    const auto entry = pages_.find(data);
+    pages = entry->second;
+    pages_.erase(entry);
+    locked_bytes_ -= pages.bytes;
   }
-  give_back(data, range);
+  give_back(data, pages);
 }
 
 std::size_t PinnedResource::locked_bytes() const {
@@ -89,12 +89,12 @@ void* PinnedResource::from_driver(std::size_t bytes, const char* why) {
                   why, reason));
 }
 
-void PinnedResource::give_back(void* data, Range range) noexcept {
-  if (range.origin == Origin::driver) {
+void PinnedResource::give_back(void* data, Pages pages) noexcept {
+  if (pages.origin == Origin::driver) {
     device_.deallocate_host(data);
   } else {
     device_.unregister_host(data);
-    unmap_host_pages(data, range.bytes);
+    unmap_host_pages(data, pages.bytes);
   }
 }
 

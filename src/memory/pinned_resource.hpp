@@ -25,19 +25,19 @@ class PinnedResource final : public MemoryResource {
 
  private:
   enum class Origin { registered, driver };
-  struct Range {
+  struct Pages {
     std::size_t bytes = 0;
     Origin origin = Origin::registered;
   };
 
   [[nodiscard]] void* map_and_register(std::size_t bytes);
   [[nodiscard]] void* from_driver(std::size_t bytes, const char* why);
-  void give_back(void* data, Range range) noexcept;
+  void give_back(void* data, Pages pages) noexcept;
 
   Device device_;
   std::shared_ptr<HostWorkers> workers_;
   mutable std::mutex mutex_;
-  std::map<void*, Range> ranges_;
+  std::map<void*, Pages> pages_;
   std::size_t locked_bytes_ = 0;
 };
 

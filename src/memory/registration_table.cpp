@@ -32,7 +32,7 @@ RegistrationTable::Handle RegistrationTable::acquire(const Device& device, std::
                                                      std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const Handle near = last_up_to(begin + bytes - 1);
-  if (near != ranges_.end()) {
+  if (near != entries_.end()) {
     const std::uintptr_t near_end = near->first + near->second.bytes;
     if (near->first <= begin && begin + bytes <= near_end) {
       ++near->second.uses;
@@ -46,14 +46,14 @@ RegistrationTable::Handle RegistrationTable::acquire(const Device& device, std::
 RegistrationTable::Overlap RegistrationTable::overlap(std::uintptr_t begin, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const Handle near = last_up_to(begin + bytes - 1);
-  if (near == ranges_.end() || near->first + near->second.bytes <= begin) return Overlap::none;
+  if (near == entries_.end() || near->first + near->second.bytes <= begin) return Overlap::none;
   const bool whole = near->first <= begin && near->first + near->second.bytes >= begin + bytes;
   return whole ? Overlap::whole : Overlap::part;
 }
 
 RegistrationTable::Handle RegistrationTable::last_up_to(std::uintptr_t address) noexcept {
-  const Handle after = ranges_.upper_bound(address);
-  return after == ranges_.begin() ? ranges_.end() : std::prev(after);
+  const Handle after = entries_.upper_bound(address);
+  return after == entries_.begin() ? entries_.end() : std::prev(after);
 }
 
 RegistrationTable::Handle RegistrationTable::add(const Device& device, std::uintptr_t begin,
@@ -64,25 +64,25 @@ RegistrationTable::Handle RegistrationTable::add(const Device& device, std::uint
         fmt::format("{} at {} cannot be registered: they are not all mapped, or not for reading",
                     format_bytes(bytes), pointer(begin)));
   }
-  const Handle range = ranges_.try_emplace(begin, Range{bytes, 1, !mapping.writable, nullptr}).first;
+  const Handle entry = entries_.try_emplace(begin, Entry{bytes, 1, !mapping.writable, nullptr}).first;
   bool locked = false;
   try {
-    device.register_host(pointer(begin), bytes, range->second.read_only);
+    device.register_host(pointer(begin), bytes, entry->second.read_only);
     locked = true;
-    range->second.device_address = static_cast<std::byte*>(device.device_address(pointer(begin)));
+    entry->second.device_address = static_cast<std::byte*>(device.device_address(pointer(begin)));
   } catch (...) {
     if (locked) device.unregister_host(pointer(begin));
-    ranges_.erase(range);
+    entries_.erase(entry);
     throw;
   }
-  return range;
+  return entry;
 }
 
-void RegistrationTable::release(const Device& device, Handle range) noexcept {
+void RegistrationTable::release(const Device& device, Handle entry) noexcept {
   const std::lock_guard lock(mutex_);
-  if (--range->second.uses > 0) return;
-  device.unregister_host(pointer(range->first));
-  ranges_.erase(range);
+  if (--entry->second.uses > 0) return;
+  device.unregister_host(pointer(entry->first));
+  entries_.erase(entry);
 }
 
 }  // namespace penstock

@@ -14,17 +14,17 @@ namespace penstock {
 /// twice.
 class RegistrationTable {
  public:
-  struct Range {
+  struct Entry {
     std::size_t bytes = 0;
     std::size_t uses = 0;
     bool read_only = false;
     std::byte* device_address = nullptr;
   };
-  using Handle = std::map<std::uintptr_t, Range>::iterator;
+  using Handle = std::map<std::uintptr_t, Entry>::iterator;
 
   /// Registers whole pages, or shares the registration that they lie in. Throws as Registration does.
   [[nodiscard]] Handle acquire(const Device& device, std::uintptr_t begin, std::size_t bytes);
-  void release(const Device& device, Handle range) noexcept;
+  void release(const Device& device, Handle entry) noexcept;
   enum class Overlap : std::uint8_t { none, part, whole };
   [[nodiscard]] Overlap overlap(std::uintptr_t begin, std::size_t bytes);
 
@@ -33,7 +33,7 @@ class RegistrationTable {
   [[nodiscard]] Handle add(const Device& device, std::uintptr_t begin, std::size_t bytes);
 
   std::mutex mutex_;
-  std::map<std::uintptr_t, Range> ranges_;  // by first address, disjoint
+  std::map<std::uintptr_t, Entry> entries_;  // by first address, disjoint
 };
 
 }  // namespace penstock

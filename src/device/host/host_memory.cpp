@@ -39,7 +39,7 @@ HostMemory::HostMemory(std::size_t total, std::optional<std::size_t> lock_bytes,
     : total_(total), lock_bytes_(lock_bytes), poison_(poison) {}
 
 HostMemory::~HostMemory() {
-  for (const Range& range : ranges_) {
+  for (const KnownRange& range : ranges_) {
     if (range.origin != Origin::registered) std::free(reinterpret_cast<void*>(range.begin));
   }
 }
@@ -70,7 +70,7 @@ void* HostMemory::device_allocate(std::size_t bytes) {
 
 void HostMemory::device_free(void* data) noexcept {
   const std::unique_lock lock(mutex_);
-  const std::optional<Range> range = remove(data, Origin::device);
+  const std::optional<KnownRange> range = remove(data, Origin::device);
   if (!range) return;
   used_ -= range->end - range->begin;
   std::free(data);
@@ -113,7 +113,7 @@ void HostMemory::host_register(void* data, std::size_t bytes, bool read_only) {
   const std::unique_lock lock(mutex_);
   const auto next =
       std::upper_bound(ranges_.begin(), ranges_.end(), begin,
-                       [](std::uintptr_t address, const Range& range) { return address < range.end; });
+                       [](std::uintptr_t address, const KnownRange& range) { return address < range.end; });
   if (next != ranges_.end() && next->begin < begin + bytes) {
     throw Unsupported(fmt::format("{} at {} overlap memory that is locked already, or device memory",
                                   format_bytes(bytes), data));
@@ -130,7 +130,7 @@ void HostMemory::host_register(void* data, std::size_t bytes, bool read_only) {
 
 void HostMemory::host_unregister(void* data) noexcept {
   const std::unique_lock lock(mutex_);
-  if (const std::optional<Range> range = remove(data, Origin::registered)) {
+  if (const std::optional<KnownRange> range = remove(data, Origin::registered)) {
     registered_ -= range->end - range->begin;
   }
 }
@@ -183,22 +183,22 @@ RangeKind HostMemory::look_up(std::uintptr_t begin, std::uintptr_t end) const no
   return kind;
 }
 
-std::vector<HostMemory::Range>::const_iterator HostMemory::find(std::uintptr_t address) const noexcept {
+std::vector<HostMemory::KnownRange>::const_iterator HostMemory::find(std::uintptr_t address) const noexcept {
   const auto range = std::upper_bound(ranges_.begin(), ranges_.end(), address,
-                                      [](std::uintptr_t a, const Range& r) { return a < r.end; });
+                                      [](std::uintptr_t a, const KnownRange& r) { return a < r.end; });
   return range != ranges_.end() && range->begin <= address ? range : ranges_.end();
 }
 
-void HostMemory::insert(const Range& range) {
+void HostMemory::insert(const KnownRange& range) {
   const auto next = std::upper_bound(ranges_.begin(), ranges_.end(), range.begin,
-                                     [](std::uintptr_t a, const Range& r) { return a < r.begin; });
+                                     [](std::uintptr_t a, const KnownRange& r) { return a < r.begin; });
   ranges_.insert(next, range);
 }
 
-std::optional<HostMemory::Range> HostMemory::remove(const void* data, Origin origin) noexcept {
+std::optional<HostMemory::KnownRange> HostMemory::remove(const void* data, Origin origin) noexcept {
   const auto range = find(address_of(data));
   if (range == ranges_.end() || range->begin != address_of(data) || range->origin != origin) return {};
-  const Range removed = *range;
+  const KnownRange removed = *range;
   ranges_.erase(range);
   return removed;
 }

@@ -46,7 +46,7 @@ class HostMemory {
  private:
   enum class Origin : std::uint8_t { device, allocated, registered };
 
-  struct Range {
+  struct KnownRange {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;
     Origin origin = Origin::device;
@@ -54,15 +54,15 @@ class HostMemory {
   };
 
   [[nodiscard]] RangeKind look_up(std::uintptr_t begin, std::uintptr_t end) const noexcept;
-  [[nodiscard]] std::vector<Range>::const_iterator find(std::uintptr_t address) const noexcept;
-  void insert(const Range& range);
-  std::optional<Range> remove(const void* data, Origin origin) noexcept;
+  [[nodiscard]] std::vector<KnownRange>::const_iterator find(std::uintptr_t address) const noexcept;
+  void insert(const KnownRange& range);
+  std::optional<KnownRange> remove(const void* data, Origin origin) noexcept;
 
   const std::size_t total_;
   const std::optional<std::size_t> lock_bytes_;
   const bool poison_;
   mutable std::shared_mutex mutex_;
-  std::vector<Range> ranges_;  // sorted, disjoint
+  std::vector<KnownRange> ranges_;  // sorted, disjoint
   std::size_t used_ = 0;
   std::size_t registered_ = 0;
 };

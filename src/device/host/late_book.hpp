@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
 namespace penstock {
 
@@ -26,26 +25,23 @@ class LateBook {
   void clear();
 
  private:
-  struct Range {
-    const std::byte* begin = nullptr;
-    std::size_t bytes = 0;
-  };
+  using Bytes = std::span<const std::byte>;
 
   struct Access {
     std::shared_ptr<HostStream> stream;
     std::uint64_t ticket = 0;
-    Range range;  // null: anything
+    Bytes bytes;  // null: any memory
   };
 
   /// The memory that one piece of work reads and writes.
-  struct Ranges {
-    Range written;
-    std::vector<Range> read;
+  struct Touched {
+    Bytes written;
+    std::vector<Bytes> read;
     bool anything = false;
   };
 
-  [[nodiscard]] static Ranges ranges_of(const Work& work);
-  [[nodiscard]] bool in_use(const Range& range) const;
+  [[nodiscard]] static Touched touched_by(const Work& work);
+  [[nodiscard]] bool in_use(Bytes bytes) const;
 
   std::mutex mutex_;
   std::vector<Access> ahead_;
