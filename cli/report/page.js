@@ -74,7 +74,7 @@
     line.append("text").attr("x", 0).attr("y", 17).text((row) => row.name);
     line.append("text").attr("x", width).attr("y", 17).attr("text-anchor", "end")
       .text((row) => formatPercent(row.parts[0].share));
-    line.append("rect").attr("class", "lane").attr("x", LEFT).attr("width", x(1) - LEFT).attr("height", 24);
+    line.append("rect").attr("class", "back").attr("x", LEFT).attr("width", x(1) - LEFT).attr("height", 24);
     line.each(function (row) {
       let begin = 0;
       const parts = row.parts.map((part) => ({ ...part, begin: (begin += part.share) - part.share }));
@@ -98,7 +98,7 @@
     return Math.max(1, ends.length);
   }
 
-  function lanesOf(batches, following) {
+  function rowsOf(batches, following) {
     const bars = (kind, name, begin, end, chosen = () => true) => batches.filter(chosen)
       .map((batch) => ({ kind, name, batch, begin: batch[begin], end: batch[end] })).filter((bar) => bar.end > bar.begin);
     const consumer = bars("stall", "waits for data", "asked", "arrived");
@@ -115,7 +115,7 @@
       { name: "device gather",
         bars: bars("kernel", "device gather", "transfer_begin", "transfer_end", (batch) => batch.link_bytes === 0) },
       { name: "your step", bars: consumer },
-    ].filter((lane) => lane.bars.length > 0);
+    ].filter((row) => row.bars.length > 0);
   }
 
   function describeBar(bar) {
@@ -131,27 +131,27 @@
     if (all.length === 0) return hide("timeline-section");
     slider.max = Math.max(0, all.length - size);
     const from = Math.min(Number(slider.value), Number(slider.max));
-    const lanes = lanesOf(all.slice(from, from + size), all[from + size]);
-    if (lanes.length === 0) return hide("timeline-section");
+    const rows = rowsOf(all.slice(from, from + size), all[from + size]);
+    if (rows.length === 0) return hide("timeline-section");
     let top = 4;
-    for (const lane of lanes) {
-      lane.bars.sort((a, b) => a.begin - b.begin);
-      lane.lines = stack(lane.bars);
-      lane.top = top;
-      lane.height = Math.max(30, lane.lines * 14 + 4);
-      top += lane.height + 8;
+    for (const row of rows) {
+      row.bars.sort((a, b) => a.begin - b.begin);
+      row.lines = stack(row.bars);
+      row.top = top;
+      row.height = Math.max(30, row.lines * 14 + 4);
+      top += row.height + 8;
     }
     const { svg, width } = canvas("timeline", top + 26);
-    const edges = lanes.flatMap((lane) => lane.bars.flatMap((bar) => [bar.begin, bar.end]));
+    const edges = rows.flatMap((row) => row.bars.flatMap((bar) => [bar.begin, bar.end]));
     const x = d3.scaleLinear(d3.extent(edges), [LEFT, width - 8]);
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${top})`)
       .call(d3.axisBottom(x).ticks(ticksFor(width)).tickFormat(tickFormat(x)));
-    const group = svg.selectAll(".lanes").data(lanes).enter().append("g").attr("transform", (lane) => `translate(0,${lane.top})`);
-    group.append("rect").attr("class", "lane").attr("x", LEFT).attr("width", width - 8 - LEFT).attr("height", (lane) => lane.height);
-    group.append("text").attr("y", (lane) => lane.height / 2 + 4).text((lane) => lane.name);
-    group.each(function (lane) {
-      const height = (lane.height - 4) / lane.lines;
-      const marks = d3.select(this).selectAll(".mark").data(lane.bars).enter().append("rect")
+    const group = svg.selectAll(".rows").data(rows).enter().append("g").attr("transform", (row) => `translate(0,${row.top})`);
+    group.append("rect").attr("class", "back").attr("x", LEFT).attr("width", width - 8 - LEFT).attr("height", (row) => row.height);
+    group.append("text").attr("y", (row) => row.height / 2 + 4).text((row) => row.name);
+    group.each(function (row) {
+      const height = (row.height - 4) / row.lines;
+      const marks = d3.select(this).selectAll(".mark").data(row.bars).enter().append("rect")
         .attr("class", (bar) => `mark ${bar.kind}${bar.batch.batch % 2 ? " odd" : ""}`)
         .attr("x", (bar) => x(bar.begin)).attr("y", (bar) => 2 + bar.line * height)
         .attr("width", (bar) => Math.max(1, x(bar.end) - x(bar.begin))).attr("height", height - 1);
@@ -160,7 +160,7 @@
     legend("timeline-legend", "timeline", [["gather", "host gather"], ["transfer", "transfer"],
       ["kernel", "device gather"], ["stall", "your step waits for data"], ["compute", "your step works"]]);
     const first = all[from];
-    const bars = lanes.flatMap((lane) => lane.bars);
+    const bars = rows.flatMap((row) => row.bars);
     const seconds = (kind) => d3.sum(bars, (bar) => bar.kind === kind ? bar.end - bar.begin : 0);
     document.getElementById("window-text").textContent = `epoch ${first.epoch + 1}, batch ${first.batch + 1} and after: ` +
       `${formatPercent(seconds("stall") / Math.max(1e-12, seconds("stall") + seconds("compute")))} waiting`;
