@@ -9,12 +9,12 @@
 namespace penstock::testing {
 
 struct CommandResult {
-  int status = -1;  ///< exit status; 128 and the signal's number where one ended it
+  int status = -1;  ///< exit status; 128 plus the signal's number if a signal ended it
   std::string output;
   std::string errors;
 };
 
-/// Runs `penstock` with a home of its own and an environment of nothing else than what is given.
+/// Runs `penstock` with a home of its own, and with only the given environment.
 class Command {
  public:
   Command();
@@ -26,15 +26,15 @@ class Command {
   [[nodiscard]] const std::filesystem::path& home() const noexcept { return home_; }
 
   [[nodiscard]] CommandResult run(const std::vector<std::string>& arguments) const;
-  /// As run, but sends `signal` once standard error holds `text`.
+  /// Like run, but sends `signal` once standard error holds `text`.
   [[nodiscard]] CommandResult interrupt(const std::vector<std::string>& arguments, const std::string& text,
                                         int signal) const;
-  /// As run, but calls `act` once standard error holds `text`.
+  /// Like run, but calls `act` once standard error holds `text`.
   [[nodiscard]] CommandResult run_and(const std::vector<std::string>& arguments, const std::string& text,
                                       const std::function<void()>& act) const;
   /// Runs a shell script in the home, with the command's path in $PENSTOCK.
   [[nodiscard]] CommandResult run_script(const std::string& script) const;
-  /// Standard error is a terminal; what it shows is in `errors`.
+  /// Like run, with a terminal as standard error. `errors` holds its text.
   [[nodiscard]] CommandResult run_on_terminal(const std::vector<std::string>& arguments) const;
 
  private:

@@ -14,7 +14,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Batches that each take a second, of which the consumer waits for the share given.
+/// Batches that each take a second. The consumer waits for the given share of it.
 std::vector<BatchTimes> timeline_of(const std::vector<double>& waits) {
   std::vector<BatchTimes> timeline;
   for (std::size_t i = 0; i < waits.size(); ++i) {
@@ -25,7 +25,7 @@ std::vector<BatchTimes> timeline_of(const std::vector<double>& waits) {
 }
 
 TEST(TypicalWindow, ShowsAboutTheSameWaitAsTheWhole) {
-  // Start-up, then a quiet stretch, then one that waits as the whole does, then a stall.
+  // Start-up, a quiet stretch, a stretch that waits as much as the whole, and a stall.
   const auto timeline = timeline_of({1, 1, 0, 0, 0, 0, 0.5, 0.5, 0.5, 0.5, 1, 1, 1, 1});
   EXPECT_EQ(typical_window(timeline, 4, 0.5, 2), 6U);
   EXPECT_EQ(typical_window(timeline, 4, 0, 2), 2U);

@@ -59,7 +59,7 @@ class Feed : public ::testing::Test {
     return arguments;
   }
 
-  /// The account of a feed that ends well.
+  /// The account of a feed that succeeds.
   [[nodiscard]] json account(Arguments more, const std::string& device = "host") const {
     more.insert(more.end(), {"--json", "-"});
     const CommandResult result = command.run(feed(more, device));
@@ -115,7 +115,7 @@ TEST_F(Feed, CountsAndVerifiesEveryByte) {
 
 class FeedDevice : public Feed, public ::testing::WithParamInterface<const char*> {};
 
-// On a GPU the command's own path from files to a checked account, with a step in place of a model.
+// On a GPU: the command's own path from files to a checked account, with a step in place of a model.
 TEST_P(FeedDevice, FeedsFilesAndChecksThem) {
   const std::string device = std::string(GetParam()) == "Cuda" ? "cuda:0" : "host";
   if (device == "cuda:0") {

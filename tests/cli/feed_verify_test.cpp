@@ -35,8 +35,8 @@ struct Source {
                    read_array({.name = "labels", .dtype = DType::int64, .shape = {}}, labels)}};
 };
 
-/// What a loader would deliver of `images` as float32 with a scale and shift for each channel (of powers of
-/// two, so that every way of computing it is exact), and of `labels` as they are.
+/// The batch that a loader would deliver: `images` as float32 with a scale and shift for each channel (powers
+/// of two, so that every way of computing is exact), and `labels` as they are.
 struct Delivered {
   static constexpr std::array<float, 3> kScale{0.5F, 2, 0.25F};
   static constexpr std::array<float, 3> kShift{1, -8, 0.5F};

@@ -47,7 +47,7 @@ class Output : public ::testing::Test {
     text << std::ifstream(home / file).rdbuf();
     return text.str();
   }
-  /// What the home holds, hidden files too.
+  /// The files in the home, with hidden ones.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> found;
     for (const auto& entry : fs::directory_iterator(home)) found.push_back(entry.path().filename().string());
@@ -98,7 +98,7 @@ TEST_F(Output, StandardOutputThatCannotBeWrittenIsAFailure) {
 }
 
 TEST_F(Output, FilesAreWrittenThoughStandardOutputFailsAtTheEnd) {
-  // The plan is said before the feed, and fits; the account does not.
+  // The plan is printed before the feed, and fits. The account does not.
   const CommandResult result = command.run_script(
       "ulimit -f 1; \"$PENSTOCK\" feed images.npy --device host --epochs 200 --batch 40 "
       "--json /dev/stderr >small");
@@ -150,7 +150,7 @@ TEST_F(Output, TwoOutputsAreTwoFiles) {
 TEST_F(Output, AFailedWriteLeavesWhatWasThere) {
   put("r.html", "the old one");
   const auto before = names();
-  // Past a limit on the size of files, as on a disk that is full.
+  // A limit on the size of files acts like a full disk.
   const CommandResult result =
       command.run_script("ulimit -f 2; \"$PENSTOCK\" feed images.npy --device host --report r.html");
   EXPECT_EQ(result.status, 1);
@@ -209,7 +209,7 @@ TEST_F(Output, AReaderThatDoesNotReadCanBeInterrupted) {
   cli::OutputFile file("--json", pipe.string());
   std::thread user([&] {
     pollfd polled{reader, POLLIN, 0};
-    ::poll(&polled, 1, -1);  // it has begun, and the pipe will not hold all of it
+    ::poll(&polled, 1, -1);  // writing has begun, and the pipe cannot hold all of it
     ::kill(::getpid(), SIGINT);
   });
   EXPECT_THROW(file.write(std::string(std::size_t{16} << 20, 'x')), cli::Interrupted);

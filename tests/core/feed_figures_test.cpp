@@ -50,7 +50,7 @@ TEST(FeedFiguresTest, EachHasItsNameAndItsHelp) {
 }
 
 TEST(FeedFiguresTest, EachReadsItsOwnMember) {
-  // A figure that read another's member would have another's value.
+  // If a figure reads another's member, it has another's value.
   FeedStatistics s;
   s.samples = 1000;
   s.batches = 10;

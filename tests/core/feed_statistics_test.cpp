@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// Ten batches of 100 MB in a second, of which the consumer's stream waited `stall`.
+/// Ten batches of 100 MB in a second; the consumer's stream waited for `stall` of it.
 FeedStatistics fed(double stall, double transfer, double kernel, double gather) {
   FeedStatistics s;
   s.epochs = 1;
@@ -45,7 +45,8 @@ FeedStatistics made_resident(double seconds) {
   return s;
 }
 
-/// The same batches of a wrapped loader that was waited for so long, of which its start took `startup`.
+/// The same batches of a wrapped loader. The feed waited for it for `loader` seconds, `startup` of them for
+/// its start.
 FeedStatistics wrapped(FeedStatistics s, double loader, double startup = 0) {
   s.wraps_loader = true;
   s.loader_seconds = loader - startup;
@@ -116,8 +117,8 @@ FeedStatistics few(std::uint64_t batches, std::uint64_t timed) {
 
 struct Said {
   FeedStatistics statistics;
-  const char* first;   ///< how it begins
-  const char* advice;  ///< what it says to do
+  const char* first;   ///< the beginning
+  const char* advice;  ///< the advice
 };
 
 const std::vector<Said>& all_cases() {
@@ -298,8 +299,8 @@ TEST(StallPartsTest, AStallIsDividedAmongTheStagesOfItsBatch) {
   overlapping.transfer_begin = 2;
   BatchTimes no_gather = times(2, 6);
   no_gather.gather_begin = no_gather.gather_end = 0;
-  // A wrapped loader answers at 2, and what it made is sent until 3; the batch asked for is on its way
-  // already.
+  // A wrapped loader answers at 2, and its batch is sent until 3. The batch that is asked for is already in
+  // flight.
   BatchTimes ahead = times(0, 6);
   ahead.loader_begin = 0.5;
   ahead.loader_end = 2;

@@ -48,7 +48,7 @@ TEST(KeyedPermutation, FillAgreesWithOneByOneAtAnyPositionAndStride) {
                                    (1ull << 33) + 5, 1000000000000ull, 1ull << 62}) {
     const KeyedPermutation order(size, random(), random());
     for (const std::size_t count : {0u, 1u, 15u, 16u, 17u, 255u, 256u, 257u, 1000u}) {
-      // Past the size, too, where that can be said.
+      // Also past the size, if that fits the limit.
       const std::uint64_t first = random() % size + (size < 1ull << 60 ? size * (count % 3) : 0);
       const std::uint64_t stride = random() % 5 + 1;
       std::vector<std::uint64_t> indices(count, ~0ull);
@@ -85,8 +85,8 @@ TEST(KeyedPermutation, DiffersBetweenSeedsAndEpochsAndNotOtherwise) {
   EXPECT_EQ(whole_order(KeyedPermutation(1000, 5, 6)), whole_order(KeyedPermutation(1000, 5, 6)));
 }
 
-// Chi-squared of counts that should be equal, as standard deviations from what chance gives. The inputs are
-// fixed, so that the outcome is too.
+// Chi-squared of counts that should be equal, in standard deviations from chance. The inputs are fixed, so
+// the result is too.
 double deviation(const std::vector<double>& counts) {
   const double expected =
       std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
@@ -145,8 +145,8 @@ TEST(KeyedPermutation, HasAsManyFixedPointsAndAscentsAsChanceGives) {
       neighbours += order[i] == order[i - 1] + 1;
     }
   }
-  // One fixed point a permutation with variance 1, (n - 1) / 2 ascents with variance (n + 1) / 12, and close
-  // to one pair of neighbours with variance 1; five standard deviations.
+  // By chance, a permutation has one fixed point with variance 1, (n - 1) / 2 ascents with variance (n + 1) /
+  // 12, and about one pair of neighbours with variance 1. The limits are five standard deviations.
   EXPECT_NEAR(fixed / kTrials, 1, 5 / std::sqrt(kTrials));
   EXPECT_NEAR(ascents / kTrials, (kSize - 1) / 2.0, 5 * std::sqrt((kSize + 1) / 12.0 / kTrials));
   EXPECT_NEAR(neighbours / kTrials, 1 - 1.0 / kSize, 5 / std::sqrt(kTrials));

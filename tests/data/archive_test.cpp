@@ -105,8 +105,8 @@ class Archives : public ::testing::Test {
 };
 
 TEST_F(Archives, AMatchThatCrossesTheEndOfWhatIsAskedForIsReadToItsEnd) {
-  // The head of a member is 64 KiB: at some of these sizes zlib has all input by then, and the rest of a
-  // match.
+  // The head of a member is 64 KiB. At some of these sizes zlib has then read all input, and holds the rest
+  // of a match.
   for (std::size_t samples = 65400; samples < 65480; ++samples) {
     const std::vector<std::byte> zeros(samples);
     const auto path = directory_.write(
@@ -198,7 +198,7 @@ TEST_F(Archives, ErrorsNameTheMember) {
 TEST_F(Archives, RecordsThatEndTooSoonAreNotReadPastTheirEnd) {
   const auto data = test::random_bytes(24, 4);
   Member member{"a.npy", test::npy("|u1", "(24,)", data)};
-  put(member.extra, 2, 2);  // a field of 80 bytes, of which none are there
+  put(member.extra, 2, 2);  // a field that claims 80 bytes and has none
   put(member.extra, 80, 2);
   EXPECT_EQ(read_all(open_dataset({directory_.write("x.npz", zip({member}))}), 0), data);
   member.sizes_elsewhere = true;

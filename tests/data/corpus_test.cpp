@@ -10,8 +10,8 @@
 namespace penstock {
 namespace {
 
-// The fuzzers' seeds (fuzz/make_corpus.py): ok-* opens and can be read, bad-* is refused with the file's name
-// and a byte. What a fuzzer finds joins them.
+// The fuzzers' seeds (fuzz/make_corpus.py). ok-* opens and can be read; bad-* is refused with the file's name
+// and a byte. Findings of a fuzzer are added to them.
 struct Seed {
   std::filesystem::path path;
   std::string name() const { return path.parent_path().filename().string() + "_" + path.filename().string(); }
@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, Corpus, ::testing::ValuesIn(seeds()), [](const a
 });
 
 TEST(CorpusFiles, AreRefusedForTheirOwnReason) {
-  // What a check behind it would refuse as well, in words that do not help.
+  // A later check would refuse these too, but with a message that does not help.
   const std::pair<const char*, const char*> reasons[] = {
       {"npy/bad-shape-overflows-bytes", "fits the address space"},
       {"npy/bad-shape-overflows-product", "fits the address space"},

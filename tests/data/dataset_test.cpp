@@ -13,8 +13,7 @@ namespace {
 
 using test::expect_error;
 
-// What every reader has to do, whatever it reads from. `make` gives a reader of the uint8 samples `data`,
-// each of `bytes` bytes.
+// The contract of every reader. `make` gives a reader of the uint8 samples `data`, each of `bytes` bytes.
 struct ReaderKind {
   std::string name;
   std::function<FieldReaderPtr(const test::TempDirectory&, const std::vector<std::byte>& data,

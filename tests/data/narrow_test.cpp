@@ -24,7 +24,7 @@ constexpr DType dtype_of() {
   if constexpr (std::is_same_v<T, std::int64_t>) return DType::int64;
 }
 
-// What a device's widening gives: each value extended to the wide type.
+// The result of a device's widening: each value extended to the wide type.
 template <typename Wide>
 std::vector<Wide> widen(const std::vector<std::byte>& narrow, DType dtype) {
   const std::size_t bytes = dtype_bytes(dtype);

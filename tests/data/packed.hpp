@@ -8,7 +8,7 @@
 
 namespace penstock::test {
 
-/// `content` as zlib packs it for a window of `window_bits`: see deflateInit2.
+/// `content`, packed by zlib for a window of `window_bits`: see deflateInit2.
 inline std::vector<std::byte> packed(const std::vector<std::byte>& content, int window_bits) {
   z_stream stream{};
   EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, window_bits, 8, Z_DEFAULT_STRATEGY), Z_OK);

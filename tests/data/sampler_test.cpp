@@ -48,8 +48,8 @@ Indices epoch_order(Sampler sampler, std::uint64_t first, std::uint64_t stride, 
 
 Indices epoch_order(const Sampler& sampler) { return epoch_order(sampler, 0, 1, sampler.sample_count()); }
 
-// PyTorch's rules with lists, as its documentation tells them: pad by repeating the list from its beginning,
-// or cut its tail, until the ranks come out even; then every world_size-th element from the rank on.
+// PyTorch's rules with lists, from its documentation. Pad by repeating the list from its beginning, or cut
+// its tail, until it divides evenly. Then take every world_size-th element from the rank on.
 Indices deal(Indices order, const Shard& shard) {
   const std::size_t world = shard.world_size;
   if (shard.drop_last) {

@@ -94,7 +94,7 @@ inline std::vector<std::uint64_t> random_indices(std::size_t count, std::uint64_
   return indices;
 }
 
-/// Gathers over poison, so that bytes that were left alone show.
+/// Gathers over poison, so that bytes that were not written show.
 inline std::vector<std::byte> gather(const Dataset& dataset, std::size_t field,
                                      std::span<const std::uint64_t> indices,
                                      StoreKind stores = StoreKind::cached) {
@@ -120,7 +120,7 @@ inline std::vector<std::byte> pick(std::span<const std::byte> rows, std::size_t 
   return result;
 }
 
-/// Expects `call` to throw exactly an E whose message holds every part.
+/// Expects `call` to throw exactly an E whose message contains every part.
 template <typename E, typename Call>
 void expect_error(Call&& call, const std::vector<std::string>& parts) {
   try {

@@ -215,7 +215,7 @@ TEST_P(Contract, NullEndsAreRefused) {
   EXPECT_TRUE(same_bytes(bytes, download(block.data(), 16)));
 }
 
-/// Lays random pieces of `source` at random distances into `destination`, and returns what that must give.
+/// Makes random pieces of `source` at random distances in `destination`, and returns the expected bytes.
 std::vector<std::byte> make_pieces(std::vector<CopyPiece>& pieces, std::byte* source, std::byte* destination,
                                    std::span<const std::byte> contents, std::size_t room) {
   std::mt19937 random(14);

@@ -9,7 +9,7 @@ std::string missing_driver() {
     static_cast<void>(Device::open("cuda:0"));
     return {};
   } catch (const DeviceError& error) {
-    // A driver that is there and fails is a failure of these tests, not a reason to skip them.
+    // If the driver is there and fails, these tests fail; they are not skipped.
     return Device::open("auto").info().backend == "host" ? "waived: no NVIDIA driver" : std::string();
   }
 }

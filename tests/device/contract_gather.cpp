@@ -15,7 +15,8 @@ constexpr DType kTypes[] = {DType::boolean,  DType::uint8,   DType::int8,   DTyp
                             DType::uint32,   DType::int32,   DType::uint64, DType::int64,  DType::float16,
                             DType::bfloat16, DType::float32, DType::float64};
 
-/// The pairs that the contract names, besides equal ones; spelled out, so that can_widen is tested too.
+/// The pairs that the contract names, besides equal ones. They are spelled out so that can_widen is tested
+/// too.
 bool expected_pair(DType from, DType to) {
   const auto is = [](DType dtype, std::initializer_list<DType> list) {
     for (const DType one : list) {
@@ -67,7 +68,7 @@ double decode_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
   return sign * std::ldexp(1 + mantissa, exponent - bias);
 }
 
-/// Nearest float of the format, ties to even, by comparing with the neighbours' spacing; of NaN, one.
+/// Nearest float of the format, ties to even, found by the neighbours' spacing. For NaN, one of the NaNs.
 std::uint32_t encode_float(double value, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const std::uint32_t sign = std::signbit(value) ? 1u << (exponent_bits + mantissa_bits) : 0;
@@ -219,7 +220,7 @@ class GatherCase {
 
   [[nodiscard]] std::size_t head_bytes() const { return shape_.head_rows * stride_; }
 
-  // Infinities and NaN times a factor are no test of rounding; they come unscaled.
+  // Infinities and NaN times a factor do not test rounding. They are tested unscaled.
   void replace_special_values() {
     for (std::size_t at = 0; at + from_bytes_ <= contents_.size(); at += from_bytes_) {
       if (!is_float(shape_.from)) return;
@@ -397,7 +398,8 @@ TEST_P(Contract, GatherConvertsEveryPairFromTwoSources) {
   }
 }
 
-// Each alignment of the head beside each of the source, where a kernel for aligned rows would do for one.
+// Each alignment of the head with each of the source. For some pairs, one of the two fits the kernel for
+// aligned rows.
 TEST_P(Contract, GatherTakesAHeadAndASourceOfAnyPlace) {
   std::mt19937_64 random(700);
   for (const auto& [head, source] : {std::tuple{0u, 0u}, {0u, 4u}, {4u, 0u}, {4u, 12u}, {8u, 16u}}) {
@@ -427,8 +429,8 @@ TEST_P(Contract, GatherTakesAHeadAndASourceOfAnyPlace) {
   }
 }
 
-// One thing at a time keeps the kernel for aligned rows from doing: the destination's place, the rows' size,
-// their distance.
+// One thing at a time is not aligned, so that the kernel for aligned rows does not fit: the destination, the
+// rows' size, or their distance.
 TEST_P(Contract, GatherTakesRowsOfWhichNotAllIsAligned) {
   std::uint64_t seed = 750;
   for (const auto& [from, to] : {std::tuple{DType::uint8, DType::uint8},

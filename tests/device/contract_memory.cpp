@@ -155,7 +155,7 @@ TEST_P(Contract, RefusedRegistrationsLeaveTheBackendUsable) {
   EXPECT_THROW(backend().host_register(pages.data(), 2 * page(), false), Unsupported);
   EXPECT_EQ(backend().kind_of(pages.data()), MemoryKind::pageable);
   backend().host_unregister(pages.data() + page());
-  // The middle of a large hole: its ends are where the next mapping of another thread goes.
+  // The middle of a large hole. The next mapping of another thread goes to one of its ends.
   constexpr std::size_t kHole = std::size_t{1} << 32;
   void* hole = mmap(nullptr, kHole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(hole, MAP_FAILED);

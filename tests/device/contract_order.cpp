@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
 
-/// What the contract says, one position at a time.
+/// The indices by the contract, one position at a time.
 std::vector<std::uint64_t> expected_indices(const OrderRequest& request) {
   std::vector<std::uint64_t> indices(request.run.count);
   for (std::uint64_t i = 0; i < request.run.count; ++i) {
@@ -74,7 +74,8 @@ TEST_P(Contract, OrderOfAnyCountComesWhole) {
   for (const std::uint64_t count : {0u, 1u, 31u, 32u, 33u, 255u, 256u, 257u, 4999u, 5000u}) {
     expect_order(device(), stream(), {.run = {.order = order, .size = 5000, .count = count}});
   }
-  // More than a GPU has threads, so that threads come to their turn again, once or often around the order.
+  // More indices than a GPU has threads, so that each thread computes several, once or often around the
+  // order.
   for (const auto& [size, stride] : {std::pair{std::uint64_t{1009}, std::uint64_t{1}},
                                      {(std::uint64_t{1} << 18) + 1, 3},
                                      {(std::uint64_t{1} << 41) + 15, 1000000000000}}) {

@@ -28,13 +28,14 @@
 #endif
 #endif
 
-/// What every backend must do. A backend passes by instantiating `Contract` with a way to open it.
+/// The contract of every backend. To test a backend, instantiate `Contract` with a way to open it.
 namespace penstock::testing {
 
 struct ContractDevice {
   std::string name;
   std::function<Device()> open;
-  /// Called first; a sentence means that there is nothing here to test, and is the message of the skip.
+  /// Called first. If it returns a sentence, there is nothing to test here, and the sentence is the skip's
+  /// message.
   std::function<std::string()> waived = [] { return std::string(); };
 };
 
@@ -88,7 +89,7 @@ class DeviceBytes {
   std::size_t bytes_;
 };
 
-/// Holds a stream back until `open`; opens itself in the end, so that a failed test does not hang.
+/// Holds a stream back until `open`. Its destructor opens it, so that a failed test does not hang.
 class Gate {
  public:
   explicit Gate(const Device& device) : word_(device, sizeof(std::uint32_t)) { set(0); }
@@ -103,7 +104,7 @@ class Gate {
   PinnedBytes word_;
 };
 
-/// A byte that work of a stream sets: shows that everything enqueued there before it was done.
+/// A byte that a stream's work sets. It shows that everything enqueued before is done.
 class Flag {
  public:
   explicit Flag(const Device& device) : set_(device, 1), seen_(device, 1) {}
@@ -121,7 +122,7 @@ class Flag {
   PinnedBytes seen_;
 };
 
-/// Whether `condition` holds some time soon; what should make it true may never come in a program that fails.
+/// True if `condition` holds soon. Gives up after a time, since in a failing program it may never hold.
 template <typename Condition>
 [[nodiscard]] bool comes_true(Condition&& condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -141,7 +142,7 @@ class Contract : public ::testing::TestWithParam<ContractDevice> {
   [[nodiscard]] Backend& backend() const { return device().backend(); }
   [[nodiscard]] const Stream& stream() const { return stream_.front(); }
 
-  /// Puts `bytes` at `destination`, and is done when it returns.
+  /// Copies `bytes` to `destination`, and returns when they are there.
   void upload(void* destination, std::span<const std::byte> bytes) const {
     if (bytes.empty()) return;
     PinnedBytes staging(device(), bytes.size());
@@ -150,7 +151,7 @@ class Contract : public ::testing::TestWithParam<ContractDevice> {
     stream().synchronize();
   }
 
-  /// What is at `source` after all work of stream().
+  /// The bytes at `source` after all work of stream().
   [[nodiscard]] std::vector<std::byte> download(const void* source, std::size_t bytes) const {
     if (bytes == 0) return {};
     PinnedBytes staging(device(), bytes);
@@ -169,7 +170,7 @@ inline std::string contract_name(const ::testing::TestParamInfo<ContractDevice>&
   return info.param.name;
 }
 
-/// Fails where the ranges differ, and says where first.
+/// Fails if the ranges differ, and says where they first do.
 inline ::testing::AssertionResult same_bytes(std::span<const std::byte> expected,
                                              std::span<const std::byte> actual) {
   const std::ptrdiff_t at = first_difference(expected, actual);

@@ -38,7 +38,7 @@ class CudaBackend : public CudaTest {
   [[nodiscard]] Backend& backend() const { return device_.backend(); }
   [[nodiscard]] StreamHandle stream() const { return stream_.native(); }
 
-  /// Copies something there and back.
+  /// Copies some bytes there and back.
   void expect_usable() {
     const auto bytes = random_bytes(kBytes, 7);
     std::vector<std::byte> back(kBytes, kPoison);
@@ -50,7 +50,7 @@ class CudaBackend : public CudaTest {
     EXPECT_EQ(first_difference(bytes, back), -1);
   }
 
-  /// One call of every entry that throws, by the driver's function which it rests on.
+  /// One call of every entry that throws, by the driver's function that it calls.
   [[nodiscard]] std::vector<std::pair<const char*, std::function<void()>>> calls() {
     Backend& b = backend();
     const StreamHandle s = stream();
@@ -109,7 +109,7 @@ class CudaBackend : public CudaTest {
   std::byte* memory_ = static_cast<std::byte*>(backend().device_allocate(kBytes));
   void* pinned_ = backend().host_allocate(kBytes);
   Page page_;
-  // Beyond what the copies reach: they may be under way while a call reads these.
+  // Beyond the bytes of the copies, which may be in flight while a call reads these.
   std::uint32_t* word_ = new (static_cast<std::byte*>(pinned_) + kBytes / 2) std::uint32_t(0);
   CopyPiece* piece_ =
       new (static_cast<std::byte*>(pinned_) + kBytes / 4) CopyPiece{memory_, memory_ + 32, 16};
@@ -333,7 +333,7 @@ TEST_F(CudaBackend, ReadOnlyPagesNeedReadOnlyRegistration) {
 }
 
 TEST_F(CudaBackend, UnmappedMemoryIsAnInvalidArgument) {
-  // At an address where the kernel puts nothing by itself: another thread could get a hole elsewhere.
+  // At an address that the kernel does not choose by itself: elsewhere another thread could get the hole.
   void* hole = mmap(reinterpret_cast<void*>(std::uintptr_t{1} << 30), kBytes, PROT_READ,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
   ASSERT_NE(hole, MAP_FAILED);

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-/// Our declarations of the driver's interface, compared with the vendor's where that is found.
+/// Compares our declarations of the driver's interface with the vendor's, if those are found.
 
 #if __has_include(<cudaTypedefs.h>)
 

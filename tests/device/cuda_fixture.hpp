@@ -14,8 +14,7 @@
 
 namespace penstock::testing {
 
-/// Tests of the cuda backend over the fake driver, which each finds as new, and leaves as new to other
-/// suites.
+/// Tests of the cuda backend over the fake driver, which is reset before and after each.
 class CudaTest : public ::testing::Test {
  protected:
   ~CudaTest() override { fake.reset(); }
@@ -31,8 +30,8 @@ class CudaTest : public ::testing::Test {
   FakeCuda fake{PENSTOCK_FAKE_DRIVER};
 };
 
-/// Another path to the fake driver. A driver that once came up is kept for good, by its path; so a test of
-/// one that does not come up needs a path of its own.
+/// Another path to the fake driver. A loaded driver is kept by its path until the process ends. A test of a
+/// driver that fails to load therefore needs a path of its own.
 class DriverLink {
  public:
   DriverLink() {

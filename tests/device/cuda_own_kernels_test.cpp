@@ -23,7 +23,7 @@ std::string fibers_are_no_threads() {
 
 }  // namespace
 
-/// The contract once more, over a driver which runs the source of the kernels themselves on the CPU.
+/// The contract again, over a driver that runs the kernels' own source on the CPU.
 INSTANTIATE_TEST_SUITE_P(
     FakeCudaOwnKernels, Contract,
     ::testing::Values(ContractDevice{

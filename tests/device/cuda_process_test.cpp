@@ -16,7 +16,7 @@ using CudaProcess = CudaTest;
 
 constexpr std::size_t kBytes = 1 << 20;
 
-/// What a child does, and how it ended; a child that hangs is ended by the alarm.
+/// Runs a function in a child, and says how the child ended. The alarm ends a child that hangs.
 template <typename Function>
 int in_child(Function&& function) {
   const pid_t child = ::fork();

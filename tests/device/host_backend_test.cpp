@@ -14,7 +14,7 @@
 #include <random>
 #include <thread>
 
-/// What the host device does beyond the contract: its strictness, its limits, its modelled link.
+/// The host device beyond the contract: its strictness, its limits, its modelled link.
 namespace penstock::testing {
 namespace {
 
@@ -24,7 +24,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Of the DeviceError that `call` throws.
+/// The name of the DeviceError that `call` throws.
 template <typename Call>
 std::string name_of_failure(Call&& call) {
   try {
@@ -110,7 +110,7 @@ TEST(HostBackend, KernelsMustStayInside) {
 }
 
 TEST(HostBackend, MemorySharesNoPageWithTheProgramsOwn) {
-  // A page that holds both, once locked for the program's part, would make device memory look pinned.
+  // If a page held both, locking the program's part would make device memory look pinned.
   const Device device = Device::open("host:memory=16MiB");
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   for (int i = 0; i < 20; ++i) {
@@ -153,7 +153,7 @@ TEST(HostBackend, BadPieceIsAFailureThatComesToLightLater) {
   constexpr std::size_t kBytes = 64;
   for (const char* bad :
        {"pageable source", "pageable target", "source that ends", "target that ends", "read-only target"}) {
-    // Late, so that nothing is done before somebody waits.
+    // Late, so that no work is done before somebody waits.
     const Device device = Device::open("host:memory=16MiB,late=1");
     Backend& backend = device.backend();
     const Stream stream = device.create_stream();

@@ -108,7 +108,7 @@ TEST(DeviceTest, InventoryPutsGpusFirst) {
 }
 #endif
 
-/// Something that a layer keeps for each device.
+/// State that a layer keeps for each device.
 struct Book {
   Book() { ++made, ++alive; }
   ~Book() { --alive; }

@@ -128,7 +128,8 @@ TEST(HostSignals, DoNotGoToTheDevicesThreads) {
   EXPECT_FALSE(is_blocked(SIGSEGV));
 }
 
-/// What is still open when a process ends. Never destroyed, and reachable, so that it is no leak.
+/// The objects that are still open when a process ends. Never destroyed; reachable, so that they are not
+/// leaks.
 struct LeftOpen {
   static constexpr std::size_t kBytes = std::size_t{8} << 20;
   static constexpr std::size_t kStreams = 3;

@@ -6,8 +6,8 @@
 #include <latch>
 #include <thread>
 
-/// The host device shows a forgotten wait: the late mode in the bytes, every time, and a build with the
-/// thread sanitizer as a report.
+/// The host device shows a forgotten wait. The late mode shows it in the bytes, every time; a build with the
+/// thread sanitizer reports it.
 namespace penstock::testing {
 namespace {
 
@@ -76,7 +76,7 @@ TEST_F(Late, DestroyedStreamFinishesUnasked) {
 }
 
 TEST_F(Late, WorkThatIsRightlyAheadIsNotPoisoned) {
-  // The slot's old bytes are still to be read when its next copy is enqueued, in order, on another stream.
+  // The slot's old bytes are not read yet when its next copy is enqueued, in order, on another stream.
   const auto next = random_bytes(kBytes, 4);
   PinnedBytes next_source(device, kBytes);
   PinnedBytes next_result(device, kBytes);
@@ -113,7 +113,7 @@ TEST_F(Late, WhatWasNeededOnceStaysNeeded) {
   Event early = device.create_event();
   Gate gate(device);
   {
-    // Needed to its end, now that nobody else can need its work.
+    // The destructor needs all of the stream's work, since nobody else can need it any more.
     const Stream doomed = device.create_stream();
     gate.hold(doomed);
     early.record(doomed);
@@ -230,14 +230,14 @@ TEST_F(Late, PiecesAreLateToo) {
 
 #else
 
-/// Looks at a byte behind the sanitizer's back: neither a race nor an order to it.
+/// Looks at a byte without the thread sanitizer noticing: neither a race nor an order to it.
 [[gnu::noinline]] __attribute__((no_sanitize("thread"))) bool has_arrived(const std::byte* at,
                                                                           std::byte value) {
   return *static_cast<const volatile std::byte*>(at) == value;
 }
 
-/// Enqueues a copy, lets it finish in every way but by a wait, and reads the destination. Other work on the
-/// same stream, before and after, must not hide the race.
+/// Enqueues a copy, lets it finish without a wait, and reads the destination. Other work on the same stream,
+/// before and after, must not hide the race.
 void consume(bool wait_first) {
   constexpr std::byte kValue{0x3C};
   const Device device = Device::open("host:memory=16MiB");

@@ -31,7 +31,7 @@ TEST(Topology, HostHasAtLeastOneOfEach) {
 }
 
 TEST(Topology, ProcessorsFollowTheAffinityMask) {
-  // In a child: the figure is cached for the life of a process, and may have been read in this one.
+  // In a child, since the figure is cached until the process ends, and this process may have read it.
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -92,7 +92,7 @@ TEST(Topology, PciDevicesOfThisMachineAgreeWithItsFiles) {
     const LinkInfo link = link_of_pci(id);
     EXPECT_EQ(link.width, width <= 32 ? width : 0) << id;
     EXPECT_LE(link.max_generation, 6u);
-    // The driver writes the domain with eight digits, and letters large.
+    // The driver writes the domain with eight digits, and capital letters.
     EXPECT_EQ(numa_node_of_pci("0000" + id), numa_node_of_pci(id));
   }
 }
@@ -125,7 +125,7 @@ TEST(Topology, BoundThreadRunsOnTheNodesProcessors) {
     for (unsigned processor = 0; processor < CPU_SETSIZE; ++processor) {
       if (CPU_ISSET(processor, &set)) bound.insert(processor);
     }
-    // A cpuset may leave this process fewer than the node has.
+    // A cpuset may leave this process fewer processors than the node has.
     EXPECT_TRUE(std::includes(wanted.begin(), wanted.end(), bound.begin(), bound.end()));
     EXPECT_FALSE(bound.empty());
   }).join();

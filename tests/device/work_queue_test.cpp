@@ -24,7 +24,7 @@ TEST(WorkQueue, BlocksGoRoundAndAreFreedOnce) {
 TEST(WorkQueue, BlocksGoRoundBetweenTwoThreads) {
   constexpr int kItems = 5000;
   WorkQueue<int> queue;
-  // Relaxed, so that nothing but the queue orders what the threads do with its blocks.
+  // Relaxed, so that only the queue orders the threads' accesses to its blocks.
   std::atomic<int> popped{0};
   std::thread consumer([&] {
     for (int item = 1; item <= kItems; ++item) {

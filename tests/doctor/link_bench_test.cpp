@@ -23,7 +23,7 @@ class LinkBenchTest : public ::testing::Test {
 };
 
 TEST_F(LinkBenchTest, HasTheSameBytesEverywhereFromTheStart) {
-  // A stream of its own is ordered by nothing but what the bench waited for.
+  // Only the bench's own waits order a separate stream.
   const Stream stream = device_.create_stream();
   stream.copy(bench_.pinned_target(), bench_.device_source(), kBytes, CopyDirection::d2h);
   stream.synchronize();

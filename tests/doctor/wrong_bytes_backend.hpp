@@ -9,8 +9,8 @@
 
 namespace penstock::testing {
 
-/// Wraps the host backend and harms the bytes of some copies: one byte is changed after the copy, or nothing
-/// is copied at all. Everything else passes through.
+/// Wraps the host backend and spoils some copies: it changes one byte after the copy, or does not copy at
+/// all. Everything else passes through.
 class WrongBytesBackend final : public Backend {
  public:
   enum class Harm { none, change, drop };

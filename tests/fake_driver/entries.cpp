@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-/// The driver's functions. Each starts with `begin`, which counts it and fails it where a test asked for
+/// The driver's functions. Each starts with `begin`, which counts the call, and fails it if a test asked for
 /// that.
 namespace fake_cuda {
 
@@ -29,7 +29,7 @@ using penstock::cuda::Uuid;
 
 using HostFunction = void (*)(void*);
 
-/// Plain, so that it is there for calls that static objects make at the end of the process.
+/// A plain type, so that it still works for calls of static objects at the end of the process.
 struct ContextStack {
   ContextState* contexts[64];
   std::size_t depth;
@@ -44,7 +44,7 @@ Context to_handle(ContextState* context) { return reinterpret_cast<Context>(cont
 
 Result begin(const char* function) { return script().enter(function); }
 
-// For calls that need a context: it must be there, and not have failed.
+// For calls that need a context, which must exist and not have failed.
 Result begin_in_context(const char* function) {
   if (const Result result = begin(function)) return result;
   if (current() == nullptr || !registry().is_live(current())) return kInvalidContext;
@@ -405,14 +405,15 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
 
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
 
-// Where copies read, or write, at an address of the host or of the devices; null where they would fail.
+// The address at which copies read, or write, for an address of the host or of the devices; null if they
+// fail.
 const void* copy_reads(Address address, std::size_t bytes) { return memory().find(address, bytes).host; }
 void* copy_writes(Address address, std::size_t bytes) {
   const Found found = memory().find(address, bytes);
   return found.kind == Kind::read_only ? nullptr : found.host;
 }
 
-// Copies when the stream gets there, if both ends are still what they were.
+// Copies when the stream comes to it, if both ends are still the same memory.
 std::function<Result()> copy_work(Address to, Address from, std::size_t bytes) {
   return [=] {
     void* const target = copy_writes(to, bytes);
@@ -629,7 +630,7 @@ struct Entry {
   void* function;
 };
 
-/// What penstock does not call, but other users of the driver do.
+/// Functions that penstock does not call, but other users of the driver do.
 #define FAKE_OTHER_ENTRIES(X) X(launch_host_func, cuLaunchHostFunc, 10000, (Stream, HostFunction, void*))
 
 const std::vector<Entry>& entries() {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <thread>
 
-/// The kernels as plain loops, one byte or element at a time: what the GPU's are compared with.
+/// The kernels as plain loops, one byte or element at a time, for comparison with the GPU's.
 namespace fake_cuda {
 
 namespace {
@@ -30,14 +30,14 @@ T load(const void* at) {
 
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
 
-/// Of the kernels' parameters: what the host reads where a kernel reads `count` values at `data`; null where
-/// that would fault.
+/// The address at which the host reads the `count` values that a kernel reads at `data`; null if a kernel
+/// would fault.
 template <typename T>
 const char* reads(const T* data, std::uint64_t count) {
   return static_cast<const char*>(memory().kernel_reads(address_of(data), count * sizeof(T)));
 }
 
-// A GPU takes values of up to 16 bytes only where their address is a multiple of their size.
+// A GPU accesses values of up to 16 bytes only at multiples of their size.
 bool is_aligned(const void* data, std::uint64_t bytes) { return address_of(data) % bytes == 0; }
 
 Result copy_pieces(const CopyPiecesArguments& a) {
@@ -55,8 +55,8 @@ Result copy_pieces(const CopyPiecesArguments& a) {
   return kSuccess;
 }
 
-// Calls `with_row(where its result goes, where the source's row lies or null)` for each gathered row. Ends of
-// rows are multiples of `from_unit` and `to_unit` bytes.
+// Calls `with_row(destination, source or null)` for each gathered row. Ends of rows are multiples of
+// `from_unit` and `to_unit` bytes.
 template <typename Arguments, typename WithRow>
 Result for_rows(const Arguments& a, std::uint64_t from_unit, std::uint64_t to_unit, std::uint64_t row_bytes,
                 std::uint64_t out_bytes, WithRow&& with_row) {

@@ -105,7 +105,7 @@ Script::WorkPlan Script::plan_work(const char* function) {
 
 namespace {
 
-// Whether all of the range is mapped for reading, and for writing too unless `read_only`.
+// True if all of the range is mapped for reading, and also for writing unless `read_only`.
 bool is_mapped(Address begin, std::size_t bytes, bool read_only) {
   std::ifstream maps("/proc/self/maps");
   std::string line;
@@ -121,8 +121,8 @@ bool is_mapped(Address begin, std::size_t bytes, bool read_only) {
   return reached >= begin + bytes;
 }
 
-// A kernel may read all of an aligned chunk of which it needs a byte; on a GPU it stays within the page. And
-// a GPU's memory shares no page with the program's, which may be locked.
+// A kernel may read all of an aligned chunk of which it needs a byte; on a GPU that stays within the page. A
+// GPU's memory also does not share a page with the program's, which may be locked.
 constexpr std::size_t kPage = 4096;
 std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -380,7 +380,7 @@ Result Registry::release(int device) {
     if (--found->second->retained != 0) return kSuccess;
     context = found->second.get();
   }
-  // What is queued in a context that goes away is never done.
+  // Work queued in a context that is destroyed is never done.
   Result none = kSuccess;
   context->failure.compare_exchange_strong(none, kContextIsDestroyed);
   context->wait_idle();

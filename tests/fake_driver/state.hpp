@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-/// What the fake driver knows. One object of each kind, never destroyed: calls may come until the process is
-/// gone.
+/// The state of the fake driver. There is one object of each kind, which is never destroyed: calls may come
+/// until the process ends.
 namespace fake_cuda {
 
 using penstock::cuda::Address;
@@ -43,7 +43,7 @@ inline constexpr Result kAlreadyRegistered = 712;
 inline constexpr Result kNotRegistered = 713;
 inline constexpr Result kNotSupported = 801;
 
-/// What tests ask for: failures, delays, sizes; and what they count.
+/// The failures, delays and sizes that tests ask for, and the calls that they count.
 class Script {
  public:
   void reset();
@@ -53,7 +53,7 @@ class Script {
   void delay_work(const char* function, long long nanoseconds);
   [[nodiscard]] long calls(const char* function);
 
-  /// At the start of every call: counts, waits, and says whether it is to fail.
+  /// Called at the start of every call. Counts it, waits, and gives the failure that a test asked for.
   [[nodiscard]] Result enter(const char* function);
 
   struct WorkPlan {
@@ -98,15 +98,15 @@ Script& script();
 
 enum class Kind { none, device, registered, read_only, allocated };
 
-/// How far above its host address the devices see registered memory: past every address of the host, and the
-/// same for all of them.
+/// Devices see registered memory this far above its host address: past every address of the host, and the
+/// same for all devices.
 inline constexpr Address kMappedAbove = Address{1} << 56;
 
-/// What lies at an address.
+/// The memory at an address.
 struct Found {
   Kind kind = Kind::none;
-  void* host = nullptr;  ///< where the fake driver itself reaches it
-  Address device = 0;    ///< where kernels reach it; 0: nowhere
+  void* host = nullptr;  ///< its address for the fake driver itself
+  Address device = 0;    ///< its address for kernels; 0: none
 };
 
 /// Device memory and locked host memory by address. Registered memory has another address on the devices than
@@ -120,15 +120,15 @@ class Memory {
   Result add_registered(int device, void* data, std::size_t bytes, unsigned flags);
   Result remove_registered(void* data);
 
-  /// What all of [address, address + bytes) is, by its address on the host or on the devices; nothing where
-  /// it is not all of one range.
+  /// The memory of [address, address + bytes), by its address on the host or on the devices. Nothing if it is
+  /// not all of one range.
   [[nodiscard]] Found find(Address address, std::size_t bytes = 1);
-  /// The same as `device` sees it: memory locked for another device alone is nothing to it.
+  /// The same for `device`, which does not see memory that is locked only for another device.
   [[nodiscard]] Found find_for(int device, Address address);
   [[nodiscard]] Kind kind(Address address, std::size_t bytes = 1) { return find(address, bytes).kind; }
 
-  /// Where the fake driver reads, or writes, what kernels know as [address, address + bytes); null where they
-  /// would fault.
+  /// The address at which the fake driver reads, or writes, the kernels' [address, address + bytes); null if
+  /// a kernel would fault.
   [[nodiscard]] const void* kernel_reads(Address address, std::size_t bytes);
   [[nodiscard]] void* kernel_writes(Address address, std::size_t bytes);
 
@@ -180,9 +180,9 @@ class Queue : public std::enable_shared_from_this<Queue> {
   Queue(ContextState& context, StreamTraits traits) : context_(context), traits_(traits) {}
   static std::shared_ptr<Queue> start(ContextState& context, StreamTraits traits);
 
-  /// Runs `work` behind what is queued. Once the context has failed, `work` is dropped, unless `always`.
+  /// Runs `work` after the queued work. Once the context has failed, drops `work`, unless `always`.
   void push(const char* function, std::function<Result()> work, bool always = false);
-  /// A mark behind all that is queued.
+  /// A mark after all queued work.
   std::shared_ptr<Mark> mark();
   /// Holds back later work until `mark` is done.
   void wait_for(std::shared_ptr<Mark> mark);
@@ -209,7 +209,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   bool closed_ = false;
 };
 
-/// What a record of an event marks.
+/// The mark that recording an event makes.
 struct Mark {
   std::mutex mutex;
   std::condition_variable changed;
@@ -264,8 +264,8 @@ class Registry {
   Table<ModuleState> modules;
   Table<FunctionState> functions;
 
-  /// The stream of `handle`, the context's default one for null, for work that is queued next; null where
-  /// there is none such. The default stream and those that block on it wait for each other's work.
+  /// The stream of `handle`, or the context's default stream for null, for queuing work. Null if there is no
+  /// such stream. The default stream and the streams that block on it wait for each other's work.
   std::shared_ptr<Queue> stream_for_work(void* handle, ContextState& context);
   /// The same to ask for its state.
   std::shared_ptr<Queue> stream(void* handle, ContextState& context);
@@ -277,8 +277,8 @@ class Registry {
 
 Registry& registry();
 
-/// Runs the kernel `name` on the calling thread. Returns an illegal address where the GPU would fault. There
-/// are two: plain loops (kernels.cpp), and the source of the kernels themselves (own_kernels/).
+/// Runs the kernel `name` on the calling thread. Returns an illegal address if a GPU would fault. There are
+/// two implementations: plain loops (kernels.cpp), and the kernels' own source (own_kernels/).
 Result run_kernel(const std::string& name, const void* arguments, unsigned blocks);
 
 /// Bytes of the kernel's parameter; 0 for a kernel that is not known.

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-/// What the account says about a feed whose figures are known.
+/// The account of a feed whose figures are known.
 namespace penstock::testing {
 namespace {
 
@@ -179,8 +179,8 @@ TEST_P(LoaderAccount, BatchesGoUntimedWhereTheDeviceLags) {
 }
 
 /// A link of known speed. All batches are asked for before the first crosses it, or cross it before the
-/// consumer comes to the first: no thread of the host then has a part in the times. Margins are wide, for
-/// what is checked is which of two figures is many times the other.
+/// consumer comes to the first, so that threads of the host have no part in the times. Margins are wide: the
+/// tests check which of two figures is many times the other.
 class LoaderLink : public ::testing::Test {
  protected:
   static constexpr std::size_t kBytes = 64 << 10;

@@ -37,7 +37,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Whether `body` returns true in a child, which is ended where it hangs.
+/// True if `body` returns true in a child. A child that hangs is ended.
 [[maybe_unused]] bool succeeds_in_child(auto&& body) {
   const pid_t child = fork();
   if (child == 0) {

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-/// What is still under way of a batch, or of resident rows, that failed half-way.
+/// Copies still in flight of a batch, or of resident samples, that failed half-way.
 namespace penstock::testing {
 namespace {
 
@@ -56,7 +56,7 @@ class LoaderFailedBatch : public FaultyLoaderTest {
     });
     loader.emplace(dataset_, *faulty_device_, options());
     while (!fails) std::this_thread::yield();
-    // Who asks records an event, too: that one is not to fail.
+    // The request records an event too, which must not fail.
     auto told = std::async(std::launch::async,
                            [&] { EXPECT_THROW(static_cast<void>(loader->next(*stream_)), DeviceError); });
     const auto is_told = [&] { return told.wait_for(0s) == std::future_status::ready; };
@@ -111,7 +111,7 @@ TEST_P(LoaderFailedBatch, ItsSlotGoesBackWhileAnotherIsLetGo) {
   roomy.device_budget_bytes = 6 * kSlotBytes;
   Loader loader(dataset_, *faulty_device_, roomy);
   auto held = loader.next(*stream_);
-  // Relaxed, so that nothing but the ring's lock orders what the threads do with its slots.
+  // Relaxed, so that only the ring's lock orders the threads' accesses to its slots.
   std::atomic<bool> fails{false};
   std::atomic<bool> let_go{false};
   faulty_->fail(Entry::gather, 1, 1, [&] {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-/// What goes wrong in a stage, in a dataset and on a device, and how a consumer learns of it.
+/// Failures of a stage, of a dataset and of a device, and how a consumer learns of them.
 namespace penstock::testing {
 namespace {
 
@@ -34,7 +34,7 @@ std::string message_of(auto&& call) {
 
 class LoaderFaults : public FaultyLoaderTest {
  protected:
-  /// `plain` out of a function that calls `before` for each sample.
+  /// `plain`, read by a function that calls `before` for each sample.
   static Dataset with(const Dataset& plain, std::function<void(std::uint64_t)> before) {
     return Dataset({read_callback(plain.field(0), plain.sample_count(),
                                   [plain, before](std::uint64_t index, std::span<std::byte> out) {
@@ -287,14 +287,14 @@ TEST_P(LoaderFaults, ADeviceThatFailsForGoodCanBeLeft) {
                       {.batch_size = 8, .residency = Residency::parse(way.residency), .gather = way.gather});
         if (resident_first) static_cast<void>(loader.next(*stream_));
         for (std::size_t e = 0; e <= static_cast<std::size_t>(Entry::last_); ++e) {
-          // The decorated device works on, so that its memory must not go while it does.
+          // The decorated device goes on working, so its memory must stay meanwhile.
           if (static_cast<Entry>(e) == Entry::stream_synchronize) continue;
           faulty_->fail(static_cast<Entry>(e), 1, FaultyBackend::kForever);
         }
         EXPECT_THROW(for (int i = 0; i < 100; ++i) static_cast<void>(loader.next(*stream_)), DeviceError);
       }
       faulty_->heal();
-      // Pools keep locked memory of which the device could not say that it is done with it.
+      // If the device could not say that it is done with locked memory, the pool keeps it.
       EXPECT_EQ(faulty_->live().streams, 0U) << way;
       EXPECT_EQ(faulty_->live().events, 0U) << way;
       EXPECT_EQ(faulty_->live().device_allocations, 0U) << way;

@@ -8,8 +8,8 @@
 
 namespace penstock::testing {
 
-/// The suite's device behind a decorator that fails and delays what it is told to, counts calls, and knows
-/// what is alive. Loaders are made on `faulty_device_`.
+/// The suite's device behind a decorator that fails and delays chosen calls, counts calls, and knows which
+/// handles are alive. Loaders are made on `faulty_device_`.
 class FaultyLoaderTest : public LoaderTest {
  protected:
   void SetUp() override {
@@ -23,7 +23,7 @@ class FaultyLoaderTest : public LoaderTest {
   std::optional<Device> faulty_device_;
 };
 
-/// How a loader can bring batches together, for tests that go through all of it.
+/// A way in which a loader can gather batches, for tests of all ways.
 struct Way {
   GatherPath gather = GatherPath::host;
   const char* residency = "none";

@@ -9,7 +9,8 @@
 #include <optional>
 #include <string>
 
-/// Samples that the copy engines bring, and what lands on the device before a kernel takes it on.
+/// Samples that the copy engines fetch, and staging buffers on the device, from which a kernel writes the
+/// slot.
 namespace penstock::testing {
 namespace {
 
@@ -161,7 +162,7 @@ TEST_P(LoaderLanding, WhatFallsBackDoesAsTheLinkProfileSays) {
 TEST_P(LoaderLanding, WithoutMemoryToLandItGoesOnWithLess) {
   const Dataset memory = pictures(kLarge);
   const Dataset dataset({as_callback(memory.reader(0)), memory.reader(1)});
-  // What the budget allows and the device does not have.
+  // The budget allows memory that the device does not have.
   faulty_->fail(Entry::device_allocate, 1, 1, [] { throw OutOfMemory("a device", 1, 1, 0); });
   Loader loader(dataset, *faulty_device_, scaled("none", GatherPath::automatic));
   const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
@@ -180,7 +181,8 @@ TEST_P(LoaderLanding, PartialResidencyLeavesRoomToLand) {
     expect_scaled(dataset, read_epoch(loader));
     EXPECT_GT(loader.stats().resident_bytes, 100 * kLarge);
   }
-  // Hardly more than what lands takes: residency goes first, but where the copy engines were asked for.
+  // Hardly more memory than the staging buffers take. Residency goes first, unless the copy engines were
+  // asked for.
   for (const GatherPath gather : {GatherPath::automatic, GatherPath::copy_engine}) {
     LoaderOptions options = scaled("auto", gather);
     options.device_budget_bytes = kRing + kLanding + 4 * kLarge;

@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-/// Slots of the ring: who has them, for how long, and what there is when none is left.
+/// Slots of the ring: who has them, for how long, and what happens when none is left.
 namespace penstock::testing {
 namespace {
 
@@ -44,7 +44,7 @@ class LoaderLeases : public FaultyLoaderTest {
     return batches;
   }
 
-  /// The bytes are those that the batch says it holds; it is left as it is.
+  /// Expects the bytes of the samples that the batch claims to hold. Leaves it as it is.
   void expect_intact(const DeviceBatch& batch) {
     const DeviceField& field = batch.field("x");
     const Buffer pinned = pinned_->allocate(field.bytes);

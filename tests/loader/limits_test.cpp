@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-/// Memory that does not suffice, and options that cannot mean anything.
+/// Too little memory, and options without meaning.
 namespace penstock::testing {
 namespace {
 
@@ -114,7 +114,7 @@ TEST_P(LoaderLimits, AutomaticResidencyTakesWhatFitsAnyBudget) {
 }
 
 TEST_P(LoaderLimits, WhatIsResidentAndTheRingShareAnyBudget) {
-  // Fields of any size beside each other, none of which may leave the ring short of a slot.
+  // Fields of any size side by side. None of them may leave the ring short of a slot.
   std::mt19937_64 random(4);
   for (int i = 0; i < 25; ++i) {
     const std::size_t samples = 20 + random() % 80;

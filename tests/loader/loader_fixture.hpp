@@ -33,7 +33,7 @@ inline FieldReaderPtr random_field(std::string name, DType dtype, Shape shape, s
   return read_array(std::move(field), random_bytes(bytes, seed));
 }
 
-/// The same samples out of a function, which the device cannot read.
+/// The same samples from a function, which the device cannot read.
 inline FieldReaderPtr as_callback(const FieldReaderPtr& reader) {
   return read_callback(reader->field(), reader->sample_count(),
                        [reader](std::uint64_t index, std::span<std::byte> destination) {
@@ -42,7 +42,7 @@ inline FieldReaderPtr as_callback(const FieldReaderPtr& reader) {
                        });
 }
 
-/// A batch as the host sees it: which samples it says it holds, and the bytes of each field.
+/// A batch on the host: the samples that it claims to hold, and the bytes of each field.
 struct HostBatch {
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;
@@ -60,7 +60,7 @@ class LoaderTest : public ::testing::TestWithParam<DeviceCase> {
     pinned_.emplace(make_pinned_pool(*device_, {.segment_bytes = std::size_t{1} << 20}));
   }
 
-  /// Copies the batch out on `stream`, and poisons it there: what a slot keeps from before is seen.
+  /// Copies the batch out on `stream`, and then poisons it, so that old bytes in a slot would show.
   HostBatch read(const DeviceBatch& batch, const Stream& stream) {
     HostBatch result{
         .epoch = batch.epoch(), .index = batch.index(), .indices = batch.indices(), .fields = {}};
@@ -76,7 +76,7 @@ class LoaderTest : public ::testing::TestWithParam<DeviceCase> {
   }
   HostBatch read(const DeviceBatch& batch) { return read(batch, *stream_); }
 
-  /// Work that waits for a stream that is held back is not done, however long it is given.
+  /// False for work that waits for a stream that is held back, however long one waits.
   static bool is_done_soon(const Stream& stream) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
     while (!stream.query()) {
@@ -86,7 +86,7 @@ class LoaderTest : public ::testing::TestWithParam<DeviceCase> {
     return true;
   }
 
-  /// All that an epoch still holds.
+  /// The rest of the epoch.
   std::vector<HostBatch> read_epoch(Loader& loader) {
     std::vector<HostBatch> batches;
     while (const auto batch = loader.next(*stream_)) batches.push_back(read(*batch));
@@ -100,7 +100,7 @@ class LoaderTest : public ::testing::TestWithParam<DeviceCase> {
     return indices;
   }
 
-  /// Each batch holds, as stored, the samples that it says it holds.
+  /// Expects each batch to hold, as stored, the samples that it claims to hold.
   static void expect_stored(const Dataset& dataset, const std::vector<HostBatch>& batches) {
     for (const HostBatch& batch : batches) expect_stored(dataset, batch);
   }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-/// What batches hold, in every way that they can be brought together.
+/// The bytes of batches, gathered in every way.
 namespace penstock::testing {
 namespace {
 

@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-/// Who waits for whom. A consumer's stream that is held back holds back what has to wait for it, however late
-/// it is opened.
+/// Who waits for whom. If a consumer's stream is held back, all work that must wait for it is held back too,
+/// however late the stream goes on.
 namespace penstock::testing {
 namespace {
 
@@ -21,8 +21,8 @@ class LoaderOrder : public FaultyLoaderTest {
  protected:
   DeviceBatch take(Loader& loader, const Stream& stream) { return std::move(*loader.next(stream)); }
 
-  /// At the beginning of an epoch, with all that is resident in its place: what moves it there gives locked
-  /// memory back, which waits for all streams.
+  /// A loader at the beginning of an epoch, with all resident samples moved. Moving them gives locked memory
+  /// back, which waits for all streams.
   Loader settled_loader(const Way& way, std::size_t depth) {
     Loader loader(dataset_, *device_,
                   {.batch_size = kBatch,
@@ -61,7 +61,7 @@ TEST_P(LoaderOrder, EveryStreamOfABatchWaitsForIt) {
     std::byte* const slot = take(loader, gated.stream()).field(0).data;
     const DeviceBatch second = take(loader, *stream_);
     const DeviceBatch third = take(loader, *stream_);
-    // The fourth lies in the first one's slot, so that it is held back.
+    // The fourth batch lies in the first one's slot, so it is held back.
     DeviceBatch batch = take(loader, *stream_);
     ASSERT_EQ(batch.field(0).data, slot);
     batch.use_on(other);

@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-/// Which samples come, in which order, across interruptions and world sizes.
+/// The samples and their order, across interruptions and world sizes.
 namespace penstock::testing {
 namespace {
 

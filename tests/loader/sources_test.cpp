@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-/// Where the device reads samples, and what that does to memory beside them.
+/// Where the device reads samples, and its effect on memory beside them.
 namespace penstock::testing {
 namespace {
 
@@ -35,7 +35,7 @@ class LoaderSources : public FaultyLoaderTest {
                                known ? array() : std::span<const std::byte>())});
   }
 
-  /// A transfer of another library, which looks at nothing but where memory begins.
+  /// A transfer of another library, which looks only at the first byte of the memory.
   void expect_plain_copy(std::span<const std::byte> source) {
     const Buffer there = make_device_pool(*device_).allocate(source.size());
     ASSERT_NO_THROW(stream_->copy(there.data(), source.data(), source.size(), CopyDirection::h2d));

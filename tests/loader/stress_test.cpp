@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-/// Random feeds with random faults, each batch's every byte checked.
+/// Random feeds with random faults. Every byte of each batch is checked.
 namespace penstock::testing {
 namespace {
 
@@ -37,7 +37,7 @@ class LoaderStress : public FaultyLoaderTest {
  protected:
   static constexpr std::uint64_t kSamples = 97;
 
-  /// The fields as they are, or out of functions that are slow and sometimes fail.
+  /// The fields as they are, or read by functions that are slow and sometimes fail.
   Dataset disguised(Random& random) {
     std::vector<FieldReaderPtr> readers;
     for (std::size_t f = 0; f < plain_.field_count(); ++f) {

@@ -7,7 +7,7 @@
 
 namespace penstock::testing {
 
-/// Opens the device of the case, and skips where there is none.
+/// Opens the device of the case. Skips the test if there is none.
 class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
  protected:
   void SetUp() override {

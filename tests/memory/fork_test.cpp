@@ -29,7 +29,7 @@ using testing::DeviceTest;
 using testing::Mapping;
 using testing::says_forked;
 
-// Runs `body` in a forked child; true when it returned true. A child that hangs is ended by its alarm.
+// Runs `body` in a forked child. True if it returned true. An alarm ends a child that hangs.
 template <typename Body>
 bool succeeds_in_child(Body&& body) {
   const pid_t child = fork();

@@ -9,7 +9,7 @@
 
 namespace penstock::testing {
 
-/// Pages that hold nothing else, with whatever protection; unmapped at the end.
+/// Pages of their own, with any protection; unmapped at the end.
 class Mapping {
  public:
   explicit Mapping(std::size_t pages, int protection = PROT_READ | PROT_WRITE, int file = -1)

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using testing::HeapResource;
 using testing::HookedResource;
 
-// A pool over counted ordinary memory: what Pool does without a device's help.
+// A pool over counted ordinary memory, without a device's help.
 class PoolTest : public ::testing::Test {
  protected:
   Pool make_pool(PoolOptions options) { return Pool(device_, upstream_, options, "test pool"); }

@@ -47,7 +47,7 @@ bool ends(std::future<T>& future) {
   return future.wait_for(kNever) == std::future_status::ready;
 }
 
-// Reuse that waits for a stream. The pool's memory is ordinary here, since no work of the device touches it;
+// Reuse that waits for a stream. The pool's memory is ordinary, since no work of the device touches it.
 // DataTest below moves bytes.
 class ReleaseTest : public DeviceTest {
  protected:
@@ -372,7 +372,7 @@ TEST_P(ReleaseFaultTest, DestructionSwallowsFailures) {
   EXPECT_EQ(backend_->live().events, 0u);
 }
 
-// What the gate is for: bytes that the device still reads or writes.
+// The same with bytes that the device still reads or writes.
 class DataTest : public DeviceTest {
  protected:
   static std::vector<std::byte> noise(std::size_t bytes, unsigned seed) {

@@ -27,7 +27,7 @@ std::atomic<int> refusals{0};
 
 }  // namespace
 
-/// Stands before the C library's: the next `refusals` requests for pages end with `refusal`.
+/// Replaces the C library's madvise: the next `refusals` requests for pages fail with `refusal`.
 extern "C" int madvise(void* data, std::size_t bytes, int advice) noexcept {
   if (advice == kPopulateWrite && refusals.fetch_sub(1) > 0) {
     errno = refusal;
@@ -39,7 +39,7 @@ extern "C" int madvise(void* data, std::size_t bytes, int advice) noexcept {
 namespace penstock {
 namespace {
 
-/// What the kernel answers who asks for pages.
+/// Tests the kernel's answers to requests for pages.
 class TouchTest : public ::testing::Test {
  protected:
   void TearDown() override { refusals = 0; }

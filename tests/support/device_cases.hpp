@@ -30,7 +30,7 @@ inline std::vector<DeviceCase> device_cases() {
   };
 }
 
-/// Nullopt where the case needs a GPU and there is none.
+/// Nullopt if the case needs a GPU and there is none.
 inline std::optional<Device> open_or_skip(const DeviceCase& device) {
   try {
     return device.open();

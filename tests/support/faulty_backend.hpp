@@ -52,7 +52,7 @@ enum class Entry : std::size_t {
   last_ = fill_order,
 };
 
-/// What was made through a FaultyBackend and not given back.
+/// Handles that were made through a FaultyBackend and not given back.
 struct LiveHandles {
   std::size_t streams = 0;
   std::size_t events = 0;
@@ -98,7 +98,7 @@ class FaultyBackend final : public Backend {
     plans_[index(entry)].delay = time;
   }
 
-  /// Times between events become so many times as long.
+  /// Multiplies the times between events.
   void set_clock_rate(double rate) { clock_rate_ = rate; }
 
   /// The stream of the next `copy` first waits until `word`, in locked memory, is 1.
@@ -122,9 +122,9 @@ class FaultyBackend final : public Backend {
   }
 
   const DeviceInfo& info() const noexcept override { return info_; }
-  /// Before the first use.
+  /// Call it before the first use.
   void claim_batched_copies(bool claimed) { info_.batched_copies = claimed; }
-  /// Before whoever reads the figures is made.
+  /// Call it before making anything that reads the figures.
   void tune(const DeviceTuning& tuning) { info_.tuning = tuning; }
   DeviceMemory memory() const override {
     enter(Entry::memory);

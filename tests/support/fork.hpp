@@ -6,7 +6,7 @@
 
 namespace penstock::testing {
 
-/// True where the call is refused because the process was forked.
+/// True if the call is refused because the process was forked.
 template <typename Call>
 bool says_forked(Call&& call) {
   try {

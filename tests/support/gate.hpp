@@ -7,8 +7,8 @@
 
 namespace penstock::testing {
 
-/// Holds a stream's later work back until `open`. Opens itself at the end and waits for the stream, so that
-/// nothing can hang on it.
+/// Holds a stream's later work back until `open`. Its destructor opens it and waits for the stream, so that
+/// nothing hangs.
 class Gate {
  public:
   /// The stream outlives the gate.
@@ -31,7 +31,7 @@ class Gate {
   Gate& operator=(const Gate&) = delete;
 
   void open() { std::atomic_ref(*word_).store(1); }
-  /// 1 once it is open, for other streams to wait for.
+  /// Other streams may wait for it: it becomes 1 when the gate opens.
   [[nodiscard]] std::uint32_t* word() const { return word_; }
 
  private:

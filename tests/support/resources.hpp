@@ -15,8 +15,8 @@
 
 namespace penstock::testing {
 
-/// Ordinary memory that passes for any kind. What was not given back is freed with the resource, so that a
-/// test of a deliberate leak leaks nothing.
+/// Ordinary memory that claims to be any kind. The resource frees memory that was not given back, so that a
+/// test of a deliberate leak does not leak.
 class HeapResource final : public MemoryResource {
  public:
   explicit HeapResource(MemoryKind kind = MemoryKind::pageable) : kind_(kind) {}
@@ -48,7 +48,7 @@ class HeapResource final : public MemoryResource {
   std::map<void*, std::size_t> live_;
 };
 
-/// Counts what passes, and notes memory that comes back with other figures than it left with.
+/// Counts calls and bytes, and notes memory that comes back with other figures than it left with.
 class CountingResource final : public MemoryResource {
  public:
   explicit CountingResource(std::shared_ptr<MemoryResource> upstream) : upstream_(std::move(upstream)) {}

@@ -20,8 +20,7 @@
 
 namespace penstock::testing {
 
-/// Where threads stay until they are let go; those that come later pass. The end waits for who is still
-/// inside.
+/// Holds threads until they are released. Later threads pass. The destructor waits for the threads inside.
 class Hold {
  public:
   Hold() = default;
@@ -61,7 +60,7 @@ class Hold {
   bool open_ = false;
 };
 
-/// Whether a thread of this process sleeps now.
+/// True if this thread of the process sleeps now.
 inline bool is_asleep(pid_t thread) {
   std::string text;
   std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/stat"), text);
@@ -91,7 +90,7 @@ inline std::set<pid_t> live_threads() {
   return threads;
 }
 
-/// The threads that were started since this was made, whatever becomes of older ones meanwhile.
+/// The threads that were started since this object was made, whatever happens to older ones.
 class StartedThreads {
  public:
   [[nodiscard]] std::set<pid_t> get() const {
@@ -134,8 +133,8 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  /// Blocks until the thread has ended or waits for another: it was asleep at many looks on end, or it spins,
-  /// as drivers do.
+  /// Blocks until the thread has ended or waits for another one. It waits if it was asleep at many looks in a
+  /// row, or spins as drivers do.
   void wait_until_stuck() {
     constexpr double kSpinningSeconds = 0.2;
     const double begin = processor_seconds();
@@ -149,7 +148,7 @@ class Background {
   void join() { thread_.join(); }
 
  private:
-  /// What the thread has worked so far; 0 where it has ended.
+  /// Processor time of the thread so far; 0 if it has ended.
   [[nodiscard]] double processor_seconds() {
     clockid_t clock{};
     timespec time{};

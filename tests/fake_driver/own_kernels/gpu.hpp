@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-/// Enough of a GPU to run the kernels' source on a CPU: every thread of a block is a fiber, and the
-/// operations of a warp are where they wait for one another. Blocks run one by one. What it shows: the
-/// kernels' indices, alignment, conversions and reach. What it cannot show: races within a warp, and speed.
+/// Enough of a GPU to run the kernels' source on a CPU. Every thread of a block is a fiber, and the threads
+/// of a warp wait for each other at the warp's operations. Blocks run one by one. This tests the kernels'
+/// indices, alignment, conversions and reach. It cannot test races within a warp, or speed.
 namespace gpu {
 
 struct Index {

@@ -9,7 +9,7 @@
 
 namespace penstock::cuda {
 
-// What the GPU's instructions do, from the definition of the format.
+// The GPU's instructions, by the definition of the format.
 inline float half_to_float(unsigned bits) {
   const float sign = bits >> 15 != 0 ? -1.0F : 1.0F;
   const int exponent = static_cast<int>(bits >> 10 & 31);
@@ -60,7 +60,7 @@ constexpr Kernel<GatherWidenArguments> kWidenings[] = {
 
 constexpr Kernel<FillOrderArguments> kOrders[] = {{"penstock_fill_order", penstock_fill_order}};
 
-/// The kernels run on the CPU: what they are given as addresses of a GPU becomes what the host knows them as.
+/// The kernels run on the CPU, so addresses of a GPU in their arguments become addresses of the host.
 template <typename T>
 void to_host(T*& data) {
   if (data == nullptr) return;
