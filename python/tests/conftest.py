@@ -3,8 +3,8 @@ import pytest
 
 from support import gpu
 
-# host:late=1 poisons destinations when a copy is enqueued and writes them as late as ordering allows: a forgotten wait
-# becomes wrong bytes.
+# host:late=1 poisons destinations when a copy is enqueued and writes them as late as ordering allows. A forgotten wait
+# then gives wrong bytes.
 DEVICES = [
     "host",
     "host:late=1",

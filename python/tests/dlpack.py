@@ -1,4 +1,4 @@
-"""DLPack by hand: a library that takes arrays and gives them, as far as tests need one."""
+"""DLPack by hand: a library that takes and gives arrays, for tests."""
 
 import ctypes
 import math
@@ -53,7 +53,7 @@ _rename.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class Taken:
-    """The array of a capsule, whose memory it lets go of at its end."""
+    """The array of a capsule. It releases the capsule's memory when it is deleted."""
 
     def __init__(self, capsule):
         versioned = bool(_is_valid(id(capsule), b"dltensor_versioned"))

@@ -1,4 +1,4 @@
-"""Tests over the fake driver of the C++ tests: its script, and what another library on the device would do.
+"""Tests over the fake driver of the C++ tests: its script, and the calls of another library on the device.
 
 A test marked by `over_the_fake_driver` runs in another process, where the driver that penstock finds is the fake one:
 PENSTOCK_FAKE_DRIVER names that library (tools/python.sh sets it to the one that the C++ tests have built).
@@ -21,8 +21,8 @@ import pytest
 LIBRARY = os.environ.get("PENSTOCK_FAKE_DRIVER", "")
 PATIENCE_S = 60
 
-# Bytes of small and large arrays; and of one that staging memory does not hold, so that a part of it is not with the
-# driver yet when it was sent.
+# Bytes of small and large arrays, and of one that does not fit staging memory: when it was sent, the driver does not
+# have all of it yet.
 SMALL, LARGE, ENDLESS = 1000, 3 << 20, 24 << 20
 SIZES = pytest.mark.parametrize("count", [SMALL, LARGE])
 GATHERS = pytest.mark.parametrize("gather", ["host", "zero-copy", "copy-engine"])
@@ -47,7 +47,7 @@ def folder() -> tempfile.TemporaryDirectory:
 
 
 def over_the_fake_driver(test=None, *, torch=False):
-    """Runs the test in another process; with `torch`, in one where PyTorch is imported, that is, its stand-in."""
+    """Runs the test in another process. With `torch`, PyTorch's stand-in is imported there."""
     if test is None:
         return functools.partial(over_the_fake_driver, torch=torch)
 
@@ -82,7 +82,7 @@ class Worker:
             pytest.fail(failure, pytrace=False)
 
     def _end(self, why):
-        """Says how it came to an end; the next test has a new process."""
+        """Says how the process ended; the next test has a new process."""
         self._process.kill()
         self._process.join()
         _worker.cache_clear()
@@ -145,7 +145,7 @@ class Driver:
         assert result == 0, f"{name}: {result}"
 
     def delay_copies(self, nanoseconds=LATE_NS):
-        """Makes copies to the device start late: whoever does not wait for them finds other bytes."""
+        """Makes copies to the device start late. A consumer that does not wait for them finds other bytes."""
         for function in ("cuMemcpyHtoDAsync", "cuMemcpyBatchAsync", "cuLaunchKernel"):
             self.delay_work(function, nanoseconds)
 
@@ -171,7 +171,7 @@ class Driver:
         return address.value
 
     def read(self, stream, address, count):
-        """Queues a copy out of device memory; the bytes are those that it finds when its turn comes."""
+        """Queues a copy from device memory. It copies the bytes that are there when its turn comes."""
         host = self.allocate_host(count)
         self.call(
             *("cuMemcpyDtoHAsync", ctypes.c_void_p(host), ctypes.c_ulonglong(address)),

@@ -1,4 +1,4 @@
-"""Stands in for PyTorch on the fake driver: what penstock asks of it, with streams and an allocator like its own.
+"""Stands in for PyTorch on the fake driver: the functions that penstock uses, with similar streams and allocator.
 
 As PyTorch's does, the allocator hands memory out again at once: what was queued on the current stream comes first.
 """
@@ -39,7 +39,7 @@ class Tensor:
         return copies[-1]
 
     def bytes(self):
-        """Of a tensor on the host."""
+        """The data of a tensor on the host."""
         assert self.place[0] == CPU
         return ctypes.string_at(self.address, self._memory.nbytes)
 
@@ -58,7 +58,7 @@ def from_numpy(array):
 
 
 class Block:
-    """Device memory of the allocator, which has it back when the last tensor in it goes."""
+    """Device memory of the allocator. It goes back there with the last tensor in it."""
 
     def __init__(self, count):
         idle = allocator.idle.setdefault(count, [])

@@ -1,4 +1,4 @@
-"""What several tests use."""
+"""Functions that several tests use."""
 
 import collections.abc
 import dataclasses
@@ -19,7 +19,7 @@ def same(a, b) -> bool:
 
     a, b = penstock.to_host(a), penstock.to_host(b)
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        # PyTorch knows one of NumPy's two names for the same type.
+        # NumPy has two names for the same type, and PyTorch one.
         a, b = (torch.as_tensor(x.astype(x.dtype.name) if isinstance(x, np.ndarray) else x) for x in (a, b))
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
     if type(a) is not type(b):
@@ -36,7 +36,7 @@ def same(a, b) -> bool:
 
 
 def place(device: str) -> str:
-    """What PyTorch calls the device."""
+    """PyTorch's name for the device."""
     return device if device.startswith("cuda") else "cpu"
 
 

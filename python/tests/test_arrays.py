@@ -1,4 +1,4 @@
-"""Arrays on a GPU without PyTorch: on a real GPU where there is one, otherwise over the tests' fake driver."""
+"""Arrays on a GPU without PyTorch: on a real GPU if there is one, otherwise over the tests' fake driver."""
 
 import os
 import subprocess

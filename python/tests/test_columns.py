@@ -1,4 +1,4 @@
-"""Tables as datasets: each column in its own type, nulls refused by name."""
+"""Tables as datasets: each column keeps its type, and nulls are refused with the column's name."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What only a GPU with PyTorch can show: streams, the allocator, and the order between them."""
+"""Tests that need a GPU with PyTorch: streams, the allocator, and the order between them."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def random_bytes(random, count):
 @pytest.mark.parametrize("count", [1000, 100_000, 40 << 20])
 @pytest.mark.parametrize("pinned", [False, True])
 def test_memory_that_queued_work_still_reads_is_not_overwritten(random, count, pinned):
-    """PyTorch's allocator hands out memory whose last use is only queued: our copy has to wait for it."""
+    """PyTorch's allocator hands out memory whose last use is only queued, so our copy must wait for it."""
     host = [random_bytes(random, count) for _ in range(4)]
     if pinned:
         host = [tensor.pin_memory() for tensor in host]
@@ -61,7 +61,7 @@ def test_the_host_does_not_wait_for_what_is_queued(random):
 
 
 class Loader(list):
-    """Batches of which it says who made them."""
+    """Batches that say who made them."""
 
     def __init__(self, batches, num_workers):
         super().__init__(batches)

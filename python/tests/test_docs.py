@@ -1,4 +1,4 @@
-"""The Python that the documents show, as it stands there."""
+"""Runs the Python blocks of the documents."""
 
 import pathlib
 import re
@@ -44,7 +44,7 @@ def test_documents(document, capsys):
 
 def test_messages_of_the_troubleshooting_page_are_in_the_sources():
     sources = [*ROOT.glob("python/penstock/*.py"), *ROOT.glob("python/src/*.cpp"), *ROOT.glob("src/**/*.cpp")]
-    # Messages without the breaks between the literals that they are written in.
+    # Messages without the breaks between their literals.
     text = "".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in sources)
     rows = re.findall(r"^\| (`+)(.+?)\1", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
     assert len(rows) > 20

@@ -855,7 +855,7 @@ def test_an_exception_that_was_handled_is_let_go():
 
 
 class Prepared:
-    """A loader as Accelerate makes them, as far as a feed asks for that."""
+    """A loader like Accelerate's, as far as a feed asks for it."""
 
     device = None
 

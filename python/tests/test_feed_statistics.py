@@ -1,4 +1,4 @@
-"""What a feed says of where its time went."""
+"""The account of a feed."""
 
 import functools
 import multiprocessing
@@ -46,13 +46,13 @@ def arrays(count, size=1000):
 
 
 def warmed(device):
-    """A device whose memory for sending is there already."""
+    """A device whose memory for sending is already allocated."""
     list(penstock.feed(arrays(3, 25_000), device))
     return device
 
 
 def check(statistics, batches):
-    """What holds for every feed whose consumer is known."""
+    """Checks the rules for every feed whose consumer is known."""
     assert statistics.batches == batches and statistics.timed_batches == batches
     assert statistics.samples == 4 * batches
     assert statistics.stall_seconds + statistics.compute_seconds <= statistics.seconds * 1.01 + 1e-3

@@ -60,7 +60,7 @@ def test_any_number_of_blocks_gathers(device, images, gather_blocks):
 
 
 def test_arrays_beside_the_loaders_can_still_be_moved(device, random):
-    """A page that is locked for one array must not keep PyTorch from copying out of another that begins in it."""
+    """PyTorch must still copy from an array that begins in a page that is locked for another array."""
     small = [random.integers(0, 256, (50, 37), dtype=np.uint8) for _ in range(40)]
     whole = random.integers(0, 256, (3000, 20011), dtype=np.uint8)
     train, rest = whole[:2001], whole[2001:]

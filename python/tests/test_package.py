@@ -83,7 +83,7 @@ def test_importing_opens_nothing():
 
 
 def run_command(*arguments):
-    """Runs the command that came with this package: pip puts it elsewhere with --target."""
+    """Runs this package's command. With --target, pip puts it elsewhere."""
     folders = (pathlib.Path(penstock.__file__).parents[1] / "bin", pathlib.Path(sysconfig.get_path("scripts")))
     programs = [folder / "penstock" for folder in folders if (folder / "penstock").exists()]
     assert programs, f"no penstock in {folders}"

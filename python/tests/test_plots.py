@@ -42,7 +42,7 @@ def test_a_wrapped_loader_has_lanes_of_its_own():
 
 
 def texts_inside(axes):
-    """The texts of axes, all of which have to lie inside the figure."""
+    """The texts of axes. All of them must lie inside the figure."""
     axes.figure.canvas.draw()
     drawn, whole = axes.get_tightbbox(), axes.figure.bbox
     assert drawn.x0 >= -1 and drawn.y0 >= -1 and drawn.x1 <= whole.x1 + 1 and drawn.y1 <= whole.y1 + 1

@@ -30,12 +30,12 @@ from penstock._transfers import expander_for
 
 
 def take(array, stream):
-    """What another library does that takes an array for work on its stream."""
+    """Takes an array for work on another stream, as another library does."""
     return Taken(array.__dlpack__(stream=stream, max_version=(1, 1)))
 
 
 def send(tree):
-    """As to_device, and the sources are not waited for."""
+    """Like to_device, but does not wait for the sources."""
     engine = engine_for("cuda:0")
     return engine.send(tree, expander_for(engine)).land()
 
@@ -49,7 +49,7 @@ def engine_with_room_for(count):
 
 
 def address_by(protocol, array, stream=-1):
-    """Where a consumer finds the array that names its stream, or orders nothing."""
+    """Checks the array as a consumer that names its stream, or as one that does not."""
     return take(array, stream).address if protocol == "dlpack" else array.__cuda_array_interface__["data"][0]
 
 
@@ -103,7 +103,7 @@ def test_memory_that_a_stream_still_reads_is_not_used_again(count, protocol):
 def test_memory_that_a_transfer_still_writes_is_not_used_again(fails):
     engine = engine_with_room_for(ENDLESS)
     tree = [random_bytes(ENDLESS)]
-    # These go to the driver at once, before the rest of what was sent first.
+    # These go to the driver at once, before the rest of the first transfer.
     sent = [random_bytes(200_000) for _ in range(ENDLESS // 200_192)]
     driver.delay_copies(4 * SOON_NS)
     if fails:

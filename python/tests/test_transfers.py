@@ -187,7 +187,7 @@ def test_released_sources_may_change(device, random):
 
 def test_the_source_of_a_dropped_flight_is_kept_while_it_is_read(device):
     engine = engine_for(device)
-    # Unmapped when the array goes: a read after that would end the process.
+    # Unmapped with the array: a later read would end the process.
     engine.send(np.frombuffer(mmap.mmap(-1, 128 << 20), np.uint8), expander_for(engine))
     assert same(penstock.to_device([torch.ones(5)], device), [torch.ones(5)])
     while engine.in_flight():
@@ -333,7 +333,7 @@ def test_tensors_that_pytorch_cannot_describe_are_its_own_to_copy(exchange):
 
 
 class Foreign:
-    """An array of a library that we do not know, which speaks DLPack."""
+    """An array of an unknown library that supports DLPack."""
 
     def __init__(self, array):
         self.array = array

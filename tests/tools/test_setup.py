@@ -15,7 +15,7 @@ ORDINARY_USER = "#!/bin/sh\necho 1000\n"
 
 
 class Setup(unittest.TestCase):
-    """Runs tools/setup.sh where PATH holds nothing but what a test puts there."""
+    """Runs tools/setup.sh with only the test's own programs on PATH."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -12,5 +12,5 @@ HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
 
 @pytest.fixture
 def target() -> str:
-    """Where a GPU is, it; otherwise the host that delivers as late as ordering allows."""
+    """The GPU if there is one; otherwise the host in its late mode."""
     return "cuda" if HAS_GPU else "host:late=1"

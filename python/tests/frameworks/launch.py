@@ -1,4 +1,4 @@
-"""Starts a program in one process, or in several that know of each other."""
+"""Starts a program in one process, or in several that form a group."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ if not importlib.util.find_spec("lightning"):
 
 
 def launch(processes, arguments, directory):
-    """Raises with what it printed if it fails. Processes for which there are not enough GPUs get none."""
+    """If the program fails, raises with its output. If there are not enough GPUs, processes get none."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes] if processes > 1 else []
     path = os.pathsep.join(filter(None, [*PATHS, os.environ.get("PYTHONPATH")]))
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path)

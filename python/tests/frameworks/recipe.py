@@ -26,7 +26,7 @@ LENGTH = 48
 
 
 def sections(document: str) -> dict[str, str]:
-    """The sections of a document by their titles; what stands before the first has none."""
+    """The sections of a document by their titles. The text before the first has none."""
     parts = re.split(r"^## (.*)\n", (ROOT / document).read_text(), flags=re.MULTILINE)
     return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
 
@@ -41,7 +41,7 @@ class Interrupted(Exception):
 
 
 class Journal:
-    """What one run did."""
+    """The record of one run."""
 
     def __init__(self, limit: int):
         self.limit, self.steps, self.optimizer_steps = limit, [], 0
@@ -150,7 +150,7 @@ def tensordict():
 
 
 def names_for(section: str, length: int, journal: Journal) -> dict:
-    """What a section's blocks take as given."""
+    """The names that a section's blocks use."""
 
     def train_step(batch):
         if isinstance(batch, list | tuple):

@@ -1,4 +1,4 @@
-"""What Accelerate says of the batch in hand, with a feed around its loader and without."""
+"""What Accelerate says about the current batch, with a feed around its loader and without."""
 
 import itertools
 import pickle
@@ -64,7 +64,7 @@ def ids(loader):
 
 
 def train(accelerator, loader, wrap):
-    """What was seen of each batch, and the optimizer's steps, over two epochs."""
+    """The record of each batch, and the optimizer's steps, over two epochs."""
     journal = Journal(0)
     model = Model(journal)
     model, optimizer, loader = accelerator.prepare(model, CountingSGD(model.parameters(), journal), loader)

@@ -1,4 +1,4 @@
-"""The recipes of docs/frameworks.md, as they stand there: with one process and with two, broken off and resumed."""
+"""Runs the recipes of docs/frameworks.md with one process and with two, stops and resumes them."""
 
 import importlib.metadata
 import importlib.util
@@ -16,7 +16,7 @@ BATCH = 4
 
 @dataclass
 class Recipe:
-    """A block of a section, and what it needs. `processes`: with which numbers of processes it runs."""
+    """A block of a section, and its needs. `processes`: the numbers of processes with which it runs."""
 
     section: str
     block: int
@@ -66,7 +66,7 @@ OTHERS = [
 
 
 def run(recipe, processes, limits, directory):
-    """What each process wrote down, for each of its runs."""
+    """The records of each process, for each of its runs."""
     directory.mkdir()
     arguments = [HERE / "recipe.py", recipe.document, recipe.section, recipe.block]
     arguments += ["--length", recipe.length, "--limits", *limits, "--output", directory]

@@ -1,4 +1,4 @@
-"""Where several processes train together and nothing shares out the samples, one warning says what to write."""
+"""If several processes train together and nothing shares out the samples, one warning says what to write."""
 
 import json
 

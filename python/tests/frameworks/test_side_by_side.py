@@ -34,7 +34,7 @@ class Item:
 
 
 class Rows(Dataset):
-    """What a sample is tells its index, and which seed its worker had."""
+    """A sample tells its index, and its worker's seed."""
 
     def __init__(self, length=22, bad=(), error=ValueError):
         self.length, self.bad, self.error = length, bad, error
@@ -183,7 +183,7 @@ CASES = {
 
 
 def steps(loader, most=100):
-    """What each next() of one epoch comes to, on past the end and past exceptions."""
+    """The result of each next() of one epoch, also past the end and past exceptions."""
     iterator, seen, ends = iter(loader), [], 0
     while ends < 2 and len(seen) < most:
         try:
@@ -221,7 +221,7 @@ def test_a_sample_that_raises_stop_iteration_ends_the_epoch(target):
 
 
 def test_a_worker_that_dies_ends_no_epoch_quietly(target):
-    """In a process of its own: PyTorch raises out of a signal handler, wherever the program then is."""
+    """In a process of its own, since PyTorch raises from a signal handler, wherever the program then is."""
     program = f"""
 import os, penstock
 from torch.utils.data import DataLoader
@@ -277,7 +277,7 @@ def test_what_is_set_on_a_feed_is_set_on_its_loader(target):
 @pytest.mark.parametrize("taken", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 def test_a_loop_left_early_and_the_epoch_after_it(options, taken, target):
-    """Of a loader that does not come to its end by the batches that are read ahead: there it would begin to shuffle."""
+    """A loader that does not reach its end by reading ahead, since it would begin to shuffle there."""
     results = []
     for wrap in (lambda loader: loader, lambda loader: penstock.feed(loader, target)):
         loader = wrap(DataLoader(Rows(60), 4, shuffle=True, generator=generator(), **options))
@@ -314,7 +314,7 @@ def test_a_feed_of_a_feed(target):
 
 
 class Counting(IterableDataset):
-    """Knows where it is."""
+    """A loader that keeps a state."""
 
     def __init__(self, length=22):
         self.length, self.next = length, 0
@@ -377,7 +377,7 @@ def bare_and_fed(target):
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_state_at_each_point(name, bare_and_fed):
-    """The loader that goes on where the other one stood yields what the bare one yields: this epoch and the next."""
+    """A resumed loader yields the same as the bare one, in this epoch and the next."""
     make = STATEFUL[name]
     length = len(take(make(), None))
     for count in range(length + 2):
@@ -394,7 +394,7 @@ def test_a_state_at_each_point(name, bare_and_fed):
                 torch.manual_seed(2)
                 rests.append([take(resumed, None), take(resumed, None)])
         assert rests[1:] == rests[:1] * 3, f"after {count} of {length} batches"
-    # The bare one itself goes on where it stood.
+    # The bare loader itself goes on from its place.
     assert rests[0][0] == take(make(), None) or "shuffle" in name or name in ("workers", "persistent", "no batches")
 
 
