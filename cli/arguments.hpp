@@ -15,8 +15,7 @@ void add_feed(CLI::App& app, FeedOptions& options);
 /// A limit from which on help and errors do not state it, since nobody reaches it.
 inline constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 40;
 
-/// Reads a whole number. Throws CLI::ValidationError that names `option` if `text` is not a whole number from
-/// `least` to `most`.
+/// Reads a whole number. Throws CLI::ValidationError that names `option` unless it is from `least` to `most`.
 [[nodiscard]] std::uint64_t parse_count(const char* option, const std::string& text, std::uint64_t least,
                                         std::uint64_t most);
 

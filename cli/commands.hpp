@@ -93,8 +93,7 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The file of the profile of `device`: `file` if given, otherwise one in the cache. Throws Error if there is
-/// no cache.
+/// The file of the profile of `device`: `file`, or one in the cache. Throws Error if there is neither.
 [[nodiscard]] std::filesystem::path profile_file(const std::string& file, const DeviceInfo& device,
                                                  const Environment& environment);
 /// The profile in `file`, or nullopt. If there is one that cannot be used, stderr and `ignored` say why.

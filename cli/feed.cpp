@@ -83,8 +83,7 @@ Inputs find_inputs(const FeedOptions& options, const DeviceInfo& device, const E
   return inputs;
 }
 
-/// The files that a feed writes. They are checked before the feed, so that an unwritable one does not waste
-/// it.
+/// The files that a feed writes. Checked before the feed, so that an unwritable one does not waste it.
 struct Outputs {
   Outputs(const FeedOptions& options, const Inputs& inputs, const Environment& environment)
       : json("--json", options.json), report("--report", options.report) {

@@ -19,9 +19,9 @@ struct VerifyAccount {
 };
 
 /// Compares every byte of batches in device memory with the dataset. The batches are copied back into pinned
-/// memory on the consumer's stream, two at a time. While one is copied, host threads read the samples of the
-/// other again and convert them with the host device's gather, which agrees with a GPU's bit for bit. One
-/// thread at a time.
+/// memory on the consumer's stream, two at a time. While one is copied, host threads read the other's samples
+/// again and convert them with the host device's gather, which equals a GPU's bit for bit. One thread at a
+/// time.
 class Verifier {
  public:
   /// `dataset` and `plan` are those of the loader. Throws OutOfMemory.

@@ -14,15 +14,14 @@ void prepare_standard_streams();
 
 /// Writes printable text to standard output. Throws Error if not all of it can be written.
 void print(std::string_view text);
-/// Writes printable text to standard error. Ignores failures, so that a log on a full disk does not end a
-/// feed.
+/// Writes printable text to standard error. Ignores failures: a log on a full disk does not end a feed.
 void say(std::string_view text) noexcept;
 /// The same for text that moves the cursor of a terminal.
 void draw(std::string_view text) noexcept;
 
 /// A file that the command is told to write. A regular file is replaced as a whole at the end; until then,
-/// and if the write fails, the old file stays. A FIFO, a device, and the file that standard output already
-/// is, are written in place.
+/// and if the write fails, the old file stays. A FIFO, a device and standard output's own file are written in
+/// place.
 class OutputFile {
  public:
   /// Checks that `file` can be written, before any work is done for it. `option` names it in errors. "-" is
@@ -50,8 +49,7 @@ class OutputFile {
   int descriptor_ = -1;           ///< set if it is not a regular file
 };
 
-/// Runs every step, also after one has failed, and then throws the first failure. Interrupted ends it at
-/// once.
+/// Runs every step, also after a failure, and then throws the first failure. Interrupted ends it at once.
 void run_all(std::initializer_list<std::function<void()>> steps);
 
 }  // namespace penstock::cli

@@ -70,7 +70,7 @@ class Loader:
       `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" does not
       choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 32 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
-    - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: threads that gather; 0: at most 8.
+    - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: how many gather; 0: at most 8.
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 

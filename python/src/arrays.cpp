@@ -30,8 +30,7 @@ void drop_unused(PyObject* capsule, const char* name) {
   managed->deleter(managed);
 }
 
-// A stream that a consumer names in DLPack's way: the driver's handle, or 1 for the legacy default stream,
-// whose handle is null.
+// A stream, named in DLPack's way: the driver's handle, or 1 for the legacy default stream (handle null).
 struct ConsumerStream {
   StreamHandle handle = nullptr;
   bool unnamed = false;  // -1: the consumer orders its work by itself

@@ -2,8 +2,7 @@
 
 #include <cstdint>
 
-/// The structures of DLPack 1 (github.com/dmlc/dlpack), in our own words. Libraries exchange tensors as
-/// these.
+/// The structures of DLPack 1 (github.com/dmlc/dlpack), in which libraries exchange tensors; in our words.
 namespace penstock::python::dlpack {
 
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };

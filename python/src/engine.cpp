@@ -76,8 +76,7 @@ nb::object Flight::land_on(StreamHandle current) {
     static_cast<PoolStorage&>(*pending_.storage).set_transfers({});
     pending_.transfers.clear();
   }
-  // From here on the order of the consumer's stream, or the storage itself, prevents early reuse of the
-  // memory.
+  // From here on the consumer's stream's order, or the storage itself, prevents early reuse.
   pending_.storage.reset();
   if (!pending_.sources.empty()) engine_->keep(std::move(pending_));
   pending_ = {};

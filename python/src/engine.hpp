@@ -42,8 +42,7 @@ class Flight {
   /// that takes them (DLPack) waits for them. The host blocks only while pageable memory is being staged. On
   /// the host device the host blocks until they are there. Callable once.
   [[nodiscard]] nb::object land();
-  /// The same, given PyTorch's current stream. It is ignored unless PyTorch is imported and the device is a
-  /// GPU.
+  /// The same, given PyTorch's current stream; ignored unless PyTorch is imported and the device is a GPU.
   [[nodiscard]] nb::object land_on(StreamHandle current);
   /// Blocks until the sources are no longer read.
   void release_sources();
@@ -75,8 +74,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
       const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
 
   /// `pin`: PyTorch first copies its large pageable tensors into pinned memory, on the calling thread and
-  /// PyTorch's own threads. If the same threads make the batches, ours would only take their cores. `timed`:
-  /// see CopyOptions.
+  /// PyTorch's own threads. If these threads make the batches, ours would take their cores. `timed`: see
+  /// CopyOptions.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, bool timed = false);
   /// True if `data` is memory of this device. For host devices, whose memory is also the host's.
   [[nodiscard]] bool owns(const void* data) const;

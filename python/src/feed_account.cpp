@@ -83,8 +83,7 @@ void FeedIteration::loaded() {
   FeedStatistics& host = feed_->host_;
   (has_loaded_ ? host.loader_seconds : host.startup_seconds) += answered - part_begin_;
   has_loaded_ = true;
-  // An iteration's first request loads several batches and sends them in between. Their loading counts as
-  // one.
+  // An iteration's first request loads and sends several batches in turn. Their loading counts as one.
   const double earlier = times_.loader_end - times_.loader_begin;
   times_.loader_begin = part_begin_ - earlier;
   times_.loader_end = part_begin_ = answered;

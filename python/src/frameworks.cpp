@@ -25,8 +25,7 @@ nb::object imported(const char* name) {
   return nb::borrow(module == nullptr || module == Py_None ? nullptr : module);
 }
 
-// True if the elements lie side by side in some order of the axes. The bytes can then be copied as they are,
-// and the strides kept.
+// True if the elements lie side by side in some order of the axes: bytes and strides can be kept.
 bool is_dense(const Leaf& leaf, std::int64_t elements) {
   const std::int32_t ndim = leaf.ndim();
   std::int64_t expected = 1;

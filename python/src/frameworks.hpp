@@ -15,8 +15,8 @@ namespace penstock::python {
 
 namespace nb = nanobind;
 
-/// The shape, then the strides in elements. Up to four axes are stored in place, since a batch may have
-/// hundreds of arrays.
+/// The shape, then the strides in elements. Up to four axes are stored in place: a batch may have many
+/// arrays.
 class Dims {
  public:
   void resize(std::size_t count) {

@@ -16,8 +16,7 @@
 
 namespace penstock::python {
 
-/// The lease of a batch. The tensors made of the batch share it, and the last one gives the slot back to the
-/// loader.
+/// The lease of a batch. The tensors made of the batch share it, and the last one gives the slot back.
 class LeaseStorage final : public DeviceStorage {
  public:
   /// `stream` is the one given to next() if it is ours; null if it is PyTorch's.

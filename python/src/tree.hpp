@@ -22,8 +22,7 @@ namespace penstock::python {
 ///   nest
 class Tree {
  public:
-  /// What to do with an array that was read: make it a leaf, leave the object as it is, or pass it to
-  /// `expand`.
+  /// What to do with an array that was read: make it a leaf, leave it as it is, or pass it to `expand`.
   enum class Choice : std::uint8_t { leaf, leave, expand };
   using Wanted = std::function<Choice(const Leaf&)>;
 

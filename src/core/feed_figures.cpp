@@ -102,8 +102,8 @@ std::string ring_text(const S& s) { return fmt::format("{} slots, {}", s.slots, 
 constexpr std::string_view kFirstStage = "startup_seconds";
 constexpr std::string_view kFirstOwnStage = "gather_seconds";
 
-// In the order of printing. If a member means something else for a wrapped loader, its figure has another
-// name there.
+// In the order of printing. If a member means another thing for a wrapped loader, its figure has another
+// name.
 constexpr std::array kFigures = std::to_array<FeedFigure>({
     {"samples", Unit::count, "samples", "Samples that were given out.", value_of<&S::samples>, samples_text},
     {"batches", Unit::count, "samples", "Batches that were given out.", value_of<&S::batches>},

@@ -41,8 +41,7 @@ class File {
   std::shared_ptr<const State> state_;
 };
 
-/// Zeroed memory on pages of its own, so that locking it for a device locks nothing else. On huge pages if
-/// the system gives them.
+/// Zeroed memory on pages of its own: locking it locks nothing else. On huge pages if the system gives them.
 class HostPages {
  public:
   /// Throws OutOfMemory.

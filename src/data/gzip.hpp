@@ -32,7 +32,7 @@ class GzipStream {
   GzipStream& operator=(const GzipStream&) = delete;
 
   /// Fills `destination`. Returns the bytes written: fewer only at the end of the data, once gzip's checksums
-  /// have been found right. Throws Error if data are damaged or truncated, or if deflated data end before
+  /// have been found right. Throws Error for damaged or truncated data, or deflated data that end before
   /// their source.
   std::size_t read(std::span<std::byte> destination);
 

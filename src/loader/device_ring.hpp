@@ -60,8 +60,7 @@ struct RingSize {
 
 /// The slots, passed round from the free list to the producer, to the queue of published batches, to a lease,
 /// and back. It begins with `prefetch_depth` + 1 slots. If leases leave fewer than prefetch_depth for the
-/// producer, it makes more, as memory allows. Leases share the ring with the loader and may outlive the
-/// loader. Thread-safe.
+/// producer, it makes more, as memory allows. Leases share the ring and may outlive the loader. Thread-safe.
 class DeviceRing {
  public:
   /// Makes the first slots. If memory is short, makes fewer, but at least one. Throws OutOfMemory.
@@ -92,8 +91,8 @@ class DeviceRing {
 
   /// Makes acquire return null until reset.
   void stop() noexcept;
-  /// Starts anew at `position`; the producer must not be at work. Returns the published entries, whose slots
-  /// are free again.
+  /// Starts anew at `position`; the producer must not be at work. Returns the published entries; their slots
+  /// are free.
   std::vector<Arrival> reset(const SamplerState& position);
   /// Ends take() in all threads with Closed, for good; the producer must not be at work. Threads may still be
   /// in take() when this returns.

@@ -15,8 +15,7 @@ namespace penstock {
 
 /// The memory from which the device reads samples, page-locked for as long as this object lives.
 struct LockedSources {
-  /// For each field, the device's address of the first sample that streams; null if the device does not read
-  /// it.
+  /// For each field, the device's address of the first sample that streams; null if it is not read there.
   std::vector<const std::byte*> samples;
   std::vector<Registration> registrations;
   std::vector<Buffer> copies;
@@ -24,8 +23,8 @@ struct LockedSources {
   bool refused = false;
 };
 
-/// Locks or copies the memory that the device reads under `plan`. Blocks the host for about 30 ms per GiB.
-/// Throws DeviceError.
+/// Locks or copies the memory that the device reads. Blocks the host: about 30 ms per GiB. Throws
+/// DeviceError.
 [[nodiscard]] LockedSources lock_sources(const FeedPlan& plan, const Dataset& dataset, const Device& device,
                                          FeedFacts& facts);
 

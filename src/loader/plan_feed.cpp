@@ -17,8 +17,7 @@ namespace {
 constexpr std::size_t kAlignment = 256;
 // Smallest batch that gets a copy of its own into a staging buffer on the device.
 constexpr std::size_t kLeastStagedBytes = std::size_t{64} << 10;
-// Zero-copy takes no processor time, so host gather must be this many times as fast to be chosen for its
-// speed.
+// Zero-copy takes no processor time, so host gather must be this many times as fast to be chosen.
 constexpr double kWorthProcessors = 2.0;
 // The whole array is locked for a slice if the slice is at least one byte in this many.
 constexpr std::size_t kLeastPart = 2;
@@ -301,8 +300,8 @@ std::size_t stage_on_device(FeedPlan& plan, const std::vector<Choices>& choices,
   return staged;
 }
 
-/// Chooses how the device reaches the samples that it reads itself. Throws if a field cannot take the path
-/// that was asked for.
+/// Chooses how the device reaches the samples that it reads itself. Throws if a field cannot take the wanted
+/// path.
 void choose_sources(FeedPlan& plan, const FeedFacts& facts, const LoaderOptions& options) {
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
     FieldPlan& field = plan.fields[f];

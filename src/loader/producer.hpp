@@ -13,8 +13,7 @@
 
 namespace penstock {
 
-/// Fills slots with a loop over the plan's feeders. Uses staging slots and copy streams in turn. One thread
-/// at a time.
+/// Fills slots: a loop over the plan's feeders, staging slots and copy streams in turn. One thread at a time.
 class Producer {
  public:
   /// Takes pinned memory, streams and events, and staging buffers of `device_memory`. Throws OutOfMemory.

@@ -13,8 +13,7 @@ inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 /// Maps anonymous memory; `bytes` is a multiple of a page. From 2 MiB on it begins on a huge page's boundary
 /// and asks for huge pages. A forked child does not get the mapping. If it did, the parent's next store would
-/// move the parent to a copy of the page, and the device would stay on the old one. Null if the kernel
-/// refuses.
+/// go to a copy of the page, and the device would keep the old one. Null if refused.
 [[nodiscard]] void* map_host_pages(std::size_t bytes) noexcept;
 void unmap_host_pages(void* data, std::size_t bytes) noexcept;
 

@@ -249,8 +249,7 @@ bool PoolState::reclaim_if_done(Releases::iterator release) {
   return true;
 }
 
-// An allocation queries the releases up to the oldest unfinished one. The others are queried if memory is
-// short.
+// An allocation queries releases up to the first unfinished one. The others are queried if memory is short.
 void PoolState::reclaim_oldest() noexcept {
   try {
     while (!pending_.empty() && reclaim_if_done(pending_.begin())) {
@@ -259,8 +258,7 @@ void PoolState::reclaim_oldest() noexcept {
   }
 }
 
-// If a query fails, its release stays pending. An allocation that is refused for that reason throws the
-// failure.
+// If a query fails, its release stays pending. An allocation that is refused for it throws the failure.
 void PoolState::reclaim_all() {
   failure_ = nullptr;
   for (auto release = pending_.begin(); release != pending_.end();) {

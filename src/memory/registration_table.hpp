@@ -10,8 +10,7 @@
 namespace penstock {
 
 /// The ranges of host memory that are registered with one device, with their numbers of uses. An attachment
-/// of Device. Thread-safe. The driver is called under the table's lock, so that a range is never registered
-/// twice.
+/// of Device. Thread-safe. Calls the driver under its lock, so that nothing is registered twice.
 class RegistrationTable {
  public:
   struct Entry {

@@ -140,8 +140,7 @@ void TransferState::synchronize_source() {
 void TransferState::enqueue_wait(const Stream& stream) {
   const Status now = wait_submitted();
   throw_unless_good(now);
-  // Also if the transfer is done: the event costs the stream nothing, and orders it after the copy on the
-  // device.
+  // Also if the transfer is done: the event costs nothing, and orders the stream after the copy.
   if (event_) stream.wait(*event_);
 }
 

@@ -35,7 +35,7 @@ class TransferState {
   void begin_on(const Stream& stream) noexcept;
   /// An event to mark the end: one that keeps time if the transfer is timed, otherwise one of `events`.
   [[nodiscard]] EventPool::Handle take_end(EventPool& events);
-  /// All copies are enqueued and `event` marks their end. If `host_finishes`, the transfer is done only at
+  /// All copies are enqueued; `event` marks their end. If `host_finishes`, the transfer is done only at
   /// `finish`.
   void submitted(EventPool::Handle event, bool host_finishes);
   void finish();

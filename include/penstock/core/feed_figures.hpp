@@ -46,8 +46,8 @@ struct FeedFigure {
   }
 };
 
-/// Every figure, in the order of printing. Text, JSON, the report, Python and the table in docs/statistics.md
-/// are made from this list.
+/// Every figure, in the order of printing. Text, JSON, report, Python and the table in docs/statistics.md
+/// come from it.
 [[nodiscard]] std::span<const FeedFigure> feed_figures() noexcept;
 
 /// One figure of BatchTimes.

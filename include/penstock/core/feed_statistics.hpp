@@ -106,8 +106,7 @@ struct BatchTimes {
   /// asked for a later one. Both 0 for penstock's own loader.
   double loader_begin = 0;
   double loader_end = 0;
-  /// When the host gathered; both 0 if it did not. For a wrapped loader: when the batch that it just made was
-  /// sent.
+  /// When the host gathered; both 0 if it did not. For a wrapped loader: when its newest batch was sent.
   double gather_begin = 0;
   double gather_end = 0;
   double transfer_begin = 0;  ///< early enough for the bytes to cross at the link's ceiling
@@ -116,8 +115,7 @@ struct BatchTimes {
   double arrived = 0;  ///< when the consumer's stream went on
 };
 
-/// Seconds that each stage ran while the consumer waited for a batch. The rest of the stall belongs to no
-/// stage.
+/// Seconds that each stage ran while the consumer waited for a batch. They may be less than the stall.
 struct StallParts {
   double on_loader = 0;  ///< the wrapped loader was asked for a batch
   double on_device = 0;  ///< the batch was transferred, or gathered on the device if all of it is resident

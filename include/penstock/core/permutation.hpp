@@ -7,14 +7,12 @@
 
 namespace penstock {
 
-/// A shuffled order of 0 to size-1 that is computed, never stored. The index at a position costs the same for
-/// ten samples as for a trillion, and positions may be asked in any order. It follows from (size, seed,
-/// epoch) alone.
+/// A shuffled order of 0 to size-1 that is computed, never stored. An index costs the same for ten samples as
+/// for a trillion, at any position. It follows from (size, seed, epoch) alone.
 ///
 /// It is an alternating Feistel network (Luby and Rackoff 1988) over the bits of a position: ceil(log2 size),
 /// at least six. A result past `size` is fed in again until it falls below it ("cycle walking", Black and
-/// Rogaway 2002). Mitchell, Stokes, Frank and Holmes (2022) made random shuffles on GPUs this way. Not for
-/// secrets.
+/// Rogaway 2002). Mitchell, Stokes, Frank and Holmes (2022) shuffle on GPUs this way. Not for secrets.
 class KeyedPermutation {
  public:
   /// Part of saved states. Changes whenever the same (size, seed, epoch) gives another order.

@@ -6,8 +6,8 @@
 namespace penstock {
 
 /// Order statistics of repetitions of one measurement, in the unit of the input. The p99 is the smallest
-/// value that at least 99 % of the repetitions do not exceed (nearest rank). For fewer than 100 repetitions
-/// it is the maximum.
+/// value that at least 99 % of the repetitions do not exceed (nearest rank). For fewer than 100 it is the
+/// maximum.
 struct Summary {
   double median = 0;
   double minimum = 0;

@@ -36,8 +36,7 @@ class FieldReader {
   [[nodiscard]] virtual std::uint64_t sample_count() const noexcept = 0;
 
   /// Writes the samples `indices` side by side over `destination`, which holds exactly that many. Every index
-  /// is below sample_count(). Blocks the host. Throws Error that names the sample or file that could not be
-  /// read.
+  /// is below sample_count(). Blocks the host. Throws Error that names the sample or file.
   virtual void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
                       StoreKind stores) const = 0;
 
@@ -80,8 +79,8 @@ class Dataset {
   /// over the link, or move them in one copy. Valid as long as a copy of this handle lives.
   [[nodiscard]] std::span<const std::byte> memory(std::size_t field) const;
 
-  /// The memory that memory(field) is a part of, as far as is known: if the samples are a slice of an array,
-  /// the whole array.
+  /// The memory that memory(field) is a part of, as far as is known: the whole array of which samples are a
+  /// slice.
   [[nodiscard]] std::span<const std::byte> allocation(std::size_t field) const;
 
   /// True if memory(field) is the mapping of a file. If the file is cut short, a process whose CPU reads the

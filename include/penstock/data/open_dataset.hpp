@@ -12,14 +12,12 @@ namespace penstock {
 struct OpenOptions {
   /// The part to read of a directory that holds several: "train", or "test" (MNIST's "t10k").
   std::string split = "train";
-  /// Directories in which a plain name is looked up. Each holds a directory of that name, or has that name
-  /// itself.
+  /// Directories in which a plain name is looked up: they hold a directory of that name, or have that name.
   std::vector<std::filesystem::path> search{};
   FileOptions file{};
 };
 
-/// The files that open_dataset reads for `sources`, in its order. Throws InvalidArgument if a source is not
-/// found.
+/// The files that open_dataset reads for `sources`, in order. Throws InvalidArgument if one is not found.
 [[nodiscard]] std::vector<std::filesystem::path> dataset_files(
     const std::vector<std::filesystem::path>& sources, const OpenOptions& options = {});
 

@@ -37,8 +37,7 @@ template <typename T>
 
 /// One .npy file (format versions 1 to 3) whose first axis counts samples. The field is named after the file.
 /// Throws Error if the file is cut short, is longer than its shape says, or holds big-endian,
-/// Fortran-ordered, structured or object data. The error names the file, the byte offset and the expected
-/// content.
+/// Fortran-ordered, structured or object data. The error names file, offset and expected content.
 [[nodiscard]] FieldReaderPtr read_npy(const std::filesystem::path& path, const FileOptions& options = {});
 
 /// The arrays of a .npz file, a field each, with the file's names and order. Stored arrays are mapped as .npy
@@ -57,8 +56,8 @@ template <typename T>
 /// the file. Throws as read_npy.
 [[nodiscard]] FieldReaderPtr read_idx(const std::filesystem::path& path, const FileOptions& options = {});
 
-/// Samples of `field` side by side in a file from `offset` to its end. Throws Error if these bytes are not a
-/// whole number of samples.
+/// Samples of `field` side by side in a file from `offset` to its end. Throws Error if the last one is cut
+/// short.
 [[nodiscard]] FieldReaderPtr read_raw(const std::filesystem::path& path, Field field,
                                       std::uint64_t offset = 0, const FileOptions& options = {});
 

@@ -68,8 +68,7 @@ class Sampler {
   /// Takes the next batch without writing indices. The run's count is 0 at the epoch's end.
   [[nodiscard]] SampleRun next_run() noexcept;
 
-  /// The state after the batches that next() has given out. A loader that runs ahead keeps it with each
-  /// batch.
+  /// The state after the batches that next() gave out. A loader that runs ahead keeps one for each batch.
   [[nodiscard]] SamplerState state() const noexcept;
 
   /// Goes on where `state` was taken. This sampler's rank, world size and batch size may differ from those

@@ -15,8 +15,8 @@
 namespace penstock {
 
 /// Everything penstock asks of a device. No entry is optional, and entries described as enqueued are never
-/// synchronous. All entries are thread-safe. All but the noexcept ones throw DeviceError, also for a failure
-/// of earlier asynchronous work. In a child of fork they throw a DeviceError named PENSTOCK_FORKED, and the
+/// synchronous. All entries are thread-safe. All but the noexcept ones throw DeviceError, also if earlier
+/// asynchronous work failed. In a child of fork they throw a DeviceError named PENSTOCK_FORKED, and the
 /// noexcept ones do nothing.
 class Backend {
  public:
@@ -30,8 +30,7 @@ class Backend {
   virtual void stream_destroy(StreamHandle stream) noexcept = 0;
   [[nodiscard]] virtual bool stream_query(StreamHandle stream) = 0;
   virtual void stream_synchronize(StreamHandle stream) = 0;
-  /// Later work on `stream` waits for the work that `event` was last recorded to mark. An event that was
-  /// never recorded is done.
+  /// Later work on `stream` waits for the work that `event` last marked. A never recorded event is done.
   virtual void stream_wait_event(StreamHandle stream, EventHandle event) = 0;
   virtual void stream_wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) = 0;
   virtual void stream_occupy(StreamHandle stream, double seconds) = 0;

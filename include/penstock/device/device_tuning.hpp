@@ -53,15 +53,14 @@ struct DeviceTuning {
   std::size_t alone_pageable_bytes = 256 * kKiB;
   std::size_t alone_pinned_bytes = 64 * kKiB;
 
-  /// Blocks of a kernel that reads locked host memory, alone on the link. They are more than enough to fill
-  /// it.
+  /// Blocks of a kernel that reads locked host memory, alone on the link; more than enough to fill it.
   unsigned link_blocks = 16;
 
   // Batches.
 
   /// Smallest samples that get a copy each. A copy of a batch costs the host half a microsecond, in which
-  /// PCIe 5 x16 carries about 30 KiB. The driver moves copies of 24 KiB and less in another way, several
-  /// times as slow.
+  /// PCIe 5 x16 carries about 30 KiB. Copies of 24 KiB and less take another, several times slower way
+  /// through the driver.
   std::size_t copied_sample_bytes = 32 * kKiB;
   /// Blocks of a loader's kernel that reads over the link, on each of its streams. Four fill the link; a
   /// kernel that converts has more to do.

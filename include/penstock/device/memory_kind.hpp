@@ -9,8 +9,8 @@ namespace penstock {
 enum class MemoryKind : std::uint8_t {
   /// Ordinary host memory. The device cannot reach it; a copy goes through staging.
   pageable,
-  /// Page-locked host memory of one of our pools or of another library's allocator. The copy engine reads and
-  /// writes it directly.
+  /// Page-locked host memory of our pools or another library's allocator. The copy engine accesses it
+  /// directly.
   pinned,
   /// Host memory that was page-locked in place after it was allocated.
   registered,

@@ -53,9 +53,8 @@ struct OrderRequest {
   std::uint64_t* indices = nullptr;  ///< device memory, or the device's address of locked host memory
 };
 
-/// True if `gather` can turn `from` into `to`. It can for equal types, for integers to wider integers that
-/// hold all their values, and for uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16
-/// or float32.
+/// True if `gather` can turn `from` into `to`: equal types; integers to wider integers that hold all their
+/// values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or float32.
 [[nodiscard]] bool can_widen(DType from, DType to) noexcept;
 
 }  // namespace penstock

@@ -28,8 +28,7 @@ concept Waitable = requires(const T& thing, const Stream& stream) {
 /// without blocking. Thread-safe: any thread may enqueue; order between threads is the order of the calls. A
 /// moved-from stream may only be destroyed or assigned to.
 ///
-/// All calls throw DeviceError, also for a failure of earlier asynchronous work. In a child of fork it is
-/// named PENSTOCK_FORKED.
+/// All calls throw DeviceError, also if earlier asynchronous work failed; in a forked child, PENSTOCK_FORKED.
 class Stream {
  public:
   ~Stream();
@@ -51,16 +50,15 @@ class Stream {
   /// Sets each byte of device memory, or of locked host memory, to `value`.
   void fill(void* destination, std::uint8_t value, std::size_t bytes) const;
   /// Copies pieces of locked host memory to the device or back. The copy engines do it and take no
-  /// multiprocessor from other kernels. The pieces may be copied in any order. `pieces` is read before the
-  /// call returns.
+  /// multiprocessor from other kernels. They are copied in any order. `pieces` is read at the call.
   void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction) const;
   /// Copies `count` pieces by one kernel. The device reaches the table `pieces`.
   void copy_pieces(const CopyPiece* pieces, std::size_t count) const;
   /// Picks rows out of an array. An index past `source_rows` gives a row of zero bytes. Throws
   /// InvalidArgument if the request is wrong.
   void gather(const GatherRequest& request) const;
-  /// Computes the indices of a run on the device, the same as SampleRun::fill. Throws InvalidArgument if the
-  /// request is wrong.
+  /// Computes a run's indices on the device, as SampleRun::fill does. Throws InvalidArgument for a wrong
+  /// request.
   void fill_order(const OrderRequest& request) const;
 
   // For measurements and tests.

@@ -45,8 +45,7 @@ bool bind_thread_to_node(int numa_node) noexcept;
 /// Asks the system to put the untouched pages of [data, data + bytes) on `numa_node`. False if it refuses.
 bool bind_memory_to_node(void* data, std::size_t bytes, int numa_node) noexcept;
 
-/// Bytes this process may lock (RLIMIT_MEMLOCK's soft limit). Nullopt if there is no limit or the process is
-/// privileged.
+/// Bytes this process may lock (RLIMIT_MEMLOCK's soft limit). Nullopt if unlimited or privileged.
 [[nodiscard]] std::optional<std::size_t> lock_limit() noexcept;
 
 }  // namespace penstock

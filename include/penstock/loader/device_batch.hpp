@@ -38,8 +38,8 @@ class DeviceBatch {
   [[nodiscard]] std::uint64_t index() const noexcept;
 
   [[nodiscard]] std::size_t field_count() const noexcept;
-  /// Valid as long as the lease. Throws InvalidArgument past the last field, and for an unknown name; the
-  /// error lists the names.
+  /// Valid as long as the lease. Throws InvalidArgument past the last field and, listing the names, for
+  /// others.
   [[nodiscard]] const DeviceField& field(std::size_t field) const;
   [[nodiscard]] const DeviceField& field(std::string_view name) const;
 

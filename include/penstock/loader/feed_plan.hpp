@@ -97,8 +97,7 @@ struct FeedPlan {
   /// Device memory for the ring, the residents, the factors and the staging buffers, within the budget.
   std::size_t reserved_bytes = 0;
 
-  /// The device computes each batch's indices, since the host needs them neither to gather nor to count
-  /// bytes.
+  /// The device computes each batch's indices: the host needs none to gather or to count bytes.
   bool orders_on_device = false;
 
   [[nodiscard]] std::size_t delivered_sample_bytes() const noexcept;  ///< of one sample with all its fields

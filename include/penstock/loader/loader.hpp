@@ -46,8 +46,7 @@ class Loader {
 
   /// Goes to the beginning of `epoch`. Costs nothing if that comes next anyway. Held batches stay valid.
   void start_epoch(std::uint64_t epoch);
-  /// The state after the batches that next() has given out. Another process may restore it, also at another
-  /// world size.
+  /// The state after the batches that next() gave out. May be restored elsewhere, at any world size.
   [[nodiscard]] SamplerState state() const;
   /// Goes on where `state` was taken; see Sampler::restore.
   void restore(const SamplerState& state);

@@ -60,8 +60,7 @@ enum class WhenFull : std::uint8_t {
 /// How one field is delivered.
 struct FieldOptions {
   std::string name;
-  /// The type that values are widened to on the way: see can_widen. None: as stored, with narrowed integers
-  /// widened back.
+  /// The type that values are widened to: see can_widen. None: as stored, narrowed integers widened back.
   std::optional<DType> to = std::nullopt;
   /// Delivers value * scale + shift, computed in float32. One value for all, or one for each index of
   /// `channel_axis`; empty: none. Only for fields delivered as float16, bfloat16 or float32.

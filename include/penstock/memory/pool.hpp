@@ -14,8 +14,7 @@ struct PoolOptions {
   /// Most bytes taken from upstream at any time. 0: half of the host's memory, or half of the device's free
   /// memory when the pool is made.
   std::size_t budget_bytes = 0;
-  /// Least bytes taken from upstream at a time, as the budget allows. A larger request takes exactly its
-  /// size.
+  /// Least bytes taken from upstream at a time, as the budget allows. Larger requests take their exact size.
   std::size_t segment_bytes = std::size_t{64} << 20;
   /// Requests are rounded up to a multiple of this and not further. A power of two, 64 to 4096.
   std::size_t alignment = 256;
@@ -50,8 +49,7 @@ class Pool {
 
   /// A buffer of exactly `bytes`; zero gives an empty buffer. If the budget or upstream is short, gives
   /// segments without buffers back first. Does not wait for pending memory. Throws OutOfMemory if that is not
-  /// enough and no pending release has finished. Throws DeviceError if a pending release failed and no other
-  /// memory serves.
+  /// enough and no pending release has finished; DeviceError if one failed instead.
   [[nodiscard]] Buffer allocate(std::size_t bytes);
   /// As allocate. If only pending releases stand in the way, blocks the host until enough of them are done.
   [[nodiscard]] Buffer allocate_wait(std::size_t bytes);

@@ -16,8 +16,8 @@ namespace penstock {
 /// overlap, register the range that encloses them first; each of them then shares it. The memory must stay
 /// mapped until its last registration is gone and all transfers from it are done. Move-only. Thread-safe: any
 /// thread may register and unregister. Both block the host, for about 30 ms per GiB of touched memory. As
-/// with any locked memory, the device may not see writes that the parent makes after a fork, since they may
-/// go to a copy of the page.
+/// with any locked memory, the parent's writes after a fork may go to a copy of the page that the device does
+/// not see.
 class Registration {
  public:
   /// Locks [data, data + bytes). The device may write it if the mapping allows writing, otherwise only read.

@@ -22,8 +22,7 @@ struct TransferKinds {
 
 /// The measured speed of a link, from which the time of a transfer is predicted. A value: copy it freely.
 ///
-/// Times are in seconds from the request until the destination holds the bytes: medians on an otherwise idle
-/// machine.
+/// Times are medians, in seconds from the request until the destination holds the bytes, on an idle machine.
 class LinkProfile {
  public:
   /// The copy that a curve was measured with. `pinned` and `pageable` curves are the driver's own copy.
@@ -57,8 +56,7 @@ class LinkProfile {
   /// by another version, or describes another device, driver or host. Never throws for a bad file.
   [[nodiscard]] static std::optional<LinkProfile> load(const std::filesystem::path& file,
                                                        const DeviceInfo& device, std::string* why = nullptr);
-  /// Writes the profile. A reader sees either the whole old file or the whole new one. Throws Error with the
-  /// path.
+  /// Writes the profile. A reader sees the whole old file or the whole new one. Throws Error with the path.
   void save(const std::filesystem::path& file) const;
 
   /// The profile as JSON text, and back. parse throws InvalidArgument that says what is wrong.
@@ -71,8 +69,7 @@ class LinkProfile {
 
   /// Seconds that a transfer of `bytes` in `pieces` will take on `path`; `automatic` takes the engine's
   /// choice. Between measured points, time is interpolated in proportion (log-log). Past the last point it
-  /// grows at that point's rate. Throws InvalidArgument for host to host, and for a path that these kinds do
-  /// not have.
+  /// grows at that point's rate. Throws InvalidArgument for host to host, and for a path without these kinds.
   [[nodiscard]] double predict(std::size_t bytes, std::size_t pieces, TransferKinds kinds,
                                TransferPath path = TransferPath::automatic) const;
   /// The path that takes the least time.

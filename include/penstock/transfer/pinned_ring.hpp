@@ -50,8 +50,7 @@ class PinnedRing {
     std::atomic<bool> in_use_{false};
   };
 
-  /// Takes `slots` times `slot_bytes` of `pinned`. `wait` says how the host waits for a slot. Throws
-  /// OutOfMemory.
+  /// Takes `slots` times `slot_bytes` of `pinned`. The host waits for a slot by `wait`. Throws OutOfMemory.
   PinnedRing(const Device& device, Pool& pinned, std::size_t slots, std::size_t slot_bytes,
              EventWait wait = EventWait::poll);
 

@@ -41,8 +41,7 @@ struct TransferSpan {
   double end = 0;
 };
 
-/// A handle of one requested movement of bytes. It may be copied, used from any thread, and outlive the
-/// engine.
+/// A handle of one requested movement of bytes. It may be copied, used on any thread and outlive the engine.
 ///
 /// A transfer ends in one of three ways: done, failed, or cancelled. A failed or cancelled one no longer
 /// touches either end, and its destination holds an unspecified mixture of old and new bytes. Every query and

@@ -285,8 +285,7 @@ class CudaBackend final : public Backend {
     void* device = nullptr;
   };
 
-  // Looks up the first `count` of three: memory type, whether it is managed, address. Each costs a little
-  // time.
+  // Looks up the first `count` of three: memory type, whether it is managed, address. Each takes time.
   [[nodiscard]] Pointer look_up(const void* data, unsigned count) const {
     Pointer pointer;
     std::array attributes{PointerAttribute::memory_type, PointerAttribute::is_managed,

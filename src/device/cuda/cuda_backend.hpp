@@ -16,8 +16,7 @@ namespace penstock {
 /// missing, appends a sentence to `inventory.missing`. Throws nothing but bad_alloc.
 void list_cuda(const DeviceOptions& options, DeviceInventory& inventory);
 
-/// True if `error`, thrown by open_cuda, only says that the driver or a GPU is missing. "auto" then takes the
-/// host.
+/// True if `error` of open_cuda only says that the driver or a GPU is missing. "auto" then takes the host.
 [[nodiscard]] bool means_no_gpu(const DeviceError& error) noexcept;
 
 }  // namespace penstock

@@ -374,8 +374,7 @@ struct Channel {
   }
 };
 
-// Makes one aligned chunk of the destination out of the elements in `words`. The first is element `at` of its
-// row.
+// Makes one aligned chunk of the destination out of `words`, which begin with element `at` of a row.
 template <unsigned From, unsigned To>
 __device__ __forceinline__ uint4 convert_chunk(const unsigned (&words)[4], const GatherWidenArguments& a,
                                                uint64_t at) {

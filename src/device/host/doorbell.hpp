@@ -19,8 +19,8 @@ namespace penstock {
 /// sleepers after wakers and hide it.
 class Doorbell {
  public:
-  /// Returns when `done()` holds. Polls it for `spin`, then sleeps. `done` reads atomics that are written
-  /// before `ring`.
+  /// Returns when `done()` holds. Polls it for `spin`, then sleeps. `done` reads atomics written before
+  /// `ring`.
   template <typename Predicate>
   void wait(Predicate&& done, std::chrono::nanoseconds spin) noexcept {
     if (spin_until(done, spin)) return;

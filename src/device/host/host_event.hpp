@@ -33,8 +33,7 @@ class HostEvent {
   void enqueue_wait(HostStream& stream);
   [[nodiscard]] bool query();
   void synchronize();
-  /// Nanoseconds of the steady clock. Nullopt if there is no recording, the last one is not done, or the
-  /// event does not keep time.
+  /// Nanoseconds of the steady clock. Nullopt unless the last recording is done and the event keeps time.
   [[nodiscard]] std::optional<std::int64_t> time();
 
   void release() noexcept;

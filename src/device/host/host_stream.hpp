@@ -13,8 +13,8 @@
 namespace penstock {
 
 /// A stream of the host device: a thread that does enqueued work in order. Each piece of work has a ticket,
-/// counted from 1. In the late mode, work is done only when somebody needs it. The thread owns the stream and
-/// ends with EndWork.
+/// counted from 1. In the late mode, work waits until somebody needs it. The thread owns the stream and ends
+/// with EndWork.
 ///
 /// Finished work becomes visible to others only through the atomic that they wait on. The thread takes no
 /// lock that an enqueuing thread takes. If a consumer forgets its wait, nothing orders it by accident, and

@@ -13,12 +13,11 @@ namespace penstock {
 class HostStream;
 
 /// Knows the memory that enqueued work will touch, for the late mode. A destination is poisoned when its copy
-/// is enqueued, unless work ahead of the copy still uses it. Such a destination is left alone until the copy
-/// itself.
+/// is enqueued, unless work ahead of the copy still uses it.
 class LateBook {
  public:
-  /// Poisons the memory that `work` will write, unless work ahead uses it, and enqueues `work`. Returns its
-  /// ticket. Thread-safe.
+  /// Poisons the target of `work`, unless work ahead uses it. Enqueues `work`; returns its ticket.
+  /// Thread-safe.
   std::uint64_t enqueue(HostStream& stream, const Work& work);
 
   /// Forgets everything.

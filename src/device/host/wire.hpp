@@ -6,8 +6,7 @@
 
 namespace penstock {
 
-/// One direction of a modelled link. Copies take turns on it; each takes the latency plus its bytes over the
-/// rate.
+/// One direction of a modelled link. Copies take turns; each takes the latency plus its bytes over the rate.
 class Wire {
  public:
   using Clock = std::chrono::steady_clock;
