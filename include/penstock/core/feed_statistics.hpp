@@ -115,7 +115,7 @@ struct BatchTimes {
   double arrived = 0;  ///< when the consumer's stream went on
 };
 
-/// Seconds that each stage ran while the consumer waited for a batch. They may be less than the stall.
+/// Seconds that each stage ran while the consumer waited for a batch. In all they may be less than the stall.
 struct StallParts {
   double on_loader = 0;  ///< the wrapped loader was asked for a batch
   double on_device = 0;  ///< the batch was transferred, or gathered on the device if all of it is resident

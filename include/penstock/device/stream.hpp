@@ -50,7 +50,7 @@ class Stream {
   /// Sets each byte of device memory, or of locked host memory, to `value`.
   void fill(void* destination, std::uint8_t value, std::size_t bytes) const;
   /// Copies pieces of locked host memory to the device or back. The copy engines do it and take no
-  /// multiprocessor from other kernels. They are copied in any order. `pieces` is read at the call.
+  /// multiprocessor from other kernels. Pieces are copied in any order. `pieces` is read at the call.
   void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction) const;
   /// Copies `count` pieces by one kernel. The device reaches the table `pieces`.
   void copy_pieces(const CopyPiece* pieces, std::size_t count) const;
