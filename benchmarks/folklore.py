@@ -208,7 +208,7 @@ def pin_inline(lab: Lab) -> Finding:
             code = "y = x.pin_memory().to(device, non_blocking=True)"
             cold = lab.time(code, names, before="forget()", note="pinned memory new", most=5)
             figures.append(cold)
-            part += f", {gain(plain.done, cold.done)} where the pinned memory is new"
+            part += f", {gain(plain.done, cold.done)} if the pinned memory is new"
         parts.append(part)
     return Finding("pin-inline", "", figures, "Beside `.to()`: " + "; ".join(parts) + ".")
 
@@ -220,16 +220,16 @@ def pinned_ring(lab: Lab) -> Finding:
     plain = lab.time("y = x.to(device)", names, note=f"pageable, {size >> 20} MiB")
     inline = lab.time("y = x.pin_memory().to(device, non_blocking=True)", names)
     reused = lab.time("pinned.copy_(x); y = pinned.to(device, non_blocking=True)", names, note="one buffer, reused")
-    ready = lab.time("y = pinned.to(device, non_blocking=True)", names, note="where the data is pinned already")
+    ready = lab.time("y = pinned.to(device, non_blocking=True)", names, note="if the data is already pinned")
     figures = [plain, inline, reused, ready]
     figures += [lab.time(code, names, note="threads fill pinned slots") for code in lab.penstock_way("x")]
     verdict = (
         f"A reused buffer beside `.to()`: {gain(plain.done, reused.done)}; beside pinning inline: "
         f"{gain(inline.done, reused.done)}. The copy into it takes {span(max(0.0, reused.done - ready.done))} of its "
-        f"{span(reused.done)}; data that is pinned already comes at {rate(size, ready)}."
+        f"{span(reused.done)}; data that is already pinned comes at {rate(size, ready)}."
     )
     if len(figures) > 4:
-        verdict += f" penstock.to_device: {rate(size, figures[4])} out of pageable memory."
+        verdict += f" penstock.to_device: {rate(size, figures[4])} from pageable memory."
     return Finding("ring", "", figures, verdict)
 
 
@@ -270,7 +270,7 @@ def convert_where(lab: Lab) -> Finding:
     narrow = lab.time("y = wide.to(device, torch.float32)", names, note=f"{size >> 20} MiB of float64")
     narrow_apart = lab.time("y = wide.to(device).to(torch.float32)", names)
     verdict = (
-        f"Widening: first `.to(device)`, then the dtype: {gain(together.done, apart.done)}; out of pinned memory "
+        f"Widening: first `.to(device)`, then the dtype: {gain(together.done, apart.done)}; from pinned memory "
         f"{gain(together.done, pinned.done)}; `non_blocking=True` alone, which converts on the GPU too: "
         f"{gain(together.done, eager.done)}. Narrowing from float64: first `.to(device)`: "
         f"{gain(narrow.done, narrow_apart.done)}."
@@ -387,7 +387,7 @@ def side_stream(lab: Lab) -> Finding:
     )
     verdict = (
         f"Overlap: a step takes {span(same.done)} on one stream and {span(beside.done)} with a side stream "
-        f"({gain(same.done, beside.done)}; the compute alone {span(alone.done)}). Wrong results where a wait is "
+        f"({gain(same.done, beside.done)}; the compute alone {span(alone.done)}). Wrong results if a wait is "
         f"missing: {wrong} of {of} trials; with the right wait: {safe} of {safe_of}."
     )
     return Finding("side-stream", "", [*figures, alone, same, beside], verdict)
@@ -406,7 +406,7 @@ def pre_transferred(lab: Lab) -> Finding:
     saved = min(moved.done, pinned.done) - ahead.done
     pays = f"after {math.ceil(upload.done / saved)} batches" if saved > 0 else "never"
     verdict = (
-        f"A batch out of device memory is {gain(min(moved.done, pinned.done), ahead.done)}; the upload, even by "
+        f"A batch from device memory is {gain(min(moved.done, pinned.done), ahead.done)}; the upload, even by "
         f"`.to()`, pays {pays}, an epoch being {count // batch}."
     )
     return Finding("resident", "", [upload, moved, pinned, resident, ahead], verdict)
