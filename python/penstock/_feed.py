@@ -1,4 +1,4 @@
-"""feed: a loader that somebody else wrote, with its batches on the device."""
+"""feed: another library's loader, with its batches on the device."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from ._transfers import expander_for
 def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False) -> Feed:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
-    `loader` is any iterable of batches, a DataLoader first of all; a batch is what `to_device` takes. Each becomes one
-    packed transfer on a copy stream. When a batch is handed out, PyTorch's current stream waits for it, and the host
-    does not. Batches stay valid for as long as they are kept.
+    `loader` is any iterable of batches, such as a DataLoader. A batch is any nest that `to_device` takes. Each becomes
+    one packed transfer on a copy stream. When a batch is handed out, PyTorch's current stream waits for it, and the
+    host does not. Batches stay valid for as long as they are kept.
 
     Order, length, errors and state are those of the loader. If a batch raises, the exception comes in that batch's
-    place, and the next `next()` goes on as the loader does. `state_dict`, `load_state_dict` and `set_epoch` are there
-    if the loader has them; the state is as of the batch that was handed out, though others were read ahead.
+    place, and the next `next()` goes on as the loader does. If the loader has `state_dict`, `load_state_dict` and
+    `set_epoch`, the feed has them too. The state is that of the batch that was handed out, without those read ahead.
 
-    Around a loader that Accelerate prepared, batches go to Accelerate's device, and its `end_of_dataloader` and
-    `remainder` are as of the batch that was handed out. A feed of a feed is a feed of the inner one's loader.
+    Around a loader that Accelerate prepared, batches go to Accelerate's device. Its `end_of_dataloader` and `remainder`
+    are those of the batch that was handed out. A feed of a feed is a feed of the inner one's loader.
 
-    If a batch has its own `to(device)`, that is called, after its `pin_memory()` where the device is a GPU; see also
+    If a batch has its own `to(device)`, that is called; for a GPU, its `pin_memory()` is called before. See also
     `register_batch_type`.
 
     If several processes train together and nothing shards the loader's samples, a NotShardedWarning says what to
     write, once, when iteration begins. `sharded=True` says that they are sharded.
 
-    Pageable batches of a loader with worker processes (`num_workers` above 0) are moved by threads of penstock, in the
-    background. On a GPU, tensors of 1 MiB and more that this process itself makes are copied into pinned memory by
-    PyTorch's threads, which have just made them: other threads would take their cores. An iterable around such a loader
-    has to pass on its `num_workers` to be known as one.
+    If a loader has worker processes (`num_workers` above 0), threads of penstock move its pageable batches in the
+    background. If this process itself makes the batches for a GPU, PyTorch's threads, which have just made them, copy
+    tensors of 1 MiB and more into pinned memory: other threads would take their cores. An iterable around a loader with
+    workers must pass on its `num_workers`.
 
-    All code of yours runs on the thread that iterates: `prefetch_depth` more batches are asked of the loader before one
-    is handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the
-    loop early leaves batches that it has produced unused. Iterate within one stream context: the memory of a batch is
-    of the stream that was current when it was sent.
+    All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
+    handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
+    early leaves produced batches unused. Iterate within one stream context: a batch's memory belongs to the stream that
+    was current when it was sent.
 
     `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. "auto" is PyTorch's current GPU, otherwise
-    the first one, otherwise the host. `prefetch_depth`: 0 and up. Raises InvalidArgument for others, and DeviceError
-    in a DataLoader's worker process.
+    the first one, otherwise the host. `prefetch_depth`: 0 and up. Raises InvalidArgument for other values, and
+    DeviceError in a DataLoader's worker process.
     """
     return Feed(loader, device, prefetch_depth, sharded=sharded)
 
 
 class Feed:
-    """What `feed` returns: an iterable with the length and the attributes of the loader that it wraps.
+    """The result of `feed`: an iterable with the length and the attributes of the loader that it wraps.
 
     Attributes whose names begin with an underscore stay the loader's own. Assigning to an attribute of the loader
-    assigns to the loader. A feed can be pickled if its loader can; its statistics then begin anew.
+    assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
     """
 
     _own = frozenset({"loader", "device", "prefetch_depth", "sharded"})
@@ -112,8 +112,7 @@ class Feed:
         return f"penstock.feed({self.loader!r}, device={self._spec!r}, prefetch_depth={self.prefetch_depth})"
 
     def stats(self) -> FeedStatistics:
-        """What this feed did so far, and where the time went. It goes on with the feed: each figure is as of when it is
-        read."""
+        """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading."""
         account = self._account
         return FeedStatistics(self._spec, account.stats, account.timeline)
 
@@ -130,21 +129,21 @@ class Feed:
 
 
 class _Stateful:
-    """Of a feed whose loader keeps a state."""
+    """The methods of a feed whose loader keeps a state."""
 
     def state_dict(self: Any) -> Any:
-        """The loader's state as of the batch that was handed out last, not counting those that were asked for ahead."""
+        """The loader's state after the batch that was handed out last, without those that were read ahead."""
         return self.loader.state_dict() if self._state is None else copy.deepcopy(self._state)
 
     def load_state_dict(self: Any, state: Any) -> None:
-        """Passes a state to the loader. The next iteration begins there; iterators from before keep none."""
+        """Passes a state to the loader. The next iteration begins there; earlier iterators keep no state."""
         self.loader.load_state_dict(state)
         self._state = None
         self._turn += 1
 
 
 class _Epochs:
-    """Of a feed whose loader, or whose sampler or dataset, takes the epoch."""
+    """The methods of a feed whose loader, or its sampler or dataset, takes the epoch."""
 
     def set_epoch(self: Any, epoch: int) -> None:
         """Passes the epoch to the loader; if it does not take it, to its sampler, otherwise to its dataset."""
@@ -152,20 +151,20 @@ class _Epochs:
 
 
 class _Prepared:
-    """Of a feed whose loader Accelerate prepared: the batches are fed to that loader, under it.
+    """The methods of a feed whose loader Accelerate prepared: the batches are fed to that loader, under it.
 
-    Accelerate's loader itself moves batches, and notes whether one is the last. So it has to come after the feed:
-    it stays the one that is iterated, and for that time the DataLoader in it is a feed of that DataLoader.
+    Accelerate's loader itself moves batches, and notes whether one is the last. So it must come after the feed: it is
+    the one that is iterated, and meanwhile the DataLoader in it is replaced by a feed of that DataLoader.
     """
 
     @property
     def __class__(self) -> type:
-        # As Accelerate's loaders answer for the loader in them: `skip_first_batches` goes by it.
+        # Accelerate's loaders also answer with the class of the loader in them: `skip_first_batches` asks for it.
         return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
 
     @property
     def device(self: Any) -> Any:
-        """What Accelerate moves the batches to."""
+        """The device to which Accelerate moves the batches."""
         return _others.device_of_prepared(self.loader)
 
     def _set_device(self: Any, device: Any) -> None:
@@ -184,7 +183,7 @@ class _Prepared:
         loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
         inner = _Under(base, self._spec, self.prefetch_depth, sharded=True)
         inner._account = self._account
-        # Loops may nest: each hands back to the one that goes on.
+        # Loops may nest: each gives the place back to the one that goes on.
         active = self.__dict__.setdefault("_active", [])
         active.append(inner)
         loader.base_dataloader = inner
@@ -205,7 +204,7 @@ _STATE_NAMES = frozenset({"state_dict", "load_state_dict", "set_epoch"})
 
 
 def _kind_of(loader: Any) -> type[Feed]:
-    """Feed with the methods that work around this loader. A method that is there and raises would be taken for one."""
+    """Feed with the methods that work for this loader. Code looks for methods, so those that would raise are absent."""
     prepared = _others.is_prepared(loader)
     mixins: list[type] = [_Prepared] if prepared else []
     if _others.keeps_state(loader):
@@ -220,13 +219,13 @@ def _unwrapped(loader: Any) -> Any:
 
 
 class FeedIterator:
-    """One epoch of a feed. Lazy: it asks nothing of the loader before the first `next()`. Not for several threads."""
+    """One epoch of a feed. Does not ask the loader before the first `next()`. One thread at a time."""
 
     def __init__(self, feed: Feed):
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
         self._expand = expander_for(engine_for(feed._spec))
-        # Where workers make the batches, this process's threads are free to move them.
+        # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._keeps_state = isinstance(feed, _Stateful)
         self._source: Iterator[Any] | None = None
@@ -259,7 +258,7 @@ class FeedIterator:
         if isinstance(item, Exception):
             self._reads = True
             try:
-                if isinstance(item, StopIteration):  # of a batch's own code: it would end the loop without a word
+                if isinstance(item, StopIteration):  # from a batch's own code: it would end the loop silently
                     raise RuntimeError("a batch raised StopIteration while it was sent") from item
                 raise item
             finally:
@@ -291,7 +290,7 @@ class FeedIterator:
                 if batch is _END:
                     self._reads = False
                     return
-                # Copied, since the loader may go on writing into what it gave.
+                # Copied, since the loader may go on writing into its state.
                 state = copy.deepcopy(feed.loader.state_dict()) if self._keeps_state else None
                 flight = account.send(batch, self._expand, self._pin)
                 del batch
@@ -304,7 +303,7 @@ class FeedIterator:
                 self._pending.append((flight, state))
 
     def close(self) -> None:
-        """Ends the epoch here: lets go of the loader's iterator and of the batches that were read ahead."""
+        """Ends the epoch here: drops the loader's iterator and the batches that were read ahead."""
         self._over = True
         self._reads = False
         self._pending.clear()
@@ -314,14 +313,14 @@ class FeedIterator:
 
 
 class _Under(Feed):
-    """The feed under a loader of Accelerate's. Its iterator begins at once: processes wait for each other there."""
+    """The feed under a loader of Accelerate. Its iterator begins at once, since processes wait for each other there."""
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
         return object.__new__(_under(_kind_of(loader)))
 
     @property
     def __class__(self) -> type:
-        # Accelerate's loader gives this class for its own, and has to stay a DataLoader.
+        # Accelerate's loader gives this class as its own, and must stay a DataLoader.
         return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
 
     def __reduce__(self) -> tuple:
