@@ -114,18 +114,18 @@ void DeviceRing::wait_for_users(const DeviceSlot& slot, const Stream& stream) co
   for (std::size_t i = 0; i < slot.done_count; ++i) stream.wait(slot.done[i]);
 }
 
-void DeviceRing::publish(Arrival arrival) {
+void DeviceRing::publish(PublishedItem item) {
   {
     const std::lock_guard lock(mutex_);
-    if (arrival.slot != nullptr) ++ready_;
-    published_.push_back(std::move(arrival));
+    if (item.slot != nullptr) ++ready_;
+    published_.push_back(std::move(item));
   }
   consumer_.notify_all();
 }
 
-void DeviceRing::put_back(DeviceSlot& slot, bool spoiled) noexcept {
+void DeviceRing::put_back(DeviceSlot& slot, bool may_be_written) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!spoiled) free_.insert(free_.begin(), &slot);
+  if (!may_be_written) free_.insert(free_.begin(), &slot);
 }
 
 std::optional<DeviceRing::Clock::time_point> DeviceRing::gives_up_at(Clock::time_point asked) const {
@@ -149,8 +149,7 @@ void DeviceRing::refuse_full() const {
                   patience_.count() > 0 ? ", and none was released while next() waited" : "", exhausted_));
 }
 
-void DeviceRing::wait_for_arrival(std::unique_lock<std::mutex>& lock,
-                                  const FunctionRef<void()>* while_waiting) {
+void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting) {
   const auto asked = Clock::now();
   auto question = asked + kQuestionInterval;
   while (!closed_ && published_.empty()) {
@@ -171,25 +170,25 @@ void DeviceRing::wait_for_arrival(std::unique_lock<std::mutex>& lock,
   }
 }
 
-Arrival DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {
+PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
-  wait_for_arrival(lock, while_waiting);
+  wait_for_item(lock, while_waiting);
   if (closed_) throw Closed("The loader was closed. Make a new one to get more batches.");
   if (published_.empty()) refuse_full();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
   if (published_.front().slot != nullptr) stream.wait(published_.front().slot->ready);
-  Arrival arrival = std::move(published_.front());
+  PublishedItem item = std::move(published_.front());
   published_.erase(published_.begin());
-  position_ = arrival.state;
-  if (arrival.slot == nullptr) return arrival;
-  arrival.slot->users.push_back(stream.native());
+  position_ = item.state;
+  if (item.slot == nullptr) return item;
+  item.slot->users.push_back(stream.native());
   --ready_;
-  arrival.ready = ready;
-  leased_.push_back(arrival.slot);
+  item.ready = ready;
+  leased_.push_back(item.slot);
   lock.unlock();
   producer_.notify_one();
-  return arrival;
+  return item;
 }
 
 void DeviceRing::give_back(DeviceSlot& slot) {
@@ -221,15 +220,15 @@ void DeviceRing::stop() noexcept {
   producer_.notify_all();
 }
 
-std::vector<Arrival> DeviceRing::reset(const SamplerState& position) {
-  std::vector<Arrival> dropped;
+std::vector<PublishedItem> DeviceRing::reset(const SamplerState& position) {
+  std::vector<PublishedItem> dropped;
   dropped.reserve(depth_ + 2);
   const std::lock_guard lock(mutex_);
   published_.swap(dropped);
-  for (const Arrival& arrival : dropped) {
-    if (arrival.slot == nullptr) continue;
-    arrival.slot->done_count = 0;
-    free_.push_back(arrival.slot);
+  for (const PublishedItem& item : dropped) {
+    if (item.slot == nullptr) continue;
+    item.slot->done_count = 0;
+    free_.push_back(item.slot);
   }
   ready_ = 0;
   position_ = position;

@@ -42,14 +42,14 @@ struct DeviceSlot {
   explicit DeviceSlot(Event event) : ready(std::move(event)) {}
 };
 
-/// What the producer passes to the consumer: a batch, an epoch's end (no slot), or what went wrong.
-struct Arrival {
+/// An item that the producer passes to the consumer: a batch, an epoch's end (without a slot), or an error.
+struct PublishedItem {
   DeviceSlot* slot = nullptr;
   std::exception_ptr error{};
-  SamplerState state{};  ///< after it
+  SamplerState state{};  ///< after this batch
   BatchTimes times{};    ///< as far as the host knows them
   double slot_wait_seconds = 0;
-  struct TimedBatch* timed = nullptr;  ///< where its times on the device are recorded; may be null
+  struct TimedBatch* timed = nullptr;  ///< the record of its times on the device; may be null
   std::size_t ready = 0;               ///< batches published when it was asked for
 };
 
@@ -75,17 +75,17 @@ class DeviceRing {
   [[nodiscard]] DeviceSlot* acquire();
   /// Makes `stream` wait for the work last queued on the slot's memory.
   void wait_for_users(const DeviceSlot& slot, const Stream& stream) const;
-  void publish(Arrival arrival);
-  /// Takes a slot back that was acquired and not published. `spoiled`: copies into it may be under way that
-  /// `ready` does not mark; it is never used again.
-  void put_back(DeviceSlot& slot, bool spoiled) noexcept;
+  void publish(PublishedItem item);
+  /// Takes a slot back that was acquired and not published. If it `may_be_written` by copies that `ready`
+  /// does not mark, it is never used again.
+  void put_back(DeviceSlot& slot, bool may_be_written) noexcept;
 
   /// For the consumer: takes the next published batch or end, leases its slot, and makes `stream` wait for
   /// it. An error stays and is thrown each time. If `stream` cannot wait, the batch stays. Blocks the host.
   /// Calls `while_waiting`, unless it is null, every 50 ms without a lock. Throws Closed, DeviceError, and
   /// exceptions of `while_waiting`. Throws OutOfMemory if the ring is full for longer than LoaderOptions
   /// allow, or for good.
-  [[nodiscard]] Arrival take(const Stream& stream, const FunctionRef<void()>* while_waiting);
+  [[nodiscard]] PublishedItem take(const Stream& stream, const FunctionRef<void()>* while_waiting);
   /// Ends a lease. Throws DeviceError if the work on its slot cannot be marked.
   void give_back(DeviceSlot& slot);
 
@@ -93,7 +93,7 @@ class DeviceRing {
   void stop() noexcept;
   /// Starts anew at `position`; the producer must not be at work. Returns the published entries; their slots
   /// are free.
-  std::vector<Arrival> reset(const SamplerState& position);
+  std::vector<PublishedItem> reset(const SamplerState& position);
   /// Ends take() in all threads with Closed, for good; the producer must not be at work. Threads may still be
   /// in take() when this returns.
   void close() noexcept;
@@ -112,7 +112,7 @@ class DeviceRing {
   using Clock = std::chrono::steady_clock;
 
   /// Returns once take() can answer: there is a batch, an end or an error, or the ring stays full.
-  void wait_for_arrival(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting);
+  void wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting);
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
   /// When a consumer that has waited since `asked` gives up on the full ring; nullopt if it is not full.
@@ -133,7 +133,7 @@ class DeviceRing {
   std::condition_variable consumer_;
   std::vector<std::unique_ptr<DeviceSlot>> slots_;
   std::vector<DeviceSlot*> free_;  ///< the first has been free for longest
-  std::vector<Arrival> published_;
+  std::vector<PublishedItem> published_;
   std::size_t ready_ = 0;  ///< batches among them
   SamplerState position_;
   std::vector<DeviceSlot*> leased_;

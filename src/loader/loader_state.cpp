@@ -91,10 +91,10 @@ void LoaderState::set_up() {
   for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];
   resident_->set_addresses(context.addresses);
   producer_ = std::make_unique<Producer>(std::move(context), *memory_, options_.prefetch_depth);
-  // From here on nothing is allocated, but for slots that the ring adds while batches are kept.
+  // From here on nothing is allocated, except for slots that the ring adds while batches are kept.
 }
 
-/// Locks the memory that the plan has the device read, and plans again for as long as something is refused.
+/// Locks the memory that the device reads under the plan. Plans again while a lock or copy is refused.
 void LoaderState::make_plan(FeedFacts& facts) {
   do {
     plan_ = plan_feed(facts, options_, profile_);
@@ -102,8 +102,8 @@ void LoaderState::make_plan(FeedFacts& facts) {
   } while (sources_.refused);
 }
 
-/// In one piece, so that nothing is lost between the pieces of a tight budget. If the device has less than
-/// the budget, fewer slots and no staging on the device may do.
+/// Reserves in one piece, so that a tight budget is not lost between pieces. If the device has less than the
+/// budget, fewer slots without staging on the device may be enough.
 void LoaderState::reserve_memory(FeedFacts& facts) {
   memory_ = std::make_shared<Pool>(
       make_device_pool(device_, {.budget_bytes = plan_.budget_bytes,
@@ -128,7 +128,7 @@ void LoaderState::end_production() {
 }
 
 void LoaderState::run() {
-  Arrival failed;
+  PublishedItem failed;
   failed.state = sampler_.state();
   try {
     if (!is_resident_) {
@@ -153,37 +153,37 @@ void LoaderState::run() {
 }
 
 void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index) {
-  Arrival arrival;
-  arrival.times.epoch = sampler_.epoch();
+  PublishedItem item;
+  item.times.epoch = sampler_.epoch();
   slot.run = sampler_.next_run();
   if (slot.run.count == 0) {
     ring_->put_back(slot, false);
     sampler_.start_epoch(sampler_.epoch() + 1);
     index = 0;
-    arrival.state = sampler_.state();
-    return ring_->publish(std::move(arrival));
+    item.state = sampler_.state();
+    return ring_->publish(std::move(item));
   }
   slot.epoch = sampler_.epoch();
   slot.index = index++;
-  arrival.state = sampler_.state();
-  arrival.slot_wait_seconds = slot_wait_seconds;
-  arrival.times.batch = slot.index;
-  arrival.times.samples = slot.run.count;
-  arrival.timed = account_->open();
-  bool spoiled = false;
+  item.state = sampler_.state();
+  item.slot_wait_seconds = slot_wait_seconds;
+  item.times.batch = slot.index;
+  item.times.samples = slot.run.count;
+  item.timed = account_->open();
+  bool may_be_written = false;
   try {
     for (std::size_t f = 0; f < plan_.fields.size(); ++f) {
       slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
       slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
     }
-    producer_->fill(slot, *ring_, slot.run, arrival, *account_, spoiled);
+    producer_->fill(slot, *ring_, slot.run, item, *account_, may_be_written);
   } catch (...) {
-    account_->discard(arrival.timed);
-    ring_->put_back(slot, spoiled);
+    account_->discard(item.timed);
+    ring_->put_back(slot, may_be_written);
     throw;
   }
-  arrival.slot = &slot;
-  ring_->publish(std::move(arrival));
+  item.slot = &slot;
+  ring_->publish(std::move(item));
 }
 
 void LoaderState::refuse_fork() const {
@@ -198,17 +198,17 @@ void LoaderState::refuse_fork() const {
 std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   refuse_fork();
   Account::Request request(*account_, &stream);
-  const Arrival arrival = ring_->take(stream, while_waiting);
-  if (arrival.slot == nullptr) {
-    request.end(arrival.times.epoch);
+  const PublishedItem item = ring_->take(stream, while_waiting);
+  if (item.slot == nullptr) {
+    request.end(item.times.epoch);
     return std::nullopt;
   }
-  DeviceBatch batch(ring_, arrival.slot);
-  request.answer({.timed = arrival.timed,
-                  .times = arrival.times,
+  DeviceBatch batch(ring_, item.slot);
+  request.answer({.timed = item.timed,
+                  .times = item.times,
                   .delivered_bytes = batch.size() * delivered_sample_bytes_,
-                  .ready = arrival.ready,
-                  .slot_wait_seconds = arrival.slot_wait_seconds});
+                  .ready = item.ready,
+                  .slot_wait_seconds = item.slot_wait_seconds});
   return batch;
 }
 
@@ -221,7 +221,7 @@ void LoaderState::go_to(Change&& change) {
   change(changed);
   end_production();
   sampler_ = changed;
-  for (const Arrival& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
+  for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
   try {
     begin_production();
   } catch (...) {

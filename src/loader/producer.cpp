@@ -52,8 +52,8 @@ void Producer::synchronize() const {
   for (const CopyStream& copy : copy_streams_) copy.stream.synchronize();
 }
 
-void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
-                    const Account& account, bool& spoiled) {
+void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, PublishedItem& item,
+                    const Account& account, bool& may_be_written) {
   PinnedRing::Slot& pinned = staging_.next();
   const StagingSlot& staging = staging_slots_[turn_ % staging_slots_.size()];
   const CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
@@ -67,22 +67,22 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
     batch.indices = indices;
   }
   const double begin = account.now();
-  for (const auto& feeder : feeders_) arrival.times.link_bytes += feeder->prepare(batch);
+  for (const auto& feeder : feeders_) item.times.link_bytes += feeder->prepare(batch);
   if (plan.gathers_on_host()) {
-    arrival.times.gather_begin = begin;
-    arrival.times.gather_end = account.now();
+    item.times.gather_begin = begin;
+    item.times.gather_end = account.now();
   }
   ring.wait_for_users(slot, stream);
-  spoiled = true;
+  may_be_written = true;
   const auto mark = [&] {
     slot.ready.record(stream);
     pinned.sent(stream);
   };
   try {
-    if (arrival.timed != nullptr) arrival.timed->begin.record(stream);
+    if (item.timed != nullptr) item.timed->begin.record(stream);
     if (plan.orders_on_device) stream.fill_order({run, slot.indices});
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
-    if (arrival.timed != nullptr) arrival.timed->end.record(stream);
+    if (item.timed != nullptr) item.timed->end.record(stream);
     mark();
   } catch (...) {
     try {
@@ -90,10 +90,10 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
     } catch (...) {
       stream.synchronize();
     }
-    spoiled = false;
+    may_be_written = false;
     throw;
   }
-  spoiled = false;
+  may_be_written = false;
 }
 
 }  // namespace penstock

@@ -23,12 +23,11 @@ class Producer {
   Producer(const Producer&) = delete;
   Producer& operator=(const Producer&) = delete;
 
-  /// Enqueues the batch `run` into `slot`, whose `ready` marks its end; `timed` may be null. Blocks the host
-  /// while it gathers, and while all staging slots are still read by earlier copies. Throws what reading
-  /// throws; `slot.ready` then marks the work that was enqueued, or that work is over. If neither can be had,
-  /// `spoiled` is set.
-  void fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, Arrival& arrival,
-            const Account& account, bool& spoiled);
+  /// Enqueues the batch `run` into `slot`; `slot.ready` marks its end. Blocks the host while it gathers, and
+  /// while earlier copies read all staging slots. Throws what reading throws. `slot.ready` then marks the
+  /// enqueued work, or that work is done. If neither is possible, sets `may_be_written`.
+  void fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, PublishedItem& item,
+            const Account& account, bool& may_be_written);
 
   /// Blocks the host until no enqueued work reads the dataset or writes a slot.
   void synchronize() const;

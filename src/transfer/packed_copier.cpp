@@ -16,15 +16,13 @@ namespace penstock {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Range = PackedPlan::Range;
+using ImageRange = PackedPlan::ImageRange;
 
 constexpr std::size_t kRoundsInFlight = 3;
-// Smaller images are not worth other threads: waking one that sleeps takes some 70 µs, in which one thread
-// copies about 800 KiB.
+// Largest image that one thread packs alone. Waking another takes some 70 µs: the copying of about 800 KiB.
 constexpr std::size_t kAlone = std::size_t{512} << 10;
 
-/// Memory that goes back to its pool at the end of the scope, once the work that is then on the stream is
-/// done.
+/// Memory that goes back to its pool once the work that is on the stream at the end of the scope is done.
 class StreamBuffer {
  public:
   StreamBuffer(Buffer buffer, const Stream& stream) : buffer_(std::move(buffer)), stream_(stream) {}
@@ -46,8 +44,8 @@ class StreamBuffer {
 };
 
 /// Cuts a round into chunks, small ones first.
-std::vector<Range> chunks_of(Range round, const PackingOptions& options) {
-  std::vector<Range> chunks;
+std::vector<ImageRange> chunks_of(ImageRange round, const PackingOptions& options) {
+  std::vector<ImageRange> chunks;
   std::size_t size = options.tuning.first_chunk_bytes;
   for (std::size_t begin = round.begin; begin < round.end;) {
     const std::size_t end = round.end - begin <= size + size / 2 ? round.end : begin + size;
@@ -84,7 +82,8 @@ unsigned PackedCopier::threads_for(const PackedPlan& plan) const noexcept {
   return plan.image_bytes() <= kAlone ? 1 : options_.threads;
 }
 
-void PackedCopier::for_each_granule(const PackedPlan& plan, Range range, FunctionRef<void(Range)> body) {
+void PackedCopier::for_each_granule(const PackedPlan& plan, ImageRange range,
+                                    FunctionRef<void(ImageRange)> body) {
   const std::size_t granule = options_.granule_bytes;
   const std::size_t granules = (range.bytes() + granule - 1) / granule;
   const auto one = [&](std::size_t i) {
@@ -94,7 +93,7 @@ void PackedCopier::for_each_granule(const PackedPlan& plan, Range range, Functio
   workers_->for_each(granules, one, threads_for(plan));
 }
 
-void PackedCopier::run_kernel(const PackedPlan& plan, Range round, CopyDirection direction,
+void PackedCopier::run_kernel(const PackedPlan& plan, ImageRange round, CopyDirection direction,
                               std::byte* scratch, const Stream& stream) {
   std::vector<CopyPiece> table;
   const bool on_device = scratch == nullptr;
@@ -114,19 +113,19 @@ void PackedCopier::run_kernel(const PackedPlan& plan, Range round, CopyDirection
   stream.copy_pieces(static_cast<const CopyPiece*>(device_.device_address(pinned.data())), table.size());
 }
 
-void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream& stream,
+void PackedCopier::pack_round(const PackedPlan& plan, ImageRange round, const Stream& stream,
                               TransferState& state) {
   const bool scatter = plan.device_side() == PackedPlan::DeviceSide::scatter;
   const StreamBuffer scratch(scatter ? scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
   const StreamBuffer pinned(pinned_->allocate_wait(round.bytes()), stream);
 
-  const std::vector<Range> chunks = chunks_of(round, options_);
+  const std::vector<ImageRange> chunks = chunks_of(round, options_);
   std::vector<std::atomic<std::size_t>> left_to_pack(chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i)
     left_to_pack[i].store(chunks[i].bytes(), std::memory_order_relaxed);
   std::atomic<std::size_t> copies{0};
 
-  const auto enqueue = [&](Range chunk) {
+  const auto enqueue = [&](ImageRange chunk) {
     state.begin_on(stream);
     if (scatter) {
       stream.copy(scratch.data() + (chunk.begin - round.begin), pinned.data() + (chunk.begin - round.begin),
@@ -141,11 +140,11 @@ void PackedCopier::pack_round(const PackedPlan& plan, Range round, const Stream&
   };
   const StoreKind stores = options_.tuning.streaming_stores ? StoreKind::streaming : StoreKind::cached;
   const auto begin = Clock::now();
-  for_each_granule(plan, round, [&](Range granule) {
+  for_each_granule(plan, round, [&](ImageRange granule) {
     plan.pack(granule, pinned.data() + (granule.begin - round.begin), stores);
-    // Whoever packs the last byte of a chunk sends it.
+    // The thread that packs the last byte of a chunk sends it.
     auto chunk = std::upper_bound(chunks.begin(), chunks.end(), granule.begin,
-                                  [](std::size_t at, const Range& range) { return at < range.begin; }) -
+                                  [](std::size_t at, const ImageRange& range) { return at < range.begin; }) -
                  1;
     while (granule.begin < granule.end) {
       const std::size_t part = std::min(granule.end, chunk->end) - granule.begin;
@@ -163,14 +162,14 @@ void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const 
                              const Stream& stream, bool held) {
   state->set_threads(threads_for(plan));
   try {
-    std::deque<EventPool::Handle> rounds;  // that are on the wire
+    std::deque<EventPool::Handle> rounds;  // in flight
     for (std::size_t begin = 0; begin < plan.image_bytes();) {
-      // The next round then has memory that is in use already, and in the cache.
+      // The next round then reuses memory that is in the cache.
       if (!held && rounds.size() == kRoundsInFlight) {
         rounds.front()->synchronize();
         rounds.pop_front();
       }
-      const Range round = plan.round(begin, options_.tuning.window_bytes);
+      const ImageRange round = plan.round(begin, options_.tuning.window_bytes);
       pack_round(plan, round, stream, *state);
       rounds.push_back(state->take_end(*events_));
       rounds.back()->record(stream);
@@ -196,15 +195,15 @@ void PackedCopier::on_device(const std::shared_ptr<TransferState>& state, const 
   }
 }
 
-/// A packed D2H transfer. The one thread that claims it enqueues its copies round by round, and takes the
-/// bytes out of pinned memory as they arrive.
+/// A packed D2H transfer. The one thread that claims it enqueues its copies round by round, and moves the
+/// bytes from pinned memory to the host's ends as they arrive.
 class PackedCopier::Unpacking {
  public:
   Unpacking(PackedCopier& copier, std::shared_ptr<TransferState> state, PackedPlan plan,
             EventPool::Handle after)
       : copier_(copier), state_(std::move(state)), plan_(std::move(plan)), after_(std::move(after)) {}
 
-  /// Puts the first round with the driver.
+  /// Enqueues the first round.
   void begin() {
     try {
       if (after_) copier_.unpack_stream_.wait(*after_);
@@ -215,7 +214,7 @@ class PackedCopier::Unpacking {
     }
   }
 
-  /// Does the rest, unless another thread has begun to.
+  /// Does the rest, unless another thread has begun it.
   bool try_run() {
     if (claimed_.exchange(true)) return false;
     if (!failed_) run();
@@ -226,7 +225,7 @@ class PackedCopier::Unpacking {
 
   void wait_ended() const { ended_.wait(false); }
 
-  /// True if rounds are left, which will not be made then.
+  /// True if rounds were left, which will then not be made.
   bool cancel() {
     const std::lock_guard lock(round_mutex_);
     if (failed_ || round_.end == plan_.image_bytes()) return false;
@@ -236,7 +235,7 @@ class PackedCopier::Unpacking {
 
  private:
   struct Arriving {
-    Range chunk;
+    ImageRange chunk;
     EventPool::Handle event;
   };
 
@@ -262,7 +261,7 @@ class PackedCopier::Unpacking {
   }
 
   void enqueue_round() {
-    const Range round = round_;
+    const ImageRange round = round_;
     const Stream& stream = copier_.unpack_stream_;
     const bool scatter = plan_.device_side() == PackedPlan::DeviceSide::scatter;
     const StreamBuffer scratch(scatter ? copier_.scratch_->allocate_wait(round.bytes()) : Buffer(), stream);
@@ -270,7 +269,7 @@ class PackedCopier::Unpacking {
     arriving_.clear();
     state_->begin_on(stream);
     if (scatter) copier_.run_kernel(plan_, round, CopyDirection::d2h, scratch.data(), stream);
-    for (const Range chunk : chunks_of(round, copier_.options_)) {
+    for (const ImageRange chunk : chunks_of(round, copier_.options_)) {
       if (scatter) {
         stream.copy(pinned_.data() + (chunk.begin - round.begin),
                     scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h);
@@ -295,7 +294,7 @@ class PackedCopier::Unpacking {
     const auto begin = Clock::now();
     arriving.event->synchronize();
     const double waited = seconds_since(begin);
-    copier_.for_each_granule(plan_, arriving.chunk, [&](Range granule) {
+    copier_.for_each_granule(plan_, arriving.chunk, [&](ImageRange granule) {
       plan_.unpack(granule, pinned_.data() + (granule.begin - round_.begin));
     });
     state_->account(std::exchange(copies_, 0), seconds_since(begin) - waited, waited);
@@ -320,8 +319,8 @@ class PackedCopier::Unpacking {
   std::atomic<bool> claimed_{false};
   std::atomic<bool> ended_{false};
 
-  std::mutex round_mutex_;  // between whoever runs it and those who cancel it
-  Range round_;
+  std::mutex round_mutex_;  // taken by the thread that runs it, and by those that cancel it
+  ImageRange round_;
   bool failed_ = false;
   bool cancelled_ = false;
 };
@@ -356,7 +355,7 @@ void PackedCopier::run_unpacker() {
     const auto job = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    if (!job->try_run()) job->wait_ended();  // the copier must outlive whoever does the work
+    if (!job->try_run()) job->wait_ended();  // the copier must outlive the thread that does the work
     lock.lock();
   }
 }

@@ -17,23 +17,22 @@
 namespace penstock {
 
 struct PackingOptions {
-  unsigned threads = 1;  ///< that pack or unpack together
-  /// Bytes that one thread packs at a time: some microseconds of work, so that threads share evenly and late
-  /// ones still help.
+  unsigned threads = 1;  ///< threads that pack or unpack together
+  /// Bytes that one thread packs at a time: some microseconds of work, so that threads share it evenly.
   std::size_t granule_bytes = std::size_t{32} << 10;
   DeviceTuning::Packing tuning;
 };
 
 /// Moves many small pieces as few large ones. Host workers pack and unpack host ends chunk by chunk, so that
-/// the first chunk is on the wire while the next are packed. If small device ends lie apart, one kernel
+/// the first chunk crosses the link while the next are packed. If small device ends lie apart, one kernel
 /// gathers or scatters them. Thread-safe.
 class PackedCopier {
  public:
-  /// Copies to the host go over `unpack_stream`, which outlives the copier.
+  /// Copies to the host are enqueued on `unpack_stream`, which outlives the copier.
   PackedCopier(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
                std::shared_ptr<Pool> scratch, std::shared_ptr<EventPool> events, const Stream& unpack_stream,
                PackingOptions options);
-  /// Lets packed transfers that are with the driver run to their end.
+  /// Lets packed transfers that the driver has run to their end.
   ~PackedCopier();
   PackedCopier(const PackedCopier&) = delete;
   PackedCopier& operator=(const PackedCopier&) = delete;
@@ -43,8 +42,8 @@ class PackedCopier {
   /// large transfers need little pinned memory.
   void to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream,
                  bool held);
-  /// Returns at once; `after` (may be null) holds the copies back. Whoever synchronizes with the transfer
-  /// first writes the host's ends, or else a thread of the copier.
+  /// Returns at once; `after` (may be null) holds the copies back. The first thread that synchronizes with
+  /// the transfer writes the host's ends, or else a thread of the copier.
   void to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan, EventPool::Handle after);
   /// One kernel, enqueued on `stream`.
   void on_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream);
@@ -54,13 +53,13 @@ class PackedCopier {
 
   [[nodiscard]] unsigned threads_for(const PackedPlan& plan) const noexcept;
   /// Calls `body` for each granule of `range`, with several threads if that pays.
-  void for_each_granule(const PackedPlan& plan, PackedPlan::Range range,
-                        FunctionRef<void(PackedPlan::Range)> body);
-  void pack_round(const PackedPlan& plan, PackedPlan::Range round, const Stream& stream,
+  void for_each_granule(const PackedPlan& plan, PackedPlan::ImageRange range,
+                        FunctionRef<void(PackedPlan::ImageRange)> body);
+  void pack_round(const PackedPlan& plan, PackedPlan::ImageRange round, const Stream& stream,
                   TransferState& state);
   /// Enqueues a kernel over the pieces in `round`. It copies between their device ends and the image in
   /// `scratch`, or from source to destination if `scratch` is null. The table's memory is released after it.
-  void run_kernel(const PackedPlan& plan, PackedPlan::Range round, CopyDirection direction,
+  void run_kernel(const PackedPlan& plan, PackedPlan::ImageRange round, CopyDirection direction,
                   std::byte* scratch, const Stream& stream);
   void run_unpacker();
 

@@ -118,7 +118,7 @@ std::size_t PackedPlan::first_run(std::size_t image_offset) const noexcept {
   return static_cast<std::size_t>(found - runs_.begin());
 }
 
-PackedPlan::Range PackedPlan::round(std::size_t begin, std::size_t window) const {
+PackedPlan::ImageRange PackedPlan::round(std::size_t begin, std::size_t window) const {
   if (image_bytes_ - begin <= window) return {begin, image_bytes_};
   if (device_side_ == DeviceSide::runs) return {begin, begin + window};
   const std::size_t first = first_piece(begin);
@@ -126,7 +126,7 @@ PackedPlan::Range PackedPlan::round(std::size_t begin, std::size_t window) const
   return {begin, last < pieces_.size() ? offsets_[last] : image_bytes_};
 }
 
-void PackedPlan::pack(Range range, std::byte* image, StoreKind stores) const {
+void PackedPlan::pack(ImageRange range, std::byte* image, StoreKind stores) const {
   for (std::size_t i = first_piece(range.begin); i < pieces_.size() && offsets_[i] < range.end; ++i) {
     const std::size_t begin = std::max(offsets_[i], range.begin);
     const std::size_t end = std::min(offsets_[i] + pieces_[i].bytes, range.end);
@@ -136,7 +136,7 @@ void PackedPlan::pack(Range range, std::byte* image, StoreKind stores) const {
   }
 }
 
-void PackedPlan::unpack(Range range, const std::byte* image) const {
+void PackedPlan::unpack(ImageRange range, const std::byte* image) const {
   for (std::size_t i = first_piece(range.begin); i < pieces_.size() && offsets_[i] < range.end; ++i) {
     const std::size_t begin = std::max(offsets_[i], range.begin);
     const std::size_t end = std::min(offsets_[i] + pieces_[i].bytes, range.end);

@@ -15,7 +15,7 @@ namespace penstock {
 class PackedPlan {
  public:
   /// A range of the image.
-  struct Range {
+  struct ImageRange {
     std::size_t begin = 0;
     std::size_t end = 0;
     [[nodiscard]] std::size_t bytes() const noexcept { return end - begin; }
@@ -38,7 +38,7 @@ class PackedPlan {
 
   /// The part of the image from `begin` that one round of at most `window` bytes moves. If a kernel scatters,
   /// rounds end between pieces, even if one piece alone is larger than the window.
-  [[nodiscard]] Range round(std::size_t begin, std::size_t window) const;
+  [[nodiscard]] ImageRange round(std::size_t begin, std::size_t window) const;
 
   /// The offset of a piece in the image.
   [[nodiscard]] std::size_t offset(std::size_t piece) const noexcept { return offsets_[piece]; }
@@ -46,12 +46,12 @@ class PackedPlan {
   [[nodiscard]] std::size_t first_piece(std::size_t image_offset) const noexcept;
 
   /// Copies the host's ends within `range` into `image` (the image's byte at range.begin), or the reverse.
-  void pack(Range range, std::byte* image, StoreKind stores) const;
-  void unpack(Range range, const std::byte* image) const;
+  void pack(ImageRange range, std::byte* image, StoreKind stores) const;
+  void unpack(ImageRange range, const std::byte* image) const;
 
   /// Calls `copy(device_address, image_offset, bytes)` for each run of the device's ends within `range`.
   template <typename Copy>
-  void for_each_run(Range range, Copy&& copy) const {
+  void for_each_run(ImageRange range, Copy&& copy) const {
     for (std::size_t i = first_run(range.begin); i < runs_.size() && runs_[i].image.begin < range.end; ++i) {
       const std::size_t begin = std::max(runs_[i].image.begin, range.begin);
       const std::size_t end = std::min(runs_[i].image.end, range.end);
@@ -62,7 +62,7 @@ class PackedPlan {
  private:
   struct Run {
     std::byte* device;
-    Range image;
+    ImageRange image;
   };
 
   void lay_out(CopyDirection direction, std::size_t shortest_run);

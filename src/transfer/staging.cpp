@@ -20,10 +20,10 @@ constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
 constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
 constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 
-// The threads of the team have the processors while whoever synchronizes finds nothing to do.
+// How long a thread that synchronizes polls for work. Meanwhile the threads of the team have the processors.
 constexpr std::chrono::microseconds kHelperPolling{50};
 
-/// A failure comes to light when somebody waits.
+/// Also false if the device failed: the failure is thrown when somebody waits.
 bool is_free(PinnedRing::Slot& slot) noexcept {
   try {
     return slot.is_free();
@@ -42,7 +42,7 @@ struct StagingRing::Slot {
     fetching,  ///< D2H: its copy is about to be enqueued
     on_wire,   ///< the device may still use it, and nobody waits for that
     awaited,
-    ready,  ///< for granules
+    ready,  ///< granules can be moved
   };
   std::shared_ptr<StagedJob> job;
   Phase phase = Phase::ready;
@@ -207,7 +207,7 @@ std::optional<StagingRing::Task> StagingRing::find_task(MayWait may_wait, const 
   const auto open_next = [&] {
     return !jobs_.empty() && (only == nullptr || only == jobs_.front().get()) && open_slot();
   };
-  // D2H: the wire is to have work before threads have.
+  // D2H: gives the link work before threads.
   if (direction_ == CopyDirection::d2h && open_next()) {
     return Task{.kind = Task::Kind::fetch, .slot = slots_[(opened_ - 1) % slots_.size()].get()};
   }
@@ -368,7 +368,7 @@ bool StagingRing::end_stopped_job(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   try {
     wire_.synchronize();
-  } catch (...) {  // the device failed, and touches nothing any more
+  } catch (...) {  // the device failed, and no longer touches anything
   }
   if (job->failure()) {
     job->state->fail(job->failure());

@@ -19,7 +19,7 @@ namespace penstock {
 
 namespace {
 
-// Pinned memory for packing and staging is taken in steps of this.
+// Pinned memory for packing and staging is allocated in segments of this size.
 constexpr std::size_t kPinnedSegment = std::size_t{32} << 20;
 constexpr std::size_t kScratchSegment = std::size_t{32} << 20;
 
@@ -31,11 +31,11 @@ unsigned choose_threads(const HostWorkers& workers, const TransferOptions& optio
 
 void check_options(const TransferOptions& options) {
   if (options.slots < 2 || options.slots > 64) {
-    throw InvalidArgument(fmt::format("{} slots were asked for; 2 to 64 are possible", options.slots));
+    throw InvalidArgument(fmt::format("{} slots were asked for; use 2 to 64", options.slots));
   }
   if (options.chunk_bytes != 0 && options.chunk_bytes < 4096) {
     throw InvalidArgument(
-        fmt::format("chunks of {} bytes were asked for; the smallest are 4096", options.chunk_bytes));
+        fmt::format("chunks of {} bytes were asked for; use 4096 or more", options.chunk_bytes));
   }
 }
 
@@ -47,7 +47,7 @@ PackingOptions packing_options(const Device& device, unsigned threads, const Tra
 
 StagingOptions staging_options(const Device& device, CopyDirection direction, unsigned threads,
                                const TransferOptions& options, const LinkProfile& profile) {
-  // These threads do not read again what arrives on the host. But the copy engine soon reads what leaves it.
+  // These threads do not read D2H bytes again, but the copy engine soon reads H2D bytes.
   const bool streaming =
       options.streaming_stores.value_or(direction == CopyDirection::d2h || profile.streaming_stores);
   return {.threads = threads,
@@ -105,10 +105,10 @@ class TransferEngineImpl {
         options.path != TransferPath::automatic ? options.path : profile_.choose_path(bytes, 1, kinds);
     switch (path) {
       case TransferPath::staged: {
-        if (direction == CopyDirection::d2d) throw InvalidArgument("a D2D transfer has no staged path");
+        if (direction == CopyDirection::d2d) throw InvalidArgument("D2D has no staged path; use direct");
         const auto state = make_state(path, direction, bytes, 1, options);
-        Lane& lane = lane_of(options);
-        StagingRing& ring = direction == CopyDirection::h2d ? lane.staged_h2d : lane.staged_d2h;
+        PathSet& set = paths_for(options);
+        StagingRing& ring = direction == CopyDirection::h2d ? set.staged_h2d : set.staged_d2h;
         try {
           ring.submit(state, destination, source, mark(options.after));
         } catch (...) {
@@ -158,13 +158,13 @@ class TransferEngineImpl {
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
  private:
-  /// Everything that carries transfers out. Those that come after a stream have a lane of their own, so that
-  /// what the user's work holds back holds up nothing else.
-  struct Lane {
-    Lane(const Device& device, const std::shared_ptr<HostWorkers>& workers,
-         const std::shared_ptr<Pool>& pinned, const std::shared_ptr<Pool>& scratch,
-         const std::shared_ptr<EventPool>& events, unsigned threads, const TransferOptions& options,
-         const LinkProfile& profile)
+  /// The streams and rings that carry transfers out. Transfers that come after a stream have their own set,
+  /// so that the user's work on the stream does not hold up others.
+  struct PathSet {
+    PathSet(const Device& device, const std::shared_ptr<HostWorkers>& workers,
+            const std::shared_ptr<Pool>& pinned, const std::shared_ptr<Pool>& scratch,
+            const std::shared_ptr<EventPool>& events, unsigned threads, const TransferOptions& options,
+            const LinkProfile& profile)
         : h2d(device.create_stream()),
           d2h(device.create_stream()),
           d2d(device.create_stream()),
@@ -173,7 +173,7 @@ class TransferEngineImpl {
                      staging_options(device, CopyDirection::h2d, threads, options, profile)),
           staged_d2h(device, workers, pinned, events, CopyDirection::d2h, d2h,
                      staging_options(device, CopyDirection::d2h, threads, options, profile)) {}
-    ~Lane() {
+    ~PathSet() {
       for (const Stream* stream : {&h2d, &d2h, &d2d}) {
         try {
           stream->synchronize();
@@ -182,8 +182,8 @@ class TransferEngineImpl {
         }
       }
     }
-    Lane(const Lane&) = delete;
-    Lane& operator=(const Lane&) = delete;
+    PathSet(const PathSet&) = delete;
+    PathSet& operator=(const PathSet&) = delete;
 
     [[nodiscard]] const Stream& stream(CopyDirection direction) const {
       return direction == CopyDirection::h2d ? h2d : direction == CopyDirection::d2h ? d2h : d2d;
@@ -206,7 +206,7 @@ class TransferEngineImpl {
     }
   }
 
-  /// Pageable memory may begin and end in pages that are locked for its neighbours.
+  /// Pageable memory may begin and end in pages that are locked for neighbours.
   [[nodiscard]] MemoryKind kind_of(const void* data, std::size_t bytes) const {
     const MemoryKind kind = device_.kind_of(data);
     if (kind == MemoryKind::device || kind == MemoryKind::pageable) return kind;
@@ -228,13 +228,13 @@ class TransferEngineImpl {
     return event;
   }
 
-  [[nodiscard]] Lane& lane_of(const CopyOptions& options) {
+  [[nodiscard]] PathSet& paths_for(const CopyOptions& options) {
     return options.after == nullptr ? free_ : ordered_;
   }
 
-  /// The lane's stream, which waits for what the transfer comes after.
+  /// The stream for a transfer. It waits for the work that the transfer comes after.
   [[nodiscard]] const Stream& stream_for(CopyDirection direction, const CopyOptions& options) {
-    const Stream& stream = lane_of(options).stream(direction);
+    const Stream& stream = paths_for(options).stream(direction);
     if (options.after != nullptr) stream.wait(*mark(options.after));
     return stream;
   }
@@ -279,14 +279,14 @@ class TransferEngineImpl {
         make_state(TransferPath::packed, direction, plan.payload_bytes(), pieces.size(), options);
     switch (direction) {
       case CopyDirection::h2d:
-        lane_of(options).packed.to_device(state, plan, stream_for(direction, options),
-                                          options.after != nullptr);
+        paths_for(options).packed.to_device(state, plan, stream_for(direction, options),
+                                            options.after != nullptr);
         break;
       case CopyDirection::d2h:
-        lane_of(options).packed.to_host(state, std::move(plan), mark(options.after));
+        paths_for(options).packed.to_host(state, std::move(plan), mark(options.after));
         break;
       case CopyDirection::d2d:
-        lane_of(options).packed.on_device(state, plan, stream_for(direction, options));
+        paths_for(options).packed.on_device(state, plan, stream_for(direction, options));
         break;
     }
     return Transfer(state);
@@ -301,8 +301,8 @@ class TransferEngineImpl {
   const std::shared_ptr<EventPool> timed_events_;
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<Pool> scratch_;
-  Lane free_;
-  Lane ordered_;
+  PathSet free_;
+  PathSet ordered_;
 };
 
 TransferEngine::TransferEngine(Device device, TransferOptions options) {

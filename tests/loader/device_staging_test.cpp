@@ -17,12 +17,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class LoaderLanding : public FaultyLoaderTest {
+class LoaderDeviceStaging : public FaultyLoaderTest {
  protected:
   static constexpr std::size_t kLarge = 32 * kKiB;
   // Four slots of 8 large samples as float32, with their labels and indices, and the factors.
   static constexpr std::size_t kRing = 4 * (8 * kLarge * 4 + 256 + 256) + 256;
-  static constexpr std::size_t kLanding = 2 * 8 * kLarge;
+  static constexpr std::size_t kStaging = 2 * 8 * kLarge;
 
   static Dataset pictures(std::size_t sample_bytes, std::size_t samples = 40) {
     return Dataset({random_field("x", DType::uint8, {4, sample_bytes / 4}, samples, 1),
@@ -62,9 +62,9 @@ class LoaderLanding : public FaultyLoaderTest {
         .fields = {{.name = "x", .to = DType::float32, .scale = {0.5F, 2.0F, 3.0F, -1.0F}, .shift = {1.0F}}}};
   }
 };
-PENSTOCK_DEVICE_SUITE(LoaderLanding);
+PENSTOCK_DEVICE_SUITE(LoaderDeviceStaging);
 
-TEST_P(LoaderLanding, TheCopyEnginesAreTakenForLargeSamplesWhereManyCopiesAreOneCall) {
+TEST_P(LoaderDeviceStaging, TheCopyEnginesAreTakenForLargeSamplesIfManyCopiesAreOneCall) {
   const auto describe = [&](std::size_t sample_bytes, bool batched, unsigned blocks) {
     faulty_->claim_batched_copies(batched);
     const Dataset dataset = pictures(sample_bytes);
@@ -83,7 +83,7 @@ TEST_P(LoaderLanding, TheCopyEnginesAreTakenForLargeSamplesWhereManyCopiesAreOne
   EXPECT_FALSE(describe(kLarge, true, 4));
 }
 
-TEST_P(LoaderLanding, CopiedSamplesWidenFromWhereTheyLand) {
+TEST_P(LoaderDeviceStaging, CopiedSamplesWidenFromTheStagingBuffer) {
   const Dataset dataset = pictures(4000, 100);
   for (const char* residency : {"none", "0.4", "all"}) {
     SCOPED_TRACE(residency);
@@ -92,7 +92,7 @@ TEST_P(LoaderLanding, CopiedSamplesWidenFromWhereTheyLand) {
   }
 }
 
-TEST_P(LoaderLanding, LargeBatchesOfTheHostWidenFromWhereTheyLand) {
+TEST_P(LoaderDeviceStaging, LargeBatchesOfTheHostWidenFromTheStagingBuffer) {
   const Dataset memory = pictures(12000, 100);
   const Dataset dataset({as_callback(memory.reader(0)), memory.reader(1)});
   for (const char* residency : {"none", "0.4"}) {
@@ -105,7 +105,7 @@ TEST_P(LoaderLanding, LargeBatchesOfTheHostWidenFromWhereTheyLand) {
   }
 }
 
-TEST_P(LoaderLanding, SamplesInSequenceAreOneCopy) {
+TEST_P(LoaderDeviceStaging, SamplesInSequenceAreOneCopy) {
   faulty_->claim_batched_copies(true);
   const Dataset dataset = pictures(100);
   Loader loader(dataset, *faulty_device_, {.batch_size = 8});
@@ -118,7 +118,7 @@ TEST_P(LoaderLanding, SamplesInSequenceAreOneCopy) {
   expect_stored(dataset, read_epoch(forced));
 }
 
-TEST_P(LoaderLanding, WithoutRoomToLandAKernelReadsOverTheLink) {
+TEST_P(LoaderDeviceStaging, WithoutRoomForStagingAKernelReadsOverTheLink) {
   const Dataset dataset = pictures(kLarge);
   faulty_->claim_batched_copies(true);
   const auto loader_with = [&](std::size_t budget, GatherPath gather) {
@@ -127,17 +127,17 @@ TEST_P(LoaderLanding, WithoutRoomToLandAKernelReadsOverTheLink) {
     return Loader(dataset, *faulty_device_, options);
   };
   {
-    Loader loader = loader_with(kRing + kLanding, GatherPath::automatic);
+    Loader loader = loader_with(kRing + kStaging, GatherPath::automatic);
     EXPECT_THAT(ways(loader), HasSubstr("copy-engine gather,"));
     expect_scaled(dataset, read_epoch(loader));
   }
   {
-    Loader loader = loader_with(kRing + kLanding - 256, GatherPath::automatic);
+    Loader loader = loader_with(kRing + kStaging - 256, GatherPath::automatic);
     EXPECT_THAT(ways(loader), HasSubstr("zero-copy gather (the copy engine has no room"));
     expect_scaled(dataset, read_epoch(loader));
   }
   try {
-    const Loader loader = loader_with(kRing + kLanding - 256, GatherPath::copy_engine);
+    const Loader loader = loader_with(kRing + kStaging - 256, GatherPath::copy_engine);
     ADD_FAILURE() << "accepted";
   } catch (const OutOfMemory& error) {
     EXPECT_THAT(error.what(), HasSubstr("copy-engine"));
@@ -145,21 +145,21 @@ TEST_P(LoaderLanding, WithoutRoomToLandAKernelReadsOverTheLink) {
   EXPECT_EQ(faulty_->live(), LiveHandles{});
 }
 
-TEST_P(LoaderLanding, WhatFallsBackDoesAsTheLinkProfileSays) {
+TEST_P(LoaderDeviceStaging, WhatFallsBackDoesAsTheLinkProfileSays) {
   const Dataset dataset = pictures(kLarge);
   faulty_->claim_batched_copies(true);
   LoaderOptions options = scaled("none", GatherPath::automatic);
   options.profile = LinkProfile::defaults(device_->info());
   for (auto& point : options.profile->curves[LinkProfile::Curve::zero_copy_h2d]) point.seconds *= 100;
-  options.device_budget_bytes = kRing + kLanding;
+  options.device_budget_bytes = kRing + kStaging;
   EXPECT_THAT(ways(Loader(dataset, *faulty_device_, options)), HasSubstr("copy-engine gather,"));
-  options.device_budget_bytes = kRing + kLanding - 256;
+  options.device_budget_bytes = kRing + kStaging - 256;
   Loader loader(dataset, *faulty_device_, options);
   EXPECT_THAT(ways(loader), HasSubstr("host gather (the link profile says"));
   expect_scaled(dataset, read_epoch(loader));
 }
 
-TEST_P(LoaderLanding, WithoutMemoryToLandItGoesOnWithLess) {
+TEST_P(LoaderDeviceStaging, WithoutMemoryForStagingItGoesOnWithLess) {
   const Dataset memory = pictures(kLarge);
   const Dataset dataset({as_callback(memory.reader(0)), memory.reader(1)});
   // The budget allows memory that the device does not have.
@@ -170,7 +170,7 @@ TEST_P(LoaderLanding, WithoutMemoryToLandItGoesOnWithLess) {
   EXPECT_LT(faulty_->copied_bytes(CopyDirection::h2d) - before, 40 * kLarge) << "read by the kernel";
 }
 
-TEST_P(LoaderLanding, PartialResidencyLeavesRoomToLand) {
+TEST_P(LoaderDeviceStaging, PartialResidencyLeavesRoomForStaging) {
   const Dataset dataset = pictures(kLarge, 200);
   faulty_->claim_batched_copies(true);
   for (const GatherPath gather : {GatherPath::automatic, GatherPath::copy_engine}) {
@@ -185,7 +185,7 @@ TEST_P(LoaderLanding, PartialResidencyLeavesRoomToLand) {
   // asked for.
   for (const GatherPath gather : {GatherPath::automatic, GatherPath::copy_engine}) {
     LoaderOptions options = scaled("auto", gather);
-    options.device_budget_bytes = kRing + kLanding + 4 * kLarge;
+    options.device_budget_bytes = kRing + kStaging + 4 * kLarge;
     Loader loader(dataset, *faulty_device_, options);
     const bool asked = gather == GatherPath::copy_engine;
     EXPECT_THAT(ways(loader), asked ? HasSubstr("copy-engine") : HasSubstr("no room"));
@@ -194,7 +194,7 @@ TEST_P(LoaderLanding, PartialResidencyLeavesRoomToLand) {
   }
 }
 
-TEST_P(LoaderLanding, AskedForEverywhereItGoesWithAnyBudget) {
+TEST_P(LoaderDeviceStaging, AskedForEverywhereItGoesWithAnyBudget) {
   const Dataset dataset({random_field("x", DType::uint8, {3000}, 200, 1)});
   const std::size_t ring = 3 * (align_up(16 * 3000, 256) + align_up(16 * 8, 256));
   for (const std::size_t beside : {0U, 3072U, 20000U, 96000U, 200000U, 700000U}) {
@@ -209,7 +209,7 @@ TEST_P(LoaderLanding, AskedForEverywhereItGoesWithAnyBudget) {
   }
 }
 
-TEST_P(LoaderLanding, NoRoomIsLeftForWhatNeverLands) {
+TEST_P(LoaderDeviceStaging, NoRoomIsLeftForWhatNeverLands) {
   const Dataset dataset({random_field("x", DType::uint8, {3000}, 2000, 1)});
   for (const GatherPath gather : {GatherPath::automatic, GatherPath::zero_copy}) {
     LoaderOptions options{
