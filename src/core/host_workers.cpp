@@ -23,9 +23,9 @@ namespace penstock {
 
 namespace {
 
-/// For loops that come one after another.
+/// How long idle workers poll for the next loop.
 constexpr std::chrono::microseconds kLoopPolling{200};
-/// By whoever waits for workers to leave: about as long as a piece of work takes.
+/// How long a caller polls for workers to leave: about as long as a piece of work takes.
 constexpr std::chrono::microseconds kLeavePolling{50};
 
 /// The indices of a for_each.
@@ -47,7 +47,7 @@ class Loop final : public HostWorkers::Source {
   }
   [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return polling_.get(); }
 
-  /// Once nobody is in it.
+  /// Call it once no worker is in the loop.
   void rethrow() const {
     if (failure_) std::rethrow_exception(failure_);
   }
@@ -84,7 +84,7 @@ struct HostWorkers::State {
   PollingTime polling{kLoopPolling};    // between loops; told under the mutex
   std::size_t loops = 0;                // guarded by the mutex
   bool stop = false;                    // guarded by the mutex
-  std::atomic<std::uint32_t> calls{0};  // bumped when workers are to ask the sources, slept on by them
+  std::atomic<std::uint32_t> calls{0};  // bumped when workers should ask the sources; they sleep on it
 
   [[nodiscard]] bool works_alone() const noexcept {
     return workers.empty() || generation != fork_generation();
@@ -112,8 +112,8 @@ struct HostWorkers::State {
     }
   }
 
-  /// Does one piece of each source; true if there was any. Sees to it that `polled` is as long as those
-  /// sources want. A source that goes meanwhile may make it miss another, and counts as a call therefore.
+  /// Does one piece of each source. True if there was any. Raises `polled` to what these sources want. If a
+  /// source is removed meanwhile, another may be missed, so removing counts as a call.
   bool ask_all(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds& polled) {
     bool worked = false;
     for (std::size_t i = 0; i < sources.size(); ++i) {
@@ -126,7 +126,7 @@ struct HostWorkers::State {
         polled = std::max(polled, source.polling());
       }
       lock.lock();
-      // The source may go from here on.
+      // From here on the source may be removed.
       if (source.inside_.fetch_sub(1, std::memory_order_release) == 1) left.notify_all();
     }
     return worked;
@@ -150,8 +150,7 @@ HostWorkers::HostWorkers(HostWorkersOptions options) : state_(std::make_unique<S
 
 HostWorkers::~HostWorkers() {
   if (state_->generation != fork_generation()) {
-    static_cast<void>(
-        state_.release());  // the threads are the parent's: nothing here can be joined or torn down
+    static_cast<void>(state_.release());  // the threads belong to the parent: they cannot be joined here
     return;
   }
   {

@@ -9,7 +9,7 @@ namespace penstock {
 
 namespace {
 
-/// While it lives, threads that the calling one starts are closed to signals.
+/// While it lives, threads that the calling thread starts block signals.
 class SignalShield {
  public:
   SignalShield() noexcept {

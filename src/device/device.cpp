@@ -23,7 +23,7 @@ namespace {
 
 [[noreturn]] void refuse_spec(std::string_view spec) {
   throw InvalidArgument(
-      fmt::format("unknown device '{}'; write auto, cuda, cuda:N, host, or host:key=value,...", spec));
+      fmt::format("unknown device '{}'; use auto, cuda, cuda:N, host, or host:key=value,...", spec));
 }
 
 int parse_index(std::string_view spec, std::string_view digits) {
@@ -62,7 +62,7 @@ DeviceInventory Device::inventory(const DeviceOptions& options) {
   try {
     list_cuda(options, inventory);
   } catch (const std::exception& error) {
-    inventory.missing.push_back(fmt::format("GPUs could not be looked for: {}", error.what()));
+    inventory.missing.push_back(fmt::format("The search for GPUs failed: {}", error.what()));
   }
   inventory.devices.push_back(host_device_info());
   return inventory;

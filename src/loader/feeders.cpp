@@ -12,7 +12,7 @@ const std::byte* end_of(const CopyPiece& piece) {
   return static_cast<const std::byte*>(piece.source) + piece.bytes;
 }
 
-/// The more of a field is resident, the more blocks it takes to keep the link busy with the rest.
+/// The more samples of a field are resident, the more blocks it takes to keep the link busy with the rest.
 unsigned blocks_over_link(const FieldPlan& field, unsigned asked, const DeviceTuning& tuning) noexcept {
   if (asked != 0) return asked;
   const std::uint64_t blocks = field.converts() ? tuning.converting_blocks : tuning.copying_blocks;
@@ -20,7 +20,7 @@ unsigned blocks_over_link(const FieldPlan& field, unsigned asked, const DeviceTu
       blocks * (field.samples / (field.samples - field.resident_samples)), tuning.most_blocks));
 }
 
-/// A kernel's request for field `f` of a batch, but for where it finds the samples that are not resident.
+/// A kernel's request for field `f` of a batch, without the address of the samples that stream.
 GatherRequest gather_request(const FeedContext& context, std::size_t f, const BatchToFeed& batch) {
   const FieldPlan& field = context.plan.fields[f];
   const FieldAddresses& addresses = context.addresses[f];
@@ -53,7 +53,7 @@ class SampleList {
   void choose(const BatchToFeed& batch) {
     samples_ = batch.indices;
     if (field_.resident_samples == 0) return;
-    // The streamed samples lie side by side in the batch's order, and are numbered on from the residents.
+    // The streamed samples lie side by side in the batch's order. Their numbers follow the resident ones.
     auto* const positions = reinterpret_cast<std::uint64_t*>(batch.staging.memory + field_.staging_positions);
     std::size_t streamed = 0;
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
@@ -89,8 +89,8 @@ class SampleList {
   std::span<const std::uint64_t> samples_;
 };
 
-/// Host threads gather the samples into the staging slot. Fields that arrive as they are cross the link in
-/// one copy; a kernel converts the others, or joins them with their residents.
+/// Host threads gather the samples into the staging slot. Plain copies cross the link together in one copy. A
+/// kernel converts the other fields, or joins them with their resident samples.
 class HostFeeder final : public Feeder {
  public:
   explicit HostFeeder(const FeedContext& context) : context_(context) {
@@ -136,7 +136,7 @@ class HostFeeder final : public Feeder {
         : list(context, f),
           piece_samples(std::max<std::size_t>(1, kPieceBytes / context.plan.fields[f].sample_bytes)) {}
     SampleList list;
-    std::size_t piece_samples;  ///< that one thread gathers in one go
+    std::size_t piece_samples;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;
   };
 
@@ -152,7 +152,7 @@ class HostFeeder final : public Feeder {
                             {to, count * field.sample_bytes}, context_.stores);
   }
 
-  // They lie side by side in the slot as in the staging slot.
+  // These fields lie side by side, in the slot as in the staging slot.
   void enqueue_plain_copies(const BatchToFeed& batch) const {
     std::size_t begin = 0;
     std::size_t end = 0;
@@ -171,8 +171,7 @@ class HostFeeder final : public Feeder {
   std::vector<GatheredField> fields_;
 };
 
-/// The copy engines fetch each sample out of page-locked memory, straight into the slot or into the staging
-/// buffer that a kernel reads.
+/// The copy engines fetch samples from page-locked memory into the slot, or into a kernel's staging buffer.
 class CopyEngineFeeder final : public Feeder {
  public:
   explicit CopyEngineFeeder(const FeedContext& context) : context_(context) {
@@ -225,7 +224,7 @@ class CopyEngineFeeder final : public Feeder {
   std::vector<CopyPiece> copies_;
 };
 
-/// A kernel gathers the samples: the residents out of device memory, the others over the link.
+/// A kernel gathers the samples: the resident ones from device memory, the others over the link.
 class KernelFeeder final : public Feeder {
  public:
   explicit KernelFeeder(const FeedContext& context) : context_(context) {

@@ -16,21 +16,19 @@
 
 namespace penstock {
 
-/// Pinned memory for one batch on its way: the samples that the host gathered, and the indices and positions
-/// that kernels read.
+/// Pinned memory for one batch: the samples that the host gathers, and the indices and positions for kernels.
 struct StagingSlot {
   std::byte* memory = nullptr;
-  std::byte* on_device = nullptr;  ///< the same, as a kernel reaches it
+  std::byte* on_device = nullptr;  ///< its address for kernels
 };
 
-/// A stream that batches travel on, and the staging buffer on the device that its batches pass through one
-/// after the other.
+/// A copy stream, with the staging buffer on the device that its batches pass through, one after the other.
 struct CopyStream {
   Stream stream;
   Buffer staging;
 };
 
-/// One batch that is being brought into its slot.
+/// One batch on its way into its slot.
 struct BatchToFeed {
   const DeviceSlot& slot;
   const StagingSlot& staging;
@@ -39,7 +37,7 @@ struct BatchToFeed {
   std::span<const std::uint64_t> indices;  ///< empty if the device computes them, into the slot
 };
 
-/// The device's addresses of one field's memory; null for what the field does not have.
+/// The device's addresses of one field's memory; null if the field does not have that memory.
 struct FieldAddresses {
   const std::byte* resident = nullptr;  ///< of sample 0
   const std::byte* streamed = nullptr;  ///< of the first sample that is not resident, if the device reads it
@@ -47,7 +45,7 @@ struct FieldAddresses {
   const float* shift = nullptr;
 };
 
-/// What all feeders of a loader work with.
+/// The state that all feeders of a loader share.
 struct FeedContext {
   Dataset dataset;
   Device device;
@@ -59,8 +57,7 @@ struct FeedContext {
   unsigned gather_blocks = 0;  ///< see LoaderOptions
 };
 
-/// Brings the fields that travel alike into the slots. One thread at a time; allocates nothing after
-/// construction.
+/// Moves fields that travel alike into the slots. One thread at a time. Allocates only in its constructor.
 class Feeder {
  public:
   Feeder() = default;

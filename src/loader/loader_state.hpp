@@ -26,8 +26,8 @@ namespace penstock {
 ///   take -> the consumer's stream waits -> lease                          in next()
 ///   lease ends -> done events -> the slot is free                         in DeviceBatch
 ///
-/// set_up lists what happens before the first batch.
-/// Loader closes it, and shares it with calls of next() that are under way.
+/// set_up lists the steps before the first batch. Loader closes it, and shares it with running calls of
+/// next().
 class LoaderState {
  public:
   LoaderState(Dataset dataset, Device device, LoaderOptions options);
@@ -52,7 +52,7 @@ class LoaderState {
   [[nodiscard]] const Dataset& dataset() const noexcept { return dataset_; }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   [[nodiscard]] const LoaderOptions& options() const noexcept { return options_; }
-  /// True in a child of fork, where nothing of this may be touched.
+  /// True in a child of fork, which may not touch this object.
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
  private:
@@ -75,7 +75,7 @@ class LoaderState {
   const std::shared_ptr<HostWorkers> workers_;
   Dataset dataset_;
   const Sampler first_sampler_;
-  Sampler sampler_;  ///< the producer's
+  Sampler sampler_;  ///< only for the producer
   FeedPlan plan_;
   std::size_t delivered_sample_bytes_ = 0;
   LockedSources sources_;
@@ -87,7 +87,7 @@ class LoaderState {
   bool is_resident_ = false;
   std::atomic<bool> stopping_{false};
 
-  std::mutex control_mutex_;  ///< start_epoch, restore, close
+  std::mutex control_mutex_;  ///< held by start_epoch, restore and close
   std::thread thread_;
   bool closed_ = false;
 };

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 constexpr std::size_t kGatherBytes = std::size_t{8} << 20;
 
-/// Samples that lie in memory, in chunks of which one is on its way while the next is being staged.
+/// Moves samples that lie in memory, in chunks: one is in flight while the next is staged.
 bool move_memory(TransferEngine& engine, std::byte* destination, std::span<const std::byte> source,
                  bool pinned, FunctionRef<bool()> stopped) {
   const CopyOptions options{.path = pinned ? TransferPath::automatic : TransferPath::staged,
@@ -33,7 +33,7 @@ bool move_memory(TransferEngine& engine, std::byte* destination, std::span<const
   return !stopped();
 }
 
-/// Samples that have to be read one by one, through two pinned slots.
+/// Moves samples that must be read one by one, through two pinned slots.
 bool move_gathered(const Device& device, const Dataset& dataset, std::size_t f, const FieldPlan& field,
                    std::byte* destination, HostWorkers& workers, FunctionRef<bool()> stopped) {
   const std::uint64_t chunk_samples = std::max<std::uint64_t>(1, kGatherBytes / field.sample_bytes);

@@ -12,17 +12,17 @@
 
 namespace penstock {
 
-/// The part of the dataset that stays on the device, and the factors that its fields are scaled by.
+/// The resident samples of the dataset, and the factors that scale its fields.
 class Resident {
  public:
   /// Takes the memory, and uploads the factors. Throws OutOfMemory.
   Resident(const Device& device, Pool& memory, const FeedPlan& plan);
 
-  /// Sets where the residents and the factors lie on the device.
+  /// Sets the device's addresses of the resident samples and the factors.
   void set_addresses(std::vector<FieldAddresses>& fields) const;
 
-  /// Moves the resident samples. Blocks the host until they are there, or `stopped` returns true: then false,
-  /// and it may be called again. Throws what reading throws.
+  /// Moves the resident samples. Blocks the host until they are there. If `stopped` returns true, returns
+  /// false, and may be called again. Throws what reading throws.
   [[nodiscard]] bool fill(const Dataset& dataset, const FeedPlan& plan, const LinkProfile& profile,
                           const std::shared_ptr<HostWorkers>& workers, FunctionRef<bool()> stopped);
 
@@ -35,7 +35,7 @@ class Resident {
   void upload_factors(Pool& memory, const FeedPlan& plan);
 
   Device device_;
-  std::vector<Buffer> samples_;  ///< one for each field, empty if nothing of it is resident
+  std::vector<Buffer> samples_;  ///< one for each field; empty if none of its samples are resident
   std::vector<Factors> factors_;
   Buffer factor_memory_;
 };

@@ -12,19 +12,19 @@
 
 namespace penstock {
 
-/// How a transfer is cut into chunks, each of which is one copy of the driver's.
+/// How a transfer is cut into chunks. Each chunk is one copy by the driver.
 ///
-/// A copy of any size costs a few µs on the wire, so chunks should be large. But the wire waits until the
-/// first chunk is filled, so the first is small. Chunks then grow only as much as the threads together fill
-/// faster than the wire empties; otherwise the wire would wait again. Towards the end they halve, so that
-/// little is left to do after the last copy, or before it.
+/// A copy of any size costs the link a few µs, so chunks should be large. But the link waits until the first
+/// chunk is filled, so that one is small. Chunks then grow only as much as the threads fill faster than the
+/// link empties; otherwise the link would wait again. Towards the end they halve, so that little work is left
+/// after the last copy, or before it.
 struct ChunkSizes {
   std::size_t smallest = 0;
   std::size_t largest = 0;
   double growth = 1.25;
 };
 
-/// A staged transfer on its way. Guarded by the mutex of the ring that moves it.
+/// A staged transfer in progress. Guarded by the mutex of the ring that moves it.
 class StagedJob {
  public:
   struct Chunk {
@@ -48,7 +48,7 @@ class StagedJob {
 
   [[nodiscard]] bool has_chunk() const noexcept { return !stopping() && next_ != state->bytes; }
 
-  /// The next chunk; there is one. Whoever takes it says when it is enqueued, and returns it in any case.
+  /// The next chunk, which must exist. The caller says when it is enqueued, and returns it in any case.
   [[nodiscard]] Chunk take_chunk() {
     const std::size_t left = state->bytes - next_;
     const std::size_t taper = std::max(left / 2, sizes_.smallest);
@@ -61,7 +61,7 @@ class StagedJob {
     return chunk;
   }
 
-  /// True for the chunk after which every byte is with the driver.
+  /// True for the last chunk: the driver then has every byte.
   [[nodiscard]] bool enqueued(std::size_t bytes) noexcept {
     enqueued_ += bytes;
     return enqueued_ == state->bytes;

@@ -20,7 +20,7 @@ constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
 constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
 constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 
-// How long a thread that synchronizes polls for work. Meanwhile the threads of the team have the processors.
+// A thread that synchronizes polls this long, then sleeps: the team's threads need the processors.
 constexpr std::chrono::microseconds kHelperPolling{50};
 
 /// Also false if the device failed: the failure is thrown when somebody waits.

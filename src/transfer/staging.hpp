@@ -24,7 +24,7 @@
 namespace penstock {
 
 struct StagingOptions {
-  /// That move the bytes of a transfer: workers, the ring's thread, and whoever synchronizes with it.
+  /// Threads that move the bytes of a transfer: workers, the ring's, and the one that synchronizes with it.
   unsigned threads = 4;
   /// Pinned slots, each as large as the largest chunk.
   unsigned slots = 4;
@@ -38,16 +38,16 @@ struct StagingOptions {
 /// Moves pageable memory through pinned slots, in one direction.
 ///
 /// Each chunk of a transfer has a slot. Host workers fill (H2D) or empty (D2H) it together, a granule at a
-/// time, while chunks in other slots are on the wire. Whoever fills the last granule of a slot sends it.
-/// Workers never wait: that is for the ring's one thread, and for whoever synchronizes with a transfer. Both
-/// also move granules when there is nothing to wait for.
+/// time, while chunks in other slots cross the link. The thread that fills the last granule of a slot sends
+/// it. Workers never wait. The ring's one thread does, and the threads that synchronize with a transfer. They
+/// also move granules if there is nothing to wait for.
 class StagingRing final : HostWorkers::Source {
  public:
-  /// Copies go over `wire`, which outlives the ring.
+  /// Copies are enqueued on `wire`, which outlives the ring.
   StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
               std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
               StagingOptions options);
-  /// Cancels the chunks that are not yet with the driver, and waits for the others.
+  /// Cancels chunks that the driver does not have yet, and waits for the others.
   ~StagingRing() override;
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
@@ -71,21 +71,22 @@ class StagingRing final : HostWorkers::Source {
   };
   enum class MayWait : bool { no, yes };
 
-  // What workers ask.
+  // Called by workers.
   bool work() noexcept override;
   [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override;
 
   void start();
   void run();
   struct Monitor;
-  /// Performs tasks of `job` until others have the last of them. Blocks the host until then. Leaves the tasks
-  /// of other transfers alone, and the ring once it is closed, which goes when the last transfer has ended.
+  /// Performs tasks of `job` for as long as there are any. Leaves tasks of other transfers, whose copies may
+  /// wait for work that the calling thread has yet to do. Does not touch the ring once it is destroyed, which
+  /// happens only after the last transfer has ended.
   void help(const StagedJob& job, Monitor& monitor);
   [[nodiscard]] bool has_work_left(const StagedJob& job) const;
   void end_exhausted_jobs();
   [[nodiscard]] std::optional<Task> find_task(MayWait may_wait, const StagedJob* only = nullptr);
   [[nodiscard]] std::optional<Task> next_task_of(Slot& slot, MayWait may_wait, const StagedJob* only);
-  /// For the next chunk of the foremost transfer, which has one: transfers without are ended first.
+  /// Opens a slot for the next chunk of the first transfer. Transfers without chunks are ended before.
   [[nodiscard]] bool open_slot();
   void perform(const Task& task);
   void wait_for(Slot& slot);
@@ -95,10 +96,10 @@ class StagingRing final : HostWorkers::Source {
   void task_done(const Task& task);
   /// Gives the slot of a chunk back, and ends the transfer if this was its last.
   void close_slot(Slot& slot);
-  /// Ends a transfer of which nothing is left, or has the ring's thread end it if it has stopped.
+  /// Ends a transfer without chunks left. If it has stopped, leaves that to the ring's thread.
   void conclude(const std::shared_ptr<StagedJob>& job);
-  /// Ends one that failed or was cancelled, once the wire has drained; false if there is none. Releases
-  /// `lock` meanwhile.
+  /// Ends a failed or cancelled transfer, once the wire has drained; false if there is none. Releases `lock`
+  /// meanwhile.
   bool end_stopped_job(std::unique_lock<std::mutex>& lock);
 
   const Device device_;
@@ -114,7 +115,7 @@ class StagingRing final : HostWorkers::Source {
   std::unique_ptr<PinnedRing> ring_;  // waits for the last copies when it goes
   std::vector<std::unique_ptr<Slot>> slots_;
 
-  /// Outlives the ring in the handles of its transfers.
+  /// The handles of transfers keep it, so it outlives the ring.
   struct Monitor {
     std::mutex mutex;
     std::condition_variable condition;
@@ -129,7 +130,7 @@ class StagingRing final : HostWorkers::Source {
       condition.notify_all();
     }
   };
-  /// Tells the workers too.
+  /// Also wakes the workers.
   void changed();
 
   const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();

@@ -19,11 +19,10 @@ struct TransferOptions {
 
   /// The link's profile. None: LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
-  /// Have the threads that move bytes. Null: the device's, or a team of the engine's own if `threads` are
-  /// given.
+  /// The team of threads that move bytes. Null: the device's, or the engine's own if `threads` is given.
   std::shared_ptr<HostWorkers> workers = nullptr;
-  /// Host threads that move the bytes of a transfer; whoever packs, or synchronizes with it, is one of them.
-  /// At most kMostThreads. 0: as the profile says, within those that there are.
+  /// Host threads that move the bytes of a transfer, with the thread that packs or synchronizes with it. At
+  /// most kMostThreads. 0: as the profile says, within the team's threads.
   unsigned threads = 0;
   /// Largest chunk of a staged transfer. 0: as the profile says.
   std::size_t chunk_bytes = 0;
@@ -38,11 +37,9 @@ struct CopyOptions {
   /// The kinds of memory at both ends. None: the driver is asked, which takes a fraction of a µs.
   std::optional<MemoryKind> source_kind = std::nullopt;
   std::optional<MemoryKind> destination_kind = std::nullopt;
-  /// The transfer touches neither end before the work that is now on this stream is done. Null: it starts at
-  /// once.
+  /// The transfer touches neither end before the work now on this stream is done. Null: it starts at once.
   const Stream* after = nullptr;
-  /// Has the device note when the transfer's copies begin and end, for Transfer::span_since. Costs one more
-  /// event.
+  /// Has the device note when the copies begin and end, for Transfer::span_since. Costs one more event.
   bool timed = false;
 };
 
