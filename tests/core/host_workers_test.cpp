@@ -115,7 +115,7 @@ TEST(HostWorkersTest, CallReturnsOnlyAfterTheSlowestBody) {
 
 TEST(HostWorkersTest, FirstExceptionArrivesAndTheRestIsSkipped) {
   HostWorkers workers(with_threads(3));
-  constexpr std::size_t kMany = 1'000'000'000;  // minutes of work, were the rest not skipped
+  constexpr std::size_t kMany = 1'000'000'000;  // minutes of work if the rest is not skipped
   for (int round = 0; round < 50; ++round) {
     std::atomic<std::size_t> begun{0};
     EXPECT_THROW(workers.for_each(kMany,
@@ -146,7 +146,7 @@ TEST(HostWorkersTest, ManyBodiesThrowAtOnce) {
   }
 }
 
-// Workers that are late for one call join the next without having been woken for it.
+// Workers that are late for one call join the next one without being woken for it.
 TEST(HostWorkersTest, CallsInQuickSuccessionAreSeenWhole) {
   HostWorkers workers(with_threads(3));
   std::vector<int> values(2);
@@ -191,7 +191,7 @@ TEST(HostWorkersTest, ACallerWorksAloneWhileTheOthersAreBusy) {
   other.join();
 }
 
-/// `pieces` of work, each of which takes until `go` is set.
+/// `pieces` of work. Each takes until `go` is set.
 class Pieces final : public HostWorkers::Source {
  public:
   explicit Pieces(long pieces, std::size_t workers = 16) : Source(workers), left_(pieces) {}
@@ -288,7 +288,7 @@ TEST(HostWorkersTest, SourcesAndLoopsTakeTurns) {
   workers.remove(first);
 }
 
-/// Has nothing to do, which takes until `go` is set to find out.
+/// A source without work. Finding that out takes until `go` is set.
 class Nothing final : public HostWorkers::Source {
  public:
   Nothing() : Source(1) {}
@@ -303,7 +303,7 @@ class Nothing final : public HostWorkers::Source {
   std::atomic<bool> go{false};
 };
 
-// The worker misses the second source while the first goes, and is not called again for it.
+// The worker misses the second source while the first is removed, and is not called again for it.
 TEST(HostWorkersTest, ASourceThatGoesHidesNoOther) {
   HostWorkers workers(with_threads(2));
   Nothing first;
@@ -359,7 +359,7 @@ TEST(HostWorkersTest, AChildForkedInMidCallWorksAlone) {
   while (inside.load() < 2) std::this_thread::yield();
   const pid_t child = fork();
   if (child == 0) {
-    alarm(30);  // what the other thread holds is never let go of here
+    alarm(30);  // the child never gets a lock that the other thread holds
     std::size_t sum = 0;
     workers->for_each(10, [&](std::size_t i) { sum += i; });
     workers.reset();
@@ -389,7 +389,7 @@ TEST(HostWorkersOptionsTest, AbsurdNumbersOfThreadsAreRefused) {
   }
 }
 
-/// The system has no thread to give while one lives.
+/// While it lives, the system cannot start a thread.
 class NoMoreThreads {
  public:
   NoMoreThreads() {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-/// Who works for a device: few threads, whose names say what they do.
+/// The threads that work for a device: they are few, and their names tell their work.
 namespace penstock::testing {
 namespace {
 
@@ -37,7 +37,7 @@ TEST_P(HostThreads, OneTeamServesAllOfADevice) {
   std::vector<std::byte> back(bytes.size());
   const Dataset dataset{{random_field("x", DType::uint8, {4096}, 64, 2)}};
 
-  const Device device = *open_or_skip(GetParam());  // whose workers nobody else uses
+  const Device device = *open_or_skip(GetParam());  // nobody else uses its workers
   Pool pinned = make_pinned_pool(device, {.segment_bytes = std::size_t{64} << 20});
   const Buffer touched = pinned.allocate(std::size_t{64} << 20);
   Pool memory = make_device_pool(device);
@@ -55,7 +55,7 @@ TEST_P(HostThreads, OneTeamServesAllOfADevice) {
     while (loader->next(stream)) stream.synchronize();
   }
 
-  // A thread has its parent's name until it runs. A driver's threads have no other.
+  // A thread has its parent's name until it runs. A driver's threads keep it.
   const auto is_new = [&](pid_t thread) { return name_of(thread) == test; };
   while (device.info().in_host_memory && std::ranges::any_of(started.get(), is_new))
     std::this_thread::yield();

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-/// The account by itself, asked and answered as loaders and feeds do it.
+/// The account by itself, with the calls that loaders and feeds make.
 namespace penstock::testing {
 namespace {
 

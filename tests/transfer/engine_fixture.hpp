@@ -45,7 +45,7 @@ class EngineTest : public ::testing::TestWithParam<DeviceCase> {
 
   Buffer poisoned_on_device(std::size_t bytes) { return on_device(std::vector<std::byte>(bytes, kPoison)); }
 
-  /// What device memory holds once `stream`'s work so far is done.
+  /// The bytes of device memory once `stream`'s work so far is done.
   std::vector<std::byte> read(const void* device_memory, std::size_t bytes, const Stream& stream) {
     Buffer pinned = pinned_->allocate(bytes);
     stream.copy(pinned.data(), device_memory, bytes, CopyDirection::d2h);
@@ -61,7 +61,7 @@ class EngineTest : public ::testing::TestWithParam<DeviceCase> {
   std::optional<Pool> memory_;
 };
 
-/// The same behind a decorator that fails what it is told to, and knows what is alive.
+/// The same behind a decorator that fails chosen calls, and knows which handles are alive.
 class FaultyEngineTest : public EngineTest {
  protected:
   void SetUp() override {

@@ -102,7 +102,7 @@ TEST_P(TransferEngineTest, MemoryThatBeginsAndEndsInLockedPagesIsPageableAllTheS
     engine.copy(memory.get() + begin, there.data(), count).synchronize();
     EXPECT_EQ(first_difference({memory.get(), bytes.size()}, bytes), -1);
   }
-  // Both ends in locked pages, and none between.
+  // Both ends lie in locked pages; the pages between are not locked.
   const Registration first(*device_, memory.get(), 100);
   const Registration last(*device_, memory.get() + (kPages - 1) * kPage, 100);
   TransferEngine engine(*device_, many_chunks());
@@ -234,7 +234,7 @@ TEST_P(TransferEngineTest, PackedSourcesMayChangeOnReturn) {
   EXPECT_EQ(first_difference(read(destination), expected), -1);
 }
 
-// Fails when the stream's wait is removed: the copy on the consumer's stream then reads poison (always on
+// Fails if the stream's wait is removed: the copy on the consumer's stream then reads poison (always on
 // HostLate).
 TEST_P(TransferEngineTest, AStreamThatWaitsSeesTheBytes) {
   TransferEngine engine(*device_, many_chunks());
@@ -292,7 +292,7 @@ TEST_P(TransferEngineTest, ToTheHostComesAfterTheStreamThatProduces) {
   }
 }
 
-// Hangs when a transfer that is held back holds up one that is not.
+// Hangs if a transfer that is held back holds up another one.
 TEST_P(TransferEngineTest, WhatIsHeldBackHoldsUpNothingElse) {
   TransferEngine engine(*device_, many_chunks());
   const auto source = random_bytes(1 << 20, 13);

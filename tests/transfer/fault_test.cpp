@@ -161,7 +161,7 @@ TEST_P(EngineFaultTest, WhatIsWithTheDriverIsNotCancelled) {
   EXPECT_EQ(first_difference(back, bytes), -1);
 }
 
-// Fails when a transfer is ended before its copies have drained: on HostLate they then come after the fill.
+// Fails if a transfer is ended before its copies have drained: on HostLate they then come after the fill.
 TEST_P(EngineFaultTest, WhatEndedTouchesItsDestinationNoMore) {
   const auto source = random_bytes(4 << 20, 11);
   const auto expect_untouched = [&](TransferEngine& engine, const Buffer& device, const Stream* after) {
@@ -243,8 +243,9 @@ TEST_P(EngineFaultTest, TheEngineMayGoInMidTransfer) {
   }
 }
 
-// A thread that waits for a transfer works on it, in the engine that another thread destroys. What is done
-// all the same brought its own bytes: the pinned memory that one path gives back may go to another's at once.
+// A thread that waits for a transfer works on it, in an engine that another thread destroys. A transfer that
+// is done all the same must have its own bytes: pinned memory that one path gives back may go to another path
+// at once.
 TEST_P(EngineFaultTest, TheEngineMayGoWhileAnotherThreadWaits) {
   const auto source = random_bytes(4 << 20, 10);
   const auto stored = random_bytes(4 << 20, 11);
@@ -309,7 +310,7 @@ TEST_P(EngineFaultTest, AsynchronousFailuresComeToLight) {
   }
 }
 
-// A device that failed can be waited for no more, and touches nothing any more.
+// A failed device cannot be waited for, and no longer touches anything.
 TEST_P(EngineFaultTest, ADeviceThatCannotBeWaitedForEndsTransfersAllTheSame) {
   const auto source = random_bytes(1 << 20, 13);
   std::vector<Buffer> devices;  // one for each: nobody waits for the copies that were enqueued all the same
@@ -391,7 +392,7 @@ TEST_P(ProcessTest, AForkedChildIsToldAndLeavesCleanly) {
   EXPECT_EQ(first_difference(read(device), source), -1);
 }
 
-// The child's copy of a mutex that another thread held at the fork is never let go of.
+// If another thread held a mutex at the fork, the child's copy of it is never released.
 TEST_P(EngineFaultTest, AForkedChildLeavesWhateverAnotherThreadWasDoing) {
   const auto source = random_bytes(1 << 20, 14);
   const Buffer device = poisoned_on_device(source.size());
@@ -412,7 +413,7 @@ TEST_P(EngineFaultTest, AForkedChildLeavesWhateverAnotherThreadWasDoing) {
   EXPECT_EQ(first_difference(read(device), source), -1);
 }
 
-/// Begins a transfer that takes a while, and exits as a program does that forgot about it.
+/// Begins a transfer that takes a while, and exits like a program that forgot it.
 [[noreturn]] void exit_in_mid_transfer(const Device& device, TransferPath path, bool destroy) {
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   const auto* source = new std::vector<std::byte>(kBytes);

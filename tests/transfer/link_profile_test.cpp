@@ -324,7 +324,7 @@ TEST(LinkProfileJson, DoesNotMindWhiteSpace) {
   EXPECT_EQ(LinkProfile::parse(json::parse(text).dump()).to_json(), text);
 }
 
-/// Changes the profile and restores the checksum, as a program that writes nonsense would.
+/// Restores the checksum of a changed profile, as a program that writes nonsense would.
 std::string with_checksum(json document) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : document["profile"].dump()) {

@@ -95,7 +95,7 @@ TEST_P(PackedCopierTest, ItsThreadWakesToGo) {
   while (!state->query() || !is_asleep(unpacker)) std::this_thread::yield();
   copier.reset();
   faulty_->before(Entry::event_synchronize, {});
-  state->help();  // there is nothing left of it
+  state->help();  // there is nothing left to do
   EXPECT_EQ(first_difference(destination, bytes), -1);
 }
 
@@ -222,7 +222,7 @@ TEST_P(PackedCopierTest, MemoryThatCannotBeMarkedStaysOutOfUse) {
   stream_->synchronize();
 }
 
-// Hangs when rounds are waited for that only the caller lets go on.
+// Hangs if the copier waits for rounds that only the caller releases.
 TEST_P(PackedCopierTest, HeldBackTransfersReturnWithAllTheirRoundsEnqueued) {
   const auto source = random_bytes(10 * kWindow, 5);
   const Buffer device = poisoned_on_device(source.size());

@@ -134,7 +134,7 @@ TEST_P(PackedTest, FewLargePiecesApart) {
   }
 }
 
-// Up to the next multiple of 256 the bytes between pieces are nobody's, and past it somebody's.
+// Bytes between pieces belong to nobody up to the next multiple of 256; past it they belong to somebody.
 TEST_P(PackedTest, WhatLiesBetweenPiecesStays) {
   TransferEngine engine(*device_);
   sizes_ = {700, 500, 1000};
@@ -216,7 +216,7 @@ TEST_P(PackedTest, RefusesOverlapNullAndStaging) {
   EXPECT_THROW((void)PackedLayout::of(std::vector<std::size_t>{~std::size_t{0} - 10, 2}), InvalidArgument);
 }
 
-// A thread other than the requester's brings the bytes home where nobody synchronizes.
+// If nobody synchronizes, another thread than the requester's copies the bytes to the host's ends.
 TEST_P(PackedTest, ToTheHostEndsWithoutAnybodyWaiting) {
   TransferEngine engine(*device_, many_chunks());
   const auto bytes = random_bytes(1 << 20, 8);

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::size_t kBytes = 256 * kKiB;
 
-/// Transfers take their figures from the device.
+/// Transfers use the device's figures.
 class TuningTest : public FaultyEngineTest {};
 PENSTOCK_DEVICE_SUITE(TuningTest);
 
