@@ -125,7 +125,7 @@ class Account {
   const std::chrono::steady_clock::time_point opened_;
   std::mutex mutex_;
   Event origin_;
-  double origin_earliest_ = 0;  ///< the host's times between which the device came to it
+  double origin_earliest_ = 0;  ///< the device came to it between these times of the host
   double origin_latest_ = 0;
   std::vector<std::unique_ptr<TimedBatch>> records_;
   std::vector<TimedBatch*> free_;
