@@ -78,9 +78,9 @@ class StagingRing final : HostWorkers::Source {
   void start();
   void run();
   struct Monitor;
-  /// Performs tasks of `job` for as long as there are any. Leaves tasks of other transfers, whose copies may
-  /// wait for work that the calling thread has yet to do. Does not touch the ring once it is destroyed, which
-  /// happens only after the last transfer has ended.
+  /// Performs tasks of `job` until other threads have the last of them. Blocks the host until then. Leaves
+  /// tasks of other transfers alone. Does not touch the ring once it is closed; it is destroyed when the last
+  /// transfer has ended.
   void help(const StagedJob& job, Monitor& monitor);
   [[nodiscard]] bool has_work_left(const StagedJob& job) const;
   void end_exhausted_jobs();
