@@ -172,19 +172,23 @@ TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
 }
 
 TEST_P(StagingRingTest, ATransferEndsWithItsLastChunk) {
-  std::vector<std::byte> destination(2 * kChunk);
-  const auto ring = make_ring(CopyDirection::d2h, 1, 1);
-  Hold second;
-  std::atomic<unsigned> copies{0};
-  faulty_->before(Entry::copy, [&] {
-    if (++copies == 2) second.stay();
-  });
-  const auto state = bring_home(*ring, destination);
-  second.wait_for(1);
-  EXPECT_FALSE(state->query());
-  second.let_go();
-  state->synchronize();
-  EXPECT_EQ(first_difference(destination, arrived(destination.size())), -1);
+  for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
+    std::vector<std::byte> bytes = random_bytes(2 * kChunk, 14);
+    const auto ring = make_ring(direction, 1, 1);
+    Hold second;
+    std::atomic<unsigned> copies{0};
+    faulty_->before(Entry::copy, [&] {
+      if (++copies == 2) second.stay();
+    });
+    const auto state = direction == CopyDirection::h2d ? send(*ring, bytes) : bring_home(*ring, bytes);
+    second.wait_for(1);
+    wire_->synchronize();
+    EXPECT_FALSE(state->query());
+    second.let_go();
+    state->synchronize();
+    faulty_->before(Entry::copy, {});
+    EXPECT_EQ(first_difference(bytes, arrived(bytes.size())), -1);
+  }
 }
 
 TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
