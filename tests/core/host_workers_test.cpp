@@ -275,6 +275,34 @@ TEST(HostWorkersTest, ASourceGoesWhenNobodyIsInIt) {
   EXPECT_EQ(source.begun.load(), 1) << "it is not asked any more";
 }
 
+/// Writes late, and tells nobody but whoever removes it.
+class LateWriter final : public HostWorkers::Source {
+ public:
+  LateWriter() : Source(1) {}
+  bool work() noexcept override {
+    if (asked.exchange(true)) return false;
+    for (int i = 0; i < 100; ++i) cpu_pause();
+    value = 1;
+    return false;
+  }
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
+
+  std::atomic<bool> asked{false};
+  int value = 0;
+};
+
+TEST(HostWorkersTest, WhatASourceWroteIsVisibleOnceItIsRemoved) {
+  HostWorkers workers(with_threads(2));
+  for (int round = 0; round < 200; ++round) {
+    LateWriter source;
+    workers.add(source);
+    workers.wake(source);
+    while (!source.asked.load()) std::this_thread::yield();
+    workers.remove(source);
+    ASSERT_EQ(source.value, 1);
+  }
+}
+
 TEST(HostWorkersTest, SourcesAndLoopsTakeTurns) {
   HostWorkers workers(with_threads(2));
   Pieces first(1L << 60);
