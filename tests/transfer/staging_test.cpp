@@ -267,6 +267,7 @@ TEST_P(StagingRingTest, WaitsForItsWorkersBeforeItGoes) {
   EXPECT_FALSE(going.ended());
   worker.let_go();
   going.join();
+  const BusyWorkers come(*workers_);  // and none of them asks the ring any more
   state->synchronize();
   EXPECT_EQ(first_difference(arrived(kChunk), source), -1);
 }
