@@ -123,7 +123,7 @@ Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan
       dataset_(std::move(dataset)),
       batch_size_(plan.batch),
       host_pool_(make_device_pool(host_)),
-      workers_(host_.host_workers()) {
+      workers_(host_.host_workers(std::min(host_topology().processors, kMostThreads))) {
   std::size_t slot_bytes = 0, stored_bytes = 0, expected_bytes = 0;
   for (std::size_t i = 0; i < dataset_.field_count(); ++i) {
     const Promise& promise = promises_.emplace_back(promise_of(dataset_.field(i), plan.fields[i]));

@@ -1,3 +1,4 @@
+#include "support/fork.hpp"
 #include "support/threads.hpp"
 
 #include <penstock/core/error.hpp>
@@ -6,8 +7,6 @@
 
 #include <gtest/gtest.h>
 #include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -358,20 +357,20 @@ TEST(HostWorkersTest, ComesAndGoesQuickly) {
   }
 }
 
-TEST(HostWorkersTest, OnlyTheCallerWorksInAForkedChild) {
-  auto workers = std::make_unique<HostWorkers>(with_threads(3));
-  workers->for_each(10, [](std::size_t) {});
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
+/// True if the whole loop was done in a child, and the child could let go of the workers.
+bool loops_in_child(std::unique_ptr<HostWorkers>& workers) {
+  return testing::succeeds_in_child([&] {
     std::size_t sum = 0;
     workers->for_each(10, [&](std::size_t i) { sum += i; });
     workers.reset();
-    _exit(sum == 45 ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    return sum == 45;
+  });
+}
+
+TEST(HostWorkersTest, OnlyTheCallerWorksInAForkedChild) {
+  auto workers = std::make_unique<HostWorkers>(with_threads(3));
+  workers->for_each(10, [](std::size_t) {});
+  EXPECT_TRUE(loops_in_child(workers));
 }
 
 TEST(HostWorkersTest, AChildForkedInMidCallWorksAlone) {
@@ -385,17 +384,7 @@ TEST(HostWorkersTest, AChildForkedInMidCallWorksAlone) {
     });
   });
   while (inside.load() < 2) std::this_thread::yield();
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(30);  // the child never gets a lock that the other thread holds
-    std::size_t sum = 0;
-    workers->for_each(10, [&](std::size_t i) { sum += i; });
-    workers.reset();
-    _exit(sum == 45 ? 0 : 1);
-  }
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_TRUE(loops_in_child(workers));
   leave = true;
   other.join();
 }

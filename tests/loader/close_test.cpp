@@ -37,18 +37,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// True if `body` returns true in a child. A child that hangs is ended.
-[[maybe_unused]] bool succeeds_in_child(auto&& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(30);
-    _exit(body() ? 0 : 1);
-  }
-  int status = -1;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 class LoaderEnds : public FaultyLoaderTest {
  protected:
   const Dataset dataset_{{random_field("x", DType::uint8, {512}, 80, 1)}};

@@ -28,24 +28,7 @@ namespace {
 using testing::DeviceTest;
 using testing::Mapping;
 using testing::says_forked;
-
-// Runs `body` in a forked child. True if it returned true. An alarm ends a child that hangs.
-template <typename Body>
-bool succeeds_in_child(Body&& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(30);
-    bool good = false;
-    try {
-      good = body();
-    } catch (...) {
-    }
-    _exit(good ? 0 : 1);
-  }
-  int status = -1;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
+using testing::succeeds_in_child;
 
 class ForkTest : public DeviceTest {};
 

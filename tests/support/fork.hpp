@@ -2,9 +2,30 @@
 
 #include <penstock/core/error.hpp>
 
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <string>
 
 namespace penstock::testing {
+
+/// Runs `body` in a forked child. True if it returned true. An alarm ends a child that hangs.
+bool succeeds_in_child(auto&& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(30);
+    bool good = false;
+    try {
+      good = body();
+    } catch (...) {
+    }
+    _exit(good ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
 /// True if the call is refused because the process was forked.
 template <typename Call>
