@@ -411,10 +411,12 @@ int run(int argc, char** argv) {
   std::string json_file;
   std::string profile_file;
   std::string size = "1GiB";
+  std::string only = "pinned,pageable,pieces,copy,pool,predictions";
   app.add_option("--device", spec, "Device to measure");
   app.add_option("--json", json_file, "Write the figures here");
   app.add_option("--profile", profile_file, "Link profile to use and to check");
   app.add_option("--size", size, "Size of the large transfers");
+  app.add_option("--only", only, "On a GPU: of these, with commas between");
   CLI11_PARSE(app, argc, argv);
 
   const Device device = Device::open(spec);
@@ -427,13 +429,14 @@ int run(int argc, char** argv) {
   }
   Bench bench(device, profile, parse_bytes(size));
   if (gpu) {
-    bench.pinned_h2d();
-    bench.pageable_h2d();
-    bench.pageable_d2h();
-    bench.small_pieces();
-    bench.one_small_copy();
-    bench.pinned_pool();
-    bench.predictions();
+    const auto wanted = [&](std::string_view work) { return only.find(work) != std::string::npos; };
+    if (wanted("pinned")) bench.pinned_h2d();
+    if (wanted("pageable")) bench.pageable_h2d();
+    if (wanted("pageable")) bench.pageable_d2h();
+    if (wanted("pieces")) bench.small_pieces();
+    if (wanted("copy")) bench.one_small_copy();
+    if (wanted("pool")) bench.pinned_pool();
+    if (wanted("predictions")) bench.predictions();
   } else {
     bench.beside_memcpy();
     bench.small_pieces();

@@ -85,36 +85,79 @@ struct HostWorkers::State {
   std::size_t loops = 0;                // guarded by the mutex
   bool stop = false;                    // guarded by the mutex
   std::atomic<std::uint32_t> calls{0};  // bumped when workers should ask the sources; they sleep on it
+  std::atomic<std::size_t> to_wake{0};  // workers that those who wake are still to wake
+  std::atomic<std::size_t> pollers{0};  // workers that poll for the next call
 
   [[nodiscard]] bool works_alone() const noexcept {
     return workers.empty() || generation != fork_generation();
   }
 
-  void call(std::size_t wanted) noexcept {
+  /// Has as many workers ask the sources as `source` has places. Wakes one, which wakes two, and so on:
+  /// waking all would hold up the caller for some 10 µs each.
+  void call(const Source& source) noexcept {
     calls.fetch_add(1, std::memory_order_release);
-    if (wanted >= workers.size()) return calls.notify_all();
-    for (std::size_t i = 0; i < wanted; ++i) calls.notify_one();
+    const std::size_t awake =
+        pollers.load(std::memory_order_relaxed) + source.inside_.load(std::memory_order_relaxed);
+    const std::size_t wanted = source.most_ - std::min(source.most_, awake);
+    std::size_t owed = to_wake.load(std::memory_order_relaxed);
+    while (owed < wanted && !to_wake.compare_exchange_weak(owed, wanted, std::memory_order_relaxed)) {
+    }
+    wake_one();
+  }
+
+  void wake_one() noexcept {
+    std::size_t owed = to_wake.load(std::memory_order_relaxed);
+    do {
+      if (owed == 0) return;
+    } while (!to_wake.compare_exchange_weak(owed, owed - 1, std::memory_order_relaxed));
+    calls.notify_one();
   }
 
   void run() {
     if (options.on_start) options.on_start();
-    std::chrono::nanoseconds polled{};  // as long as the work since it slept is worth
+    Latest latest;
     std::unique_lock lock(mutex);
     while (!stop) {
       const std::uint32_t seen = calls.load(std::memory_order_acquire);
-      if (ask_all(lock, polled)) continue;
+      if (ask_all(lock, latest)) continue;
+      const std::chrono::nanoseconds polled = polling_after(latest);
       lock.unlock();
-      if (!spin_until([&] { return calls.load(std::memory_order_acquire) != seen; }, polled)) {
+      if (!poll(seen, polled, latest.places)) {
         calls.wait(seen, std::memory_order_acquire);
-        polled = {};
+        latest = {};
+        wake_one();
+        wake_one();
       }
-      lock.lock();
+      lock_soon(lock);
     }
   }
 
-  /// Does one piece of each source. True if there was any. Raises `polled` to what these sources want. If a
+  /// The source that a worker has worked for since it slept, which may be gone, and its places.
+  struct Latest {
+    const Source* source = nullptr;
+    std::size_t places = 0;
+  };
+
+  /// How long to poll for more work like the latest. If its source is gone, it was a loop.
+  [[nodiscard]] std::chrono::nanoseconds polling_after(const Latest& latest) const {
+    if (latest.source == nullptr) return {};
+    return std::ranges::find(sources, latest.source) != sources.end() ? latest.source->polling()
+                                                                      : polling.get();
+  }
+
+  /// True once there was a call. No more workers poll than there is work for: they take processors from those
+  /// who work.
+  [[nodiscard]] bool poll(std::uint32_t seen, std::chrono::nanoseconds limit, std::size_t places) noexcept {
+    const bool may_poll = pollers.fetch_add(1, std::memory_order_relaxed) < places;
+    const auto called = [&] { return calls.load(std::memory_order_acquire) != seen; };
+    const bool was_called = spin_until(called, may_poll ? limit : std::chrono::nanoseconds(0));
+    pollers.fetch_sub(1, std::memory_order_relaxed);
+    return was_called;
+  }
+
+  /// Does one piece of each source. True if there was any; `latest` is then the last of these sources. If a
   /// source is removed meanwhile, another may be missed, so removing counts as a call.
-  bool ask_all(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds& polled) {
+  bool ask_all(std::unique_lock<std::mutex>& lock, Latest& latest) {
     bool worked = false;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       Source& source = *sources[i];
@@ -123,9 +166,9 @@ struct HostWorkers::State {
       lock.unlock();
       if (source.work()) {
         worked = true;
-        polled = std::max(polled, source.polling());
+        latest = {&source, source.most_};
       }
-      lock.lock();
+      lock_soon(lock);
       // From here on the source may be removed.
       if (source.inside_.fetch_sub(1, std::memory_order_release) == 1) left.notify_all();
     }
@@ -157,7 +200,8 @@ HostWorkers::~HostWorkers() {
     const std::lock_guard lock(state_->mutex);
     state_->stop = true;
   }
-  state_->call(state_->workers.size());
+  state_->calls.fetch_add(1, std::memory_order_release);
+  state_->calls.notify_all();
   for (std::thread& worker : state_->workers) worker.join();
 }
 
@@ -201,6 +245,6 @@ void HostWorkers::remove(Source& source) noexcept {
   state_->left.wait(lock, empty);
 }
 
-void HostWorkers::wake(const Source& source) noexcept { state_->call(source.most_); }
+void HostWorkers::wake(const Source& source) noexcept { state_->call(source); }
 
 }  // namespace penstock

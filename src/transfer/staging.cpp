@@ -20,8 +20,13 @@ constexpr std::size_t kSmallestSlot = std::size_t{256} << 10;
 constexpr std::size_t kSmallestGranule = std::size_t{64} << 10;
 constexpr std::size_t kLargestGranule = std::size_t{512} << 10;
 
-// A thread that synchronizes polls this long, then sleeps: the team's threads need the processors.
+// If there are no more processors than threads, a thread that synchronizes polls this long, then sleeps.
 constexpr std::chrono::microseconds kHelperPolling{50};
+
+/// With more than two threads, workers move the bytes, and the ring's thread is free to wait.
+std::size_t worker_count(const StagingOptions& options) {
+  return options.threads > 2 ? options.threads - 1 : 0;
+}
 
 /// Also false if the device failed: the failure is thrown when somebody waits.
 bool is_free(PinnedRing::Slot& slot) noexcept {
@@ -52,12 +57,14 @@ struct StagingRing::Slot {
   std::size_t left = 0;        // bytes of the chunk not yet moved
 
   explicit Slot(PinnedRing::Slot& memory) : pinned(memory) {}
+
+  [[nodiscard]] bool has_granules() const { return job && handed_out < chunk.bytes; }
 };
 
 StagingRing::StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
                          std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
                          StagingOptions options)
-    : Source(options.threads - std::min(options.threads, 2u)),
+    : Source(worker_count(options)),
       device_(std::move(device)),
       workers_(std::move(workers)),
       pinned_(std::move(pinned)),
@@ -65,6 +72,7 @@ StagingRing::StagingRing(Device device, std::shared_ptr<HostWorkers> workers, st
       direction_(direction),
       wire_(wire),
       options_(options),
+      helper_polling_(options.threads < host_topology().processors ? options.spin : kHelperPolling),
       polling_(options.spin) {}
 
 StagingRing::~StagingRing() {
@@ -77,11 +85,6 @@ StagingRing::~StagingRing() {
   if (!thread_.joinable()) return;
   thread_.join();
   workers_->remove(*this);
-}
-
-void StagingRing::changed() {
-  monitor_->changed();
-  workers_->wake(*this);
 }
 
 void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
@@ -110,7 +113,8 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* dest
   stopped_.reserve(under_way_ + 1);
   jobs_.push_back(std::move(job));
   if (under_way_++ == 0) polling_.work_begins();
-  changed();
+  monitor_->changed();
+  workers_->wake(*this);
 }
 
 void StagingRing::start() {
@@ -132,9 +136,10 @@ void StagingRing::start() {
 
 bool StagingRing::work() noexcept {
   if (under_way_.load(std::memory_order_relaxed) == 0) return false;
-  std::unique_lock lock(monitor_->mutex);
+  std::unique_lock lock(monitor_->mutex, std::defer_lock);
+  lock_soon(lock);
   end_exhausted_jobs();
-  const auto task = find_task(MayWait::no);
+  const auto task = find_task(Waits::never);
   if (!task) return false;
   lock.unlock();
   perform(*task);
@@ -150,21 +155,22 @@ void StagingRing::Monitor::wait_for_change(std::unique_lock<std::mutex>& lock, s
   const auto is_new = [&] { return version.load(std::memory_order_acquire) != seen; };
   lock.unlock();
   spin_until(is_new, polled);
-  lock.lock();
+  lock_soon(lock);
   condition.wait(lock, is_new);
 }
 
 void StagingRing::run() {
   bind_thread_to_node(device_.info().numa_node);
+  const Waits waits = worker_count(options_) > 0 ? Waits::first : Waits::if_nothing_to_move;
   std::unique_lock lock(monitor_->mutex);
   for (;;) {
     const std::uint64_t seen = monitor_->version.load(std::memory_order_relaxed);
     end_exhausted_jobs();
     if (end_stopped_job(lock)) continue;
-    if (const auto task = find_task(MayWait::yes)) {
+    if (const auto task = find_task(waits)) {
       lock.unlock();
       perform(*task);
-      lock.lock();
+      lock_soon(lock);
       continue;
     }
     if (monitor_->closed && under_way_ == 0) return;
@@ -177,12 +183,12 @@ void StagingRing::help(const StagedJob& job, Monitor& monitor) {
   while (!monitor.closed) {
     const std::uint64_t seen = monitor.version.load(std::memory_order_relaxed);
     end_exhausted_jobs();
-    if (const auto task = find_task(MayWait::yes, &job)) {
+    if (const auto task = find_task(Waits::if_nothing_to_move, &job)) {
       lock.unlock();
       perform(*task);
-      lock.lock();
+      lock_soon(lock);
     } else if (has_work_left(job)) {
-      monitor.wait_for_change(lock, seen, kHelperPolling);
+      monitor.wait_for_change(lock, seen, helper_polling_);
     } else {
       return;
     }
@@ -191,7 +197,7 @@ void StagingRing::help(const StagedJob& job, Monitor& monitor) {
 
 bool StagingRing::has_work_left(const StagedJob& job) const {
   return job.has_chunk() || std::ranges::any_of(slots_, [&](const auto& slot) {
-           return slot->job.get() == &job && slot->handed_out < slot->chunk.bytes;
+           return slot->job.get() == &job && slot->has_granules();
          });
 }
 
@@ -203,30 +209,34 @@ void StagingRing::end_exhausted_jobs() {
   }
 }
 
-std::optional<StagingRing::Task> StagingRing::find_task(MayWait may_wait, const StagedJob* only) {
-  const auto open_next = [&] {
-    return !jobs_.empty() && (only == nullptr || only == jobs_.front().get()) && open_slot();
-  };
-  // D2H: gives the link work before threads.
-  if (direction_ == CopyDirection::d2h && open_next()) {
-    return Task{.kind = Task::Kind::fetch, .slot = slots_[(opened_ - 1) % slots_.size()].get()};
-  }
-  for (;;) {
-    while (handing_ != opened_) {
-      Slot& slot = *slots_[handing_ % slots_.size()];
-      if (slot.job && slot.handed_out < slot.chunk.bytes) return next_task_of(slot, may_wait, only);
-      ++handing_;
-    }
-    if (direction_ == CopyDirection::d2h || !open_next()) return std::nullopt;
-  }
+bool StagingRing::may_open_slot(const StagedJob* only) const {
+  if (jobs_.empty() || !jobs_.front()->has_chunk()) return false;
+  if (only != nullptr && only != jobs_.front().get()) return false;
+  // H2D: one slot ahead, for the ring's thread to wait for while others fill the one before.
+  return direction_ == CopyDirection::d2h || opened_ - handing_ < 2;
 }
 
-std::optional<StagingRing::Task> StagingRing::next_task_of(Slot& slot, MayWait may_wait,
-                                                           const StagedJob* only) {
-  if (only != nullptr && only != slot.job.get()) return std::nullopt;
-  if (slot.phase == Slot::Phase::on_wire && may_wait == MayWait::yes) {
+std::optional<StagingRing::Task> StagingRing::find_task(Waits waits, const StagedJob* only) {
+  while (handing_ != opened_ && !slot_at(handing_).has_granules()) ++handing_;
+  while (may_open_slot(only) && open_slot()) {
+    // D2H: gives the link work before threads.
+    if (direction_ == CopyDirection::d2h)
+      return Task{.kind = Task::Kind::fetch, .slot = &slot_at(opened_ - 1)};
+  }
+  const auto await = [](Slot& slot) {
     slot.phase = Slot::Phase::awaited;
     return Task{.kind = Task::Kind::wait, .slot = &slot};
+  };
+  for (std::uint64_t i = handing_; waits == Waits::first && i != opened_; ++i) {
+    Slot& slot = slot_at(i);
+    if (slot.has_granules() && slot.phase == Slot::Phase::on_wire) return await(slot);
+  }
+  if (handing_ == opened_) return std::nullopt;
+  Slot& slot = slot_at(handing_);
+  if (only != nullptr && only != slot.job.get()) return std::nullopt;
+  if (slot.phase == Slot::Phase::on_wire) {
+    if (waits != Waits::never) return await(slot);
+    if (is_free(slot.pinned)) make_ready(slot);
   }
   if (slot.phase != Slot::Phase::ready) return std::nullopt;
   Task task{.slot = &slot, .offset = slot.handed_out};
@@ -236,7 +246,7 @@ std::optional<StagingRing::Task> StagingRing::next_task_of(Slot& slot, MayWait m
 }
 
 bool StagingRing::open_slot() {
-  Slot& slot = *slots_[opened_ % slots_.size()];
+  Slot& slot = slot_at(opened_);
   if (slot.job) return false;
   slot.job = jobs_.front();
   slot.chunk = slot.job->take_chunk();
@@ -244,11 +254,16 @@ bool StagingRing::open_slot() {
       std::clamp(align_up(slot.chunk.bytes / options_.threads, 4096), kSmallestGranule, kLargestGranule);
   slot.handed_out = 0;
   slot.left = slot.chunk.bytes;
-  slot.phase = direction_ == CopyDirection::d2h ? Slot::Phase::fetching
-               : is_free(slot.pinned)           ? Slot::Phase::ready
-                                                : Slot::Phase::on_wire;
+  slot.phase = direction_ == CopyDirection::d2h ? Slot::Phase::fetching : Slot::Phase::on_wire;
   ++opened_;
+  monitor_->changed();
   return true;
+}
+
+void StagingRing::make_ready(Slot& slot) {
+  slot.phase = Slot::Phase::ready;
+  monitor_->changed();
+  workers_->wake(*this);
 }
 
 void StagingRing::perform(const Task& task) {
@@ -318,10 +333,12 @@ void StagingRing::enqueue(Slot& slot) {
 
 void StagingRing::task_done(const Task& task) {
   Slot& slot = *task.slot;
-  std::unique_lock lock(monitor_->mutex);
-  if (task.kind != Task::Kind::move) {
-    slot.phase = task.kind == Task::Kind::fetch ? Slot::Phase::on_wire : Slot::Phase::ready;
-    changed();
+  std::unique_lock lock(monitor_->mutex, std::defer_lock);
+  lock_soon(lock);
+  if (task.kind == Task::Kind::wait) make_ready(slot);
+  if (task.kind == Task::Kind::fetch) {
+    slot.phase = Slot::Phase::on_wire;
+    monitor_->changed();
   }
   slot.left -= task.bytes;
   if (slot.job->stopping()) {
@@ -347,7 +364,7 @@ void StagingRing::close_slot(Slot& slot) {
   slot.job.reset();
   job->returned();
   conclude(job);
-  changed();
+  monitor_->changed();
 }
 
 void StagingRing::conclude(const std::shared_ptr<StagedJob>& job) {
@@ -358,7 +375,7 @@ void StagingRing::conclude(const std::shared_ptr<StagedJob>& job) {
     if (direction_ == CopyDirection::d2h) job->state->finish();
     if (--under_way_ == 0) polling_.work_ends();
   }
-  changed();
+  monitor_->changed();
 }
 
 bool StagingRing::end_stopped_job(std::unique_lock<std::mutex>& lock) {

@@ -24,7 +24,8 @@
 namespace penstock {
 
 struct StagingOptions {
-  /// Threads that move the bytes of a transfer: workers, the ring's, and the one that synchronizes with it.
+  /// Threads that move the bytes of a transfer. One is the thread that synchronizes with it. The other is the
+  /// ring's if two are asked for; if more are, they are workers, and the ring's thread waits for the device.
   unsigned threads = 4;
   /// Pinned slots, each as large as the largest chunk.
   unsigned slots = 4;
@@ -39,8 +40,9 @@ struct StagingOptions {
 ///
 /// Each chunk of a transfer has a slot. Host workers fill (H2D) or empty (D2H) it together, a granule at a
 /// time, while chunks in other slots cross the link. The thread that fills the last granule of a slot sends
-/// it. Workers never wait. The ring's one thread does, and the threads that synchronize with a transfer. They
-/// also move granules if there is nothing to wait for.
+/// it. Workers never wait. The ring's one thread does: for the next slot, while workers use the one before.
+/// It moves granules if there is nothing to wait for. So do threads that synchronize with a transfer; they
+/// wait if there is nothing to move.
 class StagingRing final : HostWorkers::Source {
  public:
   /// Copies are enqueued on `wire`, which outlives the ring.
@@ -69,7 +71,8 @@ class StagingRing final : HostWorkers::Source {
     std::size_t offset = 0;  ///< of the granule, within the chunk
     std::size_t bytes = 0;
   };
-  enum class MayWait : bool { no, yes };
+  /// When a thread waits for the device.
+  enum class Waits : std::uint8_t { never, if_nothing_to_move, first };
 
   // Called by workers.
   bool work() noexcept override;
@@ -83,11 +86,14 @@ class StagingRing final : HostWorkers::Source {
   /// transfer has ended.
   void help(const StagedJob& job, Monitor& monitor);
   [[nodiscard]] bool has_work_left(const StagedJob& job) const;
+  [[nodiscard]] Slot& slot_at(std::uint64_t number) const { return *slots_[number % slots_.size()]; }
   void end_exhausted_jobs();
-  [[nodiscard]] std::optional<Task> find_task(MayWait may_wait, const StagedJob* only = nullptr);
-  [[nodiscard]] std::optional<Task> next_task_of(Slot& slot, MayWait may_wait, const StagedJob* only);
-  /// Opens a slot for the next chunk of the first transfer. Transfers without chunks are ended before.
+  [[nodiscard]] std::optional<Task> find_task(Waits waits, const StagedJob* only = nullptr);
+  [[nodiscard]] bool may_open_slot(const StagedJob* only) const;
+  /// Opens the next slot for the next chunk of the first transfer; false if it is still open.
   [[nodiscard]] bool open_slot();
+  /// Granules of `slot` can be moved from now on.
+  void make_ready(Slot& slot);
   void perform(const Task& task);
   void wait_for(Slot& slot);
   void move_granule(const Task& task);
@@ -109,6 +115,7 @@ class StagingRing final : HostWorkers::Source {
   const CopyDirection direction_;
   const Stream& wire_;
   const StagingOptions options_;
+  const std::chrono::nanoseconds helper_polling_;
 
   // Made by the first transfer, then fixed.
   std::size_t slot_bytes_ = 0;
@@ -130,9 +137,6 @@ class StagingRing final : HostWorkers::Source {
       condition.notify_all();
     }
   };
-  /// Also wakes the workers.
-  void changed();
-
   const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
   // Guarded by the monitor, as is the state of slots and jobs.
   std::deque<std::shared_ptr<StagedJob>> jobs_;

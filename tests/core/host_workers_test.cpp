@@ -81,16 +81,37 @@ TEST(HostWorkersTest, WorkersHelp) {
   meet(workers, 2);
 }
 
-TEST(HostWorkersTest, AWorkerThatSleepsIsWoken) {
-  std::atomic<pid_t> worker{0};
-  HostWorkersOptions waking = with_threads(2);
-  waking.on_start = [&] { worker = testing::this_thread(); };
-  HostWorkers workers(waking);
-  for (int round = 0; round < 3; ++round) {
-    for (int asleep = 0; asleep < 50; std::this_thread::yield()) {
-      asleep = worker != 0 && testing::is_asleep(worker) ? asleep + 1 : 0;
+/// A team whose workers' sleep can be watched.
+class WatchedWorkers {
+ public:
+  explicit WatchedWorkers(std::size_t threads)
+      : ids_(threads - 1),
+        workers({.threads = threads, .on_start = [this] { ids_[started_++] = testing::this_thread(); }}) {
+    while (started_ < ids_.size()) std::this_thread::yield();
+  }
+  /// True once so many workers sleep for good. Gives up after a time.
+  [[nodiscard]] bool fall_asleep(std::ptrdiff_t count) const {
+    const auto end = std::chrono::steady_clock::now() + 10s;
+    for (int looks = 0; looks < 50; std::this_thread::yield()) {
+      looks = std::ranges::count_if(ids_, testing::is_asleep) == count ? looks + 1 : 0;
+      if (looks == 0 && std::chrono::steady_clock::now() > end) return false;
     }
-    meet(workers, 2);
+    return true;
+  }
+
+ private:
+  std::vector<pid_t> ids_;
+  std::atomic<std::size_t> started_{0};
+
+ public:
+  HostWorkers workers;
+};
+
+TEST(HostWorkersTest, WorkersThatSleepAreWoken) {
+  WatchedWorkers watched(8);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(watched.fall_asleep(7));
+    meet(watched.workers, 8);
   }
 }
 
@@ -193,7 +214,8 @@ TEST(HostWorkersTest, ACallerWorksAloneWhileTheOthersAreBusy) {
 /// `pieces` of work. Each takes until `go` is set.
 class Pieces final : public HostWorkers::Source {
  public:
-  explicit Pieces(long pieces, std::size_t workers = 16) : Source(workers), left_(pieces) {}
+  explicit Pieces(long pieces, std::size_t workers = 16, std::chrono::nanoseconds polling = {})
+      : Source(workers), left_(pieces), polling_(polling) {}
   bool work() noexcept override {
     if (left_.fetch_sub(1) <= 0) return false;
     ++begun;
@@ -201,7 +223,7 @@ class Pieces final : public HostWorkers::Source {
     ++done;
     return true;
   }
-  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return polling_; }
   void add(long pieces) { left_ = pieces; }
 
   std::atomic<int> begun{0};
@@ -210,6 +232,7 @@ class Pieces final : public HostWorkers::Source {
 
  private:
   std::atomic<long> left_;
+  const std::chrono::nanoseconds polling_;
 };
 
 TEST(HostWorkersTest, WorkersAskASource) {
@@ -253,6 +276,30 @@ TEST(HostWorkersTest, ASourceOrLoopHasAsManyAsItWants) {
     source.go = true;
     workers.remove(source);
   }
+}
+
+TEST(HostWorkersTest, NoMoreWorkersPollThanASourceWants) {
+  WatchedWorkers watched(4);
+  HostWorkers& workers = watched.workers;
+  Pieces source(1, 1, 1h);
+  Pieces other(1, 1, 1h);
+  workers.add(source);
+  workers.add(other);
+  workers.wake(source);
+  while (source.done.load() < 1) std::this_thread::yield();
+  ASSERT_TRUE(watched.fall_asleep(2));
+  other.go = false;
+  other.add(1);
+  workers.wake(other);
+  while (other.begun.load() < 2) std::this_thread::yield();
+  source.add(1);
+  workers.wake(source);
+  while (source.done.load() < 2) std::this_thread::yield();
+  EXPECT_TRUE(watched.fall_asleep(1)) << "one polls, and one is at the other source";
+  other.go = true;
+  EXPECT_TRUE(watched.fall_asleep(2)) << "one polls for both";
+  workers.remove(other);
+  workers.remove(source);
 }
 
 TEST(HostWorkersTest, ASourceGoesWhenNobodyIsInIt) {

@@ -72,6 +72,15 @@ class StagingRingTest : public FaultyEngineTest {
     hold.wait_for(1);
   }
 
+  static void wait_until_workers_sleep() {
+    const auto awake = [](pid_t thread) {
+      return name_of(thread) == "penstock-worker" && !is_asleep(thread);
+    };
+    for (int asleep = 0; asleep < 50; ++asleep) {
+      if (std::ranges::any_of(live_threads(), awake)) asleep = 0;
+    }
+  }
+
   std::vector<std::byte> arrived(std::size_t bytes, std::size_t at = 0) {
     return read(device_memory_.data() + at, bytes, device_->create_stream());
   }
@@ -147,14 +156,32 @@ TEST_P(StagingRingTest, WorkersMoveBytesWithoutTheRingsThread) {
   const auto source = random_bytes(2 * kChunk, 2);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
-  const auto awake = [](pid_t thread) { return name_of(thread) == "penstock-worker" && !is_asleep(thread); };
-  for (int asleep = 0; asleep < 50; ++asleep) {
-    if (std::ranges::any_of(live_threads(), awake)) asleep = 0;
-  }
+  wait_until_workers_sleep();
   const auto state = send(*ring, source);
   while (!state->query()) std::this_thread::yield();
   EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
   ring_thread.let_go();
+}
+
+TEST_P(StagingRingTest, WorkersAreWokenForASlotThatIsReady) {
+  std::vector<std::byte> destination(2 * kChunk);
+  const auto ring = make_ring(CopyDirection::d2h, 1, 2);
+  Hold ring_thread;
+  std::atomic<unsigned> waits{0};
+  std::shared_ptr<TransferState> state;
+  {
+    const Gate gate(*device_, *wire_);
+    faulty_->before(Entry::event_synchronize, [&] {
+      if (this_threads_name() == "penstock-stage" && ++waits == 2) ring_thread.stay();
+    });
+    state = bring_home(*ring, destination);
+    while (waits == 0) std::this_thread::yield();
+    wait_until_workers_sleep();
+  }
+  while (state->report().host_copy_seconds == 0) std::this_thread::yield();
+  ring_thread.let_go();
+  state->synchronize();
+  EXPECT_EQ(first_difference(destination, arrived(destination.size())), -1);
 }
 
 TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
@@ -215,6 +242,8 @@ TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
 TEST_P(StagingRingTest, ASlotThatCannotBeAskedIsWaitedFor) {
   const auto source = random_bytes(kChunk, 13);
   const auto ring = make_ring(CopyDirection::h2d, 1, 1);
+  Hold ring_thread;
+  occupy_ring_thread(*ring, ring_thread);
   std::shared_ptr<TransferState> state;
   {
     const Gate gate(*device_, *wire_);
@@ -224,6 +253,8 @@ TEST_P(StagingRingTest, ASlotThatCannotBeAskedIsWaitedFor) {
     state = send(*ring, source, kChunk);
     while (faulty_->calls(Entry::event_query) == before) std::this_thread::yield();
   }
+  EXPECT_EQ(state->report().host_copy_seconds, 0);
+  ring_thread.let_go();
   state->synchronize();
   EXPECT_EQ(first_difference(arrived(kChunk, kChunk), source), -1);
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -31,6 +32,11 @@ bool spin_until(Predicate&& done, std::chrono::nanoseconds limit) {
     }
     if (std::chrono::steady_clock::now() >= deadline) return done();
   }
+}
+
+/// Locks a mutex that others hold for less time than a thread takes to wake: polls before it sleeps.
+inline void lock_soon(std::unique_lock<std::mutex>& lock) {
+  if (!spin_until([&] { return lock.try_lock(); }, std::chrono::microseconds(20))) lock.lock();
 }
 
 /// How long threads that wait for work poll before they sleep. While work comes in quick succession, they
