@@ -72,10 +72,9 @@ class StagingRingTest : public FaultyEngineTest {
     hold.wait_for(1);
   }
 
-  static void wait_until_workers_sleep() {
-    const auto awake = [](pid_t thread) {
-      return name_of(thread) == "penstock-worker" && !is_asleep(thread);
-    };
+  /// Returns once all threads of this name sleep.
+  static void wait_until_asleep(const char* name) {
+    const auto awake = [&](pid_t thread) { return name_of(thread) == name && !is_asleep(thread); };
     for (int asleep = 0; asleep < 50; ++asleep) {
       if (std::ranges::any_of(live_threads(), awake)) asleep = 0;
     }
@@ -156,7 +155,7 @@ TEST_P(StagingRingTest, WorkersMoveBytesWithoutTheRingsThread) {
   const auto source = random_bytes(2 * kChunk, 2);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
-  wait_until_workers_sleep();
+  wait_until_asleep("penstock-worker");
   const auto state = send(*ring, source);
   while (!state->query()) std::this_thread::yield();
   EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
@@ -176,7 +175,7 @@ TEST_P(StagingRingTest, WorkersAreWokenForASlotThatIsReady) {
     });
     state = bring_home(*ring, destination);
     while (waits == 0) std::this_thread::yield();
-    wait_until_workers_sleep();
+    wait_until_asleep("penstock-worker");
   }
   while (state->report().host_copy_seconds == 0) std::this_thread::yield();
   ring_thread.let_go();
@@ -239,24 +238,27 @@ TEST_P(StagingRingTest, ASlotIsFilledOnceTheDeviceHasReadIt) {
   EXPECT_EQ(first_difference(arrived(kChunk, kChunk), second), -1);
 }
 
-TEST_P(StagingRingTest, ASlotThatCannotBeAskedIsWaitedFor) {
+TEST_P(StagingRingTest, ASlotThatIsNotFreeOrCannotBeAskedIsWaitedFor) {
   const auto source = random_bytes(kChunk, 13);
-  const auto ring = make_ring(CopyDirection::h2d, 1, 1);
-  Hold ring_thread;
-  occupy_ring_thread(*ring, ring_thread);
-  std::shared_ptr<TransferState> state;
-  {
-    const Gate gate(*device_, *wire_);
-    send(*ring, source)->synchronize_source();
-    faulty_->fail(Entry::event_query);
-    const std::size_t before = faulty_->calls(Entry::event_query);
-    state = send(*ring, source, kChunk);
-    while (faulty_->calls(Entry::event_query) == before) std::this_thread::yield();
+  for (const bool can_be_asked : {true, false}) {
+    const auto ring = make_ring(CopyDirection::h2d, 1, 1);
+    Hold ring_thread;
+    occupy_ring_thread(*ring, ring_thread);
+    std::shared_ptr<TransferState> state;
+    {
+      const Gate gate(*device_, *wire_);
+      send(*ring, source)->synchronize_source();
+      if (!can_be_asked) faulty_->fail(Entry::event_query);
+      const std::size_t before = faulty_->calls(Entry::event_query);
+      state = send(*ring, source, kChunk);
+      while (faulty_->calls(Entry::event_query) == before) std::this_thread::yield();
+      const BusyWorkers they_have_asked(*workers_);
+      EXPECT_EQ(state->report().host_copy_seconds, 0);
+    }
+    ring_thread.let_go();
+    state->synchronize();
+    EXPECT_EQ(first_difference(arrived(kChunk, kChunk), source), -1);
   }
-  EXPECT_EQ(state->report().host_copy_seconds, 0);
-  ring_thread.let_go();
-  state->synchronize();
-  EXPECT_EQ(first_difference(arrived(kChunk, kChunk), source), -1);
 }
 
 TEST_P(StagingRingTest, WaitsForWhoeverHelpsBeforeItGoes) {
@@ -420,6 +422,18 @@ TEST_P(StagingRingTest, SleepingThreadsWakeForEachTransfer) {
     const auto state = send(*ring, source);
     while (!state->query()) std::this_thread::yield();
     EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+  }
+}
+
+TEST_P(StagingRingTest, ItsSleepingThreadWakesWithoutWorkers) {
+  const auto ring = make_ring(CopyDirection::h2d, 1, 2);
+  const BusyWorkers without(*workers_);
+  for (unsigned i = 0; i < 3; ++i) {
+    const auto source = random_bytes(kChunk, i);
+    const auto state = send(*ring, source);
+    while (!state->query()) std::this_thread::yield();
+    EXPECT_EQ(first_difference(arrived(source.size()), source), -1);
+    wait_until_asleep("penstock-stage");
   }
 }
 
