@@ -14,6 +14,7 @@ from ._checks import whole
 from ._columns import Fields, Samples, fields_of
 from ._engines import engine_for
 from ._errors import Closed, InvalidArgument
+from ._samplers import batches_of
 from ._statistics import LoaderStatistics
 
 _open: weakref.WeakSet[Loader] = weakref.WeakSet()
@@ -29,12 +30,8 @@ _NOT_TAKEN = {
     ),
     **dict.fromkeys(("pin_memory", "pin_memory_device"), "it locks memory by itself. Leave it out"),
     "prefetch_factor": "`prefetch_depth` is the number of all batches that run ahead. Use that",
-    "generator": "the order follows from `seed` and the epoch. Pass `seed`",
-    **dict.fromkeys(
-        ("sampler", "batch_sampler", "collate_fn"),
-        "the order follows from `seed` and the epoch, and samples are batched as they are stored. "
-        "For your own, use penstock.feed(DataLoader(...))",
-    ),
+    "generator": "the order follows from `seed` and the epoch. Pass `seed`, or a sampler with a generator",
+    "collate_fn": "samples are batched as they are stored. For your own, use penstock.feed(DataLoader(...))",
 }
 
 
@@ -55,7 +52,12 @@ class Loader:
     One iteration is one epoch, and one iterator is in use at a time: `iter()` ends the one before it, whose `next()`
     then raises Closed. For two loops at once, make two Loaders.
 
-    - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch.
+    - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. None is a batch size of 1.
+    - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
+      WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
+      the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
+      batches ahead. An exception of theirs comes in the place of its batch. With `shuffle`, `seed`, or a share of
+      several processes, they are an error: the sampler decides these. There is then no `state_dict()`.
     - `to`: deliver wider types. A name is for all fields that can be widened to it, except fields without axes besides
       that of samples: "float32" is for uint8 images, and labels stay. A dict or a sequence names a type for each field.
       "bfloat16" on the host needs PyTorch or ml_dtypes.
@@ -82,10 +84,12 @@ class Loader:
     def __init__(
         self,
         data: Any,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         shuffle: bool = False,
         device: Any = "auto",
         *,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         to: Any = None,
         scale: Any = None,
         shift: Any = None,
@@ -116,16 +120,21 @@ class Loader:
             **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
             **dict(distributed=distributed, prefetch_depth=prefetch_depth, residency=residency, gather=gather),
             **dict(gather_blocks=gather_blocks, narrow=narrow, device_budget_bytes=device_budget_bytes),
-            **dict(threads=threads, when_full=when_full),
+            **dict(threads=threads, when_full=when_full, sampler=sampler, batch_sampler=batch_sampler),
         }
         self._build = fields.build
         self._shares = rank is not None or world_size is not None or distributed
+        self.dataset = Samples(fields)
+        self.drop_last = bool(drop_last)
+        # A share of 0 of 1 is all samples, and says that no warning is wanted.
+        decided = {"shuffle": shuffle, "seed": seed, "rank": rank, "distributed": distributed}
+        decided["world_size"] = None if world_size == 1 else world_size
+        self._batches, self.batch_size = batches_of(
+            sampler, batch_sampler, batch_size, self.drop_last, self.dataset, decided
+        )
         rank, world_size = _shard(rank, world_size, distributed)
         engine = engine_for(device)
         self.device = engine.spec
-        self.batch_size = whole("batch_size", batch_size, 1, what="a number of samples")
-        self.drop_last = bool(drop_last)
-        self.dataset = Samples(fields)
         options = _field_options(fields, to, scale, shift, channel_axis)
         _need_bfloat16(engine, options)
         self._native = _core.NativeLoader(
@@ -135,7 +144,8 @@ class Loader:
             batch_size=self.batch_size,
             shuffle=bool(shuffle),
             seed=whole("seed", seed, 0, _UINT64),
-            drop_last=self.drop_last,
+            drop_last=self.drop_last and self._batches is None,
+            batch_sampler=self._batches,
             rank=rank,
             world_size=world_size,
             prefetch_depth=whole("prefetch_depth", prefetch_depth, 1, 64, what="a number of batches"),
@@ -157,16 +167,19 @@ class Loader:
         _open.add(self)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
-        return self._native.batches_per_epoch
+        """Batches of a whole epoch. TypeError if a sampler is given that has no length."""
+        return self._native.batches_per_epoch if self._batches is None else len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         self._turn += 1
         return LoaderIterator(self, self._turn)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of `epoch`. If a state of that epoch was loaded, it goes on where that was taken."""
+        """The next iteration is of `epoch`. If a state of that epoch was loaded, it goes on where that was taken. A
+        sampler that takes the epoch is told."""
         epoch = whole("epoch", epoch, 0, _UINT64)
+        if self._batches is not None:
+            self._batches.set_epoch(epoch)
         if epoch == self._loaded_epoch:
             return
         self._next_epoch = epoch
@@ -175,13 +188,16 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the batches that were handed out, in plain numbers. They are the same on every rank that has
-        taken as many batches. After a complete iteration it is the beginning of the next epoch."""
+        taken as many batches. After a complete iteration it is the beginning of the next epoch. Raises InvalidArgument
+        if a sampler is given."""
+        self._refuse_state()
         state = self._native.state_dict()
         return {**state, "epoch": self._next_epoch, "consumed": 0} if self._at_beginning else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on where `state` was taken, also at another world size. Earlier iterators end.
         Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not a Loader's state."""
+        self._refuse_state()
         checked = _checked_state(state)
         self._native.load_state_dict(checked)
         self._next_epoch = None
@@ -203,16 +219,25 @@ class Loader:
         self._native.close()
 
     def __reduce__(self) -> tuple:
-        return _again, (self._arguments, self.state_dict())
+        return _again, (self._arguments, self.state_dict() if self._batches is None else None)
 
     def __repr__(self) -> str:
-        return f"<penstock.Loader on {self.device}: {'; '.join(self.describe())}; {len(self)} batches>"
+        batches = f"{len(self)} batches" if self._batches is None else "batches of a sampler"
+        return f"<penstock.Loader on {self.device}: {'; '.join(self.describe())}; {batches}>"
+
+    def _refuse_state(self) -> None:
+        if self._batches is not None:
+            raise InvalidArgument(
+                "A Loader with a sampler has no state: the sampler chooses the samples. Keep the sampler's state, and "
+                "count the batches that you have used."
+            )
 
     def _begin(self) -> None:
         if not self._warned:
             self._warned = True
             if not self._shares:
-                _others.warn_unless_sharded(None, "penstock.Loader")
+                owner = None if self._batches is None else self._batches.owner
+                _others.warn_unless_sharded(owner, "penstock.Loader")
             _others.warn_of_lost_accumulation(None, "penstock.Loader")
         if self._next_epoch is not None:
             self._native.start_epoch(self._next_epoch)
@@ -254,9 +279,10 @@ class LoaderIterator:
         return loader._build(arrays)
 
 
-def _again(arguments: dict[str, Any], state: dict[str, Any]) -> Loader:
+def _again(arguments: dict[str, Any], state: dict[str, Any] | None) -> Loader:
     loader = Loader(**arguments)
-    loader.load_state_dict(state)
+    if state is not None:
+        loader.load_state_dict(state)
     return loader
 
 

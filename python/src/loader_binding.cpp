@@ -67,15 +67,17 @@ void bind_loader(nb::module_& module) {
           "__init__",
           [](NativeLoader* self, std::shared_ptr<Engine> engine, const NativeLoader::Arrays& fields,
              const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
-             std::uint64_t seed, bool drop_last, std::uint64_t rank, std::uint64_t world_size,
-             std::size_t prefetch_depth, const std::string& residency, const std::string& gather,
-             unsigned gather_blocks, bool narrow, std::size_t device_budget_bytes, unsigned threads,
-             const std::string& when_full) {
+             std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
+             std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
+             const std::string& gather, unsigned gather_blocks, bool narrow, std::size_t device_budget_bytes,
+             unsigned threads, const std::string& when_full) {
             LoaderOptions options;
             options.batch_size = batch_size;
             options.shuffle = shuffle;
             options.seed = seed;
             options.drop_last = drop_last;
+            if (!batch_sampler.is_none())
+              options.batch_sampler = std::make_shared<PythonBatchSampler>(batch_sampler);
             options.shard = {rank, world_size, drop_last};
             options.prefetch_depth = prefetch_depth;
             options.residency = Residency::parse(residency);
@@ -89,10 +91,10 @@ void bind_loader(nb::module_& module) {
             new (self) NativeLoader(std::move(engine), fields, std::move(options));
           },
           nb::arg("engine"), nb::arg("fields"), nb::arg("field_options"), nb::kw_only(),
-          nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"), nb::arg("rank"),
-          nb::arg("world_size"), nb::arg("prefetch_depth"), nb::arg("residency"), nb::arg("gather"),
-          nb::arg("gather_blocks"), nb::arg("narrow"), nb::arg("device_budget_bytes"), nb::arg("threads"),
-          nb::arg("when_full"))
+          nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
+          nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
+          nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
+          nb::arg("device_budget_bytes"), nb::arg("threads"), nb::arg("when_full"))
       .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
       .def("start_epoch",
            [](NativeLoader& self, std::uint64_t epoch) {

@@ -173,6 +173,37 @@ void LeaseStorage::wait_on(const Stream& stream) const {
 
 void LeaseStorage::synchronize() const { stream_->synchronize(); }
 
+PythonBatchSampler::~PythonBatchSampler() {
+  if (!nb::is_alive()) {
+    static_cast<void>(batches_.release());
+    return;
+  }
+  const nb::gil_scoped_acquire locked;
+  batches_.reset();
+}
+
+void PythonBatchSampler::start_epoch(std::uint64_t) {
+  const nb::gil_scoped_acquire locked;
+  batches().attr("start")();
+}
+
+void PythonBatchSampler::fail() const { batches().attr("fail")(); }
+
+bool PythonBatchSampler::next(std::vector<std::uint64_t>& indices) {
+  const nb::gil_scoped_acquire locked;
+  const nb::object batch = batches().attr("next")();
+  if (batch.is_none()) return false;
+  if (batch.ptr() == Py_False) throw Failed();
+  Leaf leaf;
+  NumPy* const numpy = NumPy::get();
+  if (numpy == nullptr || !numpy->read(leaf, batch.ptr())) {
+    throw InvalidArgument("A batch of indices is not a NumPy array of uint64.");
+  }
+  indices.resize(leaf.bytes / sizeof(std::uint64_t));
+  if (leaf.bytes > 0) std::memcpy(indices.data(), leaf.data, leaf.bytes);
+  return true;
+}
+
 NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options)
     : engine_(std::move(engine)),
       stream_(std::make_shared<const Stream>(engine_->device().create_stream())),
@@ -190,7 +221,7 @@ nb::object NativeLoader::next() {
   const bool on_torch = torch != nullptr && engine_->is_cuda();
   const StreamHandle current = on_torch ? torch->current_stream(engine_->index()) : nullptr;
   std::optional<DeviceBatch> batch;
-  {
+  try {
     const nb::gil_scoped_release unlocked;
     if (on_torch) {
       batch = loader_->next(engine_->device().wrap_stream(current), hear_signals);
@@ -198,6 +229,8 @@ nb::object NativeLoader::next() {
       batch = loader_->next(*stream_, hear_signals);
       if (batch && !engine_->is_cuda()) wait_for_host(engine_->device(), *stream_);
     }
+  } catch (const PythonBatchSampler::Failed&) {
+    static_cast<const PythonBatchSampler&>(*loader_->options().batch_sampler).fail();
   }
   if (!batch) return nb::none();
   const auto storage =

@@ -7,6 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,6 +33,27 @@ class LeaseStorage final : public DeviceStorage {
   std::shared_ptr<const Stream> stream_;
   mutable std::mutex mutex_;
   DeviceBatch batch_;
+};
+
+/// Asks the Batches of _samplers.py for the samples of each batch. Takes the interpreter's lock. Does not
+/// keep them: the Python loader does.
+class PythonBatchSampler final : public BatchSampler {
+ public:
+  /// Thrown if the Python sampler failed: Batches.fail raises what happened.
+  struct Failed {};
+
+  explicit PythonBatchSampler(const nb::object& batches) : batches_(nb::weakref(batches)) {}
+  ~PythonBatchSampler() override;
+
+  void start_epoch(std::uint64_t epoch) override;
+  bool next(std::vector<std::uint64_t>& indices) override;
+  /// Raises the exception of the sampler that failed.
+  void fail() const;
+
+ private:
+  [[nodiscard]] nb::object batches() const { return batches_(); }
+
+  nb::object batches_;  ///< a weak reference
 };
 
 /// Loader for Python: batches as lists of arrays.

@@ -279,7 +279,7 @@ def freed():
         ({"to": "float32", "scale": "much"}, "`scale` is a number"),
         ({"num_workers": 4}, "does not take num_workers.*threads"),
         ({"pin_memory": True}, "does not take pin_memory"),
-        ({"sampler": range(3)}, "does not take sampler.*penstock.feed"),
+        ({"collate_fn": list}, "does not take collate_fn.*penstock.feed"),
         ({"prefetch_factor": 2}, "prefetch_depth"),
         ({"data": Squares()}, r"penstock\.feed\(DataLoader"),
         ({"data": {"x": Squares()}}, "Field 'x' is a"),

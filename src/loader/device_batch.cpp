@@ -65,7 +65,7 @@ const DeviceField& DeviceBatch::field(std::string_view name) const {
 
 std::vector<std::uint64_t> DeviceBatch::indices() const {
   std::vector<std::uint64_t> indices(size());
-  slot_->run.fill(indices);
+  slot_->fill(indices);
   return indices;
 }
 

@@ -19,6 +19,11 @@ constexpr std::chrono::milliseconds kQuestionInterval{50};
 
 }  // namespace
 
+void DeviceSlot::fill(std::span<std::uint64_t> to) const {
+  if (drawn.empty()) return run.fill(to);
+  std::ranges::copy(drawn, to.begin());
+}
+
 DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan,
                        const LoaderOptions& options, const SamplerState& position)
     : device_(std::move(device)),

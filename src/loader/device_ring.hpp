@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct DeviceSlot {
   Event ready;  ///< recorded on the copy stream after the batch's last copy
 
   SampleRun run;
+  std::vector<std::uint64_t> drawn;  ///< the samples that a batch sampler chose, in place of the run's
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;
 
@@ -40,6 +42,9 @@ struct DeviceSlot {
   std::size_t done_count = 0;
 
   explicit DeviceSlot(Event event) : ready(std::move(event)) {}
+
+  /// Writes the index of each of the batch's samples.
+  void fill(std::span<std::uint64_t> to) const;
 };
 
 /// An item that the producer passes to the consumer: a batch, an epoch's end (without a slot), or an error.

@@ -94,10 +94,10 @@ SamplerState Loader::state() const { return state_->state(); }
 void Loader::restore(const SamplerState& state) { state_->restore(state); }
 
 std::uint64_t Loader::batches_per_epoch() const noexcept {
-  return state_->first_sampler().batches_per_epoch();
+  return options().batch_sampler ? 0 : state_->first_sampler().batches_per_epoch();
 }
 std::uint64_t Loader::samples_per_epoch() const noexcept {
-  return state_->first_sampler().samples_per_epoch();
+  return options().batch_sampler ? 0 : state_->first_sampler().samples_per_epoch();
 }
 std::uint64_t Loader::batches_left() const { return state_->batches_left(); }
 

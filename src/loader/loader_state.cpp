@@ -29,6 +29,12 @@ LoaderOptions checked(LoaderOptions options) {
     throw InvalidArgument(fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as help.",
                                       options.threads, LoaderOptions::kMostThreads));
   }
+  if (options.batch_sampler &&
+      (options.shuffle || options.seed != 0 || options.drop_last || options.shard.world_size != 1)) {
+    throw InvalidArgument(
+        "A batch sampler chooses the samples of each batch: leave out shuffle, seed, drop_last and the "
+        "shard.");
+  }
   return options;
 }
 
@@ -62,13 +68,19 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
       workers_(options_.workers ? options_.workers : device_.host_workers(options_.threads)),
       dataset_(options_.narrow ? narrow_small_fields(dataset, *workers_) : std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options(options_)),
-      sampler_(first_sampler_) {
+      sampler_(first_sampler_),
+      drawn_(options_.batch_sampler
+                 ? std::make_unique<DrawnBatches>(options_.batch_sampler, dataset_.sample_count(),
+                                                  options_.batch_size, options_.prefetch_depth + 1)
+                 : nullptr) {
   set_up();
   begin_production();
 }
 
 void LoaderState::set_up() {
-  const auto batch = static_cast<std::size_t>(std::min(options_.batch_size, sampler_.samples_per_epoch()));
+  // A batch sampler may repeat samples.
+  const auto batch = static_cast<std::size_t>(
+      drawn_ ? options_.batch_size : std::min(options_.batch_size, sampler_.samples_per_epoch()));
   FeedFacts facts = collect_facts(dataset_, device_, batch);
   make_plan(facts);
   reserve_memory(facts);
@@ -124,6 +136,7 @@ void LoaderState::begin_production() {
 void LoaderState::end_production() {
   stopping_ = true;
   ring_->stop();
+  if (drawn_) drawn_->stop();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -140,6 +153,7 @@ void LoaderState::run() {
     }
     std::uint64_t index = sampler_.batches_per_epoch() - sampler_.batches_left();
     for (;;) {
+      if (drawn_ && !drawn_->wait()) return;
       const double asked = account_->now();
       DeviceSlot* const slot = ring_->acquire();
       if (slot == nullptr) return;
@@ -155,7 +169,7 @@ void LoaderState::run() {
 void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index) {
   PublishedItem item;
   item.times.epoch = sampler_.epoch();
-  slot.run = sampler_.next_run();
+  take_samples(slot);
   if (slot.run.count == 0) {
     ring_->put_back(slot, false);
     sampler_.start_epoch(sampler_.epoch() + 1);
@@ -166,6 +180,7 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
   slot.epoch = sampler_.epoch();
   slot.index = index++;
   item.state = sampler_.state();
+  if (drawn_) item.state.consumed = index;
   item.slot_wait_seconds = slot_wait_seconds;
   item.times.batch = slot.index;
   item.times.samples = slot.run.count;
@@ -176,7 +191,7 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
       slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
       slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
     }
-    producer_->fill(slot, *ring_, slot.run, item, *account_, may_be_written);
+    producer_->fill(slot, *ring_, item, *account_, may_be_written);
   } catch (...) {
     account_->discard(item.timed);
     ring_->put_back(slot, may_be_written);
@@ -184,6 +199,16 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
   }
   item.slot = &slot;
   ring_->publish(std::move(item));
+}
+
+/// Chooses the samples of the slot's batch; none at the end of the epoch.
+void LoaderState::take_samples(DeviceSlot& slot) {
+  if (!drawn_) {
+    slot.run = sampler_.next_run();
+    return;
+  }
+  drawn_->take(slot.drawn);
+  slot.run = {.order = std::nullopt, .count = slot.drawn.size()};
 }
 
 void LoaderState::refuse_fork() const {
@@ -198,7 +223,9 @@ void LoaderState::refuse_fork() const {
 std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   refuse_fork();
   Account::Request request(*account_, &stream);
+  if (drawn_) drawn_->draw();
   const PublishedItem item = ring_->take(stream, while_waiting);
+  if (drawn_) drawn_->given_out(item.slot == nullptr);
   if (item.slot == nullptr) {
     request.end(item.times.epoch);
     return std::nullopt;
@@ -222,8 +249,10 @@ void LoaderState::go_to(Change&& change) {
   end_production();
   sampler_ = changed;
   for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
+  if (drawn_) drawn_->restart(sampler_.epoch());
   try {
     begin_production();
+    if (drawn_) drawn_->draw();  // for those who are in next() now
   } catch (...) {
     ring_->publish({.error = std::current_exception(), .state = sampler_.state()});
     throw;
@@ -237,6 +266,10 @@ void LoaderState::start_epoch(std::uint64_t epoch) {
 }
 
 void LoaderState::restore(const SamplerState& state) {
+  if (drawn_) {
+    throw InvalidArgument(
+        "A loader with a batch sampler cannot go to a place within an epoch: the sampler keeps it.");
+  }
   go_to([&](Sampler& sampler) { sampler.restore(state); });
 }
 
@@ -246,6 +279,7 @@ SamplerState LoaderState::state() const {
 }
 
 std::uint64_t LoaderState::batches_left() const {
+  if (drawn_) return 0;
   Sampler sampler = first_sampler_;
   sampler.restore(state());
   return sampler.batches_left();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "loader/device_ring.hpp"
+#include "loader/drawn_batches.hpp"
 #include "loader/locked_sources.hpp"
 #include "loader/producer.hpp"
 #include "loader/resident.hpp"
@@ -22,9 +23,9 @@ namespace penstock {
 
 /// The loader's stages, in the order in which a batch goes through them:
 ///
-///   sampler -> acquire a slot -> gather and copy (Producer) -> publish    on the producer's thread
-///   take -> the consumer's stream waits -> lease                          in next()
-///   lease ends -> done events -> the slot is free                         in DeviceBatch
+///   sampler, or batches drawn in next() -> acquire a slot -> gather and copy (Producer) -> publish    on the
+///   producer's thread take -> the consumer's stream waits -> lease                          in next() lease
+///   ends -> done events -> the slot is free                         in DeviceBatch
 ///
 /// set_up lists the steps before the first batch. Loader closes it, and shares it with running calls of
 /// next().
@@ -61,6 +62,7 @@ class LoaderState {
   void reserve_memory(FeedFacts& facts);
   void run();
   void produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index);
+  void take_samples(DeviceSlot& slot);
   void begin_production();
   void end_production();
   template <typename Change>
@@ -75,7 +77,8 @@ class LoaderState {
   const std::shared_ptr<HostWorkers> workers_;
   Dataset dataset_;
   const Sampler first_sampler_;
-  Sampler sampler_;  ///< only for the producer
+  Sampler sampler_;  ///< only for the producer; with a batch sampler, only its epoch counts
+  const std::unique_ptr<DrawnBatches> drawn_;  ///< of the batch sampler; may be null
   FeedPlan plan_;
   std::size_t delivered_sample_bytes_ = 0;
   LockedSources sources_;

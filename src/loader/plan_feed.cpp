@@ -156,7 +156,7 @@ Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedF
   const GatherPath asked = options.gather;
   if (asked == GatherPath::host) return {{GatherPath::host, "asked for"}, {}};
   // Successive samples are one copy.
-  const bool in_sequence = !options.shuffle && options.shard.world_size == 1;
+  const bool in_sequence = !options.shuffle && !options.batch_sampler && options.shard.world_size == 1;
   const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 &&
                          (in_sequence || field.sample_bytes >= all.device.tuning.copied_sample_bytes);
   const GatherPath path = is_forced(asked) ? asked
@@ -386,8 +386,9 @@ FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const L
 
   choose_sources(plan, facts, options);
   lay_out(plan);
-  plan.orders_on_device = std::ranges::none_of(
+  const bool host_orders = std::ranges::any_of(
       plan.fields, [](const FieldPlan& field) { return field.is_listed() || field.in_two_parts(); });
+  plan.orders_on_device = !options.batch_sampler && !host_orders;
   return plan;
 }
 

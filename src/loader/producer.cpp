@@ -52,18 +52,18 @@ void Producer::synchronize() const {
   for (const CopyStream& copy : copy_streams_) copy.stream.synchronize();
 }
 
-void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, PublishedItem& item,
-                    const Account& account, bool& may_be_written) {
+void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& item, const Account& account,
+                    bool& may_be_written) {
   PinnedRing::Slot& pinned = staging_.next();
   const StagingSlot& staging = staging_slots_[turn_ % staging_slots_.size()];
   const CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
   const Stream& stream = copy.stream;
   const FeedPlan& plan = context_.plan;
-  BatchToFeed batch{slot, staging, copy, static_cast<std::size_t>(run.count), {}};
+  BatchToFeed batch{slot, staging, copy, static_cast<std::size_t>(slot.run.count), {}};
   if (!plan.orders_on_device) {
     const std::span indices(reinterpret_cast<std::uint64_t*>(staging.memory + plan.staging_indices),
                             batch.count);
-    run.fill(indices);
+    slot.fill(indices);
     batch.indices = indices;
   }
   const double begin = account.now();
@@ -80,7 +80,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& r
   };
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);
-    if (plan.orders_on_device) stream.fill_order({run, slot.indices});
+    if (plan.orders_on_device) stream.fill_order({slot.run, slot.indices});
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
     if (item.timed != nullptr) item.timed->end.record(stream);
     mark();

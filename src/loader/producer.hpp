@@ -23,11 +23,11 @@ class Producer {
   Producer(const Producer&) = delete;
   Producer& operator=(const Producer&) = delete;
 
-  /// Enqueues the batch `run` into `slot`; `slot.ready` marks its end. Blocks the host while it gathers, and
-  /// while earlier copies read all staging slots. Throws what reading throws. `slot.ready` then marks the
-  /// enqueued work, or that work is done. If neither is possible, sets `may_be_written`.
-  void fill(DeviceSlot& slot, const DeviceRing& ring, const SampleRun& run, PublishedItem& item,
-            const Account& account, bool& may_be_written);
+  /// Enqueues the batch of `slot.run` into `slot`; `slot.ready` marks its end. Blocks the host while it
+  /// gathers, and while earlier copies read all staging slots. Throws what reading throws. `slot.ready` then
+  /// marks the enqueued work, or that work is done. If neither is possible, sets `may_be_written`.
+  void fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& item, const Account& account,
+            bool& may_be_written);
 
   /// Blocks the host until no enqueued work reads the dataset or writes a slot.
   void synchronize() const;

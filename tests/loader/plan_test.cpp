@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -544,6 +545,12 @@ TEST(PlanTest, FactorsAreSpreadAndCounted) {
   EXPECT_EQ(plan(facts_of({image})).factor_bytes, 0U);
 }
 
+class NoBatches final : public BatchSampler {
+ public:
+  void start_epoch(std::uint64_t) override {}
+  bool next(std::vector<std::uint64_t>&) override { return false; }
+};
+
 struct OrderRow {
   const char* name;
   std::vector<FieldFacts> fields;
@@ -564,6 +571,13 @@ TEST(PlanTest, TheDeviceOrdersIfTheHostNeedsNoIndices) {
       {"in two parts", {in_memory("a", 10)}, half, false},
       {"by the host", {in_memory("a", 10), computed("b", 20)}, kAsStored, false},
       {"by copy engine", {in_memory("a", 10), in_memory("b", kWide)}, kAsStored, false},
+      {"by a batch sampler",
+       {in_memory("a", 10)},
+       [](LoaderOptions& o) {
+         o.gather = GatherPath::zero_copy;
+         o.batch_sampler = std::make_shared<NoBatches>();
+       },
+       false},
   };
   for (const OrderRow& row : rows) {
     EXPECT_EQ(plan(facts_of(row.fields), with(shuffled(), row.change)).orders_on_device, row.on_device)

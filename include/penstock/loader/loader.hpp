@@ -46,15 +46,17 @@ class Loader {
 
   /// Goes to the beginning of `epoch`. Costs nothing if that comes next anyway. Held batches stay valid.
   void start_epoch(std::uint64_t epoch);
-  /// The state after the batches that next() gave out. May be restored elsewhere, at any world size.
+  /// The state after the batches that next() gave out. May be restored elsewhere, at any world size. With a
+  /// batch sampler, `consumed` counts batches, and the state cannot be restored.
   [[nodiscard]] SamplerState state() const;
-  /// Goes on where `state` was taken; see Sampler::restore.
+  /// Goes on where `state` was taken; see Sampler::restore. Throws InvalidArgument if there is a batch
+  /// sampler, which keeps its own place.
   void restore(const SamplerState& state);
 
-  /// Batches and samples that this rank gets in a whole epoch.
+  /// Batches and samples that this rank gets in a whole epoch; 0 with a batch sampler, which alone knows.
   [[nodiscard]] std::uint64_t batches_per_epoch() const noexcept;
   [[nodiscard]] std::uint64_t samples_per_epoch() const noexcept;
-  /// Batches of the current epoch that next() has yet to give out to this rank.
+  /// Batches of the current epoch that next() has yet to give out to this rank; 0 with a batch sampler.
   [[nodiscard]] std::uint64_t batches_left() const;
 
   /// Statistics since construction, without work on the device that has not ended yet. For exact figures,

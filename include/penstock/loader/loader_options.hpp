@@ -2,6 +2,7 @@
 
 #include <penstock/core/dtype.hpp>
 #include <penstock/core/host_workers.hpp>
+#include <penstock/data/batch_sampler.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
@@ -78,6 +79,9 @@ struct LoaderOptions {
   /// Leaves out an epoch's last batch if it is not full.
   bool drop_last = false;
   Shard shard{};
+  /// Chooses the samples of each batch, in place of the four members above; `batch_size` is then that of the
+  /// largest batch. Null: the loader's own order.
+  std::shared_ptr<BatchSampler> batch_sampler = nullptr;
 
   /// Batches ready or on their way ahead of the consumer: 1 to 64.
   std::size_t prefetch_depth = 2;

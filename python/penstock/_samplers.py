@@ -1,0 +1,126 @@
+"""The samplers that a Loader takes in place of its own order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from types import SimpleNamespace
+from typing import Any
+
+from ._checks import whole
+from ._errors import InvalidArgument
+
+
+class Batches:
+    """What the C++ loader asks for the samples of each batch: a sampler's, in batches, or a batch sampler's."""
+
+    def __init__(self, sampler: Any, batch_sampler: Any, batch_size: int, drop_last: bool, samples: Sized):
+        self._sampler = sampler
+        self._batch_sampler = batch_sampler
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._samples = samples
+        self._source: Iterator[Any] = iter(())
+        self._error: BaseException | None = None
+
+    @property
+    def owner(self) -> Any:
+        """Looks like a loader with these samplers."""
+        return SimpleNamespace(sampler=self._sampler, batch_sampler=self._batch_sampler)
+
+    def __len__(self) -> int:
+        if self._batch_sampler is not None:
+            return len(self._batch_sampler)
+        count = len(self._sampler)
+        return count // self._batch_size if self._drop_last else -(-count // self._batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passes the epoch to the sampler that takes it."""
+        for owner in (self._batch_sampler, getattr(self._batch_sampler, "sampler", None), self._sampler):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
+                return
+
+    def start(self) -> None:
+        self._error = None
+        self._source = iter(self._sampler if self._batch_sampler is None else self._batch_sampler)
+
+    def next(self) -> Any:
+        """The indices of the next batch, as a NumPy array of uint64. None at the end of the epoch. False if the sampler
+        failed: `fail` raises its exception, once that batch is due. It is kept here, and not by C++, since it may refer
+        to the loader, and the garbage collector must see that."""
+        try:
+            return self._draw()
+        except BaseException as error:
+            self._error = error
+            return False
+
+    def fail(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _draw(self) -> Any:
+        if self._batch_sampler is not None:
+            batch = next(self._source, None)
+            return None if batch is None else self._indices(batch)
+        indices = list(itertools.islice(self._source, self._batch_size))
+        if not indices or (self._drop_last and len(indices) < self._batch_size):
+            return None
+        return self._indices(indices)
+
+    def _indices(self, batch: Any) -> Any:
+        import numpy
+
+        indices = numpy.asarray(batch if hasattr(batch, "__len__") else list(batch))
+        if indices.size == 0:
+            return numpy.empty(0, numpy.uint64)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise InvalidArgument(
+                f"A sampler of a Loader gives whole numbers, the indices of samples, not {_shown(batch)}."
+            )
+        if indices.dtype.kind == "i" and indices.min() < 0:
+            lowest, samples = int(indices.min()), len(self._samples)
+            if lowest < -samples:
+                raise InvalidArgument(f"The sampler gave the index {lowest}, and there are {samples} samples.")
+            indices = numpy.where(indices < 0, indices + samples, indices)
+        return numpy.ascontiguousarray(indices, numpy.uint64)
+
+
+def batches_of(
+    sampler: Any,
+    batch_sampler: Any,
+    batch_size: int | None,
+    drop_last: bool,
+    samples: Sized,
+    others: dict[str, Any],
+) -> tuple[Batches | None, int]:
+    """The batches of these samplers, if one is given, and the largest batch. `others`: what a sampler decides."""
+    if sampler is None and batch_sampler is None:
+        return None, whole("batch_size", 1 if batch_size is None else batch_size, 1, what="a number of samples")
+    name = "sampler" if batch_sampler is None else "batch_sampler"
+    if batch_sampler is not None:
+        others = {"sampler": sampler, "drop_last": drop_last, **others}
+    for option, value in others.items():
+        if value:
+            raise InvalidArgument(f"A Loader's {name} chooses the samples: leave out {option}.")
+    source = sampler if batch_sampler is None else batch_sampler
+    if not isinstance(source, Iterable):
+        raise TypeError(f"A Loader's {name} is an iterable of indices, not {type(source).__name__}.")
+    if isinstance(source, Iterator):
+        raise InvalidArgument(
+            f"A Loader's {name} is iterated once for each epoch, and an iterator such as {type(source).__name__} gives "
+            "one epoch: pass an object with __iter__."
+        )
+    if batch_size is None:
+        batch_size = getattr(batch_sampler, "batch_size", 1 if batch_sampler is None else None)
+        if batch_size is None:
+            raise InvalidArgument(
+                "This batch_sampler does not say how large its batches are: pass batch_size, that of the largest."
+            )
+    batch_size = whole("batch_size", batch_size, 1, what="a number of samples")
+    return Batches(sampler, batch_sampler, batch_size, drop_last, samples), batch_size
+
+
+def _shown(batch: Any) -> str:
+    text = repr(batch)
+    return text if len(text) <= 60 else text[:60] + "..."

@@ -1,0 +1,268 @@
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import penstock
+
+COUNT = 97
+
+
+@pytest.fixture
+def data(random):
+    return TensorDataset(torch.from_numpy(random.integers(0, 256, (COUNT, 5, 7), dtype=np.uint8)), torch.arange(COUNT))
+
+
+def taken(loader):
+    return [[field.cpu().clone() for field in batch] for batch in loader]
+
+
+def same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
+
+
+class Listed:
+    """A batch sampler of these batches, which notes who asks for how many."""
+
+    def __init__(self, *batches, batch_size=16):
+        self.batches = batches
+        self.batch_size = batch_size
+        self.drawn = 0
+        self.threads = set()
+        self.epochs = []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        for batch in self.batches:
+            self.drawn += 1
+            self.threads.add(threading.get_ident())
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+
+SAMPLERS = {
+    "random": RandomSampler,
+    "with replacement": lambda data: RandomSampler(data, replacement=True, num_samples=211),
+    "sequential": SequentialSampler,
+    "weighted": lambda data: WeightedRandomSampler(torch.arange(1, COUNT + 1).float(), 150),
+    "subset": lambda data: SubsetRandomSampler(range(3, 50)),
+    "distributed": lambda data: DistributedSampler(data, num_replicas=3, rank=1, seed=4),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_batches_are_those_of_a_dataloader_with_this_sampler(device, data, name, drop_last):
+    options = {"batch_size": 8, "drop_last": drop_last}
+    torch.manual_seed(5)
+    sampler = SAMPLERS[name](data)
+    ours = penstock.Loader(data, sampler=sampler, device=device, **options)
+    theirs = DataLoader(data, sampler=sampler, generator=torch.Generator(), **options)
+    assert len(ours) == len(theirs)
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        mine = taken(ours)
+        torch.manual_seed(epoch)
+        same(mine, list(theirs))
+
+
+@pytest.mark.parametrize("residency", ["none", "all", 0.3])
+@pytest.mark.parametrize("gather", ["automatic", "host", "zero-copy", "copy-engine"])
+def test_a_batch_sampler_chooses_in_every_way(device, data, gather, residency):
+    torch.manual_seed(6)
+    batches = [torch.randint(COUNT, (int(size),)) for size in torch.randint(1, 17, (12,))]
+    sampler = Listed(*(batch.tolist() for batch in batches))
+    loader = penstock.Loader(data, batch_sampler=sampler, device=device, gather=gather, residency=residency)
+    for _ in range(2):
+        same(taken(loader), [data[batch] for batch in batches])
+
+
+def test_batches_may_be_any_sequence_of_whole_numbers(data):
+    batches = [[3, 1], (2, 2), range(5), np.array([4, 0], np.int16), torch.tensor([7]), iter([1, 2]), [-1, -COUNT, 3]]
+    got = taken(penstock.Loader(data, batch_sampler=Listed(*batches), device="host"))
+    wanted = [[3, 1], [2, 2], [0, 1, 2, 3, 4], [4, 0], [7], [1, 2], [COUNT - 1, 0, 3]]
+    assert [batch[1].tolist() for batch in got] == wanted
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([0.5], "whole numbers"),
+        ([[1, 2]], "whole numbers"),
+        ([True], "whole numbers"),
+        (["x"], "whole numbers"),
+        ([], "empty batch"),
+        ([COUNT], f"index {COUNT}, and there are {COUNT} samples"),
+        ([-COUNT - 1], f"index {-COUNT - 1}, and there are {COUNT} samples"),
+        ([0] * 17, "17 samples, and the loader's batch size is 16"),
+    ],
+)
+def test_a_batch_that_cannot_be_fed_raises_in_its_place(data, batch, message):
+    loader = penstock.Loader(data, batch_sampler=Listed([1], [2], batch, [3]), device="host")
+    iterator = iter(loader)
+    assert [next(iterator)[1].tolist() for _ in range(2)] == [[1], [2]]
+    with pytest.raises(penstock.InvalidArgument, match=message):
+        next(iterator)
+
+
+def test_a_samplers_exception_raises_in_its_place(device, data):
+    sampler = Listed([1], [2], KeyError("lost"), [3])
+    loader = penstock.Loader(data, batch_sampler=sampler, device=device)
+    for _ in range(2):
+        iterator = iter(loader)
+        assert [next(iterator)[1].tolist() for _ in range(2)] == [[1], [2]]
+        with pytest.raises(KeyError, match="lost") as error:
+            next(iterator)
+        assert error.traceback[-1].name == "__iter__", "the sampler's own traceback"
+    sampler.batches = ([5], [6])
+    assert [batch[1].tolist() for batch in taken(loader)] == [[5], [6]]
+
+
+def test_a_sampler_is_asked_ahead_on_the_thread_that_iterates(device, data):
+    sampler = Listed(*[[k] for k in range(20)])
+    loader = penstock.Loader(data, batch_sampler=sampler, device=device, prefetch_depth=3)
+    iterator = iter(loader)
+    assert sampler.drawn == 0
+    for count in range(1, 6):
+        next(iterator)
+        assert sampler.drawn == count + 3
+    assert sampler.threads == {threading.get_ident()}
+
+
+def test_an_epoch_that_is_left_begins_anew(device, data):
+    loader = penstock.Loader(data, sampler=range(20), batch_size=4, device=device)
+    for _ in range(3):
+        assert next(iter(loader))[1].tolist() == [0, 1, 2, 3]
+    assert torch.cat([batch[1] for batch in taken(loader)]).tolist() == list(range(20))
+
+
+def test_epochs_are_drawn_when_they_are_asked_for(data):
+    sampler = Listed([1], [2])
+    loader = penstock.Loader(data, batch_sampler=sampler, device="host", prefetch_depth=8)
+    for epoch in range(1, 4):
+        assert len(taken(loader)) == 2
+        assert sampler.drawn == 2 * epoch
+
+
+def test_set_epoch_reaches_the_sampler(data):
+    sampler = DistributedSampler(data, num_replicas=2, rank=0, seed=1)
+    loaders = [
+        penstock.Loader(data, sampler=sampler, batch_size=8, device="host"),
+        penstock.Loader(data, batch_sampler=BatchSampler(sampler, 8, False), device="host"),
+    ]
+    for epoch in (3, 0, 7):
+        sampler.set_epoch(epoch)
+        wanted = list(sampler)
+        for loader in loaders:
+            sampler.set_epoch(1000)
+            loader.set_epoch(epoch)
+            assert torch.cat([batch[1] for batch in taken(loader)]).tolist() == wanted
+    listed = Listed([1])
+    penstock.Loader(data, batch_sampler=listed, device="host").set_epoch(5)
+    assert listed.epochs == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": range(3), "shuffle": True}, "sampler chooses the samples: leave out shuffle"),
+        ({"sampler": range(3), "seed": 1}, "leave out seed"),
+        ({"sampler": range(3), "rank": 1, "world_size": 2}, "leave out rank"),
+        ({"sampler": range(3), "rank": 0, "world_size": 2}, "leave out world_size"),
+        ({"sampler": range(3), "distributed": True}, "leave out distributed"),
+        ({"batch_sampler": [[1]], "batch_size": 1, "sampler": range(3)}, "batch_sampler .*leave out sampler"),
+        ({"batch_sampler": [[1]], "batch_size": 1, "drop_last": True}, "leave out drop_last"),
+        ({"batch_sampler": [[1]]}, "does not say how large its batches are: pass batch_size"),
+        ({"sampler": iter([1])}, "iterated once for each epoch"),
+        ({"sampler": range(3), "batch_size": 0}, "batch_size is a number of samples, 1 or more, not 0"),
+    ],
+)
+def test_what_does_not_fit(data, options, message):
+    with pytest.raises(penstock.InvalidArgument, match=message):
+        penstock.Loader(data, device="host", **options)
+
+
+def test_a_sampler_must_be_iterable(data):
+    with pytest.raises(TypeError, match="sampler is an iterable of indices, not int"):
+        penstock.Loader(data, sampler=3, device="host")
+
+
+def test_a_share_of_all_silences_the_warning_with_a_sampler_too(data):
+    loader = penstock.Loader(data, sampler=range(3), rank=0, world_size=1, device="host")
+    assert len(taken(loader)) == 3
+
+
+def test_a_sampler_without_a_length(data):
+    class Endless:
+        def __iter__(self):
+            return iter([0, 1, 2])
+
+    loader = penstock.Loader(data, sampler=Endless(), batch_size=2, device="host")
+    assert [batch[1].tolist() for batch in taken(loader)] == [[0, 1], [2]]
+    with pytest.raises(TypeError, match="len"):
+        len(loader)
+    assert "batches of a sampler" in repr(loader)
+
+
+def test_there_is_no_state(data):
+    loader = penstock.Loader(data, sampler=range(9), batch_size=2, device="host")
+    with pytest.raises(penstock.InvalidArgument, match="with a sampler has no state"):
+        loader.state_dict()
+    with pytest.raises(penstock.InvalidArgument, match="with a sampler has no state"):
+        loader.load_state_dict(penstock.Loader(data, device="host").state_dict())
+    copy = pickle.loads(pickle.dumps(loader))
+    same(taken(copy), taken(loader))
+
+
+def test_batches_that_are_kept_stay_valid(device, data):
+    loader = penstock.Loader(data, sampler=range(COUNT), batch_size=10, device=device)
+    same([[field.cpu() for field in batch] for batch in list(loader)], taken(loader))
+
+
+def test_nothing_keeps_a_loader_with_a_sampler(data):
+    loader = penstock.Loader(data, batch_sampler=Listed([1], ValueError("never seen"), [2]), device="host")
+    next(iter(loader))
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_interpreter_may_end_in_mid_epoch():
+    program = """
+import torch, penstock
+def sampler():
+    class Sampler:
+        def __iter__(self):
+            yield 0
+            yield 1
+            raise ValueError("never seen")
+    return Sampler()
+loader = penstock.Loader(torch.arange(5), sampler=sampler(), device="host")
+batches = iter(loader)
+print(next(batches).tolist())
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "[0]\n", "")

@@ -1,0 +1,112 @@
+#include "loader/drawn_batches.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock {
+
+DrawnBatches::DrawnBatches(std::shared_ptr<BatchSampler> sampler, std::uint64_t samples, std::uint64_t batch,
+                           std::size_t ahead)
+    : sampler_(std::move(sampler)), samples_(samples), batch_(batch), ahead_(ahead) {}
+
+void DrawnBatches::draw() {
+  const std::lock_guard sampling(sampler_mutex_);
+  while (is_wanted()) {
+    Item item;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!spare_.empty()) {
+        item.indices = std::move(spare_.back());
+        spare_.pop_back();
+      }
+    }
+    draw_into(item);
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = item.error != nullptr || item.indices.empty();
+      ++out_;
+      items_.push_back(std::move(item));
+    }
+    drawn_.notify_one();
+  }
+}
+
+bool DrawnBatches::is_wanted() {
+  const std::lock_guard lock(mutex_);
+  return !ended_ && out_ < ahead_;
+}
+
+void DrawnBatches::draw_into(Item& item) {
+  item.indices.clear();
+  try {
+    if (!std::exchange(begun_, true)) sampler_->start_epoch(epoch_);
+    if (sampler_->next(item.indices)) {
+      check(item.indices);
+    } else {
+      item.indices.clear();
+    }
+  } catch (...) {
+    item.error = std::current_exception();
+  }
+}
+
+void DrawnBatches::check(const std::vector<std::uint64_t>& indices) const {
+  if (indices.empty()) throw InvalidArgument("The batch sampler gave an empty batch.");
+  if (indices.size() > batch_) {
+    throw InvalidArgument(fmt::format(
+        "The batch sampler gave a batch of {} samples, and the loader's batch size is {}: make the "
+        "batch size as large as the largest batch.",
+        indices.size(), batch_));
+  }
+  const std::uint64_t largest = std::ranges::max(indices);
+  if (largest >= samples_) {
+    throw InvalidArgument(
+        fmt::format("The batch sampler gave the index {}, and there are {} samples.", largest, samples_));
+  }
+}
+
+void DrawnBatches::given_out(bool is_end) {
+  const std::lock_guard lock(mutex_);
+  --out_;
+  if (!is_end) return;
+  ended_ = begun_ = false;
+  ++epoch_;
+}
+
+bool DrawnBatches::wait() {
+  std::unique_lock lock(mutex_);
+  drawn_.wait(lock, [&] { return stopped_ || !items_.empty(); });
+  if (stopped_) return false;
+  if (items_.front().error != nullptr) std::rethrow_exception(items_.front().error);
+  return true;
+}
+
+void DrawnBatches::take(std::vector<std::uint64_t>& indices) {
+  const std::lock_guard lock(mutex_);
+  indices.swap(items_.front().indices);
+  spare_.push_back(std::move(items_.front().indices));
+  items_.pop_front();
+}
+
+void DrawnBatches::stop() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  drawn_.notify_all();
+}
+
+void DrawnBatches::restart(std::uint64_t epoch) {
+  const std::lock_guard sampling(sampler_mutex_);
+  const std::lock_guard lock(mutex_);
+  items_.clear();
+  out_ = 0;
+  epoch_ = epoch;
+  begun_ = ended_ = stopped_ = false;
+}
+
+}  // namespace penstock

@@ -1,0 +1,293 @@
+#include "loader/loader_fixture.hpp"
+#include "support/threads.hpp"
+
+#include <penstock/data/batch_sampler.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+
+/// Batches that a sampler from outside chooses.
+namespace penstock::testing {
+namespace {
+
+using Batches = std::vector<std::vector<std::uint64_t>>;
+
+constexpr std::size_t kSamples = 97;
+
+/// Gives the listed batches of each epoch, and notes what it was asked for.
+class ListedBatches final : public BatchSampler {
+ public:
+  explicit ListedBatches(std::map<std::uint64_t, Batches> epochs) : epochs_(std::move(epochs)) {}
+  void start_epoch(std::uint64_t epoch) override {
+    begun.push_back(epoch);
+    left_ = epochs_[epoch];
+    std::ranges::reverse(left_);
+  }
+  bool next(std::vector<std::uint64_t>& indices) override {
+    threads.insert(this_thread());
+    EXPECT_EQ(inside_++, 0) << "one thread at a time";
+    std::this_thread::sleep_for(takes);
+    --inside_;
+    EXPECT_TRUE(indices.empty());
+    if (left_.empty()) return false;
+    if (++drawn == fails_at) throw std::runtime_error("no more batches");
+    indices = left_.back();
+    left_.pop_back();
+    return true;
+  }
+
+  std::vector<std::uint64_t> begun;
+  std::set<pid_t> threads;
+  std::size_t drawn = 0;
+  std::size_t fails_at = 0;
+  std::chrono::microseconds takes{0};
+
+ private:
+  std::atomic<int> inside_{0};
+  std::map<std::uint64_t, Batches> epochs_;
+  Batches left_;
+};
+
+Batches random_batches(std::size_t count, std::size_t most, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Batches batches(count);
+  for (auto& batch : batches) {
+    batch.resize(1 + random() % most);
+    for (std::uint64_t& index : batch) index = random() % kSamples;
+  }
+  return batches;
+}
+
+class BatchSamplerTest : public LoaderTest {
+ protected:
+  static Dataset dataset() {
+    return Dataset({random_field("images", DType::uint8, {3, 5, 7}, kSamples, 1),
+                    random_field("labels", DType::int64, {}, kSamples, 2)});
+  }
+  /// Of batches of at most 16 samples.
+  Loader make_loader(std::shared_ptr<BatchSampler> sampler, const Dataset& data,
+                     GatherPath gather = GatherPath::automatic, const char* residency = "none") {
+    return Loader(data, *device_,
+                  {.batch_size = 16,
+                   .batch_sampler = std::move(sampler),
+                   .residency = Residency::parse(residency),
+                   .gather = gather,
+                   .copy_limit_bytes = 0,
+                   .threads = 2});
+  }
+  void expect_batches(const Dataset& data, const std::vector<HostBatch>& got, const Batches& wanted) {
+    ASSERT_EQ(got.size(), wanted.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].indices, wanted[i]);
+      EXPECT_EQ(got[i].index, i);
+    }
+    expect_stored(data, got);
+  }
+};
+PENSTOCK_DEVICE_SUITE(BatchSamplerTest);
+
+TEST_P(BatchSamplerTest, GivesTheChosenSamplesInEveryWay) {
+  const Dataset data = dataset();
+  for (const GatherPath gather :
+       {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
+    for (const char* residency : {"none", "all", "0.4"}) {
+      SCOPED_TRACE(std::string(gather_path_name(gather)) + ", " + residency);
+      const auto first = random_batches(9, 16, 1);
+      const auto second = random_batches(4, 16, 2);
+      const auto sampler =
+          std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, first}, {1, second}});
+      Loader loader = make_loader(sampler, data, gather, residency);
+      expect_batches(data, read_epoch(loader), first);
+      EXPECT_EQ(sampler->begun, std::vector<std::uint64_t>{0}) << "the next epoch has not been asked for";
+      expect_batches(data, read_epoch(loader), second);
+      EXPECT_TRUE(read_epoch(loader).empty());
+      EXPECT_EQ(sampler->begun, (std::vector<std::uint64_t>{0, 1, 2}));
+      EXPECT_EQ(sampler->threads, std::set<pid_t>{this_thread()});
+    }
+  }
+}
+
+TEST_P(BatchSamplerTest, BatchesMayBeLargerThanTheDataset) {
+  const Dataset data = dataset();
+  std::vector<std::uint64_t> all(3 * kSamples);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i % kSamples;
+  Loader loader(
+      data, *device_,
+      {.batch_size = all.size(),
+       .batch_sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, {all}}})});
+  expect_batches(data, read_epoch(loader), {all});
+}
+
+TEST_P(BatchSamplerTest, RunsNoFurtherAheadThanThePrefetchDepth) {
+  const auto sampler =
+      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, random_batches(20, 16, 3)}});
+  const Dataset data = dataset();
+  Loader loader = make_loader(sampler, data);
+  EXPECT_EQ(sampler->drawn, 0U) << "nobody has asked yet";
+  for (std::size_t taken = 1; taken <= 5; ++taken) {
+    EXPECT_TRUE(loader.next(*stream_));
+    EXPECT_EQ(sampler->drawn, taken + loader.options().prefetch_depth);
+  }
+}
+
+TEST_P(BatchSamplerTest, AnEpochThatIsLeftIsDropped) {
+  const auto first = random_batches(9, 16, 4);
+  const auto third = random_batches(5, 16, 5);
+  const auto sampler =
+      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, first}, {2, third}});
+  const Dataset data = dataset();
+  Loader loader = make_loader(sampler, data);
+  loader.start_epoch(0);
+  EXPECT_TRUE(sampler->begun.empty()) << "it comes next anyway";
+  EXPECT_TRUE(loader.next(*stream_));
+  loader.start_epoch(2);
+  expect_batches(data, read_epoch(loader), third);
+  loader.start_epoch(0);
+  expect_batches(data, read_epoch(loader), first);
+  EXPECT_EQ(sampler->begun, (std::vector<std::uint64_t>{0, 2, 0}));
+}
+
+TEST_P(BatchSamplerTest, ItsErrorsComeInTheirPlace) {
+  const auto batches = random_batches(9, 16, 6);
+  const Dataset data = dataset();
+  for (const std::size_t good : {0U, 1U, 5U}) {
+    const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, batches}});
+    sampler->fails_at = good + 1;
+    Loader loader = make_loader(sampler, data);
+    for (std::size_t i = 0; i < good; ++i) {
+      const auto batch = loader.next(*stream_);
+      ASSERT_TRUE(batch);
+      EXPECT_EQ(batch->indices(), batches[i]);
+    }
+    EXPECT_THROW((void)loader.next(*stream_), std::runtime_error);
+    EXPECT_THROW((void)loader.next(*stream_), std::runtime_error) << "until an epoch is begun";
+    loader.start_epoch(0);
+    expect_batches(data, read_epoch(loader), batches);
+  }
+}
+
+TEST_P(BatchSamplerTest, RefusesBatchesThatCannotBeFed) {
+  const Dataset data = dataset();
+  for (const auto& [indices, text] :
+       {std::pair{std::vector<std::uint64_t>{}, "empty batch"},
+        {std::vector<std::uint64_t>(17), "17 samples, and the loader's batch size is 16"},
+        {std::vector<std::uint64_t>{3, kSamples, 1}, "the index 97, and there are 97 samples"}}) {
+    Loader loader = make_loader(
+        std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, {{1}, indices}}}), data);
+    EXPECT_TRUE(loader.next(*stream_));
+    try {
+      (void)loader.next(*stream_);
+      ADD_FAILURE() << "expected: " << text;
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST_P(BatchSamplerTest, RefusesWhatTheSamplerDecides) {
+  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{});
+  const Dataset data = dataset();
+  for (const LoaderOptions& options :
+       {LoaderOptions{.batch_size = 4, .shuffle = true, .batch_sampler = sampler},
+        {.batch_size = 4, .seed = 1, .batch_sampler = sampler},
+        {.batch_size = 4, .drop_last = true, .batch_sampler = sampler},
+        {.batch_size = 4, .shard = {0, 2}, .batch_sampler = sampler}}) {
+    EXPECT_THROW(Loader(data, *device_, options), InvalidArgument);
+  }
+  Loader loader = make_loader(sampler, data);
+  EXPECT_EQ(loader.batches_per_epoch(), 0U);
+  EXPECT_EQ(loader.samples_per_epoch(), 0U);
+  EXPECT_EQ(loader.batches_left(), 0U);
+  EXPECT_THROW(loader.restore(loader.state()), InvalidArgument);
+}
+
+TEST_P(BatchSamplerTest, StateCountsBatches) {
+  const auto sampler =
+      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, random_batches(3, 16, 7)}});
+  const Dataset data = dataset();
+  Loader loader = make_loader(sampler, data);
+  for (std::uint64_t taken = 1; taken <= 3; ++taken) {
+    EXPECT_TRUE(loader.next(*stream_));
+    EXPECT_EQ(loader.state().epoch, 0U);
+    EXPECT_EQ(loader.state().consumed, taken);
+  }
+  EXPECT_FALSE(loader.next(*stream_));
+  EXPECT_EQ(loader.state().epoch, 1U);
+  EXPECT_EQ(loader.state().consumed, 0U);
+}
+
+/// Its first batch comes once `hold` lets go.
+class HeldBatches final : public BatchSampler {
+ public:
+  explicit HeldBatches(Hold& hold) : hold_(hold) {}
+  void start_epoch(std::uint64_t epoch) override { epoch_ = epoch; }
+  bool next(std::vector<std::uint64_t>& indices) override {
+    if (epoch_ == 0) hold_.stay();
+    indices.push_back(epoch_);
+    return true;
+  }
+
+ private:
+  Hold& hold_;
+  std::uint64_t epoch_ = 0;
+};
+
+TEST_P(BatchSamplerTest, WhoeverWaitsGetsTheEpochThatAnotherThreadBegins) {
+  Hold hold;
+  const Dataset data = dataset();
+  const Stream other = device_->create_stream();
+  Loader loader = make_loader(std::make_shared<HeldBatches>(hold), data);
+  std::optional<DeviceBatch> batch;
+  Background waiting([&] { batch = loader.next(other); });
+  hold.wait_for(1);
+  Background starting([&] { loader.start_epoch(5); });
+  starting.wait_until_stuck();
+  hold.let_go();
+  starting.join();
+  waiting.join();
+  ASSERT_TRUE(batch);
+  EXPECT_TRUE(batch->epoch() == 0 || batch->epoch() == 5);
+  EXPECT_EQ(batch->indices(), std::vector<std::uint64_t>{batch->epoch()});
+  const auto next = loader.next(*stream_);
+  EXPECT_EQ(next->epoch(), 5U);
+}
+
+TEST_P(BatchSamplerTest, ThreadsThatShareALoaderGetDifferentBatches) {
+  const auto batches = random_batches(60, 16, 8);
+  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, batches}});
+  sampler->takes = std::chrono::microseconds(200);
+  const Dataset data = dataset();
+  Loader loader = make_loader(sampler, data);
+  std::mutex mutex;
+  std::map<std::uint64_t, std::vector<std::uint64_t>> got;
+  {
+    std::vector<std::unique_ptr<Background>> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.push_back(std::make_unique<Background>([&] {
+        const Stream stream = device_->create_stream();
+        for (int i = 0; i < 20; ++i) {
+          const auto batch = loader.next(stream);
+          const std::lock_guard lock(mutex);
+          got.emplace(batch->index(), batch->indices());
+        }
+      }));
+    }
+  }
+  ASSERT_EQ(got.size(), batches.size());
+  for (std::size_t i = 0; i < batches.size(); ++i) EXPECT_EQ(got.at(i), batches[i]);
+}
+
+TEST_P(BatchSamplerTest, ClosesWhileNothingIsDrawn) {
+  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{});
+  const Dataset data = dataset();
+  Loader loader = make_loader(sampler, data);
+  loader.close();
+  EXPECT_THROW((void)loader.next(*stream_), Closed);
+}
+
+}  // namespace
+}  // namespace penstock::testing
