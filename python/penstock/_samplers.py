@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sized
 from types import SimpleNamespace
 from typing import Any
 
 from ._checks import whole
 from ._errors import InvalidArgument
+from ._indices import pieces_of
 
 
 class Batches:
@@ -43,7 +45,14 @@ class Batches:
 
     def start(self) -> None:
         self._error = None
-        self._source = iter(self._sampler if self._batch_sampler is None else self._batch_sampler)
+        torch_data = sys.modules.get("torch.utils.data")
+        batches = self._batch_sampler
+        if batches is None:
+            self._source = _in_batches(self._sampler, self._batch_size, self._drop_last)
+        elif torch_data is not None and type(batches) is torch_data.BatchSampler:
+            self._source = _in_batches(batches.sampler, batches.batch_size, batches.drop_last)
+        else:
+            self._source = iter(batches)
 
     def next(self) -> Any:
         """The indices of the next batch, as a NumPy array of uint64. None at the end of the epoch. False if the sampler
@@ -60,13 +69,8 @@ class Batches:
             raise self._error
 
     def _draw(self) -> Any:
-        if self._batch_sampler is not None:
-            batch = next(self._source, None)
-            return None if batch is None else self._indices(batch)
-        indices = list(itertools.islice(self._source, self._batch_size))
-        if not indices or (self._drop_last and len(indices) < self._batch_size):
-            return None
-        return self._indices(indices)
+        batch = next(self._source, None)
+        return None if batch is None else self._indices(batch)
 
     def _indices(self, batch: Any) -> Any:
         import numpy
@@ -84,6 +88,38 @@ class Batches:
                 raise InvalidArgument(f"The sampler gave the index {lowest}, and there are {samples} samples.")
             indices = numpy.where(indices < 0, indices + samples, indices)
         return numpy.ascontiguousarray(indices, numpy.uint64)
+
+
+def _in_batches(sampler: Any, size: int, drop_last: bool) -> Iterator[Any]:
+    """Batches of `size` indices, as lists or arrays. Asks for no index before the batch that it belongs to is due."""
+    pieces = pieces_of(sampler)
+    source = iter(sampler) if pieces is None else None
+    rest: Any = None
+    while True:
+        if source is not None:
+            batch: Any = list(itertools.islice(source, size))
+        else:
+            batch, rest = _cut(pieces, rest, size)
+        if len(batch) == 0 or (drop_last and len(batch) < size):
+            return
+        yield batch
+
+
+def _cut(pieces: Any, rest: Any, size: int) -> tuple[Any, Any]:
+    """The first `size` of `rest` and of more pieces, and what is left of the last one. Fewer if there are no more."""
+    import numpy
+
+    parts = []
+    while size > 0:
+        if rest is None or len(rest) == 0:
+            piece = next(pieces, None)
+            if piece is None:
+                break
+            rest = piece.numpy()
+        parts.append(rest[:size])
+        rest = rest[len(parts[-1]) :]
+        size -= len(parts[-1])
+    return parts[0] if len(parts) == 1 else numpy.concatenate([numpy.empty(0, numpy.int64), *parts]), rest
 
 
 def batches_of(

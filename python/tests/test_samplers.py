@@ -266,3 +266,94 @@ print(next(batches).tolist())
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=60)
     assert (run.returncode, run.stdout, run.stderr) == (0, "[0]\n", "")
+
+
+class Mine(RandomSampler):
+    pass
+
+
+def of_pytorch(generator):
+    return [
+        RandomSampler(range(COUNT), generator=generator),
+        RandomSampler(range(COUNT), num_samples=2 * COUNT, generator=generator),
+        RandomSampler(range(COUNT), num_samples=300, generator=generator),
+        RandomSampler(range(COUNT), replacement=True, num_samples=160, generator=generator),
+        RandomSampler(range(COUNT), replacement=True, num_samples=163, generator=generator),
+        SequentialSampler(range(COUNT)),
+        WeightedRandomSampler(torch.arange(1, COUNT + 1).float(), 150, generator=generator),
+        WeightedRandomSampler(torch.arange(1, COUNT + 1).float(), 50, replacement=False, generator=generator),
+        DistributedSampler(range(COUNT), 3, 1),
+        DistributedSampler(range(COUNT), 4, 3, shuffle=False),
+        DistributedSampler(range(COUNT), 4, 3, drop_last=True),
+        DistributedSampler(range(2), 5, 4),
+        SubsetRandomSampler(range(3, 50), generator=generator),
+        Mine(range(COUNT), generator=generator),
+    ]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["PyTorch's generator", "its own generator"])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [1, 8, COUNT, 1000])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["sampler", "BatchSampler"])
+def test_the_same_batches_leave_the_same_random_state(data, own, drop_last, size, wrapped):
+    generator = torch.Generator() if own else None
+    for sampler in of_pytorch(generator):
+        batch_sampler = BatchSampler(sampler, size, drop_last)
+        states, drawn = [], []
+        for indices in (None, batch_sampler):
+            torch.manual_seed(7)
+            if own:
+                generator.manual_seed(8)
+            if indices is None:
+                options = {"batch_sampler": batch_sampler} if wrapped else {"sampler": sampler, "batch_size": size}
+                if not wrapped:
+                    options["drop_last"] = drop_last
+                loader = penstock.Loader(data, device="host", prefetch_depth=1, **options)
+                drawn.append([batch[1].tolist() for batch in loader])
+            else:
+                drawn.append(list(indices))
+            states.append((torch.get_rng_state(), generator.get_state() if own else torch.empty(0)))
+        assert drawn[0] == drawn[1], sampler
+        assert all(torch.equal(a, b) for a, b in zip(*states, strict=True)), sampler
+
+
+def test_indices_are_drawn_no_earlier_than_pytorch_draws_them(data):
+    generator = torch.Generator().manual_seed(3)
+    sampler = RandomSampler(range(COUNT), replacement=True, num_samples=160, generator=generator)
+    theirs = []
+    for _ in BatchSampler(sampler, 12, False):
+        theirs.append(generator.get_state())
+    generator.manual_seed(3)
+    loader = penstock.Loader(data, sampler=sampler, batch_size=12, device="host", prefetch_depth=1)
+    for k, _ in enumerate(loader):
+        ahead = min(k + 1, len(theirs) - 1)
+        if k + 1 < len(theirs):
+            assert torch.equal(generator.get_state(), theirs[ahead])
+
+
+def test_only_pytorchs_own_samplers_are_drawn_as_tensors(monkeypatch):
+    from penstock import _indices
+
+    for sampler in of_pytorch(None)[:12]:
+        assert _indices.pieces_of(sampler) is not None, sampler
+    for sampler in [*of_pytorch(None)[12:], range(3)]:
+        assert _indices.pieces_of(sampler) is None, sampler
+    # A PyTorch whose sampler draws in another way.
+    _indices._agrees.cache_clear()
+    monkeypatch.setattr(RandomSampler, "__iter__", lambda self: iter(range(len(self.data_source))))
+    try:
+        assert _indices.pieces_of(RandomSampler(range(3))) is None
+        assert _indices.pieces_of(SequentialSampler(range(3))) is not None
+    finally:
+        _indices._agrees.cache_clear()
+
+
+def test_looking_whether_pytorch_draws_so_leaves_its_random_state():
+    from penstock import _indices
+
+    _indices._agrees.cache_clear()
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    pieces = [_indices.pieces_of(sampler) for sampler in of_pytorch(None)[:12]]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(pieces)

@@ -1,0 +1,127 @@
+"""The indices of PyTorch's own samplers as tensors.
+
+As Python's numbers, which these samplers give, indices cost 0.2 to 0.4 µs each. Here the same ones are drawn from the
+same random state, at the same moments. That is checked once in each process, by sampling a few numbers in both ways. If a
+sampler of this PyTorch draws in another way, it is iterated as any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def pieces_of(sampler: Any) -> Iterator[Any] | None:
+    """The indices of one epoch of `sampler`, as tensors of int64 one after the other. None for other samplers."""
+    torch = sys.modules.get("torch")
+    draw = _drawers().get(type(sampler)) if torch is not None else None
+    return draw(torch, sampler) if draw is not None and _agrees(type(sampler)) else None
+
+
+def _random(torch: Any, sampler: Any) -> Iterator[Any]:
+    count = len(sampler.data_source)
+    generator = sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator().manual_seed(seed)
+    # A last piece is drawn even if it is empty: that changes the state of the generator.
+    if sampler.replacement:
+        for _ in range(sampler.num_samples // 32):
+            yield torch.randint(count, (32,), dtype=torch.int64, generator=generator)
+        yield torch.randint(count, (sampler.num_samples % 32,), dtype=torch.int64, generator=generator)
+    else:
+        for _ in range(sampler.num_samples // count):
+            yield torch.randperm(count, generator=generator)
+        yield torch.randperm(count, generator=generator)[: sampler.num_samples % count]
+
+
+def _sequential(torch: Any, sampler: Any) -> Iterator[Any]:
+    return iter([torch.arange(len(sampler.data_source))])
+
+
+def _weighted(torch: Any, sampler: Any) -> Iterator[Any]:
+    yield torch.multinomial(sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator)
+
+
+def _distributed(torch: Any, sampler: Any) -> Iterator[Any]:
+    count = len(sampler.dataset)
+    if sampler.shuffle:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch))
+    else:
+        order = torch.arange(count)
+    # Position p is order[p mod count]: the order wraps around to its beginning, or loses its tail.
+    positions = torch.arange(sampler.rank, sampler.total_size, sampler.num_replicas)
+    return iter([order[positions % count]])
+
+
+@functools.cache
+def _drawers() -> dict[type, Callable[[Any, Any], Iterator[Any]]]:
+    from torch.utils import data
+
+    return {
+        data.RandomSampler: _random,
+        data.SequentialSampler: _sequential,
+        data.WeightedRandomSampler: _weighted,
+        data.DistributedSampler: _distributed,
+    }
+
+
+def _trials(kind: type) -> list[Callable[[], Any]]:
+    """Small samplers of this kind."""
+    import torch
+    from torch.utils import data
+
+    def generator() -> Any:
+        return torch.Generator().manual_seed(1)
+
+    trials: dict[type, list[Callable[[], Any]]] = {
+        data.RandomSampler: [
+            lambda: kind(range(11)),
+            lambda: kind(range(11), generator=generator()),
+            lambda: kind(range(11), num_samples=25, generator=generator()),
+            lambda: kind(range(11), num_samples=3, generator=generator()),
+            lambda: kind(range(11), replacement=True, num_samples=70),
+            lambda: kind(range(11), replacement=True, num_samples=64, generator=generator()),
+        ],
+        data.SequentialSampler: [lambda: kind(range(11))],
+        data.WeightedRandomSampler: [
+            lambda: kind([1.0, 2.0, 3.0], 20),
+            lambda: kind([1.0, 2.0, 3.0], 2, replacement=False, generator=generator()),
+        ],
+        data.DistributedSampler: [
+            lambda size=size, rank=rank, shuffle=shuffle, drop=drop: kind(range(size), 3, rank, shuffle, 5, drop)
+            for size in (2, 11)
+            for rank in (0, 2)
+            for shuffle in (False, True)
+            for drop in (False, True)
+            if size > 2 or not drop
+        ],
+    }
+    return trials[kind]
+
+
+@functools.cache
+def _agrees(kind: type) -> bool:
+    """True if this module draws as samplers of this kind do. Leaves PyTorch's random state as it is."""
+    import torch
+
+    before = torch.get_rng_state()
+
+    def drawn(make: Callable[[], Any], indices: Callable[[Any], list[int]]) -> tuple:
+        torch.set_rng_state(before)
+        sampler = make()
+        own = getattr(sampler, "generator", None)
+        result = indices(sampler)
+        return result, torch.get_rng_state().tolist(), None if own is None else own.get_state().tolist()
+
+    def ours(sampler: Any) -> list[int]:
+        return torch.cat(list(_drawers()[kind](torch, sampler))).tolist()
+
+    try:
+        return all(drawn(make, list) == drawn(make, ours) for make in _trials(kind))
+    except Exception:  # a sampler with other attributes
+        return False
+    finally:
+        torch.set_rng_state(before)
