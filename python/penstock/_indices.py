@@ -1,8 +1,8 @@
 """The indices of PyTorch's own samplers as tensors.
 
 As Python's numbers, which these samplers give, indices cost 0.2 to 0.4 µs each. Here the same ones are drawn from the
-same random state, at the same moments. That is checked once in each process, by sampling a few numbers in both ways. If a
-sampler of this PyTorch draws in another way, it is iterated as any other.
+same random state, at the same moments. That is checked once in each process, by sampling a few numbers in both ways. If
+a sampler of this PyTorch draws in another way, it is iterated as any other.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ class Loader:
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
       WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
       the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
-      batches ahead. An exception of theirs comes in the place of its batch. With `shuffle`, `seed`, or a share of
-      several processes, they are an error: the sampler decides these. There is then no `state_dict()`.
+      batches ahead, and must not use the Loader. An exception of theirs comes in the place of its batch. With
+      `shuffle`, `seed`, or a share of several processes, they are an error: the sampler decides these. There is then
+      no `state_dict()`.
     - `to`: deliver wider types. A name is for all fields that can be widened to it, except fields without axes besides
       that of samples: "float32" is for uint8 images, and labels stay. A dict or a sequence names a type for each field.
       "bfloat16" on the host needs PyTorch or ml_dtypes.
@@ -77,8 +78,8 @@ class Loader:
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
     Attributes: `device`, `batch_size`, `drop_last`, and `dataset`, which has a length and gives single samples. A
-    Loader can be pickled with its data; the copy goes on where this one stands. Raises InvalidArgument for arguments
-    that do not fit, and OutOfMemory if the budget is too small.
+    Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it has a sampler.
+    Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
     """
 
     def __init__(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Sized
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ class Batches:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._samples = samples
-        self._source: Iterator[Any] = iter(())
+        self._source: Iterator[Any] | None = None
         self._error: BaseException | None = None
 
     @property
@@ -44,23 +46,26 @@ class Batches:
                 return
 
     def start(self) -> None:
+        """The next batch is the first of an epoch. The sampler is asked for its iterator with that batch."""
         self._error = None
+        self._source = None
+
+    def _begin(self) -> Iterator[Any]:
         torch_data = sys.modules.get("torch.utils.data")
         batches = self._batch_sampler
         if batches is None:
-            self._source = _in_batches(self._sampler, self._batch_size, self._drop_last)
-        elif torch_data is not None and type(batches) is torch_data.BatchSampler:
-            self._source = _in_batches(batches.sampler, batches.batch_size, batches.drop_last)
-        else:
-            self._source = iter(batches)
+            return _in_batches(self._sampler, self._batch_size, self._drop_last)
+        if torch_data is not None and type(batches) is torch_data.BatchSampler:
+            return _in_batches(batches.sampler, batches.batch_size, batches.drop_last)
+        return iter(batches)
 
     def next(self) -> Any:
         """The indices of the next batch, as a NumPy array of uint64. None at the end of the epoch. False if the sampler
         failed: `fail` raises its exception, once that batch is due. It is kept here, and not by C++, since it may refer
-        to the loader, and the garbage collector must see that."""
+        to the loader, and the garbage collector must see that. Ctrl-C and the like are raised at once."""
         try:
             return self._draw()
-        except BaseException as error:
+        except Exception as error:
             self._error = error
             return False
 
@@ -69,25 +74,37 @@ class Batches:
             raise self._error
 
     def _draw(self) -> Any:
-        batch = next(self._source, None)
-        return None if batch is None else self._indices(batch)
+        if self._source is None:
+            self._source = self._begin()
+        batch = next(self._source, _END)
+        return None if batch is _END else self._indices(batch)
 
     def _indices(self, batch: Any) -> Any:
         import numpy
 
-        indices = numpy.asarray(batch if hasattr(batch, "__len__") else list(batch))
+        indices = _as_array(batch)
         if indices.size == 0:
             return numpy.empty(0, numpy.uint64)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu":
-            raise InvalidArgument(
-                f"A sampler of a Loader gives whole numbers, the indices of samples, not {_shown(batch)}."
-            )
         if indices.dtype.kind == "i" and indices.min() < 0:
             lowest, samples = int(indices.min()), len(self._samples)
             if lowest < -samples:
                 raise InvalidArgument(f"The sampler gave the index {lowest}, and there are {samples} samples.")
             indices = numpy.where(indices < 0, indices + samples, indices)
         return numpy.ascontiguousarray(indices, numpy.uint64)
+
+
+def _as_array(batch: Any) -> Any:
+    import numpy
+
+    if not hasattr(batch, "__array__") and not isinstance(batch, (list, range)):
+        batch = list(batch) if isinstance(batch, Iterable) else batch
+    indices = numpy.asarray(batch)
+    if indices.dtype.kind == "f" and isinstance(batch, list):  # NumPy's unsigned numbers beside Python's
+        with contextlib.suppress(TypeError):
+            indices = numpy.array([operator.index(index) for index in batch])
+    if indices.size > 0 and (indices.ndim != 1 or indices.dtype.kind not in "iu"):
+        raise InvalidArgument(f"A Loader's sampler gives whole numbers, the indices of samples, not {_shown(batch)}.")
+    return indices
 
 
 def _in_batches(sampler: Any, size: int, drop_last: bool) -> Iterator[Any]:
@@ -122,6 +139,9 @@ def _cut(pieces: Any, rest: Any, size: int) -> tuple[Any, Any]:
     return parts[0] if len(parts) == 1 else numpy.concatenate([numpy.empty(0, numpy.int64), *parts]), rest
 
 
+_END = object()
+
+
 def batches_of(
     sampler: Any,
     batch_sampler: Any,
@@ -135,12 +155,12 @@ def batches_of(
         return None, whole("batch_size", 1 if batch_size is None else batch_size, 1, what="a number of samples")
     name = "sampler" if batch_sampler is None else "batch_sampler"
     if batch_sampler is not None:
-        others = {"sampler": sampler, "drop_last": drop_last, **others}
+        others = {"sampler": sampler is not None, "drop_last": drop_last, **others}
     for option, value in others.items():
         if value:
             raise InvalidArgument(f"A Loader's {name} chooses the samples: leave out {option}.")
     source = sampler if batch_sampler is None else batch_sampler
-    if not isinstance(source, Iterable):
+    if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
         raise TypeError(f"A Loader's {name} is an iterable of indices, not {type(source).__name__}.")
     if isinstance(source, Iterator):
         raise InvalidArgument(

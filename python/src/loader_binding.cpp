@@ -96,11 +96,7 @@ void bind_loader(nb::module_& module) {
           nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
           nb::arg("device_budget_bytes"), nb::arg("threads"), nb::arg("when_full"))
       .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
-      .def("start_epoch",
-           [](NativeLoader& self, std::uint64_t epoch) {
-             const nb::gil_scoped_release unlocked;
-             self.loader().start_epoch(epoch);
-           })
+      .def("start_epoch", &NativeLoader::start_epoch)
       .def("state_dict", &state_dict)
       .def("load_state_dict", &load_state_dict, nb::arg("state"))
       .def("stats", [](NativeLoader& self) { return self.loader().stats(); })

@@ -184,14 +184,24 @@ PythonBatchSampler::~PythonBatchSampler() {
 
 void PythonBatchSampler::start_epoch(std::uint64_t) {
   const nb::gil_scoped_acquire locked;
-  batches().attr("start")();
+  static_cast<void>(ask("start"));
+}
+
+nb::object PythonBatchSampler::ask(const char* method) const {
+  const nb::object batches = this->batches();
+  try {
+    return batches.attr(method)();
+  } catch (nb::python_error& error) {
+    nb::setattr(batches, "_error", error.value());
+    throw Interrupted();
+  }
 }
 
 void PythonBatchSampler::fail() const { batches().attr("fail")(); }
 
 bool PythonBatchSampler::next(std::vector<std::uint64_t>& indices) {
   const nb::gil_scoped_acquire locked;
-  const nb::object batch = batches().attr("next")();
+  const nb::object batch = ask("next");
   if (batch.is_none()) return false;
   if (batch.ptr() == Py_False) throw Failed();
   Leaf leaf;
@@ -230,7 +240,9 @@ nb::object NativeLoader::next() {
       if (batch && !engine_->is_cuda()) wait_for_host(engine_->device(), *stream_);
     }
   } catch (const PythonBatchSampler::Failed&) {
-    static_cast<const PythonBatchSampler&>(*loader_->options().batch_sampler).fail();
+    raise_sampler_error();
+  } catch (const BatchSampler::Interrupted&) {
+    raise_sampler_error();
   }
   if (!batch) return nb::none();
   const auto storage =
@@ -240,6 +252,19 @@ nb::object NativeLoader::next() {
     arrays.append(make(storage, storage->batch().field(i)));
   }
   return arrays;
+}
+
+void NativeLoader::start_epoch(std::uint64_t epoch) {
+  try {
+    const nb::gil_scoped_release unlocked;
+    loader_->start_epoch(epoch);
+  } catch (const BatchSampler::Interrupted&) {
+    raise_sampler_error();
+  }
+}
+
+void NativeLoader::raise_sampler_error() const {
+  static_cast<const PythonBatchSampler&>(*loader_->options().batch_sampler).fail();
 }
 
 nb::object NativeLoader::make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const {

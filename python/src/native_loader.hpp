@@ -39,7 +39,7 @@ class LeaseStorage final : public DeviceStorage {
 /// keep them: the Python loader does.
 class PythonBatchSampler final : public BatchSampler {
  public:
-  /// Thrown if the Python sampler failed: Batches.fail raises what happened.
+  /// Thrown in a batch's place if the Python sampler failed there: Batches.fail raises what happened.
   struct Failed {};
 
   explicit PythonBatchSampler(const nb::object& batches) : batches_(nb::weakref(batches)) {}
@@ -47,11 +47,13 @@ class PythonBatchSampler final : public BatchSampler {
 
   void start_epoch(std::uint64_t epoch) override;
   bool next(std::vector<std::uint64_t>& indices) override;
-  /// Raises the exception of the sampler that failed.
+  /// Raises the exception of the sampler that failed or was interrupted.
   void fail() const;
 
  private:
   [[nodiscard]] nb::object batches() const { return batches_(); }
+  /// Calls a method of Batches. Throws Interrupted if it raises: an nb::python_error can be thrown only once.
+  [[nodiscard]] nb::object ask(const char* method) const;
 
   nb::object batches_;  ///< a weak reference
 };
@@ -70,10 +72,12 @@ class NativeLoader {
   /// stream waits for them. On the host device the host blocks until they are there. While it waits, it runs
   /// signal handlers and throws their exceptions.
   [[nodiscard]] nb::object next();
+  void start_epoch(std::uint64_t epoch);
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }
   void close();
 
  private:
+  void raise_sampler_error() const;
   [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const;
 
   std::shared_ptr<Engine> engine_;

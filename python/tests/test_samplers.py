@@ -101,8 +101,10 @@ def test_a_batch_sampler_chooses_in_every_way(device, data, gather, residency):
 
 def test_batches_may_be_any_sequence_of_whole_numbers(data):
     batches = [[3, 1], (2, 2), range(5), np.array([4, 0], np.int16), torch.tensor([7]), iter([1, 2]), [-1, -COUNT, 3]]
+    batches += [{6}, [np.uint64(3), 5], [torch.tensor(8), torch.tensor(9)]]
     got = taken(penstock.Loader(data, batch_sampler=Listed(*batches), device="host"))
     wanted = [[3, 1], [2, 2], [0, 1, 2, 3, 4], [4, 0], [7], [1, 2], [COUNT - 1, 0, 3]]
+    wanted += [[6], [3, 5], [8, 9]]
     assert [batch[1].tolist() for batch in got] == wanted
 
 
@@ -114,6 +116,8 @@ def test_batches_may_be_any_sequence_of_whole_numbers(data):
         ([True], "whole numbers"),
         (["x"], "whole numbers"),
         ([], "empty batch"),
+        (None, "whole numbers"),
+        (3, "whole numbers"),
         ([COUNT], f"index {COUNT}, and there are {COUNT} samples"),
         ([-COUNT - 1], f"index {-COUNT - 1}, and there are {COUNT} samples"),
         ([0] * 17, "17 samples, and the loader's batch size is 16"),
@@ -138,6 +142,51 @@ def test_a_samplers_exception_raises_in_its_place(device, data):
         assert error.traceback[-1].name == "__iter__", "the sampler's own traceback"
     sampler.batches = ([5], [6])
     assert [batch[1].tolist() for batch in taken(loader)] == [[5], [6]]
+
+
+def test_a_sampler_that_cannot_begin_says_so_each_time(data):
+    class Broken:
+        batch_size = 2
+
+        def __iter__(self):
+            raise KeyError("no beginning")
+
+    for options in ({"batch_sampler": Broken()}, {"sampler": Broken()}):
+        loader = penstock.Loader(data, device="host", **options)
+        for _ in range(2):
+            iterator = iter(loader)
+            for _ in range(3):
+                with pytest.raises(KeyError, match="no beginning"):
+                    next(iterator)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_a_sampler_that_is_interrupted_ends_the_loop_at_once(data, interruption):
+    class Interrupted(Listed):
+        def __iter__(self):
+            yield [1]
+            yield [2]
+            if not self.epochs:
+                self.epochs.append(0)
+                raise interruption
+            yield [3]
+
+    loader = penstock.Loader(data, batch_sampler=Interrupted(), device="host", prefetch_depth=4)
+    iterator = iter(loader)
+    with pytest.raises(interruption):
+        next(iterator)
+    assert [batch[1].tolist() for batch in loader] == [[1], [2], [3]]
+
+
+def test_threads_that_share_a_loader_reach_its_end_together(data):
+    loader = penstock.Loader(data, batch_sampler=Listed([1], [2]), device="host")
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(loader._native.next())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sum(batch is None for batch in got) == 2 and len(got) == 6
 
 
 def test_a_sampler_is_asked_ahead_on_the_thread_that_iterates(device, data):
@@ -194,6 +243,8 @@ def test_set_epoch_reaches_the_sampler(data):
         ({"sampler": range(3), "distributed": True}, "leave out distributed"),
         ({"batch_sampler": [[1]], "batch_size": 1, "sampler": range(3)}, "batch_sampler .*leave out sampler"),
         ({"batch_sampler": [[1]], "batch_size": 1, "drop_last": True}, "leave out drop_last"),
+        ({"batch_sampler": [[1]], "batch_size": 1, "sampler": np.arange(3)}, "leave out sampler"),
+        ({"batch_sampler": [[1]], "batch_size": 1, "sampler": []}, "leave out sampler"),
         ({"batch_sampler": [[1]]}, "does not say how large its batches are: pass batch_size"),
         ({"sampler": iter([1])}, "iterated once for each epoch"),
         ({"sampler": range(3), "batch_size": 0}, "batch_size is a number of samples, 1 or more, not 0"),

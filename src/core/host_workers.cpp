@@ -95,9 +95,9 @@ struct HostWorkers::State {
   /// Has as many workers ask the sources as `source` has places. Wakes one, which wakes two, and so on:
   /// waking all would hold up the caller for some 10 µs each.
   void call(const Source& source) noexcept {
-    calls.fetch_add(1, std::memory_order_release);
-    const std::size_t awake =
-        pollers.load(std::memory_order_relaxed) + source.inside_.load(std::memory_order_relaxed);
+    // In this order, as poll() leaves and sleeps: a poller that is counted here sees the call.
+    calls.fetch_add(1);
+    const std::size_t awake = pollers.load() + source.inside_.load(std::memory_order_relaxed);
     const std::size_t wanted = source.most_ - std::min(source.most_, awake);
     std::size_t owed = to_wake.load(std::memory_order_relaxed);
     while (owed < wanted && !to_wake.compare_exchange_weak(owed, wanted, std::memory_order_relaxed)) {
@@ -123,7 +123,7 @@ struct HostWorkers::State {
       const std::chrono::nanoseconds polled = polling_after(latest);
       lock.unlock();
       if (!poll(seen, polled, latest.places)) {
-        calls.wait(seen, std::memory_order_acquire);
+        calls.wait(seen);
         latest = {};
         wake_one();
         wake_one();
@@ -148,10 +148,10 @@ struct HostWorkers::State {
   /// True once there was a call. No more workers poll than there is work for: they take processors from those
   /// who work.
   [[nodiscard]] bool poll(std::uint32_t seen, std::chrono::nanoseconds limit, std::size_t places) noexcept {
-    const bool may_poll = pollers.fetch_add(1, std::memory_order_relaxed) < places;
+    const bool may_poll = pollers.fetch_add(1) < places;
     const auto called = [&] { return calls.load(std::memory_order_acquire) != seen; };
     const bool was_called = spin_until(called, may_poll ? limit : std::chrono::nanoseconds(0));
-    pollers.fetch_sub(1, std::memory_order_relaxed);
+    pollers.fetch_sub(1);
     return was_called;
   }
 

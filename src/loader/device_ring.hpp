@@ -56,6 +56,7 @@ struct PublishedItem {
   double slot_wait_seconds = 0;
   struct TimedBatch* timed = nullptr;  ///< the record of its times on the device; may be null
   std::size_t ready = 0;               ///< batches published when it was asked for
+  std::uint64_t generation = 0;        ///< of the drawn batches that it was taken from
 };
 
 struct RingSize {

@@ -13,6 +13,40 @@ DrawnBatches::DrawnBatches(std::shared_ptr<BatchSampler> sampler, std::uint64_t 
                            std::size_t ahead)
     : sampler_(std::move(sampler)), samples_(samples), batch_(batch), ahead_(ahead) {}
 
+DrawnBatches::Asking::Asking(DrawnBatches& drawn) : drawn_(drawn) {
+  {
+    const std::lock_guard lock(drawn_.mutex_);
+    ++drawn_.asking_;
+  }
+  try {
+    drawn_.draw();
+  } catch (...) {
+    const std::lock_guard lock(drawn_.mutex_);
+    --drawn_.asking_;
+    throw;
+  }
+}
+
+DrawnBatches::Asking::~Asking() {
+  const std::lock_guard lock(drawn_.mutex_);
+  if (asks_) --drawn_.asking_;
+}
+
+void DrawnBatches::Asking::has(std::uint64_t generation, bool is_end) {
+  {
+    const std::lock_guard lock(drawn_.mutex_);
+    --drawn_.asking_;
+    asks_ = false;
+    if (generation != drawn_.generation_) return;
+    --drawn_.out_;
+    if (is_end) {
+      drawn_.ended_ = drawn_.begun_ = false;
+      ++drawn_.epoch_;
+    }
+  }
+  drawn_.draw();
+}
+
 void DrawnBatches::draw() {
   const std::lock_guard sampling(sampler_mutex_);
   while (is_wanted()) {
@@ -37,18 +71,21 @@ void DrawnBatches::draw() {
 
 bool DrawnBatches::is_wanted() {
   const std::lock_guard lock(mutex_);
-  return !ended_ && out_ < ahead_;
+  return asking_ > 0 && !ended_ && out_ < ahead_ + asking_ - 1;
 }
 
 void DrawnBatches::draw_into(Item& item) {
   item.indices.clear();
   try {
-    if (!std::exchange(begun_, true)) sampler_->start_epoch(epoch_);
+    if (!begun_) sampler_->start_epoch(epoch_);
+    begun_ = true;
     if (sampler_->next(item.indices)) {
       check(item.indices);
     } else {
       item.indices.clear();
     }
+  } catch (const BatchSampler::Interrupted&) {
+    throw;
   } catch (...) {
     item.error = std::current_exception();
   }
@@ -69,14 +106,6 @@ void DrawnBatches::check(const std::vector<std::uint64_t>& indices) const {
   }
 }
 
-void DrawnBatches::given_out(bool is_end) {
-  const std::lock_guard lock(mutex_);
-  --out_;
-  if (!is_end) return;
-  ended_ = begun_ = false;
-  ++epoch_;
-}
-
 bool DrawnBatches::wait() {
   std::unique_lock lock(mutex_);
   drawn_.wait(lock, [&] { return stopped_ || !items_.empty(); });
@@ -85,11 +114,12 @@ bool DrawnBatches::wait() {
   return true;
 }
 
-void DrawnBatches::take(std::vector<std::uint64_t>& indices) {
+std::uint64_t DrawnBatches::take(std::vector<std::uint64_t>& indices) {
   const std::lock_guard lock(mutex_);
   indices.swap(items_.front().indices);
   spare_.push_back(std::move(items_.front().indices));
   items_.pop_front();
+  return generation_;
 }
 
 void DrawnBatches::stop() noexcept {
@@ -105,6 +135,7 @@ void DrawnBatches::restart(std::uint64_t epoch) {
   const std::lock_guard lock(mutex_);
   items_.clear();
   out_ = 0;
+  ++generation_;
   epoch_ = epoch;
   begun_ = ended_ = stopped_ = false;
 }

@@ -18,21 +18,36 @@ namespace penstock {
 /// Thread-safe.
 class DrawnBatches {
  public:
-  /// Draws `ahead` batches more than are given out. Batches of more than `batch` samples, and indices from
-  /// `samples` on, are errors.
+  /// Draws `ahead` batches for one consumer, and one more for each other that asks at the same time. Batches
+  /// of more than `batch` samples, and indices from `samples` on, are errors.
   DrawnBatches(std::shared_ptr<BatchSampler> sampler, std::uint64_t samples, std::uint64_t batch,
                std::size_t ahead);
 
-  /// For the consumer: draws batches until enough are ahead, or the epoch's end or an error is. Errors go to
-  /// the producer, which publishes them in their place.
+  /// A consumer that asks for a batch, from before it waits until it has one. Draws for it.
+  class Asking {
+   public:
+    /// Throws BatchSampler::Interrupted. Other errors go to the producer, which publishes them in their
+    /// place.
+    explicit Asking(DrawnBatches& drawn);
+    ~Asking();
+    Asking(const Asking&) = delete;
+    Asking& operator=(const Asking&) = delete;
+    /// Notes that the consumer has a batch, or the end of the epoch, that was taken in `generation`. Draws
+    /// for others that ask. Throws BatchSampler::Interrupted.
+    void has(std::uint64_t generation, bool is_end);
+
+   private:
+    DrawnBatches& drawn_;
+    bool asks_ = true;
+  };
+  /// Draws if somebody asks.
   void draw();
-  /// Notes that a batch was given out, or the end of the epoch: the next one may be drawn from now on.
-  void given_out(bool is_end);
 
   /// For the producer: blocks until a batch or an end is drawn. False if stopped. Throws the sampler's error.
   [[nodiscard]] bool wait();
-  /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Only after wait().
-  void take(std::vector<std::uint64_t>& indices);
+  /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Only after wait(). Returns
+  /// the generation, which changes with each restart.
+  [[nodiscard]] std::uint64_t take(std::vector<std::uint64_t>& indices);
 
   /// Makes wait() return false until restart.
   void stop() noexcept;
@@ -58,7 +73,9 @@ class DrawnBatches {
   std::condition_variable drawn_;
   std::deque<Item> items_;
   std::vector<std::vector<std::uint64_t>> spare_;
+  std::size_t asking_ = 0;
   std::size_t out_ = 0;  ///< batches and ends drawn and not given out
+  std::uint64_t generation_ = 0;
   std::uint64_t epoch_ = 0;
   bool begun_ = false;  ///< the sampler was told of the epoch
   bool ended_ = false;  ///< the epoch's end or an error is drawn

@@ -169,7 +169,7 @@ void LoaderState::run() {
 void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index) {
   PublishedItem item;
   item.times.epoch = sampler_.epoch();
-  take_samples(slot);
+  take_samples(slot, item);
   if (slot.run.count == 0) {
     ring_->put_back(slot, false);
     sampler_.start_epoch(sampler_.epoch() + 1);
@@ -202,12 +202,12 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
 }
 
 /// Chooses the samples of the slot's batch; none at the end of the epoch.
-void LoaderState::take_samples(DeviceSlot& slot) {
+void LoaderState::take_samples(DeviceSlot& slot, PublishedItem& item) {
   if (!drawn_) {
     slot.run = sampler_.next_run();
     return;
   }
-  drawn_->take(slot.drawn);
+  item.generation = drawn_->take(slot.drawn);
   slot.run = {.order = std::nullopt, .count = slot.drawn.size()};
 }
 
@@ -223,17 +223,19 @@ void LoaderState::refuse_fork() const {
 std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   refuse_fork();
   Account::Request request(*account_, &stream);
-  if (drawn_) drawn_->draw();
+  std::optional<DrawnBatches::Asking> asking;
+  if (drawn_ && !ring_->is_closed()) asking.emplace(*drawn_);
   const PublishedItem item = ring_->take(stream, while_waiting);
-  if (drawn_) drawn_->given_out(item.slot == nullptr);
-  if (item.slot == nullptr) {
+  std::optional<DeviceBatch> batch;
+  if (item.slot != nullptr) batch.emplace(DeviceBatch(ring_, item.slot));
+  if (asking) asking->has(item.generation, !batch);
+  if (!batch) {
     request.end(item.times.epoch);
     return std::nullopt;
   }
-  DeviceBatch batch(ring_, item.slot);
   request.answer({.timed = item.timed,
                   .times = item.times,
-                  .delivered_bytes = batch.size() * delivered_sample_bytes_,
+                  .delivered_bytes = batch->size() * delivered_sample_bytes_,
                   .ready = item.ready,
                   .slot_wait_seconds = item.slot_wait_seconds});
   return batch;
@@ -252,11 +254,11 @@ void LoaderState::go_to(Change&& change) {
   if (drawn_) drawn_->restart(sampler_.epoch());
   try {
     begin_production();
-    if (drawn_) drawn_->draw();  // for those who are in next() now
   } catch (...) {
     ring_->publish({.error = std::current_exception(), .state = sampler_.state()});
     throw;
   }
+  if (drawn_) drawn_->draw();  // for those who are in next() now
 }
 
 void LoaderState::start_epoch(std::uint64_t epoch) {

@@ -62,7 +62,7 @@ class LoaderState {
   void reserve_memory(FeedFacts& facts);
   void run();
   void produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index);
-  void take_samples(DeviceSlot& slot);
+  void take_samples(DeviceSlot& slot, PublishedItem& item);
   void begin_production();
   void end_production();
   template <typename Change>

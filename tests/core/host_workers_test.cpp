@@ -85,14 +85,15 @@ TEST(HostWorkersTest, WorkersHelp) {
 class WatchedWorkers {
  public:
   explicit WatchedWorkers(std::size_t threads)
-      : ids_(threads - 1),
-        workers({.threads = threads, .on_start = [this] { ids_[started_++] = testing::this_thread(); }}) {
-    while (started_ < ids_.size()) std::this_thread::yield();
-  }
+      : workers({.threads = threads, .on_start = [this] {
+                   const std::lock_guard lock(mutex_);
+                   ids_.push_back(testing::this_thread());
+                 }}) {}
   /// True once so many workers sleep for good. Gives up after a time.
-  [[nodiscard]] bool fall_asleep(std::ptrdiff_t count) const {
+  [[nodiscard]] bool fall_asleep(std::ptrdiff_t count) {
     const auto end = std::chrono::steady_clock::now() + 10s;
     for (int looks = 0; looks < 50; std::this_thread::yield()) {
+      const std::lock_guard lock(mutex_);
       looks = std::ranges::count_if(ids_, testing::is_asleep) == count ? looks + 1 : 0;
       if (looks == 0 && std::chrono::steady_clock::now() > end) return false;
     }
@@ -100,8 +101,8 @@ class WatchedWorkers {
   }
 
  private:
+  std::mutex mutex_;
   std::vector<pid_t> ids_;
-  std::atomic<std::size_t> started_{0};
 
  public:
   HostWorkers workers;

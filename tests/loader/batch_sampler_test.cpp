@@ -1,3 +1,4 @@
+#include "loader/drawn_batches.hpp"
 #include "loader/loader_fixture.hpp"
 #include "support/threads.hpp"
 
@@ -287,6 +288,82 @@ TEST_P(BatchSamplerTest, ThreadsThatShareALoaderGetDifferentBatches) {
   }
   ASSERT_EQ(got.size(), batches.size());
   for (std::size_t i = 0; i < batches.size(); ++i) EXPECT_EQ(got.at(i), batches[i]);
+}
+
+TEST_P(BatchSamplerTest, ManyWaitForFewBatches) {
+  const Dataset data = dataset();
+  for (int round = 0; round < 10; ++round) {
+    std::map<std::uint64_t, Batches> epochs;
+    for (std::uint64_t epoch = 0; epoch < 12; ++epoch) epochs[epoch] = {{epoch}, {epoch + 50}};
+    const auto sampler = std::make_shared<ListedBatches>(epochs);
+    sampler->takes = std::chrono::microseconds(100);
+    Loader loader = make_loader(sampler, data);
+    std::atomic<int> got{0};
+    std::vector<Stream> streams;
+    for (int t = 0; t < 6; ++t) streams.push_back(device_->create_stream());
+    std::vector<std::unique_ptr<Background>> threads;
+    threads.reserve(streams.size());
+    // Each asks once, so that nobody comes back to draw for the others.
+    for (const Stream& stream : streams) {
+      threads.push_back(std::make_unique<Background>([&] { got += loader.next(stream) ? 1 : 100; }));
+    }
+    threads.clear();
+    EXPECT_EQ(got, 4 + 2 * 100) << "two epochs of two batches, and their ends";
+  }
+}
+
+TEST_P(BatchSamplerTest, NothingIsDrawnForAnEpochThatNobodyAsksFor) {
+  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, {{1}, {2}}}});
+  const Dataset data = dataset();
+  Loader loader = make_loader(sampler, data);
+  EXPECT_TRUE(loader.next(*stream_));
+  loader.start_epoch(3);
+  EXPECT_EQ(sampler->begun, std::vector<std::uint64_t>{0});
+  loader.close();
+  EXPECT_THROW((void)loader.next(*stream_), Closed);
+  EXPECT_EQ(sampler->begun, std::vector<std::uint64_t>{0});
+}
+
+/// Is interrupted before its second batch, once.
+class InterruptedBatches final : public BatchSampler {
+ public:
+  void start_epoch(std::uint64_t) override { next_ = 0; }
+  bool next(std::vector<std::uint64_t>& indices) override {
+    if (next_ == 1 && !std::exchange(interrupted_, true)) throw Interrupted();
+    if (next_ == 4) return false;
+    indices.push_back(next_++);
+    return true;
+  }
+
+ private:
+  std::uint64_t next_ = 0;
+  bool interrupted_ = false;
+};
+
+TEST_P(BatchSamplerTest, AnInterruptionIsThrownAtOnceAndNothingIsLost) {
+  const Dataset data = dataset();
+  Loader loader = make_loader(std::make_shared<InterruptedBatches>(), data);
+  EXPECT_THROW((void)loader.next(*stream_), BatchSampler::Interrupted) << "the second batch is drawn ahead";
+  expect_batches(data, read_epoch(loader), {{0}, {1}, {2}, {3}});
+}
+
+TEST(DrawnBatchesTest, WhatAnEarlierGenerationGaveOutDoesNotCount) {
+  const auto sampler = std::make_shared<ListedBatches>(
+      std::map<std::uint64_t, Batches>{{0, {{1}, {2}, {3}}}, {4, {{4}, {5}, {6}, {7}}}});
+  DrawnBatches drawn(sampler, kSamples, 16, 2);
+  std::vector<std::uint64_t> indices;
+  for (const bool is_end : {false, true}) {
+    auto asking = std::make_optional<DrawnBatches::Asking>(drawn);
+    ASSERT_TRUE(drawn.wait());
+    const std::uint64_t old = drawn.take(indices);
+    drawn.restart(4);
+    asking->has(old, is_end);
+    asking.reset();
+    sampler->drawn = 0;
+    const DrawnBatches::Asking again(drawn);
+    EXPECT_EQ(sampler->drawn, 2U);
+    EXPECT_EQ(sampler->begun.back(), 4U);
+  }
 }
 
 TEST_P(BatchSamplerTest, ClosesWhileNothingIsDrawn) {
