@@ -23,9 +23,11 @@ namespace penstock {
 
 /// The loader's stages, in the order in which a batch goes through them:
 ///
-///   sampler, or batches drawn in next() -> acquire a slot -> gather and copy (Producer) -> publish    on the
-///   producer's thread take -> the consumer's stream waits -> lease                          in next() lease
-///   ends -> done events -> the slot is free                         in DeviceBatch
+///   sampler -> acquire a slot -> gather and copy (Producer) -> publish    on the producer's thread
+///   take -> the consumer's stream waits -> lease                          in next()
+///   lease ends -> done events -> the slot is free                         in DeviceBatch
+///
+/// If a batch sampler takes the sampler's place, its batches are drawn in next().
 ///
 /// set_up lists the steps before the first batch. Loader closes it, and shares it with running calls of
 /// next().
