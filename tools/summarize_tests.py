@@ -26,12 +26,23 @@ def outcome(case: ElementTree.Element) -> str:
     return "passed"
 
 
+def without_passed_tests(text: str) -> list[str]:
+    """What GoogleTest printed, without the tests that passed: one that never ended is then in the last line."""
+    lines: list[str] = []
+    for line in text.strip().splitlines():
+        if line.startswith(("[       OK ]", "[  SKIPPED ]")) and lines and lines[-1].startswith("[ RUN      ]"):
+            lines.pop()
+        elif line and not line.startswith(("[-----", "[=====")):
+            lines.append(line)
+    return lines
+
+
 def show_failure(file: str, name: str, case: ElementTree.Element) -> None:
     texts = [case.findtext("system-out") or ""] + [
         problem.text or "" for problem in case.findall("failure") + case.findall("error")
     ]
     print(f"FAILED: {name} ({file})")
-    for line in "\n".join(texts).strip().splitlines()[:LINES_OF_A_FAILURE]:
+    for line in without_passed_tests("\n".join(texts))[:LINES_OF_A_FAILURE]:
         print(f"    {line}")
 
 

@@ -45,6 +45,12 @@ class SummarizeTests(unittest.TestCase):
         self.assertEqual(run(PASSED, passed), (0, "1 passed, 0 failed, 0 skipped"))
         self.assertEqual(run(PASSED, passed, failed), (1, "1 passed, 1 failed, 0 skipped"))
 
+    def test_a_program_that_hung_shows_where(self):
+        printed = "[----------] 2 tests\n[ RUN      ] A.passes\n[       OK ] A.passes (1 ms)\n[ RUN      ] A.hangs\n"
+        hung = '<testcase classname="program/core-1" name="program/core-1" status="fail"><failure/>'
+        lines = output_of(PASSED, f"{hung}<system-out>{printed}</system-out></testcase>")[1]
+        self.assertEqual(lines[1:], ["    [ RUN      ] A.hangs", "1 passed, 1 failed, 0 skipped"])
+
     def test_no_tests_at_all_is_a_failure(self):
         self.assertEqual(run()[0], 1)
         self.assertEqual(run(SKIPPED)[0], 1)

@@ -352,12 +352,19 @@ TEST_P(StagingRingTest, HelpersMoveBytesOfTheirOwnTransferAlone) {
   const auto ring = make_ring(CopyDirection::d2h, 1, 2);
   Hold ring_thread;
   occupy_ring_thread(*ring, ring_thread);
+  Hold worker;
+  std::atomic<unsigned> copies{0};
+  faulty_->before(Entry::copy, [&] {
+    if (++copies == 2) worker.stay();
+  });
   const auto other = bring_home(*ring, others);
   const auto state = bring_home(*ring, mine);
-  while (state->report().copies == 0) std::this_thread::yield();  // workers fetch both
+  worker.wait_for(1);
+  wire_->synchronize();  // what others fetch has come
   Background helping([&] { state->help(); });
   helping.wait_until_stuck();
   EXPECT_EQ(other->report().host_copy_seconds, 0);
+  worker.let_go();
   ring_thread.let_go();
   state->synchronize();
   other->synchronize();
