@@ -204,7 +204,8 @@ TEST_P(LoaderEnds, ALoaderMayBeClosedByWhoWaitsForItsBatch) {
 }
 
 TEST_P(LoaderEnds, WhoWaitsWithAQuestionIsToldThatNoSlotComes) {
-  Loader loader(dataset_, *faulty_device_, {.batch_size = 8, .device_budget_bytes = 3 * (8 * 512 + 256)});
+  Loader loader(dataset_, *faulty_device_,
+                {.batch_size = 8, .device_budget_bytes = 3 * (8 * 512 + 256), .full_patience = 100ms});
   std::vector<DeviceBatch> held;
   while (held.size() < 3) held.push_back(std::move(*loader.next(*stream_)));
   EXPECT_THROW(static_cast<void>(loader.next(*stream_, [] {})), OutOfMemory);

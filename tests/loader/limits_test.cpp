@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <memory>
@@ -25,7 +26,8 @@ class LoaderLimits : public FaultyLoaderTest {
 PENSTOCK_DEVICE_SUITE(LoaderLimits);
 
 TEST_P(LoaderLimits, ADeviceThatHasNoMemoryToGrowTheRingIsToldAsTheBudgetIs) {
-  Loader loader(dataset_, *faulty_device_, {.batch_size = 100, .shuffle = true});
+  Loader loader(dataset_, *faulty_device_,
+                {.batch_size = 100, .shuffle = true, .full_patience = std::chrono::milliseconds(100)});
   faulty_->fail(Entry::device_allocate, 1, FaultyBackend::kForever,
                 [] { throw OutOfMemory("memory of a device", 7, 5, 3); });
   std::vector<DeviceBatch> kept;
