@@ -229,7 +229,9 @@ std::optional<StagingRing::Task> StagingRing::find_task(Waits waits, const Stage
   };
   for (std::uint64_t i = handing_; waits == Waits::first && i != opened_; ++i) {
     Slot& slot = slot_at(i);
-    if (slot.has_granules() && slot.phase == Slot::Phase::on_wire) return await(slot);
+    if (!slot.has_granules()) continue;
+    if (slot.phase == Slot::Phase::fetching) break;  // it will be free before those after it
+    if (slot.phase == Slot::Phase::on_wire) return await(slot);
   }
   if (handing_ == opened_) return std::nullopt;
   Slot& slot = slot_at(handing_);

@@ -197,6 +197,32 @@ TEST_P(StagingRingTest, TheRingsThreadMovesBytesWithoutWorkers) {
   EXPECT_EQ(first_difference(destination, source), -1);
 }
 
+// A worker may be slow to enqueue the first chunk's copy, and the ring's thread quick with the second one's.
+TEST_P(StagingRingTest, ItsThreadWaitsForTheOldestSlotFirst) {
+  is_h2d_ = false;
+  std::vector<std::byte> destination(2 * kChunk);
+  const auto ring = make_ring(CopyDirection::d2h, 1, 2);
+  Hold ring_thread;
+  occupy_ring_thread(*ring, ring_thread);
+  Hold worker;
+  std::atomic<unsigned> copies{0};
+  std::atomic<unsigned> waits{0};
+  faulty_->before(Entry::copy, [&] {
+    if (++copies == 1) worker.stay();
+  });
+  faulty_->before(Entry::event_synchronize, [&] { ++waits; });
+  const auto state = bring_home(*ring, destination);
+  worker.wait_for(1);
+  ring_thread.let_go();
+  while (state->report().copies == 0) std::this_thread::yield();
+  wait_until_asleep("penstock-stage");
+  EXPECT_EQ(waits, 0u);
+  worker.let_go();
+  state->synchronize();
+  faulty_->before(Entry::copy, {});
+  faulty_->before(Entry::event_synchronize, {});
+}
+
 TEST_P(StagingRingTest, ATransferEndsWithItsLastChunk) {
   for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
     std::vector<std::byte> bytes = random_bytes(2 * kChunk, 14);
