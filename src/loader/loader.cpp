@@ -90,6 +90,7 @@ std::optional<DeviceBatch> Loader::next(const Stream& stream, FunctionRef<void()
 }
 
 void Loader::start_epoch(std::uint64_t epoch) { state_->start_epoch(epoch); }
+void Loader::synchronize() { state_->synchronize(); }
 SamplerState Loader::state() const { return state_->state(); }
 void Loader::restore(const SamplerState& state) { state_->restore(state); }
 

@@ -35,6 +35,9 @@ LoaderOptions checked(LoaderOptions options) {
         "A batch sampler chooses the samples of each batch: leave out shuffle, seed, drop_last and the "
         "shard.");
   }
+  if (options.data_may_change && options.residency.kind != Residency::Kind::none) {
+    throw InvalidArgument("Data that may change cannot be resident on the device: leave out the residency.");
+  }
   return options;
 }
 
@@ -66,7 +69,8 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
       device_(std::move(device)),
       profile_(options_.profile ? *options_.profile : LinkProfile::defaults(device_.info())),
       workers_(options_.workers ? options_.workers : device_.host_workers(options_.threads)),
-      dataset_(options_.narrow ? narrow_small_fields(dataset, *workers_) : std::move(dataset)),
+      dataset_(options_.narrow && !options_.data_may_change ? narrow_small_fields(dataset, *workers_)
+                                                            : std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options(options_)),
       sampler_(first_sampler_),
       drawn_(options_.batch_sampler
@@ -265,6 +269,11 @@ void LoaderState::start_epoch(std::uint64_t epoch) {
   refuse_fork();
   if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
+}
+
+void LoaderState::synchronize() {
+  refuse_fork();
+  producer_->synchronize();
 }
 
 void LoaderState::restore(const SamplerState& state) {

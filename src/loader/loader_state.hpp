@@ -41,6 +41,7 @@ class LoaderState {
   [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream,
                                                 const FunctionRef<void()>* while_waiting);
   void start_epoch(std::uint64_t epoch);
+  void synchronize();
   void restore(const SamplerState& state);
   [[nodiscard]] SamplerState state() const;
   [[nodiscard]] std::uint64_t batches_left() const;

@@ -101,13 +101,18 @@ bool is_small_part(const FieldFacts& facts, const LoaderOptions& options) {
          facts.allocation_bytes / kLeastPart > facts.allocation_used_bytes;
 }
 
+/// True if locking the field's memory could lock pages of other data.
+bool is_small(const FieldFacts& facts, const LoaderOptions& options) {
+  return facts.page_lock == FieldFacts::PageLock::none && facts.bytes() <= options.copy_limit_bytes &&
+         !facts.file_mapping;
+}
+
 /// How the device would reach the samples.
 FieldPlan::Source source_of(const FieldFacts& facts, const LoaderOptions& options) {
   using PageLock = FieldFacts::PageLock;
   if (facts.page_lock == PageLock::foreign) return FieldPlan::Source::pinned;
   // Anybody can cut a mapped file short, so only the device may read there.
-  const bool copied = facts.page_lock == PageLock::none && facts.bytes() <= options.copy_limit_bytes &&
-                      !facts.file_mapping && !facts.copy_refused;
+  const bool copied = is_small(facts, options) && !options.data_may_change && !facts.copy_refused;
   return copied ? FieldPlan::Source::copied : FieldPlan::Source::locked;
 }
 
@@ -124,6 +129,9 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
   if (facts.file_mapping) return "its samples lie in a mapped file";
   if (is_small_part(facts, options)) {
     return "it is a small part of an array, whose other parts share pages with it";
+  }
+  if (options.data_may_change && is_small(facts, options)) {
+    return "its samples may change, and it is small, so that it shares pages with other data";
   }
   if (facts.lock_refused && source_of(facts, options) == FieldPlan::Source::locked) {
     return "its memory cannot be locked: " + *facts.lock_refused;

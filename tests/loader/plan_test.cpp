@@ -130,6 +130,7 @@ std::vector<PathRow> path_rows() {
   const LoaderOptions sharded = with(in_sequence, [](auto& o) { o.shard = {.rank = 0, .world_size = 2}; });
   const LoaderOptions blocks = with(any, [](auto& o) { o.gather_blocks = 8; });
   const LoaderOptions no_copies = with(any, [](auto& o) { o.copy_limit_bytes = 0; });
+  const LoaderOptions may_change = with(any, [](auto& o) { o.data_may_change = true; });
   const LoaderOptions as_float = with(any, [](auto& o) { o.fields = {{.name = "x", .to = DType::float32}}; });
   const auto float_by = [&](GatherPath path) { return with(as_float, [&](auto& o) { o.gather = path; }); };
   constexpr GatherPath host = GatherPath::host;
@@ -153,6 +154,10 @@ std::vector<PathRow> path_rows() {
       {"WithoutALimitNothingIsCopied", small, no_copies, zero, Source::locked},
       {"ACopyThatWasRefusedIsLocked", with(small, [](auto& f) { f.copy_refused = true; }), any, zero,
        Source::locked},
+      {"ASmallFieldThatMayChangeIsGathered", small, may_change, host, Source::none, "samples may change"},
+      {"ALargeFieldThatMayChangeIsLocked", narrow, may_change, zero, Source::locked},
+      {"ASmallFieldThatMayChangeIsLockedIfAskedFor", small,
+       with(may_change, [](auto& o) { o.gather = GatherPath::zero_copy; }), zero, Source::locked},
       {"ARegisteredFieldSharesTheLock", registered, any, zero, Source::locked},
       {"ASmallRegisteredFieldIsNotCopied", with(small, [](auto& f) { f.page_lock = PageLock::registered; }),
        any, zero, Source::locked},

@@ -46,6 +46,10 @@ class Loader {
 
   /// Goes to the beginning of `epoch`. Costs nothing if that comes next anyway. Held batches stay valid.
   void start_epoch(std::uint64_t epoch);
+  /// Blocks the host until the device has read the samples of all batches made so far. If a batch sampler
+  /// chooses the batches, then after an epoch's end, and after start_epoch, nothing reads the dataset until
+  /// next() asks. Throws DeviceError.
+  void synchronize();
   /// The state after the batches that next() gave out. May be restored elsewhere, at any world size. With a
   /// batch sampler, `consumed` counts batches, and the state cannot be restored.
   [[nodiscard]] SamplerState state() const;
