@@ -246,9 +246,15 @@ def goals(results: list[Result], setting: Setting) -> list[Goal]:
 
     for workload, gpu_goal, times in [("images", 51e9 / 150528, 3), ("small samples", 60e6, 10)]:
         ours = per_second(workload, "penstock.Loader")
+        fed = per_second(workload, "penstock.feed(DataLoader of a TensorDataset)")
         plain = [per_second(workload, f"DataLoader, {n}") for n in ("0 workers", "best of N workers")]
         if ours is None:
             continue
+        if fed and workload == "images":
+            add(f"{workload}, feed of a TensorDataset beside Loader", "95 %", f"{100 * fed / ours:.1f} %", fed >= 0.95 * ours)
+        elif fed and any(plain):
+            ratio = fed / max(p for p in plain if p)
+            add(f"{workload}, feed of a TensorDataset beside the best DataLoader", "20 x", f"{ratio:.1f} x", ratio >= 20)
         if setting.on_gpu:
             add(f"{workload}, Loader", f"{gpu_goal:,.0f} samples/s", f"{ours:,.0f}", ours >= gpu_goal)
         elif any(plain):

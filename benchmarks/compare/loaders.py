@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from .data import Fancy, Indexed, Samples, as_it_is
 from .setting import Contender, Setting
@@ -152,6 +152,11 @@ def ours_feed(samples: Samples, setting: Setting, workers: int) -> Fed:
     return Fed(data_loader(samples, workers, pin=False), samples, setting)
 
 
+def ours_feed_native(samples: Samples, setting: Setting, _: None) -> Fed:
+    dataset = TensorDataset(samples.x, samples.number)
+    return Fed(DataLoader(dataset, batch_size=samples.batch_size, shuffle=True), samples, setting)
+
+
 def ours_feed_fancy(samples: Samples, setting: Setting, workers: int) -> Fed:
     return Fed(data_loader(samples, workers, pin=False, fancy=True), samples, setting)
 
@@ -190,6 +195,7 @@ def contenders(samples: Samples) -> list[Contender]:
         ),
         Contender("penstock.feed(DataLoader)", ours_feed, **ours, **with_workers),
         Contender("penstock.feed(DataLoader with `__getitems__`)", ours_feed_fancy, **ours, **perhaps_workers),
+        Contender("penstock.feed(DataLoader of a TensorDataset)", ours_feed_native, **ours),
         Contender("penstock.Loader", ours_loader, **ours),
     ]
     if not samples.widens:

@@ -118,6 +118,9 @@ class Engine:
     def spec(self) -> str: ...
 
     @property
+    def memory_bytes(self) -> int: ...
+
+    @property
     def is_cuda(self) -> bool: ...
 
     @property
@@ -353,12 +356,15 @@ class FeedIteration:
 class NativeLoader:
     """The C++ loader; use penstock.Loader."""
 
-    def __init__(self, engine: Engine, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, device_budget_bytes: int, threads: int, when_full: str) -> None: ...
+    def __init__(self, engine: Engine, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, threads: int, when_full: str) -> None: ...
 
     def next(self) -> object:
         """One array for each field; None at the end of an epoch."""
 
     def start_epoch(self, arg: int, /) -> None: ...
+
+    def synchronize(self) -> None:
+        """Blocks until the samples of all batches made so far have been read."""
 
     def state_dict(self) -> dict: ...
 

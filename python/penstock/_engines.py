@@ -7,12 +7,14 @@ import os
 import pathlib
 import sys
 import threading
+import weakref
 from typing import Any
 
 from . import _core
 from ._errors import DeviceError
 
 _engines: dict[str, _core.Engine] = {}
+_users: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 _owner = os.getpid()
 
@@ -79,8 +81,15 @@ def _forked() -> None:
         _owner = os.getpid()
 
 
+def close_at_exit(user: Any) -> None:
+    """Calls `user.close()` before the engines are closed, if it is still there."""
+    _users.add(user)
+
+
 @atexit.register
 def _close_all() -> None:
+    for user in list(_users):
+        user.close()
     if os.getpid() == _owner:
         for engine in _engines.values():
             engine.close()

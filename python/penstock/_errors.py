@@ -41,6 +41,12 @@ class Closed(Error, RuntimeError):
     """The object was closed before the work was done."""
 
 
+def note(error: BaseException, text: str) -> None:
+    """Adds a line to what Python prints of the exception."""
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+
+
 class NotShardedWarning(UserWarning):
     """Several processes train together, and each gets all samples. The message says what to write."""
 

@@ -12,12 +12,15 @@ from typing import Any
 from . import _core, _others
 from ._checks import whole
 from ._engines import engine_for, resolve
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, note
+from ._native_feed import NativeFeed
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
 
 
-def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False) -> Feed:
+def feed(
+    loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False, native: bool = True
+) -> Feed:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
     `loader` is any iterable of batches, such as a DataLoader. A batch is any nest that `to_device` takes. Each becomes
@@ -37,6 +40,13 @@ def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *
     If several processes train together and nothing shards the loader's samples, a NotShardedWarning says what to
     write, once, when iteration begins. `sharded=True` says that they are sharded.
 
+    If the loader is a DataLoader whose dataset is a TensorDataset, or a Subset of one, its samples are gathered
+    natively, without worker processes: the same batches in the same order, and the same random state afterwards. The
+    loader must be a plain DataLoader with the default collate_fn, and without a worker_init_fn. The tensors are read in
+    place: they may change between epochs, but not while one is under way. A dataset whose samples are the rows of
+    tensors says so with an attribute `__penstock_tensors__`, a tuple or dict of them. `native=False` turns this off,
+    and `describe()` says what was done and why.
+
     If a loader has worker processes (`num_workers` above 0), threads of penstock move its pageable batches in the
     background. If this process itself makes the batches for a GPU, PyTorch's threads, which have just made them, copy
     tensors of 1 MiB and more into pinned memory: other threads would take their cores. An iterable around a loader with
@@ -51,7 +61,7 @@ def feed(loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *
     the first one, otherwise the host. `prefetch_depth`: 0 and up. Raises InvalidArgument for other values, and
     DeviceError in a DataLoader's worker process.
     """
-    return Feed(loader, device, prefetch_depth, sharded=sharded)
+    return Feed(loader, device, prefetch_depth, sharded=sharded, native=native)
 
 
 class Feed:
@@ -61,18 +71,27 @@ class Feed:
     assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
     """
 
-    _own = frozenset({"loader", "device", "prefetch_depth", "sharded"})
+    _own = frozenset({"loader", "device", "prefetch_depth", "sharded", "native"})
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
         return object.__new__(_kind_of(_unwrapped(loader)) if cls is Feed else cls)
 
-    def __init__(self, loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False):
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: Any = "auto",
+        prefetch_depth: int = 2,
+        *,
+        sharded: bool = False,
+        native: bool = True,
+    ):
         loader = _unwrapped(loader)
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"penstock.feed takes an iterable of batches, not {type(loader).__name__}.")
         self.loader = loader
         self.sharded = bool(sharded)
+        self.native = bool(native)
         self._set_device(device)
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
@@ -88,7 +107,7 @@ class Feed:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        return FeedIterator(self)
+        return self._native.begin(self) or FeedIterator(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "loader" not in self.__dict__:
@@ -106,26 +125,37 @@ class Feed:
             setattr(self.loader, name, value)
 
     def __reduce__(self) -> tuple:
-        return functools.partial(feed, sharded=self.sharded), (self.loader, self._spec, self.prefetch_depth)
+        return functools.partial(feed, sharded=self.sharded, native=self.native), (self.loader, self._spec, self.prefetch_depth)
 
     def __repr__(self) -> str:
         return f"penstock.feed({self.loader!r}, device={self._spec!r}, prefetch_depth={self.prefetch_depth})"
 
     def stats(self) -> FeedStatistics:
         """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading."""
-        account = self._account
-        return FeedStatistics(self._spec, account.stats, account.timeline)
+        return FeedStatistics(self._spec, lambda: self._counted.stats(), lambda: self._counted.timeline())
+
+    def describe(self) -> list[str]:
+        """Lines that say how the batches are made, and why. They hold for the epoch that is under way, or else the next
+        one. May make the native loader, as iterating does."""
+        return self._native.describe(self.loader)
 
     @functools.cached_property
     def _account(self) -> _core.FeedAccount:
         return _core.FeedAccount(engine_for(self._spec), self.prefetch_depth)
 
-    def _begin(self) -> Iterator[Any]:
-        """The loader's iterator, for a new epoch."""
+    @functools.cached_property
+    def _native(self) -> NativeFeed:
+        return NativeFeed(self._spec, self.prefetch_depth, self.native)
+
+    @property
+    def _counted(self) -> Any:
+        """What has the account of the latest iteration."""
+        return self._native.counted or self._account
+
+    def _warn(self) -> None:
         if not self.sharded:
             _others.warn_unless_sharded(self.loader, "penstock.feed")
         _others.warn_of_lost_accumulation(self.loader, "penstock.feed")
-        return iter(self.loader)
 
 
 class _Stateful:
@@ -181,8 +211,8 @@ class _Prepared:
 
     def __iter__(self: Any) -> Iterator[Any]:
         loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
-        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True)
-        inner._account = self._account
+        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native)
+        inner._account, inner._native = self._account, self._native
         # Loops may nest: each gives the place back to the one that goes on.
         active = self.__dict__.setdefault("_active", [])
         active.append(inner)
@@ -269,10 +299,12 @@ class FeedIterator:
             feed._state = state
         return batch
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Begins the epoch; from here on this iterator's state is the feed's."""
         feed = self._feed
-        self._source = feed._begin()
+        feed._warn()
+        feed._native.counted = None
+        self._source = iter(feed.loader)
         feed._state = None
         feed._turn = self._turn = feed._turn + 1
 
@@ -283,7 +315,7 @@ class FeedIterator:
                 account.load()
                 try:
                     if self._source is None:
-                        self._start()
+                        self.start()
                     batch = next(self._source, _END)  # type: ignore[arg-type]
                 finally:
                     account.loaded()
@@ -296,7 +328,7 @@ class FeedIterator:
                 del batch
             except Exception as error:
                 number = feed._account.batches + sum(not isinstance(item, Exception) for item in self._pending)
-                _note(error, f"raised while penstock.feed asked for batch {number} and sent it")
+                note(error, f"raised while penstock.feed asked for batch {number} and sent it")
                 self._pending.append(error)
                 self._reads = False
             else:
@@ -332,19 +364,14 @@ class _Under(Feed):
         return super().__getattr__(name)
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = FeedIterator(self)
-        iterator._start()
+        iterator = super().__iter__()
+        iterator.start()  # type: ignore[attr-defined]
         return iterator
 
-    def _begin(self) -> Iterator[Any]:
-        return iter(self.loader)
+    def _warn(self) -> None:
+        pass
 
 
 @functools.cache
 def _under(kind: type[Feed]) -> type[Feed]:
     return type("Feed", (_Under, kind), {})
-
-
-def _note(error: BaseException, text: str) -> None:
-    if sys.version_info >= (3, 11):
-        error.add_note(text)

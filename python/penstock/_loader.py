@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _core, _others
 from ._checks import whole
 from ._columns import Fields, Samples, fields_of
-from ._engines import engine_for
+from ._engines import close_at_exit, engine_for
 from ._errors import Closed, InvalidArgument
 from ._samplers import batches_of
 from ._statistics import LoaderStatistics
-
-_open: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 _UINT64 = 2**64 - 1
 _UINT32 = 2**32 - 1
@@ -154,6 +150,7 @@ class Loader:
             gather=gather,
             gather_blocks=whole("gather_blocks", gather_blocks, 0, _UINT32, what="a number of blocks"),
             narrow=bool(narrow),
+            data_may_change=False,
             device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
             threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
             when_full=str(when_full),
@@ -165,7 +162,7 @@ class Loader:
         self._loaded_epoch: int | None = None
         self._turn = 0
         self._warned = False
-        _open.add(self)
+        close_at_exit(self)
 
     def __len__(self) -> int:
         """Batches of a whole epoch. TypeError if a sampler is given that has no length."""
@@ -437,9 +434,3 @@ def _shard(rank: int | None, world_size: int | None, distributed: bool) -> tuple
         return 0, 1
     world_size = whole("world_size", world_size, 1, what="a number of processes")
     return whole("rank", rank, 0, world_size - 1), world_size
-
-
-@atexit.register
-def _close_all() -> None:
-    for loader in list(_open):
-        loader.close()

@@ -81,7 +81,7 @@ def warn_unless_sharded(loader: Any, what: str) -> None:
         f"{advice}. If they are sharded in another way, or each process should see all of them, pass "
         f"{'rank=0, world_size=1' if what == 'penstock.Loader' else 'sharded=True'}.",
         NotShardedWarning,
-        stacklevel=_outside(),
+        stacklevel=outside(),
     )
 
 
@@ -129,11 +129,11 @@ def warn_of_lost_accumulation(loader: Any, what: str) -> None:
     warnings.warn(
         f"Accelerate accumulates gradients over {state.num_steps} batches, and does not see the end of this {what}: "
         f"the last optimizer step of an epoch may be lost. {advice}",
-        stacklevel=_outside(),
+        stacklevel=outside(),
     )
 
 
-def _outside() -> int:
+def outside() -> int:
     """The stack level of the nearest caller outside this package, for `warnings.warn` in the calling function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "penstock":

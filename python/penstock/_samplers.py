@@ -82,7 +82,7 @@ class Batches:
     def _indices(self, batch: Any) -> Any:
         import numpy
 
-        indices = _as_array(batch)
+        indices = whole_numbers(batch)
         if indices.size == 0:
             return numpy.empty(0, numpy.uint64)
         if indices.dtype.kind == "i" and indices.min() < 0:
@@ -93,7 +93,8 @@ class Batches:
         return numpy.ascontiguousarray(indices, numpy.uint64)
 
 
-def _as_array(batch: Any) -> Any:
+def whole_numbers(batch: Any) -> Any:
+    """The indices of a batch as an array. Raises InvalidArgument if they are none."""
     import numpy
 
     if not hasattr(batch, "__array__") and not isinstance(batch, (list, range)):

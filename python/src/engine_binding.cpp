@@ -72,6 +72,7 @@ void bind_engine(nb::module_& module) {
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Sets of transfers that nobody waits for and that are not done.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
+      .def_prop_ro("memory_bytes", [](const Engine& engine) { return engine.device().memory().total; })
       .def_prop_ro("is_cuda", &Engine::is_cuda)
       .def_prop_ro("index", &Engine::index);
 

@@ -69,8 +69,8 @@ void bind_loader(nb::module_& module) {
              const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
              std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
              std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
-             const std::string& gather, unsigned gather_blocks, bool narrow, std::size_t device_budget_bytes,
-             unsigned threads, const std::string& when_full) {
+             const std::string& gather, unsigned gather_blocks, bool narrow, bool data_may_change,
+             std::size_t device_budget_bytes, unsigned threads, const std::string& when_full) {
             LoaderOptions options;
             options.batch_size = batch_size;
             options.shuffle = shuffle;
@@ -85,6 +85,7 @@ void bind_loader(nb::module_& module) {
             options.gather_blocks = gather_blocks;
             options.fields = field_options(field_tuples);
             options.narrow = narrow;
+            options.data_may_change = data_may_change;
             options.device_budget_bytes = device_budget_bytes;
             options.threads = threads;
             options.when_full = parse_when_full(when_full);
@@ -94,9 +95,12 @@ void bind_loader(nb::module_& module) {
           nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
           nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
           nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
-          nb::arg("device_budget_bytes"), nb::arg("threads"), nb::arg("when_full"))
+          nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("threads"),
+          nb::arg("when_full"))
       .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
       .def("start_epoch", &NativeLoader::start_epoch)
+      .def("synchronize", &NativeLoader::synchronize,
+           "Blocks until the samples of all batches made so far have been read.")
       .def("state_dict", &state_dict)
       .def("load_state_dict", &load_state_dict, nb::arg("state"))
       .def("stats", [](NativeLoader& self) { return self.loader().stats(); })

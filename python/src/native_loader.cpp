@@ -263,6 +263,11 @@ void NativeLoader::start_epoch(std::uint64_t epoch) {
   }
 }
 
+void NativeLoader::synchronize() {
+  const nb::gil_scoped_release unlocked;
+  loader_->synchronize();
+}
+
 void NativeLoader::raise_sampler_error() const {
   static_cast<const PythonBatchSampler&>(*loader_->options().batch_sampler).fail();
 }

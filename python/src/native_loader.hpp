@@ -73,6 +73,7 @@ class NativeLoader {
   /// signal handlers and throws their exceptions.
   [[nodiscard]] nb::object next();
   void start_epoch(std::uint64_t epoch);
+  void synchronize();
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }
   void close();
 
