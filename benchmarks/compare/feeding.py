@@ -251,10 +251,12 @@ def goals(results: list[Result], setting: Setting) -> list[Goal]:
         if ours is None:
             continue
         if fed and workload == "images":
-            add(f"{workload}, feed of a TensorDataset beside Loader", "95 %", f"{100 * fed / ours:.1f} %", fed >= 0.95 * ours)
+            what = f"{workload}, feed of a TensorDataset beside Loader"
+            add(what, "95 %", f"{100 * fed / ours:.1f} %", fed >= 0.95 * ours)
         elif fed and any(plain):
             ratio = fed / max(p for p in plain if p)
-            add(f"{workload}, feed of a TensorDataset beside the best DataLoader", "20 x", f"{ratio:.1f} x", ratio >= 20)
+            what = f"{workload}, feed of a TensorDataset beside the best DataLoader"
+            add(what, "20 x", f"{ratio:.1f} x", ratio >= 20)
         if setting.on_gpu:
             add(f"{workload}, Loader", f"{gpu_goal:,.0f} samples/s", f"{ours:,.0f}", ours >= gpu_goal)
         elif any(plain):

@@ -209,6 +209,9 @@ class _Prepared:
             wanted = theirs if device == "auto" else wanted
         self._spec = wanted
 
+    def describe(self: Any) -> list[str]:
+        return self._native.describe(_unwrapped(self.loader.base_dataloader))
+
     def __iter__(self: Any) -> Iterator[Any]:
         loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
         inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native)

@@ -17,9 +17,8 @@ from ._others import outside
 from ._samplers import Batches, whole_numbers
 
 # The types of tensors that the native loader reads.
-_DTYPES = frozenset(
-    ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
-)
+_INTEGERS = {"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
+_FLOATS = {"float16", "bfloat16", "float32", "float64"}
 _MOST_AHEAD = 64
 
 
@@ -321,7 +320,7 @@ def _why_not_read(array: Any, count: int) -> str:
         return f"is not a dense tensor of the host, but {array.layout} on {array.device}"
     if array.requires_grad or array.is_inference() or array.is_neg():
         return "requires gradients, or is a tensor of inference mode, or a negative view"
-    if str(array.dtype).removeprefix("torch.") not in _DTYPES:
+    if str(array.dtype).removeprefix("torch.") not in _INTEGERS | _FLOATS:
         return f"has the type {array.dtype}"
     if array.ndim == 0 or array.numel() == 0 or not array.is_contiguous():
         return "is empty, or its values do not lie side by side in order"

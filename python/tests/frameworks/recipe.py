@@ -19,7 +19,7 @@ import sys
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LENGTH = 48
@@ -68,6 +68,14 @@ class Rows(Dataset):
         if index >= self.length:
             raise IndexError
         return {"id": torch.tensor(index), "x": expected(torch.tensor(index))[0]}
+
+
+class TensorRows(Rows):
+    """The same rows, which a feed may gather natively."""
+
+    def __init__(self, length=LENGTH):
+        super().__init__(length)
+        self.__penstock_tensors__ = default_collate([self[index] for index in range(length)])
 
 
 class Model(torch.nn.Module):

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from recipe import CountingSGD, Journal, Model, Rows
+from recipe import CountingSGD, Journal, Model, Rows, TensorRows
 from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
@@ -26,6 +26,7 @@ LOADERS = {
     "one batch": lambda: DataLoader(Rows(3), 4),
     "empty": lambda: DataLoader(Rows(0), 4),
     "workers": lambda: DataLoader(Rows(22), 4, shuffle=True, num_workers=2),
+    "tensors": lambda: DataLoader(TensorRows(22), 4, shuffle=True),
     "iterable": lambda: DataLoader(Stream(), 4),
 }
 
@@ -88,6 +89,18 @@ def test_all_is_as_of_the_batch_in_hand(name, depth, accelerator):
     expected = train(accelerator(**options), LOADERS[name](), lambda loader: loader)
     made = accelerator(**options)
     assert train(made, LOADERS[name](), lambda x: penstock.feed(x, made.device, prefetch_depth=depth)) == expected
+
+
+def test_samples_of_a_prepared_loader_are_gathered_natively(accelerator):
+    made = accelerator()
+    fed = penstock.feed(made.prepare(LOADERS["tensors"]()), made.device)
+    assert fed.describe()[0].startswith("the dataset is tensors")
+    ids(fed)
+    assert fed.describe()[0].startswith("the dataset is tensors")
+    assert fed.stats().batches == 6
+    assert fed.stats().limited_by != "loader"
+    whole_of_it = penstock.feed(made.prepare(LOADERS["workers"]()), made.device)
+    assert "its dataset is a Rows" in whole_of_it.describe()[0]
 
 
 def test_the_last_optimizer_step_is_not_lost(accelerator):
