@@ -125,7 +125,8 @@ class Feed:
             setattr(self.loader, name, value)
 
     def __reduce__(self) -> tuple:
-        return functools.partial(feed, sharded=self.sharded, native=self.native), (self.loader, self._spec, self.prefetch_depth)
+        again = functools.partial(feed, sharded=self.sharded, native=self.native)
+        return again, (self.loader, self._spec, self.prefetch_depth)
 
     def __repr__(self) -> str:
         return f"penstock.feed({self.loader!r}, device={self._spec!r}, prefetch_depth={self.prefetch_depth})"
