@@ -273,8 +273,6 @@ def _tensors_of(loader: Any) -> _Tensors:
         raise _Unfit("it has a collate_fn of its own")
     if loader.worker_init_fn is not None:
         raise _Unfit("it has a worker_init_fn")
-    if not _seeds_as_known():
-        raise _Unfit("this version of PyTorch draws its workers' seeds in another way")
     if _most_in_a_batch(loader) < 1:
         raise _Unfit("its batch sampler does not say how large its batches are")
     dataset, picked = loader.dataset, None
@@ -300,6 +298,8 @@ def _tensors_of(loader: Any) -> _Tensors:
             raise _Unfit(f"{name} of its dataset {why}")
     if picked is not None:
         _checked_rows(picked, len(arrays[0]))
+    if not _seeds_as_known():
+        raise _Unfit("this version of PyTorch draws its workers' seeds in another way")
     return _Tensors(names, arrays, build, picked)
 
 
