@@ -13,7 +13,7 @@ from . import _core, _others
 from ._checks import whole
 from ._engines import engine_for, resolve
 from ._errors import InvalidArgument, note
-from ._native_feed import NativeFeed
+from ._native_feed import NativeFeed, NativeIterator, may_be_native
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
 
@@ -44,8 +44,8 @@ def feed(
     natively, without worker processes: the same batches in the same order, and the same random state afterwards. The
     loader must be a plain DataLoader with the default collate_fn, and without a worker_init_fn. The tensors are read in
     place: they may change between epochs, but not while one is under way. A dataset whose samples are the rows of
-    tensors says so with an attribute `__penstock_tensors__`, a tuple or dict of them. `native=False` turns this off,
-    and `describe()` says what was done and why.
+    tensors says so with a property `__penstock_tensors__`, a tuple or dict of them, in the class that has
+    `__getitem__`. `native=False` turns this off, and `describe()` says what was done and why.
 
     If a loader has worker processes (`num_workers` above 0), threads of penstock move its pageable batches in the
     background. If this process itself makes the batches for a GPU, PyTorch's threads, which have just made them, copy
@@ -107,7 +107,8 @@ class Feed:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        return self._native.begin(self) or FeedIterator(self)
+        ordinary = functools.partial(FeedIterator, self)
+        return NativeIterator(self, ordinary) if may_be_native(self) else ordinary()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "loader" not in self.__dict__:
@@ -132,13 +133,14 @@ class Feed:
         return f"penstock.feed({self.loader!r}, device={self._spec!r}, prefetch_depth={self.prefetch_depth})"
 
     def stats(self) -> FeedStatistics:
-        """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading."""
+        """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading. If
+        some batches were gathered natively and others not, it is the account of those like the latest."""
         return FeedStatistics(self._spec, lambda: self._counted.stats(), lambda: self._counted.timeline())
 
     def describe(self) -> list[str]:
         """Lines that say how the batches are made, and why. They hold for the epoch that is under way, or else the next
         one. May make the native loader, as iterating does."""
-        return self._native.describe(self.loader)
+        return self._native.describe(self)
 
     @functools.cached_property
     def _account(self) -> _core.FeedAccount:
@@ -146,7 +148,7 @@ class Feed:
 
     @functools.cached_property
     def _native(self) -> NativeFeed:
-        return NativeFeed(self._spec, self.prefetch_depth, self.native)
+        return NativeFeed(self._spec)
 
     @property
     def _counted(self) -> Any:
@@ -211,12 +213,16 @@ class _Prepared:
         self._spec = wanted
 
     def describe(self: Any) -> list[str]:
-        return self._native.describe(_unwrapped(self.loader.base_dataloader))
+        return self._native.describe(self._inner(_unwrapped(self.loader.base_dataloader)))
+
+    def _inner(self: Any, base: Any) -> Feed:
+        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native)
+        inner._account, inner._native = self._account, self._native
+        return inner
 
     def __iter__(self: Any) -> Iterator[Any]:
         loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
-        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native)
-        inner._account, inner._native = self._account, self._native
+        inner = self._inner(base)
         # Loops may nest: each gives the place back to the one that goes on.
         active = self.__dict__.setdefault("_active", [])
         active.append(inner)
@@ -255,14 +261,15 @@ def _unwrapped(loader: Any) -> Any:
 class FeedIterator:
     """One epoch of a feed. Does not ask the loader before the first `next()`. One thread at a time."""
 
-    def __init__(self, feed: Feed):
+    def __init__(self, feed: Feed, source: Iterator[Any] | None = None):
+        """`source`: an epoch that is under way; None: the loader's next one."""
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
         self._expand = expander_for(engine_for(feed._spec))
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._keeps_state = isinstance(feed, _Stateful)
-        self._source: Iterator[Any] | None = None
+        self._source = source
         self._pending: collections.deque[Any] = collections.deque()
         self._turn = 0
         self._reads = True

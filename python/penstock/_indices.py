@@ -20,6 +20,11 @@ def pieces_of(sampler: Any) -> Iterator[Any] | None:
     return draw(torch, sampler) if draw is not None and _agrees(type(sampler)) else None
 
 
+def has_tensors(sampler: Any) -> bool:
+    """True for PyTorch's own samplers, whose length is the number of their indices."""
+    return "torch" in sys.modules and type(sampler) in _drawers()
+
+
 def _random(torch: Any, sampler: Any) -> Iterator[Any]:
     count = len(sampler.data_source)
     generator = sampler.generator

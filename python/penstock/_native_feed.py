@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import sys
-import warnings
+import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _core
 from ._engines import close_at_exit, engine_for
 from ._errors import InvalidArgument, OutOfMemory, note
-from ._others import outside
-from ._samplers import Batches, whole_numbers
+from ._indices import has_tensors
+from ._samplers import in_batches
 
 # The types of tensors that the native loader reads.
 _INTEGERS = {"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
@@ -23,85 +24,117 @@ _MOST_AHEAD = 64
 
 
 class NativeFeed:
-    """Begins the epochs of a feed that can be gathered natively. Makes the native loader with the first of them, and
-    anew if the tensors' memory is another."""
+    """The native loader of a feed, made with the first epoch that can be gathered natively, and anew if the tensors'
+    memory is another. It serves the iterator that was begun last. Thread-safe."""
 
-    def __init__(self, spec: str, prefetch_depth: int, wanted: bool):
+    def __init__(self, spec: str):
         self._spec = spec
-        self._prefetch_depth = prefetch_depth
-        self._wanted = wanted
         self._loader: _TensorLoader | None = None
-        self.counted: _TensorLoader | None = None  # the loader of the latest epoch; None if it was not a native one
-        self._epoch: Callable[[], NativeIterator | None] = lambda: None
+        self._latest: Callable[[], NativeIterator | None] = lambda: None
+        self._seeded: Any = None  # the DataLoader whose persistent workers would have had their seed
+        self.lock = threading.RLock()
+        self.counted: _TensorLoader | None = None  # the loader of the latest epoch; None if that was an ordinary one
 
-    def begin(self, feed: Any) -> NativeIterator | None:
-        """An iterator of one epoch. None if the feed's loader must make the batches itself."""
-        try:
-            loader = self._loader_for(feed.loader)
-        except _Unfit:
-            return None
-        epoch = NativeIterator(feed, loader)
-        self._epoch = weakref.ref(epoch)
-        return epoch
+    def begin(self, iterator: NativeIterator, feed: Any) -> tuple[_TensorLoader, _Epoch]:
+        """For one epoch. An iterator that was begun before goes on in the ordinary way. Raises _Unfit."""
+        tensors = _tensors_of(feed)
+        earlier = self._latest()
+        if earlier is not None:
+            earlier.go_on()
+        loader = self._loader_for(feed, tensors)
+        self._latest = weakref.ref(iterator)
+        return loader, loader.begin(self._source(feed.loader), tensors)
 
-    def describe(self, loader: Any) -> list[str]:
+    def _source(self, loader: Any) -> Iterator[Any]:
+        """The batches of the loader's sampler. Takes as much from the random state as the loader's iterator does: it
+        draws a seed for its workers. Persistent workers keep the first one."""
+        batches = loader.batch_sampler
+        plain = type(batches) is sys.modules["torch.utils.data"].BatchSampler
+        source = in_batches(batches.sampler, batches.batch_size, batches.drop_last) if plain else iter(batches)
+        persistent = loader.persistent_workers and loader.num_workers > 0
+        if not persistent or (self._seeded is not loader and loader._iterator is None):
+            _draw_seed(loader.generator)
+        self._seeded = loader if persistent else None
+        return source
+
+    def describe(self, feed: Any) -> list[str]:
         """How the batches are made, and why."""
-        under_way = self._under_way()
-        try:
-            native = self._loader_for(loader) if under_way is None else under_way.loader
-        except _Unfit as reason:
-            return [f"the batches are those that the loader makes: {reason}"]
-        return ["the dataset is tensors, whose samples are gathered without worker processes", *native.describe()]
+        with self.lock:
+            latest = self._latest()
+            try:
+                tensors = _tensors_of(feed)
+                under_way = latest is not None and latest.is_native
+                loader = self._loader if under_way else self._loader_for(feed, tensors)
+            except _Unfit as reason:
+                return [f"the batches are those that the loader makes: {reason}"]
+            return ["the dataset is tensors, whose samples are gathered without worker processes", *loader.describe()]
 
-    def _under_way(self) -> NativeIterator | None:
-        epoch = self._epoch()
-        return None if epoch is None or epoch.over else epoch
-
-    def _loader_for(self, loader: Any) -> _TensorLoader:
-        if not self._wanted:
-            raise _Unfit("native=False")
-        tensors = _tensors_of(loader)
-        if not 1 <= self._prefetch_depth <= _MOST_AHEAD:
-            raise _Unfit(f"prefetch_depth is {self._prefetch_depth}")
-        if self._under_way() is not None:
-            raise _Unfit("another iterator of this feed is under way")
-        if self._loader is None or not self._loader.reads(loader, tensors):
+    def _loader_for(self, feed: Any, tensors: _Tensors) -> _TensorLoader:
+        most = _most_in_a_batch(feed.loader, tensors.samples)
+        if self._loader is None or not self._loader.serves(feed, tensors, most):
             if self._loader is not None:
                 self._loader.close()
                 self._loader = None
             try:
-                self._loader = _TensorLoader(self._spec, self._prefetch_depth, loader, tensors)
+                self._loader = _TensorLoader(self._spec, feed.prefetch_depth, tensors, most)
             except (InvalidArgument, OutOfMemory) as error:
                 raise _Unfit(str(error)) from error
         return self._loader
 
 
 class NativeIterator:
-    """One epoch of a feed, gathered natively. Does not ask the sampler before the first `next()`. One thread at a
-    time. Once it is over or dropped, nothing reads the tensors."""
+    """One epoch of a feed, gathered natively for as long as that gives what the loader would. `ordinary` makes the
+    iterator that goes on, given the source of what is left, or begins, given None. Asks nobody before the first
+    `next()`. Once it is over or dropped, nothing reads the tensors."""
 
-    def __init__(self, feed: Any, loader: _TensorLoader):
+    def __init__(self, feed: Any, ordinary: Callable[[Any], Any]):
         self._feed = feed
-        self.loader = loader
+        self._make_ordinary = ordinary
+        self._ordinary: Any = None
+        self._loader: _TensorLoader | None = None
+        self._epoch: _Epoch | None = None
         self._begun = False
-        self.over = False
+        self._over = False
 
     def __iter__(self) -> NativeIterator:
         return self
 
+    @property
+    def is_native(self) -> bool:
+        return self._epoch is not None
+
     def start(self) -> None:
-        self._feed._warn()
-        self._feed._native.counted = self.loader
-        self.loader.begin()
         self._begun = True
+        native = self._feed._native
+        with native.lock:
+            try:
+                self._loader, self._epoch = native.begin(self, self._feed)
+            except _Unfit:
+                self._ordinary = self._make_ordinary(None)
+                self._ordinary.start()
+            else:
+                self._feed._warn()
+                native.counted = self._loader
 
     def __next__(self) -> Any:
-        if self.over:
-            raise StopIteration
-        if not self._begun:
+        if not self._begun and not self._over:
             self.start()
+        if self._ordinary is not None:
+            return next(self._ordinary)
+        with self._feed._native.lock:
+            batch = self._next()
+        return next(self._ordinary) if batch is _ORDINARY else batch
+
+    def _next(self) -> Any:
+        if self._over:
+            raise StopIteration
+        if self._epoch is None:  # another iterator was begun meanwhile
+            return _ORDINARY
         try:
-            batch = self.loader.next()
+            batch = self._loader.next()  # type: ignore[union-attr]
+        except _Odd:
+            self.go_on()
+            return _ORDINARY
         except Exception as error:
             note(error, "raised while penstock.feed asked for a batch")
             self.close()
@@ -111,12 +144,23 @@ class NativeIterator:
             raise StopIteration
         return batch
 
+    def go_on(self) -> None:
+        """What is left of the epoch is made in the ordinary way."""
+        if self._epoch is not None:
+            self._feed._native.counted = None
+            self._ordinary = self._make_ordinary(_Rest(self._epoch, self._feed.loader))
+            self._epoch = None
+            self._loader.end()  # type: ignore[union-attr]
+
     def close(self) -> None:
         """Ends the epoch here."""
-        if not self.over:
-            self.over = True
-            if self._begun:
-                self.loader.end()
+        with self._feed._native.lock:
+            self._over = True
+            if self._epoch is not None:
+                self._epoch = None
+                self._loader.end()  # type: ignore[union-attr]
+            if self._ordinary is not None:
+                self._ordinary.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the loader is closed, or belongs to the process that was forked
@@ -124,76 +168,148 @@ class NativeIterator:
 
 
 class _TensorLoader:
-    """A native loader of a DataLoader's tensors, in the batches of its sampler."""
+    """A native loader of tensors, for one epoch after the other. The C++ loader asks it for the batches' indices."""
 
-    def __init__(self, spec: str, prefetch_depth: int, loader: Any, tensors: _Tensors):
-        self._tensors = tensors
+    def __init__(self, spec: str, prefetch_depth: int, tensors: _Tensors, most: int):
         self._memory = tensors.memory()
-        self._batches = _ChosenBatches(loader, tensors)
-        self._epoch = 0
-        self._versions: int | None = None
+        self._most = most
+        self._prefetch_depth = prefetch_depth
+        self._number = 0
+        self._epoch: _Epoch | None = None
+        self._draws = _Draws()
         engine = engine_for(spec)
         self._native = _core.NativeLoader(
             engine,
             list(zip(tensors.names, tensors.arrays, strict=True)),
             [],
-            batch_size=self._batches.most,
+            batch_size=most,
             shuffle=False,
             seed=0,
             drop_last=False,
-            batch_sampler=self._batches,
+            batch_sampler=self._draws,
             rank=0,
             world_size=1,
             prefetch_depth=prefetch_depth,
             residency="none",
-            gather="automatic",
+            # The device reads locked memory. What it locks must not be freed before it is unlocked, and PyTorch frees
+            # a tensor's memory when it moves it: into shared memory, say, for a spawned process. There it stays.
+            gather="automatic" if all(array.is_shared() for array in tensors.arrays) else "host",
             gather_blocks=0,
             narrow=True,
             data_may_change=True,
             device_budget_bytes=engine.memory_bytes,
             threads=0,
-            when_full="wait",
+            when_full="fail",
         )
         self.describe = self._native.describe
         self.stats = self._native.stats
         self.timeline = self._native.timeline
         close_at_exit(self)
 
-    def reads(self, loader: Any, tensors: _Tensors) -> bool:
-        """True if these are the tensors that it reads. It takes the samples that they pick from now on."""
-        if self._memory != tensors.memory() or self._batches.most < _most_in_a_batch(loader):
-            return False
-        self._tensors = tensors
-        self._batches.take(tensors)
-        return True
+    def serves(self, feed: Any, tensors: _Tensors, most: int) -> bool:
+        """True if it reads these tensors, has room for their batches, and is as far ahead as the feed wants."""
+        return self._memory == tensors.memory() and self._most >= most and self._prefetch_depth == feed.prefetch_depth
 
-    def begin(self) -> None:
-        self._versions = self._tensors.versions()
+    def begin(self, source: Iterator[Any], tensors: _Tensors) -> _Epoch:
+        self._epoch = self._draws.epoch = _Epoch(source, tensors, self._most)
+        return self._epoch
 
     def next(self) -> Any:
+        """None at the end of the epoch. Raises _Odd if the next batch is not simply rows of the tensors."""
         arrays = self._native.next()
-        if self._versions is not None and self._versions != self._tensors.versions():
-            self._versions = None
-            warnings.warn(
-                "The tensors of this feed's dataset were written to while an epoch was under way. Batches are gathered "
-                "ahead, in the background, so some may hold old values and some new ones. Write to them between "
-                "epochs, or pass penstock.feed(..., native=False).",
-                stacklevel=outside(),
-            )
-        return None if arrays is None else self._tensors.build(arrays)
+        if arrays is None:
+            return None
+        self._epoch.drawn.popleft()  # type: ignore[union-attr]
+        return self._epoch.tensors.build(arrays)  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Nothing reads the tensors from here on, until a batch of the next epoch is asked for."""
-        self._epoch += 1
-        self._native.start_epoch(self._epoch)
+        """Nothing reads the tensors from here on, until the next epoch."""
+        self._number += 1
+        self._native.start_epoch(self._number)
         self._native.synchronize()
+        self._epoch = self._draws.epoch = None
 
     def close(self) -> None:
         self._native.close()
 
 
+class _Draws:
+    """What the C++ loader asks for the samples of each batch, as `Batches` of _samplers.py."""
+
+    def __init__(self) -> None:
+        self.epoch: _Epoch | None = None
+        self._error: BaseException | None = None  # Ctrl-C and the like: set by C++
+
+    def start(self) -> None:
+        pass
+
+    def next(self) -> Any:
+        return self.epoch.draw()  # type: ignore[union-attr]
+
+    def fail(self) -> None:
+        error, self._error = self._error, None
+        raise _Odd if error is None else error
+
+
+class _Epoch:
+    """What the sampler gives in one epoch. `drawn`: the batches that have not been handed out; the last one may be the
+    sampler's error."""
+
+    def __init__(self, source: Iterator[Any], tensors: _Tensors, most: int):
+        self.source = source
+        self.tensors = tensors
+        self.drawn: collections.deque[Any] = collections.deque()
+        self._most = most
+        self._before = tensors.memory(), tensors.versions()
+
+    def draw(self) -> Any:
+        """The rows of the next batch, as a NumPy array of uint64. None at the end. False if it is not simply rows of
+        the tensors as they were: then the ordinary way goes on from there."""
+        try:
+            batch = next(self.source, _END)
+        except Exception as error:
+            self.drawn.append(error)
+            return False
+        if batch is _END:
+            return None
+        self.drawn.append(batch)
+        rows = self.tensors.rows(batch)
+        unchanged = (self.tensors.memory(), self.tensors.versions()) == self._before
+        return rows if unchanged and rows is not None and 0 < len(rows) <= self._most else False
+
+
+class _Rest:
+    """What is left of an epoch, made as the DataLoader makes it."""
+
+    def __init__(self, epoch: _Epoch, loader: Any):
+        fetch = sys.modules["torch.utils.data"]._utils.fetch._MapDatasetFetcher
+        self._fetch = fetch(loader.dataset, True, loader.collate_fn, loader.drop_last).fetch
+        self._drawn, self._source = epoch.drawn, epoch.source
+
+    def __iter__(self) -> _Rest:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._drawn.popleft() if self._drawn else next(self._source)
+        if isinstance(batch, Exception):
+            raise batch
+        return self._fetch(batch)
+
+
+class _Odd(Exception):
+    """The next batch cannot be gathered natively."""
+
+
+class _Unfit(Exception):
+    """Why a feed's batches are those that its loader makes."""
+
+
+_END = object()
+_ORDINARY = object()
+
+
 class _Tensors(NamedTuple):
-    """The tensors of a dataset. `build` makes a batch of one array for each of them. `picked`: the index in the tensors
+    """The tensors of a dataset. `build` makes a batch of one array for each of them. `picked`: the row in the tensors
     of each sample; None: sample i is row i."""
 
     names: list[str]
@@ -201,106 +317,151 @@ class _Tensors(NamedTuple):
     build: Callable[[list[Any]], Any]
     picked: Any
 
-    def __len__(self) -> int:  # samples
+    @property
+    def samples(self) -> int:
         return len(self.arrays[0]) if self.picked is None else len(self.picked)
 
     def memory(self) -> tuple:
         """Equal if the native loader may go on reading where it reads."""
-        return *self.names, *((id(array), array.data_ptr(), array.dtype, array.shape) for array in self.arrays)
+        return tuple(
+            (name, id(array), array.untyped_storage()._cdata, array.data_ptr(), array.dtype, array.shape)
+            for name, array in zip(self.names, self.arrays, strict=True)
+        )
 
     def versions(self) -> int:
         """Changes when PyTorch writes to the tensors."""
         return sum(array._version for array in self.arrays)
 
-
-class _ChosenBatches(Batches):
-    """The batches of a DataLoader's sampler. Leaves PyTorch's random state as the DataLoader does."""
-
-    def __init__(self, loader: Any, tensors: _Tensors):
-        self.most = _most_in_a_batch(loader)
-        super().__init__(None, loader.batch_sampler, self.most, False, tensors)
-        self._loader = loader
-        self._seeded = False
-
-    def take(self, tensors: _Tensors) -> None:
-        self._samples = tensors
-
-    def _begin(self) -> Any:
-        batches = super()._begin()
-        loader = self._loader
-        # DataLoader draws a seed for its workers with each iterator; persistent workers keep the first one's.
-        if not (self._seeded and loader.persistent_workers and loader.num_workers > 0):
-            _draw_seed(loader.generator)
-            self._seeded = True
-        return batches
-
-    def _indices(self, batch: Any) -> Any:
+    def rows(self, batch: Any) -> Any:
+        """The rows of a batch's samples. None if an index is of another kind than a whole number, or out of bounds."""
         import numpy
 
-        indices = whole_numbers(batch)
-        if indices.size == 0:
-            return numpy.empty(0, numpy.uint64)
-        if self._samples.picked is not None:
-            indices = _rows(self._samples.picked[_rows(indices, len(self._samples))], len(self._samples.arrays[0]))
-        else:
-            indices = _rows(indices, len(self._samples))
-        return numpy.ascontiguousarray(indices, numpy.uint64)
+        indices = _whole_numbers(batch)
+        if indices is not None:
+            indices = _within(indices, self.samples)
+        if indices is not None and self.picked is not None:
+            indices = self.picked[indices]
+        return None if indices is None else numpy.ascontiguousarray(indices, numpy.uint64)
 
 
-def _rows(indices: Any, count: int) -> Any:
-    """Without negative ones, which count from the end. Raises IndexError as a tensor does."""
+def _whole_numbers(batch: Any) -> Any:
+    """An array of int64. None if it is not certain that PyTorch takes each of these for the number of one row."""
     import numpy
 
-    lowest, highest = int(indices.min()), int(indices.max())
-    if lowest < -count or highest >= count:
-        bad = highest if highest >= count else lowest
-        raise IndexError(f"index {bad} is out of bounds for dimension 0 with size {count}")
+    torch = sys.modules["torch"]
+    if type(batch) is torch.Tensor:
+        batch = batch.numpy() if batch.device.type == "cpu" and batch.dtype in (torch.int64, torch.int32) else None
+    elif isinstance(batch, range):
+        batch = numpy.arange(batch.start, batch.stop, batch.step)
+    elif type(batch) in (list, tuple):
+        batch = numpy.array(batch, numpy.int64) if set(map(type, batch)) <= {int, numpy.int64} else None
+    if not isinstance(batch, numpy.ndarray) or batch.ndim != 1 or batch.dtype not in (numpy.int64, numpy.int32):
+        return None
+    return batch.astype(numpy.int64, copy=False)
+
+
+def _within(indices: Any, count: int) -> Any:
+    """The indices without negative ones, which count from the end. None if one is out of bounds."""
+    import numpy
+
+    if len(indices) == 0:
+        return indices
+    lowest = int(indices.min())
+    if lowest < -count or int(indices.max()) >= count:
+        return None
     return numpy.where(indices < 0, indices + count, indices) if lowest < 0 else indices
 
 
-class _Unfit(Exception):
-    """Why a feed's batches are those that its loader makes."""
+def may_be_native(feed: Any) -> bool:
+    """False if the feed's loader certainly makes the batches itself."""
+    module = sys.modules.get("torch.utils.data.dataloader")
+    return feed.native and module is not None and type(feed.loader) is module.DataLoader
 
 
-def _tensors_of(loader: Any) -> _Tensors:
+def _tensors_of(feed: Any) -> _Tensors:
     """The tensors of the loader's dataset. Raises _Unfit if its batches are not simply their rows."""
-    data = sys.modules.get("torch.utils.data")
-    if data is None or type(loader) is not data.DataLoader:
+    loader = feed.loader
+    if not feed.native:
+        raise _Unfit("native=False")
+    if not may_be_native(feed):
         raise _Unfit(f"it is a {type(loader).__name__}, and not a DataLoader itself")
+    if not 1 <= feed.prefetch_depth <= _MOST_AHEAD:
+        raise _Unfit(f"prefetch_depth is {feed.prefetch_depth}")
     if loader.batch_sampler is None:
         raise _Unfit("it does not batch")
+    data = sys.modules["torch.utils.data"]
     if loader.collate_fn is not data.default_collate or not _stacks_tensors(data):
         raise _Unfit("it has a collate_fn of its own")
     if loader.worker_init_fn is not None:
         raise _Unfit("it has a worker_init_fn")
-    if _most_in_a_batch(loader) < 1:
-        raise _Unfit("its batch sampler does not say how large its batches are")
+    if _batch_size(loader.batch_sampler) < 1:
+        raise _Unfit(f"its batch sampler is a {type(loader.batch_sampler).__name__}, which may do anything")
     dataset, picked = loader.dataset, None
     while type(dataset) is data.Subset:
-        own = _as_indices(dataset.indices)
-        picked = own if picked is None else own[_checked_rows(picked, len(own))]
+        own = _whole_numbers(dataset.indices)
+        if own is None:
+            raise _Unfit("the indices of its Subset are not whole numbers")
+        picked = own if picked is None else own[_checked(picked, len(own))]
         dataset = dataset.dataset
-    rows = dataset.tensors if type(dataset) is data.TensorDataset else getattr(dataset, "__penstock_tensors__", None)
-    if rows is None:
-        raise _Unfit(f"its dataset is a {type(dataset).__name__}, which makes the samples itself")
+    rows = _rows_of(dataset, data)
     if isinstance(rows, Mapping):
         names, arrays = [str(name) for name in rows], list(rows.values())
         keys = list(rows)
         build: Callable[[list[Any]], Any] = lambda batch: dict(zip(keys, batch, strict=True))  # noqa: E731
-    else:
+    elif isinstance(rows, tuple | list):
         arrays = list(rows)
         names, build = [f"field{i}" for i in range(len(arrays))], list
+    else:
+        raise _Unfit(f"its dataset is a {type(dataset).__name__}, which makes the samples itself")
     if not arrays or len(set(names)) != len(names):
         raise _Unfit("its dataset has no tensors, or two of one name")
     for name, array in zip(names, arrays, strict=True):
-        why = _why_not_read(array, len(arrays[0]))
+        why = _why_not_read(array, arrays[0])
         if why:
             raise _Unfit(f"{name} of its dataset {why}")
     if picked is not None:
-        _checked_rows(picked, len(arrays[0]))
+        picked = _checked(picked, len(arrays[0]))
     if not _seeds_as_known():
         raise _Unfit("this version of PyTorch draws its workers' seeds in another way")
     return _Tensors(names, arrays, build, picked)
+
+
+def _rows_of(dataset: Any, data: Any) -> Any:
+    """The tensors whose rows are the samples. None if the dataset makes its samples itself."""
+    if "__getitems__" in getattr(dataset, "__dict__", ()):
+        return None
+    if type(dataset) is data.TensorDataset:
+        return dataset.tensors
+    # The class that makes the samples must be the one that declares them: one that inherits from it, or passes on
+    # attributes, may change them.
+    for kind in type(dataset).__mro__:
+        if "__penstock_tensors__" in vars(kind):
+            return dataset.__penstock_tensors__
+        if {"__getitem__", "__getitems__"} & vars(kind).keys():
+            return None
+    return None
+
+
+def _batch_size(batches: Any) -> int:
+    """The most samples that a batch of these has; 0 for a batch sampler of an unknown kind."""
+    if type(batches).__name__ == "BatchSamplerShard" and type(batches).__module__ == "accelerate.data_loader":
+        batches = batches.batch_sampler
+    if type(batches) is not sys.modules["torch.utils.data"].BatchSampler:
+        return 0
+    return batches.batch_size if isinstance(batches.batch_size, int) else 0
+
+
+def _most_in_a_batch(loader: Any, samples: int) -> int:
+    """For how many samples a batch has room. Larger ones are made in the ordinary way."""
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    return max(1, min(_batch_size(loader.batch_sampler), len(sampler) if has_tensors(sampler) else samples))
+
+
+def _checked(indices: Any, count: int) -> Any:
+    indices = _within(indices, count)
+    if indices is None:
+        raise _Unfit("its Subset picks samples that the dataset does not have")
+    return indices
 
 
 def _stacks_tensors(data: Any) -> bool:
@@ -311,7 +472,7 @@ def _stacks_tensors(data: Any) -> bool:
     return known.get(tensor) is collate.collate_tensor_fn and tuple not in known and dict not in known
 
 
-def _why_not_read(array: Any, count: int) -> str:
+def _why_not_read(array: Any, first: Any) -> str:
     """Why a batch of this tensor's rows is not simply a copy of their bytes. Empty if it is."""
     torch = sys.modules["torch"]
     if type(array) is not torch.Tensor:
@@ -324,38 +485,7 @@ def _why_not_read(array: Any, count: int) -> str:
         return f"has the type {array.dtype}"
     if array.ndim == 0 or array.numel() == 0 or not array.is_contiguous():
         return "is empty, or its values do not lie side by side in order"
-    return "" if len(array) == count else f"has {len(array)} samples, and another one {count}"
-
-
-def _as_indices(indices: Any) -> Any:
-    import numpy
-
-    try:
-        array = numpy.asarray(indices)
-    except Exception as error:
-        raise _Unfit("the indices of its Subset are not whole numbers") from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise _Unfit("the indices of its Subset are not whole numbers")
-    return array
-
-
-def _checked_rows(indices: Any, count: int) -> Any:
-    try:
-        return _rows(indices, count) if indices.size > 0 else indices
-    except IndexError as error:
-        raise _Unfit("its Subset picks samples that the dataset does not have") from error
-
-
-def _most_in_a_batch(loader: Any) -> int:
-    """The most samples that a batch may have; 0 if the batch sampler does not say."""
-    batches = loader.batch_sampler
-    size = getattr(batches, "batch_size", None)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        return 0
-    if type(batches) is sys.modules["torch.utils.data"].BatchSampler:
-        with contextlib.suppress(TypeError, NotImplementedError):  # a sampler without a length
-            size = max(1, min(size, len(batches.sampler)))
-    return size
+    return "" if len(array) == len(first) else f"has {len(array)} samples, and another one {len(first)}"
 
 
 def _draw_seed(generator: Any) -> None:
@@ -371,8 +501,12 @@ def _seeds_as_known() -> bool:
 
     theirs, ours = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     before = torch.get_rng_state()
-    iter(DataLoader(range(1), generator=theirs))  # type: ignore[arg-type]
-    _draw_seed(ours)
-    left_alone = torch.equal(before, torch.get_rng_state())
-    torch.set_rng_state(before)
+    try:
+        iter(DataLoader(range(1), generator=theirs))  # type: ignore[arg-type]
+        _draw_seed(ours)
+        left_alone = torch.equal(before, torch.get_rng_state())
+    except Exception:  # such as a default device with other generators
+        return False
+    finally:
+        torch.set_rng_state(before)
     return left_alone and torch.equal(theirs.get_state(), ours.get_state())

@@ -54,9 +54,9 @@ class Batches:
         torch_data = sys.modules.get("torch.utils.data")
         batches = self._batch_sampler
         if batches is None:
-            return _in_batches(self._sampler, self._batch_size, self._drop_last)
+            return in_batches(self._sampler, self._batch_size, self._drop_last)
         if torch_data is not None and type(batches) is torch_data.BatchSampler:
-            return _in_batches(batches.sampler, batches.batch_size, batches.drop_last)
+            return in_batches(batches.sampler, batches.batch_size, batches.drop_last)
         return iter(batches)
 
     def next(self) -> Any:
@@ -108,7 +108,7 @@ def whole_numbers(batch: Any) -> Any:
     return indices
 
 
-def _in_batches(sampler: Any, size: int, drop_last: bool) -> Iterator[Any]:
+def in_batches(sampler: Any, size: int, drop_last: bool) -> Iterator[Any]:
     """Batches of `size` indices, as lists or arrays. Asks for no index before the batch that it belongs to is due."""
     pieces = pieces_of(sampler)
     source = iter(sampler) if pieces is None else None
@@ -133,7 +133,7 @@ def _cut(pieces: Any, rest: Any, size: int) -> tuple[Any, Any]:
             piece = next(pieces, None)
             if piece is None:
                 break
-            rest = piece.numpy()
+            rest = piece.cpu().numpy()
         parts.append(rest[:size])
         rest = rest[len(parts[-1]) :]
         size -= len(parts[-1])

@@ -110,7 +110,11 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
     throw InvalidArgument("Field '" + name +
                           "' is a tensor whose storage is smaller than the tensor: it was freed or resized.");
   }
-  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(array), allocation);
+  // A tensor may be given other memory while it is read; its storage keeps this one.
+  const nb::object owner = leaf.framework == Framework::torch
+                               ? nb::object(nb::make_tuple(array, array.attr("untyped_storage")()))
+                               : array;
+  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(owner), allocation);
 }
 
 Dataset make_dataset(const NativeLoader::Arrays& fields) {

@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-import warnings
+import threading
 import weakref
 
 import numpy as np
@@ -118,7 +118,6 @@ LOADERS = {
     "a batch sampler": plain(
         batch_size=1, batch_sampler=lambda dataset, _: BatchSampler(RandomSampler(dataset), 13, False)
     ),
-    "a batch sampler of another kind": plain(batch_size=1, batch_sampler=Growing()),
     "a subset": of_a_subset,
     "a subset of a subset": of_a_subset_of_a_subset,
     "a split": of_a_split,
@@ -186,11 +185,18 @@ def with_more_in_a_sample(x):
 
 @pytest.mark.parametrize("change", [by_torch, by_numpy, by_data, with_new_memory, with_more_in_a_sample])
 @pytest.mark.parametrize("early", [False, True])
-def test_an_epoch_gives_what_the_tensors_hold_when_it_begins(device, change, early):
-    large = torch.randint(0, 256, (64, 600_000), dtype=torch.uint8)  # the device reads it where it lies
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_epoch_gives_what_the_tensors_hold_when_it_begins(device, change, early, shared):
+    large = torch.randint(0, 256, (64, 600_000), dtype=torch.uint8)
+    if shared:  # the device reads it where it lies
+        large.share_memory_()
     labels = torch.arange(64)  # integers that a byte holds
+    if shared:
+        labels.share_memory_()
     dataset = TensorDataset(large, labels)
     fed = penstock.feed(DataLoader(dataset, batch_size=16, shuffle=True), device=device)
+    how = "zero-copy" if shared else "host gather (asked for)"
+    assert how in fed.describe()[1]
     for epoch in range(3):
         torch.manual_seed(epoch)
         theirs = list(DataLoader(dataset, batch_size=16, shuffle=True))
@@ -220,19 +226,29 @@ def test_an_epoch_gives_the_samples_that_are_picked_when_it_begins(device):
     assert fed.stats().batches == 2, "of a loader for larger batches"
 
 
-def test_writing_meanwhile_is_told(device):
-    x, y, z = tensors()
-    fed = penstock.feed(DataLoader(TensorDataset(x, y, z), batch_size=8), device=device)
-    list(fed)
-    x.add_(1)
-    with pytest.warns(UserWarning, match="written to while an epoch was under way") as caught:
-        for _ in fed:
-            y.add_(1)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(fed)) == 13
+@pytest.mark.parametrize("change", [by_torch, with_new_memory, torch.Tensor.share_memory_])
+def test_what_changes_meanwhile_is_then_read_in_the_ordinary_way(device, change):
+    x = torch.arange(400)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device=device, prefetch_depth=2)
+    for _ in range(2):
+        before, ours = x.clone(), []
+        for batch in fed:
+            ours.append(kept(batch))
+            if len(ours) == 10:
+                change(x)
+        same(ours[:10], [list(rows) for rows in zip(before.split(4)[:10], strict=True)])
+        # Three batches were ahead.
+        same(ours[13:], [list(rows) for rows in zip(x.split(4)[13:], strict=True)])
+    assert fed.describe()[0] == NATIVELY
+
+
+def test_memory_that_was_replaced_before_the_first_batch(device):
+    x = torch.arange(400)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=40), device=device)
+    for _ in range(3):
+        iterator = iter(fed)
+        x.data = x + 1000
+        same([kept(batch) for batch in iterator], [[rows] for rows in x.split(40)])
 
 
 def test_batches_that_are_kept_stay_valid(device):
@@ -249,85 +265,194 @@ def test_iterators_side_by_side(device):
     whole = list(DataLoader(dataset, batch_size=8))
     same([a for a, _ in pairs], whole)
     same([b for _, b in pairs], whole)
+    one, other = iter(fed), iter(fed)
+    taken = [kept(next(one)), kept(next(one))]
+    assert one.is_native
+    next(other)
+    assert (one.is_native, other.is_native) == (False, True), "the one that was begun last"
     assert fed.describe()[0] == NATIVELY
-    one = iter(fed)
-    next(one)
-    assert fed.describe()[0] == NATIVELY, "the one that is under way"
-    other = iter(fed)
-    assert type(other) is not type(one)
-    next(other), next(other)
-    assert fed.stats().batches == 15, "of the ordinary ones"
-    assert len(list(one)) == 12
-    assert len(list(other)) == 11
+    same(taken + [kept(batch) for batch in one], whole)
+    assert fed.stats().batches == 1 + 13 + 2 + 1, "that were gathered natively"
+    assert len(list(other)) == 12
+    assert next(one, None) is None
+    assert next(other, None) is None
 
 
-def test_an_iterator_that_is_dropped_is_no_longer_under_way(device):
-    fed = penstock.feed(DataLoader(TensorDataset(*tensors()), batch_size=8), device=device)
-    first = iter(fed)
-    kind = type(first)
-    next(first)
-    del first
-    assert type(iter(fed)) is kind
+def test_threads_may_iterate_one_feed(device):
+    fed = penstock.feed(DataLoader(TensorDataset(torch.arange(200)), batch_size=4, shuffle=True), device=device)
+    list(fed)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            got = [[] for _ in range(4)]
+            run = lambda mine: mine.extend(x for (batch,) in fed for x in batch.tolist())  # noqa: E731
+            threads = [threading.Thread(target=run, args=(mine,)) for mine in got]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert all(sorted(mine) == list(range(200)) for mine in got)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 class Failing(Sampler):
-    def __init__(self, good, bad):
-        self.good, self.bad = good, bad
+    def __init__(self, *indices):
+        self.indices = indices
 
     def __iter__(self):
-        yield from range(self.good)
-        if isinstance(self.bad, Exception):
-            raise self.bad
-        yield self.bad
+        for index in self.indices:
+            if isinstance(index, Exception):
+                raise index
+            yield index
 
     def __len__(self):
-        return COUNT
+        return 1  # which nobody may trust
 
 
-@pytest.mark.parametrize("bad", [KeyError("lost"), COUNT, -COUNT - 1, 1.5])
-def test_errors_come_in_their_place(device, bad):
-    sampler = Failing(40, bad)
-    fed = penstock.feed(DataLoader(TensorDataset(*tensors()), batch_size=8, sampler=sampler), device=device)
-    for _ in range(2):
-        iterator = iter(fed)
-        for _ in range(5):
-            next(iterator)
-        with pytest.raises((KeyError, IndexError, penstock.InvalidArgument)) as caught:
-            next(iterator)
-        if isinstance(bad, Exception):
-            assert caught.value is bad
-        else:
-            assert isinstance(caught.value, IndexError) == isinstance(bad, int)
-        if sys.version_info >= (3, 11):
-            assert any("penstock.feed" in line for line in caught.value.__notes__)
-        assert next(iterator, None) is None
-    sampler.bad = 3
-    assert len(list(fed)) == 6
+ODD = {
+    "an exception": Failing(*range(40), KeyError("lost")),
+    "past the end": [*range(20), COUNT, 3, *range(20)],
+    "before the beginning": [*range(20), -COUNT - 1, 3, *range(20)],
+    "a fraction": [*range(20), 1.5, *range(20)],
+    "a mask": [1, 2, True, 4, 5],
+    "a slice": [slice(0, 3), slice(3, 6)],
+    "a list": [[1, 2], [3, 4], 5, 6],
+    "a tensor that is a mask": list(torch.ones(4, dtype=torch.uint8)),
+    "tensors of one index": list(torch.arange(20)),
+    "numbers of NumPy": list(np.arange(20, dtype=np.int8)),
+    "nothing": [],
+    "more than the samples": list(range(COUNT)) * 5,
+}
 
 
-def test_a_batch_that_is_larger_than_said_is_an_error(device):
-    class Larger(Growing):
-        batch_size = 4
+def outcomes(loader):
+    """What `next` gives, also after errors."""
+    iterator, given = iter(loader), []
+    for _ in range(60):
+        try:
+            given.append(kept(next(iterator)))
+        except StopIteration:
+            break
+        except Exception as error:
+            given.append((type(error), str(error)))
+            assert sys.version_info < (3, 11) or any("penstock.feed" in line for line in error.__notes__)
+    return given
 
-    fed = penstock.feed(DataLoader(TensorDataset(*tensors()), batch_sampler=Larger()), device=device)
-    with pytest.raises(penstock.InvalidArgument, match="a batch of 5 samples, and the loader's batch size is 4"):
+
+@pytest.mark.parametrize("batch_size", [3, 200])
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_no_row_is_made_in_the_ordinary_way(device, name, batch_size):
+    loader = DataLoader(TensorDataset(*tensors()), batch_size=batch_size, sampler=ODD[name])
+    fed = penstock.feed(loader, device=device)
+    for turn in range(2):
+        assert fed.describe()[0] == NATIVELY
+        ours = outcomes(fed)
+        theirs = outcomes(penstock.feed(loader, device=device, native=False))
+        assert len(ours) == len(theirs)
+        if (name, batch_size, turn) == ("past the end", 3, 0):
+            assert fed.stats().batches == 13 - 6, "those after the error"
+        for a, b in zip(ours, theirs, strict=True):
+            same([a], [b]) if isinstance(b, list) else (a == b) or pytest.fail(f"{a} instead of {b}")
+
+
+class Lost(Exception):
+    pass
+
+
+def test_an_iterator_that_ends_lets_go_of_the_sampler(device):
+    closed = []
+
+    class Held(Sampler):
+        def __iter__(self):
+            try:
+                yield from range(COUNT)
+                raise Lost
+            finally:
+                closed.append(True)
+
+    fed = penstock.feed(DataLoader(TensorDataset(*tensors()), batch_size=8, sampler=Held()), device=device)
+    for _ in fed:
+        break
+    assert closed == [True]
+    with pytest.raises(Lost) as caught:
         list(fed)
+    gone = weakref.ref(caught.value)
+    del caught
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_loader_and_the_options_may_be_replaced(device):
+    dataset = TensorDataset(*tensors())
+    fed = penstock.feed(DataLoader(dataset, batch_size=8), device=device)
+    assert len(list(fed)) == 13
+    fed.loader = DataLoader(dataset, batch_size=8, sampler=range(5))
+    same([kept(batch) for batch in fed], list(fed.loader))
+    fed.prefetch_depth = 5
+    assert len(list(fed)) == 1
+    fed.native = False
+    assert "native=False" in fed.describe()[0]
+    fed.prefetch_depth, fed.native = 0, True
+    assert "prefetch_depth is 0" in fed.describe()[0]
+
+
+def test_persistent_workers_have_their_seed_once(device):
+    def order(wrap):
+        torch.manual_seed(3)
+        x = torch.arange(40)
+        loader = DataLoader(TensorDataset(x), batch_size=8, shuffle=True, num_workers=1, persistent_workers=True)
+        next(iter(loader))  # its workers begin
+        fed, batches = wrap(loader), []
+        for _ in range(3):
+            batches += [kept(batch) for batch in fed]
+            x.data = x.clone()
+        return batches
+
+    same(order(lambda loader: penstock.feed(loader, device=device)), order(lambda loader: loader))
 
 
 class Rows(Dataset):
     """A dataset that says that it is tensors."""
 
     def __init__(self, rows):
-        self.__penstock_tensors__ = rows
+        self.rows = rows
+
+    @property
+    def __penstock_tensors__(self):
+        return self.rows
 
     def __len__(self):
         return COUNT
 
     def __getitem__(self, index):
-        rows = self.__penstock_tensors__
-        if isinstance(rows, dict):
-            return {name: tensor[index] for name, tensor in rows.items()}
-        return tuple(tensor[index] for tensor in rows)
+        if isinstance(self.rows, dict):
+            return {name: tensor[index] for name, tensor in self.rows.items()}
+        return tuple(tensor[index] for tensor in self.rows)
+
+
+class Negative(Rows):
+    def __getitem__(self, index):
+        return tuple(-x for x in super().__getitem__(index))
+
+
+class Passing(Dataset):
+    """Changes the samples of another dataset, and passes on its attributes."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return tuple(x + 1 for x in self.inner[index])
+
+    def __getattr__(self, name):
+        if name == "inner" or name == "__getitems__":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
 
 def test_a_dataset_may_say_that_it_is_tensors(device):
@@ -353,11 +478,6 @@ class LoaderOfTheirOwn(DataLoader):
     pass
 
 
-class Unsized:
-    def __iter__(self):
-        yield [1, 2]
-
-
 def loader_of(*arrays, **options):
     return DataLoader(TensorDataset(*arrays), **{"batch_size": 8, **options})
 
@@ -372,10 +492,14 @@ NOT_NATIVE = {
     "it does not batch": (lambda: loader_of(X, batch_size=None), {}),
     "a collate_fn of its own": (lambda: loader_of(X, collate_fn=lambda samples: default_collate(samples)), {}),
     "a worker_init_fn": (lambda: loader_of(X, worker_init_fn=print), {}),
-    "does not say how large": (lambda: DataLoader(TensorDataset(X), batch_sampler=Unsized()), {}),
+    "its batch sampler is a Growing": (lambda: DataLoader(TensorDataset(X), batch_sampler=Growing()), {}),
+    "its dataset is a Negative": (lambda: DataLoader(Negative((X, Y)), batch_size=8), {}),
+    "its dataset is a Passing": (lambda: DataLoader(Passing(Rows((X, Y))), batch_size=8), {}),
+    "its dataset is a Rows": (lambda: DataLoader(Rows(X), sampler=range(5), batch_size=8), {}),
+    "has 96 samples, and another one 97": (lambda: DataLoader(Rows((X, Y[:96])), sampler=range(90), batch_size=8), {}),
     "its dataset is a Doubled": (lambda: DataLoader(Doubled(X, Y), batch_size=8), {}),
     "its dataset is a list": (lambda: DataLoader(list(Z), batch_size=8), {}),
-    "its dataset has no tensors": (lambda: DataLoader(Rows(()), batch_sampler=BatchSampler([], 4, False)), {}),
+    "its dataset has no tensors": (lambda: DataLoader(Rows(()), sampler=[], batch_size=4), {}),
     "field1 of its dataset is empty": (lambda: loader_of(X, torch.empty(COUNT, 0)), {}),
     "field0 of its dataset is empty, or its values": (lambda: loader_of(X.transpose(1, 2)), {}),
     "requires gradients": (lambda: loader_of(Z.clone().requires_grad_()), {}),
