@@ -224,6 +224,9 @@ def test_an_epoch_gives_the_samples_that_are_picked_when_it_begins(device):
     same([kept(batch) for batch in fed], list(loader))
     assert fed.describe()[0] == NATIVELY
     assert fed.stats().batches == 2, "of a loader for larger batches"
+    iterator = iter(fed)
+    next(iterator)
+    assert iterator.is_native
 
 
 @pytest.mark.parametrize("change", [by_torch, with_new_memory, torch.Tensor.share_memory_])
@@ -392,6 +395,7 @@ def test_the_loader_and_the_options_may_be_replaced(device):
     same([kept(batch) for batch in fed], list(fed.loader))
     fed.prefetch_depth = 5
     assert len(list(fed)) == 1
+    assert fed.stats().prefetch_depth == 5
     fed.native = False
     assert "native=False" in fed.describe()[0]
     fed.prefetch_depth, fed.native = 0, True

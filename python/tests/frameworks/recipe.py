@@ -75,7 +75,11 @@ class TensorRows(Rows):
 
     def __init__(self, length=LENGTH):
         super().__init__(length)
-        self.__penstock_tensors__ = default_collate([self[index] for index in range(length)])
+        self.rows = default_collate([self[index] for index in range(length)])
+
+    @property
+    def __penstock_tensors__(self):
+        return self.rows
 
 
 class Model(torch.nn.Module):
