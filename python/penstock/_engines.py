@@ -51,6 +51,11 @@ def engine_for(device: Any) -> _core.Engine:
     return engine
 
 
+def is_forked() -> bool:
+    """True in a process forked from one that had opened a device."""
+    return bool(_engines) and os.getpid() != _owner
+
+
 def host_engines() -> list[_core.Engine]:
     """The engines of open host devices. Their memory looks like any other memory of the host."""
     return [engine for engine in list(_engines.values()) if not engine.is_cuda]

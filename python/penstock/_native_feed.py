@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _core
-from ._engines import close_at_exit, engine_for
+from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
 from ._indices import has_tensors
 from ._samplers import in_batches
@@ -163,7 +163,9 @@ class NativeIterator:
                 self._ordinary.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the loader is closed, or belongs to the process that was forked
+        if is_forked():  # another thread may have held the lock
+            return
+        with contextlib.suppress(Exception):  # the loader is closed
             self.close()
 
 
@@ -354,7 +356,11 @@ def _whole_numbers(batch: Any) -> Any:
     elif isinstance(batch, range):
         batch = numpy.arange(batch.start, batch.stop, batch.step)
     elif type(batch) in (list, tuple):
-        batch = numpy.array(batch, numpy.int64) if set(map(type, batch)) <= {int, numpy.int64} else None
+        whole = set(map(type, batch)) <= {int, numpy.int64}
+        try:
+            batch = numpy.array(batch, numpy.int64) if whole else None
+        except OverflowError:
+            return None
     if not isinstance(batch, numpy.ndarray) or batch.ndim != 1 or batch.dtype not in (numpy.int64, numpy.int32):
         return None
     return batch.astype(numpy.int64, copy=False)

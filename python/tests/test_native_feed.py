@@ -3,7 +3,9 @@
 import copy
 import gc
 import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -319,6 +321,7 @@ ODD = {
     "past the end": [*range(20), COUNT, 3, *range(20)],
     "before the beginning": [*range(20), -COUNT - 1, 3, *range(20)],
     "a fraction": [*range(20), 1.5, *range(20)],
+    "a number beyond any row": [1, 2, 3, 2**70, 5, 6],
     "a mask": [1, 2, True, 4, 5],
     "a slice": [slice(0, 3), slice(3, 6)],
     "a list": [[1, 2], [3, 4], 5, 6],
@@ -574,6 +577,32 @@ def test_nothing_is_left_of_a_feed(device):
     del fed, iterator, x
     gc.collect()
     assert [value() for value in gone] == [None, None, None]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_drops_an_iterator_that_another_thread_was_in(device):
+    fed = penstock.feed(loader_of(X, Y), device=device)
+    iterator = iter(fed)
+    next(iterator)
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with fed._native.lock:
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        del iterator
+        os._exit(0)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(iterator)) == 12
 
 
 def test_a_program_may_end_in_the_middle_of_an_epoch():
