@@ -91,7 +91,7 @@ struct LoaderOptions {
   std::vector<FieldOptions> fields{};
   /// The program writes to the arrays while no epoch is under way. So each epoch reads them where they lie:
   /// nothing is copied, narrowed or resident, and host threads gather the small fields. Before it writes, it
-  /// calls Loader::synchronize.
+  /// calls Loader::synchronize. The arrays stay where they are.
   bool data_may_change = false;
   /// Integer fields of at most 512 MiB cross the link in the narrowest type that holds all their values. The
   /// device widens them back. Costs one pass over them when the loader is made.
