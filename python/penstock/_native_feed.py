@@ -107,9 +107,10 @@ class NativeIterator:
         self._begun = True
         native = self._feed._native
         with native.lock:
-            try:
+            with contextlib.suppress(_Unfit):
                 self._loader, self._epoch = native.begin(self, self._feed)
-            except _Unfit:
+            # Not while the exception is handled: errors of workers that are forked now would name it.
+            if self._epoch is None:
                 self._ordinary = self._make_ordinary(None)
                 self._ordinary.start()
             else:
