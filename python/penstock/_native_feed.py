@@ -15,7 +15,7 @@ from . import _core
 from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
 from ._indices import has_tensors
-from ._samplers import in_batches
+from ._samplers import iterate
 
 # The types of tensors that the native loader reads.
 _INTEGERS = {"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
@@ -48,9 +48,7 @@ class NativeFeed:
     def _source(self, loader: Any) -> Iterator[Any]:
         """The batches of the loader's sampler. Takes as much from the random state as the loader's iterator does: it
         draws a seed for its workers. Persistent workers keep the first one."""
-        batches = loader.batch_sampler
-        plain = type(batches) is sys.modules["torch.utils.data"].BatchSampler
-        source = in_batches(batches.sampler, batches.batch_size, batches.drop_last) if plain else iter(batches)
+        source = iterate(loader.batch_sampler)
         persistent = loader.persistent_workers and loader.num_workers > 0
         if not persistent or (self._seeded is not loader and loader._iterator is None):
             _draw_seed(loader.generator)
@@ -178,7 +176,6 @@ class _TensorLoader:
         self._most = most
         self._prefetch_depth = prefetch_depth
         self._number = 0
-        self._epoch: _Epoch | None = None
         self._draws = _Draws()
         engine = engine_for(spec)
         self._native = _core.NativeLoader(
@@ -214,23 +211,24 @@ class _TensorLoader:
         return self._memory == tensors.memory() and self._most >= most and self._prefetch_depth == feed.prefetch_depth
 
     def begin(self, source: Iterator[Any], tensors: _Tensors) -> _Epoch:
-        self._epoch = self._draws.epoch = _Epoch(source, tensors, self._most)
-        return self._epoch
+        self._draws.epoch = epoch = _Epoch(source, tensors, self._most)
+        return epoch
 
     def next(self) -> Any:
         """None at the end of the epoch. Raises _Odd if the next batch is not simply rows of the tensors."""
         arrays = self._native.next()
         if arrays is None:
             return None
-        self._epoch.drawn.popleft()  # type: ignore[union-attr]
-        return self._epoch.tensors.build(arrays)  # type: ignore[union-attr]
+        epoch: Any = self._draws.epoch
+        epoch.drawn.popleft()
+        return epoch.tensors.build(arrays)
 
     def end(self) -> None:
         """Nothing reads the tensors from here on, until the next epoch."""
         self._number += 1
         self._native.start_epoch(self._number)
         self._native.synchronize()
-        self._epoch = self._draws.epoch = None
+        self._draws.epoch = None
 
     def close(self) -> None:
         self._native.close()

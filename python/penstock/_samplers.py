@@ -51,13 +51,9 @@ class Batches:
         self._source = None
 
     def _begin(self) -> Iterator[Any]:
-        torch_data = sys.modules.get("torch.utils.data")
-        batches = self._batch_sampler
-        if batches is None:
-            return in_batches(self._sampler, self._batch_size, self._drop_last)
-        if torch_data is not None and type(batches) is torch_data.BatchSampler:
-            return in_batches(batches.sampler, batches.batch_size, batches.drop_last)
-        return iter(batches)
+        if self._batch_sampler is not None:
+            return iterate(self._batch_sampler)
+        return _in_batches(self._sampler, self._batch_size, self._drop_last)
 
     def next(self) -> Any:
         """The indices of the next batch, as a NumPy array of uint64. None at the end of the epoch. False if the sampler
@@ -82,7 +78,7 @@ class Batches:
     def _indices(self, batch: Any) -> Any:
         import numpy
 
-        indices = whole_numbers(batch)
+        indices = _as_array(batch)
         if indices.size == 0:
             return numpy.empty(0, numpy.uint64)
         if indices.dtype.kind == "i" and indices.min() < 0:
@@ -93,7 +89,15 @@ class Batches:
         return numpy.ascontiguousarray(indices, numpy.uint64)
 
 
-def whole_numbers(batch: Any) -> Any:
+def iterate(batch_sampler: Any) -> Iterator[Any]:
+    """One epoch of a batch sampler. PyTorch's own gives arrays if its sampler's indices can be drawn as tensors."""
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and type(batch_sampler) is torch_data.BatchSampler:
+        return _in_batches(batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last)
+    return iter(batch_sampler)
+
+
+def _as_array(batch: Any) -> Any:
     """The indices of a batch as an array. Raises InvalidArgument if they are none."""
     import numpy
 
@@ -108,7 +112,7 @@ def whole_numbers(batch: Any) -> Any:
     return indices
 
 
-def in_batches(sampler: Any, size: int, drop_last: bool) -> Iterator[Any]:
+def _in_batches(sampler: Any, size: int, drop_last: bool) -> Iterator[Any]:
     """Batches of `size` indices, as lists or arrays. Asks for no index before the batch that it belongs to is due."""
     pieces = pieces_of(sampler)
     source = iter(sampler) if pieces is None else None
