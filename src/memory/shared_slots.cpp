@@ -1,0 +1,247 @@
+#include "memory/host_pages.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+#include <penstock/device/topology.hpp>
+#include <penstock/memory/registration.hpp>
+#include <penstock/memory/shared_slots.hpp>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+
+namespace {
+
+/// What both sides know of a slot, in the shared memory. A cache line each: writers do not disturb each
+/// other.
+struct alignas(64) SlotControl {
+  std::uint64_t claimed = 0;  ///< written by the writer while it is 0, and by the reader while it is 1
+  std::uint64_t allowed = 0;  ///< bytes
+};
+static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
+
+struct Layout {
+  std::size_t begin = 0;   ///< of the first slot
+  std::size_t stride = 0;  ///< from slot to slot
+  std::size_t bytes = 0;   ///< of the whole file
+};
+
+Layout layout_of(std::size_t slots, std::size_t most_bytes) {
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 4;
+  if (slots == 0 || most_bytes == 0)
+    throw InvalidArgument("shared slots: there must be a slot, and a byte in it");
+  if (most_bytes > kMost || slots > (std::size_t{1} << 20)) {
+    throw InvalidArgument(fmt::format("shared slots: {} slots of {} are more than can be addressed", slots,
+                                      format_bytes(most_bytes)));
+  }
+  Layout layout;
+  layout.begin = align_up(slots * sizeof(SlotControl), kHugePageBytes);
+  layout.stride = align_up(most_bytes, kHugePageBytes);
+  if (slots > (kMost - layout.begin) / layout.stride) {
+    throw InvalidArgument(fmt::format("shared slots: {} slots of {} are more than can be addressed", slots,
+                                      format_bytes(most_bytes)));
+  }
+  layout.bytes = layout.begin + slots * layout.stride;
+  return layout;
+}
+
+[[noreturn]] void refuse(const char* call, std::size_t bytes) {
+  throw Unsupported(fmt::format("shared memory for worker processes, {} of addresses: {}: {}",
+                                format_bytes(bytes), call, std::strerror(errno)));
+}
+
+}  // namespace
+
+struct SharedSlotsState {
+  SharedSlotsState(int descriptor, std::size_t slot_count, std::size_t most)
+      : file(descriptor),
+        slots(slot_count),
+        most_bytes(most),
+        layout(layout_of(slot_count, most)),
+        reader(slots) {}
+  ~SharedSlotsState() {
+    reader.clear();  // unlocked before it is unmapped
+    if (data != nullptr) munmap(data, layout.bytes);
+    close(file);
+  }
+  SharedSlotsState(const SharedSlotsState&) = delete;
+  SharedSlotsState& operator=(const SharedSlotsState&) = delete;
+
+  void map() {
+    // Pages are taken when they are written: addresses alone cost nothing.
+    void* const mapped =
+        mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    if (mapped == MAP_FAILED) refuse("mmap", layout.bytes);
+    data = static_cast<std::byte*>(mapped);
+    madvise(data, layout.bytes, MADV_HUGEPAGE);  // hints: where the system gives shared memory huge pages,
+    madvise(data, layout.bytes, MADV_DONTDUMP);  // and does not write terabytes of addresses into a core file
+  }
+
+  [[nodiscard]] SlotControl& control(std::size_t slot) const noexcept {
+    return reinterpret_cast<SlotControl*>(data)[slot];
+  }
+  [[nodiscard]] std::atomic_ref<std::uint64_t> claimed(std::size_t slot) const noexcept {
+    return std::atomic_ref(control(slot).claimed);
+  }
+  [[nodiscard]] std::atomic_ref<std::uint64_t> allowed(std::size_t slot) const noexcept {
+    return std::atomic_ref(control(slot).allowed);
+  }
+  [[nodiscard]] std::byte* begin(std::size_t slot) const noexcept {
+    return data + layout.begin + slot * layout.stride;
+  }
+  void check(std::size_t slot) const {
+    if (slot >= slots) throw InvalidArgument(fmt::format("shared slots: no slot {} of {}", slot, slots));
+  }
+  /// Frees a slot: its bytes were read before.
+  void free(std::size_t slot) noexcept { claimed(slot).store(0, std::memory_order_release); }
+
+  struct Reader {
+    std::atomic<bool> leased = false;
+    std::atomic<std::size_t> room = 0;         // the most that was ever allowed
+    std::optional<Registration> registration;  // changed with the slot's lease
+  };
+
+  const int file;
+  const std::size_t slots;
+  const std::size_t most_bytes;
+  const Layout layout;
+  const std::uint64_t generation = fork_generation();
+  std::byte* data = nullptr;
+  std::vector<Reader> reader;
+};
+
+SlotLease::SlotLease(std::shared_ptr<SharedSlotsState> state, std::size_t slot,
+                     std::span<std::byte> bytes) noexcept
+    : state_(std::move(state)), slot_(slot), bytes_(bytes) {}
+
+SlotLease& SlotLease::operator=(SlotLease&& other) noexcept {
+  if (this != &other) {
+    let_go();
+    state_ = std::move(other.state_);
+    slot_ = other.slot_;
+    bytes_ = other.bytes_;
+  }
+  return *this;
+}
+
+SlotLease::~SlotLease() { let_go(); }
+
+void SlotLease::let_go() noexcept {
+  const auto state = std::move(state_);
+  if (!state || state->generation != fork_generation()) return;
+  state->reader[slot_].leased.store(false, std::memory_order_release);
+  state->free(slot_);
+}
+
+SharedSlots::SharedSlots(std::shared_ptr<SharedSlotsState> state) noexcept : state_(std::move(state)) {}
+
+SharedSlots::SharedSlots(std::size_t slots, std::size_t most_bytes, int numa_node) {
+  const Layout layout = layout_of(slots, most_bytes);
+  rlimit limit{};
+  // A file beyond the limit ends the process with a signal.
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < layout.bytes) {
+    throw Unsupported(
+        fmt::format("shared memory for worker processes: files may have {}, and this one has {} of "
+                    "addresses. Raise `ulimit -f`.",
+                    format_bytes(limit.rlim_cur), format_bytes(layout.bytes)));
+  }
+  const int file = memfd_create("penstock-slots", MFD_CLOEXEC);
+  if (file < 0) refuse("memfd_create", layout.bytes);
+  state_ = std::make_shared<SharedSlotsState>(file, slots, most_bytes);
+  if (ftruncate(file, static_cast<off_t>(layout.bytes)) != 0) refuse("ftruncate", layout.bytes);
+  state_->map();
+  bind_memory_to_node(state_->data + layout.begin, layout.bytes - layout.begin, numa_node);
+}
+
+SharedSlots SharedSlots::attach(int file, std::size_t slots, std::size_t most_bytes) {
+  const Layout layout = layout_of(slots, most_bytes);
+  struct stat facts{};
+  if (fstat(file, &facts) != 0 || facts.st_size != static_cast<off_t>(layout.bytes)) {
+    throw InvalidArgument(fmt::format("shared slots: descriptor {} is not of {} slots of {}", file, slots,
+                                      format_bytes(most_bytes)));
+  }
+  const int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) refuse("fcntl", layout.bytes);
+  auto state = std::make_shared<SharedSlotsState>(own, slots, most_bytes);
+  state->map();
+  return SharedSlots(std::move(state));
+}
+
+int SharedSlots::file() const noexcept { return state_->file; }
+
+std::size_t SharedSlots::slots() const noexcept { return state_->slots; }
+
+std::size_t SharedSlots::most_bytes() const noexcept { return state_->most_bytes; }
+
+std::span<std::byte> SharedSlots::claim(std::size_t slot) noexcept {
+  if (slot >= state_->slots) return {};
+  const auto claimed = state_->claimed(slot);
+  // What the reader has read is read before the writer writes.
+  if (claimed.load(std::memory_order_acquire) != 0) return {};
+  const std::span bytes(state_->begin(slot), state_->allowed(slot).load(std::memory_order_relaxed));
+  if (!bytes.empty()) claimed.store(1, std::memory_order_relaxed);
+  return bytes;
+}
+
+void SharedSlots::give_up(std::size_t slot) noexcept {
+  if (slot < state_->slots) state_->free(slot);
+}
+
+void SharedSlots::allow(std::size_t slot, std::size_t bytes) {
+  state_->check(slot);
+  if (bytes > state_->most_bytes) {
+    throw InvalidArgument(fmt::format("shared slots: {} do not fit a slot of {}", format_bytes(bytes),
+                                      format_bytes(state_->most_bytes)));
+  }
+  std::atomic<std::size_t>& room = state_->reader[slot].room;
+  if (bytes > room) room = bytes;
+  state_->allowed(slot).store(bytes, std::memory_order_relaxed);
+}
+
+std::size_t SharedSlots::allowed(std::size_t slot) const {
+  state_->check(slot);
+  return state_->allowed(slot).load(std::memory_order_relaxed);
+}
+
+SlotLease SharedSlots::take(std::size_t slot) {
+  state_->check(slot);
+  if (state_->claimed(slot).load(std::memory_order_acquire) == 0) {
+    throw InvalidArgument(fmt::format("shared slots: slot {} was not filled", slot));
+  }
+  if (state_->reader[slot].leased.exchange(true, std::memory_order_acq_rel)) {
+    throw InvalidArgument(fmt::format("shared slots: slot {} is taken already", slot));
+  }
+  return {state_, slot, {state_->begin(slot), state_->reader[slot].room}};
+}
+
+bool SharedSlots::lock(const SlotLease& lease, const Device& device, std::string* why) {
+  const std::span<std::byte> bytes = lease.bytes();
+  auto& registration = state_->reader[lease.slot()].registration;
+  if (registration && registration->bytes().size() >= bytes.size()) return true;
+  registration.reset();
+  registration = Registration::attempt(device, bytes.data(), bytes.size(), why);
+  return registration.has_value();
+}
+
+void SharedSlots::reclaim() noexcept {
+  for (std::size_t slot = 0; slot < state_->slots; ++slot) {
+    if (!state_->reader[slot].leased.load(std::memory_order_acquire)) state_->free(slot);
+  }
+}
+
+}  // namespace penstock
