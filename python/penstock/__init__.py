@@ -14,6 +14,7 @@ from ._loader import Loader
 from ._nests import register_batch_type
 from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
+from ._worker_feed import worker_memory_limit
 from ._worth import Worth, worth
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "register_batch_type",
     "to_device",
     "to_host",
+    "worker_memory_limit",
     "worth",
 ]

@@ -95,6 +95,10 @@ class Flight:
         """Bytes of the arrays that are sent."""
 
     @property
+    def bytes_left(self) -> int:
+        """Bytes of the arrays that stay where they are."""
+
+    @property
     def arrays(self) -> int:
         """Number of arrays that are sent."""
 
@@ -107,7 +111,7 @@ class Engine:
 
     def __init__(self, spec: str, cache_directory: str | os.PathLike | None = None) -> None: ...
 
-    def send(self, tree: object | None, expand: object, pin: bool = False, timed: bool = False) -> Flight: ...
+    def send(self, tree: object | None, expand: object, pin: bool = False) -> Flight: ...
 
     def close(self) -> None: ...
 
@@ -121,6 +125,9 @@ class Engine:
     def memory_bytes(self) -> int: ...
 
     @property
+    def numa_node(self) -> int: ...
+
+    @property
     def is_cuda(self) -> bool: ...
 
     @property
@@ -129,6 +136,58 @@ class Engine:
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object) -> object: ...
 
 def use_exchange_api(use: bool) -> None: ...
+
+class FilledSlot:
+    """
+    A slot that a worker process has filled. It is free when its arrays are gone.
+    """
+
+    def array(self, for_torch: bool, offset: int, code: int, bits: int, shape: Sequence[int], strides: Sequence[int]) -> object:
+        """An array in the slot. `strides` in elements."""
+
+    def is_seen(self, flight: Flight) -> bool:
+        """
+        True if arrays of the slot are left, other than those that are being sent.
+        """
+
+    @property
+    def locked(self) -> bool:
+        """True if the device reads the slot where it lies."""
+
+class SharedSlots:
+    """Slots of shared memory that worker processes fill."""
+
+    def __init__(self, slots: int, most_bytes: int, numa_node: int) -> None: ...
+
+    @staticmethod
+    def attach(file: int, slots: int, most_bytes: int) -> SharedSlots: ...
+
+    @property
+    def file(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def most_bytes(self) -> int: ...
+
+    def claim(self, slot: int) -> memoryview | None: ...
+
+    def give_up(self, slot: int) -> None: ...
+
+    def allow(self, slot: int, bytes: int) -> None: ...
+
+    def allowed(self, slot: int) -> int: ...
+
+    def take(self, slot: int) -> FilledSlot: ...
+
+    def lock(self, filled: FilledSlot, engine: Engine) -> str | None:
+        """Why the device cannot read the slot where it lies; None if it can."""
+
+    def reclaim(self) -> None: ...
+
+def host_memory_bytes() -> int:
+    """Memory of the host that this process may use."""
 
 class FeedStatistics:
     """
@@ -347,7 +406,7 @@ class FeedIteration:
 
     def loaded(self) -> None: ...
 
-    def send(self, tree: object | None, expand: object, pin: bool) -> Flight: ...
+    def send(self, tree: object | None, expand: object, pin: bool, slot: FilledSlot | None = None) -> Flight: ...
 
     def land(self, flight: Flight) -> object: ...
 

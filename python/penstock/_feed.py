@@ -14,8 +14,10 @@ from ._checks import whole
 from ._engines import engine_for, resolve
 from ._errors import InvalidArgument, note
 from ._native_feed import NativeFeed, NativeIterator, may_be_native
+from ._shared_slots import Received
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
+from ._worker_feed import WorkerFeed
 
 
 def feed(
@@ -150,6 +152,10 @@ class Feed:
     def _native(self) -> NativeFeed:
         return NativeFeed(self._spec)
 
+    @functools.cached_property
+    def _workers(self) -> WorkerFeed:
+        return WorkerFeed(self._spec)
+
     @property
     def _counted(self) -> Any:
         """What has the account of the latest iteration."""
@@ -217,7 +223,7 @@ class _Prepared:
 
     def _inner(self: Any, base: Any) -> Feed:
         inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native)
-        inner._account, inner._native = self._account, self._native
+        inner._account, inner._native, inner._workers = self._account, self._native, self._workers
         return inner
 
     def __iter__(self: Any) -> Iterator[Any]:
@@ -315,7 +321,7 @@ class FeedIterator:
         feed = self._feed
         feed._warn()
         feed._native.counted = None
-        self._source = iter(feed.loader)
+        self._source = feed._workers.begin(feed) or iter(feed.loader)
         feed._state = None
         feed._turn = self._turn = feed._turn + 1
 
@@ -335,8 +341,14 @@ class FeedIterator:
                     return
                 # Copied, since the loader may go on writing into its state.
                 state = copy.deepcopy(feed.loader.state_dict()) if self._keeps_state else None
-                flight = account.send(batch, self._expand, self._pin)
+                slot = None
+                if type(batch) is Received:
+                    batch, slot = self._source.pool.open(batch)  # type: ignore[union-attr]
+                flight = account.send(batch, self._expand, self._pin, slot)
                 del batch
+                if slot is not None:
+                    self._source.pool.sent(slot, flight)  # type: ignore[union-attr]
+                    slot = None
             except Exception as error:
                 number = feed._account.batches + sum(not isinstance(item, Exception) for item in self._pending)
                 note(error, f"raised while penstock.feed asked for batch {number} and sent it")

@@ -64,7 +64,7 @@ class NativeFeed:
                 under_way = latest is not None and latest.is_native
                 loader = self._loader if under_way else self._loader_for(feed, tensors)
             except _Unfit as reason:
-                return [f"the batches are those that the loader makes: {reason}"]
+                return [f"the batches are those that the loader makes: {reason}", *feed._workers.describe(feed.loader)]
             return ["the dataset is tensors, whose samples are gathered without worker processes", *loader.describe()]
 
     def _loader_for(self, feed: Any, tensors: _Tensors) -> _TensorLoader:

@@ -28,11 +28,22 @@ bool travels_alone(const Leaf& leaf, const DeviceTuning& tuning) {
 
 bool is_host(const Leaf& leaf) { return leaf.device.type == dlpack::kCpu || is_pinned(leaf); }
 
-bool is_done(const Transfer& transfer) {
+// True if it has ended: asking a failed one for its results throws.
+template <typename Pending>
+bool has_ended(const Pending& pending) {
   try {
-    return transfer.query();
+    return pending.query();
   } catch (const std::exception&) {
-    return true;  // it has stopped; asking for its results throws
+    return true;
+  }
+}
+
+// Nobody waits for its results any more.
+template <typename Pending>
+void wait_for_end(const Pending& pending) {
+  try {
+    pending.synchronize();
+  } catch (const std::exception&) {
   }
 }
 
@@ -53,8 +64,23 @@ TransferOptions options_for(const Device& device,
 
 }  // namespace
 
+bool PendingTransfers::is_done() const {
+  return std::all_of(transfers.begin(), transfers.end(), has_ended<Transfer>) &&
+         (!read_by_others || has_ended(*read_by_others));
+}
+
+void PendingTransfers::wait() const {
+  for (const auto& transfer : transfers) wait_for_end(transfer);
+  if (read_by_others) wait_for_end(*read_by_others);
+}
+
 Flight::~Flight() {
-  if (engine_ && !pending_.transfers.empty()) engine_->keep(std::move(pending_));
+  if (engine_ && !pending_.empty()) engine_->keep(std::move(pending_));
+}
+
+bool Flight::sees(const FilledSlot& slot) const noexcept {
+  const long ours = pending_.slot == slot.storage ? 2 : 1;
+  return slot.storage.use_count() > ours;
 }
 
 nb::object Flight::land() {
@@ -65,7 +91,11 @@ nb::object Flight::land() {
 nb::object Flight::land_on(StreamHandle current) {
   if (!result_.is_valid()) throw Closed("This batch was taken already.");
   engine_->reap();
-  if (pending_.transfers.empty()) return std::move(result_);
+  if (pending_.transfers.empty()) {
+    if (!pending_.empty()) engine_->keep(std::move(pending_));
+    pending_ = {};
+    return std::move(result_);
+  }
   if (engine_->is_cuda() && Torch::get() != nullptr) {
     const nb::gil_scoped_release unlocked;
     const Stream stream = engine_->device().wrap_stream(current);
@@ -78,7 +108,7 @@ nb::object Flight::land_on(StreamHandle current) {
   }
   // From here on the consumer's stream's order, or the storage itself, prevents early reuse.
   pending_.storage.reset();
-  if (!pending_.sources.empty()) engine_->keep(std::move(pending_));
+  if (!pending_.sources.empty() || pending_.slot) engine_->keep(std::move(pending_));
   pending_ = {};
   return std::move(result_);
 }
@@ -151,42 +181,57 @@ nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storag
   return make_array(std::static_pointer_cast<DeviceStorage>(storage), view);
 }
 
-Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
+Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, const FilledSlot* slot) {
   reap();
   (void)engine();
-  Tree nest(tree, expand, [this](const Leaf& leaf) {
-    if (is_host(leaf)) return cuda_ || !owns(leaf.data) ? Tree::Choice::leaf : Tree::Choice::leave;
-    return cuda_ && leaf.device.index == index() ? Tree::Choice::leave : Tree::Choice::expand;
+  Flight flight(shared_from_this());
+  const auto count = [&flight](const Leaf& leaf) {
+    if (flight.arrays_++ == 0 && leaf.ndim() > 0) flight.samples_ = static_cast<std::size_t>(leaf.shape()[0]);
+  };
+  Tree nest(tree, expand, [&](const Leaf& leaf) {
+    if (!is_host(leaf)) {
+      return cuda_ && leaf.device.index == index() ? Tree::Choice::leave : Tree::Choice::expand;
+    }
+    if (!cuda_ && slot != nullptr && slot->storage->contains(leaf.data)) {
+      count(leaf);
+      flight.bytes_left_ += leaf.bytes;
+      return Tree::Choice::leave;
+    }
+    if (!cuda_ && owns(leaf.data)) return Tree::Choice::leave;
+    count(leaf);
+    return Tree::Choice::leaf;
   });
   std::vector<Leaf>& leaves = nest.leaves();
-  Flight flight(shared_from_this());
-  flight.arrays_ = leaves.size();
-  if (!leaves.empty() && leaves.front().ndim() > 0) {
-    flight.samples_ = static_cast<std::size_t>(leaves.front().shape()[0]);
+  Torch* torch = Torch::get();
+  const bool cuda_torch = cuda_ && torch != nullptr;
+  if (cuda_torch) flight.stream_ = torch->current_stream(index());
+  if (cuda_torch && slot != nullptr && slot->locked && nest.has_expanded()) {
+    // PyTorch takes the slot for pinned memory: what was moved by its own `to()` may still be on its way.
+    flight.pending_.slot = slot->storage;
+    flight.pending_.read_by_others = device_.create_event();
+    flight.pending_.read_by_others->record(device_.wrap_stream(flight.stream_));
   }
   std::vector<nb::object> results;
   if (leaves.empty()) {
     flight.result_ = nest.build(results);
     return flight;
   }
-  Torch* torch = Torch::get();
-  const bool cuda_torch = cuda_ && torch != nullptr;
   if (pin && cuda_torch) {
     for (Leaf& leaf : leaves) {
       if (leaf.bytes >= kPinnedByTorch && !is_pinned(leaf)) torch->pin(leaf);
     }
   }
-  // Packed arrays come first, side by side.
-  std::vector<std::size_t> packed;
-  std::vector<std::size_t> alone;
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    (travels_alone(leaves[i], info().tuning) ? alone : packed).push_back(i);
-  }
+  const Groups groups = group(leaves, slot);
   std::vector<std::byte*> destinations(leaves.size());
   std::vector<std::size_t> offsets(leaves.size());
-  std::size_t end = 0;
-  for (const auto* group : {&packed, &alone}) {
-    for (std::size_t i : *group) {
+  // What comes out of a slot lies as it lay there. Packed arrays follow, side by side.
+  for (std::size_t i : groups.together) {
+    offsets[i] = static_cast<std::size_t>(leaves[i].data - groups.slot.data());
+    flight.bytes_ += leaves[i].bytes;
+  }
+  std::size_t end = align_up(groups.slot.size(), kAlignment);
+  for (const auto* members : {&groups.packed, &groups.alone}) {
+    for (std::size_t i : *members) {
       offsets[i] = end;
       end += align_up(leaves[i].bytes, kAlignment);
       flight.bytes_ += leaves[i].bytes;
@@ -195,14 +240,13 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
   std::shared_ptr<Storage> storage = allocate(end, cuda_torch);
   for (std::size_t i = 0; i < leaves.size(); ++i) destinations[i] = storage->data() + offsets[i];
   flight.pending_.storage = storage;
-  for (std::size_t i : alone) flight.pending_.sources.push_back(leaves[i].source);
-  if (cuda_torch) flight.stream_ = torch->current_stream(index());
+  for (std::size_t i : groups.alone) flight.pending_.sources.push_back(leaves[i].source);
+  if (!groups.together.empty()) flight.pending_.slot = slot->storage;
   {
     const nb::gil_scoped_release unlocked;
     std::optional<Stream> after;
     if (cuda_torch) after.emplace(device_.wrap_stream(flight.stream_));
-    enqueue(flight, leaves, packed, alone, destinations,
-            {.after = after ? &*after : nullptr, .timed = timed});
+    enqueue(flight, leaves, groups, destinations, {.after = after ? &*after : nullptr, .timed = timed});
   }
   if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.pending_.transfers);
   results.reserve(leaves.size());
@@ -214,21 +258,45 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed) {
   return flight;
 }
 
-void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const std::vector<std::size_t>& packed,
-                     const std::vector<std::size_t>& alone, const std::vector<std::byte*>& destinations,
-                     const CopyOptions& common) {
+Engine::Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* slot) const {
+  Groups groups;
+  const bool locked = slot != nullptr && slot->locked;
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const Leaf& leaf = leaves[i];
+    if (locked && leaf.bytes > 0 && slot->storage->contains(leaf.data)) {
+      groups.together.push_back(i);
+      begin = begin == nullptr ? leaf.data : std::min(begin, leaf.data);
+      end = std::max(end, leaf.data + leaf.bytes);
+    } else {
+      (travels_alone(leaf, info().tuning) ? groups.alone : groups.packed).push_back(i);
+    }
+  }
+  groups.slot = {begin, end};
+  return groups;
+}
+
+void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const Groups& groups,
+                     const std::vector<std::byte*>& destinations, const CopyOptions& common) {
   auto& transfers = flight.pending_.transfers;
-  transfers.reserve(alone.size() + 1);
+  transfers.reserve(groups.alone.size() + 2);
   CopyOptions options = common;
   options.destination_kind = MemoryKind::device;
-  if (!packed.empty()) {
+  if (!groups.together.empty()) {
+    const std::size_t first = groups.together.front();
+    std::byte* const destination = destinations[first] - (leaves[first].data - groups.slot.data());
+    options.source_kind = MemoryKind::registered;
+    transfers.push_back(engine().copy(destination, groups.slot.data(), groups.slot.size(), options));
+  }
+  if (!groups.packed.empty()) {
     std::vector<TransferPiece> pieces;
-    pieces.reserve(packed.size());
-    for (std::size_t i : packed) pieces.push_back({leaves[i].data, destinations[i], leaves[i].bytes});
+    pieces.reserve(groups.packed.size());
+    for (std::size_t i : groups.packed) pieces.push_back({leaves[i].data, destinations[i], leaves[i].bytes});
     options.source_kind = MemoryKind::pageable;
     transfers.push_back(engine().copy_pieces(pieces, CopyDirection::h2d, options));
   }
-  for (std::size_t i : alone) {
+  for (std::size_t i : groups.alone) {
     options.source_kind = is_pinned(leaves[i]) ? std::optional(MemoryKind::pinned) : std::nullopt;
     transfers.push_back(engine().copy(destinations[i], leaves[i].data, leaves[i].bytes, options));
   }
@@ -284,7 +352,7 @@ void Engine::reap() {
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < pending_.size();) {
-      if (std::all_of(pending_[i].transfers.begin(), pending_[i].transfers.end(), is_done)) {
+      if (pending_[i].is_done()) {
         finished.push_back(std::move(pending_[i]));
         pending_[i] = std::move(pending_.back());
         pending_.pop_back();
@@ -309,15 +377,7 @@ void Engine::close() {
   }
   {
     const nb::gil_scoped_release unlocked;
-    for (const auto& one : pending) {
-      for (const auto& transfer : one.transfers) {
-        try {
-          transfer.synchronize();
-        } catch (const std::exception&) {
-          // Nobody waits for it any more.
-        }
-      }
-    }
+    for (const auto& one : pending) one.wait();
     engine.reset();
   }
 }

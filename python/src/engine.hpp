@@ -1,5 +1,6 @@
 #pragma once
 
+#include "filled_slot.hpp"
 #include "frameworks.hpp"
 #include "storage.hpp"
 #include "tree.hpp"
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,14 @@ struct PendingTransfers {
   std::vector<Transfer> transfers;
   std::shared_ptr<Storage> storage;  ///< null if the results' owners keep it
   std::vector<nb::object> sources;
+  std::shared_ptr<SlotStorage> slot;    ///< a locked slot that the device reads
+  std::optional<Event> read_by_others;  ///< objects moved themselves out of the slot: done when this is
+
+  [[nodiscard]] bool empty() const noexcept { return transfers.empty() && !read_by_others; }
+  /// True if the memory is not needed any more. Does not block.
+  [[nodiscard]] bool is_done() const;
+  /// Blocks until then.
+  void wait() const;
 };
 
 class Engine;
@@ -51,8 +61,12 @@ class Flight {
   [[nodiscard]] const std::vector<Transfer>& transfers() const noexcept { return pending_.transfers; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::size_t arrays() const noexcept { return arrays_; }
+  /// Bytes of the arrays that stay where a worker process put them: memory of the host device.
+  [[nodiscard]] std::size_t bytes_left() const noexcept { return bytes_left_; }
   /// The extent of the first array's first axis; 0 if there is none.
   [[nodiscard]] std::size_t samples() const noexcept { return samples_; }
+  /// True if somebody else than this flight has arrays of the slot.
+  [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
 
  private:
   friend class Engine;
@@ -61,6 +75,7 @@ class Flight {
   PendingTransfers pending_;
   StreamHandle stream_ = nullptr;  ///< the stream on which the results' memory was allocated
   std::size_t bytes_ = 0;
+  std::size_t bytes_left_ = 0;
   std::size_t arrays_ = 0;
   std::size_t samples_ = 0;
 };
@@ -75,8 +90,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// `pin`: PyTorch first copies its large pageable tensors into pinned memory, on the calling thread and
   /// PyTorch's own threads. If these threads make the batches, ours would take their cores. `timed`: see
-  /// CopyOptions.
-  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, bool timed = false);
+  /// CopyOptions. `slot`: arrays of `tree` lie in it. If it is locked, they travel as one, and it stays taken
+  /// until they have. Arrays for the host device stay in it. Null: none do.
+  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, bool timed = false,
+                            const FilledSlot* slot = nullptr);
   /// True if `data` is memory of this device. For host devices, whose memory is also the host's.
   [[nodiscard]] bool owns(const void* data) const;
   /// Copies `leaves` of this device to new host memory, and returns that. Blocks until the bytes are there.
@@ -102,9 +119,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
   [[nodiscard]] TransferEngine& engine() const;
   [[nodiscard]] std::shared_ptr<Storage> allocate(std::size_t bytes, bool for_torch);
-  void enqueue(Flight& flight, const std::vector<Leaf>& leaves, const std::vector<std::size_t>& packed,
-               const std::vector<std::size_t>& alone, const std::vector<std::byte*>& destinations,
-               const CopyOptions& common);
+  /// How the arrays of one nest travel.
+  struct Groups {
+    std::vector<std::size_t> together;  ///< out of a locked slot
+    std::span<const std::byte> slot;    ///< what holds these
+    std::vector<std::size_t> packed;
+    std::vector<std::size_t> alone;
+  };
+  [[nodiscard]] Groups group(const std::vector<Leaf>& leaves, const FilledSlot* slot) const;
+  void enqueue(Flight& flight, const std::vector<Leaf>& leaves, const Groups& groups,
+               const std::vector<std::byte*>& destinations, const CopyOptions& common);
   [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
                                 bool for_torch) const;
 

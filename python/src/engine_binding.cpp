@@ -61,18 +61,24 @@ void bind_engine(nb::module_& module) {
       .def("release_sources", &Flight::release_sources,
            "Blocks until the arrays that were sent are no longer read.")
       .def_prop_ro("bytes", &Flight::bytes, "Bytes of the arrays that are sent.")
+      .def_prop_ro("bytes_left", &Flight::bytes_left, "Bytes of the arrays that stay where they are.")
       .def_prop_ro("arrays", &Flight::arrays, "Number of arrays that are sent.")
       .def_prop_ro("samples", &Flight::samples,
                    "Extent of the first array's first axis; 0 if there is none.");
 
   nb::class_<Engine>(module, "Engine", "Sends to one device.")
       .def(nb::new_(&Engine::open), nb::arg("spec"), nb::arg("cache_directory") = nb::none())
-      .def("send", &Engine::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false,
-           nb::arg("timed") = false)
+      .def(
+          "send",
+          [](Engine& self, nb::handle tree, nb::handle expand, bool pin) {
+            return self.send(tree, expand, pin);
+          },
+          nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false)
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Sets of transfers that nobody waits for and that are not done.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
       .def_prop_ro("memory_bytes", [](const Engine& engine) { return engine.device().memory().total; })
+      .def_prop_ro("numa_node", [](const Engine& engine) { return engine.info().numa_node; })
       .def_prop_ro("is_cuda", &Engine::is_cuda)
       .def_prop_ro("index", &Engine::index);
 

@@ -89,8 +89,8 @@ void FeedIteration::loaded() {
   times_.loader_end = part_begin_ = answered;
 }
 
-Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin) {
-  Flight flight = feed_->engine_->send(tree, expand, pin, true);
+Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot) {
+  Flight flight = feed_->engine_->send(tree, expand, pin, true, slot);
   times_.gather_begin = part_begin_;
   times_.gather_end = now();
   feed_->host_.gather_seconds += times_.gather_end - times_.gather_begin;
@@ -119,7 +119,10 @@ nb::object FeedIteration::land(Flight& flight) {
   feed_->host_.arrays += flight.arrays();
   {
     const nb::gil_scoped_release unlocked;
-    request_->answer({.timed = timed, .times = times_, .delivered_bytes = flight.bytes(), .ready = ready_});
+    request_->answer({.timed = timed,
+                      .times = times_,
+                      .delivered_bytes = flight.bytes() + flight.bytes_left(),
+                      .ready = ready_});
     request_.reset();
   }
   feed_->host_.land_seconds += now() - begin;
@@ -149,7 +152,8 @@ void bind_feed_account(nb::module_& module) {
       .def("ask", &FeedIteration::ask, nb::arg("ready"))
       .def("load", &FeedIteration::load)
       .def("loaded", &FeedIteration::loaded)
-      .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"))
+      .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"),
+           nb::arg("slot").none() = nb::none())
       .def("land", &FeedIteration::land, nb::arg("flight"))
       .def("leave", &FeedIteration::leave, nb::arg("over"));
 }

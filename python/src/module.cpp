@@ -1,6 +1,7 @@
 #include "arrays.hpp"
 #include "engine.hpp"
 #include "feed_account.hpp"
+#include "filled_slot.hpp"
 #include "native_loader.hpp"
 #include "warnings.hpp"
 
@@ -91,6 +92,7 @@ NB_MODULE(_core, module) {
   bind_devices(module);
   bind_arrays(module);
   bind_engine(module);
+  bind_shared_slots(module);
   bind_statistics(module);
   bind_feed_account(module);
   bind_loader(module);

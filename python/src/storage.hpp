@@ -5,6 +5,7 @@
 #include <penstock/core/fork.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/buffer.hpp>
+#include <penstock/memory/shared_slots.hpp>
 #include <penstock/transfer/transfer.hpp>
 
 #include <cstddef>
@@ -78,6 +79,20 @@ class PoolStorage final : public DeviceStorage {
   mutable std::mutex mutex_;
   std::vector<Transfer> transfers_;
   std::vector<StreamHandle> streams_;
+};
+
+/// A slot that a worker process has filled. It is free again when the last of its arrays is gone.
+class SlotStorage final : public Storage {
+ public:
+  explicit SlotStorage(SlotLease lease) noexcept : lease_(std::move(lease)) { data_ = lease_.bytes().data(); }
+
+  [[nodiscard]] const SlotLease& lease() const noexcept { return lease_; }
+  [[nodiscard]] bool contains(const std::byte* data) const noexcept {
+    return data >= data_ && data < data_ + lease_.bytes().size();
+  }
+
+ private:
+  SlotLease lease_;
 };
 
 /// A tensor over a part of a storage.

@@ -119,6 +119,7 @@ bool Tree::take_array(PyObject* object) {
 
 void Tree::take_other(PyObject* object, bool expanded) {
   const RecursionGuard guard;
+  has_expanded_ = true;
   const nb::object answer = expand_(nb::handle(object), expanded);
   if (PyUnicode_Check(answer.ptr())) {
     const auto message = place() + ": " + nb::cast<std::string>(answer);

@@ -29,6 +29,8 @@ class Tree {
   Tree(nb::handle root, nb::handle expand, const Wanted& wanted);
 
   [[nodiscard]] std::vector<Leaf>& leaves() noexcept { return leaves_; }
+  /// True if `expand` was asked: it may have moved objects.
+  [[nodiscard]] bool has_expanded() const noexcept { return has_expanded_; }
   /// The nest around `results`, one for each leaf. Callable once.
   [[nodiscard]] nb::object build(std::vector<nb::object>& results);
 
@@ -59,6 +61,7 @@ class Tree {
   std::vector<Step> path_;
   std::vector<Node> nodes_;
   std::vector<Leaf> leaves_;
+  bool has_expanded_ = false;
   std::size_t next_node_ = 0;
   std::size_t next_leaf_ = 0;
 };

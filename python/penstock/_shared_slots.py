@@ -1,0 +1,263 @@
+"""What DataLoader's workers and this process know of shared slots: how a batch gets into one, and out of it again.
+
+A worker puts the arrays of a batch into a slot. Everything else of the batch is pickled, with the arrays' places. That
+goes through DataLoader's own queue.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+from . import _core
+
+_ALIGNMENT = 256
+# The types of the arrays that lie in slots, with DLPack's codes: kind and bits.
+_TYPES = {
+    "bool": (6, 8),
+    **{f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (1, bits) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (2, bits) for bits in (16, 32, 64)},
+    "bfloat16": (4, 16),
+    **{f"complex{bits}": (5, bits) for bits in (64, 128)},
+}
+
+
+class Received(NamedTuple):
+    """A batch from a worker. `slot`: where its arrays lie; None if nowhere. `wanted`: bytes of a slot that would have
+    held them all."""
+
+    batch: Any
+    slot: Any
+    wanted: int
+
+
+class Slots:
+    """Shared slots, in the process that receives. Workers are numbered; each has `each` slots."""
+
+    def __init__(self, workers: int, each: int, most_bytes: int, numa_node: int):
+        self.each = each
+        self.shared = _core.SharedSlots(workers * each, most_bytes, numa_node)
+        self.key = _keep(self)
+
+    def writer(self, collate: Callable[[Any], Any], stacks: bool) -> Writer:
+        """What takes the place of a DataLoader's collate_fn."""
+        return Writer(self.key, self.shared, self.each, collate, stacks)
+
+
+class Writer:
+    """A DataLoader's collate_fn, in a worker, whose batches lie in the worker's slots. Pickled only to start it.
+
+    `stacks`: `collate` is PyTorch's own, which stacks samples straight into the slot. The arrays of another one are
+    copied there. What finds no room goes as any batch does: a worker never waits.
+    """
+
+    def __init__(self, key: int, shared: _core.SharedSlots, each: int, collate: Callable[[Any], Any], stacks: bool):
+        self._key, self._shared, self._each = key, shared, each
+        self._collate, self._stacks = collate, stacks
+
+    def __getstate__(self) -> dict:
+        state = dict(self.__dict__)
+        state["_shared"] = reduction.DupFd(self._shared.file), self._shared.slots, self._shared.most_bytes
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        file, slots, most_bytes = state["_shared"]
+        descriptor = file.detach()
+        try:
+            self._shared = _core.SharedSlots.attach(descriptor, slots, most_bytes)
+        finally:
+            reduction.os.close(descriptor)
+
+    def __call__(self, samples: Any) -> Any:
+        number, memory = self._claim()
+        try:
+            slot = _Slot(memory)
+            batch = slot.collate(samples) if self._stacks else self._collate(samples)
+            pickled = slot.pickle(batch)
+        except BaseException:
+            if number is not None:
+                self._shared.give_up(number)
+            raise
+        if number is not None and slot.used == 0:
+            self._shared.give_up(number)
+            number = None
+        return _Sent(self._key, number, slot.wanted, pickled)
+
+    def _claim(self) -> tuple[int | None, memoryview | None]:
+        info = sys.modules["torch.utils.data"].get_worker_info()
+        if info is not None:
+            for number in range(info.id * self._each, (info.id + 1) * self._each):
+                memory = self._shared.claim(number)
+                if memory is not None:
+                    return number, memory
+        return None, None
+
+
+class _Sent:
+    """A batch on its way from a worker. Unpickled as what has arrived."""
+
+    def __init__(self, *contents: Any):
+        self._contents = contents
+
+    def __reduce__(self) -> Any:
+        return _receive, self._contents
+
+
+class _Slot:
+    """A slot that is being filled, or None's: then everything goes as any batch does."""
+
+    def __init__(self, memory: memoryview | None):
+        self.used = 0
+        self.wanted = 0
+        self._buffer = memory
+        self._room = 0 if memory is None else len(memory)
+        if memory is not None:
+            self._bytes = sys.modules["torch"].frombuffer(memory, dtype=sys.modules["torch"].uint8)
+            self._begin = self._bytes.data_ptr()
+
+    def collate(self, samples: Any) -> Any:
+        """PyTorch's default_collate, into the slot."""
+        collate = sys.modules["torch.utils.data"]._utils.collate
+        known = dict(collate.default_collate_fn_map)
+        if known.get(sys.modules["torch"].Tensor) is collate.collate_tensor_fn:
+            known[sys.modules["torch"].Tensor] = self._stack
+        return collate.collate(samples, collate_fn_map=known)
+
+    def _stack(self, tensors: Any, *, collate_fn_map: Any = None) -> Any:
+        torch = sys.modules["torch"]
+        first = tensors[0]
+        at = None
+        if self._room and _is_plain(first, torch):
+            at = self._place(len(tensors) * first.numel() * first.element_size())
+        if at is None:
+            stack = sys.modules["torch.utils.data"]._utils.collate.collate_tensor_fn
+            return stack(tensors, collate_fn_map=collate_fn_map)
+        out = self._bytes[at[0] : at[1]].view(first.dtype).view(len(tensors), *first.shape)
+        return torch.stack(tuple(tensors), 0, out=out)
+
+    def pickle(self, batch: Any) -> bytes:
+        """The batch, with its arrays in the slot."""
+        stream = io.BytesIO()
+        _Pickler(stream, self).dump(batch)
+        return stream.getvalue()
+
+    def put_tensor(self, tensor: Any) -> Any:
+        """How to make the tensor again; None if it is pickled as any other."""
+        torch = sys.modules["torch"]
+        if not _is_plain(tensor, torch):
+            return None
+        at = tensor.data_ptr() - self._begin if self._room else -1
+        if not 0 <= at < self.used:
+            place = self._place(tensor.numel() * tensor.element_size())
+            if place is None:
+                return None
+            at = place[0]
+            if not _has_no_gaps(tensor.shape, tensor.stride()):
+                tensor = tensor.contiguous()
+            here = self._bytes[at : place[1]].view(tensor.dtype)
+            here.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+        name = str(tensor.dtype).removeprefix("torch.")
+        return _array, (True, at, name, tuple(tensor.shape), tensor.stride())
+
+    def put_array(self, array: Any) -> Any:
+        numpy = sys.modules["numpy"]
+        if array.dtype.name not in _TYPES or not array.dtype.isnative or array.dtype.metadata or array.size == 0:
+            return None
+        place = self._place(array.nbytes)
+        if place is None:
+            return None
+        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+        here = numpy.ndarray(array.shape, array.dtype, self._buffer, place[0], order=order)
+        numpy.copyto(here, array)
+        strides = tuple(stride // array.itemsize for stride in here.strides)
+        return _array, (False, place[0], array.dtype.name, array.shape, strides)
+
+    def _place(self, count: int) -> tuple[int, int] | None:
+        """Room for so many bytes: from where, to where."""
+        if count == 0:
+            return None
+        self.wanted += -(-count // _ALIGNMENT) * _ALIGNMENT
+        begin = -(-self.used // _ALIGNMENT) * _ALIGNMENT
+        if begin + count > self._room:
+            return None
+        self.used = begin + count
+        return begin, self.used
+
+
+class _Pickler(reduction.ForkingPickler):
+    """Pickles as DataLoader's queue does, but for the arrays that a slot takes."""
+
+    def __init__(self, stream: io.BytesIO, slot: _Slot):
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._slot = slot
+
+    def reducer_override(self, value: Any) -> Any:
+        put = None
+        if type(value) is sys.modules["torch"].Tensor:
+            put = self._slot.put_tensor(value)
+        elif "numpy" in sys.modules and type(value) is sys.modules["numpy"].ndarray:
+            put = self._slot.put_array(value)
+        return NotImplemented if put is None else put
+
+
+def _is_plain(tensor: Any, torch: Any) -> bool:
+    """True if a tensor is no more than its bytes, type and shape."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.requires_grad
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and str(tensor.dtype).removeprefix("torch.") in _TYPES
+    )
+
+
+def _has_no_gaps(shape: Any, strides: Any) -> bool:
+    """True if each element has a place of its own, side by side in some order of the axes."""
+    expected = 1
+    for stride, extent in sorted((stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent > 1):
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+_opened: weakref.WeakValueDictionary[int, Slots] = weakref.WeakValueDictionary()
+_arriving = threading.local()
+_lock = threading.Lock()
+_keys = 0
+
+
+def _keep(slots: Slots) -> int:
+    global _keys
+    with _lock:
+        _keys += 1
+        _opened[_keys] = slots
+        return _keys
+
+
+def _receive(key: int, number: int | None, wanted: int, pickled: bytes) -> Received:
+    """In the process that receives. If what it gives is dropped, the slot is free again."""
+    slots = _opened.get(key)
+    if slots is None:
+        raise RuntimeError("a batch came from a worker whose slots are gone")
+    slot = None if number is None else slots.shared.take(number)
+    _arriving.slot = slot
+    try:
+        return Received(pickle.loads(pickled), slot, wanted)
+    finally:
+        _arriving.slot = None
+
+
+def _array(for_torch: bool, at: int, name: str, shape: Any, strides: Any) -> Any:
+    return _arriving.slot.array(for_torch, at, *_TYPES[name], shape, strides)

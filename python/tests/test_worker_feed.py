@@ -1,0 +1,673 @@
+"""feed around a DataLoader with workers, whose batches come through shared slots."""
+
+import collections
+import dataclasses
+import gc
+import multiprocessing
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, get_worker_info
+
+import penstock
+from penstock import _core, _shared_slots, _worker_feed
+from support import is_gpu, same
+
+COUNT = 60
+SHARED = "worker processes put their batches into shared memory"
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Pair:
+    left: torch.Tensor
+    right: list
+
+
+class Plain:
+    """An object that penstock does not know."""
+
+    def __init__(self, data):
+        self.data = data
+
+
+def noise(index, *shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(index))
+
+
+class Nested(Dataset):
+    """Samples of everything that PyTorch's own collate takes."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, i):
+        return {
+            "image": noise(i, 3, 40, 50),
+            "label": i,
+            "weight": i / 7,
+            "name": f"sample {i}",
+            "array": np.arange(i, i + 6, dtype=np.int16).reshape(2, 3),
+            "point": Point(torch.tensor([i % 2 == 0]), torch.full((3,), i, dtype=torch.bfloat16)),
+            "none": torch.empty(0, 4),
+            "list": [torch.tensor(1j * i), (torch.tensor(i, dtype=torch.float64), b"bytes")],
+            "drawn": torch.rand(2),
+        }
+
+
+class Tensors(Dataset):
+    def __init__(self, count=COUNT, *shape):
+        self.shape = shape or (16, 33)
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return noise(i, *self.shape), i
+
+
+class Failing(Tensors):
+    def __getitem__(self, i):
+        if i == 25:
+            raise ValueError("sample 25 is broken")
+        return super().__getitem__(i)
+
+
+class Growing(Dataset):
+    """Batches of one sample each, of very different sizes."""
+
+    sizes = (10, 10_000, 200, 3_000_000, 5, 900_000, 12_000_000, 1, 3_000_000, 64)
+
+    def __len__(self):
+        return 4 * len(self.sizes)
+
+    def __getitem__(self, i):
+        return noise(i, self.sizes[i % len(self.sizes)])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        for i in range(info.id, COUNT, info.num_workers):
+            yield noise(i, 7, 11), i
+
+
+class Views(Dataset):
+    """Samples that are views of one tensor, some of them with gaps."""
+
+    def __init__(self):
+        self.all = noise(1, 400, 30).to(torch.float32)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return self.all[i], self.all[::3][i], self.all.T[:, i]
+
+
+def odd_kinds(samples):
+    """A collate_fn that makes what PyTorch's own does not."""
+    images = torch.stack([image for image, _ in samples])
+    labels = np.array([label for _, label in samples], np.uint16)
+    whole = torch.arange(60.0).reshape(6, 10)
+    return {
+        "images": images.to(memory_format=torch.contiguous_format),
+        "transposed": images.transpose(1, 2),
+        "gaps": images[:, ::2, 1:],
+        "again": images,
+        "labels": labels,
+        "fortran": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        "big endian": np.arange(3, dtype=">i4").astype("<i4"),
+        "pair": Pair(whole[2:4], [whole[:, 3], "text"]),
+        "names": [f"{label}" for _, label in samples],
+        "object": Plain(7),
+        "empty": torch.empty(0, 3),
+        "scalar": np.float32(0.5),
+        "half": torch.ones(3, dtype=torch.float16),
+    }
+
+
+def as_they_are(samples):
+    return samples
+
+
+def seed_numpy(worker):
+    np.random.seed(get_worker_info().seed % 2**32)
+
+
+def kept(loader):
+    """The batches, on the host, in memory of their own."""
+    copies = []
+    for batch in loader:
+        copies.append(penstock.to_host(penstock.to_device(penstock.to_host(batch), "host")))
+    return copies
+
+
+def equal(ours, theirs):
+    assert len(ours) == len(theirs)
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert same_but_objects(a, b), f"batch {number}"
+
+
+def same_but_objects(a, b):
+    if isinstance(a, dict) and "object" in a:
+        assert a["object"].data == b["object"].data
+        a, b = ({key: value for key, value in batch.items() if key != "object"} for batch in (a, b))
+    return same(a, b)
+
+
+def slots_of(feed):
+    return feed._workers._pool
+
+
+@pytest.fixture(autouse=True)
+def no_leaks():
+    """After each test no slot is granted, no worker is left, and no file is open that was not."""
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert _worker_feed._granted == 0
+    assert not multiprocessing.active_children()
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("penstock", "torch_%d_" % os.getpid()))]
+
+
+@pytest.fixture
+def limit():
+    """Sets the limit of all feeds for the test."""
+    yield penstock.worker_memory_limit
+    _worker_feed._limit = None
+
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+PERSISTENT = pytest.mark.parametrize("persistent", [False, True])
+
+
+@METHODS
+@PERSISTENT
+def test_batches_are_those_of_the_loader(device, method, persistent):
+    arguments = dict(batch_size=8, shuffle=True, num_workers=2, persistent_workers=persistent, worker_init_fn=seed_numpy)
+    loader = DataLoader(Nested(), **arguments, multiprocessing_context=method)
+    torch.manual_seed(5)
+    expected = [kept(loader) for _ in range(3)]
+    state = torch.get_rng_state()
+    loader = DataLoader(Nested(), **arguments, multiprocessing_context=method)
+    feed = penstock.feed(loader, device, native=False)
+    torch.manual_seed(5)
+    for theirs in expected:
+        equal(kept(feed), theirs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert SHARED in feed.describe()
+
+
+@pytest.mark.parametrize("collate", [odd_kinds, as_they_are, None])
+def test_any_collate_fn_gives_its_batches(device, collate):
+    loader = DataLoader(Tensors(), 7, num_workers=2, collate_fn=collate)
+    expected = kept(loader)
+    feed = penstock.feed(loader, device)
+    for _ in range(2):
+        equal(kept(feed), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Stream(), 4, num_workers=3),
+        lambda: DataLoader(Stream(), None, num_workers=2),
+        lambda: DataLoader(Tensors(), None, num_workers=2),
+        lambda: DataLoader(Views(), 5, num_workers=2),
+        lambda: DataLoader(Growing(), 1, num_workers=2),
+        lambda: DataLoader(Tensors(), 5, num_workers=1, prefetch_factor=5),
+        lambda: DataLoader(Tensors(), 5, num_workers=9),
+        lambda: DataLoader(Tensors(), 7, num_workers=2, drop_last=True, timeout=30),
+        lambda: DataLoader(Tensors(), 7, num_workers=2, sampler=RandomSampler(range(COUNT), True, 100)),
+        lambda: DataLoader(Tensors(), batch_sampler=[[1, 2, 3], [4], [5, 5, 5, 5]], num_workers=2),
+        lambda: DataLoader([{"x": i} for i in range(9)], 2, num_workers=2),
+        lambda: DataLoader(TensorDataset(noise(1, 40, 9)), 7, num_workers=2),
+    ],
+)
+def test_any_loader_gives_its_batches(device, make):
+    torch.manual_seed(3)
+    expected = [kept(make()) for _ in range(2)]
+    torch.manual_seed(3)
+    for theirs in expected:
+        equal(kept(penstock.feed(make(), device, native=False)), theirs)
+
+
+def test_the_first_batches_say_how_large_slots_are():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, prefetch_factor=3), "host")
+    for _ in range(3):
+        kept(feed)
+    pool = slots_of(feed)
+    # 3 under way in each worker; two workers share what this process has: a batch of the consumer, and 2 + 1 ahead.
+    assert pool.each == 3 + 3
+    assert all(pool.shared.allowed(number) == 2 << 20 for number in range(12))
+    assert feed.describe()[-1] == "12 of 12 slots have room, 24 MiB in all"
+    assert _worker_feed._granted == 24 << 20
+
+
+class Counting:
+    """Counts the batches that come in slots, and those that come without."""
+
+    def __init__(self, monkeypatch):
+        self.slots = self.others = 0
+        opened = _worker_feed._Pool.open
+
+        def count(pool, received):
+            batch, slot = opened(pool, received)
+            self.slots += slot is not None
+            self.others += slot is None
+            return batch, slot
+
+        monkeypatch.setattr(_worker_feed._Pool, "open", count)
+
+
+def test_batches_come_in_slots(monkeypatch):
+    counted = Counting(monkeypatch)
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, persistent_workers=True), "host")
+    for _ in range(5):
+        for _ in feed:
+            time.sleep(0.002)
+    assert counted.slots + counted.others == 5 * 12
+    assert counted.slots >= 4 * 12
+    statistics = feed.stats()
+    assert statistics.samples == 5 * COUNT
+    assert statistics.delivered_bytes == 5 * COUNT * (16 * 33 + 8)
+    assert statistics.link_bytes < statistics.delivered_bytes / 2
+
+
+def test_on_the_host_a_batch_lies_in_its_slot():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, persistent_workers=True), "host")
+    kept(feed)
+    iterator = iter(feed)
+    images, labels = next(iterator)
+    slot = labels.data_ptr() - images.data_ptr()
+    assert 0 < slot < 2 << 20
+    images[:] = 1  # a user's own
+    del iterator
+
+
+def test_batches_that_are_kept_stay_as_they_are(device):
+    loader = DataLoader(Tensors(), 3, num_workers=2, persistent_workers=True)
+    expected = kept(loader)
+    feed = penstock.feed(loader := DataLoader(Tensors(), 3, num_workers=2, persistent_workers=True), device)
+    epochs = [list(feed) for _ in range(4)]
+    for epoch in epochs:
+        equal(epoch, expected)
+    del loader
+
+
+def test_slots_are_free_again():
+    feed = penstock.feed(DataLoader(Tensors(), 3, num_workers=2, persistent_workers=True), "host")
+    epochs = [list(feed) for _ in range(3)]
+    pool = slots_of(feed)
+    epochs.clear()
+    iterator = iter(feed)
+    next(iterator)
+    for _ in iterator:
+        time.sleep(0.001)
+    del iterator, _
+    deadline = time.monotonic() + 20
+    # Workers hold none: all batches were handed out and dropped.
+    while time.monotonic() < deadline:
+        claimed = [number for number in range(pool.shared.slots) if pool.shared.claim(number) is not None]
+        for number in claimed:
+            pool.shared.give_up(number)
+        if len(claimed) == pool.shared.slots:
+            return
+    pytest.fail(f"{claimed} of {pool.shared.slots} are free")
+
+
+@PERSISTENT
+def test_a_loop_that_is_left_early_loses_no_slot(device, persistent):
+    dataset = Tensors()
+    expected = kept(DataLoader(dataset, 3, num_workers=2))
+    feed = penstock.feed(DataLoader(dataset, 3, num_workers=2, persistent_workers=persistent), device)
+    for rounds in range(12):
+        for number, batch in enumerate(feed):
+            assert same(batch, expected[number])
+            if number == rounds % 5:
+                break
+        del batch
+    equal(kept(feed), expected)
+    pool = slots_of(feed)
+    assert sum(pool.shared.allowed(number) > 0 for number in range(pool.shared.slots)) == pool.shared.slots
+    assert _worker_feed._granted == sum(pool._granted)
+
+
+@PERSISTENT
+def test_an_exception_of_a_sample_is_the_workers(device, persistent):
+    feed = penstock.feed(DataLoader(Failing(), 5, num_workers=2, persistent_workers=persistent), device)
+    expected = kept(DataLoader(Tensors(), 5, num_workers=2))
+    for _ in range(3):
+        iterator = iter(feed)
+        for number in range(5):
+            assert same(next(iterator), expected[number])
+        with pytest.raises(ValueError, match="sample 25 is broken") as raised:
+            next(iterator)
+        assert "Caught ValueError in DataLoader worker process 1" in str(raised.value)
+        assert "in __getitem__" in str(raised.value)
+        assert same(next(iterator), expected[6])
+        del iterator, raised
+
+
+def test_samples_that_do_not_stack_are_pytorchs_error():
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        kept(penstock.feed(DataLoader(Growing(), 4, num_workers=1), "host"))
+
+
+class Heavy(Tensors):
+    """Tells the parent which process it is in, and takes some time."""
+
+    def __getitem__(self, i):
+        time.sleep(0.001)
+        return noise(i, 100, 1000), i
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(device, seed):
+    chance = random.Random(seed)
+    loader = DataLoader(Heavy(), 4, num_workers=3)
+    expected = kept(loader)
+    feed = penstock.feed(loader, device)
+    kept(feed)  # slots have room now
+    for _ in range(3):
+        number = 0
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            for batch in feed:
+                assert same(batch, expected[number])
+                number += 1
+                if number == 2:
+                    time.sleep(chance.random() * 0.01)
+                    os.kill(chance.choice(slots_of(feed)._processes).pid, signal.SIGKILL)
+            # Its batches were all there already.
+            raise RuntimeError("DataLoader worker is not needed any more")
+        del batch
+        gc.collect()
+        equal(kept(feed), expected)
+
+
+def test_iterators_side_by_side_have_slots_of_their_own(device):
+    loader = DataLoader(Tensors(), 5, num_workers=2)
+    expected = kept(loader)
+    feed = penstock.feed(loader, device)
+    kept(feed)
+    for _ in range(2):
+        pairs = list(zip(feed, feed, strict=True))
+        equal([a for a, _ in pairs], expected)
+        equal([b for _, b in pairs], expected)
+        del pairs
+
+
+def test_threads_have_feeds_of_their_own():
+    expected = kept(DataLoader(Tensors(), 5, num_workers=1))
+    failures = []
+
+    def work():
+        try:
+            feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host")
+            for _ in range(3):
+                equal(kept(feed), expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("room", [1, 2 << 20, 7 << 20])
+def test_the_limit_is_kept_and_batches_are_right(device, limit, room):
+    limit(room)
+    assert penstock.worker_memory_limit() == room
+    loader = DataLoader(Growing(), 1, num_workers=2)
+    expected = kept(loader)
+    feed = penstock.feed(loader, device)
+    for _ in range(3):
+        equal(kept(feed), expected)
+        assert _worker_feed._granted <= room
+
+
+def test_a_limit_of_0_leaves_workers_alone(limit):
+    limit(0)
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host")
+    equal(kept(feed), kept(DataLoader(Tensors(), 5)))
+    assert slots_of(feed) is None
+    assert "worker_memory_limit is 0" in feed.describe()[-1]
+    limit(1 << 30)
+    kept(feed)
+    assert SHARED in feed.describe()
+
+
+def test_feeds_share_the_limit(limit):
+    limit(20 << 20)
+    feeds = [penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host") for _ in range(2)]
+    for _ in range(3):
+        for feed in feeds:
+            kept(feed)
+    granted = [sum(slots_of(feed)._granted) for feed in feeds]
+    assert sum(granted) == _worker_feed._granted == 20 << 20
+    del feeds[0], feed
+    gc.collect()
+    assert _worker_feed._granted == granted[1]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "1GiB", True])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(wrong):
+    with pytest.raises((penstock.InvalidArgument, TypeError), match="limit"):
+        penstock.worker_memory_limit(wrong)
+
+
+def test_the_limit_is_a_quarter_of_the_memory():
+    assert penstock.worker_memory_limit() == _core.host_memory_bytes() // 4 > 0
+
+
+@PERSISTENT
+def test_the_loader_stays_as_it_was(persistent):
+    loader = DataLoader(Tensors(), 5, num_workers=1, persistent_workers=persistent, pin_memory=False)
+    before = dict(vars(loader))
+    feed = penstock.feed(loader, "host")
+    iterator = iter(feed)
+    next(iterator)
+    assert vars(loader) == before
+    expected = kept(DataLoader(Tensors(), 5))
+    equal(kept(loader), expected)  # with workers of its own
+    del iterator
+    equal(kept(feed), expected)
+
+
+def test_persistent_workers_that_run_already_are_kept():
+    loader = DataLoader(Tensors(), 5, num_workers=1, persistent_workers=True)
+    expected = kept(loader)
+    workers = [process.pid for process in loader._iterator._workers]
+    feed = penstock.feed(loader, "host")
+    equal(kept(feed), expected)
+    assert [process.pid for process in loader._iterator._workers] == workers
+    assert "started without penstock.feed" in feed.describe()[-1]
+
+
+class Stateful(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+def test_a_loader_that_iterates_in_its_own_way_is_left_alone():
+    feed = penstock.feed(Stateful(Tensors(), 5, num_workers=1), "host")
+    equal(kept(feed), kept(DataLoader(Tensors(), 5)))
+    assert "a Stateful iterates in its own way" in feed.describe()[-1]
+
+
+def test_persistent_workers_stay():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, persistent_workers=True), "host")
+    kept(feed)
+    before = [process.pid for process in slots_of(feed)._processes]
+    kept(feed)
+    assert [process.pid for process in slots_of(feed)._processes] == before
+    assert sorted(process.pid for process in multiprocessing.active_children()) == sorted(before)
+
+
+def test_a_fork_while_batches_are_held_frees_no_slot():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1, persistent_workers=True), "host")
+    kept(feed)
+    expected = kept(DataLoader(Tensors(), 5))
+    iterator = iter(feed)
+    held = [next(iterator), next(iterator)]
+    child = os.fork()
+    if child == 0:
+        held.clear()
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    rest = list(iterator)
+    equal(held + rest, expected)
+    del iterator, held, rest
+
+
+class Silent(Dataset):
+    """Puts nothing but text into a batch."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return str(i)
+
+
+def test_batches_without_arrays_take_no_slot():
+    feed = penstock.feed(DataLoader(Silent(), 2, num_workers=1), "host")
+    for _ in range(2):
+        equal(kept(feed), [[str(i), str(i + 1)] for i in range(0, 20, 2)])
+    assert _worker_feed._granted == 0
+
+
+def test_what_only_pytorch_can_send_is_sent_by_it(device):
+    def collate(samples):
+        dense = torch.stack([image for image, _ in samples]).float()
+        return {
+            "dense": dense,
+            "sparse": (dense[0] > 200).float().to_sparse(),
+            "gradient": torch.nn.Parameter(dense[0]),
+            "quantized": torch.quantize_per_tensor(dense[0], 0.5, 0, torch.quint8),
+            "conjugate": torch.view_as_complex(dense[:, :, :2].contiguous()).conj(),
+        }
+
+    loader = DataLoader(Tensors(20), 4, num_workers=1, collate_fn=collate)
+    feed = penstock.feed(loader, device)
+    for _ in range(2):
+        for ours, theirs in zip(feed, loader, strict=True):
+            assert same(ours["dense"], theirs["dense"])
+            assert torch.equal(ours["sparse"].to_dense().cpu(), theirs["sparse"].to_dense())
+            assert torch.equal(ours["gradient"].detach().cpu(), theirs["gradient"].detach())
+            assert ours["gradient"].requires_grad
+            assert torch.equal(ours["quantized"].cpu().int_repr(), theirs["quantized"].int_repr())
+            assert torch.equal(ours["conjugate"].resolve_conj().cpu(), theirs["conjugate"].resolve_conj())
+
+
+class Movable:
+    """A batch with its own `to` and `pin_memory`."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def to(self, device, non_blocking=False):
+        return Movable(self.data.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self):
+        return Movable(self.data.pin_memory())
+
+
+def movable(samples):
+    return Movable(torch.stack([image for image, _ in samples]))
+
+
+def plain(samples):
+    return Plain(torch.stack([image for image, _ in samples]))
+
+
+@pytest.mark.parametrize("collate", [movable, plain])
+def test_objects_are_right_however_they_move(device, collate):
+    loader = DataLoader(Heavy(), 4, num_workers=2, persistent_workers=True, collate_fn=collate)
+    expected = [noise(i, 100, 1000) for i in range(COUNT)]
+    feed = penstock.feed(loader, device)
+    for _ in range(3):
+        moved = []
+        for batch in feed:
+            # A user moves what penstock leaves alone, and drops it at once.
+            moved.append(batch.data.to("cuda", non_blocking=True) if is_gpu(device) else batch.data.clone())
+            del batch
+        assert torch.equal(torch.cat(moved).cpu(), torch.stack(expected))
+
+
+EXIT = """
+import sys
+import penstock, torch
+from test_worker_feed import Tensors
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, persistent_workers=sys.argv[1] == "1"), "host")
+    for _ in range(2):
+        for number, batch in enumerate(feed):
+            if number == 3:
+                break
+    iterator = iter(feed)
+    kept = [next(iterator) for _ in range(3)]
+    print("leaving")
+"""
+
+
+@pytest.mark.parametrize("persistent", "01")
+def test_an_interpreter_that_exits_in_an_epoch_leaves_nothing(tmp_path, persistent):
+    script = tmp_path / "leaves.py"
+    script.write_text(EXIT)
+    here = str(pathlib.Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, str(script), persistent],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "leaving\n"
+    assert "Traceback" not in done.stderr and "leaked" not in done.stderr
+
+
+def test_the_memory_goes_with_the_feed_and_its_batches():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host")
+    kept(feed)
+    iterator = iter(feed)
+    batch = next(iterator)
+    pool = weakref.ref(slots_of(feed))
+    expected = batch[0].clone()
+    del feed, iterator
+    gc.collect()
+    assert pool() is None
+    assert torch.equal(batch[0], expected)
+
+
+def test_a_batch_whose_slots_are_gone_is_an_error():
+    with pytest.raises(RuntimeError, match="slots are gone"):
+        _shared_slots._receive(0, None, 0, b"")
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1, collate_fn=lambda samples: lambda: samples), "host")
+    with pytest.raises(Exception, match="pickle"):
+        next(iter(feed))
