@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 
 import numpy as np
@@ -91,7 +92,7 @@ class Growing(Dataset):
     sizes = (10, 10_000, 200, 3_000_000, 5, 900_000, 12_000_000, 1, 3_000_000, 64)
 
     def __len__(self):
-        return 4 * len(self.sizes)
+        return 2 * len(self.sizes)
 
     def __getitem__(self, i):
         return noise(i, self.sizes[i % len(self.sizes)])
@@ -168,6 +169,16 @@ def same_but_objects(a, b):
     return same(a, b)
 
 
+def message_of(call):
+    """What an error says. PyTorch keeps the error in a frame of its traceback, and with it the iterator and workers."""
+    try:
+        call()
+    except Exception as error:
+        error.__traceback__ = None
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
 def slots_of(feed):
     return feed._workers._pool
 
@@ -176,11 +187,11 @@ def slots_of(feed):
 def no_leaks():
     """After each test no slot is granted, no worker is left, and no file is open that was not."""
     gc.collect()
-    files = len(os.listdir("/proc/self/fd"))
+    files, processes = len(os.listdir("/proc/self/fd")), set(multiprocessing.active_children())
     yield
     gc.collect()
     assert _worker_feed._granted == 0
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= processes
     assert len(os.listdir("/proc/self/fd")) <= files + 1
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(("penstock", "torch_%d_" % os.getpid()))]
 
@@ -192,25 +203,33 @@ def limit():
     _worker_feed._limit = None
 
 
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True])
 
 
-@METHODS
 @PERSISTENT
-def test_batches_are_those_of_the_loader(device, method, persistent):
-    arguments = dict(batch_size=8, shuffle=True, num_workers=2, persistent_workers=persistent, worker_init_fn=seed_numpy)
-    loader = DataLoader(Nested(), **arguments, multiprocessing_context=method)
+def test_batches_are_those_of_the_loader(device, persistent):
+    check_batches(device, 3, persistent_workers=persistent)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_fill_slots(method):
+    check_batches("host", 2, persistent_workers=True, multiprocessing_context=method)
+
+
+def check_batches(device, epochs, **arguments):
+    arguments.update(batch_size=8, shuffle=True, num_workers=2, worker_init_fn=seed_numpy)
+    loader = DataLoader(Nested(), **arguments)
     torch.manual_seed(5)
-    expected = [kept(loader) for _ in range(3)]
+    expected = [kept(loader) for _ in range(epochs)]
     state = torch.get_rng_state()
-    loader = DataLoader(Nested(), **arguments, multiprocessing_context=method)
+    loader = DataLoader(Nested(), **arguments)
     feed = penstock.feed(loader, device, native=False)
     torch.manual_seed(5)
     for theirs in expected:
         equal(kept(feed), theirs)
     assert torch.equal(torch.get_rng_state(), state)
     assert SHARED in feed.describe()
+    assert _worker_feed._granted > 0
 
 
 @pytest.mark.parametrize("collate", [odd_kinds, as_they_are, None])
@@ -356,17 +375,16 @@ def test_an_exception_of_a_sample_is_the_workers(device, persistent):
         iterator = iter(feed)
         for number in range(5):
             assert same(next(iterator), expected[number])
-        with pytest.raises(ValueError, match="sample 25 is broken") as raised:
-            next(iterator)
-        assert "Caught ValueError in DataLoader worker process 1" in str(raised.value)
-        assert "in __getitem__" in str(raised.value)
+        message = message_of(lambda: next(iterator))  # noqa: B023
+        assert message.startswith("ValueError: Caught ValueError in DataLoader worker process 1")
+        assert "in __getitem__" in message and message.endswith("sample 25 is broken\n")
         assert same(next(iterator), expected[6])
-        del iterator, raised
+        del iterator
 
 
 def test_samples_that_do_not_stack_are_pytorchs_error():
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        kept(penstock.feed(DataLoader(Growing(), 4, num_workers=1), "host"))
+    feed = penstock.feed(DataLoader(Growing(), 4, num_workers=1), "host")
+    assert "stack expects each tensor to be equal size" in message_of(lambda: kept(feed))
 
 
 class Heavy(Tensors):
@@ -385,18 +403,18 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(device, seed):
     feed = penstock.feed(loader, device)
     kept(feed)  # slots have room now
     for _ in range(3):
-        number = 0
-        with pytest.raises(RuntimeError, match="DataLoader worker"):
+        seen = []
+
+        def loop(seen=seen):
             for batch in feed:
-                assert same(batch, expected[number])
-                number += 1
-                if number == 2:
+                seen.append(batch)
+                if len(seen) == 2:
                     time.sleep(chance.random() * 0.01)
                     os.kill(chance.choice(slots_of(feed)._processes).pid, signal.SIGKILL)
-            # Its batches were all there already.
-            raise RuntimeError("DataLoader worker is not needed any more")
-        del batch
-        gc.collect()
+
+        message = message_of(loop)
+        assert "DataLoader worker" in message or len(seen) == len(expected), message
+        equal(seen, expected[: len(seen)])
         equal(kept(feed), expected)
 
 
@@ -519,7 +537,7 @@ def test_persistent_workers_stay():
     before = [process.pid for process in slots_of(feed)._processes]
     kept(feed)
     assert [process.pid for process in slots_of(feed)._processes] == before
-    assert sorted(process.pid for process in multiprocessing.active_children()) == sorted(before)
+    assert {process.pid for process in multiprocessing.active_children()} >= set(before)
 
 
 def test_a_fork_while_batches_are_held_frees_no_slot():
@@ -662,6 +680,20 @@ def test_the_memory_goes_with_the_feed_and_its_batches():
     assert torch.equal(batch[0], expected)
 
 
+def test_arrays_that_an_object_keeps_on_the_host_end_the_use_of_slots():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2), "host")
+    for _ in range(2):
+        kept(feed)
+    pool = slots_of(feed)
+    pool.sent(types.SimpleNamespace(locked=False, is_seen=lambda flight: True), None)
+    pool.sent(types.SimpleNamespace(locked=True, is_seen=lambda flight: False), None)
+    assert pool.shared.allowed(0) > 0
+    pool.sent(types.SimpleNamespace(locked=True, is_seen=lambda flight: True), None)
+    assert not any(pool.shared.allowed(number) for number in range(pool.shared.slots))
+    equal(kept(feed), kept(DataLoader(Tensors(), 5)))
+    assert feed.describe()[-1] == "but no longer: objects in them keep arrays on the host"
+
+
 def test_a_batch_whose_slots_are_gone_is_an_error():
     with pytest.raises(RuntimeError, match="slots are gone"):
         _shared_slots._receive(0, None, 0, b"")
@@ -669,5 +701,4 @@ def test_a_batch_whose_slots_are_gone_is_an_error():
 
 def test_a_batch_that_cannot_be_pickled_is_an_error():
     feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1, collate_fn=lambda samples: lambda: samples), "host")
-    with pytest.raises(Exception, match="pickle"):
-        next(iter(feed))
+    assert "pickle" in message_of(lambda: kept(feed))

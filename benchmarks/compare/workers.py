@@ -1,0 +1,127 @@
+"""A DataLoader with worker processes: its batches as PyTorch moves them, and with feed around it.
+
+`tensors`: the workers only stack samples of a TensorDataset, so what limits is the way of their batches. `decoding`:
+each sample is decompressed, so the workers limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from .data import Samples, verify
+from .feeding import rate
+from .loaders import Moved, Unmoved
+from .setting import Contender, Goal, Result, Setting, attempt, opened
+
+# Times the DataLoader's rate with as many workers.
+_TIMES = {2: 1.5, 4: 4.0, 8: 5.5, 14: 6.5}
+
+
+class Compressed(Dataset):
+    """Samples that are decompressed each time."""
+
+    def __init__(self, samples: Samples):
+        self.shape, self.numbers = samples.x.shape[1:], samples.number
+        self.packed = [zlib.compress(x.numpy().tobytes(), 1) for x in samples.x]
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        data = bytearray(zlib.decompress(self.packed[index]))
+        return torch.frombuffer(data, dtype=torch.uint8).view(self.shape), self.numbers[index]
+
+
+class Fed:
+    """penstock.feed around a loader, whose own workers make the batches."""
+
+    def __init__(self, loader: DataLoader, samples: Samples, setting: Setting):
+        import penstock
+
+        self.feed = penstock.feed(loader, device=setting.device, native=False)
+
+    def __iter__(self) -> Iterator:
+        yield from self.feed
+
+
+def compare(samples: Samples, setting: Setting) -> list[Result]:
+    reference = samples.x.to(setting.target)
+    results = []
+    tensors = TensorDataset(samples.x, samples.number)
+    for workers in setting.workers:
+        results += _each(f"{samples.name}, tensors, {workers} workers", tensors, workers, samples, setting, reference)
+    few = dataclasses.replace(samples, x=samples.x[: len(samples) // 4])
+    compressed = Compressed(few)
+    for workers in (setting.workers[0], setting.workers[-1])[: len(setting.workers)]:
+        name = f"{samples.name}, decoding, {workers} workers"
+        results += _each(name, compressed, workers, few, setting, reference[: len(few)])
+    return results
+
+
+def _each(
+    name: str, dataset: Any, workers: int, samples: Samples, setting: Setting, reference: torch.Tensor
+) -> list[Result]:
+    def loader(pin: bool) -> DataLoader:
+        return DataLoader(
+            dataset, samples.batch_size, True, num_workers=workers, pin_memory=pin, persistent_workers=True
+        )
+
+    contenders = [
+        Contender("DataLoader", lambda s, setting, _: Moved(loader(setting.on_gpu), s, setting)),
+        Contender("DataLoader, left on the host", lambda s, setting, _: Unmoved(loader(False), s), ceiling=True),
+        Contender(
+            "penstock.feed", lambda s, setting, _: Fed(loader(False), s, setting), needs=("penstock",), ours=True
+        ),
+    ]
+    return [attempt(name, contender, setting, _measure_with(samples, setting, reference)) for contender in contenders]
+
+
+def _measure_with(samples: Samples, setting: Setting, reference: torch.Tensor) -> Callable[[Contender, Result], None]:
+    def measure(contender: Contender, result: Result) -> None:
+        begin = time.perf_counter()
+        with opened(contender, samples, setting, None) as batches:
+            count = sum(len(x) for x, _ in batches)
+            setting.synchronize()
+            first = time.perf_counter() - begin
+            verify(batches, samples, reference, setting)
+            result.verified = True
+            per_second = rate(batches, setting, 2 * setting.seconds)
+            result.figures = {
+                "samples_per_second": per_second,
+                "stored_gbps": per_second * samples.sample_bytes / 1e9,
+                "first_epoch_samples_per_second": count / first,
+            }
+            if isinstance(batches, Fed):
+                result.figures["limited_by"] = batches.feed.stats().limited_by
+                result.figures["described"] = batches.feed.describe()
+
+    return measure
+
+
+def goals(results: list[Result], setting: Setting) -> list[Goal]:
+    found = {(r.workload, r.contender): r.figures for r in results if r.verified}
+    made = []
+    for (workload, contender), figures in found.items():
+        if contender != "penstock.feed" or "workers" not in workload:
+            continue
+        kind, workers = workload.split(", ")[1], int(workload.split(", ")[2].split()[0])
+        ours = figures["samples_per_second"]
+        plain, left = (found.get((workload, other)) for other in ("DataLoader", "DataLoader, left on the host"))
+        if kind == "tensors" and plain and workers in _TIMES:
+            ratio = ours / plain["samples_per_second"]
+            wanted = _TIMES[workers]
+            made.append(Goal(f"{workload}: feed beside DataLoader", f"{wanted} x", f"{ratio:.1f} x", ratio >= wanted))
+        if kind == "decoding" and left:
+            share = ours / left["samples_per_second"]
+            limit = figures["limited_by"]
+            measured = f"{100 * share:.1f} %, limited by {limit}"
+            met = share >= 0.97 and limit == "loader"
+            made.append(Goal(f"{workload}: feed beside the workers alone", "97 %, by loader", measured, met))
+    return made

@@ -1,0 +1,205 @@
+"""The transfer of a slot that a worker process has filled, over the fake driver, with a stand-in for PyTorch."""
+
+import ctypes
+import time
+
+import pytest
+
+import stand_in_torch
+from fake_driver import LARGE, LATE_NS, SMALL, driver, over_the_fake_driver, random_bytes, wait_until_idle
+from penstock import _core
+from penstock._engines import engine_for
+from penstock._transfers import expander_for
+
+over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
+
+PATIENCE_S = 20
+APART = 256  # arrays in a slot
+
+
+class Filled:
+    """A slot that lies full of random bytes, and the feed that sends them."""
+
+    def __init__(self, count, locked=True):
+        self.count, self.engine = count, engine_for("cuda:0")
+        self.slots = _core.SharedSlots(1, 8 << 20, -1)
+        self.slots.allow(0, 2 * self.second)
+        self.sent = random_bytes(2 * self.second)
+        self.slots.claim(0)[:] = self.sent
+        self.slot = self.slots.take(0)
+        if locked:
+            assert self.slots.lock(self.slot, self.engine) is None
+        self._iteration = _core.FeedIteration(_core.FeedAccount(self.engine, 1))
+        self._iteration.ask(0)
+        self._iteration.load()
+        self._iteration.loaded()
+
+    @property
+    def second(self):
+        """Where the second array begins."""
+        return -(-self.count // APART) * APART
+
+    def array(self, number):
+        return self.slot.array(True, number * self.second, 1, 8, [self.count], [1])
+
+    def bytes(self, number):
+        return self.sent[number * self.second :][: self.count].tobytes()
+
+    def send(self, batch):
+        return self._iteration.send(batch, expander_for(self.engine), False, self.slot)
+
+    def land(self, flight):
+        return self._iteration.land(flight)
+
+    def let_go(self):
+        self.slot = None
+
+    def overwrite_when_free(self):
+        """As a worker does, at once. If the slot is free too early, the device gets these bytes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (memory := self.slots.claim(0)) is None:
+            assert time.monotonic() < deadline, "the slot is not free"
+            self.engine.in_flight()
+        memory[:] = bytes(len(memory))
+
+
+class Object:
+    """Moves itself, as a batch with its own `to` does: by a copy that is queued on the current stream."""
+
+    def __init__(self, array, stream):
+        self.array, self.stream = array, stream
+        self.moved = driver.allocate(array.shape[0])
+
+    def to(self, device, non_blocking):
+        driver.call(
+            *("cuMemcpyHtoDAsync", ctypes.c_ulonglong(self.moved), ctypes.c_void_p(self.array.address)),
+            *(ctypes.c_size_t(self.array.shape[0]), ctypes.c_void_p(self.stream)),
+        )
+        return self.moved
+
+
+SIZES = pytest.mark.parametrize("count", [SMALL, LARGE])
+
+
+@SIZES
+@pytest.mark.parametrize("lands", [True, False])
+@over_the_fake_driver_with_torch
+def test_a_slot_stays_taken_until_the_device_has_read_it(count, lands):
+    filled = Filled(count)
+    driver.delay_copies()
+    stream = driver.stream()
+    with stand_in_torch.current(stream):
+        flight = filled.send({"a": filled.array(0), "b": [filled.array(1)]})
+        assert flight.bytes == 2 * count and flight.arrays == 2 and flight.bytes_left == 0
+        batch = filled.land(flight) if lands else None
+        del flight
+        filled.let_go()
+        assert filled.slots.claim(0) is None
+        filled.overwrite_when_free()
+        if lands:
+            for number, tensor in enumerate([batch["a"], batch["b"][0]]):
+                assert driver.read(stream, tensor.address, count).bytes() == filled.bytes(number)
+
+
+@SIZES
+@over_the_fake_driver_with_torch
+def test_a_slot_travels_as_one(count):
+    filled = Filled(count)
+    before = driver.calls("cuMemcpyHtoDAsync")
+    other = random_bytes(SMALL)
+    flight = filled.send([filled.array(1), filled.array(0)])
+    assert driver.calls("cuMemcpyHtoDAsync") == before + 1
+    stream = driver.stream()
+    with stand_in_torch.current(stream):
+        second, first = filled.land(flight)
+        assert second.address - first.address == filled.second
+        assert driver.read(stream, first.address, count).bytes() == filled.bytes(0)
+        assert driver.read(stream, second.address, count).bytes() == filled.bytes(1)
+        # With arrays that lie elsewhere.
+        filled = Filled(count)
+        theirs, ours = filled.land(filled.send([stand_in_torch.from_numpy(other), filled.array(0)]))
+        assert driver.read(stream, theirs.address, SMALL).bytes() == other.tobytes()
+        assert driver.read(stream, ours.address, count).bytes() == filled.bytes(0)
+
+
+@SIZES
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+@over_the_fake_driver_with_torch
+def test_a_slot_stays_taken_until_what_moved_itself_has_moved(count, lands, others):
+    filled = Filled(count)
+    driver.delay_work("cuMemcpyHtoDAsync", LATE_NS)
+    stream = driver.stream()
+    with stand_in_torch.current(stream):
+        batch = [Object(filled.array(0), stream)] + [filled.array(1)] * others
+        flight = filled.send(batch)
+        moved = batch[0].moved
+        del batch
+        if lands:
+            filled.land(flight)
+        del flight
+        filled.let_go()
+        assert filled.slots.claim(0) is None
+        filled.overwrite_when_free()
+    assert driver.read(stream, moved, count).bytes() == filled.bytes(0)
+
+
+@over_the_fake_driver_with_torch
+def test_arrays_that_are_left_are_seen():
+    filled = Filled(SMALL)
+    first, second = filled.array(0), filled.array(1)
+    flight = filled.send([first, second])
+    assert filled.slot.is_seen(flight)
+    del first
+    assert filled.slot.is_seen(flight)
+    del second
+    assert not filled.slot.is_seen(flight)
+    filled = Filled(SMALL)
+    flight = filled.send([{filled.array(0)}])
+    assert filled.slot.is_seen(flight), "a set stays as it is"
+    filled.land(flight)
+    wait_until_idle(filled.engine)
+    assert not filled.slot.is_seen(flight)
+
+
+@SIZES
+@over_the_fake_driver_with_torch
+def test_a_slot_that_is_not_locked_is_copied_first(count):
+    filled = Filled(count, locked=False)
+    driver.delay_copies()
+    stream = driver.stream()
+    with stand_in_torch.current(stream):
+        flight = filled.send([filled.array(0)])
+        filled.let_go()
+        (tensor,) = filled.land(flight)
+        filled.overwrite_when_free()
+        assert driver.read(stream, tensor.address, count).bytes() == filled.bytes(0)
+
+
+@over_the_fake_driver_with_torch
+def test_an_engine_that_closes_waits_for_slots():
+    filled = Filled(LARGE)
+    filled.engine = _core.Engine("cuda:0")
+    assert filled.slots.lock(filled.slot, filled.engine) is None
+    filled._iteration = _core.FeedIteration(_core.FeedAccount(filled.engine, 1))
+    filled._iteration.ask(0)
+    filled._iteration.load()
+    filled._iteration.loaded()
+    driver.delay_copies()
+    stream = driver.stream()
+    with stand_in_torch.current(stream):
+        batch = [Object(filled.array(0), stream), filled.array(1)]
+        filled.land(filled.send(batch))
+        del batch
+        filled.let_go()
+        filled.engine.close()
+        assert filled.slots.claim(0) is not None, "all is moved"
+
+
+@over_the_fake_driver_with_torch
+def test_a_lock_that_is_refused_says_why():
+    filled = Filled(SMALL, locked=False)
+    driver.fail("cuMemHostRegister", 1, 2)
+    assert "lock" in filled.slots.lock(filled.slot, filled.engine)
+    assert not filled.slot.locked
+    wait_until_idle(filled.engine)
