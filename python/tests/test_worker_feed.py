@@ -192,7 +192,8 @@ def no_leaks():
     gc.collect()
     assert _worker_feed._granted == 0
     assert set(multiprocessing.active_children()) <= processes
-    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    if not torch.cuda.is_available():  # the driver opens files when it likes
+        assert len(os.listdir("/proc/self/fd")) <= files + 1
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(("penstock", "torch_%d_" % os.getpid()))]
 
 

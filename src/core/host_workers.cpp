@@ -92,8 +92,8 @@ struct HostWorkers::State {
     return workers.empty() || generation != fork_generation();
   }
 
-  /// Has as many workers ask the sources as `source` has places. Wakes one, which wakes two, and so on:
-  /// waking all would hold up the caller for some 10 µs each.
+  /// Has as many workers ask the sources as `source` has places. Wakes two, which wake two each, and so on:
+  /// waking all would hold up the caller for some 10 µs each, and a row of wakings takes tens of µs each.
   void call(const Source& source) noexcept {
     // In this order, as poll() leaves and sleeps: a poller that is counted here sees the call.
     calls.fetch_add(1);
@@ -102,6 +102,7 @@ struct HostWorkers::State {
     std::size_t owed = to_wake.load(std::memory_order_relaxed);
     while (owed < wanted && !to_wake.compare_exchange_weak(owed, wanted, std::memory_order_relaxed)) {
     }
+    wake_one();
     wake_one();
   }
 
