@@ -179,12 +179,18 @@ class SharedSlots:
 
     def allowed(self, slot: int) -> int: ...
 
-    def take(self, slot: int) -> FilledSlot: ...
+    def take(self, slot: int, outlives_forks: bool = False) -> FilledSlot: ...
 
-    def lock(self, filled: FilledSlot, engine: Engine) -> str | None:
+    @property
+    def retired(self) -> int: ...
+
+    def lock(self, filled: FilledSlot, engine: Engine, anew: bool = True) -> str | None:
         """Why the device cannot read the slot where it lies; None if it can."""
 
     def reclaim(self) -> None: ...
+
+def count_forks(counted: bool) -> None:
+    """Whether what this thread forks retires slots whose batches are in use."""
 
 def host_memory_bytes() -> int:
     """Memory of the host that this process may use."""

@@ -39,16 +39,20 @@ class Received(NamedTuple):
 
 
 class Slots:
-    """Shared slots, in the process that receives. Workers are numbered; each has `each` slots."""
+    """Shared slots, in the process that receives. Workers are numbered; each has `each` slots.
 
-    def __init__(self, workers: int, each: int, most_bytes: int, numa_node: int):
+    `outlive_forks`: see SharedSlots::take.
+    """
+
+    def __init__(self, workers: int, each: int, most_bytes: int, numa_node: int, outlive_forks: bool):
         self.each = each
+        self.outlive_forks = outlive_forks
         self.shared = _core.SharedSlots(workers * each, most_bytes, numa_node)
         self.key = _keep(self)
 
     def writer(self, collate: Callable[[Any], Any], stacks: bool) -> Writer:
         """What takes the place of a DataLoader's collate_fn."""
-        return Writer(self.key, self.shared, self.each, collate, stacks)
+        return Writer(self, collate, stacks)
 
 
 class Writer:
@@ -58,12 +62,13 @@ class Writer:
     copied there. What finds no room goes as any batch does: a worker never waits.
     """
 
-    def __init__(self, key: int, shared: _core.SharedSlots, each: int, collate: Callable[[Any], Any], stacks: bool):
-        self._key, self._shared, self._each = key, shared, each
+    def __init__(self, slots: Slots, collate: Callable[[Any], Any], stacks: bool):
+        self._slots: Slots | None = slots  # kept for as long as workers may send
+        self._key, self._shared, self._each = slots.key, slots.shared, slots.each
         self._collate, self._stacks = collate, stacks
 
     def __getstate__(self) -> dict:
-        state = dict(self.__dict__)
+        state = {**self.__dict__, "_slots": None}
         state["_shared"] = reduction.DupFd(self._shared.file), self._shared.slots, self._shared.most_bytes
         return state
 
@@ -137,11 +142,13 @@ class _Slot:
         at = None
         if self._room and _is_plain(first, torch):
             at = self._place(len(tensors) * first.numel() * first.element_size())
-        if at is None:
+        if at is None:  # counted when it is pickled
             stack = sys.modules["torch.utils.data"]._utils.collate.collate_tensor_fn
             return stack(tensors, collate_fn_map=collate_fn_map)
-        out = self._bytes[at[0] : at[1]].view(first.dtype).view(len(tensors), *first.shape)
-        return torch.stack(tuple(tensors), 0, out=out)
+        # Of a storage of its own: if it is part of what only PyTorch can pickle, PyTorch moves that storage elsewhere.
+        count = len(tensors) * first.numel()
+        out = torch.frombuffer(self._buffer, dtype=first.dtype, count=count, offset=at)
+        return torch.stack(tuple(tensors), 0, out=out.view(len(tensors), *first.shape))
 
     def pickle(self, batch: Any) -> bytes:
         """The batch, with its arrays in the slot."""
@@ -156,13 +163,15 @@ class _Slot:
             return None
         at = tensor.data_ptr() - self._begin if self._room else -1
         if not 0 <= at < self.used:
-            place = self._place(tensor.numel() * tensor.element_size())
+            count = tensor.numel() * tensor.element_size()
+            place = self._place(count)
             if place is None:
+                self._count(count)
                 return None
-            at = place[0]
+            at = place
             if not _has_no_gaps(tensor.shape, tensor.stride()):
                 tensor = tensor.contiguous()
-            here = self._bytes[at : place[1]].view(tensor.dtype)
+            here = self._bytes[at : at + count].view(tensor.dtype)
             here.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
         name = str(tensor.dtype).removeprefix("torch.")
         return _array, (True, at, name, tuple(tensor.shape), tensor.stride())
@@ -173,23 +182,25 @@ class _Slot:
             return None
         place = self._place(array.nbytes)
         if place is None:
+            self._count(array.nbytes)
             return None
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-        here = numpy.ndarray(array.shape, array.dtype, self._buffer, place[0], order=order)
+        here = numpy.ndarray(array.shape, array.dtype, self._buffer, place, order=order)
         numpy.copyto(here, array)
         strides = tuple(stride // array.itemsize for stride in here.strides)
-        return _array, (False, place[0], array.dtype.name, array.shape, strides)
+        return _array, (False, place, array.dtype.name, array.shape, strides)
 
-    def _place(self, count: int) -> tuple[int, int] | None:
-        """Room for so many bytes: from where, to where."""
-        if count == 0:
-            return None
-        self.wanted += -(-count // _ALIGNMENT) * _ALIGNMENT
+    def _place(self, count: int) -> int | None:
+        """Where so many bytes have room."""
         begin = -(-self.used // _ALIGNMENT) * _ALIGNMENT
-        if begin + count > self._room:
+        if count == 0 or begin + count > self._room:
             return None
         self.used = begin + count
-        return begin, self.used
+        self._count(count)
+        return begin
+
+    def _count(self, count: int) -> None:
+        self.wanted += -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
 class _Pickler(reduction.ForkingPickler):
@@ -197,13 +208,18 @@ class _Pickler(reduction.ForkingPickler):
 
     def __init__(self, stream: io.BytesIO, slot: _Slot):
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+        # Unless the program has its own way to send them.
+        theirs = self.dispatch_table.get(torch.Tensor)
+        self._tensor = torch.Tensor if theirs is torch.multiprocessing.reductions.reduce_tensor else None
+        self._array = None if numpy is None or numpy.ndarray in self.dispatch_table else numpy.ndarray
         self._slot = slot
 
     def reducer_override(self, value: Any) -> Any:
         put = None
-        if type(value) is sys.modules["torch"].Tensor:
+        if type(value) is self._tensor:
             put = self._slot.put_tensor(value)
-        elif "numpy" in sys.modules and type(value) is sys.modules["numpy"].ndarray:
+        elif type(value) is self._array:
             put = self._slot.put_array(value)
         return NotImplemented if put is None else put
 
@@ -251,12 +267,13 @@ def _receive(key: int, number: int | None, wanted: int, pickled: bytes) -> Recei
     slots = _opened.get(key)
     if slots is None:
         raise RuntimeError("a batch came from a worker whose slots are gone")
-    slot = None if number is None else slots.shared.take(number)
+    slot = None if number is None else slots.shared.take(number, slots.outlive_forks)
+    outer = getattr(_arriving, "slot", None)
     _arriving.slot = slot
     try:
         return Received(pickle.loads(pickled), slot, wanted)
     finally:
-        _arriving.slot = None
+        _arriving.slot = outer
 
 
 def _array(for_torch: bool, at: int, name: str, shape: Any, strides: Any) -> Any:

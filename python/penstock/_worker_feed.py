@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import functools
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _core
@@ -26,13 +27,23 @@ def worker_memory_limit(limit: int | None = None) -> int:
     """The bytes of shared memory that DataLoaders' workers may fill with batches on their way, all feeds together.
 
     `limit`: sets it; 0: no batch goes through shared slots. Without it, a quarter of the memory that this process may
-    use. Memory is taken as batches need it, and a batch that finds no room goes as DataLoader sends it. What feeds have
+    use, shared between the processes that torchrun started on this machine. Memory is taken as batches need it, and a batch that finds no room goes as DataLoader sends it. What feeds have
     already is not taken back. Raises InvalidArgument for what is not a number of bytes. Thread-safe.
     """
     global _limit
     if limit is not None:
         _limit = whole("limit", limit, 0, what="a number of bytes")
-    return _core.host_memory_bytes() // 4 if _limit is None else _limit
+    return _core.host_memory_bytes() // 4 // _local_processes() if _limit is None else _limit
+
+
+@functools.cache
+def _local_processes() -> int:
+    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(count)) if count.isdigit() else 1
+
+
+def _budget() -> tuple[int, int]:
+    return worker_memory_limit(), _granted
 
 
 def _grant(count: int) -> bool:
@@ -50,35 +61,42 @@ def _give_back(granted: list[int]) -> None:
         _granted -= sum(granted)
 
 
+# The workers of loaders with persistent ones, by device. They stay for as long as the loader does.
+_persistent: weakref.WeakKeyDictionary[Any, dict[str, _Epoch]] = weakref.WeakKeyDictionary()
+_starting = threading.Lock()
+
+
 class WorkerFeed:
-    """What a feed has for its loader's workers: their slots, kept from epoch to epoch. One thread at a time."""
+    """What a feed has for its loader's workers: their slots, kept from epoch to epoch. Thread-safe."""
 
     def __init__(self, spec: str):
         self._spec = spec
         self._pool: _Pool | None = None
-        self._persistent: _Epoch | None = None  # of workers that stay
         self._why = ""
 
     def begin(self, feed: Any) -> Iterator[Any] | None:
         """The loader's next epoch. None if its batches come as they do without penstock."""
         loader = feed.loader
-        why = _why_ordinary(loader)
-        if not why and loader.persistent_workers:
-            if self._persistent is not None and self._persistent.of is loader:
-                return self._persistent.again()
-            if loader._iterator is not None:
-                why = "its persistent workers were started without penstock.feed"
-        if not why:
+        self._why = _why_ordinary(loader)
+        if self._why:
+            return None
+        with _starting:
+            known = _persistent.setdefault(loader, {}) if loader.persistent_workers else {}
+            epoch = known.get(self._spec)
+            if epoch is not None:
+                self._pool = epoch.pool
+                return epoch.again()
+            if loader.persistent_workers and loader._iterator is not None:
+                self._why = "its persistent workers were started without penstock.feed"
+                return None
             try:
                 pool = self._pool_for(loader.num_workers, loader.prefetch_factor, feed.prefetch_depth)
             except Unsupported as error:
-                why = str(error)
-        self._why = why
-        if why:
-            return None
-        epoch = _Epoch(loader, pool)
-        self._persistent = epoch if loader.persistent_workers else None
-        return epoch
+                self._why = str(error)
+                return None
+            epoch = _Epoch(loader, pool)
+            known[self._spec] = epoch
+            return epoch
 
     def _pool_for(self, workers: int, ahead: int, depth: int) -> _Pool:
         # A worker has `ahead` batches under way. The device has those that were sent, and the consumer has one.
@@ -101,40 +119,51 @@ class _Pool(Slots):
 
     def __init__(self, spec: str, workers: int, each: int):
         engine = engine_for(spec)
-        super().__init__(workers, each, min(_MOST_SLOT_BYTES, max(worker_memory_limit(), 1)), engine.numa_node)
+        most = min(_MOST_SLOT_BYTES, max(worker_memory_limit(), 1))
+        # On the host, batches are handed out where they lie.
+        super().__init__(workers, each, most, engine.numa_node, outlive_forks=not engine.is_cuda)
         self._engine = engine
         self._workers = workers
-        self._processes: list[Any] = []
-        self._room = 0
+        self._epoch: Callable[[], _Epoch | None] = lambda: None  # the latest
+        self.processes: list[Any] = []
         self._granted = [0] * self.shared.slots
+        self._refused: tuple[int, tuple[int, int]] | None = None  # what was wanted, and the budget then
         self._why_not_locked: str | None = None
         self.off = ""
         weakref.finalize(self, _give_back, self._granted).atexit = False
 
     def serves(self, workers: int, each: int) -> bool:
-        """True if new workers may have the slots: none of the earlier ones is left, who might still write."""
-        fits = (self._workers, self.each) == (workers, each)
-        return fits and not any(process.is_alive() for process in self._processes)
+        """True if new workers may have the slots: none of the earlier ones is left, who might still write, and nobody
+        who might still ask for what these sent."""
+        fits = (self._workers, self.each) == (workers, each) and not self.shared.retired
+        return fits and self._epoch() is None and not any(process.is_alive() for process in self.processes)
 
-    def start(self, loader: Any) -> tuple[Any, Any]:
+    def start(self, loader: Any, epoch: _Epoch) -> tuple[Any, Any]:
         """A copy of the loader whose workers write into the slots, and its iterator."""
         data = sys.modules["torch.utils.data"]
-        twin = copy.copy(loader)
-        twin._iterator = None
-        twin.collate_fn = self.writer(loader.collate_fn, loader.collate_fn is data.default_collate)
+        twin = object.__new__(type(loader))
+        vars(twin).update(vars(loader))
+        vars(twin)["_iterator"] = None
+        vars(twin)["collate_fn"] = self.writer(loader.collate_fn, loader.collate_fn is data.default_collate)
         if self._engine.is_cuda:
-            twin.pin_memory = False  # the slots are, and `feed` pins what has a `pin_memory()` of its own
-        iterator = iter(twin)
-        self._processes = iterator._workers
+            vars(twin)["pin_memory"] = False  # slots are locked, and `feed` pins what has its own `pin_memory()`
+        self._epoch = weakref.ref(epoch)
+        _core.count_forks(False)  # the workers use none of this process's batches
+        try:
+            iterator = iter(twin)
+        finally:
+            _core.count_forks(True)
+        self.processes = iterator._workers
         return twin, iterator
 
     def open(self, received: Received) -> tuple[Any, Any]:
         """The batch and its slot, which is locked for the device if it can be."""
-        if received.wanted > self._room and not self.off:
+        if received.wanted > min(self._granted) and self._may_have(received.wanted):
             self._grow(received.wanted)
         slot = received.slot
-        if slot is not None and self._engine.is_cuda and self._why_not_locked is None:
-            self._why_not_locked = self.shared.lock(slot, self._engine)
+        if slot is not None and self._engine.is_cuda:
+            why = self.shared.lock(slot, self._engine, self._why_not_locked is None)
+            self._why_not_locked = self._why_not_locked or why
         return received.batch, slot
 
     def sent(self, slot: Any, flight: Any) -> None:
@@ -146,25 +175,35 @@ class _Pool(Slots):
             for number in range(self.shared.slots):
                 self.shared.allow(number, 0)
 
+    def _may_have(self, wanted: int) -> bool:
+        """False if there is no use in asking for that much room."""
+        refused = self._refused is not None and wanted >= self._refused[0] and self._refused[1] == _budget()
+        return not refused and not self.off and wanted <= self.shared.most_bytes
+
     def _grow(self, wanted: int) -> None:
-        # A quarter more than what did not fit, unless all batches are alike.
-        room = min(-(-(wanted * 5 // 4 if self._room else wanted) // _PAGES) * _PAGES, self.shared.most_bytes)
-        self._room = wanted if room < wanted else room
-        if room < wanted:
-            return
+        most = max(self._granted)
+        room = wanted * 5 // 4 if 0 < most < wanted else wanted  # not all batches are alike
+        room = min(-(-room // _PAGES) * _PAGES, self.shared.most_bytes)
+        self._refused = None
         # The first slot of each worker, then the second one: if not all fit the limit, all workers have some.
         for place in range(self.each):
             for number in range(place, self.shared.slots, self.each):
                 more = room - self._granted[number]
-                if more > 0 and _grant(more):
-                    self._granted[number] = room
-                    self.shared.allow(number, room)
+                if more <= 0:
+                    continue
+                if not _grant(more):
+                    self._refused = wanted, _budget()
+                    return
+                self._granted[number] = room
+                self.shared.allow(number, room)
 
     def describe(self) -> list[str]:
         if self.off:
             return [f"but no longer: {self.off}"]
         large = sum(granted > 0 for granted in self._granted)
         lines = [f"{large} of {self.shared.slots} slots have room, {sum(self._granted) >> 20} MiB in all"]
+        if self._refused:
+            lines.append("worker_memory_limit allows no more")
         if self._why_not_locked is not None:
             lines.append(f"the device does not read them where they lie: {self._why_not_locked}")
         return lines
@@ -174,9 +213,8 @@ class _Epoch:
     """An epoch of workers that fill slots. Gives what they send."""
 
     def __init__(self, loader: Any, pool: _Pool):
-        self.of = loader
         self.pool = pool
-        self._twin, self._iterator = pool.start(loader)
+        self._twin, self._iterator = pool.start(loader, self)
 
     def again(self) -> _Epoch:
         """The next epoch of persistent workers."""
@@ -202,6 +240,10 @@ def _why_ordinary(loader: Any) -> str:
     theirs, own = type(loader), module.DataLoader
     if theirs.__iter__ is not own.__iter__ or theirs._get_iterator is not own._get_iterator:
         return f"a {theirs.__name__} iterates in its own way"
+    if any(hasattr(theirs, name) or name not in vars(loader) for name in ("collate_fn", "pin_memory", "_iterator")):
+        return f"a {theirs.__name__} keeps its collate_fn in its own way"
+    if theirs.__hash__ is None:
+        return f"a {theirs.__name__} cannot be hashed"
     if worker_memory_limit() == 0:
         return "worker_memory_limit is 0"
     return ""

@@ -273,7 +273,11 @@ Engine::Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* 
       (travels_alone(leaf, info().tuning) ? groups.alone : groups.packed).push_back(i);
     }
   }
-  groups.slot = {begin, end};
+  if (begin != nullptr) {
+    // From a place that is aligned, so that what comes out of the slot is.
+    begin -= static_cast<std::size_t>(begin - slot->storage->data()) % kAlignment;
+    groups.slot = {begin, end};
+  }
   return groups;
 }
 

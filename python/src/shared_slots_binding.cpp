@@ -3,6 +3,7 @@
 #include "frameworks.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/memory/shared_slots.hpp>
 
@@ -30,16 +31,16 @@ nb::object claim(SharedSlots& slots, std::size_t slot) {
                                            static_cast<Py_ssize_t>(bytes.size()), kWritable));
 }
 
-FilledSlot take(SharedSlots& slots, std::size_t slot) {
-  return {std::make_shared<SlotStorage>(slots.take(slot))};
+FilledSlot take(SharedSlots& slots, std::size_t slot, bool outlives_forks) {
+  return {std::make_shared<SlotStorage>(slots.take(slot, outlives_forks))};
 }
 
 // Why the device cannot read the slot where it lies; none if it can.
-std::optional<std::string> lock(SharedSlots& slots, FilledSlot& filled, const Engine& engine) {
+std::optional<std::string> lock(SharedSlots& slots, FilledSlot& filled, const Engine& engine, bool anew) {
   std::string why;
   const nb::gil_scoped_release unlocked;
-  filled.locked = slots.lock(filled.storage->lease(), engine.device(), &why);
-  return filled.locked ? std::nullopt : std::optional(why);
+  filled.locked = slots.lock(filled.storage->lease(), engine.device(), anew, &why);
+  return filled.locked || !anew ? std::nullopt : std::optional(why);
 }
 
 nb::object array(const FilledSlot& slot, bool for_torch, std::size_t offset, std::uint8_t code,
@@ -79,11 +80,14 @@ void bind_shared_slots(nb::module_& module) {
       .def("give_up", &SharedSlots::give_up, nb::arg("slot"))
       .def("allow", &SharedSlots::allow, nb::arg("slot"), nb::arg("bytes"))
       .def("allowed", &SharedSlots::allowed, nb::arg("slot"))
-      .def("take", &take, nb::arg("slot"))
-      .def("lock", &lock, nb::arg("filled"), nb::arg("engine"),
+      .def("take", &take, nb::arg("slot"), nb::arg("outlives_forks") = false)
+      .def_prop_ro("retired", &SharedSlots::retired)
+      .def("lock", &lock, nb::arg("filled"), nb::arg("engine"), nb::arg("anew") = true,
            "Why the device cannot read the slot where it lies; None if it can.")
       .def("reclaim", &SharedSlots::reclaim);
 
+  module.def("count_forks", &count_forks, nb::arg("counted"),
+             "Whether what this thread forks retires slots whose batches are in use.");
   module.def(
       "host_memory_bytes", [] { return host_topology().memory_bytes; },
       "Memory of the host that this process may use.");

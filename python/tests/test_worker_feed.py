@@ -330,18 +330,10 @@ def test_batches_that_are_kept_stay_as_they_are(device):
     del loader
 
 
-def test_slots_are_free_again():
-    feed = penstock.feed(DataLoader(Tensors(), 3, num_workers=2, persistent_workers=True), "host")
-    epochs = [list(feed) for _ in range(3)]
-    pool = slots_of(feed)
-    epochs.clear()
-    iterator = iter(feed)
-    next(iterator)
-    for _ in iterator:
-        time.sleep(0.001)
-    del iterator, _
+def check_all_free(pool):
+    """Fails if a slot is not free soon. No worker may have work."""
     deadline = time.monotonic() + 20
-    # Workers hold none: all batches were handed out and dropped.
+    claimed = []
     while time.monotonic() < deadline:
         claimed = [number for number in range(pool.shared.slots) if pool.shared.claim(number) is not None]
         for number in claimed:
@@ -349,6 +341,52 @@ def test_slots_are_free_again():
         if len(claimed) == pool.shared.slots:
             return
     pytest.fail(f"{claimed} of {pool.shared.slots} are free")
+
+
+def test_slots_are_free_again():
+    feed = penstock.feed(DataLoader(Tensors(), 3, num_workers=2, persistent_workers=True), "host")
+    epochs = [list(feed) for _ in range(3)]
+    epochs.clear()
+    for batch in feed:
+        time.sleep(0.001)
+    del batch
+    check_all_free(slots_of(feed))
+
+
+class Fragile(Tensors):
+    """Every second batch of 5 fails."""
+
+    def __getitem__(self, i):
+        if i // 5 % 2:
+            raise ValueError("broken")
+        return super().__getitem__(i)
+
+
+def test_a_sample_that_fails_costs_no_slot():
+    feed = penstock.feed(DataLoader(Fragile(), 5, num_workers=2, persistent_workers=True), "host")
+    for _ in range(4):
+        iterator, errors = iter(feed), 0
+        for _ in range(COUNT // 5):
+            errors += message_of(lambda: next(iterator)).startswith("ValueError")  # noqa: B023
+        assert errors == COUNT // 10
+        assert message_of(lambda: next(iterator)).startswith("StopIteration")  # noqa: B023
+    del iterator
+    check_all_free(slots_of(feed))
+
+
+class Seldom(Tensors):
+    """Only the first batch has arrays."""
+
+    def __getitem__(self, i):
+        return super().__getitem__(i) if i < 5 else f"{i}"
+
+
+def test_batches_without_arrays_cost_no_slot():
+    loader = DataLoader(Seldom(), 5, num_workers=2, persistent_workers=True, collate_fn=as_they_are)
+    feed = penstock.feed(loader, "host")
+    for _ in range(3):
+        equal(kept(feed), kept(DataLoader(Seldom(), 5, collate_fn=as_they_are)))
+    check_all_free(slots_of(feed))
 
 
 @PERSISTENT
@@ -411,7 +449,7 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(device, seed):
                 seen.append(batch)
                 if len(seen) == 2:
                     time.sleep(chance.random() * 0.01)
-                    os.kill(chance.choice(slots_of(feed)._processes).pid, signal.SIGKILL)
+                    os.kill(chance.choice(slots_of(feed).processes).pid, signal.SIGKILL)
 
         message = message_of(loop)
         assert "DataLoader worker" in message or len(seen) == len(expected), message
@@ -535,9 +573,9 @@ def test_a_loader_that_iterates_in_its_own_way_is_left_alone():
 def test_persistent_workers_stay():
     feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, persistent_workers=True), "host")
     kept(feed)
-    before = [process.pid for process in slots_of(feed)._processes]
+    before = [process.pid for process in slots_of(feed).processes]
     kept(feed)
-    assert [process.pid for process in slots_of(feed)._processes] == before
+    assert [process.pid for process in slots_of(feed).processes] == before
     assert {process.pid for process in multiprocessing.active_children()} >= set(before)
 
 
@@ -631,6 +669,247 @@ def test_objects_are_right_however_they_move(device, collate):
             moved.append(batch.data.to("cuda", non_blocking=True) if is_gpu(device) else batch.data.clone())
             del batch
         assert torch.equal(torch.cat(moved).cpu(), torch.stack(expected))
+
+
+class Marked(torch.Tensor):
+    """A subclass, which only PyTorch pickles."""
+
+
+class Mixed(Dataset):
+    """Samples of which a part is stacked to what only PyTorch can pickle."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        first = torch.full((50,), float(i))
+        if self.kind == "subclass" and i % 4:
+            first = first.as_subclass(Marked)
+        sample = {"first": first, "second": torch.full((60,), i), "third": np.full(70, i, np.int32)}
+        return Sample(sample, self.kind)
+
+
+class Sample(dict):
+    """PyTorch's collate gives a copy of it the stacked values."""
+
+    def __init__(self, items, kind):
+        super().__init__(items)
+        self.kind = kind
+
+    def __copy__(self):
+        return Sample(self, self.kind)
+
+    def update(self, items):
+        if self.kind == "parameter":
+            items["first"] = torch.nn.Parameter(items["first"])
+        elif self.kind == "empty":
+            items["none"] = items["first"][:, :0]
+        elif self.kind == "part":
+            items["part"] = items["first"][:, 3:5]
+            items["turned"] = items["first"].t()
+        super().update(items)
+
+
+@pytest.mark.parametrize("kind", ["subclass", "parameter", "empty", "part"])
+def test_what_only_pytorch_pickles_leaves_the_rest_alone(kind):
+    feed = penstock.feed(DataLoader(Mixed(kind), 4, num_workers=1), "host")
+    for _ in range(3):
+        for number, batch in enumerate(feed):
+            expected = torch.arange(4 * number, 4 * number + 4)
+            for name, array in batch.items():
+                rows = array.detach().as_subclass(torch.Tensor)
+                rows = rows.t() if name == "turned" else rows
+                assert torch.equal(rows.to(torch.int64), expected[:, None].expand(rows.shape)), name
+            assert batch["second"].untyped_storage().nbytes() == 4 * 60 * 8
+
+
+def test_threads_that_share_a_feed_have_slots_of_their_own():
+    expected = kept(DataLoader(Tensors(), 4, num_workers=1))
+    feed = penstock.feed(DataLoader(Tensors(), 4, num_workers=1), "host", native=False)
+    kept(feed)
+    barrier, failures = threading.Barrier(2), []
+
+    def work():
+        try:
+            barrier.wait()
+            equal(kept(feed), expected)
+        except BaseException as error:
+            failures.append(str(error))
+
+    for _ in range(3):
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+class Unpicklable(DataLoader):
+    def __getstate__(self):
+        raise TypeError("stays here")
+
+
+class Frozen(DataLoader):
+    def __setattr__(self, name, value):
+        if "frozen" in vars(self):
+            raise AttributeError(f"{name} is frozen")
+        super().__setattr__(name, value)
+
+
+class OwnCollate(DataLoader):
+    @property
+    def collate_fn(self):
+        return vars(self)["own"]
+
+    @collate_fn.setter
+    def collate_fn(self, function):
+        vars(self).setdefault("own", function)
+
+
+class Unhashable(DataLoader):
+    def __eq__(self, other):
+        return self is other
+
+
+@pytest.mark.parametrize("kind", [Unpicklable, Frozen, OwnCollate, Unhashable])
+def test_loaders_of_other_classes_give_their_batches(kind):
+    loader = kind(Tensors(), 5, num_workers=1, shuffle=True, generator=torch.Generator().manual_seed(2))
+    vars(loader)["frozen"] = True
+    feed = penstock.feed(loader, "host")
+    generator = torch.Generator().manual_seed(2)
+    plain_loader = DataLoader(Tensors(), 5, num_workers=1, shuffle=True, generator=generator)
+    for _ in range(2):
+        equal(kept(feed), kept(plain_loader))
+    assert (SHARED in feed.describe()) == (kind in (Unpicklable, Frozen))
+
+
+def test_persistent_workers_are_the_loaders():
+    loader = DataLoader(Tensors(), 5, num_workers=1, persistent_workers=True)
+    expected, processes = kept(DataLoader(Tensors(), 5)), set()
+    for _ in range(3):
+        feed = penstock.feed(loader, "host")
+        equal(kept(feed), expected)
+        processes |= {process.pid for process in slots_of(feed).processes}
+    assert len(processes) == 1
+
+
+def test_a_child_keeps_the_batch_that_it_inherited():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1, persistent_workers=True), "host")
+    for _ in range(2):
+        kept(feed)
+    batch = next(iter(feed))
+    expected = batch[0].clone()
+    go_on, theirs = multiprocessing.get_context("fork").Pipe()
+
+    def look(batch, connection, expected):
+        same = torch.equal(batch[0], expected)
+        connection.recv()
+        connection.send(same and torch.equal(batch[0], expected))
+
+    child = multiprocessing.get_context("fork").Process(target=look, args=(batch, theirs, expected))
+    child.start()
+    del batch
+    for _ in range(3):
+        kept(feed)
+    go_on.send(None)
+    assert go_on.recv()
+    child.join()
+    assert slots_of(feed).shared.retired == 1
+
+
+def test_workers_that_are_forked_retire_no_slot():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host")
+    pools = set()
+    for _ in range(3):
+        for batch in feed:  # kept when the next workers start
+            pools.add(id(slots_of(feed)))
+    assert batch is not None and len(pools) == 1
+    assert slots_of(feed).shared.retired == 0
+
+
+def test_a_message_of_killed_workers_is_not_taken_for_another():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host")
+    kept(feed)
+    first = iter(feed)
+    next(first)
+    for process in slots_of(feed).processes:
+        process.kill()
+        process.join()
+    equal(kept(feed), kept(DataLoader(Tensors(), 5)))
+    del first
+
+
+class Outlier(Dataset):
+    """Batches of one sample each, the first of which is huge."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return noise(i, 9_000_000 if i == 0 else 1_000_000)
+
+
+def test_a_batch_beyond_the_limit_is_alone(monkeypatch, limit):
+    limit(16 << 20)
+    counted = Counting(monkeypatch)
+    feed = penstock.feed(DataLoader(Outlier(), 1, num_workers=1, persistent_workers=True), "host")
+    for _ in range(2):
+        for batch in feed:
+            assert len(batch[0]) > 0
+            time.sleep(0.001)
+    assert counted.slots > 80
+    del batch
+
+
+def test_slots_grow_when_others_are_gone(limit):
+    limit(8 << 20)
+    feeds = [penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host") for _ in range(2)]
+    for _ in range(2):
+        for feed in feeds:
+            kept(feed)
+    assert sum(slots_of(feed)._granted) == 0
+    assert feed.describe()[-1] == "worker_memory_limit allows no more"
+    del feeds[0]
+    gc.collect()
+    for _ in range(2):
+        kept(feed)
+    assert sum(slots_of(feed)._granted) == 8 << 20
+
+
+def test_an_array_is_counted_once():
+    def most_wanted(collate):
+        feed = penstock.feed(DataLoader(Tensors(20, 900, 900), 5, num_workers=1, collate_fn=collate), "host")
+        kept(feed)
+        return max(slots_of(feed)._granted)
+
+    assert most_wanted(None) == most_wanted(odd_kinds_of_large)
+
+
+def odd_kinds_of_large(samples):
+    return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+
+
+def give_list(array):
+    return list, (array.tolist(),)
+
+
+class Registered(Tensors):
+    def __getitem__(self, i):
+        return np.arange(i, i + 3)
+
+
+def test_a_programs_own_way_to_send_arrays_is_taken():
+    reduction = _shared_slots.reduction.ForkingPickler
+    reduction.register(np.ndarray, give_list)
+    try:
+        feed = penstock.feed(DataLoader(Registered(6), 2, num_workers=1, collate_fn=as_they_are), "host")
+        equal(kept(feed), [[[i, i + 1, i + 2], [i + 1, i + 2, i + 3]] for i in (0, 2, 4)])
+    finally:
+        del reduction._extra_reducers[np.ndarray]
 
 
 EXIT = """

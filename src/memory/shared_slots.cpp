@@ -14,11 +14,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -110,8 +112,22 @@ struct SharedSlotsState {
   /// Frees a slot: its bytes were read before.
   void free(std::size_t slot) noexcept { claimed(slot).store(0, std::memory_order_release); }
 
+  /// There will be no writer any more. Frees what nobody has taken.
+  void end() noexcept {
+    ended = true;
+    for (std::size_t slot = 0; slot < slots; ++slot) drop(slot);
+  }
+  /// Frees the memory of a slot that is not taken, once there is no writer any more.
+  void drop(std::size_t slot) noexcept {
+    const std::lock_guard lock(dropping);
+    if (reader[slot].leased || reader[slot].room == 0) return;
+    reader[slot].registration.reset();
+    madvise(begin(slot), layout.stride, MADV_REMOVE);
+  }
+
   struct Reader {
     std::atomic<bool> leased = false;
+    std::atomic<bool> retired = false;         // stays leased
     std::atomic<std::size_t> room = 0;         // the most that was ever allowed
     std::optional<Registration> registration;  // changed with the slot's lease
   };
@@ -122,12 +138,15 @@ struct SharedSlotsState {
   const Layout layout;
   const std::uint64_t generation = fork_generation();
   std::byte* data = nullptr;
+  bool is_reader = false;
   std::vector<Reader> reader;
+  std::atomic<bool> ended = false;  // in this order with `leased`: whoever is the second sees it
+  std::mutex dropping;
 };
 
-SlotLease::SlotLease(std::shared_ptr<SharedSlotsState> state, std::size_t slot,
-                     std::span<std::byte> bytes) noexcept
-    : state_(std::move(state)), slot_(slot), bytes_(bytes) {}
+SlotLease::SlotLease(std::shared_ptr<SharedSlotsState> state, std::size_t slot, std::span<std::byte> bytes,
+                     std::optional<std::uint64_t> forks) noexcept
+    : state_(std::move(state)), slot_(slot), bytes_(bytes), forks_(forks) {}
 
 SlotLease& SlotLease::operator=(SlotLease&& other) noexcept {
   if (this != &other) {
@@ -135,6 +154,7 @@ SlotLease& SlotLease::operator=(SlotLease&& other) noexcept {
     state_ = std::move(other.state_);
     slot_ = other.slot_;
     bytes_ = other.bytes_;
+    forks_ = other.forks_;
   }
   return *this;
 }
@@ -144,8 +164,14 @@ SlotLease::~SlotLease() { let_go(); }
 void SlotLease::let_go() noexcept {
   const auto state = std::move(state_);
   if (!state || state->generation != fork_generation()) return;
-  state->reader[slot_].leased.store(false, std::memory_order_release);
+  auto& reader = state->reader[slot_];
+  if (forks_ && *forks_ != fork_count()) {
+    reader.retired = true;
+    return;
+  }
+  reader.leased = false;
   state->free(slot_);
+  if (state->ended) state->drop(slot_);
 }
 
 SharedSlots::SharedSlots(std::shared_ptr<SharedSlotsState> state) noexcept : state_(std::move(state)) {}
@@ -165,8 +191,15 @@ SharedSlots::SharedSlots(std::size_t slots, std::size_t most_bytes, int numa_nod
   state_ = std::make_shared<SharedSlotsState>(file, slots, most_bytes);
   if (ftruncate(file, static_cast<off_t>(layout.bytes)) != 0) refuse("ftruncate", layout.bytes);
   state_->map();
+  state_->is_reader = true;
   bind_memory_to_node(state_->data + layout.begin, layout.bytes - layout.begin, numa_node);
 }
+
+SharedSlots::~SharedSlots() {
+  if (state_ && state_->is_reader && state_->generation == fork_generation()) state_->end();
+}
+
+SharedSlots::SharedSlots(SharedSlots&&) noexcept = default;
 
 SharedSlots SharedSlots::attach(int file, std::size_t slots, std::size_t most_bytes) {
   const Layout layout = layout_of(slots, most_bytes);
@@ -218,29 +251,39 @@ std::size_t SharedSlots::allowed(std::size_t slot) const {
   return state_->allowed(slot).load(std::memory_order_relaxed);
 }
 
-SlotLease SharedSlots::take(std::size_t slot) {
+SlotLease SharedSlots::take(std::size_t slot, bool outlives_forks) {
   state_->check(slot);
+  const std::uint64_t forks = fork_count();
   if (state_->claimed(slot).load(std::memory_order_acquire) == 0) {
     throw InvalidArgument(fmt::format("shared slots: slot {} was not filled", slot));
   }
-  if (state_->reader[slot].leased.exchange(true, std::memory_order_acq_rel)) {
+  if (state_->reader[slot].leased.exchange(true)) {
     throw InvalidArgument(fmt::format("shared slots: slot {} is taken already", slot));
   }
-  return {state_, slot, {state_->begin(slot), state_->reader[slot].room}};
+  return {state_,
+          slot,
+          {state_->begin(slot), state_->reader[slot].room},
+          outlives_forks ? std::optional(forks) : std::nullopt};
 }
 
-bool SharedSlots::lock(const SlotLease& lease, const Device& device, std::string* why) {
+std::size_t SharedSlots::retired() const noexcept {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(state_->reader, [](const auto& reader) { return reader.retired.load(); }));
+}
+
+bool SharedSlots::lock(const SlotLease& lease, const Device& device, bool anew, std::string* why) {
   const std::span<std::byte> bytes = lease.bytes();
   auto& registration = state_->reader[lease.slot()].registration;
   if (registration && registration->bytes().size() >= bytes.size()) return true;
   registration.reset();
+  if (!anew) return false;
   registration = Registration::attempt(device, bytes.data(), bytes.size(), why);
   return registration.has_value();
 }
 
 void SharedSlots::reclaim() noexcept {
   for (std::size_t slot = 0; slot < state_->slots; ++slot) {
-    if (!state_->reader[slot].leased.load(std::memory_order_acquire)) state_->free(slot);
+    if (!state_->reader[slot].leased) state_->free(slot);
   }
 }
 

@@ -2,6 +2,7 @@
 #include "support/fork.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
 #include <penstock/memory/registration.hpp>
 #include <penstock/memory/shared_slots.hpp>
 
@@ -149,6 +150,71 @@ TEST(SharedSlotsTest, AForkedProcessFreesNoSlot) {
   EXPECT_FALSE(slots.claim(0).empty());
 }
 
+// The bytes that the file of these slots has of the memory.
+std::size_t memory_of(int file) {
+  struct stat facts{};
+  EXPECT_EQ(fstat(file, &facts), 0);
+  return static_cast<std::size_t>(facts.st_blocks) * 512;
+}
+
+TEST(SharedSlotsTest, MemoryIsFreedWithTheSlotsExceptWhatIsLeased) {
+  auto slots = std::make_unique<SharedSlots>(make_slots(3, kMost));
+  const int file = dup(slots->file());  // as another process has it
+  for (std::size_t slot = 0; slot < 3; ++slot) fill(slots->claim(slot), 1);
+  std::optional<SlotLease> lease = slots->take(1);
+  EXPECT_GE(memory_of(file), 3 * kMost);
+  slots.reset();
+  EXPECT_LT(memory_of(file), kMost + (1 << 20));
+  EXPECT_TRUE(holds(lease->bytes(), 1));
+  lease.reset();
+  EXPECT_LT(memory_of(file), 1 << 20);
+  close(file);
+}
+
+TEST(SharedSlotsTest, WhoeverAttachedOrWasForkedFreesNoMemory) {
+  SharedSlots slots = make_slots(1, kMost);
+  fill(slots.claim(0), 4);
+  EXPECT_TRUE(succeeds_in_child([&] {
+    static_cast<void>(SharedSlots::attach(slots.file(), 1, kMost));
+    const SharedSlots gone = std::move(slots);
+    return true;
+  }));
+  {
+    const SharedSlots theirs = SharedSlots::attach(slots.file(), 1, kMost);
+  }
+  EXPECT_TRUE(holds(slots.take(0).bytes(), 4));
+}
+
+TEST(SharedSlotsTest, AForkWhileALeaseIsHeldRetiresItsSlot) {
+  SharedSlots slots = make_slots(3, 10);
+  for (std::size_t slot = 0; slot < 3; ++slot) static_cast<void>(slots.claim(slot));
+  std::optional<SlotLease> kept = slots.take(0, true);
+  std::optional<SlotLease> other = slots.take(1);
+  EXPECT_TRUE(succeeds_in_child([] { return true; }));
+  std::optional<SlotLease> later = slots.take(2, true);
+  kept.reset();
+  other.reset();
+  later.reset();
+  EXPECT_EQ(slots.retired(), 1U);
+  slots.reclaim();
+  EXPECT_TRUE(slots.claim(0).empty());
+  EXPECT_FALSE(slots.claim(1).empty());
+  EXPECT_FALSE(slots.claim(2).empty());
+}
+
+TEST(SharedSlotsTest, AForkThatIsNotCountedRetiresNothing) {
+  SharedSlots slots = make_slots(1, 10);
+  static_cast<void>(slots.claim(0));
+  {
+    const SlotLease lease = slots.take(0, true);
+    count_forks(false);
+    EXPECT_TRUE(succeeds_in_child([] { return true; }));
+    count_forks(true);
+  }
+  EXPECT_EQ(slots.retired(), 0U);
+  EXPECT_FALSE(slots.claim(0).empty());
+}
+
 TEST(SharedSlotsTest, RoomGrowsAndALeaseCoversAllThatWasAllowed) {
   SharedSlots slots = make_slots(1, 10);
   EXPECT_EQ(slots.claim(0).size(), 10U);
@@ -189,9 +255,7 @@ TEST(SharedSlotsTest, MemoryIsTakenWhenItIsWritten) {
   slots.allow(63, std::size_t{8} << 30);
   fill(slots.claim(63).first(10'000), 5);
   EXPECT_TRUE(holds(slots.take(63).bytes().first(10'000), 5));
-  struct stat facts{};
-  ASSERT_EQ(fstat(slots.file(), &facts), 0);
-  EXPECT_LT(facts.st_blocks * 512, 64 << 20);
+  EXPECT_LT(memory_of(slots.file()), 64 << 20);
 }
 
 TEST(SharedSlotsTest, TheFileIsClosedWithTheLastOfThem) {
@@ -289,7 +353,7 @@ TEST_P(SharedSlotsOnDeviceTest, ALockedSlotArrives) {
   fill(slots.claim(0), 0x5A);
   const SlotLease lease = slots.take(0);
   std::string why;
-  ASSERT_TRUE(slots.lock(lease, device(), &why)) << why;
+  ASSERT_TRUE(slots.lock(lease, device(), true, &why)) << why;
   EXPECT_TRUE(Registration::overlaps(device(), lease.bytes().data(), 100'000));
   const Stream stream = device().create_stream();
   auto* const there = static_cast<std::byte*>(device().allocate(100'000));
@@ -319,6 +383,26 @@ TEST_P(SharedSlotsOnDeviceTest, ALockIsKeptAndGrowsWithTheRoom) {
   EXPECT_TRUE(Registration::overlaps(device(), data + kMost - 1, 1));
 }
 
+TEST_P(SharedSlotsOnDeviceTest, ALockIsNotMadeAnewUnlessAsked) {
+  SharedSlots slots(2, kMost);
+  slots.allow(0, 4096);
+  slots.allow(1, 4096);
+  static_cast<void>(slots.claim(0));
+  static_cast<void>(slots.claim(1));
+  const SlotLease second = slots.take(1);
+  EXPECT_FALSE(slots.lock(second, device(), false));
+  {
+    const SlotLease first = slots.take(0);
+    EXPECT_TRUE(slots.lock(first, device()));
+    EXPECT_TRUE(slots.lock(first, device(), false));
+  }
+  slots.allow(0, 8192);
+  static_cast<void>(slots.claim(0));
+  const SlotLease first = slots.take(0);
+  EXPECT_FALSE(slots.lock(first, device(), false));
+  EXPECT_FALSE(Registration::overlaps(device(), first.bytes().data(), 8192)) << "locked in part";
+}
+
 TEST_P(SharedSlotsOnDeviceTest, TheLockGoesWithTheSlots) {
   const std::byte* data = nullptr;
   {
@@ -339,7 +423,7 @@ TEST(SharedSlotsLimitTest, ARefusedLockSaysWhy) {
   static_cast<void>(slots.claim(0));
   const SlotLease lease = slots.take(0);
   std::string why;
-  EXPECT_FALSE(slots.lock(lease, device, &why));
+  EXPECT_FALSE(slots.lock(lease, device, true, &why));
   EXPECT_THAT(why, HasSubstr("lock"));
   EXPECT_FALSE(Registration::overlaps(device, lease.bytes().data(), kMost));
 }

@@ -3,7 +3,9 @@
 #include <penstock/device/device.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -24,13 +26,14 @@ class SlotLease {
 
  private:
   friend class SharedSlots;
-  SlotLease(std::shared_ptr<struct SharedSlotsState> state, std::size_t slot,
-            std::span<std::byte> bytes) noexcept;
+  SlotLease(std::shared_ptr<struct SharedSlotsState> state, std::size_t slot, std::span<std::byte> bytes,
+            std::optional<std::uint64_t> forks) noexcept;
   void let_go() noexcept;
 
   std::shared_ptr<struct SharedSlotsState> state_;
   std::size_t slot_;
   std::span<std::byte> bytes_;
+  std::optional<std::uint64_t> forks_;  ///< at which no child has inherited it
 };
 
 /// Slots of shared memory that other processes fill, the writers, and this one reads. They lie in one file
@@ -45,6 +48,10 @@ class SharedSlots {
   /// Makes `slots` slots with room for `most_bytes` each, on `numa_node` if it is not negative. Throws
   /// InvalidArgument for none, and Unsupported if the system refuses the memory's file or its addresses.
   SharedSlots(std::size_t slots, std::size_t most_bytes, int numa_node = -1);
+  /// Leases stay valid. The memory of all other slots is freed, whoever has it mapped.
+  ~SharedSlots();
+  SharedSlots(SharedSlots&&) noexcept;
+  SharedSlots& operator=(SharedSlots&&) = delete;
   /// Maps the slots of another process, made with the same numbers. `file` stays the caller's. Throws
   /// InvalidArgument if it is another file, and Unsupported as above.
   [[nodiscard]] static SharedSlots attach(int file, std::size_t slots, std::size_t most_bytes);
@@ -65,12 +72,17 @@ class SharedSlots {
   void allow(std::size_t slot, std::size_t bytes);
   [[nodiscard]] std::size_t allowed(std::size_t slot) const;
   /// Reader: takes a slot that was filled. Throws InvalidArgument if it was not claimed, or if it is taken
-  /// already.
-  [[nodiscard]] SlotLease take(std::size_t slot);
+  /// already. `outlives_forks`: if this process forks (see fork_count) before the lease is let go, the slot
+  /// is retired and not free again, since a child may read it.
+  [[nodiscard]] SlotLease take(std::size_t slot, bool outlives_forks = false);
+  /// Reader: slots that are used no more, since a forked process may have them.
+  [[nodiscard]] std::size_t retired() const noexcept;
   /// Reader, with the lease of a slot: locks what is allowed of it for `device`, once for all leases, and
   /// anew if more is allowed by then. False, with the reason in `why`, if that is refused. Blocks the host,
   /// as Registration does.
-  [[nodiscard]] bool lock(const SlotLease& lease, const Device& device, std::string* why = nullptr);
+  /// Without `anew` it is not tried, and only true if it was locked before.
+  [[nodiscard]] bool lock(const SlotLease& lease, const Device& device, bool anew = true,
+                          std::string* why = nullptr);
   /// Reader: frees the slots that nobody has taken. Only if no writer lives any more.
   void reclaim() noexcept;
 
