@@ -169,10 +169,10 @@ def same_but_objects(a, b):
     return same(a, b)
 
 
-def message_of(call):
+def message_of(call, *arguments):
     """What an error says. PyTorch keeps the error in a frame of its traceback, and with it the iterator and workers."""
     try:
-        call()
+        call(*arguments)
     except Exception as error:
         error.__traceback__ = None
         return f"{type(error).__name__}: {error}"
@@ -194,7 +194,7 @@ def no_leaks():
     assert set(multiprocessing.active_children()) <= processes
     if not torch.cuda.is_available():  # the driver opens files when it likes
         assert len(os.listdir("/proc/self/fd")) <= files + 1
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("penstock", "torch_%d_" % os.getpid()))]
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("penstock", f"torch_{os.getpid()}_"))]
 
 
 @pytest.fixture
@@ -347,9 +347,9 @@ def test_slots_are_free_again():
     feed = penstock.feed(DataLoader(Tensors(), 3, num_workers=2, persistent_workers=True), "host")
     epochs = [list(feed) for _ in range(3)]
     epochs.clear()
-    for batch in feed:
+    for _ in feed:
         time.sleep(0.001)
-    del batch
+    del _
     check_all_free(slots_of(feed))
 
 
@@ -367,9 +367,9 @@ def test_a_sample_that_fails_costs_no_slot():
     for _ in range(4):
         iterator, errors = iter(feed), 0
         for _ in range(COUNT // 5):
-            errors += message_of(lambda: next(iterator)).startswith("ValueError")  # noqa: B023
+            errors += message_of(next, iterator).startswith("ValueError")
         assert errors == COUNT // 10
-        assert message_of(lambda: next(iterator)).startswith("StopIteration")  # noqa: B023
+        assert message_of(next, iterator).startswith("StopIteration")
     del iterator
     check_all_free(slots_of(feed))
 
@@ -414,7 +414,7 @@ def test_an_exception_of_a_sample_is_the_workers(device, persistent):
         iterator = iter(feed)
         for number in range(5):
             assert same(next(iterator), expected[number])
-        message = message_of(lambda: next(iterator))  # noqa: B023
+        message = message_of(next, iterator)
         assert message.startswith("ValueError: Caught ValueError in DataLoader worker process 1")
         assert "in __getitem__" in message and message.endswith("sample 25 is broken\n")
         assert same(next(iterator), expected[6])
@@ -423,7 +423,7 @@ def test_an_exception_of_a_sample_is_the_workers(device, persistent):
 
 def test_samples_that_do_not_stack_are_pytorchs_error():
     feed = penstock.feed(DataLoader(Growing(), 4, num_workers=1), "host")
-    assert "stack expects each tensor to be equal size" in message_of(lambda: kept(feed))
+    assert "stack expects each tensor to be equal size" in message_of(kept, feed)
 
 
 class Heavy(Tensors):
@@ -825,9 +825,10 @@ def test_workers_that_are_forked_retire_no_slot():
     feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host")
     pools = set()
     for _ in range(3):
-        for batch in feed:  # kept when the next workers start
-            pools.add(id(slots_of(feed)))
-    assert batch is not None and len(pools) == 1
+        for batch in feed:  # the last one is kept when the next workers start
+            assert len(batch) == 2
+        pools.add(id(slots_of(feed)))
+    assert len(pools) == 1
     assert slots_of(feed).shared.retired == 0
 
 
@@ -841,6 +842,21 @@ def test_a_message_of_killed_workers_is_not_taken_for_another():
         process.join()
     equal(kept(feed), kept(DataLoader(Tensors(), 5)))
     del first
+
+
+def test_new_workers_get_no_slot_of_one_that_still_runs():
+    feed = penstock.feed(DataLoader(Heavy(), 4, num_workers=1), "host", native=False)
+    kept(feed)
+    iterator = iter(feed)
+    next(iterator)
+    source = weakref.ref(iterator._source)
+    workers = iterator._source._iterator  # kept, and with it the worker
+    before = slots_of(feed)
+    del iterator
+    assert source() is None
+    equal(kept(feed), kept(DataLoader(Heavy(), 4)))
+    assert slots_of(feed) is not before
+    del workers
 
 
 class Outlier(Dataset):
@@ -981,4 +997,4 @@ def test_a_batch_whose_slots_are_gone_is_an_error():
 
 def test_a_batch_that_cannot_be_pickled_is_an_error():
     feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1, collate_fn=lambda samples: lambda: samples), "host")
-    assert "pickle" in message_of(lambda: kept(feed))
+    assert "pickle" in message_of(kept, feed)

@@ -103,6 +103,15 @@ def test_samples_of_a_prepared_loader_are_gathered_natively(accelerator):
     assert "its dataset is a Rows" in whole_of_it.describe()[0]
 
 
+def test_workers_of_a_prepared_loader_fill_slots(accelerator):
+    expected = ids(accelerator().prepare(LOADERS["whole batches"]()))
+    feed = penstock.feed(accelerator().prepare(DataLoader(Rows(24), 4, num_workers=2)))
+    for _ in range(3):
+        assert ids(feed) == expected
+    assert "worker processes put their batches into shared memory" in feed.describe()
+    assert max(feed._workers._pool._granted) > 0
+
+
 def test_the_last_optimizer_step_is_not_lost(accelerator):
     made = accelerator(gradient_accumulation_steps=4)
     _, steps = train(made, DataLoader(Rows(22), 4), lambda loader: penstock.feed(loader, made.device))
