@@ -20,15 +20,16 @@ _MOST_SLOT_BYTES = 8 << 30  # addresses of each slot; a larger batch goes as any
 _PAGES = 2 << 20
 _limit: int | None = None
 _granted = 0
-_lock = threading.Lock()
+_lock = threading.RLock()  # while a thread holds it, its garbage collector may give back
 
 
 def worker_memory_limit(limit: int | None = None) -> int:
     """The bytes of shared memory that DataLoaders' workers may fill with batches on their way, all feeds together.
 
     `limit`: sets it; 0: no batch goes through shared slots. Without it, a quarter of the memory that this process may
-    use, shared between the processes that torchrun started on this machine. Memory is taken as batches need it, and a batch that finds no room goes as DataLoader sends it. What feeds have
-    already is not taken back. Raises InvalidArgument for what is not a number of bytes. Thread-safe.
+    use, shared between the processes that torchrun started on this machine. Memory is taken as batches need it, and a
+    batch that finds no room goes as DataLoader sends it. What feeds have already is not taken back. Raises
+    InvalidArgument for what is not a number of bytes. Thread-safe.
     """
     global _limit
     if limit is not None:
@@ -63,7 +64,6 @@ def _give_back(granted: list[int]) -> None:
 
 # The workers of loaders with persistent ones, by device. They stay for as long as the loader does.
 _persistent: weakref.WeakKeyDictionary[Any, dict[str, _Epoch]] = weakref.WeakKeyDictionary()
-_starting = threading.Lock()
 
 
 class WorkerFeed:
@@ -73,6 +73,7 @@ class WorkerFeed:
         self._spec = spec
         self._pool: _Pool | None = None
         self._why = ""
+        self._beginning = threading.RLock()  # code of the user's runs meanwhile: it may begin another epoch
 
     def begin(self, feed: Any) -> Iterator[Any] | None:
         """The loader's next epoch. None if its batches come as they do without penstock."""
@@ -80,7 +81,7 @@ class WorkerFeed:
         self._why = _why_ordinary(loader)
         if self._why:
             return None
-        with _starting:
+        with self._beginning:
             known = _persistent.setdefault(loader, {}) if loader.persistent_workers else {}
             epoch = known.get(self._spec)
             if epoch is not None:
