@@ -51,10 +51,10 @@ def feed(
 
     If a DataLoader has worker processes (`num_workers` above 0), they put their batches into shared memory, which a
     GPU reads where it lies; see `worker_memory_limit`. On the host, a batch keeps a part of that memory for as long as
-    one of its arrays is kept. Pageable batches of other loaders that have a `num_workers` above 0 are moved in the background,
-    by threads of penstock. If this process itself makes the batches for a GPU, PyTorch's threads, which have just made
-    them, copy tensors of 1 MiB and more into pinned memory: other threads would take their cores. An iterable around a
-    loader with workers must pass on its `num_workers`.
+    one of its arrays is kept. Pageable batches of other loaders that have a `num_workers` above 0 are moved in the
+    background, by threads of penstock. If this process itself makes the batches for a GPU, PyTorch's threads, which
+    have just made them, copy tensors of 1 MiB and more into pinned memory: other threads would take their cores. An
+    iterable around a loader with workers must pass on its `num_workers`.
 
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
     handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
