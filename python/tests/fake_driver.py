@@ -186,9 +186,9 @@ class Driver:
             *(ctypes.c_size_t(count), ctypes.c_void_p(stream)),
         )
 
-    def run_python(self, stream):
+    def run_python(self, stream, nanoseconds=LATE_NS):
         """Queues a function that needs the interpreter's lock, after a while."""
-        self.delay_work("cuLaunchHostFunc", LATE_NS)
+        self.delay_work("cuLaunchHostFunc", nanoseconds)
         self.call("cuLaunchHostFunc", ctypes.c_void_p(stream), _do_nothing, None)
 
     @contextlib.contextmanager

@@ -171,13 +171,17 @@ def test_a_slot_that_is_not_locked_is_copied_first(count):
     with stand_in_torch.current(stream):
         flight = filled.send([filled.array(0)])
         filled.let_go()
+        if count == SMALL:
+            assert filled.slots.claim(0) is not None, "its bytes were packed"
+            filled.slots.give_up(0)
         (tensor,) = filled.land(flight)
         filled.overwrite_when_free()
         assert driver.read(stream, tensor.address, count).bytes() == filled.bytes(0)
 
 
+@pytest.mark.parametrize("others", [True, False])
 @over_the_fake_driver_with_torch
-def test_an_engine_that_closes_waits_for_slots():
+def test_an_engine_that_closes_waits_for_slots(others):
     filled = Filled(LARGE)
     filled.engine = _core.Engine("cuda:0")
     assert filled.slots.lock(filled.slot, filled.engine) is None
@@ -188,12 +192,14 @@ def test_an_engine_that_closes_waits_for_slots():
     driver.delay_copies()
     stream = driver.stream()
     with stand_in_torch.current(stream):
-        batch = [Object(filled.array(0), stream), filled.array(1)]
+        batch = [Object(filled.array(0), stream)] + [filled.array(1)] * others
         filled.land(filled.send(batch))
+        moved = batch[0].moved
         del batch
         filled.let_go()
         filled.engine.close()
-        assert filled.slots.claim(0) is not None, "all is moved"
+        filled.overwrite_when_free()
+        assert driver.read(stream, moved, LARGE).bytes() == filled.bytes(0)
 
 
 @over_the_fake_driver_with_torch

@@ -69,7 +69,8 @@ def test_python_runs_while_penstock_waits(waits):
     engine, sent = _core.Engine("cuda:0"), random_bytes(ENDLESS)
     penstock.to_device(sent[:SMALL], "cuda:0")
     with stand_in_torch.current(driver.stream()) as stream:
-        driver.run_python(stream)
+        # A first transfer may take a while before anything waits.
+        driver.run_python(stream, 8 * LATE_NS if waits == "close" else LATE_NS)
         if waits == "to_device":
             penstock.to_device(sent, "cuda:0")
         elif waits == "to_host":

@@ -353,17 +353,16 @@ def test_slots_are_free_again():
     check_all_free(slots_of(feed))
 
 
-class Fragile(Tensors):
+def fragile(samples):
     """Every second batch of 5 fails."""
-
-    def __getitem__(self, i):
-        if i // 5 % 2:
-            raise ValueError("broken")
-        return super().__getitem__(i)
+    if samples[0][1] // 5 % 2:
+        raise ValueError("broken")
+    return torch.stack([image for image, _ in samples])
 
 
-def test_a_sample_that_fails_costs_no_slot():
-    feed = penstock.feed(DataLoader(Fragile(), 5, num_workers=2, persistent_workers=True), "host")
+def test_a_batch_that_fails_costs_no_slot():
+    loader = DataLoader(Tensors(), 5, num_workers=1, persistent_workers=True, collate_fn=fragile)
+    feed = penstock.feed(loader, "host")
     for _ in range(4):
         iterator, errors = iter(feed), 0
         for _ in range(COUNT // 5):
@@ -404,6 +403,7 @@ def test_a_loop_that_is_left_early_loses_no_slot(device, persistent):
     pool = slots_of(feed)
     assert sum(pool.shared.allowed(number) > 0 for number in range(pool.shared.slots)) == pool.shared.slots
     assert _worker_feed._granted == sum(pool._granted)
+    check_all_free(pool)
 
 
 @PERSISTENT
@@ -726,26 +726,37 @@ def test_what_only_pytorch_pickles_leaves_the_rest_alone(kind):
             assert batch["second"].untyped_storage().nbytes() == 4 * 60 * 8
 
 
-def test_threads_that_share_a_feed_have_slots_of_their_own():
+def test_threads_that_share_a_feed_have_slots_of_their_own(monkeypatch):
+    begin = _worker_feed._Epoch.__init__
+
+    def begin_slowly(epoch, *arguments):
+        time.sleep(0.05)
+        begin(epoch, *arguments)
+
+    monkeypatch.setattr(_worker_feed._Epoch, "__init__", begin_slowly)
     expected = kept(DataLoader(Tensors(), 4, num_workers=1))
     feed = penstock.feed(DataLoader(Tensors(), 4, num_workers=1), "host", native=False)
     kept(feed)
-    barrier, failures = threading.Barrier(2), []
+    barrier, failures, pools = threading.Barrier(2), [], []
 
     def work():
         try:
             barrier.wait()
-            equal(kept(feed), expected)
+            iterator = iter(feed)
+            batches = [next(iterator)]
+            pools.append(iterator._source.pool)
+            batches += iterator
+            equal(batches, expected)
         except BaseException as error:
             failures.append(str(error))
 
-    for _ in range(3):
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not failures
+    assert pools[0] is not pools[1]
 
 
 class Unpicklable(DataLoader):
@@ -832,16 +843,42 @@ def test_workers_that_are_forked_retire_no_slot():
     assert slots_of(feed).shared.retired == 0
 
 
+class Turning:
+    """Gives the samples forwards and backwards in turn."""
+
+    def __init__(self):
+        self.order = list(range(COUNT))
+
+    def __iter__(self):
+        self.order.reverse()
+        return iter(list(self.order))
+
+    def __len__(self):
+        return COUNT
+
+
 def test_a_message_of_killed_workers_is_not_taken_for_another():
-    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1), "host")
-    kept(feed)
+    def loader():
+        return DataLoader(Tensors(), 5, num_workers=1, sampler=Turning())
+
+    plain_loader = loader()
+    expected = [kept(plain_loader) for _ in range(3)]
+    feed = penstock.feed(loader(), "host", native=False)
+    equal(kept(feed), expected[0])
     first = iter(feed)
-    next(first)
+    seen = [next(first)]
+    time.sleep(0.2)  # its messages are there
     for process in slots_of(feed).processes:
         process.kill()
         process.join()
-    equal(kept(feed), kept(DataLoader(Tensors(), 5)))
-    del first
+    second = iter(feed)
+    others = [next(second)]
+    time.sleep(0.2)  # the new workers have filled slots
+    message = message_of(seen.extend, first)
+    assert message.startswith("RuntimeError: DataLoader worker")
+    equal(seen, expected[1][: len(seen)])
+    equal(others + list(second), expected[2])
+    del first, second
 
 
 def test_new_workers_get_no_slot_of_one_that_still_runs():
