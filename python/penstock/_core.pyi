@@ -95,10 +95,6 @@ class Flight:
         """Bytes of the arrays that are sent."""
 
     @property
-    def bytes_left(self) -> int:
-        """Bytes of the arrays that stay where they are."""
-
-    @property
     def arrays(self) -> int:
         """Number of arrays that are sent."""
 
@@ -181,6 +177,8 @@ class SharedSlots:
 
     def take(self, slot: int, outlives_forks: bool = False) -> FilledSlot: ...
 
+    def return_lent(self) -> None: ...
+
     @property
     def retired(self) -> int: ...
 
@@ -189,8 +187,10 @@ class SharedSlots:
 
     def reclaim(self) -> None: ...
 
-def count_forks(counted: bool) -> None:
-    """Whether what this thread forks retires slots whose batches are in use."""
+def forks_are_workers(workers: bool) -> bool:
+    """
+    Whether this thread forks workers from now on. Returns what it was before.
+    """
 
 def host_memory_bytes() -> int:
     """Memory of the host that this process may use."""

@@ -7,6 +7,7 @@ goes through DataLoader's own queue.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
 import threading
@@ -39,14 +40,12 @@ class Received(NamedTuple):
 
 
 class Slots:
-    """Shared slots, in the process that receives. Workers are numbered; each has `each` slots.
+    """Shared slots, in the process that receives. Workers are numbered; each has `each` slots."""
 
-    `outlive_forks`: see SharedSlots::take.
-    """
+    outlive_forks = False  #: see SharedSlots::take
 
-    def __init__(self, workers: int, each: int, most_bytes: int, numa_node: int, outlive_forks: bool):
+    def __init__(self, workers: int, each: int, most_bytes: int, numa_node: int):
         self.each = each
-        self.outlive_forks = outlive_forks
         self.shared = _core.SharedSlots(workers * each, most_bytes, numa_node)
         self.key = _keep(self)
 
@@ -79,7 +78,7 @@ class Writer:
         try:
             self._shared = _core.SharedSlots.attach(descriptor, slots, most_bytes)
         finally:
-            reduction.os.close(descriptor)
+            os.close(descriptor)
 
     def __call__(self, samples: Any) -> Any:
         number, memory = self._claim()
@@ -178,7 +177,7 @@ class _Slot:
 
     def put_array(self, array: Any) -> Any:
         numpy = sys.modules["numpy"]
-        if array.dtype.name not in _TYPES or not array.dtype.isnative or array.dtype.metadata or array.size == 0:
+        if array.dtype.kind not in "biufc" or array.dtype.name not in _TYPES or not array.dtype.isnative or array.dtype.metadata or array.size == 0:
             return None
         place = self._place(array.nbytes)
         if place is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import sys
@@ -19,8 +20,9 @@ from ._shared_slots import Received, Slots
 _MOST_SLOT_BYTES = 8 << 30  # addresses of each slot; a larger batch goes as any batch does
 _PAGES = 2 << 20
 _limit: int | None = None
-_granted = 0
-_lock = threading.RLock()  # while a thread holds it, its garbage collector may give back
+_granted = 0  # guarded by the lock
+_lock = threading.Lock()
+_given_back: collections.deque[int] = collections.deque()  # not yet taken from what is granted
 
 
 def worker_memory_limit(limit: int | None = None) -> int:
@@ -40,30 +42,63 @@ def worker_memory_limit(limit: int | None = None) -> int:
 @functools.cache
 def _local_processes() -> int:
     count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, int(count)) if count.isdigit() else 1
+    return max(1, int(count)) if count.isdecimal() else 1
 
 
-def _budget() -> tuple[int, int]:
-    return worker_memory_limit(), _granted
+def granted() -> int:
+    """The bytes that all feeds have."""
+    return _grant(0)
 
 
-def _grant(count: int) -> bool:
+def _grant(count: int, limit: int | None = None) -> int:
+    """Adds `count` to what is granted, unless that passes the limit. Returns what is granted then."""
     global _granted
-    limit = worker_memory_limit()
     with _lock:
-        fits = _granted + count <= limit
-        _granted += count if fits else 0
-    return fits
+        while _given_back:
+            _granted -= _given_back.popleft()
+        if limit is None or _granted + count <= limit:
+            _granted += count
+        return _granted
 
 
 def _give_back(granted: list[int]) -> None:
-    global _granted
-    with _lock:
-        _granted -= sum(granted)
+    _given_back.append(sum(granted))  # without the lock, which this thread may hold: the garbage collector calls this
 
 
-# The workers of loaders with persistent ones, by device. They stay for as long as the loader does.
-_persistent: weakref.WeakKeyDictionary[Any, dict[str, _Epoch]] = weakref.WeakKeyDictionary()
+class _Workers:
+    """What a loader has of its workers, kept in the loader, so that it goes with it: the epochs of persistent workers,
+    by device. Neither copied nor pickled with the loader."""
+
+    def __init__(self, loader: Any):
+        self._loader = weakref.ref(loader)
+        self.lock = threading.RLock()  # code of the user's runs meanwhile: it may begin another epoch
+        self.epochs: dict[str, _Epoch] = {}
+        self.off = ""  # why its batches are to come without slots
+
+    @classmethod
+    def of(cls, loader: Any) -> _Workers:
+        known = vars(loader).get(_NAME)
+        if known is None or known._loader() is not loader:
+            known = vars(loader)[_NAME] = cls(loader)
+        return known
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
+_NAME = "_penstock_workers"
+
+
+def _budget() -> tuple[int, int]:
+    return worker_memory_limit(), granted()
+
+
+def _most_bytes() -> int:
+    """Of a slot. Addresses only: memory is taken as it is written."""
+    return min(_MOST_SLOT_BYTES, max(worker_memory_limit(), 1))
 
 
 class WorkerFeed:
@@ -71,48 +106,50 @@ class WorkerFeed:
 
     def __init__(self, spec: str):
         self._spec = spec
-        self._pool: _Pool | None = None
+        self._own: _Pool | None = None  # for workers that do not stay
+        self.pool: _Pool | None = None  # of the latest epoch
         self._why = ""
-        self._beginning = threading.RLock()  # code of the user's runs meanwhile: it may begin another epoch
 
     def begin(self, feed: Any) -> Iterator[Any] | None:
         """The loader's next epoch. None if its batches come as they do without penstock."""
-        loader = feed.loader
-        self._why = _why_ordinary(loader)
+        self._why = _why_ordinary(feed.loader)
         if self._why:
             return None
-        with self._beginning:
-            known = _persistent.setdefault(loader, {}) if loader.persistent_workers else {}
-            epoch = known.get(self._spec)
-            if epoch is not None:
-                self._pool = epoch.pool
-                return epoch.again()
-            if loader.persistent_workers and loader._iterator is not None:
-                self._why = "its persistent workers were started without penstock.feed"
-                return None
+        workers = _Workers.of(feed.loader)
+        with workers.lock:
             try:
-                pool = self._pool_for(loader.num_workers, loader.prefetch_factor, feed.prefetch_depth)
-            except Unsupported as error:
-                self._why = str(error)
+                epoch = self._epoch(feed, workers)
+            except (Unsupported, _Ordinary) as reason:
+                self._why = str(reason)
                 return None
-            epoch = _Epoch(loader, pool)
-            known[self._spec] = epoch
+            self.pool = epoch.pool
             return epoch
 
-    def _pool_for(self, workers: int, ahead: int, depth: int) -> _Pool:
-        # A worker has `ahead` batches under way. The device has those that were sent, and the consumer has one.
-        each = ahead + -(-(depth + 3) // workers)
-        if self._pool is None or not self._pool.serves(workers, each):
-            self._pool = None
-            self._pool = _Pool(self._spec, workers, each)
-        self._pool.shared.reclaim()
-        return self._pool
+    def _epoch(self, feed: Any, workers: _Workers) -> _Epoch:
+        loader = feed.loader
+        # A worker has some batches under way. The device has those that were sent, and the consumer has one.
+        each = loader.prefetch_factor - (-(feed.prefetch_depth + 3) // loader.num_workers)
+        if not loader.persistent_workers:
+            if self._own is None or not self._own.serves(loader.num_workers, each):
+                self._own = _Pool(self._spec, loader.num_workers, each)
+            return _Epoch(loader, self._own)
+        epoch = workers.epochs.get(self._spec)
+        if epoch is not None and all(process.is_alive() for process in epoch.pool.processes):
+            return epoch.again(loader)
+        if loader._iterator is not None:
+            raise _Ordinary("its persistent workers were started without penstock.feed")
+        epoch = workers.epochs[self._spec] = _Epoch(loader, _Pool(self._spec, loader.num_workers, each))
+        return epoch
 
     def describe(self, loader: Any) -> list[str]:
-        why = self._why or _why_ordinary(loader)
+        why = _why_ordinary(loader) or self._why
         if why:
             return [f"worker processes send their batches as they do without penstock: {why}"] if why != _NONE else []
-        return ["worker processes put their batches into shared memory", *(self._pool.describe() if self._pool else ())]
+        return ["worker processes put their batches into shared memory", *(self.pool.describe() if self.pool else ())]
+
+
+class _Ordinary(Exception):
+    """Why an epoch's batches come as they do without penstock."""
 
 
 class _Pool(Slots):
@@ -120,42 +157,66 @@ class _Pool(Slots):
 
     def __init__(self, spec: str, workers: int, each: int):
         engine = engine_for(spec)
-        most = min(_MOST_SLOT_BYTES, max(worker_memory_limit(), 1))
-        # On the host, batches are handed out where they lie.
-        super().__init__(workers, each, most, engine.numa_node, outlive_forks=not engine.is_cuda)
+        super().__init__(workers, each, _most_bytes(), engine.numa_node)
+        # Otherwise arrays are handed out where they lie, and a child that is forked may read them.
+        self.outlive_forks = not engine.is_cuda
         self._engine = engine
         self._workers = workers
         self._epoch: Callable[[], _Epoch | None] = lambda: None  # the latest
         self.processes: list[Any] = []
+        self.workers: Callable[[], _Workers | None] = lambda: None
         self._granted = [0] * self.shared.slots
         self._refused: tuple[int, tuple[int, int]] | None = None  # what was wanted, and the budget then
         self._why_not_locked: str | None = None
+        self._too_large = 0  # bytes
         self.off = ""
         weakref.finalize(self, _give_back, self._granted).atexit = False
 
     def serves(self, workers: int, each: int) -> bool:
         """True if new workers may have the slots: none of the earlier ones is left, who might still write, and nobody
         who might still ask for what these sent."""
-        fits = (self._workers, self.each) == (workers, each) and not self.shared.retired
-        return fits and self._epoch() is None and not any(process.is_alive() for process in self.processes)
+        fits = (self._workers, self.each, self.shared.most_bytes) == (workers, each, _most_bytes())
+        if not fits or self.shared.retired or self._epoch() is not None:
+            return False
+        self.prune()
+        return not self.processes
+
+    def prune(self) -> None:
+        """Forgets processes that have ended, each of which has open files here."""
+        self.processes = [process for process in self.processes if process.is_alive()]
 
     def start(self, loader: Any, epoch: _Epoch) -> tuple[Any, Any]:
         """A copy of the loader whose workers write into the slots, and its iterator."""
         data = sys.modules["torch.utils.data"]
-        twin = object.__new__(type(loader))
-        vars(twin).update(vars(loader))
-        vars(twin)["_iterator"] = None
-        vars(twin)["collate_fn"] = self.writer(loader.collate_fn, loader.collate_fn is data.default_collate)
-        if self._engine.is_cuda:
-            vars(twin)["pin_memory"] = False  # slots are locked, and `feed` pins what has its own `pin_memory()`
         self._epoch = weakref.ref(epoch)
-        _core.count_forks(False)  # the workers use none of this process's batches
+        self.shared.reclaim()
+        self._return_lent()
+        twin = object.__new__(type(loader))
+        own = {_NAME: None, "_iterator": None, "collate_fn": self.writer(loader.collate_fn, loader.collate_fn is data.default_collate)}
+        if self._engine.is_cuda:
+            own["pin_memory"] = False  # slots are locked, and `feed` pins what has its own `pin_memory()`
+        vars(twin).update(vars(loader) | own)
+        before = _core.forks_are_workers(True)
         try:
             iterator = iter(twin)
         finally:
-            _core.count_forks(True)
-        self.processes = iterator._workers
+            _core.forks_are_workers(before)
+        self.processes = list(iterator._workers)
+        _all_processes.update(self.processes)
         return twin, iterator
+
+    def again(self, twin: Any, loader: Any) -> Any:
+        """The iterator of the next epoch of persistent workers."""
+        self._return_lent()
+        kept = {name: vars(twin)[name] for name in (_NAME, "_iterator", "collate_fn", "pin_memory")}
+        vars(twin).update(vars(loader) | kept)
+        return iter(twin)
+
+    def _return_lent(self) -> None:
+        """Frees slots whose batches workers may have inherited, unless such workers are left. Its own persistent ones
+        are older than all its batches."""
+        if not any(process.is_alive() for process in _all_processes.difference(self.processes)):
+            self.shared.return_lent()
 
     def open(self, received: Received) -> tuple[Any, Any]:
         """The batch and its slot, which is locked for the device if it can be."""
@@ -164,7 +225,8 @@ class _Pool(Slots):
         slot = received.slot
         if slot is not None and self._engine.is_cuda:
             why = self.shared.lock(slot, self._engine, self._why_not_locked is None)
-            self._why_not_locked = self._why_not_locked or why
+            if why is not None:
+                self._why_not_locked, self.outlive_forks = why, True
         return received.batch, slot
 
     def sent(self, slot: Any, flight: Any) -> None:
@@ -172,39 +234,60 @@ class _Pool(Slots):
         them, and its user may copy them behind our back, from memory that PyTorch takes for pinned."""
         if slot.locked and slot.is_seen(flight):
             _kept.append(slot)
+            self._granted[self._granted.index(max(self._granted))] = 0  # it stays granted
             self.off = "objects in them keep arrays on the host"
+            workers = self.workers()
+            if workers is not None:
+                workers.off = self.off
             for number in range(self.shared.slots):
                 self.shared.allow(number, 0)
 
     def _may_have(self, wanted: int) -> bool:
         """False if there is no use in asking for that much room."""
+        if wanted > self.shared.most_bytes:
+            self._too_large = max(wanted, self._too_large)
+            return False
         refused = self._refused is not None and wanted >= self._refused[0] and self._refused[1] == _budget()
-        return not refused and not self.off and wanted <= self.shared.most_bytes
+        return not refused and not self.off
 
     def _grow(self, wanted: int) -> None:
         most = max(self._granted)
-        room = wanted * 5 // 4 if 0 < most < wanted else wanted  # not all batches are alike
-        room = min(-(-room // _PAGES) * _PAGES, self.shared.most_bytes)
         self._refused = None
+        if 0 < most < wanted and self._give_room(wanted * 5 // 4):  # not all batches are alike
+            return
+        if not self._give_room(wanted):
+            self._refused = wanted, _budget()
+
+    def _give_room(self, wanted: int) -> bool:
+        """Gives all slots that room; false if the limit forbids it to some."""
+        room = min(-(-wanted // _PAGES) * _PAGES, self.shared.most_bytes)
+        limit = worker_memory_limit()
         # The first slot of each worker, then the second one: if not all fit the limit, all workers have some.
         for place in range(self.each):
             for number in range(place, self.shared.slots, self.each):
-                more = room - self._granted[number]
-                if more <= 0:
+                before = self._granted[number]
+                if before >= room:
                     continue
-                if not _grant(more):
-                    self._refused = wanted, _budget()
-                    return
+                if _grant(0) + room - before > limit:
+                    return False
                 self._granted[number] = room
+                if _grant(room - before, limit) > limit:
+                    self._granted[number] = before
+                    return False
                 self.shared.allow(number, room)
+        return True
 
     def describe(self) -> list[str]:
         if self.off:
             return [f"but no longer: {self.off}"]
-        large = sum(granted > 0 for granted in self._granted)
+        large, retired = sum(granted > 0 for granted in self._granted), self.shared.retired
         lines = [f"{large} of {self.shared.slots} slots have room, {sum(self._granted) >> 20} MiB in all"]
+        if retired:
+            lines.append(f"{retired} of them are used no more: processes that were forked may read them")
         if self._refused:
             lines.append("worker_memory_limit allows no more")
+        if self._too_large:
+            lines.append(f"a batch of {self._too_large} bytes is larger than a slot may be: {self.shared.most_bytes}")
         if self._why_not_locked is not None:
             lines.append(f"the device does not read them where they lie: {self._why_not_locked}")
         return lines
@@ -215,20 +298,26 @@ class _Epoch:
 
     def __init__(self, loader: Any, pool: _Pool):
         self.pool = pool
+        pool.workers = weakref.ref(_Workers.of(loader))
         self._twin, self._iterator = pool.start(loader, self)
 
-    def again(self) -> _Epoch:
+    def again(self, loader: Any) -> _Epoch:
         """The next epoch of persistent workers."""
-        self._iterator = iter(self._twin)
+        self._iterator = self.pool.again(self._twin, loader)
         return self
 
     def __iter__(self) -> _Epoch:
         return self
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self.pool.prune()
+            raise
 
 
+_all_processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _kept: list[Any] = []
 _NONE = "it has none"
 
@@ -243,8 +332,10 @@ def _why_ordinary(loader: Any) -> str:
         return f"a {theirs.__name__} iterates in its own way"
     if any(hasattr(theirs, name) or name not in vars(loader) for name in ("collate_fn", "pin_memory", "_iterator")):
         return f"a {theirs.__name__} keeps its collate_fn in its own way"
-    if theirs.__hash__ is None:
-        return f"a {theirs.__name__} cannot be hashed"
+    if hasattr(theirs, "__del__") or any(vars(base).get("__slots__") for base in theirs.__mro__):
+        return f"a {theirs.__name__} cannot be copied"
+    if vars(loader).get(_NAME) is not None and _Workers.of(loader).off:
+        return _Workers.of(loader).off
     if worker_memory_limit() == 0:
         return "worker_memory_limit is 0"
     return ""

@@ -61,7 +61,6 @@ void bind_engine(nb::module_& module) {
       .def("release_sources", &Flight::release_sources,
            "Blocks until the arrays that were sent are no longer read.")
       .def_prop_ro("bytes", &Flight::bytes, "Bytes of the arrays that are sent.")
-      .def_prop_ro("bytes_left", &Flight::bytes_left, "Bytes of the arrays that stay where they are.")
       .def_prop_ro("arrays", &Flight::arrays, "Number of arrays that are sent.")
       .def_prop_ro("samples", &Flight::samples,
                    "Extent of the first array's first axis; 0 if there is none.");

@@ -5,12 +5,10 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
-#include <utility>
 
 namespace penstock::python {
 
-/// A slot whose arrays came from a worker process. Python makes the arrays, and drops this when they are
-/// sent.
+/// A slot that a worker process has filled. Python makes the arrays in it; they keep the storage.
 struct FilledSlot {
   std::shared_ptr<SlotStorage> storage;
   bool locked = false;  ///< the device reads it where it lies

@@ -22,6 +22,14 @@
 namespace penstock::python {
 namespace {
 
+// Unlocking memory waits for the device, whose work may need the interpreter.
+std::shared_ptr<SharedSlots> owned(SharedSlots slots) {
+  return {new SharedSlots(std::move(slots)), [](SharedSlots* gone) {
+            const nb::gil_scoped_release unlocked;
+            delete gone;
+          }};
+}
+
 // The slot's bytes, which a worker process may write. None if it cannot have them now. The slots outlive it.
 nb::object claim(SharedSlots& slots, std::size_t slot) {
   const std::span<std::byte> bytes = slots.claim(slot);
@@ -70,9 +78,16 @@ void bind_shared_slots(nb::module_& module) {
           "True if the device reads the slot where it lies.");
 
   nb::class_<SharedSlots>(module, "SharedSlots", "Slots of shared memory that worker processes fill.")
-      .def(nb::init<std::size_t, std::size_t, int>(), nb::arg("slots"), nb::arg("most_bytes"),
-           nb::arg("numa_node"))
-      .def_static("attach", &SharedSlots::attach, nb::arg("file"), nb::arg("slots"), nb::arg("most_bytes"))
+      .def(nb::new_([](std::size_t slots, std::size_t most_bytes, int numa_node) {
+             return owned(SharedSlots(slots, most_bytes, numa_node));
+           }),
+           nb::arg("slots"), nb::arg("most_bytes"), nb::arg("numa_node"))
+      .def_static(
+          "attach",
+          [](int file, std::size_t slots, std::size_t most_bytes) {
+            return owned(SharedSlots::attach(file, slots, most_bytes));
+          },
+          nb::arg("file"), nb::arg("slots"), nb::arg("most_bytes"))
       .def_prop_ro("file", &SharedSlots::file)
       .def_prop_ro("slots", &SharedSlots::slots)
       .def_prop_ro("most_bytes", &SharedSlots::most_bytes)
@@ -81,13 +96,14 @@ void bind_shared_slots(nb::module_& module) {
       .def("allow", &SharedSlots::allow, nb::arg("slot"), nb::arg("bytes"))
       .def("allowed", &SharedSlots::allowed, nb::arg("slot"))
       .def("take", &take, nb::arg("slot"), nb::arg("outlives_forks") = false)
+      .def("return_lent", &SharedSlots::return_lent)
       .def_prop_ro("retired", &SharedSlots::retired)
       .def("lock", &lock, nb::arg("filled"), nb::arg("engine"), nb::arg("anew") = true,
            "Why the device cannot read the slot where it lies; None if it can.")
       .def("reclaim", &SharedSlots::reclaim);
 
-  module.def("count_forks", &count_forks, nb::arg("counted"),
-             "Whether what this thread forks retires slots whose batches are in use.");
+  module.def("forks_are_workers", &forks_are_workers, nb::arg("workers"),
+             "Whether this thread forks workers from now on. Returns what it was before.");
   module.def(
       "host_memory_bytes", [] { return host_topology().memory_bytes; },
       "Memory of the host that this process may use.");

@@ -90,7 +90,7 @@ def test_a_slot_stays_taken_until_the_device_has_read_it(count, lands):
     stream = driver.stream()
     with stand_in_torch.current(stream):
         flight = filled.send({"a": filled.array(0), "b": [filled.array(1)]})
-        assert flight.bytes == 2 * count and flight.arrays == 2 and flight.bytes_left == 0
+        assert flight.bytes == 2 * count and flight.arrays == 2
         batch = filled.land(flight) if lands else None
         del flight
         filled.let_go()

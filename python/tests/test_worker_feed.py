@@ -1,11 +1,13 @@
 """feed around a DataLoader with workers, whose batches come through shared slots."""
 
 import collections
+import copy
 import dataclasses
 import gc
 import multiprocessing
 import os
 import pathlib
+import pickle
 import random
 import signal
 import subprocess
@@ -180,7 +182,7 @@ def message_of(call, *arguments):
 
 
 def slots_of(feed):
-    return feed._workers._pool
+    return feed._workers.pool
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +192,7 @@ def no_leaks():
     files, processes = len(os.listdir("/proc/self/fd")), set(multiprocessing.active_children())
     yield
     gc.collect()
-    assert _worker_feed._granted == 0
+    assert _worker_feed.granted() == 0
     assert set(multiprocessing.active_children()) <= processes
     if not torch.cuda.is_available():  # the driver opens files when it likes
         assert len(os.listdir("/proc/self/fd")) <= files + 1
@@ -230,7 +232,7 @@ def check_batches(device, epochs, **arguments):
         equal(kept(feed), theirs)
     assert torch.equal(torch.get_rng_state(), state)
     assert SHARED in feed.describe()
-    assert _worker_feed._granted > 0
+    assert _worker_feed.granted() > 0
 
 
 @pytest.mark.parametrize("collate", [odd_kinds, as_they_are, None])
@@ -276,7 +278,7 @@ def test_the_first_batches_say_how_large_slots_are():
     assert pool.each == 3 + 3
     assert all(pool.shared.allowed(number) == 2 << 20 for number in range(12))
     assert feed.describe()[-1] == "12 of 12 slots have room, 24 MiB in all"
-    assert _worker_feed._granted == 24 << 20
+    assert _worker_feed.granted() == 24 << 20
 
 
 class Counting:
@@ -402,7 +404,7 @@ def test_a_loop_that_is_left_early_loses_no_slot(device, persistent):
     equal(kept(feed), expected)
     pool = slots_of(feed)
     assert sum(pool.shared.allowed(number) > 0 for number in range(pool.shared.slots)) == pool.shared.slots
-    assert _worker_feed._granted == sum(pool._granted)
+    assert _worker_feed.granted() == sum(pool._granted)
     check_all_free(pool)
 
 
@@ -498,7 +500,7 @@ def test_the_limit_is_kept_and_batches_are_right(device, limit, room):
     feed = penstock.feed(loader, device)
     for _ in range(3):
         equal(kept(feed), expected)
-        assert _worker_feed._granted <= room
+        assert _worker_feed.granted() <= room
 
 
 def test_a_limit_of_0_leaves_workers_alone(limit):
@@ -519,10 +521,10 @@ def test_feeds_share_the_limit(limit):
         for feed in feeds:
             kept(feed)
     granted = [sum(slots_of(feed)._granted) for feed in feeds]
-    assert sum(granted) == _worker_feed._granted == 20 << 20
+    assert sum(granted) == _worker_feed.granted() == 20 << 20
     del feeds[0], feed
     gc.collect()
-    assert _worker_feed._granted == granted[1]
+    assert _worker_feed.granted() == granted[1]
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "1GiB", True])
@@ -539,10 +541,13 @@ def test_the_limit_is_a_quarter_of_the_memory():
 def test_the_loader_stays_as_it_was(persistent):
     loader = DataLoader(Tensors(), 5, num_workers=1, persistent_workers=persistent, pin_memory=False)
     before = dict(vars(loader))
+    pickled = len(pickle.dumps(loader))
     feed = penstock.feed(loader, "host")
     iterator = iter(feed)
     next(iterator)
-    assert vars(loader) == before
+    assert {name: value for name, value in vars(loader).items() if "penstock" not in name} == before
+    assert len(pickle.dumps(loader)) < pickled + 100
+    assert copy.deepcopy(loader)._penstock_workers is None
     expected = kept(DataLoader(Tensors(), 5))
     equal(kept(loader), expected)  # with workers of its own
     del iterator
@@ -610,7 +615,7 @@ def test_batches_without_arrays_take_no_slot():
     feed = penstock.feed(DataLoader(Silent(), 2, num_workers=1), "host")
     for _ in range(2):
         equal(kept(feed), [[str(i), str(i + 1)] for i in range(0, 20, 2)])
-    assert _worker_feed._granted == 0
+    assert _worker_feed.granted() == 0
 
 
 def test_what_only_pytorch_can_send_is_sent_by_it(device):
@@ -781,12 +786,17 @@ class OwnCollate(DataLoader):
         vars(self).setdefault("own", function)
 
 
-class Unhashable(DataLoader):
+class AllEqual(DataLoader):
     def __eq__(self, other):
-        return self is other
+        return True
 
 
-@pytest.mark.parametrize("kind", [Unpicklable, Frozen, OwnCollate, Unhashable])
+class Closing(DataLoader):
+    def __del__(self):
+        self.dataset.count = 0
+
+
+@pytest.mark.parametrize("kind", [Unpicklable, Frozen, OwnCollate, AllEqual, Closing])
 def test_loaders_of_other_classes_give_their_batches(kind):
     loader = kind(Tensors(), 5, num_workers=1, shuffle=True, generator=torch.Generator().manual_seed(2))
     vars(loader)["frozen"] = True
@@ -795,7 +805,7 @@ def test_loaders_of_other_classes_give_their_batches(kind):
     plain_loader = DataLoader(Tensors(), 5, num_workers=1, shuffle=True, generator=generator)
     for _ in range(2):
         equal(kept(feed), kept(plain_loader))
-    assert (SHARED in feed.describe()) == (kind in (Unpicklable, Frozen))
+    assert (SHARED in feed.describe()) == (kind in (Unpicklable, Frozen, AllEqual))
 
 
 def test_persistent_workers_are_the_loaders():
@@ -806,6 +816,104 @@ def test_persistent_workers_are_the_loaders():
         equal(kept(feed), expected)
         processes |= {process.pid for process in slots_of(feed).processes}
     assert len(processes) == 1
+
+
+def test_loaders_that_are_equal_have_workers_of_their_own():
+    first = AllEqual(Tensors(10), 5, num_workers=1, persistent_workers=True)
+    second = AllEqual(Tensors(10, 3), 5, num_workers=1, persistent_workers=True)
+    for loader, shape in ((first, (16, 33)), (second, (3,))):
+        equal(kept(penstock.feed(loader, "host")), kept(DataLoader(Tensors(10, *shape), 5)))
+    copied = copy.copy(first)
+    processes = {id(slots_of(feed)) for feed in map(begun, (first, copied))}
+    assert len(processes) == 2
+
+
+def begun(loader):
+    feed = penstock.feed(loader, "host")
+    kept(feed)
+    return feed
+
+
+class Owner:
+    """Has a loader whose collate_fn is its own method."""
+
+    def __init__(self):
+        self.loader = DataLoader(Tensors(), 5, num_workers=1, persistent_workers=True, collate_fn=self.collate)
+
+    def collate(self, samples):
+        return torch.stack([image for image, _ in samples])
+
+
+def test_persistent_workers_go_with_the_owner_of_their_loader():
+    owner = Owner()
+    gone = weakref.ref(owner)
+    kept(penstock.feed(owner.loader, "host"))
+    del owner
+    gc.collect()
+    assert gone() is None
+    assert _worker_feed.granted() == 0
+
+
+def test_new_persistent_workers_take_the_place_of_killed_ones():
+    loader = DataLoader(Tensors(), 5, num_workers=2, persistent_workers=True)
+    feed = penstock.feed(loader, "host")
+    expected = kept(DataLoader(Tensors(), 5))
+    equal(kept(feed), expected)
+    victim = slots_of(feed).processes[0]
+    victim.kill()
+    victim.join()
+    for _ in range(2):
+        message_of(gc.collect)  # PyTorch's signal handler speaks where it finds us
+        if message_of(kept, feed) == "no error":
+            break
+    equal(kept(feed), expected)
+
+
+class Remembering(Tensors):
+    """Tells how often what it remembers has changed."""
+
+    memory = None
+
+    def __getitem__(self, i):
+        if self.memory is None:
+            return torch.zeros(900), 0
+        time.sleep(0.002)
+        return torch.full((900,), float(i)), int((self.memory != self.memory[0, 0]).any() or self.memory[0, 0] != 1)
+
+
+def test_what_workers_have_inherited_is_not_overwritten():
+    dataset = Remembering()
+    feed = penstock.feed(DataLoader(dataset, 4, num_workers=1), "host")
+    kept(feed)
+    batch = list(feed)[-1]
+    batch[0][:] = 1
+    dataset.memory = batch[0]
+    changed = 0
+    for number, batch in enumerate(feed):
+        if number == 1:
+            dataset.memory = None
+        changed += int(batch[1].sum())
+    assert changed == 0
+    assert slots_of(feed).shared.retired == 0
+    batch = None
+    kept(feed)
+    check_all_free(slots_of(feed))
+
+
+def test_a_raised_limit_gives_room(limit):
+    limit(1 << 20)
+    feed = penstock.feed(DataLoader(Tensors(60, 900, 900), 5, num_workers=1), "host")
+    kept(feed)
+    assert "is larger than a slot may be" in feed.describe()[-1]
+    limit(1 << 30)
+    kept(feed)
+    assert max(slots_of(feed)._granted) == 4 << 20
+
+
+def test_an_idle_feed_keeps_no_process_open():
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2), "host")
+    kept(feed)
+    assert slots_of(feed).processes == []
 
 
 def test_a_child_keeps_the_batch_that_it_inherited():
@@ -1024,7 +1132,14 @@ def test_arrays_that_an_object_keeps_on_the_host_end_the_use_of_slots():
     pool.sent(types.SimpleNamespace(locked=True, is_seen=lambda flight: True), None)
     assert not any(pool.shared.allowed(number) for number in range(pool.shared.slots))
     equal(kept(feed), kept(DataLoader(Tensors(), 5)))
-    assert feed.describe()[-1] == "but no longer: objects in them keep arrays on the host"
+    assert feed.describe()[-1].endswith("penstock: objects in them keep arrays on the host")
+    equal(kept(penstock.feed(feed.loader, "host")), kept(DataLoader(Tensors(), 5)))
+    # What is kept stays granted.
+    del feed, pool
+    gc.collect()
+    assert _worker_feed.granted() == 2 << 20
+    _worker_feed._kept.clear()
+    _worker_feed._give_back([2 << 20])
 
 
 def test_a_batch_whose_slots_are_gone_is_an_error():

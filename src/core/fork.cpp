@@ -3,18 +3,18 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <utility>
 
 namespace penstock {
 
 namespace {
 
 std::atomic<std::uint64_t> generation{0};
-std::atomic<std::uint64_t> forks{0};
-thread_local bool is_counted = true;
+std::atomic<std::uint64_t> worker_forks{0};
+std::atomic<std::uint64_t> other_forks{0};
+thread_local bool are_workers = false;
 
-void count() {
-  if (is_counted) forks.fetch_add(1);
-}
+void count() { (are_workers ? worker_forks : other_forks).fetch_add(1); }
 
 [[maybe_unused]] const int registered =
     pthread_atfork(&count, &count, [] { generation.fetch_add(1, std::memory_order_relaxed); });
@@ -23,8 +23,8 @@ void count() {
 
 std::uint64_t fork_generation() noexcept { return generation.load(std::memory_order_relaxed); }
 
-std::uint64_t fork_count() noexcept { return forks.load(); }
+ForkCounts fork_counts() noexcept { return {worker_forks.load(), other_forks.load()}; }
 
-void count_forks(bool counted) noexcept { is_counted = counted; }
+bool forks_are_workers(bool workers) noexcept { return std::exchange(are_workers, workers); }
 
 }  // namespace penstock

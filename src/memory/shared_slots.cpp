@@ -112,22 +112,53 @@ struct SharedSlotsState {
   /// Frees a slot: its bytes were read before.
   void free(std::size_t slot) noexcept { claimed(slot).store(0, std::memory_order_release); }
 
-  /// There will be no writer any more. Frees what nobody has taken.
-  void end() noexcept {
-    ended = true;
-    for (std::size_t slot = 0; slot < slots; ++slot) drop(slot);
+  void let_go(std::size_t slot, const std::optional<ForkCounts>& taken_at) noexcept {
+    const std::lock_guard lock(mutex);
+    if (taken_at && *taken_at != fork_counts()) {
+      const bool by_workers = taken_at->others == fork_counts().others;
+      reader[slot].held_by = by_workers ? Holder::workers : Holder::children;
+      return;
+    }
+    free_taken(slot);
   }
-  /// Frees the memory of a slot that is not taken, once there is no writer any more.
+  void return_lent() noexcept {
+    const std::lock_guard lock(mutex);
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      if (reader[slot].held_by == Holder::workers) free_taken(slot);
+    }
+  }
+  void reclaim() noexcept {
+    const std::lock_guard lock(mutex);
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      if (!reader[slot].leased) free(slot);
+    }
+  }
+  /// There will be no writer any more. Frees the memory of what nobody has taken.
+  void end() noexcept {
+    const std::lock_guard lock(mutex);
+    ended = true;
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      if (!reader[slot].leased) drop(slot);
+    }
+  }
+
+  /// With the mutex.
+  void free_taken(std::size_t slot) noexcept {
+    reader[slot].held_by = Holder::nobody;
+    reader[slot].leased = false;
+    free(slot);
+    if (ended) drop(slot);
+  }
   void drop(std::size_t slot) noexcept {
-    const std::lock_guard lock(dropping);
-    if (reader[slot].leased || reader[slot].room == 0) return;
+    if (reader[slot].room == 0) return;
     reader[slot].registration.reset();
     madvise(begin(slot), layout.stride, MADV_REMOVE);
   }
 
+  enum class Holder : std::uint8_t { nobody, workers, children };
   struct Reader {
     std::atomic<bool> leased = false;
-    std::atomic<bool> retired = false;         // stays leased
+    Holder held_by = Holder::nobody;           // of a lease that was let go; guarded by the mutex
     std::atomic<std::size_t> room = 0;         // the most that was ever allowed
     std::optional<Registration> registration;  // changed with the slot's lease
   };
@@ -140,12 +171,12 @@ struct SharedSlotsState {
   std::byte* data = nullptr;
   bool is_reader = false;
   std::vector<Reader> reader;
-  std::atomic<bool> ended = false;  // in this order with `leased`: whoever is the second sees it
-  std::mutex dropping;
+  std::mutex mutex;
+  bool ended = false;  // guarded by the mutex
 };
 
 SlotLease::SlotLease(std::shared_ptr<SharedSlotsState> state, std::size_t slot, std::span<std::byte> bytes,
-                     std::optional<std::uint64_t> forks) noexcept
+                     std::optional<ForkCounts> forks) noexcept
     : state_(std::move(state)), slot_(slot), bytes_(bytes), forks_(forks) {}
 
 SlotLease& SlotLease::operator=(SlotLease&& other) noexcept {
@@ -164,14 +195,7 @@ SlotLease::~SlotLease() { let_go(); }
 void SlotLease::let_go() noexcept {
   const auto state = std::move(state_);
   if (!state || state->generation != fork_generation()) return;
-  auto& reader = state->reader[slot_];
-  if (forks_ && *forks_ != fork_count()) {
-    reader.retired = true;
-    return;
-  }
-  reader.leased = false;
-  state->free(slot_);
-  if (state->ended) state->drop(slot_);
+  state->let_go(slot_, forks_);
 }
 
 SharedSlots::SharedSlots(std::shared_ptr<SharedSlotsState> state) noexcept : state_(std::move(state)) {}
@@ -253,7 +277,7 @@ std::size_t SharedSlots::allowed(std::size_t slot) const {
 
 SlotLease SharedSlots::take(std::size_t slot, bool outlives_forks) {
   state_->check(slot);
-  const std::uint64_t forks = fork_count();
+  const ForkCounts forks = fork_counts();
   if (state_->claimed(slot).load(std::memory_order_acquire) == 0) {
     throw InvalidArgument(fmt::format("shared slots: slot {} was not filled", slot));
   }
@@ -266,12 +290,17 @@ SlotLease SharedSlots::take(std::size_t slot, bool outlives_forks) {
           outlives_forks ? std::optional(forks) : std::nullopt};
 }
 
+void SharedSlots::return_lent() noexcept { state_->return_lent(); }
+
 std::size_t SharedSlots::retired() const noexcept {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(state_->reader, [](const auto& reader) { return reader.retired.load(); }));
+  using Holder = SharedSlotsState::Holder;
+  const std::lock_guard lock(state_->mutex);
+  return static_cast<std::size_t>(std::ranges::count_if(
+      state_->reader, [](const auto& reader) { return reader.held_by == Holder::children; }));
 }
 
 bool SharedSlots::lock(const SlotLease& lease, const Device& device, bool anew, std::string* why) {
+  if (lease.state_ != state_) throw InvalidArgument("shared slots: this lease is not of these slots");
   const std::span<std::byte> bytes = lease.bytes();
   auto& registration = state_->reader[lease.slot()].registration;
   if (registration && registration->bytes().size() >= bytes.size()) return true;
@@ -281,10 +310,6 @@ bool SharedSlots::lock(const SlotLease& lease, const Device& device, bool anew, 
   return registration.has_value();
 }
 
-void SharedSlots::reclaim() noexcept {
-  for (std::size_t slot = 0; slot < state_->slots; ++slot) {
-    if (!state_->reader[slot].leased) state_->free(slot);
-  }
-}
+void SharedSlots::reclaim() noexcept { state_->reclaim(); }
 
 }  // namespace penstock

@@ -202,17 +202,38 @@ TEST(SharedSlotsTest, AForkWhileALeaseIsHeldRetiresItsSlot) {
   EXPECT_FALSE(slots.claim(2).empty());
 }
 
-TEST(SharedSlotsTest, AForkThatIsNotCountedRetiresNothing) {
+TEST(SharedSlotsTest, ASlotIsLentToWorkersThatAreForked) {
+  SharedSlots slots = make_slots(2, 10);
+  static_cast<void>(slots.claim(0));
+  static_cast<void>(slots.claim(1));
+  {
+    const SlotLease first = slots.take(0, true);
+    const SlotLease second = slots.take(1, true);
+    EXPECT_FALSE(forks_are_workers(true));
+    EXPECT_TRUE(succeeds_in_child([] { return true; }));
+    EXPECT_TRUE(forks_are_workers(false));
+  }
+  EXPECT_EQ(slots.retired(), 0U);
+  slots.reclaim();
+  EXPECT_TRUE(slots.claim(0).empty());
+  slots.return_lent();
+  EXPECT_FALSE(slots.claim(0).empty());
+  EXPECT_FALSE(slots.claim(1).empty());
+}
+
+TEST(SharedSlotsTest, WhatAnotherChildMayReadIsNotLent) {
   SharedSlots slots = make_slots(1, 10);
   static_cast<void>(slots.claim(0));
   {
     const SlotLease lease = slots.take(0, true);
-    count_forks(false);
     EXPECT_TRUE(succeeds_in_child([] { return true; }));
-    count_forks(true);
+    forks_are_workers(true);
+    EXPECT_TRUE(succeeds_in_child([] { return true; }));
+    forks_are_workers(false);
   }
-  EXPECT_EQ(slots.retired(), 0U);
-  EXPECT_FALSE(slots.claim(0).empty());
+  EXPECT_EQ(slots.retired(), 1U);
+  slots.return_lent();
+  EXPECT_TRUE(slots.claim(0).empty());
 }
 
 TEST(SharedSlotsTest, RoomGrowsAndALeaseCoversAllThatWasAllowed) {
@@ -416,6 +437,17 @@ TEST_P(SharedSlotsOnDeviceTest, TheLockGoesWithTheSlots) {
 }
 
 PENSTOCK_DEVICE_SUITE(SharedSlotsOnDeviceTest);
+
+TEST(SharedSlotsLimitTest, ALeaseOfOthersIsNotLocked) {
+  const Device device = Device::open("host");
+  SharedSlots slots = make_slots(1, 10);
+  SharedSlots others = make_slots(1, 10);
+  static_cast<void>(others.claim(0));
+  SlotLease lease = others.take(0);
+  EXPECT_THROW(static_cast<void>(slots.lock(lease, device)), InvalidArgument);
+  const SlotLease moved = std::move(lease);
+  EXPECT_TRUE(others.lock(moved, device));
+}
 
 TEST(SharedSlotsLimitTest, ARefusedLockSaysWhy) {
   const Device device = Device::open("host:lock=1MiB");

@@ -9,11 +9,18 @@ namespace penstock {
 /// in a forked child, without its threads, and must not call the driver. Costs one relaxed load. Thread-safe.
 [[nodiscard]] std::uint64_t fork_generation() noexcept;
 
-/// Changes with each fork of this process, just before it and just after: whoever finds the value that it had
-/// earlier knows that no other process has inherited what came to be in between. Thread-safe.
-[[nodiscard]] std::uint64_t fork_count() noexcept;
-/// Whether fork_count counts what the calling thread forks from now on. It does at first. For children that
-/// are known to use nothing of what they inherit.
-void count_forks(bool counted) noexcept;
+/// How often this process has forked. Each count changes just before a fork and just after it: whoever finds
+/// the counts that he had earlier knows that no other process has inherited what came to be in between.
+struct ForkCounts {
+  std::uint64_t workers = 0;  ///< by threads that had said so: see forks_are_workers
+  std::uint64_t others = 0;
+
+  friend bool operator==(const ForkCounts&, const ForkCounts&) = default;
+};
+/// Thread-safe.
+[[nodiscard]] ForkCounts fork_counts() noexcept;
+/// Says whether the calling thread forks worker processes from now on, whose end is known. Returns what it
+/// had said before; at first, that it does not.
+bool forks_are_workers(bool workers) noexcept;
 
 }  // namespace penstock

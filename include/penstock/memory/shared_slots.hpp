@@ -1,9 +1,9 @@
 #pragma once
 
+#include <penstock/core/fork.hpp>
 #include <penstock/device/device.hpp>
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,13 +27,13 @@ class SlotLease {
  private:
   friend class SharedSlots;
   SlotLease(std::shared_ptr<struct SharedSlotsState> state, std::size_t slot, std::span<std::byte> bytes,
-            std::optional<std::uint64_t> forks) noexcept;
+            std::optional<ForkCounts> forks) noexcept;
   void let_go() noexcept;
 
   std::shared_ptr<struct SharedSlotsState> state_;
   std::size_t slot_;
   std::span<std::byte> bytes_;
-  std::optional<std::uint64_t> forks_;  ///< at which no child has inherited it
+  std::optional<ForkCounts> forks_;  ///< at which no child has inherited it
 };
 
 /// Slots of shared memory that other processes fill, the writers, and this one reads. They lie in one file
@@ -50,6 +50,7 @@ class SharedSlots {
   SharedSlots(std::size_t slots, std::size_t most_bytes, int numa_node = -1);
   /// Leases stay valid. The memory of all other slots is freed, whoever has it mapped.
   ~SharedSlots();
+  /// The other may only be destroyed then.
   SharedSlots(SharedSlots&&) noexcept;
   SharedSlots& operator=(SharedSlots&&) = delete;
   /// Maps the slots of another process, made with the same numbers. `file` stays the caller's. Throws
@@ -72,15 +73,19 @@ class SharedSlots {
   void allow(std::size_t slot, std::size_t bytes);
   [[nodiscard]] std::size_t allowed(std::size_t slot) const;
   /// Reader: takes a slot that was filled. Throws InvalidArgument if it was not claimed, or if it is taken
-  /// already. `outlives_forks`: if this process forks (see fork_count) before the lease is let go, the slot
-  /// is retired and not free again, since a child may read it.
+  /// already. `outlives_forks`: if this process forks before the lease is let go, a child may read the slot,
+  /// so that it is not free again. If only worker processes were forked (see fork_counts), it is lent:
+  /// return_lent frees it. Otherwise it is retired.
   [[nodiscard]] SlotLease take(std::size_t slot, bool outlives_forks = false);
-  /// Reader: slots that are used no more, since a forked process may have them.
+  /// Reader: frees the slots that are lent. Only if the processes are gone that were forked as workers since
+  /// they were taken.
+  void return_lent() noexcept;
+  /// Reader: the number of slots that are used no more.
   [[nodiscard]] std::size_t retired() const noexcept;
   /// Reader, with the lease of a slot: locks what is allowed of it for `device`, once for all leases, and
-  /// anew if more is allowed by then. False, with the reason in `why`, if that is refused. Blocks the host,
-  /// as Registration does.
-  /// Without `anew` it is not tried, and only true if it was locked before.
+  /// anew if more is allowed by then. False, with the reason in `why`, if that is refused. Without `anew` it
+  /// is not tried, and only true if it was locked before. Throws InvalidArgument for a lease of others,
+  /// DeviceError. Blocks the host, as Registration does.
   [[nodiscard]] bool lock(const SlotLease& lease, const Device& device, bool anew = true,
                           std::string* why = nullptr);
   /// Reader: frees the slots that nobody has taken. Only if no writer lives any more.
