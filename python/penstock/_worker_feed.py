@@ -233,8 +233,9 @@ class _Pool(Slots):
         """Called when the batch is on its way and its host arrays are dropped. If some are left, an object has kept
         them, and its user may copy them behind our back, from memory that PyTorch takes for pinned."""
         if slot.locked and slot.is_seen(flight):
-            _kept.append(slot)
-            self._granted[self._granted.index(max(self._granted))] = 0  # it stays granted
+            place = self._granted.index(max(self._granted))
+            _kept.append((slot, self._granted[place]))
+            self._granted[place] = 0  # it stays granted
             self.off = "objects in them keep arrays on the host"
             workers = self.workers()
             if workers is not None:
@@ -318,7 +319,7 @@ class _Epoch:
 
 
 _all_processes: weakref.WeakSet[Any] = weakref.WeakSet()
-_kept: list[Any] = []
+_kept: list[tuple[Any, int]] = []  # slots that are never free again, and their bytes
 _NONE = "it has none"
 
 
