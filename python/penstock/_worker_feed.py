@@ -47,18 +47,19 @@ def _local_processes() -> int:
 
 def granted() -> int:
     """The bytes that all feeds have."""
-    return _grant(0)
+    _grant(0, 0)
+    return _granted
 
 
-def _grant(count: int, limit: int | None = None) -> int:
-    """Adds `count` to what is granted, unless that passes the limit. Returns what is granted then."""
+def _grant(count: int, limit: int) -> bool:
+    """Adds `count` to what is granted, unless that passes the limit."""
     global _granted
     with _lock:
         while _given_back:
             _granted -= _given_back.popleft()
-        if limit is None or _granted + count <= limit:
-            _granted += count
-        return _granted
+        fits = _granted + count <= limit
+        _granted += count if fits else 0
+    return fits
 
 
 def _give_back(granted: list[int]) -> None:
@@ -269,10 +270,8 @@ class _Pool(Slots):
                 before = self._granted[number]
                 if before >= room:
                     continue
-                if _grant(0) + room - before > limit:
-                    return False
-                self._granted[number] = room
-                if _grant(room - before, limit) > limit:
+                self._granted[number] = room  # first, so that Ctrl-C loses nothing
+                if not _grant(room - before, limit):
                     self._granted[number] = before
                     return False
                 self.shared.allow(number, room)
