@@ -177,7 +177,8 @@ class _Slot:
 
     def put_array(self, array: Any) -> Any:
         numpy = sys.modules["numpy"]
-        if array.dtype.kind not in "biufc" or array.dtype.name not in _TYPES or not array.dtype.isnative or array.dtype.metadata or array.size == 0:
+        kind = array.dtype
+        if kind.kind not in "biufc" or kind.name not in _TYPES or not kind.isnative or kind.metadata or array.size == 0:
             return None
         place = self._place(array.nbytes)
         if place is None:

@@ -193,7 +193,8 @@ class _Pool(Slots):
         self.shared.reclaim()
         self._return_lent()
         twin = object.__new__(type(loader))
-        own = {_NAME: None, "_iterator": None, "collate_fn": self.writer(loader.collate_fn, loader.collate_fn is data.default_collate)}
+        writer = self.writer(loader.collate_fn, loader.collate_fn is data.default_collate)
+        own = {_NAME: None, "_iterator": None, "collate_fn": writer}
         if self._engine.is_cuda:
             own["pin_memory"] = False  # slots are locked, and `feed` pins what has its own `pin_memory()`
         vars(twin).update(vars(loader) | own)
