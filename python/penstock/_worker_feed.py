@@ -78,10 +78,11 @@ class _Workers:
 
     @classmethod
     def of(cls, loader: Any) -> _Workers:
-        known = vars(loader).get(_NAME)
-        if known is None or known._loader() is not loader:
-            known = vars(loader)[_NAME] = cls(loader)
-        return known
+        with _registry:
+            known = vars(loader).get(_NAME)
+            if known is None or known._loader() is not loader:
+                known = vars(loader)[_NAME] = cls(loader)
+            return known
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -91,6 +92,8 @@ class _Workers:
 
 
 _NAME = "_penstock_workers"
+_registry = threading.Lock()  # of what loaders have, and of:
+_all_processes: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _budget() -> tuple[int, int]:
@@ -204,7 +207,8 @@ class _Pool(Slots):
         finally:
             _core.forks_are_workers(before)
         self.processes = list(iterator._workers)
-        _all_processes.update(self.processes)
+        with _registry:
+            _all_processes.update(self.processes)
         return twin, iterator
 
     def again(self, twin: Any, loader: Any) -> Any:
@@ -217,7 +221,9 @@ class _Pool(Slots):
     def _return_lent(self) -> None:
         """Frees slots whose batches workers may have inherited, unless such workers are left. Its own persistent ones
         are older than all its batches."""
-        if not any(process.is_alive() for process in _all_processes.difference(self.processes)):
+        with _registry:
+            others = list(_all_processes.difference(self.processes))
+        if not any(process.is_alive() for process in others):
             self.shared.return_lent()
 
     def open(self, received: Received) -> tuple[Any, Any]:
@@ -318,7 +324,6 @@ class _Epoch:
             raise
 
 
-_all_processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _kept: list[tuple[Any, int]] = []  # slots that are never free again, and their bytes
 _NONE = "it has none"
 
