@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import penstock
 from penstock import _core, _shared_slots, _worker_feed
-from support import is_gpu, same
+from support import gpu, is_gpu, same
 
 COUNT = 60
 SHARED = "worker processes put their batches into shared memory"
@@ -183,6 +183,12 @@ def message_of(call, *arguments):
 
 def slots_of(feed):
     return feed._workers.pool
+
+
+# On "host:late=1" batches stay in their slots as on "host".
+@pytest.fixture(params=["host", pytest.param("cuda:0", marks=gpu)])
+def device(request):
+    return request.param
 
 
 @pytest.fixture(autouse=True)
