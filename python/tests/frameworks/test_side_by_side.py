@@ -3,8 +3,10 @@
 import collections
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from torch.utils.data import (
 import penstock
 from support import same
 
+PACKAGE = str(Path(penstock.__file__).parent)
 Pair = collections.namedtuple("Pair", "first second")
 
 
@@ -192,8 +195,14 @@ def steps(loader, most=100):
             ends += 1
             seen.append(("end",))
         except Exception as error:
-            seen.append((type(error), error.args if type(error) is TwoArguments else "", str(error)))
+            arguments = error.args if type(error) is TwoArguments else ""
+            seen.append((type(error), arguments, without_our_frames(str(error))))
     return seen
+
+
+def without_our_frames(text):
+    """A worker's error tells its traceback, in which penstock is between PyTorch and the user's collate_fn."""
+    return re.sub(rf'  File "{re.escape(PACKAGE)}.*\n(    .*\n)*', "", text)
 
 
 def compare(seen, expected):
