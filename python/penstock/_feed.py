@@ -15,13 +15,20 @@ from ._engines import engine_for, resolve
 from ._errors import InvalidArgument, note
 from ._native_feed import NativeFeed, NativeIterator, may_be_native
 from ._shared_slots import Received
+from ._static import StaticBatches, check
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
 from ._worker_feed import WorkerFeed
 
 
 def feed(
-    loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, *, sharded: bool = False, native: bool = True
+    loader: Iterable[Any],
+    device: Any = "auto",
+    prefetch_depth: int = 2,
+    *,
+    sharded: bool = False,
+    native: bool = True,
+    static: bool = False,
 ) -> Feed:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
@@ -56,16 +63,25 @@ def feed(
     have just made them, copy tensors of 1 MiB and more into pinned memory: other threads would take their cores. An
     iterable around a loader with workers must pass on its `num_workers`.
 
+    `static=True` is for captured graphs, by `torch.cuda.graph` or `torch.compile(mode="reduce-overhead")`: batches
+    arrive in turn at `prefetch_depth` + 1 fixed sets of addresses, as the same tensor objects, which are marked with
+    `torch._dynamo.mark_static_address`. So one captured graph for each set reads its input where it arrives. Batches of
+    other shapes, such as a smaller last one, have sets of their own. To keep a batch, or a view of it, is then an error
+    (InvalidArgument), as soon as the next one needs its memory; nothing is overwritten that somebody keeps. One place
+    is taken by the batch that the loop's variable still holds while the next one is asked for, so `prefetch_depth` - 1
+    batches are ahead. If memory of the dataset is replaced in a native feed, there are new addresses. A batch must be
+    plain arrays of the host, in any nest; for others it is a TypeError.
+
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
     handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
     early leaves produced batches unused. Iterate within one stream context: a batch's memory belongs to the stream that
     was current when it was sent.
 
     `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. "auto" is PyTorch's current GPU, otherwise
-    the first one, otherwise the host. `prefetch_depth`: 0 and up. Raises InvalidArgument for other values, and
-    DeviceError in a DataLoader's worker process.
+    the first one, otherwise the host. `prefetch_depth`: 0 and up; with `static`, 1 and up. Raises InvalidArgument for
+    other values, and DeviceError in a DataLoader's worker process.
     """
-    return Feed(loader, device, prefetch_depth, sharded=sharded, native=native)
+    return Feed(loader, device, prefetch_depth, sharded=sharded, native=native, static=static)
 
 
 class Feed:
@@ -75,7 +91,8 @@ class Feed:
     assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
     """
 
-    _own = frozenset({"loader", "device", "prefetch_depth", "sharded", "native"})
+    _own = frozenset({"loader", "device", "prefetch_depth", "sharded", "native", "static"})
+    _held = 1  # batches that the loop holds while it asks for the next one
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
         return object.__new__(_kind_of(_unwrapped(loader)) if cls is Feed else cls)
@@ -88,6 +105,7 @@ class Feed:
         *,
         sharded: bool = False,
         native: bool = True,
+        static: bool = False,
     ):
         loader = _unwrapped(loader)
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
@@ -96,10 +114,13 @@ class Feed:
         self.loader = loader
         self.sharded = bool(sharded)
         self.native = bool(native)
+        self.static = bool(static)
         self._set_device(device)
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
-        engine_for(self._spec)
+        engine = engine_for(self._spec)
+        if self.static:
+            check(engine, self.prefetch_depth)
 
     def _set_device(self, device: Any) -> None:
         self.device = self._spec = resolve(device)
@@ -130,7 +151,7 @@ class Feed:
             setattr(self.loader, name, value)
 
     def __reduce__(self) -> tuple:
-        again = functools.partial(feed, sharded=self.sharded, native=self.native)
+        again = functools.partial(feed, sharded=self.sharded, native=self.native, static=self.static)
         return again, (self.loader, self._spec, self.prefetch_depth)
 
     def __repr__(self) -> str:
@@ -144,7 +165,10 @@ class Feed:
     def describe(self) -> list[str]:
         """Lines that say how the batches are made, and why. They hold for the epoch that is under way, or else the next
         one. May make the native loader, as iterating does."""
-        return self._native.describe(self)
+        lines = self._native.describe(self)
+        if self.static:
+            lines.append(f"batches arrive, in turn, at {self._sets} fixed sets of addresses")
+        return lines
 
     @functools.cached_property
     def _account(self) -> _core.FeedAccount:
@@ -157,6 +181,15 @@ class Feed:
     @functools.cached_property
     def _workers(self) -> WorkerFeed:
         return WorkerFeed(self._spec)
+
+    @property
+    def _sets(self) -> int:
+        """Of addresses, if the batches are static."""
+        return self.prefetch_depth + (1 if self._native.counted else self._held)
+
+    @functools.cached_property
+    def _static(self) -> StaticBatches:
+        return StaticBatches()
 
     @property
     def _counted(self) -> Any:
@@ -221,11 +254,12 @@ class _Prepared:
         self._spec = wanted
 
     def describe(self: Any) -> list[str]:
-        return self._native.describe(self._inner(_unwrapped(self.loader.base_dataloader)))
+        return self._inner(_unwrapped(self.loader.base_dataloader)).describe()
 
     def _inner(self: Any, base: Any) -> Feed:
-        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native)
+        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native, static=self.static)
         inner._account, inner._native, inner._workers = self._account, self._native, self._workers
+        inner._static = self._static
         return inner
 
     def __iter__(self: Any) -> Iterator[Any]:
@@ -273,7 +307,8 @@ class FeedIterator:
         """`source`: an epoch that is under way; None: the loader's next one."""
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
-        self._expand = expander_for(engine_for(feed._spec))
+        self._expand = expander_for(engine_for(feed._spec), feed.static)
+        self._fixed = feed._static.of(feed.prefetch_depth + feed._held) if feed.static else None
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._keeps_state = isinstance(feed, _Stateful)
@@ -331,6 +366,10 @@ class FeedIterator:
         feed, account = self._feed, self._account
         while self._reads and len(self._pending) <= feed.prefetch_depth:
             try:
+                if self._fixed is not None and not self._fixed.next_is_free():
+                    if self._pending:
+                        return
+                    _core.refuse_kept()
                 account.load()
                 try:
                     if self._source is None:
@@ -346,7 +385,7 @@ class FeedIterator:
                 slot = None
                 if type(batch) is Received:
                     batch, slot = self._source.pool.open(batch)  # type: ignore[union-attr]
-                flight = account.send(batch, self._expand, self._pin, slot)
+                flight = account.send(batch, self._expand, self._pin, slot, self._fixed)
                 del batch
                 if slot is not None:
                     self._source.pool.sent(slot, flight)  # type: ignore[union-attr]
@@ -371,6 +410,8 @@ class FeedIterator:
 
 class _Under(Feed):
     """The feed under a loader of Accelerate. Its iterator begins at once, since processes wait for each other there."""
+
+    _held = 2  # Accelerate looks a batch ahead
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
         return object.__new__(_under(_kind_of(loader)))

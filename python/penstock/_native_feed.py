@@ -16,6 +16,7 @@ from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
 from ._indices import has_tensors
 from ._samplers import iterate
+from ._static import mark
 
 # The types of tensors that the native loader reads.
 _INTEGERS = {"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
@@ -74,7 +75,7 @@ class NativeFeed:
                 self._loader.close()
                 self._loader = None
             try:
-                self._loader = _TensorLoader(self._spec, feed.prefetch_depth, tensors, most)
+                self._loader = _TensorLoader(self._spec, feed.prefetch_depth, feed.static, tensors, most)
             except (InvalidArgument, OutOfMemory) as error:
                 raise _Unfit(str(error)) from error
         return self._loader
@@ -129,8 +130,10 @@ class NativeIterator:
             raise StopIteration
         if self._epoch is None:  # another iterator was begun meanwhile
             return _ORDINARY
+        loader: Any = self._loader
+        loader.end_leases()  # if that raises, no batch was asked for
         try:
-            batch = self._loader.next()  # type: ignore[union-attr]
+            batch = loader.next()
         except _Odd:
             self.go_on()
             return _ORDINARY
@@ -171,10 +174,11 @@ class NativeIterator:
 class _TensorLoader:
     """A native loader of tensors, for one epoch after the other. The C++ loader asks it for the batches' indices."""
 
-    def __init__(self, spec: str, prefetch_depth: int, tensors: _Tensors, most: int):
+    def __init__(self, spec: str, prefetch_depth: int, static: bool, tensors: _Tensors, most: int):
         self._memory = tensors.memory()
         self._most = most
         self._prefetch_depth = prefetch_depth
+        self._static = static
         self._number = 0
         self._draws = _Draws()
         engine = engine_for(spec)
@@ -200,7 +204,9 @@ class _TensorLoader:
             device_budget_bytes=engine.memory_bytes,
             threads=0,
             when_full="fail",
+            mark=mark if static else None,
         )
+        self.end_leases = self._native.end_leases
         self.describe = self._native.describe
         self.stats = self._native.stats
         self.timeline = self._native.timeline
@@ -208,7 +214,9 @@ class _TensorLoader:
 
     def serves(self, feed: Any, tensors: _Tensors, most: int) -> bool:
         """True if it reads these tensors, has room for their batches, and is as far ahead as the feed wants."""
-        return self._memory == tensors.memory() and self._most >= most and self._prefetch_depth == feed.prefetch_depth
+        options = self._prefetch_depth, self._static
+        fits = self._most >= most and options == (feed.prefetch_depth, feed.static)
+        return fits and self._memory == tensors.memory()
 
     def begin(self, source: Iterator[Any], tensors: _Tensors) -> _Epoch:
         self._draws.epoch = epoch = _Epoch(source, tensors, self._most)
@@ -216,7 +224,12 @@ class _TensorLoader:
 
     def next(self) -> Any:
         """None at the end of the epoch. Raises _Odd if the next batch is not simply rows of the tensors."""
-        arrays = self._native.next()
+        try:
+            arrays = self._native.next()
+        except OutOfMemory:
+            if self._static:
+                _core.refuse_kept()
+            raise
         if arrays is None:
             return None
         epoch: Any = self._draws.epoch

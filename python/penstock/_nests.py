@@ -33,12 +33,13 @@ class Expander:
     """Tells the C++ side what to do with one object: see `Tree` in tree.hpp.
 
     `target` is PyTorch's name for the nest's destination. If `sends`, objects that cannot go there are refused;
-    otherwise they stay on the host.
+    otherwise they stay on the host. If `static`, objects that would move themselves are refused too.
     """
 
-    def __init__(self, target: str, sends: bool):
+    def __init__(self, target: str, sends: bool, static: bool = False):
         self.target = target
         self.sends = sends
+        self.static = static
 
     def __call__(self, value: Any, expanded: bool) -> Any:
         for base in type(value).__mro__:
@@ -61,6 +62,8 @@ class Expander:
                 "a module is not copied. Move it with module.to(device), or copy its weights with "
                 "to_device(module.state_dict())."
             )
+        if self.static and callable(getattr(value, "pin_memory", None)):
+            return _not_static(value)
         own = self._own_protocol(value)
         if own is not None:
             return own, None
@@ -75,7 +78,7 @@ class Expander:
                 "columns as arrays; penstock.Loader feeds tables."
             )
         if not isinstance(value, type) and callable(getattr(value, "to", None)):
-            return _to(value, self.target), None
+            return _not_static(value) if self.static else (_to(value, self.target), None)
         return value, None
 
     def _tensor(self, value: Any, torch: Any, expanded: bool) -> Any:
@@ -88,6 +91,8 @@ class Expander:
             return value.detach().resolve_conj().resolve_neg().contiguous(), _same
         if value.is_meta:
             return "a meta tensor has no data to send."
+        if self.static:
+            return _not_static(value)
         # Only PyTorch can copy these: sparse, quantised, subclasses, tensors in an autograd graph.
         return value.to(self.target, non_blocking=self.target != "cpu"), None
 
@@ -111,6 +116,8 @@ class Expander:
 
         if int(value.__dlpack_device__()[0]) in (1, 3):
             return numpy.from_dlpack(value), _same
+        if self.static:
+            return _not_static(value)
         if self.target != "cpu":
             return value, None
         if isinstance(value, _core.Array):
@@ -124,6 +131,14 @@ class Expander:
 
 def _same(nest: Any) -> Any:
     return nest
+
+
+def _not_static(value: Any) -> str:
+    return (
+        "static=True delivers plain arrays of the host, at fixed addresses, and this "
+        f"{type(value).__name__} is not one: it moves itself, or lies elsewhere. penstock.register_batch_type tells "
+        "which arrays a type has."
+    )
 
 
 def _pin(value: Any, target: str) -> Any:

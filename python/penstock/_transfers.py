@@ -9,8 +9,8 @@ from ._engines import engine_for, host_engines
 from ._nests import Expander
 
 
-def expander_for(engine: _core.Engine) -> Expander:
-    return Expander(f"cuda:{engine.index}" if engine.is_cuda else "cpu", sends=True)
+def expander_for(engine: _core.Engine, static: bool = False) -> Expander:
+    return Expander(f"cuda:{engine.index}" if engine.is_cuda else "cpu", sends=True, static=static)
 
 
 def to_device(tree: Any, device: Any = "auto") -> Any:

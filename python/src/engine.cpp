@@ -8,6 +8,8 @@
 #include <penstock/core/log.hpp>
 
 #include <algorithm>
+#include <cstddef>
+#include <ranges>
 #include <utility>
 
 namespace penstock::python {
@@ -38,12 +40,32 @@ bool has_ended(const Pending& pending) {
   }
 }
 
+// True if the array lies in a slot that the device reads.
+bool is_in(const FilledSlot* slot, const Leaf& leaf) {
+  return slot != nullptr && slot->locked && leaf.bytes > 0 && slot->storage->contains(leaf.data);
+}
+
 // Nobody waits for its results any more.
 template <typename Pending>
 void wait_for_end(const Pending& pending) {
   try {
     pending.synchronize();
   } catch (const std::exception&) {
+  }
+}
+
+// What comes next on `stream`, or on the host if there is none, comes after the transfers.
+void order_behind(const std::vector<Transfer>& transfers, const std::optional<Stream>& stream) {
+  for (const Transfer& transfer : transfers) {
+    try {
+      if (stream) {
+        stream->wait(transfer);
+      } else {
+        transfer.synchronize();
+      }
+    } catch (const std::exception&) {
+      // A failed transfer no longer touches its destination.
+    }
   }
 }
 
@@ -181,7 +203,20 @@ nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storag
   return make_array(std::static_pointer_cast<DeviceStorage>(storage), view);
 }
 
-Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, const FilledSlot* slot) {
+std::vector<nb::object> Engine::make_all(const std::vector<Leaf>& leaves,
+                                         const std::shared_ptr<Storage>& storage,
+                                         const std::vector<std::byte*>& places) const {
+  std::vector<nb::object> arrays;
+  arrays.reserve(leaves.size());
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const bool for_torch = (cuda_ && Torch::get() != nullptr) || leaves[i].framework == Framework::torch;
+    arrays.push_back(make(leaves[i], storage, places[i], for_torch));
+  }
+  return arrays;
+}
+
+Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, const FilledSlot* slot,
+                    FixedBatches* fixed) {
   reap();
   (void)engine();
   Flight flight(shared_from_this());
@@ -190,14 +225,16 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
   };
   Tree nest(tree, expand, [&](const Leaf& leaf) {
     if (!is_host(leaf)) {
-      return cuda_ && leaf.device.index == index() ? Tree::Choice::leave : Tree::Choice::expand;
+      const bool is_there = cuda_ && leaf.device.index == index() && fixed == nullptr;
+      return is_there ? Tree::Choice::leave : Tree::Choice::expand;
     }
-    if (!cuda_ && slot != nullptr && slot->storage->contains(leaf.data)) {
+    const bool may_stay = !cuda_ && fixed == nullptr;
+    if (may_stay && slot != nullptr && slot->storage->contains(leaf.data)) {
       count(leaf);
       flight.bytes_left_ += leaf.bytes;
       return Tree::Choice::leave;
     }
-    if (!cuda_ && owns(leaf.data)) return Tree::Choice::leave;
+    if (may_stay && owns(leaf.data)) return Tree::Choice::leave;
     count(leaf);
     return Tree::Choice::leaf;
   });
@@ -221,51 +258,96 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
       if (leaf.bytes >= kPinnedByTorch && !is_pinned(leaf)) torch->pin(leaf);
     }
   }
-  const Groups groups = group(leaves, slot);
+  const std::shared_ptr<FixedSet> set = fixed == nullptr ? nullptr : fixed->next(leaves);
+  Groups groups = group(leaves, slot, true);
+  const Layout layout = set ? lay_out_in_order(leaves) : lay_out(leaves, groups);
+  if (set && !travels_as_one(groups, leaves, layout)) groups = group(leaves, slot, false);
+  for (const Leaf& leaf : leaves) flight.bytes_ += leaf.bytes;
+  std::shared_ptr<Storage> storage = set ? set->storage : nullptr;
+  if (!storage) storage = allocate(layout.bytes, cuda_torch);
+  if (set) set->storage = storage;
   std::vector<std::byte*> destinations(leaves.size());
-  std::vector<std::size_t> offsets(leaves.size());
-  // What comes out of a slot lies as it lay there. Packed arrays follow, side by side.
-  for (std::size_t i : groups.together) {
-    offsets[i] = static_cast<std::size_t>(leaves[i].data - groups.slot.data());
-    flight.bytes_ += leaves[i].bytes;
-  }
-  std::size_t end = align_up(groups.slot.size(), kAlignment);
-  for (const auto* members : {&groups.packed, &groups.alone}) {
-    for (std::size_t i : *members) {
-      offsets[i] = end;
-      end += align_up(leaves[i].bytes, kAlignment);
-      flight.bytes_ += leaves[i].bytes;
-    }
-  }
-  std::shared_ptr<Storage> storage = allocate(end, cuda_torch);
-  for (std::size_t i = 0; i < leaves.size(); ++i) destinations[i] = storage->data() + offsets[i];
+  for (std::size_t i = 0; i < leaves.size(); ++i) destinations[i] = storage->data() + layout.offsets[i];
   flight.pending_.storage = storage;
-  for (std::size_t i : groups.alone) flight.pending_.sources.push_back(leaves[i].source);
-  if (!groups.together.empty()) flight.pending_.slot = slot->storage;
+  for (std::size_t i : groups.alone) {
+    if (!is_in(slot, leaves[i])) flight.pending_.sources.push_back(leaves[i].source);
+  }
+  if (std::ranges::any_of(leaves, [slot](const Leaf& leaf) { return is_in(slot, leaf); })) {
+    flight.pending_.slot = slot->storage;
+  }
   {
     const nb::gil_scoped_release unlocked;
     std::optional<Stream> after;
     if (cuda_torch) after.emplace(device_.wrap_stream(flight.stream_));
-    enqueue(flight, leaves, groups, destinations, {.after = after ? &*after : nullptr, .timed = timed});
+    // Nobody may have waited for the transfers of a batch that was dropped.
+    if (set) order_behind(set->transfers, after);
+    try {
+      enqueue(flight, leaves, groups, destinations, {.after = after ? &*after : nullptr, .timed = timed});
+    } catch (...) {
+      if (set) set->transfers = flight.pending_.transfers;
+      throw;
+    }
   }
   if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.pending_.transfers);
-  results.reserve(leaves.size());
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    const bool for_torch = cuda_torch || leaves[i].framework == Framework::torch;
-    results.push_back(make(leaves[i], storage, destinations[i], for_torch));
+  if (set) {
+    set->transfers = flight.pending_.transfers;
+    if (set->arrays.empty()) {
+      std::vector<FixedArray> arrays;
+      for (nb::object& array : make_all(leaves, storage, destinations)) {
+        arrays.emplace_back(std::move(array), fixed->mark());
+      }
+      set->arrays = std::move(arrays);
+    }
+    for (const FixedArray& array : set->arrays) results.push_back(array.object());
+  } else {
+    results = make_all(leaves, storage, destinations);
   }
   flight.result_ = nest.build(results);
   return flight;
 }
 
-Engine::Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* slot) const {
+Engine::Layout Engine::lay_out(const std::vector<Leaf>& leaves, const Groups& groups) {
+  Layout layout{std::vector<std::size_t>(leaves.size()), align_up(groups.slot.size(), kAlignment)};
+  // What comes out of a slot lies as it lay there. Packed arrays follow, side by side.
+  for (std::size_t i : groups.together) {
+    layout.offsets[i] = static_cast<std::size_t>(leaves[i].data - groups.slot.data());
+  }
+  for (const auto* members : {&groups.packed, &groups.alone}) {
+    for (std::size_t i : *members) layout.append(i, leaves[i].bytes);
+  }
+  return layout;
+}
+
+Engine::Layout Engine::lay_out_in_order(const std::vector<Leaf>& leaves) {
+  Layout layout{std::vector<std::size_t>(leaves.size())};
+  for (std::size_t i = 0; i < leaves.size(); ++i) layout.append(i, leaves[i].bytes);
+  return layout;
+}
+
+void Engine::Layout::append(std::size_t leaf, std::size_t count) {
+  offsets[leaf] = bytes;
+  bytes += align_up(count, kAlignment);
+}
+
+bool Engine::travels_as_one(const Groups& groups, const std::vector<Leaf>& leaves, const Layout& layout) {
+  if (groups.together.empty()) return true;
+  const std::size_t first = groups.together.front();
+  const std::size_t last = groups.together.back();
+  // Others in between would be overwritten.
+  if (last - first + 1 != groups.together.size()) return false;
+  return std::ranges::all_of(groups.together, [&](std::size_t i) {
+    return leaves[i].data - groups.slot.data() ==
+           static_cast<std::ptrdiff_t>(layout.offsets[i] - layout.offsets[first]);
+  });
+}
+
+Engine::Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* slot, bool as_one) const {
   Groups groups;
-  const bool locked = slot != nullptr && slot->locked;
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const Leaf& leaf = leaves[i];
-    if (locked && leaf.bytes > 0 && slot->storage->contains(leaf.data)) {
+    if (as_one && is_in(slot, leaf)) {
       groups.together.push_back(i);
       begin = begin == nullptr ? leaf.data : std::min(begin, leaf.data);
       end = std::max(end, leaf.data + leaf.bytes);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "filled_slot.hpp"
+#include "fixed_batches.hpp"
 #include "frameworks.hpp"
 #include "storage.hpp"
 #include "tree.hpp"
@@ -91,9 +92,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// `pin`: PyTorch first copies its large pageable tensors into pinned memory, on the calling thread and
   /// PyTorch's own threads. If these threads make the batches, ours would take their cores. `timed`: see
   /// CopyOptions. `slot`: arrays of `tree` lie in it. If it is locked, they travel as one, and it stays taken
-  /// until they have. Arrays for the host device stay in it. Null: none do.
+  /// until they have. Arrays for the host device stay in it. Null: none do. `fixed`: where the results lie,
+  /// in turn. All arrays are copied there, and `expand` refuses what moves itself. Null: in new memory.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, bool timed = false,
-                            const FilledSlot* slot = nullptr);
+                            const FilledSlot* slot = nullptr, FixedBatches* fixed = nullptr);
   /// True if `data` is memory of this device. For host devices, whose memory is also the host's.
   [[nodiscard]] bool owns(const void* data) const;
   /// Copies `leaves` of this device to new host memory, and returns that. Blocks until the bytes are there.
@@ -126,7 +128,23 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::vector<std::size_t> packed;
     std::vector<std::size_t> alone;
   };
-  [[nodiscard]] Groups group(const std::vector<Leaf>& leaves, const FilledSlot* slot) const;
+  /// Where the arrays of one nest lie in its memory.
+  struct Layout {
+    std::vector<std::size_t> offsets;
+    std::size_t bytes = 0;
+
+    void append(std::size_t leaf, std::size_t count);
+  };
+  /// `as_one`: what lies in a locked slot travels together.
+  [[nodiscard]] Groups group(const std::vector<Leaf>& leaves, const FilledSlot* slot, bool as_one) const;
+  [[nodiscard]] static Layout lay_out(const std::vector<Leaf>& leaves, const Groups& groups);
+  [[nodiscard]] static Layout lay_out_in_order(const std::vector<Leaf>& leaves);
+  /// True if what lies in the slot lies there as in the layout, with nothing in between.
+  [[nodiscard]] static bool travels_as_one(const Groups& groups, const std::vector<Leaf>& leaves,
+                                           const Layout& layout);
+  [[nodiscard]] std::vector<nb::object> make_all(const std::vector<Leaf>& leaves,
+                                                 const std::shared_ptr<Storage>& storage,
+                                                 const std::vector<std::byte*>& places) const;
   void enqueue(Flight& flight, const std::vector<Leaf>& leaves, const Groups& groups,
                const std::vector<std::byte*>& destinations, const CopyOptions& common);
   [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,

@@ -89,8 +89,9 @@ void FeedIteration::loaded() {
   times_.loader_end = part_begin_ = answered;
 }
 
-Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot) {
-  Flight flight = feed_->engine_->send(tree, expand, pin, true, slot);
+Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
+                           FixedBatches* fixed) {
+  Flight flight = feed_->engine_->send(tree, expand, pin, true, slot, fixed);
   times_.gather_begin = part_begin_;
   times_.gather_end = now();
   feed_->host_.gather_seconds += times_.gather_end - times_.gather_begin;
@@ -153,7 +154,7 @@ void bind_feed_account(nb::module_& module) {
       .def("load", &FeedIteration::load)
       .def("loaded", &FeedIteration::loaded)
       .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"),
-           nb::arg("slot").none() = nb::none())
+           nb::arg("slot").none() = nb::none(), nb::arg("fixed").none() = nb::none())
       .def("land", &FeedIteration::land, nb::arg("flight"))
       .def("leave", &FeedIteration::leave, nb::arg("over"));
 }

@@ -47,7 +47,8 @@ class FeedIteration {
   void load();
   void loaded();
   /// Sends the loaded batch, as Engine::send does.
-  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot);
+  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
+                            FixedBatches* fixed);
   /// Hands out the batch that was asked for, as Flight::land does.
   [[nodiscard]] nb::object land(Flight& flight);
   /// The consumer goes on, with a batch or without one. `over`: it will not ask again.

@@ -274,6 +274,13 @@ StreamHandle Torch::current_stream(int device_index) {
   return reinterpret_cast<StreamHandle>(nb::cast<std::uintptr_t>(stream.attr("cuda_stream")));
 }
 
+long Torch::uses_of_storage(const nb::object& storage) {
+  const nb::object count =
+      nb::getattr(nb::module_::import_("torch").attr("_C"), "_storage_Use_Count", nb::none());
+  if (count.is_none()) throw Unsupported("static=True needs PyTorch 2.1 or newer");
+  return nb::cast<long>(count(storage.attr("_cdata")));
+}
+
 NumPy* NumPy::get() {
   static NumPy instance;
   if (instance.array_type_ == nullptr) {

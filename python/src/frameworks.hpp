@@ -81,6 +81,8 @@ class Torch {
   /// none, raises penstock.OutOfMemory, which is also torch.OutOfMemoryError.
   [[nodiscard]] std::shared_ptr<Storage> allocate(int device_index, std::size_t bytes);
   [[nodiscard]] StreamHandle current_stream(int device_index);
+  /// The tensors of an UntypedStorage, and others who have it. Throws Unsupported if PyTorch cannot tell.
+  [[nodiscard]] static long uses_of_storage(const nb::object& storage);
 
  private:
   Torch() = default;

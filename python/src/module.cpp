@@ -93,6 +93,7 @@ NB_MODULE(_core, module) {
   bind_arrays(module);
   bind_engine(module);
   bind_shared_slots(module);
+  bind_fixed_batches(module);
   bind_statistics(module);
   bind_feed_account(module);
   bind_loader(module);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine.hpp"
+#include "fixed_batches.hpp"
 #include "storage.hpp"
 
 #include <penstock/loader/loader.hpp>
@@ -23,7 +24,13 @@ class LeaseStorage final : public DeviceStorage {
   /// `stream` is the one given to next() if it is ours; null if it is PyTorch's.
   LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch);
 
-  [[nodiscard]] const DeviceBatch& batch() const noexcept { return batch_; }
+  /// While it is leased.
+  [[nodiscard]] const DeviceBatch& batch() const noexcept { return *batch_; }
+  /// Ends the lease, while the tensors stay.
+  void let_go();
+  [[nodiscard]] bool is_leased() const;
+  /// Leases the same memory again.
+  void lease(DeviceBatch batch);
   void hand_to(StreamHandle stream) override;
   void wait_on(const Stream& stream) const override;
   void synchronize() const override;
@@ -32,7 +39,7 @@ class LeaseStorage final : public DeviceStorage {
   Device device_;
   std::shared_ptr<const Stream> stream_;
   mutable std::mutex mutex_;
-  DeviceBatch batch_;
+  std::optional<DeviceBatch> batch_;
 };
 
 /// Asks the Batches of _samplers.py for the samples of each batch. Takes the interpreter's lock. Does not
@@ -63,27 +70,46 @@ class NativeLoader {
  public:
   using Arrays = std::vector<std::pair<std::string, nb::object>>;
 
-  NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options);
+  /// `mark`: batches are the same arrays again and again, one set for each slot of the ring, and each of
+  /// these arrays is given to `mark` when it is made. None: new arrays for each batch.
+  NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options, nb::object mark);
   ~NativeLoader();
   NativeLoader(const NativeLoader&) = delete;
   NativeLoader& operator=(const NativeLoader&) = delete;
 
   /// One array for each field, or None at the end of an epoch. On a GPU later work of PyTorch's current
   /// stream waits for them. On the host device the host blocks until they are there. While it waits, it runs
-  /// signal handlers and throws their exceptions.
+  /// signal handlers and throws their exceptions. If arrays are used again, throws InvalidArgument if one was
+  /// changed: see FixedArray.
   [[nodiscard]] nb::object next();
+  /// If arrays are used again, ends the leases of batches that nobody keeps. Throws InvalidArgument if one is
+  /// kept for longer than prefetch_depth others.
+  void end_leases();
   void start_epoch(std::uint64_t epoch);
   void synchronize();
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }
   void close();
 
  private:
+  /// The arrays of batches that lie in a slot of the ring.
+  struct FixedLease {
+    const std::byte* data = nullptr;  ///< of the first field
+    std::uint64_t samples = 0;
+    std::uint64_t number = 0;  ///< of the latest batch, among those that were handed out
+    std::shared_ptr<LeaseStorage> storage;
+    std::vector<FixedArray> arrays;
+  };
+
   void raise_sampler_error() const;
   [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const;
+  [[nodiscard]] nb::object make_again(DeviceBatch batch, const std::shared_ptr<const Stream>& stream);
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const Stream> stream_;
   std::optional<Loader> loader_;
+  nb::object mark_;
+  std::vector<FixedLease> fixed_;
+  std::uint64_t handed_out_ = 0;
 };
 
 void bind_loader(nb::module_& module);

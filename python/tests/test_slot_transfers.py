@@ -20,11 +20,11 @@ APART = 256  # arrays in a slot
 class Filled:
     """A slot that lies full of random bytes, and the feed that sends them."""
 
-    def __init__(self, count, locked=True):
-        self.count, self.engine = count, engine_for("cuda:0")
-        self.slots = _core.SharedSlots(1, 8 << 20, -1)
-        self.slots.allow(0, 2 * self.second)
-        self.sent = random_bytes(2 * self.second)
+    def __init__(self, count, locked=True, fixed=None):
+        self.count, self.engine, self._fixed = count, engine_for("cuda:0"), fixed
+        self.slots = _core.SharedSlots(1, 16 << 20, -1)
+        self.slots.allow(0, 3 * self.second)
+        self.sent = random_bytes(3 * self.second)
         self.slots.claim(0)[:] = self.sent
         self.slot = self.slots.take(0)
         if locked:
@@ -46,7 +46,7 @@ class Filled:
         return self.sent[number * self.second :][: self.count].tobytes()
 
     def send(self, batch):
-        return self._iteration.send(batch, expander_for(self.engine), False, self.slot)
+        return self._iteration.send(batch, expander_for(self.engine), False, self.slot, self._fixed)
 
     def land(self, flight):
         return self._iteration.land(flight)

@@ -52,6 +52,7 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPl
     }
     free_.push_back(slots_.back().get());
   }
+  if (!options.ring_grows) exhausted_ = "ring_grows is off";
   free_.reserve(2 * slots_.size());
   leased_.reserve(2 * slots_.size());
   published_.reserve(depth_ + 2);

@@ -100,6 +100,9 @@ struct LoaderOptions {
   /// The most device memory that the loader takes: for its ring, the resident samples, and the staging
   /// buffers of samples that a kernel converts (two batches as stored). 0: half of the free memory.
   std::size_t device_budget_bytes = 0;
+  /// If leases leave too few slots for the batches ahead, the ring gets more. False: batches lie, in turn, at
+  /// `prefetch_depth` + 1 sets of addresses for good, and a lease that is held takes the place of one ahead.
+  bool ring_grows = true;
   WhenFull when_full = WhenFull::wait;
   std::chrono::milliseconds full_patience{10'000};
   /// A field in memory of at most this size is copied into pinned memory when the loader is made. A larger
