@@ -1,5 +1,7 @@
 """The order of transfers to fixed addresses, over the fake driver, with a stand-in for PyTorch."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -35,11 +37,12 @@ class Sender:
         self._engine, self._fixed = engine_for("cuda:0"), fixed_batches(1)
         self._account = _core.FeedIteration(_core.FeedAccount(self._engine, 1))
 
-    def send(self, array):
+    def send(self, array, pin=False):
         self._account.ask(0)
         self._account.load()
         self._account.loaded()
-        return self._account.send([array], expander_for(self._engine), False, None, self._fixed)
+        tensor = stand_in_torch.from_numpy(array)
+        return self._account.send([tensor], expander_for(self._engine), pin, None, self._fixed)
 
     def land(self, flight):
         (tensor,) = self._account.land(flight)
@@ -61,18 +64,31 @@ def test_a_batch_is_not_overwritten_before_it_was_read(count):
 
 
 @SIZES
+@pytest.mark.parametrize("pinned", [False, True])
 @over_the_fake_driver_with_torch
-def test_a_batch_that_was_dropped_does_not_arrive_after_the_next(count):
+def test_a_batch_that_was_dropped_does_not_arrive_after_the_next(count, pinned):
+    """Pageable and pinned memory of this size travel in different ways, on streams of their own."""
     engine, stream, feed = engine_for("cuda:0"), driver.stream(), Sender()
     sent = [random_bytes(count) for _ in range(2)]
     with stand_in_torch.current(stream):
         driver.delay_copies(4 * LATE_NS)
         dropped = feed.send(sent[0])
         del dropped
+        time.sleep(LATE_NS / 1e9)  # until staging threads have queued their part
         driver.delay_copies(0)
-        tensor = feed.land(feed.send(sent[1]))
+        tensor = feed.land(feed.send(sent[1], pinned))
         wait_until_idle(engine)
         assert driver.read(stream, tensor.address, count).bytes() == sent[1].tobytes()
+
+
+@over_the_fake_driver_with_torch
+def test_memory_that_somebody_keeps_is_not_written():
+    stream, feed, sent = driver.stream(), Sender(), random_bytes(SMALL)
+    with stand_in_torch.current(stream):
+        tensor = feed.land(feed.send(sent))
+        with pytest.raises(penstock.InvalidArgument, match="a batch is kept"):
+            feed.send(random_bytes(SMALL))
+        assert driver.read(stream, tensor.address, SMALL).bytes() == sent.tobytes()
 
 
 @SIZES
@@ -121,6 +137,19 @@ def test_arrays_of_a_slot_that_lie_in_another_way(count, places):
                 expected = other.tobytes() if place is None else filled.bytes(place)
                 assert driver.read(stream, tensor.address, count).bytes() == expected
             del tensors, tensor
+
+
+@over_the_fake_driver_with_torch
+def test_an_array_between_those_of_a_slot_is_not_copied_over():
+    """It has the size of the gap that it leaves in the slot."""
+    other, calls = stand_in_torch.from_numpy(random_bytes(LARGE)), []
+    with stand_in_torch.current(driver.stream()):
+        for places in ([0], [None], [2], [0, None, 2]):
+            filled = Filled(LARGE, fixed=fixed_batches(1))
+            before = driver.calls("cuMemcpyHtoDAsync")
+            filled.land(filled.send([other if place is None else filled.array(place) for place in places]))
+            calls.append(driver.calls("cuMemcpyHtoDAsync") - before)
+    assert calls[3] == sum(calls[:3])
 
 
 @over_the_fake_driver_with_torch
