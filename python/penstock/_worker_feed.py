@@ -131,6 +131,10 @@ class WorkerFeed:
 
     def _epoch(self, feed: Any, workers: _Workers) -> _Epoch:
         loader = feed.loader
+        if _keeps_iterator(loader):
+            if loader._initial_iter_for_state_dict:
+                raise _Ordinary("its state was asked for, which started its workers")
+            loader._iterator = None  # ends the workers of an epoch that was left
         # A worker has some batches under way. The device has those that were sent, and the consumer has one.
         each = loader.prefetch_factor - (-(feed.prefetch_depth + 3) // loader.num_workers)
         if not loader.persistent_workers:
@@ -209,6 +213,9 @@ class _Pool(Slots):
         self.processes = list(iterator._workers)
         with _registry:
             _all_processes.update(self.processes)
+        if _keeps_iterator(loader):
+            # The loader's state is that of its iterator. A state that was loaded is used up.
+            loader._iterator, loader.next_iter_state = iterator, twin.next_iter_state
         return twin, iterator
 
     def again(self, twin: Any, loader: Any) -> Any:
@@ -324,6 +331,18 @@ class _Epoch:
             raise
 
 
+def _stateful() -> Any:
+    """torchdata's StatefulDataLoader; None if the program does not use it."""
+    module = sys.modules.get("torchdata.stateful_dataloader")
+    return getattr(module, "StatefulDataLoader", None)
+
+
+def _keeps_iterator(loader: Any) -> bool:
+    """True for a StatefulDataLoader: it keeps its iterator, which has its state."""
+    stateful = _stateful()
+    return stateful is not None and isinstance(loader, stateful)
+
+
 _kept: list[tuple[Any, int]] = []  # slots that are never free again, and their bytes
 _NONE = "it has none"
 
@@ -333,9 +352,11 @@ def _why_ordinary(loader: Any) -> str:
     module = sys.modules.get("torch.utils.data.dataloader")
     if module is None or not isinstance(loader, module.DataLoader) or not loader.num_workers:
         return _NONE
-    theirs, own = type(loader), module.DataLoader
-    if theirs.__iter__ is not own.__iter__ or theirs._get_iterator is not own._get_iterator:
+    theirs, known = type(loader), _stateful() if _keeps_iterator(loader) else module.DataLoader
+    if theirs.__iter__ is not known.__iter__ or theirs._get_iterator is not known._get_iterator:
         return f"a {theirs.__name__} iterates in its own way"
+    if _keeps_iterator(loader) and loader.persistent_workers:
+        return f"the workers of a {theirs.__name__} are persistent"
     if any(hasattr(theirs, name) or name not in vars(loader) for name in ("collate_fn", "pin_memory", "_iterator")):
         return f"a {theirs.__name__} keeps its collate_fn in its own way"
     if hasattr(theirs, "__del__") or any(vars(base).get("__slots__") for base in theirs.__mro__):

@@ -407,6 +407,26 @@ def test_a_state_at_each_point(name, bare_and_fed):
     assert rests[0][0] == take(make(), None) or "shuffle" in name or name in ("workers", "persistent", "no batches")
 
 
+@pytest.mark.parametrize("name", ["workers", "every third", "iterable, workers"])
+def test_workers_of_a_stateful_loader_fill_slots(name, target):
+    pytest.importorskip("torchdata")
+    loader, bare = STATEFUL[name](), STATEFUL[name]()
+    feed, pools, epochs = penstock.feed(loader, target), set(), (None, 2, None, 1, 3, None)  # some are left
+    # First, since children of fork keep what they inherit of an epoch that was left.
+    expected = [take(bare, taken) for taken in epochs]
+    for taken, wanted in zip(epochs, expected, strict=True):
+        assert take(feed, taken) == wanted
+        pools.add(id(feed._workers.pool))
+    assert len(pools) == 1 and feed._workers.pool.shared.allowed(0) > 0
+    assert feed.state_dict() == loader.state_dict()
+    assert take(loader, None) == take(bare, None), "the loader itself is as it was"
+    state = feed.state_dict()
+    assert take(feed, None) == take(bare, None)
+    feed.load_state_dict(state)
+    bare.load_state_dict(state)
+    assert take(feed, None) == take(bare, None) and take(feed, None) == take(bare, None)
+
+
 @pytest.mark.parametrize("name", STATEFUL)
 def test_three_resumes_in_one_epoch(name, bare_and_fed):
     make = STATEFUL[name]
