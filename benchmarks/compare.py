@@ -23,6 +23,8 @@ WORKLOADS = {
     "images": "shuffled batches of 256 from 3x224x224 uint8",
     "workers": "the same from worker processes, that stack samples or decompress them",
     "float32": "the same, delivered as float32",
+    "train": "whole training steps: ResNets, a perceptron, a recommender",
+    "frameworks": "a step of 10 ms in Lightning, Accelerate and the Trainer of transformers",
     "small": "shuffled batches of 4096 from samples of 64 float32",
     "dict": "500 tensors of 1 KiB",
     "tensor": "one pageable tensor of 1 GiB",
@@ -92,7 +94,7 @@ def about(setting: Any) -> dict[str, Any]:
 def runs(arguments: argparse.Namespace, setting: Any) -> Any:
     """The results of each workload, one workload after the other."""
     import torch
-    from compare import data, feeding, transfers, workers
+    from compare import data, feeding, frameworks, training, transfers, workers
 
     count = arguments.images or (1024 if arguments.quick else 16384 if setting.on_gpu else 4096)
     small_count = arguments.small or (1 << 15 if arguments.quick else 1 << 20 if setting.on_gpu else 1 << 18)
@@ -108,12 +110,16 @@ def runs(arguments: argparse.Namespace, setting: Any) -> Any:
         yield transfers.feed_overheads(data.small(small_count // 4), setting)
     if "small" in wanted:
         yield feeding.feed_all(data.small(small_count), setting)
-    if wanted & {"images", "workers", "float32", "cost"}:
+    if wanted & {"images", "workers", "float32", "cost", "train", "frameworks"}:
         images = data.images(count, torch.uint8)
         if "cost" in wanted:
             yield transfers.feed_overheads(images, setting)
         if "workers" in wanted:
             yield workers.compare(images, setting)
+        if "train" in wanted:
+            yield training.compare(images, data.small(small_count), setting)
+        if "frameworks" in wanted:
+            yield frameworks.compare(images, setting)
         if "images" in wanted:
             yield feeding.feed_all(images, setting)
         if "float32" in wanted:
@@ -127,7 +133,7 @@ def main() -> int:
         import torch  # noqa: F401
     except ImportError:
         sys.exit("compare: not measured, torch is not installed")
-    from compare import feeding, report, transfers, workers
+    from compare import feeding, frameworks, report, training, transfers, workers
 
     setting = make_setting(arguments)
     described = about(setting)
@@ -136,7 +142,8 @@ def main() -> int:
     goals: list = []
     for part in runs(arguments, setting):
         results += part
-        goals = [goal for part in (feeding, transfers, workers) for goal in part.goals(results, setting)]
+        parts = (feeding, transfers, workers, training, frameworks)
+        goals = [goal for part in parts for goal in part.goals(results, setting)]
         # Written after each workload, so that the results stay if a later one ends the process.
         if arguments.json:
             report.write_json(arguments.json, results, goals, described)

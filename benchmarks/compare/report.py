@@ -29,6 +29,9 @@ def markdown(results: list[Result], goals: list[Goal], about: dict[str, Any]) ->
 COLUMNS = {
     "samples_per_second": ("samples/s", "{:,.0f}"),
     "stored_gbps": ("GB/s as stored", "{:.2f}"),
+    "step_ms": ("ms a step", "{:.2f}"),
+    "alone_samples_per_second": ("compute alone, samples/s", "{:,.0f}"),
+    "share_of_compute": ("of compute alone", "{:.1%}"),
     "gbps": ("GB/s", "{:.2f}"),
     "thread_us": ("µs of the thread", "{:,.1f}"),
     "processor_us": ("µs of its processor", "{:,.1f}"),
@@ -123,7 +126,8 @@ def draw(file: str, results: list[Result]) -> str:
 
 
 def _bars(axis: Any, workload: str, rows: list[Result]) -> None:
-    key = next(k for k in ("stored_gbps", "done_us", "thread_us") if k in rows[0].figures)
+    keys = ("stored_gbps", "samples_per_second", "step_ms", "done_us", "thread_us")
+    key = next(k for k in keys if k in rows[0].figures)
     values = [row.figures[key] for row in rows]
     colours = ["tab:blue" if row.ours else "lightgrey" if row.ceiling else "tab:grey" for row in rows]
     bars = axis.barh([row.contender.replace("`", "") for row in rows], values, color=colours)
@@ -131,7 +135,7 @@ def _bars(axis: Any, workload: str, rows: list[Result]) -> None:
     axis.margins(x=0.12)
     axis.invert_yaxis()
     axis.tick_params(labelsize=8)
-    better = "higher" if key == "stored_gbps" else "lower"
+    better = "higher" if key in ("stored_gbps", "samples_per_second") else "lower"
     axis.set_title(f"{workload}: {COLUMNS[key][0]} ({better} is better)", fontsize=9, loc="left")
 
 

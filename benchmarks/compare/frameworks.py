@@ -1,0 +1,233 @@
+"""A step of 10 ms in Lightning, Accelerate and the Trainer of transformers.
+
+As they are, fed, and with batches that are on the device already. A step lasts from its beginning to that of the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from .data import Samples
+from .feeding import Compute
+from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt
+
+SETTLE = 12  # steps that are not counted
+
+
+class Rows(Dataset):
+    def __init__(self, samples: Samples):
+        self.columns = {"x": samples.x, "number": samples.number}
+
+    def __len__(self) -> int:
+        return len(self.columns["x"])
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+    @property
+    def __penstock_tensors__(self) -> dict[str, torch.Tensor]:
+        return self.columns
+
+
+class Resident:
+    """As many batches as a loader has, on the device."""
+
+    def __init__(self, loader: DataLoader, setting: Setting):
+        self.count = len(loader)
+        some = itertools.islice(DataLoader(loader.dataset, loader.batch_size), 3)
+        self.batches = [{name: column.to(setting.target) for name, column in batch.items()} for batch in some]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator:
+        return itertools.islice(itertools.cycle(self.batches), self.count)
+
+
+class Model(torch.nn.Module):
+    """Matrix products of 10 ms in each step. Notes when steps begin."""
+
+    def __init__(self, setting: Setting, reference: torch.Tensor):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self._compute = Compute(setting, 2 if setting.quick else 10)
+        self._on_gpu, self._reference = setting.on_gpu, reference
+        self.begins: list[Any] = []
+        self.wrong = torch.zeros((), dtype=torch.int64, device=setting.target)
+
+    def forward(self, x: torch.Tensor, number: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self._on_gpu:
+            self.begins.append(torch.cuda.Event(enable_timing=True))
+            self.begins[-1].record()
+            if len(self.begins) > 4:
+                self.begins[-4].synchronize()
+        else:
+            self.begins.append(time.perf_counter())
+        self._compute(x)
+        if len(self.begins) <= SETTLE:
+            self.wrong += (x != self._reference[number]).any()
+        return {"loss": self.weight * 0}
+
+    def step_ms(self) -> float:
+        begins = self.begins[SETTLE:]
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            return begins[0].elapsed_time(begins[-1]) / (len(begins) - 1)
+        return 1e3 * statistics.fmean(b - a for a, b in itertools.pairwise(begins))
+
+
+def lightning(model: Model, loader: DataLoader, wrap: Callable, steps: int, setting: Setting) -> None:
+    import lightning as framework
+
+    class Module(framework.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: dict[str, Any] = dict.fromkeys(off, False)
+    accelerator = "gpu" if setting.on_gpu else "cpu"
+    trainer = framework.Trainer(max_steps=steps, max_epochs=-1, accelerator=accelerator, devices=1, **quiet)
+    trainer.fit(Module(), wrap(loader))
+
+
+def accelerate(model: Model, loader: DataLoader, wrap: Callable, steps: int, setting: Setting) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=not setting.on_gpu)
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    loader = wrap(accelerator.prepare(loader))
+    while len(model.begins) < steps:
+        for batch in loader:
+            accelerator.backward(prepared(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def transformers(model: Model, loader: DataLoader, wrap: Callable, steps: int, setting: Setting) -> None:
+    from transformers import PrinterCallback, Trainer, TrainingArguments
+
+    class Feeding(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return wrap(super().get_train_dataloader())
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            max_steps=steps,
+            per_device_train_batch_size=loader.batch_size or 1,
+            dataloader_num_workers=loader.num_workers,
+            dataloader_persistent_workers=loader.persistent_workers,
+            dataloader_pin_memory=loader.pin_memory,
+            remove_unused_columns=False,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=not setting.on_gpu,
+        )
+        collate = loader.collate_fn
+        trainer = Feeding(model, arguments, train_dataset=loader.dataset, data_collator=collate)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+FRAMEWORKS = {"Lightning": lightning, "Accelerate": accelerate, "Trainer": transformers}
+
+
+def compare(images: Samples, setting: Setting) -> list[Result]:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    reference = images.x.to(setting.target)
+    results = []
+    for name, run in FRAMEWORKS.items():
+        needs = "transformers" if name == "Trainer" else name.lower()
+        measure = measure_with(run, images, reference, setting)
+        results += [attempt(f"a step of 10 ms in {name}", way, setting, measure) for way in ways(needs)]
+    return results
+
+
+def measure_with(run: Callable, images: Samples, reference: torch.Tensor, setting: Setting) -> Callable:
+    steps = SETTLE + (12 if setting.quick else 150)
+
+    def measure(way: Contender, result: Result) -> None:
+        timed: dict[int, float] = {}
+        for workers in way.options(setting):
+            model = Model(setting, reference)
+            run(model, *way.make(images, setting, workers), steps, setting)
+            if int(model.wrong):
+                raise WrongBytes(f"{int(model.wrong)} of the first batches hold other samples")
+            timed[workers] = model.step_ms()
+        result.option = min(timed, key=lambda workers: timed[workers])
+        result.verified = True
+        result.figures = {"step_ms": timed[result.option], "by_option": timed}
+
+    return measure
+
+
+def ways(needs: str) -> list[Contender]:
+    """Each makes a DataLoader, and what wraps it once the framework has prepared it."""
+
+    def resident(samples: Samples, setting: Setting, workers: int) -> tuple:
+        loader = loader_of(samples, setting, workers, False)
+        return loader, lambda prepared: Resident(loader, setting)
+
+    def as_it_is(samples: Samples, setting: Setting, workers: int) -> tuple:
+        return loader_of(samples, setting, workers, setting.on_gpu), lambda prepared: prepared
+
+    def fed(samples: Samples, setting: Setting, workers: int) -> tuple:
+        import penstock
+
+        def wrap(loader: Any) -> Any:
+            device = "auto" if hasattr(loader, "base_dataloader") else setting.device
+            return penstock.feed(loader, device, native=workers == 0)
+
+        return loader_of(samples, setting, workers, False), wrap
+
+    ours: dict[str, Any] = {"ours": True, "needs": (needs, "penstock")}
+    none: dict[str, Any] = {"options": lambda setting: (0,)}
+    return [
+        Contender("resident", resident, (needs,), ceiling=True, **none),
+        Contender("as it is, best of N workers", as_it_is, (needs,), options=lambda setting: setting.workers),
+        Contender("penstock.feed, workers", fed, **ours, options=lambda setting: (min(setting.workers),)),
+        Contender("penstock.feed", fed, **ours, **none),
+    ]
+
+
+def loader_of(samples: Samples, setting: Setting, workers: int, pin: bool) -> DataLoader:
+    return DataLoader(
+        Rows(samples),
+        16 if setting.quick else samples.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=pin,
+        persistent_workers=workers > 0,
+        drop_last=True,
+    )
+
+
+def goals(results: list[Result], setting: Setting) -> list[Goal]:
+    found = {(r.workload, r.contender): r.figures["step_ms"] for r in results if r.verified and "step_ms" in r.figures}
+    made = []
+    for (workload, contender), step in found.items():
+        resident = found.get((workload, "resident"))
+        if resident and contender.startswith("penstock") and setting.on_gpu:
+            times = step / resident
+            made.append(Goal(f"{workload}: {contender}", "1.02 x resident", f"{times:.3f} x", times <= 1.02))
+    return made
