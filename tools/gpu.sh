@@ -42,8 +42,7 @@ case "${1:-}" in
       timeout 300 "$program" --gtest_brief=1 --gtest_output="xml:$results/$name.xml" || status=1
     done
     echo "python"
-    tools/python.sh gpu-test -q --junit-xml="$results/python.xml" >"$results/python.log" 2>&1 ||
-      { status=1; tail -n 40 "$results/python.log"; }
+    tools/python.sh gpu-test "$results" || status=1
     # Suites name the device that a test runs on in front or at the end.
     python3 -B tools/summarize_tests.py --must-run '^Cuda/|/[Cc]uda$' "$results"/*.xml || status=1
     exit $status

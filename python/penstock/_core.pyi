@@ -195,6 +195,20 @@ def forks_are_workers(workers: bool) -> bool:
 def host_memory_bytes() -> int:
     """Memory of the host that this process may use."""
 
+class FixedBatches:
+    """Memory at fixed addresses, for batches in turn."""
+
+    def __init__(self, sets: int, mark: object) -> None: ...
+
+    @property
+    def sets(self) -> int: ...
+
+    def next_is_free(self) -> bool:
+        """False if somebody keeps the batch whose memory the next one would get."""
+
+def refuse_kept() -> None:
+    """Raises InvalidArgument for a batch that is kept."""
+
 class FeedStatistics:
     """
     What a feed did, and where its time went. docs/statistics.md explains each figure.
@@ -412,7 +426,7 @@ class FeedIteration:
 
     def loaded(self) -> None: ...
 
-    def send(self, tree: object | None, expand: object, pin: bool, slot: FilledSlot | None = None) -> Flight: ...
+    def send(self, tree: object | None, expand: object, pin: bool, slot: FilledSlot | None = None, fixed: FixedBatches | None = None) -> Flight: ...
 
     def land(self, flight: Flight) -> object: ...
 
@@ -421,10 +435,15 @@ class FeedIteration:
 class NativeLoader:
     """The C++ loader; use penstock.Loader."""
 
-    def __init__(self, engine: Engine, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, threads: int, when_full: str) -> None: ...
+    def __init__(self, engine: Engine, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
     def next(self) -> object:
         """One array for each field; None at the end of an epoch."""
+
+    def end_leases(self) -> None:
+        """
+        Ends the leases of batches that are handed out again and that nobody keeps.
+        """
 
     def start_epoch(self, arg: int, /) -> None: ...
 
