@@ -1,5 +1,7 @@
 #include "storage.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -8,7 +10,12 @@
 namespace penstock::python {
 namespace {
 
-constexpr std::align_val_t kHostAlignment{64};
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// Large results begin on a huge page, so that a first write makes 2 MiB of memory present and not 4 KiB.
+std::align_val_t alignment_of(std::size_t bytes) noexcept {
+  return std::align_val_t{bytes >= 4 * kHugePage ? kHugePage : 64};
+}
 
 // The structure that is handed over and the storage that it keeps alive; its shape and strides follow them.
 template <typename Managed>
@@ -39,11 +46,12 @@ Managed* export_view(const TensorView& view) {
 
 }  // namespace
 
-HostStorage::HostStorage(std::size_t bytes) {
-  data_ = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), kHostAlignment));
+HostStorage::HostStorage(std::size_t bytes) : alignment_(alignment_of(bytes)) {
+  data_ = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), alignment_));
+  if (alignment_ == std::align_val_t{kHugePage}) madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
 }
 
-HostStorage::~HostStorage() { ::operator delete(data_, kHostAlignment); }
+HostStorage::~HostStorage() { ::operator delete(data_, alignment_); }
 
 FrameworkStorage::FrameworkStorage(dlpack::ManagedTensorVersioned* tensor) noexcept : tensor_(tensor) {
   data_ = static_cast<std::byte*>(tensor->tensor.data) + tensor->tensor.byte_offset;

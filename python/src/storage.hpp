@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 namespace penstock::python {
@@ -30,11 +31,14 @@ class Storage {
   std::byte* data_ = nullptr;
 };
 
-/// Ordinary host memory, 64-byte aligned.
+/// Ordinary host memory, 64-byte aligned; in huge pages if it is large and the system gives them.
 class HostStorage final : public Storage {
  public:
   explicit HostStorage(std::size_t bytes);
   ~HostStorage() override;
+
+ private:
+  const std::align_val_t alignment_;
 };
 
 /// Memory that a framework allocated and handed over by DLPack.
