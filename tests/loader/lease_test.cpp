@@ -134,6 +134,26 @@ TEST_P(LoaderLeases, ABudgetOfOneSlotServesAConsumerThatKeepsNothing) {
   EXPECT_EQ(loader.next(*stream_)->index(), 1U);
 }
 
+TEST_P(LoaderLeases, ARingThatDoesNotGrowServesTheSameAddresses) {
+  LoaderOptions options = limited(9);
+  options.ring_grows = false;
+  Loader loader(dataset_, *device_, options);
+  std::vector<const std::byte*> addresses;
+  for (int i = 0; i < 40; ++i) {
+    if (const auto batch = loader.next(*stream_)) addresses.push_back(batch->field("x").data);
+  }
+  for (std::size_t i = 3; i < addresses.size(); ++i) EXPECT_EQ(addresses[i], addresses[i - 3]) << i;
+  auto kept = take(loader, 3);
+  try {
+    static_cast<void>(loader.next(*stream_));
+    FAIL() << "a fourth batch from three slots";
+  } catch (const OutOfMemory& error) {
+    EXPECT_THAT(error.what(), HasSubstr("ring_grows is off"));
+  }
+  for (const DeviceBatch& batch : kept) expect_intact(batch);
+  EXPECT_EQ(loader.stats().slots, 3U);
+}
+
 TEST_P(LoaderLeases, AFullRingFailsAtOnceIfItIsToFail) {
   Loader loader(dataset_, *device_, limited(3));
   const auto mine = loader.next(*stream_);
