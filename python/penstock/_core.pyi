@@ -204,7 +204,7 @@ class FixedBatches:
     def sets(self) -> int: ...
 
     def next_is_free(self) -> bool:
-        """False if somebody keeps the batch whose memory the next one would get."""
+        """False if somebody keeps batches whose memory the next one needs."""
 
 def refuse_kept() -> None:
     """Raises InvalidArgument for a batch that is kept."""
@@ -440,9 +440,9 @@ class NativeLoader:
     def next(self) -> object:
         """One array for each field; None at the end of an epoch."""
 
-    def end_leases(self) -> None:
+    def end_leases(self) -> bool:
         """
-        Ends the leases of batches that are handed out again and that nobody keeps.
+        Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.
         """
 
     def start_epoch(self, arg: int, /) -> None: ...

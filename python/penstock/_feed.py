@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import gc
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
@@ -132,6 +133,8 @@ class Feed:
         return True
 
     def __iter__(self) -> Iterator[Any]:
+        if self.static:
+            check(engine_for(self._spec), self.prefetch_depth)
         ordinary = functools.partial(FeedIterator, self)
         return NativeIterator(self, ordinary) if may_be_native(self) else ordinary()
 
@@ -185,7 +188,7 @@ class Feed:
     @property
     def _sets(self) -> int:
         """Of addresses, if the batches are static."""
-        return self.prefetch_depth + (1 if self._native.counted else self._held)
+        return self.prefetch_depth + self._held
 
     @functools.cached_property
     def _static(self) -> StaticBatches:
@@ -308,7 +311,7 @@ class FeedIterator:
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
         self._expand = expander_for(engine_for(feed._spec), feed.static)
-        self._fixed = feed._static.of(feed.prefetch_depth + feed._held) if feed.static else None
+        self._fixed = feed._static.of(feed._sets) if feed.static else None
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._keeps_state = isinstance(feed, _Stateful)
@@ -369,7 +372,9 @@ class FeedIterator:
                 if self._fixed is not None and not self._fixed.next_is_free():
                     if self._pending:
                         return
-                    _core.refuse_kept()
+                    gc.collect()  # what is kept may be garbage in a cycle
+                    if not self._fixed.next_is_free():
+                        _core.refuse_kept()
                 account.load()
                 try:
                     if self._source is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import sys
 import threading
 import weakref
@@ -75,7 +76,7 @@ class NativeFeed:
                 self._loader.close()
                 self._loader = None
             try:
-                self._loader = _TensorLoader(self._spec, feed.prefetch_depth, feed.static, tensors, most)
+                self._loader = _TensorLoader(self._spec, _ahead(feed), feed.static, tensors, most)
             except (InvalidArgument, OutOfMemory) as error:
                 raise _Unfit(str(error)) from error
         return self._loader
@@ -131,7 +132,10 @@ class NativeIterator:
         if self._epoch is None:  # another iterator was begun meanwhile
             return _ORDINARY
         loader: Any = self._loader
-        loader.end_leases()  # if that raises, no batch was asked for
+        if not loader.end_leases():  # before a batch is asked for, so that none is lost
+            gc.collect()  # what is kept may be garbage in a cycle
+            if not loader.end_leases():
+                _core.refuse_kept()
         try:
             batch = loader.next()
         except _Odd:
@@ -215,7 +219,7 @@ class _TensorLoader:
     def serves(self, feed: Any, tensors: _Tensors, most: int) -> bool:
         """True if it reads these tensors, has room for their batches, and is as far ahead as the feed wants."""
         options = self._prefetch_depth, self._static
-        fits = self._most >= most and options == (feed.prefetch_depth, feed.static)
+        fits = self._most >= most and options == (_ahead(feed), feed.static)
         return fits and self._memory == tensors.memory()
 
     def begin(self, source: Iterator[Any], tensors: _Tensors) -> _Epoch:
@@ -224,12 +228,7 @@ class _TensorLoader:
 
     def next(self) -> Any:
         """None at the end of the epoch. Raises _Odd if the next batch is not simply rows of the tensors."""
-        try:
-            arrays = self._native.next()
-        except OutOfMemory:
-            if self._static:
-                _core.refuse_kept()
-            raise
+        arrays = self._native.next()
         if arrays is None:
             return None
         epoch: Any = self._draws.epoch
@@ -388,6 +387,11 @@ def _within(indices: Any, count: int) -> Any:
     if lowest < -count or int(indices.max()) >= count:
         return None
     return numpy.where(indices < 0, indices + count, indices) if lowest < 0 else indices
+
+
+def _ahead(feed: Any) -> int:
+    """The depth of the native loader, whose ring has a slot more."""
+    return feed._sets - 1 if feed.static else feed.prefetch_depth
 
 
 def may_be_native(feed: Any) -> bool:

@@ -113,6 +113,7 @@ nb::object Flight::land() {
 nb::object Flight::land_on(StreamHandle current) {
   if (!result_.is_valid()) throw Closed("This batch was taken already.");
   engine_->reap();
+  if (set_) set_->hand_out(current);
   if (pending_.transfers.empty()) {
     if (!pending_.empty()) engine_->keep(std::move(pending_));
     pending_ = {};
@@ -259,6 +260,7 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
     }
   }
   const std::shared_ptr<FixedSet> set = fixed == nullptr ? nullptr : fixed->next(leaves);
+  flight.set_ = set;
   Groups groups = group(leaves, slot, true);
   const Layout layout = set ? lay_out_in_order(leaves) : lay_out(leaves, groups);
   if (set && !travels_as_one(groups, leaves, layout)) groups = group(leaves, slot, false);
@@ -279,8 +281,15 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
     const nb::gil_scoped_release unlocked;
     std::optional<Stream> after;
     if (cuda_torch) after.emplace(device_.wrap_stream(flight.stream_));
-    // Nobody may have waited for the transfers of a batch that was dropped.
-    if (set) order_behind(set->transfers, after);
+    if (set) {
+      // Nobody may have waited for the transfers of a batch that was dropped.
+      order_behind(set->transfers, after);
+      if (after && !set->arrays.empty() && set->stream != flight.stream_) {
+        Event used = device_.create_event();
+        used.record(device_.wrap_stream(set->stream));
+        after->wait(used);
+      }
+    }
     try {
       enqueue(flight, leaves, groups, destinations, {.after = after ? &*after : nullptr, .timed = timed});
     } catch (...) {
@@ -292,6 +301,7 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
   if (set) {
     set->transfers = flight.pending_.transfers;
     if (set->arrays.empty()) {
+      const OutsideInferenceMode mode;
       std::vector<FixedArray> arrays;
       for (nb::object& array : make_all(leaves, storage, destinations)) {
         arrays.emplace_back(std::move(array), fixed->mark());

@@ -74,6 +74,7 @@ class Flight {
   std::shared_ptr<Engine> engine_;
   nb::object result_;
   PendingTransfers pending_;
+  std::shared_ptr<FixedSet> set_;
   StreamHandle stream_ = nullptr;  ///< the stream on which the results' memory was allocated
   std::size_t bytes_ = 0;
   std::size_t bytes_left_ = 0;

@@ -45,9 +45,9 @@ FixedArray::Uses FixedArray::uses() const {
   Uses uses{.object = Py_REFCNT(array_.ptr())};
   if (memory_.is_valid()) {
     // PyTorch's trees of CUDA graphs ask these as well: torch/_inductor/cudagraph_trees.py.
-    uses.tensor = nb::cast<long>(array_.attr("_use_count")());
+    uses.tensor = Torch::uses_of_tensor(array_);
     uses.memory_object = Py_REFCNT(memory_.ptr());
-    uses.memory = Torch::get()->uses_of_storage(memory_);
+    uses.memory = Torch::uses_of_storage(memory_);
   }
   return uses;
 }
@@ -58,37 +58,76 @@ bool FixedArray::is_kept() const {
          now.memory > own_.memory;
 }
 
-void FixedArray::check() const {
+bool FixedArray::was_changed() const {
   Leaf now;
-  const bool is_read = read(now, array_);
-  if (is_read && are_alike(now, as_made_) && (now.data == as_made_.data || now.bytes == 0)) return;
-  throw InvalidArgument(
-      "static=True hands out the same arrays again and again, and one of them was changed: it has another "
-      "shape or other memory, or requires gradients. Change a copy: batch.clone(), or batch.detach() to "
-      "require gradients.");
+  const bool is_same =
+      read(now, array_) && are_alike(now, as_made_) && (now.data == as_made_.data || now.bytes == 0);
+  return !is_same || (memory_.is_valid() && !array_.attr("grad").is_none());
 }
 
 void refuse_kept() {
   throw InvalidArgument(
-      "static=True: a batch is kept, and its memory is needed for the next one. An earlier batch, a view of "
-      "it, "
-      "the graph of a loss that was computed from it, or another iterator of this feed still has it. Keep "
-      "copies "
-      "(batch.clone()), drop such losses (loss.item()), raise prefetch_depth, or leave static out.");
+      "static=True: a batch is kept, and its memory is needed for the next one. Somebody still has the "
+      "batch, a view "
+      "of it, or a loss whose graph has saved it; it may be a variable of an earlier loop. Keep copies: "
+      "batch.clone(), loss.item(). To go on, drop it and call next() again.");
+}
+
+void refuse_changed() {
+  throw InvalidArgument(
+      "static=True hands out the same arrays again and again, and one of them was changed: it has another "
+      "shape, other "
+      "memory or a gradient, or requires one. Change a copy: batch.clone(), or batch.detach() to require "
+      "gradients.");
 }
 
 bool FixedSet::is_kept() const {
   return std::ranges::any_of(arrays, [](const FixedArray& array) { return array.is_kept(); });
 }
 
+bool FixedSet::was_changed() const {
+  return std::ranges::any_of(arrays, [](const FixedArray& array) { return array.was_changed(); });
+}
+
+void FixedSet::hand_out(StreamHandle on) {
+  stream = on;
+  number = (*handed_out)++;
+}
+
 bool FixedBatches::Layout::is_of(const std::vector<Leaf>& leaves) const {
   return std::ranges::equal(arrays, leaves, are_alike);
 }
 
-bool FixedBatches::next_is_free() const {
+std::optional<std::size_t> FixedBatches::find_free(const Layout& layout) const {
+  std::optional<std::size_t> found;
+  for (std::size_t k = 0; k < sets_; ++k) {
+    const std::size_t place = (layout.turn + k) % sets_;
+    if (place >= layout.sets.size()) {
+      if (!found) found = layout.sets.size();
+      continue;
+    }
+    const FixedSet& set = *layout.sets[place];
+    if (!set.is_kept()) {
+      if (!found) found = place;
+    } else if (set.number < *handed_out_ && *handed_out_ - set.number >= sets_) {
+      return std::nullopt;
+    }
+  }
+  return found;
+}
+
+void FixedBatches::check(FixedSet& set) {
+  if (!set.was_changed()) return;
+  set.arrays.clear();
+  refuse_changed();
+}
+
+bool FixedBatches::next_is_free() {
   if (layouts_.empty()) return true;
-  const Layout& latest = layouts_.front();
-  return latest.turn >= latest.sets.size() || !latest.sets[latest.turn]->is_kept();
+  Layout& latest = layouts_.front();
+  const std::optional<std::size_t> place = find_free(latest);
+  if (place && *place < latest.sets.size()) check(*latest.sets[*place]);
+  return place.has_value();
 }
 
 FixedBatches::Layout& FixedBatches::layout_of(const std::vector<Leaf>& leaves) {
@@ -116,11 +155,16 @@ FixedBatches::Layout& FixedBatches::layout_of(const std::vector<Leaf>& leaves) {
 
 std::shared_ptr<FixedSet> FixedBatches::next(const std::vector<Leaf>& leaves) {
   Layout& layout = layout_of(leaves);
-  if (layout.turn == layout.sets.size()) layout.sets.push_back(std::make_shared<FixedSet>());
-  const std::shared_ptr<FixedSet> set = layout.sets[layout.turn];
-  if (set->is_kept()) refuse_kept();
-  for (const FixedArray& array : set->arrays) array.check();
-  layout.turn = (layout.turn + 1) % sets_;
+  const std::optional<std::size_t> place = find_free(layout);
+  if (!place) refuse_kept();
+  if (*place == layout.sets.size()) {
+    layout.sets.push_back(std::make_shared<FixedSet>());
+    layout.sets.back()->handed_out = handed_out_;
+  }
+  const std::shared_ptr<FixedSet> set = layout.sets[*place];
+  check(*set);
+  set->number = FixedSet::kNotHandedOut;
+  layout.turn = (*place + 1) % sets_;
   return set;
 }
 
@@ -129,7 +173,7 @@ void bind_fixed_batches(nb::module_& module) {
       .def(nb::init<std::size_t, nb::object>(), nb::arg("sets"), nb::arg("mark"))
       .def_prop_ro("sets", &FixedBatches::sets)
       .def("next_is_free", &FixedBatches::next_is_free,
-           "False if somebody keeps the batch whose memory the next one would get.");
+           "False if somebody keeps batches whose memory the next one needs.");
   module.def("refuse_kept", &refuse_kept, "Raises InvalidArgument for a batch that is kept.");
 }
 

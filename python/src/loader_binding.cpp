@@ -101,7 +101,7 @@ void bind_loader(nb::module_& module) {
           nb::arg("when_full"), nb::arg("mark") = nb::none())
       .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
       .def("end_leases", &NativeLoader::end_leases,
-           "Ends the leases of batches that are handed out again and that nobody keeps.")
+           "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.")
       .def("start_epoch", &NativeLoader::start_epoch)
       .def("synchronize", &NativeLoader::synchronize,
            "Blocks until the samples of all batches made so far have been read.")

@@ -287,6 +287,7 @@ nb::object NativeLoader::make_again(DeviceBatch batch, const std::shared_ptr<con
     made.data = data;
     made.samples = samples;
     made.storage = std::make_shared<LeaseStorage>(engine_->device(), stream, std::move(batch));
+    const OutsideInferenceMode mode;
     const DeviceBatch& leased = made.storage->batch();
     for (std::size_t i = 0; i < leased.field_count(); ++i) {
       made.arrays.emplace_back(make(made.storage, leased.field(i)), mark_);
@@ -294,7 +295,6 @@ nb::object NativeLoader::make_again(DeviceBatch batch, const std::shared_ptr<con
     fixed_.push_back(std::move(made));
     known = fixed_.end() - 1;
   } else {
-    for (const FixedArray& array : known->arrays) array.check();
     known->storage->lease(std::move(batch));
   }
   known->number = handed_out_++;
@@ -303,16 +303,23 @@ nb::object NativeLoader::make_again(DeviceBatch batch, const std::shared_ptr<con
   return arrays;
 }
 
-void NativeLoader::end_leases() {
-  for (const FixedLease& one : fixed_) {
-    if (!one.storage->is_leased()) continue;
+bool NativeLoader::end_leases() {
+  const std::size_t before = fixed_.size();
+  bool in_time = true;
+  std::erase_if(fixed_, [&](const FixedLease& one) {
+    if (!one.storage->is_leased()) return false;
     if (std::ranges::any_of(one.arrays, [](const FixedArray& array) { return array.is_kept(); })) {
-      if (handed_out_ - one.number > loader_->options().prefetch_depth) refuse_kept();
-      continue;
+      in_time = in_time && handed_out_ - one.number <= loader_->options().prefetch_depth;
+      return false;
     }
-    const nb::gil_scoped_release unlocked;
-    one.storage->let_go();
-  }
+    {
+      const nb::gil_scoped_release unlocked;
+      one.storage->let_go();
+    }
+    return std::ranges::any_of(one.arrays, [](const FixedArray& array) { return array.was_changed(); });
+  });
+  if (fixed_.size() < before) refuse_changed();
+  return in_time;
 }
 
 void NativeLoader::start_epoch(std::uint64_t epoch) {

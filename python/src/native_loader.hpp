@@ -79,12 +79,12 @@ class NativeLoader {
 
   /// One array for each field, or None at the end of an epoch. On a GPU later work of PyTorch's current
   /// stream waits for them. On the host device the host blocks until they are there. While it waits, it runs
-  /// signal handlers and throws their exceptions. If arrays are used again, throws InvalidArgument if one was
-  /// changed: see FixedArray.
+  /// signal handlers and throws their exceptions.
   [[nodiscard]] nb::object next();
-  /// If arrays are used again, ends the leases of batches that nobody keeps. Throws InvalidArgument if one is
-  /// kept for longer than prefetch_depth others.
-  void end_leases();
+  /// If arrays are used again, ends the leases of batches that nobody keeps. False if somebody keeps one for
+  /// longer than prefetch_depth others. Throws InvalidArgument, once, if an array was changed: see
+  /// FixedArray. There are new ones in its place then.
+  [[nodiscard]] bool end_leases();
   void start_epoch(std::uint64_t epoch);
   void synchronize();
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }

@@ -17,6 +17,7 @@ UINT8, INT8 = (1, 8), (0, 8)
 
 class Tensor:
     requires_grad = is_quantized = is_meta = False
+    grad = None
     layout = "strided"
 
     def __init__(self, memory, address, shape, kind, place):

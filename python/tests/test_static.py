@@ -1,5 +1,6 @@
 """feed(static=True): batches at fixed addresses."""
 
+import gc
 import itertools
 import pickle
 
@@ -145,9 +146,50 @@ def test_the_last_two_batches_may_be_used_together(make, device):
     assert same(pairs, list(itertools.pairwise(expected)))
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_a_variable_of_a_loop_that_was_left_is_not_in_the_way(make, depth, device):
+    feed, expected = penstock.feed(make(), device, depth, static=True), list(make())
+    for count in (1, 2, 1, 5):
+        for number, batch in enumerate(feed, 1):  # noqa: B007
+            if number == count:
+                break
+        seen = []
+        for batch in feed:
+            seen.append(copied(batch))
+        assert same(seen, expected)
+
+
+def test_what_is_kept_as_garbage_is_not_in_the_way(make, device):
+    def careless(batch):
+        try:
+            raise ValueError(batch)
+        except ValueError as error:
+            cycle = [error]
+            cycle.append(cycle)
+
+    expected, copies = list(make()), []
+    gc.disable()
+    try:
+        for batch in penstock.feed(make(), device, static=True):
+            careless(batch)
+            copies.append(copied(batch))
+    finally:
+        gc.enable()
+    assert same(copies, expected)
+
+
+def test_batches_that_were_made_in_inference_mode_serve_training(make, device):
+    feed = penstock.feed(make(), device, static=True)
+    with torch.inference_mode():
+        each(feed)
+    weight = torch.ones(1, device=place(device), requires_grad=True)
+    for batch in feed:
+        (arrays_of(batch)[0] * weight).sum().backward()
+
+
 def test_two_loops_at_once_are_an_error(device):
     feed = penstock.feed(LOADERS["own"](), device, static=True)
-    with pytest.raises(penstock.InvalidArgument, match="another iterator"):
+    with pytest.raises(penstock.InvalidArgument, match="a batch is kept"):
         for _ in feed:
             for _ in feed:
                 pass
@@ -166,15 +208,27 @@ CHANGES = {
     "shape": lambda array: array.unsqueeze_(0),
     "memory": lambda array: array.set_(torch.zeros_like(array)),
     "data": lambda array: setattr(array, "data", array.clone()),
+    "gradient": lambda array: ((array.requires_grad_() * 2).sum().backward(), array.requires_grad_(False)),
 }
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_arrays_that_were_changed(make, what, device):
-    feed = penstock.feed(make(), device, 1, static=True)
-    with pytest.raises(penstock.InvalidArgument, match="one of them was changed"):
-        for batch in feed:
-            CHANGES[what](arrays_of(batch)[0])
+    """The error comes once, and no batch is lost."""
+    feed, expected = penstock.feed(make(), device, 1, static=True), list(make())
+    iterator, copies = iter(feed), []
+    for _ in range(2):
+        batch = next(iterator)
+        copies.append(copied(batch))
+        CHANGES[what](arrays_of(batch)[0])
+        batch = None
+        with pytest.raises(penstock.InvalidArgument, match="one of them was changed"):
+            for batch in iterator:
+                copies.append(copied(batch))
+    batch = None
+    copies += [copied(batch) for batch in iterator]
+    assert same(copies, expected)
+    assert same(each(feed)[1], expected)
 
 
 def test_values_may_be_changed(make, device):
@@ -293,6 +347,20 @@ def test_registered_types(device):
 def test_bad_options(device):
     with pytest.raises(penstock.InvalidArgument, match="prefetch_depth of 1 or more"):
         penstock.feed([], device, 0, static=True)
+    feed = penstock.feed([1], device, static=True)
+    feed.prefetch_depth = 0
+    with pytest.raises(penstock.InvalidArgument, match="prefetch_depth of 1 or more"):
+        next(iter(feed))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_memory_that_is_short_is_told_as_such(native):
+    tensor = torch.zeros(16, 3 << 20, dtype=torch.uint8)
+    device = f"host:memory={30 + native}MiB"  # for two batches, but not for three
+    feed = penstock.feed(DataLoader(TensorDataset(tensor), 4), device, static=True, native=native)
+    with pytest.raises(penstock.OutOfMemory, match="cannot give 12"):
+        list(feed)
+    assert "the batches are those that the loader makes" in feed.describe()[0]
 
 
 def test_what_a_feed_tells(make, device):

@@ -64,6 +64,18 @@ def test_a_batch_is_not_overwritten_before_it_was_read(count):
 
 
 @SIZES
+@over_the_fake_driver_with_torch
+def test_a_batch_is_not_overwritten_before_another_stream_has_read_it(count):
+    feed, sent = Sender(), [random_bytes(count) for _ in range(4)]
+    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+    read = []
+    for array in sent:
+        with stand_in_torch.current(driver.stream()) as stream:
+            read.append(driver.read(stream, feed.land(feed.send(array)).address, count))
+    assert [reading.bytes() for reading in read] == [array.tobytes() for array in sent]
+
+
+@SIZES
 @pytest.mark.parametrize("pinned", [False, True])
 @over_the_fake_driver_with_torch
 def test_a_batch_that_was_dropped_does_not_arrive_after_the_next(count, pinned):
@@ -203,7 +215,7 @@ def test_a_native_batch_is_not_overwritten_before_it_was_read(gather):
     tensor = None
     with stand_in_torch.current(stream):
         while True:
-            loader.end_leases()
+            assert loader.end_leases()
             arrays = loader.next()
             if arrays is None:
                 break

@@ -45,7 +45,7 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPl
     try {
       slots_.push_back(make_slot());
     } catch (const OutOfMemory& refused) {
-      if (slots_.empty()) throw;
+      if (slots_.empty() || !options.ring_grows) throw;
       exhausted_ = refused.what();
       log_warning(fmt::format("device ring: {} slots instead of {}: {}", i, depth_ + 1, exhausted_));
       break;

@@ -102,6 +102,7 @@ struct LoaderOptions {
   std::size_t device_budget_bytes = 0;
   /// If leases leave too few slots for the batches ahead, the ring gets more. False: batches lie, in turn, at
   /// `prefetch_depth` + 1 sets of addresses for good, and a lease that is held takes the place of one ahead.
+  /// If memory is short, it is OutOfMemory then, and not a smaller ring.
   bool ring_grows = true;
   WhenFull when_full = WhenFull::wait;
   std::chrono::milliseconds full_patience{10'000};

@@ -127,7 +127,7 @@ def test_static_batches_of_a_prepared_loader(name, accelerator):
 
     assert train(made, LOADERS[name](), wrap) == expected
     seen = [{batch["id"].data_ptr() for batch in feed if len(batch["id"]) == 4} for _ in range(3)]
-    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == (3 if name == "tensors" else 4)
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 4
 
 
 def test_the_last_optimizer_step_is_not_lost(accelerator):
