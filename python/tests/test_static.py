@@ -82,6 +82,21 @@ def test_sets_come_in_turn(make, device):
     assert seen[3:] == seen[:-3]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_it_reads_ahead(depth, device):
+    asked = []
+
+    class Source:
+        def __iter__(self):
+            for i in range(40):
+                asked.append(i)
+                yield torch.full((3,), i)
+
+    for number, batch in enumerate(penstock.feed(Source(), device, depth, static=True)):
+        assert batch.tolist() == [number] * 3
+        assert len(asked) >= min(40, number + depth), "the one in hand, and depth - 1 ahead"
+
+
 def test_they_are_marked(make, device):
     for batch in penstock.feed(make(), device, static=True):
         assert all(tensor._dynamo_static_input_type == "unguarded" for tensor in arrays_of(batch))
