@@ -24,7 +24,7 @@ class LeaseStorage final : public DeviceStorage {
   /// `stream` is the one given to next() if it is ours; null if it is PyTorch's.
   LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch);
 
-  /// While it is leased.
+  /// The batch. There is one only while the memory is leased.
   [[nodiscard]] const DeviceBatch& batch() const noexcept { return *batch_; }
   /// Ends the lease, while the tensors stay.
   void let_go();
