@@ -60,6 +60,23 @@ class Fancy(Indexed):
         return self.x[indices], self.number[indices]
 
 
+class Columns(torch.utils.data.Dataset):
+    """Rows of named columns. penstock reads the columns themselves."""
+
+    def __init__(self, columns: dict[str, torch.Tensor]):
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+    @property
+    def __penstock_tensors__(self) -> dict[str, torch.Tensor]:
+        return self.columns
+
+
 def as_it_is(batch: Any) -> Any:
     return batch
 

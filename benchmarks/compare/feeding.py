@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import sys
 import time
@@ -121,6 +122,12 @@ class Steps:
         if self.on_gpu:
             torch.cuda.synchronize()
         return [self._between(a, b) for a, b in zip(self.begins, self.ends, strict=True)]
+
+    def periods(self) -> list[float]:
+        """From the beginning of each step to that of the next."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        return [self._between(a, b) for a, b in itertools.pairwise(self.begins)]
 
     def gaps(self) -> list[float]:
         return [self._between(a, b) for a, b in zip(self.ends, self.begins[1:], strict=False)]

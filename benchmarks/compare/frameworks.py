@@ -9,34 +9,19 @@ import itertools
 import logging
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from .data import Samples
-from .feeding import Compute
+from .data import Columns, Samples
+from .feeding import Compute, Steps
+from .loaders import to_target
 from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt
 
 SETTLE = 12  # steps that are not counted
-
-
-class Rows(Dataset):
-    def __init__(self, samples: Samples):
-        self.columns = {"x": samples.x, "number": samples.number}
-
-    def __len__(self) -> int:
-        return len(self.columns["x"])
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {name: column[index] for name, column in self.columns.items()}
-
-    @property
-    def __penstock_tensors__(self) -> dict[str, torch.Tensor]:
-        return self.columns
 
 
 class Resident:
@@ -45,7 +30,7 @@ class Resident:
     def __init__(self, loader: DataLoader, setting: Setting):
         self.count = len(loader)
         some = itertools.islice(DataLoader(loader.dataset, loader.batch_size), 3)
-        self.batches = [{name: column.to(setting.target) for name, column in batch.items()} for batch in some]
+        self.batches = [to_target(batch, setting) for batch in some]
 
     def __len__(self) -> int:
         return self.count
@@ -61,29 +46,16 @@ class Model(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self._compute = Compute(setting, 2 if setting.quick else 10)
-        self._on_gpu, self._reference = setting.on_gpu, reference
-        self.begins: list[Any] = []
+        self._reference, self.steps = reference, Steps(setting)
         self.wrong = torch.zeros((), dtype=torch.int64, device=setting.target)
 
     def forward(self, x: torch.Tensor, number: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self._on_gpu:
-            self.begins.append(torch.cuda.Event(enable_timing=True))
-            self.begins[-1].record()
-            if len(self.begins) > 4:
-                self.begins[-4].synchronize()
-        else:
-            self.begins.append(time.perf_counter())
+        self.steps.begin()
         self._compute(x)
-        if len(self.begins) <= SETTLE:
+        if len(self.steps.begins) <= SETTLE:
             self.wrong += (x != self._reference[number]).any()
+        self.steps.end()
         return {"loss": self.weight * 0}
-
-    def step_ms(self) -> float:
-        begins = self.begins[SETTLE:]
-        if self._on_gpu:
-            torch.cuda.synchronize()
-            return begins[0].elapsed_time(begins[-1]) / (len(begins) - 1)
-        return 1e3 * statistics.fmean(b - a for a, b in itertools.pairwise(begins))
 
 
 def lightning(model: Model, loader: DataLoader, wrap: Callable, steps: int, setting: Setting) -> None:
@@ -113,7 +85,7 @@ def accelerate(model: Model, loader: DataLoader, wrap: Callable, steps: int, set
     accelerator = Accelerator(cpu=not setting.on_gpu)
     prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
     loader = wrap(accelerator.prepare(loader))
-    while len(model.begins) < steps:
+    while len(model.steps.begins) < steps:
         for batch in loader:
             accelerator.backward(prepared(**batch)["loss"])
             optimizer.step()
@@ -173,7 +145,7 @@ def measure_with(run: Callable, images: Samples, reference: torch.Tensor, settin
             run(model, *way.make(images, setting, workers), steps, setting)
             if int(model.wrong):
                 raise WrongBytes(f"{int(model.wrong)} of the first batches hold other samples")
-            timed[workers] = model.step_ms()
+            timed[workers] = statistics.fmean(model.steps.periods()[SETTLE:])
         result.option = min(timed, key=lambda workers: timed[workers])
         result.verified = True
         result.figures = {"step_ms": timed[result.option], "by_option": timed}
@@ -212,7 +184,7 @@ def ways(needs: str) -> list[Contender]:
 
 def loader_of(samples: Samples, setting: Setting, workers: int, pin: bool) -> DataLoader:
     return DataLoader(
-        Rows(samples),
+        Columns({"x": samples.x, "number": samples.number}),
         16 if setting.quick else samples.batch_size,
         shuffle=True,
         num_workers=workers,

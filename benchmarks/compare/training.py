@@ -17,8 +17,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from . import peers
-from .data import Samples, verify
-from .loaders import Moved, ours_loader
+from .data import Columns, Samples, verify
+from .feeding import Throttle, endless
+from .loaders import MovedAsItIs, ours_loader, to_target
 from .setting import Contender, Goal, Result, Setting, attempt, opened
 
 COLUMNS = 28
@@ -34,22 +35,10 @@ class Work:
     is_table: bool = False
 
 
-class Table(Dataset):
-    """Rows of named columns, one of them the sample's number."""
-
-    def __init__(self, samples: Samples):
-        self.columns = {f"c{k}": samples.x[:, k].contiguous() for k in range(samples.x.shape[1])}
-        self.columns["number"] = samples.number
-
-    def __len__(self) -> int:
-        return len(self.columns["number"])
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {name: column[index] for name, column in self.columns.items()}
-
-    @property
-    def __penstock_tensors__(self) -> dict[str, torch.Tensor]:
-        return self.columns
+def table(samples: Samples) -> Columns:
+    """The columns of `samples`, and the samples' numbers."""
+    columns = {f"c{k}": samples.x[:, k].contiguous() for k in range(samples.x.shape[1])}
+    return Columns(columns | {"number": samples.number})
 
 
 def split(batch: Any) -> tuple[Any, torch.Tensor]:
@@ -83,25 +72,8 @@ class Resident:
         return iter(self.batches)
 
 
-class MovedTable:
-    """A DataLoader of a table, whose columns are moved one by one."""
-
-    def __init__(self, loader: DataLoader, setting: Setting):
-        self.loader, self.setting = loader, setting
-
-    def __iter__(self) -> Iterator:
-        for batch in self.loader:
-            yield to_target(batch, self.setting)
-
-
-def to_target(batch: Any, setting: Setting) -> Any:
-    if isinstance(batch, dict):
-        return {name: column.to(setting.target, non_blocking=True) for name, column in batch.items()}
-    return [tensor.to(setting.target, non_blocking=True) for tensor in batch]
-
-
 def dataset_of(work: Work) -> Dataset:
-    return Table(work.samples) if work.is_table else TensorDataset(work.samples.x, work.samples.number)
+    return table(work.samples) if work.is_table else TensorDataset(work.samples.x, work.samples.number)
 
 
 def loader_of(work: Work, workers: int, pin: bool) -> DataLoader:
@@ -118,8 +90,7 @@ def loader_of(work: Work, workers: int, pin: bool) -> DataLoader:
 
 def contenders(work: Work) -> list[Contender]:
     def data_loader(_: Any, setting: Setting, workers: int) -> Any:
-        loader = loader_of(work, workers, setting.on_gpu)
-        return MovedTable(loader, setting) if work.is_table else Moved(loader, work.samples, setting)
+        return MovedAsItIs(loader_of(work, workers, setting.on_gpu), setting)
 
     def fed(**options: Any) -> Callable:
         def make(_: Any, setting: Setting, workers: int | None) -> Any:
@@ -135,7 +106,7 @@ def contenders(work: Work) -> list[Contender]:
         if not work.is_table:
             return ours_loader(work.samples, setting, option)
         size = work.samples.batch_size
-        return penstock.Loader(Table(work.samples).columns, batch_size=size, shuffle=True, device=setting.device)
+        return penstock.Loader(table(work.samples).columns, batch_size=size, shuffle=True, device=setting.device)
 
     ours: dict[str, Any] = {"needs": ("penstock",), "ours": True}
     workers = {"options": lambda setting: setting.workers}
@@ -151,18 +122,14 @@ def contenders(work: Work) -> list[Contender]:
 
 
 def train(work: Work, batches: Iterable, setting: Setting, seconds: float) -> float:
-    """Samples a second. The host runs at most four steps ahead, as a loop does that reads its loss now and then."""
-    marks: list[torch.cuda.Event] = []
+    """Samples a second. The host runs some steps ahead, as a loop does that reads its loss now and then."""
+    throttle = Throttle(setting, every=2)
     samples, begin = 0, 0.0
     for steps, batch in enumerate(endless(batches), 1):
         x, number = split(batch)
         work.step(x, number)
         samples += len(number)
-        if setting.on_gpu:
-            marks.append(torch.cuda.Event())
-            marks[-1].record()
-            if len(marks) > 4:
-                marks.pop(0).synchronize()
+        throttle()
         if steps == SETTLE:
             setting.synchronize()
             samples, begin = 0, time.perf_counter()
@@ -170,11 +137,6 @@ def train(work: Work, batches: Iterable, setting: Setting, seconds: float) -> fl
             break
     setting.synchronize()
     return samples / (time.perf_counter() - begin)
-
-
-def endless(batches: Iterable) -> Iterator:
-    while True:
-        yield from batches
 
 
 def measure_with(work: Work, setting: Setting) -> Callable[[Contender, Result], None]:
