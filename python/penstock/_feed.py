@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-import gc
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from ._engines import engine_for, resolve
 from ._errors import InvalidArgument, note
 from ._native_feed import NativeFeed, NativeIterator, may_be_native
 from ._shared_slots import Received
-from ._static import StaticBatches, check
+from ._static import StaticBatches, check, refuse_unless_garbage
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
 from ._worker_feed import WorkerFeed
@@ -372,9 +371,7 @@ class FeedIterator:
                 if self._fixed is not None and not self._fixed.next_is_free():
                     if self._pending:
                         return
-                    gc.collect()  # what is kept may be garbage in a cycle
-                    if not self._fixed.next_is_free():
-                        _core.refuse_kept()
+                    refuse_unless_garbage(self._fixed.next_is_free)
                 account.load()
                 try:
                     if self._source is None:

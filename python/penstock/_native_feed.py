@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import gc
 import sys
 import threading
 import weakref
@@ -17,7 +16,7 @@ from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
 from ._indices import has_tensors
 from ._samplers import iterate
-from ._static import mark
+from ._static import mark, refuse_unless_garbage
 
 # The types of tensors that the native loader reads.
 _INTEGERS = {"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
@@ -133,9 +132,7 @@ class NativeIterator:
             return _ORDINARY
         loader: Any = self._loader
         if not loader.end_leases():  # before a batch is asked for, so that none is lost
-            gc.collect()  # what is kept may be garbage in a cycle
-            if not loader.end_leases():
-                _core.refuse_kept()
+            refuse_unless_garbage(loader.end_leases)
         try:
             batch = loader.next()
         except _Odd:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import _core
@@ -32,6 +34,13 @@ def check(engine: _core.Engine, prefetch_depth: int) -> None:
         raise InvalidArgument("static=True is for PyTorch, which this program has not imported.")
     if "torch" in sys.modules:
         import torch._dynamo  # noqa: F401  # takes a second, which is then not the first batch's
+
+
+def refuse_unless_garbage(is_free: Callable[[], bool]) -> None:
+    """For a batch that seems to be kept. Raises InvalidArgument unless what keeps it is garbage in a cycle."""
+    gc.collect()
+    if not is_free():
+        _core.refuse_kept()
 
 
 def mark(array: Any) -> None:

@@ -57,12 +57,12 @@ void wait_for_end(const Pending& pending) {
 // What comes next on `stream`, or on the host if there is none, comes after the transfers.
 void order_behind(const std::vector<Transfer>& transfers, const std::optional<Stream>& stream) {
   for (const Transfer& transfer : transfers) {
+    if (!stream) {
+      wait_for_end(transfer);
+      continue;
+    }
     try {
-      if (stream) {
-        stream->wait(transfer);
-      } else {
-        transfer.synchronize();
-      }
+      stream->wait(transfer);
     } catch (const std::exception&) {
       // A failed transfer no longer touches its destination.
     }

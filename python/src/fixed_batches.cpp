@@ -20,12 +20,7 @@ bool are_alike(const Leaf& a, const Leaf& b) {
 
 // Fills all of `leaf` but the source.
 bool read(Leaf& leaf, const nb::object& array) {
-  Torch* const torch = Torch::get();
-  NumPy* const numpy = NumPy::get();
-  const bool known =
-      torch != nullptr && torch->is_tensor_exactly(array.ptr())  ? torch->read(leaf, array.ptr())
-      : numpy != nullptr && numpy->is_array_exactly(array.ptr()) ? numpy->read(leaf, array.ptr())
-                                                                 : read_array(leaf, array.ptr());
+  const bool known = read_exactly(leaf, array.ptr()) || read_array(leaf, array.ptr());
   leaf.source = {};
   return known;
 }
@@ -65,28 +60,26 @@ bool FixedArray::was_changed() const {
   return !is_same || (memory_.is_valid() && !array_.attr("grad").is_none());
 }
 
+bool are_kept(const std::vector<FixedArray>& arrays) {
+  return std::ranges::any_of(arrays, [](const FixedArray& array) { return array.is_kept(); });
+}
+
+bool were_changed(const std::vector<FixedArray>& arrays) {
+  return std::ranges::any_of(arrays, [](const FixedArray& array) { return array.was_changed(); });
+}
+
 void refuse_kept() {
   throw InvalidArgument(
       "static=True: a batch is kept, and its memory is needed for the next one. Somebody still has the "
-      "batch, a view "
-      "of it, or a loss whose graph has saved it; it may be a variable of an earlier loop. Keep copies: "
-      "batch.clone(), loss.item(). To go on, drop it and call next() again.");
+      "batch, a view of it, or a loss whose graph has saved it; it may be a variable of an earlier loop. "
+      "Keep copies: batch.clone(), loss.item(). To go on, drop it and call next() again.");
 }
 
 void refuse_changed() {
   throw InvalidArgument(
       "static=True hands out the same arrays again and again, and one of them was changed: it has another "
-      "shape, other "
-      "memory or a gradient, or requires one. Change a copy: batch.clone(), or batch.detach() to require "
-      "gradients.");
-}
-
-bool FixedSet::is_kept() const {
-  return std::ranges::any_of(arrays, [](const FixedArray& array) { return array.is_kept(); });
-}
-
-bool FixedSet::was_changed() const {
-  return std::ranges::any_of(arrays, [](const FixedArray& array) { return array.was_changed(); });
+      "shape, other memory or a gradient, or requires one. Change a copy: batch.clone(), or batch.detach() "
+      "to require gradients.");
 }
 
 void FixedSet::hand_out(StreamHandle on) {
@@ -107,9 +100,11 @@ std::optional<std::size_t> FixedBatches::find_free(const Layout& layout) const {
       continue;
     }
     const FixedSet& set = *layout.sets[place];
-    if (!set.is_kept()) {
+    const bool is_old = set.number < *handed_out_ && *handed_out_ - set.number >= sets_;
+    if (found && !is_old) continue;
+    if (!are_kept(set.arrays)) {
       if (!found) found = place;
-    } else if (set.number < *handed_out_ && *handed_out_ - set.number >= sets_) {
+    } else if (is_old) {
       return std::nullopt;
     }
   }
@@ -117,7 +112,7 @@ std::optional<std::size_t> FixedBatches::find_free(const Layout& layout) const {
 }
 
 void FixedBatches::check(FixedSet& set) {
-  if (!set.was_changed()) return;
+  if (!were_changed(set.arrays)) return;
   set.arrays.clear();
   refuse_changed();
 }

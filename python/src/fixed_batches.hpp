@@ -45,6 +45,9 @@ class FixedArray {
   Uses own_;
 };
 
+[[nodiscard]] bool are_kept(const std::vector<FixedArray>& arrays);
+[[nodiscard]] bool were_changed(const std::vector<FixedArray>& arrays);
+
 /// Throws InvalidArgument: somebody keeps a batch whose memory the next one needs.
 [[noreturn]] void refuse_kept();
 /// Throws InvalidArgument: an array of a batch was changed.
@@ -61,8 +64,6 @@ struct FixedSet {
   std::uint64_t number = kNotHandedOut;  ///< of the latest batch, among those that were handed out
   std::shared_ptr<std::uint64_t> handed_out;
 
-  [[nodiscard]] bool is_kept() const;
-  [[nodiscard]] bool was_changed() const;
   /// Its batch is handed out.
   void hand_out(StreamHandle on);
 };

@@ -348,4 +348,12 @@ nb::object NumPy::make(const TensorView& view) {
   return bfloat16 ? array.cast().attr("view")(bfloat16_type()) : array.cast();
 }
 
+bool read_exactly(Leaf& leaf, PyObject* array) {
+  if (Torch* torch = Torch::get(); torch != nullptr && torch->is_tensor_exactly(array)) {
+    return torch->read(leaf, array);
+  }
+  NumPy* const numpy = NumPy::get();
+  return numpy != nullptr && numpy->is_array_exactly(array) && numpy->read(leaf, array);
+}
+
 }  // namespace penstock::python

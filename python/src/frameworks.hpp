@@ -124,4 +124,8 @@ class NumPy {
   PyObject* array_type_ = nullptr;
 };
 
+/// Fills `leaf` from a tensor of PyTorch or an array of NumPy, each exactly of that type. False for others,
+/// and as `read` of these.
+[[nodiscard]] bool read_exactly(Leaf& leaf, PyObject* array);
+
 }  // namespace penstock::python

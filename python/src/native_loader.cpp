@@ -88,13 +88,7 @@ std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& le
 
 FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   Leaf leaf;
-  Torch* torch = Torch::get();
-  NumPy* numpy = NumPy::get();
-  const bool read = torch != nullptr && torch->is_tensor_exactly(array.ptr()) ? torch->read(leaf, array.ptr())
-                    : numpy != nullptr && numpy->is_array_exactly(array.ptr())
-                        ? numpy->read(leaf, array.ptr())
-                        : false;
-  if (!read) {
+  if (!read_exactly(leaf, array.ptr())) {
     throw InvalidArgument(
         "Field '" + name +
         "' is not an array of whole bytes that lie side by side, or its dtype is not known; "
@@ -308,7 +302,7 @@ bool NativeLoader::end_leases() {
   bool in_time = true;
   std::erase_if(fixed_, [&](const FixedLease& one) {
     if (!one.storage->is_leased()) return false;
-    if (std::ranges::any_of(one.arrays, [](const FixedArray& array) { return array.is_kept(); })) {
+    if (are_kept(one.arrays)) {
       in_time = in_time && handed_out_ - one.number <= loader_->options().prefetch_depth;
       return false;
     }
@@ -316,7 +310,7 @@ bool NativeLoader::end_leases() {
       const nb::gil_scoped_release unlocked;
       one.storage->let_go();
     }
-    return std::ranges::any_of(one.arrays, [](const FixedArray& array) { return array.was_changed(); });
+    return were_changed(one.arrays);
   });
   if (fixed_.size() < before) refuse_changed();
   return in_time;

@@ -99,13 +99,7 @@ void Tree::take_items(PyObject* sequence, Kind kind, Py_ssize_t count, const Get
 
 bool Tree::take_array(PyObject* object) {
   Leaf leaf;
-  if (Torch* torch = Torch::get(); torch != nullptr && torch->is_tensor_exactly(object)) {
-    if (!torch->read(leaf, object)) return false;
-  } else if (NumPy* numpy = NumPy::get(); numpy != nullptr && numpy->is_array_exactly(object)) {
-    if (!numpy->read(leaf, object)) return false;
-  } else if (!read_array(leaf, object)) {
-    return false;
-  }
+  if (!read_exactly(leaf, object) && !read_array(leaf, object)) return false;
   const Choice choice = (*wanted_)(leaf);
   if (choice == Choice::expand) return false;
   if (choice == Choice::leaf) {
