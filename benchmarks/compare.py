@@ -40,6 +40,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=["cuda", "cpu", "host"], help="default: cuda where PyTorch sees a GPU")
     parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, with commas between")
+    parser.add_argument("--contenders", default="", metavar="REGEX", help="only those whose names match")
     parser.add_argument("--seconds", type=float, help="of each measured run; default 2, with --quick 0.3")
     parser.add_argument("--step-ms", default="2,10", help="milliseconds of the consumer's steps, with commas between")
     parser.add_argument("--images", type=int, help="how many; default 16384 on a GPU, 4096 elsewhere")
@@ -68,6 +69,7 @@ def make_setting(arguments: argparse.Namespace) -> Any:
         arguments.seconds or (0.3 if arguments.quick else 2.0),
         arguments.quick,
         tuple(steps),
+        contenders=arguments.contenders,
     )
 
 

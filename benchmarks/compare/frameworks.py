@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from .data import Columns, Samples
 from .feeding import Compute, Steps
 from .loaders import to_target
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt
+from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, tidy
 
 SETTLE = 12  # steps that are not counted
 
@@ -146,6 +146,7 @@ def measure_with(run: Callable, images: Samples, reference: torch.Tensor, settin
             if int(model.wrong):
                 raise WrongBytes(f"{int(model.wrong)} of the first batches hold other samples")
             timed[workers] = statistics.fmean(model.steps.periods()[SETTLE:])
+            tidy(setting)
         result.option = min(timed, key=lambda workers: timed[workers])
         result.verified = True
         result.figures = {"step_ms": timed[result.option], "by_option": timed}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import statistics
 import sys
@@ -27,6 +29,7 @@ class Setting:
     quick: bool = False
     step_ms: tuple[float, ...] = ()
     most_seconds: float = 90.0  #: that one contender may take in all
+    contenders: str = ""  #: a regular expression that the names of those that are measured match
     chosen_workers: int | None = None  #: the best number of worker processes, once it is known
 
     @property
@@ -116,6 +119,8 @@ def attempt(
     """Measures a contender. A failure is noted in its result, and the run goes on."""
     result = Result(workload, contender.name, contender.ours, contender.ceiling)
     result.not_measured = contender.why_not(setting)
+    if not re.search(setting.contenders, contender.name):
+        result.not_measured = "not asked for"
     if not result.not_measured:
         try:
             with at_most(setting.most_seconds):
@@ -125,10 +130,16 @@ def attempt(
         except Exception as error:
             traceback.print_exc()
             result.failed = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-        if setting.on_gpu:
-            torch.cuda.empty_cache()
+        tidy(setting)
     progress(result)
     return result
+
+
+def tidy(setting: Setting) -> None:
+    """Frees what nothing uses. A worker that is forked later must not find CUDA's objects in garbage: they end it."""
+    gc.collect()
+    if setting.on_gpu:
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
