@@ -50,6 +50,8 @@ void Stream::copy_pieces(const CopyPiece* pieces, std::size_t count) const {
 
 void Stream::gather(const GatherRequest& request) const { backend_->gather(request, handle_); }
 
+void Stream::split_rows(const SplitRequest& request) const { backend_->split_rows(request, handle_); }
+
 void Stream::fill_order(const OrderRequest& request) const { backend_->fill_order(request, handle_); }
 
 void Stream::wait_value(const std::uint32_t* word, std::uint32_t value) const {

@@ -96,11 +96,27 @@ class CudaBackend : public CudaTest {
          }},
         {"cuLaunchKernel",
          [&b, s, this] {
+           b.fill(memory_ + 64, 0, 64, s);  // tables that name no value
+           b.split_rows(split(1), s);
+         }},
+        {"cuLaunchKernel",
+         [&b, s, this] {
            b.fill_order({.run = {.order = std::nullopt, .count = 1},
                          .indices = reinterpret_cast<std::uint64_t*>(memory_)},
                         s);
          }},
     };
+  }
+
+  /// A split whose tables, at memory_ + 64, the caller writes.
+  [[nodiscard]] SplitRequest split(std::uint64_t count) const {
+    return {.rows = memory_,
+            .row_bytes = 16,
+            .count = count,
+            .destination = memory_ + 32,
+            .values = reinterpret_cast<const RowValue*>(memory_ + 96),
+            .firsts = reinterpret_cast<const std::uint32_t*>(memory_ + 64),
+            .value_count = 1};
   }
 
   Device device_ = open();
@@ -158,6 +174,23 @@ TEST_F(CudaBackend, GathersTakeNoMoreBlocksThanTheyMay) {
   EXPECT_EQ(blocks(), 3u);
   request.count = 1;
   EXPECT_EQ(blocks(), 1u);
+}
+
+TEST_F(CudaBackend, SplitsTakeAsManyBlocksAsFillTheDevice) {
+  backend().fill(memory_ + 64, 0, 64, stream());  // tables that name no value
+  void* const rows = backend().device_allocate(4096 * 16);
+  const auto blocks = [&](std::uint64_t count) {
+    SplitRequest request = split(count);
+    request.rows = rows;
+    backend().split_rows(request, stream());
+    backend().stream_synchronize(stream());
+    return fake.last_grid();
+  };
+  EXPECT_EQ(blocks(1), 1u);
+  EXPECT_EQ(blocks(4 * 32), 1u) << "four warps of 32 rows each";
+  EXPECT_EQ(blocks(4 * 32 + 1), 2u);
+  EXPECT_EQ(blocks(4096), 24u) << "six for each of the four multiprocessors";
+  backend().device_free(rows);
 }
 
 TEST_F(CudaBackend, TheCallersContextStaysAsItWas) {

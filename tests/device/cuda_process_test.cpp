@@ -82,6 +82,16 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
               {.source = memory, .source_rows = 1, .row_elements = 1, .count = 1, .destination = memory}, s);
         });
         refused([&] {
+          backend.split_rows({.rows = memory,
+                              .row_bytes = 16,
+                              .count = 1,
+                              .destination = memory,
+                              .values = static_cast<const RowValue*>(memory),
+                              .firsts = static_cast<const std::uint32_t*>(memory),
+                              .value_count = 1},
+                             s);
+        });
+        refused([&] {
           backend.fill_order(
               {.run = {.order = std::nullopt, .count = 1}, .indices = static_cast<std::uint64_t*>(memory)},
               s);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <random>
 #include <thread>
@@ -59,6 +60,19 @@ TEST(HostBackend, KernelsAreRefusedPageableMemory) {
   order.run.count = 1;
   order.indices = reinterpret_cast<std::uint64_t*>(ordinary.data());
   EXPECT_THROW(device.backend().fill_order(order, stream.native()), DeviceError);
+  const SplitRequest good{.rows = target.data(),
+                          .row_bytes = 16,
+                          .count = 1,
+                          .destination = target.data(),
+                          .values = reinterpret_cast<const RowValue*>(target.data()),
+                          .firsts = reinterpret_cast<const std::uint32_t*>(target.data()),
+                          .value_count = 1};
+  SplitRequest split = good;
+  split.rows = ordinary.data();
+  EXPECT_THROW(device.backend().split_rows(split, stream.native()), DeviceError);
+  split = good;
+  split.destination = ordinary.data();
+  EXPECT_THROW(device.backend().split_rows(split, stream.native()), DeviceError);
   const CopyPiece piece{ordinary.data(), target.data(), 16};
   EXPECT_THROW(device.backend().copy_pieces(&piece, 1, stream.native()), DeviceError);
   std::uint32_t word = 1;
@@ -101,6 +115,21 @@ TEST(HostBackend, KernelsMustStayInside) {
   const OrderRequest order{.run = {.order = std::nullopt, .size = 10, .count = 4},
                            .indices = reinterpret_cast<std::uint64_t*>(end(24))};
   refused([&] { backend.fill_order(order, stream.native()); });
+  const SplitRequest split{.rows = end(512),
+                           .row_bytes = 512,
+                           .count = 1,
+                           .destination = target.data(),
+                           .values = reinterpret_cast<const RowValue*>(end(2 * sizeof(RowValue))),
+                           .firsts = reinterpret_cast<const std::uint32_t*>(end(12)),
+                           .value_count = 2};
+  const auto split_refused = [&](auto change) {
+    SplitRequest request = split;
+    change(request);
+    refused([&] { backend.split_rows(request, stream.native()); });
+  };
+  split_refused([](SplitRequest& r) { r.count = 2; });
+  split_refused([](SplitRequest& r) { r.value_count = 3; });
+  split_refused([&](SplitRequest& r) { r.firsts = reinterpret_cast<const std::uint32_t*>(end(8)); });
   PinnedBytes table(device, sizeof(CopyPiece));
   refused([&] { backend.copy_pieces(table.as<CopyPiece>(), 2, stream.native()); });
   PinnedBytes word(device, 6);
@@ -185,6 +214,68 @@ TEST(HostBackend, BadPieceIsAFailureThatComesToLightLater) {
     backend.host_unregister(page);
     munmap(page, 4096);
   }
+}
+
+TEST(HostBackend, WrongTablesOfASplitAreAFailureThatComesToLightLater) {
+  struct Tables {
+    RowValue values[2] = {{.row_offset = 15}, {.row_offset = 256}};
+    std::uint32_t firsts[3] = {0, 1, 2};
+  };
+  struct Wrong {
+    const char* name;
+    std::function<void(Tables&)> change;
+  };
+  constexpr std::uint64_t kRows = 4;
+  constexpr std::uint64_t kColumn = 64;
+  auto* const page = static_cast<std::byte*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(page, MAP_FAILED);
+  const std::byte* target_data = nullptr;
+  const auto offset_of = [&](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(target_data);
+  };
+  std::byte ordinary{};
+  const Wrong wrongs[] = {
+      {"nothing", [](Tables&) {}},
+      {"firsts that descend", [](Tables& t) { t.firsts[1] = 2, t.firsts[2] = 1; }},
+      {"more values than there are", [](Tables& t) { t.firsts[2] = 3; }},
+      {"a value of an earlier segment", [](Tables& t) { t.values[1].row_offset = 255; }},
+      {"a value of a later segment", [](Tables& t) { t.values[0].row_offset = 256; }},
+      {"a value past the row", [](Tables& t) { t.values[1].row_offset = 272; }},
+      {"a value that ends past the row",
+       [](Tables& t) { t.values[1] = {.row_offset = 268, .from = DType::int64, .to = DType::int64}; }},
+      {"a column past the destination", [](Tables& t) { t.values[0].destination = kColumn; }},
+      {"a column that ends past it", [](Tables& t) { t.values[0].destination_stride = 22; }},
+      {"a last element that ends past it",
+       [](Tables& t) { t.values[0] = {.destination = kColumn - 2, .to = DType::float32}; }},
+      {"a pageable column", [&](Tables& t) { t.values[0].destination = offset_of(&ordinary); }},
+      {"a read-only column", [&](Tables& t) { t.values[0].destination = offset_of(page); }}};
+  for (const Wrong& wrong : wrongs) {
+    // Late, so that no work is done before somebody waits.
+    const Device device = Device::open("host:memory=16MiB,late=1");
+    Backend& backend = device.backend();
+    backend.host_register(page, 4096, true);
+    const Stream stream = device.create_stream();
+    const DeviceBytes rows(device, kRows * 272);
+    const DeviceBytes target(device, kColumn);
+    target_data = target.data();
+    const PinnedBytes memory(device, sizeof(Tables));
+    auto* const tables = new (memory.data()) Tables;
+    wrong.change(*tables);
+    backend.split_rows({.rows = rows.data(),
+                        .row_bytes = 272,
+                        .count = kRows,
+                        .destination = target.data(),
+                        .values = tables->values,
+                        .firsts = tables->firsts,
+                        .value_count = 2},
+                       stream.native());
+    EXPECT_EQ(name_of_failure([&] { stream.synchronize(); }),
+              wrong.name == std::string_view("nothing") ? "no failure" : "PENSTOCK_ILLEGAL_ADDRESS")
+        << wrong.name;
+    backend.host_unregister(page);
+  }
+  munmap(page, 4096);
 }
 
 TEST(HostBackend, BudgetIsExactAndComesBack) {
@@ -356,6 +447,22 @@ TEST(HostBackend, ModelledLinkChargesPageableAndZeroCopyToo) {
   device.backend().gather(request, stream.native());
   stream.synchronize();
   EXPECT_GE(seconds_since(begin), 0.01);
+  PinnedBytes tables(device, 64);
+  *tables.as<RowValue>() = {};
+  auto* const firsts = reinterpret_cast<std::uint32_t*>(tables.data() + 32);
+  firsts[0] = 0;
+  firsts[1] = 1;
+  begin = Clock::now();
+  device.backend().split_rows({.rows = pinned.data(),
+                               .row_bytes = 16,
+                               .count = kBytes / 16,
+                               .destination = block.data(),
+                               .values = tables.as<RowValue>(),
+                               .firsts = firsts,
+                               .value_count = 1},
+                              stream.native());
+  stream.synchronize();
+  EXPECT_GE(seconds_since(begin), 0.02);
   PinnedBytes table(device, sizeof(CopyPiece));
   *table.as<CopyPiece>() = {block.data(), pinned.data(), kBytes};
   begin = Clock::now();
@@ -423,18 +530,32 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
       .source = &source, .source_rows = 1, .row_elements = 8, .count = 1, .destination = &target};
   const OrderRequest order{.run = {.order = std::nullopt, .size = 9, .first = 1, .count = 1},
                            .indices = &target};
+  const RowValue value{.from = DType::uint64, .to = DType::uint64};
+  const std::uint32_t firsts[] = {0, 1};
+  alignas(16) const std::uint64_t row[] = {1, 1};
+  auto* const column = static_cast<std::uint64_t*>(core->memory.device_allocate(8));
+  *column = 7;
+  const SplitRequest split{.rows = row,
+                           .row_bytes = 16,
+                           .count = 1,
+                           .destination = column,
+                           .values = &value,
+                           .firsts = firsts,
+                           .value_count = 1};
   const auto stream = HostStream::start(core);
   stream->enqueue(WaitValueWork{&word, 1});
   stream->enqueue(CopyWork{&target, &source, 8, CopyDirection::h2d, nullptr});
   stream->enqueue(FillWork{&target, 8, 0});
   stream->enqueue(PiecesWork{locked, 1});
   stream->enqueue(GatherWork{gather, false, false});
+  stream->enqueue(SplitWork{split, false});
   stream->enqueue(OrderWork{order});
   const std::uint64_t last = stream->enqueue(EndWork{});
   core->closing.store(true);
   stream->wait(last);
   EXPECT_EQ(target, 7u);
   EXPECT_EQ(locked[1].bytes, 0u);
+  EXPECT_EQ(*column, 7u);
 }
 
 TEST(HostBackend, ClosingTheDeviceEndsTheThreadOfItsDefaultStream) {

@@ -65,6 +65,7 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
     good &= refuses([&] { backend.fill(block, 0, 64, stream->native()); });
     good &= refuses([&] { backend.copy_pieces(nullptr, 0, stream->native()); });
     good &= refuses([&] { backend.gather({}, stream->native()); });
+    good &= refuses([&] { backend.split_rows({}, stream->native()); });
     good &= refuses([&] { backend.fill_order({}, stream->native()); });
     backend.device_free(block);
     backend.host_free(pinned);

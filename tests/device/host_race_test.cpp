@@ -134,6 +134,27 @@ TEST_F(Late, WhatPiecesReadIsNotPoisoned) {
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
+TEST_F(Late, RowsThatASplitReadsAreNotPoisoned) {
+  stream.synchronize();
+  static_assert(kBytes % 16 == 0);
+  PinnedBytes tables(device, 64);
+  auto* const firsts = reinterpret_cast<std::uint32_t*>(tables.data() + 32);
+  *tables.as<RowValue>() = {.destination_stride = 1};
+  firsts[0] = 0;
+  firsts[1] = 1;
+  backend.split_rows({.rows = slot.data(),
+                      .row_bytes = 16,
+                      .count = kBytes / 16,
+                      .destination = result.data(),
+                      .values = tables.as<RowValue>(),
+                      .firsts = firsts,
+                      .value_count = 1},
+                     stream.native());
+  backend.fill(slot.data(), 0, kBytes, stream.native());
+  stream.synchronize();
+  for (std::size_t i = 0; i < kBytes / 16; ++i) ASSERT_EQ(result.data()[i], bytes[16 * i]);
+}
+
 TEST_F(Late, FreshMemoryOfTheDeviceShowsPoison) {
   const DeviceBytes fresh(device, 64);
   EXPECT_TRUE(poisoned({fresh.data(), 64}));

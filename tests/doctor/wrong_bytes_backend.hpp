@@ -74,6 +74,9 @@ class WrongBytesBackend final : public Backend {
     inner_->gather(request, stream);
     if (harm_gathers) change(request.destination, request.source, 0, stream);
   }
+  void split_rows(const SplitRequest& request, StreamHandle stream) override {
+    inner_->split_rows(request, stream);
+  }
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     inner_->fill_order(request, stream);
   }

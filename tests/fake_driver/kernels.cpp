@@ -94,6 +94,7 @@ Result gather_bytes(const GatherBytesArguments& a, bool aligned) {
 
 std::size_t bytes_of(std::uint32_t type) {
   switch (type) {
+    case kBoolean:
     case kUint8:
     case kInt8:
       return 1;
@@ -186,6 +187,20 @@ void write_float(char* to, float value, std::uint32_t type) {
   std::memcpy(to, &bits, 2);
 }
 
+/// One element. `scale` and `shift` are the places of floats, or null.
+void convert(const char* from, std::uint32_t from_type, char* to, std::uint32_t to_type, const char* scale,
+             const char* shift) {
+  if (to_type >= kFloat16) {
+    volatile float value = read_float(from, from_type);  // rounded after each step
+    if (scale != nullptr) value = value * load<float>(scale);
+    if (shift != nullptr) value = value + load<float>(shift);
+    write_float(to, value, to_type);
+  } else {
+    const std::int64_t value = read_integer(from, from_type);
+    std::memcpy(to, &value, bytes_of(to_type));
+  }
+}
+
 Result gather_widen(const GatherWidenArguments& a, bool aligned) {
   const std::size_t from_bytes = bytes_of(a.from);
   const std::size_t to_bytes = bytes_of(a.to);
@@ -201,19 +216,66 @@ Result gather_widen(const GatherWidenArguments& a, bool aligned) {
                       char* const to = row + i * to_bytes;
                       if (from == nullptr) {
                         std::memset(to, 0, to_bytes);
-                      } else if (a.to >= kFloat16) {
-                        const std::uint64_t channel = i / a.channel_elements % a.channels;
-                        volatile float value =
-                            read_float(from + i * from_bytes, a.from);  // rounded after each step
-                        if (scale != nullptr) value = value * load<float>(scale + channel * 4);
-                        if (shift != nullptr) value = value + load<float>(shift + channel * 4);
-                        write_float(to, value, a.to);
                       } else {
-                        const std::int64_t value = read_integer(from + i * from_bytes, a.from);
-                        std::memcpy(to, &value, to_bytes);
+                        const std::uint64_t channel = i / a.channel_elements % a.channels;
+                        convert(from + i * from_bytes, a.from, to, a.to,
+                                scale == nullptr ? nullptr : scale + channel * 4,
+                                shift == nullptr ? nullptr : shift + channel * 4);
                       }
                     }
                   });
+}
+
+// One value for all rows. `from` is the segment of row 0 that the value begins in, of `segment_bytes`.
+Result split_value(const SplitRowsArguments& a, const SplitValue& value, const char* from,
+                   std::uint64_t segment, std::uint64_t segment_bytes) {
+  const std::uint32_t from_type = value.types & 0xff;
+  const std::uint32_t to_type = value.types >> 8 & 0xff;
+  const bool scaled = (value.types >> 16 & 0xff) != 0;
+  const std::size_t from_bytes = bytes_of(from_type);
+  const std::size_t to_bytes = bytes_of(to_type);
+  const std::uint64_t offset = value.row_offset - segment * kSplitSegment;
+  const Address column = address_of(a.destination) + value.destination;
+  if (offset % from_bytes != 0 || column % to_bytes != 0 || value.destination_stride % to_bytes != 0) {
+    return kMisalignedAddress;
+  }
+  char* const to =
+      static_cast<char*>(memory().kernel_writes(column, (a.count - 1) * value.destination_stride + to_bytes));
+  if (to == nullptr || offset >= segment_bytes || offset + from_bytes > segment_bytes) return kIllegalAddress;
+  for (std::uint64_t row = 0; row < a.count; ++row) {
+    const char* const at = from + row * a.row_bytes + offset;
+    char* const element = to + row * value.destination_stride;
+    if (from_type == to_type && !scaled) {
+      std::memcpy(element, at, from_bytes);
+    } else {
+      convert(at, from_type, element, to_type, scaled ? reinterpret_cast<const char*>(&value.scale) : nullptr,
+              scaled ? reinterpret_cast<const char*>(&value.shift) : nullptr);
+    }
+  }
+  return kSuccess;
+}
+
+Result split_rows(const SplitRowsArguments& a) {
+  if (!is_aligned(a.rows, 16) || a.row_bytes % 16 != 0 || !is_aligned(a.values, 8) ||
+      !is_aligned(a.firsts, 4)) {
+    return kMisalignedAddress;
+  }
+  const std::uint64_t segments = (a.row_bytes + kSplitSegment - 1) / kSplitSegment;
+  const char* const rows = reads(static_cast<const char*>(a.rows), a.count * a.row_bytes);
+  const char* const firsts = reads(a.firsts, segments + 1);
+  if (rows == nullptr || firsts == nullptr) return kIllegalAddress;
+  for (std::uint64_t segment = 0; segment < segments; ++segment) {
+    const std::uint64_t begin = segment * kSplitSegment;
+    const auto end = load<std::uint32_t>(firsts + (segment + 1) * 4);
+    for (auto i = load<std::uint32_t>(firsts + segment * 4); i != end; ++i) {
+      const char* const value = reads(a.values + i, 1);
+      if (value == nullptr) return kIllegalAddress;
+      const Result result = split_value(a, load<SplitValue>(value), rows + begin, segment,
+                                        std::min<std::uint64_t>(kSplitSegment, a.row_bytes - begin));
+      if (result != kSuccess) return result;
+    }
+  }
+  return kSuccess;
 }
 
 // One round's function of the other half: a 32-bit mixer with a key before each multiplication.
@@ -256,6 +318,7 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned) {
     return gather_widen(*static_cast<const GatherWidenArguments*>(arguments),
                         name != "penstock_gather_widen");
   }
+  if (name == "penstock_split_rows") return split_rows(*static_cast<const SplitRowsArguments*>(arguments));
   if (name == "penstock_fill_order") return fill_order(*static_cast<const FillOrderArguments*>(arguments));
   const auto& occupy = *static_cast<const OccupyArguments*>(arguments);
   std::this_thread::sleep_for(std::chrono::nanoseconds(occupy.nanoseconds));

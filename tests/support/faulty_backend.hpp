@@ -48,6 +48,7 @@ enum class Entry : std::size_t {
   copy_each,
   copy_pieces,
   gather,
+  split_rows,
   fill_order,
   last_ = fill_order,
 };
@@ -252,6 +253,11 @@ class FaultyBackend final : public Backend {
     enter(Entry::gather);
     hold_back(stream);
     inner_->gather(request, stream);
+  }
+  void split_rows(const SplitRequest& request, StreamHandle stream) override {
+    enter(Entry::split_rows);
+    hold_back(stream);
+    inner_->split_rows(request, stream);
   }
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     enter(Entry::fill_order);

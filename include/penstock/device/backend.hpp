@@ -61,6 +61,7 @@ class Backend {
   virtual void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) = 0;
   virtual void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) = 0;
   virtual void gather(const GatherRequest& request, StreamHandle stream) = 0;
+  virtual void split_rows(const SplitRequest& request, StreamHandle stream) = 0;
   virtual void fill_order(const OrderRequest& request, StreamHandle stream) = 0;
 };
 

@@ -3,7 +3,10 @@
 #include <penstock/core/dtype.hpp>
 #include <penstock/core/sample_run.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 namespace penstock {
 
@@ -47,14 +50,57 @@ struct GatherRequest {
   std::uint32_t blocks = 0;
 };
 
+/// A value of each row, and the column that it goes to. Values may overlap, and several columns may take the
+/// same bytes.
+struct RowValue {
+  /// Bytes from SplitRequest::destination to the value of row 0; a multiple of the size of `to`.
+  std::uint64_t destination = 0;
+  /// Bytes from a row's value to the next row's; a multiple of the size of `to`. It exceeds that size if the
+  /// column has several values of each row.
+  std::uint32_t destination_stride = 0;
+  /// Bytes from the beginning of a row; a multiple of the size of `from`.
+  std::uint32_t row_offset = 0;
+  DType from = DType::uint8;
+  DType to = DType::uint8;  ///< see can_widen; equal types without scaling: the bytes are copied as they are
+  bool scaled = false;      ///< writes value * scale + shift, computed in float32; needs a float as `to`
+  float scale = 1;
+  float shift = 0;
+};
+
+/// The device handles rows in segments of this many bytes. A value lies in one segment, since each is aligned
+/// to its own size.
+inline constexpr std::size_t kSplitSegmentBytes = 256;
+
+/// Rows that lie side by side, each value of which goes to a column of its own, converted on the way:
+///   column[i] = convert(row[i]) * scale + shift
+/// Conversions are those of a gather. The tables are read when the work's turn comes. A GPU cannot refuse
+/// wrong ones, so make `firsts` with segment_firsts, which checks the values.
+struct SplitRequest {
+  /// `count` rows: device memory, or the device's address of locked host memory; 16-byte aligned.
+  const void* rows = nullptr;
+  std::uint64_t row_bytes = 0;  ///< a multiple of 16, at most 4 GiB
+  std::uint64_t count = 0;
+  void* destination = nullptr;            ///< device memory, 16-byte aligned; no column may overlap the rows
+  const RowValue* values = nullptr;       ///< reachable by the device; ascending by row_offset
+  const std::uint32_t* firsts = nullptr;  ///< reachable by the device: what segment_firsts returned
+  std::uint32_t value_count = 0;
+};
+
+/// For each segment of a row of `row_bytes`, the number of the first value that begins in it or after it;
+/// then the number of values. Throws InvalidArgument if the values are not ascending, if one runs past the
+/// row or is not aligned, or if its types do not agree. `values` is memory of the host.
+[[nodiscard]] std::vector<std::uint32_t> segment_firsts(std::span<const RowValue> values,
+                                                        std::uint64_t row_bytes);
+
 /// Writes the samples of a run as the indices of a gather.
 struct OrderRequest {
   SampleRun run;
   std::uint64_t* indices = nullptr;  ///< device memory, or the device's address of locked host memory
 };
 
-/// True if `gather` can turn `from` into `to`: equal types; integers to wider integers that hold all their
-/// values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or float32.
+/// True if `gather` and `split_rows` can turn `from` into `to`: equal types; integers to wider integers that
+/// hold all their values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or
+/// float32.
 [[nodiscard]] bool can_widen(DType from, DType to) noexcept;
 
 }  // namespace penstock

@@ -57,6 +57,9 @@ class Stream {
   /// Picks rows out of an array. An index past `source_rows` gives a row of zero bytes. Throws
   /// InvalidArgument if the request is wrong.
   void gather(const GatherRequest& request) const;
+  /// Writes each value of gathered rows to its own column. Throws InvalidArgument if the request is wrong;
+  /// its tables are not checked.
+  void split_rows(const SplitRequest& request) const;
   /// Computes a run's indices on the device, as SampleRun::fill does. Throws InvalidArgument for a wrong
   /// request.
   void fill_order(const OrderRequest& request) const;

@@ -5,6 +5,7 @@
 #include "device/cuda/kernels.hpp"
 #include "device/gather_rules.hpp"
 #include "device/order_rules.hpp"
+#include "device/split_rules.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -258,6 +259,11 @@ class CudaBackend final : public Backend {
   void gather(const GatherRequest& request, StreamHandle stream) override {
     check_gather(request);
     kernels_.gather(request, as_stream(stream));
+  }
+
+  void split_rows(const SplitRequest& request, StreamHandle stream) override {
+    check_split(request);
+    kernels_.split_rows(request, as_stream(stream));
   }
 
   void fill_order(const OrderRequest& request, StreamHandle stream) override {

@@ -63,6 +63,28 @@ struct GatherWidenArguments {
   uint32_t to;    ///< a Type
 };
 
+/// penstock::RowValue as the kernel reads it.
+struct SplitValue {
+  uint64_t destination;
+  uint32_t destination_stride;
+  uint32_t row_offset;
+  uint32_t types;  ///< from; above it to, and whether the value is scaled, of one byte each
+  float scale;
+  float shift;
+  uint32_t unused;
+};
+
+/// For penstock_split_rows. Segment s of a row, of kSplitSegment bytes, has the values from firsts[s] to
+/// firsts[s + 1] - 1.
+struct SplitRowsArguments {
+  const void* rows;    ///< a multiple of 16, as row_bytes
+  uint64_t row_bytes;  ///< at most 4 GiB
+  uint64_t count;
+  void* destination;
+  const SplitValue* values;
+  const uint32_t* firsts;
+};
+
 inline constexpr unsigned kFillOrderRounds = 12;
 
 /// For penstock_fill_order; the last five as in penstock::KeyedPermutation::Network.
@@ -87,6 +109,9 @@ struct OccupyArguments {
 
 inline constexpr unsigned kCopyPiecesThreads = 256;
 inline constexpr unsigned kGatherThreads = 512;
+inline constexpr unsigned kSplitSegment = 256;
+inline constexpr unsigned kSplitRows = 32;
+inline constexpr unsigned kSplitThreads = 128;
 inline constexpr unsigned kFillOrderThreads = 256;
 
 }  // namespace penstock::cuda

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
 extern "C" const char penstock_kernels_ptx[];
@@ -17,6 +18,7 @@ namespace {
 constexpr std::uint64_t kChunk = 16;
 constexpr unsigned kBlocksPerMultiprocessor = 2;
 constexpr std::uint64_t kFewestPieceBlocks = 64;
+constexpr unsigned kSplitBlocksPerMultiprocessor = 6;
 constexpr unsigned kFillOrderBlocksPerMultiprocessor = 8;
 
 constexpr bool is_same(DType dtype, Type type) { return static_cast<std::uint32_t>(dtype) == type; }
@@ -28,6 +30,17 @@ static_assert(is_same(DType::boolean, kBoolean) && is_same(DType::uint8, kUint8)
               is_same(DType::int64, kInt64) && is_same(DType::float16, kFloat16) &&
               is_same(DType::bfloat16, kBfloat16) && is_same(DType::float32, kFloat32) &&
               is_same(DType::float64, kFloat64));
+
+static_assert(sizeof(RowValue) == sizeof(SplitValue) &&
+              offsetof(RowValue, destination) == offsetof(SplitValue, destination) &&
+              offsetof(RowValue, destination_stride) == offsetof(SplitValue, destination_stride) &&
+              offsetof(RowValue, row_offset) == offsetof(SplitValue, row_offset) &&
+              offsetof(RowValue, from) == offsetof(SplitValue, types) &&
+              offsetof(RowValue, to) == offsetof(SplitValue, types) + 1 &&
+              offsetof(RowValue, scaled) == offsetof(SplitValue, types) + 2 &&
+              offsetof(RowValue, scale) == offsetof(SplitValue, scale) &&
+              offsetof(RowValue, shift) == offsetof(SplitValue, shift) &&
+              kSplitSegment == kSplitSegmentBytes);
 
 std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) {
   return value / by + (value % by != 0 ? 1 : 0);
@@ -80,6 +93,7 @@ Kernels::Kernels(const PrimaryContext& context, unsigned multiprocessors)
     gather_widen_1_4_ = load("penstock_gather_widen_1_4");
     gather_widen_2_4_ = load("penstock_gather_widen_2_4");
     gather_widen_ = load("penstock_gather_widen");
+    split_rows_ = load("penstock_split_rows");
     fill_order_ = load("penstock_fill_order");
     occupy_ = load("penstock_occupy");
   } catch (...) {
@@ -162,6 +176,22 @@ void Kernels::gather_widen(const GatherRequest& request, std::uint64_t stride, S
   if (aligned && from_bytes == 2 && to_bytes == 4) kernel = &gather_widen_2_4_;
   const std::uint64_t row_chunks = divide_up(row_bytes, kChunk) + (kernel == &gather_widen_ ? 1 : 0);
   launch(*kernel, gather_blocks(request, request.count * row_chunks), kGatherThreads, arguments, stream);
+}
+
+void Kernels::split_rows(const SplitRequest& request, Stream stream) const {
+  if (request.count == 0 || request.value_count == 0) return;
+  const std::uint64_t tiles =
+      divide_up(request.count, kSplitRows) * divide_up(request.row_bytes, kSplitSegment);
+  const auto blocks = static_cast<unsigned>(
+      std::clamp<std::uint64_t>(divide_up(tiles, kSplitThreads / 32), 1,
+                                std::uint64_t{multiprocessors_} * kSplitBlocksPerMultiprocessor));
+  const SplitRowsArguments arguments{.rows = request.rows,
+                                     .row_bytes = request.row_bytes,
+                                     .count = request.count,
+                                     .destination = request.destination,
+                                     .values = reinterpret_cast<const SplitValue*>(request.values),
+                                     .firsts = request.firsts};
+  launch(split_rows_, blocks, kSplitThreads, arguments, stream);
 }
 
 void Kernels::fill_order(const OrderRequest& request, Stream stream) const {

@@ -336,6 +336,26 @@ __device__ __forceinline__ unsigned from_float(float value, unsigned bytes, uint
   return type == kFloat16 ? float_to_half(value) : float_to_bfloat(value);
 }
 
+// Turns one element into `to`. The low bytes of `raw` are the element. `scale(value)` is called for floats.
+template <typename Scale>
+__device__ __forceinline__ uint64_t convert_element(unsigned raw, unsigned from_bytes, uint32_t from,
+                                                    unsigned to_bytes, uint32_t to, Scale&& scale) {
+  if (!is_float(to)) return to_integer(raw, from_bytes, from);
+  return from_float(scale(to_float(raw, from_bytes, from)), to_bytes, to);
+}
+
+__device__ __forceinline__ void store_element(void* destination, unsigned bytes, uint64_t value) {
+  if (bytes == 1) {
+    *static_cast<unsigned char*>(destination) = static_cast<unsigned char>(value);
+  } else if (bytes == 2) {
+    *static_cast<unsigned short*>(destination) = static_cast<unsigned short>(value);
+  } else if (bytes == 4) {
+    *static_cast<unsigned*>(destination) = static_cast<unsigned>(value);
+  } else {
+    *static_cast<uint64_t*>(destination) = value;
+  }
+}
+
 // The bytes of one element as an unsigned number, with the next elements' bytes above it.
 template <unsigned Size>
 __device__ __forceinline__ unsigned element(const unsigned (&words)[4], unsigned i) {
@@ -577,26 +597,135 @@ extern "C" __global__ void __launch_bounds__(kGatherThreads, 1)
       const unsigned raw = from_bytes == 1   ? *reinterpret_cast<const unsigned char*>(data)
                            : from_bytes == 2 ? *reinterpret_cast<const unsigned short*>(data)
                                              : *reinterpret_cast<const unsigned*>(data);
-      int64_t result = 0;
+      uint64_t result = 0;
       if (place.present) {
-        if (is_float(a.to)) {
-          float value = to_float(raw, from_bytes, a.from);
+        result = convert_element(raw, from_bytes, a.from, to_bytes, a.to, [&](float value) {
           const unsigned channel = Channel(a, place.element + beyond).number;
           if (a.scale != nullptr) value = __fmul_rn(value, __ldg(a.scale + channel));
           if (a.shift != nullptr) value = __fadd_rn(value, __ldg(a.shift + channel));
-          result = from_float(value, to_bytes, a.to);
-        } else {
-          result = to_integer(raw, from_bytes, a.from);
-        }
+          return value;
+        });
       }
-      void* destination = advance(a.destination, (place.out + beyond) * to_bytes);
-      if (to_bytes == 2) {
-        *static_cast<unsigned short*>(destination) = static_cast<unsigned short>(result);
-      } else if (to_bytes == 4) {
-        *static_cast<unsigned*>(destination) = static_cast<unsigned>(result);
-      } else {
-        *static_cast<uint64_t*>(destination) = result;
+      store_element(advance(a.destination, (place.out + beyond) * to_bytes), to_bytes, result);
+    }
+  }
+}
+
+namespace {
+
+constexpr unsigned kSplitWarps = kSplitThreads / kWarp;
+constexpr unsigned kSplitInFlight = 8;
+constexpr unsigned kWordsOfChunk = kChunk / 4;
+// One word more than a row needs: the lanes, each in a row of its own, then read 32 different banks.
+constexpr unsigned kSplitRowWords = kSplitSegment / 4 + 1;
+
+// Loads `rows` times `chunks` chunks, with a distance of row_bytes between rows, to the rows of a tile.
+__device__ __forceinline__ void load_tile(unsigned (*tile)[kSplitRowWords], const void* from,
+                                          uint64_t row_bytes, unsigned rows, unsigned chunks) {
+  const unsigned total = rows * chunks;
+  const unsigned step_rows = kWarp / chunks;
+  const unsigned step_chunks = kWarp % chunks;
+  unsigned at = threadIdx.x % kWarp;
+  unsigned row = at / chunks;
+  unsigned chunk = at % chunks;
+#pragma unroll 1
+  while (at < total) {
+    uint4 value[kSplitInFlight];
+    unsigned* target[kSplitInFlight];
+#pragma unroll
+    for (unsigned k = 0; k < kSplitInFlight; ++k) {
+      target[k] = nullptr;
+      value[k] = make_uint4(0, 0, 0, 0);
+      if (at < total) {
+        target[k] = &tile[row][chunk * kWordsOfChunk];
+        value[k] = load_chunk(advance(from, row * row_bytes + chunk * kChunk));
       }
+      at += kWarp;
+      row += step_rows;
+      chunk += step_chunks;
+      if (chunk >= chunks) {
+        chunk -= chunks;
+        ++row;
+      }
+    }
+#pragma unroll
+    for (unsigned k = 0; k < kSplitInFlight; ++k) {
+      if (target[k] == nullptr) continue;
+      target[k][0] = value[k].x;
+      target[k][1] = value[k].y;
+      target[k][2] = value[k].z;
+      target[k][3] = value[k].w;
+    }
+  }
+}
+
+// Reads a table's entry by four loads, none of which waits for another.
+__device__ __forceinline__ SplitValue load_value(const SplitValue* value) {
+  const uint2* parts = reinterpret_cast<const uint2*>(value);
+  const uint2 destination = __ldg(parts);
+  const uint2 place = __ldg(parts + 1);
+  const uint2 types = __ldg(parts + 2);
+  const uint2 last = __ldg(parts + 3);
+  return {uint64_t{destination.y} << 32 | destination.x,
+          place.x,
+          place.y,
+          types.x,
+          __uint_as_float(types.y),
+          __uint_as_float(last.x),
+          0};
+}
+
+// Takes `value` out of the segment of row `row`, converts it, and stores it to its column.
+__device__ __forceinline__ void split_value(const SplitValue& value, const unsigned* segment,
+                                            void* destination, uint64_t row) {
+  const uint32_t from = value.types & 0xff;
+  const uint32_t to = value.types >> 8 & 0xff;
+  const bool scaled = (value.types >> 16 & 0xff) != 0;
+  const unsigned from_bytes = bytes_of(from);
+  const unsigned to_bytes = bytes_of(to);
+  const unsigned byte = value.row_offset % kSplitSegment;
+  const unsigned raw = segment[byte / 4] >> (8 * (byte % 4));
+  uint64_t result = raw;
+  if (from != to || scaled) {
+    result = convert_element(raw, from_bytes, from, to_bytes, to, [&](float number) {
+      if (!scaled) return number;
+      return __fadd_rn(__fmul_rn(number, value.scale), value.shift);
+    });
+  } else if (from_bytes == 8) {
+    result |= uint64_t{segment[byte / 4 + 1]} << 32;
+  }
+  store_element(advance(destination, value.destination + row * value.destination_stride), to_bytes, result);
+}
+
+}  // namespace
+
+// A warp takes 32 rows of one segment through shared memory, and then value after value of them. It loads
+// whole chunks of rows and stores whole runs of columns.
+extern "C" __global__ void __launch_bounds__(kSplitThreads) penstock_split_rows(const SplitRowsArguments a) {
+  static_assert(kSplitRows == kWarp);
+  __shared__ unsigned tiles[kSplitWarps][kSplitRows][kSplitRowWords];
+  const unsigned lane = threadIdx.x % kWarp;
+  const unsigned warp = threadIdx.x / kWarp;
+  const unsigned segments = static_cast<unsigned>((a.row_bytes + kSplitSegment - 1) / kSplitSegment);
+  Walk walk(uint64_t{blockIdx.x} * kSplitWarps + warp, uint64_t{gridDim.x} * kSplitWarps, segments);
+#pragma unroll 1
+  for (; walk.row * kSplitRows < a.count; walk.next()) {
+    const unsigned first = __ldg(a.firsts + walk.chunk);
+    const unsigned last = __ldg(a.firsts + walk.chunk + 1);
+    if (first == last) continue;
+    const uint64_t first_row = walk.row * kSplitRows;
+    const uint64_t rows = a.count - first_row;
+    const uint64_t begin = uint64_t{walk.chunk} * kSplitSegment;
+    const uint64_t bytes = a.row_bytes - begin;
+    __syncwarp();
+    load_tile(tiles[warp], advance(a.rows, first_row * a.row_bytes + begin), a.row_bytes,
+              rows < kSplitRows ? static_cast<unsigned>(rows) : kSplitRows,
+              (bytes < kSplitSegment ? static_cast<unsigned>(bytes) : kSplitSegment) / kChunk);
+    __syncwarp();
+    if (lane >= rows) continue;
+#pragma unroll 1
+    for (unsigned i = first; i < last; ++i) {
+      split_value(load_value(a.values + i), tiles[warp][lane], a.destination, first_row + lane);
     }
   }
 }

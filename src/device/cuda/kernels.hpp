@@ -22,6 +22,8 @@ class Kernels {
   /// `request` has been checked.
   void gather(const GatherRequest& request, Stream stream) const;
   /// `request` has been checked.
+  void split_rows(const SplitRequest& request, Stream stream) const;
+  /// `request` has been checked.
   void fill_order(const OrderRequest& request, Stream stream) const;
   void occupy(std::uint64_t nanoseconds, Stream stream) const;
 
@@ -49,6 +51,7 @@ class Kernels {
   Kernel gather_widen_1_4_;
   Kernel gather_widen_2_4_;
   Kernel gather_widen_;
+  Kernel split_rows_;
   Kernel fill_order_;
   Kernel occupy_;
 };

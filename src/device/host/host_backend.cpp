@@ -5,6 +5,7 @@
 #include "device/host/host_event.hpp"
 #include "device/host/host_stream.hpp"
 #include "device/order_rules.hpp"
+#include "device/split_rules.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -64,6 +65,7 @@ class HostBackend final : public Backend {
   void copy_each(std::span<const CopyPiece> pieces, CopyDirection direction, StreamHandle stream) override;
   void copy_pieces(const CopyPiece* pieces, std::size_t count, StreamHandle stream) override;
   void gather(const GatherRequest& request, StreamHandle stream) override;
+  void split_rows(const SplitRequest& request, StreamHandle stream) override;
   void fill_order(const OrderRequest& request, StreamHandle stream) override;
 
  private:
@@ -122,8 +124,9 @@ void HostBackend::enter(const char* call) const {
                       "This process was forked after the device was opened; open it again in the child.");
   }
   if (core_->illegal_address.load(std::memory_order_relaxed)) {
-    throw DeviceError("PENSTOCK_ILLEGAL_ADDRESS", call, 3,
-                      "An earlier copy of many pieces had one outside device and locked memory.");
+    throw DeviceError(
+        "PENSTOCK_ILLEGAL_ADDRESS", call, 3,
+        "An earlier copy of pieces, or split of rows, had one outside device and locked memory.");
   }
 }
 
@@ -352,6 +355,22 @@ void HostBackend::gather(const GatherRequest& request, StreamHandle stream) {
   };
   enqueue(target,
           GatherWork{request, on_link(request.head, request.head_rows), on_link(request.source, others)});
+}
+
+void HostBackend::split_rows(const SplitRequest& request, StreamHandle stream) {
+  enter("split_rows");
+  check_split(request);
+  HostStream& target = stream_of(stream);
+  if (request.count == 0 || request.value_count == 0) return;
+  const auto reads = [&](const void* data, std::uint64_t bytes, const char* what) {
+    require_reach(data, bytes, false, "split_rows", what);
+  };
+  const std::uint64_t segments = (request.row_bytes + kSplitSegmentBytes - 1) / kSplitSegmentBytes;
+  reads(request.rows, request.count * request.row_bytes, "table of rows");
+  reads(request.values, request.value_count * sizeof *request.values, "table of values");
+  reads(request.firsts, (segments + 1) * sizeof *request.firsts, "table of segments");
+  require_reach(request.destination, 1, true, "split_rows", "destination");
+  enqueue(target, SplitWork{request, core_->memory.kind_of(request.rows, 1).kind != MemoryKind::device});
 }
 
 void HostBackend::fill_order(const OrderRequest& request, StreamHandle stream) {

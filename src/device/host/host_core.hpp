@@ -34,7 +34,7 @@ struct HostCore {
   LateBook late_book;
   const std::chrono::nanoseconds spin;       ///< how long an idle thread polls before it sleeps
   std::atomic<bool> closing{false};          ///< nobody can end a wait_value any more
-  std::atomic<bool> illegal_address{false};  ///< a piece lay outside device and locked memory
+  std::atomic<bool> illegal_address{false};  ///< a table named other than device and locked memory
 
   std::mutex streams_mutex;
   std::vector<std::weak_ptr<HostStream>> streams;  // guarded by streams_mutex

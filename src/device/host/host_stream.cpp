@@ -2,6 +2,7 @@
 
 #include "device/host/gather.hpp"
 #include "device/host/host_event.hpp"
+#include "device/host/split.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/start_thread.hpp>
@@ -141,6 +142,24 @@ void HostStream::perform(const GatherWork& work, std::uint64_t /*ticket*/) {
   const bool on_link = link_bytes != 0;
   const auto arrival = on_link ? core_->to_device.take_turn(link_bytes) : Wire::Clock::time_point{};
   gather_on_host(request);
+  if (on_link) wait_until(arrival);
+}
+
+void HostStream::perform(const SplitWork& work, std::uint64_t /*ticket*/) {
+  if (abandoned_) return;
+  const SplitRequest& request = work.request;
+  const auto writable = [&](const void* data, std::uint64_t bytes) {
+    const RangeKind kind = core_->memory.kind_of(data, bytes);
+    return is_device_accessible(kind.kind) && kind.whole && kind.writable;
+  };
+  if (!split_stays_inside(request, writable)) {
+    core_->illegal_address.store(true, std::memory_order_relaxed);
+    return;
+  }
+  const bool on_link = work.rows_on_link && core_->to_device.modelled();
+  const auto arrival =
+      on_link ? core_->to_device.take_turn(request.count * request.row_bytes) : Wire::Clock::time_point{};
+  split_on_host(request);
   if (on_link) wait_until(arrival);
 }
 

@@ -54,6 +54,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   void perform(const FillWork& work, std::uint64_t ticket);
   void perform(const PiecesWork& work, std::uint64_t ticket);
   void perform(const GatherWork& work, std::uint64_t ticket);
+  void perform(const SplitWork& work, std::uint64_t ticket);
   void perform(const OrderWork& work, std::uint64_t ticket);
   void perform(const RecordWork& work, std::uint64_t ticket);
   void perform(const WaitEventWork& work, std::uint64_t ticket);

@@ -37,6 +37,11 @@ struct GatherWork {
   bool source_on_link;  ///< the source's rows do
 };
 
+struct SplitWork {
+  SplitRequest request;
+  bool rows_on_link;  ///< the rows come over the link, from locked host memory
+};
+
 struct OrderWork {
   OrderRequest request;
 };
@@ -66,7 +71,7 @@ struct OccupyWork {
 /// The last of a stream's work: its thread ends.
 struct EndWork {};
 
-using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, OrderWork, RecordWork,
-                          WaitEventWork, WaitValueWork, OccupyWork>;
+using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, SplitWork, OrderWork,
+                          RecordWork, WaitEventWork, WaitValueWork, OccupyWork>;
 
 }  // namespace penstock

@@ -55,7 +55,7 @@ LateBook::Touched LateBook::touched_by(const Work& work) {
     std::erase_if(touched.read, [](Bytes bytes) { return bytes.data() == nullptr; });
   } else if (const auto* order = std::get_if<OrderWork>(&work)) {
     touched.written = {bytes_at(order->request.indices), order->request.run.count * sizeof(std::uint64_t)};
-  } else if (std::holds_alternative<PiecesWork>(work)) {
+  } else if (std::holds_alternative<PiecesWork>(work) || std::holds_alternative<SplitWork>(work)) {
     touched.anything = true;
   }
   return touched;

@@ -58,6 +58,8 @@ constexpr Kernel<GatherWidenArguments> kWidenings[] = {
     {"penstock_gather_widen_2_4", penstock_gather_widen_2_4},
     {"penstock_gather_widen", penstock_gather_widen}};
 
+constexpr Kernel<SplitRowsArguments> kSplits[] = {{"penstock_split_rows", penstock_split_rows}};
+
 constexpr Kernel<FillOrderArguments> kOrders[] = {{"penstock_fill_order", penstock_fill_order}};
 
 /// The kernels run on the CPU, so addresses of a GPU in their arguments become addresses of the host.
@@ -88,6 +90,13 @@ void to_host(GatherWidenArguments& a) {
   rows_to_host(a);
   to_host(a.scale);
   to_host(a.shift);
+}
+// The tables hold offsets, not addresses.
+void to_host(SplitRowsArguments& a) {
+  to_host(a.rows);
+  to_host(a.destination);
+  to_host(a.values);
+  to_host(a.firsts);
 }
 void to_host(FillOrderArguments& a) { to_host(a.indices); }
 void to_host(CopyPiecesArguments& a) {
@@ -125,9 +134,10 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned block
   static auto& mutex = *new std::mutex;
   const std::lock_guard lock(mutex);
   try {
-    const bool found =
-        launch(kCopies, name, arguments, blocks) || launch(kGathers, name, arguments, blocks) ||
-        launch(kWidenings, name, arguments, blocks) || launch(kOrders, name, arguments, blocks);
+    const bool found = launch(kCopies, name, arguments, blocks) ||
+                       launch(kGathers, name, arguments, blocks) ||
+                       launch(kWidenings, name, arguments, blocks) ||
+                       launch(kSplits, name, arguments, blocks) || launch(kOrders, name, arguments, blocks);
     return found ? kSuccess : kNotFound;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
