@@ -99,6 +99,8 @@ void add_how(CLI::App& command, FeedOptions& options) {
             "Host threads that gather", "as processors allow");
   add_bytes(command, "--budget", options.budget,
             "Most device memory to take (default: half of the free memory)");
+  add_bytes(command, "--row-budget", options.row_budget,
+            "Most locked host memory for small fields in rows (default: an eighth of the memory)");
   add_off_flag(command, "--no-narrow", options.narrow, "Send integers in the type they are stored in");
 }
 

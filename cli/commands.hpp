@@ -74,6 +74,7 @@ struct FeedOptions {
   std::size_t prefetch = 2;
   unsigned threads = 0;
   std::size_t budget = 0;
+  std::size_t row_budget = 0;
   bool narrow = true;
   std::string split = "train";
   std::vector<std::string> search;

@@ -62,6 +62,7 @@ LoaderOptions loader_options(const FeedOptions& options, std::vector<FieldOption
   loader.fields = std::move(fields);
   loader.narrow = options.narrow;
   loader.device_budget_bytes = options.budget;
+  loader.row_budget_bytes = options.row_budget;
   loader.threads = options.threads;
   loader.profile = std::move(profile);
   return loader;

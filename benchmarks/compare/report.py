@@ -29,6 +29,7 @@ def markdown(results: list[Result], goals: list[Goal], about: dict[str, Any]) ->
 COLUMNS = {
     "samples_per_second": ("samples/s", "{:,.0f}"),
     "stored_gbps": ("GB/s as stored", "{:.2f}"),
+    "batch_us": ("µs a batch", "{:,.0f}"),
     "step_ms": ("ms a step", "{:.2f}"),
     "alone_samples_per_second": ("compute alone, samples/s", "{:,.0f}"),
     "share_of_compute": ("of compute alone", "{:.1%}"),
@@ -69,9 +70,10 @@ def _speed(row: Result) -> float:
     """A figure of which more is better; 0 if there is none."""
     if "samples_per_second" in row.figures:
         return row.figures["samples_per_second"]
-    if "done_us" in row.figures:
-        return 1 / row.figures["done_us"]
-    return 1 / row.figures["thread_us"] if "thread_us" in row.figures else 0.0
+    for key in ("batch_us", "done_us", "thread_us"):
+        if key in row.figures:
+            return 1 / row.figures[key]
+    return 0.0
 
 
 def _steps_table(rows: list[Result]) -> list[str]:

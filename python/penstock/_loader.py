@@ -70,6 +70,9 @@ class Loader:
       choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 32 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
     - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: how many gather; 0: at most 8.
+    - `row_budget_bytes`: arrays in memory with samples of 64 bytes or less, such as the columns of a table, are copied
+      into rows at the beginning, a row for each sample, and travel together. This is the most locked host memory that
+      the rows take; 0: an eighth of the machine's. What does not fit is read where it lies.
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
@@ -102,6 +105,7 @@ class Loader:
         gather_blocks: int = 0,
         narrow: bool = True,
         device_budget_bytes: int = 0,
+        row_budget_bytes: int = 0,
         threads: int = 0,
         when_full: str = "wait",
         **not_taken: Any,
@@ -117,6 +121,7 @@ class Loader:
             **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
             **dict(distributed=distributed, prefetch_depth=prefetch_depth, residency=residency, gather=gather),
             **dict(gather_blocks=gather_blocks, narrow=narrow, device_budget_bytes=device_budget_bytes),
+            **dict(row_budget_bytes=row_budget_bytes),
             **dict(threads=threads, when_full=when_full, sampler=sampler, batch_sampler=batch_sampler),
         }
         self._build = fields.build
@@ -152,6 +157,7 @@ class Loader:
             narrow=bool(narrow),
             data_may_change=False,
             device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
+            row_budget_bytes=whole("row_budget_bytes", row_budget_bytes, 0, what="a number of bytes"),
             threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
             when_full=str(when_full),
         )

@@ -70,8 +70,8 @@ void bind_loader(nb::module_& module) {
              std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
              std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
              const std::string& gather, unsigned gather_blocks, bool narrow, bool data_may_change,
-             std::size_t device_budget_bytes, unsigned threads, const std::string& when_full,
-             const nb::object& mark) {
+             std::size_t device_budget_bytes, std::size_t row_budget_bytes, unsigned threads,
+             const std::string& when_full, const nb::object& mark) {
             LoaderOptions options;
             options.batch_size = batch_size;
             options.shuffle = shuffle;
@@ -88,6 +88,7 @@ void bind_loader(nb::module_& module) {
             options.narrow = narrow;
             options.data_may_change = data_may_change;
             options.device_budget_bytes = device_budget_bytes;
+            options.row_budget_bytes = row_budget_bytes;
             options.threads = threads;
             options.when_full = parse_when_full(when_full);
             options.ring_grows = mark.is_none();
@@ -97,8 +98,8 @@ void bind_loader(nb::module_& module) {
           nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
           nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
           nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
-          nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("threads"),
-          nb::arg("when_full"), nb::arg("mark") = nb::none())
+          nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
+          nb::arg("threads"), nb::arg("when_full"), nb::arg("mark") = nb::none())
       .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
       .def("end_leases", &NativeLoader::end_leases,
            "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.")

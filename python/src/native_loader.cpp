@@ -154,6 +154,31 @@ Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options)
   return Loader(std::move(dataset), engine.device(), std::move(options));
 }
 
+std::vector<NativeLoader::ColumnRun> column_runs(const FeedPlan& plan) {
+  std::vector<std::size_t> columns;
+  for (std::size_t f = 0; f < plan.delivered().size(); ++f) {
+    if (plan.fields[f].is_column()) columns.push_back(f);
+  }
+  const auto field = [&](std::size_t f) -> const FieldPlan& { return plan.fields[f]; };
+  std::ranges::sort(columns, {}, [&](std::size_t f) { return field(f).slot_offset; });
+  std::vector<NativeLoader::ColumnRun> runs;
+  for (const std::size_t f : columns) {
+    if (!runs.empty()) {
+      auto& run = runs.back();
+      const FieldPlan& last = field(run.fields.back());
+      const std::size_t distance = field(f).slot_offset - last.slot_offset;
+      const bool alike = last.to == field(f).to && last.stored.shape == field(f).stored.shape;
+      if (alike && distance == run.samples * field(f).delivered_bytes) {
+        run.fields.push_back(f);
+        continue;
+      }
+    }
+    runs.push_back({.fields = {f}, .samples = plan.column_samples(field(f))});
+  }
+  std::erase_if(runs, [](const auto& run) { return run.fields.size() == 1; });
+  return runs;
+}
+
 }  // namespace
 
 LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
@@ -233,6 +258,7 @@ NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields,
     : engine_(std::move(engine)),
       stream_(std::make_shared<const Stream>(engine_->device().create_stream())),
       loader_(make_loader(*engine_, make_dataset(fields), std::move(options))),
+      runs_(column_runs(loader_->plan())),
       mark_(std::move(mark)) {}
 
 NativeLoader::~NativeLoader() {
@@ -264,11 +290,37 @@ nb::object NativeLoader::next() {
   const auto stream = on_torch ? nullptr : stream_;
   if (!mark_.is_none()) return make_again(std::move(*batch), stream);
   const auto storage = std::make_shared<LeaseStorage>(engine_->device(), stream, std::move(*batch));
+  const DeviceBatch& leased = storage->batch();
+  std::vector<nb::object> made(leased.field_count());
+  if (torch != nullptr) {
+    for (const ColumnRun& run : runs_) take_apart(storage, run, made);
+  }
   nb::list arrays;
-  for (std::size_t i = 0; i < storage->batch().field_count(); ++i) {
-    arrays.append(make(storage, storage->batch().field(i)));
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    arrays.append(made[i].is_valid() ? made[i] : make(storage, leased.field(i)));
   }
   return arrays;
+}
+
+void NativeLoader::take_apart(const std::shared_ptr<LeaseStorage>& storage, const ColumnRun& run,
+                              std::vector<nb::object>& made) const {
+  DeviceField all = storage->batch().field(run.fields.front());
+  const std::size_t samples = all.shape[0];
+  all.shape[0] = run.fields.size() * run.samples;
+  const nb::object one = make(storage, all);
+  const nb::module_ torch = nb::module_::import_("torch");
+  if (samples == run.samples) {
+    const nb::object columns = torch.attr("unsafe_split")(one, samples);
+    for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = columns[i];
+    return;
+  }
+  nb::list sizes;
+  for (std::size_t i = 0; i < run.fields.size(); ++i) {
+    sizes.append(samples);
+    sizes.append(run.samples - samples);
+  }
+  const nb::object parts = torch.attr("unsafe_split_with_sizes")(one, sizes);
+  for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = parts[2 * i];
 }
 
 nb::object NativeLoader::make_again(DeviceBatch batch, const std::shared_ptr<const Stream>& stream) {

@@ -69,6 +69,11 @@ class PythonBatchSampler final : public BatchSampler {
 class NativeLoader {
  public:
   using Arrays = std::vector<std::pair<std::string, nb::object>>;
+  /// Columns of equal type and shape, one after the other in a slot.
+  struct ColumnRun {
+    std::vector<std::size_t> fields;
+    std::size_t samples = 0;  ///< that each has room for
+  };
 
   /// `mark`: batches are the same arrays again and again, one set for each slot of the ring, and each of
   /// these arrays is given to `mark` when it is made. None: new arrays for each batch.
@@ -102,11 +107,16 @@ class NativeLoader {
 
   void raise_sampler_error() const;
   [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const;
+  /// Makes one tensor of all columns, and takes it apart: that costs a fraction of importing each. The parts
+  /// are no views for autograd, so that changing one in place does not count as a change of the others.
+  void take_apart(const std::shared_ptr<LeaseStorage>& storage, const ColumnRun& run,
+                  std::vector<nb::object>& made) const;
   [[nodiscard]] nb::object make_again(DeviceBatch batch, const std::shared_ptr<const Stream>& stream);
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const Stream> stream_;
   std::optional<Loader> loader_;
+  std::vector<ColumnRun> runs_;
   nb::object mark_;
   std::vector<FixedLease> fixed_;
   std::uint64_t handed_out_ = 0;

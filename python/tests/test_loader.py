@@ -50,6 +50,61 @@ def test_every_sample_once_with_its_bytes(device, images, gather, residency):
     assert not torch.equal(*orders)
 
 
+def columns_of(random, count):
+    """Columns of several types and shapes, and the numbers of the samples."""
+    table = {f"i{k}": torch.from_numpy(random.integers(0, 50_000, count)) for k in range(12)}
+    table |= {f"f{k}": torch.from_numpy(random.random(count, dtype=np.float32)) for k in range(5)}
+    table |= {f"v{k}": torch.from_numpy(random.random((count, 3), dtype=np.float32)) for k in range(3)}
+    table |= {"flag": torch.from_numpy(random.integers(0, 2, count).astype(bool)), "number": torch.arange(count)}
+    return table
+
+
+@pytest.mark.parametrize("batch_size", [64, 50])
+@pytest.mark.parametrize("residency", ["none", "all", 0.5])
+def test_columns_travel_in_rows(device, random, batch_size, residency):
+    table = columns_of(random, 331)
+    loader = penstock.Loader(table, batch_size, shuffle=True, device=device, residency=residency)
+    assert all("in rows of" in line for line in loader.describe())
+    for _ in range(3):
+        kept, numbers = [], []
+        for batch in loader:
+            assert list(batch) == list(table)
+            assert all(column.is_contiguous() and column.data_ptr() % 256 == 0 for column in batch.values())
+            kept.append({name: column.clone() for name, column in batch.items()})
+            numbers.append(kept[-1]["number"].cpu())
+        assert torch.equal(torch.cat(numbers).sort().values, torch.arange(331))
+        for batch, number in zip(kept, numbers, strict=True):
+            assert all(torch.equal(batch[name].cpu(), column[number]) for name, column in table.items())
+
+
+def test_columns_of_a_batch_are_tensors_of_their_own_for_autograd(device, random):
+    weight = torch.ones((), requires_grad=True, device="cuda" if "cuda" in device else "cpu")
+    loader = penstock.Loader(columns_of(random, 150), 50, device=device)
+    for batch in loader:
+        expected = batch["f0"].double().sum().cpu()
+        loss = (batch["f0"] * weight).sum()
+        batch["f1"].mul_(2)
+        batch["f2"].mul_(weight)
+        batch["v0"].requires_grad_()
+        loss.backward()
+        torch.testing.assert_close(weight.grad.double().cpu(), expected, rtol=1e-5, atol=1e-5)
+        weight.grad = None
+
+
+def test_one_column_keeps_its_batch(device, random):
+    table = columns_of(random, 300)
+    loader = penstock.Loader(table, 50, device=device)
+    kept = [batch["f4"] for batch in loader]
+    assert torch.equal(torch.cat(kept).cpu(), table["f4"])
+
+
+def test_a_budget_for_rows(random):
+    table = columns_of(random, 100)
+    loader = penstock.Loader(table, 50, device="host", row_budget_bytes=1)
+    assert not any("in rows of" in line for line in loader.describe())
+    assert torch.equal(torch.cat([batch["i3"].clone() for batch in loader]), table["i3"])
+
+
 @pytest.mark.parametrize("gather_blocks", [1, 7, 1000])
 def test_any_number_of_blocks_gathers(device, images, gather_blocks):
     loader = penstock.Loader(

@@ -33,7 +33,7 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPl
       depth_(options.prefetch_depth),
       patience_(options.when_full == WhenFull::wait ? options.full_patience : std::chrono::milliseconds(0)),
       position_(position) {
-  for (const FieldPlan& planned : plan.fields) {
+  for (const FieldPlan& planned : plan.delivered()) {
     DeviceField& field = fields_.emplace_back();
     field.name = planned.stored.name;
     field.dtype = planned.to;

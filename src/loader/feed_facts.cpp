@@ -1,5 +1,6 @@
 #include "loader/feed_facts.hpp"
 
+#include <penstock/device/topology.hpp>
 #include <penstock/memory/registration.hpp>
 
 #include <cstdint>
@@ -36,7 +37,8 @@ FeedFacts collect_facts(const Dataset& dataset, const Device& device, std::size_
                   .device = {.batched_copies = device.info().batched_copies,
                              .tuning = device.info().tuning,
                              .free_bytes = device.memory().free},
-                  .batch = batch};
+                  .batch = batch,
+                  .host_bytes = host_topology().memory_bytes};
   for (std::size_t f = 0; f < dataset.field_count(); ++f) {
     FieldFacts& field = facts.fields.emplace_back();
     field.stored = dataset.field(f);

@@ -52,7 +52,10 @@ struct DeviceFacts {
 struct FeedFacts {
   std::vector<FieldFacts> fields;
   DeviceFacts device;
-  std::size_t batch = 0;  ///< samples of a whole batch
+  std::size_t batch = 0;       ///< samples of a whole batch
+  std::size_t host_bytes = 0;  ///< of the host's memory
+  /// There is no pinned memory for rows. Set once a copy was tried.
+  bool rows_refused = false;
 };
 
 /// Asks the dataset and the device. Nothing else asks them before the plan is made. Throws DeviceError.

@@ -36,20 +36,27 @@ ChannelFactors channel_factors(const Field& field, const FieldOptions& options) 
   return factors;
 }
 
-std::string FieldPlan::describe() const {
+namespace {
+
+std::string describe_travel(const FieldPlan& field) {
+  if (!field.streams()) return ", resident";
+  std::string text;
+  if (field.resident_samples > 0) {
+    text += fmt::format(", {:.0f} % resident", 100.0 * static_cast<double>(field.resident_samples) /
+                                                   static_cast<double>(field.samples));
+  }
+  text += fmt::format(", {} gather", gather_path_name(field.path));
+  return field.reason.empty() ? text : text + fmt::format(" ({})", field.reason);
+}
+
+}  // namespace
+
+std::string FieldPlan::describe(const FieldPlan* rows) const {
   std::string text =
       fmt::format("{}: {} {}", stored.name, dtype_name(stored.dtype), format_shape(stored.shape));
   if (stored.narrowed_from) text += fmt::format(" (narrowed from {})", dtype_name(*stored.narrowed_from));
-  if (!streams()) {
-    text += ", resident";
-  } else {
-    if (resident_samples > 0) {
-      text += fmt::format(", {:.0f} % resident",
-                          100.0 * static_cast<double>(resident_samples) / static_cast<double>(samples));
-    }
-    text += fmt::format(", {} gather", gather_path_name(path));
-    if (!reason.empty()) text += fmt::format(" ({})", reason);
-  }
+  if (is_column()) text += fmt::format(", in rows of {} bytes", rows->sample_bytes);
+  text += describe_travel(is_column() ? *rows : *this);
   if (!converts()) return text;
   text += fmt::format(", delivered as {}", dtype_name(to));
   if (factors.empty()) return text;
@@ -63,11 +70,24 @@ std::size_t FeedPlan::delivered_sample_bytes() const noexcept {
   return bytes;
 }
 
+const FieldPlan* FeedPlan::rows() const noexcept {
+  return !fields.empty() && fields.back().is_rows() ? &fields.back() : nullptr;
+}
+
+std::size_t FeedPlan::column_samples(const FieldPlan& column) const noexcept {
+  const std::size_t step = kSlotAlignment / std::gcd(kSlotAlignment, column.delivered_bytes);
+  return (batch + step - 1) / step * step;
+}
+
+std::span<const FieldPlan> FeedPlan::delivered() const noexcept {
+  return std::span(fields).first(fields.size() - (rows() == nullptr ? 0 : 1));
+}
+
 bool FeedPlan::gathers_on_host() const noexcept { return std::ranges::any_of(fields, &FieldPlan::by_host); }
 
 std::vector<std::string> FeedPlan::describe() const {
   std::vector<std::string> lines;
-  for (const FieldPlan& field : fields) lines.push_back(field.describe());
+  for (const FieldPlan& field : delivered()) lines.push_back(field.describe(rows()));
   return lines;
 }
 

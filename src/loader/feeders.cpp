@@ -29,7 +29,8 @@ GatherRequest gather_request(const FeedContext& context, std::size_t f, const Ba
   request.head_rows = field.resident_samples;
   request.row_elements = field.sample_elements;
   request.count = batch.count;
-  request.destination = batch.slot.fields[f].data;
+  request.destination =
+      field.is_rows() ? batch.copy.staging.data() + field.rows_offset : batch.slot.fields[f].data;
   request.from = field.stored.dtype;
   request.to = field.to;
   request.scale = addresses.scale;
@@ -40,6 +41,15 @@ GatherRequest gather_request(const FeedContext& context, std::size_t f, const Ba
     request.blocks = blocks_over_link(field, context.gather_blocks, context.device.info().tuning);
   }
   return request;
+}
+
+/// Enqueues the kernel that writes the columns, from the batch's rows at `rows`.
+void enqueue_split(const FeedContext& context, const BatchToFeed& batch, const void* rows) {
+  SplitRequest request = context.split;
+  request.rows = rows;
+  request.count = batch.count;
+  request.destination = batch.slot.memory.data();
+  batch.copy.stream.split_rows(request);
 }
 
 /// The samples of a batch that cross the link, for a field whose samples the host lists.
@@ -65,8 +75,9 @@ class SampleList {
     samples_ = std::span(streamed_).first(streamed);
   }
 
-  /// Enqueues the kernel that writes the slot, reading the chosen samples side by side at `source`.
-  void enqueue_kernel(const FeedContext& context, const BatchToFeed& batch, const std::byte* source) const {
+  /// Enqueues the kernels that write the slot, reading the chosen samples side by side at `source`.
+  void enqueue_kernels(const FeedContext& context, const BatchToFeed& batch, const std::byte* source) const {
+    if (field_.is_rows() && field_.resident_samples == 0) return enqueue_split(context, batch, source);
     GatherRequest request = gather_request(context, f_, batch);
     request.source = source;
     request.source_rows = field_.resident_samples + samples_.size();
@@ -75,6 +86,7 @@ class SampleList {
           reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + field_.staging_positions);
     }
     batch.copy.stream.gather(request);
+    if (field_.is_rows()) enqueue_split(context, batch, request.destination);
   }
 
   [[nodiscard]] std::size_t field_number() const noexcept { return f_; }
@@ -90,7 +102,7 @@ class SampleList {
 };
 
 /// Host threads gather the samples into the staging slot. Plain copies cross the link together in one copy. A
-/// kernel converts the other fields, or joins them with their resident samples.
+/// kernel converts the other fields, joins them with their resident samples, or splits rows.
 class HostFeeder final : public Feeder {
  public:
   explicit HostFeeder(const FeedContext& context) : context_(context) {
@@ -126,7 +138,7 @@ class HostFeeder final : public Feeder {
                                CopyDirection::h2d);
         source = staging;
       }
-      gathered.list.enqueue_kernel(context_, batch, source);
+      gathered.list.enqueue_kernels(context_, batch, source);
     }
   }
 
@@ -198,7 +210,7 @@ class CopyEngineFeeder final : public Feeder {
                                          ? batch.copy.staging.data() + field.device_staging_offset
                                          : batch.slot.fields[list.field_number()].data;
       enqueue_copies(list, destination, batch.copy.stream);
-      if (field.staged_on_device) list.enqueue_kernel(context_, batch, destination);
+      if (field.staged_on_device) list.enqueue_kernels(context_, batch, destination);
     }
   }
 
@@ -230,7 +242,7 @@ class KernelFeeder final : public Feeder {
   explicit KernelFeeder(const FeedContext& context) : context_(context) {
     const FeedPlan& plan = context_.plan;
     for (std::size_t f = 0; f < plan.fields.size(); ++f) {
-      if (!plan.fields[f].is_listed()) fields_.push_back(f);
+      if (plan.fields[f].by_kernel()) fields_.push_back(f);
     }
   }
 
@@ -259,6 +271,7 @@ class KernelFeeder final : public Feeder {
               ? batch.slot.indices
               : reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + plan.staging_indices);
       batch.copy.stream.gather(request);
+      if (plan.fields[f].is_rows()) enqueue_split(context_, batch, request.destination);
     }
   }
 
@@ -271,11 +284,10 @@ class KernelFeeder final : public Feeder {
 
 std::vector<std::unique_ptr<Feeder>> make_feeders(const FeedContext& context) {
   const auto any = [&](auto travels) { return std::ranges::any_of(context.plan.fields, travels); };
-  const auto by_kernel = [](const FieldPlan& field) { return !field.is_listed(); };
   std::vector<std::unique_ptr<Feeder>> feeders;
   if (any(&FieldPlan::by_host)) feeders.push_back(std::make_unique<HostFeeder>(context));
   if (any(&FieldPlan::by_copy_engine)) feeders.push_back(std::make_unique<CopyEngineFeeder>(context));
-  if (any(by_kernel)) feeders.push_back(std::make_unique<KernelFeeder>(context));
+  if (any(&FieldPlan::by_kernel)) feeders.push_back(std::make_unique<KernelFeeder>(context));
   return feeders;
 }
 

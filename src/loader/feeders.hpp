@@ -51,6 +51,7 @@ struct FeedContext {
   Device device;
   FeedPlan plan;
   std::vector<FieldAddresses> addresses;  ///< one for each field
+  SplitRequest split;                     ///< see Resident::split
   HostWorkers& workers;
   unsigned threads = 1;  ///< that gather
   StoreKind stores = StoreKind::cached;

@@ -1,6 +1,7 @@
 #include "loader/loader_state.hpp"
 
 #include "loader/plan_feed.hpp"
+#include "loader/plan_rows.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -54,6 +55,12 @@ Dataset narrow_small_fields(const Dataset& dataset, HostWorkers& workers) {
   return Dataset(std::move(readers));
 }
 
+Dataset first_fields(const Dataset& dataset, std::size_t count) {
+  std::vector<std::shared_ptr<const FieldReader>> readers;
+  for (std::size_t f = 0; f < count; ++f) readers.push_back(dataset.reader(f));
+  return Dataset(std::move(readers));
+}
+
 SamplerOptions sampler_options(const LoaderOptions& options) {
   return {.shuffle = options.shuffle,
           .seed = options.seed,
@@ -96,10 +103,11 @@ void LoaderState::set_up() {
   account_ = std::make_unique<Account>(
       device_, AccountOptions{.timeline_batches = options_.timeline_batches,
                               .link_ceiling = profile_.measured ? profile_.ceiling(CopyDirection::h2d) : 0});
-  FeedContext context{.dataset = dataset_,
+  FeedContext context{.dataset = *travelling_,
                       .device = device_,
                       .plan = plan_,
                       .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
+                      .split = resident_->split(),
                       .workers = *workers_,
                       .threads = options_.threads != 0 ? options_.threads : kThreadsByDefault,
                       .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
@@ -114,8 +122,13 @@ void LoaderState::set_up() {
 void LoaderState::make_plan(FeedFacts& facts) {
   do {
     plan_ = plan_feed(facts, options_, profile_);
-    sources_ = lock_sources(plan_, dataset_, device_, facts);
+    travelling_ = with_rows(dataset_, plan_);
+    sources_ = lock_sources(plan_, *travelling_, device_, *workers_, facts);
   } while (sources_.refused);
+  if (sources_.rows == nullptr) return;
+  // The arrays that the rows were made of are not needed any more.
+  travelling_ = with_rows(dataset_, plan_, {sources_.rows->data(), sources_.rows->size()}, sources_.rows);
+  dataset_ = first_fields(*travelling_, dataset_.field_count());
 }
 
 /// Reserves in one piece, so that a tight budget is not lost between pieces. If the device has less than the
@@ -151,7 +164,7 @@ void LoaderState::run() {
     if (!is_resident_) {
       const double begin = account_->now();
       is_resident_ =
-          resident_->fill(dataset_, plan_, profile_, workers_, [this] { return stopping_.load(); });
+          resident_->fill(*travelling_, plan_, profile_, workers_, [this] { return stopping_.load(); });
       if (!is_resident_) return;
       account_->count_resident(plan_.resident_bytes, account_->now() - begin);
     }
@@ -191,7 +204,7 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
   item.timed = account_->open();
   bool may_be_written = false;
   try {
-    for (std::size_t f = 0; f < plan_.fields.size(); ++f) {
+    for (std::size_t f = 0; f < slot.fields.size(); ++f) {
       slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
       slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
     }

@@ -83,6 +83,7 @@ class LoaderState {
   Sampler sampler_;  ///< only for the producer; with a batch sampler, only its epoch counts
   const std::unique_ptr<DrawnBatches> drawn_;  ///< of the batch sampler; may be null
   FeedPlan plan_;
+  std::optional<Dataset> travelling_;  ///< the dataset with its rows, if the plan has any
   std::size_t delivered_sample_bytes_ = 0;
   LockedSources sources_;
   std::shared_ptr<Pool> memory_;

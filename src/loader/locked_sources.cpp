@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,18 +43,28 @@ const std::byte* reached(const Device& device, const std::byte* locked) {
   return static_cast<const std::byte*>(device.device_address(const_cast<std::byte*>(locked)));
 }
 
-/// A copy in pinned memory; empty if there is none.
-Buffer pinned_copy(const Device& device, Bytes samples) {
+/// Pinned memory; empty if there is none.
+Buffer pinned_memory(const Device& device, std::size_t bytes) {
   try {
-    Pool pool = make_pinned_pool(device, {.segment_bytes = samples.size()});
-    Buffer copy = pool.allocate(samples.size());
-    std::memcpy(copy.data(), samples.data(), samples.size());
-    return copy;
+    return make_pinned_pool(device, {.segment_bytes = bytes}).allocate(bytes);
   } catch (const OutOfMemory&) {
     return {};
   } catch (const Unsupported&) {
     return {};
   }
+}
+
+/// Reads all samples of a field into `destination`.
+void read_all(const Dataset& dataset, std::size_t field, std::byte* destination, HostWorkers& workers) {
+  constexpr std::size_t kPartBytes = std::size_t{1} << 20;
+  const std::size_t sample_bytes = dataset.sample_bytes(field);
+  const auto samples = static_cast<std::size_t>(dataset.sample_count());
+  const std::size_t part = std::max<std::size_t>(1, kPartBytes / sample_bytes);
+  workers.for_each((samples + part - 1) / part, [&](std::size_t i) {
+    std::vector<std::uint64_t> indices(std::min(part, samples - i * part));
+    std::iota(indices.begin(), indices.end(), i * part);
+    dataset.gather(field, indices, {destination + i * part * sample_bytes, indices.size() * sample_bytes});
+  });
 }
 
 bool is_within(Bytes part, Bytes whole) {
@@ -63,7 +74,7 @@ bool is_within(Bytes part, Bytes whole) {
 }  // namespace
 
 LockedSources lock_sources(const FeedPlan& plan, const Dataset& dataset, const Device& device,
-                           FeedFacts& facts) {
+                           HostWorkers& workers, FeedFacts& facts) {
   using Source = FieldPlan::Source;
   LockedSources sources;
   sources.samples.resize(plan.fields.size());
@@ -71,17 +82,31 @@ LockedSources lock_sources(const FeedPlan& plan, const Dataset& dataset, const D
     return dataset.memory(f).subspan(plan.fields[f].resident_bytes());
   };
   std::vector<Bytes> to_lock;
-  for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+  for (std::size_t f = 0; f < facts.fields.size(); ++f) {
     FieldFacts& field = facts.fields[f];
     if (plan.fields[f].source == Source::locked) {
       to_lock.push_back(field.page_lock == FieldFacts::PageLock::registered ? dataset.memory(f)
                                                                             : dataset.allocation(f));
     } else if (plan.fields[f].source == Source::copied) {
-      Buffer copy = pinned_copy(device, streamed(f));
+      Buffer copy = pinned_memory(device, streamed(f).size());
       field.copy_refused = copy.empty();
-      if (!copy.empty()) sources.samples[f] = reached(device, copy.data());
+      if (!copy.empty()) {
+        std::memcpy(copy.data(), streamed(f).data(), copy.size());
+        sources.samples[f] = reached(device, copy.data());
+      }
       sources.refused |= copy.empty();
       sources.copies.push_back(std::move(copy));
+    }
+  }
+  if (const FieldPlan* rows = plan.rows(); rows != nullptr && rows->source == Source::copied) {
+    const std::size_t f = plan.fields.size() - 1;
+    Buffer all = pinned_memory(device, static_cast<std::size_t>(rows->samples) * rows->sample_bytes);
+    facts.rows_refused = all.empty();
+    sources.refused |= all.empty();
+    if (!sources.refused) {
+      read_all(dataset, f, all.data(), workers);
+      sources.samples[f] = reached(device, all.data()) + rows->resident_bytes();
+      sources.rows = std::make_shared<const Buffer>(std::move(all));
     }
   }
   if (sources.refused) return sources;
@@ -93,14 +118,14 @@ LockedSources lock_sources(const FeedPlan& plan, const Dataset& dataset, const D
       continue;
     }
     sources.refused = true;
-    for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+    for (std::size_t f = 0; f < facts.fields.size(); ++f) {
       if (plan.fields[f].source == Source::locked && is_within(dataset.memory(f), pages)) {
         facts.fields[f].lock_refused = why;
       }
     }
   }
   if (sources.refused) return sources;
-  for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+  for (std::size_t f = 0; f < facts.fields.size(); ++f) {
     const Source source = plan.fields[f].source;
     if (source == Source::locked || source == Source::pinned) {
       sources.samples[f] = reached(device, streamed(f).data());

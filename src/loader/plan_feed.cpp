@@ -1,5 +1,7 @@
 #include "loader/plan_feed.hpp"
 
+#include "loader/plan_rows.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
@@ -8,13 +10,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 namespace penstock {
 
 namespace {
 
-constexpr std::size_t kAlignment = 256;
 // Smallest batch that gets a copy of its own into a staging buffer on the device.
 constexpr std::size_t kLeastStagedBytes = std::size_t{64} << 10;
 // Zero-copy takes no processor time, so host gather must be this many times as fast to be chosen.
@@ -186,7 +188,7 @@ Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedF
 // Memory.
 
 std::size_t slot_bytes(const FeedPlan& plan) {
-  std::size_t bytes = align_up(plan.batch * sizeof(std::uint64_t), kAlignment);
+  std::size_t bytes = align_up(plan.batch * sizeof(std::uint64_t), kSlotAlignment);
   for (const FieldPlan& field : plan.fields) {
     std::size_t batch = 0;
     if (__builtin_mul_overflow(plan.batch, field.delivered_bytes, &batch) || batch > std::size_t{1} << 60) {
@@ -194,17 +196,28 @@ std::size_t slot_bytes(const FeedPlan& plan) {
           fmt::format("A batch of {} samples of field '{}' exceeds any memory; use a smaller batch.",
                       plan.batch, field.stored.name));
     }
-    bytes += align_up(batch, kAlignment);
+    bytes += field.is_column() ? plan.column_samples(field) * field.delivered_bytes
+                               : align_up(batch, kSlotAlignment);
   }
   return bytes;
 }
 
-std::size_t factor_bytes(const FeedPlan& plan) noexcept {
+std::size_t table_bytes(const FeedPlan& plan) noexcept {
   std::size_t factors = 0;
+  std::size_t values = 0;
   for (const FieldPlan& field : plan.fields) {
-    factors += field.factors.scale.size() + field.factors.shift.size();
+    if (field.is_column()) {
+      values += field.sample_elements;
+    } else {
+      factors += field.factors.scale.size() + field.factors.shift.size();
+    }
   }
-  return align_up(factors * sizeof(float), kAlignment);
+  std::size_t bytes = align_up(factors * sizeof(float), kSlotAlignment);
+  if (const FieldPlan* rows = plan.rows()) {
+    bytes += align_up(values * sizeof(RowValue), kSlotAlignment);
+    bytes += align_up((rows->sample_bytes / kSplitSegmentBytes + 2) * sizeof(std::uint32_t), kSlotAlignment);
+  }
+  return bytes;
 }
 
 std::uint64_t resident_samples(const FieldPlan& field, const Residency& residency, std::size_t available) {
@@ -227,14 +240,16 @@ std::uint64_t resident_samples(const FieldPlan& field, const Residency& residenc
 std::size_t choose_residents(FeedPlan& plan, const Residency& residency, std::size_t available) {
   if (residency.kind == Residency::Kind::none) return 0;
   std::vector<FieldPlan*> smallest_first;
-  for (FieldPlan& field : plan.fields) smallest_first.push_back(&field);
+  for (FieldPlan& field : plan.fields) {
+    if (!field.is_column()) smallest_first.push_back(&field);
+  }
   std::ranges::sort(smallest_first, {},
                     [](const FieldPlan* field) { return std::pair(field->sample_bytes, field); });
   std::size_t bytes = 0;
   for (FieldPlan* field : smallest_first) {
-    const std::size_t left = available - std::min(available, bytes + kAlignment);
+    const std::size_t left = available - std::min(available, bytes + kSlotAlignment);
     field->resident_samples = resident_samples(*field, residency, left);
-    bytes += align_up(field->resident_bytes(), kAlignment);
+    bytes += align_up(field->resident_bytes(), kSlotAlignment);
   }
   if (bytes > available && residency.kind != Residency::Kind::automatic) {
     throw OutOfMemory(
@@ -245,12 +260,23 @@ std::size_t choose_residents(FeedPlan& plan, const Residency& residency, std::si
   return bytes;
 }
 
-/// Bytes of staging buffers, for all copy streams, that would help the field; 0 if it needs none.
+/// Bytes of staging buffers, for all copy streams, that would help the field; 0 if it needs none. Rows have
+/// room of their own.
 std::size_t device_staging_bytes(const FieldPlan& field, std::size_t batch) noexcept {
+  if (field.is_rows()) return 0;
   const std::size_t bytes = batch * field.sample_bytes;
   const bool needs_kernel = field.converts() || field.resident_samples > 0;
   const bool helps = field.by_copy_engine() || (field.by_host() && bytes >= kLeastStagedBytes);
-  return needs_kernel && helps ? kCopyStreams * align_up(bytes, kAlignment) : 0;
+  return needs_kernel && helps ? kCopyStreams * align_up(bytes, kSlotAlignment) : 0;
+}
+
+/// Bytes of the buffers in which rows land, for all copy streams. Rows that the host lists land in one
+/// buffer, and are joined with resident rows in another.
+std::size_t landing_bytes(const FeedPlan& plan, const Residency& residency) noexcept {
+  const FieldPlan* rows = plan.rows();
+  if (rows == nullptr) return 0;
+  const bool joins = rows->path != GatherPath::zero_copy && residency.kind != Residency::Kind::none;
+  return kCopyStreams * (joins ? 2 : 1) * align_up(plan.batch * rows->sample_bytes, kSlotAlignment);
 }
 
 std::size_t device_staging_bytes(const FeedPlan& plan) noexcept {
@@ -290,6 +316,7 @@ std::size_t stage_on_device(FeedPlan& plan, const std::vector<Choices>& choices,
     FieldPlan& field = plan.fields[f];
     const std::size_t bytes = device_staging_bytes(field, plan.batch);
     const std::size_t left = available - resident - staged;
+    if (field.is_rows()) field.staged_on_device = field.is_listed();
     if (bytes == 0) continue;
     if (engine_asked && bytes > left && field.by_copy_engine()) {
       throw OutOfMemory("the loader's device memory budget, beside its ring,", bytes, resident + staged, left,
@@ -314,6 +341,11 @@ void choose_sources(FeedPlan& plan, const FeedFacts& facts, const LoaderOptions&
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
     FieldPlan& field = plan.fields[f];
     if (!field.streams()) continue;
+    if (field.is_rows()) {
+      field.source = FieldPlan::Source::copied;
+      field.upload = FieldPlan::Upload::direct;
+      continue;
+    }
     if (field.by_host()) {
       if (!is_forced(options.gather)) continue;
       throw InvalidArgument(fmt::format("Field '{}' cannot be gathered by {}: {}.", field.stored.name,
@@ -328,22 +360,42 @@ void choose_sources(FeedPlan& plan, const FeedFacts& facts, const LoaderOptions&
   }
 }
 
+std::size_t take(std::size_t& offset, std::size_t bytes) noexcept {
+  return std::exchange(offset, offset + align_up(bytes, kSlotAlignment));
+}
+
+/// Puts columns of equal type and shape at equal distances, so that they are one array.
+void lay_out_columns(FeedPlan& plan) {
+  std::vector<FieldPlan*> columns;
+  for (FieldPlan& field : plan.fields) {
+    if (field.is_column()) columns.push_back(&field);
+  }
+  std::ranges::stable_sort(columns, [](const FieldPlan* a, const FieldPlan* b) {
+    return std::tie(a->to, a->stored.shape) < std::tie(b->to, b->stored.shape);
+  });
+  for (FieldPlan* column : columns) {
+    column->slot_offset = take(plan.slot_bytes, plan.column_samples(*column) * column->delivered_bytes);
+  }
+}
+
 /// Puts plain copies side by side, in the slot and in the staging slot alike.
 void lay_out(FeedPlan& plan) {
-  const auto take = [](std::size_t& offset, std::size_t bytes) {
-    return std::exchange(offset, offset + align_up(bytes, kAlignment));
-  };
   plan.slot_bytes = 0;
   for (const bool plain : {true, false}) {
     for (FieldPlan& field : plan.fields) {
-      if (field.is_plain_copy() != plain) continue;
-      field.slot_offset = take(plan.slot_bytes, plan.batch * field.delivered_bytes);
+      if (field.is_plain_copy() != plain || field.is_column()) continue;
+      if (!field.is_rows()) field.slot_offset = take(plan.slot_bytes, plan.batch * field.delivered_bytes);
       if (field.staged_on_device) {
         field.device_staging_offset = take(plan.device_staging_bytes, plan.batch * field.sample_bytes);
+      }
+      field.rows_offset = field.device_staging_offset;
+      if (field.is_rows() && (field.by_kernel() || field.resident_samples > 0)) {
+        field.rows_offset = take(plan.device_staging_bytes, plan.batch * field.sample_bytes);
       }
       if (field.by_host()) field.staging_offset = take(plan.staging_bytes, plan.batch * field.sample_bytes);
     }
   }
+  lay_out_columns(plan);
   plan.slot_indices = take(plan.slot_bytes, plan.batch * sizeof(std::uint64_t));
   plan.staging_indices = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
   for (FieldPlan& field : plan.fields) {
@@ -360,13 +412,11 @@ void check_residency(const Residency& residency) {
   }
 }
 
-}  // namespace
-
-FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const LinkProfile& profile) {
-  check_residency(options.residency);
+FeedPlan plan_travel(FeedFacts facts, const LoaderOptions& options, const LinkProfile& profile) {
   FeedPlan plan;
   plan.batch = facts.batch;
   plan_fields(plan, facts, options.fields);
+  plan_rows(plan, facts, options);
 
   const std::size_t slot = slot_bytes(plan);
   plan.budget_bytes =
@@ -375,9 +425,8 @@ FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const L
     throw OutOfMemory("the loader's device memory budget", slot, 0, plan.budget_bytes,
                       "one batch does not fit; use smaller batches or raise the budget");
   }
-  plan.factor_bytes = factor_bytes(plan);
+  plan.table_bytes = table_bytes(plan);
   const std::size_t ring = slot * (options.prefetch_depth + 1);
-  const std::size_t available = plan.budget_bytes - std::min(plan.budget_bytes, ring + plan.factor_bytes);
 
   std::vector<Choices> choices;
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
@@ -386,11 +435,17 @@ FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const L
     field.path = choices[f].first.path;
     field.reason = choices[f].first.reason;
   }
+  const std::size_t landing = landing_bytes(plan, options.residency);
+  const std::size_t needed = ring + plan.table_bytes + landing;
+  if (plan.rows() != nullptr && needed > plan.budget_bytes) {
+    throw OutOfMemory("the loader's device memory budget", needed, 0, plan.budget_bytes, "rows do not fit");
+  }
+  const std::size_t available = plan.budget_bytes - std::min(plan.budget_bytes, needed);
   const std::size_t resident = choose_residents_and_leave_room(plan, options, available);
   const std::size_t staged = stage_on_device(plan, choices, options, facts.device, resident, available);
   for (const FieldPlan& field : plan.fields) plan.resident_bytes += field.resident_bytes();
   plan.reserved_bytes =
-      std::min(plan.budget_bytes / kAlignment * kAlignment, ring + plan.factor_bytes + resident + staged);
+      std::min(plan.budget_bytes / kSlotAlignment * kSlotAlignment, needed + resident + staged);
 
   choose_sources(plan, facts, options);
   lay_out(plan);
@@ -398,6 +453,20 @@ FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const L
       plan.fields, [](const FieldPlan& field) { return field.is_listed() || field.in_two_parts(); });
   plan.orders_on_device = !options.batch_sampler && !host_orders;
   return plan;
+}
+
+}  // namespace
+
+FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const LinkProfile& profile) {
+  check_residency(options.residency);
+  FeedFacts without_rows = facts;
+  without_rows.rows_refused = true;
+  try {
+    return plan_travel(facts, options, profile);
+  } catch (const OutOfMemory&) {
+    // Rows need a little device memory more than the fields by themselves.
+    return plan_travel(std::move(without_rows), options, profile);
+  }
 }
 
 }  // namespace penstock

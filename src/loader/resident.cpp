@@ -1,5 +1,7 @@
 #include "loader/resident.hpp"
 
+#include "loader/plan_rows.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
@@ -71,28 +73,36 @@ Resident::Resident(const Device& device, Pool& memory, const FeedPlan& plan) : d
     samples_.push_back(field.resident_samples > 0 ? memory.allocate(field.resident_bytes()) : Buffer());
   }
   factors_.resize(plan.fields.size());
-  if (plan.factor_bytes > 0) upload_factors(memory, plan);
+  if (plan.table_bytes > 0) upload_tables(memory, plan);
 }
 
-void Resident::upload_factors(Pool& memory, const FeedPlan& plan) {
-  factor_memory_ = memory.allocate(plan.factor_bytes);
+void Resident::upload_tables(Pool& memory, const FeedPlan& plan) {
+  table_memory_ = memory.allocate(plan.table_bytes);
   Pool pinned = make_pinned_pool(device_, {.segment_bytes = 4096});
-  Buffer staged = pinned.allocate(plan.factor_bytes);
+  Buffer staged = pinned.allocate(plan.table_bytes);
   std::size_t offset = 0;
-  const auto put = [&](const std::vector<float>& values) -> const float* {
+  const auto put = [&]<typename T>(const std::vector<T>& values) -> const T* {
     if (values.empty()) return nullptr;
-    const std::size_t bytes = values.size() * sizeof(float);
+    const std::size_t bytes = values.size() * sizeof(T);
     std::memcpy(staged.data() + offset, values.data(), bytes);
-    const auto* const there = reinterpret_cast<const float*>(factor_memory_.data() + offset);
+    const auto* const there = reinterpret_cast<const T*>(table_memory_.data() + offset);
     offset += bytes;
     return there;
   };
+  if (const FieldPlan* rows = plan.rows()) {
+    const std::vector<RowValue> values = row_values(plan);
+    split_.row_bytes = rows->sample_bytes;
+    split_.values = put(values);
+    split_.value_count = static_cast<std::uint32_t>(values.size());
+    split_.firsts = put(segment_firsts(values, rows->sample_bytes));
+  }
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
+    if (plan.fields[f].is_column()) continue;
     const ChannelFactors& factors = plan.fields[f].factors;
     factors_[f] = {.scale = put(factors.scale), .shift = put(factors.shift)};
   }
   const Stream stream = device_.create_stream();
-  stream.copy(factor_memory_.data(), staged.data(), offset, CopyDirection::h2d);
+  stream.copy(table_memory_.data(), staged.data(), offset, CopyDirection::h2d);
   staged.release_after(stream);
   stream.synchronize();
 }

@@ -12,14 +12,17 @@
 
 namespace penstock {
 
-/// The resident samples of the dataset, and the factors that scale its fields.
+/// The resident samples of the dataset, the factors that scale its fields, and the table that splits its
+/// rows.
 class Resident {
  public:
-  /// Takes the memory, and uploads the factors. Throws OutOfMemory.
+  /// Takes the memory, and uploads the tables. Throws OutOfMemory.
   Resident(const Device& device, Pool& memory, const FeedPlan& plan);
 
   /// Sets the device's addresses of the resident samples and the factors.
   void set_addresses(std::vector<FieldAddresses>& fields) const;
+  /// The table that splits rows, as Stream::split_rows takes it; without rows, count and destination.
+  [[nodiscard]] const SplitRequest& split() const noexcept { return split_; }
 
   /// Moves the resident samples. Blocks the host until they are there. If `stopped` returns true, returns
   /// false, and may be called again. Throws what reading throws.
@@ -32,12 +35,13 @@ class Resident {
     const float* shift = nullptr;
   };
 
-  void upload_factors(Pool& memory, const FeedPlan& plan);
+  void upload_tables(Pool& memory, const FeedPlan& plan);
 
   Device device_;
   std::vector<Buffer> samples_;  ///< one for each field; empty if none of its samples are resident
   std::vector<Factors> factors_;
-  Buffer factor_memory_;
+  SplitRequest split_;
+  Buffer table_memory_;
 };
 
 }  // namespace penstock

@@ -1,4 +1,5 @@
 #include "loader/plan_feed.hpp"
+#include "loader/plan_rows.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -501,7 +502,8 @@ TEST(PlanTest, NarrowedFieldsArriveAsTheyWere) {
   EXPECT_TRUE(field.converts());
   EXPECT_EQ(field.sample_bytes, 10U);
   EXPECT_EQ(field.delivered_bytes, 80U);
-  EXPECT_EQ(field.describe(), "x: uint8 10 (narrowed from int64), zero-copy gather, delivered as int64");
+  EXPECT_EQ(field.describe(nullptr),
+            "x: uint8 10 (narrowed from int64), zero-copy gather, delivered as int64");
 }
 
 TEST(PlanTest, PlainCopiesLieSideBySideInBothSlots) {
@@ -545,9 +547,189 @@ TEST(PlanTest, FactorsAreSpreadAndCounted) {
   EXPECT_EQ(made.fields[0].factors.channels, 3U);
   EXPECT_EQ(made.fields[0].factors.channel_elements, 4U);
   EXPECT_EQ(made.fields[0].factors.shift, std::vector<float>(3, 4.0F));
-  EXPECT_EQ(made.factor_bytes, 256U);
+  EXPECT_EQ(made.table_bytes, 256U);
   EXPECT_THAT(made.describe()[0], HasSubstr("delivered as float16, scaled by channel (3)"));
-  EXPECT_EQ(plan(facts_of({image})).factor_bytes, 0U);
+  EXPECT_EQ(plan(facts_of({image})).table_bytes, 0U);
+}
+
+// Rows.
+
+/// Facts of a host that has room for rows.
+FeedFacts with_room(std::vector<FieldFacts> fields, std::size_t batch = kBatch) {
+  FeedFacts facts = facts_of(std::move(fields), batch);
+  facts.host_bytes = std::size_t{64} << 30;
+  return facts;
+}
+
+FieldFacts number(std::string name, DType dtype = DType::int64, std::uint64_t samples = 100'000) {
+  return with(in_memory(std::move(name), dtype_bytes(dtype), samples), [&](auto& f) {
+    f.stored.dtype = dtype;
+    f.stored.shape = {};
+  });
+}
+
+std::string columns_of(const FeedPlan& made) {
+  std::string names;
+  for (const FieldPlan& field : made.fields) names += field.is_column() ? field.stored.name : "";
+  return names;
+}
+
+struct ColumnsRow {
+  const char* name;
+  std::vector<FieldFacts> fields;
+  std::function<void(LoaderOptions&)> change;
+  const char* columns;
+};
+
+TEST(PlanTest, SmallSamplesInMemoryLieInRows) {
+  const FieldFacts a = number("a");
+  const FieldFacts b = number("b");
+  const std::vector<ColumnsRow> rows{
+      {"two", {a, b}, kAsStored, "ab"},
+      {"beside a wide one", {a, in_memory("w", 65), b}, kAsStored, "ab"},
+      {"up to a line", {a, in_memory("w", 64)}, kAsStored, "aw"},
+      {"one alone", {a, in_memory("w", 784)}, kAsStored, ""},
+      {"of a function", {a, b, computed("c", 8)}, kAsStored, "ab"},
+      {"of a mapped file",
+       {a, b, with(number("m"), [](auto& f) { f.file_mapping = true; })},
+       kAsStored,
+       "ab"},
+      {"locked by others", {a, with(b, [](auto& f) { f.page_lock = PageLock::foreign; })}, kAsStored, "ab"},
+      {"past the limit of copies",
+       {number("a", DType::int64, 20'000'000), number("b", DType::int64, 20'000'000)},
+       kAsStored,
+       "ab"},
+      {"by kernels", {a, b}, [](auto& o) { o.gather = GatherPath::zero_copy; }, "ab"},
+      {"by the host", {a, b}, [](auto& o) { o.gather = GatherPath::host; }, "ab"},
+      {"by copy engines", {a, b}, [](auto& o) { o.gather = GatherPath::copy_engine; }, ""},
+      {"that may change", {a, b}, [](auto& o) { o.data_may_change = true; }, ""},
+      {"without copies", {a, b}, [](auto& o) { o.copy_limit_bytes = 0; }, ""},
+      {"in a budget",
+       {number("a"), number("b", DType::int16), in_memory("c", 16), number("d", DType::int32)},
+       [](auto& o) { o.row_budget_bytes = 31 * 100'000; },
+       "abd"},
+      {"in no budget", {a, b}, [](auto& o) { o.row_budget_bytes = 16 * 100'000 - 1; }, ""},
+  };
+  for (const ColumnsRow& row : rows) {
+    const FeedPlan made = plan(with_room(row.fields), with(shuffled(), row.change));
+    EXPECT_EQ(columns_of(made), row.columns) << row.name;
+    EXPECT_EQ(made.rows() != nullptr, *row.columns != 0) << row.name;
+    EXPECT_EQ(made.delivered().size(), row.fields.size()) << row.name;
+    EXPECT_EQ(made.fields.size(), row.fields.size() + (*row.columns != 0 ? 1 : 0)) << row.name;
+  }
+  FeedFacts refused = with_room({a, b});
+  refused.rows_refused = true;
+  EXPECT_EQ(plan(refused).rows(), nullptr);
+  FeedFacts small_host = with_room({a, b});
+  small_host.host_bytes = 8 * 16 * 100'000 - 1;
+  EXPECT_EQ(plan(small_host).rows(), nullptr);
+}
+
+TEST(PlanTest, RowsTravelForTheirColumns) {
+  const LoaderOptions options =
+      with(shuffled(), [](auto& o) { o.fields = {{.name = "c", .to = DType::float32}}; });
+  const FeedPlan made = plan(
+      with_room({number("a"), in_memory("w", 784), number("b", DType::int16), number("c", DType::uint8)}),
+      options);
+  const FieldPlan& rows = *made.rows();
+  EXPECT_EQ(rows.sample_bytes, 16U);
+  EXPECT_EQ(rows.path, GatherPath::zero_copy);
+  EXPECT_EQ(rows.source, Source::copied);
+  EXPECT_EQ(rows.delivered_bytes, 0U);
+  EXPECT_EQ(made.device_staging_bytes, aligned(kBatch * 16)) << "where the kernel gathers them";
+  EXPECT_FALSE(rows.staged_on_device);
+  for (const std::size_t f : {0, 2, 3}) {
+    EXPECT_EQ(made.fields[f].source, Source::none);
+    EXPECT_FALSE(made.fields[f].streams() || made.fields[f].by_kernel() || made.fields[f].is_listed());
+  }
+  EXPECT_EQ(made.delivered_sample_bytes(), 8U + 784 + 2 + 4);
+  EXPECT_EQ(made.slot_bytes, slot(784) + aligned(kBatch * 8) + aligned(kBatch * 2) + aligned(kBatch * 4));
+  EXPECT_EQ(made.table_bytes, 512U) << "three values, and the first value of each segment";
+  EXPECT_EQ(made.reserved_bytes, 3 * made.slot_bytes + 512 + 2 * aligned(kBatch * 16));
+  EXPECT_EQ(made.describe()[3],
+            "c: uint8 scalar, in rows of 16 bytes, zero-copy gather, delivered as float32");
+  EXPECT_EQ(made.describe().size(), 4U);
+}
+
+TEST(PlanTest, RowsLandOnTheDevice) {
+  const std::vector<FieldFacts> fields{number("a"), number("b")};
+  const std::size_t bytes = aligned(kBatch * 16);
+  const auto rows_of = [&](GatherPath gather, const char* residency) {
+    const FeedPlan made = plan(with_room(fields), with(shuffled(), [&](auto& o) {
+                                 o.gather = gather;
+                                 o.residency = Residency::parse(residency);
+                               }));
+    return std::tuple(*made.rows(), made.device_staging_bytes, made.staging_bytes);
+  };
+  {
+    const auto [rows, device, pinned] = rows_of(GatherPath::host, "none");
+    EXPECT_TRUE(rows.by_host() && rows.staged_on_device && !rows.is_plain_copy());
+    EXPECT_EQ(rows.rows_offset, rows.device_staging_offset) << "one buffer is enough";
+    EXPECT_EQ(device, bytes);
+    EXPECT_EQ(pinned, bytes + aligned(kBatch * 8));
+    EXPECT_EQ(rows.source, Source::copied);
+  }
+  {
+    const auto [rows, device, pinned] = rows_of(GatherPath::host, "0.5");
+    EXPECT_NE(rows.rows_offset, rows.device_staging_offset) << "resident rows are joined";
+    EXPECT_EQ(device, 2 * bytes);
+    EXPECT_EQ(rows.upload, Upload::direct);
+  }
+  {
+    const auto [rows, device, pinned] = rows_of(GatherPath::automatic, "all");
+    EXPECT_EQ(rows.resident_samples, 100'000U);
+    EXPECT_EQ(device, bytes);
+    EXPECT_EQ(rows.source, Source::none);
+    EXPECT_EQ(rows.upload, Upload::gathered) << "there is no copy on the host";
+  }
+}
+
+TEST(PlanTest, RowsAreLeftOutIfTheDeviceHasNoRoomForThem) {
+  const std::vector<FieldFacts> fields{number("a"), number("b")};
+  const std::size_t one_slot = slot(8) + aligned(kBatch * 8);
+  const auto rows_in = [&](std::size_t budget) {
+    return plan(with_room(fields), with(shuffled(), [&](auto& o) { o.device_budget_bytes = budget; }))
+               .rows() != nullptr;
+  };
+  const std::size_t beside = 512 + 2 * aligned(kBatch * 16);
+  EXPECT_TRUE(rows_in(3 * one_slot + beside));
+  EXPECT_FALSE(rows_in(3 * one_slot + beside - 1));
+}
+
+TEST(PlanTest, ColumnsOfOneTypeAreOneArray) {
+  std::vector<FieldFacts> fields;
+  for (int i = 0; i < 5; ++i) {
+    fields.push_back(number("i" + std::to_string(i)));
+    fields.push_back(number("f" + std::to_string(i), DType::float32));
+  }
+  const FeedPlan made = plan(with_room(std::move(fields)));
+  for (std::size_t i = 1; i < 5; ++i) {
+    EXPECT_EQ(made.fields[2 * i].slot_offset - made.fields[2 * i - 2].slot_offset, aligned(kBatch * 8));
+    EXPECT_EQ(made.fields[2 * i + 1].slot_offset - made.fields[2 * i - 1].slot_offset, aligned(kBatch * 4));
+  }
+}
+
+TEST(PlanTest, EachValueOfARowHasItsPlace) {
+  const FieldFacts points = with(in_memory("p", 6), [](auto& f) { f.stored.shape = {3, 2}; });
+  const LoaderOptions options = with(shuffled(), [](auto& o) {
+    o.fields = {{.name = "p", .to = DType::float16, .scale = {1, 2, 3}, .shift = {4}}};
+  });
+  const FeedPlan made = plan(with_room({points, number("a")}), options);
+  const std::vector<RowValue> values = row_values(made);
+  ASSERT_EQ(values.size(), 7U);
+  EXPECT_EQ(values[0].row_offset, 0U);
+  EXPECT_EQ(values[0].destination, made.fields[1].slot_offset);
+  EXPECT_EQ(values[0].destination_stride, 8U);
+  EXPECT_FALSE(values[0].scaled);
+  for (std::size_t e = 0; e < 6; ++e) {
+    const RowValue& value = values[1 + e];
+    EXPECT_EQ(value.row_offset, 8 + e);
+    EXPECT_EQ(value.destination, made.fields[0].slot_offset + 2 * e);
+    EXPECT_EQ(value.destination_stride, 12U);
+    EXPECT_TRUE(value.scaled && value.from == DType::uint8 && value.to == DType::float16);
+    EXPECT_EQ(value.scale, static_cast<float>(e / 2 + 1));
+    EXPECT_EQ(value.shift, 4);
+  }
 }
 
 class NoBatches final : public BatchSampler {
@@ -605,7 +787,7 @@ TEST(PlanTest, ResidentsAreMovedFromWhereTheyLieIfThatIsSafe) {
   EXPECT_EQ(upload(computed("x", 784)).upload, Upload::gathered);
   const FieldPlan whole = upload(in_memory("x", 784));
   EXPECT_EQ(whole.source, Source::none) << "nothing streams";
-  EXPECT_EQ(whole.describe(), "x: uint8 784, resident");
+  EXPECT_EQ(whole.describe(nullptr), "x: uint8 784, resident");
 }
 
 TEST(PlanTest, ALockIsNotNeededForAFieldThatIsResident) {

@@ -1,0 +1,124 @@
+"""Tables of narrow columns: microseconds for each shuffled batch, a dict with one tensor for each column."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from .data import as_it_is
+from .loaders import MovedAsItIs
+from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, opened
+
+BATCH = 8192
+SAMPLES = 1 << 17
+LARGEST = 50_000  # values that 16 bits hold
+_GOALS_US = {1: 30, 28: 100, 100: 180, 400: 450}
+
+Table = dict[str, torch.Tensor]
+
+
+class Fancy(torch.utils.data.Dataset):
+    """A table that gives a whole batch at a time."""
+
+    def __init__(self, table: Table):
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(next(iter(self.table.values())))
+
+    def __getitems__(self, indices: list[int]) -> Table:
+        chosen = torch.as_tensor(indices)
+        return {name: column[chosen] for name, column in self.table.items()}
+
+
+def contenders(table: Table, batch: int) -> list[Contender]:
+    def ours(**options: Any) -> Callable:
+        def make(_: Any, setting: Setting, __: Any) -> Any:
+            import penstock
+
+            return penstock.Loader(table, batch, shuffle=True, drop_last=True, device=setting.device, **options)
+
+        return make
+
+    def fancy(_: Any, setting: Setting, __: Any) -> Any:
+        loader = DataLoader(
+            Fancy(table), batch, shuffle=True, drop_last=True, collate_fn=as_it_is, pin_memory=setting.on_gpu
+        )
+        return MovedAsItIs(loader, setting)
+
+    mine: dict[str, Any] = {"needs": ("penstock",), "ours": True}
+    return [
+        Contender("DataLoader with `__getitems__`", fancy),
+        Contender("penstock.Loader, each column by itself", ours(row_budget_bytes=1), **mine),
+        Contender("penstock.Loader, resident", ours(residency="all"), **mine),
+        Contender("penstock.Loader", ours(), **mine),
+    ]
+
+
+def compare(setting: Setting) -> list[Result]:
+    results = []
+    samples = SAMPLES * 4 if setting.on_gpu else SAMPLES // 4 if setting.quick else SAMPLES
+    batch = BATCH // 16 if setting.quick else BATCH
+    for count in _GOALS_US:
+        table = {f"c{k}": torch.randint(0, LARGEST, (samples,)) for k in range(count)}
+        table[f"c{count - 1}"] = torch.arange(samples)  # by which batches are compared
+        name = f"{count} int64 columns, batch {batch}" if count > 1 else f"one int64 column, batch {batch}"
+        measure = _measure_with(table, setting)
+        results += [attempt(name, contender, setting, measure) for contender in contenders(table, batch)]
+    return results
+
+
+def _verify(batches: Iterable, table: Table, setting: Setting) -> None:
+    """Compares an epoch with the table. Each sample comes once at most."""
+    names = list(table)
+    reference = {name: column.to(setting.target) for name, column in table.items()}
+    seen = torch.zeros(len(table[names[-1]]), dtype=torch.int32, device=setting.target)
+    wrong = torch.zeros((), dtype=torch.int64, device=setting.target)
+    for fed in batches:
+        if setting.on_gpu:
+            torch.cuda._sleep(300_000)
+        number = fed[names[-1]].clone()
+        for name in names:
+            wrong += (fed[name] != reference[name][number]).any()
+        seen.index_add_(0, number, torch.ones_like(number, dtype=torch.int32))
+    if int(wrong) or int(seen.max()) != 1:
+        raise WrongBytes(f"{int(wrong)} columns hold other samples, or samples came {int(seen.max())} times")
+
+
+def _epochs(batches: Iterable) -> Iterator:
+    while True:
+        yield from batches
+
+
+def _measure_with(table: Table, setting: Setting) -> Callable[[Contender, Result], None]:
+    def measure(contender: Contender, result: Result) -> None:
+        with opened(contender, table, setting, None) as batches:
+            _verify(batches, table, setting)
+            result.verified = True
+            setting.synchronize()
+            done, begin = 0, time.perf_counter()
+            for done, _ in enumerate(_epochs(batches), 1):
+                if done % 8 == 0 and time.perf_counter() - begin > setting.seconds:
+                    break
+            setting.synchronize()
+            result.figures = {"batch_us": (time.perf_counter() - begin) / done * 1e6}
+
+    return measure
+
+
+def goals(results: list[Result], setting: Setting) -> list[Goal]:
+    found = {(r.workload, r.contender): r.figures["batch_us"] for r in results if r.verified and "batch_us" in r.figures}
+    made = []
+    for (workload, contender), us in found.items():
+        if contender != "penstock.Loader" or setting.quick:
+            continue
+        count = 1 if workload.startswith("one") else int(workload.split()[0])
+        if setting.on_gpu:
+            made.append(Goal(workload, f"{_GOALS_US[count]} µs a batch", f"{us:.0f} µs", us <= _GOALS_US[count]))
+        elif count == 28 and (theirs := found.get((workload, "DataLoader with `__getitems__`"))):
+            made.append(Goal(f"{workload}, beside DataLoader", "5 x", f"{theirs / us:.1f} x", theirs / us >= 5))
+    return made

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "loader/feed_facts.hpp"
+
+#include <penstock/data/rows.hpp>
+#include <penstock/device/requests.hpp>
+#include <penstock/loader/feed_plan.hpp>
+
+#include <vector>
+
+namespace penstock {
+
+/// Makes columns of the fields with small samples if there are several, and adds the rows to the plan and to
+/// the facts. Changes nothing if rows do not help, are not allowed, or were refused. A pure function.
+void plan_rows(FeedPlan& plan, FeedFacts& facts, const LoaderOptions& options);
+
+/// The columns' values in a row, as Stream::split_rows takes them. Destinations count from a slot's
+/// beginning.
+[[nodiscard]] std::vector<RowValue> row_values(const FeedPlan& plan);
+
+/// `dataset` with the rows as one more field, if the plan has rows. They are read from the columns anew in
+/// each gather.
+[[nodiscard]] Dataset with_rows(const Dataset& dataset, const FeedPlan& plan);
+
+/// The same, where `rows` holds the rows of all samples. Both the rows and the columns are read there, so
+/// that the arrays that they were made of can be freed. `keep_alive` keeps `rows` alive.
+[[nodiscard]] Dataset with_rows(const Dataset& dataset, const FeedPlan& plan, std::span<const std::byte> rows,
+                                const std::shared_ptr<const void>& keep_alive);
+
+}  // namespace penstock

@@ -1,0 +1,228 @@
+#include "loader/loader_fixture.hpp"
+
+#include <gmock/gmock.h>
+
+#include <random>
+
+/// Fields of small samples that travel side by side, in rows.
+namespace penstock::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kSamples = 1'003;
+constexpr std::size_t kOff = 1;  // a budget in which no rows fit
+
+/// Integers below `limit`, so that they can be narrowed.
+template <typename T>
+FieldReaderPtr integers(std::string name, DType dtype, Shape shape, std::uint64_t limit, std::uint64_t seed) {
+  Field field{.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
+  std::vector<T> values(kSamples * element_count(field.shape));
+  std::mt19937_64 random(seed);
+  for (T& value : values) value = static_cast<T>(random() % limit);
+  return read_array(std::move(field), std::move(values));
+}
+
+/// Narrow columns of many types, a field that is too wide for rows, and one that is made by a function.
+Dataset table(std::size_t integer_columns = 40) {
+  std::vector<FieldReaderPtr> fields{
+      random_field("image", DType::uint8, {12, 12}, kSamples, 1),
+      random_field("u8", DType::uint8, {}, kSamples, 2),
+      random_field("flag", DType::boolean, {}, kSamples, 3),
+      random_field("f64", DType::float64, {}, kSamples, 4),
+      as_callback(random_field("made", DType::int16, {}, kSamples, 5)),
+      random_field("point", DType::float32, {3}, kSamples, 6),
+      random_field("half", DType::float16, {}, kSamples, 7),
+      random_field("pixel", DType::uint8, {3, 2}, kSamples, 8),
+      random_field("i16", DType::int16, {}, kSamples, 11),
+      integers<std::int32_t>("i32", DType::int32, {2}, 70'000, 9),
+      random_field("i64", DType::int64, {}, kSamples, 10),
+  };
+  for (std::size_t c = 0; c < integer_columns; ++c) {
+    const std::uint64_t limit = c % 3 == 0 ? 200 : c % 3 == 1 ? 60'000 : 1'000'000;
+    fields.push_back(integers<std::int64_t>("c" + std::to_string(c), DType::int64, {}, limit, 100 + c));
+  }
+  return Dataset(std::move(fields));
+}
+
+/// The same without what a function makes: no kernel reads that.
+Dataset in_memory(const Dataset& dataset) {
+  std::vector<FieldReaderPtr> fields;
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) {
+    if (!dataset.memory(f).empty()) fields.push_back(dataset.reader(f));
+  }
+  return Dataset(std::move(fields));
+}
+
+class ListedBatches final : public BatchSampler {
+ public:
+  explicit ListedBatches(std::vector<std::vector<std::uint64_t>> batches) : batches_(std::move(batches)) {}
+  void start_epoch(std::uint64_t) override { next_ = 0; }
+  bool next(std::vector<std::uint64_t>& indices) override {
+    if (next_ == batches_.size()) return false;
+    indices = batches_[next_++];
+    return true;
+  }
+
+ private:
+  std::vector<std::vector<std::uint64_t>> batches_;
+  std::size_t next_ = 0;
+};
+
+std::vector<FieldOptions> conversions() {
+  return {{.name = "u8", .to = DType::float32, .scale = {0.1F}, .shift = {-3}},
+          {.name = "pixel",
+           .to = DType::bfloat16,
+           .scale = {1.5F, 0.25F, 3},
+           .shift = {1, 2, 3},
+           .channel_axis = 0},
+          {.name = "half", .to = DType::float32},
+          {.name = "i16", .to = DType::float32, .scale = {0.001F}}};
+}
+
+class LoaderRows : public LoaderTest {
+ protected:
+  LoaderOptions options() const {
+    LoaderOptions options;
+    options.batch_size = 96;  // the last batch has 43 samples
+    options.shuffle = true;
+    options.seed = 5;
+    options.fields = conversions();
+    return options;
+  }
+
+  /// Three epochs with rows, compared with the same epochs without.
+  void expect_the_same(const Dataset& dataset, LoaderOptions options, const char* what) {
+    Loader with(dataset, *device_, options);
+    EXPECT_NE(with.plan().rows(), nullptr) << what;
+    options.row_budget_bytes = kOff;
+    Loader without(dataset, *device_, options);
+    EXPECT_EQ(without.plan().rows(), nullptr);
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      const auto expected = read_epoch(without);
+      const auto got = read_epoch(with);
+      ASSERT_EQ(got.size(), expected.size());
+      for (std::size_t b = 0; b < got.size(); ++b) {
+        ASSERT_EQ(got[b].indices, expected[b].indices);
+        for (std::size_t f = 0; f < dataset.field_count(); ++f) {
+          ASSERT_EQ(got[b].fields[f], expected[b].fields[f])
+              << what << ", epoch " << epoch << ", batch " << b << ", field " << dataset.field(f).name;
+        }
+      }
+    }
+  }
+};
+PENSTOCK_DEVICE_SUITE(LoaderRows);
+
+TEST_P(LoaderRows, DeliverWhatFieldsByThemselvesDo) {
+  const Dataset dataset = table();
+  for (const GatherPath gather : {GatherPath::automatic, GatherPath::zero_copy, GatherPath::host}) {
+    const Dataset fed = gather == GatherPath::zero_copy ? in_memory(dataset) : dataset;
+    for (const char* residency : {"none", "0.4", "all", "auto"}) {
+      LoaderOptions asked = options();
+      asked.gather = gather;
+      asked.residency = Residency::parse(residency);
+      expect_the_same(fed, asked, residency);
+    }
+  }
+}
+
+TEST_P(LoaderRows, TravelInEveryOrder) {
+  const Dataset dataset = table();
+  LoaderOptions in_sequence = options();
+  in_sequence.shuffle = false;
+  in_sequence.seed = 0;
+  expect_the_same(dataset, in_sequence, "in sequence");
+  in_sequence.residency = Residency::parse("0.3");
+  expect_the_same(dataset, in_sequence, "in sequence, partly resident");
+  LoaderOptions sharded = options();
+  sharded.shard = {.rank = 1, .world_size = 3, .drop_last = false};
+  expect_the_same(dataset, sharded, "sharded");
+  LoaderOptions wide = options();
+  wide.narrow = false;
+  expect_the_same(dataset, wide, "not narrowed");
+}
+
+TEST_P(LoaderRows, OfManySegments) {
+  LoaderOptions plain = options();
+  plain.fields.clear();
+  plain.narrow = false;
+  expect_the_same(table(150), plain, "rows of more than 1 KiB");
+}
+
+TEST_P(LoaderRows, ReplaceWhatTheyWereMadeOf) {
+  const Dataset dataset = table();
+  const Loader loader(dataset, *device_, options());
+  ASSERT_NE(loader.plan().rows(), nullptr);
+  ASSERT_EQ(loader.dataset().field_count(), dataset.field_count());
+  const auto all = numbers(kSamples);
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) {
+    if (dataset.field(f).dtype != loader.dataset().field(f).dtype) continue;
+    std::vector<std::byte> expected(kSamples * dataset.sample_bytes(f));
+    std::vector<std::byte> got(expected.size());
+    dataset.gather(f, all, expected);
+    loader.dataset().gather(f, all, got);
+    EXPECT_EQ(got, expected) << dataset.field(f).name;
+    EXPECT_EQ(loader.dataset().memory(f).empty(), loader.plan().fields[f].is_column() || f == 4);
+  }
+}
+
+TEST_P(LoaderRows, TakeNoMoreThanTheBudget) {
+  const Dataset dataset = table();
+  LoaderOptions tight = options();
+  tight.row_budget_bytes = 32 * kSamples;
+  Loader loader(dataset, *device_, tight);
+  ASSERT_NE(loader.plan().rows(), nullptr);
+  EXPECT_EQ(loader.plan().rows()->sample_bytes, 32U);
+  const auto is_column = [&](const char* name) {
+    return loader.plan().fields[dataset.field_index(name)].is_column();
+  };
+  EXPECT_TRUE(is_column("flag"));
+  EXPECT_FALSE(is_column("f64")) << "the widest fields stay where they are";
+  expect_the_same(dataset, tight, "a tight budget");
+}
+
+TEST_P(LoaderRows, CrossTheLinkTogether) {
+  const Dataset dataset = in_memory(table(100));
+  LoaderOptions asked = options();
+  asked.fields.clear();
+  Loader loader(dataset, *device_, asked);
+  const std::size_t row_bytes = loader.plan().rows()->sample_bytes;
+  static_cast<void>(read_epoch(loader));
+  EXPECT_EQ(loader.stats().link_bytes, kSamples * (row_bytes + dataset.sample_bytes(0)));
+  EXPECT_THAT(loader.describe().back(), HasSubstr("in rows of " + std::to_string(row_bytes) + " bytes"));
+}
+
+TEST_P(LoaderRows, AreMadeByDrawnBatches) {
+  const Dataset dataset = table();
+  LoaderOptions drawn;
+  drawn.batch_size = 16;
+  drawn.fields = conversions();
+  const std::vector<std::vector<std::uint64_t>> wanted{{5, 5, 1002, 0}, numbers(16), {7}};
+  const auto make = [&](std::size_t budget) {
+    LoaderOptions asked = drawn;
+    asked.row_budget_bytes = budget;
+    asked.batch_sampler = std::make_shared<ListedBatches>(wanted);
+    return Loader(dataset, *device_, asked);
+  };
+  Loader with = make(0);
+  Loader without = make(kOff);
+  ASSERT_NE(with.plan().rows(), nullptr);
+  const auto expected = read_epoch(without);
+  const auto got = read_epoch(with);
+  ASSERT_EQ(got.size(), 3U);
+  for (std::size_t b = 0; b < 3; ++b) {
+    EXPECT_EQ(got[b].indices, wanted[b]);
+    EXPECT_EQ(got[b].fields, expected[b].fields);
+  }
+}
+
+TEST_P(LoaderRows, AreNotMadeOfDataThatMayChange) {
+  LoaderOptions asked = options();
+  asked.data_may_change = true;
+  const Loader loader(table(), *device_, asked);
+  EXPECT_EQ(loader.plan().rows(), nullptr);
+}
+
+}  // namespace
+}  // namespace penstock::testing
