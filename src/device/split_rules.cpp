@@ -16,17 +16,17 @@ constexpr std::uint64_t kRowUnit = 16;
 constexpr std::uint64_t kLongestRow = std::uint64_t{1} << 32;  // offsets in it have 32 bits
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
 
-void check_rows_that(bool holds, std::string_view message) {
+void must_hold(bool holds, std::string_view message) {
   if (!holds) throw InvalidArgument(fmt::format("these rows cannot be split: {}", message));
 }
 
-bool is_multiple_of(const void* data, std::size_t bytes) noexcept {
+bool is_aligned(const void* data, std::size_t bytes) noexcept {
   return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
 }
 
 void check_rows(std::uint64_t row_bytes) {
-  check_rows_that(row_bytes % kRowUnit == 0, "their size is not a multiple of 16 bytes; pad them");
-  check_rows_that(row_bytes <= kLongestRow, "they are longer than 4 GiB");
+  must_hold(row_bytes % kRowUnit == 0, "their size is not a multiple of 16 bytes; pad them");
+  must_hold(row_bytes <= kLongestRow, "they are longer than 4 GiB");
 }
 
 void check_value(const RowValue& value, std::size_t number, std::uint64_t row_bytes) {
@@ -52,30 +52,29 @@ void check_value(const RowValue& value, std::size_t number, std::uint64_t row_by
 
 void check_split(const SplitRequest& request) {
   check_rows(request.row_bytes);
-  check_rows_that(request.row_bytes == 0 || request.count <= kMostBytes / request.row_bytes,
-                  "their sizes exceed any memory");
+  must_hold(request.row_bytes == 0 || request.count <= kMostBytes / request.row_bytes,
+            "their sizes exceed any memory");
   if (request.count == 0 || request.value_count == 0) return;
-  check_rows_that(request.row_bytes != 0, "they have values but no bytes");
-  check_rows_that(request.rows != nullptr, "they are null");
-  check_rows_that(request.destination != nullptr, "the destination is null");
-  check_rows_that(request.values != nullptr && request.firsts != nullptr, "a table is null");
-  check_rows_that(is_multiple_of(request.rows, kRowUnit) && is_multiple_of(request.destination, kRowUnit),
-                  "the rows or the destination are not aligned to 16 bytes");
-  check_rows_that(is_multiple_of(request.values, alignof(RowValue)) &&
-                      is_multiple_of(request.firsts, alignof(std::uint32_t)),
-                  "a table is not aligned to its type");
+  must_hold(request.row_bytes != 0, "they have values but no bytes");
+  must_hold(request.rows != nullptr, "they are null");
+  must_hold(request.destination != nullptr, "the destination is null");
+  must_hold(request.values != nullptr && request.firsts != nullptr, "a table is null");
+  must_hold(is_aligned(request.rows, kRowUnit) && is_aligned(request.destination, kRowUnit),
+            "the rows or the destination are not aligned to 16 bytes");
+  must_hold(
+      is_aligned(request.values, alignof(RowValue)) && is_aligned(request.firsts, alignof(std::uint32_t)),
+      "a table is not aligned to its type");
 }
 
 std::vector<std::uint32_t> segment_firsts(std::span<const RowValue> values, std::uint64_t row_bytes) {
   check_rows(row_bytes);
-  check_rows_that(values.size() <= std::numeric_limits<std::uint32_t>::max(),
-                  "they have 2^32 values or more");
+  must_hold(values.size() <= std::numeric_limits<std::uint32_t>::max(), "they have 2^32 values or more");
   std::vector<std::uint32_t> firsts((row_bytes + kSplitSegmentBytes - 1) / kSplitSegmentBytes + 1);
   std::size_t segment = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     check_value(values[i], i, row_bytes);
-    check_rows_that(i == 0 || values[i - 1].row_offset <= values[i].row_offset,
-                    "their values do not ascend by their offsets; sort them");
+    must_hold(i == 0 || values[i - 1].row_offset <= values[i].row_offset,
+              "their values do not ascend by their offsets; sort them");
     while (segment <= values[i].row_offset / kSplitSegmentBytes) {
       firsts[segment++] = static_cast<std::uint32_t>(i);
     }
