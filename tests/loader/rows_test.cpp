@@ -1,4 +1,4 @@
-#include "loader/loader_fixture.hpp"
+#include "loader/faulty_fixture.hpp"
 
 #include <gmock/gmock.h>
 
@@ -80,7 +80,7 @@ std::vector<FieldOptions> conversions() {
           {.name = "i16", .to = DType::float32, .scale = {0.001F}}};
 }
 
-class LoaderRows : public LoaderTest {
+class LoaderRows : public FaultyLoaderTest {
  protected:
   LoaderOptions options() const {
     LoaderOptions options;
@@ -215,6 +215,34 @@ TEST_P(LoaderRows, AreMadeByDrawnBatches) {
     EXPECT_EQ(got[b].indices, wanted[b]);
     EXPECT_EQ(got[b].fields, expected[b].fields);
   }
+}
+
+TEST_P(LoaderRows, AreLeftOutWithoutMemoryForThem) {
+  const Dataset dataset({random_field("a", DType::int64, {}, kSamples, 1),
+                         random_field("b", DType::float32, {2}, kSamples, 2)});
+  faulty_->fail(Entry::host_register, 1, 1, [] { throw Unsupported("no locking today"); });
+  faulty_->fail(Entry::host_allocate, 1, 1, [] { throw OutOfMemory("locked memory", 1, 1, 0); });
+  LoaderOptions asked = options();
+  asked.fields.clear();
+  asked.narrow = false;
+  Loader loader(dataset, *faulty_device_, asked);
+  EXPECT_EQ(loader.plan().rows(), nullptr);
+  expect_stored(dataset, read_epoch(loader));
+}
+
+TEST_P(LoaderRows, ThatCannotBeSplitEndTheEpoch) {
+  const Dataset dataset = in_memory(table());
+  LoaderOptions asked = options();
+  asked.fields.clear();
+  asked.narrow = false;
+  Loader loader(dataset, *faulty_device_, asked);
+  ASSERT_NE(loader.plan().rows(), nullptr);
+  const HostBatch first = read(*loader.next(*stream_));
+  expect_stored(dataset, first);
+  faulty_->fail(Entry::split_rows);
+  EXPECT_THROW(static_cast<void>(read_epoch(loader)), DeviceError);
+  loader.start_epoch(1);
+  expect_stored(dataset, read_epoch(loader));
 }
 
 TEST_P(LoaderRows, AreNotMadeOfDataThatMayChange) {
