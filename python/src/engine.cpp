@@ -425,7 +425,7 @@ std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf
   options.destination_kind = MemoryKind::pageable;
   options.after = &intake;
   for (const Leaf* leaf : leaves) {
-    storages.push_back(std::make_shared<HostStorage>(leaf->bytes));
+    storages.push_back(std::make_shared<HostStorage>(leaf->bytes, *device_.host_workers()));
     if (travels_alone(*leaf, info().tuning)) {
       transfers.push_back(engine().copy(storages.back()->data(), leaf->data, leaf->bytes, options));
     } else {

@@ -1,5 +1,7 @@
 #include "storage.hpp"
 
+#include <penstock/core/host_workers.hpp>
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@ namespace penstock::python {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 
 // Large results begin on a huge page, so that a first write makes 2 MiB of memory present and not 4 KiB.
 std::align_val_t alignment_of(std::size_t bytes) noexcept {
@@ -46,9 +49,15 @@ Managed* export_view(const TensorView& view) {
 
 }  // namespace
 
-HostStorage::HostStorage(std::size_t bytes) : alignment_(alignment_of(bytes)) {
+HostStorage::HostStorage(std::size_t bytes, HostWorkers& workers) : alignment_(alignment_of(bytes)) {
   data_ = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), alignment_));
-  if (alignment_ == std::align_val_t{kHugePage}) madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+  if (alignment_ != std::align_val_t{kHugePage}) return;
+  const std::size_t whole_pages = bytes / kHugePage;
+  madvise(data_, whole_pages * kHugePage, MADV_HUGEPAGE);
+  // If the kernel is too old for this, the pages come when they are written.
+  workers.for_each(whole_pages, [this](std::size_t page) {
+    madvise(data_ + page * kHugePage, kHugePage, kPopulateWrite);
+  });
 }
 
 HostStorage::~HostStorage() { ::operator delete(data_, alignment_); }

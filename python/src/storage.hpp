@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace penstock::python {
@@ -31,10 +32,11 @@ class Storage {
   std::byte* data_ = nullptr;
 };
 
-/// Ordinary host memory, 64-byte aligned; in huge pages if it is large and the system gives them.
+/// Ordinary host memory, 64-byte aligned. Large memory is in huge pages if the system gives them, which
+/// `workers` make present: threads that copy to parts of one page would each clear a whole one.
 class HostStorage final : public Storage {
  public:
-  explicit HostStorage(std::size_t bytes);
+  HostStorage(std::size_t bytes, HostWorkers& workers);
   ~HostStorage() override;
 
  private:
