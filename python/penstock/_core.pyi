@@ -129,9 +129,13 @@ class Engine:
     @property
     def index(self) -> int: ...
 
-def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object) -> object: ...
-
 def use_exchange_api(use: bool) -> None: ...
+
+def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:
+    """A nest with its arrays in new memory of the host."""
+
+def fetch_into(tree: object | None, out: object | None, expand: object, outputs: object, host_engines: Sequence[Engine], cuda_engine: object) -> None:
+    """Copies the arrays of a nest into those of another."""
 
 class FilledSlot:
     """

@@ -33,19 +33,22 @@ class Expander:
     """Tells the C++ side what to do with one object: see `Tree` in tree.hpp.
 
     `target` is PyTorch's name for the nest's destination. If `sends`, objects that cannot go there are refused;
-    otherwise they stay on the host. If `static`, objects that would move themselves are refused too.
+    otherwise they stay on the host. `refuse` says why an object that would move itself is refused; None: it may. If
+    `copies`, arrays of the host are copied too, and those that require a gradient are copied without it.
     """
 
-    def __init__(self, target: str, sends: bool, static: bool = False):
+    def __init__(
+        self, target: str, sends: bool, refuse: Callable[[Any], str] | None = None, copies: bool = False
+    ) -> None:
         self.target = target
         self.sends = sends
-        self.static = static
+        self.refuse = refuse
+        self.copies = copies
 
     def __call__(self, value: Any, expanded: bool) -> Any:
-        for base in type(value).__mro__:
-            if base in _registered:
-                flatten, unflatten = _registered[base]
-                return flatten(value), functools.partial(unflatten, value)
+        parts = _registered_parts(value)
+        if parts is not None:
+            return parts
         if isinstance(value, str | bytes | bytearray | int | float | complex):
             return value, None
         torch = sys.modules.get("torch")
@@ -62,8 +65,8 @@ class Expander:
                 "a module is not copied. Move it with module.to(device), or copy its weights with "
                 "to_device(module.state_dict())."
             )
-        if self.static and callable(getattr(value, "pin_memory", None)):
-            return _not_static(value)
+        if self.refuse and callable(getattr(value, "pin_memory", None)):
+            return self.refuse(value)
         own = self._own_protocol(value)
         if own is not None:
             return own, None
@@ -78,10 +81,12 @@ class Expander:
                 "columns as arrays; penstock.Loader feeds tables."
             )
         if not isinstance(value, type) and callable(getattr(value, "to", None)):
-            return _not_static(value) if self.static else (_to(value, self.target), None)
+            return self.refuse(value) if self.refuse else (_to(value, self.target), None)
         return value, None
 
     def _tensor(self, value: Any, torch: Any, expanded: bool) -> Any:
+        if self.copies and type(value) in (torch.Tensor, torch.nn.Parameter):
+            value = value.detach()
         plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
         if plain and not value.requires_grad and value.device.type == "cpu" and not expanded:
             value = value.resolve_conj().resolve_neg()
@@ -91,8 +96,8 @@ class Expander:
             return value.detach().resolve_conj().resolve_neg().contiguous(), _same
         if value.is_meta:
             return "a meta tensor has no data to send."
-        if self.static:
-            return _not_static(value)
+        if self.refuse:
+            return self.refuse(value)
         # Only PyTorch can copy these: sparse, quantised, subclasses, tensors in an autograd graph.
         return value.to(self.target, non_blocking=self.target != "cpu"), None
 
@@ -116,29 +121,32 @@ class Expander:
 
         if int(value.__dlpack_device__()[0]) in (1, 3):
             return numpy.from_dlpack(value), _same
-        if self.static:
-            return _not_static(value)
+        if self.refuse and not self.copies:
+            return self.refuse(value)
         if self.target != "cpu":
             return value, None
         if isinstance(value, _core.Array):
             from ._transfers import to_host
 
-            return to_host(value), None
-        if hasattr(value, "get"):  # CuPy
-            return value.get(), None
-        return numpy.asarray(value), None
+            there = to_host(value)
+        elif hasattr(value, "get"):  # CuPy
+            there = value.get()
+        else:
+            there = numpy.asarray(value)
+        return there, _same if self.copies else None
 
 
 def _same(nest: Any) -> Any:
     return nest
 
 
-def _not_static(value: Any) -> str:
-    return (
-        "static=True delivers plain arrays of the host, at fixed addresses, and this "
-        f"{type(value).__name__} is not one: it moves itself, or lies elsewhere. penstock.register_batch_type tells "
-        "which arrays a type has."
-    )
+def _registered_parts(value: Any) -> Any:
+    """(children, build) for objects of a registered type; None for anything else."""
+    for base in type(value).__mro__:
+        if base in _registered:
+            flatten, unflatten = _registered[base]
+            return flatten(value), functools.partial(unflatten, value)
+    return None
 
 
 def _pin(value: Any, target: str) -> Any:
@@ -180,6 +188,11 @@ def _array(value: Any, numpy: Any, expanded: bool) -> Any:
     if expanded or value.dtype.kind not in "biufc":
         return f"arrays of dtype {value.dtype} cannot be sent. View or convert it to a number or bool type."
     return numpy.ascontiguousarray(value, value.dtype.newbyteorder("=")).view(numpy.ndarray).reshape(value.shape), _same
+
+
+def parts_of(value: Any) -> Any:
+    """(children, build) for containers and objects of registered types; None for anything else."""
+    return _registered_parts(value) or _container(value)
 
 
 def _container(value: Any) -> Any:

@@ -36,6 +36,15 @@ def check(engine: _core.Engine, prefetch_depth: int) -> None:
         import torch._dynamo  # noqa: F401  # takes a second, which is then not the first batch's
 
 
+def why_not(value: Any) -> str:
+    """Why this object, which moves itself or lies elsewhere, cannot be in a static batch."""
+    return (
+        "static=True delivers plain arrays of the host, at fixed addresses, and this "
+        f"{type(value).__name__} is not one: it moves itself, or lies elsewhere. penstock.register_batch_type tells "
+        "which arrays a type has."
+    )
+
+
 def refuse_unless_garbage(is_free: Callable[[], bool]) -> None:
     """For a batch that seems to be kept. Raises InvalidArgument unless what keeps it is garbage in a cycle."""
     gc.collect()

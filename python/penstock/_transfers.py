@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
-from . import _core
-from ._engines import engine_for, host_engines
+from . import _core, _outputs, _static
+from ._engines import engine_for, host_engines, resolve
+from ._errors import InvalidArgument
 from ._nests import Expander
 
 
 def expander_for(engine: _core.Engine, static: bool = False) -> Expander:
-    return Expander(f"cuda:{engine.index}" if engine.is_cuda else "cpu", sends=True, static=static)
+    target = f"cuda:{engine.index}" if engine.is_cuda else "cpu"
+    return Expander(target, sends=True, refuse=_static.why_not if static else None)
 
 
 def to_device(tree: Any, device: Any = "auto") -> Any:
@@ -37,10 +41,52 @@ def to_device(tree: Any, device: Any = "auto") -> Any:
     return flight.land()
 
 
-def to_host(tree: Any) -> Any:
+def to_host(tree: Any, *, out: Any = None, pinned: bool = False) -> Any:
     """Copy the arrays of a nest from devices to the host; blocks until they are there.
 
     The structure stays. PyTorch tensors become PyTorch tensors on the CPU, and other arrays become NumPy arrays. Arrays
-    that are already on the host stay as they are. Raises as `to_device` does.
+    that are already on the host stay as they are. Each result has memory of its own. On a GPU the copies come after the
+    work that is queued on PyTorch's current stream. Thread-safe. Raises as `to_device` does.
+
+    `out`: a nest of the same structure that receives the bytes, and is returned. Its arrays are PyTorch tensors on the
+    CPU or NumPy arrays. They have the same shapes and dtypes, no gaps between their elements, and may be pinned. Arrays
+    of `tree` that are on the host are copied too. The bytes go straight to `out`. If an array has other strides there,
+    its source is put into that order first, on its device. What is not an array stays as it is in `out`. Nobody else may
+    use `out` during the call. After a DeviceError its bytes are unspecified.
+
+    All of `out` is checked before anything is written. InvalidArgument names the place of an array that is missing, has
+    another shape or dtype, is read-only, is not on the host, or shares memory with another. So it does for a tensor that
+    requires a gradient, unless the call is within `torch.no_grad()`. TypeError names what only PyTorch can copy.
+
+    `pinned`: if True, results lie in page-locked memory, to and from which copies run at the speed of the link. Arrays
+    that are on the host are copied there, unless they are pinned. If PyTorch can use a GPU, tensors are its own pinned
+    tensors. Other arrays lie in a pool of penstock, which keeps the memory for later results; a forked process does not
+    have it. What only PyTorch can copy, such as a sparse tensor, is not pinned. If the machine has no GPU, nothing is
+    pinned, and the call is as without `pinned`. To pin takes longer than to copy: for repeated copies, pass an earlier
+    result as `out`.
     """
-    return _core.fetch(tree, Expander("cpu", sends=False), host_engines(), lambda index: engine_for(f"cuda:{index}"))
+    if out is None:
+        engine, like = _pinning() if pinned else (None, None)
+        expander = Expander("cpu", sends=False, copies=engine is not None)
+        return _core.fetch(tree, expander, host_engines(), _engine_of_gpu, engine, like)
+    if pinned:
+        raise InvalidArgument("to_host copies into the arrays of out=. Leave `pinned` out, or pass pinned ones.")
+    expander = Expander("cpu", sends=False, refuse=_outputs.why_not, copies=True)
+    _core.fetch_into(tree, out, expander, _outputs.Outputs(), host_engines(), _engine_of_gpu)
+    return out
+
+
+def _engine_of_gpu(index: int) -> _core.Engine:
+    return engine_for(f"cuda:{index}")
+
+
+def _pinning() -> tuple[_core.Engine | None, Callable[[Any], Any] | None]:
+    """The engine of a GPU, and what makes a pinned tensor like another; None if there is none."""
+    if resolve("auto") == "host":
+        return None, None
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return engine_for("auto"), None
+    return engine_for("auto"), lambda tensor: torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True
+    )

@@ -73,13 +73,7 @@ nb::tuple shape_of(const DeviceArray& array) {
   return nb::tuple(list);
 }
 
-std::string dtype_of(const DeviceArray& array) {
-  const auto& dtype = array.leaf.dtype;
-  const char* names[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
-  if (dtype.code == dlpack::kBool) return "bool";
-  return std::string(dtype.code < 6 ? names[dtype.code] : "code" + std::to_string(dtype.code) + "_") +
-         std::to_string(dtype.bits);
-}
+std::string dtype_of(const DeviceArray& array) { return array.leaf.dtype_name(); }
 
 nb::dict cuda_array_interface(const DeviceArray& array) {
   const auto& leaf = array.leaf;

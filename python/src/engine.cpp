@@ -24,8 +24,10 @@ bool is_pinned(const Leaf& leaf) { return leaf.device.type == dlpack::kCudaHost;
 // Large arrays travel alone: staging threads copy them, or the copy engine if they are pinned, and the
 // consumer's thread does not. Smaller ones are packed into one transfer on the consumer's thread, which is
 // faster than handing them to another thread.
-bool travels_alone(const Leaf& leaf, const DeviceTuning& tuning) {
-  return leaf.bytes >= (is_pinned(leaf) ? tuning.alone_pinned_bytes : tuning.alone_pageable_bytes);
+bool travels_alone(std::size_t bytes, MemoryKind host_end, const DeviceTuning& tuning) {
+  if (host_end == MemoryKind::device) return true;  // a device whose memory is also the host's
+  return bytes >=
+         (host_end == MemoryKind::pageable ? tuning.alone_pageable_bytes : tuning.alone_pinned_bytes);
 }
 
 bool is_host(const Leaf& leaf) { return leaf.device.type == dlpack::kCpu || is_pinned(leaf); }
@@ -53,6 +55,18 @@ void wait_for_end(const Pending& pending) {
   } catch (const std::exception&) {
   }
 }
+
+// Waits at the end of a scope, however that is left: the transfers write to memory of its caller.
+class WaitForEnd {
+ public:
+  explicit WaitForEnd(const PendingTransfers& pending) noexcept : pending_(pending) {}
+  ~WaitForEnd() { pending_.wait(); }
+  WaitForEnd(const WaitForEnd&) = delete;
+  WaitForEnd& operator=(const WaitForEnd&) = delete;
+
+ private:
+  const PendingTransfers& pending_;
+};
 
 // What comes next on `stream`, or on the host if there is none, comes after the transfers.
 void order_behind(const std::vector<Transfer>& transfers, const std::optional<Stream>& stream) {
@@ -193,6 +207,13 @@ std::shared_ptr<Storage> Engine::allocate(std::size_t bytes, bool for_torch) {
   const nb::gil_scoped_release unlocked;
   return std::make_shared<PoolStorage>(device_, release_stream_,
                                        pool_->allocate_wait(std::max(bytes, kAlignment)));
+}
+
+std::shared_ptr<Storage> Engine::allocate_pinned(std::size_t bytes) {
+  refuse_fork();
+  const nb::gil_scoped_release unlocked;
+  std::call_once(pinned_made_, [this] { pinned_.emplace(make_pinned_pool(device_)); });
+  return std::make_shared<PinnedStorage>(pinned_->allocate(std::max(bytes, kAlignment)));
 }
 
 nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
@@ -362,7 +383,8 @@ Engine::Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* 
       begin = begin == nullptr ? leaf.data : std::min(begin, leaf.data);
       end = std::max(end, leaf.data + leaf.bytes);
     } else {
-      (travels_alone(leaf, info().tuning) ? groups.alone : groups.packed).push_back(i);
+      const MemoryKind kind = is_pinned(leaf) ? MemoryKind::pinned : MemoryKind::pageable;
+      (travels_alone(leaf.bytes, kind, info().tuning) ? groups.alone : groups.packed).push_back(i);
     }
   }
   if (begin != nullptr) {
@@ -398,18 +420,14 @@ void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const Grou
   }
 }
 
-std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf*>& leaves) {
+void Engine::fetch(const std::vector<Fetch>& fetches) {
   reap();
-  std::vector<std::shared_ptr<Storage>> storages;
-  std::vector<TransferPiece> pieces;
-  std::vector<const Leaf*> alone;
-  std::vector<Transfer> transfers;
   Torch* torch = cuda_ ? Torch::get() : nullptr;
   const StreamHandle current = torch == nullptr ? nullptr : torch->current_stream(index());
   std::vector<std::shared_ptr<DeviceStorage>> written_by_us;
-  for (const Leaf* leaf : leaves) {
-    if (leaf->framework != Framework::penstock) continue;
-    written_by_us.push_back(nb::cast<const DeviceArray&>(leaf->source).storage);
+  for (const Fetch& fetch : fetches) {
+    if (fetch.leaf->framework != Framework::penstock) continue;
+    written_by_us.push_back(nb::cast<const DeviceArray&>(fetch.leaf->source).storage);
   }
   const nb::gil_scoped_release unlocked;
   // The work that writes the tensors is queued on PyTorch's current stream. An Array knows its own transfers.
@@ -422,19 +440,25 @@ std::vector<std::shared_ptr<Storage>> Engine::fetch(const std::vector<const Leaf
   for (const auto& storage : written_by_us) storage->wait_on(intake);
   CopyOptions options;
   options.source_kind = MemoryKind::device;
-  options.destination_kind = MemoryKind::pageable;
   options.after = &intake;
-  for (const Leaf* leaf : leaves) {
-    storages.push_back(std::make_shared<HostStorage>(leaf->bytes, *device_.host_workers()));
-    if (travels_alone(*leaf, info().tuning)) {
-      transfers.push_back(engine().copy(storages.back()->data(), leaf->data, leaf->bytes, options));
+  PendingTransfers pending;
+  const WaitForEnd until_done(pending);
+  std::vector<TransferPiece> pieces;
+  for (const Fetch& fetch : fetches) {
+    const Leaf& leaf = *fetch.leaf;
+    const MemoryKind kind = fetch.kind ? *fetch.kind : device_.kind_of(fetch.to);
+    if (travels_alone(leaf.bytes, kind, info().tuning)) {
+      options.destination_kind = fetch.kind;
+      pending.transfers.push_back(engine().copy(fetch.to, leaf.data, leaf.bytes, options));
     } else {
-      pieces.push_back({leaf->data, storages.back()->data(), leaf->bytes});
+      pieces.push_back({leaf.data, fetch.to, leaf.bytes});
     }
   }
-  if (!pieces.empty()) transfers.push_back(engine().copy_pieces(pieces, CopyDirection::d2h, options));
-  for (const auto& transfer : transfers) transfer.synchronize();
-  return storages;
+  if (!pieces.empty()) {
+    options.destination_kind = MemoryKind::pageable;
+    pending.transfers.push_back(engine().copy_pieces(pieces, CopyDirection::d2h, options));
+  }
+  for (const auto& transfer : pending.transfers) transfer.synchronize();
 }
 
 void Engine::keep(PendingTransfers pending) {

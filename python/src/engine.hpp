@@ -39,6 +39,13 @@ struct PendingTransfers {
   void wait() const;
 };
 
+/// An array of a device, and where its bytes go.
+struct Fetch {
+  const Leaf* leaf = nullptr;
+  std::byte* to = nullptr;
+  std::optional<MemoryKind> kind;  ///< of the memory at `to`; none: the driver is asked
+};
+
 class Engine;
 
 /// A nest on its way to the device. It may be dropped before land().
@@ -99,8 +106,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
                             const FilledSlot* slot = nullptr, FixedBatches* fixed = nullptr);
   /// True if `data` is memory of this device. For host devices, whose memory is also the host's.
   [[nodiscard]] bool owns(const void* data) const;
-  /// Copies `leaves` of this device to new host memory, and returns that. Blocks until the bytes are there.
-  [[nodiscard]] std::vector<std::shared_ptr<Storage>> fetch(const std::vector<const Leaf*>& leaves);
+  /// Copies arrays of this device to the host. Blocks until the bytes are there. If it throws, nothing is on
+  /// its way any more either.
+  void fetch(const std::vector<Fetch>& fetches);
+
+  /// Locked memory of the host for this device, from a pool of its own. Blocks the host. Throws OutOfMemory.
+  [[nodiscard]] std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
 
   /// Releases the memory of finished transfers. Does not block.
   void reap();
@@ -156,6 +167,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t generation_;
   std::unique_ptr<TransferEngine> engine_;
   std::optional<Pool> pool_;
+  std::once_flag pinned_made_;
+  std::optional<Pool> pinned_;
   std::shared_ptr<const Stream> release_stream_;
   std::mutex mutex_;
   std::vector<PendingTransfers> pending_;

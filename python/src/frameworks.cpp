@@ -115,6 +115,13 @@ bool is_byte_type(PyObject* tensor, const dlpack::DataType& dtype) {
 
 }  // namespace
 
+std::string Leaf::dtype_name() const {
+  const char* names[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
+  if (dtype.code == dlpack::kBool) return "bool";
+  return std::string(dtype.code < 6 ? names[dtype.code] : "code" + std::to_string(dtype.code) + "_") +
+         std::to_string(dtype.bits);
+}
+
 bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor) {
   if (tensor.dtype.lanes != 1 || tensor.dtype.bits % 8 != 0) return false;
   const auto axes = static_cast<std::size_t>(tensor.ndim);

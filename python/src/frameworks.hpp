@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace penstock::python {
@@ -50,6 +51,8 @@ struct Leaf {
   [[nodiscard]] std::int32_t ndim() const noexcept { return static_cast<std::int32_t>(dims.size() / 2); }
   [[nodiscard]] const std::int64_t* shape() const noexcept { return dims.data(); }
   [[nodiscard]] const std::int64_t* strides() const noexcept { return dims.data() + ndim(); }
+  /// "float32", "bfloat16", "bool", ...
+  [[nodiscard]] std::string dtype_name() const;
   [[nodiscard]] TensorView view(std::shared_ptr<Storage> storage, std::byte* at, dlpack::Device on) const {
     return {std::move(storage), at, on, dtype, ndim(), shape(), strides()};
   }

@@ -1,6 +1,7 @@
 #include "arrays.hpp"
 #include "engine.hpp"
 #include "feed_account.hpp"
+#include "fetch.hpp"
 #include "filled_slot.hpp"
 #include "native_loader.hpp"
 #include "warnings.hpp"
@@ -92,6 +93,7 @@ NB_MODULE(_core, module) {
   bind_devices(module);
   bind_arrays(module);
   bind_engine(module);
+  bind_fetch(module);
   bind_shared_slots(module);
   bind_fixed_batches(module);
   bind_statistics(module);

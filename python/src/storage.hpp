@@ -43,6 +43,15 @@ class HostStorage final : public Storage {
   const std::align_val_t alignment_;
 };
 
+/// Locked host memory of a pool. It goes back there at once: only the host uses it.
+class PinnedStorage final : public Storage {
+ public:
+  explicit PinnedStorage(Buffer buffer) noexcept : buffer_(std::move(buffer)) { data_ = buffer_.data(); }
+
+ private:
+  Buffer buffer_;
+};
+
 /// Memory that a framework allocated and handed over by DLPack.
 class FrameworkStorage final : public Storage {
  public:

@@ -2,6 +2,8 @@
 
 #include "arrays.hpp"
 
+#include <penstock/core/error.hpp>
+
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -26,6 +28,13 @@ constexpr std::size_t kDeepest = 10000;
 bool is_plain_value(PyObject* object) {
   return object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
          PyFloat_CheckExact(object) || PyBool_Check(object) || PyBytes_CheckExact(object);
+}
+
+bool is_array(PyObject* object) {
+  Torch* const torch = Torch::get();
+  NumPy* const numpy = NumPy::get();
+  return (torch != nullptr && torch->is_tensor_exactly(object)) ||
+         (numpy != nullptr && numpy->is_array_exactly(object));
 }
 
 }  // namespace
@@ -131,13 +140,83 @@ void Tree::take_other(PyObject* object, bool expanded) {
 }
 
 std::string Tree::place() const {
-  std::string text = "batch";
+  std::string text = name_;
   for (const Step& step : path_) {
     text += '[';
     text += step.key == nullptr ? std::to_string(step.index) : nb::cast<std::string>(nb::repr(step.key));
     text += ']';
   }
   return text;
+}
+
+std::vector<Tree::Place> Tree::match(nb::handle other, nb::handle expand, const std::string& name) {
+  name_ = name;
+  expand_ = expand;
+  next_node_ = 0;
+  std::vector<Place> places;
+  places.reserve(leaves_.size());
+  match_next(nb::borrow(other), places);
+  next_node_ = 0;
+  return places;
+}
+
+void Tree::match_next(nb::object other, std::vector<Place>& places) {
+  const RecursionGuard guard;
+  const Node& node = nodes_[next_node_++];
+  const auto take_items = [&](const char* kind, bool is_kind, const auto& get_item) {
+    if (!is_kind || PySequence_Size(other.ptr()) != node.children) {
+      throw InvalidArgument(place() + " is not a " + kind + " of " + std::to_string(node.children) +
+                            ", as the nest to copy has there.");
+    }
+    for (Py_ssize_t i = 0; i < node.children; ++i) {
+      path_.push_back({nullptr, i});
+      match_next(nb::borrow(get_item(other.ptr(), i)), places);
+      path_.pop_back();
+    }
+  };
+  switch (node.kind) {
+    case Kind::value:
+      if (is_array(other.ptr())) throw InvalidArgument(place() + " is an array, and none is copied there.");
+      break;
+    case Kind::leaf:
+      places.push_back({std::move(other), place()});
+      break;
+    case Kind::call: {
+      const nb::object answer = expand_(other, false);
+      match_next(answer[0], places);
+      break;
+    }
+    case Kind::dict:
+      match_dict(node, other.ptr(), places);
+      break;
+    case Kind::list:
+      take_items("list", PyList_Check(other.ptr()), PyList_GetItem);
+      break;
+    case Kind::tuple:
+      take_items("tuple", PyTuple_Check(other.ptr()), PyTuple_GetItem);
+      break;
+  }
+}
+
+void Tree::match_dict(const Node& node, PyObject* other, std::vector<Place>& places) {
+  if (!PyDict_Check(other)) throw InvalidArgument(place() + " is not a dict, as the nest to copy has there.");
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(node.object.ptr(), &position, &key, &value) != 0) {
+    path_.push_back({key, 0});
+    PyObject* const item = PyDict_GetItemWithError(other, key);  // borrowed
+    if (item == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (item == nullptr) throw InvalidArgument(place() + " is missing.");
+    match_next(nb::borrow(item), places);
+    path_.pop_back();
+  }
+  position = 0;
+  while (PyDict_Next(other, &position, &key, &value) != 0) {
+    if (PyDict_Contains(node.object.ptr(), key) == 1) continue;
+    path_.push_back({key, 0});
+    throw InvalidArgument(place() + " is not in the nest to copy.");
+  }
 }
 
 nb::object Tree::build(std::vector<nb::object>& results) { return build_next(results); }

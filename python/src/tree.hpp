@@ -34,6 +34,15 @@ class Tree {
   /// The nest around `results`, one for each leaf. Callable once.
   [[nodiscard]] nb::object build(std::vector<nb::object>& results);
 
+  struct Place {
+    nb::object object;
+    std::string name;
+  };
+  /// What another nest has in the places of the leaves. `expand` takes its objects apart, and returns arrays
+  /// as they are. Throws InvalidArgument, with the place in `name`, if the other nest has another structure,
+  /// or an array that is in no leaf's place. To be called before build.
+  [[nodiscard]] std::vector<Place> match(nb::handle other, nb::handle expand, const std::string& name);
+
  private:
   enum class Kind : std::uint8_t { value, leaf, dict, list, tuple, call };
   struct Node {
@@ -54,10 +63,13 @@ class Tree {
   void take_other(PyObject* object, bool expanded);
   [[nodiscard]] bool take_array(PyObject* object);
   [[nodiscard]] std::string place() const;
+  void match_next(nb::object other, std::vector<Place>& places);
+  void match_dict(const Node& node, PyObject* other, std::vector<Place>& places);
   [[nodiscard]] nb::object build_next(std::vector<nb::object>& results);
 
   nb::handle expand_;
   const Wanted* wanted_;
+  std::string name_ = "batch";
   std::vector<Step> path_;
   std::vector<Node> nodes_;
   std::vector<Leaf> leaves_;

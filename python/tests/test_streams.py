@@ -3,6 +3,7 @@
 Copies that start late, and streams that are held, turn a wait that is missing into wrong bytes.
 """
 
+import ctypes
 import mmap
 import weakref
 
@@ -81,6 +82,71 @@ def test_to_host_waits_for_the_transfers_of_an_array(count):
     sent = random_bytes(count)
     driver.delay_copies()
     assert penstock.to_host(penstock.to_device(sent, "cuda:0")).tobytes() == sent.tobytes()
+
+
+def locked_array(count):
+    """An array in memory that another library has locked."""
+    memory = (ctypes.c_uint8 * count).from_address(driver.allocate_host(count))
+    return np.frombuffer(memory, np.uint8)
+
+
+@SIZES
+@pytest.mark.parametrize("locked", [False, True])
+@over_the_fake_driver
+def test_to_host_waits_until_the_bytes_are_in_out(count, locked):
+    sent = [random_bytes(count) for _ in range(2)]
+    arrays = penstock.to_device(sent, "cuda:0")
+    driver.delay_work("cuMemcpyDtoHAsync", SOON_NS)
+    out = [locked_array(count) if locked else np.zeros(count, np.uint8) for _ in sent]
+    penstock.to_host(arrays, out=out)
+    assert [array.tobytes() for array in out] == [array.tobytes() for array in sent]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@over_the_fake_driver
+def test_one_copy_goes_straight_to_locked_memory(ours):
+    sent = random_bytes(ENDLESS)
+    array = penstock.to_device(sent, "cuda:0")
+    before = driver.calls("cuMemcpyDtoHAsync")
+    back = penstock.to_host(array, pinned=True) if ours else penstock.to_host(array, out=locked_array(ENDLESS))
+    assert driver.calls("cuMemcpyDtoHAsync") == before + 1
+    assert back.tobytes() == sent.tobytes()
+
+
+@over_the_fake_driver
+def test_pinned_results_stay_and_arrays_of_the_host_are_pinned():
+    sent = {"there": [random_bytes(count) for count in (0, SMALL, LARGE)], "here": random_bytes(SMALL)}
+    back = penstock.to_host({**sent, "there": penstock.to_device(sent["there"], "cuda:0")}, pinned=True)
+    assert back["here"] is not sent["here"] and back["here"].tobytes() == sent["here"].tobytes()
+    assert [array.tobytes() for array in back["there"]] == [array.tobytes() for array in sent["there"]]
+    again = penstock.to_host(back, pinned=True)
+    assert again["here"] is back["here"]
+    assert all(a is b for a, b in zip(again["there"], back["there"], strict=True))
+
+
+@over_the_fake_driver
+def test_pinned_memory_goes_back_with_its_array():
+    engine = engine_for("cuda:0")
+    array = penstock.to_device(random_bytes(LARGE), "cuda:0")
+    penstock.to_host(array, pinned=True)
+    before = driver.locked_bytes()
+    for _ in range(40):
+        penstock.to_host(array, pinned=True)
+    assert driver.locked_bytes() == before and engine.in_flight() == 0
+
+
+@over_the_fake_driver
+def test_after_an_error_nothing_is_on_its_way_to_out():
+    arrays = penstock.to_device([random_bytes(LARGE) for _ in range(3)], "cuda:0")
+    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+    driver.fail("cuMemcpyDtoHAsync", 1, 2)
+    out = [locked_array(LARGE) for _ in arrays]
+    with pytest.raises(penstock.DeviceError, match="cuMemcpyDtoHAsync"):
+        penstock.to_host(arrays, out=out)
+    for array in out:
+        array.fill(7)
+    driver.call("cuCtxSynchronize")
+    assert all((array == 7).all() for array in out)
 
 
 @SIZES

@@ -63,6 +63,18 @@ def test_to_host_waits_for_what_the_current_stream_writes(count):
         assert penstock.to_host([tensor])[0].bytes() == b"\xa5" * count
 
 
+@SIZES
+@over_the_fake_driver_with_torch
+def test_pinned_results_are_pytorchs(count):
+    stream, tensor = driver.stream(), stand_in_torch.empty(count, stand_in_torch.UINT8, "cuda:0")
+    driver.fill(stream, tensor.address, 0xA5, count)
+    copies = driver.calls("cuMemcpyDtoHAsync")
+    with stand_in_torch.current(stream):
+        back = penstock.to_host([tensor], pinned=True)
+    assert back == stand_in_torch.made_pinned[-1:] and back[0].bytes() == b"\xa5" * count
+    assert driver.calls("cuMemcpyDtoHAsync") == copies + 1
+
+
 @pytest.mark.parametrize("waits", ["to_device", "to_host", "close"])
 @over_the_fake_driver_with_torch
 def test_python_runs_while_penstock_waits(waits):
