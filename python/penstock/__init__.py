@@ -4,6 +4,7 @@ for x, y in penstock.feed(loader, device="cuda"):   # any iterable of batches, s
     ...
 on_gpu = penstock.to_device(tree, "cuda")            # any nest of tensors and arrays
 back = penstock.to_host(on_gpu)
+penstock.move_(model, "cuda")                        # a module, in place
 """
 
 from ._core import Array, DeviceInfo, __version__
@@ -11,6 +12,7 @@ from ._devices import devices, missing_devices
 from ._errors import Closed, DeviceError, Error, InvalidArgument, NotShardedWarning, OutOfMemory, Unsupported
 from ._feed import Feed, feed
 from ._loader import Loader
+from ._modules import move_
 from ._nests import register_batch_type
 from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
@@ -36,6 +38,7 @@ __all__ = [
     "devices",
     "feed",
     "missing_devices",
+    "move_",
     "register_batch_type",
     "to_device",
     "to_host",

@@ -62,7 +62,7 @@ class Expander:
                 return _array(value, numpy, expanded)
         if torch is not None and isinstance(value, torch.nn.Module):
             return (
-                "a module is not copied. Move it with module.to(device), or copy its weights with "
+                "a module is not copied. Move it with penstock.move_(module, device), or copy its weights with "
                 "to_device(module.state_dict())."
             )
         if self.refuse and callable(getattr(value, "pin_memory", None)):

@@ -51,12 +51,12 @@ def to_host(tree: Any, *, out: Any = None, pinned: bool = False) -> Any:
     `out`: a nest of the same structure that receives the bytes, and is returned. Its arrays are PyTorch tensors on the
     CPU or NumPy arrays. They have the same shapes and dtypes, no gaps between their elements, and may be pinned. Arrays
     of `tree` that are on the host are copied too. The bytes go straight to `out`. If an array has other strides there,
-    its source is put into that order first, on its device. What is not an array stays as it is in `out`. Nobody else may
+    its source is put into that order first, on its device. What is not an array stays as it is in `out`. Others may not
     use `out` during the call. After a DeviceError its bytes are unspecified.
 
     All of `out` is checked before anything is written. InvalidArgument names the place of an array that is missing, has
-    another shape or dtype, is read-only, is not on the host, or shares memory with another. So it does for a tensor that
-    requires a gradient, unless the call is within `torch.no_grad()`. TypeError names what only PyTorch can copy.
+    another shape or dtype, is read-only, is not on the host, or shares memory with another. The same goes for a tensor
+    that requires a gradient, unless the call is within `torch.no_grad()`. TypeError names what only PyTorch can copy.
 
     `pinned`: if True, results lie in page-locked memory, to and from which copies run at the speed of the link. Arrays
     that are on the host are copied there, unless they are pinned. If PyTorch can use a GPU, tensors are its own pinned

@@ -222,6 +222,118 @@ def test_to_host_waits_for_what_is_queued():
     assert torch.equal(penstock.to_host(view), torch.arange(24.0).reshape(4, 6)[:, ::2])
 
 
+@pytest.mark.parametrize("count", [1000, 100_000, 40 << 20])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_out_gets_what_is_queued(random, count, pinned):
+    sent = [random_bytes(random, count) for _ in range(3)]
+    tensors = [tensor.cuda() for tensor in sent]
+    out = [torch.zeros(count, dtype=torch.uint8, pin_memory=pinned) for _ in sent]
+    torch.cuda._sleep(CYCLES)
+    for tensor in tensors:
+        tensor.bitwise_xor_(0x5A)
+    assert penstock.to_host(tensors, out=out) is out
+    assert all(torch.equal(a, b ^ 0x5A) for a, b in zip(out, sent, strict=True))
+    columns = tensors[0][:900].view(30, 30)
+    into = torch.zeros(30, 30, dtype=torch.uint8).t()
+    penstock.to_host(columns, out=into)
+    assert torch.equal(into, columns.cpu()) and into.stride() == (1, 30)
+    with pytest.raises(penstock.InvalidArgument, match=r"out\[0\] lies on cuda:0, not on the host"):
+        penstock.to_host(tensors, out=[tensor.clone() for tensor in tensors])
+
+
+@pytest.mark.parametrize("count", [1000, 100_000, 40 << 20])
+def test_pinned_results_are_pytorchs_own(random, count):
+    sent = [random_bytes(random, count) for _ in range(3)]
+    back = penstock.to_host([tensor.cuda() for tensor in sent], pinned=True)
+    assert same(back, sent)
+    assert all(tensor.is_pinned() and tensor.untyped_storage().nbytes() == count for tensor in back)
+    # PyTorch's allocator keeps a view's memory while a copy that was queued from it reads it.
+    torch.cuda._sleep(CYCLES)
+    there = [tensor[1:].to("cuda", non_blocking=True) for tensor in back]
+    del back
+    for _ in range(3):
+        torch.zeros(count, dtype=torch.uint8, pin_memory=True).fill_(7)
+    assert all(torch.equal(a.cpu(), b[1:]) for a, b in zip(there, sent, strict=True))
+
+
+class Tied(torch.nn.Module):
+    """Tied weights, views of one block, gradients and buffers, all of random values."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(500, 64)
+        self.head = torch.nn.Linear(64, 500)
+        self.head.weight = self.embedding.weight
+        block = torch.rand(20_000)
+        self.rows = torch.nn.Parameter(block[1000:7000].view(60, 100))
+        self.columns = torch.nn.Parameter(block[1000:7000].view(60, 100).t())
+        self.large = torch.nn.Parameter(torch.rand(3000, 1000, dtype=torch.float64))
+        self.register_buffer("counter", torch.tensor(3), persistent=False)
+        self.register_buffer("bits", torch.randint(0, 256, (1 << 20,), dtype=torch.uint8))
+        for parameter in self.parameters():
+            parameter.grad = torch.rand_like(parameter)
+
+
+def tensors_of(module):
+    for name, parameter in module.named_parameters():
+        yield name, parameter
+        yield f"{name}.grad", parameter.grad
+    yield from module.named_buffers()
+
+
+def test_a_module_moves_there_and_back():
+    module = Tied()
+    objects = {name: id(parameter) for name, parameter in module.named_parameters()}
+    expected = {name: (t.detach().clone(), t.stride(), t.requires_grad) for name, t in tensors_of(module)}
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    fired = []
+    module.large.register_hook(lambda gradient: fired.append(gradient.device.type))
+    for device in ("cuda", "cpu", "cuda:0", "cuda", "host"):
+        place = "cuda" if device.startswith("cuda") else "cpu"
+        assert penstock.move_(module, device) is module
+        assert {name: id(parameter) for name, parameter in module.named_parameters()} == objects
+        for name, tensor in tensors_of(module):
+            value, strides, requires_grad = expected[name]
+            assert (tensor.device.type, tensor.stride(), tensor.requires_grad) == (place, strides, requires_grad), name
+            assert torch.equal(tensor.detach().cpu(), value), name
+        assert module.head.weight is module.embedding.weight
+        assert module.rows.untyped_storage().data_ptr() == module.columns.untyped_storage().data_ptr()
+        assert all(p is q for p, q in zip(module.parameters(), optimizer.param_groups[0]["params"], strict=True))
+        (module.large.sum() * 0).backward()
+        optimizer.step()
+        assert fired.pop() == place
+    with torch.no_grad():
+        penstock.move_(module, "cuda").rows[2, 3] = 7
+    assert module.columns[3, 2] == 7
+
+
+def test_a_module_computes_the_same_where_it_was_moved():
+    torch.manual_seed(0)
+    module = torch.nn.LSTM(16, 32, num_layers=2).eval()
+    x = torch.rand(5, 3, 16)
+    with torch.no_grad():
+        expected = module(x)[0]
+        torch.testing.assert_close(penstock.move_(module, "cuda")(x.cuda())[0].cpu(), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(penstock.move_(module, "cpu")(x)[0], expected)
+
+
+def test_a_module_waits_for_what_is_queued_on_its_tensors():
+    module = torch.nn.Linear(2000, 3000, device="cuda")
+    torch.cuda._sleep(CYCLES)
+    with torch.no_grad():
+        module.weight.fill_(3)
+    penstock.move_(module, "cpu")
+    assert torch.equal(module.weight.detach(), torch.full((3000, 2000), 3.0))
+
+
+def test_a_module_on_several_devices_is_refused():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="cuda"))
+    for device in ("cuda", "cpu"):
+        with pytest.raises(penstock.InvalidArgument, match=r"'\d\.\w+' on cpu, '\d\.\w+' on cuda:0"):
+            penstock.move_(module, device)
+    assert [parameter.device.type for parameter in module.parameters()] == ["cpu", "cpu", "cuda", "cuda"]
+
+
 def test_the_current_gpu_is_pytorchs():
     assert penstock.to_device(torch.ones(1), "cuda").device.index == torch.cuda.current_device()
     assert penstock.to_device(torch.ones(1), torch.device("cuda", 0)).device.index == 0
@@ -255,6 +367,17 @@ def test_a_batch_without_room_raises_in_its_place(little_memory, random):
     assert isinstance(caught.value, penstock.OutOfMemory)
     assert len(caught.value.args) == 1 and "Exception raised from" not in str(caught.value)
     assert same(next(iterator), batches[2])
+
+
+def test_a_module_without_room_stays_as_it_was(little_memory):
+    module = torch.nn.Linear(1 << 14, 1 << 14)
+    addresses = [parameter.data_ptr() for parameter in module.parameters()]
+    value = module.weight.detach().clone()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        penstock.move_(module, "cuda")
+    assert isinstance(caught.value, penstock.OutOfMemory)
+    assert [parameter.data_ptr() for parameter in module.parameters()] == addresses
+    assert torch.equal(module.weight, value)
 
 
 def test_batch_size_finders_go_on(little_memory):
