@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -120,8 +119,9 @@ class ColumnReader final : public FieldReader {
 RowLayout lay_out_row(std::span<const Field> fields) {
   std::vector<std::size_t> order(fields.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, std::greater<>(),
-                           [&](std::size_t f) { return dtype_bytes(fields[f].dtype); });
+  std::ranges::sort(order, {}, [&](std::size_t f) {
+    return std::pair(~dtype_bytes(fields[f].dtype), f);  // descending, and then in the order of the fields
+  });
   RowLayout layout;
   layout.offsets.resize(fields.size());
   for (const std::size_t f : order) {

@@ -370,8 +370,8 @@ void lay_out_columns(FeedPlan& plan) {
   for (FieldPlan& field : plan.fields) {
     if (field.is_column()) columns.push_back(&field);
   }
-  std::ranges::stable_sort(columns, [](const FieldPlan* a, const FieldPlan* b) {
-    return std::tie(a->to, a->stored.shape) < std::tie(b->to, b->stored.shape);
+  std::ranges::sort(columns, [](const FieldPlan* a, const FieldPlan* b) {
+    return std::tie(a->to, a->stored.shape, a) < std::tie(b->to, b->stored.shape, b);
   });
   for (FieldPlan* column : columns) {
     column->slot_offset = take(plan.slot_bytes, plan.column_samples(*column) * column->delivered_bytes);

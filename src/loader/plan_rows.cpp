@@ -32,7 +32,7 @@ std::vector<std::size_t> choose_columns(const FeedFacts& facts, const LoaderOpti
   const std::size_t budget =
       options.row_budget_bytes != 0 ? options.row_budget_bytes : facts.host_bytes / kPartOfHost;
   const std::size_t most_row_bytes = budget / static_cast<std::size_t>(facts.fields.front().samples);
-  std::ranges::stable_sort(columns, {}, [&](std::size_t f) { return facts.fields[f].sample_bytes; });
+  std::ranges::sort(columns, {}, [&](std::size_t f) { return std::pair(facts.fields[f].sample_bytes, f); });
   const auto row_bytes = [&] {
     std::vector<Field> fields;
     for (const std::size_t f : columns) fields.push_back(facts.fields[f].stored);
@@ -111,7 +111,8 @@ std::vector<RowValue> row_values(const FeedPlan& plan) {
       value.to = column.to;
       value.scaled = !factors.empty();
       if (!factors.scale.empty()) value.scale = factors.scale[channel];
-      if (!factors.shift.empty()) value.shift = factors.shift[channel];
+      // Adding -0 changes no value, unlike adding 0 to -0.
+      value.shift = factors.shift.empty() ? -0.0F : factors.shift[channel];
     }
   }
   std::ranges::sort(values, {}, &RowValue::row_offset);

@@ -391,6 +391,25 @@ TEST_P(Contract, GatherCopiesRowsFromTwoSourcesSplitAnywhere) {
   GatherCase(device(), many, 801).run(stream());
 }
 
+TEST_P(Contract, AScaleWithoutAShiftKeepsTheSignOfZero) {
+  PinnedBytes source(device(), 2 * sizeof(float));
+  source.as<float>()[0] = 0.0F;
+  source.as<float>()[1] = -0.0F;
+  PinnedBytes scale(device(), sizeof(float));
+  scale.as<float>()[0] = -2.0F;
+  DeviceBytes result(device(), 2 * sizeof(float));
+  GatherRequest request;
+  request.source = backend().device_address(source.data());
+  request.source_rows = request.count = 2;
+  request.row_elements = 1;
+  request.from = request.to = DType::float32;
+  request.scale = static_cast<const float*>(backend().device_address(scale.data()));
+  request.destination = result.data();
+  stream().gather(request);
+  const float expected[] = {-0.0F, 0.0F};
+  EXPECT_TRUE(same_bytes(std::as_bytes(std::span(expected)), download(result.data(), sizeof expected)));
+}
+
 TEST_P(Contract, GatherReadsItsIndicesWhenItsTurnComes) {
   const auto rows = random_bytes(1000, 18);
   PinnedBytes source(device(), rows.size());

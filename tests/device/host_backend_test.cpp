@@ -218,7 +218,7 @@ TEST(HostBackend, BadPieceIsAFailureThatComesToLightLater) {
 
 TEST(HostBackend, WrongTablesOfASplitAreAFailureThatComesToLightLater) {
   struct Tables {
-    RowValue values[2] = {{.row_offset = 15}, {.row_offset = 256}};
+    RowValue values[3] = {{.row_offset = 15}, {.row_offset = 256}, {.row_offset = 257}};
     std::uint32_t firsts[3] = {0, 1, 2};
   };
   struct Wrong {
@@ -237,7 +237,7 @@ TEST(HostBackend, WrongTablesOfASplitAreAFailureThatComesToLightLater) {
   std::byte ordinary{};
   const Wrong wrongs[] = {
       {"nothing", [](Tables&) {}},
-      {"firsts that descend", [](Tables& t) { t.firsts[1] = 2, t.firsts[2] = 1; }},
+      {"firsts that descend", [](Tables& t) { t.firsts[0] = 2; }},
       {"more values than there are", [](Tables& t) { t.firsts[2] = 3; }},
       {"a value of an earlier segment", [](Tables& t) { t.values[1].row_offset = 255; }},
       {"a value of a later segment", [](Tables& t) { t.values[0].row_offset = 256; }},

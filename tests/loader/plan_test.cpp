@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -709,6 +710,20 @@ TEST(PlanTest, ColumnsOfOneTypeAreOneArray) {
   }
 }
 
+TEST(PlanTest, ColumnsLieAWholeNumberOfSamplesApart) {
+  const auto point = [](const char* name) {
+    return with(in_memory(name, 12), [](auto& f) {
+      f.stored.dtype = DType::float32;
+      f.stored.shape = {3};
+    });
+  };
+  const FeedPlan made = plan(with_room({point("p"), point("q"), number("a"), number("b")}, 100));
+  EXPECT_EQ(made.column_samples(made.fields[0]), 128U) << "12 x 64 is the first multiple of 256";
+  EXPECT_EQ(made.fields[1].slot_offset - made.fields[0].slot_offset, 128U * 12);
+  EXPECT_EQ(made.column_samples(made.fields[2]), 128U);
+  EXPECT_EQ(made.slot_bytes, 2 * 128U * 12 + 2 * 128U * 8 + aligned(100 * 8));
+}
+
 TEST(PlanTest, EachValueOfARowHasItsPlace) {
   const FieldFacts points = with(in_memory("p", 6), [](auto& f) { f.stored.shape = {3, 2}; });
   const LoaderOptions options = with(shuffled(), [](auto& o) {
@@ -730,6 +745,10 @@ TEST(PlanTest, EachValueOfARowHasItsPlace) {
     EXPECT_EQ(value.scale, static_cast<float>(e / 2 + 1));
     EXPECT_EQ(value.shift, 4);
   }
+  const LoaderOptions no_shift =
+      with(shuffled(), [](auto& o) { o.fields = {{.name = "p", .to = DType::float32, .scale = {-2}}}; });
+  const RowValue value = row_values(plan(with_room({points, number("a")}), no_shift))[1];
+  EXPECT_TRUE(std::signbit(0.0F * value.scale + value.shift)) << "no shift does not change a zero's sign";
 }
 
 class NoBatches final : public BatchSampler {

@@ -62,7 +62,7 @@ void convert_element(const From& from, To& to) noexcept {
   if constexpr (FloatTarget<To>) {
     from_float(to_float(from), to);
   } else {
-    to = static_cast<To>(from);
+    to = static_cast<To>(from);  // NOLINT(bugprone-signed-char-misuse): int8 is a number here
   }
 }
 

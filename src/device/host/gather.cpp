@@ -27,7 +27,7 @@ void scale_row(const GatherRequest& request, const From* from, To* to) noexcept 
   for (std::size_t e = 0; e < request.row_elements;) {
     const std::size_t run = std::min<std::size_t>(request.channel_elements, request.row_elements - e);
     scale_run(from + e, to + e, run, request.scale != nullptr ? request.scale[channel] : 1.0F,
-              request.shift != nullptr ? request.shift[channel] : 0.0F);
+              request.shift != nullptr ? request.shift[channel] : -0.0F);  // adding -0 changes no value
     e += run;
     channel = channel + 1 == request.channels ? 0 : channel + 1;
   }
