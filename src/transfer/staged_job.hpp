@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 
 namespace penstock {
@@ -24,6 +26,10 @@ struct ChunkSizes {
   double growth = 1.25;
 };
 
+/// The host's part of a staged transfer: fills bytes of a slot (H2D), or takes them (D2H). `offset` is that
+/// of the bytes in the transfer. Several threads call it at once.
+using HostSide = std::function<void(std::size_t offset, std::span<std::byte> staged)>;
+
 /// A staged transfer in progress. Guarded by the mutex of the ring that moves it.
 class StagedJob {
  public:
@@ -32,18 +38,18 @@ class StagedJob {
     std::size_t bytes = 0;
   };
 
-  StagedJob(std::shared_ptr<TransferState> transfer, std::byte* to, const std::byte* from,
+  StagedJob(std::shared_ptr<TransferState> transfer, std::byte* device_end, HostSide host_side,
             EventPool::Handle hold, const ChunkSizes& sizes)
       : state(std::move(transfer)),
-        destination(to),
-        source(from),
+        on_device(device_end),
+        on_host(std::move(host_side)),
         after(std::move(hold)),
         sizes_(sizes),
         size_(static_cast<double>(std::min(sizes.smallest, sizes.largest))) {}
 
   const std::shared_ptr<TransferState> state;
-  std::byte* const destination;
-  const std::byte* const source;
+  std::byte* const on_device;
+  const HostSide on_host;
   const EventPool::Handle after;
 
   [[nodiscard]] bool has_chunk() const noexcept { return !stopping() && next_ != state->bytes; }

@@ -87,14 +87,29 @@ StagingRing::~StagingRing() {
   workers_->remove(*this);
 }
 
-void StagingRing::submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
+void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::byte* on_device,
+                         std::byte* on_host, EventPool::Handle after) {
+  const StoreKind stores = options_.stores;
+  if (direction_ == CopyDirection::h2d) {
+    const auto fill = [on_host, stores](std::size_t offset, std::span<std::byte> staged) {
+      copy_bytes(staged.data(), on_host + offset, staged.size(), stores);
+    };
+    submit(state, on_device, fill, std::move(after));
+  } else {
+    const auto empty = [on_host, stores](std::size_t offset, std::span<std::byte> staged) {
+      copy_bytes(on_host + offset, staged.data(), staged.size(), stores);
+    };
+    submit(state, on_device, empty, std::move(after));
+  }
+}
+
+void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::byte* on_device, HostSide on_host,
                          EventPool::Handle after) {
   const std::lock_guard lock(monitor_->mutex);
   if (!thread_.joinable()) start();
   ChunkSizes sizes = options_.chunks;
   sizes.largest = slot_bytes_;
-  auto job = std::make_shared<StagedJob>(state, static_cast<std::byte*>(destination),
-                                         static_cast<const std::byte*>(source), std::move(after), sizes);
+  auto job = std::make_shared<StagedJob>(state, on_device, std::move(on_host), std::move(after), sizes);
   state->set_threads(options_.threads);
   state->on_cancel = [monitor = monitor_, weak = std::weak_ptr(job)] {
     const auto alive = weak.lock();
@@ -298,25 +313,19 @@ void StagingRing::move_granule(const Task& task) {
   Slot& slot = *task.slot;
   StagedJob& job = *slot.job;
   const auto begin = Clock::now();
-  std::byte* staged = slot.pinned.data() + task.offset;
-  const std::size_t at = slot.chunk.offset + task.offset;
-  if (direction_ == CopyDirection::h2d) {
-    copy_bytes(staged, job.source + at, task.bytes, options_.stores);
-  } else {
-    copy_bytes(job.destination + at, staged, task.bytes, options_.stores);
-  }
+  job.on_host(slot.chunk.offset + task.offset, {slot.pinned.data() + task.offset, task.bytes});
   job.state->account(0, seconds_since(begin), 0);
 }
 
 void StagingRing::enqueue(Slot& slot) {
   StagedJob& job = *slot.job;
-  const std::size_t at = slot.chunk.offset;
+  std::byte* const on_device = job.on_device + slot.chunk.offset;
   if (job.after) wire_.wait(*job.after);
   job.state->begin_on(wire_);
   if (direction_ == CopyDirection::h2d) {
-    wire_.copy(job.destination + at, slot.pinned.data(), slot.chunk.bytes, direction_);
+    wire_.copy(on_device, slot.pinned.data(), slot.chunk.bytes, direction_);
   } else {
-    wire_.copy(slot.pinned.data(), job.source + at, slot.chunk.bytes, direction_);
+    wire_.copy(slot.pinned.data(), on_device, slot.chunk.bytes, direction_);
   }
   slot.pinned.sent(wire_);
   job.state->account(1, 0, 0);

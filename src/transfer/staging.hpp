@@ -36,7 +36,7 @@ struct StagingOptions {
   std::chrono::microseconds spin{1000};
 };
 
-/// Moves pageable memory through pinned slots, in one direction.
+/// Moves bytes between pageable memory, or a callback, and the device through pinned slots, in one direction.
 ///
 /// Each chunk of a transfer has a slot. Host workers fill (H2D) or empty (D2H) it together, a granule at a
 /// time, while chunks in other slots cross the link. The thread that fills the last granule of a slot sends
@@ -54,8 +54,12 @@ class StagingRing final : HostWorkers::Source {
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
 
-  /// Returns at once. `after`: copies wait for it; may be null.
-  void submit(const std::shared_ptr<TransferState>& state, void* destination, const void* source,
+  /// Returns at once. `on_host` is called until the transfer's host part ends, and destroyed on any thread.
+  /// `after`: copies wait for it; may be null.
+  void submit(const std::shared_ptr<TransferState>& state, std::byte* on_device, HostSide on_host,
+              EventPool::Handle after);
+  /// The host's part copies memory: from `on_host` (H2D), or to it (D2H).
+  void submit(const std::shared_ptr<TransferState>& state, std::byte* on_device, std::byte* on_host,
               EventPool::Handle after);
 
  private:

@@ -106,15 +106,10 @@ class TransferEngineImpl {
     switch (path) {
       case TransferPath::staged: {
         if (direction == CopyDirection::d2d) throw InvalidArgument("D2D has no staged path; use direct");
-        const auto state = make_state(path, direction, bytes, 1, options);
-        PathSet& set = paths_for(options);
-        StagingRing& ring = direction == CopyDirection::h2d ? set.staged_h2d : set.staged_d2h;
-        try {
-          ring.submit(state, destination, source, mark(options.after));
-        } catch (...) {
-          state->fail(std::current_exception());
-        }
-        return Transfer(state);
+        auto* const to = static_cast<std::byte*>(destination);
+        auto* const from = static_cast<std::byte*>(const_cast<void*>(source));  // written by nobody
+        const bool h2d = direction == CopyDirection::h2d;
+        return staged(direction, bytes, h2d ? to : from, h2d ? from : to, options);
       }
       case TransferPath::packed: {
         const TransferPiece piece{static_cast<const std::byte*>(source), static_cast<std::byte*>(destination),
@@ -127,6 +122,20 @@ class TransferEngineImpl {
         return direct({&piece, 1}, direction, options);
       }
     }
+  }
+
+  Transfer fill(void* destination, std::size_t bytes, FillFunction fill, const FillOptions& options) {
+    check_generation();
+    if (!fill) throw InvalidArgument("a fill has no function; give one that writes the bytes");
+    if (bytes == 0) return Transfer();
+    if (destination == nullptr) {
+      throw InvalidArgument(fmt::format("the destination of a fill of {} bytes is null", bytes));
+    }
+    if (kind_of(destination, bytes) != MemoryKind::device) {
+      throw InvalidArgument("the destination of a fill is host memory; write the bytes there yourself");
+    }
+    return staged(CopyDirection::h2d, bytes, static_cast<std::byte*>(destination), std::move(fill),
+                  {.after = options.after, .timed = options.timed});
   }
 
   Transfer copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
@@ -247,6 +256,21 @@ class TransferEngineImpl {
     return state;
   }
 
+  /// `on_host`: the memory at the host's end, or a HostSide.
+  template <typename OnHost>
+  Transfer staged(CopyDirection direction, std::size_t bytes, std::byte* on_device, OnHost on_host,
+                  const CopyOptions& options) {
+    const auto state = make_state(TransferPath::staged, direction, bytes, 1, options);
+    PathSet& set = paths_for(options);
+    StagingRing& ring = direction == CopyDirection::h2d ? set.staged_h2d : set.staged_d2h;
+    try {
+      ring.submit(state, on_device, std::move(on_host), mark(options.after));
+    } catch (...) {
+      state->fail(std::current_exception());
+    }
+    return Transfer(state);
+  }
+
   Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,
                   const CopyOptions& options) {
     std::size_t bytes = 0;
@@ -324,6 +348,11 @@ Transfer TransferEngine::copy(void* destination, const void* source, std::size_t
 Transfer TransferEngine::copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
                                      const CopyOptions& options) {
   return impl_->copy_pieces(pieces, direction, options);
+}
+
+Transfer TransferEngine::fill(void* destination, std::size_t bytes, FillFunction fill,
+                              const FillOptions& options) {
+  return impl_->fill(destination, bytes, std::move(fill), options);
 }
 
 const LinkProfile& TransferEngine::profile() const noexcept { return impl_->profile(); }

@@ -49,7 +49,7 @@ class StagingRingTest : public FaultyEngineTest {
                                       std::size_t at = 0) {
     const auto state =
         std::make_shared<TransferState>(TransferPath::staged, CopyDirection::h2d, source.size(), 1);
-    ring.submit(state, device_memory_.data() + at, source.data(), {nullptr, {}});
+    ring.submit(state, device_memory_.data() + at, const_cast<std::byte*>(source.data()), {nullptr, {}});
     return state;
   }
 
@@ -57,7 +57,7 @@ class StagingRingTest : public FaultyEngineTest {
   std::shared_ptr<TransferState> bring_home(StagingRing& ring, std::vector<std::byte>& destination) {
     const auto state =
         std::make_shared<TransferState>(TransferPath::staged, CopyDirection::d2h, destination.size(), 1);
-    ring.submit(state, destination.data(), device_memory_.data(), {nullptr, {}});
+    ring.submit(state, device_memory_.data(), destination.data(), {nullptr, {}});
     return state;
   }
 

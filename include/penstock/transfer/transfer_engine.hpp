@@ -7,6 +7,7 @@
 #include <penstock/transfer/transfer.hpp>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -40,6 +41,17 @@ struct CopyOptions {
   /// The transfer touches neither end before the work now on this stream is done. Null: it starts at once.
   const Stream* after = nullptr;
   /// Has the device note when the copies begin and end, for Transfer::span_since. Costs one more event.
+  bool timed = false;
+};
+
+/// Writes all of `bytes`, which are those of a fill from `offset` on. Several threads call it at once, for
+/// parts that do not overlap, in any order. It may block, on a file for example, but must not wait for
+/// another transfer of the engine. An exception ends the transfer.
+using FillFunction = std::function<void(std::size_t offset, std::span<std::byte> bytes)>;
+
+struct FillOptions {
+  /// As in CopyOptions.
+  const Stream* after = nullptr;
   bool timed = false;
 };
 
@@ -91,6 +103,18 @@ class TransferEngine {
   /// destinations that overlap.
   [[nodiscard]] Transfer copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
                                      const CopyOptions& options = {});
+
+  /// Fills device memory with what `fill` writes: a staged transfer that has a function in place of a source.
+  /// The function writes straight into pinned slots, while earlier slots cross the link.
+  ///
+  /// Returns at once. Host workers call `fill`, and so does a thread that synchronizes with the transfer.
+  /// Once synchronize or synchronize_source has returned or thrown, `fill` is not called any more. It is
+  /// destroyed on any thread, perhaps a little later. If it throws, no part that has not begun is filled; the
+  /// transfer fails with the first exception, which is thrown as it is.
+  ///
+  /// Throws InvalidArgument if `fill` is empty, or if the destination is null or not device memory.
+  [[nodiscard]] Transfer fill(void* destination, std::size_t bytes, FillFunction fill,
+                              const FillOptions& options = {});
 
   [[nodiscard]] const LinkProfile& profile() const noexcept;
   [[nodiscard]] const Device& device() const noexcept;
