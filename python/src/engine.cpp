@@ -21,9 +21,9 @@ constexpr std::size_t kAlignment = 256;
 
 bool is_pinned(const Leaf& leaf) { return leaf.device.type == dlpack::kCudaHost; }
 
-// Large arrays travel alone: staging threads copy them, or the copy engine if they are pinned, and the
-// consumer's thread does not. Smaller ones are packed into one transfer on the consumer's thread, which is
-// faster than handing them to another thread.
+// Large arrays are not packed: staging threads copy them, all as one transfer, or the copy engine does if
+// they are pinned. The consumer's thread does not. Smaller ones are packed into one transfer on the
+// consumer's thread, which is faster than handing them to another thread.
 bool travels_alone(std::size_t bytes, MemoryKind host_end, const DeviceTuning& tuning) {
   if (host_end == MemoryKind::device) return true;  // a device whose memory is also the host's
   return bytes >=
@@ -414,10 +414,20 @@ void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const Grou
     options.source_kind = MemoryKind::pageable;
     transfers.push_back(engine().copy_pieces(pieces, CopyDirection::h2d, options));
   }
+  std::vector<TransferPiece> staged;
   for (std::size_t i : groups.alone) {
+    const MemoryKind kind = is_pinned(leaves[i]) ? MemoryKind::pinned : device_.kind_of(leaves[i].data);
+    if (kind == MemoryKind::pageable) {
+      staged.push_back({leaves[i].data, destinations[i], leaves[i].bytes});
+      continue;
+    }
     options.source_kind = is_pinned(leaves[i]) ? std::optional(MemoryKind::pinned) : std::nullopt;
     transfers.push_back(engine().copy(destinations[i], leaves[i].data, leaves[i].bytes, options));
   }
+  if (staged.empty()) return;
+  options.source_kind = MemoryKind::pageable;
+  options.path = TransferPath::staged;
+  transfers.push_back(engine().copy_pieces(staged, CopyDirection::h2d, options));
 }
 
 void Engine::fetch(const std::vector<Fetch>& fetches) {
@@ -443,20 +453,27 @@ void Engine::fetch(const std::vector<Fetch>& fetches) {
   options.after = &intake;
   PendingTransfers pending;
   const WaitForEnd until_done(pending);
-  std::vector<TransferPiece> pieces;
+  std::vector<TransferPiece> packed;
+  std::vector<TransferPiece> staged;
   for (const Fetch& fetch : fetches) {
     const Leaf& leaf = *fetch.leaf;
     const MemoryKind kind = fetch.kind ? *fetch.kind : device_.kind_of(fetch.to);
-    if (travels_alone(leaf.bytes, kind, info().tuning)) {
+    if (!travels_alone(leaf.bytes, kind, info().tuning)) {
+      packed.push_back({leaf.data, fetch.to, leaf.bytes});
+    } else if (kind == MemoryKind::pageable) {
+      staged.push_back({leaf.data, fetch.to, leaf.bytes});
+    } else {
       options.destination_kind = fetch.kind;
       pending.transfers.push_back(engine().copy(fetch.to, leaf.data, leaf.bytes, options));
-    } else {
-      pieces.push_back({leaf.data, fetch.to, leaf.bytes});
     }
   }
-  if (!pieces.empty()) {
-    options.destination_kind = MemoryKind::pageable;
-    pending.transfers.push_back(engine().copy_pieces(pieces, CopyDirection::d2h, options));
+  options.destination_kind = MemoryKind::pageable;
+  if (!packed.empty()) {
+    pending.transfers.push_back(engine().copy_pieces(packed, CopyDirection::d2h, options));
+  }
+  if (!staged.empty()) {
+    options.path = TransferPath::staged;
+    pending.transfers.push_back(engine().copy_pieces(staged, CopyDirection::d2h, options));
   }
   for (const auto& transfer : pending.transfers) transfer.synchronize();
 }

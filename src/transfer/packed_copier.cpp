@@ -16,7 +16,6 @@ namespace penstock {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using ImageRange = PackedPlan::ImageRange;
 
 constexpr std::size_t kRoundsInFlight = 3;
 // Largest image that one thread packs alone. Waking another takes some 70 µs: the copying of about 800 KiB.
@@ -133,7 +132,7 @@ void PackedCopier::pack_round(const PackedPlan& plan, ImageRange round, const St
       copies.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    plan.for_each_run(chunk, [&](std::byte* device, std::size_t begin, std::size_t bytes) {
+    for_each_run(plan.runs(), chunk, [&](std::byte* device, std::size_t begin, std::size_t bytes) {
       stream.copy(device, pinned.data() + (begin - round.begin), bytes, CopyDirection::h2d);
       copies.fetch_add(1, std::memory_order_relaxed);
     });
@@ -275,7 +274,7 @@ class PackedCopier::Unpacking {
                     scratch.data() + (chunk.begin - round.begin), chunk.bytes(), CopyDirection::d2h);
         ++copies_;
       } else {
-        plan_.for_each_run(chunk, [&](std::byte* device, std::size_t at, std::size_t bytes) {
+        for_each_run(plan_.runs(), chunk, [&](std::byte* device, std::size_t at, std::size_t bytes) {
           stream.copy(pinned_.data() + (at - round.begin), device, bytes, CopyDirection::d2h);
           ++copies_;
         });
@@ -295,7 +294,7 @@ class PackedCopier::Unpacking {
     arriving.event->synchronize();
     const double waited = seconds_since(begin);
     copier_.for_each_granule(plan_, arriving.chunk, [&](ImageRange granule) {
-      plan_.unpack(granule, pinned_.data() + (granule.begin - round_.begin));
+      plan_.unpack(granule, pinned_.data() + (granule.begin - round_.begin), StoreKind::cached);
     });
     state_->account(std::exchange(copies_, 0), seconds_since(begin) - waited, waited);
   }

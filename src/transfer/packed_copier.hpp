@@ -53,14 +53,12 @@ class PackedCopier {
 
   [[nodiscard]] unsigned threads_for(const PackedPlan& plan) const noexcept;
   /// Calls `body` for each granule of `range`, with several threads if that pays.
-  void for_each_granule(const PackedPlan& plan, PackedPlan::ImageRange range,
-                        FunctionRef<void(PackedPlan::ImageRange)> body);
-  void pack_round(const PackedPlan& plan, PackedPlan::ImageRange round, const Stream& stream,
-                  TransferState& state);
+  void for_each_granule(const PackedPlan& plan, ImageRange range, FunctionRef<void(ImageRange)> body);
+  void pack_round(const PackedPlan& plan, ImageRange round, const Stream& stream, TransferState& state);
   /// Enqueues a kernel over the pieces in `round`. It copies between their device ends and the image in
   /// `scratch`, or from source to destination if `scratch` is null. The table's memory is released after it.
-  void run_kernel(const PackedPlan& plan, PackedPlan::ImageRange round, CopyDirection direction,
-                  std::byte* scratch, const Stream& stream);
+  void run_kernel(const PackedPlan& plan, ImageRange round, CopyDirection direction, std::byte* scratch,
+                  const Stream& stream);
   void run_unpacker();
 
   const Device device_;

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 namespace penstock {
@@ -98,7 +97,7 @@ void PackedPlan::lay_out(CopyDirection direction, std::size_t shortest_run) {
       const std::size_t begin = align_up(image_bytes_, kScatterAlignment);
       runs_.push_back({device, {begin, begin}});
     }
-    Run& run = runs_.back();
+    DeviceRun& run = runs_.back();
     offsets_.push_back(run.image.begin + static_cast<std::size_t>(device - run.device));
     run.image.end = offsets_.back() + piece.bytes;
     image_bytes_ = run.image.end;
@@ -112,13 +111,7 @@ std::size_t PackedPlan::first_piece(std::size_t image_offset) const noexcept {
   return after == offsets_.begin() ? 0 : static_cast<std::size_t>(after - offsets_.begin()) - 1;
 }
 
-std::size_t PackedPlan::first_run(std::size_t image_offset) const noexcept {
-  const auto found = std::partition_point(runs_.begin(), runs_.end(),
-                                          [&](const Run& run) { return run.image.end <= image_offset; });
-  return static_cast<std::size_t>(found - runs_.begin());
-}
-
-PackedPlan::ImageRange PackedPlan::round(std::size_t begin, std::size_t window) const {
+ImageRange PackedPlan::round(std::size_t begin, std::size_t window) const {
   if (image_bytes_ - begin <= window) return {begin, image_bytes_};
   if (device_side_ == DeviceSide::runs) return {begin, begin + window};
   const std::size_t first = first_piece(begin);
@@ -126,24 +119,25 @@ PackedPlan::ImageRange PackedPlan::round(std::size_t begin, std::size_t window) 
   return {begin, last < pieces_.size() ? offsets_[last] : image_bytes_};
 }
 
-void PackedPlan::pack(ImageRange range, std::byte* image, StoreKind stores) const {
+template <typename Part>
+void PackedPlan::for_each_part(ImageRange range, Part&& part) const {
   for (std::size_t i = first_piece(range.begin); i < pieces_.size() && offsets_[i] < range.end; ++i) {
     const std::size_t begin = std::max(offsets_[i], range.begin);
     const std::size_t end = std::min(offsets_[i] + pieces_[i].bytes, range.end);
-    if (begin < end)
-      copy_bytes(image + (begin - range.begin), pieces_[i].source + (begin - offsets_[i]), end - begin,
-                 stores);
+    if (begin < end) part(pieces_[i], begin - offsets_[i], begin - range.begin, end - begin);
   }
 }
 
-void PackedPlan::unpack(ImageRange range, const std::byte* image) const {
-  for (std::size_t i = first_piece(range.begin); i < pieces_.size() && offsets_[i] < range.end; ++i) {
-    const std::size_t begin = std::max(offsets_[i], range.begin);
-    const std::size_t end = std::min(offsets_[i] + pieces_[i].bytes, range.end);
-    if (begin < end) {
-      std::memcpy(pieces_[i].destination + (begin - offsets_[i]), image + (begin - range.begin), end - begin);
-    }
-  }
+void PackedPlan::pack(ImageRange range, std::byte* image, StoreKind stores) const {
+  for_each_part(range, [&](const TransferPiece& piece, std::size_t from, std::size_t to, std::size_t bytes) {
+    copy_bytes(image + to, piece.source + from, bytes, stores);
+  });
+}
+
+void PackedPlan::unpack(ImageRange range, const std::byte* image, StoreKind stores) const {
+  for_each_part(range, [&](const TransferPiece& piece, std::size_t to, std::size_t from, std::size_t bytes) {
+    copy_bytes(piece.destination + to, image + from, bytes, stores);
+  });
 }
 
 }  // namespace penstock

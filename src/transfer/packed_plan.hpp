@@ -1,5 +1,7 @@
 #pragma once
 
+#include "transfer/device_runs.hpp"
+
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/device/memory_kind.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
@@ -14,12 +16,6 @@ namespace penstock {
 /// device's ends lie side by side, the image's offsets follow them; otherwise the plan chooses offsets.
 class PackedPlan {
  public:
-  /// A range of the image.
-  struct ImageRange {
-    std::size_t begin = 0;
-    std::size_t end = 0;
-    [[nodiscard]] std::size_t bytes() const noexcept { return end - begin; }
-  };
   /// How the image meets the device's ends.
   enum class DeviceSide : std::uint8_t {
     runs,     ///< few runs of adjoining pieces: a copy for each
@@ -47,31 +43,21 @@ class PackedPlan {
 
   /// Copies the host's ends within `range` into `image` (the image's byte at range.begin), or the reverse.
   void pack(ImageRange range, std::byte* image, StoreKind stores) const;
-  void unpack(ImageRange range, const std::byte* image) const;
+  void unpack(ImageRange range, const std::byte* image, StoreKind stores) const;
 
-  /// Calls `copy(device_address, image_offset, bytes)` for each run of the device's ends within `range`.
-  template <typename Copy>
-  void for_each_run(ImageRange range, Copy&& copy) const {
-    for (std::size_t i = first_run(range.begin); i < runs_.size() && runs_[i].image.begin < range.end; ++i) {
-      const std::size_t begin = std::max(runs_[i].image.begin, range.begin);
-      const std::size_t end = std::min(runs_[i].image.end, range.end);
-      copy(runs_[i].device + (begin - runs_[i].image.begin), begin, end - begin);
-    }
-  }
+  /// The device's ends.
+  [[nodiscard]] const std::vector<DeviceRun>& runs() const noexcept { return runs_; }
 
  private:
-  struct Run {
-    std::byte* device;
-    ImageRange image;
-  };
-
   void lay_out(CopyDirection direction, std::size_t shortest_run);
   void check_overlap() const;
-  [[nodiscard]] std::size_t first_run(std::size_t image_offset) const noexcept;
+  /// Calls `part(piece, offset_in_piece, offset_in_range, bytes)` for what each piece has of `range`.
+  template <typename Part>
+  void for_each_part(ImageRange range, Part&& part) const;
 
   std::vector<TransferPiece> pieces_;
   std::vector<std::size_t> offsets_;
-  std::vector<Run> runs_;
+  std::vector<DeviceRun> runs_;
   std::size_t payload_bytes_ = 0;
   std::size_t image_bytes_ = 0;
   DeviceSide device_side_ = DeviceSide::runs;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "transfer/device_runs.hpp"
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace penstock {
 
@@ -19,7 +21,8 @@ namespace penstock {
 /// A copy of any size costs the link a few µs, so chunks should be large. But the link waits until the first
 /// chunk is filled, so that one is small. Chunks then grow only as much as the threads fill faster than the
 /// link empties; otherwise the link would wait again. Towards the end they halve, so that little work is left
-/// after the last copy, or before it.
+/// after the last copy, or before it. Transfers that follow each other closely are one such sequence: the
+/// link need not wait between them.
 struct ChunkSizes {
   std::size_t smallest = 0;
   std::size_t largest = 0;
@@ -38,31 +41,35 @@ class StagedJob {
     std::size_t bytes = 0;
   };
 
-  StagedJob(std::shared_ptr<TransferState> transfer, std::byte* device_end, HostSide host_side,
+  /// `runs`: ascending, and not empty. Bytes between them stay in the slots.
+  StagedJob(std::shared_ptr<TransferState> transfer, std::vector<DeviceRun> runs, HostSide host_side,
             EventPool::Handle hold, const ChunkSizes& sizes)
       : state(std::move(transfer)),
-        on_device(device_end),
+        on_device(std::move(runs)),
         on_host(std::move(host_side)),
         after(std::move(hold)),
-        sizes_(sizes),
-        size_(static_cast<double>(std::min(sizes.smallest, sizes.largest))) {}
+        bytes_(on_device.back().image.end),
+        sizes_(sizes) {}
 
   const std::shared_ptr<TransferState> state;
-  std::byte* const on_device;
+  const std::vector<DeviceRun> on_device;
   const HostSide on_host;
   const EventPool::Handle after;
 
-  [[nodiscard]] bool has_chunk() const noexcept { return !stopping() && next_ != state->bytes; }
+  [[nodiscard]] bool has_chunk() const noexcept { return !stopping() && next_ != bytes_; }
 
-  /// The next chunk, which must exist. The caller says when it is enqueued, and returns it in any case.
-  [[nodiscard]] Chunk take_chunk() {
-    const std::size_t left = state->bytes - next_;
-    const std::size_t taper = std::max(left / 2, sizes_.smallest);
-    const std::size_t size =
-        align_up(std::min({static_cast<std::size_t>(size_), taper, sizes_.largest}), kAlignment);
+  /// True if no chunk was taken.
+  [[nodiscard]] bool is_new() const noexcept { return next_ == 0; }
+
+  /// The next chunk, of about `size` bytes, which must exist. `is_followed`: another transfer comes after
+  /// this one, so that the last chunks need not be small. The caller says when it is enqueued, and returns it
+  /// in any case.
+  [[nodiscard]] Chunk take_chunk(std::size_t size, bool is_followed) {
+    const std::size_t left = bytes_ - next_;
+    const std::size_t taper = is_followed ? left : std::max(left / 2, sizes_.smallest);
+    size = align_up(std::min({size, taper, sizes_.largest}), kAlignment);
     const Chunk chunk{next_, std::min({size, sizes_.largest, left})};
     next_ += chunk.bytes;
-    size_ = std::min(size_ * sizes_.growth, static_cast<double>(sizes_.largest));
     ++out_;
     return chunk;
   }
@@ -70,7 +77,7 @@ class StagedJob {
   /// True for the last chunk: the driver then has every byte.
   [[nodiscard]] bool enqueued(std::size_t bytes) noexcept {
     enqueued_ += bytes;
-    return enqueued_ == state->bytes;
+    return enqueued_ == bytes_;
   }
 
   void returned() noexcept { --out_; }
@@ -99,8 +106,8 @@ class StagedJob {
  private:
   static constexpr std::size_t kAlignment = 4096;
 
+  const std::size_t bytes_;  // of the image
   const ChunkSizes sizes_;
-  double size_;               // of the next chunk, while they grow
   std::size_t next_ = 0;      // bytes taken
   std::size_t enqueued_ = 0;  // bytes with the driver
   std::size_t out_ = 0;       // chunks taken and not returned

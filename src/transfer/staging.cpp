@@ -94,22 +94,23 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::byte*
     const auto fill = [on_host, stores](std::size_t offset, std::span<std::byte> staged) {
       copy_bytes(staged.data(), on_host + offset, staged.size(), stores);
     };
-    submit(state, on_device, fill, std::move(after));
+    submit(state, {{on_device, {0, state->bytes}}}, fill, std::move(after));
   } else {
     const auto empty = [on_host, stores](std::size_t offset, std::span<std::byte> staged) {
       copy_bytes(on_host + offset, staged.data(), staged.size(), stores);
     };
-    submit(state, on_device, empty, std::move(after));
+    submit(state, {{on_device, {0, state->bytes}}}, empty, std::move(after));
   }
 }
 
-void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::byte* on_device, HostSide on_host,
-                         EventPool::Handle after) {
+void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::vector<DeviceRun> on_device,
+                         HostSide on_host, EventPool::Handle after) {
   const std::lock_guard lock(monitor_->mutex);
   if (!thread_.joinable()) start();
   ChunkSizes sizes = options_.chunks;
   sizes.largest = slot_bytes_;
-  auto job = std::make_shared<StagedJob>(state, on_device, std::move(on_host), std::move(after), sizes);
+  auto job =
+      std::make_shared<StagedJob>(state, std::move(on_device), std::move(on_host), std::move(after), sizes);
   state->set_threads(options_.threads);
   state->on_cancel = [monitor = monitor_, weak = std::weak_ptr(job)] {
     const auto alive = weak.lock();
@@ -262,11 +263,19 @@ std::optional<StagingRing::Task> StagingRing::find_task(Waits waits, const Stage
   return task;
 }
 
+std::size_t StagingRing::next_chunk_size(const StagedJob& job) {
+  if (job.is_new() && under_way_ == 1) chunk_size_ = 0;  // after a pause
+  const auto smallest = static_cast<double>(options_.chunks.smallest);
+  chunk_size_ =
+      std::min(std::max(chunk_size_ * options_.chunks.growth, smallest), static_cast<double>(slot_bytes_));
+  return static_cast<std::size_t>(chunk_size_);
+}
+
 bool StagingRing::open_slot() {
   Slot& slot = slot_at(opened_);
   if (slot.job) return false;
   slot.job = jobs_.front();
-  slot.chunk = slot.job->take_chunk();
+  slot.chunk = slot.job->take_chunk(next_chunk_size(*slot.job), jobs_.size() > 1);
   slot.granule =
       std::clamp(align_up(slot.chunk.bytes / options_.threads, 4096), kSmallestGranule, kLargestGranule);
   slot.handed_out = 0;
@@ -319,16 +328,18 @@ void StagingRing::move_granule(const Task& task) {
 
 void StagingRing::enqueue(Slot& slot) {
   StagedJob& job = *slot.job;
-  std::byte* const on_device = job.on_device + slot.chunk.offset;
   if (job.after) wire_.wait(*job.after);
   job.state->begin_on(wire_);
-  if (direction_ == CopyDirection::h2d) {
-    wire_.copy(on_device, slot.pinned.data(), slot.chunk.bytes, direction_);
-  } else {
-    wire_.copy(slot.pinned.data(), on_device, slot.chunk.bytes, direction_);
-  }
+  std::size_t copies = 0;
+  const ImageRange range{slot.chunk.offset, slot.chunk.offset + slot.chunk.bytes};
+  for_each_run(job.on_device, range, [&](std::byte* on_device, std::size_t offset, std::size_t bytes) {
+    std::byte* const staged = slot.pinned.data() + (offset - range.begin);
+    const bool h2d = direction_ == CopyDirection::h2d;
+    wire_.copy(h2d ? on_device : staged, h2d ? staged : on_device, bytes, direction_);
+    ++copies;
+  });
   slot.pinned.sent(wire_);
-  job.state->account(1, 0, 0);
+  job.state->account(copies, 0, 0);
 
   bool last = false;
   {

@@ -56,11 +56,12 @@ class StagingRing final : HostWorkers::Source {
 
   /// Returns at once. `on_host` is called until the transfer's host part ends, and destroyed on any thread.
   /// `after`: copies wait for it; may be null.
-  void submit(const std::shared_ptr<TransferState>& state, std::byte* on_device, HostSide on_host,
+  void submit(const std::shared_ptr<TransferState>& state, std::vector<DeviceRun> on_device, HostSide on_host,
               EventPool::Handle after);
   /// The host's part copies memory: from `on_host` (H2D), or to it (D2H).
   void submit(const std::shared_ptr<TransferState>& state, std::byte* on_device, std::byte* on_host,
               EventPool::Handle after);
+  [[nodiscard]] StoreKind stores() const noexcept { return options_.stores; }
 
  private:
   struct Slot;
@@ -94,6 +95,8 @@ class StagingRing final : HostWorkers::Source {
   void end_exhausted_jobs();
   [[nodiscard]] std::optional<Task> find_task(Waits waits, const StagedJob* only = nullptr);
   [[nodiscard]] bool may_open_slot(const StagedJob* only) const;
+  /// How large the next chunk may be: it grows from chunk to chunk, until all transfers have ended.
+  [[nodiscard]] std::size_t next_chunk_size(const StagedJob& job);
   /// Opens the next slot for the next chunk of the first transfer; false if it is still open.
   [[nodiscard]] bool open_slot();
   /// Granules of `slot` can be moved from now on.
@@ -147,6 +150,7 @@ class StagingRing final : HostWorkers::Source {
   std::vector<std::shared_ptr<StagedJob>> stopped_;  // for the ring's thread to end
   std::atomic<std::size_t> under_way_{0};            // transfers that have not ended; read without the mutex
   PollingTime polling_;                              // between transfers
+  double chunk_size_ = 0;                            // of the latest chunk
   std::uint64_t opened_ = 0;                         // slots opened so far; the next one is opened_ % slots
   std::uint64_t handing_ = 0;                        // the oldest of them that may have granules left
   std::thread thread_;

@@ -105,11 +105,12 @@ class TransferEngineImpl {
         options.path != TransferPath::automatic ? options.path : profile_.choose_path(bytes, 1, kinds);
     switch (path) {
       case TransferPath::staged: {
-        if (direction == CopyDirection::d2d) throw InvalidArgument("D2D has no staged path; use direct");
+        StagingRing& ring = ring_for(direction, options);
         auto* const to = static_cast<std::byte*>(destination);
         auto* const from = static_cast<std::byte*>(const_cast<void*>(source));  // written by nobody
         const bool h2d = direction == CopyDirection::h2d;
-        return staged(direction, bytes, h2d ? to : from, h2d ? from : to, options);
+        return staged(make_state(path, direction, bytes, 1, options), ring, h2d ? to : from, h2d ? from : to,
+                      options);
       }
       case TransferPath::packed: {
         const TransferPiece piece{static_cast<const std::byte*>(source), static_cast<std::byte*>(destination),
@@ -134,8 +135,10 @@ class TransferEngineImpl {
     if (kind_of(destination, bytes) != MemoryKind::device) {
       throw InvalidArgument("the destination of a fill is host memory; write the bytes there yourself");
     }
-    return staged(CopyDirection::h2d, bytes, static_cast<std::byte*>(destination), std::move(fill),
-                  {.after = options.after, .timed = options.timed});
+    const CopyOptions common{.after = options.after, .timed = options.timed};
+    std::vector<DeviceRun> whole{{static_cast<std::byte*>(destination), {0, bytes}}};
+    return staged(make_state(TransferPath::staged, CopyDirection::h2d, bytes, 1, common),
+                  ring_for(CopyDirection::h2d, common), std::move(whole), HostSide(std::move(fill)), common);
   }
 
   Transfer copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
@@ -144,9 +147,7 @@ class TransferEngineImpl {
     const auto first = std::find_if(pieces.begin(), pieces.end(),
                                     [](const TransferPiece& piece) { return piece.bytes != 0; });
     if (first == pieces.end()) return Transfer();
-    if (options.path == TransferPath::staged) {
-      throw InvalidArgument("pieces have no staged path; copy them one by one, or let them be packed");
-    }
+    if (options.path == TransferPath::staged) return staged_pieces(pieces, direction, options);
     TransferPath path = options.path;
     if (path == TransferPath::automatic) {
       std::size_t bytes = 0;
@@ -256,19 +257,40 @@ class TransferEngineImpl {
     return state;
   }
 
-  /// `on_host`: the memory at the host's end, or a HostSide.
-  template <typename OnHost>
-  Transfer staged(CopyDirection direction, std::size_t bytes, std::byte* on_device, OnHost on_host,
-                  const CopyOptions& options) {
-    const auto state = make_state(TransferPath::staged, direction, bytes, 1, options);
+  [[nodiscard]] StagingRing& ring_for(CopyDirection direction, const CopyOptions& options) {
+    if (direction == CopyDirection::d2d) throw InvalidArgument("D2D has no staged path; use direct");
     PathSet& set = paths_for(options);
-    StagingRing& ring = direction == CopyDirection::h2d ? set.staged_h2d : set.staged_d2h;
+    return direction == CopyDirection::h2d ? set.staged_h2d : set.staged_d2h;
+  }
+
+  /// The ends are what StagingRing::submit takes.
+  template <typename OnDevice, typename OnHost>
+  Transfer staged(const std::shared_ptr<TransferState>& state, StagingRing& ring, OnDevice on_device,
+                  OnHost on_host, const CopyOptions& options) {
     try {
-      ring.submit(state, on_device, std::move(on_host), mark(options.after));
+      ring.submit(state, std::move(on_device), std::move(on_host), mark(options.after));
     } catch (...) {
       state->fail(std::current_exception());
     }
     return Transfer(state);
+  }
+
+  Transfer staged_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
+                         const CopyOptions& options) {
+    StagingRing& ring = ring_for(direction, options);
+    const auto plan = std::make_shared<const PackedPlan>(pieces, direction, 0);
+    const auto move = [plan, direction, stores = ring.stores()](std::size_t offset,
+                                                                std::span<std::byte> staged) {
+      const ImageRange range{offset, offset + staged.size()};
+      if (direction == CopyDirection::h2d) {
+        plan->pack(range, staged.data(), stores);
+      } else {
+        plan->unpack(range, staged.data(), stores);
+      }
+    };
+    const auto state =
+        make_state(TransferPath::staged, direction, plan->payload_bytes(), pieces.size(), options);
+    return staged(state, ring, plan->runs(), move, options);
   }
 
   Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,

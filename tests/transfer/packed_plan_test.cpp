@@ -34,7 +34,7 @@ TEST_F(PackedPlanTest, RoundsEndBetweenPiecesAndHoldOneAtLeast) {
   std::vector<std::size_t> ends;
   std::size_t rounds = 0;
   for (std::size_t begin = 0; begin < plan.image_bytes() && rounds <= kPieces; ++rounds) {
-    const PackedPlan::ImageRange round = plan.round(begin, 500);
+    const ImageRange round = plan.round(begin, 500);
     ASSERT_EQ(round.begin, begin);
     ASSERT_GT(round.end, begin);
     begin = round.end;
@@ -52,7 +52,7 @@ TEST_F(PackedPlanTest, RoundsEndBetweenPiecesAndHoldOneAtLeast) {
 TEST_F(PackedPlanTest, APieceAtTheEndMayBeLargerThanTheWindow) {
   std::swap(pieces_[3].bytes, pieces_.back().bytes);
   const PackedPlan plan(pieces_, CopyDirection::h2d);
-  const PackedPlan::ImageRange round = plan.round(plan.offset(kPieces - 1), 500);
+  const ImageRange round = plan.round(plan.offset(kPieces - 1), 500);
   EXPECT_EQ(round.end, plan.image_bytes());
 }
 
@@ -67,14 +67,13 @@ TEST_F(PackedPlanTest, PacksAndUnpacksWithinTheRangeAlone) {
     home.push_back({pieces_[i].destination, back.data() + at(i), pieces_[i].bytes});
   }
   const PackedPlan reverse(home, CopyDirection::d2h);
-  for (const PackedPlan::ImageRange range :
-       {PackedPlan::ImageRange{0, 50}, {50, 333}, {333, 4000}, {4000, 4096}}) {
+  for (const ImageRange range : {ImageRange{0, 50}, {50, 333}, {333, 4000}, {4000, 4096}}) {
     std::vector<std::byte> image(range.bytes() + kMargin, kPoison);
     plan.pack(range, image.data(), StoreKind::cached);
     EXPECT_TRUE(
         std::all_of(image.end() - kMargin, image.end(), [](std::byte byte) { return byte == kPoison; }));
     const std::vector<std::byte> before = back;
-    reverse.unpack(range, whole.data() + range.begin);
+    reverse.unpack(range, whole.data() + range.begin, StoreKind::cached);
     for (std::size_t i = 0; i < kPieces; ++i) {
       for (std::size_t b = 0; b < pieces_[i].bytes; ++b) {
         const std::size_t offset = plan.offset(i) + b;

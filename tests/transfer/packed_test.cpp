@@ -51,11 +51,41 @@ class PackedTest : public EngineTest {
     }
   }
 
+  void to_the_device_and_back(TransferEngine& engine, TransferPath path,
+                              const std::vector<std::size_t>& offsets, std::size_t device_bytes,
+                              std::size_t most_copies = ~std::size_t{0}) {
+    const Buffer device = poisoned_on_device(device_bytes);
+    const Transfer sent =
+        engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = path});
+    sent.synchronize();
+    EXPECT_LE(sent.report().copies, most_copies);
+    expect_pieces(read(device), offsets);
+
+    std::vector<std::byte> back(host_.size(), kPoison);
+    std::vector<TransferPiece> reverse;
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      reverse.push_back({device.data() + offsets[i], back.data() + host_offsets_[i], sizes_[i]});
+    }
+    const Transfer returned = engine.copy_pieces(reverse, CopyDirection::d2h, {.path = path});
+    returned.synchronize();
+    EXPECT_LE(returned.report().copies, most_copies);
+    EXPECT_EQ(returned.bytes(), std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}));
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      EXPECT_EQ(first_difference({back.data() + host_offsets_[i], sizes_[i]},
+                                 {host_.data() + host_offsets_[i], sizes_[i]}),
+                -1);
+      const std::size_t end = i + 1 < sizes_.size() ? host_offsets_[i + 1] : back.size();
+      for (std::size_t b = host_offsets_[i] + sizes_[i]; b < end; ++b) ASSERT_EQ(back[b], kPoison);
+    }
+  }
+
   std::vector<std::size_t> sizes_;
   std::vector<std::size_t> host_offsets_;
   std::vector<std::byte> host_;
 };
 PENSTOCK_DEVICE_SUITE(PackedTest);
+
+constexpr TransferPath kPaths[] = {TransferPath::packed, TransferPath::staged};
 
 TEST_P(PackedTest, PiecesSideBySideTravelInFewCopies) {
   TransferEngine engine(*device_, many_chunks());
@@ -83,27 +113,9 @@ TEST_P(PackedTest, ScatteredPiecesToTheDeviceAndBack) {
     offsets[i] = at;
     at += sizes_[i] + 300 + i % 7;
   }
-  const Buffer device = poisoned_on_device(at);
-  const auto pieces = to_device(device.data(), offsets);
-  const Transfer transfer = engine.copy_pieces(pieces, CopyDirection::h2d, {.path = TransferPath::packed});
-  transfer.synchronize();
-  EXPECT_LE(transfer.report().copies, 8u);
-  expect_pieces(read(device), offsets);
-
-  std::vector<std::byte> back(host_.size(), kPoison);
-  std::vector<TransferPiece> reverse;
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    reverse.push_back({device.data() + offsets[i], back.data() + host_offsets_[i], sizes_[i]});
-  }
-  const Transfer returned = engine.copy_pieces(reverse, CopyDirection::d2h, {.path = TransferPath::packed});
-  returned.synchronize();
-  EXPECT_LE(returned.report().copies, 8u);
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    EXPECT_EQ(first_difference({back.data() + host_offsets_[i], sizes_[i]},
-                               {host_.data() + host_offsets_[i], sizes_[i]}),
-              -1);
-    const std::size_t end = i + 1 < sizes_.size() ? host_offsets_[i + 1] : back.size();
-    for (std::size_t b = host_offsets_[i] + sizes_[i]; b < end; ++b) ASSERT_EQ(back[b], kPoison);
+  for (const TransferPath path : kPaths) {
+    SCOPED_TRACE(transfer_path_name(path));
+    to_the_device_and_back(engine, path, offsets, at, path == TransferPath::packed ? 8 : 2 * sizes_.size());
   }
 }
 
@@ -118,18 +130,9 @@ TEST_P(PackedTest, FewLargePiecesApart) {
       offsets.push_back((count - 1 - i) * 900000 + 1);
     }
     host_ = random_bytes(count * 700002, count);
-    const Buffer device = poisoned_on_device(count * 900000 + 300);
-    engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = TransferPath::packed})
-        .synchronize();
-    expect_pieces(read(device), offsets);
-    std::vector<std::byte> back(host_.size(), kPoison);
-    std::vector<TransferPiece> reverse;
-    for (std::size_t i = 0; i < count; ++i) {
-      reverse.push_back({device.data() + offsets[i], back.data() + host_offsets_[i], sizes_[i]});
-    }
-    engine.copy_pieces(reverse, CopyDirection::d2h, {.path = TransferPath::packed}).synchronize();
-    for (std::size_t i = 0; i < count; ++i) {
-      EXPECT_EQ(std::memcmp(back.data() + host_offsets_[i], host_.data() + host_offsets_[i], sizes_[i]), 0);
+    for (const TransferPath path : kPaths) {
+      SCOPED_TRACE(transfer_path_name(path));
+      to_the_device_and_back(engine, path, offsets, count * 900000 + 300);
     }
   }
 }
@@ -141,10 +144,27 @@ TEST_P(PackedTest, WhatLiesBetweenPiecesStays) {
   host_offsets_ = {0, 700, 1200};
   host_ = random_bytes(2200, 9);
   const std::vector<std::size_t> offsets{0, 1024, 1792};
-  const Buffer device = poisoned_on_device(4096);
-  engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = TransferPath::packed})
-      .synchronize();
-  expect_pieces(read(device), offsets);
+  for (const TransferPath path : kPaths) {
+    const Buffer device = poisoned_on_device(4096);
+    engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = path}).synchronize();
+    expect_pieces(read(device), offsets);
+  }
+}
+
+TEST_P(PackedTest, StagedPiecesAreOneStreamOfChunks) {
+  TransferEngine engine(*device_, {.threads = 3, .chunk_bytes = 256 * 1024, .slots = 2});
+  make_pieces(2000, 5000, 8);
+  const PackedLayout layout = PackedLayout::of(sizes_);
+  const Buffer device = poisoned_on_device(layout.bytes);
+  const Transfer pieces = engine.copy_pieces(to_device(device.data(), layout.offsets), CopyDirection::h2d,
+                                             {.path = TransferPath::staged});
+  pieces.synchronize();
+  expect_pieces(read(device), layout.offsets);
+  const std::vector<std::byte> flat(layout.bytes);
+  const Transfer whole = engine.copy(device.data(), flat.data(), flat.size(), {.path = TransferPath::staged});
+  whole.synchronize();
+  EXPECT_LE(pieces.report().copies, whole.report().copies + 1) << "chunks do not end where pieces do";
+  EXPECT_EQ(pieces.report().pieces, 2000u);
 }
 
 TEST_P(PackedTest, MoreThanOneRound) {
@@ -197,20 +217,22 @@ TEST_P(PackedTest, DirectPiecesGoOneByOne) {
   expect_pieces(read(device), layout.offsets);
 }
 
-TEST_P(PackedTest, RefusesOverlapNullAndStaging) {
+TEST_P(PackedTest, RefusesOverlapNullAndStagingOnTheDevice) {
   TransferEngine engine(*device_);
   std::vector<std::byte> host(4096);
   const Buffer device = memory_->allocate(8192);
   const std::vector<TransferPiece> overlap{{host.data(), device.data() + 1000, 100},
                                            {host.data(), device.data() + 901, 100}};
-  EXPECT_THROW((void)engine.copy_pieces(overlap, CopyDirection::h2d, {.path = TransferPath::packed}),
-               InvalidArgument);
+  for (const TransferPath path : kPaths) {
+    EXPECT_THROW((void)engine.copy_pieces(overlap, CopyDirection::h2d, {.path = path}), InvalidArgument);
+  }
   const std::vector<TransferPiece> null{{host.data(), device.data(), 100},
                                         {nullptr, device.data() + 901, 100}};
-  EXPECT_THROW((void)engine.copy_pieces(null, CopyDirection::h2d, {.path = TransferPath::packed}),
-               InvalidArgument);
-  const std::vector<TransferPiece> good{{host.data(), device.data(), 100}};
-  EXPECT_THROW((void)engine.copy_pieces(good, CopyDirection::h2d, {.path = TransferPath::staged}),
+  for (const TransferPath path : kPaths) {
+    EXPECT_THROW((void)engine.copy_pieces(null, CopyDirection::h2d, {.path = path}), InvalidArgument);
+  }
+  const std::vector<TransferPiece> good{{device.data() + 4096, device.data(), 100}};
+  EXPECT_THROW((void)engine.copy_pieces(good, CopyDirection::d2d, {.path = TransferPath::staged}),
                InvalidArgument);
   EXPECT_THROW((void)PackedLayout::of(std::vector<std::size_t>{1, 2}, 24), InvalidArgument);
   EXPECT_THROW((void)PackedLayout::of(std::vector<std::size_t>{~std::size_t{0} - 10, 2}), InvalidArgument);

@@ -487,6 +487,31 @@ TEST_P(StagingRingTest, StartsAgainWhereItCouldNot) {
 }
 
 // Whoever finds that nothing is left of a transfer ends it: its last mover, and whoever looks for more of it.
+TEST_P(StagingRingTest, TransfersThatFollowEachOtherAreOneSequenceOfChunks) {
+  workers_ = faulty_device_->host_workers(1);
+  StagingRing ring(*faulty_device_, workers_, slots_, events_, CopyDirection::h2d, *wire_,
+                   StagingOptions{.threads = 2,
+                                  .slots = 2,
+                                  .chunks = {.smallest = 4096, .largest = kChunk, .growth = 2},
+                                  .stores = StoreKind::cached,
+                                  .spin = std::chrono::microseconds(0)});
+  const auto source = random_bytes(4 * kChunk, 3);
+  const auto copies_of = [&](int transfers) {
+    const std::size_t before = faulty_->calls(Entry::copy);
+    Gate gate(*faulty_device_, *wire_);  // the slots stay full until all transfers are there
+    std::vector<std::shared_ptr<TransferState>> sent;
+    for (int i = 0; i < transfers; ++i) sent.push_back(send(ring, source));
+    gate.open();
+    for (const auto& state : sent) state->synchronize();
+    return faulty_->calls(Entry::copy) - before;
+  };
+  const std::size_t one = copies_of(1);
+  const std::size_t two = copies_of(2);
+  EXPECT_GE(one, 4 + 2 * 3) << "chunks grow from the smallest, and get smaller in the end";
+  EXPECT_LE(two, one + 6) << "but not between two transfers";
+  EXPECT_EQ(copies_of(1), one) << "after a pause, chunks are small again";
+}
+
 TEST_P(StagingRingTest, EndsATransferOnce) {
   const auto ring = make_ring(CopyDirection::h2d, 0, 2);
   faulty_->fail(Entry::copy);

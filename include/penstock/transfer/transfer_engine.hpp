@@ -97,6 +97,10 @@ class TransferEngine {
 
   /// Copies many pieces, all in one direction. Host ends lie anywhere; pieces of zero bytes are allowed.
   ///
+  /// TransferPath::staged is for large pieces in pageable memory: they travel as one stream of chunks, which
+  /// do not end where pieces do. The call returns at once, as that of a staged copy. Otherwise pieces are
+  /// packed by the calling thread and the workers, or travel directly.
+  ///
   /// If device ends lie side by side in ascending order, as a PackedLayout puts them, they travel in one
   /// copy, or in chunks if they are large. Bytes between such pieces, up to the next multiple of 256, become
   /// unspecified. Other device ends are gathered or scattered by a kernel. Throws as copy does, and for
