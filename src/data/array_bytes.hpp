@@ -12,8 +12,14 @@ namespace penstock {
 /// The number in `bytes`, which are at most eight and little-endian.
 [[nodiscard]] std::uint64_t little_endian(std::span<const std::byte> bytes) noexcept;
 
+/// Bytes of a tensor, which may be a scalar or have no elements. Throws Error if it is too large, also if
+/// only an extent of 0 makes it small. The error names `file` and `offset`, where the header states the
+/// shape.
+[[nodiscard]] std::uint64_t tensor_bytes(DType dtype, const Shape& shape, std::uint64_t offset,
+                                         const std::string& file);
+
 /// Bytes of an array whose first axis counts samples. Throws Error if there is no such axis, or if the array
-/// is empty or too large. The error names `file` and `offset`, where the header states the shape.
+/// is empty or too large, as tensor_bytes does.
 [[nodiscard]] std::uint64_t array_bytes(DType dtype, const Shape& shape, std::uint64_t offset,
                                         const std::string& file);
 

@@ -27,14 +27,22 @@ constexpr std::uint64_t kLongestHeader = 100'000'000;  // the limit of the forma
 constexpr int kDeepest = 4;                            // the header, an entry, a list, its numbers
 constexpr std::string_view kMetadata = "__metadata__";
 
-std::optional<DType> parse_type(std::string_view name) {
+struct ElementType {
+  DType dtype = DType::uint8;
+  bool is_opaque = false;
+};
+
+std::optional<ElementType> parse_type(std::string_view name) {
   static constexpr std::pair<std::string_view, DType> kKnown[] = {
       {"BOOL", DType::boolean}, {"U8", DType::uint8},    {"I8", DType::int8},       {"U16", DType::uint16},
       {"I16", DType::int16},    {"U32", DType::uint32},  {"I32", DType::int32},     {"U64", DType::uint64},
       {"I64", DType::int64},    {"F16", DType::float16}, {"BF16", DType::bfloat16}, {"F32", DType::float32},
       {"F64", DType::float64}};
   for (const auto& [text, dtype] : kKnown) {
-    if (text == name) return dtype;
+    if (text == name) return ElementType{dtype};
+  }
+  for (const std::string_view text : {"F8_E4M3", "F8_E5M2", "F8_E8M0"}) {
+    if (text == name) return ElementType{DType::uint8, true};
   }
   return std::nullopt;
 }
@@ -78,61 +86,64 @@ std::vector<std::uint64_t> numbers_of(const json& entry, const char* key, const 
   return found->get<std::vector<std::uint64_t>>();
 }
 
-DType type_of(const json& entry, const std::string& within) {
+[[noreturn]] void refuse_type(const std::string& name, const std::string& within) {
+  throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'",
+                  fmt::format("\"{}\", which penstock does not move", name));
+}
+
+/// Sets `tensor`'s type.
+void read_type(const json& entry, const std::string& within, SafeTensor& tensor) {
   const auto found = entry.find("dtype");
   if (found == entry.end() || !found->is_string()) {
     throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'", "none");
   }
-  const auto& name = found->get_ref<const std::string&>();
-  const std::optional<DType> dtype = parse_type(name);
-  if (!dtype) {
-    throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'",
-                    fmt::format("\"{}\", which penstock does not move", name));
-  }
-  return *dtype;
+  tensor.type = found->get<std::string>();
+  const std::optional<ElementType> type = parse_type(tensor.type);
+  if (!type) refuse_type(tensor.type, within);
+  tensor.dtype = type->dtype;
+  tensor.is_opaque = type->is_opaque;
 }
 
-/// A tensor and where its data ends.
-struct Placed {
-  SafeTensor tensor;
-  std::uint64_t end = 0;
-};
-
-Placed read_entry(const std::string& name, const json& entry, std::uint64_t data, std::uint64_t file_bytes,
-                  const std::string& file) {
+SafeTensor read_entry(const std::string& name, const json& entry, std::uint64_t data,
+                      std::uint64_t file_bytes, const std::string& file) {
   const std::string within = fmt::format("{} ({})", file, name);
   if (!entry.is_object() || entry.size() != 3) {
     throw_malformed(within, kLengthBytes, "'dtype', 'shape' and 'data_offsets'", "something else");
   }
-  const DType dtype = type_of(entry, within);
+  SafeTensor tensor;
+  tensor.name = name;
+  read_type(entry, within, tensor);
   const auto extents = numbers_of(entry, "shape", within);
-  const Shape shape(extents.begin(), extents.end());
+  tensor.shape.assign(extents.begin(), extents.end());
   const auto offsets = numbers_of(entry, "data_offsets", within);
-  const std::uint64_t bytes = array_bytes(dtype, shape, kLengthBytes, within);
-  if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] - offsets[0] != bytes) {
+  tensor.bytes = tensor_bytes(tensor.dtype, tensor.shape, kLengthBytes, within);
+  if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] - offsets[0] != tensor.bytes) {
     throw_malformed(within, kLengthBytes,
-                    fmt::format("'data_offsets' that are {} bytes apart ({} of {})", bytes,
-                                format_shape(shape), dtype_name(dtype)),
+                    fmt::format("'data_offsets' that are {} bytes apart ({} of {})", tensor.bytes,
+                                format_shape(tensor.shape), tensor.type),
                     "other numbers");
   }
   if (offsets[1] > file_bytes - data) {
     throw_malformed(within, file_bytes, fmt::format("{} bytes of data", offsets[1]), "the end of the file");
   }
-  return {{name, dtype, shape, data + offsets[0]}, data + offsets[1]};
+  tensor.offset = data + offsets[0];
+  return tensor;
 }
 
-void check_places(std::vector<Placed> placed, std::uint64_t data, std::uint64_t file_bytes,
+void check_places(const std::vector<SafeTensor>& tensors, std::uint64_t data, std::uint64_t file_bytes,
                   const std::string& file) {
-  std::sort(placed.begin(), placed.end(),
-            [](const Placed& a, const Placed& b) { return a.tensor.offset < b.tensor.offset; });
+  std::vector<const SafeTensor*> placed;
+  for (const SafeTensor& tensor : tensors) placed.push_back(&tensor);
+  // One without elements lies before the one that begins at the same place.
+  std::ranges::sort(placed, {}, [](const SafeTensor* each) { return std::pair(each->offset, each->bytes); });
   std::uint64_t end = data;
-  for (const Placed& each : placed) {
-    if (each.tensor.offset != end) {
-      throw_malformed(file, std::min(end, each.tensor.offset), "tensors side by side",
-                      fmt::format("{} '{}'", each.tensor.offset < end ? "an overlap with" : "a gap before",
-                                  each.tensor.name));
+  for (const SafeTensor* each : placed) {
+    if (each->offset != end) {
+      throw_malformed(
+          file, std::min(end, each->offset), "tensors side by side",
+          fmt::format("{} '{}'", each->offset < end ? "an overlap with" : "a gap before", each->name));
     }
-    end = each.end;
+    end = each->offset + each->bytes;
   }
   if (end != file_bytes) {
     throw_malformed(file, end, "the end of the file after the last tensor",
@@ -166,14 +177,11 @@ std::vector<SafeTensor> read_safetensors_header(ReadAt read, std::uint64_t file_
   const json header = parse_text(text, file);
   if (!header.is_object()) throw_malformed(file, kLengthBytes, "a JSON object", "something else");
   const std::uint64_t data = kLengthBytes + length;
-  std::vector<Placed> placed;
-  for (const auto& [name, entry] : header.items()) {
-    if (name != kMetadata) placed.push_back(read_entry(name, entry, data, file_bytes, file));
-  }
-  if (placed.empty()) throw_malformed(file, kLengthBytes, "at least one tensor", "none");
-  check_places(placed, data, file_bytes, file);
   std::vector<SafeTensor> tensors;
-  for (Placed& each : placed) tensors.push_back(std::move(each.tensor));
+  for (const auto& [name, entry] : header.items()) {
+    if (name != kMetadata) tensors.push_back(read_entry(name, entry, data, file_bytes, file));
+  }
+  check_places(tensors, data, file_bytes, file);
   return tensors;
 }
 
@@ -184,10 +192,14 @@ std::vector<FieldReaderPtr> read_safetensors(const std::filesystem::path& path, 
   };
   std::vector<FieldReaderPtr> readers;
   for (SafeTensor& tensor : read_safetensors_header(read, file.size(), file.name())) {
+    const std::string within = fmt::format("{} ({})", file.name(), tensor.name);
+    if (tensor.is_opaque) refuse_type(tensor.type, within);
+    static_cast<void>(array_bytes(tensor.dtype, tensor.shape, kLengthBytes, within));
     const std::uint64_t samples = tensor.shape.front();
     Field field{std::move(tensor.name), tensor.dtype, Shape(tensor.shape.begin() + 1, tensor.shape.end())};
     readers.push_back(read_file(file, std::move(field), tensor.offset, samples, options));
   }
+  if (readers.empty()) throw_malformed(file.name(), kLengthBytes, "at least one tensor", "none");
   require_same_length(readers, file.name());
   return readers;
 }

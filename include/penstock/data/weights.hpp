@@ -1,0 +1,75 @@
+#pragma once
+
+#include <penstock/core/dtype.hpp>
+#include <penstock/core/host_workers.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+/// A tensor of a WeightFile.
+struct WeightTensor {
+  std::string name;
+  std::string type;            ///< as the file writes it: "F32", "F8_E4M3"
+  DType dtype = DType::uint8;  ///< of the elements; uint8 also if they are bytes of a type that DType lacks
+  bool is_opaque = false;      ///< true for such a type
+  Shape shape;                 ///< {} for a scalar; extents may be 0
+  std::size_t offset = 0;      ///< in the block, a multiple of WeightFile::kAlignment
+  std::size_t bytes = 0;
+};
+
+/// The tensors of a .safetensors file, laid out in one block of memory which the caller has. A handle: copies
+/// share the open file. Thread-safe.
+///
+/// In the block the tensors lie in the order of the file, each aligned. Bytes between them are zeros. The
+/// file is read by pread, through the system's page cache: a file that is cut short meanwhile is an error.
+class WeightFile {
+ public:
+  /// Of each tensor within the block. PyTorch's allocator aligns to as much.
+  static constexpr std::size_t kAlignment = 512;
+
+  /// Reads the header. Throws Error if it is not that of a sound file. The error names the file, the tensor,
+  /// the offset and the expected content.
+  explicit WeightFile(const std::filesystem::path& path);
+  /// The same with the tensors whose names are in `names`, which it has.
+  [[nodiscard]] WeightFile select(const std::vector<std::string>& names) const;
+
+  [[nodiscard]] const std::string& name() const noexcept;
+  /// In the order of the block.
+  [[nodiscard]] const std::vector<WeightTensor>& tensors() const noexcept;
+  /// Of the block.
+  [[nodiscard]] std::size_t bytes() const noexcept;
+  /// Of the tensors alone: what is read.
+  [[nodiscard]] std::size_t tensor_bytes() const noexcept;
+
+  /// Fills `destination` with the block's bytes from `offset` on. Blocks the host while it reads. Throws
+  /// Error that names the file, the tensor and the offset, if the file was cut short or the system refuses;
+  /// throws InvalidArgument for bytes past the block.
+  void read(std::size_t offset, std::span<std::byte> destination) const;
+  /// Fills `destination` with the whole block, by several threads of `workers`. Blocks the host. Throws as
+  /// read does, and Closed once `*stop` is true.
+  void read_all(HostWorkers& workers, std::span<std::byte> destination,
+                const std::atomic<bool>* stop = nullptr) const;
+
+ private:
+  struct State;
+  explicit WeightFile(std::shared_ptr<const State> state);
+  std::shared_ptr<const State> state_;
+};
+
+/// Opens .safetensors files that hold one set of tensors together. `names`: those to load, in any order;
+/// files without any of them are left out. None: all. Throws InvalidArgument if no file is given, or if none
+/// holds one of the names, and tells similar ones. Throws Error as WeightFile does, and if two files hold a
+/// tensor of the same name.
+[[nodiscard]] std::vector<WeightFile> open_weights(
+    const std::vector<std::filesystem::path>& files,
+    const std::optional<std::vector<std::string>>& names = std::nullopt);
+
+}  // namespace penstock

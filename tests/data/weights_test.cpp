@@ -1,0 +1,263 @@
+#include "data/support.hpp"
+#include "data/weight_files.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/data/readers.hpp>
+#include <penstock/data/weights.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+
+namespace penstock {
+namespace {
+
+using test::expect_error;
+using test::Weight;
+
+constexpr std::byte kPoison{0xA5};
+
+class Weights : public ::testing::Test {
+ protected:
+  /// Tensors of every type and odd size: the offsets in the file are unaligned.
+  static std::vector<Weight> mixed() {
+    std::vector<Weight> weights{
+        {"bias", "BF16", {3}},      {"scalar", "F64", {}},
+        {"flags", "BOOL", {13}},    {"none", "F32", {0, 7}},
+        {"wide", "F32", {129, 33}}, {"half", "F16", {5, 1, 5}},
+        {"bytes", "U8", {4099}},    {"signed", "I8", {1}},
+        {"u16", "U16", {3}},        {"i16", "I16", {7}},
+        {"u32", "U32", {9}},        {"i32", "I32", {1, 1, 2}},
+        {"u64", "U64", {5}},        {"i64", "I64", {300, 101}},
+        {"eight", "F8_E4M3", {17}}, {"other eight", "F8_E5M2", {2, 2}},
+        {"nothing", "I64", {0}},
+    };
+    test::fill_randomly(weights, 1);
+    return weights;
+  }
+
+  [[nodiscard]] std::filesystem::path write(const std::string& name,
+                                            const std::vector<Weight>& weights) const {
+    return directory_.write(name, test::safetensors(weights));
+  }
+
+  /// The whole block, read in parts of `part` bytes over poison.
+  static std::vector<std::byte> read(const WeightFile& file, std::size_t part) {
+    std::vector<std::byte> block(file.bytes(), kPoison);
+    for (std::size_t at = 0; at < block.size(); at += part) {
+      file.read(at, std::span(block).subspan(at, std::min(part, block.size() - at)));
+    }
+    return block;
+  }
+
+  /// `file` holds these, in this order, each aligned, and `block` their bytes.
+  static void expect_weights(const WeightFile& file, const std::vector<std::byte>& block,
+                             const std::vector<Weight>& weights) {
+    ASSERT_EQ(file.tensors().size(), weights.size());
+    std::vector<std::byte> expected(file.bytes());
+    std::size_t end = 0;
+    std::size_t sum = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const WeightTensor& tensor = file.tensors()[i];
+      EXPECT_EQ(tensor.name, weights[i].name);
+      EXPECT_EQ(tensor.type, weights[i].type);
+      EXPECT_EQ(tensor.shape, weights[i].shape);
+      EXPECT_EQ(tensor.bytes, weights[i].data.size());
+      EXPECT_EQ(tensor.offset % WeightFile::kAlignment, 0u);
+      EXPECT_GE(tensor.offset, end);
+      end = tensor.offset + tensor.bytes;
+      sum += tensor.bytes;
+      ASSERT_LE(end, file.bytes());
+      std::ranges::copy(weights[i].data, expected.begin() + static_cast<std::ptrdiff_t>(tensor.offset));
+    }
+    EXPECT_EQ(file.tensor_bytes(), sum);
+    EXPECT_TRUE(block == expected);
+  }
+
+  test::TempDirectory directory_;
+};
+
+TEST_F(Weights, AnyPartOfTheBlockIsRead) {
+  const auto weights = mixed();
+  const WeightFile file(write("model.safetensors", weights));
+  for (const std::size_t part : {std::size_t{1}, std::size_t{7}, std::size_t{511}, std::size_t{4096},
+                                 std::size_t{100'000}, file.bytes()}) {
+    SCOPED_TRACE(part);
+    expect_weights(file, read(file, part), weights);
+  }
+  EXPECT_EQ(file.tensors()[0].dtype, DType::bfloat16);
+  EXPECT_FALSE(file.tensors()[0].is_opaque);
+  EXPECT_EQ(file.tensors()[14].dtype, DType::uint8);
+  EXPECT_TRUE(file.tensors()[14].is_opaque);
+}
+
+TEST_F(Weights, TensorsThatAreAlignedInTheFileAreReadTogether) {
+  std::vector<Weight> weights{{"a", "U8", {512}}, {"b", "F32", {128, 3}}, {"c", "I8", {1}}, {"d", "I8", {3}}};
+  test::fill_randomly(weights, 2);
+  const WeightFile file(write("even.safetensors", weights));
+  for (const std::size_t part : {std::size_t{300}, file.bytes()}) {
+    expect_weights(file, read(file, part), weights);
+  }
+}
+
+TEST_F(Weights, SeveralThreadsReadTheWholeBlock) {
+  std::vector<Weight> weights{{"a", "U8", {3'000'001}}, {"b", "F32", {777, 1001}}, {"c", "I64", {}}};
+  test::fill_randomly(weights, 3);
+  const WeightFile file(write("large.safetensors", weights));
+  HostWorkers workers({.threads = 3, .on_start = {}});
+  std::vector<std::byte> block(file.bytes(), kPoison);
+  file.read_all(workers, block);
+  expect_weights(file, block, weights);
+  expect_error<InvalidArgument>([&] { return file.read_all(workers, std::span(block).first(512)), 0; },
+                                {"512 bytes"});
+  const std::atomic<bool> stop{true};
+  expect_error<Closed>([&] { return file.read_all(workers, block, &stop), 0; },
+                       {"large.safetensors", "stopped"});
+}
+
+TEST_F(Weights, BytesPastTheBlockAreRefused) {
+  const WeightFile file(write("model.safetensors", mixed()));
+  std::vector<std::byte> bytes(2);
+  expect_error<InvalidArgument>([&] { return file.read(file.bytes() - 1, bytes), 0; }, {"2 bytes"});
+  expect_error<InvalidArgument>([&] { return file.read(file.bytes() + 1, std::span(bytes).first(0)), 0; },
+                                {});
+  file.read(file.bytes(), std::span(bytes).first(0));
+}
+
+TEST_F(Weights, AFileWithoutBytes) {
+  const WeightFile empty(write("empty.safetensors", {}));
+  EXPECT_TRUE(empty.tensors().empty());
+  EXPECT_EQ(empty.bytes(), 0u);
+  empty.read(0, {});
+  const WeightFile none(write("none.safetensors", {{"a", "F32", {0}}, {"b", "F32", {3, 0}}}));
+  EXPECT_EQ(none.tensors().size(), 2u);
+  EXPECT_EQ(none.bytes(), 0u);
+}
+
+TEST_F(Weights, SomeTensorsByName) {
+  const auto weights = mixed();
+  const std::vector<std::filesystem::path> files{write("model.safetensors", weights)};
+  const std::vector<std::string> names{"wide", "scalar", "eight", "none"};
+  const auto opened = open_weights(files, names);
+  ASSERT_EQ(opened.size(), 1u);
+  std::vector<Weight> chosen;
+  std::ranges::copy_if(weights, std::back_inserter(chosen), [&](const Weight& each) {
+    return std::ranges::find(names, each.name) != names.end();
+  });
+  expect_weights(opened[0], read(opened[0], 1000), chosen);
+  EXPECT_TRUE(open_weights(files, std::vector<std::string>{}).empty());
+}
+
+TEST_F(Weights, ManyFilesAreOneSet) {
+  std::vector<std::filesystem::path> files;
+  std::vector<std::vector<Weight>> contents;
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    contents.push_back(
+        {{fmt::format("layer.{}.weight", i), "F32", {7, i}}, {fmt::format("layer.{}.bias", i), "U8", {9}}});
+    test::fill_randomly(contents.back(), i);
+    files.push_back(write(fmt::format("part-{}.safetensors", i), contents.back()));
+  }
+  const auto all = open_weights(files);
+  ASSERT_EQ(all.size(), 5u);
+  for (std::size_t i = 0; i < all.size(); ++i) expect_weights(all[i], read(all[i], 64), contents[i]);
+  const auto some = open_weights(files, std::vector<std::string>{"layer.3.bias", "layer.1.weight"});
+  ASSERT_EQ(some.size(), 2u);
+  EXPECT_EQ(some[0].name(), files[1].string());
+  EXPECT_EQ(some[1].name(), files[3].string());
+  expect_weights(some[1], read(some[1], 64), {contents[3][1]});
+}
+
+TEST_F(Weights, ANameThatTwoFilesHoldIsRefused) {
+  const auto one = write("one.safetensors", {{"a", "F32", {0}}, {"b", "F32", {0}}});
+  const auto two = write("two.safetensors", {{"b", "F32", {0}}, {"c", "F32", {0}}});
+  expect_error<Error>([&] { return open_weights({one, two}); }, {one.string(), two.string(), "'b'"});
+  expect_error<Error>([&] { return open_weights({one, one}, std::vector<std::string>{"c"}); }, {"'a'"});
+}
+
+TEST_F(Weights, AnUnknownNameIsRefusedWithSimilarOnes) {
+  const auto one = write("one.safetensors", {{"model.layers.0.weight", "F32", {0}}, {"head", "F32", {0}}});
+  const auto two = write("two.safetensors", {{"model.layers.1.weight", "F32", {0}}});
+  const auto open = [&](const std::string& name) {
+    return open_weights({one, two}, std::vector<std::string>{"head", name});
+  };
+  expect_error<InvalidArgument>(
+      [&] { return open("model.layer.1.weight"); },
+      {"'model.layer.1.weight'", "'model.layers.1.weight', 'model.layers.0.weight'"});
+  expect_error<InvalidArgument>([&] { return open("xyz"); }, {"'xyz'", "3 others"});
+  expect_error<InvalidArgument>([&] { return open_weights({}); }, {"no file"});
+}
+
+TEST_F(Weights, ACutWhileItIsReadIsAnError) {
+  std::vector<Weight> weights{{"first", "U8", {1000}}, {"second", "U8", {3000}}, {"third", "U8", {500}}};
+  test::fill_randomly(weights, 4);
+  const auto path = write("model.safetensors", weights);
+  const auto size = std::filesystem::file_size(path);
+  const WeightFile file(path);
+  HostWorkers workers({.threads = 2, .on_start = {}});
+  std::vector<std::byte> block(file.bytes());
+  for (const std::size_t cut : {1u, 499u, 500u, 501u, 3000u, 3501u, 4499u, 4500u}) {
+    SCOPED_TRACE(cut);
+    std::filesystem::resize_file(path, size - cut);
+    const auto place = 4500 - cut;
+    const std::string name = place < 1000 ? "first" : place < 4000 ? "second" : "third";
+    const auto end = size - 4500 + (place < 1000 ? 1000u : place < 4000 ? 4000u : 4500u);
+    expect_error<Error>([&] { return file.read_all(workers, block), 0; },
+                        {path.string(), "cut short", fmt::format("ends at byte {},", size - cut),
+                         "'" + name + "'", fmt::format("end at byte {}.", end)});
+  }
+  // What is still there can be read.
+  static_cast<void>(write("model.safetensors", weights));
+  std::filesystem::resize_file(path, size - 501);
+  std::vector<std::byte> first(1000);
+  file.read(file.tensors()[0].offset, first);
+  EXPECT_EQ(first, weights[0].data);
+}
+
+TEST_F(Weights, FilesThatLieAreRefused) {
+  const auto data = test::random_bytes(24, 5);
+  const auto refuses = [&](const std::string& header, const std::vector<std::string>& parts,
+                           std::size_t length = 0) {
+    SCOPED_TRACE(header);
+    const auto path = directory_.write("x.safetensors", test::safetensors(header, data, length));
+    auto expected = parts;
+    expected.push_back(path.string());
+    expected.emplace_back("byte ");
+    expect_error<Error>([&] { return WeightFile(path); }, expected);
+  };
+  const auto tensor = [](const char* name, const char* type, const char* shape, const char* offsets) {
+    return fmt::format(R"("{}": {{"dtype": "{}", "shape": {}, "data_offsets": {}}})", name, type, shape,
+                       offsets);
+  };
+  const auto header = [](const std::string& a, const std::string& b) { return "{" + a + ", " + b + "}"; };
+  const std::string a = tensor("a", "U8", "[12]", "[0, 12]");
+  refuses(header(a, tensor("b", "U8", "[13]", "[11, 24]")), {"overlap", "'b'"});
+  refuses(header(a, tensor("b", "U8", "[11]", "[13, 24]")), {"gap", "'b'"});
+  refuses(header(a, tensor("b", "U8", "[0]", "[5, 5]")), {"overlap", "'b'"});
+  refuses(header(a, tensor("b", "U8", "[13]", "[12, 25]")), {"(b)", "end of the file"});
+  refuses(header(a, tensor("b", "U8", "[12]", "[9223372036854775807, 9223372036854775819]")), {"(b)"});
+  refuses(header(a, tensor("a", "U8", "[12]", "[12, 24]")), {"'a' twice"});
+  refuses(header(a, tensor("b", "F4", "[24]", "[12, 24]")), {"(b)", "F4"});
+  refuses(header(a, tensor("b", "C64", "[]", "[12, 20]")), {"(b)", "C64"});
+  refuses(header(a, tensor("b", "F32", "[4]", "[12, 24]")), {"(b)", "16 bytes apart"});
+  refuses(header(a, tensor("b", "U8", "[0, 4611686018427387904, 4]", "[12, 12]")), {"(b)", "address space"});
+  refuses("{" + a + "}", {"12 bytes more"});
+  refuses("{" + a + "}", {"a length of 9223372036854775808"}, std::size_t{1} << 63);
+  refuses("{}", {"24 bytes more"});
+}
+
+TEST_F(Weights, ADatasetOfThemIsRefused) {
+  const auto refuses = [&](const std::vector<Weight>& weights, const std::vector<std::string>& parts) {
+    const auto path = write("x.safetensors", weights);
+    expect_error<Error>([&] { return read_safetensors(path); }, parts);
+  };
+  refuses({}, {"at least one tensor"});
+  refuses({{"s", "F32", {}, std::vector<std::byte>(4)}}, {"(s)", "a scalar"});
+  refuses({{"z", "F32", {0, 3}}}, {"(z)", "zero samples"});
+  refuses({{"z", "F32", {3, 0}}}, {"(z)", "at least one byte"});
+  refuses({{"q", "F8_E5M2", {1}, std::vector<std::byte>(1)}}, {"(q)", "F8_E5M2", "does not move"});
+}
+
+}  // namespace
+}  // namespace penstock
