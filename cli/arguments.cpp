@@ -50,14 +50,9 @@ void add_step(CLI::App& command, double& milliseconds) {
 }
 
 void add_what(CLI::App& command, FeedOptions& options) {
-  command
-      .add_option(
-          "SOURCES", options.sources,
-          "Files (.npy, .npz, .safetensors, IDX, IDX.gz), whose arrays are the fields; a directory; or "
-          "the name of a dataset")
-      ->required()
-      ->type_name("")
-      ->check(kNotEmpty);
+  add_sources(command, "SOURCES", options.sources,
+              "Files (.npy, .npz, .safetensors, IDX, IDX.gz), whose arrays are the fields; a directory; or "
+              "the name of a dataset");
   command.add_option("--split", options.split, "Part of a directory that holds several: train or test")
       ->type_name("NAME");
   add_repeatable(command, "--search", options.search, "DIR",
@@ -166,6 +161,11 @@ CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice
 CLI::Option* add_file(CLI::App& command, const char* name, std::string& file,
                       const std::string& description) {
   return command.add_option(name, file, description)->type_name("FILE")->check(kNotEmpty);
+}
+
+void add_sources(CLI::App& command, const char* name, std::vector<std::string>& sources,
+                 const std::string& description) {
+  command.add_option(name, sources, description)->required()->type_name("")->check(kNotEmpty);
 }
 
 void add_json(CLI::App& command, std::string& file, const std::string& description) {

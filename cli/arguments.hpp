@@ -47,6 +47,9 @@ CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice
 CLI::Option* add_file(CLI::App& command, const char* name, std::string& file, const std::string& description);
 /// --json, which means the same in every command.
 void add_json(CLI::App& command, std::string& file, const std::string& description);
+/// One or more words without an option.
+void add_sources(CLI::App& command, const char* name, std::vector<std::string>& sources,
+                 const std::string& description);
 void add_device(CLI::App& command, std::string& device);
 
 }  // namespace penstock::cli

@@ -55,6 +55,14 @@ struct PredictOptions {
 };
 int run_predict(const PredictOptions& options, const Environment& environment);
 
+struct LoadOptions {
+  std::vector<std::string> files;
+  std::string device = "auto";
+  std::string profile;
+  std::string json;  ///< file, "-" for standard output, empty for none
+};
+int run_load(const LoadOptions& options, const Environment& environment);
+
 struct FeedOptions {
   std::vector<std::string> command_line;  ///< as it was typed
   std::vector<std::string> sources;

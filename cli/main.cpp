@@ -114,6 +114,18 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       "  penstock predict 1GiB --from device --to pageable --json -");
 }
 
+void add_load(CLI::App& app, LoadOptions& options) {
+  CLI::App* command = app.add_subcommand("load", "Load weights to a device, and say what limited the time");
+  add_sources(*command, "FILES", options.files, ".safetensors files that hold one set of tensors together");
+  add_device(*command, options.device);
+  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
+  add_json(*command, options.json, "the same, with every tensor");
+  command->footer(
+      "Examples:\n"
+      "  penstock load model.safetensors\n"
+      "  penstock load model.safetensors --device host --json -");
+}
+
 int complain(std::string what, int code) {
   std::replace(what.begin(), what.end(), '\n', ' ');
   say(fmt::format("penstock: {}\n", what));
@@ -143,16 +155,19 @@ int run(int argc, char** argv) {
       "  penstock link                      measure the link once; feed and predict use the result\n"
       "  penstock predict 64MiB             the time that a transfer will take\n"
       "  penstock feed images.npy           feed a dataset, and say where the time went\n"
+      "  penstock load model.safetensors    load weights, and say what limited the time\n"
       "Each command has more with --help.");
   InfoOptions info;
   LinkOptions link;
   PredictOptions predict;
+  LoadOptions load;
   FeedOptions feed;
   feed.command_line.assign(argv, argv + argc);
   add_info(app, info);
   add_link(app, link);
   add_predict(app, predict);
   add_feed(app, feed);
+  add_load(app, load);
   const auto commands = app.get_subcommands({});
   try {
     app.parse(argc, argv);
@@ -171,6 +186,7 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);
   if (app.got_subcommand("feed")) return run_feed(feed, environment);
+  if (app.got_subcommand("load")) return run_load(load, environment);
   return run_predict(predict, environment);
 }
 

@@ -16,6 +16,7 @@ from ._modules import move_
 from ._nests import register_batch_type
 from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
+from ._weights import load_safetensors
 from ._worker_feed import worker_memory_limit
 from ._worth import Worth, worth
 
@@ -37,6 +38,7 @@ __all__ = [
     "__version__",
     "devices",
     "feed",
+    "load_safetensors",
     "missing_devices",
     "move_",
     "register_batch_type",

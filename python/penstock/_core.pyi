@@ -131,11 +131,35 @@ class Engine:
 
 def use_exchange_api(use: bool) -> None: ...
 
+<<<<<<< HEAD
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:
     """A nest with its arrays in new memory of the host."""
 
 def fetch_into(tree: object | None, out: object | None, expand: object, outputs: object, host_engines: Sequence[Engine], cuda_engine: object) -> None:
     """Copies the arrays of a nest into those of another."""
+=======
+class WeightLoad:
+    """Loads .safetensors files to one device, in steps."""
+
+    def __init__(self, engine: Engine, files: Sequence[str | os.PathLike], names: Sequence[str] | None) -> None: ...
+
+    def opaque_types(self) -> list[tuple[str, str]]:
+        """
+        The tensors that will be arrays of bytes, each with its type in the file.
+        """
+
+    def start(self) -> None:
+        """Allocates the memory, makes the tensors, and begins to read."""
+
+    def wait(self) -> None:
+        """Blocks until all bytes are in their place."""
+
+    def cancel(self) -> None:
+        """Has `wait` end soon."""
+
+    def finish(self) -> dict:
+        """The tensors by name; callable once, after `wait`."""
+>>>>>>> 4773685 (Load .safetensors files to a device from Python)
 
 class FilledSlot:
     """

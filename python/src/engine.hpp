@@ -130,6 +130,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::size_t in_flight();
 
  private:
+  friend class WeightLoad;
   Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
   [[nodiscard]] TransferEngine& engine() const;
   [[nodiscard]] std::shared_ptr<Storage> allocate(std::size_t bytes, bool for_torch);

@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -64,6 +65,27 @@ std::optional<dlpack::DataType> parse_format(std::string_view format, std::size_
   return std::nullopt;
 }
 
+struct DTypeName {
+  DType dtype;
+  dlpack::DataType dlpack;
+};
+
+constexpr std::array<DTypeName, 13> kDTypes{{
+    {DType::boolean, {dlpack::kBool, 8, 1}},
+    {DType::uint8, {dlpack::kUInt, 8, 1}},
+    {DType::int8, {dlpack::kInt, 8, 1}},
+    {DType::uint16, {dlpack::kUInt, 16, 1}},
+    {DType::int16, {dlpack::kInt, 16, 1}},
+    {DType::uint32, {dlpack::kUInt, 32, 1}},
+    {DType::int32, {dlpack::kInt, 32, 1}},
+    {DType::uint64, {dlpack::kUInt, 64, 1}},
+    {DType::int64, {dlpack::kInt, 64, 1}},
+    {DType::float16, {dlpack::kFloat, 16, 1}},
+    {DType::bfloat16, {dlpack::kBfloat, 16, 1}},
+    {DType::float32, {dlpack::kFloat, 32, 1}},
+    {DType::float64, {dlpack::kFloat, 64, 1}},
+}};
+
 bool requires_grad(PyObject* tensor) {
   static PyObject* const name = PyUnicode_InternFromString("requires_grad");
   PyObject* value = PyObject_GetAttr(tensor, name);
@@ -120,6 +142,20 @@ std::string Leaf::dtype_name() const {
   if (dtype.code == dlpack::kBool) return "bool";
   return std::string(dtype.code < 6 ? names[dtype.code] : "code" + std::to_string(dtype.code) + "_") +
          std::to_string(dtype.bits);
+}
+
+std::optional<DType> known_dtype(const dlpack::DataType& dtype) {
+  for (const auto& known : kDTypes) {
+    if (known.dlpack == dtype) return known.dtype;
+  }
+  return std::nullopt;
+}
+
+dlpack::DataType dlpack_of(DType dtype) {
+  for (const auto& known : kDTypes) {
+    if (known.dtype == dtype) return known.dlpack;
+  }
+  throw InvalidArgument("A dtype without a name in DLPack.");
 }
 
 bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor) {

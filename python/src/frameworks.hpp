@@ -3,12 +3,15 @@
 #include "dlpack.hpp"
 #include "storage.hpp"
 
+#include <penstock/core/dtype.hpp>
+
 #include <nanobind/nanobind.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,6 +60,10 @@ struct Leaf {
     return {std::move(storage), at, on, dtype, ndim(), shape(), strides()};
   }
 };
+
+/// The dtype that DLPack describes. Nullopt for complex numbers, 8-bit floats, vectors and others.
+[[nodiscard]] std::optional<DType> known_dtype(const dlpack::DataType& dtype);
+[[nodiscard]] dlpack::DataType dlpack_of(DType dtype);
 
 /// Fills `leaf` from `tensor`. False if its elements have gaps or overlap, or do not have a size in bytes.
 [[nodiscard]] bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor);

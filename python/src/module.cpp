@@ -5,6 +5,7 @@
 #include "filled_slot.hpp"
 #include "native_loader.hpp"
 #include "warnings.hpp"
+#include "weight_load.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
@@ -94,6 +95,7 @@ NB_MODULE(_core, module) {
   bind_arrays(module);
   bind_engine(module);
   bind_fetch(module);
+  bind_weight_load(module);
   bind_shared_slots(module);
   bind_fixed_batches(module);
   bind_statistics(module);

@@ -17,40 +17,10 @@
 namespace penstock::python {
 namespace {
 
-struct DTypeName {
-  DType dtype;
-  dlpack::DataType dlpack;
-};
-
-constexpr std::array<DTypeName, 13> kDTypes{{
-    {DType::boolean, {dlpack::kBool, 8, 1}},
-    {DType::uint8, {dlpack::kUInt, 8, 1}},
-    {DType::int8, {dlpack::kInt, 8, 1}},
-    {DType::uint16, {dlpack::kUInt, 16, 1}},
-    {DType::int16, {dlpack::kInt, 16, 1}},
-    {DType::uint32, {dlpack::kUInt, 32, 1}},
-    {DType::int32, {dlpack::kInt, 32, 1}},
-    {DType::uint64, {dlpack::kUInt, 64, 1}},
-    {DType::int64, {dlpack::kInt, 64, 1}},
-    {DType::float16, {dlpack::kFloat, 16, 1}},
-    {DType::bfloat16, {dlpack::kBfloat, 16, 1}},
-    {DType::float32, {dlpack::kFloat, 32, 1}},
-    {DType::float64, {dlpack::kFloat, 64, 1}},
-}};
-
 DType dtype_of(const std::string& name, const dlpack::DataType& dtype) {
-  for (const auto& known : kDTypes) {
-    if (known.dlpack == dtype) return known.dtype;
-  }
+  if (const auto known = known_dtype(dtype)) return *known;
   throw InvalidArgument("Field '" + name +
                         "' has an unknown dtype; convert it to a bool, integer or float type.");
-}
-
-dlpack::DataType dlpack_of(DType dtype) {
-  for (const auto& known : kDTypes) {
-    if (known.dtype == dtype) return known.dlpack;
-  }
-  throw InvalidArgument("A dtype without a name in DLPack.");
 }
 
 // Owns a Python object. It may be released from any thread, also after the interpreter's end.

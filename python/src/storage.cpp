@@ -16,8 +16,8 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 
 // Large results begin on a huge page, so that a first write makes 2 MiB of memory present and not 4 KiB.
-std::align_val_t alignment_of(std::size_t bytes) noexcept {
-  return std::align_val_t{bytes >= 4 * kHugePage ? kHugePage : 64};
+std::align_val_t alignment_of(std::size_t bytes, std::size_t least) noexcept {
+  return std::align_val_t{bytes >= 4 * kHugePage ? kHugePage : least};
 }
 
 // The structure that is handed over and the storage that it keeps alive; its shape and strides follow them.
@@ -49,7 +49,8 @@ Managed* export_view(const TensorView& view) {
 
 }  // namespace
 
-HostStorage::HostStorage(std::size_t bytes, HostWorkers& workers) : alignment_(alignment_of(bytes)) {
+HostStorage::HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t alignment)
+    : alignment_(alignment_of(bytes, alignment)) {
   data_ = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), alignment_));
   if (alignment_ != std::align_val_t{kHugePage}) return;
   const std::size_t whole_pages = bytes / kHugePage;

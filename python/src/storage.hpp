@@ -32,11 +32,12 @@ class Storage {
   std::byte* data_ = nullptr;
 };
 
-/// Ordinary host memory, 64-byte aligned. Large memory is in huge pages if the system gives them, which
-/// `workers` make present: threads that copy to parts of one page would each clear a whole one.
+/// Ordinary host memory. Large memory is in huge pages if the system gives them, which `workers` make present:
+/// threads that copy to parts of one page would each clear a whole one.
 class HostStorage final : public Storage {
  public:
-  HostStorage(std::size_t bytes, HostWorkers& workers);
+  /// `alignment`: at least that of a cache line. Blocks the host until large memory is present.
+  HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t alignment = 64);
   ~HostStorage() override;
 
  private:

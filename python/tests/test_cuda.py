@@ -1,6 +1,7 @@
 """Tests that need a GPU with PyTorch: streams, the allocator, and the order between them."""
 
 import collections
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import penstock
+import safetensors_files as files
 from support import HAS_GPU, same
 
 pytestmark = pytest.mark.skipif(not (HAS_GPU and torch.cuda.is_available()), reason="no GPU that PyTorch can use")
@@ -415,3 +417,56 @@ def test_what_accelerate_prepared_is_fed_under_it(random):
     assert fed.stats().device == "cuda:0"
     assert same(story(fed), story(loader))
     assert fed.stats().bytes == data.numel()
+
+
+def write_weights(path, count):
+    """A .safetensors file of bytes, with an odd offset between its two tensors."""
+    tensors = {"odd": ("U8", (13,), os.urandom(13)), "large": ("U8", (count,), os.urandom(count))}
+    return files.write(path, tensors), torch.frombuffer(bytearray(tensors["large"][2]), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("count", [1000, 100_000, 40 << 20])
+def test_weights_do_not_overwrite_what_queued_work_still_reads(tmp_path, count):
+    written = [write_weights(tmp_path / str(i), count) for i in range(4)]
+    results = []
+    for path, _ in written:
+        sent = penstock.load_safetensors(path, "cuda")["large"]
+        torch.cuda._sleep(CYCLES)
+        results.append(sent.clone())
+        del sent
+    for got, (_, expected) in zip(results, written, strict=True):
+        assert torch.equal(got.cpu(), expected)
+
+
+def test_weights_are_there_for_every_stream(tmp_path):
+    path, expected = write_weights(tmp_path / "model", 300 << 20)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        weights = penstock.load_safetensors(path, "cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        copy = weights["large"].clone()
+        torch.cuda.current_stream().synchronize()
+    assert weights["large"].data_ptr() % 512 == 0 and weights["odd"].device.type == "cuda"
+    assert torch.equal(copy.cpu(), expected)
+
+
+def test_weights_take_the_memory_of_their_files_and_give_it_back(tmp_path):
+    paths = [write_weights(tmp_path / str(i), 20 << 20)[0] for i in range(3)]
+    for path in paths:  # staging memory, and whatever is made once
+        penstock.load_safetensors(path, "cuda", ["odd"])
+    before = torch.cuda.memory_allocated()
+    for path in paths:
+        weights = penstock.load_safetensors(path, "cuda")
+        assert 20 << 20 <= torch.cuda.memory_allocated() - before <= 22 << 20
+        del weights
+        assert torch.cuda.memory_allocated() == before
+
+
+def test_a_model_takes_weights(tmp_path):
+    model = torch.nn.Linear(33, 17, bias=True)
+    state = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    tensors = {name: ("F32", value.shape, value.tobytes()) for name, value in state.items()}
+    with torch.device("meta"):
+        loaded = torch.nn.Linear(33, 17, bias=True)
+    loaded.load_state_dict(penstock.load_safetensors(files.write(tmp_path / "m", tensors), "cuda"), assign=True)
+    x = torch.randn(5, 33)
+    torch.testing.assert_close(loaded(x.cuda()).cpu(), model(x), rtol=1e-4, atol=1e-4)

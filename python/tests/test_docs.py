@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import penstock
+import safetensors_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -18,7 +19,7 @@ def blocks(document):
 @pytest.mark.parametrize(
     "document", ["README.md", "docs/python.md", "docs/slow.md", "docs/memory.md", "docs/statistics.md"]
 )
-def test_documents(document, capsys):
+def test_documents(document, capsys, tmp_path):
     torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (600, 1, 28, 28), dtype=np.uint8)
@@ -30,6 +31,7 @@ def test_documents(document, capsys):
         "labels": labels,
         "loader": torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True),
         "train_step": lambda x, y: steps.append((len(x), len(y))),
+        "model_file": safetensors_files.write(tmp_path / "model", {"head.weight": ("F32", (1, 2), bytes(8))}),
     }
     programs = blocks(document)
     assert programs
@@ -39,6 +41,7 @@ def test_documents(document, capsys):
     if document == "docs/python.md":
         printed = capsys.readouterr().out
         assert "Pair (4, 1, 28, 28)" in printed
+        assert "{'head.weight': (1, 2)}" in printed
         assert "600 samples: each of the epoch's once" in printed
 
 

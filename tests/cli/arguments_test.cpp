@@ -21,7 +21,7 @@ using ::testing::Not;
 
 using Words = std::vector<std::string>;
 
-constexpr std::array kCommands{"info", "link", "predict", "feed"};
+constexpr std::array kCommands{"info", "link", "predict", "feed", "load"};
 
 TEST(Arguments, WhatIsOutOfRangeIsRefused) {
   const Command command;
@@ -52,9 +52,10 @@ TEST(Arguments, WhatIsOutOfRangeIsRefused) {
 
 TEST(Arguments, WhatIsEmptyIsRefused) {
   const Command command;
-  for (const Words& words : {Words{"feed", ""}, Words{"feed", "x", "--json", ""},
-                             Words{"feed", "x", "--report", ""}, Words{"feed", "x", "--profile", ""},
-                             Words{"feed", "x", "--search", ""}, Words{"info", "--json", ""}}) {
+  for (const Words& words :
+       {Words{"feed", ""}, Words{"feed", "x", "--json", ""}, Words{"feed", "x", "--report", ""},
+        Words{"feed", "x", "--profile", ""}, Words{"feed", "x", "--search", ""}, Words{"load", ""},
+        Words{"info", "--json", ""}}) {
     const CommandResult result = command.run(words);
     EXPECT_EQ(result.status, 2) << result.errors;
     EXPECT_THAT(result.errors, HasSubstr("it is empty"));
@@ -71,8 +72,11 @@ TEST(Arguments, JsonMeansTheSameInEveryCommand) {
   const Command command;
   testing::write_npy(command.home() / "x.npy", "|u1", {4, 2}, std::vector<std::uint8_t>(8));
   const std::string link = "link --device host --quick --max-bytes 64KiB --repetitions 2 --no-store";
+  testing::write_safetensors(command.home() / "x.safetensors",
+                             R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
   for (const std::string words :
-       {"info --device host", "predict 1MiB --device host", "feed x.npy --device host", link.c_str()}) {
+       {"info --device host", "predict 1MiB --device host", "feed x.npy --device host",
+        "load x.safetensors --device host", link.c_str()}) {
     const CommandResult standard = command.run_script("\"$PENSTOCK\" " + words + " --json -");
     ASSERT_EQ(standard.status, 0) << standard.errors;
     const json told = json::parse(standard.output);
@@ -106,8 +110,10 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
   std::filesystem::create_directories(command.home() / "fashion-mnist");
   testing::write_idx(command.home() / "fashion-mnist" / "train-images-idx3-ubyte", {40, 1, 1},
                      std::vector<std::uint8_t>(40));
+  testing::write_safetensors(command.home() / "model.safetensors",
+                             R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
   std::size_t examples = 0;
-  for (const std::string name : {"", "info", "link", "predict", "feed"}) {
+  for (const std::string name : {"", "info", "link", "predict", "feed", "load"}) {
     const CommandResult help = name.empty() ? command.run({"--help"}) : command.run({name, "--help"});
     std::istringstream lines(help.output.substr(help.output.find("Examples:")));
     for (std::string line; std::getline(lines, line);) {
@@ -121,7 +127,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << words << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 17u);
+  EXPECT_EQ(examples, 20u);
 }
 
 }  // namespace

@@ -54,6 +54,10 @@ class Output : public ::testing::Test {
     std::sort(found.begin(), found.end());
     return found;
   }
+  void put_weights() const {
+    testing::write_safetensors(home / "model.safetensors",
+                               R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
+  }
   void put(const std::string& file, const std::string& text) const {
     std::ofstream(home / file, std::ios::binary) << text;
   }
@@ -83,9 +87,12 @@ TEST_F(Output, AFeedOutlivesStandardError) {
 }
 
 TEST_F(Output, StandardOutputThatCannotBeWrittenIsAFailure) {
-  for (const char* words : {"feed images.npy --device host", "feed images.npy --device host --json -", "info",
-                            "info --json -", "predict 1MiB --device host",
-                            "predict 1MiB --device host --json -", "--help", "feed --help", "--version"}) {
+  put_weights();
+  for (const char* words :
+       {"feed images.npy --device host", "feed images.npy --device host --json -", "info", "info --json -",
+        "predict 1MiB --device host", "predict 1MiB --device host --json -",
+        "load model.safetensors --device host", "load model.safetensors --device host --json -", "--help",
+        "feed --help", "--version"}) {
     const std::string start = std::string("\"$PENSTOCK\" ") + words;
     const CommandResult full = command.run_script(start + " >/dev/full");
     EXPECT_EQ(full.status, 1) << words;
@@ -108,6 +115,7 @@ TEST_F(Output, FilesAreWrittenThoughStandardOutputFailsAtTheEnd) {
 }
 
 TEST_F(Output, NothingIsWrittenOntoAnInput) {
+  put_weights();
   const std::string images = text_of("images.npy");
   fs::create_symlink("images.npy", home / "link.npy");
   fs::create_hard_link(home / "images.npy", home / "hard.npy");
@@ -133,6 +141,9 @@ TEST_F(Output, NothingIsWrittenOntoAnInput) {
       "the link profile");
   expect_complaint(command.run_script(start + "link --device host --profile p.json --json ./p.json"), 2,
                    "the link profile");
+  expect_complaint(
+      command.run_script(start + "load model.safetensors --device host --json ./model.safetensors"), 2,
+      "the weights");
   EXPECT_EQ(text_of("images.npy"), images);
   EXPECT_EQ(text_of("set/images.npy"), images);
   EXPECT_EQ(text_of("profile.json"), "{}");

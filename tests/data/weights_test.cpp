@@ -100,6 +100,9 @@ TEST_F(Weights, TensorsThatAreAlignedInTheFileAreReadTogether) {
   for (const std::size_t part : {std::size_t{300}, file.bytes()}) {
     expect_weights(file, read(file, part), weights);
   }
+  // They lie side by side in the block, and apart in the file.
+  const WeightFile some = file.select({"c", "a"});
+  expect_weights(some, read(some, some.bytes()), {weights[0], weights[2]});
 }
 
 TEST_F(Weights, SeveralThreadsReadTheWholeBlock) {

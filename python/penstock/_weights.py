@@ -1,0 +1,108 @@
+"""load_safetensors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from . import _core
+from ._engines import engine_for
+from ._errors import InvalidArgument, Unsupported
+
+Path = str | os.PathLike
+
+
+def load_safetensors(
+    files: Path | Iterable[Path], device: Any = "auto", names: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Load the tensors of .safetensors files to a device.
+
+    `files` is a path, or several: the shards of one model. Each byte is read once. On a GPU it is read straight into
+    pinned memory, and earlier bytes cross the link meanwhile. On "host" it is read into the memory of the results.
+
+    Returns a dict from name to tensor, in the order of the files. Each tensor has its shape and dtype: PyTorch tensors
+    if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a GPU. They are ordinary tensors,
+    may be kept and written to, and begin at multiples of 512 bytes. The tensors of one file share one block of memory:
+    it is freed with the last of them, so a single tensor that is kept keeps the whole block. Clone it if that matters.
+    8-bit floats need a PyTorch that has them.
+
+    `names`: load only these tensors, in any order. Nothing else is read, nor gets memory.
+
+    `device`: as in `to_device`. The memory is used only once the work that is queued on PyTorch's current stream is
+    done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile.
+
+    Raises InvalidArgument for an unknown device, or for a name that no file holds, with similar names. Raises Error for
+    a file that cannot be read, is not sound or is cut short meanwhile, with the file, the tensor and the offset; and if
+    two files hold a tensor of the same name. Raises Unsupported for a dtype that the library of the tensors lacks, and
+    OutOfMemory, DeviceError.
+    """
+    paths = _paths(files)
+    wanted = None if names is None else _names(names)
+    engine = engine_for(device)
+    torch = sys.modules.get("torch")
+    if torch is None and not engine.is_cuda:
+        import numpy as np  # noqa: F401  (the results are its arrays)
+    load = _core.WeightLoad(engine, paths, wanted)
+    opaque = {name: _view_type(torch, type_name, name) for name, type_name in load.opaque_types()}
+    load.start()
+    _wait(load)
+    tensors = load.finish()
+    for name, dtype in opaque.items():
+        tensors[name] = tensors[name].view(dtype)
+    return tensors
+
+
+def _paths(files: Path | Iterable[Path]) -> list[str]:
+    if isinstance(files, (str, os.PathLike)):
+        files = [files]
+    try:
+        paths = [os.fsdecode(file) for file in files]
+    except TypeError:
+        raise InvalidArgument(f"files is a path or an iterable of paths, not {files!r}.") from None
+    if not paths:
+        raise InvalidArgument("files holds no path. Give the path of a .safetensors file.")
+    return paths
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    listed = None if isinstance(names, str) else list(names)
+    if listed is None or not all(isinstance(name, str) for name in listed):
+        raise InvalidArgument(f"names is an iterable of the tensors' names, not {names!r}.")
+    return listed
+
+
+def _view_type(torch: Any, type_name: str, name: str) -> Any:
+    """PyTorch's dtype for a type of one byte that NumPy and DLPack do not have."""
+    known = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+    dtype = getattr(torch, known[type_name], None)
+    if dtype is None:
+        raise Unsupported(
+            f"Tensor '{name}' is of type {type_name}: "
+            + ("import torch, which has it." if torch is None else "this PyTorch does not have it.")
+        )
+    return dtype
+
+
+def _wait(load: _core.WeightLoad) -> None:
+    """Waits in a thread, as only Python's own waits hear signals. If one raises, that thread keeps the load until its
+    memory is written no more."""
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            load.wait()
+        except BaseException as error:
+            failures.append(error)
+
+    waiter = threading.Thread(target=wait, name="penstock-load")
+    try:
+        waiter.start()
+        waiter.join()
+    except BaseException:
+        load.cancel()
+        raise
+    if failures:
+        raise failures[0]

@@ -1,0 +1,170 @@
+"""load_safetensors without PyTorch, and over the fake driver: what it makes, and its order with the current stream."""
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import penstock
+import safetensors_files as files
+import stand_in_torch
+from fake_driver import LATE_NS, SOON_NS, driver, over_the_fake_driver, wait_until_idle
+from penstock import _core
+from penstock._engines import engine_for
+
+over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
+
+NUMPYS = [name for name, dtype in files.TYPES.items() if not dtype.startswith("V")]
+
+
+# Without PyTorch, on the host.
+
+
+@over_the_fake_driver
+def test_on_the_host_without_pytorch_arrays_are_numpys(tmp_path):
+    tensors = files.mixed(np.random.default_rng(), NUMPYS)
+    loaded = penstock.load_safetensors(files.write(tmp_path / "model", tensors), "host")
+    assert "torch" not in sys.modules
+    assert list(loaded) == list(tensors)
+    for name, (dtype, shape, data) in tensors.items():
+        array = loaded[name]
+        assert type(array) is np.ndarray and array.flags.writeable
+        assert (array.dtype, array.shape, array.tobytes()) == (np.dtype(files.TYPES[dtype]), shape, data)
+        assert not data or array.ctypes.data % 512 == 0
+
+
+@over_the_fake_driver
+def test_types_that_only_pytorch_has_are_refused_before_anything_is_read(tmp_path):
+    for device in ["host", "cuda:0"]:
+        path = files.write(tmp_path / "eight", {"quantized": ("F8_E4M3", (2,), b"ab")})
+        with pytest.raises(penstock.Unsupported, match="'quantized' is of type F8_E4M3: import torch"):
+            penstock.load_safetensors(path, device)
+    if not _has_ml_dtypes():
+        path = files.write(tmp_path / "half", {"half": ("BF16", (2,), b"abcd")})
+        load = _core.WeightLoad(engine_for("host"), [str(path)], None)
+        with pytest.raises(penstock.Unsupported, match="NumPy has no bfloat16: import torch"):
+            load.start()
+
+
+def _has_ml_dtypes():
+    try:
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+# On a GPU, over the fake driver.
+
+
+@over_the_fake_driver
+def test_on_a_gpu_without_pytorch_arrays_are_penstocks(tmp_path):
+    tensors = files.mixed(np.random.default_rng(), [*NUMPYS, "BF16"])
+    tensors["large"] = ("U8", (9_000_001,), np.random.default_rng().bytes(9_000_001))
+    driver.delay_copies(SOON_NS)
+    loaded = penstock.load_safetensors(files.write(tmp_path / "model", tensors), "cuda:0")
+    assert list(loaded) == list(tensors)
+    for name, (dtype, shape, data) in tensors.items():
+        assert type(loaded[name]) is penstock.Array and loaded[name].shape == shape
+        if dtype == "BF16":
+            assert loaded[name].dtype == "bfloat16"
+        else:
+            array = penstock.to_host(loaded[name])
+            assert (array.dtype, array.tobytes()) == (np.dtype(files.TYPES[dtype]), data)
+
+
+@over_the_fake_driver_with_torch
+def test_the_current_stream_sees_the_bytes(tmp_path):
+    tensors = {name: ("U8", (count,), os.urandom(count)) for name, count in [("a", 1), ("b", 3_000_001), ("c", 513)]}
+    path = files.write(tmp_path / "model", tensors)
+    driver.delay_copies(SOON_NS)
+    stream = driver.stream()
+    with stand_in_torch.current(stream):
+        loaded = penstock.load_safetensors(path, "cuda:0")
+        read = [driver.read(stream, tensor.address, tensor.shape[0]) for tensor in loaded.values()]
+    assert all(type(tensor) is stand_in_torch.Tensor for tensor in loaded.values())
+    assert [reading.bytes() for reading in read] == [data for _, _, data in tensors.values()]
+    del loaded
+    wait_until_idle(engine_for("cuda:0"))
+
+
+@over_the_fake_driver_with_torch
+def test_memory_that_the_current_stream_still_reads_is_not_overwritten(tmp_path):
+    contents, read = [os.urandom(2_000_000) for _ in range(4)], []
+    paths = [files.write(tmp_path / str(i), {"w": ("U8", (len(data),), data)}) for i, data in enumerate(contents)]
+    stream = driver.stream()
+    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+    with stand_in_torch.current(stream):
+        for path in paths:
+            tensor = penstock.load_safetensors(path, "cuda:0")["w"]
+            read.append(driver.read(stream, tensor.address, 2_000_000))
+            del tensor  # the allocator hands its memory out again
+    assert [reading.bytes() for reading in read] == contents
+
+
+@over_the_fake_driver_with_torch
+def test_memory_is_pytorchs_again_after_a_failure(tmp_path):
+    path = files.write(tmp_path / "model", {"w": ("U8", (6_000_000,), os.urandom(6_000_000))})
+    before = stand_in_torch.allocator.used
+    driver.fail("cuMemcpyHtoDAsync", 2, 999)
+    with pytest.raises(penstock.DeviceError):
+        penstock.load_safetensors(path, "cuda:0")
+    stand_in_torch.failures["empty"] = MemoryError("Tried to allocate 20 GiB.")
+    with pytest.raises(penstock.OutOfMemory, match="20 GiB"):
+        penstock.load_safetensors(path, "cuda:0")
+    stand_in_torch.failures["from_dlpack"] = RuntimeError("no tensor today")
+    with pytest.raises(RuntimeError, match="no tensor today"):
+        penstock.load_safetensors(path, "cuda:0")
+    gc.collect()
+    assert stand_in_torch.allocator.used == before
+    assert penstock.load_safetensors(path, "cuda:0")["w"].shape == (6_000_000,)
+
+
+@over_the_fake_driver_with_torch
+def test_memory_of_a_load_that_is_dropped_is_written_no_more(tmp_path):
+    data = os.urandom(3_000_000)
+    path = files.write(tmp_path / "model", {"w": ("U8", (len(data),), data)})
+    driver.delay_copies(SOON_NS)
+    load = _core.WeightLoad(engine_for("cuda:0"), [str(path)], None)
+    load.start()
+    del load
+    gc.collect()
+    other = stand_in_torch.empty(3_000_320, stand_in_torch.UINT8, "cuda:0")  # the same memory
+    stream = driver.stream()
+    driver.fill(stream, other.address, 7, 3_000_320)
+    driver.synchronize(stream)
+    time.sleep(0.1)
+    assert driver.read(stream, other.address, 3_000_320).bytes() == b"\7" * 3_000_320
+
+
+@over_the_fake_driver_with_torch
+def test_ctrl_c_is_heard_while_it_loads(tmp_path):
+    path = files.write(tmp_path / "model", {"w": ("U8", (40_000_000,), bytes(40_000_000))})
+    driver.delay_work("cuMemcpyHtoDAsync", LATE_NS)
+
+    def interrupt():
+        while not any(thread.name == "penstock-load" for thread in threading.enumerate()):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        penstock.load_safetensors(path, "cuda:0")
+    driver.reset()
+    loaded = penstock.load_safetensors(path, "cuda:0")
+    assert driver.read(0, loaded["w"].address, 40_000_000).bytes() == bytes(40_000_000)
+
+
+@over_the_fake_driver
+def test_a_closed_engine_says_so(tmp_path):
+    path = files.write(tmp_path / "model", {"w": ("U8", (1,), b"a")})
+    for spec in ["host", "cuda:0"]:
+        engine = _core.Engine(spec)
+        engine.close()
+        with pytest.raises(penstock.Closed, match="was closed"):
+            _core.WeightLoad(engine, [str(path)], None).start()

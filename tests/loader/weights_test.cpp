@@ -1,0 +1,53 @@
+#include "data/weight_files.hpp"
+#include "transfer/engine_fixture.hpp"
+
+#include <penstock/loader/load_weights.hpp>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace penstock::testing {
+namespace {
+
+class LoadWeightsTest : public EngineTest {
+ protected:
+  test::TempDirectory directory_;
+};
+PENSTOCK_DEVICE_SUITE(LoadWeightsTest);
+
+TEST_P(LoadWeightsTest, EveryTensorArrivesAtItsPlace) {
+  std::vector<test::Weight> weights{{"bias", "BF16", {3}},   {"scalar", "F64", {}},
+                                    {"none", "F32", {0, 7}}, {"large", "F32", {700, 1001}},
+                                    {"flags", "BOOL", {13}}, {"last", "U8", {70'001}}};
+  test::fill_randomly(weights, 1);
+  const WeightFile file(directory_.write("model.safetensors", test::safetensors(weights)));
+  for (const TransferOptions& options : {many_chunks(), many_movers(), TransferOptions{}}) {
+    TransferEngine engine(*device_, options);
+    const Buffer device = poisoned_on_device(file.bytes());
+    load_weights(engine, file, device.data()).synchronize();
+    std::vector<std::byte> expected(file.bytes());
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      std::ranges::copy(weights[i].data,
+                        expected.begin() + static_cast<std::ptrdiff_t>(file.tensors()[i].offset));
+    }
+    EXPECT_EQ(first_difference(read(device), expected), -1);
+  }
+}
+
+TEST_P(LoadWeightsTest, ACutMeanwhileIsAnErrorAndTheEngineGoesOn) {
+  std::vector<test::Weight> weights{{"a", "U8", {1'000'000}}, {"b", "U8", {500'000}}};
+  test::fill_randomly(weights, 2);
+  const auto path = directory_.write("model.safetensors", test::safetensors(weights));
+  const WeightFile file(path);
+  TransferEngine engine(*device_, many_chunks());
+  const Buffer device = poisoned_on_device(file.bytes());
+  std::filesystem::resize_file(path, 1'200'000);
+  test::expect_error<Error>([&] { return load_weights(engine, file, device.data()).synchronize(), 0; },
+                            {path.string(), "ends at byte 1200000", "'b'"});
+  static_cast<void>(directory_.write("model.safetensors", test::safetensors(weights)));
+  load_weights(engine, file, device.data()).synchronize();
+  EXPECT_EQ(first_difference(read(device.data(), 1'000'000, device_->create_stream()), weights[0].data), -1);
+}
+
+}  // namespace
+}  // namespace penstock::testing
