@@ -111,7 +111,8 @@ def _measure_with(table: Table, setting: Setting) -> Callable[[Contender, Result
 
 
 def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    found = {(r.workload, r.contender): r.figures["batch_us"] for r in results if r.verified and "batch_us" in r.figures}
+    measured = [result for result in results if result.verified and "batch_us" in result.figures]
+    found = {(result.workload, result.contender): result.figures["batch_us"] for result in measured}
     made = []
     for (workload, contender), us in found.items():
         if contender != "penstock.Loader" or setting.quick:

@@ -131,13 +131,12 @@ class Engine:
 
 def use_exchange_api(use: bool) -> None: ...
 
-<<<<<<< HEAD
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:
     """A nest with its arrays in new memory of the host."""
 
 def fetch_into(tree: object | None, out: object | None, expand: object, outputs: object, host_engines: Sequence[Engine], cuda_engine: object) -> None:
     """Copies the arrays of a nest into those of another."""
-=======
+
 class WeightLoad:
     """Loads .safetensors files to one device, in steps."""
 
@@ -159,7 +158,6 @@ class WeightLoad:
 
     def finish(self) -> dict:
         """The tensors by name; callable once, after `wait`."""
->>>>>>> 4773685 (Load .safetensors files to a device from Python)
 
 class FilledSlot:
     """

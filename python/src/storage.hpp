@@ -32,8 +32,8 @@ class Storage {
   std::byte* data_ = nullptr;
 };
 
-/// Ordinary host memory. Large memory is in huge pages if the system gives them, which `workers` make present:
-/// threads that copy to parts of one page would each clear a whole one.
+/// Ordinary host memory. Large memory is in huge pages if the system gives them, which `workers` make
+/// present: threads that copy to parts of one page would each clear a whole one.
 class HostStorage final : public Storage {
  public:
   /// `alignment`: at least that of a cache line. Blocks the host until large memory is present.

@@ -30,7 +30,8 @@ class WeightLoad {
 
   /// The tensors that will be arrays of bytes, each with its type in the file.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> opaque_types() const;
-  /// Allocates the memory, makes the tensors, and begins to read if they are on a GPU. Blocks only for memory.
+  /// Allocates the memory, makes the tensors, and begins to read if they are on a GPU. Blocks only for
+  /// memory.
   void start();
   /// Blocks until all bytes are in their place. Throws what went wrong; nothing is read any more then.
   void wait();
