@@ -290,7 +290,15 @@ class TransferEngineImpl {
     };
     const auto state =
         make_state(TransferPath::staged, direction, plan->payload_bytes(), pieces.size(), options);
-    return staged(state, ring, plan->runs(), move, options);
+    if (direction == CopyDirection::h2d) return staged(state, ring, plan->runs(), move, options);
+    // Sources that adjoin may be allocations of their own, and a copy of the driver stays within one.
+    std::vector<DeviceRun> sources;
+    for (std::size_t i = 0; i < plan->pieces().size(); ++i) {
+      const TransferPiece& piece = plan->pieces()[i];
+      sources.push_back(
+          {const_cast<std::byte*>(piece.source), {plan->offset(i), plan->offset(i) + piece.bytes}});
+    }
+    return staged(state, ring, std::move(sources), move, options);
   }
 
   Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,
