@@ -44,7 +44,7 @@ Loaded load(const Device& device, TransferEngine& engine, const std::vector<std:
   Loaded loaded;
   const auto begin = LoadClock::now();
   loaded.files = open_weights(paths);
-  Pool memory = make_device_pool(device);
+  Pool memory = make_device_pool(device, {.budget_bytes = device.memory().free});
   std::vector<Buffer> blocks;
   std::vector<Transfer> transfers;
   for (const WeightFile& file : loaded.files) {
