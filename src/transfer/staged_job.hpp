@@ -58,9 +58,6 @@ class StagedJob {
 
   [[nodiscard]] bool has_chunk() const noexcept { return !stopping() && next_ != bytes_; }
 
-  /// True if no chunk was taken.
-  [[nodiscard]] bool is_new() const noexcept { return next_ == 0; }
-
   /// The next chunk, of about `size` bytes, which must exist. `is_followed`: another transfer comes after
   /// this one, so that the last chunks need not be small. The caller says when it is enqueued, and returns it
   /// in any case.

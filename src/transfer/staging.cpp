@@ -128,7 +128,10 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::vecto
   }
   stopped_.reserve(under_way_ + 1);
   jobs_.push_back(std::move(job));
-  if (under_way_++ == 0) polling_.work_begins();
+  if (under_way_++ == 0) {
+    polling_.work_begins();
+    chunk_size_ = 0;
+  }
   monitor_->changed();
   workers_->wake(*this);
 }
@@ -263,8 +266,7 @@ std::optional<StagingRing::Task> StagingRing::find_task(Waits waits, const Stage
   return task;
 }
 
-std::size_t StagingRing::next_chunk_size(const StagedJob& job) {
-  if (job.is_new() && under_way_ == 1) chunk_size_ = 0;  // after a pause
+std::size_t StagingRing::next_chunk_size() {
   const auto smallest = static_cast<double>(options_.chunks.smallest);
   chunk_size_ =
       std::min(std::max(chunk_size_ * options_.chunks.growth, smallest), static_cast<double>(slot_bytes_));
@@ -275,7 +277,7 @@ bool StagingRing::open_slot() {
   Slot& slot = slot_at(opened_);
   if (slot.job) return false;
   slot.job = jobs_.front();
-  slot.chunk = slot.job->take_chunk(next_chunk_size(*slot.job), jobs_.size() > 1);
+  slot.chunk = slot.job->take_chunk(next_chunk_size(), jobs_.size() > 1);
   slot.granule =
       std::clamp(align_up(slot.chunk.bytes / options_.threads, 4096), kSmallestGranule, kLargestGranule);
   slot.handed_out = 0;

@@ -96,7 +96,7 @@ class StagingRing final : HostWorkers::Source {
   [[nodiscard]] std::optional<Task> find_task(Waits waits, const StagedJob* only = nullptr);
   [[nodiscard]] bool may_open_slot(const StagedJob* only) const;
   /// How large the next chunk may be: it grows from chunk to chunk, until all transfers have ended.
-  [[nodiscard]] std::size_t next_chunk_size(const StagedJob& job);
+  [[nodiscard]] std::size_t next_chunk_size();
   /// Opens the next slot for the next chunk of the first transfer; false if it is still open.
   [[nodiscard]] bool open_slot();
   /// Granules of `slot` can be moved from now on.
@@ -150,7 +150,7 @@ class StagingRing final : HostWorkers::Source {
   std::vector<std::shared_ptr<StagedJob>> stopped_;  // for the ring's thread to end
   std::atomic<std::size_t> under_way_{0};            // transfers that have not ended; read without the mutex
   PollingTime polling_;                              // between transfers
-  double chunk_size_ = 0;                            // of the latest chunk
+  double chunk_size_ = 0;                            // of the latest chunk; 0 after a pause
   std::uint64_t opened_ = 0;                         // slots opened so far; the next one is opened_ % slots
   std::uint64_t handing_ = 0;                        // the oldest of them that may have granules left
   std::thread thread_;

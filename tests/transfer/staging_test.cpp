@@ -507,8 +507,9 @@ TEST_P(StagingRingTest, TransfersThatFollowEachOtherAreOneSequenceOfChunks) {
   };
   const std::size_t one = copies_of(1);
   const std::size_t two = copies_of(2);
-  EXPECT_GE(one, 4 + 2 * 3) << "chunks grow from the smallest, and get smaller in the end";
-  EXPECT_LE(two, one + 6) << "but not between two transfers";
+  // Seven sizes from the smallest on, another large chunk, and seven that halve.
+  EXPECT_EQ(one, 15U);
+  EXPECT_EQ(two, 20U) << "chunks are neither small nor get smaller between two transfers";
   EXPECT_EQ(copies_of(1), one) << "after a pause, chunks are small again";
 }
 
