@@ -500,7 +500,10 @@ TEST_P(StagingRingTest, TransfersThatFollowEachOtherAreOneSequenceOfChunks) {
     const std::size_t before = faulty_->calls(Entry::copy);
     Gate gate(*faulty_device_, *wire_);  // the slots stay full until all transfers are there
     std::vector<std::shared_ptr<TransferState>> sent;
-    for (int i = 0; i < transfers; ++i) sent.push_back(send(ring, source));
+    for (int i = 0; i < transfers; ++i) {
+      sent.push_back(send(ring, source));
+      while (faulty_->calls(Entry::copy) - before < 2) std::this_thread::yield();
+    }
     gate.open();
     for (const auto& state : sent) state->synchronize();
     return faulty_->calls(Entry::copy) - before;
