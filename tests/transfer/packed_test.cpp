@@ -32,6 +32,16 @@ class PackedTest : public EngineTest {
     return pieces;
   }
 
+  /// The way back, to where the pieces lie in `host`.
+  std::vector<TransferPiece> from_device(const std::byte* device, const std::vector<std::size_t>& offsets,
+                                         std::vector<std::byte>& host) const {
+    std::vector<TransferPiece> pieces;
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      pieces.push_back({device + offsets[i], host.data() + host_offsets_[i], sizes_[i]});
+    }
+    return pieces;
+  }
+
   /// Checks each piece in `image`, and that nothing past the gaps' documented reach was touched.
   void expect_pieces(const std::vector<std::byte>& image, const std::vector<std::size_t>& offsets) const {
     std::vector<bool> owned(image.size());
@@ -62,11 +72,8 @@ class PackedTest : public EngineTest {
     expect_pieces(read(device), offsets);
 
     std::vector<std::byte> back(host_.size(), kPoison);
-    std::vector<TransferPiece> reverse;
-    for (std::size_t i = 0; i < sizes_.size(); ++i) {
-      reverse.push_back({device.data() + offsets[i], back.data() + host_offsets_[i], sizes_[i]});
-    }
-    const Transfer returned = engine.copy_pieces(reverse, CopyDirection::d2h, {.path = path});
+    const Transfer returned =
+        engine.copy_pieces(from_device(device.data(), offsets, back), CopyDirection::d2h, {.path = path});
     returned.synchronize();
     EXPECT_LE(returned.report().copies, most_copies);
     EXPECT_EQ(returned.bytes(), std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}));
@@ -175,11 +182,8 @@ TEST_P(PackedTest, NoStagedCopyReadsTwoPieces) {
   const PackedLayout layout = PackedLayout::of(sizes_);
   const Buffer device = poisoned_on_device(layout.bytes);
   std::vector<std::byte> back(host_.size(), kPoison);
-  std::vector<TransferPiece> pieces;
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    pieces.push_back({device.data() + layout.offsets[i], back.data() + host_offsets_[i], sizes_[i]});
-  }
-  const Transfer returned = engine.copy_pieces(pieces, CopyDirection::d2h, {.path = TransferPath::staged});
+  const Transfer returned = engine.copy_pieces(from_device(device.data(), layout.offsets, back),
+                                               CopyDirection::d2h, {.path = TransferPath::staged});
   returned.synchronize();
   const auto empty = static_cast<std::size_t>(std::ranges::count(sizes_, 0u));
   EXPECT_GE(returned.report().copies, sizes_.size() - empty) << "pieces may be allocations of their own";
