@@ -383,9 +383,14 @@ TEST_P(StagingRingTest, HelpersMoveBytesOfTheirOwnTransferAlone) {
   faulty_->before(Entry::copy, [&] {
     if (++copies == 2) worker.stay();
   });
-  const auto other = bring_home(*ring, others);
-  const auto state = bring_home(*ring, mine);
-  worker.wait_for(1);
+  std::shared_ptr<TransferState> other;
+  std::shared_ptr<TransferState> state;
+  {
+    const Gate gate(*device_, *wire_);  // or the worker moves what others fetch before it is held
+    other = bring_home(*ring, others);
+    state = bring_home(*ring, mine);
+    worker.wait_for(1);
+  }
   wire_->synchronize();  // what others fetch has come
   Background helping([&] { state->help(); });
   helping.wait_until_stuck();
