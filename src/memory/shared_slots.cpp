@@ -27,6 +27,12 @@
 
 namespace penstock {
 
+struct SharedSlotsLayout {
+  std::size_t begin = 0;   ///< of the first slot
+  std::size_t stride = 0;  ///< from slot to slot
+  std::size_t bytes = 0;   ///< of the whole file
+};
+
 namespace {
 
 /// What both sides know of a slot, in the shared memory. A cache line each: writers do not disturb each
@@ -37,13 +43,7 @@ struct alignas(64) SlotControl {
 };
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
 
-struct Layout {
-  std::size_t begin = 0;   ///< of the first slot
-  std::size_t stride = 0;  ///< from slot to slot
-  std::size_t bytes = 0;   ///< of the whole file
-};
-
-Layout layout_of(std::size_t slots, std::size_t most_bytes) {
+SharedSlotsLayout layout_of(std::size_t slots, std::size_t most_bytes) {
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 4;
   if (slots == 0 || most_bytes == 0)
     throw InvalidArgument("shared slots: there must be a slot, and a byte in it");
@@ -51,7 +51,7 @@ Layout layout_of(std::size_t slots, std::size_t most_bytes) {
     throw InvalidArgument(fmt::format("shared slots: {} slots of {} are more than can be addressed", slots,
                                       format_bytes(most_bytes)));
   }
-  Layout layout;
+  SharedSlotsLayout layout;
   layout.begin = align_up(slots * sizeof(SlotControl), kHugePageBytes);
   layout.stride = align_up(most_bytes, kHugePageBytes);
   if (slots > (kMost - layout.begin) / layout.stride) {
@@ -166,7 +166,7 @@ struct SharedSlotsState {
   const int file;
   const std::size_t slots;
   const std::size_t most_bytes;
-  const Layout layout;
+  const SharedSlotsLayout layout;
   const std::uint64_t generation = fork_generation();
   std::byte* data = nullptr;
   bool is_reader = false;
@@ -201,7 +201,7 @@ void SlotLease::let_go() noexcept {
 SharedSlots::SharedSlots(std::shared_ptr<SharedSlotsState> state) noexcept : state_(std::move(state)) {}
 
 SharedSlots::SharedSlots(std::size_t slots, std::size_t most_bytes, int numa_node) {
-  const Layout layout = layout_of(slots, most_bytes);
+  const SharedSlotsLayout layout = layout_of(slots, most_bytes);
   rlimit limit{};
   // A file beyond the limit ends the process with a signal.
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < layout.bytes) {
@@ -226,7 +226,7 @@ SharedSlots::~SharedSlots() {
 SharedSlots::SharedSlots(SharedSlots&&) noexcept = default;
 
 SharedSlots SharedSlots::attach(int file, std::size_t slots, std::size_t most_bytes) {
-  const Layout layout = layout_of(slots, most_bytes);
+  const SharedSlotsLayout layout = layout_of(slots, most_bytes);
   struct stat facts{};
   if (fstat(file, &facts) != 0 || facts.st_size != static_cast<off_t>(layout.bytes)) {
     throw InvalidArgument(fmt::format("shared slots: descriptor {} is not of {} slots of {}", file, slots,
