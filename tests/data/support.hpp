@@ -1,11 +1,12 @@
 #pragma once
 
+#include "support/temp_directory.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/data/dataset.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -17,36 +18,6 @@
 #include <vector>
 
 namespace penstock::test {
-
-/// A directory of its own, removed at the end.
-class TempDirectory {
- public:
-  TempDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "penstock-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = pattern;
-  }
-  ~TempDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDirectory(const TempDirectory&) = delete;
-  TempDirectory& operator=(const TempDirectory&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
-  std::filesystem::path write(const std::string& name, std::span<const std::byte> content) const {
-    const std::filesystem::path file = path_ / name;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream out(file, std::ios::binary);
-    out.write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
-    if (!out.flush()) throw std::runtime_error("writing " + file.string() + " failed");
-    return file;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::vector<std::byte> random_bytes(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 random(seed);

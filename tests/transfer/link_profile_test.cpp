@@ -1,3 +1,5 @@
+#include "support/temp_directory.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/transfer/link_profile.hpp>
@@ -7,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -80,14 +81,6 @@ double relative(double predicted, double expected) { return std::abs(predicted /
 
 class LinkProfileFile : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "penstock-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    file_ = directory_ / "deep" / "er" / "profile.json";
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
   std::string read() const {
     std::stringstream text;
     text << std::ifstream(file_).rdbuf();
@@ -102,8 +95,9 @@ class LinkProfileFile : public ::testing::Test {
     return why;
   }
 
-  fs::path directory_;
-  fs::path file_;
+  const test::TempDirectory temporary_;
+  const fs::path directory_ = temporary_.path();
+  const fs::path file_ = directory_ / "deep" / "er" / "profile.json";
 };
 
 TEST(LinkProfilePredict, FollowsSingleCopiesBetweenTheMeasuredPoints) {
