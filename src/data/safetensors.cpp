@@ -7,9 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <optional>
 #include <set>
-#include <string_view>
 #include <utility>
 
 // A file holds the length of its header in eight bytes, the header in JSON, and the tensors' data side by
@@ -23,29 +21,13 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kLengthBytes = 8;
-constexpr std::uint64_t kLongestHeader = 100'000'000;  // the limit of the format's own library
-constexpr int kDeepest = 4;                            // the header, an entry, a list, its numbers
-constexpr std::string_view kMetadata = "__metadata__";
+constexpr int kDeepest = 4;  // the header, an entry, a list, its numbers
 
-struct ElementType {
-  DType dtype = DType::uint8;
-  bool is_opaque = false;
-};
-
-std::optional<ElementType> parse_type(std::string_view name) {
-  static constexpr std::pair<std::string_view, DType> kKnown[] = {
-      {"BOOL", DType::boolean}, {"U8", DType::uint8},    {"I8", DType::int8},       {"U16", DType::uint16},
-      {"I16", DType::int16},    {"U32", DType::uint32},  {"I32", DType::int32},     {"U64", DType::uint64},
-      {"I64", DType::int64},    {"F16", DType::float16}, {"BF16", DType::bfloat16}, {"F32", DType::float32},
-      {"F64", DType::float64}};
-  for (const auto& [text, dtype] : kKnown) {
-    if (text == name) return ElementType{dtype};
-  }
-  for (const std::string_view text : {"F8_E4M3", "F8_E5M2", "F8_E8M0"}) {
-    if (text == name) return ElementType{DType::uint8, true};
-  }
-  return std::nullopt;
-}
+constexpr std::pair<std::string_view, DType> kTypes[] = {
+    {"BOOL", DType::boolean}, {"U8", DType::uint8},    {"I8", DType::int8},       {"U16", DType::uint16},
+    {"I16", DType::int16},    {"U32", DType::uint32},  {"I32", DType::int32},     {"U64", DType::uint64},
+    {"I64", DType::int64},    {"F16", DType::float16}, {"BF16", DType::bfloat16}, {"F32", DType::float32},
+    {"F64", DType::float64}};
 
 /// The header's text as JSON, with no name twice.
 json parse_text(std::span<const std::byte> text, const std::string& file) {
@@ -98,7 +80,7 @@ void read_type(const json& entry, const std::string& within, SafeTensor& tensor)
     throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'", "none");
   }
   tensor.type = found->get<std::string>();
-  const std::optional<ElementType> type = parse_type(tensor.type);
+  const std::optional<SafetensorsType> type = parse_safetensors_type(tensor.type);
   if (!type) refuse_type(tensor.type, within);
   tensor.dtype = type->dtype;
   tensor.is_opaque = type->is_opaque;
@@ -153,10 +135,24 @@ void check_places(const std::vector<SafeTensor>& tensors, std::uint64_t data, st
 
 }  // namespace
 
+std::optional<SafetensorsType> parse_safetensors_type(std::string_view name) {
+  for (const auto& [text, dtype] : kTypes) {
+    if (text == name) return SafetensorsType{dtype};
+  }
+  for (const std::string_view text : {"F8_E4M3", "F8_E5M2", "F8_E8M0"}) {
+    if (text == name) return SafetensorsType{DType::uint8, true};
+  }
+  return std::nullopt;
+}
+
+std::string_view safetensors_type(DType dtype) {
+  return std::ranges::find(kTypes, dtype, &std::pair<std::string_view, DType>::second)->first;
+}
+
 bool is_safetensors(std::span<const std::byte> head, std::uint64_t file_bytes) noexcept {
   if (head.size() <= kLengthBytes || head[kLengthBytes] != std::byte{'{'}) return false;
   const std::uint64_t length = little_endian(head.first(kLengthBytes));
-  return length <= kLongestHeader && length <= file_bytes - kLengthBytes;
+  return length <= kLongestSafetensorsHeader && length <= file_bytes - kLengthBytes;
 }
 
 std::vector<SafeTensor> read_safetensors_header(ReadAt read, std::uint64_t file_bytes,
@@ -167,7 +163,8 @@ std::vector<SafeTensor> read_safetensors_header(ReadAt read, std::uint64_t file_
     throw_malformed(file, text.size(), "the header's length in eight bytes", "the end of the file");
   }
   const std::uint64_t length = little_endian(text);
-  const std::uint64_t most = std::min(kLongestHeader, file_bytes - std::min(file_bytes, kLengthBytes));
+  const std::uint64_t most =
+      std::min(kLongestSafetensorsHeader, file_bytes - std::min(file_bytes, kLengthBytes));
   if (length > most) {
     throw_malformed(file, 0, fmt::format("a header of at most {} bytes", most),
                     fmt::format("a length of {}", length));
@@ -179,7 +176,7 @@ std::vector<SafeTensor> read_safetensors_header(ReadAt read, std::uint64_t file_
   const std::uint64_t data = kLengthBytes + length;
   std::vector<SafeTensor> tensors;
   for (const auto& [name, entry] : header.items()) {
-    if (name != kMetadata) tensors.push_back(read_entry(name, entry, data, file_bytes, file));
+    if (name != kSafetensorsMetadata) tensors.push_back(read_entry(name, entry, data, file_bytes, file));
   }
   check_places(tensors, data, file_bytes, file);
   return tensors;

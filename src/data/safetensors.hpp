@@ -5,10 +5,27 @@
 #include <penstock/core/dtype.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
+
+/// The limit of the format's own library.
+inline constexpr std::uint64_t kLongestSafetensorsHeader = 100'000'000;
+/// The header's entry for texts.
+inline constexpr std::string_view kSafetensorsMetadata = "__metadata__";
+
+struct SafetensorsType {
+  DType dtype = DType::uint8;
+  bool is_opaque = false;  ///< a type of one byte that DType lacks
+};
+
+/// None for types that penstock does not move.
+[[nodiscard]] std::optional<SafetensorsType> parse_safetensors_type(std::string_view name);
+/// "F32" for DType::float32.
+[[nodiscard]] std::string_view safetensors_type(DType dtype);
 
 /// One tensor's entry in the header of a .safetensors file.
 struct SafeTensor {

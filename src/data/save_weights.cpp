@@ -1,0 +1,100 @@
+#include "data/safetensors.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/data/save_weights.hpp>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <limits>
+#include <string_view>
+#include <unordered_set>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t kLengthSize = 8;
+
+std::size_t element_bytes(const NewWeight& weight) {
+  const auto type = parse_safetensors_type(weight.type);
+  if (!type) {
+    throw InvalidArgument(fmt::format("tensor '{}': penstock writes no type '{}' to a .safetensors file",
+                                      weight.name, weight.type));
+  }
+  return dtype_bytes(type->dtype);
+}
+
+void check_names(std::span<const NewWeight> weights) {
+  std::unordered_set<std::string_view> names;
+  for (const NewWeight& weight : weights) {
+    if (weight.name == kSafetensorsMetadata) {
+      throw InvalidArgument(
+          fmt::format("no tensor can be named '{}': the format keeps that for texts. Pass "
+                      "them as metadata.",
+                      kSafetensorsMetadata));
+    }
+    if (!names.insert(weight.name).second) {
+      throw InvalidArgument(fmt::format("two tensors are named '{}'", weight.name));
+    }
+  }
+}
+
+std::string dump(const nlohmann::ordered_json& header) {
+  try {
+    return header.dump();
+  } catch (const nlohmann::json::type_error& error) {
+    throw InvalidArgument(fmt::format("a name or a text of the metadata is not UTF-8 ({})", error.what()));
+  }
+}
+
+}  // namespace
+
+std::string weight_type(DType dtype) { return std::string(safetensors_type(dtype)); }
+
+WeightFileLayout lay_out_weights(std::span<const NewWeight> weights,
+                                 const std::map<std::string, std::string>& metadata) {
+  check_names(weights);
+  std::vector<std::size_t> sizes;
+  for (const NewWeight& weight : weights) sizes.push_back(element_bytes(weight));
+  WeightFileLayout layout;
+  layout.offsets.resize(weights.size());
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header[std::string(kSafetensorsMetadata)] = metadata;
+  std::size_t end = 0;
+  const auto append = [&](std::size_t i) {
+    const std::size_t room = (std::numeric_limits<std::size_t>::max() / 2 - end) / sizes[i];
+    const std::size_t elements = element_count(weights[i].shape);
+    if (elements > room) {
+      throw InvalidArgument(fmt::format("tensor '{}' is too large for a file", weights[i].name));
+    }
+    layout.offsets[i] = end;
+    end += elements * sizes[i];
+    header[weights[i].name] = {
+        {"dtype", weights[i].type}, {"shape", weights[i].shape}, {"data_offsets", {layout.offsets[i], end}}};
+  };
+  for (const std::size_t size : {8, 4, 2, 1}) {
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (sizes[i] == size) append(i);
+    }
+  }
+
+  std::string text = dump(header);
+  text.resize(align_up(text.size(), kLengthSize), ' ');
+  if (text.size() > kLongestSafetensorsHeader) {
+    throw InvalidArgument(
+        fmt::format("the header of the .safetensors file would take {} bytes, and readers "
+                    "take at most {}: save to several files",
+                    text.size(), kLongestSafetensorsHeader));
+  }
+  for (std::size_t i = 0; i < kLengthSize; ++i) {
+    layout.head.push_back(static_cast<char>(text.size() >> (8 * i)));
+  }
+  layout.head += text;
+  for (std::size_t& offset : layout.offsets) offset += layout.head.size();
+  layout.bytes = layout.head.size() + end;
+  return layout;
+}
+
+}  // namespace penstock
