@@ -14,7 +14,7 @@ wheels=$PWD/build/wheels
 tools=$wheels/tools
 glibc=2.28
 policy=manylinux_${glibc/./_}_$(uname -m)
-most_bytes=2000000
+most_bytes=1600000
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 stop() { echo "wheels.sh: $1" >&2; exit 1; }
@@ -99,7 +99,7 @@ audit() {
   local contents part
   contents=$("$tools/bin/python" -m zipfile --list "$wheel")
   for part in dist-info/licenses/LICENSE dist-info/licenses/python/LICENSES-bundled.txt \
-    data/scripts/penstock data/data/share/penstock/d3.min.js penstock/py.typed; do
+    penstock/d3.min.js penstock/py.typed; do
     grep -q "$part" <<<"$contents" || stop "$(basename "$wheel") has no $part"
   done
 }

@@ -1,0 +1,208 @@
+#include "run_command.hpp"
+
+#include "arguments.hpp"
+#include "output.hpp"
+#include "signals.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/log.hpp>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <sstream>
+
+namespace penstock::cli {
+
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+constexpr int kInterrupted = 130;
+
+std::vector<std::filesystem::path> split_paths(const char* value) {
+  std::vector<std::filesystem::path> paths;
+  const std::string text = value == nullptr ? "" : value;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(':', begin), text.size());
+    if (end > begin) paths.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return paths;
+}
+
+Environment read_environment(const std::filesystem::path& chart_library) {
+  const auto absolute = [](const char* name) -> std::optional<std::filesystem::path> {
+    const char* value = std::getenv(name);
+    if (value == nullptr || !std::filesystem::path(value).is_absolute()) return std::nullopt;
+    return std::filesystem::path(value);
+  };
+  Environment environment;
+  if (const char* library = std::getenv("PENSTOCK_LIBCUDA")) environment.device.driver_library = library;
+  environment.cache_directory = absolute("XDG_CACHE_HOME");
+  if (!environment.cache_directory) {
+    if (const auto home = absolute("HOME")) environment.cache_directory = *home / ".cache";
+  }
+  environment.dataset_directories = split_paths(std::getenv("PENSTOCK_DATA"));
+  environment.dataset_directories.emplace_back("/usr/share/datasets");
+  environment.chart_libraries = split_paths(std::getenv("PENSTOCK_D3"));
+  if (environment.chart_libraries.empty()) {
+    environment.chart_libraries = {"/usr/share/nodejs/d3/dist/d3.min.js"};
+    if (!chart_library.empty()) environment.chart_libraries.push_back(chart_library);
+  }
+  environment.utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
+  return environment;
+}
+
+void add_info(CLI::App& app, InfoOptions& options) {
+  CLI::App* command = app.add_subcommand("info", "Print devices, links, and what is missing and why");
+  add_device(*command, options.device);
+  add_json(*command, options.json, "the same");
+  command->footer(
+      "Examples:\n"
+      "  penstock info\n"
+      "  penstock info --device host --json -");
+}
+
+void add_link(CLI::App& app, LinkOptions& options) {
+  CLI::App* command = app.add_subcommand("link", "Measure the link, and store its profile");
+  add_device(*command, options.device);
+  command->add_flag("--quick", options.quick,
+                    "Seconds instead of half a minute, with copies of up to 256 MiB");
+  CLI::Option* most = add_bytes(*command, "--max-bytes", options.max_bytes, "Largest copy (default: 1GiB)");
+  add_count(*command, "--repetitions", options.repetitions, 1, 100000, "Most repetitions of a point",
+            "as time allows");
+  add_json(*command, options.json, "everything measured");
+  CLI::Option* no_store =
+      add_off_flag(*command, "--no-store", options.store, "Leave the stored profile as it is");
+  add_file(*command, "--profile", options.profile, "Store the profile here instead of in the user's cache")
+      ->excludes(no_store);
+  command->add_flag("--ascii", options.ascii, "Draw with ASCII only");
+  command->callback([&options, most] {
+    constexpr std::size_t kQuickBytes = 256 * kMiB;
+    if (options.quick && most->count() == 0) options.max_bytes = kQuickBytes;
+  });
+  command->footer(
+      "Examples:\n"
+      "  penstock link                               measure the first GPU's link, and store its profile\n"
+      "  penstock link --device host --quick\n"
+      "  penstock link --no-store --json link.json   only look");
+}
+
+void add_predict(CLI::App& app, PredictOptions& options) {
+  CLI::App* command = app.add_subcommand("predict", "Print the time that a transfer will take");
+  add_bytes(*command, "BYTES", options.bytes, "Bytes in all, such as 64MiB")->required();
+  add_device(*command, options.device);
+  add_count(*command, "--pieces", options.pieces, 1, std::uint64_t{1} << 40, "Number of equal pieces", "1");
+  const std::vector<std::string> kinds{"pageable", "pinned", "registered", "device"};
+  add_choice(*command, "--from", options.from, "KIND", kinds, "Kind of the source's memory");
+  add_choice(*command, "--to", options.to, "KIND", kinds, "Kind of the destination's memory");
+  add_choice(*command, "--path", options.path, "PATH", {"automatic", "direct", "staged", "packed"},
+             "Path of the transfer");
+  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
+  add_json(*command, options.json, "the same");
+  command->footer(
+      "Examples:\n"
+      "  penstock predict 64MiB\n"
+      "  penstock predict 4MB --pieces 1000 --from pinned\n"
+      "  penstock predict 1GiB --from device --to pageable --json -");
+}
+
+void add_load(CLI::App& app, LoadOptions& options) {
+  CLI::App* command = app.add_subcommand("load", "Load weights to a device, and say what limited the time");
+  add_sources(*command, "FILES", options.files, ".safetensors files that hold one set of tensors together");
+  add_device(*command, options.device);
+  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
+  add_json(*command, options.json, "the same, with every tensor");
+  command->footer(
+      "Examples:\n"
+      "  penstock load model.safetensors\n"
+      "  penstock load model.safetensors --device host --json -");
+}
+
+int complain(std::string what, int code) {
+  std::replace(what.begin(), what.end(), '\n', ' ');
+  say(fmt::format("penstock: {}\n", what));
+  return code;
+}
+
+/// Called from any thread, also while a progress bar is drawn.
+void warn(std::string_view message) {
+  if (::isatty(STDERR_FILENO) != 0) draw("\r\033[K");
+  say(fmt::format("penstock: warning: {}\n", message));
+}
+
+/// The help or version that the user asked for.
+std::string answer(const CLI::App& app, const CLI::Success& success) {
+  std::ostringstream text;
+  app.exit(success, text, text);
+  return text.str();
+}
+
+int run(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library) {
+  CLI::App app("Feeds GPUs: moves data from CPU memory to a GPU as fast as the link allows.", "penstock");
+  app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  penstock info                      devices, links, and what is missing\n"
+      "  penstock link                      measure the link once; feed and predict use the result\n"
+      "  penstock predict 64MiB             the time that a transfer will take\n"
+      "  penstock feed images.npy           feed a dataset, and say where the time went\n"
+      "  penstock load model.safetensors    load weights, and say what limited the time\n"
+      "Each command has more with --help.");
+  InfoOptions info;
+  LinkOptions link;
+  PredictOptions predict;
+  LoadOptions load;
+  FeedOptions feed;
+  feed.command_line = arguments;
+  add_info(app, info);
+  add_link(app, link);
+  add_predict(app, predict);
+  add_feed(app, feed);
+  add_load(app, load);
+  const auto commands = app.get_subcommands({});
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - 1));  // the last one first
+  } catch (const CLI::Success& success) {
+    print(answer(app, success));
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    const std::string first = arguments.size() > 1 ? arguments[1] : "-";
+    const bool known =
+        first[0] == '-' || std::any_of(commands.begin(), commands.end(),
+                                       [&](CLI::App* command) { return command->get_name() == first; });
+    if (!known) return complain(fmt::format("unknown command '{}'; see penstock --help", first), kUsage);
+    return complain(std::string(error.what()) + "; see penstock --help", kUsage);
+  }
+  const Environment environment = read_environment(chart_library);
+  if (app.got_subcommand("info")) return run_info(info, environment);
+  if (app.got_subcommand("link")) return run_link(link, environment);
+  if (app.got_subcommand("feed")) return run_feed(feed, environment);
+  if (app.got_subcommand("load")) return run_load(load, environment);
+  return run_predict(predict, environment);
+}
+
+}  // namespace
+
+int run_command(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library) {
+  prepare_standard_streams();
+  set_log_sink(warn);
+  try {
+    return run(arguments, chart_library);
+  } catch (const Interrupted&) {
+    return complain("interrupted; nothing was stored", kInterrupted);
+  } catch (const UsageError& error) {
+    return complain(error.what(), kUsage);
+  } catch (const std::bad_alloc&) {
+    return complain("There is not enough host memory for this.", kFailure);
+  } catch (const std::exception& error) {
+    return complain(error.what(), kFailure);
+  }
+}
+
+}  // namespace penstock::cli
