@@ -14,6 +14,7 @@ from ._feed import Feed, feed
 from ._loader import Loader
 from ._modules import move_
 from ._nests import register_batch_type
+from ._saving import PendingSave, save_safetensors
 from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
 from ._weights import load_safetensors
@@ -33,6 +34,7 @@ __all__ = [
     "LoaderStatistics",
     "NotShardedWarning",
     "OutOfMemory",
+    "PendingSave",
     "Unsupported",
     "Worth",
     "__version__",
@@ -42,6 +44,7 @@ __all__ = [
     "missing_devices",
     "move_",
     "register_batch_type",
+    "save_safetensors",
     "to_device",
     "to_host",
     "worker_memory_limit",

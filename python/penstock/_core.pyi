@@ -1,6 +1,6 @@
 """The C++ side of penstock; `import penstock` instead."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 
 
@@ -158,6 +158,20 @@ class WeightLoad:
 
     def finish(self) -> dict:
         """The tensors by name; callable once, after `wait`."""
+
+class WeightSave:
+    """The bytes of a .safetensors file in memory of the host."""
+
+    def write(self, file: str | os.PathLike) -> None:
+        """Writes the file whole, or leaves what is there."""
+
+    def cancel(self) -> None:
+        """Has `write` end soon."""
+
+def copy_weights(names: Sequence[str], arrays: list, types: Mapping[str, str], metadata: Mapping[str, str], host_engines: Sequence[Engine], cuda_engine: object, kept: WeightSave | None) -> WeightSave:
+    """
+    Copies tensors to where they lie in a .safetensors file. Blocks until the bytes are there.
+    """
 
 class FilledSlot:
     """
@@ -498,3 +512,6 @@ class NativeLoader:
 
 def can_widen(from_dtype: str, to_dtype: str) -> bool:
     """True if a Loader can deliver one dtype as the other."""
+
+def run_command(arguments: Sequence[bytes], chart_library: str | os.PathLike) -> int:
+    """Runs the command, once in a process, and returns its exit status."""

@@ -34,8 +34,14 @@ class Outputs:
 
     def will_be_written(self) -> None:
         """Counts the writes for autograd, which refuses to use what it has saved before them."""
-        for tensor in self._tensors:
-            tensor.detach().as_strided((0,), (1,)).zero_()
+        if not self._tensors:
+            return
+        graph = sys.modules["torch"].autograd.graph
+        try:
+            graph.increment_version(self._tensors)
+        except (AttributeError, TypeError):  # older PyTorch has none, or one for a single tensor
+            for tensor in self._tensors:
+                tensor.detach().as_strided((0,), (1,)).zero_()
 
     @staticmethod
     def in_order(array: Any, axes: Sequence[int]) -> Any:

@@ -68,15 +68,15 @@ def to_host(tree: Any, *, out: Any = None, pinned: bool = False) -> Any:
     if out is None:
         engine, like = _pinning() if pinned else (None, None)
         expander = Expander("cpu", sends=False, copies=engine is not None)
-        return _core.fetch(tree, expander, host_engines(), _engine_of_gpu, engine, like)
+        return _core.fetch(tree, expander, host_engines(), engine_of_gpu, engine, like)
     if pinned:
         raise InvalidArgument("to_host copies into the arrays of out=. Leave `pinned` out, or pass pinned ones.")
     expander = Expander("cpu", sends=False, refuse=_outputs.why_not, copies=True)
-    _core.fetch_into(tree, out, expander, _outputs.Outputs(), host_engines(), _engine_of_gpu)
+    _core.fetch_into(tree, out, expander, _outputs.Outputs(), host_engines(), engine_of_gpu)
     return out
 
 
-def _engine_of_gpu(index: int) -> _core.Engine:
+def engine_of_gpu(index: int) -> _core.Engine:
     return engine_for(f"cuda:{index}")
 
 

@@ -14,6 +14,9 @@ from ._errors import InvalidArgument, Unsupported
 
 Path = str | os.PathLike
 
+# Python does not hear a signal that comes between its last look and the system call of a wait until the wait ends.
+HEARS_SIGNALS_S = 0.2
+
 
 def load_safetensors(
     files: Path | Iterable[Path], device: Any = "auto", names: Iterable[str] | None = None
@@ -100,7 +103,8 @@ def _wait(load: _core.WeightLoad) -> None:
     waiter = threading.Thread(target=wait, name="penstock-load")
     try:
         waiter.start()
-        waiter.join()
+        while waiter.is_alive():
+            waiter.join(HEARS_SIGNALS_S)
     except BaseException:
         load.cancel()
         raise

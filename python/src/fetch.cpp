@@ -1,7 +1,6 @@
 #include "fetch.hpp"
 
 #include "arrays.hpp"
-#include "engine.hpp"
 #include "tree.hpp"
 
 #include <penstock/core/error.hpp>
@@ -26,48 +25,7 @@ namespace {
 
 using EnginePointer = std::shared_ptr<Engine>;
 
-/// Which engine an array's device has.
-struct Engines {
-  std::vector<EnginePointer> of_host_devices;
-  nb::object of_gpu;  ///< called with its number
-
-  /// Null for arrays of the host.
-  [[nodiscard]] EnginePointer find(const Leaf& leaf) const {
-    if (leaf.device.type == dlpack::kCuda) return nb::cast<EnginePointer>(of_gpu(leaf.device.index));
-    for (const auto& engine : of_host_devices) {
-      if (engine->owns(leaf.data)) return engine;
-    }
-    return nullptr;
-  }
-};
-
-/// An array on the host that gets the bytes of another.
-struct Target {
-  nb::object array;
-  std::byte* data = nullptr;
-  std::optional<MemoryKind> kind;
-};
-
-void copy(const std::vector<Leaf>& leaves, const std::vector<EnginePointer>& engines,
-          const std::vector<Target>& targets) {
-  std::map<Engine*, std::vector<Fetch>> by_engine;
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    if (leaves[i].data == targets[i].data) continue;
-    by_engine[engines[i].get()].push_back({&leaves[i], targets[i].data, targets[i].kind});
-  }
-  for (const auto& [engine, fetches] : by_engine) {
-    if (engine != nullptr) {
-      engine->fetch(fetches);
-      continue;
-    }
-    const nb::gil_scoped_release unlocked;
-    for (const auto& [leaf, to, kind] : fetches) {
-      if (leaf->bytes > 0) std::memcpy(to, leaf->data, leaf->bytes);
-    }
-  }
-}
-
-Target make_target(const Leaf& leaf, std::shared_ptr<Storage> storage, MemoryKind kind) {
+HostTarget make_target(const Leaf& leaf, std::shared_ptr<Storage> storage, MemoryKind kind) {
   std::byte* const data = storage->data();
   const TensorView view = leaf.view(std::move(storage), data, {});
   return {leaf.framework == Framework::torch ? Torch::get()->make(view) : NumPy::get()->make(view), data,
@@ -75,7 +33,7 @@ Target make_target(const Leaf& leaf, std::shared_ptr<Storage> storage, MemoryKin
 }
 
 // Each result has memory of its own: torch.save writes the whole of it.
-Target make_pageable(const Leaf& leaf, const Engine& engine) {
+HostTarget make_pageable(const Leaf& leaf, const Engine& engine) {
   const auto allocate = [&] {
     const nb::gil_scoped_release unlocked;
     return std::make_shared<HostStorage>(leaf.bytes, *engine.device().host_workers());
@@ -91,7 +49,7 @@ struct Pinning {
   [[nodiscard]] bool is_pinned(const Leaf& leaf) const {
     return leaf.bytes == 0 || engine->device().kind_of(leaf.data) != MemoryKind::pageable;
   }
-  [[nodiscard]] Target make(const Leaf& leaf, const EnginePointer& of_leaf) const {
+  [[nodiscard]] HostTarget make(const Leaf& leaf, const EnginePointer& of_leaf) const {
     if (leaf.framework == Framework::torch && !like.is_none()) {
       const nb::object tensor = like(leaf.source);
       Leaf made;
@@ -106,7 +64,7 @@ struct Pinning {
 nb::object fetch(nb::handle tree, nb::handle expand, std::vector<EnginePointer> host_engines,
                  nb::object cuda_engine, std::optional<EnginePointer> pinning_engine,
                  nb::object pinned_like) {
-  const Engines all{std::move(host_engines), std::move(cuda_engine)};
+  const ArrayEngines all{std::move(host_engines), std::move(cuda_engine)};
   std::optional<Pinning> pinning;
   if (pinning_engine) pinning = {*pinning_engine, std::move(pinned_like)};
   std::vector<EnginePointer> engines;
@@ -117,13 +75,13 @@ nb::object fetch(nb::handle tree, nb::handle expand, std::vector<EnginePointer> 
     return Tree::Choice::leaf;
   });
   const std::vector<Leaf>& leaves = nest.leaves();
-  std::vector<Target> targets;
+  std::vector<HostTarget> targets;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     targets.push_back(pinning ? pinning->make(leaves[i], engines[i]) : make_pageable(leaves[i], *engines[i]));
   }
-  copy(leaves, engines, targets);
+  copy_to_host(leaves, engines, targets);
   std::vector<nb::object> results;
-  for (Target& target : targets) results.push_back(std::move(target.array));
+  for (HostTarget& target : targets) results.push_back(std::move(target.array));
   return nest.build(results);
 }
 
@@ -154,7 +112,7 @@ std::vector<std::int32_t> order_of_axes(const Leaf& leaf) {
 }
 
 /// The array of `out` that gets the bytes of `leaf`, whose elements are put into its order before.
-Target take_target(Leaf& leaf, const Tree::Place& place, nb::handle outputs) {
+HostTarget take_target(Leaf& leaf, const Tree::Place& place, nb::handle outputs) {
   const nb::object array = outputs.attr("take")(place.object);
   if (PyUnicode_Check(array.ptr())) {
     throw InvalidArgument(place.name + " " + nb::cast<std::string>(array));
@@ -179,7 +137,7 @@ Target take_target(Leaf& leaf, const Tree::Place& place, nb::handle outputs) {
 
 /// Throws InvalidArgument if bytes would be written twice, or before they are read.
 void refuse_overlap(const std::vector<Leaf>& leaves, const std::vector<EnginePointer>& engines,
-                    const std::vector<Target>& targets, const std::vector<Tree::Place>& places) {
+                    const std::vector<HostTarget>& targets, const std::vector<Tree::Place>& places) {
   struct Range {
     const std::byte* begin;
     const std::byte* end;
@@ -215,11 +173,11 @@ void refuse_overlap(const std::vector<Leaf>& leaves, const std::vector<EnginePoi
 
 void fetch_into(nb::handle tree, nb::handle out, nb::handle expand, nb::handle outputs,
                 std::vector<EnginePointer> host_engines, nb::object cuda_engine) {
-  const Engines all{std::move(host_engines), std::move(cuda_engine)};
+  const ArrayEngines all{std::move(host_engines), std::move(cuda_engine)};
   Tree nest(tree, expand, [](const Leaf&) { return Tree::Choice::leaf; });
   std::vector<Leaf>& leaves = nest.leaves();
   const std::vector<Tree::Place> places = nest.match(out, outputs, "out");
-  std::vector<Target> targets;
+  std::vector<HostTarget> targets;
   std::vector<EnginePointer> engines;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     targets.push_back(take_target(leaves[i], places[i], outputs));
@@ -227,10 +185,37 @@ void fetch_into(nb::handle tree, nb::handle out, nb::handle expand, nb::handle o
   }
   refuse_overlap(leaves, engines, targets, places);
   outputs.attr("will_be_written")();
-  copy(leaves, engines, targets);
+  copy_to_host(leaves, engines, targets);
 }
 
 }  // namespace
+
+EnginePointer ArrayEngines::find(const Leaf& leaf) const {
+  if (leaf.device.type == dlpack::kCuda) return nb::cast<EnginePointer>(of_gpu(leaf.device.index));
+  for (const auto& engine : of_host_devices) {
+    if (engine->owns(leaf.data)) return engine;
+  }
+  return nullptr;
+}
+
+void copy_to_host(const std::vector<Leaf>& leaves, const std::vector<EnginePointer>& engines,
+                  const std::vector<HostTarget>& targets) {
+  std::map<Engine*, std::vector<Fetch>> by_engine;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].data == targets[i].data) continue;
+    by_engine[engines[i].get()].push_back({&leaves[i], targets[i].data, targets[i].kind});
+  }
+  for (const auto& [engine, fetches] : by_engine) {
+    if (engine != nullptr) {
+      engine->fetch(fetches);
+      continue;
+    }
+    const nb::gil_scoped_release unlocked;
+    for (const auto& [leaf, to, kind] : fetches) {
+      if (leaf->bytes > 0) std::memcpy(to, leaf->data, leaf->bytes);
+    }
+  }
+}
 
 void bind_fetch(nb::module_& module) {
   module.def("fetch", &fetch, nb::arg("tree").none(), nb::arg("expand"), nb::arg("host_engines"),

@@ -6,16 +6,20 @@
 #include "native_loader.hpp"
 #include "warnings.hpp"
 #include "weight_load.hpp"
+#include "weight_save.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <run_command.hpp>
 
 #include <exception>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,9 +100,20 @@ NB_MODULE(_core, module) {
   bind_engine(module);
   bind_fetch(module);
   bind_weight_load(module);
+  bind_weight_save(module);
   bind_shared_slots(module);
   bind_fixed_batches(module);
   bind_statistics(module);
   bind_feed_account(module);
   bind_loader(module);
+  module.def(
+      "run_command",
+      [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library) {
+        std::vector<std::string> texts;
+        for (const nb::bytes& argument : arguments) texts.emplace_back(argument.c_str(), argument.size());
+        const nb::gil_scoped_release unlocked;
+        return penstock::cli::run_command(texts, chart_library);
+      },
+      nb::arg("arguments"), nb::arg("chart_library"),
+      "Runs the command, once in a process, and returns its exit status.");
 }

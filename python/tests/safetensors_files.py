@@ -1,6 +1,7 @@
-"""Writes .safetensors files by hand: eight bytes of the header's length, the header in JSON, the tensors' data."""
+"""Writes and reads .safetensors files by hand: eight bytes of the length of the header, that in JSON, the data."""
 
 import json
+import pathlib
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def mixed(random, dtypes=tuple(TYPES), prefix=""):
     return tensors
 
 
-def content(tensors, metadata=None):
+def image(tensors, metadata=None):
     header, data = {} if metadata is None else {"__metadata__": metadata}, b""
     for name, (dtype, shape, values) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
@@ -41,5 +42,18 @@ def raw(header, data, length=None):
 
 
 def write(path, tensors, metadata=None):
-    path.write_bytes(content(tensors, metadata))
+    path.write_bytes(image(tensors, metadata))
     return path
+
+
+def content(path):
+    """The type, shape and bytes of each tensor in a file, by name, and its metadata."""
+    data = pathlib.Path(path).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, data = json.loads(data[8 : 8 + length]), data[8 + length :]
+    metadata = header.pop("__metadata__", None)
+    read = {
+        name: (entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+    return read, metadata

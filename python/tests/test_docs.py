@@ -31,6 +31,7 @@ def test_documents(document, capsys, tmp_path):
         "labels": labels,
         "loader": torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True),
         "train_step": lambda x, y: steps.append((len(x), len(y))),
+        "checkpoint": tmp_path / "checkpoint.safetensors",
         "model_file": safetensors_files.write(tmp_path / "model", {"head.weight": ("F32", (1, 2), bytes(8))}),
     }
     programs = blocks(document)

@@ -258,7 +258,10 @@ def test_out_may_be_parameters_where_pytorch_allows_writing(device, random):
         penstock.to_host(sent["bias"], out=inference)
 
 
-def test_autograd_notices_that_out_was_written(device):
+@pytest.mark.parametrize("older", [False, True])
+def test_autograd_notices_that_out_was_written(device, monkeypatch, older):
+    if older:
+        monkeypatch.delattr(torch.autograd.graph, "increment_version")
     weights, saved = torch.ones(3, requires_grad=True), torch.zeros(4)
     loss = (weights * saved[:3]).sum()
     penstock.to_host(penstock.to_device(torch.ones(4), device), out=saved)

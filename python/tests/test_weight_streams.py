@@ -1,4 +1,4 @@
-"""load_safetensors without PyTorch, and over the fake driver: what it makes, and its order with the current stream."""
+"""load_safetensors and save_safetensors without PyTorch, and over the fake driver: what they make, in what order."""
 
 import gc
 import os
@@ -168,3 +168,33 @@ def test_a_closed_engine_says_so(tmp_path):
         engine.close()
         with pytest.raises(penstock.Closed, match="was closed"):
             _core.WeightLoad(engine, [str(path)], None).start()
+
+
+# Saving
+
+
+@over_the_fake_driver
+def test_arrays_of_a_gpu_may_change_once_the_call_returns(tmp_path):
+    data = {str(n): np.random.default_rng().integers(0, 256, n, dtype=np.uint8) for n in (1, 1000, 300_000, 5_000_000)}
+    there = penstock.to_device(data, "cuda:0")
+    stream = driver.stream()
+    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+    pending = penstock.save_safetensors(there, tmp_path / "model", wait=False)
+    for name, array in there.items():
+        driver.fill(stream, array.__cuda_array_interface__["data"][0], 7, int(name))
+    driver.synchronize(stream)
+    pending.wait()
+    read, _ = files.content(tmp_path / "model")
+    assert {name: values for name, (_, _, values) in read.items()} == {name: a.tobytes() for name, a in data.items()}
+
+
+@over_the_fake_driver
+def test_the_memory_is_locked_once(tmp_path):
+    array = np.arange(12_500_000)  # more than the pool has left of other tests
+    there = penstock.to_device({"a": array}, "cuda:0")
+    calls = []
+    for step in ("9", "10", "11"):
+        penstock.save_safetensors(there, tmp_path / "model", metadata={"step": step})
+        calls.append([driver.calls(name) for name in ("cuMemHostRegister", "cuMemHostAlloc")])
+    assert any(calls[0]) and calls[1] == calls[2] == calls[0]
+    assert files.content(tmp_path / "model")[0]["a"][2] == array.tobytes()

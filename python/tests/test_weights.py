@@ -174,7 +174,7 @@ def test_a_file_that_is_cut_short_meanwhile(device, random, tmp_path):
     path = files.write(tmp_path / "model", {"a": ("U8", (1000,), data[:1000]), "b": ("U8", (4_999_000,), data[1000:])})
     size = path.stat().st_size
     for left in [size - 1, size // 2, size - 5_000_000, 3]:
-        path.write_bytes(files.content({"a": ("U8", (1000,), data[:1000]), "b": ("U8", (4_999_000,), data[1000:])}))
+        path.write_bytes(files.image({"a": ("U8", (1000,), data[:1000]), "b": ("U8", (4_999_000,), data[1000:])}))
         load = _core.WeightLoad(engine_for(device), [str(path)], None)
         os.truncate(path, left)
         load.start()
@@ -188,7 +188,7 @@ def test_a_file_that_is_cut_short_meanwhile(device, random, tmp_path):
         del load
 
 
-def test_ctrl_c_ends_the_wait_and_the_load():
+def test_ctrl_c_ends_the_wait_and_the_load(ctrl_c):
     class Load:
         cancelled = threading.Event()
 

@@ -1,0 +1,344 @@
+"""save_safetensors: the bytes in the file, when tensors may change, what stays if it fails, and who waits for whom."""
+
+import gc
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+import safetensors_files as files
+from penstock import _core, _saving
+from support import place
+
+TORCH_TYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+}
+
+
+def expected(tensors):
+    """What `content` reads for tensors of PyTorch."""
+    names = {dtype: name for name, dtype in TORCH_TYPES.items()}
+    return {
+        name: (
+            names[tensor.dtype],
+            tuple(tensor.shape),
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if tensor.numel()
+            else b"",
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request, tmp_path):
+    yield
+    if isinstance(request.node, pytest.Function) and _saving._last is not None:
+        _saving._last._end()
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_every_type_and_shape_comes_back(device, random, path, wait):
+    tensors = files.mixed(random, tuple(TORCH_TYPES))
+    tensors["large"] = ("F32", (2_500_000,), random.bytes(10_000_000))
+    loaded = penstock.load_safetensors(files.write(path, tensors), device)
+    os.unlink(path)
+    pending = penstock.save_safetensors(loaded, path, wait=wait)
+    if wait:
+        assert pending is None
+    else:
+        pending.wait()
+        assert pending.done() and pending.path == str(path) and repr(pending).endswith("on the disk>")
+    assert files.content(path) == (tensors, {"format": "pt"})
+    again = penstock.load_safetensors(path, device)
+    assert list(again) and all(torch.equal(again[n].view(-1).view(torch.uint8), loaded[n].view(-1).view(torch.uint8))
+                               for n in tensors if loaded[n].numel())  # fmt: skip
+
+
+def test_what_a_module_has(device, path):
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3)).to(place(device))
+    penstock.save_safetensors(model.state_dict(), path)
+    assert files.content(path)[0] == expected(model.state_dict())
+    named = dict(model.named_parameters())  # they require gradients
+    penstock.save_safetensors(named, str(path), metadata=None)
+    assert files.content(path) == (expected(named), None)
+
+
+def test_elements_that_lie_apart_and_memory_that_is_shared(device, path):
+    base = torch.randn(6, 8, device=place(device))
+    tensors = {
+        "a": base,
+        "t": base.t(),
+        "part": base[::2, 1:5],
+        "negative": torch.view_as_complex(base[:, :2].clone()).conj().imag,
+        "expanded": base[0, 0].expand(3),
+        "scalar": base[1, 1],
+        "none": base[:0],
+    }
+    penstock.save_safetensors(tensors, path)
+    assert files.content(path)[0] == expected(tensors)
+
+
+def test_arrays_of_others(device, path):
+    arrays = {
+        "big": np.arange(6, dtype=">i4").reshape(2, 3),
+        "columns": np.asfortranarray(np.random.rand(3, 4)),
+        "scalar": np.array(3.5, np.float32),
+        "apart": np.arange(10, dtype=np.uint16)[::3],
+        "flags": np.array([True, False]),
+    }
+    there = penstock.to_device({"on": np.arange(5, dtype=np.int64)}, device)
+    penstock.save_safetensors({**arrays, **there}, path, metadata={"step": "3", "ä": "ü"})
+    read, metadata = files.content(path)
+    assert metadata == {"step": "3", "ä": "ü"}
+    types = {"big": "I32", "columns": "F64", "scalar": "F32", "apart": "U16", "flags": "BOOL"}
+    for name, array in arrays.items():
+        native = array.astype(array.dtype.newbyteorder("="))
+        assert read[name] == (types[name], array.shape, native.tobytes()), name
+    assert read["on"] == ("I64", (5,), np.arange(5, dtype=np.int64).tobytes())
+
+
+def test_tensors_may_change_once_the_call_returns(device, path):
+    tensors = {
+        str(i): torch.full((n,), i, dtype=torch.int32, device=place(device)) for i, n in enumerate([1, 3_000_000, 7])
+    }
+    before = expected(tensors)
+    pending = penstock.save_safetensors(tensors, path, wait=False)
+    for tensor in tensors.values():
+        tensor.fill_(-1)
+    pending.wait()
+    assert files.content(path)[0] == before
+
+
+class Held:
+    """Holds writes until it is released; `began` says that there is one."""
+
+    def __init__(self, monkeypatch):
+        self.began, self.go_on = threading.Event(), threading.Event()
+        write = _core.WeightSave.write
+
+        def held(save, path):
+            self.began.set()
+            self.go_on.wait(60)
+            write(save, path)
+
+        monkeypatch.setattr(_core.WeightSave, "write", held)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    hold = Held(monkeypatch)
+    yield hold
+    hold.go_on.set()
+    if _saving._last is not None:
+        _saving._last._end()
+
+
+def test_a_second_save_waits_for_the_first(held, monkeypatch, tmp_path):
+    first, states, copy = [], [], _core.copy_weights
+
+    def copy_weights(*arguments):
+        states.extend(pending.done() for pending in first)
+        return copy(*arguments)
+
+    monkeypatch.setattr(_core, "copy_weights", copy_weights)
+    tensors = {"a": torch.zeros(1000)}
+    first.append(penstock.save_safetensors(tensors, tmp_path / "first", wait=False))
+    assert not first[0].done() and "being written" in repr(first[0])
+    tensors["a"].fill_(1)
+    second = threading.Thread(target=penstock.save_safetensors, args=(tensors, tmp_path / "second"))
+    second.start()
+    second.join(0.05)
+    held.go_on.set()
+    second.join()
+    assert states == [True]
+    for name, value in [("first", 0), ("second", 1)]:
+        assert files.content(tmp_path / name)[0] == expected({"a": torch.full((1000,), float(value))})
+
+
+def test_the_memory_is_kept_for_the_next_save(path):
+    def save(count):
+        penstock.save_safetensors({"a": torch.zeros(count, dtype=torch.uint8)}, path)
+        return _saving._kept
+
+    first = save(9 << 20)
+    assert save(9 << 20) is first and save(6 << 20) is first
+    assert save(30 << 20) is not first
+    assert files.content(path)[0]["a"][2] == bytes(30 << 20)
+    large = _saving._kept
+    small = save(1000)
+    assert small is not large
+    assert files.content(path)[0]["a"][2] == bytes(1000)
+
+
+def test_threads_may_save_at_once(device, tmp_path):
+    def work(k):
+        tensors = {"a": torch.full((100_000,), k, device=place(device))}
+        for step in range(5):
+            penstock.save_safetensors(tensors, tmp_path / f"{k}", wait=step % 2 == 0)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k in range(4):
+        assert files.content(tmp_path / f"{k}")[0] == expected({"a": torch.full((100_000,), k)})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error", "why"),
+    [
+        ([torch.zeros(1)], penstock.InvalidArgument, "dict from name to tensor.*not a list"),
+        ({1: torch.zeros(1)}, penstock.InvalidArgument, "name is a text, not 1"),
+        ({"a": {"b": torch.zeros(1)}}, penstock.InvalidArgument, "'a' is a dict, .* flat: .* 'a.weight'"),
+        ({"a": [torch.zeros(1)]}, penstock.InvalidArgument, "'a' is a list"),
+        ({"a": 3.5}, penstock.InvalidArgument, "'a' is a float, not an array"),
+        ({"a": None}, penstock.InvalidArgument, "'a' is a NoneType"),
+        ({"__metadata__": torch.zeros(1)}, penstock.InvalidArgument, "'__metadata__'"),
+        ({"\ud800": torch.zeros(1)}, penstock.InvalidArgument, "UTF-8"),
+        ({"a": torch.zeros(2, device="meta")}, penstock.InvalidArgument, "'a' is on the device 'meta'"),
+        ({"a": torch.zeros(2, 2).to_sparse()}, penstock.Unsupported, "'a' is sparse"),
+        ({"a": torch.zeros(2, dtype=torch.complex64)}, penstock.Unsupported, "'a': .* complex64"),
+        ({"a": np.zeros(2, complex)}, penstock.Unsupported, "'a': .* complex128"),
+        ({"a": np.array(["text"])}, penstock.Unsupported, "'a': .* <U4"),
+        ({"a": np.array([object()])}, penstock.Unsupported, "'a': .* object"),
+        ({"a": np.ma.zeros(3)}, penstock.InvalidArgument, "'a' is a masked array"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_the_old_file_stays(path, tensors, error, why):
+    path.write_text("old")
+    with pytest.raises(error, match=why):
+        penstock.save_safetensors(tensors, path)
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("metadata", [{"step": 3}, {3: "step"}, "text", [("a", "b")], {"a": "\ud800"}])
+def test_metadata_is_text(path, metadata):
+    with pytest.raises(penstock.InvalidArgument, match="metadata"):
+        penstock.save_safetensors({}, path, metadata=metadata)
+
+
+@pytest.mark.parametrize("file", [None, 3, "", "folder/"])
+def test_a_path_is_wanted(file):
+    with pytest.raises(penstock.InvalidArgument, match="the path of a file"):
+        penstock.save_safetensors({}, file)
+
+
+def test_no_tensor_is_a_file_too(path):
+    penstock.save_safetensors({}, path)
+    assert files.content(path) == ({}, {"format": "pt"})
+
+
+def test_what_the_write_meets_is_raised_and_told(tmp_path, caplog):
+    missing = tmp_path / "none" / "model"
+    with pytest.raises(penstock.Error, match=r"none/model cannot be written: .*No such file"):
+        penstock.save_safetensors({"a": torch.zeros(3)}, missing)
+    assert not caplog.records
+    with caplog.at_level(logging.ERROR, "penstock"):
+        pending = penstock.save_safetensors({"a": torch.zeros(3)}, missing, wait=False)
+        for ask in (pending.wait, pending.wait, pending.done):
+            with pytest.raises(penstock.Error, match="No such file"):
+                ask()
+    assert "none/model cannot be written" in caplog.text and "failed" in repr(pending)
+    penstock.save_safetensors({"a": torch.zeros(3)}, tmp_path / "model")
+    assert files.content(tmp_path / "model")[0] == expected({"a": torch.zeros(3)})
+
+
+def test_a_full_disk_leaves_the_old_file(path):
+    penstock.save_safetensors({"a": torch.zeros(3)}, path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+    try:
+        with pytest.raises(penstock.Error, match="File too large"):
+            penstock.save_safetensors({"a": torch.ones(100_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert files.content(path)[0] == expected({"a": torch.zeros(3)})
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_ctrl_c_leaves_the_old_file(ctrl_c, held, monkeypatch, path):
+    path.write_text("old")
+    cancel = _core.WeightSave.cancel
+
+    def cancel_and_go_on(save):
+        cancel(save)
+        held.go_on.set()
+
+    def interrupt():
+        held.began.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(_core.WeightSave, "cancel", cancel_and_go_on)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        penstock.save_safetensors({"a": torch.ones(100)}, path)
+    thread.join()
+    assert path.read_text() == "old" and os.listdir(path.parent) == [path.name]
+    penstock.save_safetensors({"a": torch.ones(100)}, path)
+    assert files.content(path)[0] == expected({"a": torch.ones(100)})
+
+
+def test_ctrl_c_before_the_writer_begins_leaves_the_old_file(monkeypatch, path):
+    path.write_text("old")
+    begin = _saving.PendingSave._begin
+
+    def interrupted(pending):
+        raise KeyboardInterrupt
+
+    for wait in (True, False):
+        monkeypatch.setattr(_saving.PendingSave, "_begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            penstock.save_safetensors({"a": torch.ones(100)}, path, wait=wait)
+        assert path.read_text() == "old"
+        assert _saving._last._save is None and "failed" in repr(_saving._last)
+        begin(_saving._last)  # as if the thread came late
+    monkeypatch.setattr(_saving.PendingSave, "_begin", begin)
+    penstock.save_safetensors({"a": torch.ones(100)}, path)
+    assert files.content(path)[0] == expected({"a": torch.ones(100)})
+
+
+def test_a_program_that_ends_waits_for_its_file(path):
+    program = (
+        "import numpy, penstock, sys\n"
+        "penstock.save_safetensors({'a': numpy.ones(20_000_000, 'u1')}, sys.argv[1], wait=False)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, path], check=True)
+    assert files.content(path)[0]["a"] == ("U8", (20_000_000,), b"\1" * 20_000_000)
+
+
+def test_a_forked_process_does_not_wait_for_its_parents_file(held, path):
+    pending = penstock.save_safetensors({"a": torch.zeros(3)}, path, wait=False)
+    gc.collect()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for ask in (pending.wait, pending.done):
+                with pytest.raises(penstock.Closed, match="another process"):
+                    ask()
+            status = 0 if "another process" in repr(pending) and _saving._last is None else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    held.go_on.set()
+    pending.wait()
+    assert files.content(path)[0] == expected({"a": torch.zeros(3)})
