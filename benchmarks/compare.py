@@ -29,7 +29,7 @@ WORKLOADS = {
     "columns": "tables of 1 to 400 narrow columns",
     "dict": "500 tensors of 1 KiB",
     "tensor": "one pageable tensor of 1 GiB",
-    "weights": "a model's weights out of a safetensors file",
+    "models": "state dicts to the device and back, and to and from a safetensors file",
     "cost": "what feed costs the thread that trains, and feed beside the bare DataLoader",
 }
 
@@ -97,7 +97,7 @@ def about(setting: Any) -> dict[str, Any]:
 def runs(arguments: argparse.Namespace, setting: Any) -> Any:
     """The results of each workload, one workload after the other."""
     import torch
-    from compare import columns, data, feeding, frameworks, training, transfers, workers
+    from compare import columns, data, feeding, frameworks, models, training, transfers, workers
 
     count = arguments.images or (1024 if arguments.quick else 16384 if setting.on_gpu else 4096)
     small_count = arguments.small or (1 << 15 if arguments.quick else 1 << 20 if setting.on_gpu else 1 << 18)
@@ -106,8 +106,8 @@ def runs(arguments: argparse.Namespace, setting: Any) -> Any:
         yield transfers.many_small(setting)
     if "tensor" in wanted:
         yield transfers.one_large(setting)
-    if "weights" in wanted:
-        yield transfers.weights(setting)
+    if "models" in wanted:
+        yield models.compare(setting)
     if "cost" in wanted:
         yield transfers.feed_costs(setting)
         yield transfers.feed_overheads(data.small(small_count // 4), setting)
@@ -138,7 +138,7 @@ def main() -> int:
         import torch  # noqa: F401
     except ImportError:
         sys.exit("compare: not measured, torch is not installed")
-    from compare import columns, feeding, frameworks, report, training, transfers, workers
+    from compare import columns, feeding, frameworks, models, report, training, transfers, workers
 
     setting = make_setting(arguments)
     described = about(setting)
@@ -147,7 +147,7 @@ def main() -> int:
     goals: list = []
     for part in runs(arguments, setting):
         results += part
-        parts = (feeding, transfers, columns, workers, training, frameworks)
+        parts = (feeding, transfers, models, columns, workers, training, frameworks)
         goals = [goal for part in parts for goal in part.goals(results, setting)]
         # Written after each workload, so that the results stay if a later one ends the process.
         if arguments.json:

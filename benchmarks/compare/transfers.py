@@ -1,26 +1,19 @@
-"""Other transfers than a dataset's batches: many small tensors, one large one, weights, and the time that feed takes of
-the thread that trains."""
+"""Other transfers than a dataset's batches: many small tensors, one large one, and what feed takes of the thread."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import mmap
 import pathlib
-import shutil
 import statistics
-import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .data import Samples, random_bytes
 from .loaders import data_loader
-from .peers import roomy_folder
 from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, busy, median_call, opened
 
 OURS = {"needs": ("penstock",), "ours": True}
@@ -34,7 +27,6 @@ class Tensors:
     name: str
     host: dict[str, torch.Tensor]
     file: pathlib.Path | None = None
-    scratch: dict[str, Any] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -160,92 +152,6 @@ def one_large(setting: Setting) -> list[Result]:
         Contender("penstock.to_device", ours_to_device, **OURS),
     ]
     return move_all(job, setting, contenders)
-
-
-SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
-
-
-def write_safetensors(file: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
-    """The length of a JSON header, the header, and the tensors' bytes."""
-    header, end = {}, 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        kind = SAFETENSORS_NAMES[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            out.write(memoryview(tensor.contiguous().view(torch.uint8).view(-1).numpy()))
-
-
-def map_safetensors(file: pathlib.Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, as views of its mapping."""
-    kinds = {name: dtype for dtype, name in SAFETENSORS_NAMES.items()}
-    with file.open("rb") as source:
-        mapping = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY))
-    (length,) = struct.unpack("<Q", mapping[:8])
-    header = json.loads(bytes(mapping[8 : 8 + length]))
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        flat = torch.frombuffer(mapping[begin:end], dtype=kinds[entry["dtype"]])
-        tensors[name] = flat.view(entry["shape"])
-    return tensors
-
-
-def weights(setting: Setting) -> list[Result]:
-    """A model's weights from a safetensors file in the page cache: many of a few MiB, and norms of a few KiB."""
-    layers, extent = (4, 64) if setting.quick else (32, 2048 if setting.on_gpu else 1024)
-    host: dict[str, torch.Tensor] = {}
-    for layer in range(layers):
-        for part in ("q", "k", "v", "o"):
-            host[f"layers.{layer}.{part}"] = random_bytes(extent, 2 * extent).view(torch.bfloat16)
-        for part in ("up", "down"):
-            host[f"layers.{layer}.{part}"] = random_bytes(extent, 4 * extent).view(torch.bfloat16)
-        host[f"layers.{layer}.norm"] = torch.rand(extent)
-    # Bits that mean not-a-number would compare unequal to themselves.
-    for tensor in host.values():
-        tensor.nan_to_num_()
-    job = Tensors(f"weights, {len(host)} tensors", host)
-    folder = pathlib.Path(tempfile.mkdtemp(dir=roomy_folder(job.bytes)))
-    try:
-        job.file = folder / "weights.safetensors"
-        write_safetensors(job.file, host)
-        job.name += f", {job.bytes / 2**20:.0f} MiB in a file"
-        return move_all(job, setting, _weight_contenders())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _weight_contenders() -> list[Contender]:
-    def safetensors_load(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
-        from safetensors.torch import load_file
-
-        return lambda: load_file(str(job.file), device=str(setting.target))
-
-    def torch_load(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
-        file = job.file.with_suffix(".pt")
-        torch.save(job.host, file)
-        return lambda: torch.load(file, map_location=setting.target, mmap=True, weights_only=True)
-
-    def mapped(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
-        return lambda: {n: t.to(setting.target, copy=True) for n, t in map_safetensors(job.file).items()}
-
-    def ours(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
-        import penstock
-
-        return lambda: penstock.to_device(map_safetensors(job.file), setting.device)
-
-    return [
-        Contender("torch.load(mmap=True)", torch_load),
-        Contender("the mapped file, `.to()` of each", mapped),
-        Contender("safetensors.torch.load_file", safetensors_load, ("safetensors",)),
-        Contender("penstock.to_device of the mapped file", ours, **OURS),
-    ]
 
 
 def feed_costs(setting: Setting) -> list[Result]:
