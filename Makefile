@@ -60,7 +60,7 @@ bench: ## Run the benchmarks on the host device
 gpu-test: ## Run the tests on a GPU
 	@tools/gpu.sh test
 
-gpu-test-frameworks: ## Run the tests with the installed frameworks on a GPU, a quarter of an hour
+gpu-test-frameworks: ## Run the tests with the installed frameworks on a GPU
 	@tools/gpu.sh test-frameworks
 
 gpu-bench: ## Measure the figures of docs/performance.md on a GPU

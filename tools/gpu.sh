@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests and benchmarks that need a GPU: gpu.sh test | test-frameworks | bench. Without a GPU it says
-# that it is
-# waived, which is not a pass.
+# that it is waived, which is not a pass.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,20 +34,36 @@ case "${1:-}" in
     rm -rf "$results"
     mkdir -p "$results"
     status=0
-    for program in build/release/tests/test_*; do
-      [ -x "$program" ] || continue
-      name=$(basename "$program")
-      echo "$name"
-      timeout 300 "$program" --gtest_brief=1 --gtest_output="xml:$results/$name.xml" || status=1
-    done
-    echo "python"
-    tools/python.sh gpu-test "$results" || status=1
+    echo "built after $SECONDS s"
+    tools/python.sh beside &
+    package=$!
+    run_program() {
+      timeout 300 "$1" --gtest_brief=1 --gtest_output="xml:$2/${1##*/}.xml" >"$2/${1##*/}.log" 2>&1
+      local status=$?
+      # Programs that tests start say what is running, too.
+      echo "${1##*/}: $(tail -n 40 "$2/${1##*/}.log" | grep -v '^Running main')"
+      return $status
+    }
+    export -f run_program
+    find build/release/tests -maxdepth 1 -name 'test_*' -type f -executable -print0 |
+      xargs -0 -P 3 -I PROGRAM bash -c 'run_program PROGRAM "$1"' - "$results" || status=1
+    wait $package || status=1
+    echo "C++ tests and the package after $SECONDS s"
+    tools/python.sh gpu-test "$results" python/tests/test_*.py || status=1
+    echo "Python after $SECONDS s"
     # Suites name the device that a test runs on in front or at the end.
     python3 -B tools/summarize_tests.py --must-run '^Cuda/|/[Cc]uda$' "$results"/*.xml || status=1
     exit $status
     ;;
   test-frameworks)
-    tools/python.sh gpu-test-frameworks -q
+    results=build/gpu-test-frameworks
+    rm -rf "$results"
+    mkdir -p "$results"
+    status=0
+    tools/python.sh beside
+    tools/python.sh gpu-test "$results" python/tests/frameworks || status=1
+    python3 -B tools/summarize_tests.py "$results"/*.xml || status=1
+    exit $status
     ;;
   bench)
     tools/setup.sh build bench
@@ -65,11 +80,8 @@ case "${1:-}" in
       echo "compare: not measured, this Python lacks what the package is built and compared with"
       exit 0
     fi
-    # The Python package, built with what this Python has, without a network.
-    package=build/bench-python
-    rm -rf "$package"
-    python3 -m pip install --quiet --no-build-isolation --no-deps --no-index --target "$package" .
-    export PYTHONPATH="$PWD/$package${PYTHONPATH:+:$PYTHONPATH}"
+    tools/python.sh beside
+    export PYTHONPATH="$PWD/build/python/beside${PYTHONPATH:+:$PYTHONPATH}"
     python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
     cat build/gpu-folklore.md
     python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \

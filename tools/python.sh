@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | environment | test-frameworks | gpu-test | gpu-test-frameworks | train | format [--check] | stubs, [ARGS]
+# python.sh install | test | environment | test-frameworks | beside | gpu-test | train | format [--check] | stubs, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
 # test             builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs
 #                  pytest
 # environment      makes that virtual environment if there is none
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
-# gpu-test FOLDER  builds with this Python's packages, without a network, and runs pytest with its PyTorch, CuPy and JAX.
-# What it says and its results go to the folder
-# gpu-test-frameworks  the same for python/tests/frameworks, with the frameworks that this Python has
+# beside           builds with this Python's packages, without a network, into build/python/beside
+# gpu-test FOLDER TESTS  runs those tests on what lies there, with the PyTorch, CuPy, JAX and frameworks of this Python.
+# What pytest says and its results go to the folder
 # train            runs examples/train_fashion_mnist.py, with this Python's PyTorch if it has one, otherwise
 # in .venv
 # stubs            writes python/penstock/_core.pyi
@@ -50,11 +50,26 @@ make_frameworks() {
   cp "$wanted" "$1/requirements.txt"
 }
 
-# Builds with this Python's packages, without a network, and puts the package on its path.
 install_beside() {
   rm -rf "$build/beside"
   quietly "${PYTHON:-python3}" -m pip install --no-build-isolation --no-deps --no-index --target "$build/beside" .
+}
+
+# Runs the tests of $2... in processes beside each other, without a plugin for it. Each says what it has in the
+# folder $1.
+run_in_parts() {
+  local results=$1 parts=6 part runs=() status=0
+  shift
   export PYTHONPATH="$build/beside${PYTHONPATH:+:$PYTHONPATH}"
+  for ((part = 0; part < parts; part++)); do
+    PENSTOCK_TEST_PART=$part/$parts "${PYTHON:-python3}" -m pytest -q --junit-xml="$results/python-$part.xml" "$@" \
+      >"$results/python-$part.log" 2>&1 &
+    runs+=($!)
+  done
+  for ((part = 0; part < parts; part++)); do
+    wait "${runs[part]}" || { status=1; tail -n 40 "$results/python-$part.log"; }
+  done
+  return $status
 }
 
 case "${1:-}" in
@@ -82,35 +97,19 @@ case "${1:-}" in
     quietly "$build/frameworks/bin/python" -m pip install --no-deps --force-reinstall "$build"/wheels/*.whl
     "$build/frameworks/bin/python" -m pytest python/tests/frameworks "$@"
     ;;
-  gpu-test)
-    results=$2
+  beside)
     install_beside
-    # In four processes, without a plugin for it. The largest files are dealt out first.
-    mapfile -t files < <(ls -S python/tests/test_*.py)
-    runs=()
-    for part in 0 1 2 3; do
-      mine=()
-      for ((i = part; i < ${#files[@]}; i += 4)); do mine+=("${files[i]}"); done
-      "${PYTHON:-python3}" -m pytest -q --junit-xml="$results/python-$part.xml" "${mine[@]}" \
-        >"$results/python-$part.log" 2>&1 &
-      runs+=($!)
-    done
-    status=0
-    for part in 0 1 2 3; do
-      wait "${runs[part]}" || { status=1; tail -n 40 "$results/python-$part.log"; }
-    done
-    exit $status
     ;;
-  gpu-test-frameworks)
+  gpu-test)
     shift
-    install_beside
-    "${PYTHON:-python3}" -m pytest python/tests/frameworks "$@"
+    run_in_parts "$@"
     ;;
   train)
     shift
     python=${PYTHON:-python3}
     if "$python" -c 'import torch, nanobind, scikit_build_core' 2>/dev/null; then
       install_beside
+      export PYTHONPATH="$build/beside${PYTHONPATH:+:$PYTHONPATH}"
     else
       make_environment .venv
       quietly .venv/bin/python -m pip install . "$(grep ^torch== python/tests/requirements.txt)" numpy tqdm
@@ -133,7 +132,7 @@ case "${1:-}" in
     "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
     ;;
   *)
-    echo "usage: python.sh install | test | environment | test-frameworks | gpu-test | gpu-test-frameworks | train | format | stubs" >&2
+    echo "usage: python.sh install | test | environment | test-frameworks | beside | gpu-test | train | format | stubs" >&2
     exit 2
     ;;
 esac

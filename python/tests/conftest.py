@@ -1,3 +1,6 @@
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -12,6 +15,13 @@ DEVICES = [
 ]
 
 
+def pytest_collection_modifyitems(config, items):
+    """Of N processes that each set PENSTOCK_TEST_PART=k/N, for k below N, each runs its own tests."""
+    part, parts = map(int, os.environ.get("PENSTOCK_TEST_PART", "0/1").split("/"))
+    config.hook.pytest_deselected(items=[item for k, item in enumerate(items) if k % parts != part])
+    items[:] = items[part::parts]
+
+
 @pytest.fixture(params=DEVICES)
 def device(request) -> str:
     return request.param
@@ -20,3 +30,11 @@ def device(request) -> str:
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng()
+
+
+@pytest.fixture
+def ctrl_c():
+    """SIGINT raises KeyboardInterrupt, also where a shell that started the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 import pathlib
+import signal
 import tempfile
 import time
 import traceback
@@ -93,6 +94,7 @@ _worker = functools.cache(Worker)
 
 
 def _serve(connection, torch):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell has it ignored
     driver.open()
     if torch:
         import stand_in_torch

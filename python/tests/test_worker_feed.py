@@ -479,7 +479,19 @@ def test_iterators_side_by_side_have_slots_of_their_own(device):
         del pairs
 
 
-def test_threads_have_feeds_of_their_own():
+@pytest.fixture
+def forks_in_turn(monkeypatch):
+    """filelock, which PyTorch's compiler imports, lets only one thread fork at a time."""
+    fork, turn = os.fork, threading.Lock()
+
+    def fork_in_turn():
+        with turn:
+            return fork()
+
+    monkeypatch.setattr(os, "fork", fork_in_turn)
+
+
+def test_threads_have_feeds_of_their_own(forks_in_turn):
     expected = kept(DataLoader(Tensors(), 5, num_workers=1))
     failures = []
 
@@ -737,7 +749,7 @@ def test_what_only_pytorch_pickles_leaves_the_rest_alone(kind):
             assert batch["second"].untyped_storage().nbytes() == 4 * 60 * 8
 
 
-def test_threads_that_share_a_feed_have_slots_of_their_own(monkeypatch):
+def test_threads_that_share_a_feed_have_slots_of_their_own(forks_in_turn, monkeypatch):
     begin = _worker_feed._Epoch.__init__
 
     def begin_slowly(epoch, *arguments):
