@@ -174,7 +174,8 @@ void add_json(CLI::App& command, std::string& file, const std::string& descripti
 }
 
 void add_device(CLI::App& command, std::string& device) {
-  command.add_option("--device", device, "cuda:N, host, host:key=value,..., or auto")->type_name("SPEC");
+  command.add_option("--device", device, "cuda:N, host, host:N, host:N,key=value,..., or auto")
+      ->type_name("SPEC");
 }
 
 void add_feed(CLI::App& app, FeedOptions& options) {

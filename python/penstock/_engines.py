@@ -20,13 +20,16 @@ _owner = os.getpid()
 
 
 def resolve(device: Any) -> str:
-    """The name of a device. "auto" is a GPU if there is one, otherwise the host. "cuda" is PyTorch's current GPU if
-    PyTorch uses one, otherwise the first. "cpu" is the host. Also takes a `torch.device` or the number of a GPU."""
+    """The name of a device, one for each. "auto" is a GPU if there is one, otherwise the host. "cuda" is PyTorch's
+    current GPU if PyTorch uses one, otherwise the first. "cpu" is the host, and so is "host:0". Also takes a
+    `torch.device` or the number of a GPU."""
     name = f"cuda:{device}" if isinstance(device, int) and not isinstance(device, bool) else str(device)
     if name == "auto":
         name = _core.inventory()[0][0].backend
     if name == "cpu" or name.startswith("cpu:"):
         name = "host"
+    if name == "host:0" or name.startswith("host:0,"):
+        name = f"host:{name[7:]}".rstrip(":")
     if name == "cuda":
         torch = sys.modules.get("torch")
         initialized = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()

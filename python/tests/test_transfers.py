@@ -194,6 +194,24 @@ def test_the_source_of_a_dropped_flight_is_kept_while_it_is_read(device):
         time.sleep(0.001)
 
 
+def test_each_device_has_one_engine():
+    first, second = engine_for("host"), engine_for("host:1")
+    assert engine_for("host:0") is first and engine_for("cpu") is first and first.spec == "host"
+    assert second is not first and second.spec == "host:1"
+    assert engine_for("host:0,memory=4MiB") is engine_for("host:memory=4MiB")
+    assert engine_for("host:1,memory=4MiB") is not engine_for("host:memory=4MiB")
+    assert penstock.feed([], "host:0").device == "host" and penstock.feed([], "host:1").device == "host:1"
+    for wrong in ("host:16", "host:01x", "host:-1", "host:0:1"):
+        with pytest.raises(penstock.InvalidArgument):
+            engine_for(wrong)
+
+
+def test_from_one_host_device_to_another(random):
+    source = torch.from_numpy(random.integers(0, 256, 3 << 20, dtype=np.uint8))
+    there = penstock.to_device({"x": source}, "host:1,late=1")["x"]
+    assert same(penstock.to_device(there, "host:0,late=1"), source)
+
+
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
 def test_memory_of_results_goes_back(kind):
     for _ in range(8):

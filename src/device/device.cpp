@@ -22,8 +22,8 @@ namespace penstock {
 namespace {
 
 [[noreturn]] void refuse_spec(std::string_view spec) {
-  throw InvalidArgument(
-      fmt::format("unknown device '{}'; use auto, cuda, cuda:N, host, or host:key=value,...", spec));
+  throw InvalidArgument(fmt::format(
+      "unknown device '{}'; use auto, cuda, cuda:N, host, host:N, or host:N,key=value,...", spec));
 }
 
 int parse_index(std::string_view spec, std::string_view digits) {

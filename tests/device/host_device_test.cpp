@@ -18,7 +18,8 @@ namespace {
 using testing::HasSubstr;
 
 TEST(HostOptionsTest, ReadsEveryKey) {
-  const HostOptions options = parse_host_options("link=12.5,latency=8,memory=4GiB,lock=8MiB,late=1");
+  const HostOptions options = parse_host_options("3,link=12.5,latency=8,memory=4GiB,lock=8MiB,late=1");
+  EXPECT_EQ(options.index, 3);
   EXPECT_DOUBLE_EQ(options.link_bytes_per_second, 12.5e9);
   EXPECT_EQ(options.latency, std::chrono::microseconds(8));
   EXPECT_EQ(options.memory_bytes, 4 * kGiB);
@@ -28,6 +29,7 @@ TEST(HostOptionsTest, ReadsEveryKey) {
 
 TEST(HostOptionsTest, DefaultsAreAnUnlimitedFastDevice) {
   const HostOptions options = parse_host_options("");
+  EXPECT_EQ(options.index, 0);
   EXPECT_EQ(options.link_bytes_per_second, 0);
   EXPECT_EQ(options.latency.count(), 0);
   EXPECT_FALSE(options.lock_bytes.has_value());
@@ -35,9 +37,34 @@ TEST(HostOptionsTest, DefaultsAreAnUnlimitedFastDevice) {
 }
 
 TEST(HostOptionsTest, RefusesWhatItCannotRead) {
-  for (const char* text :
-       {"link", "link=", "=3", "link=fast", "link=-1", "link=nan", "latency=1e99", "memory=0", "memory=x",
-        "late=2", "late=yes", "speed=3", "late=1,,lock=3", "link=1 "}) {
+  for (const char* text : {"link",
+                           "link=",
+                           "=3",
+                           "link=fast",
+                           "link=-1",
+                           "link=nan",
+                           "latency=1e99",
+                           "memory=0",
+                           "memory=x",
+                           "late=2",
+                           "late=yes",
+                           "speed=3",
+                           "late=1,,lock=3",
+                           "link=1 ",
+                           "16",
+                           "-1",
+                           "+1",
+                           "1x",
+                           "0x1",
+                           "1.5",
+                           "1 ",
+                           "99999999999",
+                           "link=1,1",
+                           "1,2",
+                           "1,,link=1",
+                           "1link=1",
+                           "peer=",
+                           "peer=-1"}) {
     EXPECT_THROW(static_cast<void>(parse_host_options(text)), InvalidArgument) << text;
   }
 }
@@ -56,11 +83,13 @@ TEST(HostOptionsTest, ARefusalDoesNotContradictItself) {
   const std::string keys = "host takes link, latency, memory, lock, late, each written key=value";
   EXPECT_EQ(refusal("speed"), "unknown option 'speed'; " + keys);
   EXPECT_EQ(refusal("speed=3"), "unknown option 'speed'; " + keys);
+  EXPECT_EQ(refusal("16,link=1"),
+            "'16' is not a host device; write host:N with N from 0 to 15, or host:N,key=value");
 }
 
 TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
-  for (const char* spec :
-       {"host", "host:memory=64MiB", "host:link=12,latency=8,memory=4GiB,lock=8MiB,late=1"}) {
+  for (const char* spec : {"host", "host:memory=64MiB", "host:link=12,latency=8,memory=4GiB,lock=8MiB,late=1",
+                           "host:15", "host:1,memory=64MiB"}) {
     const Device device = Device::open(spec);
     const Device again = Device::open(device.info().spec);
     EXPECT_EQ(device.info().spec, again.info().spec);
@@ -68,6 +97,11 @@ TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
     EXPECT_EQ(device.info().backend, "host");
   }
   EXPECT_EQ(Device::open("host").info().spec, "host");
+  EXPECT_EQ(Device::open("host:0").info().spec, "host");
+  EXPECT_EQ(Device::open("host:0,memory=64MiB").info().spec, Device::open("host:memory=64MiB").info().spec);
+  EXPECT_EQ(Device::open("host:1").info().spec, "host:1");
+  EXPECT_EQ(Device::open("host:1,link=2.5").info().spec, "host:1,link=2.5");
+  EXPECT_EQ(Device::open("host:1,memory=64MiB").info().index, 1);
   EXPECT_EQ(Device::open("host:memory=64MiB").memory().total, 64 * kMiB);
 }
 

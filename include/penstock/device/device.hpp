@@ -24,7 +24,7 @@ struct DeviceOptions {
 
 /// The devices of this machine, and why others are missing.
 struct DeviceInventory {
-  std::vector<DeviceInfo> devices;   ///< GPUs first, then the host
+  std::vector<DeviceInfo> devices;   ///< GPUs first, then "host"; the other host devices are not listed
   std::vector<std::string> missing;  ///< a sentence for each missing one: why, and what would help
 };
 
@@ -34,8 +34,9 @@ struct DeviceInventory {
 /// PENSTOCK_FORKED.
 class Device {
  public:
-  /// Opens "cuda:0", "cuda" (the same), "host", "host:key=value,..." or "auto": the first GPU, or host if
-  /// there is no driver or no GPU. Keys of host:
+  /// Opens "cuda:0", "cuda" (the same), "host:0", "host" (the same), "host:1,key=value,...",
+  /// "host:key=value,..." or "auto": the first GPU, or host if there is no driver or no GPU. Host devices are
+  /// numbered 0 to 15. Each call opens one with memory and links of its own. Keys of host:
   ///  - `link`: GB/s of a modelled link each way; 0: as fast as memory. `latency`: µs for each copy.
   ///  - `memory`: its size, "4GiB". `lock`: how much host memory may be locked, "8MiB".
   ///  - `late`: if 1, destinations are poisoned when a copy is enqueued, and written as late as ordering

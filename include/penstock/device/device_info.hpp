@@ -9,12 +9,12 @@
 namespace penstock {
 
 struct DeviceInfo {
-  std::string spec;     ///< what Device::open takes to get this device again: "cuda:0", "host"
+  std::string spec;     ///< what Device::open takes to get this device again: "cuda:0", "host", "host:1"
   std::string backend;  ///< "cuda" or "host"
-  int index = 0;
-  std::string name;    ///< "NVIDIA H200"
-  std::string uuid;    ///< stable across reboots; empty for host
-  std::string driver;  ///< "13.0" (the CUDA version the driver supports), or penstock's version for host
+  int index = 0;        ///< the N of cuda:N or host:N
+  std::string name;     ///< "NVIDIA H200"
+  std::string uuid;     ///< stable across reboots; empty for host
+  std::string driver;   ///< "13.0" (the CUDA version the driver supports), or penstock's version for host
   std::string pci_bus_id;
   int compute_major = 0;
   int compute_minor = 0;

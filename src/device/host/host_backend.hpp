@@ -12,6 +12,7 @@ namespace penstock {
 
 /// Options of the embedded device; Device::open explains the keys.
 struct HostOptions {
+  int index = 0;                          ///< the N of host:N
   double link_bytes_per_second = 0;       ///< of a modelled link, each way; 0: as fast as memory
   std::chrono::nanoseconds latency{0};    ///< of a modelled copy
   std::size_t memory_bytes = 0;           ///< of the device; 0: half of the host's memory
@@ -19,8 +20,9 @@ struct HostOptions {
   bool late = false;                      ///< poison destinations at once; do the work when somebody waits
 };
 
-/// Reads "link=12,latency=8,memory=4GiB,lock=8MiB,late=1": any subset, in any order. An empty text gives the
-/// defaults. Throws InvalidArgument that names the part it cannot read.
+/// Reads "1,link=12,latency=8,memory=4GiB,lock=8MiB,late=1": any subset. The number comes first, the
+/// rest in any order. An empty text gives the defaults. Throws InvalidArgument that names the part it cannot
+/// read.
 [[nodiscard]] HostOptions parse_host_options(std::string_view text);
 
 /// Opens the embedded device. Throws InvalidArgument for options without meaning.

@@ -17,6 +17,8 @@ namespace penstock {
 
 namespace {
 
+constexpr int kMostIndex = 15;
+
 double parse_number(std::string_view part, std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -25,6 +27,19 @@ double parse_number(std::string_view part, std::string_view text) {
     throw InvalidArgument(fmt::format("'{}' needs a number from 0 to 1e9 after its '='", part));
   }
   return number;
+}
+
+bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
+
+int parse_host_index(std::string_view part) {
+  int index = 0;
+  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
+  if (error != std::errc{} || end != part.data() + part.size() || index > kMostIndex) {
+    throw InvalidArgument(
+        fmt::format("'{}' is not a host device; write host:N with N from 0 to {}, or host:N,key=value", part,
+                    kMostIndex));
+  }
+  return index;
 }
 
 void check_key(std::string_view key) {
@@ -59,7 +74,7 @@ void read_part(HostOptions& options, std::string_view part) {
 }
 
 std::string host_spec(const HostOptions& options) {
-  std::string parts;
+  std::string parts = options.index != 0 ? fmt::format(":{}", options.index) : "";
   const auto add = [&](std::string_view key, const auto& value) {
     parts += fmt::format("{}{}={}", parts.empty() ? ":" : ",", key, value);
   };
@@ -89,11 +104,13 @@ DeviceTuning host_tuning() {
 
 HostOptions parse_host_options(std::string_view text) {
   HostOptions options;
-  while (!text.empty()) {
-    const std::size_t comma = text.find(',');
-    read_part(options, text.substr(0, comma));
-    text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
-  }
+  const auto take_part = [&] {
+    const std::string_view part = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(part.size() + 1, text.size()));
+    return part;
+  };
+  if (!text.empty() && is_digit(text.front())) options.index = parse_host_index(take_part());
+  while (!text.empty()) read_part(options, take_part());
   return options;
 }
 
@@ -102,6 +119,7 @@ DeviceInfo host_device_info(const HostOptions& options) {
   DeviceInfo info;
   info.spec = host_spec(options);
   info.backend = "host";
+  info.index = options.index;
   info.name = topology.processor;
   info.driver = PENSTOCK_VERSION;
   info.multiprocessors = topology.processors;
