@@ -113,6 +113,22 @@ MemoryKind Device::kind_of(const void* data) const { return backend().kind_of(da
 
 void* Device::device_address(void* locked) const { return backend().device_address(locked); }
 
+bool Device::can_reach(const Device& peer) const {
+  if (backend().context() == peer.backend().context()) return true;
+  return info().backend == peer.info().backend && backend().can_reach(peer.backend());
+}
+
+void Device::enable_peer(const Device& peer) const {
+  if (!can_reach(peer)) {
+    throw Unsupported(
+        fmt::format("{} cannot reach the memory of {}: no link between them is there, or the system does not "
+                    "allow its use; "
+                    "copy by way of host memory, or feed each device from there",
+                    info().spec, peer.info().spec));
+  }
+  if (backend().context() != peer.backend().context()) backend().enable_peer(peer.backend());
+}
+
 std::shared_ptr<HostWorkers> Device::host_workers(std::size_t threads) const {
   const auto make = [node = info().numa_node](std::size_t count) {
     return std::make_shared<HostWorkers>(

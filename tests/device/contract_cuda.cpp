@@ -1,4 +1,6 @@
-#include "device/contract_suite.hpp"
+#include "device/contract_peers.hpp"
+
+#include <algorithm>
 
 namespace penstock::testing {
 
@@ -14,6 +16,16 @@ std::string missing_driver() {
   }
 }
 
+std::string missing_peers() {
+  if (const std::string reason = missing_driver(); !reason.empty()) return reason;
+  const DeviceInventory inventory = Device::inventory();
+  const auto gpus = std::count_if(inventory.devices.begin(), inventory.devices.end(),
+                                  [](const DeviceInfo& info) { return info.backend == "cuda"; });
+  if (gpus < 2) return "waived: one GPU only";
+  const bool reached = Device::open("cuda:0").can_reach(Device::open("cuda:1"));
+  return reached ? std::string() : "waived: the GPUs do not reach each other's memory";
+}
+
 }  // namespace
 
 INSTANTIATE_TEST_SUITE_P(Cuda, Contract,
@@ -21,5 +33,12 @@ INSTANTIATE_TEST_SUITE_P(Cuda, Contract,
                                                           .open = [] { return Device::open("cuda:0"); },
                                                           .waived = missing_driver}),
                          contract_name);
+
+INSTANTIATE_TEST_SUITE_P(Cuda, PeerContract,
+                         ::testing::Values(ContractPeers{
+                             .name = "gpus",
+                             .open = [](int index) { return Device::open("cuda:" + std::to_string(index)); },
+                             .waived = missing_peers}),
+                         peers_name);
 
 }  // namespace penstock::testing

@@ -1,6 +1,6 @@
 #ifdef PENSTOCK_FAKE_DRIVER
 
-#include "device/contract_suite.hpp"
+#include "device/contract_peers.hpp"
 
 namespace penstock::testing {
 
@@ -10,6 +10,16 @@ INSTANTIATE_TEST_SUITE_P(
         .name = "cuda",
         .open = [] { return Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER}); }}),
     contract_name);
+
+INSTANTIATE_TEST_SUITE_P(FakeCuda, PeerContract,
+                         ::testing::Values(ContractPeers{.name = "cuda",
+                                                         .open =
+                                                             [](int index) {
+                                                               return Device::open(
+                                                                   "cuda:" + std::to_string(index),
+                                                                   {.driver_library = PENSTOCK_FAKE_DRIVER});
+                                                             }}),
+                         peers_name);
 
 }  // namespace penstock::testing
 

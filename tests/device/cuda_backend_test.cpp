@@ -57,6 +57,7 @@ class CudaBackend : public CudaTest {
     const EventHandle e = event_.native();
     return {
         {"cuMemGetInfo", [&b] { static_cast<void>(b.memory()); }},
+        {"cuCtxEnablePeerAccess", [&b, this] { b.enable_peer(peer_.backend()); }},
         {"cuStreamCreateWithPriority", [&b] { b.stream_destroy(b.stream_create(StreamPriority::high)); }},
         {"cuStreamQuery", [&b, s] { static_cast<void>(b.stream_query(s)); }},
         {"cuStreamSynchronize", [&b, s] { b.stream_synchronize(s); }},
@@ -120,6 +121,7 @@ class CudaBackend : public CudaTest {
   }
 
   Device device_ = open();
+  Device peer_ = open("cuda:1");
   Stream stream_ = device_.create_stream();
   Event event_ = device_.create_event();
   std::byte* memory_ = static_cast<std::byte*>(backend().device_allocate(kBytes));

@@ -51,6 +51,7 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
   Backend& backend = device->backend();
   void* memory = backend.device_allocate(kBytes);
   void* pinned = backend.host_allocate(kBytes);
+  const Device peer = open("cuda:1");
   EXPECT_EQ(
       in_child([&] {
         const StreamHandle s = stream->native();
@@ -58,6 +59,8 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
         int failures = 0;
         const auto refused = [&](auto&& call) { failures += is_forked_error(call) ? 0 : 1; };
         refused([&] { static_cast<void>(backend.memory()); });
+        refused([&] { static_cast<void>(backend.can_reach(peer.backend())); });
+        refused([&] { backend.enable_peer(peer.backend()); });
         refused([&] { backend.stream_create(StreamPriority::normal); });
         refused([&] { static_cast<void>(backend.stream_query(s)); });
         refused([&] { backend.stream_synchronize(s); });

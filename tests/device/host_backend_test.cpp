@@ -544,7 +544,7 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
                            .value_count = 1};
   const auto stream = HostStream::start(core);
   stream->enqueue(WaitValueWork{&word, 1});
-  stream->enqueue(CopyWork{&target, &source, 8, CopyDirection::h2d, nullptr});
+  stream->enqueue(CopyWork{&target, &source, 8, Wires{}, nullptr});
   stream->enqueue(FillWork{&target, 8, 0});
   stream->enqueue(PiecesWork{locked, 1});
   stream->enqueue(GatherWork{gather, false, false});
@@ -620,6 +620,19 @@ TEST(HostBackend, ClosingTheDeviceGivesUpAGateNobodyCanOpen) {
   }
   EXPECT_TRUE(watched.expired());
   EXPECT_TRUE(comes_true([&] { return threads.get().empty(); }));
+}
+
+TEST(HostBackend, ClosingALateDeviceFreesWhatItsWorkKept) {
+  std::weak_ptr<HostCore> watched;
+  {
+    const Device device = Device::open("host:memory=1MiB,late=1");
+    watched = static_cast<HostCore*>(device.backend().context())->weak_from_this();
+    const DeviceBytes block(device, 64);
+    const Stream stream = device.create_stream();
+    stream.fill(block.data(), 1, 64);
+    stream.synchronize();
+  }
+  EXPECT_TRUE(comes_true([&] { return watched.expired(); }));
 }
 
 TEST(HostBackend, RandomProgramsGiveTheBytesOfTheirOrder) {

@@ -18,10 +18,12 @@ namespace {
 using testing::HasSubstr;
 
 TEST(HostOptionsTest, ReadsEveryKey) {
-  const HostOptions options = parse_host_options("3,link=12.5,latency=8,memory=4GiB,lock=8MiB,late=1");
+  const HostOptions options =
+      parse_host_options("3,link=12.5,latency=8,peer=100,memory=4GiB,lock=8MiB,late=1");
   EXPECT_EQ(options.index, 3);
   EXPECT_DOUBLE_EQ(options.link_bytes_per_second, 12.5e9);
   EXPECT_EQ(options.latency, std::chrono::microseconds(8));
+  EXPECT_DOUBLE_EQ(options.peer_bytes_per_second, 100e9);
   EXPECT_EQ(options.memory_bytes, 4 * kGiB);
   EXPECT_EQ(options.lock_bytes, 8 * kMiB);
   EXPECT_TRUE(options.late);
@@ -31,6 +33,7 @@ TEST(HostOptionsTest, DefaultsAreAnUnlimitedFastDevice) {
   const HostOptions options = parse_host_options("");
   EXPECT_EQ(options.index, 0);
   EXPECT_EQ(options.link_bytes_per_second, 0);
+  EXPECT_EQ(options.peer_bytes_per_second, 0);
   EXPECT_EQ(options.latency.count(), 0);
   EXPECT_FALSE(options.lock_bytes.has_value());
   EXPECT_FALSE(options.late);
@@ -80,7 +83,7 @@ TEST(HostOptionsTest, ARefusalDoesNotContradictItself) {
   };
   EXPECT_EQ(refusal("late"), "option 'late' of host has no value; write late=VALUE");
   EXPECT_EQ(refusal("link="), "option 'link' of host has no value; write link=VALUE");
-  const std::string keys = "host takes link, latency, memory, lock, late, each written key=value";
+  const std::string keys = "host takes link, latency, peer, memory, lock, late, each written key=value";
   EXPECT_EQ(refusal("speed"), "unknown option 'speed'; " + keys);
   EXPECT_EQ(refusal("speed=3"), "unknown option 'speed'; " + keys);
   EXPECT_EQ(refusal("16,link=1"),
@@ -88,8 +91,9 @@ TEST(HostOptionsTest, ARefusalDoesNotContradictItself) {
 }
 
 TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
-  for (const char* spec : {"host", "host:memory=64MiB", "host:link=12,latency=8,memory=4GiB,lock=8MiB,late=1",
-                           "host:15", "host:1,memory=64MiB"}) {
+  for (const char* spec :
+       {"host", "host:memory=64MiB", "host:link=12,latency=8,peer=2,memory=4GiB,lock=8MiB,late=1", "host:15",
+        "host:1,memory=64MiB"}) {
     const Device device = Device::open(spec);
     const Device again = Device::open(device.info().spec);
     EXPECT_EQ(device.info().spec, again.info().spec);
@@ -100,7 +104,7 @@ TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
   EXPECT_EQ(Device::open("host:0").info().spec, "host");
   EXPECT_EQ(Device::open("host:0,memory=64MiB").info().spec, Device::open("host:memory=64MiB").info().spec);
   EXPECT_EQ(Device::open("host:1").info().spec, "host:1");
-  EXPECT_EQ(Device::open("host:1,link=2.5").info().spec, "host:1,link=2.5");
+  EXPECT_EQ(Device::open("host:1,peer=2.5").info().spec, "host:1,peer=2.5");
   EXPECT_EQ(Device::open("host:1,memory=64MiB").info().index, 1);
   EXPECT_EQ(Device::open("host:memory=64MiB").memory().total, 64 * kMiB);
 }

@@ -27,6 +27,7 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
   auto device = std::make_unique<Device>(Device::open("host:memory=16MiB"));
   auto stream = std::make_unique<Stream>(device->create_stream());
   auto event = std::make_unique<Event>(device->create_event());
+  const Device peer = Device::open("host:1,memory=1MiB");
   void* const block = device->backend().device_allocate(64);
   auto* const pinned = device->backend().host_allocate(64);
   device->backend().copy(block, pinned, 64, CopyDirection::h2d, stream->native());
@@ -43,6 +44,8 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
     };
     bool good = true;
     good &= refuses([&] { static_cast<void>(backend.memory()); });
+    good &= refuses([&] { static_cast<void>(backend.can_reach(peer.backend())); });
+    good &= refuses([&] { backend.enable_peer(peer.backend()); });
     good &= refuses([&] { backend.stream_create(StreamPriority::normal); });
     good &= refuses([&] { static_cast<void>(backend.stream_query(stream->native())); });
     good &= refuses([&] { backend.stream_synchronize(stream->native()); });

@@ -21,6 +21,9 @@ class WrongBytesBackend final : public Backend {
 
   const DeviceInfo& info() const noexcept override { return inner_->info(); }
   DeviceMemory memory() const override { return inner_->memory(); }
+  ContextHandle context() const noexcept override { return inner_->context(); }
+  bool can_reach(const Backend& peer) const override { return inner_->can_reach(peer); }
+  void enable_peer(const Backend& peer) override { inner_->enable_peer(peer); }
   StreamHandle stream_create(StreamPriority priority) override { return inner_->stream_create(priority); }
   void stream_destroy(StreamHandle stream) noexcept override { inner_->stream_destroy(stream); }
   bool stream_query(StreamHandle stream) override { return inner_->stream_query(stream); }

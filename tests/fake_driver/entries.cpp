@@ -48,6 +48,7 @@ Result begin(const char* function) { return script().enter(function); }
 Result begin_in_context(const char* function) {
   if (const Result result = begin(function)) return result;
   if (current() == nullptr || !registry().is_live(current())) return kInvalidContext;
+  work_for(current()->device);
   return current()->failure;
 }
 
@@ -129,6 +130,13 @@ Result cuDeviceGetPCIBusId(char* id, int length, Ordinal device) {
   return check_device(device);
 }
 
+Result cuDeviceCanAccessPeer(int* possible, Ordinal device, Ordinal peer) {
+  FAKE_BEGIN(cuDeviceCanAccessPeer);
+  *possible = device != peer && script().peer_access ? 1 : 0;
+  const Result result = check_device(device);
+  return result != kSuccess ? result : check_device(peer);
+}
+
 Result cuDevicePrimaryCtxRetain(Context* handle, Ordinal device) {
   FAKE_BEGIN(cuDevicePrimaryCtxRetain);
   if (const Result result = check_device(device)) return result;
@@ -168,6 +176,11 @@ Result cuCtxSynchronize() {
   FAKE_BEGIN_IN_CONTEXT(cuCtxSynchronize);
   current()->wait_idle();
   return current()->failure;
+}
+
+Result cuCtxEnablePeerAccess(Context peer, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuCtxEnablePeerAccess);
+  return flags != 0 ? kInvalidValue : registry().enable_peer(*current(), from_handle(peer));
 }
 
 Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
@@ -290,7 +303,7 @@ Result cuEventRecord(Event event_handle, Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuEventRecord);
   FAKE_FIND_STREAM(handle);
   FAKE_FIND_EVENT(event_handle);
-  if (event->context != current()) return kInvalidHandle;
+  if (event->context != current() || &stream->context() != current()) return kInvalidHandle;
   auto mark = std::make_shared<Mark>();
   {
     const std::lock_guard lock(registry().mutex);
@@ -413,6 +426,11 @@ void* copy_writes(Address address, std::size_t bytes) {
   return found.kind == Kind::read_only ? nullptr : found.host;
 }
 
+bool is_device_memory(Address address, std::size_t bytes) {
+  const Found found = memory().find(address, bytes);
+  return found.kind == Kind::device && found.host != nullptr;
+}
+
 // Copies when the stream comes to it, if both ends are still the same memory.
 std::function<Result()> copy_work(Address to, Address from, std::size_t bytes) {
   return [=] {
@@ -427,7 +445,7 @@ std::function<Result()> copy_work(Address to, Address from, std::size_t bytes) {
 Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync);
   FAKE_FIND_STREAM(handle);
-  if (memory().kind(to, bytes) != Kind::device) return kInvalidValue;
+  if (!is_device_memory(to, bytes)) return kInvalidValue;
   const Found source = memory().find(address_of(from));
   if (source.kind == Kind::device || (source.host != nullptr && source.host != from)) return kInvalidValue;
   if (source.host != nullptr) {
@@ -449,7 +467,7 @@ Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream
 Result cuMemcpyDtoHAsync(void* to, Address from, std::size_t bytes, Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync);
   FAKE_FIND_STREAM(handle);
-  if (memory().kind(from, bytes) != Kind::device) return kInvalidValue;
+  if (!is_device_memory(from, bytes)) return kInvalidValue;
   const Found target = memory().find(address_of(to));
   if (target.kind == Kind::device || (target.host != nullptr && target.host != to)) return kInvalidValue;
   if (target.host != nullptr) {
@@ -470,9 +488,7 @@ Result cuMemcpyDtoHAsync(void* to, Address from, std::size_t bytes, Stream handl
 Result cuMemcpyDtoDAsync(Address to, Address from, std::size_t bytes, Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoDAsync);
   FAKE_FIND_STREAM(handle);
-  if (memory().kind(to, bytes) != Kind::device || memory().kind(from, bytes) != Kind::device) {
-    return kInvalidValue;
-  }
+  if (!is_device_memory(to, bytes) || !is_device_memory(from, bytes)) return kInvalidValue;
   stream->push("cuMemcpyDtoDAsync", copy_work(to, from, bytes));
   return kSuccess;
 }
@@ -550,6 +566,7 @@ Result cuLaunchKernel(Function handle, unsigned grid_x, unsigned grid_y, unsigne
                       void** extra) {
   FAKE_BEGIN_IN_CONTEXT(cuLaunchKernel);
   FAKE_FIND_STREAM(stream_handle);
+  if (&stream->context() != current()) return kInvalidContext;
   std::shared_ptr<FunctionState> function;
   {
     const std::lock_guard lock(registry().mutex);
@@ -586,6 +603,7 @@ constexpr ErrorText kErrors[] = {
     {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {kPeerAccessUnsupported, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported"},
     {kInvalidPtx, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
     {221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found"},
     {304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
@@ -593,6 +611,7 @@ constexpr ErrorText kErrors[] = {
     {kNotFound, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
     {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {kPeerAccessAlreadyEnabled, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is enabled already"},
     {kAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all is registered already"},
     {kNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer is not registered"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},

@@ -19,6 +19,7 @@
   X(long, calls, (const char* function))                                                                     \
   X(void, set_version, (int version))              /* 12080 */                                               \
   X(void, set_devices, (int count))                /* 2 */                                                   \
+  X(void, set_peer_access, (int possible))         /* between any two devices; 1 */                          \
   X(void, set_memory, (std::size_t bytes))         /* of each device; 1 GiB */                               \
   X(void, set_lock_limit, (std::size_t bytes))     /* registered and allocated host memory; no limit */      \
   X(void, set_read_only_register, (int supported)) /* 1 */                                                   \

@@ -31,6 +31,7 @@ void Script::reset() {
   rows_.clear();
   version = 12080;
   devices = 2;
+  peer_access = true;
   memory = std::size_t{1} << 30;
   lock_limit = SIZE_MAX;
   read_only_register = 1;
@@ -128,7 +129,11 @@ std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage 
 
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
 
+thread_local int asking_device = 0;
+
 }  // namespace
+
+void work_for(int device) { asking_device = device; }
 
 bool Memory::overlaps(Address address, std::size_t bytes) const {
   auto next = ranges_.upper_bound(address);
@@ -148,7 +153,11 @@ std::pair<Found, Memory::Range> Memory::look_up(Address address, std::size_t byt
   return {{range.kind, reinterpret_cast<void*>(host), device}, range};
 }
 
-Found Memory::find(Address address, std::size_t bytes) { return look_up(address, bytes).first; }
+Found Memory::find(Address address, std::size_t bytes) {
+  const auto [found, range] = look_up(address, bytes);
+  if (found.kind != Kind::device || registry().has_access(asking_device, range.device)) return found;
+  return {.kind = Kind::device};
+}
 
 Found Memory::find_for(int device, Address address) {
   const auto [found, range] = look_up(address, 1);
@@ -316,6 +325,7 @@ void Queue::wait() {
 }
 
 void Queue::run() {
+  work_for(context_.device);
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return closed_ || !items_.empty(); });
@@ -379,12 +389,28 @@ Result Registry::release(int device) {
     if (found == contexts_.end() || found->second->retained == 0) return kInvalidContext;
     if (--found->second->retained != 0) return kSuccess;
     context = found->second.get();
+    // Access ends with either of the two contexts.
+    context->peers.clear();
+    for (const auto& [other, live] : contexts_) live->peers.erase(device);
   }
   // Work queued in a context that is destroyed is never done.
   Result none = kSuccess;
   context->failure.compare_exchange_strong(none, kContextIsDestroyed);
   context->wait_idle();
   return kSuccess;
+}
+
+Result Registry::enable_peer(ContextState& context, ContextState* peer) {
+  if (peer == &context || !is_live(peer)) return kInvalidContext;
+  if (!script().peer_access) return kPeerAccessUnsupported;
+  const std::lock_guard lock(mutex);
+  return context.peers.insert(peer->device).second ? kSuccess : kPeerAccessAlreadyEnabled;
+}
+
+bool Registry::has_access(int device, int peer) {
+  const std::lock_guard lock(mutex);
+  const auto context = contexts_.find(device);
+  return device == peer || (context != contexts_.end() && context->second->peers.contains(peer));
 }
 
 bool Registry::is_live(const ContextState* context) {

@@ -33,11 +33,13 @@ inline constexpr Result kDeinitialized = 4;
 inline constexpr Result kNoDevice = 100;
 inline constexpr Result kInvalidDevice = 101;
 inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kPeerAccessUnsupported = 217;
 inline constexpr Result kInvalidPtx = 218;
 inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotFound = 500;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kIllegalAddress = 700;
+inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kContextIsDestroyed = 709;
 inline constexpr Result kAlreadyRegistered = 712;
 inline constexpr Result kNotRegistered = 713;
@@ -64,6 +66,7 @@ class Script {
 
   std::atomic<int> version{12080};
   std::atomic<int> devices{2};
+  std::atomic<bool> peer_access{true};
   std::atomic<std::size_t> memory{std::size_t{1} << 30};
   std::atomic<std::size_t> lock_limit{SIZE_MAX};
   std::atomic<int> read_only_register{1};
@@ -105,9 +108,13 @@ inline constexpr Address kMappedAbove = Address{1} << 56;
 /// The memory at an address.
 struct Found {
   Kind kind = Kind::none;
-  void* host = nullptr;  ///< its address for the fake driver itself
+  void* host = nullptr;  ///< its address for the fake driver itself; null: the device that asks has no access
   Address device = 0;    ///< its address for kernels; 0: none
 };
+
+/// Says which device the calling thread works for until it says so again: that of the current context in a
+/// call, and that of the stream in enqueued work.
+void work_for(int device);
 
 /// Device memory and locked host memory by address. Registered memory has another address on the devices than
 /// on the host, as CUDA allows it: copies take either, kernels only that of the device.
@@ -121,11 +128,11 @@ class Memory {
   Result remove_registered(void* data);
 
   /// The memory of [address, address + bytes), by its address on the host or on the devices. Nothing if it is
-  /// not all of one range.
+  /// not all of one range. Memory of another device is found, but has no addresses without access to it.
   [[nodiscard]] Found find(Address address, std::size_t bytes = 1);
-  /// The same for `device`, which does not see memory that is locked only for another device.
+  /// The same for pointers that `device` asks about: it knows those of other devices, but not memory that is
+  /// locked only for another device.
   [[nodiscard]] Found find_for(int device, Address address);
-  [[nodiscard]] Kind kind(Address address, std::size_t bytes = 1) { return find(address, bytes).kind; }
 
   /// The address at which the fake driver reads, or writes, the kernels' [address, address + bytes); null if
   /// a kernel would fault.
@@ -158,6 +165,7 @@ Memory& memory();
 struct ContextState {
   int device = 0;
   int retained = 0;
+  std::set<int> peers;  ///< devices whose memory it has access to; guarded by the registry's mutex
   std::atomic<Result> failure{kSuccess};
   std::mutex mutex;
   std::condition_variable idle;
@@ -243,6 +251,8 @@ class Registry {
   [[nodiscard]] bool is_live(const ContextState* context);
   [[nodiscard]] long live_contexts();
   void forgive();
+  Result enable_peer(ContextState& context, ContextState* peer);
+  [[nodiscard]] bool has_access(int device, int peer);
 
   template <typename T>
   struct Table {

@@ -22,6 +22,8 @@ namespace penstock::testing {
 /// Every entry of Backend, for FaultyBackend.
 enum class Entry : std::size_t {
   memory,
+  can_reach,
+  enable_peer,
   stream_create,
   stream_destroy,
   stream_query,
@@ -130,6 +132,16 @@ class FaultyBackend final : public Backend {
   DeviceMemory memory() const override {
     enter(Entry::memory);
     return inner_->memory();
+  }
+
+  ContextHandle context() const noexcept override { return inner_->context(); }
+  bool can_reach(const Backend& peer) const override {
+    enter(Entry::can_reach);
+    return inner_->can_reach(peer);
+  }
+  void enable_peer(const Backend& peer) override {
+    enter(Entry::enable_peer);
+    inner_->enable_peer(peer);
   }
 
   StreamHandle stream_create(StreamPriority priority) override {

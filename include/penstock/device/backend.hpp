@@ -14,6 +14,9 @@
 /// the entries here. The contracts stand there; this file adds only rules for implementations.
 namespace penstock {
 
+/// CUcontext on cuda.
+using ContextHandle = void*;
+
 /// Everything penstock asks of a device. No entry is optional, and entries described as enqueued are never
 /// synchronous. All entries are thread-safe. All but the noexcept ones throw DeviceError, also if earlier
 /// asynchronous work failed. In a child of fork they throw a DeviceError named PENSTOCK_FORKED, and the
@@ -24,6 +27,13 @@ class Backend {
 
   [[nodiscard]] virtual const DeviceInfo& info() const noexcept = 0;
   [[nodiscard]] virtual DeviceMemory memory() const = 0;
+
+  // Peers, which may be decorated: use only their info and context. Device calls can_reach only for a peer of
+  // the same backend with another context, and enable_peer only if it can be reached.
+  /// What peers know the device by. Devices that share their memory have the same.
+  [[nodiscard]] virtual ContextHandle context() const noexcept = 0;
+  [[nodiscard]] virtual bool can_reach(const Backend& peer) const = 0;
+  virtual void enable_peer(const Backend& peer) = 0;
 
   // Streams. `destroy` lets queued work finish; it does not block.
   virtual StreamHandle stream_create(StreamPriority priority) = 0;

@@ -38,6 +38,8 @@ class Device {
   /// "host:key=value,..." or "auto": the first GPU, or host if there is no driver or no GPU. Host devices are
   /// numbered 0 to 15. Each call opens one with memory and links of its own. Keys of host:
   ///  - `link`: GB/s of a modelled link each way; 0: as fast as memory. `latency`: µs for each copy.
+  ///  - `peer`: GB/s of a modelled link to the other host devices, each way and for all of them together. If
+  ///    two differ, a copy between them takes the slower rate. 0: as fast as memory.
   ///  - `memory`: its size, "4GiB". `lock`: how much host memory may be locked, "8MiB".
   ///  - `late`: if 1, destinations are poisoned when a copy is enqueued, and written as late as ordering
   ///    allows, so that a forgotten wait gives wrong bytes.
@@ -77,11 +79,24 @@ class Device {
   void register_host(void* data, std::size_t bytes, bool read_only) const;
   void unregister_host(void* data) const noexcept;
   /// The kind of memory at `data`, also of other libraries' allocations. Locked memory is reported as
-  /// `pinned`, unknown addresses as pageable. Does not block; takes a fraction of a µs.
+  /// `pinned`, unknown addresses as pageable. Memory of any GPU is `device` to every GPU. Memory of another
+  /// host device is so only once that is an enabled peer. Does not block; takes a fraction of a µs.
   [[nodiscard]] MemoryKind kind_of(const void* data) const;
   /// The address at which kernels reach locked host memory. Does not block. Throws InvalidArgument if the
   /// memory is not locked, Unsupported if it is not mapped for the device.
   [[nodiscard]] void* device_address(void* locked) const;
+
+  // Peers: open devices that copy to and from each other's memory.
+
+  /// True if copies on this device's streams can get to the memory of `peer` over a link that does not lead
+  /// through host memory. A device reaches itself, a GPU others if the driver says so, and a host device
+  /// others with the same `late`. Does not block.
+  [[nodiscard]] bool can_reach(const Device& peer) const;
+  /// Lets Stream::copy on this device's streams name memory of `peer`, also memory that is allocated later.
+  /// The opposite direction needs a call of its own. Holds until one of the two is closed, and keeps neither
+  /// open. Does nothing if it was enabled before. May block the host for milliseconds. Throws Unsupported if
+  /// the peer cannot be reached.
+  void enable_peer(const Device& peer) const;
 
   /// The host threads that move bytes for this device, bound to its NUMA node: as many as there are
   /// processors but at most HostWorkersOptions::kMostThreads. Made at the first call and shared by all copies

@@ -24,13 +24,14 @@ class Event {
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
 
-  /// Marks the work enqueued on `stream` so far. Does not block. Throws DeviceError.
+  /// Marks the work enqueued on `stream`, of the same device, so far. Does not block. Throws DeviceError.
   void record(const Stream& stream);
   /// True if the marked work is done or nothing was recorded. Does not block. Throws DeviceError.
   [[nodiscard]] bool query() const;
   /// Blocks the host until the marked work is done. Throws DeviceError.
   void synchronize() const;
-  /// Makes later work on `stream` wait for this event; `stream.wait(event)` is the usual spelling.
+  /// Makes later work on `stream` wait for this event; `stream.wait(event)` is the usual spelling. The stream
+  /// may be one of another device of the same backend.
   void enqueue_wait(const Stream& stream) const;
 
   /// Seconds from `begin` to this event on the device's clock. Throws DeviceError unless both were made with

@@ -45,7 +45,10 @@ class Stream {
   // Work, enqueued. The host blocks only if an end of a copy is pageable: such a copy behaves as the driver's
   // own. The caller keeps all memory that a call names until the work is done.
 
-  /// Copies `bytes`. Throws DeviceError if the direction and the kinds of memory do not agree.
+  /// Copies `bytes`. Throws DeviceError if the direction and the kinds of memory do not agree. Either end of
+  /// a d2d copy, or both, may be memory of an enabled peer (Device::enable_peer). Only this stream orders the
+  /// copy: let it wait for events of the peer's streams, and them for its events. If the peer is not enabled,
+  /// the copy fails, or a driver takes it through host memory.
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction) const;
   /// Sets each byte of device memory, or of locked host memory, to `value`.
   void fill(void* destination, std::uint8_t value, std::size_t bytes) const;

@@ -85,6 +85,24 @@ class CudaBackend final : public Backend {
     return memory;
   }
 
+  [[nodiscard]] ContextHandle context() const noexcept override { return context_.get(); }
+
+  [[nodiscard]] bool can_reach(const Backend& peer) const override {
+    Ordinal other = 0;
+    int reaches = 0;
+    call(context_, driver_.device_get, &other, peer.info().index);
+    call(context_, driver_.device_can_access_peer, &reaches, device_, other);
+    return reaches != 0;
+  }
+
+  // Copies then take plain addresses: each range of memory has the same one on all GPUs.
+  void enable_peer(const Backend& peer) override {
+    const Result result =
+        try_call(context_, driver_.ctx_enable_peer_access, static_cast<Context>(peer.context()), 0u);
+    // Another device object of this GPU may have done so, or another library.
+    if (result != kPeerAccessAlreadyEnabled) driver_.check(result, driver_.ctx_enable_peer_access.name);
+  }
+
   StreamHandle stream_create(StreamPriority priority) override {
     cuda::Stream stream = nullptr;
     call(context_, driver_.stream_create, &stream, kStreamNonBlocking,

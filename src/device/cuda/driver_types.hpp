@@ -40,6 +40,7 @@ inline constexpr Result kOperatingSystem = 304;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kIllegalAddress = 700;
 inline constexpr Result kLaunchTimeout = 702;
+inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kAssert = 710;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 inline constexpr Result kHostMemoryNotRegistered = 713;
@@ -103,11 +104,13 @@ inline constexpr unsigned kHostRegisterReadOnly = 8;
   X(device_get_attribute, cuDeviceGetAttribute, 2000, (int*, DeviceAttribute, Ordinal))                   \
   X(device_total_mem, cuDeviceTotalMem, 3020, (std::size_t*, Ordinal))                                    \
   X(device_get_pci_bus_id, cuDeviceGetPCIBusId, 4010, (char*, int, Ordinal))                              \
+  X(device_can_access_peer, cuDeviceCanAccessPeer, 4000, (int*, Ordinal, Ordinal))                        \
   X(primary_ctx_retain, cuDevicePrimaryCtxRetain, 7000, (Context*, Ordinal))                              \
   X(primary_ctx_release, cuDevicePrimaryCtxRelease, 11000, (Ordinal))                                     \
   X(ctx_push_current, cuCtxPushCurrent, 4000, (Context))                                                  \
   X(ctx_pop_current, cuCtxPopCurrent, 4000, (Context*))                                                   \
   X(ctx_get_current, cuCtxGetCurrent, 4000, (Context*))                                                   \
+  X(ctx_enable_peer_access, cuCtxEnablePeerAccess, 4000, (Context, unsigned))                             \
   X(ctx_synchronize, cuCtxSynchronize, 2000, ())                                                          \
   X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange, 5050, (int*, int*))                       \
   X(stream_create, cuStreamCreateWithPriority, 5050, (Stream*, unsigned, int))                            \

@@ -35,6 +35,10 @@ class HostBackend final : public Backend {
   const DeviceInfo& info() const noexcept override { return info_; }
   DeviceMemory memory() const override;
 
+  ContextHandle context() const noexcept override { return core_.get(); }
+  bool can_reach(const Backend& peer) const override;
+  void enable_peer(const Backend& peer) override;
+
   StreamHandle stream_create(StreamPriority priority) override;
   void stream_destroy(StreamHandle stream) noexcept override;
   bool stream_query(StreamHandle stream) override;
@@ -69,11 +73,19 @@ class HostBackend final : public Backend {
   void fill_order(const OrderRequest& request, StreamHandle stream) override;
 
  private:
+  /// What one end of a copy is, and the device that owns it if it is device memory.
+  struct End {
+    RangeKind range;
+    HostCore* owner = nullptr;
+  };
+
   [[nodiscard]] bool forked() const noexcept { return generation_ != fork_generation(); }
   void enter(const char* call) const;
   HostStream& stream_of(StreamHandle handle);
   static HostEvent& event_of(EventHandle handle, const char* call);
   std::uint64_t enqueue(HostStream& stream, const Work& work);
+  [[nodiscard]] End find(const void* data, std::size_t bytes) const;
+  [[nodiscard]] Wires wires_of(CopyDirection direction, const End& to, const End& from) const noexcept;
   void require_reach(const void* data, std::size_t bytes, bool write, const char* call,
                      const char* what) const;
   void drain() noexcept;
@@ -81,6 +93,8 @@ class HostBackend final : public Backend {
   const std::uint64_t generation_ = fork_generation();
   const DeviceInfo info_;
   const std::shared_ptr<HostCore> core_;
+  mutable std::mutex peers_mutex_;
+  std::vector<std::weak_ptr<HostCore>> peers_;  // guarded by peers_mutex_
   std::mutex default_mutex_;
   std::shared_ptr<HostStream> default_;  // guarded by default_mutex_ until it is made
 };
@@ -102,9 +116,11 @@ void check_ends(const RangeKind& destination, const RangeKind& source, CopyDirec
                          ? from_device && !to_device
                          : is_device_accessible(destination.kind) && is_device_accessible(source.kind);
   if (!agree) {
-    refuse("copy", fmt::format("{} from {} to {} memory: the direction and the kinds disagree.",
-                               copy_direction_name(direction), memory_kind_name(source.kind),
-                               memory_kind_name(destination.kind)));
+    refuse("copy",
+           fmt::format("{} from {} to {} memory: the direction and the kinds disagree. To copy from or "
+                       "to another device, call Device::enable_peer first.",
+                       copy_direction_name(direction), memory_kind_name(source.kind),
+                       memory_kind_name(destination.kind)));
   }
 }
 
@@ -115,7 +131,7 @@ HostBackend::~HostBackend() {
   if (forked()) return;
   core_->closing.store(true, std::memory_order_relaxed);
   for (const auto& stream : core_->live_streams()) end_stream(stream);
-  core_->late_book.clear();
+  core_->late_book->forget(*core_);
 }
 
 void HostBackend::enter(const char* call) const {
@@ -143,7 +159,7 @@ HostEvent& HostBackend::event_of(EventHandle handle, const char* call) {
 }
 
 std::uint64_t HostBackend::enqueue(HostStream& stream, const Work& work) {
-  return core_->late ? core_->late_book.enqueue(stream, work) : stream.enqueue(work);
+  return core_->late ? core_->late_book->enqueue(stream, work) : stream.enqueue(work);
 }
 
 void HostBackend::require_reach(const void* data, std::size_t bytes, bool write, const char* call,
@@ -154,6 +170,26 @@ void HostBackend::require_reach(const void* data, std::size_t bytes, bool write,
                            what, data, write ? "write" : "read"));
 }
 
+HostBackend::End HostBackend::find(const void* data, std::size_t bytes) const {
+  const RangeKind range = core_->memory.kind_of(data, bytes);
+  if (range.kind != MemoryKind::pageable) return {range, core_.get()};
+  const std::lock_guard lock(peers_mutex_);
+  for (const std::weak_ptr<HostCore>& each : peers_) {
+    const std::shared_ptr<HostCore> peer = each.lock();
+    if (peer == nullptr) continue;
+    const RangeKind there = peer->memory.kind_of(data, bytes);
+    if (there.kind == MemoryKind::device) return {there, peer.get()};
+  }
+  return {range, core_.get()};
+}
+
+Wires HostBackend::wires_of(CopyDirection direction, const End& to, const End& from) const noexcept {
+  if (direction == CopyDirection::h2d) return {&core_->to_device};
+  if (direction == CopyDirection::d2h) return {&core_->to_host};
+  if (to.owner == from.owner) return {};
+  return {&from.owner->to_peers, &to.owner->from_peers};
+}
+
 // The driver also waits before it takes memory away, since work may still use it.
 void HostBackend::drain() noexcept {
   for (const auto& stream : core_->live_streams()) stream->wait(stream->newest());
@@ -162,6 +198,22 @@ void HostBackend::drain() noexcept {
 DeviceMemory HostBackend::memory() const {
   enter("memory");
   return core_->memory.memory();
+}
+
+bool HostBackend::can_reach(const Backend& peer) const {
+  enter("can_reach");
+  return static_cast<const HostCore*>(peer.context())->late == core_->late;
+}
+
+void HostBackend::enable_peer(const Backend& peer) {
+  enter("enable_peer");
+  const std::shared_ptr<HostCore> core = static_cast<HostCore*>(peer.context())->shared_from_this();
+  const std::lock_guard lock(peers_mutex_);
+  std::erase_if(peers_, [&](const std::weak_ptr<HostCore>& each) {
+    const std::shared_ptr<HostCore> other = each.lock();
+    return other == nullptr || other == core;
+  });
+  peers_.push_back(core);
 }
 
 StreamHandle HostBackend::stream_create(StreamPriority /*priority*/) {
@@ -218,7 +270,9 @@ void HostBackend::event_destroy(EventHandle event) noexcept {
 
 void HostBackend::event_record(EventHandle event, StreamHandle stream) {
   enter("event_record");
-  event_of(event, "event_record").record(stream_of(stream));
+  HostStream& target = stream_of(stream);
+  if (!target.is_of(*core_)) refuse("event_record", "The stream is one of another device.");
+  event_of(event, "event_record").record(target);
 }
 
 bool HostBackend::event_query(EventHandle event) {
@@ -277,7 +331,7 @@ void HostBackend::host_free(void* data) noexcept {
 
 MemoryKind HostBackend::kind_of(const void* data) const {
   enter("kind_of");
-  return core_->memory.kind_of(data, 1).kind;
+  return find(data, 1).range.kind;
 }
 
 void* HostBackend::device_address(void* locked) const {
@@ -293,11 +347,15 @@ void HostBackend::copy(void* destination, const void* source, std::size_t bytes,
   HostStream& target = stream_of(stream);
   if (bytes == 0) return;
   if (destination == nullptr || source == nullptr) refuse("copy", "One end is null.");
-  const RangeKind to = core_->memory.kind_of(destination, bytes);
-  const RangeKind from = core_->memory.kind_of(source, bytes);
-  check_ends(to, from, direction);
-  CopyWork work{destination, source, bytes, direction, nullptr};
-  const bool pageable = from.kind == MemoryKind::pageable || to.kind == MemoryKind::pageable;
+  const End to = find(destination, bytes);
+  const End from = find(source, bytes);
+  check_ends(to.range, from.range, direction);
+  if (direction != CopyDirection::d2d && (to.owner != core_.get() || from.owner != core_.get())) {
+    refuse("copy",
+           "Memory of another device was named. Copies between it and the host go on its own streams.");
+  }
+  CopyWork work{destination, source, bytes, wires_of(direction, to, from), nullptr};
+  const bool pageable = from.range.kind == MemoryKind::pageable || to.range.kind == MemoryKind::pageable;
   if (!pageable) {
     enqueue(target, work);
   } else if (direction == CopyDirection::h2d && bytes <= kTakenAtCall) {

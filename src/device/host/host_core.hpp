@@ -19,19 +19,24 @@ class HostStream;
 
 /// The state that the streams of one host device share with each other and with the backend. The streams'
 /// threads keep it alive, since they may finish their work after the backend is gone.
-struct HostCore {
+struct HostCore : std::enable_shared_from_this<HostCore> {
   explicit HostCore(const HostOptions& options, std::size_t memory_bytes)
       : late(options.late),
         memory(memory_bytes, options.lock_bytes, options.late),
         to_device(options.link_bytes_per_second, options.latency),
         to_host(options.link_bytes_per_second, options.latency),
+        to_peers(options.peer_bytes_per_second, options.latency),
+        from_peers(options.peer_bytes_per_second, options.latency),
+        late_book(LateBook::of_process()),
         spin(host_topology().processors > 1 ? std::chrono::microseconds(50) : std::chrono::microseconds(0)) {}
 
   const bool late;
   HostMemory memory;
   Wire to_device;
   Wire to_host;
-  LateBook late_book;
+  Wire to_peers;
+  Wire from_peers;
+  const std::shared_ptr<LateBook> late_book;
   const std::chrono::nanoseconds spin;       ///< how long an idle thread polls before it sleeps
   std::atomic<bool> closing{false};          ///< nobody can end a wait_value any more
   std::atomic<bool> illegal_address{false};  ///< a table named other than device and locked memory

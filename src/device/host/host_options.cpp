@@ -43,7 +43,7 @@ int parse_host_index(std::string_view part) {
 }
 
 void check_key(std::string_view key) {
-  constexpr std::array<std::string_view, 5> kKeys = {"link", "latency", "memory", "lock", "late"};
+  constexpr std::array<std::string_view, 6> kKeys = {"link", "latency", "peer", "memory", "lock", "late"};
   if (std::ranges::find(kKeys, key) != kKeys.end()) return;
   throw InvalidArgument(
       fmt::format("unknown option '{}'; host takes {}, each written key=value", key, fmt::join(kKeys, ", ")));
@@ -61,6 +61,8 @@ void read_part(HostOptions& options, std::string_view part) {
     options.link_bytes_per_second = parse_number(part, value) * kGB;
   } else if (key == "latency") {
     options.latency = std::chrono::nanoseconds(std::llround(parse_number(part, value) * 1e3));
+  } else if (key == "peer") {
+    options.peer_bytes_per_second = parse_number(part, value) * kGB;
   } else if (key == "memory") {
     options.memory_bytes = parse_bytes(value);
     if (options.memory_bytes == 0) throw InvalidArgument("host:memory=0 leaves no memory to work with");
@@ -80,6 +82,7 @@ std::string host_spec(const HostOptions& options) {
   };
   if (options.link_bytes_per_second > 0) add("link", options.link_bytes_per_second / kGB);
   if (options.latency.count() > 0) add("latency", static_cast<double>(options.latency.count()) / 1e3);
+  if (options.peer_bytes_per_second > 0) add("peer", options.peer_bytes_per_second / kGB);
   if (options.memory_bytes > 0) add("memory", options.memory_bytes);
   if (options.lock_bytes) add("lock", *options.lock_bytes);
   if (options.late) add("late", 1);

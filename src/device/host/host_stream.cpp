@@ -9,11 +9,28 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 namespace penstock {
+
+namespace {
+
+/// Takes the turns of `bytes` on all of `wires` at once. Returns the time at which they will have arrived, or
+/// nothing if no wire is modelled.
+std::optional<Wire::Clock::time_point> take_turns(const Wires& wires, std::size_t bytes) noexcept {
+  std::optional<Wire::Clock::time_point> arrival;
+  for (Wire* const wire : wires) {
+    if (wire != nullptr && wire->modelled()) {
+      arrival = std::max(arrival.value_or(Wire::Clock::time_point::min()), wire->take_turn(bytes));
+    }
+  }
+  return arrival;
+}
+
+}  // namespace
 
 std::vector<std::shared_ptr<HostStream>> HostCore::live_streams() {
   const std::lock_guard lock(streams_mutex);
@@ -99,11 +116,9 @@ void HostStream::run() noexcept {
 
 void HostStream::perform(const CopyWork& work, std::uint64_t /*ticket*/) {
   if (!abandoned_) {
-    Wire& wire = work.direction == CopyDirection::d2h ? core_->to_host : core_->to_device;
-    const bool on_link = work.direction != CopyDirection::d2d && wire.modelled();
-    const auto arrival = on_link ? wire.take_turn(work.bytes) : Wire::Clock::time_point{};
+    const auto arrival = take_turns(work.wires, work.bytes);
     std::memcpy(work.destination, work.source, work.bytes);
-    if (on_link) wait_until(arrival);
+    if (arrival) wait_until(*arrival);
   }
   delete[] work.staged;
 }

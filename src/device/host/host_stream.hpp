@@ -31,6 +31,8 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   /// Appends `work` and returns its ticket. Does not block. Thread-safe.
   std::uint64_t enqueue(const Work& work);
 
+  [[nodiscard]] bool is_of(const HostCore& device) const noexcept { return core_.get() == &device; }
+
   /// Ticket of the newest work.
   [[nodiscard]] std::uint64_t newest() const noexcept { return queue_.pushed(); }
   [[nodiscard]] bool done(std::uint64_t ticket) const noexcept {

@@ -2,6 +2,7 @@
 
 #include <penstock/device/backend.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -10,13 +11,18 @@
 namespace penstock {
 
 class HostEvent;
+class Wire;
 struct EventMark;
+
+/// The modelled wires that the bytes of one copy take, all at once; null where there are fewer. The caller
+/// keeps the memory at both ends, and so the devices that own the wires.
+using Wires = std::array<Wire*, 2>;
 
 struct CopyWork {
   void* destination;
   const void* source;
   std::size_t bytes;
-  CopyDirection direction;
+  Wires wires;
   std::byte* staged;  ///< `source` if the bytes were copied at the call, otherwise null; freed when done
 };
 

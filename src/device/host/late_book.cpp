@@ -3,6 +3,8 @@
 #include "device/host/host_memory.hpp"
 #include "device/host/host_stream.hpp"
 
+#include <penstock/core/fork.hpp>
+
 #include <algorithm>
 #include <cstring>
 
@@ -13,6 +15,18 @@ namespace {
 const std::byte* bytes_at(const void* data) noexcept { return static_cast<const std::byte*>(data); }
 
 }  // namespace
+
+std::shared_ptr<LateBook> LateBook::of_process() {
+  static auto& mutex = *new std::mutex;
+  static auto& shared = *new std::weak_ptr<LateBook>;
+  static std::uint64_t generation = 0;
+  const std::lock_guard lock(mutex);
+  auto book = shared.lock();
+  // A forked child has the parent's book, perhaps locked, with work that nobody will do.
+  if (book == nullptr || generation != fork_generation()) shared = book = std::make_shared<LateBook>();
+  generation = fork_generation();
+  return book;
+}
 
 std::uint64_t LateBook::enqueue(HostStream& stream, const Work& work) {
   const Touched touched = touched_by(work);
@@ -29,9 +43,9 @@ std::uint64_t LateBook::enqueue(HostStream& stream, const Work& work) {
   return ticket;
 }
 
-void LateBook::clear() {
+void LateBook::forget(const HostCore& device) {
   const std::lock_guard lock(mutex_);
-  ahead_.clear();
+  std::erase_if(ahead_, [&](const Access& access) { return access.stream->is_of(device); });
 }
 
 LateBook::Touched LateBook::touched_by(const Work& work) {

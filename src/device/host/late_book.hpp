@@ -10,18 +10,23 @@
 
 namespace penstock {
 
+struct HostCore;
 class HostStream;
 
 /// Knows the memory that enqueued work will touch, for the late mode. A destination is poisoned when its copy
-/// is enqueued, unless work ahead of the copy still uses it.
+/// is enqueued, unless work ahead of the copy still uses it. All devices share one book, since work of one
+/// may touch the memory of another.
 class LateBook {
  public:
+  /// The book of this process, which ends with the last device that holds it.
+  static std::shared_ptr<LateBook> of_process();
+
   /// Poisons the target of `work`, unless work ahead uses it. Enqueues `work`; returns its ticket.
   /// Thread-safe.
   std::uint64_t enqueue(HostStream& stream, const Work& work);
 
-  /// Forgets everything.
-  void clear();
+  /// Forgets the work of a device.
+  void forget(const HostCore& device);
 
  private:
   using Bytes = std::span<const std::byte>;
