@@ -544,7 +544,7 @@ TEST(HostBackend, NothingIsDoneBehindAGateThatWasGivenUp) {
                            .value_count = 1};
   const auto stream = HostStream::start(core);
   stream->enqueue(WaitValueWork{&word, 1});
-  stream->enqueue(CopyWork{&target, &source, 8, Wires{}, nullptr});
+  stream->enqueue(CopyWork{&target, &source, 8, CopyDirection::h2d, Wires{}, nullptr});
   stream->enqueue(FillWork{&target, 8, 0});
   stream->enqueue(PiecesWork{locked, 1});
   stream->enqueue(GatherWork{gather, false, false});

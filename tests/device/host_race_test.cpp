@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <latch>
 #include <thread>
 
@@ -17,13 +18,14 @@ bool all_are(std::span<const std::byte> bytes, std::byte value) {
   return std::all_of(bytes.begin(), bytes.end(), [&](std::byte byte) { return byte == value; });
 }
 
-class Late : public ::testing::Test {
+/// Late devices, without and with modelled links. Those are slow: 10000 bytes take a millisecond and more.
+class Late : public ::testing::TestWithParam<std::string> {
  protected:
   [[nodiscard]] static bool poisoned(std::span<const std::byte> bytes) {
     return all_are(bytes, std::byte{0xDB});
   }
 
-  const Device device = Device::open("host:memory=16MiB,late=1");
+  const Device device = Device::open("host:memory=16MiB,late=1" + GetParam());
   Backend& backend = device.backend();
   const Stream stream = device.create_stream();
   const Stream consumer = device.create_stream();
@@ -32,13 +34,19 @@ class Late : public ::testing::Test {
   PinnedBytes result{device, kBytes};
   DeviceBytes slot{device, kBytes};
 
+  [[nodiscard]] std::vector<std::byte> download(const std::byte* from) const {
+    std::vector<std::byte> read(kBytes);
+    stream.copy(read.data(), from, kBytes, CopyDirection::d2h);
+    return read;
+  }
+
   void SetUp() override {
     source.assign(bytes);
     backend.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
   }
 };
 
-TEST_F(Late, ConsumerThatWaitsSeesTheBytes) {
+TEST_P(Late, ConsumerThatWaitsSeesTheBytes) {
   Event ready = device.create_event();
   ready.record(stream);
   consumer.wait(ready);
@@ -47,7 +55,7 @@ TEST_F(Late, ConsumerThatWaitsSeesTheBytes) {
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
-TEST_F(Late, AskingAgainAndAgainCountsAsWaiting) {
+TEST_P(Late, AskingAgainAndAgainCountsAsWaiting) {
   Event ready = device.create_event();
   ready.record(stream);
   EXPECT_FALSE(ready.query());
@@ -55,12 +63,12 @@ TEST_F(Late, AskingAgainAndAgainCountsAsWaiting) {
   EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
 }
 
-TEST_F(Late, AskingTheStreamCountsAsWaitingToo) {
+TEST_P(Late, AskingTheStreamCountsAsWaitingToo) {
   while (!stream.query()) std::this_thread::yield();
   EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
 }
 
-TEST_F(Late, DestroyedStreamFinishesUnasked) {
+TEST_P(Late, DestroyedStreamFinishesUnasked) {
   Event done = device.create_event();
   {
     const Stream doomed = device.create_stream();
@@ -75,7 +83,7 @@ TEST_F(Late, DestroyedStreamFinishesUnasked) {
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
-TEST_F(Late, WorkThatIsRightlyAheadIsNotPoisoned) {
+TEST_P(Late, WorkThatIsRightlyAheadIsNotPoisoned) {
   // The slot's old bytes are not read yet when its next copy is enqueued, in order, on another stream.
   const auto next = random_bytes(kBytes, 4);
   PinnedBytes next_source(device, kBytes);
@@ -93,7 +101,7 @@ TEST_F(Late, WorkThatIsRightlyAheadIsNotPoisoned) {
   EXPECT_TRUE(same_bytes(next, next_result.bytes()));
 }
 
-TEST_F(Late, HeadThatAGatherReadsIsNotPoisoned) {
+TEST_P(Late, HeadThatAGatherReadsIsNotPoisoned) {
   stream.synchronize();
   GatherRequest request;
   request.source_rows = 1;
@@ -108,7 +116,7 @@ TEST_F(Late, HeadThatAGatherReadsIsNotPoisoned) {
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
-TEST_F(Late, WhatWasNeededOnceStaysNeeded) {
+TEST_P(Late, WhatWasNeededOnceStaysNeeded) {
   const StartedThreads threads;
   Event early = device.create_event();
   Gate gate(device);
@@ -124,7 +132,7 @@ TEST_F(Late, WhatWasNeededOnceStaysNeeded) {
   EXPECT_TRUE(comes_true([&] { return threads.get().empty(); }));
 }
 
-TEST_F(Late, WhatPiecesReadIsNotPoisoned) {
+TEST_P(Late, WhatPiecesReadIsNotPoisoned) {
   stream.synchronize();
   PinnedBytes table(device, sizeof(CopyPiece));
   *table.as<CopyPiece>() = {slot.data(), result.data(), kBytes};
@@ -134,7 +142,7 @@ TEST_F(Late, WhatPiecesReadIsNotPoisoned) {
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
-TEST_F(Late, RowsThatASplitReadsAreNotPoisoned) {
+TEST_P(Late, RowsThatASplitReadsAreNotPoisoned) {
   stream.synchronize();
   static_assert(kBytes % 16 == 0);
   PinnedBytes tables(device, 64);
@@ -155,27 +163,71 @@ TEST_F(Late, RowsThatASplitReadsAreNotPoisoned) {
   for (std::size_t i = 0; i < kBytes / 16; ++i) ASSERT_EQ(result.data()[i], bytes[16 * i]);
 }
 
-TEST_F(Late, FreshMemoryOfTheDeviceShowsPoison) {
+TEST_P(Late, WhatAPeerRightlyReadsIsNotPoisoned) {
+  // The device reads the slot, and then the peer writes it anew.
+  const Device peer = Device::open("host:1,memory=16MiB,late=1" + GetParam());
+  const Stream of_peer = peer.create_stream();
+  peer.enable_peer(device);
+  const auto next = random_bytes(kBytes, 5);
+  DeviceBytes there(peer, kBytes);
+  PinnedBytes next_source(peer, kBytes);
+  next_source.assign(next);
+  stream.synchronize();
+  of_peer.copy(there.data(), next_source.data(), kBytes, CopyDirection::h2d);
+  stream.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h);
+  Event read = device.create_event();
+  read.record(stream);
+  of_peer.wait(read);
+  of_peer.copy(slot.data(), there.data(), kBytes, CopyDirection::d2d);
+  of_peer.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+  EXPECT_TRUE(same_bytes(next, download(slot.data())));
+}
+
+TEST_P(Late, WorkAheadStaysKnownWhenAnotherDeviceCloses) {
+  stream.synchronize();
+  stream.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h);
+  static_cast<void>(Device::open("host:1,memory=1MiB,late=1"));
+  stream.fill(slot.data(), 0, kBytes);
+  stream.synchronize();
+  EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+TEST_P(Late, FreshMemoryOfTheDeviceShowsPoison) {
   const DeviceBytes fresh(device, 64);
   EXPECT_TRUE(poisoned({fresh.data(), 64}));
 }
 
 #ifndef PENSTOCK_THREAD_SANITIZER  // these race, and it says so
 
-TEST_F(Late, WhatNothingUsesAnyMoreIsPoisoned) {
+TEST_P(Late, WhatNothingUsesAnyMoreIsPoisoned) {
   stream.synchronize();
   backend.fill(slot.data(), 0, kBytes, stream.native());
   EXPECT_TRUE(poisoned({slot.data(), kBytes}));
   stream.synchronize();
 }
 
-TEST_F(Late, ConsumerThatSkipsTheWaitSeesPoison) {
+TEST_P(Late, ConsumerThatSkipsTheWaitSeesPoison) {
   backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, consumer.native());
   consumer.synchronize();
   EXPECT_TRUE(poisoned(result.bytes()));
 }
 
-TEST_F(Late, WaitingForAnEventOfBeforeTheCopyIsNotEnough) {
+TEST_P(Late, PeerThatSkipsTheWaitSeesPoison) {
+  const Device peer = Device::open("host:1,memory=16MiB,late=1" + GetParam());
+  const Stream of_peer = peer.create_stream();
+  peer.enable_peer(device);
+  DeviceBytes there(peer, kBytes);
+  PinnedBytes there_result(peer, kBytes);
+  of_peer.copy(there.data(), slot.data(), kBytes, CopyDirection::d2d);
+  EXPECT_TRUE(poisoned({there.data(), kBytes}));
+  of_peer.copy(there_result.data(), there.data(), kBytes, CopyDirection::d2h);
+  of_peer.synchronize();
+  EXPECT_TRUE(poisoned(there_result.bytes()));
+  stream.synchronize();
+}
+
+TEST_P(Late, WaitingForAnEventOfBeforeTheCopyIsNotEnough) {
   Event early = device.create_event();
   const DeviceBytes other(device, kBytes);
   early.record(stream);
@@ -186,21 +238,21 @@ TEST_F(Late, WaitingForAnEventOfBeforeTheCopyIsNotEnough) {
   EXPECT_TRUE(poisoned(result.bytes()));
 }
 
-TEST_F(Late, HostThatSkipsTheWaitSeesPoison) {
+TEST_P(Late, HostThatSkipsTheWaitSeesPoison) {
   backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
   EXPECT_TRUE(poisoned(result.bytes()));
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
-TEST_F(Late, SourceReusedTooEarlyShows) {
+TEST_P(Late, SourceReusedTooEarlyShows) {
   source.assign(random_bytes(kBytes, 2));
   backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
   stream.synchronize();
   EXPECT_FALSE(same_bytes(bytes, result.bytes()));
 }
 
-TEST_F(Late, SmallPageableSourceIsTakenAtTheCallAndArrivesLate) {
+TEST_P(Late, SmallPageableSourceIsTakenAtTheCallAndArrivesLate) {
   const DeviceBytes other(device, 100);
   {
     const auto ordinary = random_bytes(100, 3);
@@ -211,7 +263,7 @@ TEST_F(Late, SmallPageableSourceIsTakenAtTheCallAndArrivesLate) {
   EXPECT_TRUE(same_bytes(random_bytes(100, 3), {other.data(), 100}));
 }
 
-TEST_F(Late, GatherAndFillAreLateToo) {
+TEST_P(Late, GatherAndFillAreLateToo) {
   const DeviceBytes filled(device, 64);
   GatherRequest request;
   request.source = source.data();
@@ -228,7 +280,7 @@ TEST_F(Late, GatherAndFillAreLateToo) {
   EXPECT_TRUE(all_are({filled.data(), 64}, std::byte{0x11}));
 }
 
-TEST_F(Late, OrdersAreLateToo) {
+TEST_P(Late, OrdersAreLateToo) {
   OrderRequest request;
   request.run.size = 100;
   request.run.count = 100;
@@ -239,7 +291,7 @@ TEST_F(Late, OrdersAreLateToo) {
   for (std::uint64_t i = 0; i < 100; ++i) EXPECT_EQ(result.as<std::uint64_t>()[i], i);
 }
 
-TEST_F(Late, PiecesAreLateToo) {
+TEST_P(Late, PiecesAreLateToo) {
   std::memset(result.data(), 0, kBytes);
   PinnedBytes table(device, sizeof(CopyPiece));
   *table.as<CopyPiece>() = {source.data(), result.data(), kBytes};
@@ -247,6 +299,158 @@ TEST_F(Late, PiecesAreLateToo) {
   EXPECT_TRUE(all_are(result.bytes(), std::byte{0}));
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
+}
+
+/// Devices whose links take 20 ms for `kBytes`, and that are not late. A forgotten wait shows while the link
+/// is busy.
+class SlowLink : public ::testing::Test {
+ protected:
+  static constexpr std::byte kOld{0xA5};
+  static constexpr std::size_t kEarly = kBytes * 6 / 10;
+
+  SlowLink() {
+    first.enable_peer(second);
+    source.assign(bytes);
+    EXPECT_NE(bytes[kEarly], kOld);
+  }
+
+  /// Calls `scenario` until `busy` is still at work when that returns, then `check`. A loaded machine may
+  /// need several tries.
+  static void while_busy(const Stream& busy, const std::function<void()>& scenario,
+                         const std::function<void()>& check) {
+    bool in_time = false;
+    for (int tries = 0; tries < 50 && !in_time; ++tries) {
+      scenario();
+      in_time = !busy.query();
+      if (in_time) check();
+      busy.synchronize();
+    }
+    EXPECT_TRUE(in_time) << "the machine is too slow";
+  }
+
+  /// What lies at `at` while a copy to there is under way: after its early part has come, which `byte` is of.
+  [[nodiscard]] static std::vector<std::byte> look(const std::byte* at, std::size_t byte) {
+    const volatile std::byte* const early = at + byte;
+    EXPECT_TRUE(comes_true([&] { return *early != kOld; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return {at, at + kBytes};
+  }
+
+  [[nodiscard]] ::testing::AssertionResult is_right(std::span<const std::byte> part, std::size_t at) const {
+    return same_bytes(std::span(bytes).subspan(at, part.size()), part);
+  }
+
+  const Device first = Device::open("host:0,memory=16MiB,link=0.0005,peer=0.0005");
+  const Device second = Device::open("host:1,memory=16MiB,link=0.0005,peer=0.0005");
+  const Stream stream = first.create_stream();
+  const Stream consumer = first.create_stream();
+  const Stream there = second.create_stream();
+  const std::vector<std::byte> bytes = random_bytes(kBytes, 1);
+  PinnedBytes source{first, kBytes};
+  PinnedBytes result{first, kBytes};
+  DeviceBytes slot{first, kBytes};
+  DeviceBytes other{second, kBytes};
+};
+
+TEST_F(SlowLink, HostThatSkipsTheWaitSeesOldBytes) {
+  std::vector<std::byte> seen;
+  while_busy(
+      stream,
+      [&] {
+        std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
+        stream.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d);
+        seen = look(slot.data(), kEarly);
+      },
+      [&] { EXPECT_FALSE(is_right(seen, 0)); });
+  EXPECT_TRUE(is_right({slot.data(), kBytes}, 0));
+  while_busy(
+      stream,
+      [&] {
+        std::memset(result.data(), std::to_integer<int>(kOld), kBytes);
+        stream.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h);
+        seen = look(result.data(), kEarly);
+      },
+      [&] { EXPECT_FALSE(is_right(seen, 0)); });
+  EXPECT_TRUE(is_right(result.bytes(), 0));
+}
+
+TEST_F(SlowLink, ConsumerThatSkipsTheWaitSeesOldBytes) {
+  constexpr std::size_t kPart = kBytes / 4;
+  while_busy(
+      stream,
+      [&] {
+        std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
+        stream.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d);
+        consumer.copy(result.data(), slot.data(), kPart, CopyDirection::d2h);
+        consumer.synchronize();
+      },
+      [&] { EXPECT_FALSE(is_right(result.bytes().first(kPart), 0)); });
+}
+
+TEST_F(SlowLink, PeerThatSkipsTheWaitSeesOldBytes) {
+  constexpr std::size_t kPart = kBytes / 4;
+  while_busy(
+      there,
+      [&] {
+        std::memset(other.data(), std::to_integer<int>(kOld), kBytes);
+        there.copy(other.data(), bytes.data(), kBytes, CopyDirection::h2d);
+        stream.copy(slot.data(), other.data(), kPart, CopyDirection::d2d);
+        stream.synchronize();
+      },
+      [&] { EXPECT_FALSE(is_right({slot.data(), kPart}, 0)); });
+}
+
+TEST_F(SlowLink, ConsumerOfWhatCameFromThePeerMustWaitToo) {
+  constexpr std::size_t kPart = kBytes / 2;
+  std::memcpy(other.data(), bytes.data(), kBytes);
+  while_busy(
+      stream,
+      [&] {
+        std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
+        stream.copy(slot.data(), other.data(), kBytes, CopyDirection::d2d);
+        consumer.copy(result.data(), slot.data() + kPart / 2, kPart, CopyDirection::d2h);
+        consumer.synchronize();
+      },
+      [&] { EXPECT_FALSE(is_right(result.bytes().first(kPart), kPart / 2)); });
+  EXPECT_TRUE(is_right({slot.data(), kBytes}, 0));
+}
+
+TEST_F(SlowLink, GatheredRowsAndPiecesThatAreNotWaitedForAreOld) {
+  PinnedBytes table(first, 2 * sizeof(CopyPiece));
+  table.as<CopyPiece>()[0] = {source.data(), slot.data(), kBytes / 2};
+  table.as<CopyPiece>()[1] = {source.data() + kBytes / 2, slot.data() + kBytes / 2, kBytes / 2};
+  const auto pieces = [&] { stream.copy_pieces(table.as<CopyPiece>(), 2); };
+  const auto gather = [&] {
+    stream.gather({.source = source.data(),
+                   .source_rows = 10,
+                   .row_elements = kBytes / 10,
+                   .count = 10,
+                   .destination = slot.data()});
+  };
+  for (const auto& work : {std::function<void()>(pieces), std::function<void()>(gather)}) {
+    std::vector<std::byte> seen;
+    while_busy(
+        stream,
+        [&] {
+          std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
+          work();
+          seen = look(slot.data(), kEarly);
+        },
+        [&] { EXPECT_FALSE(is_right(seen, 0)); });
+    EXPECT_TRUE(is_right({slot.data(), kBytes}, 0));
+  }
+}
+
+TEST_F(SlowLink, SourceReusedTooEarlyShows) {
+  while_busy(
+      stream,
+      [&] {
+        source.assign(bytes);
+        stream.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d);
+        std::memset(source.data(), std::to_integer<int>(kOld), kBytes);
+      },
+      [] {});
+  EXPECT_FALSE(is_right({slot.data(), kBytes}, 0));
 }
 
 #else
@@ -292,6 +496,9 @@ TEST(HostRaceDeathTest, SanitizerIsContentWithTheWait) {
 }
 
 #endif
+
+INSTANTIATE_TEST_SUITE_P(, Late, ::testing::Values("", ",link=0.01,latency=200,peer=0.01"),
+                         [](const auto& each) { return each.param.empty() ? "Plain" : "SlowLink"; });
 
 TEST(HostRace, AnEventMayBeRecordedWhileOthersLookAtIt) {
   const Device device = Device::open("host");

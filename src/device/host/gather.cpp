@@ -33,16 +33,17 @@ void scale_row(const GatherRequest& request, const From* from, To* to) noexcept 
   }
 }
 
-/// Calls `row(source, destination)` for each row that exists, and zeroes the others.
+/// Calls `row(source, destination)` for each of the rows [first, end) that exists, and zeroes the others.
 template <typename Row>
-void for_each_row(const GatherRequest& request, Row&& row) noexcept {
+void for_each_row(const GatherRequest& request, std::uint64_t first, std::uint64_t end, Row&& row) noexcept {
   const std::size_t row_bytes = request.row_elements * dtype_bytes(request.from);
   const std::size_t stride = request.row_stride_bytes != 0 ? request.row_stride_bytes : row_bytes;
   const std::size_t result_bytes = request.row_elements * dtype_bytes(request.to);
   const auto* head = static_cast<const std::byte*>(request.head);
   const auto* source = static_cast<const std::byte*>(request.source);
   auto* destination = static_cast<std::byte*>(request.destination);
-  for (std::uint64_t i = 0; i < request.count; ++i, destination += result_bytes) {
+  destination += first * result_bytes;
+  for (std::uint64_t i = first; i < end; ++i, destination += result_bytes) {
     const std::uint64_t index = request.indices != nullptr ? request.indices[i] : i;
     if (index < request.head_rows) {
       row(head + index * stride, destination);
@@ -55,15 +56,15 @@ void for_each_row(const GatherRequest& request, Row&& row) noexcept {
 }
 
 template <typename From, typename To>
-void gather_as(const GatherRequest& request) noexcept {
+void gather_as(const GatherRequest& request, std::uint64_t first, std::uint64_t end) noexcept {
   if constexpr (FloatTarget<To>) {
     if (request.scale != nullptr || request.shift != nullptr) {
-      return for_each_row(request, [&](const std::byte* from, std::byte* to) {
+      return for_each_row(request, first, end, [&](const std::byte* from, std::byte* to) {
         scale_row(request, reinterpret_cast<const From*>(from), reinterpret_cast<To*>(to));
       });
     }
   }
-  for_each_row(request, [&](const std::byte* from, std::byte* to) {
+  for_each_row(request, first, end, [&](const std::byte* from, std::byte* to) {
     convert_row(reinterpret_cast<const From*>(from), reinterpret_cast<To*>(to), request.row_elements);
   });
 }
@@ -79,14 +80,15 @@ std::uint64_t count_rows(const GatherRequest& request, bool of_head, bool of_sou
   return rows;
 }
 
-void gather_on_host(const GatherRequest& request) noexcept {
+void gather_on_host(const GatherRequest& request, std::uint64_t first, std::uint64_t end) noexcept {
   if (request.from == request.to && request.scale == nullptr && request.shift == nullptr) {
     const std::size_t bytes = request.row_elements * dtype_bytes(request.from);
-    return for_each_row(request, [&](const std::byte* from, std::byte* to) { std::memcpy(to, from, bytes); });
+    return for_each_row(request, first, end,
+                        [&](const std::byte* from, std::byte* to) { std::memcpy(to, from, bytes); });
   }
   with_type(request.from, [&]<typename From>(From) {
     with_type(request.to, [&]<typename To>(To) {
-      if constexpr (converts<From, To>()) gather_as<From, To>(request);
+      if constexpr (converts<From, To>()) gather_as<From, To>(request, first, end);
     });
   });
 }

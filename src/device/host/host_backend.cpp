@@ -354,7 +354,7 @@ void HostBackend::copy(void* destination, const void* source, std::size_t bytes,
     refuse("copy",
            "Memory of another device was named. Copies between it and the host go on its own streams.");
   }
-  CopyWork work{destination, source, bytes, wires_of(direction, to, from), nullptr};
+  CopyWork work{destination, source, bytes, direction, wires_of(direction, to, from), nullptr};
   const bool pageable = from.range.kind == MemoryKind::pageable || to.range.kind == MemoryKind::pageable;
   if (!pageable) {
     enqueue(target, work);

@@ -4,6 +4,7 @@
 #include "device/host/host_event.hpp"
 #include "device/host/split.hpp"
 
+#include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/start_thread.hpp>
 
@@ -17,6 +18,26 @@
 namespace penstock {
 
 namespace {
+
+/// Moves the bytes [begin, end) of a copy.
+void move_part(const CopyWork& work, std::size_t begin, std::size_t end) noexcept {
+  std::memcpy(static_cast<std::byte*>(work.destination) + begin,
+              static_cast<const std::byte*>(work.source) + begin, end - begin);
+}
+
+/// Moves the bytes of a copy over a modelled link, which ends at `arrival`. A part of them goes then, the
+/// rest at once, so that a forgotten wait gives wrong bytes. Each direction has another part: a copy that
+/// should have waited for one of another direction reads too early what that one writes late.
+void move_until(const CopyWork& work, Wire::Clock::time_point arrival) noexcept {
+  const std::size_t late = std::min((work.bytes + 3) / 4, 4 * kKiB);
+  const std::size_t begin = work.direction == CopyDirection::h2d   ? 0
+                            : work.direction == CopyDirection::d2h ? work.bytes - late
+                                                                   : (work.bytes - late) / 2;
+  move_part(work, 0, begin);
+  move_part(work, begin + late, work.bytes);
+  wait_until(arrival);
+  move_part(work, begin, begin + late);
+}
 
 /// Takes the turns of `bytes` on all of `wires` at once. Returns the time at which they will have arrived, or
 /// nothing if no wire is modelled.
@@ -116,9 +137,11 @@ void HostStream::run() noexcept {
 
 void HostStream::perform(const CopyWork& work, std::uint64_t /*ticket*/) {
   if (!abandoned_) {
-    const auto arrival = take_turns(work.wires, work.bytes);
-    std::memcpy(work.destination, work.source, work.bytes);
-    if (arrival) wait_until(*arrival);
+    if (const auto arrival = take_turns(work.wires, work.bytes)) {
+      move_until(work, *arrival);
+    } else {
+      move_part(work, 0, work.bytes);
+    }
   }
   delete[] work.staged;
 }
@@ -139,11 +162,11 @@ void HostStream::perform(const PiecesWork& work, std::uint64_t /*ticket*/) {
   const bool writes = to_host != 0 && core_->to_host.modelled();
   const auto read = reads ? core_->to_device.take_turn(to_device) : Wire::Clock::time_point{};
   const auto written = writes ? core_->to_host.take_turn(to_host) : Wire::Clock::time_point{};
-  for (std::size_t i = 0; i < work.count; ++i) {
+  for (std::size_t i = work.count; i-- > 0;) {
+    if (i == 0 && (reads || writes)) wait_until(std::max(read, written));
     const CopyPiece& piece = work.pieces[i];
     if (piece.bytes != 0) std::memcpy(piece.destination, piece.source, piece.bytes);
   }
-  if (reads || writes) wait_until(std::max(read, written));
 }
 
 void HostStream::perform(const GatherWork& work, std::uint64_t /*ticket*/) {
@@ -156,8 +179,9 @@ void HostStream::perform(const GatherWork& work, std::uint64_t /*ticket*/) {
   }
   const bool on_link = link_bytes != 0;
   const auto arrival = on_link ? core_->to_device.take_turn(link_bytes) : Wire::Clock::time_point{};
-  gather_on_host(request);
+  gather_on_host(request, 1, request.count);
   if (on_link) wait_until(arrival);
+  gather_on_host(request, 0, 1);
 }
 
 void HostStream::perform(const SplitWork& work, std::uint64_t /*ticket*/) {

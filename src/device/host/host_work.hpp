@@ -22,6 +22,7 @@ struct CopyWork {
   void* destination;
   const void* source;
   std::size_t bytes;
+  CopyDirection direction;
   Wires wires;
   std::byte* staged;  ///< `source` if the bytes were copied at the call, otherwise null; freed when done
 };
