@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 #include <climits>
@@ -184,6 +185,19 @@ unsigned parse_width(const std::string& text) {
   return width <= 32 ? width : 0;
 }
 
+constexpr int kWordBits = sizeof(unsigned long) * CHAR_BIT;
+constexpr int kMostNodes = 1024;  // the kernel's own limit
+/// One word more than the nodes need: the kernel reads one bit fewer than the count it is given.
+using NodeMask = std::array<unsigned long, kMostNodes / kWordBits + 1>;
+
+bool set_memory_policy(void* data, std::size_t bytes, int policy, const NodeMask& nodes) noexcept {
+  if (data == nullptr || bytes == 0) return false;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t page = begin & ~(static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE)) - 1);
+  const std::size_t length = begin - page + bytes;
+  return syscall(SYS_mbind, page, length, policy, nodes.data(), sizeof nodes * CHAR_BIT, 0) == 0;
+}
+
 /// True if this process has CAP_IPC_LOCK, which lifts the limit. Root in a container often lacks it.
 bool may_lock_freely() noexcept {
   try {
@@ -258,16 +272,17 @@ bool bind_thread_to_node(int numa_node) noexcept {
 }
 
 bool bind_memory_to_node(void* data, std::size_t bytes, int numa_node) noexcept {
-  constexpr int kWordBits = sizeof(unsigned long) * CHAR_BIT;
-  constexpr int kMostNodes = 1024;  // the kernel's own limit
-  if (numa_node < 0 || numa_node >= kMostNodes || data == nullptr || bytes == 0) return false;
-  // One word more than the nodes need: the kernel reads one bit fewer than the count it is given.
-  unsigned long nodes[kMostNodes / kWordBits + 1] = {};
-  nodes[numa_node / kWordBits] = 1UL << numa_node % kWordBits;
-  const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t page = begin & ~(static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE)) - 1);
-  const std::size_t length = begin - page + bytes;
-  return syscall(SYS_mbind, page, length, MPOL_PREFERRED, nodes, sizeof nodes * CHAR_BIT, 0) == 0;
+  if (numa_node < 0 || numa_node >= kMostNodes) return false;
+  NodeMask nodes{};
+  nodes[static_cast<std::size_t>(numa_node / kWordBits)] = 1UL << numa_node % kWordBits;
+  return set_memory_policy(data, bytes, MPOL_PREFERRED, nodes);
+}
+
+bool interleave_memory(void* data, std::size_t bytes) noexcept {
+  NodeMask nodes{};
+  if (syscall(SYS_get_mempolicy, nullptr, nodes.data(), kMostNodes, nullptr, MPOL_F_MEMS_ALLOWED) != 0)
+    return false;
+  return set_memory_policy(data, bytes, MPOL_INTERLEAVE, nodes);
 }
 
 std::optional<std::size_t> lock_limit() noexcept {

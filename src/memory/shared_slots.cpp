@@ -5,20 +5,15 @@
 #include <penstock/core/fork.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/memory/registration.hpp>
+#include <penstock/memory/shared_pages.hpp>
 #include <penstock/memory/shared_slots.hpp>
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -62,37 +57,16 @@ SharedSlotsLayout layout_of(std::size_t slots, std::size_t most_bytes) {
   return layout;
 }
 
-[[noreturn]] void refuse(const char* call, std::size_t bytes) {
-  throw Unsupported(fmt::format("shared memory for worker processes, {} of addresses: {}: {}",
-                                format_bytes(bytes), call, std::strerror(errno)));
-}
-
 }  // namespace
 
 struct SharedSlotsState {
-  SharedSlotsState(int descriptor, std::size_t slot_count, std::size_t most)
-      : file(descriptor),
+  SharedSlotsState(SharedPages shared, std::size_t slot_count, std::size_t most)
+      : pages(std::move(shared)),
+        data(pages.bytes().data()),
         slots(slot_count),
         most_bytes(most),
         layout(layout_of(slot_count, most)),
         reader(slots) {}
-  ~SharedSlotsState() {
-    reader.clear();  // unlocked before it is unmapped
-    if (data != nullptr) munmap(data, layout.bytes);
-    close(file);
-  }
-  SharedSlotsState(const SharedSlotsState&) = delete;
-  SharedSlotsState& operator=(const SharedSlotsState&) = delete;
-
-  void map() {
-    // Pages are taken when they are written: addresses alone cost nothing.
-    void* const mapped =
-        mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-    if (mapped == MAP_FAILED) refuse("mmap", layout.bytes);
-    data = static_cast<std::byte*>(mapped);
-    madvise(data, layout.bytes, MADV_HUGEPAGE);  // hints: where the system gives shared memory huge pages,
-    madvise(data, layout.bytes, MADV_DONTDUMP);  // and does not write terabytes of addresses into a core file
-  }
 
   [[nodiscard]] SlotControl& control(std::size_t slot) const noexcept {
     return reinterpret_cast<SlotControl*>(data)[slot];
@@ -163,12 +137,12 @@ struct SharedSlotsState {
     std::optional<Registration> registration;  // changed with the slot's lease
   };
 
-  const int file;
+  const SharedPages pages;  // unmapped after all registrations are gone
+  std::byte* const data;
   const std::size_t slots;
   const std::size_t most_bytes;
   const SharedSlotsLayout layout;
   const std::uint64_t generation = fork_generation();
-  std::byte* data = nullptr;
   bool is_reader = false;
   std::vector<Reader> reader;
   std::mutex mutex;
@@ -202,19 +176,7 @@ SharedSlots::SharedSlots(std::shared_ptr<SharedSlotsState> state) noexcept : sta
 
 SharedSlots::SharedSlots(std::size_t slots, std::size_t most_bytes, int numa_node) {
   const SharedSlotsLayout layout = layout_of(slots, most_bytes);
-  rlimit limit{};
-  // A file beyond the limit ends the process with a signal.
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < layout.bytes) {
-    throw Unsupported(
-        fmt::format("shared memory for worker processes: files may have {}, and this one has {} of "
-                    "addresses. Raise `ulimit -f`.",
-                    format_bytes(limit.rlim_cur), format_bytes(layout.bytes)));
-  }
-  const int file = memfd_create("penstock-slots", MFD_CLOEXEC);
-  if (file < 0) refuse("memfd_create", layout.bytes);
-  state_ = std::make_shared<SharedSlotsState>(file, slots, most_bytes);
-  if (ftruncate(file, static_cast<off_t>(layout.bytes)) != 0) refuse("ftruncate", layout.bytes);
-  state_->map();
+  state_ = std::make_shared<SharedSlotsState>(SharedPages(layout.bytes, "penstock-slots"), slots, most_bytes);
   state_->is_reader = true;
   bind_memory_to_node(state_->data + layout.begin, layout.bytes - layout.begin, numa_node);
 }
@@ -227,19 +189,15 @@ SharedSlots::SharedSlots(SharedSlots&&) noexcept = default;
 
 SharedSlots SharedSlots::attach(int file, std::size_t slots, std::size_t most_bytes) {
   const SharedSlotsLayout layout = layout_of(slots, most_bytes);
-  struct stat facts{};
-  if (fstat(file, &facts) != 0 || facts.st_size != static_cast<off_t>(layout.bytes)) {
+  SharedPages pages = SharedPages::attach(file);
+  if (pages.bytes().size() != layout.bytes) {
     throw InvalidArgument(fmt::format("shared slots: descriptor {} is not of {} slots of {}", file, slots,
                                       format_bytes(most_bytes)));
   }
-  const int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
-  if (own < 0) refuse("fcntl", layout.bytes);
-  auto state = std::make_shared<SharedSlotsState>(own, slots, most_bytes);
-  state->map();
-  return SharedSlots(std::move(state));
+  return SharedSlots(std::make_shared<SharedSlotsState>(std::move(pages), slots, most_bytes));
 }
 
-int SharedSlots::file() const noexcept { return state_->file; }
+int SharedSlots::file() const noexcept { return state_->pages.file(); }
 
 std::size_t SharedSlots::slots() const noexcept { return state_->slots; }
 

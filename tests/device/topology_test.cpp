@@ -158,6 +158,23 @@ TEST(Topology, BoundMemoryPrefersTheNode) {
   EXPECT_EQ(nodes[0], 1UL);
 }
 
+TEST(Topology, InterleavedMemoryLiesOnAllAllowedNodes) {
+  constexpr std::size_t kBytes = std::size_t{1} << 16;
+  EXPECT_FALSE(interleave_memory(nullptr, kBytes));
+  void* const pages = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  const bool spread = interleave_memory(pages, kBytes);
+  int policy = -1;
+  unsigned long nodes[17] = {};
+  unsigned long allowed[17] = {};
+  const long asked = syscall(SYS_get_mempolicy, &policy, nodes, sizeof nodes * 8, pages, MPOL_F_ADDR);
+  syscall(SYS_get_mempolicy, nullptr, allowed, sizeof allowed * 8, nullptr, MPOL_F_MEMS_ALLOWED);
+  munmap(pages, kBytes);
+  if (!spread || asked != 0) GTEST_SKIP() << "the system does not bind memory";
+  EXPECT_EQ(policy, MPOL_INTERLEAVE);
+  EXPECT_TRUE(std::equal(std::begin(nodes), std::end(nodes), std::begin(allowed)));
+}
+
 TEST(Topology, LockLimitIsTheSoftLimitOrNone) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);

@@ -45,6 +45,10 @@ bool bind_thread_to_node(int numa_node) noexcept;
 /// Asks the system to put the untouched pages of [data, data + bytes) on `numa_node`. False if it refuses.
 bool bind_memory_to_node(void* data, std::size_t bytes, int numa_node) noexcept;
 
+/// Asks the system to spread the untouched pages of [data, data + bytes) over the NUMA nodes that this
+/// process may use, a page each in turn. False if it refuses.
+bool interleave_memory(void* data, std::size_t bytes) noexcept;
+
 /// Bytes this process may lock (RLIMIT_MEMLOCK's soft limit). Nullopt if unlimited or privileged.
 [[nodiscard]] std::optional<std::size_t> lock_limit() noexcept;
 

@@ -1,0 +1,370 @@
+#include "support/fork.hpp"
+#include "support/threads.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/memory/share_pages.hpp>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iomanip>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+using testing::Background;
+using ::testing::HasSubstr;
+using testing::Hold;
+using testing::succeeds_in_child;
+
+constexpr std::size_t kBytes = 100'000;
+
+/// A key of this test process alone.
+std::string key_of(const char* test) { return std::string(test) + " " + std::to_string(getpid()); }
+
+MadePages pages_of(std::size_t bytes, int value, std::string note = "what is in them") {
+  auto pages = std::make_shared<const SharedPages>(bytes);
+  std::memset(pages->bytes().data(), value, bytes);
+  return {std::move(pages), std::move(note)};
+}
+
+bool hold(const MadePages& made, int value) {
+  const auto bytes = made.pages->bytes();
+  return bytes.size() == kBytes &&
+         std::all_of(bytes.begin(), bytes.end(), [&](std::byte byte) { return byte == std::byte(value); });
+}
+
+MadePages never() { throw InvalidArgument("this one does not make them"); }
+
+std::size_t open_files() {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                                                std::filesystem::directory_iterator()));
+}
+
+/// A child of this process, which is killed with this object.
+class Child {
+ public:
+  explicit Child(auto&& body) : child_(fork()) {
+    if (child_ != 0) return;
+    alarm(60);
+    bool good = false;
+    try {
+      good = body();
+    } catch (...) {
+    }
+    _exit(good ? 0 : 1);
+  }
+  ~Child() {
+    if (child_ > 0) end(SIGKILL);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  /// True if it ends with its body being true. Sends it a signal before, if that is not 0.
+  bool end(int signal = 0) {
+    if (signal != 0) kill(child_, signal);
+    int status = -1;
+    EXPECT_EQ(waitpid(child_, &status, 0), child_);
+    child_ = -1;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+  [[nodiscard]] pid_t pid() const { return child_; }
+
+ private:
+  pid_t child_;
+};
+
+/// The name of the socket at which the processes of this key meet.
+std::string socket_name(const std::string& key) {
+  std::ostringstream name;
+  name << "penstock-" << geteuid() << '-' << std::hex << std::setw(16) << std::setfill('0')
+       << std::hash<std::string>{}(key);
+  return name.str();
+}
+
+bool is_in_use(const std::string& key) {
+  std::ifstream sockets("/proc/net/unix");
+  const std::string wanted = "@" + socket_name(key);
+  for (std::string line; std::getline(sockets, line);) {
+    if (line.ends_with(wanted)) return true;
+  }
+  return false;
+}
+
+TEST(SharedPagesTest, ProcessesSeeTheSameBytesAndNothingStaysOpen) {
+  const std::size_t before = open_files();
+  {
+    const SharedPages pages(kBytes);
+    EXPECT_EQ(pages.bytes().size(), kBytes);
+    EXPECT_TRUE(std::ranges::all_of(pages.bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
+    EXPECT_TRUE(succeeds_in_child([&] {
+      const SharedPages theirs = SharedPages::attach(pages.file());
+      std::memset(theirs.bytes().data(), 3, kBytes);
+      return theirs.bytes().size() == kBytes;
+    }));
+    EXPECT_EQ(pages.bytes()[kBytes - 1], std::byte{3});
+  }
+  EXPECT_EQ(open_files(), before);
+}
+
+TEST(SharedPagesTest, NobodyCutsThemShort) {
+  const SharedPages pages(kBytes);
+  EXPECT_NE(ftruncate(pages.file(), 10), 0);
+  EXPECT_NE(ftruncate(pages.file(), 10 * kBytes), 0);
+}
+
+TEST(SharedPagesTest, WhatIsNotMemoryIsRefused) {
+  EXPECT_THROW(SharedPages(0), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(SharedPages::attach(-1)), InvalidArgument);
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  EXPECT_THROW(static_cast<void>(SharedPages::attach(ends[0])), InvalidArgument);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(SharePagesTest, OneProcessMakesThemAndAllHaveThem) {
+  constexpr std::size_t kProcesses = 4;
+  const SharedPages counters(sizeof(std::array<std::atomic<std::size_t>, 2>));
+  auto& [makers, owners] = *new (counters.bytes().data()) std::array<std::atomic<std::size_t>, 2>{};
+  const ShareOptions options{.key = key_of("all"), .processes = kProcesses};
+  const auto comes = [&] {
+    const CommonPages common = share_pages(options, [&] {
+      ++makers;
+      return pages_of(kBytes, 7);
+    });
+    ++owners;
+    while (owners < kProcesses) std::this_thread::yield();  // whoever makes them serves the others
+    return hold(common, 7) && common.note == "what is in them";
+  };
+  std::array<std::optional<Child>, kProcesses - 1> others;
+  for (auto& other : others) other.emplace(comes);
+  EXPECT_TRUE(comes());
+  for (auto& other : others) EXPECT_TRUE(other->end());
+  EXPECT_EQ(makers, 1U);
+}
+
+TEST(SharePagesTest, TheOthersWaitUntilTheyAreMade) {
+  const ShareOptions options{.key = key_of("wait"), .processes = 2};
+  Hold making;
+  std::optional<CommonPages> first;
+  Background maker([&] {
+    first = share_pages(options, [&] {
+      making.stay();
+      return pages_of(kBytes, 1);
+    });
+  });
+  making.wait_for(1);
+  std::optional<CommonPages> second;
+  std::atomic<int> looks{0};
+  Background guest([&] {
+    second = share_pages({.key = options.key, .processes = 2, .while_waiting = [&] { ++looks; }}, &never);
+  });
+  while (looks < 2) std::this_thread::yield();
+  EXPECT_FALSE(guest.ended());
+  making.let_go();
+  maker.join();
+  guest.join();
+  EXPECT_TRUE(hold(*second, 1));
+  EXPECT_TRUE(first->made_here);
+  EXPECT_FALSE(second->made_here);
+  first->pages->bytes()[5] = std::byte{9};
+  EXPECT_EQ(second->pages->bytes()[5], std::byte{9});
+  first.reset();
+  EXPECT_EQ(second->pages->bytes()[5], std::byte{9}) << "the last one keeps the memory";
+}
+
+TEST(SharePagesTest, AFailureReachesAllWhoWait) {
+  const ShareOptions options{.key = key_of("failure"), .processes = 3};
+  Hold making;
+  Background maker([&] {
+    EXPECT_THROW(static_cast<void>(share_pages(options,
+                                               [&]() -> MadePages {
+                                                 making.stay();
+                                                 throw Error("the disk is full");
+                                               })),
+                 Error);
+  });
+  making.wait_for(1);
+  std::array<std::string, 2> errors;
+  std::atomic<int> waiting{0};
+  std::array<std::optional<Background>, 2> guests;
+  for (std::size_t i = 0; i < 2; ++i) {
+    guests[i].emplace([&, i] {
+      std::atomic<bool> waits{false};
+      const auto looks = [&] {
+        if (!waits.exchange(true)) ++waiting;
+      };
+      try {
+        static_cast<void>(share_pages({.key = options.key, .processes = 3, .while_waiting = looks}, &never));
+      } catch (const Error& error) {
+        errors[i] = error.what();
+      }
+    });
+  }
+  while (waiting < 2) std::this_thread::yield();
+  making.let_go();
+  maker.join();
+  for (auto& guest : guests) guest->join();
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, HasSubstr("the disk is full"));
+    EXPECT_THAT(error, HasSubstr(std::to_string(getpid())));
+  }
+}
+
+void expect_error_when_killed(bool forks) {
+  const ShareOptions options{.key = key_of(forks ? "killed with a child" : "killed"), .processes = 2};
+  const SharedPages counters(sizeof(std::atomic<pid_t>));
+  auto& child = *new (counters.bytes().data()) std::atomic<pid_t>(0);
+  Child maker([&] {
+    static_cast<void>(share_pages(options, [&]() -> MadePages {
+      const pid_t forked = forks ? fork() : 1;
+      if (forked > 0) child = forked;
+      for (;;) pause();
+    }));
+    return true;
+  });
+  while (child == 0) std::this_thread::yield();
+  std::atomic<bool> waits{false};
+  std::string error;
+  Background guest([&] {
+    try {
+      static_cast<void>(
+          share_pages({.key = options.key, .processes = 2, .while_waiting = [&] { waits = true; }}, &never));
+    } catch (const Error& caught) {
+      error = caught.what();
+    }
+  });
+  while (!waits) std::this_thread::yield();
+  const std::string pid = std::to_string(maker.pid());
+  maker.end(SIGKILL);
+  guest.join();
+  EXPECT_THAT(error, HasSubstr("PID " + pid));
+  EXPECT_THAT(error, HasSubstr("ended before it was there"));
+  if (forks) kill(child, SIGKILL);
+}
+
+TEST(SharePagesTest, AMakerThatIsKilledIsAnError) { expect_error_when_killed(false); }
+
+// The child has the maker's socket, so that it stays open.
+TEST(SharePagesTest, AMakerThatIsKilledIsAnErrorWhileItsChildLives) { expect_error_when_killed(true); }
+
+TEST(SharePagesTest, WhoWaitsCanBeInterruptedAndTheOthersAreServed) {
+  const ShareOptions options{.key = key_of("interrupted"), .processes = 2};
+  Hold making;
+  std::optional<CommonPages> first;
+  Background maker([&] {
+    first = share_pages(options, [&] {
+      making.stay();
+      return pages_of(kBytes, 2);
+    });
+  });
+  making.wait_for(1);
+  struct Interrupted {};
+  EXPECT_THROW(
+      static_cast<void>(share_pages(
+          {.key = options.key, .processes = 2, .while_waiting = [] { throw Interrupted(); }}, &never)),
+      Interrupted);
+  making.let_go();
+  EXPECT_TRUE(hold(share_pages(options, &never), 2));
+  maker.join();
+}
+
+TEST(SharePagesTest, StrangersAreNotServed) {
+  const ShareOptions options{.key = key_of("strangers"), .processes = 2};
+  Hold making;
+  std::optional<CommonPages> first;
+  Background maker([&] {
+    first = share_pages(options, [&] {
+      making.stay();
+      return pages_of(kBytes, 4);
+    });
+  });
+  making.wait_for(1);
+  ASSERT_TRUE(is_in_use(options.key));
+  const std::string name = socket_name(options.key);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const int stranger = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(connect(stranger, reinterpret_cast<const sockaddr*>(&address), bytes), 0);
+  const std::string words(100, 'x');
+  ASSERT_EQ(send(stranger, words.data(), words.size(), MSG_NOSIGNAL), 100);
+  making.let_go();
+  EXPECT_TRUE(hold(share_pages(options, &never), 4));
+  std::array<char, 64> answer{};
+  EXPECT_LE(recv(stranger, answer.data(), answer.size(), 0), 0) << "hung up on, without a word";
+  close(stranger);
+  maker.join();
+}
+
+TEST(SharePagesTest, AKeyIsFreeOnceAllHaveThePages) {
+  const ShareOptions options{.key = key_of("again"), .processes = 2};
+  std::vector<CommonPages> kept;
+  for (const int value : {1, 2, 3}) {
+    kept.push_back(share_pages(options, [&] { return pages_of(kBytes, value); }));
+    kept.push_back(share_pages(options, &never));
+    EXPECT_TRUE(hold(kept.back(), value));
+    while (is_in_use(options.key)) std::this_thread::yield();
+  }
+}
+
+TEST(SharePagesTest, AMakerThatGoesEarlyLeavesNothing) {
+  const ShareOptions options{.key = key_of("early"), .processes = 2};
+  const std::size_t before = open_files();
+  {
+    const CommonPages alone = share_pages(options, [] { return pages_of(kBytes, 1); });
+    EXPECT_TRUE(is_in_use(options.key));
+  }
+  EXPECT_FALSE(is_in_use(options.key));
+  EXPECT_EQ(open_files(), before);
+}
+
+TEST(SharePagesTest, AForkedChildDoesNotEndTheServer) {
+  const ShareOptions options{.key = key_of("forked"), .processes = 2};
+  auto made = std::make_unique<CommonPages>(share_pages(options, [] { return pages_of(kBytes, 6); }));
+  EXPECT_TRUE(succeeds_in_child([&] {
+    made.reset();
+    return true;
+  }));
+  EXPECT_TRUE(hold(share_pages(options, &never), 6));
+}
+
+TEST(SharePagesTest, AProcessAloneMeetsNobody) {
+  const ShareOptions options{.key = key_of("alone")};
+  const CommonPages alone = share_pages(options, [] { return pages_of(kBytes, 8); });
+  EXPECT_TRUE(hold(alone, 8));
+  EXPECT_TRUE(alone.made_here);
+  EXPECT_FALSE(is_in_use(options.key));
+}
+
+TEST(SharePagesTest, WhatHasNoMeaningIsRefused) {
+  EXPECT_THROW(static_cast<void>(share_pages({.key = ""}, &never)), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(share_pages({.key = "none", .processes = 0}, &never)), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace penstock
