@@ -15,6 +15,7 @@ from ._loader import Loader
 from ._modules import move_
 from ._nests import register_batch_type
 from ._saving import PendingSave, save_safetensors
+from ._shared_dataset import SharedDataset
 from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
 from ._weights import load_safetensors
@@ -35,6 +36,7 @@ __all__ = [
     "NotShardedWarning",
     "OutOfMemory",
     "PendingSave",
+    "SharedDataset",
     "Unsupported",
     "Worth",
     "__version__",

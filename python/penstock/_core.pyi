@@ -1,6 +1,6 @@
 """The C++ side of penstock; `import penstock` instead."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import os
 
 
@@ -512,6 +512,32 @@ class NativeLoader:
 
 def can_widen(from_dtype: str, to_dtype: str) -> bool:
     """True if a Loader can deliver one dtype as the other."""
+
+class SharedFields:
+    """Fields in pages that other processes have too."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def dtypes(self) -> list[str]: ...
+
+    @property
+    def note(self) -> bytes: ...
+
+    @property
+    def made_here(self) -> bool: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def array(self, field: int, for_torch: bool) -> object:
+        """All samples of a field, of which the array keeps the memory."""
+
+def share_dataset(key: str, processes: int, make: Callable) -> SharedFields:
+    """
+    Calls `make` in the first process that comes, for a note, arrays by name, and paths of files in place of arrays. Blocks, and hears signals meanwhile.
+    """
 
 def run_command(arguments: Sequence[bytes], chart_library: str | os.PathLike) -> int:
     """Runs the command, once in a process, and returns its exit status."""

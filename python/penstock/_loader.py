@@ -13,6 +13,7 @@ from ._columns import Fields, Samples, fields_of
 from ._engines import close_at_exit, engine_for
 from ._errors import Closed, InvalidArgument
 from ._samplers import batches_of
+from ._shared_dataset import SharedDataset
 from ._statistics import LoaderStatistics
 
 _UINT64 = 2**64 - 1
@@ -38,7 +39,8 @@ class Loader:
     samples. NumPy arrays, memory maps and PyTorch tensors are read in place, without a copy, so they must not change
     meanwhile. Other arrays are converted to NumPy. Batches have the same structure. A table (pandas, polars, Arrow,
     a Hugging Face dataset, anything with an Arrow C stream) becomes a dict of its columns, each in its own type; nulls
-    are refused. The order of the samples follows from `seed` and the epoch.
+    are refused. A `SharedDataset` is one copy for all processes of a host. The order of the samples follows from `seed`
+    and the epoch.
 
     A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
     GPU. Its memory is a slot of a ring. The slot goes back to the loader when the last tensor of the batch and the last
@@ -113,7 +115,7 @@ class Loader:
         for name in not_taken:
             _refuse(name)
         channel_axis = whole("channel_axis", channel_axis, 0, what="an axis of a sample")
-        fields = fields_of(data)
+        fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
         # Pickling needs these. A table is kept only as the columns that were made of it.
         kept = dict(zip(fields.names, fields.arrays, strict=True)) if fields.is_table else data
         self._arguments = {

@@ -158,6 +158,22 @@ dlpack::DataType dlpack_of(DType dtype) {
   throw InvalidArgument("A dtype without a name in DLPack.");
 }
 
+Leaf describe(DType dtype, const std::vector<std::size_t>& shape) {
+  Leaf leaf;
+  leaf.bytes = dtype_bytes(dtype) * element_count(shape);
+  leaf.dtype = dlpack_of(dtype);
+  const std::size_t axes = shape.size();
+  leaf.dims.resize(2 * axes);
+  std::int64_t elements = 1;
+  for (std::size_t axis = axes; axis-- > 0;) {
+    const auto extent = static_cast<std::int64_t>(shape[axis]);
+    leaf.dims[axis] = extent;
+    leaf.dims[axes + axis] = elements;
+    elements *= std::max<std::int64_t>(extent, 1);
+  }
+  return leaf;
+}
+
 bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor) {
   if (tensor.dtype.lanes != 1 || tensor.dtype.bits % 8 != 0) return false;
   const auto axes = static_cast<std::size_t>(tensor.ndim);

@@ -65,6 +65,9 @@ struct Leaf {
 [[nodiscard]] std::optional<DType> known_dtype(const dlpack::DataType& dtype);
 [[nodiscard]] dlpack::DataType dlpack_of(DType dtype);
 
+/// The description of an array without gaps, of which nothing lies anywhere yet.
+[[nodiscard]] Leaf describe(DType dtype, const std::vector<std::size_t>& shape);
+
 /// Fills `leaf` from `tensor`. False if its elements have gaps or overlap, or do not have a size in bytes.
 [[nodiscard]] bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor);
 

@@ -4,6 +4,7 @@
 #include "fetch.hpp"
 #include "filled_slot.hpp"
 #include "native_loader.hpp"
+#include "share_dataset.hpp"
 #include "warnings.hpp"
 #include "weight_load.hpp"
 #include "weight_save.hpp"
@@ -106,6 +107,7 @@ NB_MODULE(_core, module) {
   bind_statistics(module);
   bind_feed_account(module);
   bind_loader(module);
+  bind_share_dataset(module);
   module.def(
       "run_command",
       [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library) {

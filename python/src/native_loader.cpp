@@ -82,18 +82,6 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(owner), allocation);
 }
 
-Dataset make_dataset(const NativeLoader::Arrays& fields) {
-  std::vector<FieldReaderPtr> readers;
-  for (const auto& [name, array] : fields) readers.push_back(read_field(name, array));
-  return Dataset(std::move(readers));
-}
-
-// Throws the exception of a signal's handler, such as Ctrl-C. Called without the interpreter's lock.
-constexpr auto hear_signals = [] {
-  const nb::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-};
-
 // Blocks until the work on a host device's stream is done, or a signal's handler raises.
 void wait_for_host(const Device& device, const Stream& stream) {
   using Clock = std::chrono::steady_clock;
@@ -150,6 +138,17 @@ std::vector<NativeLoader::ColumnRun> column_runs(const FeedPlan& plan) {
 }
 
 }  // namespace
+
+Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arrays) {
+  std::vector<FieldReaderPtr> readers;
+  for (const auto& [name, array] : arrays) readers.push_back(read_field(name, array));
+  return Dataset(std::move(readers));
+}
+
+void hear_signals() {
+  const nb::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
 
 LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
     : device_(std::move(device)), stream_(std::move(stream)), batch_(std::move(batch)) {}
@@ -246,9 +245,9 @@ nb::object NativeLoader::next() {
   try {
     const nb::gil_scoped_release unlocked;
     if (on_torch) {
-      batch = loader_->next(engine_->device().wrap_stream(current), hear_signals);
+      batch = loader_->next(engine_->device().wrap_stream(current), &hear_signals);
     } else {
-      batch = loader_->next(*stream_, hear_signals);
+      batch = loader_->next(*stream_, &hear_signals);
       if (batch && !engine_->is_cuda()) wait_for_host(engine_->device(), *stream_);
     }
   } catch (const PythonBatchSampler::Failed&) {

@@ -65,6 +65,13 @@ class PythonBatchSampler final : public BatchSampler {
   nb::object batches_;  ///< a weak reference
 };
 
+/// The arrays as fields. They keep the arrays alive, and their memory. Throws InvalidArgument that names the
+/// field that does not fit.
+[[nodiscard]] Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arrays);
+
+/// Throws the exception of a signal's handler, such as Ctrl-C. Called without the interpreter's lock.
+void hear_signals();
+
 /// Loader for Python: batches as lists of arrays.
 class NativeLoader {
  public:

@@ -14,27 +14,6 @@
 #include <algorithm>
 
 namespace penstock::python {
-namespace {
-
-// The description of a tensor without gaps.
-Leaf describe(const WeightTensor& tensor) {
-  Leaf leaf;
-  leaf.bytes = tensor.bytes;
-  leaf.dtype = dlpack_of(tensor.dtype);
-  const std::size_t axes = tensor.shape.size();
-  leaf.dims.resize(2 * axes);
-  std::int64_t elements = 1;
-  for (std::size_t axis = axes; axis-- > 0;) {
-    const auto extent = static_cast<std::int64_t>(tensor.shape[axis]);
-    leaf.dims[axis] = extent;
-    leaf.dims[axes + axis] = elements;
-    elements *= std::max<std::int64_t>(extent, 1);
-  }
-  return leaf;
-}
-
-}  // namespace
-
 WeightLoad::WeightLoad(std::shared_ptr<Engine> engine, const std::vector<std::filesystem::path>& files,
                        const std::optional<std::vector<std::string>>& names)
     : engine_(std::move(engine)) {
@@ -76,7 +55,7 @@ void WeightLoad::start() {
     for (const WeightTensor& tensor : file.tensors()) {
       std::byte* const at = blocks_.back()->data() + tensor.offset;
       results_[nb::str(tensor.name.data(), tensor.name.size())] =
-          engine_->make(describe(tensor), blocks_.back(), at, torch != nullptr);
+          engine_->make(describe(tensor.dtype, tensor.shape), blocks_.back(), at, torch != nullptr);
     }
   }
   if (!cuda) return;

@@ -33,7 +33,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{100};
 constexpr std::chrono::seconds kRefusedPatience{20};
-constexpr timeval kPeerPatience{.tv_sec = 5, .tv_usec = 0};
+constexpr timeval kPeerPatience{.tv_sec = 2, .tv_usec = 0};
 constexpr std::size_t kLongestText = std::size_t{1} << 28;  // a request or a note
 
 class Descriptor {

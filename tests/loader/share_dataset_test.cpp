@@ -10,6 +10,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -91,20 +92,43 @@ TEST(ShareDatasetTest, FilesAreReadIntoThePages) {
   EXPECT_FALSE(shared.dataset.is_file_mapping(0));
 }
 
+TEST(ShareDatasetTest, FieldsOutsideThePagesAreRefused) {
+  for (const auto& [offset, bytes] : {std::pair(0, 101), std::pair(64, 40), std::pair(1000, 8)}) {
+    const ShareOptions options{.key = key_of_this("outside"), .processes = 2};
+    const nlohmann::json field = {
+        {"name", "x"}, {"dtype", "uint8"}, {"shape", Shape{}}, {"offset", offset}, {"bytes", bytes}};
+    const nlohmann::json note = {{"fields", nlohmann::json::array({field})},
+                                 {"note", nlohmann::json::binary({})}};
+    std::string text;
+    nlohmann::json::to_cbor(note, text);
+    const CommonPages forged =
+        share_pages(options, [&] { return MadePages{std::make_shared<const SharedPages>(100), text}; });
+    try {
+      static_cast<void>(share_dataset(options, &never_made));
+      ADD_FAILURE() << offset << ' ' << bytes;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("smaller than the fields"));
+    }
+  }
+}
+
 TEST(ShareDatasetTest, WhatIsLargerThanMemoryIsRefusedBeforeItIsRead) {
   const std::uint64_t samples = host_topology().memory_bytes / 1000;
-  const auto make = [&] {
-    return MadeDataset{Dataset(
-        {read_callback({"made", DType::uint8, {2000}}, samples,
-                       [](std::uint64_t, std::span<std::byte>) -> std::size_t { throw Error("read"); })})};
+  const auto field = [&](const char* name, std::size_t bytes) {
+    return read_callback({name, DType::uint8, {bytes}}, samples,
+                         [](std::uint64_t, std::span<std::byte>) -> std::size_t { throw Error("read"); });
   };
-  try {
-    static_cast<void>(share_dataset({.key = key_of_this("large")}, make));
-    FAIL() << "it does not fit";
-  } catch (const OutOfMemory& error) {
-    EXPECT_THAT(error.what(), HasSubstr("'made'"));
-    EXPECT_EQ(error.asked(), samples * 2000);
-  }
+  const auto expect_refused = [&](const Dataset& dataset, const char* name, std::size_t bytes) {
+    try {
+      static_cast<void>(share_dataset({.key = key_of_this("large")}, [&] { return MadeDataset{dataset}; }));
+      ADD_FAILURE() << "it does not fit";
+    } catch (const OutOfMemory& error) {
+      EXPECT_THAT(error.what(), HasSubstr(name));
+      EXPECT_EQ(error.asked(), samples * bytes);
+    }
+  };
+  expect_refused(Dataset({field("alone", 2000)}), "'alone'", 2000);
+  expect_refused(Dataset({field("first", 600), field("second", 700)}), "'second'", 700);
 }
 
 // Each has its own mapping and its own lock of the same pages.

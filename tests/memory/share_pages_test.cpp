@@ -15,8 +15,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -292,33 +294,95 @@ TEST(SharePagesTest, WhoWaitsCanBeInterruptedAndTheOthersAreServed) {
   maker.join();
 }
 
-TEST(SharePagesTest, StrangersAreNotServed) {
+/// Something that is no process of penstock, or one of another user, at the socket of a key.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& key) : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const std::string name = socket_name(key);
+    address_.sun_family = AF_UNIX;
+    std::memcpy(address_.sun_path + 1, name.data(), name.size());
+    bytes_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  ~Stranger() { close(socket_); }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+
+  [[nodiscard]] bool listens() const { return bind(socket_, get(), bytes_) == 0 && listen(socket_, 5) == 0; }
+  [[nodiscard]] bool comes() const { return connect(socket_, get(), bytes_) == 0; }
+  void says(const std::string& words) const {
+    EXPECT_EQ(send(socket_, words.data(), words.size(), MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
+  }
+  /// As a process says it that wants the pages of `key`.
+  void asks(const std::string& key, std::uint64_t key_bytes,
+            std::uint64_t magic = 0x3130'4b43'4f54'5350) const {
+    const std::array<std::uint64_t, 3> head{magic, 0, key_bytes};
+    says(std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + key);
+  }
+  /// True once the other side has hung up without a word.
+  [[nodiscard]] bool hears_nothing() const {
+    std::array<char, 64> answer{};
+    return recv(socket_, answer.data(), answer.size(), 0) <= 0;
+  }
+
+ private:
+  [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address_); }
+
+  int socket_;
+  sockaddr_un address_{};
+  socklen_t bytes_ = 0;
+};
+
+TEST(SharePagesTest, StrangersAreNotServedAndHoldUpNobody) {
   const ShareOptions options{.key = key_of("strangers"), .processes = 2};
-  Hold making;
-  std::optional<CommonPages> first;
-  Background maker([&] {
-    first = share_pages(options, [&] {
-      making.stay();
-      return pages_of(kBytes, 4);
-    });
-  });
-  making.wait_for(1);
-  ASSERT_TRUE(is_in_use(options.key));
-  const std::string name = socket_name(options.key);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  const int stranger = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  ASSERT_EQ(connect(stranger, reinterpret_cast<const sockaddr*>(&address), bytes), 0);
-  const std::string words(100, 'x');
-  ASSERT_EQ(send(stranger, words.data(), words.size(), MSG_NOSIGNAL), 100);
-  making.let_go();
+  const CommonPages made = share_pages(options, [] { return pages_of(kBytes, 4); });
+  const Stranger silent(options.key);
+  const Stranger of_another_version(options.key);
+  const Stranger lying(options.key);
+  for (const Stranger* stranger : {&silent, &of_another_version, &lying}) ASSERT_TRUE(stranger->comes());
+  of_another_version.asks(options.key, options.key.size(), 1);
+  lying.asks(options.key, std::uint64_t{1} << 60);
   EXPECT_TRUE(hold(share_pages(options, &never), 4));
-  std::array<char, 64> answer{};
-  EXPECT_LE(recv(stranger, answer.data(), answer.size(), 0), 0) << "hung up on, without a word";
-  close(stranger);
-  maker.join();
+  for (const Stranger* stranger : {&silent, &of_another_version, &lying})
+    EXPECT_TRUE(stranger->hears_nothing());
+}
+
+TEST(SharePagesTest, AnotherKeyOfTheSameNameGetsNoPages) {
+  const ShareOptions options{.key = key_of("name"), .processes = 2};
+  const CommonPages made = share_pages(options, [] { return pages_of(kBytes, 4); });
+  const Stranger other(options.key);
+  ASSERT_TRUE(other.comes());
+  other.asks("another key", 11);
+  EXPECT_FALSE(other.hears_nothing()) << "it is told why";
+  EXPECT_TRUE(hold(share_pages(options, &never), 4)) << "and does not count";
+}
+
+bool become_another_user() { return setgid(65534) == 0 && setuid(65534) == 0; }
+
+TEST(SharePagesTest, OtherUsersGetNothing) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const ShareOptions options{.key = key_of("users"), .processes = 2};
+  const CommonPages made = share_pages(options, [] { return pages_of(kBytes, 4); });
+  const std::string name = socket_name(options.key);
+  EXPECT_TRUE(succeeds_in_child([&] {
+    const Stranger stranger(options.key);
+    if (!become_another_user() || !stranger.comes()) return false;
+    stranger.asks(options.key, options.key.size());
+    return stranger.hears_nothing();
+  }));
+  EXPECT_TRUE(hold(share_pages(options, &never), 4));
+}
+
+TEST(SharePagesTest, NothingIsTakenFromOtherUsers) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const ShareOptions options{.key = key_of("taken"), .processes = 2};
+  const Child squatter([&] {
+    const Stranger stranger(options.key);
+    if (!become_another_user() || !stranger.listens()) return false;
+    for (;;) pause();
+  });
+  while (!is_in_use(options.key)) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // from bind() to listen()
+  EXPECT_THROW(static_cast<void>(share_pages(options, &never)), Unsupported);
 }
 
 TEST(SharePagesTest, AKeyIsFreeOnceAllHaveThePages) {

@@ -49,6 +49,7 @@ RESUME = {"document": "docs/resume.md", "processes": (1,), "epochs": 2, "resumes
 PAGES = {
     "distributed, DataLoader": Recipe("Around a DataLoader", 0, "", **DISTRIBUTED),
     "distributed, Loader": Recipe("With a Loader", 0, "", **DISTRIBUTED),
+    "distributed, shared": Recipe("One copy of the data for all processes of a host", 0, "", **DISTRIBUTED),
     "resume, a state": Recipe("A loader that keeps a state", 0, "torchdata", **RESUME),
     "resume, Loader": Recipe("A Loader", 0, "", **RESUME),
     "resume, no state": Recipe("A DataLoader without a state", 0, "", **RESUME),
