@@ -31,6 +31,12 @@ def start(body, ranks, tmp_path, job=None):
         import numpy as np
         import penstock
         rank = int(os.environ["RANK"])
+        def together(name):
+            "Waits until all ranks are here."
+            place = os.environ["DIRECTORY"] + "/" + name
+            open(f"{place}{rank}", "w").close()
+            while not all(os.path.exists(f"{place}{other}") for other in range(int(os.environ["WORLD_SIZE"]))):
+                time.sleep(0.01)
         def answer(**values):
             with open(sys.argv[1], "w") as file:
                 json.dump(values, file)
@@ -74,6 +80,7 @@ def test_two_ranks_have_one_copy_and_get_each_sample_once(tmp_path):
     body = MAKE + textwrap.dedent(
         """
         shared = penstock.SharedDataset(make)
+        together("shared")
         loader = penstock.Loader(shared, batch_size=64, shuffle=True, distributed=True, device="host", narrow=False)
         seen = [[int(v) for v in batch["x"].astype(np.uint64).sum(1)] for batch in loader]
         total = int(shared.data["x"].astype(np.uint64).sum())
@@ -94,9 +101,7 @@ def test_memory_is_counted_once_for_all(tmp_path):
     body = """
         shared = penstock.SharedDataset(lambda: np.ones((64, 1 << 20), np.uint8))
         assert shared.data.sum(dtype=np.int64) == 64 << 20  # each process has all pages
-        open(os.environ["DIRECTORY"] + f"/ready{rank}", "w").close()
-        while not all(os.path.exists(os.environ["DIRECTORY"] + f"/ready{r}") for r in range(3)):
-            time.sleep(0.01)
+        together("read")
         inside, share = False, 0
         for line in open("/proc/self/smaps"):
             words = line.split()
@@ -104,9 +109,7 @@ def test_memory_is_counted_once_for_all(tmp_path):
                 inside = "penstock-pages" in line
             elif inside and words[0] == "Pss:":
                 share += int(words[1]) << 10
-        open(os.environ["DIRECTORY"] + f"/counted{rank}", "w").close()
-        while not all(os.path.exists(os.environ["DIRECTORY"] + f"/counted{r}") for r in range(3)):
-            time.sleep(0.01)
+        together("counted")
         answer(share=share)
         """
     shares = [answer["share"] for answer in answers(start(body, 3, tmp_path), tmp_path)]
