@@ -14,6 +14,7 @@ from ._feed import Feed, feed
 from ._loader import Loader
 from ._modules import move_
 from ._nests import register_batch_type
+from ._sampler import Sampler
 from ._saving import PendingSave, save_safetensors
 from ._shared_dataset import SharedDataset
 from ._statistics import FeedStatistics, LoaderStatistics
@@ -36,6 +37,7 @@ __all__ = [
     "NotShardedWarning",
     "OutOfMemory",
     "PendingSave",
+    "Sampler",
     "SharedDataset",
     "Unsupported",
     "Worth",

@@ -538,6 +538,25 @@ def share_dataset(key: str, processes: int, make: Callable) -> SharedFields:
     """
     Calls `make` in the first process that comes, for a note, arrays by name, and paths of files in place of arrays. Blocks, and hears signals meanwhile.
     """
+class NativeSampler:
+    """The C++ sampler; use penstock.Sampler."""
+
+    def __init__(self, *, sample_count: int, shuffle: bool, seed: int, drop_last: bool, rank: int, world_size: int) -> None: ...
+
+    def next(self) -> bytes:
+        """
+        The next samples' indices, as the bytes of int64 numbers. Empty at the epoch's end.
+        """
+
+    def state_dict(self) -> dict: ...
+
+    def load_state_dict(self, state: dict) -> None: ...
+
+    @property
+    def samples_per_epoch(self) -> int: ...
+
+    @property
+    def samples_left(self) -> int: ...
 
 def run_command(arguments: Sequence[bytes], chart_library: str | os.PathLike) -> int:
     """Runs the command, once in a process, and returns its exit status."""

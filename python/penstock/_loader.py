@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,11 +11,11 @@ from ._checks import whole
 from ._columns import Fields, Samples, fields_of
 from ._engines import close_at_exit, engine_for
 from ._errors import Closed, InvalidArgument
+from ._sampler import UINT64, checked_state, share
 from ._samplers import batches_of
 from ._shared_dataset import SharedDataset
 from ._statistics import LoaderStatistics
 
-_UINT64 = 2**64 - 1
 _UINT32 = 2**32 - 1
 
 # Arguments of DataLoader that a Loader does not take, and what to write instead.
@@ -136,7 +135,7 @@ class Loader:
         self._batches, self.batch_size = batches_of(
             sampler, batch_sampler, batch_size, self.drop_last, self.dataset, decided
         )
-        rank, world_size = _shard(rank, world_size, distributed)
+        rank, world_size = share(rank, world_size, distributed)
         engine = engine_for(device)
         self.device = engine.spec
         options = _field_options(fields, to, scale, shift, channel_axis)
@@ -147,7 +146,7 @@ class Loader:
             options,
             batch_size=self.batch_size,
             shuffle=bool(shuffle),
-            seed=whole("seed", seed, 0, _UINT64),
+            seed=whole("seed", seed, 0, UINT64),
             drop_last=self.drop_last and self._batches is None,
             batch_sampler=self._batches,
             rank=rank,
@@ -183,7 +182,7 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of `epoch`. If a state of that epoch was loaded, it goes on where that was taken. A
         sampler that takes the epoch is told."""
-        epoch = whole("epoch", epoch, 0, _UINT64)
+        epoch = whole("epoch", epoch, 0, UINT64)
         if self._batches is not None:
             self._batches.set_epoch(epoch)
         if epoch == self._loaded_epoch:
@@ -204,7 +203,7 @@ class Loader:
         """The next iteration goes on where `state` was taken, also at another world size. Earlier iterators end.
         Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not a Loader's state."""
         self._refuse_state()
-        checked = _checked_state(state)
+        checked = checked_state(state)
         self._native.load_state_dict(checked)
         self._next_epoch = None
         self._at_beginning = False
@@ -296,21 +295,6 @@ def _refuse(name: str) -> None:
     if name in _NOT_TAKEN:
         raise InvalidArgument(f"A Loader does not take {name}: {_NOT_TAKEN[name]}.")
     raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
-
-
-def _checked_state(state: Any) -> dict[str, Any]:
-    if not isinstance(state, Mapping):
-        raise InvalidArgument(f"A Loader's state is a dict made by state_dict(), not {type(state).__name__}.")
-    limits = {"sample_count": _UINT64, "seed": _UINT64, "order_version": _UINT32, "epoch": _UINT64, "consumed": _UINT64}
-    missing = [key for key in (*limits, "shuffle") if key not in state]
-    if missing:
-        raise InvalidArgument(f"This is not a Loader's state: it lacks {', '.join(missing)}. Use state_dict().")
-    if not isinstance(state["shuffle"], bool):
-        raise InvalidArgument(f"'shuffle' of a Loader's state is True or False, not {state['shuffle']!r}.")
-    return {
-        **{key: whole(f"'{key}' of a Loader's state", state[key], 0, most) for key, most in limits.items()},
-        "shuffle": state["shuffle"],
-    }
 
 
 def _need_bfloat16(engine: _core.Engine, options: list) -> None:
@@ -420,25 +404,3 @@ def _dtype_name(dtype: Any) -> str:
         return numpy.dtype(dtype).name
     except TypeError as error:
         raise InvalidArgument(f'`to` names a type, such as "float32", not {dtype!r}.') from error
-
-
-def _shard(rank: int | None, world_size: int | None, distributed: bool) -> tuple[int, int]:
-    if distributed:
-        if _others.processes() > 1:
-            joined = sys.modules["torch.distributed"]
-            rank = joined.get_rank() if rank is None else rank
-            world_size = joined.get_world_size() if world_size is None else world_size
-        try:
-            rank = int(os.environ["RANK"]) if rank is None else rank
-            world_size = int(os.environ["WORLD_SIZE"]) if world_size is None else world_size
-        except (KeyError, ValueError) as error:
-            raise InvalidArgument(
-                f"distributed=True reads RANK and WORLD_SIZE, which torchrun sets ({error!r}). Start with torchrun, "
-                "or pass rank= and world_size=."
-            ) from None
-    if (rank is None) != (world_size is None):
-        raise InvalidArgument("rank and world_size belong together: pass both or none.")
-    if rank is None or world_size is None:
-        return 0, 1
-    world_size = whole("world_size", world_size, 1, what="a number of processes")
-    return whole("rank", rank, 0, world_size - 1), world_size

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from . import _core
 from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
-from ._indices import has_tensors
+from ._indices import has_pieces
 from ._samplers import iterate
 from ._static import mark, refuse_unless_garbage
 
@@ -473,7 +473,7 @@ def _batch_size(batches: Any) -> int:
 def _most_in_a_batch(loader: Any, samples: int) -> int:
     """For how many samples a batch has room. Larger ones are made in the ordinary way."""
     sampler = getattr(loader.batch_sampler, "sampler", None)
-    return max(1, min(_batch_size(loader.batch_sampler), len(sampler) if has_tensors(sampler) else samples))
+    return max(1, min(_batch_size(loader.batch_sampler), len(sampler) if has_pieces(sampler) else samples))
 
 
 def _checked(indices: Any, count: int) -> Any:

@@ -137,7 +137,7 @@ def _cut(pieces: Any, rest: Any, size: int) -> tuple[Any, Any]:
             piece = next(pieces, None)
             if piece is None:
                 break
-            rest = piece.cpu().numpy()
+            rest = piece if isinstance(piece, numpy.ndarray) else piece.cpu().numpy()
         parts.append(rest[:size])
         rest = rest[len(parts[-1]) :]
         size -= len(parts[-1])

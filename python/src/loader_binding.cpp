@@ -1,4 +1,5 @@
 #include "native_loader.hpp"
+#include "sampler_state.hpp"
 
 #include <penstock/core/dtype.hpp>
 
@@ -35,26 +36,8 @@ std::vector<FieldOptions> field_options(const std::vector<FieldTuple>& fields) {
   return options;
 }
 
-nb::dict state_dict(NativeLoader& self) {
-  const SamplerState state = self.loader().state();
-  nb::dict dict;
-  dict["sample_count"] = state.sample_count;
-  dict["seed"] = state.seed;
-  dict["shuffle"] = state.shuffle;
-  dict["order_version"] = state.order_version;
-  dict["epoch"] = state.epoch;
-  dict["consumed"] = state.consumed;
-  return dict;
-}
-
 void load_state_dict(NativeLoader& self, const nb::dict& dict) {
-  SamplerState state;
-  state.sample_count = nb::cast<std::uint64_t>(dict["sample_count"]);
-  state.seed = nb::cast<std::uint64_t>(dict["seed"]);
-  state.shuffle = nb::cast<bool>(dict["shuffle"]);
-  state.order_version = nb::cast<std::uint32_t>(dict["order_version"]);
-  state.epoch = nb::cast<std::uint64_t>(dict["epoch"]);
-  state.consumed = nb::cast<std::uint64_t>(dict["consumed"]);
+  const SamplerState state = sampler_state(dict);
   const nb::gil_scoped_release unlocked;
   self.loader().restore(state);
 }
@@ -106,7 +89,7 @@ void bind_loader(nb::module_& module) {
       .def("start_epoch", &NativeLoader::start_epoch)
       .def("synchronize", &NativeLoader::synchronize,
            "Blocks until the samples of all batches made so far have been read.")
-      .def("state_dict", &state_dict)
+      .def("state_dict", [](NativeLoader& self) { return to_dict(self.loader().state()); })
       .def("load_state_dict", &load_state_dict, nb::arg("state"))
       .def("stats", [](NativeLoader& self) { return self.loader().stats(); })
       .def("timeline", [](NativeLoader& self) { return self.loader().timeline(); })

@@ -5,6 +5,7 @@
 #include "filled_slot.hpp"
 #include "native_loader.hpp"
 #include "share_dataset.hpp"
+#include "sampler_state.hpp"
 #include "warnings.hpp"
 #include "weight_load.hpp"
 #include "weight_save.hpp"
@@ -108,6 +109,7 @@ NB_MODULE(_core, module) {
   bind_feed_account(module);
   bind_loader(module);
   bind_share_dataset(module);
+  bind_sampler(module);
   module.def(
       "run_command",
       [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library) {
