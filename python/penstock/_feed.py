@@ -6,14 +6,15 @@ import collections
 import copy
 import functools
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from . import _core, _others
 from ._checks import whole
 from ._engines import engine_for, resolve
 from ._errors import InvalidArgument, note
-from ._native_feed import NativeFeed, NativeIterator, may_be_native
+from ._native_feed import NativeFeed, NativeIterator, may_be_native, why_not_native
+from ._resume import Placed, TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from ._shared_slots import Received
 from ._static import StaticBatches, check, refuse_unless_garbage
 from ._statistics import FeedStatistics
@@ -29,6 +30,7 @@ def feed(
     sharded: bool = False,
     native: bool = True,
     static: bool = False,
+    resumable: bool = False,
 ) -> Feed:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
@@ -81,7 +83,7 @@ def feed(
     the first one, otherwise the host. `prefetch_depth`: 0 and up; with `static`, 1 and up. Raises InvalidArgument for
     other values, and DeviceError in a DataLoader's worker process.
     """
-    return Feed(loader, device, prefetch_depth, sharded=sharded, native=native, static=static)
+    return Feed(loader, device, prefetch_depth, sharded=sharded, native=native, static=static, resumable=resumable)
 
 
 class Feed:
@@ -91,11 +93,12 @@ class Feed:
     assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
     """
 
-    _own = frozenset({"loader", "device", "prefetch_depth", "sharded", "native", "static"})
+    _own = frozenset({"loader", "device", "prefetch_depth", "sharded", "native", "static", "resumable"})
     _held = 1  # batches that the loop holds while it asks for the next one
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
-        return object.__new__(_kind_of(_unwrapped(loader)) if cls is Feed else cls)
+        kind = _kind_of(_unwrapped(loader), options.get("resumable", False)) if cls is Feed else cls
+        return object.__new__(kind)
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class Feed:
         sharded: bool = False,
         native: bool = True,
         static: bool = False,
+        resumable: bool = False,
     ):
         loader = _unwrapped(loader)
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
@@ -115,7 +119,9 @@ class Feed:
         self.sharded = bool(sharded)
         self.native = bool(native)
         self.static = bool(static)
+        self.resumable = bool(resumable)
         self._set_device(device)
+        self._order = self._find_order()
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
         engine = engine_for(self._spec)
@@ -124,6 +130,26 @@ class Feed:
 
     def _set_device(self, device: Any) -> None:
         self.device = self._spec = resolve(device)
+
+    def _find_order(self) -> Any:
+        """What keeps this feed's place; None if its loader does, or nobody. Raises InvalidArgument if nobody can and
+        `resumable` asks for it."""
+        if _others.keeps_state(self.loader):
+            return None
+        order = sampler_of(self.loader)
+        if order is None and self.resumable:
+            if may_overtake(self.loader):
+                raise unresumable("batches of its workers may overtake each other", "Leave in_order=False out")
+            why = why_not_native(self)
+            if why:
+                raise unresumable(why)
+            order = torch_order_of(self.loader)
+        return order
+
+    @property
+    def _needs_native(self) -> bool:
+        """True if the place can be kept only while samples are gathered natively."""
+        return isinstance(self._order, TorchOrder)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -153,7 +179,8 @@ class Feed:
             setattr(self.loader, name, value)
 
     def __reduce__(self) -> tuple:
-        again = functools.partial(feed, sharded=self.sharded, native=self.native, static=self.static)
+        options = {name: getattr(self, name) for name in ("sharded", "native", "static", "resumable")}
+        again = functools.partial(feed, **options)
         return again, (self.loader, self._spec, self.prefetch_depth)
 
     def __repr__(self) -> str:
@@ -198,6 +225,23 @@ class Feed:
         """What has the account of the latest iteration."""
         return self._native.counted or self._account
 
+    def _beginning(self) -> Any:
+        """The state in which the next iteration begins; None: that of the loader."""
+
+    def _follow(self) -> Callable[[Any], Any] | None:
+        """Called before an iteration: what tells the state after the batch that its source has just given. None: there
+        is no state."""
+
+    def _begin_turn(self, beginning: Any) -> int:
+        """From here on, the feed's state is that of the iterator with this number."""
+        self._state = beginning
+        self._turn += 1
+        return self._turn
+
+    def _note(self, turn: int, state: Any) -> None:
+        if turn == self._turn:
+            self._state = state
+
     def _warn(self) -> None:
         if not self.sharded:
             _others.warn_unless_sharded(self.loader, "penstock.feed")
@@ -214,8 +258,10 @@ class _Stateful:
     def load_state_dict(self: Any, state: Any) -> None:
         """Passes a state to the loader. The next iteration begins there; earlier iterators keep no state."""
         self.loader.load_state_dict(state)
-        self._state = None
-        self._turn += 1
+        self._begin_turn(None)
+
+    def _follow(self: Any) -> Callable[[Any], Any]:
+        return lambda _: copy.deepcopy(self.loader.state_dict())  # copied, since the loader may go on writing into it
 
 
 class _Epochs:
@@ -224,6 +270,8 @@ class _Epochs:
     def set_epoch(self: Any, epoch: int) -> None:
         """Passes the epoch to the loader; if it does not take it, to its sampler, otherwise to its dataset."""
         _others.epoch_taker(self.loader).set_epoch(epoch)
+        if self._order is not None:
+            self._state = None
 
 
 class _Prepared:
@@ -287,12 +335,14 @@ _END = object()
 _STATE_NAMES = frozenset({"state_dict", "load_state_dict", "set_epoch"})
 
 
-def _kind_of(loader: Any) -> type[Feed]:
+def _kind_of(loader: Any, resumable: bool = False) -> type[Feed]:
     """Feed with the methods that work for this loader. Code looks for methods, so those that would raise are absent."""
     prepared = _others.is_prepared(loader)
     mixins: list[type] = [_Prepared] if prepared else []
     if _others.keeps_state(loader):
         mixins.append(_Stateful)
+    elif resumable or sampler_of(loader) is not None:
+        mixins.append(Placed)
     if _others.epoch_taker(loader) is not None:
         mixins.append(_Epochs)
     return _with(*mixins)
@@ -305,18 +355,18 @@ def _unwrapped(loader: Any) -> Any:
 class FeedIterator:
     """One epoch of a feed. Does not ask the loader before the first `next()`. One thread at a time."""
 
-    def __init__(self, feed: Feed, source: Iterator[Any] | None = None):
-        """`source`: an epoch that is under way; None: the loader's next one."""
+    def __init__(self, feed: Feed, source: Iterator[Any] | None = None, turn: int = 0):
+        """`source`: what is left of a native epoch, in this turn; None: the loader's next epoch."""
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
         self._expand = expander_for(engine_for(feed._spec), feed.static)
         self._fixed = feed._static.of(feed._sets) if feed.static else None
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
-        self._keeps_state = isinstance(feed, _Stateful)
         self._source = source
+        self._state_after = None if source is None else lambda rest: rest.batches.state()
         self._pending: collections.deque[Any] = collections.deque()
-        self._turn = 0
+        self._turn = turn
         self._reads = True
         self._over = False
 
@@ -337,8 +387,7 @@ class FeedIterator:
         feed = self._feed
         if not self._pending:
             self.close()
-            if feed._turn == self._turn:
-                feed._state = None
+            feed._note(self._turn, None)
             raise StopIteration
         item = self._pending.popleft()
         if isinstance(item, Exception):
@@ -351,8 +400,7 @@ class FeedIterator:
                 del item
         flight, state = item
         batch = self._account.land(flight)
-        if feed._turn == self._turn:
-            feed._state = state
+        feed._note(self._turn, state)
         return batch
 
     def start(self) -> None:
@@ -360,9 +408,10 @@ class FeedIterator:
         feed = self._feed
         feed._warn()
         feed._native.counted = None
+        beginning = feed._beginning()
+        self._state_after = feed._follow()
         self._source = feed._workers.begin(feed) or iter(feed.loader)
-        feed._state = None
-        feed._turn = self._turn = feed._turn + 1
+        self._turn = feed._begin_turn(beginning)
 
     def _fill(self) -> None:
         feed, account = self._feed, self._account
@@ -382,8 +431,7 @@ class FeedIterator:
                 if batch is _END:
                     self._reads = False
                     return
-                # Copied, since the loader may go on writing into its state.
-                state = copy.deepcopy(feed.loader.state_dict()) if self._keeps_state else None
+                state = None if self._state_after is None else self._state_after(self._source)
                 slot = None
                 if type(batch) is Received:
                     batch, slot = self._source.pool.open(batch)  # type: ignore[union-attr]

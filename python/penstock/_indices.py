@@ -22,7 +22,7 @@ def pieces_of(sampler: Any) -> Iterator[Any] | None:
         return sampler._begin().pieces()
     torch = sys.modules.get("torch")
     draw = _drawers().get(type(sampler)) if torch is not None else None
-    return draw(torch, sampler) if draw is not None and _agrees(type(sampler)) else None
+    return draw(torch, sampler) if draw is not None and draws_as_known(type(sampler)) else None
 
 
 def has_pieces(sampler: Any) -> bool:
@@ -30,12 +30,18 @@ def has_pieces(sampler: Any) -> bool:
     return is_plain(sampler) or ("torch" in sys.modules and type(sampler) in _drawers())
 
 
-def _random(torch: Any, sampler: Any) -> Iterator[Any]:
+def draw_seed(torch: Any) -> int:
+    """The seed of an epoch, as a RandomSampler without a generator draws it."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def random_pieces(torch: Any, sampler: Any, generator: Any = None) -> Iterator[Any]:
+    """The indices of a RandomSampler. `generator`: draws them; None: what the sampler would take."""
     count = len(sampler.data_source)
-    generator = sampler.generator
     if generator is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        generator = torch.Generator().manual_seed(seed)
+        generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator().manual_seed(draw_seed(torch))
     # A last piece is drawn even if it is empty: that changes the state of the generator.
     if sampler.replacement:
         for _ in range(sampler.num_samples // 32):
@@ -47,7 +53,7 @@ def _random(torch: Any, sampler: Any) -> Iterator[Any]:
         yield torch.randperm(count, generator=generator)[: sampler.num_samples % count]
 
 
-def _sequential(torch: Any, sampler: Any) -> Iterator[Any]:
+def sequential_pieces(torch: Any, sampler: Any) -> Iterator[Any]:
     return iter([torch.arange(len(sampler.data_source))])
 
 
@@ -55,14 +61,20 @@ def _weighted(torch: Any, sampler: Any) -> Iterator[Any]:
     yield torch.multinomial(sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator)
 
 
-def _distributed(torch: Any, sampler: Any) -> Iterator[Any]:
+def distributed_pieces(torch: Any, sampler: Any, consumed: int = 0) -> Iterator[Any]:
+    """The indices of a DistributedSampler. `consumed`: positions of the epoch's order that are done; the others are
+    shared out as if the order began there."""
     count = len(sampler.dataset)
+    each = sampler.num_samples
+    if consumed > 0:
+        left = count - consumed
+        each = left // sampler.num_replicas if sampler.drop_last else -(-left // sampler.num_replicas)
     if sampler.shuffle:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch))
     else:
         order = torch.arange(count)
     # Position p is order[p mod count]: the order wraps around to its beginning, or loses its tail.
-    positions = torch.arange(sampler.rank, sampler.total_size, sampler.num_replicas)
+    positions = consumed + sampler.rank + sampler.num_replicas * torch.arange(each)
     return iter([order[positions % count]])
 
 
@@ -71,10 +83,10 @@ def _drawers() -> dict[type, Callable[[Any, Any], Iterator[Any]]]:
     from torch.utils import data
 
     return {
-        data.RandomSampler: _random,
-        data.SequentialSampler: _sequential,
+        data.RandomSampler: random_pieces,
+        data.SequentialSampler: sequential_pieces,
         data.WeightedRandomSampler: _weighted,
-        data.DistributedSampler: _distributed,
+        data.DistributedSampler: distributed_pieces,
     }
 
 
@@ -113,7 +125,7 @@ def _trials(kind: type) -> list[Callable[[], Any]]:
 
 
 @functools.cache
-def _agrees(kind: type) -> bool:
+def draws_as_known(kind: type) -> bool:
     """True if this module draws as samplers of this kind do. Leaves PyTorch's random state as it is."""
     import torch
 

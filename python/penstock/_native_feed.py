@@ -15,6 +15,7 @@ from . import _core
 from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
 from ._indices import has_pieces
+from ._resume import unresumable
 from ._samplers import iterate
 from ._static import mark, refuse_unless_garbage
 
@@ -44,17 +45,18 @@ class NativeFeed:
             earlier.go_on()
         loader = self._loader_for(feed, tensors)
         self._latest = weakref.ref(iterator)
-        return loader, loader.begin(self._source(feed.loader), tensors)
+        draw = None if feed._order is None else feed._order._begin()
+        source = iterate(feed.loader.batch_sampler, None if draw is None else draw.pieces())
+        self._seed_workers(feed.loader, draw is not None and draw.is_resumed)
+        return loader, loader.begin(_Batches(source, draw), tensors)
 
-    def _source(self, loader: Any) -> Iterator[Any]:
-        """The batches of the loader's sampler. Takes as much from the random state as the loader's iterator does: it
-        draws a seed for its workers. Persistent workers keep the first one."""
-        source = iterate(loader.batch_sampler)
+    def _seed_workers(self, loader: Any, is_resumed: bool) -> None:
+        """Takes as much from the random state as the loader's iterator does: it draws a seed for its workers.
+        Persistent workers keep the first one. If an epoch is resumed, it was drawn at its beginning."""
         persistent = loader.persistent_workers and loader.num_workers > 0
-        if not persistent or (self._seeded is not loader and loader._iterator is None):
+        if not is_resumed and (not persistent or (self._seeded is not loader and loader._iterator is None)):
             _draw_seed(loader.generator)
         self._seeded = loader if persistent else None
-        return source
 
     def describe(self, feed: Any) -> list[str]:
         """How the batches are made, and why."""
@@ -83,15 +85,16 @@ class NativeFeed:
 
 class NativeIterator:
     """One epoch of a feed, gathered natively for as long as that gives what the loader would. `ordinary` makes the
-    iterator that goes on, given the source of what is left, or begins, given None. Asks nobody before the first
+    iterator that begins, or that goes on, given the source of what is left and the turn. Asks nobody before the first
     `next()`. Once it is over or dropped, nothing reads the tensors."""
 
-    def __init__(self, feed: Any, ordinary: Callable[[Any], Any]):
+    def __init__(self, feed: Any, ordinary: Callable[..., Any]):
         self._feed = feed
         self._make_ordinary = ordinary
         self._ordinary: Any = None
         self._loader: _TensorLoader | None = None
         self._epoch: _Epoch | None = None
+        self._turn = 0
         self._begun = False
         self._over = False
 
@@ -103,18 +106,24 @@ class NativeIterator:
         return self._epoch is not None
 
     def start(self) -> None:
-        self._begun = True
-        native = self._feed._native
+        feed = self._feed
+        native = feed._native
         with native.lock:
-            with contextlib.suppress(_Unfit):
-                self._loader, self._epoch = native.begin(self, self._feed)
+            beginning = feed._beginning()
+            try:
+                self._loader, self._epoch = native.begin(self, feed)
+            except _Unfit as reason:
+                if feed._needs_native:
+                    raise unresumable(str(reason)) from None
+            self._begun = True
             # Not while the exception is handled: errors of workers that are forked now would name it.
             if self._epoch is None:
-                self._ordinary = self._make_ordinary(None)
+                self._ordinary = self._make_ordinary()
                 self._ordinary.start()
             else:
-                self._feed._warn()
+                self._turn = feed._begin_turn(beginning)
                 native.counted = self._loader
+                feed._warn()
 
     def __next__(self) -> Any:
         if not self._begun and not self._over:
@@ -142,6 +151,7 @@ class NativeIterator:
             note(error, "raised while penstock.feed asked for a batch")
             self.close()
             raise
+        self._feed._note(self._turn, None if batch is None else self._epoch.batches.state())  # type: ignore[union-attr]
         if batch is None:
             self.close()
             raise StopIteration
@@ -151,7 +161,7 @@ class NativeIterator:
         """What is left of the epoch is made in the ordinary way."""
         if self._epoch is not None:
             self._feed._native.counted = None
-            self._ordinary = self._make_ordinary(_Rest(self._epoch, self._feed.loader))
+            self._ordinary = self._make_ordinary(_Rest(self._epoch.batches, self._feed.loader), self._turn)
             self._epoch = None
             self._loader.end()  # type: ignore[union-attr]
 
@@ -219,8 +229,8 @@ class _TensorLoader:
         fits = self._most >= most and options == (_ahead(feed), feed.static)
         return fits and self._memory == tensors.memory()
 
-    def begin(self, source: Iterator[Any], tensors: _Tensors) -> _Epoch:
-        self._draws.epoch = epoch = _Epoch(source, tensors, self._most)
+    def begin(self, batches: _Batches, tensors: _Tensors) -> _Epoch:
+        self._draws.epoch = epoch = _Epoch(batches, tensors, self._most)
         return epoch
 
     def next(self) -> Any:
@@ -229,7 +239,7 @@ class _TensorLoader:
         if arrays is None:
             return None
         epoch: Any = self._draws.epoch
-        epoch.drawn.popleft()
+        epoch.batches.take()
         return epoch.tensors.build(arrays)
 
     def end(self) -> None:
@@ -261,29 +271,56 @@ class _Draws:
         raise _Odd if error is None else error
 
 
-class _Epoch:
-    """What the sampler gives in one epoch. `drawn`: the batches that have not been handed out; the last one may be the
-    sampler's error."""
+class _Batches:
+    """The batches that the sampler gives in one epoch. `drawn`: those that have not been handed out; the last one may
+    be the sampler's error. `draw`: knows the place in the epoch's order, if the feed keeps it."""
 
-    def __init__(self, source: Iterator[Any], tensors: _Tensors, most: int):
-        self.source = source
-        self.tensors = tensors
+    def __init__(self, source: Iterator[Any], draw: Any):
         self.drawn: collections.deque[Any] = collections.deque()
+        self._source = source
+        self._draw = draw
+        self._taken = 0  # samples
+
+    def ask(self) -> bool:
+        """Draws a batch. False at the end of the epoch."""
+        try:
+            batch = next(self._source, _END)
+        except Exception as error:
+            batch = error
+        if batch is not _END:
+            self.drawn.append(batch)
+        return batch is not _END
+
+    def take(self) -> Any:
+        """The next batch that was drawn: it counts as handed out. Raises the sampler's error."""
+        batch = self.drawn.popleft()
+        if isinstance(batch, Exception):
+            raise batch
+        if self._draw is not None:
+            self._taken += len(batch)
+        return batch
+
+    def state(self) -> Any:
+        """The state after the batches that were handed out; None if the feed keeps none."""
+        return None if self._draw is None else self._draw.after(self._taken)
+
+
+class _Epoch:
+    """One epoch that is gathered natively."""
+
+    def __init__(self, batches: _Batches, tensors: _Tensors, most: int):
+        self.batches = batches
+        self.tensors = tensors
         self._most = most
         self._before = tensors.memory(), tensors.versions()
 
     def draw(self) -> Any:
         """The rows of the next batch, as a NumPy array of uint64. None at the end. False if it is not simply rows of
         the tensors as they were: then the ordinary way goes on from there."""
-        try:
-            batch = next(self.source, _END)
-        except Exception as error:
-            self.drawn.append(error)
-            return False
-        if batch is _END:
+        if not self.batches.ask():
             return None
-        self.drawn.append(batch)
-        rows = self.tensors.rows(batch)
+        batch = self.batches.drawn[-1]
+        rows = None if isinstance(batch, Exception) else self.tensors.rows(batch)
         unchanged = (self.tensors.memory(), self.tensors.versions()) == self._before
         return rows if unchanged and rows is not None and 0 < len(rows) <= self._most else False
 
@@ -291,19 +328,18 @@ class _Epoch:
 class _Rest:
     """What is left of an epoch, made as the DataLoader makes it."""
 
-    def __init__(self, epoch: _Epoch, loader: Any):
+    def __init__(self, batches: _Batches, loader: Any):
         fetch = sys.modules["torch.utils.data"]._utils.fetch._MapDatasetFetcher
         self._fetch = fetch(loader.dataset, True, loader.collate_fn, loader.drop_last).fetch
-        self._drawn, self._source = epoch.drawn, epoch.source
+        self.batches = batches
 
     def __iter__(self) -> _Rest:
         return self
 
     def __next__(self) -> Any:
-        batch = self._drawn.popleft() if self._drawn else next(self._source)
-        if isinstance(batch, Exception):
-            raise batch
-        return self._fetch(batch)
+        if not self.batches.drawn and not self.batches.ask():
+            raise StopIteration
+        return self._fetch(self.batches.take())
 
 
 class _Odd(Exception):
@@ -395,6 +431,15 @@ def may_be_native(feed: Any) -> bool:
     """False if the feed's loader certainly makes the batches itself."""
     module = sys.modules.get("torch.utils.data.dataloader")
     return feed.native and module is not None and type(feed.loader) is module.DataLoader
+
+
+def why_not_native(feed: Any) -> str:
+    """Why the feed's loader makes the batches itself. Empty if they are gathered natively."""
+    try:
+        _tensors_of(feed)
+    except _Unfit as reason:
+        return str(reason)
+    return ""
 
 
 def _tensors_of(feed: Any) -> _Tensors:

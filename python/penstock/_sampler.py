@@ -61,6 +61,7 @@ class Sampler:
         self._coming = native.state_dict()  # where the next iteration begins
         self._loaded_epoch: int | None = None
         self._latest: Draw | None = None  # None if the state is where the next iteration begins
+        self._follower: Any = None  # is told of the next iteration
 
     @property
     def num_replicas(self) -> int:
@@ -86,7 +87,7 @@ class Sampler:
         """The place after the indices that the latest iteration gave, in plain numbers; a Loader's state is the same.
         After a complete iteration, or `set_epoch`, it is where the next iteration begins."""
         latest = self._latest
-        return dict(self._coming) if latest is None or latest.over else latest.after(latest.taken)
+        return self._beginning() if latest is None or latest.over else latest.after(latest.taken)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on where `state` was taken, by a Sampler, a feed or a Loader, also at another world
@@ -98,11 +99,17 @@ class Sampler:
         self._loaded_epoch = self._coming["epoch"]
         self._latest = None
 
+    def _beginning(self) -> dict[str, Any]:
+        """The state in which the next iteration begins."""
+        return dict(self._coming)
+
     def _begin(self) -> Draw:
         """Begins an iteration."""
         self._latest = Draw(self._arguments, self._coming)
         self._coming = {**self._coming, "epoch": self._coming["epoch"] + 1, "consumed": 0}
         self._loaded_epoch = None
+        if self._follower is not None:
+            self._follower.draw, self._follower = self._latest, None
         return self._latest
 
     def __reduce__(self) -> tuple:
@@ -115,6 +122,8 @@ class Sampler:
 
 class Draw:
     """One iteration of a Sampler, from a place in an epoch on."""
+
+    is_resumed = False  # a DataLoader draws its workers' seed, as ever
 
     def __init__(self, arguments: dict[str, Any], state: dict[str, Any]):
         self._native = _core.NativeSampler(**arguments)
@@ -171,11 +180,14 @@ def _again(arguments: dict[str, Any], state: dict[str, Any]) -> Sampler:
 def checked_state(state: Any) -> dict[str, Any]:
     """The numbers of the state of a Sampler or a Loader. Raises InvalidArgument if it is none."""
     if not isinstance(state, Mapping):
-        raise InvalidArgument(f"The state of a Sampler or a Loader is a dict made by state_dict(), not {type(state).__name__}.")
+        kind = type(state).__name__
+        raise InvalidArgument(f"The state of a Sampler or a Loader is a dict made by state_dict(), not {kind}.")
     limits = {"sample_count": UINT64, "seed": UINT64, "order_version": _UINT32, "epoch": UINT64, "consumed": UINT64}
     missing = [key for key in (*limits, "shuffle") if key not in state]
     if missing:
-        raise InvalidArgument(f"This is not a state of a Sampler or a Loader: it lacks {', '.join(missing)}. Use state_dict().")
+        raise InvalidArgument(
+            f"This is not a state of a Sampler or a Loader: it lacks {', '.join(missing)}. Use state_dict()."
+        )
     if not isinstance(state["shuffle"], bool):
         raise InvalidArgument(f"'shuffle' of a sampler's state is True or False, not {state['shuffle']!r}.")
     return {

@@ -89,11 +89,12 @@ class Batches:
         return numpy.ascontiguousarray(indices, numpy.uint64)
 
 
-def iterate(batch_sampler: Any) -> Iterator[Any]:
-    """One epoch of a batch sampler. PyTorch's own gives arrays if its sampler's indices can be drawn as tensors."""
+def iterate(batch_sampler: Any, pieces: Iterator[Any] | None = None) -> Iterator[Any]:
+    """One epoch of a batch sampler. PyTorch's own gives arrays if its sampler's indices can be drawn as tensors.
+    `pieces`: these indices, in place of its sampler's; only for PyTorch's own."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and type(batch_sampler) is torch_data.BatchSampler:
-        return _in_batches(batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last)
+        return _in_batches(batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last, pieces)
     return iter(batch_sampler)
 
 
@@ -112,9 +113,9 @@ def _as_array(batch: Any) -> Any:
     return indices
 
 
-def _in_batches(sampler: Any, size: int, drop_last: bool) -> Iterator[Any]:
+def _in_batches(sampler: Any, size: int, drop_last: bool, pieces: Iterator[Any] | None = None) -> Iterator[Any]:
     """Batches of `size` indices, as lists or arrays. Asks for no index before the batch that it belongs to is due."""
-    pieces = pieces_of(sampler)
+    pieces = pieces_of(sampler) if pieces is None else pieces
     source = iter(sampler) if pieces is None else None
     rest: Any = None
     while True:

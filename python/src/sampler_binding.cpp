@@ -61,8 +61,8 @@ void bind_sampler(nb::module_& module) {
            "The next samples' indices, as the bytes of int64 numbers. Empty at the epoch's end.")
       .def("state_dict", [](const Sampler& self) { return to_dict(self.state()); })
       .def(
-          "load_state_dict",
-          [](Sampler& self, const nb::dict& state) { self.restore(sampler_state(state)); }, nb::arg("state"))
+          "load_state_dict", [](Sampler& self, const nb::dict& state) { self.restore(sampler_state(state)); },
+          nb::arg("state"))
       .def_prop_ro("samples_per_epoch", &Sampler::samples_per_epoch)
       .def_prop_ro("samples_left", &Sampler::samples_left);
 }

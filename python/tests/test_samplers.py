@@ -390,19 +390,19 @@ def test_only_pytorchs_own_samplers_are_drawn_as_tensors(monkeypatch):
     for sampler in [*of_pytorch(None)[12:], range(3)]:
         assert _indices.pieces_of(sampler) is None, sampler
     # A PyTorch whose sampler draws in another way.
-    _indices._agrees.cache_clear()
+    _indices.draws_as_known.cache_clear()
     monkeypatch.setattr(RandomSampler, "__iter__", lambda self: iter(range(len(self.data_source))))
     try:
         assert _indices.pieces_of(RandomSampler(range(3))) is None
         assert _indices.pieces_of(SequentialSampler(range(3))) is not None
     finally:
-        _indices._agrees.cache_clear()
+        _indices.draws_as_known.cache_clear()
 
 
 def test_looking_whether_pytorch_draws_so_leaves_its_random_state():
     from penstock import _indices
 
-    _indices._agrees.cache_clear()
+    _indices.draws_as_known.cache_clear()
     torch.manual_seed(9)
     before = torch.get_rng_state()
     pieces = [_indices.pieces_of(sampler) for sampler in of_pytorch(None)[:12]]
