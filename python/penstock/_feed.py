@@ -42,6 +42,12 @@ def feed(
     place, and the next `next()` goes on as the loader does. If the loader has `state_dict`, `load_state_dict` and
     `set_epoch`, the feed has them too. The state is that of the batch that was handed out, without those read ahead.
 
+    Around a DataLoader whose sampler is `penstock.Sampler`, alone or in PyTorch's BatchSampler, a feed has a state of
+    its own: the place in the epoch, which can be loaded with another number of processes, another batch size and other
+    `num_workers`. `resumable=True` asks for a state, and is an InvalidArgument if none can be kept. If samples are
+    gathered natively, it also keeps one for PyTorch's SequentialSampler, RandomSampler and DistributedSampler, whose
+    order stays PyTorch's. The rest of such an epoch, once it is resumed, takes nothing from PyTorch's random state.
+
     Around a loader that Accelerate prepared, batches go to Accelerate's device. Its `end_of_dataloader` and `remainder`
     are those of the batch that was handed out. A feed of a feed is a feed of the inner one's loader.
 

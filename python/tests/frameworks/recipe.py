@@ -180,6 +180,8 @@ def names_for(section: str, length: int, journal: Journal) -> dict:
     if section.endswith("a Loader") or section == "A Loader" or section.startswith("One copy"):
         ids = torch.arange(length)
         names["data"] = {"id": ids, "x": expected(ids)}
+    if section.startswith("Tensors"):
+        names["dataset"] = TensorRows(length)
     if "Geometric" in section:
         names["graphs"] = graphs()
     if "Hugging Face" in section:
@@ -204,6 +206,8 @@ def run(document: str, section: str, block: int, length: int, limit: int) -> dic
     journal = Journal(limit)
     names = names_for(section, length, journal)
     torch.manual_seed(0)
+    if torch.distributed.is_initialized():
+        torch.distributed.init_process_group = lambda: None  # all runs are of one group
     interrupted = False
     for program in [*blocks(document, ""), blocks(document, section)[block]]:
         try:

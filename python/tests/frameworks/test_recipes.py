@@ -50,8 +50,11 @@ PAGES = {
     "distributed, DataLoader": Recipe("Around a DataLoader", 0, "", **DISTRIBUTED),
     "distributed, Loader": Recipe("With a Loader", 0, "", **DISTRIBUTED),
     "distributed, shared": Recipe("One copy of the data for all processes of a host", 0, "", **DISTRIBUTED),
+    "distributed, restarts": Recipe("Restarts", 0, "", resumes=True, **DISTRIBUTED),
     "resume, a state": Recipe("A loader that keeps a state", 0, "torchdata", **RESUME),
     "resume, Loader": Recipe("A Loader", 0, "", **RESUME),
+    "resume, Sampler": Recipe("A DataLoader with penstock.Sampler", 0, "", **RESUME),
+    "resume, tensors": Recipe("Tensors, in PyTorch's own order", 0, "", **RESUME),
     "resume, no state": Recipe("A DataLoader without a state", 0, "", **RESUME),
 }
 
