@@ -212,6 +212,32 @@ def test_a_batch_that_raises_is_behind_the_next_one(workers):
     assert places == wanted
 
 
+def test_an_interrupted_batch_is_behind_the_next_one():
+    class Interrupted(Made):
+        def __getitem__(self, index):
+            if index == 10:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    loader = penstock.feed(DataLoader(Interrupted(), 4, sampler=penstock.Sampler(COUNT)), "host", prefetch_depth=0)
+    iterator = iter(loader)
+    assert flat(itertools.islice(iterator, 2)) == list(range(8))
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert place(loader.state_dict()) == (0, 8)
+    assert next(iterator)[0].tolist() == [12, 13, 14, 15]
+    assert place(loader.state_dict()) == (0, 16)
+
+
+@pytest.mark.parametrize("way", ["ordinary", "workers"])
+def test_others_may_iterate_the_sampler_meanwhile(way):
+    loader = fed(way)
+    sampler = loader.loader.sampler
+    for number, _ in enumerate(loader, 1):
+        assert place(loader.state_dict()) == (0, min(8 * number, COUNT))
+        list(sampler)
+
+
 def test_what_the_native_way_cannot_gather_goes_on_in_its_place():
     """PyTorch writes to the tensors within an epoch: the rest is made in the ordinary way, and read ahead there."""
     for read in range(1, 10):

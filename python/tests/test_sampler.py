@@ -21,8 +21,9 @@ DATA = TensorDataset(torch.arange(COUNT))
 
 def by_loader(epochs=1, **options):
     """The indices of each epoch, as a Loader orders and shares them out."""
-    loader = penstock.Loader(np.arange(options.pop("count", COUNT)), 1, device="host", **options)
-    return [[int(batch[0]) for batch in loader] for _ in range(epochs)]
+    size = 1 if options.get("drop_last") else 50  # a Loader with drop_last also leaves out a batch that is not full
+    loader = penstock.Loader(np.arange(options.pop("count", COUNT)), size, device="host", **options)
+    return [[int(index) for batch in loader for index in batch] for _ in range(epochs)]
 
 
 SHARES = [
@@ -227,7 +228,8 @@ def cut(numbers, size, drop_last=False):
 )
 def test_in_a_dataloader(workers, drop_last):
     epochs = by_loader(3, shuffle=True, rank=1, world_size=2)
-    for wrapped in (False, True):
+    spawns = "multiprocessing_context" in workers
+    for wrapped in (drop_last,) if spawns else (False, True):
         sampler = penstock.Sampler(DATA, shuffle=True, rank=1, world_size=2)
         if wrapped:
             options = {"batch_sampler": BatchSampler(sampler, 8, drop_last)}
@@ -235,7 +237,7 @@ def test_in_a_dataloader(workers, drop_last):
             options = {"sampler": sampler, "batch_size": 8, "drop_last": drop_last}
         loader = DataLoader(DATA, **options, **workers)
         assert len(loader) == (6 if drop_last else 7)
-        count = 1 if "multiprocessing_context" in workers else 3
+        count = 1 if spawns else 3
         assert [ids(loader) for _ in range(count)] == [cut(epoch, 8, drop_last) for epoch in epochs[:count]]
         sampler.set_epoch(1)
         assert ids(loader) == cut(epochs[1], 8, drop_last)
