@@ -11,6 +11,7 @@ Prints figures.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import json
 import os
@@ -87,8 +88,10 @@ def start(job, way, size, rank, world, saved, lines):
         try:
             train(theirs, job, loader_of(job, way, size, rank, world), saved)
         except BaseException:
-            theirs.sendall(json.dumps({"error": traceback.format_exc()}).encode() + b"\n")
-        os._exit(0)
+            with contextlib.suppress(OSError):  # nobody listens
+                theirs.sendall(json.dumps({"error": traceback.format_exc()}).encode() + b"\n")
+        finally:
+            os._exit(0)
     os.setpgid(process, process)  # here too: whoever comes first
     theirs.close()
     return process, ours
