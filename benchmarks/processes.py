@@ -1,13 +1,22 @@
 #!/usr/bin/env python3
-"""Several processes, a device each, feed from one file: do they reach the sum of their links?
+"""Several processes of a host, a device each, feed from one copy of a dataset: do they reach the sum of their links?
 
     processes.py --devices host:0,link=0.75 host:1,link=0.75
-    processes.py --devices cuda:0 cuda:1 --mib 4096
+    processes.py --devices cuda:0 cuda:1 --mib 16384
 
-Each process maps the same .npy file and feeds its share of the samples to its device by a Loader, shuffled. First every
-process feeds an epoch alone, while the others wait, and compares each sample with the file. Then all of them feed for
-`--seconds`, from a common start. The sum counts the bytes of all from that start until the last of them has ended.
-Prints a table, or with `--json -` the figures.
+One process makes the samples, all share them by a SharedDataset, and each feeds its share to its device by a Loader,
+shuffled. Each compares an epoch's samples with those in memory. Then all measure at once, from a common start:
+
+- raw copies: pinned memory to the device, by PyTorch (on GPUs alone)
+- the first epoch of a new Loader, from its first batch on, and the time until that batch (locking is in it)
+- later epochs
+- with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
+  Accelerate's dispatch_batches=True, in which the first process reads for all
+
+A rate counts the bytes of all processes from the common start until the last of them has ended. What a Loader has ahead
+at the start counts, too: take a dataset that is large beside a few batches. Memory is the
+proportional set size of the shared pages, summed over the processes, and the largest resident size of the process that
+made them. Prints a table, or with `--json -` the figures.
 """
 
 from __future__ import annotations
@@ -16,9 +25,11 @@ import argparse
 import json
 import multiprocessing
 import os
+import socket
 import sys
-import tempfile
 import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,116 +40,287 @@ SAMPLE_BYTES = 48 << 10
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", nargs="+", required=True, help="a device for each process")
-    parser.add_argument("--mib", type=int, default=384, help="size of the file in MiB, default %(default)s")
+    parser.add_argument("--mib", type=int, default=384, help="size of the dataset in MiB, default %(default)s")
     parser.add_argument("--batch", type=int, default=64, help="samples of a batch, default %(default)s")
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement, default %(default)s")
     parser.add_argument("--threads", type=int, default=0, help="of each Loader that gather; default: its own choice")
+    parser.add_argument("--dataloader", type=int, metavar="WORKERS", help="measure PyTorch's loaders, with as many workers")
     parser.add_argument("--json", choices=["-"], help="print the figures as JSON")
     return parser.parse_args()
 
 
-def write_file(path: str, count: int) -> None:
+def make_samples(count: int) -> np.ndarray:
     """Samples of random bytes. Each begins with its number."""
-    random = np.random.default_rng(1)
-    array = np.lib.format.open_memmap(path, "w+", np.uint8, (count, SAMPLE_BYTES))
-    for number in range(count):
-        array[number] = np.frombuffer(random.bytes(SAMPLE_BYTES), np.uint8)
-        array[number, :8] = np.frombuffer(np.uint64(number).tobytes(), np.uint8)
+    samples = np.random.default_rng(1).integers(0, 256, (count, SAMPLE_BYTES), np.uint8)
+    samples[:, :8] = np.arange(count, dtype=np.uint64)[:, None].view(np.uint8)
+    return samples
 
 
-def verified(loader: Any, array: Any, to_host: Any) -> np.ndarray:
-    """The numbers of an epoch's samples, each of which is compared with the file."""
+def verified(loader: Any, samples: np.ndarray, to_host: Any) -> np.ndarray:
+    """The numbers of an epoch's samples, each of which is compared with the one in memory."""
     numbers = []
     for batch in loader:
         for sample in np.asarray(to_host(batch)):
             number = int(sample[:8].view(np.uint64)[0])
-            if not np.array_equal(sample, array[number]):
-                raise SystemExit(f"sample {number} arrived with other bytes than the file holds")
+            if not np.array_equal(sample, samples[number]):
+                raise SystemExit(f"sample {number} arrived with other bytes than memory holds")
             numbers.append(number)
     return np.array(numbers)
 
 
-def feed_for(loader: Any, seconds: float) -> tuple[int, float]:
-    """The bytes that arrived from now on, and the seconds that they took."""
-    import penstock
-
-    begin, fed, waited = time.perf_counter(), 0, None
-    while time.perf_counter() - begin < seconds:
-        for batch in loader:
-            fed += batch.shape[0] * SAMPLE_BYTES
-            waited = batch[:1]
-            if time.perf_counter() - begin >= seconds:
-                break
-    penstock.to_host(waited)
-    return fed, time.perf_counter() - begin
+def shared_bytes() -> int:
+    """This process's share of the shared pages."""
+    inside, share = False, 0
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            words = line.split()
+            if not words[0].endswith(":"):
+                inside = "penstock-pages" in line
+            elif inside and words[0] == "Pss:":
+                share += int(words[1]) << 10
+    return share
 
 
-def work(rank: int, arguments: argparse.Namespace, path: str, barrier: Any, answers: Any) -> None:
-    import penstock
+def largest_resident_bytes() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM:"))
 
-    array = np.load(path, mmap_mode="r")
-    loader = penstock.Loader(
-        array,
-        arguments.batch,
-        shuffle=True,
-        device=arguments.devices[rank],
-        rank=rank,
-        world_size=len(arguments.devices),
-        threads=arguments.threads,
-    )
-    alone = 0.0
-    for turn in range(len(arguments.devices)):
-        if turn == rank:
-            numbers = verified(loader, array, penstock.to_host)
-            fed, seconds = feed_for(loader, arguments.seconds)
-            alone = fed / seconds
+
+class Rank:
+    """One of the processes."""
+
+    def __init__(self, rank: int, arguments: argparse.Namespace, barrier: Any):
+        import penstock
+
+        self.rank, self.arguments, self.barrier = rank, arguments, barrier
+        self.device = arguments.devices[rank]
+        self.is_gpu = self.device.startswith("cuda")
+        self.figures: dict[str, Any] = {}
+        count = (arguments.mib << 20) // SAMPLE_BYTES
+        begin = time.monotonic()
+        self.shared = penstock.SharedDataset(lambda: make_samples(count))
+        self.figures["made_seconds"] = time.monotonic() - begin
+        self.samples = self.shared.data
+        self.samples.sum(dtype=np.uint64)  # has all pages
         barrier.wait()
-    begin = time.monotonic()
-    fed, _ = feed_for(loader, arguments.seconds)
-    answers.put((rank, numbers, alone, fed, begin, time.monotonic()))
+        self.figures["memory"] = [shared_bytes(), largest_resident_bytes() if self.shared.made_here else 0]
+        barrier.wait()
+
+    def loader(self) -> Any:
+        import penstock
+
+        return penstock.Loader(
+            self.shared,
+            self.arguments.batch,
+            shuffle=True,
+            device=self.device,
+            rank=self.rank,
+            world_size=len(self.arguments.devices),
+            threads=self.arguments.threads,
+        )
+
+    def wait_for(self, batch: Any) -> None:
+        import penstock
+
+        penstock.to_host(batch[:1])
+
+    def together(self, name: str, feed: Callable[[], int]) -> None:
+        """Notes the bytes of `feed`, which all processes begin at once."""
+        self.barrier.wait()
+        begin = time.monotonic()
+        fed = feed()
+        self.figures[name] = (fed, begin, time.monotonic())
+
+    def feed_for(self, batches: Any) -> int:
+        end, fed, batch = time.monotonic() + self.arguments.seconds, 0, None
+        while time.monotonic() < end:
+            for batch in batches:
+                fed += batch.shape[0] * SAMPLE_BYTES
+                if time.monotonic() >= end:
+                    break
+        self.wait_for(batch)
+        return fed
+
+    def first_epoch(self) -> None:
+        begin = time.monotonic()
+        loader = self.loader()
+        batches = iter(loader)
+        self.wait_for(next(batches))
+        self.figures["set_up_seconds"] = time.monotonic() - begin
+
+        def rest() -> int:
+            fed, batch = 0, None
+            for batch in batches:
+                fed += batch.shape[0] * SAMPLE_BYTES
+            self.wait_for(batch)
+            return fed
+
+        self.together("first epoch", rest)
+        self.figures["numbers"] = verified(loader, self.samples, loader_to_host)
+        self.together("later epochs", lambda: self.feed_for(loader))
+
+    def raw_copies(self) -> None:
+        import torch
+
+        pinned = torch.from_numpy(self.samples[: (256 << 20) // SAMPLE_BYTES].copy()).pin_memory()
+        on_device = torch.empty_like(pinned, device=self.device)
+
+        def copy() -> int:
+            end, fed = time.monotonic() + self.arguments.seconds, 0
+            while time.monotonic() < end:
+                for _ in range(4):
+                    on_device.copy_(pinned, non_blocking=True)
+                torch.cuda.synchronize()
+                fed += 4 * pinned.nbytes
+            return fed
+
+        copy()
+        self.together("raw copies", copy)
+
+    def dataloader(self) -> None:
+        import torch
+        from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+        count = len(self.arguments.devices)
+        torch.distributed.init_process_group("nccl", rank=self.rank, world_size=count)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a tensor of an array that cannot be written
+            data = TensorDataset(torch.from_numpy(self.samples))
+        options = {
+            "batch_size": self.arguments.batch,
+            "num_workers": self.arguments.dataloader,
+            "persistent_workers": self.arguments.dataloader > 0,
+            "pin_memory": True,
+        }
+
+        def on_device(loader: Any) -> Any:
+            for (batch,) in loader:
+                yield batch.to(self.device, non_blocking=True)
+
+        class Batches:
+            def __init__(self, loader: Any):
+                self.loader = loader
+
+            def __iter__(self) -> Any:
+                return on_device(self.loader)
+
+        ddp = DataLoader(data, sampler=DistributedSampler(data, count, self.rank), **options)
+        next(iter(ddp))
+        self.together("DataLoader, DDP", lambda: self.feed_for(Batches(ddp)))
+        try:
+            from accelerate import Accelerator
+            from accelerate.utils import DataLoaderConfiguration
+        except ImportError:
+            return
+        accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+        dispatched = accelerator.prepare(DataLoader(data, shuffle=True, **options))
+
+        def epoch() -> int:
+            # All processes take as many batches: the first one reads for all.
+            fed, batch = 0, None
+            most = max(1, int(self.arguments.seconds * 20))
+            for number, (batch,) in enumerate(dispatched):
+                fed += batch.shape[0] * SAMPLE_BYTES
+                if number + 1 == most:
+                    break
+            self.wait_for(batch)
+            return fed
+
+        self.together("Accelerate, dispatch_batches", epoch)
+
+
+def loader_to_host(batch: Any) -> Any:
+    import penstock
+
+    return penstock.to_host(batch)
+
+
+def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answers: Any) -> None:
+    count = str(len(arguments.devices))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    device = arguments.devices[rank]
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.set_device(device)
+    here = Rank(rank, arguments, barrier)
+    if here.is_gpu:
+        here.raw_copies()
+    here.first_epoch()
+    if arguments.dataloader is not None:
+        here.dataloader()
+    answers.put((rank, here.figures))
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return listening.getsockname()[1]
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The figures of each process."""
+    processes = len(arguments.devices)
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(processes), context.Queue()
+    port = free_port()
+    workers = [
+        context.Process(target=work, args=(rank, arguments, port, barrier, answers)) for rank in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    gathered: dict[int, dict[str, Any]] = {}
+    while len(gathered) < processes:
+        if any(worker.exitcode for worker in workers):
+            for worker in workers:
+                worker.terminate()
+            sys.exit("processes.py: a process failed")
+        if not answers.empty():
+            rank, figures = answers.get()
+            gathered[rank] = figures
+        time.sleep(0.01)
+    for worker in workers:
+        worker.join()
+    return [gathered[rank] for rank in range(processes)]
 
 
 def main() -> int:
     arguments = parse()
+    if arguments.dataloader is not None and not all(device.startswith("cuda") for device in arguments.devices):
+        sys.exit("processes.py: PyTorch's loaders are measured on GPUs only; leave out --dataloader")
+    ranks = run(arguments)
     count = (arguments.mib << 20) // SAMPLE_BYTES
-    processes = len(arguments.devices)
-    context = multiprocessing.get_context("spawn")
-    barrier, answers = context.Barrier(processes), context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "samples.npy")
-        write_file(path, count)
-        workers = [
-            context.Process(target=work, args=(rank, arguments, path, barrier, answers)) for rank in range(processes)
-        ]
-        for worker in workers:
-            worker.start()
-        gathered = []
-        while len(gathered) < processes:
-            if any(worker.exitcode for worker in workers):
-                for worker in workers:
-                    worker.terminate()
-                sys.exit("processes.py: a process failed")
-            if not answers.empty():
-                gathered.append(answers.get())
-            time.sleep(0.01)
-        for worker in workers:
-            worker.join()
-    gathered.sort(key=lambda answer: answer[0])
     # As DistributedSampler does, the shares are made equal by repeating a few samples.
-    if set(np.concatenate([answer[1] for answer in gathered]).tolist()) != set(range(count)):
+    if set(np.concatenate([rank["numbers"] for rank in ranks]).tolist()) != set(range(count)):
         sys.exit("processes.py: the processes together did not get every sample")
-    alone = [answer[2] / 1e9 for answer in gathered]
-    begin, end = min(answer[4] for answer in gathered), max(answer[5] for answer in gathered)
-    together = sum(answer[3] for answer in gathered) / (end - begin) / 1e9
-    share = together / sum(alone)
+    rates = {}
+    for name, value in ranks[0].items():
+        if isinstance(value, tuple):
+            begin, end = min(rank[name][1] for rank in ranks), max(rank[name][2] for rank in ranks)
+            rates[name] = sum(rank[name][0] for rank in ranks) / (end - begin) / 1e9
+    dataset = count * SAMPLE_BYTES
+    figures = {
+        "devices": arguments.devices,
+        "dataset_bytes": dataset,
+        "gbps": rates,
+        "made_seconds": max(rank["made_seconds"] for rank in ranks),
+        "set_up_seconds": max(rank["set_up_seconds"] for rank in ranks),
+        "shared_bytes": sum(rank["memory"][0] for rank in ranks),
+        "largest_resident_bytes": max(rank["memory"][1] for rank in ranks),
+    }
     if arguments.json:
-        print(json.dumps({"devices": arguments.devices, "alone_gbps": alone, "together_gbps": together}))
-    else:
-        print("| feeding | GB/s |\n| --- | ---: |")
-        for device, rate in zip(arguments.devices, alone, strict=True):
-            print(f"| {device}, alone | {rate:.3f} |")
-        print(f"| all at once | {together:.3f} |")
-        print(f"\nThe sum is reached to {share:.1%}; the bytes of an epoch were right.")
+        print(json.dumps(figures))
+        return 0
+    print(f"{', '.join(arguments.devices)}: {dataset / 1e9:.2f} GB, samples of {SAMPLE_BYTES} bytes\n")
+    print("| all processes at once | GB/s in sum |\n| --- | ---: |")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:.3f} |")
+    print(
+        f"\nThe bytes of an epoch were right. Making the dataset took {figures['made_seconds']:.2f} s, a Loader's first batch "
+        f"{figures['set_up_seconds']:.2f} s. The shared pages take {figures['shared_bytes'] / dataset:.3f} x the dataset in "
+        f"all processes together; the one that made them had {figures['largest_resident_bytes'] / dataset:.2f} x at most."
+    )
     return 0
 
 

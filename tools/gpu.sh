@@ -84,6 +84,11 @@ case "${1:-}" in
     export PYTHONPATH="$PWD/build/python/beside${PYTHONPATH:+:$PYTHONPATH}"
     python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
     cat build/gpu-folklore.md
+    gpus=$(python3 -c 'import torch; print(*(f"cuda:{i}" for i in range(torch.cuda.device_count())))')
+    if [ "$(wc -w <<<"$gpus")" -gt 1 ]; then
+      # shellcheck disable=SC2086
+      python3 benchmarks/processes.py --devices $gpus --mib 16384 --seconds 5 --dataloader 8 || true
+    fi
     python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
       --picture build/gpu-compare.png
     ;;

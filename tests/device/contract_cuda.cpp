@@ -34,7 +34,8 @@ INSTANTIATE_TEST_SUITE_P(Cuda, Contract,
                                                           .waived = missing_driver}),
                          contract_name);
 
-INSTANTIATE_TEST_SUITE_P(Cuda, PeerContract,
+// Not among the tests that must run on every GPU: most machines have one.
+INSTANTIATE_TEST_SUITE_P(TwoCuda, PeerContract,
                          ::testing::Values(ContractPeers{
                              .name = "gpus",
                              .open = [](int index) { return Device::open("cuda:" + std::to_string(index)); },
