@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64, help="samples of a batch, default %(default)s")
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement, default %(default)s")
     parser.add_argument("--threads", type=int, default=0, help="of each Loader that gather; default: its own choice")
-    parser.add_argument("--dataloader", type=int, metavar="WORKERS", help="measure PyTorch's loaders, with such workers")
+    parser.add_argument("--dataloader", type=int, metavar="WORKERS", help="measure PyTorch's loaders, too")
     parser.add_argument("--json", choices=["-"], help="print the figures as JSON")
     return parser.parse_args()
 
@@ -321,8 +321,8 @@ def main() -> int:
         "{set_up_seconds:.2f} s.".format(**figures)
     )
     print(
-        f"The shared pages take {figures['shared_bytes'] / dataset:.3f} x the dataset in all processes together. The one "
-        f"that made them had {figures['largest_resident_bytes'] / dataset:.2f} x at most."
+        f"The shared pages take {figures['shared_bytes'] / dataset:.3f} x the dataset in all processes together. "
+        f"The one that made them had {figures['largest_resident_bytes'] / dataset:.2f} x at most."
     )
     return 0
 
