@@ -46,6 +46,14 @@ def test_documents(document, capsys, tmp_path):
         assert "600 samples: each of the epoch's once" in printed
 
 
+def test_the_page_on_scale_prints_its_table(capsys):
+    [program] = blocks("docs/scale.md")
+    exec(compile(program, "docs/scale.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == 4
+    assert printed in (ROOT / "docs/scale.md").read_text()
+
+
 def test_messages_of_the_troubleshooting_page_are_in_the_sources():
     sources = [*ROOT.glob("python/penstock/*.py"), *ROOT.glob("python/src/*.cpp"), *ROOT.glob("src/**/*.cpp")]
     # Messages without the breaks between their literals.
