@@ -10,7 +10,7 @@ import penstock
 
 HERE = pathlib.Path(__file__).parent
 COUNT = 67  # samples under torchrun
-ROUNDS = int(os.environ.get("PENSTOCK_ELASTIC_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "8"))
 
 
 def run(*arguments, seconds):
@@ -24,7 +24,7 @@ def run(*arguments, seconds):
 
 
 def test_ranks_that_are_killed_at_random_lose_no_sample(random):
-    """Set PENSTOCK_ELASTIC_ROUNDS to do more."""
+    """Set PENSTOCK_ROUNDS to do more."""
     seed = int(random.integers(2**31))
     done = run(HERE / "elastic_ranks.py", ROUNDS, seed, seconds=120 + 20 * ROUNDS)
     assert done.returncode == 0, f"seed {seed}: {done.stdout} {done.stderr}"
