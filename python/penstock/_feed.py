@@ -179,10 +179,15 @@ class Feed:
         return getattr(self.loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or name in self._own or not hasattr(self.loader, name):
-            object.__setattr__(self, name, value)
-        else:
+        if not (name.startswith("_") or name in self._own or not hasattr(self.loader, name)):
             setattr(self.loader, name, value)
+            return
+        if name in ("loader", "native") and self.__dict__.get("_order") is not None:
+            raise InvalidArgument(
+                f"This feed keeps its place by its DataLoader's sampler, so that its {name} cannot be replaced: make "
+                "another feed."
+            )
+        object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple:
         options = {name: getattr(self, name) for name in ("sharded", "native", "static", "resumable")}

@@ -76,7 +76,7 @@ class Sampler:
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of `epoch`. If a state of that epoch was loaded, it goes on where that was taken."""
-        epoch = whole("epoch", epoch, 0, UINT64)
+        epoch = whole("epoch", epoch, 0, UINT64 - 1)
         if epoch == self._loaded_epoch:
             return
         self._coming = {**self._coming, "epoch": epoch, "consumed": 0}
@@ -85,9 +85,10 @@ class Sampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the indices that the latest iteration gave, in plain numbers; a Loader's state is the same.
-        After a complete iteration, or `set_epoch`, it is where the next iteration begins."""
+        After a complete iteration it is the end of that epoch: what is left of it is nothing. After `set_epoch` it is
+        where the next iteration begins."""
         latest = self._latest
-        return self._beginning() if latest is None or latest.over else latest.after(latest.taken)
+        return self._beginning() if latest is None else latest.after(latest.taken)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on where `state` was taken, by a Sampler, a feed or a Loader, also at another world
@@ -113,7 +114,8 @@ class Sampler:
         return self._latest
 
     def __reduce__(self) -> tuple:
-        return _again, (self._arguments, self.state_dict())
+        latest = self._latest
+        return _again, (self._arguments, self._beginning() if latest is None or latest.over else self.state_dict())
 
     def __repr__(self) -> str:
         whole_epoch = self._arguments["sample_count"]

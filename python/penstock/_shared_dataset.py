@@ -29,15 +29,16 @@ class SharedDataset:
         loader = penstock.Loader(data, batch_size=256, shuffle=True, distributed=True)
 
     Every process of the host makes its SharedDatasets in the same order. `name`: a name for this one, if their order
-    differs. `processes`: how many processes of this host share it. By default torchrun says so (LOCAL_WORLD_SIZE), or
-    MPI. `job`: a text that only this job's processes have. By default it follows from what torchrun sets: the master's
-    address and port, the run's ID and the number of restarts. Those of one user meet; other users are refused.
+    differs. `processes`: how many processes of this host share it. By default torchrun says so, or Open MPI. `job`: a
+    text that only this job's processes have. By default it follows from what torchrun sets: the master's address and
+    port, the run's ID and the number of restarts. Those of one user meet; other users are refused.
 
     Blocks until the samples are in memory. Ctrl-C is heard meanwhile, except by `make`. While arrays are copied they
     take memory twice, then once: host memory is freed with the last process, also if all are killed. Files take it
     once. On a host of several NUMA nodes the pages lie on all nodes in turn.
 
-    Raises what `make` raises. If it fails, or its process ends, the others raise Error, which names the process. Raises
+    Raises what `make` raises. If it fails, or its process ends, those that wait raise Error, which names the process;
+    one that comes later makes the data itself. Raises
     InvalidArgument for data that a Loader does not take, and if the number of processes or the job is not known;
     OutOfMemory if the host has less memory than the data.
     """
@@ -144,8 +145,8 @@ def _filled(skeleton: Any, arrays: list[Any]) -> Any:
 
 
 def _local_processes() -> int:
-    """The processes of this host, as torchrun and MPI say."""
-    for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+    """The processes of this host, as torchrun and Open MPI say."""
+    for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if variable in os.environ:
             try:
                 return whole(variable, int(os.environ[variable]), 1)

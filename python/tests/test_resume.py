@@ -637,3 +637,16 @@ def test_a_generator_that_is_seeded_for_each_epoch_stays_the_callers():
     for damaged in (None, "zz", "00"):
         with pytest.raises(penstock.InvalidArgument, match="'generator' of a feed's state is damaged"):
             loader.load_state_dict({**state, "generator": damaged})
+
+
+def test_a_feed_that_keeps_its_place_keeps_its_loader():
+    """Another one has another order, of which it would not know the place."""
+    loader = penstock.feed(DataLoader(DATA, 10, sampler=penstock.Sampler(DATA)), "host")
+    with pytest.raises(penstock.InvalidArgument, match="its loader cannot be replaced: make another feed"):
+        loader.loader = DataLoader(DATA, 10)
+    resumable = RESUMABLE["with a generator"]()
+    with pytest.raises(penstock.InvalidArgument, match="its native cannot be replaced"):
+        resumable.native = False
+    plain = penstock.feed(DataLoader(DATA, 10), "host")
+    plain.loader = DataLoader(DATA, 20)
+    assert len(plain) == 5

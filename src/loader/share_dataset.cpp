@@ -12,7 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
+#include <functional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -89,21 +89,21 @@ SharedDataset read_description(CommonPages common) {
   return {Dataset(std::move(readers)), {note.begin(), note.end()}, pages};
 }
 
-MadePages fill_pages(const MadeDataset& made) {
+MadePages fill_pages(const MadeDataset& made, const std::function<void()>& between) {
   const std::vector<PlacedField> placed = place_fields(made.dataset);
   const auto pages = std::make_shared<const SharedPages>(placed.back().offset + placed.back().bytes);
   interleave_memory(pages->bytes().data(), pages->bytes().size());
   const std::size_t threads = std::min(HostWorkersOptions::kMostThreads, host_topology().processors);
   HostWorkers workers({.threads = threads, .on_start = {}});
   for (std::size_t f = 0; f < placed.size(); ++f)
-    read_all(made.dataset, f, pages->bytes().data() + placed[f].offset, workers);
+    read_all(made.dataset, f, pages->bytes().data() + placed[f].offset, workers, between);
   return {pages, describe_fields(placed, made.note)};
 }
 
 }  // namespace
 
 SharedDataset share_dataset(const ShareOptions& options, FunctionRef<MadeDataset()> make) {
-  return read_description(share_pages(options, [&] { return fill_pages(make()); }));
+  return read_description(share_pages(options, [&] { return fill_pages(make(), options.while_waiting); }));
 }
 
 }  // namespace penstock

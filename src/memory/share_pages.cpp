@@ -33,6 +33,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{100};
 constexpr std::chrono::seconds kRefusedPatience{20};
+// The sockets of a process that is killed are closed before it has ended.
+constexpr std::chrono::seconds kEndPatience{2};
+constexpr std::size_t kLongestKey = std::size_t{64} << 10;
 constexpr timeval kPeerPatience{.tv_sec = 2, .tv_usec = 0};
 constexpr std::size_t kLongestText = std::size_t{1} << 28;  // a request or a note
 
@@ -225,7 +228,8 @@ class PageServer {
   }
   ~PageServer() {
     if (generation_ != fork_generation()) {
-      thread_.detach();  // it runs in the parent
+      // The thread belongs to the parent: it cannot be joined here.
+      static_cast<void>(new std::thread(std::move(thread_)));
       return;
     }
     const std::uint64_t one = 1;
@@ -243,7 +247,11 @@ class PageServer {
     while (guests_ > 0) {
       if (poll(events.data(), events.size(), -1) < 0) continue;
       if (events[1].revents != 0) break;
-      if (answer_one(listening_, key_, reply).value_or(false)) --guests_;
+      const std::optional<bool> served = answer_one(listening_, key_, reply);
+      if (served.value_or(false)) --guests_;
+      if (served) continue;
+      if (errno == EINVAL) break;  // a child that make() forked has shut it down
+      poll(&events[1], 1, static_cast<int>(kBetweenLooks.count()));  // for a descriptor to be free
     }
     end_meeting(listening_, key_, Reply{Answer::come_again, {}, -1});
   }
@@ -261,9 +269,11 @@ namespace {
 
 CommonPages make_and_serve(Descriptor listening, const ShareOptions& options, FunctionRef<MadePages()> make) {
   MadePages made;
+  const std::uint64_t generation = fork_generation();
   try {
     made = make();
   } catch (const std::exception& error) {
+    if (generation != fork_generation()) throw;  // in a child: the parent goes on
     end_meeting(listening, options.key, Reply{Answer::failure, error.what(), -1});
     throw;
   }
@@ -273,15 +283,37 @@ CommonPages make_and_serve(Descriptor listening, const ShareOptions& options, Fu
   return common;
 }
 
-/// Waits until the process that makes the pages answers. Nullopt if it has served all that it was told of.
-std::optional<CommonPages> receive_pages(const Descriptor& socket, const ShareOptions& options) {
-  const ucred maker = peer_of(socket);
-  if (maker.uid != geteuid()) {
-    throw Unsupported("sharing memory between processes: another user's process has the name of this key");
+/// The process that makes the pages, for those that wait for it. Its socket may outlive it, in a child that
+/// it has forked.
+class Maker {
+ public:
+  explicit Maker(const Descriptor& socket) : peer_(peer_of(socket)) {
+    if (peer_.uid != geteuid()) {
+      throw Unsupported("sharing memory between processes: another user's process has the name of this key");
+    }
+    process_ = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, peer_.pid, 0)));
+    is_unknown_ = process_.get() < 0 && errno != ESRCH;
   }
-  // Readable once the process has ended: its socket may live on in a child that it has forked.
-  const Descriptor process(static_cast<int>(syscall(SYS_pidfd_open, maker.pid, 0)));
-  std::array<pollfd, 2> events{pollfd{socket.get(), POLLIN, 0}, pollfd{process.get(), POLLIN, 0}};
+  [[nodiscard]] pid_t pid() const noexcept { return peer_.pid; }
+  /// Can be read once the process has ended; -1 if it is not known.
+  [[nodiscard]] int process() const noexcept { return process_.get(); }
+  /// Waits so long for its end.
+  [[nodiscard]] bool ends_within(std::chrono::milliseconds time) const noexcept {
+    pollfd end{process_.get(), POLLIN, 0};
+    return !is_unknown_ && (process_.get() < 0 || poll(&end, 1, static_cast<int>(time.count())) > 0);
+  }
+
+ private:
+  ucred peer_;
+  Descriptor process_;
+  bool is_unknown_ = false;
+};
+
+/// Waits until `maker` answers. Nullopt if it lives and does not: it has served all that it was told of, or
+/// it has not waited for this process.
+std::optional<CommonPages> receive_pages(const Descriptor& socket, const Maker& maker,
+                                         const ShareOptions& options) {
+  std::array<pollfd, 2> events{pollfd{socket.get(), POLLIN, 0}, pollfd{maker.process(), POLLIN, 0}};
   bool answered = false;
   if (send_text(socket, Answer::pages, options.key)) {
     while (poll(events.data(), events.size(), static_cast<int>(kBetweenLooks.count())) <= 0) {
@@ -290,16 +322,17 @@ std::optional<CommonPages> receive_pages(const Descriptor& socket, const ShareOp
     answered = events[0].revents != 0;  // also by a process that has ended since
   }
   auto received = answered ? receive_text(socket) : std::nullopt;
+  if (!received && !maker.ends_within(kEndPatience)) return {};
   if (!received) {
     throw Error(
         fmt::format("The process that makes what is shared (PID {}) ended before it was there. Its own error "
                     "says why.",
-                    maker.pid));
+                    maker.pid()));
   }
   if (received->answer == Answer::come_again) return {};
   if (received->answer == Answer::failure) {
-    throw Error(
-        fmt::format("The process that makes what is shared (PID {}) failed: {}", maker.pid, received->text));
+    throw Error(fmt::format("The process that makes what is shared (PID {}) failed: {}", maker.pid(),
+                            received->text));
   }
   if (received->file.get() < 0) refuse_meeting("recvmsg brought no descriptor");
   auto pages = std::make_shared<const SharedPages>(SharedPages::attach(received->file.get()));
@@ -310,6 +343,10 @@ std::optional<CommonPages> receive_pages(const Descriptor& socket, const ShareOp
 
 CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> make) {
   if (options.key.empty()) throw InvalidArgument("what processes share needs a key; this one is empty");
+  if (options.key.size() > kLongestKey) {
+    throw InvalidArgument(
+        fmt::format("a key of {} bytes was given; use at most {}", options.key.size(), kLongestKey));
+  }
   if (options.processes == 0) throw InvalidArgument("0 processes cannot share memory; use 1 or more");
   if (options.processes == 1) return {{make()}, true};
   const MeetingPlace place = meeting_place(options.key);
@@ -323,8 +360,11 @@ CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> ma
     }
     if (errno != EADDRINUSE) refuse_meeting("bind");
     if (connect(socket.get(), place.get(), place.bytes) == 0) {
-      if (auto received = receive_pages(socket, options)) return std::move(*received);
-      refused_since = Clock::now();
+      const Maker maker(socket);
+      if (!maker.ends_within({})) {
+        if (auto received = receive_pages(socket, maker, options)) return std::move(*received);
+        refused_since = Clock::now();
+      }
     } else if (errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) {
       refuse_meeting("connect");
     }

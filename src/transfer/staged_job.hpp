@@ -74,8 +74,9 @@ class StagedJob {
   /// True for the last chunk: the driver then has every byte.
   [[nodiscard]] bool enqueued(std::size_t bytes) noexcept {
     enqueued_ += bytes;
-    return enqueued_ == bytes_;
+    return is_enqueued();
   }
+  [[nodiscard]] bool is_enqueued() const noexcept { return enqueued_ == bytes_; }
 
   void returned() noexcept { --out_; }
 

@@ -128,10 +128,8 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::vecto
   }
   stopped_.reserve(under_way_ + 1);
   jobs_.push_back(std::move(job));
-  if (under_way_++ == 0) {
-    polling_.work_begins();
-    chunk_size_ = 0;
-  }
+  if (under_way_++ == 0) polling_.work_begins();
+  if (in_sequence_++ == 0) chunk_size_ = 0;
   monitor_->changed();
   workers_->wake(*this);
 }
@@ -347,6 +345,8 @@ void StagingRing::enqueue(Slot& slot) {
   {
     const std::lock_guard lock(monitor_->mutex);
     last = job.enqueued(slot.chunk.bytes);
+    // Before anybody hears that it has ended, and submits the next one.
+    if (last && direction_ == CopyDirection::h2d) --in_sequence_;
   }
   if (last) {
     auto event = job.state->take_end(*events_);
@@ -393,6 +393,7 @@ void StagingRing::close_slot(Slot& slot) {
 
 void StagingRing::conclude(const std::shared_ptr<StagedJob>& job) {
   if (!job->claim_end()) return;
+  if (direction_ == CopyDirection::d2h || !job->is_enqueued()) --in_sequence_;
   if (job->stopping()) {
     stopped_.push_back(job);
   } else {

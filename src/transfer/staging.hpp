@@ -150,6 +150,7 @@ class StagingRing final : HostWorkers::Source {
   std::vector<std::shared_ptr<StagedJob>> stopped_;  // for the ring's thread to end
   std::atomic<std::size_t> under_way_{0};            // transfers that have not ended; read without the mutex
   PollingTime polling_;                              // between transfers
+  std::size_t in_sequence_ = 0;                      // transfers after whose chunks there is no pause yet
   double chunk_size_ = 0;                            // of the latest chunk; 0 after a pause
   std::uint64_t opened_ = 0;                         // slots opened so far; the next one is opened_ % slots
   std::uint64_t handing_ = 0;                        // the oldest of them that may have granules left

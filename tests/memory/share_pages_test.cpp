@@ -115,6 +115,45 @@ bool is_in_use(const std::string& key) {
   return false;
 }
 
+/// Something that is no process of penstock, or one of another user, at the socket of a key.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& key) : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const std::string name = socket_name(key);
+    address_.sun_family = AF_UNIX;
+    std::memcpy(address_.sun_path + 1, name.data(), name.size());
+    bytes_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  ~Stranger() { close(socket_); }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+
+  [[nodiscard]] bool listens() const { return bind(socket_, get(), bytes_) == 0 && listen(socket_, 5) == 0; }
+  [[nodiscard]] bool comes() const { return connect(socket_, get(), bytes_) == 0; }
+  /// The other side may have hung up by then.
+  void says(const std::string& words) const {
+    static_cast<void>(send(socket_, words.data(), words.size(), MSG_NOSIGNAL));
+  }
+  /// As a process says it that wants the pages of `key`.
+  void asks(const std::string& key, std::uint64_t key_bytes,
+            std::uint64_t magic = 0x3130'4b43'4f54'5350) const {
+    const std::array<std::uint64_t, 3> head{magic, 0, key_bytes};
+    says(std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + key);
+  }
+  /// True once the other side has hung up without a word.
+  [[nodiscard]] bool hears_nothing() const {
+    std::array<char, 64> answer{};
+    return recv(socket_, answer.data(), answer.size(), 0) <= 0;
+  }
+
+ private:
+  [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address_); }
+
+  int socket_;
+  sockaddr_un address_{};
+  socklen_t bytes_ = 0;
+};
+
 TEST(SharedPagesTest, ProcessesSeeTheSameBytesAndNothingStaysOpen) {
   const std::size_t before = open_files();
   {
@@ -270,6 +309,67 @@ void expect_error_when_killed(bool forks) {
 
 TEST(SharePagesTest, AMakerThatIsKilledIsAnError) { expect_error_when_killed(false); }
 
+TEST(SharePagesTest, AMakerThatWasKilledBeforeIsNotWaitedFor) {
+  const ShareOptions options{.key = key_of("killed before"), .processes = 2};
+  const SharedPages counters(sizeof(std::atomic<pid_t>));
+  auto& child = *new (counters.bytes().data()) std::atomic<pid_t>(0);
+  Child maker([&] {
+    static_cast<void>(share_pages(options, [&]() -> MadePages {
+      const pid_t forked = fork();
+      if (forked > 0) child = forked;
+      for (;;) pause();
+    }));
+    return true;
+  });
+  while (child == 0) std::this_thread::yield();
+  maker.end(SIGKILL);
+  ASSERT_TRUE(is_in_use(options.key)) << "the child has the socket";
+  std::atomic<int> looks{0};
+  std::optional<CommonPages> made;
+  Background guest([&] {
+    made = share_pages({.key = options.key, .processes = 2, .while_waiting = [&] { ++looks; }},
+                       [] { return pages_of(kBytes, 5); });
+  });
+  while (looks < 5) std::this_thread::yield();
+  kill(child, SIGKILL);
+  guest.join();
+  EXPECT_TRUE(hold(*made, 5)) << "the name is free once the child has ended";
+}
+
+TEST(SharePagesTest, AProcessThatWasHungUpOnComesAgain) {
+  const ShareOptions options{.key = key_of("hung up on"), .processes = 2};
+  std::optional<Stranger> rude(options.key);
+  ASSERT_TRUE(rude->listens());
+  std::optional<CommonPages> made;
+  std::atomic<bool> waits{false};
+  Background guest([&] {
+    made = share_pages({.key = options.key, .processes = 2, .while_waiting = [&] { waits = true; }},
+                       [] { return pages_of(kBytes, 5); });
+  });
+  while (!waits) std::this_thread::yield();
+  rude.reset();
+  guest.join();
+  EXPECT_TRUE(hold(*made, 5));
+}
+
+TEST(SharePagesTest, AChildThatMakeForkedMayFail) {
+  const ShareOptions options{.key = key_of("child fails"), .processes = 2};
+  bool in_child = false;
+  std::optional<CommonPages> made;
+  try {
+    made = share_pages(options, [&] {
+      const pid_t child = fork();
+      in_child = child == 0;
+      if (in_child) throw Error("the child fails");
+      waitpid(child, nullptr, 0);
+      return pages_of(kBytes, 6);
+    });
+  } catch (const Error&) {
+    _exit(in_child ? 0 : 1);
+  }
+  EXPECT_TRUE(hold(share_pages(options, &never), 6));
+}
+
 // The child has the maker's socket, so that it stays open.
 TEST(SharePagesTest, AMakerThatIsKilledIsAnErrorWhileItsChildLives) { expect_error_when_killed(true); }
 
@@ -293,44 +393,6 @@ TEST(SharePagesTest, WhoWaitsCanBeInterruptedAndTheOthersAreServed) {
   EXPECT_TRUE(hold(share_pages(options, &never), 2));
   maker.join();
 }
-
-/// Something that is no process of penstock, or one of another user, at the socket of a key.
-class Stranger {
- public:
-  explicit Stranger(const std::string& key) : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const std::string name = socket_name(key);
-    address_.sun_family = AF_UNIX;
-    std::memcpy(address_.sun_path + 1, name.data(), name.size());
-    bytes_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  }
-  ~Stranger() { close(socket_); }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
-
-  [[nodiscard]] bool listens() const { return bind(socket_, get(), bytes_) == 0 && listen(socket_, 5) == 0; }
-  [[nodiscard]] bool comes() const { return connect(socket_, get(), bytes_) == 0; }
-  void says(const std::string& words) const {
-    EXPECT_EQ(send(socket_, words.data(), words.size(), MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
-  }
-  /// As a process says it that wants the pages of `key`.
-  void asks(const std::string& key, std::uint64_t key_bytes,
-            std::uint64_t magic = 0x3130'4b43'4f54'5350) const {
-    const std::array<std::uint64_t, 3> head{magic, 0, key_bytes};
-    says(std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + key);
-  }
-  /// True once the other side has hung up without a word.
-  [[nodiscard]] bool hears_nothing() const {
-    std::array<char, 64> answer{};
-    return recv(socket_, answer.data(), answer.size(), 0) <= 0;
-  }
-
- private:
-  [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address_); }
-
-  int socket_;
-  sockaddr_un address_{};
-  socklen_t bytes_ = 0;
-};
 
 TEST(SharePagesTest, StrangersAreNotServedAndHoldUpNobody) {
   const ShareOptions options{.key = key_of("strangers"), .processes = 2};
@@ -427,6 +489,7 @@ TEST(SharePagesTest, AProcessAloneMeetsNobody) {
 
 TEST(SharePagesTest, WhatHasNoMeaningIsRefused) {
   EXPECT_THROW(static_cast<void>(share_pages({.key = ""}, &never)), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(share_pages({.key = std::string(65537, 'k')}, &never)), InvalidArgument);
   EXPECT_THROW(static_cast<void>(share_pages({.key = "none", .processes = 0}, &never)), InvalidArgument);
 }
 

@@ -519,6 +519,9 @@ TEST_P(StagingRingTest, TransfersThatFollowEachOtherAreOneSequenceOfChunks) {
   EXPECT_EQ(one, 15U);
   EXPECT_EQ(two, 20U) << "chunks are neither small nor get smaller between two transfers";
   EXPECT_EQ(copies_of(1), one) << "after a pause, chunks are small again";
+  faulty_->fail(Entry::copy, 3);
+  EXPECT_THROW(send(ring, source)->synchronize(), DeviceError);
+  EXPECT_EQ(copies_of(1), one) << "also after a transfer that failed";
 }
 
 TEST_P(StagingRingTest, EndsATransferOnce) {

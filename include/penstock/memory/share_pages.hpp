@@ -16,7 +16,8 @@ struct ShareOptions {
   /// How many processes share it, with this one. They see each other's processes and abstract sockets: they
   /// run on one host, in one network namespace.
   std::size_t processes = 1;
-  /// Called from time to time while another process makes the pages. May throw, which ends the waiting.
+  /// Called from time to time while another process makes the pages; by share_dataset also while samples are
+  /// read. May throw, which ends it.
   std::function<void()> while_waiting{};
 };
 
@@ -37,9 +38,9 @@ struct CommonPages : MadePages {
 
 /// The first process that comes makes the pages. The others wait, and map the same ones. Blocks the host.
 /// They meet at an abstract socket: no file is left behind, also if all are killed. Only processes of the
-/// same user are let in. Throws what `make` throws, and Error in a process that waits, if the process that
-/// makes the pages fails or ends. Throws InvalidArgument for an empty key or no processes, Unsupported if the
-/// system refuses.
+/// same user are let in. Throws what `make` throws, and Error in the processes that wait by then, if the
+/// process that makes the pages fails or ends; one that comes later makes them itself. Throws InvalidArgument
+/// for no processes, an empty key or one above 64 KiB, Unsupported if the system refuses.
 [[nodiscard]] CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> make);
 
 }  // namespace penstock

@@ -457,3 +457,30 @@ def test_a_state_is_seen_by_protocols(target):
     assert hasattr(fed, "state_dict") and hasattr(fed, "load_state_dict")
     # From Python 3.12 on, typing.Protocol looks for methods in this way.
     assert callable(inspect.getattr_static(fed, "state_dict"))
+
+
+def test_a_stateful_dataloader_resumes_at_any_batch_of_penstocks_sampler():
+    """Its last batch is short: it has asked the sampler for more than there is, by the time that it gives it."""
+    data = torch.utils.data.TensorDataset(torch.arange(97))
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def train(saved, batches):
+        """The batches of two epochs, at most so many, and what is saved then."""
+        loader = penstock.feed(stateful(data, 40, sampler=penstock.Sampler(data, shuffle=True)), "host")
+        if saved is not None:
+            loader.load_state_dict(saved[1])
+        seen = []
+        for epoch in range(0 if saved is None else saved[0], 2):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                seen.append((epoch, batch[0].tolist()))
+                saved = epoch, loader.state_dict()
+                if len(seen) == batches:
+                    return seen, saved
+        return seen, saved
+
+    whole, _ = train(None, None)
+    assert len(whole) == 6
+    for batches in range(1, 6):
+        begun, saved = train(None, batches)
+        assert begun + train(saved, None)[0] == whole
