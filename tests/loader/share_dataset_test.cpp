@@ -92,6 +92,15 @@ TEST(ShareDatasetTest, FilesAreReadIntoThePages) {
   EXPECT_FALSE(shared.dataset.is_file_mapping(0));
 }
 
+TEST(ShareDatasetTest, ReadingCanBeInterrupted) {
+  struct Interrupted {};
+  const auto bytes = random_bytes(kSamples * 100, 3);
+  EXPECT_THROW(static_cast<void>(share_dataset(
+                   {.key = key_of_this("interrupted"), .while_waiting = [] { throw Interrupted(); }},
+                   [&] { return MadeDataset{Dataset({field_of({"x", DType::uint8, {100}}, bytes)})}; })),
+               Interrupted);
+}
+
 TEST(ShareDatasetTest, FieldsOutsideThePagesAreRefused) {
   for (const auto& [offset, bytes] : {std::pair(0, 101), std::pair(64, 40), std::pair(1000, 8)}) {
     const ShareOptions options{.key = key_of_this("outside"), .processes = 2};
