@@ -488,9 +488,10 @@ TEST(SharePagesTest, AProcessAloneMeetsNobody) {
 }
 
 TEST(SharePagesTest, WhatHasNoMeaningIsRefused) {
-  EXPECT_THROW(static_cast<void>(share_pages({.key = ""}, &never)), InvalidArgument);
-  EXPECT_THROW(static_cast<void>(share_pages({.key = std::string(65537, 'k')}, &never)), InvalidArgument);
-  EXPECT_THROW(static_cast<void>(share_pages({.key = "none", .processes = 0}, &never)), InvalidArgument);
+  const auto make = [] { return pages_of(kBytes, 1); };
+  EXPECT_THROW(static_cast<void>(share_pages({.key = ""}, make)), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(share_pages({.key = std::string(65537, 'k')}, make)), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(share_pages({.key = "none", .processes = 0}, make)), InvalidArgument);
 }
 
 }  // namespace
