@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 20;
+constexpr double kLongestMilliseconds = 1e6;
 
 const CLI::Validator kNotEmpty([](const std::string& text) { return text.empty() ? "it is empty" : ""; }, "");
 
@@ -28,25 +29,6 @@ CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vec
       ->type_name(type)
       ->allow_extra_args(false)
       ->check(kNotEmpty);
-}
-
-void add_step(CLI::App& command, double& milliseconds) {
-  command
-      .add_option_function<std::string>(
-          "--step-ms",
-          [&milliseconds](const std::string& text) {
-            constexpr double kLongest = 1e6;
-            double number = 0;
-            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-            const bool whole = error == std::errc() && end == text.data() + text.size();
-            if (!whole || !(number >= 0 && number <= kLongest)) {
-              throw CLI::ValidationError(
-                  "--step-ms", fmt::format("'{}' is not a time from 0 to {} milliseconds", text, kLongest));
-            }
-            milliseconds = number;
-          },
-          "Occupy the device for X milliseconds per batch, in place of a model")
-      ->type_name("X");
 }
 
 void add_what(CLI::App& command, FeedOptions& options) {
@@ -101,7 +83,10 @@ void add_how(CLI::App& command, FeedOptions& options) {
 
 void add_account(CLI::App& command, FeedOptions& options) {
   command.add_flag("--verify", options.verify, "Compare every delivered byte with the dataset");
-  add_step(command, options.step_ms);
+  add_time(
+      command, "--step-ms", "milliseconds", 0, kLongestMilliseconds,
+      [&options](double number) { options.step_ms = number; },
+      "Occupy the device for X milliseconds per batch, in place of a model");
   add_file(command, "--report", options.report, "Write a page with pictures to FILE");
   add_json(command, options.json, "the account");
   add_file(command, "--profile", options.profile, "Link profile in place of the stored one");
@@ -126,6 +111,25 @@ std::uint64_t parse_count(const char* option, const std::string& text, std::uint
 
 CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description) {
   return command.add_flag_callback(name, [&value] { value = false; }, description);
+}
+
+CLI::Option* add_time(CLI::App& command, const char* name, const std::string& unit, double least, double most,
+                      const std::function<void(double)>& take, const std::string& description) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [=](const std::string& text) {
+            double number = 0;
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+            const bool whole = error == std::errc() && end == text.data() + text.size();
+            if (!whole || !(number >= least && number <= most)) {
+              throw CLI::ValidationError(
+                  name, fmt::format("'{}' is not a time from {} to {} {}", text, least, most, unit));
+            }
+            take(number);
+          },
+          description)
+      ->type_name("X");
 }
 
 CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
@@ -190,6 +194,31 @@ void add_feed(CLI::App& app, FeedOptions& options) {
       "  penstock feed images.npy --to float32 --verify --report report.html\n"
       "  penstock feed images.npy --rank 0 --world-size 8    what one of eight processes gets\n"
       "  penstock feed fashion-mnist --json -                a dataset by its name, for programs");
+}
+
+void add_doctor(CLI::App& app, DoctorOptions& options) {
+  CLI::App* command =
+      app.add_subcommand("doctor", "Say what limits a PyTorch DataLoader, and how many workers pay");
+  command
+      ->add_option("--loader", options.loader,
+                   "Python file, and in it a DataLoader or a function without arguments that returns one")
+      ->type_name("FILE.py:NAME");
+  constexpr double kShortest = 0.01;
+  constexpr double kLongest = 3600;
+  add_time(
+      *command, "--seconds", "seconds", kShortest, kLongest,
+      [&options](double number) { options.seconds = number; }, "Time of each of some ten runs (default: 2)");
+  add_time(
+      *command, "--step", "milliseconds", 0, kLongestMilliseconds,
+      [&options](double number) { options.step_ms = number; },
+      "The milliseconds that training takes for a batch, without the loader");
+  add_json(*command, options.json, "the verdict");
+  command->footer(
+      "Examples:\n"
+      "  penstock doctor --loader train.py:loader\n"
+      "  penstock doctor --loader train.py:make_loader --step 12      does it keep up with a step of 12 ms?\n"
+      "  penstock doctor --loader train.py:loader --seconds 5 --json verdict.json\n"
+      "It runs the python3 of the PATH, which needs PyTorch and the penstock package.");
 }
 
 }  // namespace penstock::cli

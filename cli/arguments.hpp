@@ -6,11 +6,13 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 
 namespace penstock::cli {
 
 /// The command's options; `options` outlives `app`.
 void add_feed(CLI::App& app, FeedOptions& options);
+void add_doctor(CLI::App& app, DoctorOptions& options);
 
 /// A limit from which on help and errors do not state it, since nobody reaches it.
 inline constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 40;
@@ -38,6 +40,9 @@ CLI::Option* add_count(CLI::App& command, const char* name, Count& count, std::u
 
 /// A flag that sets `value` to false.
 CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description);
+/// An option whose value is a number of `unit` from `least` to `most`. `name` is a literal.
+CLI::Option* add_time(CLI::App& command, const char* name, const std::string& unit, double least, double most,
+                      const std::function<void(double)>& take, const std::string& description);
 /// An option whose value is a size such as 64MiB. `name` is a literal.
 CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
                        const std::string& description);

@@ -96,6 +96,15 @@ struct FeedOptions {
 };
 int run_feed(const FeedOptions& options, const Environment& environment);
 
+struct DoctorOptions {
+  std::string loader;  ///< "FILE.py:NAME"
+  double seconds = 2;  ///< of each run
+  std::optional<double> step_ms;
+  std::string json;  ///< file, "-" for standard output, empty for none
+};
+/// Runs python3, whose exit status it returns.
+int run_doctor(const DoctorOptions& options);
+
 /// The options ask for something impossible: exit status 2, as for options that cannot be read.
 class UsageError : public std::runtime_error {
  public:

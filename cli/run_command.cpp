@@ -153,18 +153,21 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
       "  penstock predict 64MiB             the time that a transfer will take\n"
       "  penstock feed images.npy           feed a dataset, and say where the time went\n"
       "  penstock load model.safetensors    load weights, and say what limited the time\n"
+      "  penstock doctor --loader train.py:loader    what limits a PyTorch DataLoader\n"
       "Each command has more with --help.");
   InfoOptions info;
   LinkOptions link;
   PredictOptions predict;
   LoadOptions load;
   FeedOptions feed;
+  DoctorOptions doctor;
   feed.command_line = arguments;
   add_info(app, info);
   add_link(app, link);
   add_predict(app, predict);
   add_feed(app, feed);
   add_load(app, load);
+  add_doctor(app, doctor);
   const auto commands = app.get_subcommands({});
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - 1));  // the last one first
@@ -179,6 +182,7 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
     if (!known) return complain(fmt::format("unknown command '{}'; see penstock --help", first), kUsage);
     return complain(std::string(error.what()) + "; see penstock --help", kUsage);
   }
+  if (app.got_subcommand("doctor")) return run_doctor(doctor);
   const Environment environment = read_environment(chart_library);
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);

@@ -9,6 +9,7 @@ penstock.move_(model, "cuda")                        # a module, in place
 
 from ._core import Array, DeviceInfo, __version__
 from ._devices import devices, missing_devices
+from ._doctor import diagnose
 from ._errors import Closed, DeviceError, Error, InvalidArgument, NotShardedWarning, OutOfMemory, Unsupported
 from ._feed import Feed, feed
 from ._loader import Loader
@@ -19,6 +20,7 @@ from ._saving import PendingSave, save_safetensors
 from ._shared_dataset import SharedDataset
 from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
+from ._verdict import LoaderVerdict
 from ._weights import load_safetensors
 from ._worker_feed import worker_memory_limit
 from ._worth import Worth, worth
@@ -34,6 +36,7 @@ __all__ = [
     "InvalidArgument",
     "Loader",
     "LoaderStatistics",
+    "LoaderVerdict",
     "NotShardedWarning",
     "OutOfMemory",
     "PendingSave",
@@ -43,6 +46,7 @@ __all__ = [
     "Worth",
     "__version__",
     "devices",
+    "diagnose",
     "feed",
     "load_safetensors",
     "missing_devices",

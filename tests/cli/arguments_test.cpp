@@ -21,7 +21,7 @@ using ::testing::Not;
 
 using Words = std::vector<std::string>;
 
-constexpr std::array kCommands{"info", "link", "predict", "feed", "load"};
+constexpr std::array kCommands{"info", "link", "predict", "feed", "load", "doctor"};
 
 TEST(Arguments, WhatIsOutOfRangeIsRefused) {
   const Command command;
@@ -112,8 +112,12 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
                      std::vector<std::uint8_t>(40));
   testing::write_safetensors(command.home() / "model.safetensors",
                              R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
+  std::ofstream(command.home() / "train.py") << "";
+  std::filesystem::create_directories(command.home() / "bin");
+  std::ofstream(command.home() / "bin" / "python3") << "#!/bin/sh\n";
+  std::filesystem::permissions(command.home() / "bin" / "python3", std::filesystem::perms::owner_all);
   std::size_t examples = 0;
-  for (const std::string name : {"", "info", "link", "predict", "feed", "load"}) {
+  for (const std::string name : {"", "info", "link", "predict", "feed", "load", "doctor"}) {
     const CommandResult help = name.empty() ? command.run({"--help"}) : command.run({name, "--help"});
     std::istringstream lines(help.output.substr(help.output.find("Examples:")));
     for (std::string line; std::getline(lines, line);) {
@@ -123,11 +127,11 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       if (words.starts_with("link")) words += " --max-bytes 64KiB --repetitions 2 --quick";
       if (words.starts_with("feed")) words += " --search .";
       if (words.find("set.npz") != std::string::npos) words.replace(words.find("set.npz"), 7, "images.npy");
-      const CommandResult result = command.run_script("\"$PENSTOCK\" " + words);
+      const CommandResult result = command.run_script("PATH=\"$PWD/bin:$PATH\" \"$PENSTOCK\" " + words);
       EXPECT_EQ(result.status, 0) << words << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 20u);
+  EXPECT_EQ(examples, 24u);
 }
 
 }  // namespace

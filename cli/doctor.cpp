@@ -1,0 +1,154 @@
+#include "commands.hpp"
+#include "output.hpp"
+#include "signals.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+extern char** environ;
+
+namespace penstock::cli {
+
+namespace {
+
+/// The package may lack the doctor, or be missing. What the user's file lacks is told by Python.
+constexpr const char* kProgram = R"(import sys
+try:
+    from penstock._doctor_command import main
+except ModuleNotFoundError as error:
+    if (error.name or '').partition('.')[0] != 'penstock':
+        raise
+    sys.exit(f'penstock: {sys.executable} has no penstock package with a doctor. Install this version of penstock into '
+             'it with its pip, or put another python3 first into the PATH.')
+sys.exit(main(*sys.argv[1:]))
+)";
+
+struct LoaderName {
+  std::string file;
+  std::string name;
+};
+
+LoaderName parse_loader(const std::string& text) {
+  if (text.empty()) {
+    throw UsageError("doctor examines only a DataLoader so far; pass --loader FILE.py:NAME");
+  }
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
+    throw UsageError(fmt::format("'{}' is not FILE.py:NAME, such as train.py:loader", text));
+  }
+  LoaderName loader{text.substr(0, colon), text.substr(colon + 1)};
+  if (!loader.file.ends_with(".py")) {
+    throw UsageError(fmt::format("'{}' is not a Python file; pass --loader FILE.py:NAME", loader.file));
+  }
+  if (!std::filesystem::is_regular_file(loader.file)) {
+    throw Error(fmt::format("there is no file '{}'", loader.file));
+  }
+  return loader;
+}
+
+/// A file in memory that a child process may write.
+class SharedText {
+ public:
+  SharedText() : descriptor_(::memfd_create("penstock-verdict", 0)) {
+    if (descriptor_ < 0) throw Error(fmt::format("no file in memory can be made: {}", std::strerror(errno)));
+  }
+  ~SharedText() { ::close(descriptor_); }
+  SharedText(const SharedText&) = delete;
+  SharedText& operator=(const SharedText&) = delete;
+
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+  [[nodiscard]] std::string read() const {
+    std::string text;
+    std::array<char, 4096> part{};
+    ssize_t got = 0;
+    while ((got = ::pread(descriptor_, part.data(), part.size(), static_cast<off_t>(text.size()))) > 0) {
+      text.append(part.data(), static_cast<std::size_t>(got));
+    }
+    return text;
+  }
+
+ private:
+  int descriptor_;
+};
+
+/// Starts python3 of the PATH. If `quiet`, what it prints goes to standard error.
+pid_t start_python(std::vector<std::string> words, bool quiet) {
+  posix_spawn_file_actions_t actions{};
+  posix_spawnattr_t attributes{};
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawnattr_init(&attributes);
+  if (quiet) ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  sigset_t defaults;
+  ::sigemptyset(&defaults);
+  ::sigaddset(&defaults, SIGPIPE);
+  ::sigaddset(&defaults, SIGXFSZ);
+  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t process = -1;
+  const int error = ::posix_spawnp(&process, "python3", &actions, &attributes, argv.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error == ENOENT) {
+    throw Error(
+        "there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
+        "package");
+  }
+  if (error != 0) throw Error(fmt::format("python3 cannot be started: {}", std::strerror(error)));
+  return process;
+}
+
+/// Returns the exit status. If the user asks to stop, so does the process, and then this throws Interrupted.
+int finish(pid_t process) {
+  constexpr auto kGlance = std::chrono::milliseconds(10);
+  int status = 0;
+  bool told = false;
+  while (::waitpid(process, &status, WNOHANG) == 0) {
+    if (SignalWatch::requested() && !told) {
+      ::kill(process, SIGTERM);
+      told = true;
+    }
+    std::this_thread::sleep_for(kGlance);
+  }
+  SignalWatch::check();
+  if (WIFSIGNALED(status)) throw Error(fmt::format("python3 was ended by signal {}", WTERMSIG(status)));
+  return WEXITSTATUS(status);
+}
+
+}  // namespace
+
+int run_doctor(const DoctorOptions& options) {
+  const LoaderName loader = parse_loader(options.loader);
+  OutputFile output("--json", options.json);
+  output.keep_off(loader.file, "the loader's program");
+  const SharedText verdict;
+  const SignalWatch watch;
+  const pid_t process =
+      start_python({"python3", "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
+                    options.step_ms ? fmt::format("{}", *options.step_ms) : "",
+                    output ? fmt::format("{}", verdict.descriptor()) : ""},
+                   output.is_standard_output());
+  const int status = finish(process);
+  if (status == 0 && output) output.write(verdict.read());
+  return status;
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,428 @@
+"""diagnose: what limits a DataLoader, found by leaving out one stage at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ._errors import InvalidArgument
+from ._verdict import ENOUGH, LoaderVerdict, Timings
+from ._worth import _gpu, _Measure
+
+UNTRIED_TIMEOUT = 120.0  # seconds until numbers of workers that the user did not choose are given up
+
+
+def diagnose(
+    loader: Any, *, seconds: float = 2.0, device: Any = "auto", step_seconds: float | None = None
+) -> LoaderVerdict:
+    """Measure a PyTorch DataLoader stage by stage, and say what limits it and how many workers pay.
+
+    `loader` is a DataLoader of a map-style dataset. Batches are loaded by copies of it: as it is configured, with one
+    of fetch, collate, transport between processes and pinning left out, and with other numbers of workers. Each of
+    these runs takes about `seconds`, and at least two batches of each worker. `step_seconds` is the time that the
+    consumer takes for a batch. Pinning and the copy to the device are measured if there is a GPU.
+
+    Returns a LoaderVerdict: print it, or see `as_dict()`. The loader, its sampler and the random states of PyTorch,
+    NumPy and Python are left as they were. Side effects of the dataset are not undone. Exceptions of the dataset pass
+    through. Raises InvalidArgument for other loaders, and ImportError without PyTorch.
+    """
+    check_loader(loader)
+    if not seconds > 0:
+        raise InvalidArgument(f"seconds is above 0, not {seconds!r}.")
+    if step_seconds is not None and not step_seconds >= 0:
+        raise InvalidArgument(f"step_seconds is 0 or more, not {step_seconds!r}.")
+    with _random_states_kept():
+        return LoaderVerdict(_Examination(loader, seconds, device).timings(step_seconds))
+
+
+def check_loader(loader: Any) -> None:
+    """Raises InvalidArgument unless this is a loader that `diagnose` can take apart."""
+    try:
+        from torch.utils import data
+    except ImportError as error:
+        raise ImportError("penstock.diagnose needs PyTorch: pip install torch") from error
+    if not isinstance(loader, data.DataLoader):
+        raise InvalidArgument(
+            f"diagnose takes a torch.utils.data.DataLoader, not a {type(loader).__name__}: of other iterables it "
+            "cannot leave out a stage. Pass the DataLoader below it. penstock.feed(...).stats() says what any iterable "
+            "costs."
+        )
+    if isinstance(loader.dataset, data.IterableDataset):
+        raise InvalidArgument(
+            "diagnose needs a map-style dataset, with __getitem__. An iterable-style one chooses its own order and is "
+            "read only once, so that its fetch cannot be left out. penstock.feed(loader).stats() says what it costs."
+        )
+
+
+class _Examination:
+    """The runs of one loader."""
+
+    def __init__(self, loader: Any, seconds: float, device: Any):
+        import torch
+
+        self.torch = torch
+        self.loader = loader
+        self.seconds = seconds
+        self.gpu = _gpu(device, torch)[0]
+        self.notes: list[str] = []
+        self.auto = loader.batch_sampler is not None
+        self.order = _Order(self._copy_of_order())
+
+    def timings(self, step: float | None) -> Timings:
+        loader, workers = self.loader, self.loader.num_workers
+        whole = self.run(self.clone(workers))
+        stage_times = self.run(self.staged(workers, {"transport"}))
+        fetch, collate = (sum(times) / len(times) for times in zip(*stage_times.batches, strict=True))
+        timings = Timings(
+            workers=workers,
+            samples=self.order.samples_per_batch(),
+            whole=whole.seconds,
+            fetch=fetch,
+            collate=collate,
+            step=step,
+            pins=bool(loader.pin_memory) and self.gpu is not None,
+            start=whole.start,
+            batches=self.length(),
+            persistent=loader.persistent_workers,
+            notes=self.notes,
+        )
+        if workers:
+            transport = self.run(self.staged(workers, {"fetch", "collate"})).seconds
+            timings.transport = min(transport, whole.seconds)  # a tensor that the dataset keeps is only shared once
+            timings.without = {
+                "transport": stage_times.seconds,
+                "collate": self.run(self.staged(workers, {"collate"})).seconds,
+                "fetch": self.run(self.staged(workers, {"fetch"})).seconds,
+            }
+            if timings.pins:
+                timings.without["pin"] = self.run(self.clone(workers, pin_memory=False)).seconds
+        self.measure_device(timings, whole.last)
+        self.try_workers(timings, sum(tensor.nbytes for tensor in _tensors(whole.last)))
+        if timings.batches and self.order.taken > timings.batches:
+            self.notes.append(
+                "The epoch is shorter than the measurement: samples were read more than once, and files come from "
+                "memory then. Use a larger dataset, or fewer seconds."
+            )
+        return timings
+
+    def measure_device(self, timings: Timings, batch: Any) -> None:
+        if self.gpu is None:
+            self.notes.append("Pinning and the copy to the device were not measured: there is no GPU for PyTorch.")
+            return
+        torch, gpu = self.torch, self.gpu
+        host = [tensor for tensor in _tensors(batch) if tensor.device.type == "cpu"]
+        ordinary = [tensor.clone() if tensor.is_pinned() else tensor for tensor in host]
+        sent = [tensor.pin_memory() for tensor in host] if timings.pins else ordinary
+
+        def copy_all() -> None:
+            moved = [tensor.to(gpu, non_blocking=timings.pins) for tensor in sent]
+            torch.cuda.synchronize(gpu)
+            del moved
+
+        measure = _Measure(1000, self.seconds)
+        timings.pin = measure(lambda: [tensor.pin_memory() for tensor in ordinary])
+        timings.copy = measure(copy_all)
+
+    def try_workers(self, timings: Timings, batch_bytes: int) -> None:
+        """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor."""
+        timings.by_workers[timings.workers] = timings.whole
+        best, idle = float("inf"), 0
+        for number in _numbers_to_try(len(os.sched_getaffinity(0)), timings.workers):
+            if number not in timings.by_workers:
+                needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
+                if number and needed > _free_shared_memory():
+                    self.notes.append(f"{number} workers were not tried: their batches would not fit into /dev/shm.")
+                    return
+                try:
+                    timings.by_workers[number] = self.run(self.clone(number, untried=True)).seconds
+                except Exception as error:
+                    first = (str(error).strip().splitlines() or [""])[0]
+                    self.notes.append(f"{number} workers were not measured: {type(error).__name__}: {first}")
+                    continue
+            turn = timings.turn_with(number)
+            idle = 0 if turn < best * ENOUGH else idle + 1
+            best = min(best, turn)
+            if idle == 2 and number >= timings.workers:
+                return
+
+    def clone(self, workers: int, untried: bool = False, **changed: Any) -> Any:
+        """A DataLoader like the user's that goes on with the order where the last one stopped."""
+        loader = self.loader
+        arguments: dict[str, Any] = {
+            "dataset": loader.dataset,
+            "collate_fn": loader.collate_fn,
+            "num_workers": workers,
+            "pin_memory": loader.pin_memory,
+            "in_order": getattr(loader, "in_order", True),
+        }
+        if workers:
+            context = loader.multiprocessing_context
+            arguments |= {
+                "worker_init_fn": loader.worker_init_fn,
+                "multiprocessing_context": context,
+                "prefetch_factor": loader.prefetch_factor,
+                "timeout": loader.timeout or (UNTRIED_TIMEOUT if untried else 0),
+            }
+        if self.auto:
+            arguments["batch_sampler"] = self.order
+        else:
+            arguments |= {"sampler": self.order, "batch_size": None}
+        return self.torch.utils.data.DataLoader(**(arguments | changed))
+
+    def staged(self, workers: int, left_out: set[str]) -> Any:
+        """A clone that leaves out these stages, or that tells the times of fetch and collate in place of a batch."""
+        loader = self.loader
+        stage = _Staged(loader.dataset, loader.collate_fn, self.auto, left_out)
+        changed: dict[str, Any] = {"dataset": stage, "collate_fn": stage.collate}
+        if workers:
+            changed["worker_init_fn"] = _WorkerStart(loader.worker_init_fn)
+        if "transport" in left_out:
+            changed["pin_memory"] = False
+        return self.clone(workers, **changed)
+
+    def run(self, clone: Any) -> _Run:
+        """Loads batches for about the time, in whole rounds of the workers. The workers are ended."""
+        round_size = max(1, clone.num_workers)
+        warm_up = round_size * (clone.prefetch_factor or 1)
+        begin = time.perf_counter()
+        iterator = iter(clone)
+        try:
+            batch = next(iterator, _NOTHING)
+            if batch is _NOTHING:
+                raise InvalidArgument("The loader has no batches. Pass one whose dataset and sampler are not empty.")
+            start = time.perf_counter()
+            done = 1
+            while done < round_size or (done < warm_up and time.perf_counter() - start < self.seconds):
+                batch = next(iterator)
+                done += 1
+            result = _Run(start - begin)
+            start = time.perf_counter()
+            count = 0
+            while True:
+                batch = next(iterator)
+                count += 1
+                if isinstance(batch, _StageTimes):
+                    result.batches.append(batch.times)
+                taken = time.perf_counter() - start
+                if count % round_size == 0 and taken >= self.seconds:
+                    break
+            result.seconds, result.last = taken / count, batch
+            return result
+        finally:
+            if clone.num_workers:
+                iterator._shutdown_workers()
+
+    def length(self) -> int | None:
+        try:
+            return len(self.loader)
+        except TypeError:
+            return None
+
+    def _copy_of_order(self) -> Iterable[Any]:
+        """The loader's sampler, or a copy of it whose use leaves the sampler and its generators as they were."""
+        order = self.loader.batch_sampler if self.auto else self.loader.sampler
+        dataset = self.loader.dataset
+        try:
+            return copy.deepcopy(order, {id(dataset): dataset})
+        except Exception as error:
+            raise InvalidArgument(
+                f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
+                "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
+            ) from error
+
+
+class _Run:
+    """What a run measured."""
+
+    def __init__(self, start: float):
+        self.start = start  # seconds until the first batch
+        self.seconds = 0.0  # a batch
+        self.batches: list[tuple[float, float]] = []  # fetch and collate
+        self.last: Any = None
+
+
+class _Order:
+    """The epoch of a sampler again and again. Each iterator goes on where the last one stopped."""
+
+    def __init__(self, source: Iterable[Any]):
+        self.taken = 0
+        self._samples = 0
+        self._order = itertools.cycle(source)
+
+    def __iter__(self) -> Iterator[Any]:
+        for indices in self._order:
+            self.taken += 1
+            self._samples += len(indices) if hasattr(indices, "__len__") else 1
+            yield indices
+
+    def samples_per_batch(self) -> float:
+        return self._samples / self.taken
+
+
+class _Staged:
+    """A dataset and its collate_fn, of which some stages are left out once each has been done for real once."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], auto: bool, left_out: set[str]):
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.auto = auto
+        self.left_out = left_out
+        self._samples: Any = _NOTHING
+        self._made: Any = _NOTHING
+        self._is_aliased = True
+
+    def __getitem__(self, index: Any) -> tuple[Any, float]:
+        begin = time.perf_counter()
+        if "fetch" in self.left_out and self._samples is not _NOTHING:
+            samples = _fresh(self._samples) if self._is_aliased else _shallow(self._samples)
+        else:
+            samples = self._fetch(index)
+        return samples, time.perf_counter() - begin
+
+    __getitems__ = __getitem__
+
+    def _fetch(self, index: Any) -> Any:
+        if not self.auto:
+            return self.dataset[index]
+        if getattr(self.dataset, "__getitems__", None):
+            return self.dataset.__getitems__(index)
+        return [self.dataset[i] for i in index]
+
+    def collate(self, fetched: tuple[Any, float]) -> Any:
+        samples, fetch_seconds = fetched
+        begin = time.perf_counter()
+        if "collate" in self.left_out and self._made is not _NOTHING:
+            batch = _fresh(self._made)
+        else:
+            kept = _shallow(samples)
+            batch = self.collate_fn(samples)
+            if "fetch" in self.left_out and self._samples is _NOTHING:
+                # The thread that sends the batch moves its tensors to other memory, while the next samples are copied.
+                self._is_aliased = _may_share_memory(kept, batch)
+                self._samples = _fresh(kept) if self._is_aliased else kept
+            if "collate" in self.left_out:
+                self._made = _fresh(batch)
+        times = fetch_seconds, time.perf_counter() - begin
+        return _StageTimes(times) if "transport" in self.left_out else batch
+
+
+class _StageTimes:
+    """The seconds of fetch and of collate, in place of a batch."""
+
+    def __init__(self, times: tuple[float, float]):
+        self.times = times
+
+
+class _WorkerStart:
+    """Shows the user's worker_init_fn, and the dataset later, the user's dataset and not the one around it."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None):
+        self.worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        from torch.utils.data import get_worker_info
+
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # PyTorch's own __setattr__ refuses
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+
+class _Nothing:
+    """A marker that stays the same object in other processes."""
+
+    def __reduce__(self) -> str:
+        return "_NOTHING"
+
+
+_NOTHING = _Nothing()
+
+
+def _numbers_to_try(processors: int, configured: int) -> list[int]:
+    doubled = itertools.takewhile(lambda number: number < processors, (2**power for power in itertools.count()))
+    return sorted({0, *doubled, processors, configured})
+
+
+def _free_shared_memory() -> float:
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return float("inf")
+    return room.f_bavail * room.f_frsize
+
+
+def _shallow(samples: Any) -> Any:
+    """Samples that a collate_fn may take apart without taking apart these."""
+    if type(samples) is not list:
+        return samples
+    return [sample.copy() if type(sample) in (dict, list) else sample for sample in samples]
+
+
+def _fresh(value: Any) -> Any:
+    """The same with tensors in new shared memory, as a worker's collate makes them."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+        if not plain or value.nbytes == 0 or type(value) is not torch.Tensor:
+            return value.clone()
+        storage = torch.UntypedStorage._new_shared(value.nbytes)
+        return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape).copy_(value.detach())
+    if type(value) in (list, tuple):
+        return type(value)(map(_fresh, value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_fresh, value))
+    if type(value) is dict:
+        return {key: _fresh(item) for key, item in value.items()}
+    return copy.deepcopy(value)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Everything in nests of dicts, lists and tuples that is none of these."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    yield from itertools.chain.from_iterable(map(_leaves, value))
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    torch = sys.modules["torch"]
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _may_share_memory(one: Any, other: Any) -> bool:
+    """False if these are tensors, arrays and plain values, and no tensor of one uses the memory of the other's."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+    plain = (str, bytes, int, float, complex, type(None), *(() if numpy is None else (numpy.ndarray, numpy.generic)))
+    memory: list[set[int]] = [set(), set()]
+    for value, found in zip((one, other), memory, strict=True):
+        for leaf in _leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+                found.add(leaf.untyped_storage().data_ptr())
+            elif not isinstance(leaf, plain):
+                return True
+    return bool(memory[0] & memory[1])
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    states = torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        if numpy is not None:
+            numpy.random.set_state(states[2])

@@ -1,0 +1,66 @@
+"""`penstock doctor --loader FILE.py:NAME`, which runs this in the python3 of the PATH: see cli/doctor.cpp."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import types
+from typing import Any
+
+from ._doctor import check_loader, diagnose
+from ._errors import InvalidArgument
+
+INTERRUPTED = 130
+
+
+def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> int:
+    """Prints the verdict, and writes its JSON to the descriptor, if there is one. Returns the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+    try:
+        loader = _load(file, name)
+        try:
+            check_loader(loader)
+        except InvalidArgument as error:
+            _refuse(f"{file}:{name}: {error}")
+        verdict = diagnose(loader, seconds=float(seconds), step_seconds=float(step_ms) / 1e3 if step_ms else None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    print(verdict)
+    if descriptor:
+        with open(int(descriptor), "w") as out:
+            out.write(json.dumps(verdict.as_dict(), indent=2) + "\n")
+    return 0
+
+
+def _load(file: str, name: str) -> Any:
+    """The loader, or what a function of this name returns. The file is a module, as if another file imported it."""
+    folder, base = os.path.split(os.path.abspath(file))
+    module_name = os.path.splitext(base)[0]
+    if module_name in sys.modules:
+        _refuse(f"{file}: Python has a module {module_name} of its own. Rename the file.")
+    sys.path.insert(0, folder)
+    module = importlib.import_module(module_name)
+    if not os.path.samefile(module.__file__ or "/", file):
+        _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
+    if not hasattr(module, name):
+        _refuse(
+            f'{file} defines no {name}. If it does so below `if __name__ == "__main__":`, move it to the level of the '
+            "module, or into a function without arguments that returns the loader."
+        )
+    found = getattr(module, name)
+    return found() if isinstance(found, types.FunctionType) else found
+
+
+def _stop(number: int, frame: Any) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # the workers are ended meanwhile
+    raise KeyboardInterrupt
+
+
+def _refuse(message: str) -> None:
+    sys.exit("penstock: " + " ".join(message.split()))

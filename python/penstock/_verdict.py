@@ -1,0 +1,328 @@
+"""What the measured times of a DataLoader say. Everything here is a pure function of them: see docs/doctor.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ._worth import _time
+
+WORTHWHILE = 1.1  # times as many batches: less is within what two runs differ by
+HIGH = 1.5  # times as many batches: severity "high"
+ENOUGH = 0.95  # of the best rate: fewer workers that reach it are enough
+DOMINATES = 0.5  # of the time of a worker
+STARTING = 0.1  # of an epoch
+
+IN_THE_LOADER = ("fetch", "collate", "transport", "pin")
+
+
+@dataclass
+class Timings:
+    """What was measured: seconds a batch, if nothing else is said. None was not measured, and `notes` say why."""
+
+    workers: int  # that the loader is configured with
+    samples: float  # in a batch
+    whole: float  # the loader as it is configured
+    fetch: float  # in one process
+    collate: float  # in one process
+    transport: float | None = None  # with the loader's workers; None without workers
+    pin: float | None = None
+    copy: float | None = None
+    step: float | None = None  # what the consumer does with a batch; None if it was not told
+    pins: bool = False  # the loader pins its batches
+    without: dict[str, float] = field(default_factory=dict)  # the loader with a stage left out; empty without workers
+    by_workers: dict[int, float] = field(default_factory=dict)  # the loader with other numbers of workers
+    start: float = 0.0  # seconds until the first batch
+    batches: int | None = None  # of an epoch; None if the loader cannot tell
+    persistent: bool = False  # workers outlive an epoch
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def consumer(self) -> float:
+        """The consumer's time: the copy to the device and its step."""
+        return (self.copy or 0) + (self.step or 0)
+
+    def loop(self, loader: float, workers: int, consumer: float) -> float:
+        """A turn of the training loop. Workers make batches while the consumer works; without them it waits."""
+        return max(loader, consumer) if workers else loader + consumer
+
+    @property
+    def turn(self) -> float:
+        """A turn of the loop as it is configured."""
+        return self.loop(self.whole, self.workers, self.consumer)
+
+    def turn_with(self, workers: int) -> float:
+        return self.loop(self.by_workers[workers], workers, self.consumer)
+
+
+@dataclass
+class Finding:
+    """One result. `severity` is "high", "medium" or "note"; `change` says what to write, "" if there is nothing."""
+
+    id: str
+    severity: str
+    text: str
+    change: str
+
+
+def stages(timings: Timings) -> dict[str, float | None]:
+    """Seconds a batch of each stage of the loop."""
+    return {
+        "fetch": timings.fetch,
+        "collate": timings.collate,
+        "transport": timings.transport,
+        "pin": timings.pin,
+        "copy": timings.copy,
+        "consumer": timings.step,
+    }
+
+
+def ceilings(timings: Timings) -> dict[str, float | None]:
+    """The turn of the loop with each stage left out, in seconds. None if the stage is not in it, or not measured."""
+    left: dict[str, float | None] = dict.fromkeys(stages(timings))
+    for name in IN_THE_LOADER:
+        seconds = stages(timings)[name]
+        if seconds is None or (name == "pin" and not timings.pins):
+            continue
+        if timings.workers == 0:
+            left[name] = max(timings.turn - seconds, 0.0)
+        elif name in timings.without:
+            left[name] = min(timings.turn, max(timings.without[name], timings.consumer))
+    for name, seconds in (("copy", timings.copy), ("consumer", timings.step)):
+        if seconds is not None:
+            left[name] = timings.loop(timings.whole, timings.workers, timings.consumer - seconds)
+    return left
+
+
+def limited_by(timings: Timings) -> str:
+    """The stage that sets the pace.
+
+    Without workers everything happens in turn, and the longest stage sets it. With workers, the consumer sets it if it
+    takes longer than the loader, and otherwise the stage of the loader without which the loader is fastest.
+    """
+    seconds = stages(timings)
+    in_loop = {name: left for name, left in ceilings(timings).items() if left is not None}
+    if timings.workers and timings.consumer > timings.whole:
+        return "consumer" if (timings.step or 0) >= (timings.copy or 0) else "copy"
+    if timings.workers:
+        in_loader = [name for name in IN_THE_LOADER if name in timings.without]
+        return min(in_loader, key=lambda name: timings.without[name])
+    return max(in_loop, key=lambda name: seconds[name] or 0.0)
+
+
+def workers_that_pay(timings: Timings) -> int:
+    """The smallest tried number of workers that comes within 5 % of the best."""
+    best = min(map(timings.turn_with, timings.by_workers))
+    return min(number for number in timings.by_workers if timings.turn_with(number) * ENOUGH <= best)
+
+
+def more_workers(timings: Timings) -> Finding | None:
+    """More workers pay if they give 10 % more batches."""
+    number = workers_that_pay(timings)
+    if number <= timings.workers or timings.turn < WORTHWHILE * timings.turn_with(number):
+        return None
+    text = f"{_workers(timings.workers)} where {number} {'pay' if number > 1 else 'pays'}: "
+    return _gain("more-workers", timings, timings.turn_with(number), text, f"num_workers={number}")
+
+
+def fewer_workers(timings: Timings) -> Finding | None:
+    """Fewer workers are enough if they come within 5 % of the best."""
+    number = workers_that_pay(timings)
+    if number >= timings.workers:
+        return None
+    times = timings.turn / timings.turn_with(number)
+    if times >= WORTHWHILE:
+        text = f"{_workers(timings.workers)} where {number or 'none'} {'pay' if number > 1 else 'pays'}: "
+        return _gain("fewer-workers", timings, timings.turn_with(number), text, f"num_workers={number}")
+    text = f"{_workers(timings.workers)} where {number or 'none'} would do: each takes memory and a process."
+    return Finding("fewer-workers", "note", text, f"num_workers={number}")
+
+
+def fetch_dominates(timings: Timings) -> Finding | None:
+    """Fetch sets the pace, and is at least half of what a process does for a batch."""
+    return _dominates(
+        timings,
+        "fetch",
+        "The dataset takes",
+        "do less for each sample, or read a whole batch at once (`__getitems__`); if the data is arrays in memory, "
+        "use penstock.Loader",
+    )
+
+
+def collate_dominates(timings: Timings) -> Finding | None:
+    """Collate sets the pace, and is at least half of what a process does for a batch."""
+    return _dominates(
+        timings,
+        "collate",
+        "Making a batch of its samples takes",
+        "let collate_fn only stack; do the rest for each sample in the dataset, or for the batch on the GPU",
+    )
+
+
+def transport_dominates(timings: Timings) -> Finding | None:
+    """Transport sets the pace, and the loader gives 10 % more batches without it."""
+    if limited_by(timings) != "transport" or not _frees(timings, "transport"):
+        return None
+    text = f"Bringing a batch from its worker takes {_time(timings.transport or 0)}. Without that, "
+    change = "penstock.feed(loader), whose workers write where the device reads; or narrower types, such as uint8"
+    return _gain("transport-dominates", timings, ceilings(timings)["transport"], text, change)
+
+
+def pin_dominates(timings: Timings) -> Finding | None:
+    """Pinning sets the pace, and the loader gives 10 % more batches without it."""
+    if limited_by(timings) != "pin" or not _frees(timings, "pin"):
+        return None
+    text = f"Pinning a batch takes {_time(timings.pin or 0)}. Without that, "
+    return _gain("pin-dominates", timings, ceilings(timings)["pin"], text, "pin_memory=False and penstock.feed(loader)")
+
+
+def copy_dominates(timings: Timings) -> Finding | None:
+    """The copy to the device sets the pace, and the loop makes 10 % more turns without it."""
+    if limited_by(timings) != "copy" or not _frees(timings, "copy"):
+        return None
+    text = f"Copying a batch to the device takes {_time(timings.copy or 0)}. Without that, "
+    change = "penstock.feed(loader), which copies ahead; or narrower types that are widened on the GPU"
+    return _gain("copy-dominates", timings, ceilings(timings)["copy"], text, change)
+
+
+def slow_start(timings: Timings) -> Finding | None:
+    """Workers that are started for each epoch take at least 10 % of it."""
+    if timings.workers == 0 or timings.persistent or not timings.batches:
+        return None
+    epoch = timings.batches * timings.turn
+    if timings.start < STARTING * (timings.start + epoch):
+        return None
+    text = (
+        f"The first batch of an epoch takes {_time(timings.start)}, since the workers start again. The rest takes "
+        f"{_time(epoch)}."
+    )
+    return Finding("slow-start", "medium", text, "persistent_workers=True")
+
+
+RULES: tuple[Callable[[Timings], Finding | None], ...] = (
+    more_workers,
+    fewer_workers,
+    fetch_dominates,
+    collate_dominates,
+    transport_dominates,
+    pin_dominates,
+    copy_dominates,
+    slow_start,
+)
+
+
+def findings(timings: Timings) -> list[Finding]:
+    """What every rule finds, the most severe first. If no rule finds a gain, one finding says so."""
+    found = [finding for rule in RULES if (finding := rule(timings)) is not None]
+    if all(finding.severity == "note" for finding in found):
+        if limited_by(timings) == "consumer":
+            text = f"Nothing to gain from the loader: the step takes {_time(timings.step or 0)}, and the loader "
+            text += f"{_time(timings.whole)} a batch."
+        else:
+            text = "Nothing to gain that these rules know."
+            if timings.step is None:
+                text += " If your step takes longer than the loader, no loader makes training faster: pass its time."
+        found.append(Finding("nothing-to-gain", "note", text, ""))
+    return sorted(found, key=lambda finding: ("high", "medium", "note").index(finding.severity))
+
+
+class LoaderVerdict:
+    """What limits a DataLoader: see `diagnose` and docs/doctor.md. Print it for the report.
+
+    `timings` are the measured times, `limited_by` is the stage that sets the pace, and `findings` is a list of Finding.
+    """
+
+    def __init__(self, timings: Timings):
+        self.timings = timings
+        self.limited_by = limited_by(timings)
+        self.findings = findings(timings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings, lists and dicts."""
+        timings = self.timings
+        tried = [
+            {
+                "workers": number,
+                "batches_per_second": _rate(seconds),
+                "samples_per_second": _rate(seconds, timings.samples),
+            }
+            for number, seconds in sorted(timings.by_workers.items())
+        ]
+        return {
+            "schema": "penstock-loader-verdict/1",
+            "limited_by": self.limited_by,
+            "batches_per_second": _rate(timings.whole),
+            "samples_per_second": _rate(timings.whole, timings.samples),
+            "samples_per_batch": timings.samples,
+            "seconds_per_batch": timings.whole,
+            "loop_batches_per_second": _rate(timings.turn),
+            "start_seconds": timings.start,
+            "stages": stages(timings),
+            "ceilings": {name: None if left is None else _rate(left) for name, left in ceilings(timings).items()},
+            "workers": {"configured": timings.workers, "pays": workers_that_pay(timings), "tried": tried},
+            "findings": [asdict(finding) for finding in self.findings],
+            "notes": list(timings.notes),
+        }
+
+    def __str__(self) -> str:
+        timings = self.timings
+        lines = [
+            f"{_number(_rate(timings.whole))} batches/s, {_number(_rate(timings.whole, timings.samples))} samples/s "
+            f"with {_workers(timings.workers)}",
+            f"limited by {self.limited_by}",
+            "",
+            f"{'stage':<10}{'a batch':>12}   without it",
+        ]
+        left = ceilings(timings)
+        for name, seconds in stages(timings).items():
+            ceiling = left[name]
+            rate = "" if ceiling is None else f"   {_number(_rate(ceiling))} batches/s"
+            lines.append(f"{name:<10}{'-' if seconds is None else _time(seconds):>12}{rate}")
+        lines += ["", f"{'workers':<10}{'batches/s':>12}"]
+        pays = workers_that_pay(timings)
+        for number, seconds in sorted(timings.by_workers.items()):
+            marks = [mark for mark, is_so in (("yours", number == timings.workers), ("pays", number == pays)) if is_so]
+            lines.append(f"{number:<10}{_number(_rate(seconds)):>12}   {', '.join(marks)}".rstrip())
+        lines.append("")
+        for finding in self.findings:
+            lines.append(f"{finding.severity}: {finding.text}")
+            if finding.change:
+                lines.append(f"  change: {finding.change}")
+        lines += [f"note: {note}" for note in timings.notes]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<penstock.LoaderVerdict\n{self}>"
+
+
+def _dominates(timings: Timings, stage: str, text: str, change: str) -> Finding | None:
+    seconds = stages(timings)[stage] or 0.0
+    share = seconds / max(timings.fetch + timings.collate + (timings.transport or 0), 1e-12)
+    if limited_by(timings) != stage or share < DOMINATES or not _frees(timings, stage):
+        return None
+    text = f"{text} {_time(seconds)} a batch, {100 * share:.0f} % of a process's time for it. Without that, "
+    return _gain(f"{stage}-dominates", timings, ceilings(timings)[stage], text, change)
+
+
+def _frees(timings: Timings, stage: str) -> bool:
+    left = ceilings(timings)[stage]
+    return left is not None and timings.turn >= WORTHWHILE * left
+
+
+def _gain(name: str, timings: Timings, turn: float | None, text: str, change: str) -> Finding:
+    times = timings.turn / max(turn or 0.0, 1e-9)
+    much = f"{times:.1f} times as many batches" if times < 100 else "more than 100 times as many batches"
+    return Finding(name, "high" if times >= HIGH else "medium", f"{text[0].upper()}{text[1:]}{much}.", change)
+
+
+def _rate(seconds: float, count: float = 1.0) -> float:
+    return count / max(seconds, 1e-9)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _workers(number: int) -> str:
+    return "no worker" if number == 0 else f"{number} worker{'s' * (number > 1)}"

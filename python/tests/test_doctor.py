@@ -1,0 +1,513 @@
+"""diagnose: the rules on made-up times, and loaders in which one stage is slow by far. Times are not compared."""
+
+import copy
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+
+import penstock
+from penstock import _verdict
+from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Order, _Staged
+from penstock._verdict import Timings
+
+BOX = 0.2
+
+
+def times(**changed):
+    """Two workers of which fetch takes 20 ms a batch, collate 4 and transport 2. Four workers give twice as much."""
+    planted = {
+        "workers": 2,
+        "samples": 8.0,
+        "whole": 0.012,
+        "fetch": 0.020,
+        "collate": 0.004,
+        "transport": 0.002,
+        "without": {"fetch": 0.003, "collate": 0.010, "transport": 0.0115},
+        "by_workers": {0: 0.024, 1: 0.024, 2: 0.012, 4: 0.006, 8: 0.0059},
+        "batches": 1000,
+    }
+    return Timings(**(planted | changed))
+
+
+def serial(**changed):
+    return times(**({"workers": 0, "whole": 0.024, "transport": None, "without": {}} | changed))
+
+
+@pytest.mark.parametrize(
+    ("measured", "stage"),
+    [
+        (times(), "fetch"),
+        (times(without={"fetch": 0.011, "collate": 0.003, "transport": 0.011}), "collate"),
+        (times(without={"fetch": 0.011, "collate": 0.011, "transport": 0.003}), "transport"),
+        (times(pins=True, pin=0.012, without={"fetch": 0.011, "transport": 0.011, "pin": 0.003}), "pin"),
+        (times(step=0.011), "fetch"),
+        (times(step=0.013), "consumer"),
+        (times(step=0.006, copy=0.007), "copy"),
+        (times(step=0.007, copy=0.006), "consumer"),
+        (serial(), "fetch"),
+        (serial(fetch=0.004, collate=0.020), "collate"),
+        (serial(pin=0.030), "fetch"),  # the loader does not pin
+        (serial(pin=0.030, pins=True), "pin"),
+        (serial(step=0.019), "fetch"),
+        (serial(step=0.021), "consumer"),
+        (serial(copy=0.021), "copy"),
+    ],
+)
+def test_what_limits(measured, stage):
+    assert penstock.LoaderVerdict(measured).limited_by == stage
+
+
+def test_ceilings_are_the_turn_without_a_stage():
+    left = _verdict.ceilings(times(step=0.005, copy=0.001))
+    in_loader = {"fetch": 0.006, "collate": 0.010, "transport": 0.0115, "pin": None}
+    assert left == in_loader | {"copy": 0.012, "consumer": 0.012}
+    slower = times(without={"fetch": 0.013, "collate": 0.013, "transport": 0.013})
+    assert _verdict.ceilings(slower)["fetch"] == slower.whole, "leaving out a stage slows nothing down"
+    left = _verdict.ceilings(serial(step=0.006))
+    assert left["fetch"] == pytest.approx(0.010) and left["consumer"] == pytest.approx(0.024)
+    assert left["transport"] is None and left["copy"] is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "number"),
+    [
+        (times(), 4),
+        (times(by_workers={0: 0.024, 2: 0.012, 4: 0.0100, 8: 0.0096}), 4),  # 4.2 % off the best
+        (times(by_workers={0: 0.024, 2: 0.012, 4: 0.0100, 8: 0.0094}), 8),  # 6.4 % off
+        (times(step=0.013), 2),
+        (times(step=0.1), 1),  # without workers a turn would take 124 ms
+        (times(by_workers={0: 0.001, 2: 0.012}), 0),
+    ],
+)
+def test_workers_that_pay(measured, number):
+    assert _verdict.workers_that_pay(measured) == number
+
+
+@pytest.mark.parametrize(
+    ("rule", "measured", "severity"),
+    [
+        (_verdict.more_workers, times(), "high"),
+        (_verdict.more_workers, times(by_workers={2: 0.012, 4: 0.0105}), "medium"),
+        (_verdict.more_workers, times(by_workers={2: 0.012, 4: 0.0112}), None),  # pays, by less than 10 %
+        (_verdict.more_workers, times(step=0.013), None),
+        (_verdict.fewer_workers, times(), None),
+        (_verdict.fewer_workers, times(by_workers={1: 0.0121, 2: 0.012}), "note"),
+        (_verdict.fewer_workers, times(by_workers={1: 0.006, 2: 0.012}), "high"),
+        (_verdict.fetch_dominates, times(), "high"),
+        (_verdict.fetch_dominates, times(fetch=0.006, collate=0.006, transport=0.001), None),  # 46 % of the time
+        (_verdict.fetch_dominates, times(fetch=0.0061, collate=0.004, transport=0.002), "high"),
+        (_verdict.fetch_dominates, times(without={"fetch": 0.0111, "transport": 0.012}), None),  # frees 8 %
+        (_verdict.fetch_dominates, times(step=0.02), None),
+        (_verdict.collate_dominates, times(), None),
+        (_verdict.collate_dominates, serial(collate=0.018, fetch=0.006), "high"),
+        (_verdict.collate_dominates, serial(collate=0.012, fetch=0.0121), None),
+        (_verdict.transport_dominates, times(without={"fetch": 0.011, "transport": 0.006}), "high"),
+        (_verdict.transport_dominates, times(without={"fetch": 0.012, "transport": 0.0105}), "medium"),
+        (_verdict.transport_dominates, times(without={"fetch": 0.012, "transport": 0.0112}), None),
+        (_verdict.transport_dominates, times(), None),
+        (_verdict.pin_dominates, times(pins=True, pin=0.01, without={"fetch": 0.011, "pin": 0.006}), "high"),
+        (_verdict.pin_dominates, times(pins=True, pin=0.01, without={"fetch": 0.012, "pin": 0.0112}), None),
+        (_verdict.copy_dominates, times(copy=0.024), "high"),
+        (_verdict.copy_dominates, times(copy=0.013), None),
+        (_verdict.copy_dominates, times(copy=0.024, step=0.1), None),
+        (_verdict.slow_start, times(start=2.0), "medium"),  # of an epoch of 12 s
+        (_verdict.slow_start, times(start=1.0), None),
+        (_verdict.slow_start, times(start=2.0, persistent=True), None),
+        (_verdict.slow_start, times(start=2.0, batches=None), None),
+        (_verdict.slow_start, serial(start=5.0), None),
+    ],
+)
+def test_rules(rule, measured, severity):
+    finding = rule(measured)
+    assert (finding and finding.severity) == severity
+    if finding is not None:
+        assert finding.id == rule.__name__.replace("_", "-")
+        assert finding.text.endswith(".") and finding.change
+
+
+def test_findings_are_in_order_and_never_empty():
+    found = _verdict.findings(times(start=2.0))
+    assert [finding.id for finding in found] == ["more-workers", "fetch-dominates", "slow-start"]
+    [nothing] = _verdict.findings(times(step=0.013))
+    assert nothing.id == "nothing-to-gain" and "Nothing to gain from the loader" in nothing.text
+    even = {"fetch": 0.012, "collate": 0.012, "transport": 0.012}
+    found = _verdict.findings(times(without=even, by_workers={1: 0.0121, 2: 0.012}))
+    assert [finding.id for finding in found] == ["fewer-workers", "nothing-to-gain"]
+    assert "pass its time" in found[1].text
+
+
+def test_the_verdict_as_text_and_as_a_dict():
+    verdict = penstock.LoaderVerdict(times(notes=["No GPU."]))
+    text = str(verdict)
+    assert len(text.splitlines()) < 30
+    rates = "83.3 batches/s, 667 samples/s with 2 workers"
+    for part in (rates, "limited by fetch", "2 workers where 4 pay", "No GPU."):
+        assert part in text
+    told = json.loads(json.dumps(verdict.as_dict()))
+    assert told["schema"] == "penstock-loader-verdict/1" and told["limited_by"] == "fetch"
+    assert told["workers"]["configured"] == 2 and told["workers"]["pays"] == 4
+    assert [tried["workers"] for tried in told["workers"]["tried"]] == [0, 1, 2, 4, 8]
+    assert set(told["stages"]) == set(told["ceilings"]) == {"fetch", "collate", "transport", "pin", "copy", "consumer"}
+    assert told["stages"]["pin"] is None and told["ceilings"]["copy"] is None
+    assert set(told["findings"][0]) == {"id", "severity", "text", "change"}
+
+
+def test_numbers_of_workers_that_are_tried():
+    assert _numbers_to_try(1, 0) == [0, 1]
+    assert _numbers_to_try(2, 2) == [0, 1, 2]
+    assert _numbers_to_try(12, 3) == [0, 1, 2, 3, 4, 8, 12]
+    assert _numbers_to_try(4, 20) == [0, 1, 2, 4, 20]
+
+
+def test_the_order_goes_on_and_begins_again():
+    order = _Order([[0, 1], [2, 3], [4]])
+    first, second = iter(order), iter(order)
+    assert [next(first), next(first), next(second), next(second)] == [[0, 1], [2, 3], [4], [0, 1]]
+    assert order.taken == 4 and order.samples_per_batch() == 7 / 4
+
+
+class Samples(Dataset):
+    """Samples of which each takes `seconds`."""
+
+    def __init__(self, count=64, seconds=0.0):
+        self.count, self.seconds = count, seconds
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return {"x": torch.full((4,), float(index)), "noise": np.random.rand() + random.random() + torch.rand(())}
+
+
+class Whole(Samples):
+    """Batches of a dataset that gives nothing else."""
+
+    def __getitems__(self, indices):
+        time.sleep(self.seconds)
+        return [super(Whole, self).__getitem__(index) for index in indices]
+
+    def __getitem__(self, index):
+        raise AssertionError("there is __getitems__")
+
+
+class Large(Dataset):
+    """Batches of 8 MiB whose memory is not touched before a worker sends it."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.empty(16, 1 << 17)
+
+
+class Opened(Samples):
+    """What worker_init_fn opens."""
+
+    file = None
+
+    def __getitem__(self, index):
+        assert self.file == "open" and type(get_worker_info().dataset) is Opened
+        return super().__getitem__(index)
+
+
+def slow_collate(samples):
+    time.sleep(0.05)
+    return default_collate(samples)
+
+
+def taking_collate(samples):
+    """Takes the samples apart, and keeps their tensors."""
+    return [sample.pop("x") for sample in samples]
+
+
+def open_file(worker):
+    get_worker_info().dataset.file = "open"
+
+
+def diagnose(loader, **options):
+    before = set(multiprocessing.active_children())
+    verdict = penstock.diagnose(loader, seconds=BOX, **options)
+    assert set(multiprocessing.active_children()) == before, "the workers are ended"
+    return verdict
+
+
+def ids(verdict):
+    return [finding.id for finding in verdict.findings]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_dataset(workers):
+    verdict = diagnose(DataLoader(Samples(seconds=0.02), 4, num_workers=workers))
+    assert verdict.limited_by == "fetch" and "fetch-dominates" in ids(verdict)
+    assert verdict.timings.fetch > 4 * 0.02 > verdict.timings.collate
+    assert verdict.timings.samples == 4 and verdict.timings.batches == 16
+    assert (verdict.timings.transport is None) == (workers == 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_collate(workers):
+    verdict = diagnose(DataLoader(Samples(), 4, num_workers=workers, collate_fn=slow_collate))
+    assert verdict.limited_by == "collate" and "collate-dominates" in ids(verdict)
+
+
+def test_large_batches_from_a_worker():
+    verdict = diagnose(DataLoader(Large(), batch_size=None, num_workers=1))
+    assert verdict.limited_by == "transport"
+    assert verdict.timings.without["transport"] < verdict.timings.whole
+    assert verdict.timings.samples == 1
+
+
+def test_a_slow_step():
+    verdict = diagnose(DataLoader(Samples(), 4, num_workers=1), step_seconds=1.0)
+    assert verdict.limited_by == "consumer" and "nothing-to-gain" in ids(verdict)
+    assert verdict.timings.step == 1.0
+
+
+def test_more_workers_pay_while_samples_only_wait():
+    verdict = diagnose(DataLoader(Samples(seconds=0.03), 4))
+    assert set(verdict.timings.by_workers) >= {0, 1}
+    assert min(verdict.timings.by_workers) == 0
+    assert any("not measured" in note for note in verdict.timings.notes), "the GPU's stages"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 3},
+        {"num_workers": 1, "batch_size": 4, "shuffle": True},
+        {"num_workers": 1, "multiprocessing_context": "forkserver", "batch_size": 4},
+        {"num_workers": 1, "collate_fn": taking_collate, "batch_size": 4},
+        {"num_workers": 1, "timeout": 60, "drop_last": True, "batch_size": 5},
+        {"batch_sampler": [[0, 1], [2], [3, 4, 5]]},
+        {"batch_size": None, "sampler": [3, 1, 2]},
+        {"dataset": Whole(), "batch_size": 4},
+        {"dataset": Opened(), "num_workers": 1, "batch_size": 4, "worker_init_fn": open_file},
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+def test_all_kinds_of_loaders(options):
+    loader = DataLoader(**({"dataset": Samples()} | options))
+    verdict = diagnose(loader)
+    assert verdict.timings.whole > 0 and loader.num_workers in verdict.timings.by_workers
+    assert loader._iterator is None
+
+
+def test_the_loader_and_the_random_states_stay_as_they_were():
+    generator = torch.Generator()
+    generator.manual_seed(7)
+    loader = DataLoader(Samples(), 4, shuffle=True, generator=generator)
+    before = generator.get_state(), torch.get_rng_state(), random.getstate(), copy.deepcopy(np.random.get_state())
+    attributes = dict(vars(loader))
+    diagnose(loader)
+    assert torch.equal(generator.get_state(), before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert random.getstate() == before[2]
+    assert np.array_equal(np.random.get_state()[1], before[3][1]) and np.random.get_state()[2] == before[3][2]
+    assert vars(loader) == attributes
+
+
+class Broken(Samples):
+    def __getitem__(self, index):
+        torch.rand(())
+        raise LookupError(f"sample {index} is broken")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_the_dataset_pass_through(workers):
+    state = torch.get_rng_state()
+    with pytest.raises(LookupError, match="sample 0 is broken") as raised:
+        diagnose(DataLoader(Broken(), 4, num_workers=workers))
+    assert "test_doctor.py" in str(raised.value) or raised.traceback[-1].path.name == "test_doctor.py"
+    assert torch.equal(torch.get_rng_state(), state)
+    assert multiprocessing.active_children() == []
+
+
+class OnlyHere(Samples):
+    def __getitem__(self, index):
+        assert get_worker_info() is None
+        return super().__getitem__(index)
+
+
+def test_numbers_of_workers_that_fail_are_told():
+    verdict = diagnose(DataLoader(OnlyHere(), 4))
+    assert list(verdict.timings.by_workers) == [0]
+    assert any(note.startswith("1 workers were not measured: AssertionError") for note in verdict.timings.notes)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        raise AssertionError("it is not read")
+
+
+class Uncopied:
+    def __iter__(self):
+        raise AssertionError("it is not used")
+
+    def __deepcopy__(self, memo):
+        raise TypeError("no copy")
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "words"),
+    [
+        ([1, 2], {}, "not a list"),
+        (DataLoader(Stream()), {}, "map-style"),
+        (DataLoader(Samples(), batch_sampler=Uncopied()), {}, "cannot be copied"),
+        (DataLoader(Samples(), batch_sampler=[]), {}, "no batches"),
+        (DataLoader(Samples()), {"seconds": 0}, "seconds is above 0"),
+        (DataLoader(Samples()), {"step_seconds": -1.0}, "step_seconds"),
+    ],
+)
+def test_what_is_refused(loader, options, words):
+    with pytest.raises(penstock.InvalidArgument, match=words):
+        penstock.diagnose(loader, **options)
+
+
+PROGRAM = """
+    import time, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Samples(Dataset):
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            time.sleep(0.001)
+            return torch.zeros(4)
+
+    print("imported as", __name__)
+    loader = DataLoader(Samples(), 4, num_workers=1, multiprocessing_context="spawn")
+    number = 7
+    def made():
+        return loader
+    if __name__ == "__main__":
+        hidden = loader
+"""
+
+
+def run_main(folder, *arguments, text=PROGRAM, file="train_it.py", **options):
+    (folder / file).write_text(textwrap.dedent(text))
+    program = "import sys; from penstock._doctor_command import main; sys.exit(main(*sys.argv[1:]))"
+    words = [sys.executable, "-c", program, str(folder / file), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, cwd=folder.parent, timeout=120, check=False, **options)
+
+
+def test_the_program_of_the_command(tmp_path):
+    done = run_main(tmp_path, "made", "0.1", "5000", "")
+    assert done.returncode == 0, done.stderr
+    assert "imported as train_it" in done.stdout and "limited by consumer" in done.stdout
+    assert "imported as __mp_main__" not in done.stdout
+
+
+def test_the_json_of_the_command(tmp_path):
+    out = os.open(tmp_path / "verdict.json", os.O_RDWR | os.O_CREAT)
+    text = PROGRAM.replace("spawn", "fork")
+    done = run_main(tmp_path, "loader", "0.1", "", str(out), text=text, pass_fds=[out])
+    assert done.returncode == 0, done.stderr
+    assert "limited by fetch" in done.stdout
+    assert json.loads((tmp_path / "verdict.json").read_text())["schema"] == "penstock-loader-verdict/1"
+    os.close(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "file", "words"),
+    [
+        ("nothing", PROGRAM, "train_it.py", "defines no nothing"),
+        ("hidden", PROGRAM, "train_it.py", "move it to the level of the module"),
+        ("number", PROGRAM, "train_it.py", "not a int"),
+        ("loader", PROGRAM, "random.py", "Rename the file"),
+        ("loader", "import no_such_module", "train_it.py", "No module named 'no_such_module'"),
+        ("loader", "1 / 0", "train_it.py", "ZeroDivisionError"),
+    ],
+)
+def test_what_the_command_refuses(tmp_path, name, text, file, words):
+    done = run_main(tmp_path, name, "0.1", "", "", text=text, file=file)
+    assert done.returncode == 1 and words in done.stderr
+    assert ("Traceback" in done.stderr) == (words.startswith(("No module", "Zero")))
+
+
+def test_an_interrupted_command_ends_its_workers(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import os, time, torch.utils.data as data\n"
+        "class Slow:\n"
+        "    def __len__(self): return 64\n"
+        "    def __getitem__(self, index):\n"
+        "        print('worker', os.getpid(), flush=True)\n"
+        "        time.sleep(0.1)\n"
+        "        return index\n"
+        "loader = data.DataLoader(Slow(), num_workers=1)\n"
+    )
+    program = "import sys; from penstock._doctor_command import main; sys.exit(main('slow.py', 'loader', '60', '', ''))"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        worker = int(process.stdout.readline().split()[1])
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+        assert process.wait(60) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+LARGE = torch.ones(8)
+
+
+def storages(batch):
+    return {tensor.data_ptr() for tensor in batch.values()}
+
+
+def test_a_stage_is_left_out_after_it_was_done_once():
+    loads = []
+
+    class Counted(Samples):
+        def __getitem__(self, index):
+            loads.append(index)
+            return {"x": torch.full((4,), float(index))}
+
+    def run(left_out, collate_fn=default_collate):
+        loads.clear()
+        stage = _Staged(Counted(), collate_fn, True, left_out)
+        batches = [stage.collate(stage[indices]) for indices in ([0, 1], [2, 3], [4, 5])]
+        for kept in (stage._samples, stage._made):
+            assert kept is _NOTHING or not _may_share_memory(kept, batches), "the memory of what is sent may move"
+        return batches
+
+    first, second, third = run({"fetch"})
+    assert loads == [0, 1] and torch.equal(second["x"], first["x"]) and not storages(second) & storages(third)
+    first, second, third = run({"fetch"}, lambda samples: samples[0])
+    assert loads == [0, 1] and torch.equal(second["x"], first["x"]) and not storages(second) & storages(third)
+    first, second, third = run({"collate"})
+    assert loads == [0, 1, 2, 3, 4, 5] and torch.equal(second["x"], first["x"])
+    assert not storages(second) & storages(third) and third["x"].is_shared()
+    told = run({"transport"})
+    assert loads == [0, 1, 2, 3, 4, 5] and all(seconds >= 0 for times in told for seconds in times.times)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        ([torch.ones(2)], {"x": torch.ones(2), "name": "a", "array": np.ones(2), "none": None}, False),
+        ([LARGE[:2]], (LARGE[4:], 1), True),
+        ([LARGE], ({1, 2},), True),  # a set is not looked into
+        ([torch.ones(2).to_sparse()], 1, True),
+        ([{"x": [(LARGE,)]}], [LARGE.view(2, 4)], True),
+    ],
+)
+def test_what_may_share_memory(one, other, may):
+    assert _may_share_memory(one, other) == may
+
+
+def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(monkeypatch):
+    monkeypatch.setattr("penstock._doctor._free_shared_memory", lambda: 4 * 4 * 4)
+    verdict = diagnose(DataLoader(Samples(), 4))
+    assert list(verdict.timings.by_workers) == [0]
+    assert any("would not fit into /dev/shm" in note for note in verdict.timings.notes)
