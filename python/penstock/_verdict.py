@@ -86,7 +86,9 @@ def ceilings(timings: Timings) -> dict[str, float | None]:
         if seconds is None or (name == "pin" and not timings.pins):
             continue
         if timings.workers == 0:
-            left[name] = max(timings.turn - seconds, 0.0)
+            in_turn = timings.fetch + timings.collate + ((timings.pin or 0) if timings.pins else 0)
+            scale = min(1.0, timings.whole / in_turn)  # the stages and the whole were measured in different runs
+            left[name] = timings.turn - seconds * scale
         elif name in timings.without:
             left[name] = min(timings.turn, max(timings.without[name], timings.consumer))
     for name, seconds in (("copy", timings.copy), ("consumer", timings.step)):

@@ -77,6 +77,8 @@ def test_ceilings_are_the_turn_without_a_stage():
     left = _verdict.ceilings(serial(step=0.006))
     assert left["fetch"] == pytest.approx(0.010) and left["consumer"] == pytest.approx(0.024)
     assert left["transport"] is None and left["copy"] is None
+    left = _verdict.ceilings(serial(fetch=0.012, collate=0.036))
+    assert left["collate"] == pytest.approx(0.006), "stages that took longer than the whole are taken as its parts"
 
 
 @pytest.mark.parametrize(
