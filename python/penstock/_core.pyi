@@ -538,6 +538,7 @@ def share_dataset(key: str, processes: int, make: Callable) -> SharedFields:
     """
     Calls `make` in the first process that comes, for a note, arrays by name, and paths of files in place of arrays. Blocks, and hears signals meanwhile.
     """
+
 class NativeSampler:
     """The C++ sampler; use penstock.Sampler."""
 
