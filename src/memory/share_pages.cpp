@@ -35,6 +35,7 @@ constexpr std::chrono::milliseconds kBetweenLooks{100};
 constexpr std::chrono::seconds kRefusedPatience{20};
 // The sockets of a process that is killed are closed before it has ended.
 constexpr std::chrono::seconds kEndPatience{2};
+constexpr unsigned kMostTurnedAway = 3;
 constexpr std::size_t kLongestKey = std::size_t{64} << 10;
 constexpr timeval kPeerPatience{.tv_sec = 2, .tv_usec = 0};
 constexpr std::size_t kLongestText = std::size_t{1} << 28;  // a request or a note
@@ -352,6 +353,7 @@ CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> ma
   const MeetingPlace place = meeting_place(options.key);
   using Clock = std::chrono::steady_clock;
   auto refused_since = Clock::now();
+  unsigned turned_away = 0;
   for (;;) {
     Descriptor socket = make_socket();
     if (bind(socket.get(), place.get(), place.bytes) == 0) {
@@ -363,6 +365,13 @@ CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> ma
       const Maker maker(socket);
       if (!maker.ends_within({})) {
         if (auto received = receive_pages(socket, maker, options)) return std::move(*received);
+        if (++turned_away == kMostTurnedAway) {
+          throw Unsupported(
+              fmt::format("The process that makes what is shared (PID {}) has turned this one away {} times. "
+                          "If both have "
+                          "the same version of penstock, more processes share it than were announced.",
+                          maker.pid(), turned_away));
+        }
         refused_since = Clock::now();
       }
     } else if (errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) {

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -129,6 +130,12 @@ class Stranger {
   Stranger& operator=(const Stranger&) = delete;
 
   [[nodiscard]] bool listens() const { return bind(socket_, get(), bytes_) == 0 && listen(socket_, 5) == 0; }
+  void hangs_up_until(const std::atomic<bool>& over) const {
+    while (!over) {
+      pollfd somebody{socket_, POLLIN, 0};
+      if (poll(&somebody, 1, 10) > 0) close(accept(socket_, nullptr, nullptr));
+    }
+  }
   [[nodiscard]] bool comes() const { return connect(socket_, get(), bytes_) == 0; }
   /// The other side may have hung up by then.
   void says(const std::string& words) const {
@@ -350,6 +357,18 @@ TEST(SharePagesTest, AProcessThatWasHungUpOnComesAgain) {
   rude.reset();
   guest.join();
   EXPECT_TRUE(hold(*made, 5));
+}
+
+// As a maker of another version does, which does not understand the request.
+TEST(SharePagesTest, AProcessThatIsHungUpOnAgainAndAgainGivesUp) {
+  const ShareOptions options{.key = key_of("again and again"), .processes = 2};
+  const Stranger rude(options.key);
+  ASSERT_TRUE(rude.listens());
+  std::atomic<bool> over{false};
+  Background hanging_up([&] { rude.hangs_up_until(over); });
+  EXPECT_THROW(static_cast<void>(share_pages(options, &never)), Unsupported);
+  over = true;
+  hanging_up.join();
 }
 
 TEST(SharePagesTest, AChildThatMakeForkedMayFail) {
