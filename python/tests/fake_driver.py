@@ -7,6 +7,7 @@ PENSTOCK_FAKE_DRIVER names that library (tools/python.sh sets it to the one that
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import multiprocessing
 import os
@@ -37,6 +38,13 @@ def random_bytes(count):
 def wait_until_idle(engine):
     while engine.in_flight():
         time.sleep(0.001)
+
+
+def used_memory(allocator, engine):
+    """What a framework's allocator has given out, once nothing of earlier work keeps any."""
+    gc.collect()
+    wait_until_idle(engine)
+    return allocator.used
 
 
 @functools.cache

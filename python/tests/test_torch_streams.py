@@ -18,6 +18,7 @@ from fake_driver import (
     driver,
     over_the_fake_driver,
     random_bytes,
+    used_memory,
     wait_until_idle,
 )
 from penstock import _core
@@ -95,7 +96,7 @@ def test_python_runs_while_penstock_waits(waits):
 @pytest.mark.parametrize("lands", [False, True])
 @over_the_fake_driver_with_torch
 def test_memory_is_pytorchs_again_when_the_order_of_the_streams_keeps_it(lands):
-    before = stand_in_torch.allocator.used
+    before = used_memory(stand_in_torch.allocator, engine_for("cuda:0"))
     engine, sent = engine_for("cuda:0"), random_bytes(ENDLESS)
     driver.delay_copies(SOON_NS if lands else 4 * LATE_NS)
     flight = engine.send(sent, expander_for(engine))
@@ -122,7 +123,7 @@ def test_an_allocator_without_memory_raises_an_error_of_both():
 
 @over_the_fake_driver_with_torch
 def test_memory_of_a_result_that_pytorch_does_not_take_is_its_own_again():
-    before = stand_in_torch.allocator.used
+    before = used_memory(stand_in_torch.allocator, engine_for("cuda:0"))
     stand_in_torch.failures["from_dlpack"] = RuntimeError("no tensor today")
     with pytest.raises(RuntimeError, match="no tensor today"):
         penstock.to_device(random_bytes(SMALL), "cuda:0")

@@ -13,7 +13,7 @@ import pytest
 import penstock
 import safetensors_files as files
 import stand_in_torch
-from fake_driver import LATE_NS, SOON_NS, driver, over_the_fake_driver, wait_until_idle
+from fake_driver import LATE_NS, SOON_NS, driver, over_the_fake_driver, used_memory, wait_until_idle
 from penstock import _core
 from penstock._engines import engine_for
 
@@ -110,7 +110,7 @@ def test_memory_that_the_current_stream_still_reads_is_not_overwritten(tmp_path)
 @over_the_fake_driver_with_torch
 def test_memory_is_pytorchs_again_after_a_failure(tmp_path):
     path = files.write(tmp_path / "model", {"w": ("U8", (6_000_000,), os.urandom(6_000_000))})
-    before = stand_in_torch.allocator.used
+    before = used_memory(stand_in_torch.allocator, engine_for("cuda:0"))
     driver.fail("cuMemcpyHtoDAsync", 2, 999)
     with pytest.raises(penstock.DeviceError):
         penstock.load_safetensors(path, "cuda:0")
@@ -120,8 +120,7 @@ def test_memory_is_pytorchs_again_after_a_failure(tmp_path):
     stand_in_torch.failures["from_dlpack"] = RuntimeError("no tensor today")
     with pytest.raises(RuntimeError, match="no tensor today"):
         penstock.load_safetensors(path, "cuda:0")
-    gc.collect()
-    assert stand_in_torch.allocator.used == before
+    assert used_memory(stand_in_torch.allocator, engine_for("cuda:0")) == before
     assert penstock.load_safetensors(path, "cuda:0")["w"].shape == (6_000_000,)
 
 
