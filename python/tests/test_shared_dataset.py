@@ -33,9 +33,14 @@ def start(body, ranks, tmp_path, job=None):
         rank = int(os.environ["RANK"])
         def together(name):
             "Waits until all ranks are here."
-            place = os.environ["DIRECTORY"] + "/" + name
-            open(f"{place}{rank}", "w").close()
-            while not all(os.path.exists(f"{place}{other}") for other in range(int(os.environ["WORLD_SIZE"]))):
+            tell(f"{name}{rank}")
+            for other in range(int(os.environ["WORLD_SIZE"])):
+                wait_for(f"{name}{other}")
+        def tell(name):
+            "Says to the other processes that this has been reached."
+            open(os.environ["DIRECTORY"] + "/" + name, "w").close()
+        def wait_for(name):
+            while not os.path.exists(os.environ["DIRECTORY"] + "/" + name):
                 time.sleep(0.01)
         def answer(**values):
             with open(sys.argv[1], "w") as file:
@@ -119,14 +124,13 @@ def test_memory_is_counted_once_for_all(tmp_path):
 
 def test_several_datasets_and_names(tmp_path):
     body = """
-        made = os.environ["DIRECTORY"] + "/made"
-        while rank == 1 and not os.path.exists(made):
-            time.sleep(0.01)
+        if rank == 1:
+            wait_for("made")
         train = penstock.SharedDataset(lambda: np.full(100, 1))
         if rank == 0:
             other = penstock.SharedDataset(lambda: np.full(100, 3), name="other")
             valid = penstock.SharedDataset(lambda: np.full(100, 2))
-            open(made, "w").close()
+            tell("made")
         else:
             valid = penstock.SharedDataset(lambda: np.full(100, 2))
             other = penstock.SharedDataset(lambda: np.full(100, 3), name="other")
@@ -154,15 +158,13 @@ def test_what_fails_in_one_process_is_said_in_all(tmp_path):
 def test_a_process_that_is_killed_while_it_makes_the_data_is_an_error(tmp_path):
     body = """
         def make():
-            open(os.environ["DIRECTORY"] + "/making", "w").close()
-            while not os.path.exists(os.environ["DIRECTORY"] + "/waiting"):
-                time.sleep(0.01)
+            tell("making")
+            wait_for("waiting")
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1:
-            while not os.path.exists(os.environ["DIRECTORY"] + "/making"):
-                time.sleep(0.01)
-            open(os.environ["DIRECTORY"] + "/waiting", "w").close()
+            wait_for("making")
+            tell("waiting")
         try:
             penstock.SharedDataset(make)
         except penstock.Error as error:
@@ -179,20 +181,18 @@ def test_whoever_waits_hears_ctrl_c(tmp_path):
     body = """
         signal.signal(signal.SIGINT, signal.default_int_handler)
         def make():
-            open(os.environ["DIRECTORY"] + "/making", "w").close()
-            while not os.path.exists(os.environ["DIRECTORY"] + "/interrupted"):
-                time.sleep(0.01)
+            tell("making")
+            wait_for("interrupted")
             return np.arange(5)
         if rank == 1:
-            while not os.path.exists(os.environ["DIRECTORY"] + "/making"):
-                time.sleep(0.01)
-            open(os.environ["DIRECTORY"] + "/waiting", "w").close()
+            wait_for("making")
+            tell("waiting")
         try:
             penstock.SharedDataset(make)
             answer(heard=False)
         except KeyboardInterrupt:
             answer(heard=True)
-            open(os.environ["DIRECTORY"] + "/interrupted", "w").close()
+            tell("interrupted")
         """
     processes = start(body, 2, tmp_path)
     while not (tmp_path / "waiting").exists():
