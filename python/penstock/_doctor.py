@@ -217,7 +217,7 @@ class _Examination:
             return result
         finally:
             if clone.num_workers:
-                iterator._shutdown_workers()
+                _end_workers(iterator)
 
     def length(self) -> int | None:
         try:
@@ -236,6 +236,16 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
+
+
+def _end_workers(iterator: Any) -> None:
+    """Ends the workers in the middle of their epoch, when what was asked of them has arrived.
+
+    A spawned worker may abort then: its interpreter ends, while the thread that sends batches still runs. PyTorch
+    raises that in the parent, after it has ended the other workers.
+    """
+    with contextlib.suppress(RuntimeError):
+        iterator._shutdown_workers()
 
 
 class _Run:

@@ -3,6 +3,7 @@
 import copy
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import random
 import signal
@@ -333,6 +334,17 @@ def test_errors_of_the_dataset_pass_through(workers):
         diagnose(DataLoader(Broken(), 4, num_workers=workers))
     assert "test_doctor.py" in str(raised.value) or raised.traceback[-1].path.name == "test_doctor.py"
     assert torch.equal(torch.get_rng_state(), state)
+    assert multiprocessing.active_children() == []
+
+
+def abort_at_the_end(worker):
+    multiprocessing.util.Finalize(None, os.abort, exitpriority=0)
+
+
+def test_workers_that_abort_as_they_are_ended_spoil_nothing():
+    loader = DataLoader(Samples(), 4, num_workers=2, worker_init_fn=abort_at_the_end)
+    verdict = diagnose(loader)
+    assert set(verdict.timings.by_workers) >= {0, 1, 2}
     assert multiprocessing.active_children() == []
 
 
