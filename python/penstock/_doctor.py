@@ -241,11 +241,18 @@ class _Examination:
 def _end_workers(iterator: Any) -> None:
     """Ends the workers in the middle of their epoch, when what was asked of them has arrived.
 
-    A spawned worker may abort then: its interpreter ends, while the thread that sends batches still runs. PyTorch
-    raises that in the parent, after it has ended the other workers.
+    A spawned worker may abort then: its interpreter ends, while the thread that sends batches still runs. PyTorch, if
+    it still watched the workers, would raise that here, and sometimes leave the other workers as they are.
     """
-    with contextlib.suppress(RuntimeError):
-        iterator._shutdown_workers()
+    from torch.utils.data import _utils
+
+    if iterator._worker_pids_set:
+        _utils.signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    iterator._shutdown_workers()
+    for worker in iterator._workers:  # those that have not heard of it for seconds
+        worker.kill()
+        worker.join()
 
 
 class _Run:
