@@ -1,5 +1,6 @@
 """diagnose: the rules on made-up times, and loaders in which one stage is slow by far. Times are not compared."""
 
+import contextlib
 import copy
 import json
 import multiprocessing
@@ -23,6 +24,7 @@ from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Orde
 from penstock._verdict import Timings
 
 BOX = 0.2
+SLOW = 0.2  # what a planted stage takes for a batch, far more than all others take on a busy machine
 
 
 def times(**changed):
@@ -205,14 +207,20 @@ class Whole(Samples):
         raise AssertionError("there is __getitems__")
 
 
-class Large(Dataset):
-    """Batches of 8 MiB whose memory is not touched before a worker sends it."""
+class SlowToSend:
+    """What takes a worker long to send."""
 
-    def __len__(self):
-        return 64
+    def __reduce__(self):
+        time.sleep(SLOW)
+        return SlowToSend, ()
 
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Unwieldy(Samples):
     def __getitem__(self, index):
-        return torch.empty(16, 1 << 17)
+        return SlowToSend()
 
 
 class Opened(Samples):
@@ -226,7 +234,7 @@ class Opened(Samples):
 
 
 def slow_collate(samples):
-    time.sleep(0.05)
+    time.sleep(SLOW)
     return default_collate(samples)
 
 
@@ -239,11 +247,17 @@ def open_file(worker):
     get_worker_info().dataset.file = "open"
 
 
-def diagnose(loader, **options):
+@contextlib.contextmanager
+def workers_are_ended():
+    """Those of other tests may end meanwhile."""
     before = set(multiprocessing.active_children())
-    verdict = penstock.diagnose(loader, seconds=BOX, **options)
-    assert set(multiprocessing.active_children()) == before, "the workers are ended"
-    return verdict
+    yield
+    assert set(multiprocessing.active_children()) <= before
+
+
+def diagnose(loader, **options):
+    with workers_are_ended():
+        return penstock.diagnose(loader, seconds=BOX, **options)
 
 
 def ids(verdict):
@@ -252,9 +266,9 @@ def ids(verdict):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_slow_dataset(workers):
-    verdict = diagnose(DataLoader(Samples(seconds=0.02), 4, num_workers=workers))
+    verdict = diagnose(DataLoader(Samples(seconds=SLOW / 4), 4, num_workers=workers))
     assert verdict.limited_by == "fetch" and "fetch-dominates" in ids(verdict)
-    assert verdict.timings.fetch > 4 * 0.02 > verdict.timings.collate
+    assert verdict.timings.fetch >= SLOW > verdict.timings.collate
     assert verdict.timings.samples == 4 and verdict.timings.batches == 16
     assert (verdict.timings.transport is None) == (workers == 0)
 
@@ -265,17 +279,16 @@ def test_a_slow_collate(workers):
     assert verdict.limited_by == "collate" and "collate-dominates" in ids(verdict)
 
 
-def test_large_batches_from_a_worker():
-    verdict = diagnose(DataLoader(Large(), batch_size=None, num_workers=1))
-    assert verdict.limited_by == "transport"
-    assert verdict.timings.without["transport"] < verdict.timings.whole
+def test_a_slow_transport():
+    verdict = diagnose(DataLoader(Unwieldy(), batch_size=None, num_workers=1))
+    assert verdict.limited_by == "transport" and "transport-dominates" in ids(verdict)
     assert verdict.timings.samples == 1
 
 
 def test_a_slow_step():
-    verdict = diagnose(DataLoader(Samples(), 4, num_workers=1), step_seconds=1.0)
+    verdict = diagnose(DataLoader(Samples(), 4, num_workers=1), step_seconds=1000.0)
     assert verdict.limited_by == "consumer" and "nothing-to-gain" in ids(verdict)
-    assert verdict.timings.step == 1.0
+    assert verdict.timings.step == 1000.0
 
 
 def test_more_workers_pay_while_samples_only_wait():
@@ -292,7 +305,7 @@ def test_more_workers_pay_while_samples_only_wait():
         {"num_workers": 1, "batch_size": 4, "shuffle": True},
         {"num_workers": 1, "multiprocessing_context": "forkserver", "batch_size": 4},
         {"num_workers": 1, "collate_fn": taking_collate, "batch_size": 4},
-        {"num_workers": 1, "timeout": 60, "drop_last": True, "batch_size": 5},
+        {"num_workers": 1, "timeout": 600, "drop_last": True, "batch_size": 5},
         {"batch_sampler": [[0, 1], [2], [3, 4, 5]]},
         {"batch_size": None, "sampler": [3, 1, 2]},
         {"dataset": Whole(), "batch_size": 4},
@@ -330,22 +343,20 @@ class Broken(Samples):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_errors_of_the_dataset_pass_through(workers):
     state = torch.get_rng_state()
-    with pytest.raises(LookupError, match="sample 0 is broken") as raised:
+    with workers_are_ended(), pytest.raises(LookupError, match="sample 0 is broken") as raised:
         diagnose(DataLoader(Broken(), 4, num_workers=workers))
     assert "test_doctor.py" in str(raised.value) or raised.traceback[-1].path.name == "test_doctor.py"
     assert torch.equal(torch.get_rng_state(), state)
-    assert multiprocessing.active_children() == []
 
 
-def abort_at_the_end(worker):
-    multiprocessing.util.Finalize(None, os.abort, exitpriority=0)
+def die_at_the_end(worker):
+    multiprocessing.util.Finalize(None, os.kill, (os.getpid(), signal.SIGKILL), exitpriority=0)
 
 
-def test_workers_that_abort_as_they_are_ended_spoil_nothing():
-    loader = DataLoader(Samples(), 4, num_workers=2, worker_init_fn=abort_at_the_end)
+def test_workers_that_die_as_they_are_ended_spoil_nothing():
+    loader = DataLoader(Samples(), 4, num_workers=2, worker_init_fn=die_at_the_end)
     verdict = diagnose(loader)
     assert set(verdict.timings.by_workers) >= {0, 1, 2}
-    assert multiprocessing.active_children() == []
 
 
 class OnlyHere(Samples):
@@ -414,11 +425,11 @@ def run_main(folder, *arguments, text=PROGRAM, file="train_it.py", **options):
     (folder / file).write_text(textwrap.dedent(text))
     program = "import sys; from penstock._doctor_command import main; sys.exit(main(*sys.argv[1:]))"
     words = [sys.executable, "-c", program, str(folder / file), *arguments]
-    return subprocess.run(words, capture_output=True, text=True, cwd=folder.parent, timeout=120, check=False, **options)
+    return subprocess.run(words, capture_output=True, text=True, cwd=folder.parent, timeout=600, check=False, **options)
 
 
 def test_the_program_of_the_command(tmp_path):
-    done = run_main(tmp_path, "made", "0.1", "5000", "")
+    done = run_main(tmp_path, "made", "0.1", "1000000", "")
     assert done.returncode == 0, done.stderr
     assert "imported as train_it" in done.stdout and "limited by consumer" in done.stdout
     assert "imported as __mp_main__" not in done.stdout
@@ -429,8 +440,8 @@ def test_the_json_of_the_command(tmp_path):
     text = PROGRAM.replace("spawn", "fork")
     done = run_main(tmp_path, "loader", "0.1", "", str(out), text=text, pass_fds=[out])
     assert done.returncode == 0, done.stderr
-    assert "limited by fetch" in done.stdout
-    assert json.loads((tmp_path / "verdict.json").read_text())["schema"] == "penstock-loader-verdict/1"
+    told = json.loads((tmp_path / "verdict.json").read_text())
+    assert told["schema"] == "penstock-loader-verdict/1" and f"limited by {told['limited_by']}" in done.stdout
     os.close(out)
 
 
