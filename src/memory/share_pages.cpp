@@ -373,6 +373,14 @@ CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> ma
                           maker.pid(), turned_away));
         }
         refused_since = Clock::now();
+      } else {
+        // A child that it has forked has the socket. Each connection takes room in its queue until it goes:
+        // others would wait for room, so this one stays.
+        pollfd hung_up{socket.get(), POLLIN, 0};
+        while (poll(&hung_up, 1, static_cast<int>(kBetweenLooks.count())) <= 0 &&
+               Clock::now() - refused_since <= kRefusedPatience) {
+          if (options.while_waiting) options.while_waiting();
+        }
       }
     } else if (errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) {
       refuse_meeting("connect");

@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -72,7 +71,7 @@ class Child {
  public:
   explicit Child(auto&& body) : child_(fork()) {
     if (child_ != 0) return;
-    alarm(60);
+    alarm(300);
     bool good = false;
     try {
       good = body();
@@ -107,14 +106,16 @@ std::string socket_name(const std::string& key) {
   return name.str();
 }
 
-bool is_in_use(const std::string& key) {
+/// The socket of the key, if there is one, and the connections that it has.
+std::size_t sockets_of(const std::string& key) {
   std::ifstream sockets("/proc/net/unix");
   const std::string wanted = "@" + socket_name(key);
-  for (std::string line; std::getline(sockets, line);) {
-    if (line.ends_with(wanted)) return true;
-  }
-  return false;
+  std::size_t count = 0;
+  for (std::string line; std::getline(sockets, line);) count += line.ends_with(wanted) ? 1 : 0;
+  return count;
 }
+
+bool is_in_use(const std::string& key) { return sockets_of(key) > 0; }
 
 /// Something that is no process of penstock, or one of another user, at the socket of a key.
 class Stranger {
@@ -338,6 +339,7 @@ TEST(SharePagesTest, AMakerThatWasKilledBeforeIsNotWaitedFor) {
                        [] { return pages_of(kBytes, 5); });
   });
   while (looks < 5) std::this_thread::yield();
+  EXPECT_EQ(sockets_of(options.key), 2U) << "the queue of the child's socket does not fill";
   kill(child, SIGKILL);
   guest.join();
   EXPECT_TRUE(hold(*made, 5)) << "the name is free once the child has ended";
@@ -462,7 +464,6 @@ TEST(SharePagesTest, NothingIsTakenFromOtherUsers) {
     for (;;) pause();
   });
   while (!is_in_use(options.key)) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // from bind() to listen()
   EXPECT_THROW(static_cast<void>(share_pages(options, &never)), Unsupported);
 }
 
