@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 LIBRARY = os.environ.get("PENSTOCK_FAKE_DRIVER", "")
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 # Bytes of small and large arrays, and of one that does not fit staging memory: when it was sent, the driver does not
 # have all of it yet.

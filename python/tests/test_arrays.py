@@ -68,5 +68,5 @@ def test_arrays_without_pytorch():
         if not fake_driver.LIBRARY:
             pytest.skip("no GPU, and PENSTOCK_FAKE_DRIVER is not set")
         environment["LD_LIBRARY_PATH"] = fake_driver.folder().name
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -216,7 +216,7 @@ def test_a_forked_process_is_told_that_the_account_is_its_parents():
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_is_told, args=(fed, theirs))
     process.start()
-    assert all(ours.poll(20) and "was forked after penstock had opened host" in ours.recv() for _ in range(3))
+    assert all(ours.poll(120) and "was forked after penstock had opened host" in ours.recv() for _ in range(3))
     process.join()
     assert fed.stats().batches == 3
 

@@ -305,7 +305,7 @@ other = penstock.Sampler(6, shuffle=True, rank=1, world_size=2)
 print(sorted(list(sampler) + list(other)), sampler.state_dict()["epoch"])
 print({"torch", "numpy"} & set(sys.modules))
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=600)
     assert (run.returncode, run.stdout, run.stderr) == (0, "[0, 1, 2, 3, 4, 5] 0\nset()\n", "")
 
 

@@ -315,7 +315,7 @@ loader = penstock.Loader(torch.arange(5), sampler=sampler(), device="host")
 batches = iter(loader)
 print(next(batches).tolist())
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=600)
     assert (run.returncode, run.stdout, run.stderr) == (0, "[0]\n", "")
 
 

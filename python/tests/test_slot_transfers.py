@@ -13,7 +13,7 @@ from penstock._transfers import expander_for
 
 over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
 
-PATIENCE_S = 20
+PATIENCE_S = 120
 APART = 256  # arrays in a slot
 
 

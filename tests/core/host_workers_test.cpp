@@ -91,7 +91,7 @@ class WatchedWorkers {
                  }}) {}
   /// True once so many workers sleep for good. Gives up after a time.
   [[nodiscard]] bool fall_asleep(std::ptrdiff_t count) {
-    const auto end = std::chrono::steady_clock::now() + 10s;
+    const auto end = std::chrono::steady_clock::now() + 120s;
     for (int looks = 0; looks < 50; std::this_thread::yield()) {
       const std::lock_guard lock(mutex_);
       looks = std::ranges::count_if(ids_, testing::is_asleep) == count ? looks + 1 : 0;

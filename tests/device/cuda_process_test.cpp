@@ -21,7 +21,7 @@ template <typename Function>
 int in_child(Function&& function) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::alarm(30);
+    ::alarm(300);
     int status = 99;
     try {
       status = function();
@@ -148,7 +148,7 @@ struct InFlight {
 };
 
 void exit_in_flight(std::unique_ptr<InFlight>& place) {
-  ::alarm(30);
+  ::alarm(300);
   FakeCuda(PENSTOCK_FAKE_DRIVER).delay_work("cuMemcpyHtoDAsync", 50'000'000);
   place = std::make_unique<InFlight>();
   std::exit(0);
@@ -165,7 +165,7 @@ TEST(CudaProcessDeathTest, ExitInMidTransferIsSilentWithTheDriverStillThere) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        ::alarm(30);
+        ::alarm(300);
         FakeCuda fake(PENSTOCK_FAKE_DRIVER);
         {
           const Device first = Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER});
@@ -181,7 +181,7 @@ TEST(CudaProcessDeathTest, ExitWithoutDestructorsIsSilent) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        ::alarm(30);
+        ::alarm(300);
         FakeCuda(PENSTOCK_FAKE_DRIVER).delay_work("cuMemcpyHtoDAsync", 50'000'000);
         static InFlight* leaked = new InFlight;
         std::exit(leaked == nullptr ? 1 : 0);

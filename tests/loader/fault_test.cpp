@@ -156,7 +156,7 @@ TEST_P(LoaderFaults, EveryThreadThatWaitsLearnsWhatWentWrong) {
     }));
   }
   for (auto& thread : threads) {
-    EXPECT_EQ(thread.wait_for(20s), std::future_status::ready) << "a thread was forgotten";
+    EXPECT_EQ(thread.wait_for(120s), std::future_status::ready) << "a thread was forgotten";
   }
   loader.close();
 }

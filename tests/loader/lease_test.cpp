@@ -201,7 +201,7 @@ TEST_P(LoaderLeases, AFullRingIsWaitedForInThreadsThatAskNothing) {
   auto waiting = std::async(std::launch::async, [&] { return loader.next(*stream_); });
   EXPECT_EQ(waiting.wait_for(30ms), std::future_status::timeout);
   held.pop_back();
-  ASSERT_EQ(waiting.wait_for(20s), std::future_status::ready);
+  ASSERT_EQ(waiting.wait_for(120s), std::future_status::ready);
   const auto batch = waiting.get();
   EXPECT_EQ(batch->index(), 3U);
   expect_intact(*batch);
@@ -375,7 +375,7 @@ TEST_P(LoaderLeases, NextIsToldWhenTheLastSlotIsLost) {
                          [&] { EXPECT_THROW(static_cast<void>(loader.next(other)), OutOfMemory); });
   faulty_->fail(Entry::event_create);
   EXPECT_THROW(batch->release(), DeviceError);
-  EXPECT_EQ(told.wait_for(20s), std::future_status::ready) << "no lease is left that could end";
+  EXPECT_EQ(told.wait_for(120s), std::future_status::ready) << "no lease is left that could end";
   loader.close();
 }
 

@@ -64,7 +64,7 @@ TEST_P(HostThreads, OneTeamServesAllOfADevice) {
       {"penstock-loader", 2}, {"penstock-stage", 2}, {"penstock-unpack", 1}};
   if (workers > 0) expected["penstock-worker"] = workers;
   const auto named = [&] { return count_by_name(started.get()); };
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   while (named() != expected && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   EXPECT_EQ(named(), expected);
 }

@@ -355,7 +355,7 @@ TEST_F(PoolTest, CachedMemoryIsServedWhileUpstreamIsBusy) {
     buffer.release();
     return pool.statistics().reserved_bytes;
   });
-  EXPECT_EQ(small.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_EQ(small.wait_for(std::chrono::seconds(120)), std::future_status::ready);
   leave.set_value();
   EXPECT_EQ(small.get(), kMiB);
   EXPECT_EQ(large.get().size(), 8 * kMiB);

@@ -30,7 +30,7 @@ using testing::HeapResource;
 using testing::HookedResource;
 
 constexpr auto kSoon = std::chrono::milliseconds(20);
-constexpr auto kNever = std::chrono::seconds(20);
+constexpr auto kNever = std::chrono::seconds(120);
 
 template <typename T>
 bool is_waiting(std::future<T>& future) {

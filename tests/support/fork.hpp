@@ -14,7 +14,7 @@ namespace penstock::testing {
 bool succeeds_in_child(auto&& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(30);
+    alarm(300);
     bool good = false;
     try {
       good = body();

@@ -354,11 +354,11 @@ TEST_P(EngineFaultTest, SlowEntriesChangeNoBytes) {
 class ProcessTest : public EngineTest {};
 PENSTOCK_DEVICE_SUITE(ProcessTest);
 
-/// Runs `body` in a forked child and gives its wait status, after at most half a minute.
+/// Runs `body` in a forked child and gives its wait status, after at most five minutes.
 int status_of_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(30);
+    alarm(300);
     body();
     _exit(100);
   }

@@ -136,7 +136,7 @@ TEST_P(PinnedRingTest, ACopyThatCanBeNeitherMarkedNorWaitedForKeepsItsSlot) {
   stream_->synchronize();
   Gate later(*device_, *stream_);
   auto waiter = std::async(std::launch::async, [&] { ring[0].wait(); });
-  EXPECT_EQ(waiter.wait_for(20s), std::future_status::ready) << "for its own copy, not for the stream";
+  EXPECT_EQ(waiter.wait_for(120s), std::future_status::ready) << "for its own copy, not for the stream";
   later.open();
 }
 
