@@ -55,7 +55,8 @@ def test_on_the_cpu_alone_it_says_what_is_missing():
         calls.append((x.shape, options["y"].shape))
         return x @ options["y"]
 
-    answer = penstock.worth(fn, np.ones((4, 3)), {"y": torch.ones(3, 2).double()}, device="host", repetitions=3)
+    inputs = np.ones((4, 3)), {"y": torch.ones(3, 2).double()}
+    answer = penstock.worth(fn, *inputs, device="host", repetitions=3, seconds=600)
     assert len(answer.rows) == 1 and answer.rows[0].size == 4
     assert answer.rows[0].cpu_seconds > 0 and answer.rows[0].kernel_seconds is None
     assert (answer.rows[0].input_bytes, answer.rows[0].output_bytes) == (4 * 3 * 8 + 6 * 8, 4 * 2 * 8)

@@ -16,7 +16,7 @@ constexpr std::size_t kBytes = 64 * kKiB;
 class LinkBenchTest : public ::testing::Test {
  protected:
   LinkMeasurementOptions options_{
-      .max_bytes = kBytes, .quick = true, .repetitions = 5, .seconds = 1, .progress = {}};
+      .max_bytes = kBytes, .quick = true, .repetitions = 5, .seconds = 600, .progress = {}};
   std::vector<std::string> notes_;
   Device device_ = Device::open("host:late=1");
   LinkBench bench_{device_, options_, notes_};
