@@ -87,12 +87,12 @@ template <std::size_t kLanes>
 #if defined(__x86_64__)
 [[gnu::target("avx512f")]] void encrypt_avx512(const Network& network, std::uint64_t* values,
                                                std::size_t count) noexcept {
-  encrypt<16>(network, values, count);
+  encrypt<64>(network, values, count);
 }
 
 [[gnu::target("avx2")]] void encrypt_avx2(const Network& network, std::uint64_t* values,
                                           std::size_t count) noexcept {
-  encrypt<8>(network, values, count);
+  encrypt<32>(network, values, count);
 }
 #endif
 

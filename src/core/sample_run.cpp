@@ -20,4 +20,11 @@ void SampleRun::fill(std::span<std::uint64_t> indices) const {
   }
 }
 
+SampleRun SampleRun::part(std::uint64_t begin, std::uint64_t samples) const {
+  SampleRun part = *this;
+  part.first += begin * stride;
+  part.count = samples;
+  return part;
+}
+
 }  // namespace penstock

@@ -19,9 +19,9 @@ constexpr std::chrono::milliseconds kQuestionInterval{50};
 
 }  // namespace
 
-void DeviceSlot::fill(std::span<std::uint64_t> to) const {
-  if (drawn.empty()) return run.fill(to);
-  std::ranges::copy(drawn, to.begin());
+void DeviceSlot::fill(std::span<std::uint64_t> to, std::size_t begin) const {
+  if (drawn.empty()) return run.part(begin, to.size()).fill(to);
+  std::ranges::copy(std::span(drawn).subspan(begin, to.size()), to.begin());
 }
 
 DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan,

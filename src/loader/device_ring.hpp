@@ -43,8 +43,8 @@ struct DeviceSlot {
 
   explicit DeviceSlot(Event event) : ready(std::move(event)) {}
 
-  /// Writes the index of each of the batch's samples.
-  void fill(std::span<std::uint64_t> to) const;
+  /// Writes the indices of the batch's samples, from sample `begin` on, as many as `to` has room for.
+  void fill(std::span<std::uint64_t> to, std::size_t begin = 0) const;
 };
 
 /// An item that the producer passes to the consumer: a batch, an epoch's end (without a slot), or an error.

@@ -146,7 +146,8 @@ class HostFeeder final : public Feeder {
   struct GatheredField {
     GatheredField(const FeedContext& context, std::size_t f)
         : list(context, f),
-          piece_samples(std::max<std::size_t>(1, kPieceBytes / context.plan.fields[f].sample_bytes)) {}
+          piece_samples(std::clamp<std::size_t>(kPieceBytes / context.plan.fields[f].sample_bytes, 1,
+                                                kSamplesAtATime)) {}
     SampleList list;
     std::size_t piece_samples;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;

@@ -63,7 +63,12 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& ite
   if (!plan.orders_on_device) {
     const std::span indices(reinterpret_cast<std::uint64_t*>(staging.memory + plan.staging_indices),
                             batch.count);
-    slot.fill(indices);
+    const std::size_t pieces = (batch.count + kSamplesAtATime - 1) / kSamplesAtATime;
+    const auto fill_piece = [&](std::size_t piece) {
+      const std::size_t begin = piece * kSamplesAtATime;
+      slot.fill(indices.subspan(begin, std::min(kSamplesAtATime, batch.count - begin)), begin);
+    };
+    context_.workers.for_each(pieces, fill_piece, context_.threads);
     batch.indices = indices;
   }
   const double begin = account.now();

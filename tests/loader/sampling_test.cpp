@@ -40,6 +40,16 @@ std::vector<std::uint64_t> order_of(std::uint64_t samples, std::uint64_t epoch, 
   return order;
 }
 
+/// The samples of the sampler's epoch, batch after batch.
+std::vector<std::uint64_t> samples_of(Sampler sampler) {
+  std::vector<std::uint64_t> samples;
+  for (SampleRun run = sampler.next_run(); run.count > 0; run = sampler.next_run()) {
+    samples.resize(samples.size() + run.count);
+    run.fill(std::span(samples).last(run.count));
+  }
+  return samples;
+}
+
 TEST_P(LoaderSampling, ANewLoaderGoesOnAfterAnyNumberOfBatches) {
   const Dataset dataset({random_field("x", DType::uint8, {9}, 53, 1)});
   const LoaderOptions options{.batch_size = 8, .shuffle = true, .seed = 3, .prefetch_depth = 4};
@@ -63,6 +73,24 @@ TEST_P(LoaderSampling, ANewLoaderGoesOnAfterAnyNumberOfBatches) {
     EXPECT_EQ(second.state().epoch, 3U);
     EXPECT_EQ(second.state().consumed, 0U);
     EXPECT_EQ(take(second, dataset, kAll), order_of(53, 3, true, 3));
+  }
+}
+
+TEST_P(LoaderSampling, SeveralThreadsListTheSamplesOfALargeBatch) {
+  constexpr std::uint64_t kSamples = 20'011;
+  const Dataset dataset({random_field("x", DType::uint32, {}, kSamples, 7)});
+  for (const bool shuffle : {false, true}) {
+    for (const Shard shard : {Shard{}, Shard{.rank = 1, .world_size = 3}}) {
+      const SamplerOptions sampling{.shuffle = shuffle, .seed = 5, .batch_size = 4500, .shard = shard};
+      Loader loader(dataset, *device_,
+                    {.batch_size = sampling.batch_size,
+                     .shuffle = shuffle,
+                     .seed = sampling.seed,
+                     .shard = shard,
+                     .gather = GatherPath::host,
+                     .threads = 4});
+      EXPECT_EQ(take(loader, dataset, kAll), samples_of(Sampler(kSamples, sampling)));
+    }
   }
 }
 

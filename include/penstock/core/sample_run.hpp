@@ -21,6 +21,9 @@ struct SampleRun {
 
   /// Writes the index of each sample. Throws InvalidArgument if `indices` holds fewer than `count`.
   void fill(std::span<std::uint64_t> indices) const;
+
+  /// The run of the `samples` samples from number `begin` on, which must be in this run.
+  [[nodiscard]] SampleRun part(std::uint64_t begin, std::uint64_t samples) const;
 };
 
 }  // namespace penstock
