@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the seeds under fuzz/corpus: small files, some right (ok-*), the others wrong in one way each (bad-*).
 
-The fuzzers start from them, and tests/data/corpus_test.cpp expects of each what its name says. Only the packed bytes
+The fuzzers start from them, and tests/data/corpus_test.cpp and tests/doctor/torch_trace_test.cpp expect of each what its
+name says. Only the packed bytes
 depend on the zlib at hand. Usage: make_corpus.py [DIRECTORY]
 """
 
@@ -268,9 +269,77 @@ GZ = {
 for name, content in IDX.items():
     GZ.setdefault(name, packed(content))
 
+
+
+def event(category, name, ts=10, dur=5, **args):
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2, "ts": ts, "dur": dur, "args": args}
+
+
+def trace(*events, **more):
+    return json.dumps({"schemaVersion": 1, "traceEvents": list(events), **more}).encode()
+
+
+def damaged(old, new):
+    """A right trace with one text replaced."""
+    content = trace(KERNEL, COPY)
+    assert old in content
+    return content.replace(old, new, 1)
+
+
+KERNEL = event("kernel", "gemm", device=0, stream=7, correlation=3)
+COPY = event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 20.125, device=0, stream=7, correlation=4, bytes=4096)
+TYPES = {"Input type": ["float", "unsigned char", "Scalar"], "Input Dims": [[2, 3], [2, 3], []]}
+
+# Traces of PyTorch's profiler.
+TRACE = {
+    "ok-kernel": trace(KERNEL),
+    "ok-copy": trace(COPY, deviceProperties=[{"id": 0, "name": "GPU", "numSms": 80}]),
+    "ok-host": trace(
+        KERNEL,
+        COPY,
+        event("cuda_runtime", "cudaMemcpyAsync", 18, 1, correlation=4),
+        event("cuda_sync", "Context Sync", stream=-1, correlation=9, device=-1),
+        event("cpu_op", "aten::copy_", 17, 3, **TYPES),
+        event("python_function", "train.py(12): main", 1, 50),
+        event("user_annotation", "ProfilerStep#3", 1, 50),
+        event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 2, 3),
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
+    ),
+    "ok-escapes": damaged(b"gemm", b"g\\u0065\\\\\\\"m\\n"),
+    "ok-not-finite": damaged(b'"stream": 7', b'"stream": 7, "memory bandwidth (GB/s)": inf, "x": -nan'),
+    "ok-old-times": trace(event("kernel", "gemm", 1682725898083829, 2, device=0, stream=7)),
+    "bad-empty": b"",
+    "bad-array": b"[]",
+    "bad-cut": trace(KERNEL, COPY)[:-20],
+    "bad-cut-string": trace(KERNEL)[:50],
+    "bad-more": trace(KERNEL) + b"{}",
+    "bad-no-events": b'{"schemaVersion": 1}',
+    "bad-zero-events": trace(),
+    "bad-no-gpu": trace(event("cpu_op", "aten::add")),
+    "bad-events-object": b'{"traceEvents": {}}',
+    "bad-event-number": b'{"traceEvents": [1]}',
+    "bad-no-comma": damaged(b"}, {", b"} {"),
+    "bad-no-colon": damaged(b'"ph":', b'"ph"'),
+    "bad-brackets": damaged(b'"args": {"device"', b'"other": [}, "args": {"device"'),
+    "bad-escape": damaged(b"gemm", b"\\x"),
+    "bad-hex": damaged(b"gemm", b"\\u00g0"),
+    "bad-name": damaged(b'"gemm"', b"7"),
+    "bad-time-text": damaged(b'"ts": 10', b'"ts": "10"'),
+    "bad-time-large": damaged(b'"ts": 10', b'"ts": 1e30'),
+    "bad-time-nan": damaged(b'"ts": 10', b'"ts": nan'),
+    "bad-time-missing": damaged(b'"ts": 10', b'"tz": 10'),
+    "bad-duration": damaged(b'"dur": 5', b'"dur": -5'),
+    "bad-device": damaged(b'"device": 0', b'"device": 70000'),
+    "bad-no-device": damaged(b'"device": 0', b'"dev": 0'),
+    "bad-stream": damaged(b'"stream": 7', b'"stream": 4294967296'),
+    "bad-bytes": damaged(b'"bytes": 4096', b'"bytes": 4096.5'),
+    "bad-shape": trace(KERNEL, event("cpu_op", "aten::copy_", **{"Input Dims": [[2**40, 2**40]]})),
+    "bad-deep": damaged(b'"stream": 7', b'"stream": 7, "x": ' + b"[" * 300 + b"]" * 300),
+}
+
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
-    for folder, files in {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ}.items():
+    for folder, files in {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ, "trace": TRACE}.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (root / folder / name).write_bytes(content)

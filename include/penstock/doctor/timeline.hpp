@@ -1,0 +1,113 @@
+#pragma once
+
+#include <penstock/device/memory_kind.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+/// Nanoseconds on the recording's own clock.
+using TraceTime = std::int64_t;
+
+/// From `begin` up to and without `end`, which is not before it.
+struct TimeSpan {
+  TraceTime begin = 0;
+  TraceTime end = 0;
+  friend bool operator==(const TimeSpan&, const TimeSpan&) = default;
+};
+
+/// A copy on a device.
+struct TimelineCopy {
+  TimeSpan time;
+  std::uint64_t bytes = 0;
+  std::uint32_t correlation = 0;  ///< that of the call that made it
+  std::uint32_t stream = 0;
+  std::uint16_t device = 0;
+  CopyDirection direction = CopyDirection::h2d;
+  std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
+  std::optional<MemoryKind> destination;
+};
+
+/// Any other work on a device: a kernel or a memory set.
+struct TimelineWork {
+  TimeSpan time;
+  std::uint32_t stream = 0;
+  std::uint16_t device = 0;
+};
+
+enum class CallKind : std::uint8_t {
+  launch,
+  copy,
+  stream_synchronize,
+  device_synchronize,
+  event_synchronize,
+  pin,    ///< host memory is allocated as pinned, or registered
+  unpin,  ///< it is freed, or no longer registered
+};
+/// "kernel launch", "copy", "stream synchronization" and so on.
+[[nodiscard]] std::string_view call_kind_name(CallKind kind) noexcept;
+
+/// A call of the driver or its runtime.
+struct TimelineCall {
+  TimeSpan time;
+  std::uint32_t correlation = 0;
+  std::uint16_t thread = 0;
+  CallKind kind = CallKind::launch;
+};
+
+enum class HostSpanKind : std::uint8_t {
+  frame,        ///< a Python function outside PyTorch, which is on the thread's stack meanwhile
+  op,           ///< an operator of PyTorch
+  loader_wait,  ///< `next()` of a DataLoader
+};
+
+/// What a host thread does. The spans of a thread nest.
+struct TimelineHostSpan {
+  TimeSpan time;
+  std::uint32_t name = 0;  ///< index into `names`
+  std::uint16_t thread = 0;
+  HostSpanKind kind = HostSpanKind::op;
+};
+
+/// A conversion by `copy_` of values to a wider type.
+struct TimelineWidening {
+  TraceTime begin = 0;
+  std::uint64_t elements = 0;
+  std::uint16_t thread = 0;
+  std::uint8_t from_bytes = 0;  ///< of an element
+  std::uint8_t to_bytes = 0;
+};
+
+/// What a program did, as it was recorded: plain values, without a device. All vectors are in the order that
+/// `sort_timeline` gives. Devices are numbered as CUDA does, threads in the order of their appearance.
+struct Timeline {
+  std::vector<TimelineCopy> copies;
+  std::vector<TimelineWork> work;
+  std::vector<TimelineCall> calls;
+  std::vector<TimelineHostSpan> host;
+  std::vector<TimelineWidening> widenings;
+  std::vector<TimeSpan> steps;                   ///< empty: the recording does not mark any
+  std::vector<std::string> names;                ///< of operators ("aten::copy_") and frames
+  std::map<std::uint16_t, std::string> devices;  ///< names of those that the recording describes
+  std::uint64_t events = 0;                      ///< of the recording, also those that are not kept
+  bool has_ops = false;                          ///< operators were recorded
+  bool has_frames = false;                       ///< Python's stacks were recorded
+  bool has_types = false;                        ///< types and shapes of the operators' inputs were recorded
+};
+
+/// Puts copies, work and steps in the order of their beginnings; calls, host spans and widenings in that of
+/// threads, then of beginnings, then the longer one first.
+void sort_timeline(Timeline& timeline);
+
+/// Reads a trace that PyTorch's profiler exported: JSON, plain or gzip. It is read in pieces; only the
+/// records above are kept. Throws Error with the place for a file that is damaged or is not such a trace, and
+/// if it holds no work of a GPU.
+[[nodiscard]] Timeline read_torch_trace(const std::filesystem::path& file);
+
+}  // namespace penstock

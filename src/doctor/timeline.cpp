@@ -1,0 +1,54 @@
+#include <penstock/doctor/timeline.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+namespace penstock {
+
+namespace {
+
+/// Sorts what usually is in order already.
+template <typename Record, typename Key>
+void put_in_order(std::vector<Record>& records, const Key& key) {
+  const auto before = [&](const Record& a, const Record& b) { return key(a) < key(b); };
+  if (!std::is_sorted(records.begin(), records.end(), before))
+    std::sort(records.begin(), records.end(), before);
+}
+
+}  // namespace
+
+std::string_view call_kind_name(CallKind kind) noexcept {
+  switch (kind) {
+    case CallKind::launch:
+      return "kernel launch";
+    case CallKind::copy:
+      return "copy";
+    case CallKind::stream_synchronize:
+      return "stream synchronization";
+    case CallKind::device_synchronize:
+      return "device synchronization";
+    case CallKind::event_synchronize:
+      return "event synchronization";
+    case CallKind::pin:
+      return "pinning";
+    case CallKind::unpin:
+      return "unpinning";
+  }
+  return "call";
+}
+
+void sort_timeline(Timeline& timeline) {
+  const auto by_begin = [](const auto& record) { return std::tuple(record.time.begin, record.time.end); };
+  const auto by_thread = [](const auto& record) {
+    return std::tuple(record.thread, record.time.begin, -record.time.end);
+  };
+  put_in_order(timeline.copies, by_begin);
+  put_in_order(timeline.work, by_begin);
+  put_in_order(timeline.calls, by_thread);
+  put_in_order(timeline.host, by_thread);
+  put_in_order(timeline.widenings, [](const TimelineWidening& w) { return std::tuple(w.thread, w.begin); });
+  put_in_order(timeline.steps, [](const TimeSpan& step) { return std::tuple(step.begin, step.end); });
+}
+
+}  // namespace penstock
