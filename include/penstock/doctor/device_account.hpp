@@ -1,0 +1,59 @@
+#pragma once
+
+#include <penstock/doctor/timeline.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace penstock {
+
+/// What a device does at a time. If it does several things, the first of them counts.
+enum class DevicePart : std::uint8_t {
+  kernel,            ///< kernels, memory sets and copies within devices run
+  exposed_copy,      ///< copies between host and device run, and nothing hides them
+  waiting_for_data,  ///< nothing runs, while a thread that launches kernels waits in `next()` of a DataLoader
+  launch_or_sync,    ///< nothing runs, while such a thread is in an operator or in a call of the driver
+  other_idle,        ///< nothing runs, and no such thread is in any of these
+  not_observed,      ///< nothing runs, and the recording does not hold what the host did
+};
+inline constexpr std::size_t kDeviceParts = 6;
+/// "kernel", "exposed_copy", ...: the names in JSON and in budgets.
+[[nodiscard]] std::string_view device_part_name(DevicePart part) noexcept;
+/// The words of reports.
+[[nodiscard]] std::string_view device_part_label(DevicePart part) noexcept;
+
+/// Copies of one direction between host and device.
+struct CopyFigures {
+  std::uint64_t count = 0;
+  std::uint64_t bytes = 0;
+  TraceTime busy = 0;     ///< at least one of them runs
+  TraceTime exposed = 0;  ///< the part of it in which nothing else runs on the device
+};
+
+/// Where the wall-clock time of a device went, in nanoseconds.
+struct DeviceAccount {
+  std::uint16_t device = 0;
+  std::string name;                             ///< empty: not known
+  TimeSpan window;                              ///< all marked steps, or from the first to the last record
+  std::size_t steps = 0;                        ///< 0: the recording marks none, and the window counts as one
+  std::array<TraceTime, kDeviceParts> parts{};  ///< they add up to the window
+  CopyFigures h2d;
+  CopyFigures d2h;
+
+  [[nodiscard]] TraceTime part(DevicePart of) const noexcept { return parts[static_cast<std::size_t>(of)]; }
+  [[nodiscard]] TraceTime total() const noexcept { return window.end - window.begin; }
+  /// A part of the whole, 0 to 1.
+  [[nodiscard]] double share(DevicePart of) const noexcept;
+  /// Seconds of a step.
+  [[nodiscard]] double step_seconds() const noexcept;
+  [[nodiscard]] double per_step(TraceTime time) const noexcept;
+};
+
+/// One account for each device that did anything, in the order of their numbers.
+[[nodiscard]] std::vector<DeviceAccount> device_accounts(const Timeline& timeline);
+
+}  // namespace penstock

@@ -1,0 +1,171 @@
+#include "doctor/device_activity.hpp"
+
+#include <penstock/doctor/device_account.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <set>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+TimeSpan clip(TimeSpan span, TimeSpan window) {
+  return {std::max(span.begin, window.begin), std::min(span.end, window.end)};
+}
+
+SpanList merge(SpanList a, const SpanList& b) {
+  const auto middle = static_cast<std::ptrdiff_t>(a.size());
+  a.insert(a.end(), b.begin(), b.end());
+  std::inplace_merge(a.begin(), a.begin() + middle, a.end(),
+                     [](TimeSpan x, TimeSpan y) { return x.begin < y.begin; });
+  SpanList merged;
+  for (const TimeSpan& span : a) append_span(merged, span);
+  return merged;
+}
+
+}  // namespace
+
+std::string_view device_part_name(DevicePart part) noexcept {
+  constexpr std::array<std::string_view, kDeviceParts> kNames = {
+      "kernel", "exposed_copy", "waiting_for_data", "launch_or_sync", "other_idle", "not_observed"};
+  return kNames[static_cast<std::size_t>(part)];
+}
+
+std::string_view device_part_label(DevicePart part) noexcept {
+  constexpr std::array<std::string_view, kDeviceParts> kLabels = {
+      "kernels",     "exposed copies",    "idle, waiting for data", "idle, launch or synchronization",
+      "idle, other", "idle, not observed"};
+  return kLabels[static_cast<std::size_t>(part)];
+}
+
+double DeviceAccount::share(DevicePart of) const noexcept {
+  return total() > 0 ? static_cast<double>(part(of)) / static_cast<double>(total()) : 0;
+}
+
+double DeviceAccount::per_step(TraceTime time) const noexcept {
+  constexpr double kSecond = 1e-9;
+  return static_cast<double>(time) * kSecond / static_cast<double>(std::max<std::size_t>(steps, 1));
+}
+
+double DeviceAccount::step_seconds() const noexcept { return per_step(total()); }
+
+HostActivity host_activity(const Timeline& timeline) {
+  HostActivity host;
+  host.launches.resize(std::size_t{1} << 16);
+  std::vector<TimeSpan> busy;
+  std::vector<TimeSpan> waits;
+  for (const TimelineCall& call : timeline.calls) {
+    if (call.kind == CallKind::launch) host.launches[call.thread] = true;
+  }
+  // A thread's spans are in order, so that those within others are left out as they come.
+  const auto add = [](std::vector<TimeSpan>& spans, TimeSpan span) {
+    if (spans.empty() || span.begin < spans.back().begin || span.end > spans.back().end)
+      spans.push_back(span);
+  };
+  for (const TimelineCall& call : timeline.calls) {
+    if (host.launches[call.thread]) add(busy, call.time);
+  }
+  for (const TimelineHostSpan& span : timeline.host) {
+    if (!host.launches[span.thread]) continue;
+    if (span.kind == HostSpanKind::op) add(busy, span.time);
+    if (span.kind == HostSpanKind::loader_wait) add(waits, span.time);
+  }
+  host.busy = span_list(std::move(busy));
+  host.waits = span_list(std::move(waits));
+  host.observed = timeline.has_ops || timeline.has_frames || !host.waits.empty();
+  return host;
+}
+
+TimeSpan account_window(const Timeline& timeline) {
+  TimeSpan window{std::numeric_limits<TraceTime>::max(), std::numeric_limits<TraceTime>::min()};
+  const auto widen = [&window](const TimeSpan& span) {
+    window = {std::min(window.begin, span.begin), std::max(window.end, span.end)};
+  };
+  if (!timeline.steps.empty()) {
+    for (const TimeSpan& step : timeline.steps) widen(step);
+    return window;
+  }
+  for (const auto& record : timeline.copies) widen(record.time);
+  for (const auto& record : timeline.work) widen(record.time);
+  for (const auto& record : timeline.calls) widen(record.time);
+  for (const auto& record : timeline.host) widen(record.time);
+  return window.begin <= window.end ? window : TimeSpan{};
+}
+
+DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, TimeSpan window) {
+  DeviceActivity activity;
+  SpanList within;
+  for (const TimelineWork& work : timeline.work) {
+    if (work.device == device) append_span(activity.kernels, clip(work.time, window));
+  }
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.device != device) continue;
+    SpanList& list = copy.direction == CopyDirection::h2d   ? activity.h2d
+                     : copy.direction == CopyDirection::d2h ? activity.d2h
+                                                            : within;
+    append_span(list, clip(copy.time, window));
+  }
+  activity.kernels = merge(std::move(activity.kernels), within);
+  const SpanList busy = merge(activity.kernels, merge(activity.h2d, activity.d2h));
+  activity.idle = subtract({window}, busy);
+  return activity;
+}
+
+DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, TimeSpan window,
+                             const DeviceActivity& activity, const HostActivity& host) {
+  DeviceAccount account;
+  account.device = device;
+  const auto name = timeline.devices.find(device);
+  if (name != timeline.devices.end()) account.name = name->second;
+  account.window = window;
+  account.steps = timeline.steps.size();
+  const auto set = [&account](DevicePart part, TraceTime time) {
+    account.parts[static_cast<std::size_t>(part)] = time;
+  };
+  set(DevicePart::kernel, total_length(activity.kernels));
+  set(DevicePart::exposed_copy, total_length(subtract(merge(activity.h2d, activity.d2h), activity.kernels)));
+  if (host.observed) {
+    const SpanList rest = subtract(activity.idle, host.waits);
+    const TraceTime other = total_length(subtract(rest, host.busy));
+    set(DevicePart::waiting_for_data, total_length(activity.idle) - total_length(rest));
+    set(DevicePart::launch_or_sync, total_length(rest) - other);
+    set(DevicePart::other_idle, other);
+  } else {
+    set(DevicePart::not_observed, total_length(activity.idle));
+  }
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.device != device || copy.time.begin < window.begin || copy.time.begin >= window.end) continue;
+    if (copy.direction == CopyDirection::d2d) continue;
+    CopyFigures& figures = copy.direction == CopyDirection::h2d ? account.h2d : account.d2h;
+    ++figures.count;
+    figures.bytes += copy.bytes;
+  }
+  account.h2d.busy = total_length(activity.h2d);
+  account.d2h.busy = total_length(activity.d2h);
+  account.h2d.exposed = total_length(subtract(subtract(activity.h2d, activity.kernels), activity.d2h));
+  account.d2h.exposed = total_length(subtract(subtract(activity.d2h, activity.kernels), activity.h2d));
+  return account;
+}
+
+std::vector<std::uint16_t> active_devices(const Timeline& timeline) {
+  std::set<std::uint16_t> devices;
+  for (const auto& copy : timeline.copies) devices.insert(copy.device);
+  for (const auto& work : timeline.work) devices.insert(work.device);
+  return {devices.begin(), devices.end()};
+}
+
+std::vector<DeviceAccount> device_accounts(const Timeline& timeline) {
+  const HostActivity host = host_activity(timeline);
+  const TimeSpan window = account_window(timeline);
+  std::vector<DeviceAccount> accounts;
+  for (const std::uint16_t device : active_devices(timeline)) {
+    accounts.push_back(
+        device_account(timeline, device, window, device_activity(timeline, device, window), host));
+  }
+  return accounts;
+}
+
+}  // namespace penstock

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "doctor/time_spans.hpp"
+
+#include <penstock/doctor/device_account.hpp>
+#include <penstock/doctor/timeline.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace penstock {
+
+/// What the threads that launch kernels do. It does not depend on the device.
+struct HostActivity {
+  SpanList waits;  ///< in `next()` of a DataLoader
+  SpanList busy;   ///< in an operator or a call
+  bool observed = false;
+  std::vector<bool> launches;  ///< by thread: it launches kernels
+};
+[[nodiscard]] HostActivity host_activity(const Timeline& timeline);
+
+/// The steps as one span, or everything that was recorded.
+[[nodiscard]] TimeSpan account_window(const Timeline& timeline);
+
+/// What one device does within a window.
+struct DeviceActivity {
+  SpanList kernels;  ///< and memory sets and copies within devices
+  SpanList h2d;
+  SpanList d2h;
+  SpanList idle;
+};
+[[nodiscard]] DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, TimeSpan window);
+
+[[nodiscard]] DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, TimeSpan window,
+                                           const DeviceActivity& activity, const HostActivity& host);
+[[nodiscard]] std::vector<std::uint16_t> active_devices(const Timeline& timeline);
+
+}  // namespace penstock
