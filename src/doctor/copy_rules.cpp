@@ -1,0 +1,240 @@
+#include "doctor/device_view.hpp"
+#include "doctor/rule_tools.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::uint64_t kSmall = 64 * kKiB;  // up to here the driver takes pageable memory without a wait
+constexpr double kSmallCopies = 16;          // of a step
+constexpr double kExposed = 0.05;            // of a step
+constexpr TraceTime kRunGap = 200'000;       // between copies that could have been one
+constexpr TraceTime kPackedCopy = 10'000;    // what one copy costs whatever its size
+constexpr double kPackedRate = 10e9;         // bytes per second, of a copy in place of many small ones
+
+bool is_large_input(const ViewedCopy& viewed, MemoryKind kind) {
+  const TimelineCopy& copy = *viewed.copy;
+  return copy.direction == CopyDirection::h2d && copy.bytes > kSmall && copy.source == kind;
+}
+
+/// Seconds of a step in which nothing else runs than these copies.
+double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> spans;
+  for (const ViewedCopy& viewed : copies) spans.push_back(viewed.copy->time);
+  return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
+}
+
+/// Fills in what findings about copies share.
+Finding copy_finding(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  Finding finding;
+  Places places;
+  for (const ViewedCopy& viewed : copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    finding.count += 1 / view.steps();
+    finding.bytes += static_cast<double>(copy.bytes) / view.steps();
+    finding.seconds += view.account.per_step(copy.time.end - copy.time.begin);
+    places.add(viewed.made != nullptr ? viewed.made->site : CallSite{}, copy.bytes,
+               copy.time.end - copy.time.begin);
+  }
+  finding.places = places.list(view.timeline);
+  return finding;
+}
+
+std::string count_text(const DeviceView& view, const Finding& finding) {
+  return fmt::format("{:.3g} {}, {}", finding.count,
+                     view.account.steps > 0 ? "in a step" : "in the recording",
+                     format_bytes(static_cast<std::uint64_t>(finding.bytes)));
+}
+
+std::string rate_text(const Finding& finding) {
+  return finding.seconds > 0 ? fmt::format(" at {}", format_gbps(finding.bytes / finding.seconds)) : "";
+}
+
+template <typename Test>
+std::vector<ViewedCopy> copies_that(const DeviceView& view, const Test& test) {
+  std::vector<ViewedCopy> chosen;
+  std::copy_if(view.copies.begin(), view.copies.end(), std::back_inserter(chosen), test);
+  return chosen;
+}
+
+}  // namespace
+
+std::optional<Finding> find_pageable_copies(const DeviceView& view) {
+  const auto copies = copies_that(
+      view, [](const ViewedCopy& viewed) { return is_large_input(viewed, MemoryKind::pageable); });
+  if (!is_regular(view, copies.size())) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  const double exposed = exposed_seconds(view, copies);
+  const double pinned = view.h2d_ceiling > 0 ? finding.bytes / view.h2d_ceiling : finding.seconds;
+  finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds), exposed};
+  finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
+                             count_text(view, finding), rate_text(finding), format_seconds(exposed),
+                             format_seconds(finding.seconds));
+  finding.meaning =
+      "The driver first moves pageable memory through a small buffer of its own, and the host waits "
+      "meanwhile.";
+  finding.change = "DataLoader(..., pin_memory=True); x = x.to(device, non_blocking=True)";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  return finding;
+}
+
+std::optional<Finding> find_blocking_copies(const DeviceView& view) {
+  const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
+    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited != nullptr;
+  });
+  if (!is_regular(view, copies.size())) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  std::vector<TimeSpan> gaps;
+  TraceTime waited = 0;
+  for (const ViewedCopy& viewed : copies) {
+    const TimeSpan wait = view.call(*viewed.waited).time;
+    waited += wait.end - wait.begin;
+    gaps.push_back(gap_after(view, wait));
+  }
+  const double blocked = view.account.per_step(waited);
+  const double gap =
+      view.account.per_step(total_length(subtract(span_list(std::move(gaps)), view.host.waits)));
+  finding.gain = {std::min(blocked, gap) / 2, std::min(blocked, exposed_seconds(view, copies) + gap)};
+  finding.text = fmt::format(
+      "Copies from pinned memory that the host waits for: {}. It waits {}, and the GPU idles {} after.",
+      count_text(view, finding), format_seconds(blocked), format_seconds(gap));
+  finding.meaning = "The memory is pinned, so the copy could run by itself while the host launches kernels.";
+  finding.change = "x = x.to(device, non_blocking=True)";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  return finding;
+}
+
+std::optional<Finding> find_exposed_copies(const DeviceView& view) {
+  const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
+    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;
+  });
+  const double exposed = exposed_seconds(view, copies);
+  if (!is_regular(view, copies.size()) || exposed < kExposed * view.account.step_seconds())
+    return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  const bool shared = shares_stream(view, copies);
+  const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
+  const double room = std::max(0.0, kernel - (finding.seconds - exposed));
+  finding.gain = {std::min(exposed, room) / 2, std::min(exposed, room)};
+  finding.text = fmt::format("Asynchronous copies that nothing hides: {}{}. Nothing hides {} of their {}.",
+                             count_text(view, finding), rate_text(finding), format_seconds(exposed),
+                             format_seconds(finding.seconds));
+  finding.meaning =
+      shared ? "They are on the stream of the kernels, so each waits for the others in turn."
+             : "They have a stream of their own, but begin too late for a kernel to run meanwhile.";
+  finding.change = shared ? "copy the next batch on a torch.cuda.Stream() of its own while this one is used"
+                          : "copy the next batch before this one's kernels are launched";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  return finding;
+}
+
+std::optional<Finding> find_small_copies(const DeviceView& view) {
+  const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
+    return viewed.copy->direction == CopyDirection::h2d && viewed.copy->bytes <= kSmall;
+  });
+  // Runs of copies between which no kernel begins.
+  TraceTime uncovered_time = 0;
+  TraceTime packed_time = 0;
+  std::vector<ViewedCopy> in_runs;
+  for (std::size_t first = 0; first < copies.size();) {
+    TimeSpan hull = copies[first].copy->time;
+    std::uint64_t bytes = copies[first].copy->bytes;
+    std::size_t next = first + 1;
+    for (; next < copies.size(); ++next) {
+      const TimeSpan time = copies[next].copy->time;
+      if (time.begin - hull.end > kRunGap || view.kernels.covered({hull.end, time.begin}) > 0) break;
+      hull.end = std::max(hull.end, time.end);
+      bytes += copies[next].copy->bytes;
+    }
+    if (next - first > 1) {
+      const TraceTime alone = hull.end - hull.begin - view.kernels.covered(hull);
+      const auto packed =
+          kPackedCopy + static_cast<TraceTime>(static_cast<double>(bytes) / kPackedRate * 1e9);
+      uncovered_time += alone;
+      packed_time += std::min(alone, packed);
+      in_runs.insert(in_runs.end(), copies.begin() + static_cast<std::ptrdiff_t>(first),
+                     copies.begin() + static_cast<std::ptrdiff_t>(next));
+    }
+    first = next;
+  }
+  if (static_cast<double>(in_runs.size()) < kSmallCopies * view.steps()) return std::nullopt;
+  Finding finding = copy_finding(view, in_runs);
+  const double alone = view.account.per_step(uncovered_time);
+  const double saved = view.account.per_step(uncovered_time - packed_time);
+  finding.gain = {saved / 2, saved};
+  finding.text = fmt::format(
+      "Small copies one after the other: {}. With the gaps between them they take {} in which no kernel "
+      "runs.",
+      count_text(view, finding), format_seconds(alone));
+  finding.meaning = "Each copy costs the host and the link some microseconds, whatever its size.";
+  finding.change = "collate the tensors of one type into one, copy it, and split it on the GPU";
+  finding.penstock_change = "batch = penstock.to_device(batch)";
+  return finding;
+}
+
+std::optional<Finding> find_widened_copies(const DeviceView& view) {
+  std::vector<ViewedCopy> copies;
+  double saved = 0;
+  for (const ViewedCopy& viewed : view.copies) {
+    if (viewed.copy->direction != CopyDirection::h2d || viewed.copy->bytes <= kSmall ||
+        viewed.made == nullptr)
+      continue;
+    const TimelineWidening* widening = widening_around(view, *viewed.made, viewed.copy->bytes);
+    if (widening == nullptr) continue;
+    copies.push_back(viewed);
+    saved += exposed_seconds(view, {viewed}) *
+             (1 - static_cast<double>(widening->from_bytes) / widening->to_bytes);
+  }
+  if (!is_regular(view, copies.size())) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  finding.gain = {saved / 2, saved};
+  finding.text =
+      fmt::format("Values that the host widens before they are copied: {}.", count_text(view, finding));
+  finding.meaning =
+      "A blocking .to(device, dtype) converts on the host, and the wider values cross the link.";
+  finding.change = "x = x.to(device, non_blocking=True).to(dtype)";
+  finding.penstock_change = "penstock.Loader(..., to=dtype)";
+  return finding;
+}
+
+std::optional<Finding> find_round_trips(const DeviceView& view) {
+  if (view.account.steps == 0) return std::nullopt;
+  std::map<std::uint64_t, std::vector<const ViewedCopy*>> left;  // copies to the host by size
+  std::vector<ViewedCopy> copies;
+  std::size_t step = 0;
+  for (const ViewedCopy& viewed : view.copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (copy.bytes <= kSmall) continue;
+    const std::size_t in = step_at(view, copy.time.begin);
+    if (in != step) left.clear();
+    step = in;
+    std::vector<const ViewedCopy*>& same = left[copy.bytes];
+    if (copy.direction == CopyDirection::d2h) same.push_back(&viewed);
+    if (copy.direction != CopyDirection::h2d || same.empty()) continue;
+    if (same.back()->copy->time.end > copy.time.begin) continue;
+    copies.push_back(*same.back());
+    copies.push_back(viewed);
+    same.pop_back();
+  }
+  if (!is_regular(view, copies.size() / 2)) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  finding.gain = {0, exposed_seconds(view, copies)};
+  finding.text =
+      fmt::format("Copies to the host, each followed in its step by one of the same size back: {}.",
+                  count_text(view, finding));
+  finding.meaning =
+      "If it is the same data, it could stay on the GPU. The trace shows sizes and no contents.";
+  finding.change = "compute it on the GPU, without .cpu() and .numpy()";
+  return finding;
+}
+
+}  // namespace penstock

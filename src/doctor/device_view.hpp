@@ -1,0 +1,55 @@
+#pragma once
+
+#include "doctor/call_sites.hpp"
+#include "doctor/device_activity.hpp"
+#include "doctor/time_spans.hpp"
+
+#include <penstock/doctor/device_account.hpp>
+#include <penstock/doctor/findings.hpp>
+#include <penstock/doctor/timeline.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+inline constexpr std::size_t kSteadySteps = 4;  ///< fewer steps have no steady state
+
+/// A copy between host and device within the window, and the calls that belong to it.
+struct ViewedCopy {
+  const TimelineCopy* copy = nullptr;
+  const KnownCall* made = nullptr;    ///< null: not recorded, as of a copy in a graph
+  const KnownCall* waited = nullptr;  ///< the synchronization that follows at once, if one does
+};
+
+/// What the rules look at: one device's part of a timeline.
+struct DeviceView {
+  const Timeline& timeline;
+  const HostActivity& host;
+  const DeviceAccount& account;
+  const SpanIndex& kernels;
+  const SpanIndex& busy;                ///< kernels and copies
+  const std::vector<KnownCall>& calls;  ///< within the window, of threads that launch kernels
+  std::vector<ViewedCopy> copies;       ///< in the order of their beginnings
+  double h2d_ceiling = 0;
+
+  [[nodiscard]] const TimelineCall& call(const KnownCall& known) const { return timeline.calls[known.call]; }
+  [[nodiscard]] double steps() const { return static_cast<double>(std::max<std::size_t>(account.steps, 1)); }
+};
+
+/// The rules of docs/doctor.md, each a pure function. nullopt: nothing was found.
+using Rule = std::optional<Finding> (*)(const DeviceView&);
+std::optional<Finding> find_waiting_for_data(const DeviceView& view);
+std::optional<Finding> find_pageable_copies(const DeviceView& view);
+std::optional<Finding> find_blocking_copies(const DeviceView& view);
+std::optional<Finding> find_exposed_copies(const DeviceView& view);
+std::optional<Finding> find_small_copies(const DeviceView& view);
+std::optional<Finding> find_widened_copies(const DeviceView& view);
+std::optional<Finding> find_round_trips(const DeviceView& view);
+std::optional<Finding> find_synchronizations(const DeviceView& view);
+std::optional<Finding> find_pinning(const DeviceView& view);
+
+}  // namespace penstock

@@ -1,0 +1,208 @@
+#include "doctor/device_view.hpp"
+
+#include <penstock/doctor/findings.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr double kHigh = 1.0 / 3;     // of a step: half as many steps again
+constexpr double kMedium = 1.0 / 11;  // a tenth as many again
+constexpr double kNothing = 0.02;     // of a step: what two runs differ by
+constexpr double kStarving = 0.05;    // of a step
+constexpr TraceTime kAtOnce = 10'000;
+constexpr std::uint64_t kLargeCopy = 1 << 20;
+
+struct NamedRule {
+  std::string_view id;
+  Rule rule;
+};
+constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_waiting_for_data},
+                                                  {"pageable-copies", find_pageable_copies},
+                                                  {"blocking-copies", find_blocking_copies},
+                                                  {"exposed-copies", find_exposed_copies},
+                                                  {"small-copies", find_small_copies},
+                                                  {"widened-copies", find_widened_copies},
+                                                  {"round-trips", find_round_trips},
+                                                  {"synchronizations", find_synchronizations},
+                                                  {"pinning", find_pinning}});
+
+constexpr auto kIds = [] {
+  std::array<std::string_view, kRules.size()> ids;
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = kRules[i].id;
+  return ids;
+}();
+
+/// The best rate of large pinned copies to the device, 0 if there are none.
+double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
+  double best = 0;
+  for (const ViewedCopy& viewed : copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    const double seconds = static_cast<double>(copy.time.end - copy.time.begin) * 1e-9;
+    if (copy.direction != CopyDirection::h2d || copy.source != MemoryKind::pinned) continue;
+    if (copy.bytes >= kLargeCopy && seconds > 0)
+      best = std::max(best, static_cast<double>(copy.bytes) / seconds);
+  }
+  return best;
+}
+
+/// The synchronization that follows a copy's call at once, or in the same operator; null if none does.
+const KnownCall* wait_behind(const Timeline& timeline, const std::vector<KnownCall>& calls,
+                             const KnownCall& made) {
+  const std::size_t next = static_cast<std::size_t>(&made - calls.data()) + 1;
+  if (next >= calls.size()) return nullptr;
+  const KnownCall& known = calls[next];
+  const TimelineCall& copy = timeline.calls[made.call];
+  const TimelineCall& call = timeline.calls[known.call];
+  if (call.thread != copy.thread || call.kind != CallKind::stream_synchronize) return nullptr;
+  // A launch between them is not among the known calls, but among all.
+  if (known.call != made.call + 1) return nullptr;
+  const bool same_op =
+      made.site.op != kNoName && known.site.op == made.site.op && known.site.op_time == made.site.op_time;
+  return same_op || call.time.begin - copy.time.end <= kAtOnce ? &known : nullptr;
+}
+
+std::vector<ViewedCopy> view_copies(const Timeline& timeline, const DeviceAccount& account,
+                                    const std::vector<KnownCall>& calls) {
+  std::unordered_map<std::uint32_t, const KnownCall*> made;
+  for (const KnownCall& known : calls) {
+    const TimelineCall& call = timeline.calls[known.call];
+    if (call.kind == CallKind::copy && call.correlation != 0) made[call.correlation] = &known;
+  }
+  std::vector<ViewedCopy> copies;
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.device != account.device || copy.direction == CopyDirection::d2d) continue;
+    if (copy.time.begin < account.window.begin || copy.time.begin >= account.window.end) continue;
+    const auto by = made.find(copy.correlation);
+    const KnownCall* const call = by != made.end() ? by->second : nullptr;
+    copies.push_back({&copy, call, call != nullptr ? wait_behind(timeline, calls, *call) : nullptr});
+  }
+  return copies;
+}
+
+/// Bounds the gain by the critical path, and judges it.
+void judge(Finding& finding, const DeviceAccount& account) {
+  const double step = account.step_seconds();
+  const double most = step - account.per_step(account.part(DevicePart::kernel));
+  finding.device = account.device;
+  finding.gain.high = std::clamp(finding.gain.high, 0.0, std::max(0.0, most));
+  finding.gain.low = std::clamp(finding.gain.low, 0.0, finding.gain.high);
+  // If the GPU waits for the loader, time saved elsewhere may be spent waiting.
+  if (account.share(DevicePart::waiting_for_data) >= kStarving) finding.gain.low = 0;
+  const double middle = (finding.gain.low + finding.gain.high) / 2;
+  finding.severity = finding.gain.high < kNothing * step ? Severity::note
+                     : middle >= kHigh * step            ? Severity::high
+                     : middle >= kMedium * step          ? Severity::medium
+                                                         : Severity::note;
+}
+
+std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host) {
+  std::vector<NotExamined> list;
+  if (timeline.steps.empty()) {
+    list.push_back(
+        {{"round-trips", "step"},
+         "No steps are marked, so all figures are of the whole recording. Call the profiler's step() in the "
+         "loop."});
+  }
+  if (timeline.steps.size() < kSteadySteps) {
+    list.push_back({{"pinning"}, "Pinning after the first steps: fewer than 4 steps were recorded."});
+  }
+  if (!timeline.has_frames) {
+    list.push_back({{}, "Places in the program: no stacks were recorded. Profile with with_stack=True."});
+  }
+  if (!host.observed) {
+    list.push_back({{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
+                    "Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too."});
+  } else if (host.waits.empty()) {
+    list.push_back(
+        {{"waiting-for-data", "waiting_for_data"},
+         "Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
+         "another loader count as other idle time."});
+  }
+  if (!timeline.has_types) {
+    list.push_back(
+        {{"widened-copies"},
+         "Values widened before the copy: no types were recorded. Profile with record_shapes=True."});
+  }
+  if (timeline.calls.empty()) {
+    list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "pinning"},
+                    "Synchronizations, blocking copies and pinning: no calls of CUDA were recorded."});
+  }
+  const auto unknown = std::count_if(
+      timeline.copies.begin(), timeline.copies.end(),
+      [](const TimelineCopy& copy) { return copy.direction == CopyDirection::h2d && !copy.source; });
+  if (unknown > 0) {
+    list.push_back(
+        {{"pageable-copies", "blocking-copies", "exposed-copies"},
+         fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
+                     unknown)});
+  }
+  list.push_back(
+      {{}, "The same data sent again, the NUMA node, and the default stream: no trace tells them."});
+  return list;
+}
+
+/// The calls whose beginning lies in the window, of threads that launch kernels.
+std::vector<KnownCall> calls_within(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
+  std::vector<KnownCall> calls = find_call_sites(timeline);
+  std::erase_if(calls, [&](const KnownCall& known) {
+    const TimelineCall& call = timeline.calls[known.call];
+    return !host.launches[call.thread] || call.time.begin < window.begin || call.time.begin >= window.end;
+  });
+  return calls;
+}
+
+}  // namespace
+
+std::span<const std::string_view> finding_ids() noexcept { return kIds; }
+
+std::string_view severity_name(Severity severity) noexcept {
+  switch (severity) {
+    case Severity::high:
+      return "high";
+    case Severity::medium:
+      return "medium";
+    case Severity::note:
+      return "note";
+  }
+  return "note";
+}
+
+Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options) {
+  Diagnosis diagnosis;
+  const HostActivity host = host_activity(timeline);
+  const TimeSpan window = account_window(timeline);
+  const std::vector<KnownCall> calls = calls_within(timeline, host, window);
+  for (const std::uint16_t device : active_devices(timeline)) {
+    const DeviceActivity activity = device_activity(timeline, device, window);
+    const DeviceAccount account = device_account(timeline, device, window, activity, host);
+    const SpanIndex kernels(activity.kernels);
+    const SpanIndex busy(subtract({window}, activity.idle));
+    DeviceView view{
+        timeline,           host, account, kernels, busy, calls, view_copies(timeline, account, calls),
+        options.h2d_ceiling};
+    if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
+    for (const auto& [id, rule] : kRules) {
+      std::optional<Finding> finding = rule(view);
+      if (!finding) continue;
+      finding->id = id;
+      judge(*finding, account);
+      diagnosis.findings.push_back(std::move(*finding));
+    }
+    diagnosis.accounts.push_back(account);
+  }
+  std::stable_sort(
+      diagnosis.findings.begin(), diagnosis.findings.end(),
+      [](const Finding& a, const Finding& b) { return a.gain.low + a.gain.high > b.gain.low + b.gain.high; });
+  diagnosis.not_examined = not_examined(timeline, host);
+  return diagnosis;
+}
+
+}  // namespace penstock

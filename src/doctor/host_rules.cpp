@@ -1,0 +1,166 @@
+#include "doctor/device_view.hpp"
+#include "doctor/rule_tools.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr double kStarved = 0.05;  // of the time
+constexpr double kWarmUp = 0.25;   // of the steps
+
+bool is_synchronization(CallKind kind) {
+  return kind == CallKind::stream_synchronize || kind == CallKind::device_synchronize ||
+         kind == CallKind::event_synchronize;
+}
+
+/// "aten::item" in the words of a program.
+std::string_view cause_of(std::string_view op) {
+  if (op == "aten::item" || op == "aten::_local_scalar_dense" || op == "aten::is_nonzero") return ".item()";
+  if (op == "aten::nonzero" || op == "aten::masked_select" || op == "aten::index")
+    return "a size that depends on values";
+  if (op == "aten::to" || op == "aten::copy_" || op == "aten::_to_copy") return ".cpu() or .to()";
+  return op;
+}
+
+/// A wait of the host for the device: with the copy that it waits for, if that is one to the host.
+struct HostWait {
+  const KnownCall* call = nullptr;
+  TimeSpan time;
+  std::uint64_t bytes = 0;
+};
+
+/// In the order of threads, and of time within each. Waits for copies to the device are left to other rules.
+std::vector<HostWait> host_waits(const DeviceView& view) {
+  std::set<const KnownCall*> of_inputs;
+  std::map<const KnownCall*, const ViewedCopy*> of_outputs;
+  for (const ViewedCopy& viewed : view.copies) {
+    if (viewed.waited == nullptr) continue;
+    if (viewed.copy->direction == CopyDirection::h2d) of_inputs.insert(viewed.waited);
+    if (viewed.copy->direction == CopyDirection::d2h) of_outputs[viewed.waited] = &viewed;
+  }
+  std::vector<HostWait> waits;
+  for (const KnownCall& known : view.calls) {
+    const TimelineCall& call = view.call(known);
+    if (!is_synchronization(call.kind) || known.site.in_wait || of_inputs.contains(&known)) continue;
+    HostWait wait{&known, call.time, 0};
+    const auto output = of_outputs.find(&known);
+    if (output != of_outputs.end()) {
+      // The call of a copy to pageable memory itself waits.
+      wait.time.begin = view.call(*output->second->made).time.begin;
+      wait.bytes = output->second->copy->bytes;
+    }
+    waits.push_back(wait);
+  }
+  return waits;
+}
+
+}  // namespace
+
+std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
+  const double waiting = view.account.per_step(view.account.part(DevicePart::waiting_for_data));
+  if (view.account.share(DevicePart::waiting_for_data) < kStarved) return std::nullopt;
+  Finding finding;
+  Places places;
+  for (const TimelineHostSpan& span : view.timeline.host) {
+    if (span.kind != HostSpanKind::loader_wait || !view.host.launches[span.thread]) continue;
+    if (span.time.begin < view.account.window.begin || span.time.end > view.account.window.end) continue;
+    finding.count += 1 / view.steps();
+    CallSite site;
+    site.op = span.name;
+    places.add(site, 0, span.time.end - span.time.begin);
+  }
+  finding.places = places.list(view.timeline);
+  finding.seconds = waiting;
+  finding.gain = {0, waiting};
+  finding.text = fmt::format("The GPU idles while the loop waits for the DataLoader: {} of {} a step.",
+                             format_seconds(waiting), format_seconds(view.account.step_seconds()));
+  finding.meaning =
+      "Batches are made more slowly than they are used. A loader that keeps up saves all of this.";
+  finding.change =
+      "penstock doctor --loader train.py:loader   says which stage is slow, and how many workers pay";
+  finding.penstock_change = "penstock.feed(loader), or penstock.Loader for data in arrays";
+  return finding;
+}
+
+std::optional<Finding> find_synchronizations(const DeviceView& view) {
+  const std::vector<HostWait> waits = host_waits(view);
+  if (!is_regular(view, waits.size())) return std::nullopt;
+  Finding finding;
+  Places places;
+  std::vector<TimeSpan> gaps;
+  TraceTime blocked = 0;
+  TraceTime kept = 0;  // of the gaps, what the host would have been ahead by
+  for (const HostWait& wait : waits) {
+    const TraceTime took = wait.time.end - wait.time.begin;
+    const TimeSpan gap = gap_after(view, wait.time);
+    const bool again = !gaps.empty() && gaps.back().end == gap.end;
+    gaps.push_back(gap);
+    blocked += took;
+    if (!again) kept += std::min(took, total_length(subtract(span_list({gap}), view.host.waits)));
+    places.add(wait.call->site, wait.bytes, took);
+    finding.count += 1 / view.steps();
+    finding.bytes += static_cast<double>(wait.bytes) / view.steps();
+  }
+  finding.places = places.list(view.timeline);
+  finding.seconds = view.account.per_step(blocked);
+  const double gap =
+      view.account.per_step(total_length(subtract(span_list(std::move(gaps)), view.host.waits)));
+  finding.gain = {view.account.per_step(kept) / 2, std::min(gap, finding.seconds)};
+  const std::string_view cause = cause_of(finding.places.front().op);
+  finding.text = fmt::format(
+      "The host waits for the GPU {:.3g} times {}, {} in all{}. The GPU then idles {} until it gets new "
+      "work.",
+      finding.count, view.account.steps > 0 ? "a step" : "in the recording", format_seconds(finding.seconds),
+      cause.empty() ? "" : fmt::format(", mostly by {}", cause), format_seconds(gap));
+  finding.meaning =
+      "After each wait the GPU has nothing queued, until the host has launched the next kernels.";
+  finding.change = "keep values on the GPU (total += loss.detach()), and read them every 100 steps";
+  return finding;
+}
+
+std::optional<Finding> find_pinning(const DeviceView& view) {
+  const auto& steps = view.timeline.steps;
+  if (steps.size() < kSteadySteps) return std::nullopt;
+  const auto first = static_cast<std::size_t>(kWarmUp * static_cast<double>(steps.size()));
+  const auto steady = static_cast<double>(steps.size() - first);
+  Finding finding;
+  Places places;
+  TraceTime took = 0;
+  TraceTime idle = 0;
+  std::size_t count = 0;
+  for (const KnownCall& known : view.calls) {
+    const TimelineCall& call = view.call(known);
+    if (call.kind != CallKind::pin && call.kind != CallKind::unpin) continue;
+    if (call.time.begin < steps[first].begin) continue;
+    const TimeSpan gap = gap_after(view, call.time);
+    ++count;
+    took += call.time.end - call.time.begin;
+    idle += std::min(call.time.end - call.time.begin, gap.end - gap.begin);
+    places.add(known.site, 0, call.time.end - call.time.begin);
+  }
+  if (static_cast<double>(count) < steady / 2) return std::nullopt;
+  finding.places = places.list(view.timeline);
+  finding.count = static_cast<double>(count) / steady;
+  finding.seconds = static_cast<double>(took) * 1e-9 / steady;
+  finding.gain = {0, static_cast<double>(idle) * 1e-9 / steady};
+  finding.text =
+      fmt::format("Host memory is pinned or unpinned {:.3g} times a step, after the first steps too: {}.",
+                  finding.count, format_seconds(finding.seconds));
+  finding.meaning =
+      "Pinning takes the driver's lock and milliseconds for large memory. It should happen once.";
+  finding.change = "allocate pinned buffers once, before the loop, and copy into them";
+  finding.penstock_change =
+      "penstock.feed(loader) keeps its pinned memory; so does penstock.to_device(batch)";
+  return finding;
+}
+
+}  // namespace penstock

@@ -1,0 +1,80 @@
+#include "doctor/rule_tools.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <utility>
+
+namespace penstock {
+
+void Places::add(const CallSite& site, std::uint64_t bytes, TraceTime time) {
+  FindingPlace& place = places_[{site.frame, site.op}];
+  ++place.count;
+  place.bytes += bytes;
+  place.seconds += static_cast<double>(time) * 1e-9;
+}
+
+std::vector<FindingPlace> Places::list(const Timeline& timeline) const {
+  std::vector<FindingPlace> list;
+  for (const auto& [site, place] : places_) {
+    list.push_back(place);
+    if (site.first != kNoName) list.back().function = timeline.names[site.first];
+    if (site.second != kNoName) list.back().op = timeline.names[site.second];
+  }
+  std::stable_sort(list.begin(), list.end(),
+                   [](const FindingPlace& a, const FindingPlace& b) { return a.seconds > b.seconds; });
+  return list;
+}
+
+bool is_regular(const DeviceView& view, std::size_t count) {
+  constexpr std::size_t kOften = 3;
+  return view.account.steps > 0 ? 2 * count >= view.account.steps && count > 0 : count >= kOften;
+}
+
+TraceTime uncovered(const SpanList& list, const SpanIndex& by) {
+  TraceTime sum = 0;
+  for (const TimeSpan& span : list) sum += span.end - span.begin - by.covered(span);
+  return sum;
+}
+
+TimeSpan gap_after(const DeviceView& view, TimeSpan wait) {
+  const TimeSpan window = view.account.window;
+  const TraceTime begin = std::max(wait.begin, view.busy.end_before(wait.end, window.begin));
+  const TraceTime end = view.busy.begin_after(wait.end, window.end);
+  return {begin, std::max(begin, end)};
+}
+
+bool shares_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::set<std::uint32_t> streams;
+  for (const TimelineWork& work : view.timeline.work) {
+    if (work.device == view.account.device) streams.insert(work.stream);
+  }
+  const auto sharing = std::count_if(copies.begin(), copies.end(), [&](const ViewedCopy& viewed) {
+    return streams.contains(viewed.copy->stream);
+  });
+  return 2 * static_cast<std::size_t>(sharing) >= copies.size();
+}
+
+const TimelineWidening* widening_around(const DeviceView& view, const KnownCall& made, std::uint64_t bytes) {
+  if (made.site.op == kNoName) return nullptr;
+  const TimelineCall& call = view.call(made);
+  const auto& all = view.timeline.widenings;
+  auto after = std::partition_point(all.begin(), all.end(), [&](const TimelineWidening& widening) {
+    return std::pair(widening.thread, widening.begin) <= std::pair(call.thread, call.time.begin);
+  });
+  while (after != all.begin()) {
+    const TimelineWidening& widening = *--after;
+    if (widening.thread != call.thread || widening.begin < made.site.op_time.begin) break;
+    if (widening.elements * widening.to_bytes == bytes) return &widening;
+  }
+  return nullptr;
+}
+
+std::size_t step_at(const DeviceView& view, TraceTime time) {
+  const auto& steps = view.timeline.steps;
+  const auto after = std::partition_point(steps.begin(), steps.end(),
+                                          [time](const TimeSpan& step) { return step.begin <= time; });
+  return static_cast<std::size_t>(std::max<std::ptrdiff_t>(after - steps.begin() - 1, 0));
+}
+
+}  // namespace penstock

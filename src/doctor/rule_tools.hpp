@@ -1,0 +1,44 @@
+#pragma once
+
+#include "doctor/device_view.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+
+/// Calls or copies by where they were made.
+class Places {
+ public:
+  void add(const CallSite& site, std::uint64_t bytes, TraceTime time);
+  /// The longest first.
+  [[nodiscard]] std::vector<FindingPlace> list(const Timeline& timeline) const;
+
+ private:
+  std::map<std::pair<std::uint32_t, std::uint32_t>, FindingPlace> places_;  ///< by frame and operator
+};
+
+/// True if something that happened `count` times does so in most steps: in every second one at least. Without
+/// marked steps: three times.
+[[nodiscard]] bool is_regular(const DeviceView& view, std::size_t count);
+
+[[nodiscard]] TraceTime uncovered(const SpanList& list, const SpanIndex& by);
+
+/// The time in which the device idles because of a wait of the host: from the end of its work, or from the
+/// wait's beginning if that is later, until it works again. Empty if it works when the wait ends.
+[[nodiscard]] TimeSpan gap_after(const DeviceView& view, TimeSpan wait);
+
+/// True if most of the copies are on streams on which kernels run too.
+[[nodiscard]] bool shares_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies);
+
+/// The conversion that a copy's operator made before it copied `bytes`; null if it made none.
+[[nodiscard]] const TimelineWidening* widening_around(const DeviceView& view, const KnownCall& made,
+                                                      std::uint64_t bytes);
+
+/// The step that is on at a time, counted from 0.
+[[nodiscard]] std::size_t step_at(const DeviceView& view, TraceTime time);
+
+}  // namespace penstock

@@ -1,0 +1,427 @@
+#include "doctor/timelines.hpp"
+
+#include <penstock/doctor/findings.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+using test::TimelineBuilder;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr std::uint64_t kMiB4 = std::uint64_t{4} << 20;
+constexpr double kUs = 1e-6;
+
+std::vector<std::string> ids(const Diagnosis& diagnosis) {
+  std::vector<std::string> list;
+  for (const Finding& finding : diagnosis.findings) list.push_back(finding.id);
+  return list;
+}
+
+/// Steps of 1000 us: `prelude` at the beginning of each, then a kernel from `kernel` to the step's end.
+TimelineBuilder steps(const std::function<void(TimelineBuilder&, std::int64_t)>& prelude, std::int64_t kernel,
+                      int count = 8) {
+  TimelineBuilder builder;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t begin = i * 1000;
+    builder.step(begin, begin + 1000);
+    builder.frame("train.py(10): step", begin, begin + 999);
+    prelude(builder, begin);
+    builder.kernel(begin + kernel - 5, begin + kernel, begin + 1000);
+  }
+  return builder;
+}
+
+Diagnosis diagnose(const TimelineBuilder& builder, const DiagnosisOptions& options = {}) {
+  return diagnose_timeline(builder.sorted(), options);
+}
+
+Finding only_finding(const TimelineBuilder& builder, const DiagnosisOptions& options = {}) {
+  const Diagnosis diagnosis = diagnose(builder, options);
+  EXPECT_THAT(diagnosis.findings, SizeIs(1)) << ::testing::PrintToString(ids(diagnosis));
+  return diagnosis.findings.empty() ? Finding{} : diagnosis.findings[0];
+}
+
+void expect_gain(const Finding& finding, double low, double high) {
+  EXPECT_NEAR(finding.gain.low, low * kUs, 1e-3 * kUs);
+  EXPECT_NEAR(finding.gain.high, high * kUs, 1e-3 * kUs);
+}
+
+TEST(Findings, SayNothingOfAHealthyLoop) {
+  // The next batch is copied on a stream of its own, from pinned memory, while the kernels run.
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.loader_wait(t, t + 2);
+        b.op("aten::to", t + 2, t + 6);
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 3, t + 5, t + 300, t + 380, 20);
+      },
+      10);
+  const Diagnosis diagnosis = diagnose(builder);
+  EXPECT_THAT(ids(diagnosis), IsEmpty());
+  EXPECT_THAT(diagnosis.not_examined, SizeIs(1));
+}
+
+void pageable(TimelineBuilder& b, std::int64_t t) {
+  b.op("aten::to", t + 1, t + 405);
+  b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 2, t + 402, t + 2, t + 402);
+  b.call(CallKind::stream_synchronize, t + 402, t + 403);
+}
+
+TEST(Findings, NamePageableCopiesAndWhereTheyAreMade) {
+  const Finding finding = only_finding(steps(pageable, 410));
+  EXPECT_EQ(finding.id, "pageable-copies");
+  EXPECT_EQ(finding.severity, Severity::medium);
+  EXPECT_DOUBLE_EQ(finding.count, 1);
+  EXPECT_DOUBLE_EQ(finding.bytes, kMiB4);
+  EXPECT_NEAR(finding.seconds, 400 * kUs, 1e-9);
+  ASSERT_THAT(finding.places, SizeIs(1));
+  EXPECT_EQ(finding.places[0].function, "train.py(10): step");
+  EXPECT_EQ(finding.places[0].op, "aten::to");
+  EXPECT_EQ(finding.places[0].count, 8U);
+  EXPECT_EQ(finding.places[0].bytes, 8 * kMiB4);
+  EXPECT_THAT(finding.text, HasSubstr("4 MiB"));
+  expect_gain(finding, 0, 400);
+}
+
+TEST(Findings, PredictPinnedCopiesFromTheLink) {
+  // 4 MiB at this rate take 100 us of the 400.
+  const Finding finding = only_finding(steps(pageable, 410), {kMiB4 / (100 * kUs)});
+  expect_gain(finding, 300, 400);
+  EXPECT_EQ(finding.severity, Severity::high);
+}
+
+TEST(Findings, CallAPageableCopyThatKernelsHideNothing) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 100, t + 499, t + 100, t + 500, 20);
+      },
+      10);
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.id, "pageable-copies");
+  EXPECT_EQ(finding.severity, Severity::note);
+  expect_gain(finding, 0, 0);
+}
+
+TEST(Findings, LeaveSmallPageableCopiesAlone) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pageable, 64 << 10, t + 1, t + 3, t + 2, t + 8);
+      },
+      10);
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+TEST(Findings, LeaveWhatHappensOnceAlone) {
+  int made = 0;
+  TimelineBuilder builder = steps(
+      [&made](TimelineBuilder& b, std::int64_t t) {
+        if (made++ == 0) pageable(b, t);
+      },
+      410);
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+/// A pinned copy, after whose call the host waits, or does not.
+TimelineBuilder pinned_copies(bool waits) {
+  return steps(
+      [waits](TimelineBuilder& b, std::int64_t t) {
+        b.op("aten::to", t + 1, t + 105);
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 4, t + 104);
+        if (waits) b.call(CallKind::stream_synchronize, t + 4, t + 105);
+      },
+      155);
+}
+
+TEST(Findings, NameBlockingCopies) {
+  const Finding finding = only_finding(pinned_copies(true));
+  EXPECT_EQ(finding.id, "blocking-copies");
+  // The host waits 101 us, and the GPU then idles from 104 to 155.
+  expect_gain(finding, 25.5, 101);
+}
+
+TEST(Findings, NameCopiesThatNothingHides) {
+  const Finding finding = only_finding(pinned_copies(false));
+  EXPECT_EQ(finding.id, "exposed-copies");
+  EXPECT_THAT(finding.meaning, HasSubstr("on the stream of the kernels"));
+  expect_gain(finding, 50, 100);
+}
+
+TEST(Findings, TellCopiesOnAStreamOfTheirOwn) {
+  TimelineBuilder builder = pinned_copies(false);
+  for (TimelineCopy& copy : builder.timeline.copies) copy.stream = 20;
+  EXPECT_THAT(only_finding(builder).meaning, HasSubstr("a stream of their own"));
+}
+
+TEST(Findings, HideNoMoreThanThereAreKernels) {
+  // A step of 1000 us with a kernel of 100: no more than 100 of the copy's 880 can be hidden.
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 10, t + 890);
+      },
+      900);
+  expect_gain(only_finding(builder), 50, 100);
+}
+
+/// `count` copies of 1 KiB in each step, 10 us apart.
+TimelineBuilder small_copies(int count) {
+  return steps(
+      [count](TimelineBuilder& b, std::int64_t t) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          const std::int64_t at = t + 10 + 10 * i;
+          b.copy(CopyDirection::h2d, MemoryKind::pinned, 1024, at - 5, at - 3, at, at + 2);
+        }
+      },
+      400);
+}
+
+TEST(Findings, NameManySmallCopies) {
+  const Finding finding = only_finding(small_copies(32));
+  EXPECT_EQ(finding.id, "small-copies");
+  EXPECT_DOUBLE_EQ(finding.count, 32);
+  // From 10 to 322 us. One copy of 32 KiB takes 10 us and 3.276 us.
+  expect_gain(finding, (312 - 13.276) / 2, 312 - 13.276);
+}
+
+TEST(Findings, LeaveAFewSmallCopiesAlone) { EXPECT_THAT(ids(diagnose(small_copies(15))), IsEmpty()); }
+
+TEST(Findings, LeaveSmallCopiesBetweenKernelsAlone) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        for (std::int64_t i = 0; i < 32; ++i) {
+          const std::int64_t at = t + 10 + 10 * i;
+          b.copy(CopyDirection::h2d, MemoryKind::pinned, 1024, at - 5, at - 3, at, at + 2);
+          b.kernel(at - 2, at + 2, at + 10);
+        }
+      },
+      400);
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+/// A pinned copy of as many bytes as elements times `sent_bytes`, in copy_ from uint8 to float32.
+TimelineBuilder conversions(std::uint64_t sent_bytes) {
+  constexpr std::uint64_t kElements = std::uint64_t{1} << 20;
+  return steps(
+      [sent_bytes](TimelineBuilder& b, std::int64_t t) {
+        b.op("aten::to", t + 1, t + 30);
+        b.op("aten::copy_", t + 2, t + 29);
+        b.timeline.widenings.push_back({(t + 2) * 1000, kElements, 0, 1, 4});
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kElements * sent_bytes, t + 3, t + 5, t + 5, t + 45);
+      },
+      50);
+}
+
+TEST(Findings, NameValuesThatAreWidenedBeforeTheCopy) {
+  const Finding finding = only_finding(conversions(4));
+  EXPECT_EQ(finding.id, "widened-copies");
+  expect_gain(finding, 15, 30);
+}
+
+TEST(Findings, LeaveValuesThatAreWidenedOnTheGpuAlone) {
+  EXPECT_THAT(ids(diagnose(conversions(1))), IsEmpty());
+}
+
+TEST(Findings, TakeAConversionBeforeTheOperatorForAnother) {
+  TimelineBuilder builder = conversions(4);
+  for (TimelineWidening& widening : builder.timeline.widenings) widening.begin -= 2000;
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+/// A copy to the host in each step, and then one of `bytes` back.
+TimelineBuilder round_trips(std::uint64_t bytes, std::int64_t back) {
+  return steps(
+      [=](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t + 10, t + 12, t + 20, t + 30);
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, bytes, t + back - 8, t + back - 6, t + back,
+               t + back + 10);
+      },
+      60);
+}
+
+TEST(Findings, NameRoundTrips) {
+  const Finding finding = only_finding(round_trips(kMiB4, 40));
+  EXPECT_EQ(finding.id, "round-trips");
+  expect_gain(finding, 0, 20);
+  EXPECT_DOUBLE_EQ(finding.count, 2);
+}
+
+TEST(Findings, TakeCopiesOfAnotherSizeOrOrderForNoRoundTrips) {
+  EXPECT_THAT(ids(diagnose(round_trips(kMiB4 / 2, 40))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(round_trips(kMiB4, 8))), IsEmpty());
+}
+
+/// A loss that is read in the middle of each step: the host waits from 500 to 600, when the kernel ends.
+TimelineBuilder read_losses() {
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.frame("train.py(31): log", t + 490, t + 610);
+    builder.op("aten::item", t + 495, t + 605);
+    builder.op("aten::_local_scalar_dense", t + 496, t + 604);
+    builder.kernel(t, t + 5, t + 598);
+    builder.copy(CopyDirection::d2h, MemoryKind::pageable, 4, t + 500, t + 600, t + 598, t + 599);
+    builder.call(CallKind::stream_synchronize, t + 600, t + 601);
+    builder.kernel(t + 640, t + 649, t + 1000);
+  }
+  return builder;
+}
+
+TEST(Findings, NameSynchronizationsAndTheirCause) {
+  const Finding finding = only_finding(read_losses());
+  EXPECT_EQ(finding.id, "synchronizations");
+  EXPECT_THAT(finding.text, HasSubstr(".item()"));
+  ASSERT_THAT(finding.places, SizeIs(1));
+  EXPECT_EQ(finding.places[0].function, "train.py(31): log");
+  EXPECT_EQ(finding.places[0].op, "aten::item");
+  EXPECT_DOUBLE_EQ(finding.count, 1);
+  EXPECT_NEAR(finding.seconds, 101 * kUs, 1e-9);
+  // The GPU idles from 599 to 649.
+  expect_gain(finding, 25, 50);
+}
+
+TEST(Findings, GiveNothingForASynchronizationWhileTheGpuHasWork) {
+  TimelineBuilder builder = read_losses();
+  for (std::int64_t t = 0; t < 8000; t += 1000) builder.kernel(t + 1, t + 5, t + 1000, 8);
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.severity, Severity::note);
+  expect_gain(finding, 0, 0);
+}
+
+TEST(Findings, LeaveSynchronizationsOfOtherThreadsAlone) {
+  TimelineBuilder builder = read_losses();
+  for (TimelineCall& call : builder.timeline.calls) {
+    if (call.kind != CallKind::launch) call.thread = 5;
+  }
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+TEST(Findings, GiveASynchronizationNoMoreThanTheHostWaits) {
+  // The GPU waits 900 us for the host, which waits for the GPU only 3.
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.kernel(t + 1, t + 5, t + 50);
+    builder.call(CallKind::device_synchronize, t + 48, t + 51);
+  }
+  expect_gain(only_finding(builder), 1.5, 3);
+}
+
+/// The loop waits `wait` us for each batch, in which the GPU idles.
+TimelineBuilder starved(std::int64_t wait) {
+  return steps([wait](TimelineBuilder& b, std::int64_t t) { b.loader_wait(t, t + wait); }, wait + 10);
+}
+
+TEST(Findings, NameALoaderThatIsTooSlow) {
+  const Finding finding = only_finding(starved(600));
+  EXPECT_EQ(finding.id, "waiting-for-data");
+  EXPECT_EQ(finding.severity, Severity::medium);
+  expect_gain(finding, 0, 600);
+  EXPECT_THAT(finding.text, HasSubstr("600"));
+  EXPECT_THAT(ids(diagnose(starved(40))), IsEmpty());
+}
+
+TEST(Findings, PromiseNothingElseWhileTheLoaderIsTooSlow) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        pageable(b, t);
+        b.loader_wait(t + 403, t + 700);
+      },
+      710);
+  const Diagnosis diagnosis = diagnose(builder, {kMiB4 / (100 * kUs)});
+  ASSERT_THAT(ids(diagnosis), ElementsAre("pageable-copies", "waiting-for-data"));
+  expect_gain(diagnosis.findings[0], 0, 400);
+}
+
+/// Host memory is pinned in the steps from `first` on.
+TimelineBuilder pinning_from(std::int64_t first, std::int64_t last) {
+  return steps(
+      [=](TimelineBuilder& b, std::int64_t t) {
+        if (t >= first * 1000 && t < last * 1000) b.call(CallKind::pin, t + 5, t + 105);
+      },
+      120);
+}
+
+TEST(Findings, NamePinningInTheSteadyState) {
+  const Finding finding = only_finding(pinning_from(0, 8));
+  EXPECT_EQ(finding.id, "pinning");
+  EXPECT_DOUBLE_EQ(finding.count, 1);
+  expect_gain(finding, 0, 100);
+  EXPECT_THAT(ids(diagnose(pinning_from(0, 2))), IsEmpty());
+}
+
+TEST(Findings, AreBoundedByTheKernels) {
+  // Reading a loss while kernels fill the step but for 30 us.
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 1, t + 30, t, t + 30);
+      },
+      30);
+  const Finding finding = only_finding(builder);
+  EXPECT_LE(finding.gain.high, 30 * kUs + 1e-12);
+}
+
+TEST(Findings, AreOrderedByTheirGain) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        pageable(b, t);
+        b.call(CallKind::pin, t + 404, t + 454);
+      },
+      460);
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("pageable-copies", "pinning"));
+}
+
+std::vector<std::string> not_examined(const TimelineBuilder& builder) {
+  std::vector<std::string> names;
+  for (const NotExamined& missing : diagnose(builder).not_examined) {
+    names.insert(names.end(), missing.names.begin(), missing.names.end());
+  }
+  return names;
+}
+
+TEST(NotExamined, NamesWhatTheRecordingLacks) {
+  const TimelineBuilder whole = starved(600);
+  EXPECT_THAT(not_examined(whole), IsEmpty());
+  TimelineBuilder no_steps = whole;
+  no_steps.timeline.steps.clear();
+  EXPECT_THAT(not_examined(no_steps), ElementsAre("round-trips", "step", "pinning"));
+  TimelineBuilder no_types = whole;
+  no_types.timeline.has_types = false;
+  EXPECT_THAT(not_examined(no_types), ElementsAre("widened-copies"));
+  TimelineBuilder no_host = whole;
+  no_host.timeline.host.clear();
+  no_host.timeline.has_ops = no_host.timeline.has_frames = false;
+  EXPECT_THAT(not_examined(no_host), Contains("waiting-for-data"));
+  EXPECT_THAT(not_examined(no_host), Contains("launch_or_sync"));
+  TimelineBuilder no_waits = read_losses();
+  EXPECT_THAT(not_examined(no_waits), ElementsAre("waiting-for-data", "waiting_for_data"));
+  TimelineBuilder no_kinds = pinned_copies(true);
+  for (TimelineCopy& copy : no_kinds.timeline.copies) copy.source.reset();
+  EXPECT_THAT(not_examined(no_kinds), Contains("pageable-copies"));
+  TimelineBuilder no_calls = pinned_copies(true);
+  no_calls.timeline.calls.clear();
+  EXPECT_THAT(not_examined(no_calls), Contains("synchronizations"));
+}
+
+TEST(Findings, HaveNoPlaceIfNoStacksWereRecorded) {
+  TimelineBuilder builder = steps(pageable, 410);
+  builder.timeline.has_frames = false;
+  std::erase_if(builder.timeline.host, [](const auto& span) { return span.kind == HostSpanKind::frame; });
+  const Finding finding = only_finding(builder);
+  ASSERT_THAT(finding.places, SizeIs(1));
+  EXPECT_EQ(finding.places[0].function, "");
+  EXPECT_EQ(finding.places[0].op, "aten::to");
+}
+
+}  // namespace
+}  // namespace penstock
