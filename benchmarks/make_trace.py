@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes a trace as PyTorch's profiler exports it, of a training loop that is simulated: make_trace.py FILE [options]
 
-The host and one GPU have a clock each. The loop takes a batch from a DataLoader, copies its tensors to the GPU, launches
-kernels, and reads the loss, with the mistakes that the options ask for. FILE may end in .gz.
+The host and one GPU have a clock each. The loop takes a batch from a DataLoader, copies its tensors to the GPU,
+launches kernels, and reads the loss, with the mistakes that the options ask for. FILE may end in .gz.
 """
 
 import argparse
@@ -32,7 +32,8 @@ class Trace:
         self.count += 1
 
     def span(self, category, name, begin, end, args, tid=PID, pid=PID):
-        self.write(ph="X", cat=category, name=name, pid=pid, tid=tid, ts=round(begin, 3), dur=round(end - begin, 3), args=args)
+        times = {"ts": round(begin, 3), "dur": round(end - begin, 3)}
+        self.write(ph="X", cat=category, name=name, pid=pid, tid=tid, **times, args=args)
 
     def call(self, name, took):
         """A call of the runtime; the host goes on when it is over."""
@@ -68,7 +69,8 @@ class Trace:
             self.on_gpu("kernel", f"void gemm_{number % 7}<float>(float*)", self.options.kernel_us, correlation, grid)
 
         frames = ["train.py(20): step", "torch/nn/modules/module.py(1770): _wrapped_call_impl", "model.py(8): forward"]
-        self.nested(frames, [("aten::linear", {"External id": number}), ("aten::addmm", {"External id": number + 1})], launch)
+        ops = [("aten::linear", {"External id": number}), ("aten::addmm", {"External id": number + 1})]
+        self.nested(frames, ops, launch)
 
     def copy_in(self, size, kind):
         def copy():
@@ -110,6 +112,8 @@ class Trace:
         # The host may be at most a step ahead, as an allocator or a queue of launches makes it.
         self.host = max(self.host, self.gpu - options.kernels * options.kernel_us)
         self.span("user_annotation", f"ProfilerStep#{number}", begin, self.host, {})
+        if options.stacks:
+            self.span("python_function", "train.py(40): train", begin, self.host, {"Python id": 0})
 
 
 def main():
@@ -129,7 +133,7 @@ def main():
     options = parser.parse_args()
     pack = gzip.open if options.file.endswith(".gz") else open
     with pack(options.file, "wt") as file:
-        file.write('{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "Simulated GPU"}], "record_shapes": 1,\n')
+        file.write('{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "Simulated GPU"}],\n')
         file.write('"displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "traceEvents": [')
         trace = Trace(file, options)
         number = 0

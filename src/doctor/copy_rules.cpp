@@ -50,8 +50,7 @@ Finding copy_finding(const DeviceView& view, const std::vector<ViewedCopy>& copi
 }
 
 std::string count_text(const DeviceView& view, const Finding& finding) {
-  return fmt::format("{:.3g} {}, {}", finding.count,
-                     view.account.steps > 0 ? "in a step" : "in the recording",
+  return fmt::format("{:.3g} in {}, {}", finding.count, view.account.steps > 0 ? "a step" : "the recording",
                      format_bytes(static_cast<std::uint64_t>(finding.bytes)));
 }
 
@@ -101,8 +100,7 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
     gaps.push_back(gap_after(view, wait));
   }
   const double blocked = view.account.per_step(waited);
-  const double gap =
-      view.account.per_step(total_length(subtract(span_list(std::move(gaps)), view.host.waits)));
+  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
   finding.gain = {std::min(blocked, gap) / 2, std::min(blocked, exposed_seconds(view, copies) + gap)};
   finding.text = fmt::format(
       "Copies from pinned memory that the host waits for: {}. It waits {}, and the GPU idles {} after.",

@@ -16,13 +16,12 @@ TimeSpan clip(TimeSpan span, TimeSpan window) {
   return {std::max(span.begin, window.begin), std::min(span.end, window.end)};
 }
 
-SpanList merge(SpanList a, const SpanList& b) {
-  const auto middle = static_cast<std::ptrdiff_t>(a.size());
-  a.insert(a.end(), b.begin(), b.end());
-  std::inplace_merge(a.begin(), a.begin() + middle, a.end(),
-                     [](TimeSpan x, TimeSpan y) { return x.begin < y.begin; });
+SpanList merge(const SpanList& a, const SpanList& b) {
   SpanList merged;
-  for (const TimeSpan& span : a) append_span(merged, span);
+  for (std::size_t i = 0, j = 0; i < a.size() || j < b.size();) {
+    const bool first = j == b.size() || (i < a.size() && a[i].begin <= b[j].begin);
+    append_span(merged, first ? a[i++] : b[j++]);
+  }
   return merged;
 }
 
@@ -108,7 +107,7 @@ DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, T
                                                             : within;
     append_span(list, clip(copy.time, window));
   }
-  activity.kernels = merge(std::move(activity.kernels), within);
+  activity.kernels = merge(activity.kernels, within);
   const SpanList busy = merge(activity.kernels, merge(activity.h2d, activity.d2h));
   activity.idle = subtract({window}, busy);
   return activity;

@@ -32,6 +32,7 @@ struct DeviceView {
   const DeviceAccount& account;
   const SpanIndex& kernels;
   const SpanIndex& busy;                ///< kernels and copies
+  const SpanIndex& waits;               ///< for a DataLoader
   const std::vector<KnownCall>& calls;  ///< within the window, of threads that launch kernels
   std::vector<ViewedCopy> copies;       ///< in the order of their beginnings
   double h2d_ceiling = 0;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -15,7 +16,6 @@ namespace {
 
 constexpr double kHigh = 1.0 / 3;     // of a step: half as many steps again
 constexpr double kMedium = 1.0 / 11;  // a tenth as many again
-constexpr double kNothing = 0.02;     // of a step: what two runs differ by
 constexpr double kStarving = 0.05;    // of a step
 constexpr TraceTime kAtOnce = 10'000;
 constexpr std::uint64_t kLargeCopy = 1 << 20;
@@ -97,10 +97,9 @@ void judge(Finding& finding, const DeviceAccount& account) {
   // If the GPU waits for the loader, time saved elsewhere may be spent waiting.
   if (account.share(DevicePart::waiting_for_data) >= kStarving) finding.gain.low = 0;
   const double middle = (finding.gain.low + finding.gain.high) / 2;
-  finding.severity = finding.gain.high < kNothing * step ? Severity::note
-                     : middle >= kHigh * step            ? Severity::high
-                     : middle >= kMedium * step          ? Severity::medium
-                                                         : Severity::note;
+  finding.severity = middle >= kHigh * step                ? Severity::high
+                     : finding.gain.high >= kMedium * step ? Severity::medium
+                                                           : Severity::note;
 }
 
 std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host) {
@@ -145,7 +144,9 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                      unknown)});
   }
   list.push_back(
-      {{}, "The same data sent again, the NUMA node, and the default stream: no trace tells them."});
+      {{},
+       "The same data sent again, the NUMA node, and the default stream: no trace tells them. Copies that "
+       "compete for a copy engine: no rule looks for them."});
   return list;
 }
 
@@ -178,6 +179,7 @@ std::string_view severity_name(Severity severity) noexcept {
 Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options) {
   Diagnosis diagnosis;
   const HostActivity host = host_activity(timeline);
+  const SpanIndex waits(host.waits);
   const TimeSpan window = account_window(timeline);
   const std::vector<KnownCall> calls = calls_within(timeline, host, window);
   for (const std::uint16_t device : active_devices(timeline)) {
@@ -186,7 +188,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
     const SpanIndex kernels(activity.kernels);
     const SpanIndex busy(subtract({window}, activity.idle));
     DeviceView view{
-        timeline,           host, account, kernels, busy, calls, view_copies(timeline, account, calls),
+        timeline,           host, account, kernels, busy, waits, calls, view_copies(timeline, account, calls),
         options.h2d_ceiling};
     if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
     for (const auto& [id, rule] : kRules) {
@@ -198,9 +200,11 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
     }
     diagnosis.accounts.push_back(account);
   }
-  std::stable_sort(
-      diagnosis.findings.begin(), diagnosis.findings.end(),
-      [](const Finding& a, const Finding& b) { return a.gain.low + a.gain.high > b.gain.low + b.gain.high; });
+  const auto order = [](const Finding& finding) {
+    return std::tuple(-(finding.gain.low + finding.gain.high), finding.device, std::string_view(finding.id));
+  };
+  std::sort(diagnosis.findings.begin(), diagnosis.findings.end(),
+            [&order](const Finding& a, const Finding& b) { return order(a) < order(b); });
   diagnosis.not_examined = not_examined(timeline, host);
   return diagnosis;
 }

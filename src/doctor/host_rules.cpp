@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace penstock {
 
@@ -70,11 +71,17 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   if (view.account.share(DevicePart::waiting_for_data) < kStarved) return std::nullopt;
   Finding finding;
   Places places;
+  std::vector<const TimelineHostSpan*> frames;  // around the span
   for (const TimelineHostSpan& span : view.timeline.host) {
+    std::erase_if(frames, [&span](const TimelineHostSpan* frame) {
+      return frame->thread != span.thread || frame->time.end <= span.time.begin;
+    });
+    if (span.kind == HostSpanKind::frame) frames.push_back(&span);
     if (span.kind != HostSpanKind::loader_wait || !view.host.launches[span.thread]) continue;
     if (span.time.begin < view.account.window.begin || span.time.end > view.account.window.end) continue;
     finding.count += 1 / view.steps();
     CallSite site;
+    site.frame = frames.empty() ? kNoName : frames.back()->name;
     site.op = span.name;
     places.add(site, 0, span.time.end - span.time.begin);
   }
@@ -105,21 +112,19 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
     const bool again = !gaps.empty() && gaps.back().end == gap.end;
     gaps.push_back(gap);
     blocked += took;
-    if (!again) kept += std::min(took, total_length(subtract(span_list({gap}), view.host.waits)));
+    if (!again) kept += std::min(took, gap.end - gap.begin - view.waits.covered(gap));
     places.add(wait.call->site, wait.bytes, took);
     finding.count += 1 / view.steps();
     finding.bytes += static_cast<double>(wait.bytes) / view.steps();
   }
   finding.places = places.list(view.timeline);
   finding.seconds = view.account.per_step(blocked);
-  const double gap =
-      view.account.per_step(total_length(subtract(span_list(std::move(gaps)), view.host.waits)));
+  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
   finding.gain = {view.account.per_step(kept) / 2, std::min(gap, finding.seconds)};
   const std::string_view cause = cause_of(finding.places.front().op);
   finding.text = fmt::format(
-      "The host waits for the GPU {:.3g} times {}, {} in all{}. The GPU then idles {} until it gets new "
-      "work.",
-      finding.count, view.account.steps > 0 ? "a step" : "in the recording", format_seconds(finding.seconds),
+      "Waits of the host for the GPU: {:.3g} in {}, {} together{}. After them the GPU idles {}.",
+      finding.count, view.account.steps > 0 ? "a step" : "the recording", format_seconds(finding.seconds),
       cause.empty() ? "" : fmt::format(", mostly by {}", cause), format_seconds(gap));
   finding.meaning =
       "After each wait the GPU has nothing queued, until the host has launched the next kernels.";
@@ -153,7 +158,7 @@ std::optional<Finding> find_pinning(const DeviceView& view) {
   finding.seconds = static_cast<double>(took) * 1e-9 / steady;
   finding.gain = {0, static_cast<double>(idle) * 1e-9 / steady};
   finding.text =
-      fmt::format("Host memory is pinned or unpinned {:.3g} times a step, after the first steps too: {}.",
+      fmt::format("Calls that pin or unpin host memory, after the first steps too: {:.3g} in a step, {}.",
                   finding.count, format_seconds(finding.seconds));
   finding.meaning =
       "Pinning takes the driver's lock and milliseconds for large memory. It should happen once.";

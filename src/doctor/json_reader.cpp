@@ -160,7 +160,10 @@ std::string_view JsonReader::read_string() {
     }
     const std::size_t length = end_ - begin;
     at_ = end_;
-    if (!refill(begin)) fail("the string's end");
+    if (!refill(begin)) {
+      value_ = end_;
+      fail("the string's end");
+    }
     begin = 0;
     from = length;
   }
@@ -171,6 +174,7 @@ std::string_view JsonReader::unescape(std::size_t begin) {
   unescaped_.clear();
   at_ = begin;
   const auto take_one = [this] {
+    value_ = at_;
     if (at_ == end_ && !refill(at_)) fail("the string's end");
     return window_[at_++];
   };
@@ -184,7 +188,6 @@ std::string_view JsonReader::unescape(std::size_t begin) {
     }
     c = take_one();
     if (c != 'u') {
-      value_ = at_ - 1;
       if (escaped(c) == '\0') fail("an escaped character");
       unescaped_ += escaped(c);
       continue;
@@ -192,7 +195,6 @@ std::string_view JsonReader::unescape(std::size_t begin) {
     unsigned code = 0;
     for (int digit = 0; digit < 4; ++digit) {
       const char hex = take_one();
-      value_ = at_ - 1;
       const unsigned number = hex >= '0' && hex <= '9'   ? static_cast<unsigned>(hex - '0')
                               : hex >= 'a' && hex <= 'f' ? static_cast<unsigned>(hex - 'a' + 10)
                               : hex >= 'A' && hex <= 'F' ? static_cast<unsigned>(hex - 'A' + 10)

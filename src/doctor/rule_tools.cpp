@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace penstock {
@@ -21,8 +22,9 @@ std::vector<FindingPlace> Places::list(const Timeline& timeline) const {
     if (site.first != kNoName) list.back().function = timeline.names[site.first];
     if (site.second != kNoName) list.back().op = timeline.names[site.second];
   }
-  std::stable_sort(list.begin(), list.end(),
-                   [](const FindingPlace& a, const FindingPlace& b) { return a.seconds > b.seconds; });
+  std::sort(list.begin(), list.end(), [](const FindingPlace& a, const FindingPlace& b) {
+    return std::tie(b.seconds, a.function, a.op) < std::tie(a.seconds, b.function, b.op);
+  });
   return list;
 }
 

@@ -6,9 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
@@ -258,7 +262,31 @@ TEST(Findings, NameRoundTrips) {
 
 TEST(Findings, TakeCopiesOfAnotherSizeOrOrderForNoRoundTrips) {
   EXPECT_THAT(ids(diagnose(round_trips(kMiB4 / 2, 40))), IsEmpty());
-  EXPECT_THAT(ids(diagnose(round_trips(kMiB4, 8))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(round_trips(kMiB4, 25))), IsEmpty());
+}
+
+TEST(Findings, TakeCopiesOfTwoStepsForNoRoundTrip) {
+  // The result of a step, and then the next step's batch.
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 1, t + 2, t + 3, t + 13);
+        b.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t + 14, t + 15, t + 18, t + 28);
+      },
+      30);
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+TEST(Findings, TakeAWaitBehindALaunchForNoneOfTheCopy) {
+  // Copied without a wait; the kernel is launched, and only then does the host wait.
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.op("aten::to", t + 1, t + 990);
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 4, t + 44);
+        b.call(CallKind::launch, t + 5, t + 6);
+        b.call(CallKind::stream_synchronize, t + 7, t + 40);
+      },
+      50);
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("synchronizations"));
 }
 
 /// A loss that is read in the middle of each step: the host waits from 500 to 600, when the kernel ends.
@@ -298,6 +326,26 @@ TEST(Findings, GiveNothingForASynchronizationWhileTheGpuHasWork) {
   expect_gain(finding, 0, 0);
 }
 
+TEST(Findings, CountAGapOnceIfTheHostWaitsTwiceInIt) {
+  TimelineBuilder builder = read_losses();
+  for (std::int64_t t = 0; t < 8000; t += 1000) builder.call(CallKind::stream_synchronize, t + 610, t + 639);
+  const Finding finding = only_finding(builder);
+  EXPECT_DOUBLE_EQ(finding.count, 2);
+  expect_gain(finding, 25, 50);
+}
+
+TEST(Findings, LeaveWaitsOfTheLoaderAlone) {
+  // A DataLoader without workers, whose dataset reads a value from the GPU.
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.loader_wait(t, t + 10);
+    builder.call(CallKind::device_synchronize, t + 1, t + 9);
+    builder.kernel(t + 11, t + 12, t + 1000);
+  }
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
 TEST(Findings, LeaveSynchronizationsOfOtherThreadsAlone) {
   TimelineBuilder builder = read_losses();
   for (TimelineCall& call : builder.timeline.calls) {
@@ -328,6 +376,9 @@ TEST(Findings, NameALoaderThatIsTooSlow) {
   EXPECT_EQ(finding.severity, Severity::medium);
   expect_gain(finding, 0, 600);
   EXPECT_THAT(finding.text, HasSubstr("600"));
+  ASSERT_THAT(finding.places, SizeIs(1));
+  EXPECT_EQ(finding.places[0].function, "train.py(10): step");
+  EXPECT_EQ(finding.places[0].count, 8U);
   EXPECT_THAT(ids(diagnose(starved(40))), IsEmpty());
 }
 
@@ -361,14 +412,33 @@ TEST(Findings, NamePinningInTheSteadyState) {
 }
 
 TEST(Findings, AreBoundedByTheKernels) {
-  // Reading a loss while kernels fill the step but for 30 us.
-  TimelineBuilder builder = steps(
-      [](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 1, t + 30, t, t + 30);
-      },
-      30);
+  // The GPU idles 500 us in each of the last six steps, so 375 in a step on average.
+  TimelineBuilder builder;
+  for (std::int64_t i = 0; i < 8; ++i) {
+    const std::int64_t t = i * 1000;
+    const std::int64_t pinned = i < 2 ? 0 : 500;
+    builder.step(t, t + 1000);
+    if (pinned > 0) builder.call(CallKind::pin, t, t + pinned);
+    builder.kernel(t + pinned, t + pinned, t + 1000);
+  }
   const Finding finding = only_finding(builder);
-  EXPECT_LE(finding.gain.high, 30 * kUs + 1e-12);
+  EXPECT_EQ(finding.id, "pinning");
+  expect_gain(finding, 0, 375);
+}
+
+TEST(Findings, AreAsSevereAsTheyGain) {
+  EXPECT_EQ(only_finding(starved(90)).severity, Severity::note);
+  EXPECT_EQ(only_finding(starved(92)).severity, Severity::medium);
+  const auto copies = [](std::int64_t took) {
+    return steps(
+        [took](TimelineBuilder& b, std::int64_t t) {
+          b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 1, t + took, t, t + took);
+        },
+        took);
+  };
+  // The link would take nearly no time, so nearly all is gained.
+  EXPECT_EQ(only_finding(copies(330), {1e15}).severity, Severity::medium);
+  EXPECT_EQ(only_finding(copies(336), {1e15}).severity, Severity::high);
 }
 
 TEST(Findings, AreOrderedByTheirGain) {
@@ -411,6 +481,19 @@ TEST(NotExamined, NamesWhatTheRecordingLacks) {
   TimelineBuilder no_calls = pinned_copies(true);
   no_calls.timeline.calls.clear();
   EXPECT_THAT(not_examined(no_calls), Contains("synchronizations"));
+}
+
+TEST(Findings, AreExplained) {
+  std::ifstream file(PENSTOCK_DOCTOR_PAGE);
+  const std::string page(std::istreambuf_iterator<char>(file), {});
+  for (const std::string_view id : finding_ids()) {
+    EXPECT_THAT(page, HasSubstr("| `" + std::string(id) + "` | "));
+  }
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
+    EXPECT_THAT(page, HasSubstr("| " + std::string(device_part_label(part)) + " | `" +
+                                std::string(device_part_name(part)) + "` | "));
+  }
 }
 
 TEST(Findings, HaveNoPlaceIfNoStacksWereRecorded) {

@@ -203,6 +203,21 @@ TEST(TorchTrace, NeverReadsHalfATrace) {
   }
 }
 
+TEST(TorchTrace, NeverTakesAFieldFromTheEventBefore) {
+  const std::string first = R"({"ph": "X", "cat": "kernel", "ts": 1, "args": {"device": 0, "stream": 3}})";
+  const auto both = [&first](const std::string& second) {
+    return R"({"traceEvents": [)" + first + "," + second + "]}";
+  };
+  EXPECT_THAT(complaint(both(R"({"ph": "X", "cat": "kernel", "ts": 1, "args": {}})")),
+              HasSubstr("with its device"));
+  EXPECT_THAT(complaint(both(R"({"ph": "X", "cat": "kernel", "args": {"device": 0}})")),
+              HasSubstr("with a time"));
+  EXPECT_EQ(parse(both(R"({"cat": "kernel", "ts": 1, "args": {"device": 0}})")).work.size(), 1U);
+  EXPECT_EQ(parse(both(R"({"ph": "X", "ts": 1, "args": {"device": 0}})")).work.size(), 1U);
+  EXPECT_EQ(parse(both(R"({"ph": "X", "cat": "kernel", "ts": 2, "args": {"device": 0}})")).work.at(1).stream,
+            0U);
+}
+
 TEST(TorchTrace, SharesOneNameWhenThereAreTooMany) {
   std::string text = R"({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "args": {"device": 0}})";
   for (int i = 0; i < 70'000; ++i) {
