@@ -197,28 +197,43 @@ void add_feed(CLI::App& app, FeedOptions& options) {
 }
 
 void add_doctor(CLI::App& app, DoctorOptions& options) {
-  CLI::App* command =
-      app.add_subcommand("doctor", "Say what limits a PyTorch DataLoader, and how many workers pay");
-  command
-      ->add_option("--loader", options.loader,
-                   "Python file, and in it a DataLoader or a function without arguments that returns one")
-      ->type_name("FILE.py:NAME");
+  CLI::App* command = app.add_subcommand(
+      "doctor", "Say where a training loop loses time to its data, or what limits a PyTorch DataLoader");
+  CLI::Option* trace =
+      command->add_option("TRACE", options.trace, "Trace that PyTorch's profiler exported: .json or .json.gz")
+          ->type_name("FILE")
+          ->check(kNotEmpty);
+  CLI::Option* budget = add_file(*command, "--budget", options.budget,
+                                 "What the trace must keep to; if it does not, the exit status is 3");
+  CLI::Option* profile =
+      add_file(*command, "--profile", options.profile, "Link profile of the machine that was recorded");
+  CLI::Option* loader = command
+                            ->add_option("--loader", options.loader,
+                                         "In place of a trace: Python file, and in it a DataLoader or a "
+                                         "function without arguments that returns one")
+                            ->type_name("FILE.py:NAME")
+                            ->excludes(trace, budget, profile);
   constexpr double kShortest = 0.01;
   constexpr double kLongest = 3600;
   add_time(
       *command, "--seconds", "seconds", kShortest, kLongest,
-      [&options](double number) { options.seconds = number; }, "Time of each of some ten runs (default: 2)");
+      [&options](double number) { options.seconds = number; }, "Time of each of some ten runs (default: 2)")
+      ->needs(loader);
   add_time(
       *command, "--step", "milliseconds", 0, kLongestMilliseconds,
       [&options](double number) { options.step_ms = number; },
-      "The milliseconds that training takes for a batch, without the loader");
+      "The milliseconds that training takes for a batch, without the loader")
+      ->needs(loader);
+  budget->needs(trace);
+  profile->needs(trace);
   add_json(*command, options.json, "the verdict");
   command->footer(
       "Examples:\n"
+      "  penstock doctor trace.json.gz\n"
+      "  penstock doctor trace.json --budget budget.txt --json -      in continuous integration\n"
       "  penstock doctor --loader train.py:loader\n"
       "  penstock doctor --loader train.py:make_loader --step 12      does it keep up with a step of 12 ms?\n"
-      "  penstock doctor --loader train.py:loader --seconds 5 --json verdict.json\n"
-      "It runs the python3 of the PATH, which needs PyTorch and the penstock package.");
+      "--loader runs the python3 of the PATH, which needs PyTorch and the penstock package.");
 }
 
 }  // namespace penstock::cli

@@ -100,10 +100,16 @@ struct DoctorOptions {
   std::string loader;  ///< "FILE.py:NAME"
   double seconds = 2;  ///< of each run
   std::optional<double> step_ms;
-  std::string json;  ///< file, "-" for standard output, empty for none
+  std::string trace;    ///< of PyTorch's profiler, in place of a loader
+  std::string budget;   ///< file, empty for none
+  std::string profile;  ///< link profile of the machine that was recorded, empty for none
+  std::string json;     ///< file, "-" for standard output, empty for none
 };
-/// Runs python3, whose exit status it returns.
+/// Examines a trace, or runs python3, whose exit status it returns.
 int run_doctor(const DoctorOptions& options);
+/// Returns kBudgetBroken if a budget is given and the trace does not keep to it.
+int run_trace_doctor(const DoctorOptions& options);
+inline constexpr int kBudgetBroken = 3;
 
 /// The options ask for something impossible: exit status 2, as for options that cannot be read.
 class UsageError : public std::runtime_error {

@@ -46,7 +46,7 @@ struct LoaderName {
 
 LoaderName parse_loader(const std::string& text) {
   if (text.empty()) {
-    throw UsageError("doctor examines only a DataLoader so far; pass --loader FILE.py:NAME");
+    throw UsageError("nothing to examine; pass a trace of PyTorch's profiler, or --loader FILE.py:NAME");
   }
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
@@ -136,6 +136,7 @@ int finish(pid_t process) {
 }  // namespace
 
 int run_doctor(const DoctorOptions& options) {
+  if (!options.trace.empty()) return run_trace_doctor(options);
   const LoaderName loader = parse_loader(options.loader);
   OutputFile output("--json", options.json);
   output.keep_off(loader.file, "the loader's program");

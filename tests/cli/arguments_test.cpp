@@ -113,6 +113,11 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
   testing::write_safetensors(command.home() / "model.safetensors",
                              R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
   std::ofstream(command.home() / "train.py") << "";
+  for (const char* trace : {"trace.json", "trace.json.gz"}) {
+    std::ofstream(command.home() / trace) << R"({"traceEvents": [
+      {"ph": "X", "cat": "kernel", "ts": 1, "dur": 1, "args": {"device": 0}}]})";
+  }
+  std::ofstream(command.home() / "budget.txt") << "no pageable-copies\n";
   std::filesystem::create_directories(command.home() / "bin");
   std::ofstream(command.home() / "bin" / "python3") << "#!/bin/sh\n";
   std::filesystem::permissions(command.home() / "bin" / "python3", std::filesystem::perms::owner_all);
@@ -131,7 +136,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << words << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 24u);
+  EXPECT_EQ(examples, 26u);
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ TEST_F(Doctor, GivesPythonTheSignalsOfAShell) {
 
 TEST_F(Doctor, RefusesWrongUse) {
   write_python("exit 0");
-  expect_complaint(command_.run({"doctor"}), 2, "only a DataLoader so far; pass --loader FILE.py:NAME");
+  expect_complaint(command_.run({"doctor"}), 2, "nothing to examine; pass a trace");
   expect_complaint(command_.run({"doctor", "--loader", "train.py"}), 2, "not FILE.py:NAME");
   expect_complaint(command_.run({"doctor", "--loader", ":loader"}), 2, "not FILE.py:NAME");
   expect_complaint(command_.run({"doctor", "--loader", "train.py:"}), 2, "not FILE.py:NAME");

@@ -1,0 +1,226 @@
+#include "trace_report.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+
+namespace penstock::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kPlaces = 3;
+constexpr double kNothingToGain = 0.02;  // of a step
+constexpr double kNanosecond = 1e-9;
+
+/// Names come from the trace; one must not look like several lines.
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+/// A paragraph in lines that fit the terminal, indented; all but the first by `more` in addition.
+std::string paragraph(std::string_view text, const Look& look, std::size_t indent = 2, std::size_t more = 0) {
+  std::string out;
+  std::string line(indent, ' ');
+  bool begun = false;
+  while (!text.empty()) {
+    const std::size_t size = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, size);
+    text.remove_prefix(std::min(size + 1, text.size()));
+    if (begun && display_width(line) + 1 + display_width(word) > look.columns) {
+      out += line + "\n";
+      line = std::string(indent + more, ' ');
+      begun = false;
+    }
+    if (begun) line += ' ';
+    line += word;
+    begun = true;
+  }
+  return out + line + "\n";
+}
+
+std::string time_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "0 s"; }
+
+std::string share_of(double seconds, double step) {
+  return fmt::format("{:.1f} %", step > 0 ? 100 * seconds / step : 0);
+}
+
+std::string device_name(const DeviceAccount& account) {
+  return account.name.empty() ? fmt::format("GPU {}", account.device)
+                              : fmt::format("GPU {} ({})", account.device, one_line(account.name));
+}
+
+std::string copies_line(const DeviceAccount& account, const CopyFigures& copies, const char* label) {
+  if (copies.count == 0) return fmt::format("{}: none\n", label);
+  const double steps = static_cast<double>(std::max<std::size_t>(account.steps, 1));
+  const double seconds = static_cast<double>(copies.busy) * kNanosecond;
+  return fmt::format(
+      "{}: {:.3g}, {} at {}; {} hidden, {} exposed\n", label, static_cast<double>(copies.count) / steps,
+      format_bytes(static_cast<std::uint64_t>(static_cast<double>(copies.bytes) / steps)),
+      seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate",
+      time_text(account.per_step(copies.busy - copies.exposed)), time_text(account.per_step(copies.exposed)));
+}
+
+std::string account_text(const DeviceAccount& account, const Look& look) {
+  const char* const unit = account.steps > 0 ? "a step" : "in all";
+  Table table({"where the time went", unit, "share"});
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
+    if (account.part(part) == 0 && part == DevicePart::not_observed) continue;
+    table.add({std::string(device_part_label(part)), time_text(account.per_step(account.part(part))),
+               fmt::format("{:.1f} %", 100 * account.share(part))});
+  }
+  const std::string window =
+      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, time_text(account.step_seconds()))
+                        : fmt::format("{}, no steps marked", time_text(account.step_seconds()));
+  return fmt::format("{}: {}\n\n{}\n{}{}\n", device_name(account), window, table.text(look),
+                     copies_line(account, account.h2d, fmt::format("copies to the GPU {}", unit).c_str()),
+                     copies_line(account, account.d2h, fmt::format("copies to the host {}", unit).c_str()));
+}
+
+std::string place_text(const FindingPlace& place, const Look& look) {
+  std::string text = "at ";
+  text += place.function.empty() ? "(place not recorded)" : one_line(place.function);
+  if (!place.op.empty()) text += ", " + one_line(place.op);
+  fmt::format_to(std::back_inserter(text), ": {} {}", place.count, place.count == 1 ? "time" : "times");
+  if (place.bytes > 0) text += ", " + format_bytes(place.bytes);
+  return paragraph(text + ", " + time_text(place.seconds), look, 2, 2);
+}
+
+std::string gain_text(const Finding& finding, double step) {
+  const GainRange& gain = finding.gain;
+  if (gain.high < kNothingToGain * step) return "  gain: about nothing: leave it\n";
+  if (gain.low <= 0) {
+    return fmt::format("  gain: at most {} of a step, {}\n", time_text(gain.high), share_of(gain.high, step));
+  }
+  return fmt::format("  gain: {} to {} of a step, {} to {}\n", time_text(gain.low), time_text(gain.high),
+                     share_of(gain.low, step), share_of(gain.high, step));
+}
+
+std::string finding_text(const Finding& finding, double step, bool many_devices, const Look& look) {
+  std::string text = fmt::format("{}: {}{}\n{}", severity_name(finding.severity), finding.id,
+                                 many_devices ? fmt::format(" on GPU {}", finding.device) : "",
+                                 paragraph(finding.text, look));
+  for (std::size_t i = 0; i < std::min(kPlaces, finding.places.size()); ++i) {
+    text += place_text(finding.places[i], look);
+  }
+  if (finding.places.size() > kPlaces) {
+    fmt::format_to(std::back_inserter(text), "  and {} more places; --json has all\n",
+                   finding.places.size() - kPlaces);
+  }
+  text += paragraph("why: " + finding.meaning, look, 2, 2);
+  if (!finding.change.empty()) text += paragraph("change: " + finding.change, look, 2, 2);
+  if (!finding.penstock_change.empty()) {
+    text += paragraph("with penstock: " + finding.penstock_change, look, 2, 2);
+  }
+  return text + gain_text(finding, step) + "\n";
+}
+
+double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
+  for (const DeviceAccount& account : diagnosis.accounts) {
+    if (account.device == device) return account.step_seconds();
+  }
+  return 0;
+}
+
+Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
+  return {{"count", copies.count},
+          {"bytes", copies.bytes},
+          {"seconds", static_cast<double>(copies.busy) * kNanosecond},
+          {"exposed_seconds", static_cast<double>(copies.exposed) * kNanosecond},
+          {"hidden_seconds", static_cast<double>(copies.busy - copies.exposed) * kNanosecond},
+          {"exposed_seconds_per_step", account.per_step(copies.exposed)}};
+}
+
+Json account_json(const DeviceAccount& account) {
+  Json parts;
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
+    parts[std::string(device_part_name(part))] = {
+        {"seconds", static_cast<double>(account.part(part)) * kNanosecond}, {"share", account.share(part)}};
+  }
+  return {{"device", account.device},
+          {"name", account.name},
+          {"seconds", static_cast<double>(account.total()) * kNanosecond},
+          {"steps", account.steps > 0 ? Json(account.steps) : Json(nullptr)},
+          {"step_seconds", account.step_seconds()},
+          {"parts", parts},
+          {"copies_to_device", copies_json(account, account.h2d)},
+          {"copies_to_host", copies_json(account, account.d2h)}};
+}
+
+Json finding_json(const Finding& finding) {
+  Json places = Json::array();
+  for (const FindingPlace& place : finding.places) {
+    places.push_back({{"function", place.function},
+                      {"operator", place.op},
+                      {"count", place.count},
+                      {"bytes", place.bytes},
+                      {"seconds", place.seconds}});
+  }
+  return {{"id", finding.id},
+          {"severity", severity_name(finding.severity)},
+          {"device", finding.device},
+          {"text", finding.text},
+          {"meaning", finding.meaning},
+          {"change", finding.change},
+          {"penstock_change", finding.penstock_change},
+          {"count_per_step", finding.count},
+          {"bytes_per_step", finding.bytes},
+          {"seconds_per_step", finding.seconds},
+          {"gain_seconds_per_step", {{"low", finding.gain.low}, {"high", finding.gain.high}}},
+          {"places", places}};
+}
+
+}  // namespace
+
+std::string trace_text(const TraceReport& report, const Look& look) {
+  const Diagnosis& diagnosis = report.diagnosis;
+  std::string text = fmt::format("{}: {} events\n", report.file, report.events);
+  for (const DeviceAccount& account : diagnosis.accounts) text += account_text(account, look);
+  for (const Finding& finding : diagnosis.findings) {
+    text += finding_text(finding, step_of(diagnosis, finding.device), diagnosis.accounts.size() > 1, look);
+  }
+  if (diagnosis.findings.empty()) text += "Nothing was found in what the trace shows.\n\n";
+  text += "not examined\n";
+  for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);
+  if (!report.breaches) return text;
+  text += report.breaches->empty() ? "\nThe budget is kept.\n" : "\nThe budget is broken:\n";
+  for (const BudgetBreach& breach : *report.breaches) {
+    text += paragraph(breach.text + ": " + breach.why, look, 2, 2);
+  }
+  return text;
+}
+
+std::string trace_json(const TraceReport& report) {
+  Json value = {{"schema", "penstock-trace-diagnosis/1"},
+                {"version", PENSTOCK_VERSION},
+                {"trace", report.file},
+                {"events", report.events},
+                {"devices", Json::array()},
+                {"findings", Json::array()},
+                {"not_examined", Json::array()},
+                {"budget", nullptr}};
+  for (const DeviceAccount& account : report.diagnosis.accounts)
+    value["devices"].push_back(account_json(account));
+  for (const Finding& finding : report.diagnosis.findings) value["findings"].push_back(finding_json(finding));
+  for (const NotExamined& missing : report.diagnosis.not_examined) {
+    value["not_examined"].push_back({{"names", missing.names}, {"text", missing.text}});
+  }
+  if (report.breaches) {
+    value["budget"] = {{"kept", report.breaches->empty()}, {"broken", Json::array()}};
+    for (const BudgetBreach& breach : *report.breaches) {
+      value["budget"]["broken"].push_back({{"condition", breach.text}, {"why", breach.why}});
+    }
+  }
+  return value.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,258 @@
+#include "budget.hpp"
+#include "cli/command.hpp"
+#include "terminal.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using cli::BudgetBreach;
+using cli::BudgetLine;
+using cli::check_budget;
+using cli::parse_budget;
+using nlohmann::json;
+using testing::Command;
+using testing::CommandResult;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+std::string event(const char* category, const std::string& name, int begin, int end,
+                  const std::string& args = "{}") {
+  return fmt::format(R"(,{{"ph":"X","cat":"{}","name":"{}","pid":1,"tid":1,"ts":{},"dur":{},"args":{}}})",
+                     category, name, begin, end - begin, args);
+}
+
+/// Steps of 1 ms: a pageable copy of 4 MB for 400 us, then a kernel. `frame` is the function around it.
+std::string trace_text(const std::string& frame = "train.py(3): main") {
+  std::string text = R"({"deviceProperties": [{"id": 0, "name": "A GPU"}], "traceEvents": [{"ph": "M"})";
+  for (int i = 0; i < 5; ++i) {
+    const int t = i * 1000;
+    const auto args = [i](int call) {
+      return fmt::format(R"({{"device":0,"stream":7,"correlation":{},"bytes":4000000}})", 10 * i + call);
+    };
+    text += event("user_annotation", fmt::format("ProfilerStep#{}", i), t, t + 1000) +
+            event("python_function", frame, t, t + 999) +
+            event("cpu_op", "aten::to", t + 1, t + 410, R"({"Input type": ["float"]})") +
+            event("cuda_runtime", "cudaMemcpyAsync", t + 2, t + 402, args(1)) +
+            event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", t + 2, t + 402, args(1)) +
+            event("cuda_runtime", "cudaStreamSynchronize", t + 402, t + 404, args(2)) +
+            event("cuda_runtime", "cudaLaunchKernel", t + 415, t + 420, args(3)) +
+            event("kernel", "gemm", t + 424, t + 1000, args(3));
+  }
+  return text + "]}";
+}
+
+class TraceDoctor : public ::testing::Test {
+ protected:
+  TraceDoctor() { write("trace.json", trace_text()); }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(command_.home() / name) << text;
+  }
+  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
+  [[nodiscard]] CommandResult examine(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{"doctor", path("trace.json")};
+    words.insert(words.end(), more.begin(), more.end());
+    return command_.run(words);
+  }
+  [[nodiscard]] std::string read(const std::string& name) const {
+    std::ifstream file(command_.home() / name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void expect_complaint(const CommandResult& result, int status, const std::string& words) const {
+    EXPECT_EQ(result.status, status) << result.errors;
+    EXPECT_THAT(result.errors, StartsWith("penstock: "));
+    EXPECT_THAT(result.errors, HasSubstr(words));
+    EXPECT_EQ(result.output, "");
+  }
+
+  Command command_;
+};
+
+TEST_F(TraceDoctor, TellsWhereTheTimeWentAndWhatToChange) {
+  const CommandResult result = examine();
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.errors, "");
+  EXPECT_THAT(result.output, HasSubstr("GPU 0 (A GPU): 5 steps of 1.00 ms\n"));
+  EXPECT_THAT(result.output, HasSubstr("57.6 %"));
+  EXPECT_THAT(result.output, HasSubstr("pageable-copies\n"));
+  EXPECT_THAT(result.output, HasSubstr("at train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms\n"));
+  EXPECT_THAT(result.output, HasSubstr("gain: at most 400 µs of a step, 40.0 %\n"));
+  EXPECT_THAT(result.output, HasSubstr("not examined\n  Waiting for data:"));
+}
+
+TEST_F(TraceDoctor, WritesTheSameAsJson) {
+  const CommandResult result = examine({"--json", "-"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json value = json::parse(result.output);
+  EXPECT_EQ(value["schema"], "penstock-trace-diagnosis/1");
+  EXPECT_EQ(value["trace"], path("trace.json"));
+  EXPECT_EQ(value["events"], 41);
+  EXPECT_EQ(value["budget"], nullptr);
+  ASSERT_THAT(value["devices"], SizeIs(1));
+  const json& device = value["devices"][0];
+  EXPECT_EQ(device["steps"], 5);
+  EXPECT_DOUBLE_EQ(device["step_seconds"], 1e-3);
+  double share = 0;
+  for (const auto& [name, part] : device["parts"].items()) share += part["share"].get<double>();
+  EXPECT_NEAR(share, 1, 1e-12);
+  EXPECT_NEAR(device["parts"]["exposed_copy"]["seconds"].get<double>(), 2e-3, 1e-12);
+  EXPECT_EQ(device["copies_to_device"]["bytes"], 20000000);
+  ASSERT_THAT(value["findings"], SizeIs(1));
+  const json& finding = value["findings"][0];
+  EXPECT_EQ(finding["id"], "pageable-copies");
+  EXPECT_EQ(finding["severity"], "medium");
+  EXPECT_EQ(finding["count_per_step"], 1.0);
+  EXPECT_NEAR(finding["gain_seconds_per_step"]["high"].get<double>(), 400e-6, 1e-12);
+  EXPECT_EQ(finding["places"][0]["function"], "train.py(3): main");
+  EXPECT_EQ(value["not_examined"][0]["names"], json({"waiting-for-data", "waiting_for_data"}));
+}
+
+TEST_F(TraceDoctor, WritesTextAndAFile) {
+  const CommandResult result = examine({"--json", path("out.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.output, examine().output);
+  EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
+}
+
+TEST_F(TraceDoctor, NeverWritesOverWhatItReads) {
+  write("budget.txt", "no round-trips\n");
+  for (const char* name : {"trace.json", "budget.txt", "link.json"}) {
+    const CommandResult result =
+        examine({"--budget", path("budget.txt"), "--profile", path("link.json"), "--json", path(name)});
+    expect_complaint(result, 2, "would overwrite");
+  }
+  EXPECT_EQ(read("trace.json"), trace_text());
+}
+
+TEST_F(TraceDoctor, KeepsAnOldFileIfTheTraceIsDamaged) {
+  write("out.json", "old");
+  write("trace.json", trace_text().substr(0, 1000));
+  expect_complaint(examine({"--json", path("out.json")}), 1, "byte 1000 of the text");
+  EXPECT_EQ(read("out.json"), "old");
+}
+
+TEST_F(TraceDoctor, EndsWithStatus3IfTheBudgetIsBroken) {
+  write("budget.txt", "# for CI\nexposed_copy below 50 %\n\nno pageable-copies  # in the step\n");
+  const CommandResult broken = examine({"--budget", path("budget.txt"), "--json", path("out.json")});
+  EXPECT_EQ(broken.status, 3) << broken.errors;
+  EXPECT_THAT(broken.output, HasSubstr("The budget is broken:\n  no pageable-copies: "));
+  EXPECT_THAT(broken.output, Not(HasSubstr("exposed_copy below")));
+  const json budget = json::parse(read("out.json"))["budget"];
+  EXPECT_EQ(budget["kept"], false);
+  EXPECT_EQ(budget["broken"][0]["condition"], "no pageable-copies");
+
+  write("budget.txt", "exposed_copy below 50 %\nstep below 1.5 ms\nno small-copies\n");
+  const CommandResult kept = examine({"--budget", path("budget.txt")});
+  EXPECT_EQ(kept.status, 0) << kept.errors;
+  EXPECT_THAT(kept.output, HasSubstr("The budget is kept.\n"));
+}
+
+TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"no mistakes\n", "line 1: there is no finding 'mistakes'; there are waiting-for-data, "},
+      {"\n\nfast\n", "line 3: 'fast' is not 'no FINDING', 'PART below N %' or 'step below N ms'"},
+      {"copies below 2 %\n", "line 1: there is no part 'copies'; there are step, kernel, exposed_copy"},
+      {"exposed_copy below two %\n", "'two' is not a number"},
+      {"exposed_copy below -1 %\n", "'-1' is not a number"},
+      {"exposed_copy below nan %\n", "'nan' is not a number"},
+      {"exposed_copy below 2 ms\n", "'ms' is not %"},
+      {"step below 2 %\n", "'%' is not ms"},
+      {"exposed_copy above 2 %\n", "is not 'no FINDING'"},
+      {"# nothing\n", "has no conditions"},
+  };
+  for (const auto& [text, words] : wrong) {
+    write("budget.txt", text);
+    expect_complaint(examine({"--budget", path("budget.txt")}), 1, words);
+  }
+  expect_complaint(examine({"--budget", path("none.txt")}), 1, "none.txt cannot be read: No such file");
+  write("budget.txt", std::string(2 << 20, '#'));
+  expect_complaint(examine({"--budget", path("budget.txt")}), 1, "larger than 1 MiB");
+}
+
+TEST_F(TraceDoctor, RefusesWrongUse) {
+  expect_complaint(examine({"--loader", "train.py:loader"}), 2, "--loader");
+  expect_complaint(examine({"--step", "5"}), 2, "--step");
+  expect_complaint(examine({"--seconds", "5"}), 2, "--seconds");
+  expect_complaint(command_.run({"doctor", "--budget", path("budget.txt")}), 2, "--budget");
+  expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
+  write("link.json", "{}");
+  expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
+}
+
+TEST_F(TraceDoctor, LetsNamesOfATraceNeitherForgeLinesNorMoveTheCursor) {
+  write("trace.json", trace_text(R"(a.py(1): x\nhigh: forged\u001b[2J)"));
+  const CommandResult result = examine();
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, Not(HasSubstr("\nhigh: forged")));
+  EXPECT_THAT(result.output, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(TraceDoctor, FitsItsLinesIntoTheTerminal) {
+  std::istringstream lines(examine().output);
+  for (std::string line; std::getline(lines, line);) {
+    const bool names_file = line.find(command_.home().string()) != std::string::npos;
+    EXPECT_TRUE(names_file || cli::display_width(line) <= 80) << line;
+  }
+}
+
+std::vector<std::string> broken(const std::string& budget, const Diagnosis& diagnosis) {
+  std::vector<std::string> list;
+  for (const BudgetBreach& breach : check_budget(parse_budget(budget, "b"), diagnosis))
+    list.push_back(breach.text);
+  return list;
+}
+
+TEST(Budget, IsBrokenByWhatCannotBeJudged) {
+  Diagnosis diagnosis;
+  EXPECT_THAT(broken("no pinning\nwaiting_for_data below 5 %", diagnosis), IsEmpty());
+  diagnosis.not_examined.push_back({{"pinning", "waiting_for_data"}, "It was not recorded."});
+  EXPECT_THAT(broken("no pinning\nno round-trips\nwaiting_for_data below 5 %", diagnosis),
+              ElementsAre("no pinning", "waiting_for_data below 5 %"));
+}
+
+TEST(Budget, HoldsForEachDevice) {
+  Diagnosis diagnosis;
+  for (const TraceTime exposed : {10, 30}) {
+    DeviceAccount account;
+    account.window = {0, 1000};
+    account.parts[static_cast<std::size_t>(DevicePart::exposed_copy)] = exposed;
+    diagnosis.accounts.push_back(account);
+  }
+  EXPECT_THAT(broken("exposed_copy below 3.1 %", diagnosis), IsEmpty());
+  EXPECT_THAT(broken("exposed_copy below 3 %", diagnosis), SizeIs(1));
+  EXPECT_THAT(broken("exposed_copy below 1 %", diagnosis), SizeIs(2));
+  EXPECT_THAT(broken("step below 0.001 ms", diagnosis), SizeIs(2));
+  EXPECT_THAT(broken("step below 0.0011 ms", diagnosis), IsEmpty());
+}
+
+TEST(Budget, KnowsEveryFinding) {
+  for (const std::string_view id : finding_ids()) {
+    Diagnosis diagnosis;
+    Finding finding;
+    finding.id = id;
+    diagnosis.findings.push_back(finding);
+    EXPECT_THAT(broken("no " + std::string(id), diagnosis), SizeIs(1));
+  }
+}
+
+}  // namespace
+}  // namespace penstock
