@@ -39,6 +39,7 @@ std::optional<double> number_of(std::string_view text) {
 
 std::vector<std::string_view> known_parts() {
   std::vector<std::string_view> names;
+  names.reserve(kDeviceParts);
   for (std::size_t i = 0; i < kDeviceParts; ++i)
     names.push_back(device_part_name(static_cast<DevicePart>(i)));
   return names;

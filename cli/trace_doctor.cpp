@@ -21,10 +21,10 @@ namespace penstock::cli {
 namespace {
 
 std::string read_text(const std::string& file) {
-  constexpr std::streamsize kMost = 1 << 20;
+  constexpr std::streamsize kMostBytes = 1 << 20;
   std::ifstream in(file, std::ios::binary);
-  std::string text(static_cast<std::size_t>(kMost), '\0');
-  in.read(text.data(), kMost);
+  std::string text(static_cast<std::size_t>(kMostBytes), '\0');
+  in.read(text.data(), kMostBytes);
   if (in.bad() || !in.is_open())
     throw Error(fmt::format("{} cannot be read: {}.", file, std::strerror(errno)));
   if (!in.eof()) throw Error(fmt::format("{} is larger than 1 MiB.", file));

@@ -46,7 +46,7 @@ std::string paragraph(std::string_view text, const Look& look, std::size_t inden
   return out + line + "\n";
 }
 
-std::string time_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "0 s"; }
+std::string seconds_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "0 s"; }
 
 std::string share_of(double seconds, double step) {
   return fmt::format("{:.1f} %", step > 0 ? 100 * seconds / step : 0);
@@ -65,7 +65,8 @@ std::string copies_line(const DeviceAccount& account, const CopyFigures& copies,
       "{}: {:.3g}, {} at {}; {} hidden, {} exposed\n", label, static_cast<double>(copies.count) / steps,
       format_bytes(static_cast<std::uint64_t>(static_cast<double>(copies.bytes) / steps)),
       seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate",
-      time_text(account.per_step(copies.busy - copies.exposed)), time_text(account.per_step(copies.exposed)));
+      seconds_text(account.per_step(copies.busy - copies.exposed)),
+      seconds_text(account.per_step(copies.exposed)));
 }
 
 std::string account_text(const DeviceAccount& account, const Look& look) {
@@ -74,12 +75,12 @@ std::string account_text(const DeviceAccount& account, const Look& look) {
   for (std::size_t i = 0; i < kDeviceParts; ++i) {
     const auto part = static_cast<DevicePart>(i);
     if (account.part(part) == 0 && part == DevicePart::not_observed) continue;
-    table.add({std::string(device_part_label(part)), time_text(account.per_step(account.part(part))),
+    table.add({std::string(device_part_label(part)), seconds_text(account.per_step(account.part(part))),
                fmt::format("{:.1f} %", 100 * account.share(part))});
   }
   const std::string window =
-      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, time_text(account.step_seconds()))
-                        : fmt::format("{}, no steps marked", time_text(account.step_seconds()));
+      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, seconds_text(account.step_seconds()))
+                        : fmt::format("{}, no steps marked", seconds_text(account.step_seconds()));
   return fmt::format("{}: {}\n\n{}\n{}{}\n", device_name(account), window, table.text(look),
                      copies_line(account, account.h2d, fmt::format("copies to the GPU {}", unit).c_str()),
                      copies_line(account, account.d2h, fmt::format("copies to the host {}", unit).c_str()));
@@ -91,17 +92,18 @@ std::string place_text(const FindingPlace& place, const Look& look) {
   if (!place.op.empty()) text += ", " + one_line(place.op);
   fmt::format_to(std::back_inserter(text), ": {} {}", place.count, place.count == 1 ? "time" : "times");
   if (place.bytes > 0) text += ", " + format_bytes(place.bytes);
-  return paragraph(text + ", " + time_text(place.seconds), look, 2, 2);
+  return paragraph(text + ", " + seconds_text(place.seconds), look, 2, 2);
 }
 
 std::string gain_text(const Finding& finding, double step) {
   const GainRange& gain = finding.gain;
   if (gain.high < kNothingToGain * step) return "  gain: about nothing: leave it\n";
   if (gain.low <= 0) {
-    return fmt::format("  gain: at most {} of a step, {}\n", time_text(gain.high), share_of(gain.high, step));
+    return fmt::format("  gain: at most {} of a step, {}\n", seconds_text(gain.high),
+                       share_of(gain.high, step));
   }
-  return fmt::format("  gain: {} to {} of a step, {} to {}\n", time_text(gain.low), time_text(gain.high),
-                     share_of(gain.low, step), share_of(gain.high, step));
+  return fmt::format("  gain: {} to {} of a step, {} to {}\n", seconds_text(gain.low),
+                     seconds_text(gain.high), share_of(gain.low, step), share_of(gain.high, step));
 }
 
 std::string finding_text(const Finding& finding, double step, bool many_devices, const Look& look) {

@@ -14,21 +14,23 @@ namespace penstock {
 
 namespace {
 
-constexpr std::uint64_t kSmall = 64 * kKiB;  // up to here the driver takes pageable memory without a wait
-constexpr double kSmallCopies = 16;          // of a step
-constexpr double kExposed = 0.05;            // of a step
-constexpr TraceTime kRunGap = 200'000;       // between copies that could have been one
-constexpr TraceTime kPackedCopy = 10'000;    // what one copy costs whatever its size
-constexpr double kPackedRate = 10e9;         // bytes per second, of a copy in place of many small ones
+constexpr std::uint64_t kSmallBytes =
+    64 * kKiB;                             // up to here the driver takes pageable memory without a wait
+constexpr double kSmallCopies = 16;        // of a step
+constexpr double kExposed = 0.05;          // of a step
+constexpr TraceTime kRunGap = 200'000;     // between copies that could have been one
+constexpr TraceTime kPackedCopy = 10'000;  // what one copy costs whatever its size
+constexpr double kPackedRate = 10e9;       // bytes per second, of a copy in place of many small ones
 
 bool is_large_input(const ViewedCopy& viewed, MemoryKind kind) {
   const TimelineCopy& copy = *viewed.copy;
-  return copy.direction == CopyDirection::h2d && copy.bytes > kSmall && copy.source == kind;
+  return copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && copy.source == kind;
 }
 
 /// Seconds of a step in which nothing else runs than these copies.
 double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   std::vector<TimeSpan> spans;
+  spans.reserve(copies.size());
   for (const ViewedCopy& viewed : copies) spans.push_back(viewed.copy->time);
   return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
 }
@@ -137,7 +139,7 @@ std::optional<Finding> find_exposed_copies(const DeviceView& view) {
 
 std::optional<Finding> find_small_copies(const DeviceView& view) {
   const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
-    return viewed.copy->direction == CopyDirection::h2d && viewed.copy->bytes <= kSmall;
+    return viewed.copy->direction == CopyDirection::h2d && viewed.copy->bytes <= kSmallBytes;
   });
   // Runs of copies between which no kernel begins.
   TraceTime uncovered_time = 0;
@@ -183,7 +185,7 @@ std::optional<Finding> find_widened_copies(const DeviceView& view) {
   std::vector<ViewedCopy> copies;
   double saved = 0;
   for (const ViewedCopy& viewed : view.copies) {
-    if (viewed.copy->direction != CopyDirection::h2d || viewed.copy->bytes <= kSmall ||
+    if (viewed.copy->direction != CopyDirection::h2d || viewed.copy->bytes <= kSmallBytes ||
         viewed.made == nullptr)
       continue;
     const TimelineWidening* widening = widening_around(view, *viewed.made, viewed.copy->bytes);
@@ -211,7 +213,7 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
   std::size_t step = 0;
   for (const ViewedCopy& viewed : view.copies) {
     const TimelineCopy& copy = *viewed.copy;
-    if (copy.bytes <= kSmall) continue;
+    if (copy.bytes <= kSmallBytes) continue;
     const std::size_t in = step_at(view, copy.time.begin);
     if (in != step) left.clear();
     step = in;

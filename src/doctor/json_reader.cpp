@@ -229,7 +229,7 @@ std::int64_t JsonReader::read_time() {
   double number = 0;
   const char* const stop = text.data() + text.size();
   std::int64_t whole = 0;
-  const auto [end, error] = std::from_chars(text.data(), stop, whole);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), whole);
   // Whole microseconds and digits, as they usually are, exactly: a double has too few digits.
   if (error == std::errc() && (end == stop || *end == '.') &&
       std::abs(static_cast<double>(whole)) < kMost / 2) {
@@ -242,7 +242,7 @@ std::int64_t JsonReader::read_time() {
     }
     if (digits) return whole * 1000 + (text.front() == '-' ? -nanoseconds : nanoseconds);
   }
-  const auto [last, wrong] = std::from_chars(text.data(), stop, number);
+  const auto [last, wrong] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (wrong != std::errc() || last != stop || !(std::abs(number) < kMost / 2)) fail("a time in microseconds");
   return static_cast<std::int64_t>(number * 1000);
 }

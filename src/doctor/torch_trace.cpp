@@ -22,7 +22,6 @@ namespace {
 constexpr std::size_t kMostNames = std::size_t{1} << 16;
 constexpr std::size_t kLongestName = 256;
 constexpr std::uint64_t kMostDevices = 1024;
-constexpr std::uint64_t kMostCorrelation = std::numeric_limits<std::uint32_t>::max();
 constexpr std::string_view kStep = "ProfilerStep#";
 constexpr std::string_view kLoader = "enumerate(DataLoader)#";
 
@@ -240,7 +239,7 @@ class TraceParser {
       } else if (key == "stream") {
         event_.stream = read_small(std::numeric_limits<std::uint32_t>::max());
       } else if (key == "correlation") {
-        event_.correlation = read_small(kMostCorrelation);
+        event_.correlation = read_small(std::numeric_limits<std::uint64_t>::max());
       } else if (key == "bytes") {
         event_.bytes = json_.read_count(std::uint64_t{1} << 60, "a number of bytes");
       } else if (key == "Input type" && json_.peek() == '[') {
@@ -263,7 +262,7 @@ class TraceParser {
 
   /// 0 for what is no such number, as of synchronizations without a stream.
   std::uint64_t read_small(std::uint64_t most) {
-    if (json_.peek() != '-' && json_.peek() != '"') return json_.read_count(most, "a number of 32 bits");
+    if (json_.peek() != '-' && json_.peek() != '"') return json_.read_count(most, "a smaller number");
     json_.skip();
     return 0;
   }
@@ -346,6 +345,7 @@ class TraceParser {
     return static_cast<std::uint16_t>(*event_.device);
   }
   std::uint32_t stream() const { return static_cast<std::uint32_t>(event_.stream); }
+  /// Some vendors' have 64 bits. Those of copies and their calls are told apart by the lower half.
   std::uint32_t correlation() const { return static_cast<std::uint32_t>(event_.correlation); }
 
   /// Names beyond the most that are kept share one.
