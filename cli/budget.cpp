@@ -45,28 +45,30 @@ std::vector<std::string_view> known_parts() {
   return names;
 }
 
-/// Throws std::string, which says what is wrong.
+/// Throws Error that says what is wrong, but not where.
 BudgetLine parse_line(const std::string& text) {
   const std::vector<std::string> words = words_of(text);
   BudgetLine line{fmt::format("{}", fmt::join(words, " ")), {}, {}};
   if (words.size() == 2 && words[0] == "no") {
     const auto ids = finding_ids();
     if (std::find(ids.begin(), ids.end(), words[1]) == ids.end()) {
-      throw fmt::format("there is no finding '{}'; there are {}", words[1], fmt::join(ids, ", "));
+      throw Error(fmt::format("there is no finding '{}'; there are {}", words[1], fmt::join(ids, ", ")));
     }
     line.name = words[1];
     return line;
   }
   if (words.size() != 4 || words[1] != "below") {
-    throw fmt::format("'{}' is not 'no FINDING', 'PART below N %' or 'step below N ms'", line.text);
+    throw Error(fmt::format("'{}' is not 'no FINDING', 'PART below N %' or 'step below N ms'", line.text));
   }
   const bool step = words[0] == "step";
   if (!step && !part_named(words[0])) {
-    throw fmt::format("there is no part '{}'; there are step, {}", words[0], fmt::join(known_parts(), ", "));
+    throw Error(
+        fmt::format("there is no part '{}'; there are step, {}", words[0], fmt::join(known_parts(), ", ")));
   }
   const std::optional<double> number = number_of(words[2]);
-  if (!number) throw fmt::format("'{}' is not a number", words[2]);
-  if (words[3] != (step ? "ms" : "%")) throw fmt::format("'{}' is not {}", words[3], step ? "ms" : "%");
+  if (!number) throw Error(fmt::format("'{}' is not a number", words[2]));
+  if (words[3] != (step ? "ms" : "%"))
+    throw Error(fmt::format("'{}' is not {}", words[3], step ? "ms" : "%"));
   line.name = words[0];
   line.most = *number * (step ? kMillisecond : 0.01);
   return line;
@@ -94,8 +96,8 @@ std::vector<BudgetLine> parse_budget(std::string_view text, const std::string& f
     if (words_of(line).empty()) continue;
     try {
       budget.push_back(parse_line(line));
-    } catch (const std::string& why) {
-      throw Error(fmt::format("{}, line {}: {}.", file, number, why));
+    } catch (const Error& why) {
+      throw Error(fmt::format("{}, line {}: {}.", file, number, why.what()));
     }
   }
   if (budget.empty())

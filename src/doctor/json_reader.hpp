@@ -17,7 +17,8 @@ using TextSource = FunctionRef<std::size_t(std::span<char>)>;
 /// Walks through JSON text of any length, keeping only a window of it in memory. The caller asks for what it
 /// expects, and skips the rest. Skipped values are checked for brackets and strings that end, and no more.
 ///
-/// nlohmann-json's parser reads a tenth as fast, which is too slow for traces of gigabytes.
+/// A parser of our own, since PyTorch's profiler writes numbers that are not finite as inf and nan, which
+/// nlohmann-json refuses. That would also take more than twice as long.
 class JsonReader {
  public:
   /// `source` outlives the reader; `file` names it in errors.
