@@ -16,7 +16,8 @@ TimeSpan clip(TimeSpan span, TimeSpan window) {
   return {std::max(span.begin, window.begin), std::min(span.end, window.end)};
 }
 
-SpanList merge(const SpanList& a, const SpanList& b) {
+SpanList merge(SpanList a, const SpanList& b) {
+  if (b.empty()) return a;
   SpanList merged;
   for (std::size_t i = 0, j = 0; i < a.size() || j < b.size();) {
     const bool first = j == b.size() || (i < a.size() && a[i].begin <= b[j].begin);
@@ -107,9 +108,8 @@ DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, T
                                                             : within;
     append_span(list, clip(copy.time, window));
   }
-  activity.kernels = merge(activity.kernels, within);
-  const SpanList busy = merge(activity.kernels, merge(activity.h2d, activity.d2h));
-  activity.idle = subtract({window}, busy);
+  activity.kernels = merge(std::move(activity.kernels), within);
+  activity.busy = merge(activity.kernels, merge(activity.h2d, activity.d2h));
   return activity;
 }
 
@@ -125,15 +125,19 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
     account.parts[static_cast<std::size_t>(part)] = time;
   };
   set(DevicePart::kernel, total_length(activity.kernels));
-  set(DevicePart::exposed_copy, total_length(subtract(merge(activity.h2d, activity.d2h), activity.kernels)));
+  const TraceTime busy = total_length(activity.busy);
+  const TraceTime idle = account.total() - busy;
+  set(DevicePart::exposed_copy, busy - account.part(DevicePart::kernel));
   if (host.observed) {
-    const SpanList rest = subtract(activity.idle, host.waits);
-    const TraceTime other = total_length(subtract(rest, host.busy));
-    set(DevicePart::waiting_for_data, total_length(activity.idle) - total_length(rest));
-    set(DevicePart::launch_or_sync, total_length(rest) - other);
-    set(DevicePart::other_idle, other);
+    const SpanList waits = intersect({window}, host.waits);
+    const SpanList launches = subtract(intersect({window}, host.busy), waits);
+    const TraceTime waiting = total_length(waits) - overlap(waits, activity.busy);
+    const TraceTime launching = total_length(launches) - overlap(launches, activity.busy);
+    set(DevicePart::waiting_for_data, waiting);
+    set(DevicePart::launch_or_sync, launching);
+    set(DevicePart::other_idle, idle - waiting - launching);
   } else {
-    set(DevicePart::not_observed, total_length(activity.idle));
+    set(DevicePart::not_observed, idle);
   }
   for (const TimelineCopy& copy : timeline.copies) {
     if (copy.device != device || copy.time.begin < window.begin || copy.time.begin >= window.end) continue;

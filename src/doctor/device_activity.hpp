@@ -27,7 +27,7 @@ struct DeviceActivity {
   SpanList kernels;  ///< and memory sets and copies within devices
   SpanList h2d;
   SpanList d2h;
-  SpanList idle;
+  SpanList busy;  ///< any of these
 };
 [[nodiscard]] DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, TimeSpan window);
 

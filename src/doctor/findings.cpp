@@ -183,10 +183,10 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   const TimeSpan window = account_window(timeline);
   const std::vector<KnownCall> calls = calls_within(timeline, host, window);
   for (const std::uint16_t device : active_devices(timeline)) {
-    const DeviceActivity activity = device_activity(timeline, device, window);
+    DeviceActivity activity = device_activity(timeline, device, window);
     const DeviceAccount account = device_account(timeline, device, window, activity, host);
-    const SpanIndex kernels(activity.kernels);
-    const SpanIndex busy(subtract({window}, activity.idle));
+    const SpanIndex kernels(std::move(activity.kernels));
+    const SpanIndex busy(std::move(activity.busy));
     DeviceView view{
         timeline,           host, account, kernels, busy, waits, calls, view_copies(timeline, account, calls),
         options.h2d_ceiling};

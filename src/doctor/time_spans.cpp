@@ -50,6 +50,15 @@ SpanList subtract(const SpanList& a, const SpanList& b) {
   return left;
 }
 
+TraceTime overlap(const SpanList& a, const SpanList& b) noexcept {
+  TraceTime sum = 0;
+  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    sum += std::max<TraceTime>(0, std::min(a[i].end, b[j].end) - std::max(a[i].begin, b[j].begin));
+    ++(a[i].end < b[j].end ? i : j);
+  }
+  return sum;
+}
+
 SpanIndex::SpanIndex(SpanList spans) : spans_(std::move(spans)) {
   before_.reserve(spans_.size());
   TraceTime sum = 0;

@@ -18,6 +18,8 @@ void append_span(SpanList& list, TimeSpan span);
 /// The parts of `a` that are in `b`, and those that are not.
 [[nodiscard]] SpanList intersect(const SpanList& a, const SpanList& b);
 [[nodiscard]] SpanList subtract(const SpanList& a, const SpanList& b);
+/// The length of what is in both, without making a list of it.
+[[nodiscard]] TraceTime overlap(const SpanList& a, const SpanList& b) noexcept;
 
 /// A list that tells quickly how much of a span it covers.
 class SpanIndex {

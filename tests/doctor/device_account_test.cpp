@@ -41,6 +41,8 @@ TEST(TimeSpans, AreIntersectedAndSubtracted) {
   const SpanList a{{0, 10}, {20, 30}};
   const SpanList b{{5, 6}, {8, 22}, {40, 50}};
   EXPECT_THAT(intersect(a, b), ElementsAre(TimeSpan{5, 6}, TimeSpan{8, 10}, TimeSpan{20, 22}));
+  EXPECT_EQ(overlap(a, b), 5);
+  EXPECT_EQ(overlap(a, {}), 0);
   EXPECT_THAT(subtract(a, b), ElementsAre(TimeSpan{0, 5}, TimeSpan{6, 8}, TimeSpan{22, 30}));
   EXPECT_THAT(subtract(a, {{0, 100}}), IsEmpty());
   EXPECT_THAT(subtract(a, {}), ElementsAre(TimeSpan{0, 10}, TimeSpan{20, 30}));
