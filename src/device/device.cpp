@@ -113,8 +113,12 @@ MemoryKind Device::kind_of(const void* data) const { return backend().kind_of(da
 
 void* Device::device_address(void* locked) const { return backend().device_address(locked); }
 
+bool Device::same_memory(const Device& other) const noexcept {
+  return backend().context() == other.backend().context();
+}
+
 bool Device::can_reach(const Device& peer) const {
-  if (backend().context() == peer.backend().context()) return true;
+  if (same_memory(peer)) return true;
   return info().backend == peer.info().backend && backend().can_reach(peer.backend());
 }
 
@@ -126,7 +130,7 @@ void Device::enable_peer(const Device& peer) const {
                     "copy by way of host memory, or feed each device from there",
                     info().spec, peer.info().spec));
   }
-  if (backend().context() != peer.backend().context()) backend().enable_peer(peer.backend());
+  if (!same_memory(peer)) backend().enable_peer(peer.backend());
 }
 
 std::shared_ptr<HostWorkers> Device::host_workers(std::size_t threads) const {

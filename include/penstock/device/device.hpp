@@ -88,6 +88,10 @@ class Device {
 
   // Peers: open devices that copy to and from each other's memory.
 
+  /// True if both are the same device to the driver, and so have the same memory: copies of a Device, and a
+  /// GPU that was opened twice. Does not block.
+  [[nodiscard]] bool same_memory(const Device& other) const noexcept;
+
   /// True if copies on this device's streams can get to the memory of `peer` over a link that does not lead
   /// through host memory. A device reaches itself, a GPU others if the driver says so, and a host device
   /// others with the same `late`. Does not block.
