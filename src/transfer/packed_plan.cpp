@@ -119,15 +119,6 @@ ImageRange PackedPlan::round(std::size_t begin, std::size_t window) const {
   return {begin, last < pieces_.size() ? offsets_[last] : image_bytes_};
 }
 
-template <typename Part>
-void PackedPlan::for_each_part(ImageRange range, Part&& part) const {
-  for (std::size_t i = first_piece(range.begin); i < pieces_.size() && offsets_[i] < range.end; ++i) {
-    const std::size_t begin = std::max(offsets_[i], range.begin);
-    const std::size_t end = std::min(offsets_[i] + pieces_[i].bytes, range.end);
-    if (begin < end) part(pieces_[i], begin - offsets_[i], begin - range.begin, end - begin);
-  }
-}
-
 void PackedPlan::pack(ImageRange range, std::byte* image, StoreKind stores) const {
   for_each_part(range, [&](const TransferPiece& piece, std::size_t from, std::size_t to, std::size_t bytes) {
     copy_bytes(image + to, piece.source + from, bytes, stores);

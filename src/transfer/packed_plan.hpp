@@ -6,6 +6,7 @@
 #include <penstock/device/memory_kind.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -41,6 +42,16 @@ class PackedPlan {
   /// First piece that reaches past `image_offset`.
   [[nodiscard]] std::size_t first_piece(std::size_t image_offset) const noexcept;
 
+  /// Calls `part(piece, offset_in_piece, offset_in_range, bytes)` for what each piece has of `range`.
+  template <typename Part>
+  void for_each_part(ImageRange range, Part&& part) const {
+    for (std::size_t i = first_piece(range.begin); i < pieces_.size() && offsets_[i] < range.end; ++i) {
+      const std::size_t begin = std::max(offsets_[i], range.begin);
+      const std::size_t end = std::min(offsets_[i] + pieces_[i].bytes, range.end);
+      if (begin < end) part(pieces_[i], begin - offsets_[i], begin - range.begin, end - begin);
+    }
+  }
+
   /// Copies the host's ends within `range` into `image` (the image's byte at range.begin), or the reverse.
   void pack(ImageRange range, std::byte* image, StoreKind stores) const;
   void unpack(ImageRange range, const std::byte* image, StoreKind stores) const;
@@ -51,10 +62,6 @@ class PackedPlan {
  private:
   void lay_out(CopyDirection direction, std::size_t shortest_run);
   void check_overlap() const;
-  /// Calls `part(piece, offset_in_piece, offset_in_range, bytes)` for what each piece has of `range`.
-  template <typename Part>
-  void for_each_part(ImageRange range, Part&& part) const;
-
   std::vector<TransferPiece> pieces_;
   std::vector<std::size_t> offsets_;
   std::vector<DeviceRun> runs_;

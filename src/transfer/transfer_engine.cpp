@@ -1,11 +1,11 @@
 #include "transfer/packed_copier.hpp"
+#include "transfer/region_kind.hpp"
 #include "transfer/staging.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/device/topology.hpp>
-#include <penstock/memory/registration.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <fmt/format.h>
@@ -132,7 +132,7 @@ class TransferEngineImpl {
     if (destination == nullptr) {
       throw InvalidArgument(fmt::format("the destination of a fill of {} bytes is null", bytes));
     }
-    if (kind_of(destination, bytes) != MemoryKind::device) {
+    if (kind_of_region(device_, destination, bytes) != MemoryKind::device) {
       throw InvalidArgument("the destination of a fill is host memory; write the bytes there yourself");
     }
     const CopyOptions common{.after = options.after, .timed = options.timed};
@@ -216,19 +216,11 @@ class TransferEngineImpl {
     }
   }
 
-  /// Pageable memory may begin and end in pages that are locked for neighbours.
-  [[nodiscard]] MemoryKind kind_of(const void* data, std::size_t bytes) const {
-    const MemoryKind kind = device_.kind_of(data);
-    if (kind == MemoryKind::device || kind == MemoryKind::pageable) return kind;
-    const MemoryKind end = device_.kind_of(static_cast<const std::byte*>(data) + bytes - 1);
-    const bool locked = end != MemoryKind::pageable && !Registration::overlaps_in_part(device_, data, bytes);
-    return locked ? kind : MemoryKind::pageable;
-  }
-
   [[nodiscard]] TransferKinds kinds_of(const void* destination, const void* source, std::size_t bytes,
                                        const CopyOptions& options) const {
-    return {options.source_kind ? *options.source_kind : kind_of(source, bytes),
-            options.destination_kind ? *options.destination_kind : kind_of(destination, bytes)};
+    return {
+        options.source_kind ? *options.source_kind : kind_of_region(device_, source, bytes),
+        options.destination_kind ? *options.destination_kind : kind_of_region(device_, destination, bytes)};
   }
 
   [[nodiscard]] EventPool::Handle mark(const Stream* after) {

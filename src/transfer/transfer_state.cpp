@@ -2,6 +2,7 @@
 
 #include <penstock/core/error.hpp>
 
+#include <algorithm>
 #include <utility>
 
 namespace penstock {
@@ -32,8 +33,13 @@ EventPool::Handle TransferState::take_end(EventPool& events) {
 }
 
 void TransferState::submitted(EventPool::Handle event, bool host_finishes) {
-  event_ = std::move(event);
+  events_.push_back(std::move(event));
   host_finishes_ = host_finishes;
+  advance(Status::submitted);
+}
+
+void TransferState::submitted(std::vector<EventPool::Handle> events) {
+  events_ = std::move(events);
   advance(Status::submitted);
 }
 
@@ -91,8 +97,9 @@ bool TransferState::query() {
   if (now == Status::done) return true;
   bool reached = false;
   try {
-    reached = event_->query();
+    reached = std::ranges::all_of(events_, [](const auto& event) { return event->query(); });
   } catch (...) {
+    synchronize_events();
     fail(std::current_exception());
     throw_unless_good(status());
   }
@@ -109,12 +116,16 @@ TransferState::Status TransferState::wait_submitted() {
   return status();
 }
 
-void TransferState::synchronize_event() {
-  try {
-    event_->synchronize();
-  } catch (...) {
-    fail(std::current_exception());
+void TransferState::synchronize_events() {
+  std::exception_ptr failure;
+  for (const auto& event : events_) {
+    try {
+      event->synchronize();
+    } catch (...) {  // the others may still write
+      if (!failure) failure = std::current_exception();
+    }
   }
+  if (failure) fail(std::move(failure));
 }
 
 void TransferState::synchronize() {
@@ -124,7 +135,7 @@ void TransferState::synchronize() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return status() >= Status::done; });
   } else if (now == Status::submitted) {
-    synchronize_event();
+    synchronize_events();
     finish();
   }
   throw_unless_good(status());
@@ -133,21 +144,21 @@ void TransferState::synchronize() {
 void TransferState::synchronize_source() {
   const bool source_is_read_by_host = direction == CopyDirection::h2d && path != TransferPath::direct;
   const Status now = wait_submitted();
-  if (now == Status::submitted && !source_is_read_by_host) synchronize_event();
+  if (now == Status::submitted && !source_is_read_by_host) synchronize_events();
   throw_unless_good(status());
 }
 
 void TransferState::enqueue_wait(const Stream& stream) {
   const Status now = wait_submitted();
   throw_unless_good(now);
-  // Also if the transfer is done: the event costs nothing, and orders the stream after the copy.
-  if (event_) stream.wait(*event_);
+  // Also if the transfer is done: the events cost nothing, and order the stream after the copies.
+  for (const auto& event : events_) stream.wait(*event);
 }
 
 std::optional<TransferSpan> TransferState::span_since(const Event& origin) const {
   const Status now = status();
   if (!begin_ || (now != Status::submitted && now != Status::done)) return std::nullopt;
-  return TransferSpan{begin_->seconds_since(origin), event_->seconds_since(origin)};
+  return TransferSpan{begin_->seconds_since(origin), events_.front()->seconds_since(origin)};
 }
 
 TransferReport TransferState::report() const {

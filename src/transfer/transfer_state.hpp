@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace penstock {
 
@@ -38,6 +39,8 @@ class TransferState {
   /// All copies are enqueued; `event` marks their end. If `host_finishes`, the transfer is done only at
   /// `finish`.
   void submitted(EventPool::Handle event, bool host_finishes);
+  /// The same for copies of several devices, which have an event each.
+  void submitted(std::vector<EventPool::Handle> events);
   void finish();
   void fail(std::exception_ptr failure);
   /// Fails once the work on `stream` has drained, so that neither end is touched afterwards.
@@ -71,15 +74,15 @@ class TransferState {
   [[nodiscard]] Status status() const noexcept { return status_.load(std::memory_order_acquire); }
   void advance(Status next, std::exception_ptr failure = nullptr);
   void throw_unless_good(Status status) const;
-  /// Waits for the event on the host. A failure of the device becomes the transfer's failure.
-  void synchronize_event();
+  /// Waits for the events on the host. A failure of a device becomes the transfer's failure.
+  void synchronize_events();
 
   const std::chrono::steady_clock::time_point requested_ = std::chrono::steady_clock::now();
   std::atomic<Status> status_{Status::working};
   bool host_finishes_ = false;
   bool begun_ = false;
   EventPool::Handle begin_{nullptr, {}};
-  EventPool::Handle event_{nullptr, {}};
+  std::vector<EventPool::Handle> events_;  // none before it is submitted
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -78,6 +78,7 @@ class Transfer {
 
  private:
   friend class TransferEngineImpl;
+  friend class GroupEngineImpl;
   explicit Transfer(std::shared_ptr<class TransferState> state) noexcept;
 
   std::shared_ptr<class TransferState> state_;

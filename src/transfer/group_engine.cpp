@@ -1,0 +1,347 @@
+#include "transfer/group_job.hpp"
+#include "transfer/group_member.hpp"
+#include "transfer/region_kind.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+#include <penstock/core/log.hpp>
+#include <penstock/core/start_thread.hpp>
+#include <penstock/device/topology.hpp>
+#include <penstock/transfer/group_engine.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t kChunkAlignment = 4096;
+
+void check_group_options(const DeviceGroup& group, const GroupOptions& options) {
+  if (options.slots < 2 || options.slots > 64) {
+    throw InvalidArgument(fmt::format("{} slots were asked for; use 2 to 64", options.slots));
+  }
+  if (options.chunk_bytes != 0 && options.chunk_bytes < kChunkAlignment) {
+    throw InvalidArgument(
+        fmt::format("chunks of {} bytes were asked for; use 4096 or more", options.chunk_bytes));
+  }
+  if (!options.profiles.empty() && options.profiles.size() != group.size()) {
+    throw InvalidArgument(fmt::format("{} profiles were given for a group of {}; give one for each or none",
+                                      options.profiles.size(), group.size()));
+  }
+}
+
+}  // namespace
+
+class GroupEngineImpl {
+ public:
+  GroupEngineImpl(DeviceGroup group, GroupOptions options) : group_(std::move(group)) {
+    if (options.profiles.empty()) {
+      for (std::size_t i = 0; i < group_.size(); ++i) {
+        options.profiles.push_back(LinkProfile::defaults(group_[i].info()));
+      }
+    }
+    sizes_.largest = options.chunk_bytes;
+    for (std::size_t i = 0; i < group_.size() && options.chunk_bytes == 0; ++i) {
+      const std::size_t bytes = options.profiles[i].chunk_bytes;
+      sizes_.largest = i == 0 ? bytes : std::min(sizes_.largest, bytes);
+    }
+    sizes_.largest = align_up(sizes_.largest, kChunkAlignment);
+    sizes_.smallest = std::min(group_[0].info().tuning.first_staged_chunk, sizes_.largest);
+    for (std::size_t i = 0; i < group_.size(); ++i) {
+      const LinkProfile& profile = options.profiles[i];
+      members_.push_back(std::make_unique<GroupMember>(
+          group_[i],
+          GroupMemberOptions{.threads = options.threads != 0 ? options.threads : profile.staging_threads,
+                             .slots = options.slots,
+                             .chunk_bytes = sizes_.largest,
+                             .stores = profile.streaming_stores ? StoreKind::streaming : StoreKind::cached}));
+    }
+    for (const std::string& pair : group_.unreached()) log_warning(pair);
+    try {
+      for (std::size_t i = 0; i < group_.size(); ++i) {
+        threads_.push_back(start_thread("penstock-group", [this, i] { run(i); }));
+      }
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+  ~GroupEngineImpl() { close(); }
+  GroupEngineImpl(const GroupEngineImpl&) = delete;
+  GroupEngineImpl& operator=(const GroupEngineImpl&) = delete;
+
+  Transfer feed_once(std::span<std::byte* const> destinations, std::span<const GroupPiece> pieces,
+                     const GroupCopyOptions& options) {
+    if (destinations.size() != group_.size()) {
+      throw InvalidArgument(fmt::format("{} destinations were given for a group of {}; give one for each",
+                                        destinations.size(), group_.size()));
+    }
+    std::vector<GroupJob::Lane> lanes;
+    for (const auto& clique : group_.cliques()) lanes.push_back({.carriers = clique, .receivers = clique});
+    return submit(std::move(lanes), {destinations.begin(), destinations.end()}, pieces, options);
+  }
+
+  Transfer relay(std::size_t receiver, std::byte* destination, std::span<const GroupPiece> pieces,
+                 const GroupCopyOptions& options) {
+    if (receiver >= group_.size()) {
+      throw InvalidArgument(
+          fmt::format("member {} is not in a group of {}; members count from 0", receiver, group_.size()));
+    }
+    GroupJob::Lane lane;
+    lane.receivers.push_back(receiver);
+    for (std::size_t i = 0; i < group_.size(); ++i) {
+      if (group_.reaches(i, receiver)) lane.carriers.push_back(i);
+    }
+    std::vector<std::byte*> destinations(group_.size());
+    destinations[receiver] = destination;
+    return submit({std::move(lane)}, std::move(destinations), pieces, options);
+  }
+
+  [[nodiscard]] const DeviceGroup& group() const noexcept { return group_; }
+  [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
+
+ private:
+  /// What the threads wait for. The handles of transfers keep it, so it outlives the engine.
+  struct Monitor {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool closing = false;
+    std::deque<std::shared_ptr<GroupJob>> jobs;  ///< in the order of the requests, until they are over
+
+    [[nodiscard]] std::shared_ptr<GroupJob> with_chunk_for(std::size_t member) const {
+      const auto job = std::ranges::find_if(jobs, [&](const auto& each) { return each->has_chunk(member); });
+      return job == jobs.end() ? nullptr : *job;
+    }
+    /// Removes a job that is over.
+    [[nodiscard]] std::shared_ptr<GroupJob> take_over() {
+      const auto job = std::ranges::find_if(jobs, [](const auto& each) { return each->is_over(); });
+      if (job == jobs.end()) return nullptr;
+      std::shared_ptr<GroupJob> taken = std::move(*job);
+      jobs.erase(job);
+      return taken;
+    }
+  };
+
+  [[nodiscard]] bool is_locked(std::size_t member, const PackedPlan& plan,
+                               std::optional<MemoryKind> kind) const {
+    return std::ranges::all_of(plan.pieces(), [&](const TransferPiece& piece) {
+      const MemoryKind is = kind ? *kind : kind_of_region(group_[member], piece.source, piece.bytes);
+      if (is == MemoryKind::device) {
+        throw InvalidArgument("a source of a group's transfer is device memory; give memory of the host");
+      }
+      return is != MemoryKind::pageable;
+    });
+  }
+
+  /// `destinations` of the members that receive; the others' are null.
+  Transfer submit(std::vector<GroupJob::Lane> lanes, std::vector<std::byte*> destinations,
+                  std::span<const GroupPiece> pieces, const GroupCopyOptions& options) {
+    if (is_forked()) {
+      throw DeviceError("PENSTOCK_FORKED", "a transfer", 0,
+                        "this process was forked after the engine was made; open devices after the fork, or "
+                        "start processes by spawn");
+    }
+    std::vector<std::size_t> receivers;
+    for (const GroupJob::Lane& lane : lanes) {
+      receivers.insert(receivers.end(), lane.receivers.begin(), lane.receivers.end());
+    }
+    std::ranges::sort(receivers);
+    if (!options.after.empty() && options.after.size() != receivers.size()) {
+      throw InvalidArgument(fmt::format("a transfer to {} devices comes after {} streams; give one for each",
+                                        receivers.size(), options.after.size()));
+    }
+    std::size_t bytes = 0;
+    for (const GroupPiece& piece : pieces) bytes += piece.bytes;
+    if (bytes == 0) return Transfer();
+    for (const std::size_t receiver : receivers) {
+      const std::byte* const destination = destinations[receiver];
+      if (destination == nullptr || group_[receiver].kind_of(destination) != MemoryKind::device) {
+        throw InvalidArgument(fmt::format("the destination on {} is {}", group_[receiver].info().spec,
+                                          destination == nullptr ? "null" : "not memory of that device"));
+      }
+    }
+    std::byte* const base = destinations[receivers.front()];
+    std::vector<TransferPiece> sent;
+    sent.reserve(pieces.size());
+    for (const GroupPiece& piece : pieces) sent.push_back({piece.source, base + piece.offset, piece.bytes});
+    PackedPlan plan(sent, CopyDirection::h2d);
+
+    std::vector<bool> locked(group_.size());
+    bool any_locked = false;
+    unsigned threads = 0;
+    for (const GroupJob::Lane& lane : lanes) {
+      for (const std::size_t carrier : lane.carriers) {
+        locked[carrier] = is_locked(carrier, plan, options.source_kind);
+        any_locked = any_locked || locked[carrier];
+        if (!locked[carrier]) threads += members_[carrier]->threads();
+      }
+    }
+    const auto state =
+        std::make_shared<TransferState>(any_locked ? TransferPath::direct : TransferPath::staged,
+                                        CopyDirection::h2d, plan.payload_bytes(), pieces.size());
+    state->set_threads(threads);
+    const auto job =
+        std::make_shared<GroupJob>(state, std::move(plan), base, std::move(lanes), group_.size(), sizes_);
+    job->destinations = std::move(destinations);
+    job->locked = std::move(locked);
+    for (std::size_t i = 0; i < options.after.size(); ++i) {
+      if (options.after[i] == nullptr) continue;
+      EventPool::Handle& after = job->after[receivers[i]];
+      after = members_[receivers[i]]->events().take();
+      after->record(*options.after[i]);
+    }
+    state->on_cancel = [monitor = monitor_, weak = std::weak_ptr(job)] {
+      const auto alive = weak.lock();
+      if (!alive) return false;
+      const std::lock_guard lock(monitor->mutex);
+      if (!alive->cancel()) return false;
+      monitor->changed.notify_all();
+      return true;
+    };
+    const std::lock_guard lock(monitor_->mutex);
+    monitor_->jobs.push_back(job);
+    monitor_->changed.notify_all();
+    return Transfer(state);
+  }
+
+  void run(std::size_t self) {
+    bind_thread_to_node(group_[self].info().numa_node);
+    std::unique_lock lock(monitor_->mutex);
+    for (;;) {
+      std::shared_ptr<GroupJob> over;
+      std::shared_ptr<GroupJob> job;
+      monitor_->changed.wait(lock, [&] {
+        over = monitor_->take_over();
+        if (!over) job = monitor_->with_chunk_for(self);
+        return over || job || monitor_->closing;
+      });
+      if (over) {
+        lock.unlock();
+        end(*over);
+        over.reset();
+        lock.lock();
+      } else if (job) {
+        lock.unlock();
+        carry_chunk(*job, self);
+        job.reset();
+        lock.lock();
+      } else {
+        return;
+      }
+    }
+  }
+
+  /// Waits until the member's link has room, and carries the next chunk if there still is one by then.
+  void carry_chunk(GroupJob& job, std::size_t self) noexcept {
+    PinnedRing::Slot* slot = nullptr;
+    try {
+      slot = &members_[self]->wait_for_room(job, self);
+    } catch (const OutOfMemory& error) {
+      {
+        const std::lock_guard lock(monitor_->mutex);
+        if (job.is_over()) return;
+        if (!job.sit_out(self)) return job.fail(std::current_exception());
+      }
+      log_warning(fmt::format("{} carries nothing of a group's transfer: {}", group_[self].info().spec,
+                              error.what()));
+      return;
+    } catch (...) {
+      const std::lock_guard lock(monitor_->mutex);
+      if (!job.is_over()) job.fail(std::current_exception());
+      return;
+    }
+    std::unique_lock lock(monitor_->mutex);
+    const std::optional<ImageRange> chunk = job.take_chunk(self);
+    if (!chunk) return;
+    lock.unlock();
+    try {
+      members_[self]->carry(job, self, *chunk, *slot);
+      lock.lock();
+    } catch (...) {
+      lock.lock();
+      job.fail(std::current_exception());
+    }
+    job.return_chunk();
+  }
+
+  void end(GroupJob& job) {
+    if (!job.stopping()) {
+      std::vector<EventPool::Handle> ends;
+      for (EventPool::Handle& end : job.ends) {
+        if (end) ends.push_back(std::move(end));
+      }
+      job.state->submitted(std::move(ends));
+      return;
+    }
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (job.ends[i]) members_[i]->drain();
+    }
+    if (job.failure()) {
+      job.state->fail(job.failure());
+    } else {
+      job.state->cancelled();
+    }
+  }
+
+  void close() noexcept {
+    {
+      const std::lock_guard lock(monitor_->mutex);
+      monitor_->closing = true;
+      for (const auto& job : monitor_->jobs) job->cancel();
+      monitor_->changed.notify_all();
+    }
+    for (std::thread& thread : threads_) thread.join();
+    for (const auto& member : members_) member->drain();
+  }
+
+  const DeviceGroup group_;
+  GroupJob::ChunkSizes sizes_;
+  const std::uint64_t generation_ = fork_generation();
+  std::vector<std::unique_ptr<GroupMember>> members_;
+  const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
+  std::vector<std::thread> threads_;
+};
+
+GroupEngine::GroupEngine(DeviceGroup group, GroupOptions options) {
+  check_group_options(group, options);
+  impl_ = std::make_unique<GroupEngineImpl>(std::move(group), std::move(options));
+}
+
+GroupEngine::~GroupEngine() {
+  // As a TransferEngine: in a child, nothing can be torn down.
+  if (impl_ && impl_->is_forked()) static_cast<void>(impl_.release());
+}
+
+Transfer GroupEngine::feed_once(std::span<std::byte* const> destinations, std::span<const GroupPiece> pieces,
+                                const GroupCopyOptions& options) {
+  return impl_->feed_once(destinations, pieces, options);
+}
+
+Transfer GroupEngine::feed_once(std::span<std::byte* const> destinations, const void* source,
+                                std::size_t bytes, const GroupCopyOptions& options) {
+  const GroupPiece piece{static_cast<const std::byte*>(source), 0, bytes};
+  return impl_->feed_once(destinations, {&piece, 1}, options);
+}
+
+Transfer GroupEngine::relay(std::size_t receiver, std::byte* destination, std::span<const GroupPiece> pieces,
+                            const GroupCopyOptions& options) {
+  return impl_->relay(receiver, destination, pieces, options);
+}
+
+Transfer GroupEngine::relay(std::size_t receiver, void* destination, const void* source, std::size_t bytes,
+                            const GroupCopyOptions& options) {
+  const GroupPiece piece{static_cast<const std::byte*>(source), 0, bytes};
+  return impl_->relay(receiver, static_cast<std::byte*>(destination), {&piece, 1}, options);
+}
+
+const DeviceGroup& GroupEngine::group() const noexcept { return impl_->group(); }
+
+}  // namespace penstock

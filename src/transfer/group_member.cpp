@@ -1,0 +1,124 @@
+#include "transfer/group_member.hpp"
+
+#include <penstock/core/wait_quietly.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+// Chunks are large, so there is always more than one on the link while the host notices the end of the first.
+constexpr EventWait kRoomWait = EventWait::sleep;
+constexpr std::size_t kFillGranule = std::size_t{512} << 10;
+constexpr std::size_t kMemberSegment = std::size_t{1} << 20;  // larger requests take their exact size
+
+}  // namespace
+
+GroupMember::GroupMember(Device device, GroupMemberOptions options)
+    : device_(std::move(device)),
+      options_(options),
+      workers_(device_.host_workers()),
+      events_(std::make_shared<EventPool>(device_)),
+      pinned_(make_pinned_pool(device_, {.segment_bytes = kMemberSegment})),
+      memory_(make_device_pool(device_, {.segment_bytes = kMemberSegment})),
+      link_(device_.create_stream()),
+      push_(device_.create_stream()),
+      arrived_(device_.create_event()) {}
+
+PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t self) {
+  const bool in_place = job.locked[self];
+  std::optional<PinnedRing>& ring = in_place ? in_place_ : staged_;
+  if (!ring) ring.emplace(device_, pinned_, options_.slots, in_place ? 0 : options_.chunk_bytes, kRoomWait);
+  while (job.destinations[self] == nullptr && relays_.size() < options_.slots) {
+    relays_.push_back({memory_.allocate(options_.chunk_bytes), device_.create_event()});
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  PinnedRing::Slot& slot = ring->next();
+  job.state->account(0, 0, seconds_since(begin));
+  return slot;
+}
+
+void GroupMember::carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
+  if (!job.locked[self]) fill(job, range, slot.data());
+  try {
+    enqueue(job, self, range, slot);
+  } catch (...) {
+    drain();
+    throw;
+  }
+}
+
+void GroupMember::fill(const GroupJob& job, ImageRange range, std::byte* slot) const {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto fill_granule = [&](std::size_t granule) {
+    const std::size_t from = range.begin + granule * kFillGranule;
+    job.plan.pack({from, std::min(from + kFillGranule, range.end)}, slot + (from - range.begin),
+                  options_.stores);
+  };
+  workers_->for_each((range.bytes() + kFillGranule - 1) / kFillGranule, fill_granule, options_.threads);
+  job.state->account(0, seconds_since(begin), 0);
+}
+
+void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
+  std::byte* const here = job.destinations[self];
+  RelayBuffer* const relay = here != nullptr ? nullptr : &relays_[relay_turn_++ % relays_.size()];
+  const std::byte* const first = job.base;
+  const auto place = [&](std::size_t offset, std::size_t in_range) {
+    return here != nullptr ? here + offset : relay->memory.data() + in_range;
+  };
+  std::size_t copies = 0;
+
+  if (relay != nullptr) link_.wait(relay->pushed);
+  if (job.after[self]) link_.wait(*job.after[self]);
+  if (job.locked[self]) {
+    job.plan.for_each_part(
+        range, [&](const TransferPiece& piece, std::size_t from, std::size_t in_range, std::size_t bytes) {
+          const auto offset = static_cast<std::size_t>(piece.destination - first) + from;
+          link_.copy(place(offset, in_range), piece.source + from, bytes, CopyDirection::h2d);
+          ++copies;
+        });
+  } else {
+    for_each_run(job.plan.runs(), range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
+      const std::size_t in_range = image - range.begin;
+      link_.copy(place(static_cast<std::size_t>(run - first), in_range), slot.data() + in_range, bytes,
+                 CopyDirection::h2d);
+      ++copies;
+    });
+  }
+  slot.sent(link_);
+
+  arrived_.record(link_);
+  push_.wait(arrived_);
+  const std::vector<std::size_t>& receivers = job.lane_of(self).receivers;
+  // Each begins with the one after itself, so that not all push to the same one.
+  const auto next = std::ranges::upper_bound(receivers, self);
+  const auto push_to = [&](std::size_t receiver) {
+    if (receiver == self) return;
+    if (job.after[receiver]) push_.wait(*job.after[receiver]);
+    for_each_run(job.plan.runs(), range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
+      const auto offset = static_cast<std::size_t>(run - first);
+      push_.copy(job.destinations[receiver] + offset, place(offset, image - range.begin), bytes,
+                 CopyDirection::d2d);
+      ++copies;
+    });
+  };
+  std::for_each(next, receivers.end(), push_to);
+  std::for_each(receivers.begin(), next, push_to);
+  if (relay != nullptr) relay->pushed.record(push_);
+  // Not once at the end: by then, chunks of later transfers may be on the stream.
+  EventPool::Handle& end = job.ends[self];
+  if (!end) end = events_->take();
+  end->record(push_);
+  job.state->account(copies, 0, 0);
+}
+
+void GroupMember::drain() noexcept {
+  for (const Stream* stream : {&link_, &push_}) {
+    static_cast<void>(wait_quietly([&] { stream->synchronize(); }));
+  }
+}
+
+}  // namespace penstock
