@@ -111,6 +111,8 @@ void Device::unregister_host(void* data) const noexcept { backend().host_unregis
 
 MemoryKind Device::kind_of(const void* data) const { return backend().kind_of(data); }
 
+bool Device::owns(const void* data) const { return backend().owns(data); }
+
 void* Device::device_address(void* locked) const { return backend().device_address(locked); }
 
 bool Device::same_memory(const Device& other) const noexcept {

@@ -144,11 +144,6 @@ class GroupEngineImpl {
   /// `destinations` of the members that receive; the others' are null.
   Transfer submit(std::vector<GroupJob::Lane> lanes, std::vector<std::byte*> destinations,
                   std::span<const GroupPiece> pieces, const GroupCopyOptions& options) {
-    if (is_forked()) {
-      throw DeviceError("PENSTOCK_FORKED", "a transfer", 0,
-                        "this process was forked after the engine was made; open devices after the fork, or "
-                        "start processes by spawn");
-    }
     std::vector<std::size_t> receivers;
     for (const GroupJob::Lane& lane : lanes) {
       receivers.insert(receivers.end(), lane.receivers.begin(), lane.receivers.end());
@@ -163,7 +158,7 @@ class GroupEngineImpl {
     if (bytes == 0) return Transfer();
     for (const std::size_t receiver : receivers) {
       const std::byte* const destination = destinations[receiver];
-      if (destination == nullptr || group_[receiver].kind_of(destination) != MemoryKind::device) {
+      if (destination == nullptr || !group_[receiver].owns(destination)) {
         throw InvalidArgument(fmt::format("the destination on {} is {}", group_[receiver].info().spec,
                                           destination == nullptr ? "null" : "not memory of that device"));
       }
@@ -202,9 +197,7 @@ class GroupEngineImpl {
       const auto alive = weak.lock();
       if (!alive) return false;
       const std::lock_guard lock(monitor->mutex);
-      if (!alive->cancel()) return false;
-      monitor->changed.notify_all();
-      return true;
+      return alive->cancel();  // a member's thread is at work for it, and will find out
     };
     const std::lock_guard lock(monitor_->mutex);
     monitor_->jobs.push_back(job);

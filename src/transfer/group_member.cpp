@@ -12,7 +12,8 @@ namespace {
 
 // Chunks are large, so there is always more than one on the link while the host notices the end of the first.
 constexpr EventWait kRoomWait = EventWait::sleep;
-constexpr std::size_t kFillGranule = std::size_t{512} << 10;
+constexpr std::size_t kSmallestFill = std::size_t{64} << 10;
+constexpr std::size_t kLargestFill = std::size_t{512} << 10;
 constexpr std::size_t kMemberSegment = std::size_t{1} << 20;  // larger requests take their exact size
 
 }  // namespace
@@ -21,6 +22,7 @@ GroupMember::GroupMember(Device device, GroupMemberOptions options)
     : device_(std::move(device)),
       options_(options),
       workers_(device_.host_workers()),
+      threads_(std::clamp(options.threads, 1u, static_cast<unsigned>(workers_->threads()))),
       events_(std::make_shared<EventPool>(device_)),
       pinned_(make_pinned_pool(device_, {.segment_bytes = kMemberSegment})),
       memory_(make_device_pool(device_, {.segment_bytes = kMemberSegment})),
@@ -53,12 +55,12 @@ void GroupMember::carry(GroupJob& job, std::size_t self, ImageRange range, Pinne
 
 void GroupMember::fill(const GroupJob& job, ImageRange range, std::byte* slot) const {
   const auto begin = std::chrono::steady_clock::now();
-  const auto fill_granule = [&](std::size_t granule) {
-    const std::size_t from = range.begin + granule * kFillGranule;
-    job.plan.pack({from, std::min(from + kFillGranule, range.end)}, slot + (from - range.begin),
-                  options_.stores);
+  const std::size_t part = std::clamp(align_up(range.bytes() / threads_, 4096), kSmallestFill, kLargestFill);
+  const auto fill_part = [&](std::size_t number) {
+    const std::size_t from = range.begin + number * part;
+    job.plan.pack({from, std::min(from + part, range.end)}, slot + (from - range.begin), options_.stores);
   };
-  workers_->for_each((range.bytes() + kFillGranule - 1) / kFillGranule, fill_granule, options_.threads);
+  workers_->for_each((range.bytes() + part - 1) / part, fill_part, threads_);
   job.state->account(0, seconds_since(begin), 0);
 }
 

@@ -18,7 +18,7 @@
 namespace penstock {
 
 struct GroupMemberOptions {
-  unsigned threads = 1;
+  unsigned threads = 1;  ///< at most as many as the device's team has
   unsigned slots = 4;
   std::size_t chunk_bytes = 0;  ///< of the largest chunk
   StoreKind stores = StoreKind::streaming;
@@ -44,7 +44,7 @@ class GroupMember {
   void drain() noexcept;
 
   [[nodiscard]] EventPool& events() const noexcept { return *events_; }
-  [[nodiscard]] unsigned threads() const noexcept { return options_.threads; }
+  [[nodiscard]] unsigned threads() const noexcept { return threads_; }
 
  private:
   struct RelayBuffer {
@@ -58,6 +58,7 @@ class GroupMember {
   const Device device_;
   const GroupMemberOptions options_;
   const std::shared_ptr<HostWorkers> workers_;
+  const unsigned threads_;
   const std::shared_ptr<EventPool> events_;
   Pool pinned_;
   Pool memory_;

@@ -60,6 +60,22 @@ TEST_P(PeerContract, CopiesBetweenPeersTouchNothingElse) {
   }
 }
 
+TEST_P(PeerContract, ADeviceOwnsItsOwnMemoryAlone) {
+  DeviceBytes mine(device(0), 1000);
+  DeviceBytes theirs(device(1), 1000);
+  PinnedBytes pinned(device(0), 1000);
+  const std::vector<std::byte> pageable(1000);
+  for (const std::size_t at : {0, 999}) {
+    EXPECT_TRUE(device(0).owns(mine.data() + at));
+    EXPECT_TRUE(device(1).owns(theirs.data() + at));
+    EXPECT_FALSE(device(0).owns(theirs.data() + at)) << "a peer's memory";
+    EXPECT_FALSE(device(1).owns(mine.data() + at));
+    EXPECT_FALSE(device(0).owns(pinned.data() + at));
+    EXPECT_FALSE(device(0).owns(pageable.data() + at));
+  }
+  EXPECT_FALSE(device(0).owns(nullptr));
+}
+
 TEST_P(PeerContract, CopiesWithinThePeerGoOnThisStreamToo) {
   const auto data = random_bytes(5000, 2);
   DeviceBytes source(device(1), data.size());

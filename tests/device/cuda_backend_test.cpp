@@ -76,6 +76,7 @@ class CudaBackend : public CudaTest {
          }},
         {"cuMemHostAlloc", [&b] { b.host_free(b.host_allocate(kBytes)); }},
         {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.kind_of(memory_)); }},
+        {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.owns(memory_)); }},
         {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.device_address(pinned_)); }},
         {"cuMemcpyHtoDAsync", [&b, s, this] { b.copy(memory_, pinned_, 16, CopyDirection::h2d, s); }},
         {"cuMemcpyDtoHAsync", [&b, s, this] { b.copy(pinned_, memory_, 16, CopyDirection::d2h, s); }},

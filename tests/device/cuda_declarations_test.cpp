@@ -111,6 +111,7 @@ TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(attribute(PointerAttribute::memory_type), CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
   EXPECT_EQ(attribute(PointerAttribute::device_pointer), CU_POINTER_ATTRIBUTE_DEVICE_POINTER);
   EXPECT_EQ(attribute(PointerAttribute::is_managed), CU_POINTER_ATTRIBUTE_IS_MANAGED);
+  EXPECT_EQ(attribute(PointerAttribute::device_ordinal), CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
   EXPECT_EQ(kMemoryTypeHost, static_cast<unsigned>(CU_MEMORYTYPE_HOST));
   EXPECT_EQ(kMemoryTypeDevice, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
   EXPECT_EQ(kStreamNonBlocking, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));

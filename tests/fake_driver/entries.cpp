@@ -404,6 +404,10 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
         std::memcpy(answers[i], &found.device, sizeof(found.device));
         break;
       }
+      case PointerAttribute::device_ordinal: {
+        std::memcpy(answers[i], &found.ordinal, sizeof(found.ordinal));
+        break;
+      }
       case PointerAttribute::is_managed: {
         const unsigned managed = found.kind == Kind::device && script().managed ? 1 : 0;
         std::memcpy(answers[i], &managed, sizeof(managed));

@@ -150,7 +150,7 @@ std::pair<Found, Memory::Range> Memory::look_up(Address address, std::size_t byt
   if (host >= begin + range.bytes || bytes > begin + range.bytes - host) return {};
   const Address device = range.mapped ? host + range.above : 0;
   if (address != host && address != device) return {};
-  return {{range.kind, reinterpret_cast<void*>(host), device}, range};
+  return {{range.kind, reinterpret_cast<void*>(host), device, range.device}, range};
 }
 
 Found Memory::find(Address address, std::size_t bytes) {

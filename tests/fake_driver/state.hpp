@@ -110,6 +110,7 @@ struct Found {
   Kind kind = Kind::none;
   void* host = nullptr;  ///< its address for the fake driver itself; null: the device that asks has no access
   Address device = 0;    ///< its address for kernels; 0: none
+  int ordinal = -1;      ///< of the device whose memory it is, or which locked it
 };
 
 /// Says which device the calling thread works for until it says so again: that of the current context in a

@@ -44,6 +44,7 @@ enum class Entry : std::size_t {
   host_allocate,
   host_free,
   kind_of,
+  owns,
   device_address,
   copy,
   fill,
@@ -226,6 +227,10 @@ class FaultyBackend final : public Backend {
   MemoryKind kind_of(const void* data) const override {
     enter(Entry::kind_of);
     return inner_->kind_of(data);
+  }
+  bool owns(const void* data) const override {
+    enter(Entry::owns);
+    return inner_->owns(data);
   }
   void* device_address(void* locked) const override {
     enter(Entry::device_address);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <thread>
 
 namespace penstock::testing {
@@ -199,6 +200,27 @@ TEST_P(GroupFaultTest, CancelledTransfersStopAndSaySo) {
   const Transfer done = engine.feed_once(places(buffers), locked.data(), data.size());
   done.synchronize();
   EXPECT_FALSE(done.cancel());
+}
+
+TEST_P(GroupFaultTest, ATransferThatIsTakenWholeIsNotCancelled) {
+  const auto data = random_bytes(20000, 9);  // one chunk
+  GroupEngine engine(DeviceGroup(devices_), small_chunks());
+  const auto buffers = poisoned_for_all(data.size());
+  std::promise<Transfer> asked;
+  const std::shared_future<Transfer> answer = asked.get_future().share();
+  std::atomic<bool> cancelled{false};
+  // Whoever has taken the chunk asks before it is sent.
+  for (const auto& one : faulty_) {
+    one->before(Entry::copy, [&] {
+      if (answer.get().cancel()) cancelled = true;
+    });
+  }
+  const Transfer transfer = engine.feed_once(places(buffers), data.data(), data.size());
+  asked.set_value(transfer);
+  transfer.synchronize();
+  EXPECT_FALSE(cancelled);
+  for (const auto& one : faulty_) one->before(Entry::copy, {});
+  expect_everywhere(transfer, buffers, data);
 }
 
 TEST_P(GroupFaultTest, HandlesOutliveTheEngineWhichCancelsWhatNoLinkHas) {

@@ -294,6 +294,9 @@ TEST_P(GroupEngineTest, RefusesWhatHasNoMeaning) {
   std::vector<std::byte> host(data.size());
   all.back() = host.data();
   EXPECT_THAT(feed(), HasSubstr("not memory of that device"));
+  all = places(buffers);
+  std::swap(all.front(), all.back());
+  EXPECT_THAT(feed(), HasSubstr("not memory of that device"));
   EXPECT_THAT(refusal([&] { (void)engine.relay(size(), buffers[0].data(), data.data(), data.size()); }),
               HasSubstr("not in a group"));
   EXPECT_THAT(refusal([&] { (void)engine.relay(0, buffers[0].data(), buffers[0].data(), 10); }),

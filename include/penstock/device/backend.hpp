@@ -62,6 +62,7 @@ class Backend {
   virtual void* host_allocate(std::size_t bytes) = 0;
   virtual void host_free(void* data) noexcept = 0;
   [[nodiscard]] virtual MemoryKind kind_of(const void* data) const = 0;
+  [[nodiscard]] virtual bool owns(const void* data) const = 0;
   [[nodiscard]] virtual void* device_address(void* locked) const = 0;
 
   // Work, enqueued as Stream says. A request is copied before the call returns.

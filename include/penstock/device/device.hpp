@@ -82,6 +82,9 @@ class Device {
   /// `pinned`, unknown addresses as pageable. Memory of any GPU is `device` to every GPU. Memory of another
   /// host device is so only once that is an enabled peer. Does not block; takes a fraction of a µs.
   [[nodiscard]] MemoryKind kind_of(const void* data) const;
+  /// True if device memory at `data` is that of this device, and not of a peer. Managed memory is every
+  /// GPU's. Does not block; takes a fraction of a µs.
+  [[nodiscard]] bool owns(const void* data) const;
   /// The address at which kernels reach locked host memory. Does not block. Throws InvalidArgument if the
   /// memory is not locked, Unsupported if it is not mapped for the device.
   [[nodiscard]] void* device_address(void* locked) const;

@@ -48,9 +48,10 @@ struct GroupCopyOptions {
 /// other (DeviceGroup::unreached) do not push to each other. A warning names them once.
 ///
 /// A Transfer of this engine is one of all devices. It is done once each of them has all bytes. Any stream of
-/// a member may wait for it. If one device fails, the transfer fails for all, once none is touched any more.
-/// Its path is `staged` if every link carries it out of slots, otherwise `direct`. CopyOptions::timed has no
-/// counterpart. The destructor cancels transfers with chunks that no link has yet, and waits for the others.
+/// a member may wait for it. If one device fails, the transfer fails for all, once none is touched any more;
+/// a query that finds the failure blocks until then. Its path is `staged` if every link carries it out of
+/// slots, otherwise `direct`. It is not timed. The destructor cancels transfers with chunks that no link has
+/// yet, and waits for the others.
 class GroupEngine {
  public:
   /// Starts a thread for each member. Throws InvalidArgument for options out of range, DeviceError.
@@ -64,8 +65,8 @@ class GroupEngine {
   /// between pieces, up to the next multiple of 256, become unspecified.
   ///
   /// Returns at once. The sources are read until synchronize_source returns. Pieces of zero bytes are
-  /// allowed. Throws InvalidArgument for null ends, pieces that overlap, or destinations that are not device
-  /// memory.
+  /// allowed. Throws InvalidArgument for null ends, pieces that overlap, or destinations that are not memory
+  /// of their device.
   [[nodiscard]] Transfer feed_once(std::span<std::byte* const> destinations,
                                    std::span<const GroupPiece> pieces, const GroupCopyOptions& options = {});
   /// The same for one array.

@@ -217,6 +217,11 @@ class CudaBackend final : public Backend {
     return pointer.type == kMemoryTypeHost ? MemoryKind::pinned : MemoryKind::pageable;
   }
 
+  [[nodiscard]] bool owns(const void* data) const override {
+    const Pointer pointer = look_up(data, 4);
+    return pointer.managed != 0 || (pointer.type == kMemoryTypeDevice && pointer.ordinal == info_.index);
+  }
+
   [[nodiscard]] void* device_address(void* locked) const override {
     const Pointer pointer = look_up(locked, 3);
     if (pointer.managed != 0 || pointer.type != kMemoryTypeHost) {
@@ -307,14 +312,15 @@ class CudaBackend final : public Backend {
     unsigned type = 0;
     unsigned managed = 0;
     void* device = nullptr;
+    int ordinal = -1;
   };
 
-  // Looks up the first `count` of three: memory type, whether it is managed, address. Each takes time.
+  // Looks up the first `count` of four: memory type, whether it is managed, address, device. Each takes time.
   [[nodiscard]] Pointer look_up(const void* data, unsigned count) const {
     Pointer pointer;
     std::array attributes{PointerAttribute::memory_type, PointerAttribute::is_managed,
-                          PointerAttribute::device_pointer};
-    std::array<void*, 3> answers{&pointer.type, &pointer.managed, &pointer.device};
+                          PointerAttribute::device_pointer, PointerAttribute::device_ordinal};
+    std::array<void*, 4> answers{&pointer.type, &pointer.managed, &pointer.device, &pointer.ordinal};
     const Result result = try_call(context_, driver_.pointer_get_attributes, count, attributes.data(),
                                    answers.data(), as_address(data));
     if (result == kInvalidValue) return {};

@@ -65,6 +65,7 @@ enum class PointerAttribute : int {
   memory_type = 2,
   device_pointer = 3,
   is_managed = 8,
+  device_ordinal = 9,
 };
 
 /// Attributes of a batch of copies: CUmemcpyAttributes.

@@ -61,6 +61,7 @@ class HostBackend final : public Backend {
   void* host_allocate(std::size_t bytes) override;
   void host_free(void* data) noexcept override;
   MemoryKind kind_of(const void* data) const override;
+  bool owns(const void* data) const override;
   void* device_address(void* locked) const override;
 
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
@@ -332,6 +333,11 @@ void HostBackend::host_free(void* data) noexcept {
 MemoryKind HostBackend::kind_of(const void* data) const {
   enter("kind_of");
   return find(data, 1).range.kind;
+}
+
+bool HostBackend::owns(const void* data) const {
+  enter("owns");
+  return core_->memory.kind_of(data, 1).kind == MemoryKind::device;
 }
 
 void* HostBackend::device_address(void* locked) const {
