@@ -16,6 +16,8 @@ done
 
 build/release/benchmarks/bench_data
 build/release/benchmarks/bench_engine --device host --json build/bench.json
+build/release/benchmarks/bench_group --devices host:0,link=0.5,peer=4 host:1,link=0.5,peer=4 --chunk-kib 4096 \
+  --json build/group.json
 rm -f build/torch-loader.json
 if [ -n "$python" ]; then
   "$python" benchmarks/torch_loader.py --images 4096 --json build/torch-loader.json

@@ -87,6 +87,8 @@ case "${1:-}" in
     gpus=$(python3 -c 'import torch; print(*(f"cuda:{i}" for i in range(torch.cuda.device_count())))')
     if [ "$(wc -w <<<"$gpus")" -gt 1 ]; then
       # shellcheck disable=SC2086
+      build/release/benchmarks/bench_group --devices $gpus --mib 2048 --json build/gpu-group.json || true
+      # shellcheck disable=SC2086
       python3 benchmarks/processes.py --devices $gpus --mib 16384 --seconds 5 --dataloader 8 || true
     fi
     python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \

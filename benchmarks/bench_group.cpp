@@ -1,0 +1,238 @@
+// Several devices fed once, and one fed over the links of all, beside what their links carry, in one run,
+// bytes verified.
+//
+//   bench_group --devices host:0,link=0.5,peer=4 host:1,link=0.5,peer=4
+//   bench_group --devices cuda:0 cuda:1 --mib 2048
+
+#include "harness.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/copy_bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
+#include <penstock/device/device_group.hpp>
+#include <penstock/memory/pool.hpp>
+#include <penstock/memory/registration.hpp>
+#include <penstock/transfer/group_engine.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <random>
+
+namespace penstock::bench {
+namespace {
+
+/// Memory on each device, and the same bytes in pinned and in pageable memory of the host.
+class GroupBench {
+ public:
+  GroupBench(const std::vector<std::string>& specs, std::size_t bytes, std::size_t repetitions,
+             std::size_t chunk_bytes)
+      : group_(open(specs)),
+        bytes_(bytes),
+        repetitions_(repetitions),
+        engine_(group_, {.chunk_bytes = chunk_bytes}),
+        pageable_(bytes) {
+    std::mt19937_64 random(1);
+    for (std::size_t i = 0; i + 8 <= bytes; i += 8) {
+      const std::uint64_t word = random();
+      std::memcpy(pageable_.data() + i, &word, 8);
+    }
+    for (std::size_t i = 0; i < group_.size(); ++i) {
+      pinned_pools_.push_back(make_pinned_pool(group_[i]));
+      pools_.push_back(make_device_pool(group_[i]));
+      memory_.push_back(pools_.back().allocate(bytes));
+      places_.push_back(memory_.back().data());
+      streams_.push_back(group_[i].create_stream());
+      plain_.push_back(std::make_unique<TransferEngine>(group_[i]));
+      threads_ += plain_.back()->threads();
+    }
+    pinned_ = pinned_pools_.front().allocate(align_up(bytes, 4096));
+    std::memcpy(pinned_.data(), pageable_.data(), bytes);
+    for (std::size_t i = 0; i < group_.size(); ++i) {
+      if (group_[i].kind_of(pinned_.data()) == MemoryKind::pageable) {
+        locks_.emplace_back(group_[i], pinned_.data(), pinned_.size());
+      }
+    }
+  }
+
+  void run() {
+    std::vector<Contender> race_;
+    for (std::size_t i = 0; i < group_.size(); ++i) {
+      race_.push_back(
+          {"link of " + group_[i].info().spec, [this, i] { pull(i), streams_[i].synchronize(); }});
+    }
+    const std::size_t links = race_.size();
+    race_.push_back({"all links at once", [this] {
+                       for (std::size_t i = 0; i < group_.size(); ++i) pull(i);
+                       synchronize_all();
+                     }});
+    race_.push_back({"host copy into pinned slots", [this] { fill_slots(); }});
+    race_.push_back({"the first pulls, then pushes", [this] { pull_and_push(); }});
+    const std::size_t first = race_.size();
+    race_.push_back(
+        {"feed once, pinned", [this] { engine_.feed_once(places_, pinned_.data(), bytes_).synchronize(); }});
+    race_.push_back({"feed once, pageable",
+                     [this] { engine_.feed_once(places_, pageable_.data(), bytes_).synchronize(); }});
+    race_.push_back(
+        {"relay, pinned", [this] { engine_.relay(0, places_[0], pinned_.data(), bytes_).synchronize(); }});
+    race_.push_back({"relay, pageable",
+                     [this] { engine_.relay(0, places_[0], pageable_.data(), bytes_).synchronize(); }});
+    for (std::size_t i = first; i < race_.size(); ++i) verify(race_[i], i < first + 2 ? group_.size() : 1);
+    race(race_, repetitions_, 1);
+
+    double sum = 0;
+    for (std::size_t i = 0; i < links; ++i) sum += rate(race_[i]);
+    const double filled = rate(race_[links + 1]);
+    note("each pulls all, all at once", race_[links], sum / static_cast<double>(links), "a link, alone", 0);
+    note("the first pulls all, then pushes to each", race_[links + 2], sum / static_cast<double>(links),
+         "a link, alone", 0);
+    for (std::size_t i = first; i < race_.size(); ++i) {
+      const bool pageable = (i - first) % 2 != 0;
+      const bool held_by_host = pageable && filled < sum;
+      note(race_[i].name + (i < first + 2 ? ": each of them receives" : ": one of them receives"), race_[i],
+           held_by_host ? filled : sum,
+           held_by_host ? fmt::format("{} threads into pinned slots", threads_) : "the sum of the links",
+           held_by_host ? 0.90 : 0.95);
+    }
+    for (const Contender& contender : race_) {
+      json["measured"][contender.name]["median_seconds"] = contender.summary().median;
+    }
+    json["devices"] = nlohmann::json::array();
+    for (std::size_t i = 0; i < group_.size(); ++i) json["devices"].push_back(group_[i].info().spec);
+    json["bytes"] = bytes_;
+    json["rows"] = to_json(rows);
+    json["unreached"] = group_.unreached();
+  }
+
+  [[nodiscard]] const DeviceGroup& group() const { return group_; }
+
+  std::vector<Row> rows;
+  nlohmann::json json;
+
+ private:
+  static DeviceGroup open(const std::vector<std::string>& specs) {
+    std::vector<Device> devices;
+    for (const std::string& spec : specs) devices.push_back(Device::open(spec));
+    return DeviceGroup(std::move(devices));
+  }
+
+  [[nodiscard]] double rate(const Contender& contender) const {
+    return static_cast<double>(bytes_) / contender.summary().median;
+  }
+
+  void note(const std::string& work, const Contender& contender, double beside, const std::string& what,
+            double goal) {
+    const double ratio = rate(contender) / beside;
+    rows.push_back({work, fmt::format("{:.3f} GB/s", rate(contender) / kGB),
+                    fmt::format("{:.3f} GB/s: {}", beside / kGB, what), fmt::format("{:.3f}", ratio),
+                    goal == 0 ? "" : fmt::format("{:.2f}", goal), ratio >= goal});
+  }
+
+  void pull(std::size_t member) {
+    streams_[member].copy(places_[member], pinned_.data(), bytes_, CopyDirection::h2d);
+  }
+
+  void synchronize_all() {
+    for (const Stream& stream : streams_) stream.synchronize();
+  }
+
+  void pull_and_push() {
+    pull(0);
+    for (std::size_t i = 1; i < group_.size(); ++i) {
+      if (group_.reaches(0, i)) streams_[0].copy(places_[i], places_[0], bytes_, CopyDirection::d2d);
+    }
+    synchronize_all();
+  }
+
+  /// What the host's threads can bring into slots, without a device.
+  void fill_slots() {
+    constexpr std::size_t kGranule = std::size_t{512} << 10;
+    const std::size_t window = std::min(std::size_t{64} << 20, bytes_);
+    const std::size_t granules = (bytes_ + kGranule - 1) / kGranule;
+    if (!team_) {
+      team_ = std::make_unique<HostWorkers>(HostWorkersOptions{
+          .threads = std::min(threads_, HostWorkersOptions::kMostThreads), .on_start = {}});
+      slots_ = pinned_pools_.front().allocate(window);
+    }
+    team_->for_each(granules, [&](std::size_t granule) {
+      const std::size_t from = granule * kGranule;
+      const std::size_t count = std::min(kGranule, bytes_ - from);
+      copy_bytes(slots_.data() + from % (window - window % kGranule), pageable_.data() + from, count,
+                 StoreKind::streaming);
+    });
+  }
+
+  void verify(const Contender& contender, std::size_t receivers) {
+    for (std::size_t i = 0; i < receivers; ++i) {
+      streams_[i].fill(places_[i], 0xA5, bytes_);
+      streams_[i].synchronize();
+    }
+    contender.run();
+    std::vector<std::byte> back(bytes_);
+    for (std::size_t i = 0; i < receivers; ++i) {
+      plain_[i]->copy(back.data(), places_[i], bytes_).synchronize();
+      if (std::memcmp(back.data(), pageable_.data(), bytes_) != 0) {
+        throw Error(fmt::format("{}: wrong bytes on {}", contender.name, group_[i].info().spec));
+      }
+    }
+  }
+
+  const DeviceGroup group_;
+  const std::size_t bytes_;
+  const std::size_t repetitions_;
+  GroupEngine engine_;
+  std::vector<std::byte> pageable_;
+  std::vector<Pool> pinned_pools_;
+  std::vector<Pool> pools_;
+  std::vector<Buffer> memory_;
+  std::vector<std::byte*> places_;
+  std::vector<Stream> streams_;
+  std::vector<std::unique_ptr<TransferEngine>> plain_;
+  unsigned threads_ = 0;
+  Buffer pinned_;
+  std::vector<Registration> locks_;
+  std::unique_ptr<HostWorkers> team_;
+  Buffer slots_;
+};
+
+int run_group_bench(int argc, char** argv) {
+  CLI::App app(
+      "Devices that receive together, and one that receives over all links, beside the links alone.");
+  std::vector<std::string> devices;
+  std::size_t mib = 128;
+  std::size_t repetitions = 5;
+  std::size_t chunk_kib = 0;
+  std::string json_file;
+  app.add_option("--devices", devices, "two devices or more")->required();
+  app.add_option("--mib", mib, "MiB of a transfer")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--repetitions", repetitions, "of each measurement")->check(CLI::Range(1, 1000));
+  app.add_option("--chunk-kib", chunk_kib, "KiB of the largest chunk; 0: as the links' profiles say");
+  app.add_option("--json", json_file, "a file for the figures");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    GroupBench bench(devices, mib << 20, repetitions, chunk_kib << 10);
+    bench.run();
+    fmt::print("{}, transfers of {}\n\n", fmt::join(devices, " and "), format_bytes(mib << 20));
+    print_table(bench.rows);
+    for (const std::string& pair : bench.group().unreached()) fmt::print("\n{}\n", pair);
+    if (!json_file.empty()) std::ofstream(json_file) << bench.json.dump(2) << '\n';
+  } catch (const Error& error) {
+    fmt::print(stderr, "bench_group: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace penstock::bench
+
+int main(int argc, char** argv) { return penstock::bench::run_group_bench(argc, argv); }
