@@ -114,6 +114,9 @@ class Engine:
     def in_flight(self) -> int:
         """Sets of transfers that nobody waits for and that are not done."""
 
+    def reaches(self, other: Engine) -> bool:
+        """Whether copies on this device can name memory of the other."""
+
     @property
     def spec(self) -> str: ...
 
@@ -130,6 +133,17 @@ class Engine:
     def index(self) -> int: ...
 
 def use_exchange_api(use: bool) -> None: ...
+
+class Group:
+    """Sends to several devices over the links of all."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None: ...
+
+    def send(self, tree: object | None, expand: Sequence[object]) -> list[Flight]: ...
+
+    def relay(self, tree: object | None, expand: object) -> Flight: ...
+
+    def close(self) -> None: ...
 
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:
     """A nest with its arrays in new memory of the host."""

@@ -8,12 +8,14 @@ import pathlib
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from . import _core
-from ._errors import DeviceError
+from ._errors import DeviceError, InvalidArgument
 
 _engines: dict[str, _core.Engine] = {}
+_groups: dict[tuple[str, ...], _core.Group] = {}
 _users: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 _owner = os.getpid()
@@ -52,6 +54,35 @@ def engine_for(device: Any) -> _core.Engine:
                 "sides of a fork. Use penstock in the parent only, or start processes with the 'spawn' method."
             )
     return engine
+
+
+def engines_of(name: str, devices: Any) -> list[_core.Engine]:
+    """The engines of a list of devices. Raises InvalidArgument, with the argument's `name`, for anything else."""
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise InvalidArgument(f"{name} is a list of devices, such as ['cuda:0', 'cuda:1'], not {devices!r}.")
+    return [engine_for(device) for device in devices]
+
+
+def neighbours_of(engine: _core.Engine) -> list[_core.Engine]:
+    """The engines of the other devices that reach its memory: of the GPUs that this process sees, all of which are
+    opened, or of the host devices that are open."""
+    if engine.is_cuda:
+        gpus = [device.index for device in _core.inventory()[0] if device.backend == "cuda"]
+        others = [engine_for(f"cuda:{index}") for index in gpus if index != engine.index]
+    else:
+        others = [other for other in host_engines() if other is not engine]
+    return [other for other in others if other.reaches(engine)]
+
+
+def group_for(engines: list[_core.Engine]) -> _core.Group:
+    """What sends to several devices over the links of all. Made at the first call for these engines in this order.
+    Raises InvalidArgument for devices that cannot be in one group."""
+    key = tuple(engine.spec for engine in engines)
+    with _lock:
+        group = _groups.get(key)
+        if group is None:
+            group = _groups[key] = _core.Group(engines)
+    return group
 
 
 def is_forked() -> bool:
@@ -99,8 +130,8 @@ def _close_all() -> None:
     for user in list(_users):
         user.close()
     if os.getpid() == _owner:
-        for engine in _engines.values():
-            engine.close()
+        for opened in [*_groups.values(), *_engines.values()]:
+            opened.close()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core, _outputs, _static
-from ._engines import engine_for, host_engines, resolve
+from ._engines import engine_for, engines_of, group_for, host_engines, neighbours_of, resolve
 from ._errors import InvalidArgument
 from ._nests import Expander
 
@@ -17,7 +17,7 @@ def expander_for(engine: _core.Engine, static: bool = False) -> Expander:
     return Expander(target, sends=True, refuse=_static.why_not if static else None)
 
 
-def to_device(tree: Any, device: Any = "auto") -> Any:
+def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any = None) -> Any:
     """Copy the arrays in a nest to a device, in as few transfers as possible.
 
     `tree` is any nest of dict, list, tuple, named tuple, dataclass, or a registered type, around PyTorch tensors,
@@ -34,9 +34,34 @@ def to_device(tree: Any, device: Any = "auto") -> Any:
 
     `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. Raises InvalidArgument for an unknown
     device, TypeError (with the place) for arrays that cannot be sent, OutOfMemory, DeviceError.
+
+    `group`: a list of devices, in place of `device`. Each receives the whole nest, and the result is a list of nests,
+    one for each device. The devices are GPUs only, or host devices only. Each pulls a part of the bytes over its own
+    link, and pushes it on to the others, so that all links are used and each byte is read once. Devices that do not
+    reach each other's memory pull all bytes themselves, and a warning in the log `penstock` names them. If a device
+    fails, the call raises its error. Nests of less than 1 MiB, and those with arrays that are on one of the devices
+    already, are sent to each device for itself.
+
+    `relay`: a list of other devices, whose links help to fill `device`. They pull parts of the bytes into buffers of
+    their own, at most 4 chunks of some MiB, and push them on. The less room their links have, the less they carry. A
+    neighbour's link is the neighbour's, so nothing is relayed unless this is given. "auto" takes all devices that reach
+    the memory of `device`: of the GPUs that this process sees, or of the host devices that it has open. Each GPU that
+    it takes is opened here, which costs some hundred MB of its memory.
     """
+    if group is not None:
+        if relay is not None or str(device) != "auto":
+            raise InvalidArgument("group names all devices that receive. Leave out device and relay.")
+        engines = engines_of("group", group)
+        flights = group_for(engines).send(tree, [expander_for(engine) for engine in engines])
+        for flight in flights:
+            flight.release_sources()
+        return [flight.land() for flight in flights]
     engine = engine_for(device)
-    flight = engine.send(tree, expander_for(engine))
+    others = [] if relay is None else neighbours_of(engine) if relay == "auto" else engines_of("relay", relay)
+    if others:
+        flight = group_for([engine, *others]).relay(tree, expander_for(engine))
+    else:
+        flight = engine.send(tree, expander_for(engine))
     flight.release_sources()
     return flight.land()
 

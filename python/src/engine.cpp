@@ -192,9 +192,7 @@ TransferEngine& Engine::engine() const {
   return *engine_;
 }
 
-bool Engine::owns(const void* data) const {
-  return fork_generation() == generation_ && device_.kind_of(data) == MemoryKind::device;
-}
+bool Engine::owns(const void* data) const { return fork_generation() == generation_ && device_.owns(data); }
 
 std::size_t Engine::in_flight() {
   reap();
@@ -239,6 +237,39 @@ std::vector<nb::object> Engine::make_all(const std::vector<Leaf>& leaves,
 
 Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, const FilledSlot* slot,
                     FixedBatches* fixed) {
+  Shipment shipment = load(tree, expand, pin, slot, fixed);
+  if (shipment.nest.leaves().empty()) return finish(std::move(shipment), fixed);
+  Flight& flight = shipment.flight;
+  FixedSet* const set = flight.set_.get();
+  const std::optional<Stream> after = stream_of(flight);
+  {
+    const nb::gil_scoped_release unlocked;
+    if (set != nullptr) {
+      // Nobody may have waited for the transfers of a batch that was dropped.
+      order_behind(set->transfers, after);
+      if (after && !set->arrays.empty() && set->stream != flight.stream_) {
+        Event used = device_.create_event();
+        used.record(device_.wrap_stream(set->stream));
+        after->wait(used);
+      }
+    }
+    try {
+      enqueue(shipment, {.after = after ? &*after : nullptr, .timed = timed});
+    } catch (...) {
+      if (set != nullptr) set->transfers = flight.pending_.transfers;
+      throw;
+    }
+  }
+  return finish(std::move(shipment), fixed);
+}
+
+std::optional<Stream> Engine::stream_of(const Flight& flight) const {
+  if (!cuda_ || Torch::get() == nullptr) return std::nullopt;
+  return device_.wrap_stream(flight.stream_);
+}
+
+Shipment Engine::load(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
+                      FixedBatches* fixed) {
   reap();
   (void)engine();
   Flight flight(shared_from_this());
@@ -260,7 +291,6 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
     count(leaf);
     return Tree::Choice::leaf;
   });
-  std::vector<Leaf>& leaves = nest.leaves();
   Torch* torch = Torch::get();
   const bool cuda_torch = cuda_ && torch != nullptr;
   if (cuda_torch) flight.stream_ = torch->current_stream(index());
@@ -270,12 +300,17 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
     flight.pending_.read_by_others = device_.create_event();
     flight.pending_.read_by_others->record(device_.wrap_stream(flight.stream_));
   }
-  std::vector<nb::object> results;
-  if (leaves.empty()) {
-    flight.result_ = nest.build(results);
-    return flight;
-  }
-  if (pin && cuda_torch) {
+  Shipment shipment{.flight = std::move(flight), .nest = std::move(nest)};
+  if (shipment.nest.leaves().empty()) return shipment;
+  fill_in(shipment, pin, slot, fixed);
+  return shipment;
+}
+
+void Engine::fill_in(Shipment& shipment, bool pin, const FilledSlot* slot, FixedBatches* fixed) {
+  Flight& flight = shipment.flight;
+  std::vector<Leaf>& leaves = shipment.nest.leaves();
+  Torch* const torch = cuda_ ? Torch::get() : nullptr;
+  if (pin && torch != nullptr) {
     for (Leaf& leaf : leaves) {
       if (leaf.bytes >= kPinnedByTorch && !is_pinned(leaf)) torch->pin(leaf);
     }
@@ -283,14 +318,12 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
   const std::shared_ptr<FixedSet> set = fixed == nullptr ? nullptr : fixed->next(leaves);
   flight.set_ = set;
   Groups groups = group(leaves, slot, true);
-  const Layout layout = set ? lay_out_in_order(leaves) : lay_out(leaves, groups);
+  Layout layout = set ? lay_out_in_order(leaves) : lay_out(leaves, groups);
   if (set && !travels_as_one(groups, leaves, layout)) groups = group(leaves, slot, false);
   for (const Leaf& leaf : leaves) flight.bytes_ += leaf.bytes;
   std::shared_ptr<Storage> storage = set ? set->storage : nullptr;
-  if (!storage) storage = allocate(layout.bytes, cuda_torch);
+  if (!storage) storage = allocate(layout.bytes, torch != nullptr);
   if (set) set->storage = storage;
-  std::vector<std::byte*> destinations(leaves.size());
-  for (std::size_t i = 0; i < leaves.size(); ++i) destinations[i] = storage->data() + layout.offsets[i];
   flight.pending_.storage = storage;
   for (std::size_t i : groups.alone) {
     if (!is_in(slot, leaves[i])) flight.pending_.sources.push_back(leaves[i].source);
@@ -298,43 +331,38 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
   if (std::ranges::any_of(leaves, [slot](const Leaf& leaf) { return is_in(slot, leaf); })) {
     flight.pending_.slot = slot->storage;
   }
-  {
-    const nb::gil_scoped_release unlocked;
-    std::optional<Stream> after;
-    if (cuda_torch) after.emplace(device_.wrap_stream(flight.stream_));
-    if (set) {
-      // Nobody may have waited for the transfers of a batch that was dropped.
-      order_behind(set->transfers, after);
-      if (after && !set->arrays.empty() && set->stream != flight.stream_) {
-        Event used = device_.create_event();
-        used.record(device_.wrap_stream(set->stream));
-        after->wait(used);
-      }
-    }
-    try {
-      enqueue(flight, leaves, groups, destinations, {.after = after ? &*after : nullptr, .timed = timed});
-    } catch (...) {
-      if (set) set->transfers = flight.pending_.transfers;
-      throw;
-    }
+  shipment.groups = std::move(groups);
+  shipment.offsets = std::move(layout.offsets);
+}
+
+Flight Engine::finish(Shipment shipment, FixedBatches* fixed) {
+  Flight& flight = shipment.flight;
+  const std::vector<Leaf>& leaves = shipment.nest.leaves();
+  std::vector<nb::object> results;
+  if (leaves.empty()) {
+    flight.result_ = shipment.nest.build(results);
+    return std::move(flight);
   }
+  const std::shared_ptr<Storage>& storage = flight.pending_.storage;
+  FixedSet* const set = flight.set_.get();
+  const bool cuda_torch = cuda_ && Torch::get() != nullptr;
   if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.pending_.transfers);
-  if (set) {
+  if (set != nullptr) {
     set->transfers = flight.pending_.transfers;
     if (set->arrays.empty()) {
       const OutsideInferenceMode mode;
       std::vector<FixedArray> arrays;
-      for (nb::object& array : make_all(leaves, storage, destinations)) {
+      for (nb::object& array : make_all(leaves, storage, shipment.destinations())) {
         arrays.emplace_back(std::move(array), fixed->mark());
       }
       set->arrays = std::move(arrays);
     }
     for (const FixedArray& array : set->arrays) results.push_back(array.object());
   } else {
-    results = make_all(leaves, storage, destinations);
+    results = make_all(leaves, storage, shipment.destinations());
   }
-  flight.result_ = nest.build(results);
-  return flight;
+  flight.result_ = shipment.nest.build(results);
+  return std::move(flight);
 }
 
 Engine::Layout Engine::lay_out(const std::vector<Leaf>& leaves, const Groups& groups) {
@@ -372,7 +400,7 @@ bool Engine::travels_as_one(const Groups& groups, const std::vector<Leaf>& leave
   });
 }
 
-Engine::Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* slot, bool as_one) const {
+Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* slot, bool as_one) const {
   Groups groups;
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -395,8 +423,17 @@ Engine::Groups Engine::group(const std::vector<Leaf>& leaves, const FilledSlot* 
   return groups;
 }
 
-void Engine::enqueue(Flight& flight, const std::vector<Leaf>& leaves, const Groups& groups,
-                     const std::vector<std::byte*>& destinations, const CopyOptions& common) {
+std::vector<std::byte*> Shipment::destinations() const {
+  std::vector<std::byte*> places;
+  for (const std::size_t offset : offsets) places.push_back(flight.pending_.storage->data() + offset);
+  return places;
+}
+
+void Engine::enqueue(Shipment& shipment, const CopyOptions& common) {
+  Flight& flight = shipment.flight;
+  const std::vector<Leaf>& leaves = shipment.nest.leaves();
+  const Groups& groups = shipment.groups;
+  const std::vector<std::byte*> destinations = shipment.destinations();
   auto& transfers = flight.pending_.transfers;
   transfers.reserve(groups.alone.size() + 2);
   CopyOptions options = common;

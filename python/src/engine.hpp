@@ -47,6 +47,15 @@ struct Fetch {
 };
 
 class Engine;
+struct Shipment;
+
+/// How the arrays of one nest travel.
+struct Groups {
+  std::vector<std::size_t> together;  ///< out of a locked slot
+  std::span<const std::byte> slot;    ///< what holds these
+  std::vector<std::size_t> packed;
+  std::vector<std::size_t> alone;
+};
 
 /// A nest on its way to the device. It may be dropped before land().
 class Flight {
@@ -78,6 +87,8 @@ class Flight {
 
  private:
   friend class Engine;
+  friend class Group;
+  friend struct Shipment;
   std::shared_ptr<Engine> engine_;
   nb::object result_;
   PendingTransfers pending_;
@@ -87,6 +98,18 @@ class Flight {
   std::size_t bytes_left_ = 0;
   std::size_t arrays_ = 0;
   std::size_t samples_ = 0;
+};
+
+/// A nest taken apart, with memory on the device that nothing has been sent to yet. If the nest has no
+/// leaves, there is no memory.
+struct Shipment {
+  Flight flight;
+  Tree nest;
+  Groups groups;
+  std::vector<std::size_t> offsets;  ///< of each leaf in the memory
+
+  /// Where each leaf goes.
+  [[nodiscard]] std::vector<std::byte*> destinations() const;
 };
 
 /// Everything for sending to one device: the transfer engine, a pool for results outside a framework's
@@ -131,16 +154,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   friend class WeightLoad;
+  friend class Group;
   Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
   [[nodiscard]] TransferEngine& engine() const;
   [[nodiscard]] std::shared_ptr<Storage> allocate(std::size_t bytes, bool for_torch);
-  /// How the arrays of one nest travel.
-  struct Groups {
-    std::vector<std::size_t> together;  ///< out of a locked slot
-    std::span<const std::byte> slot;    ///< what holds these
-    std::vector<std::size_t> packed;
-    std::vector<std::size_t> alone;
-  };
   /// Where the arrays of one nest lie in its memory.
   struct Layout {
     std::vector<std::size_t> offsets;
@@ -158,8 +175,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::vector<nb::object> make_all(const std::vector<Leaf>& leaves,
                                                  const std::shared_ptr<Storage>& storage,
                                                  const std::vector<std::byte*>& places) const;
-  void enqueue(Flight& flight, const std::vector<Leaf>& leaves, const Groups& groups,
-               const std::vector<std::byte*>& destinations, const CopyOptions& common);
+  // The steps of send.
+  [[nodiscard]] Shipment load(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
+                              FixedBatches* fixed);
+  void fill_in(Shipment& shipment, bool pin, const FilledSlot* slot, FixedBatches* fixed);
+  /// PyTorch's current stream when the nest was taken apart. None if the results are not PyTorch's. The
+  /// caller holds the interpreter's lock.
+  [[nodiscard]] std::optional<Stream> stream_of(const Flight& flight) const;
+  void enqueue(Shipment& shipment, const CopyOptions& common);
+  [[nodiscard]] Flight finish(Shipment shipment, FixedBatches* fixed);
   [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
                                 bool for_torch) const;
 

@@ -30,6 +30,10 @@ void bind_engine(nb::module_& module) {
           nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false)
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Sets of transfers that nobody waits for and that are not done.")
+      .def(
+          "reaches",
+          [](const Engine& self, const Engine& other) { return self.device().can_reach(other.device()); },
+          nb::arg("other"), "Whether copies on this device can name memory of the other.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
       .def_prop_ro("memory_bytes", [](const Engine& engine) { return engine.device().memory().total; })
       .def_prop_ro("numa_node", [](const Engine& engine) { return engine.info().numa_node; })

@@ -3,6 +3,7 @@
 #include "feed_account.hpp"
 #include "fetch.hpp"
 #include "filled_slot.hpp"
+#include "group.hpp"
 #include "native_loader.hpp"
 #include "sampler_state.hpp"
 #include "share_dataset.hpp"
@@ -100,6 +101,7 @@ NB_MODULE(_core, module) {
   bind_devices(module);
   bind_arrays(module);
   bind_engine(module);
+  bind_group(module);
   bind_fetch(module);
   bind_weight_load(module);
   bind_weight_save(module);

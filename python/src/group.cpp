@@ -1,0 +1,160 @@
+#include "group.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/device/device_group.hpp>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+// Handing fewer bytes to the members' threads takes longer than the links of the others save.
+constexpr std::size_t kLeastInGroup = std::size_t{1} << 20;
+
+DeviceGroup group_of(const std::vector<std::shared_ptr<Engine>>& engines) {
+  std::vector<Device> devices;
+  devices.reserve(engines.size());
+  for (const auto& engine : engines) devices.push_back(engine->device());
+  return DeviceGroup(std::move(devices));
+}
+
+GroupOptions options_of(const std::vector<std::shared_ptr<Engine>>& engines) {
+  GroupOptions options;
+  for (const auto& engine : engines) options.profiles.push_back(engine->transfers().profile());
+  return options;
+}
+
+// An array that is on one of the devices already is a leaf for the others alone.
+bool have_the_same_leaves(std::vector<Shipment>& shipments) {
+  std::vector<Leaf>& first = shipments.front().nest.leaves();
+  return std::ranges::all_of(shipments, [&](Shipment& shipment) {
+    return std::ranges::equal(shipment.nest.leaves(), first, [](const Leaf& a, const Leaf& b) {
+      return a.data == b.data && a.bytes == b.bytes;
+    });
+  });
+}
+
+}  // namespace
+
+Group::Group(std::vector<std::shared_ptr<Engine>> engines)
+    : engines_(std::move(engines)),
+      group_(std::make_unique<GroupEngine>(group_of(engines_), options_of(engines_))) {}
+
+std::shared_ptr<Group> Group::open(std::vector<std::shared_ptr<Engine>> engines) {
+  const nb::gil_scoped_release unlocked;
+  return {new Group(std::move(engines)), [](Group* group) {
+            group->close();
+            delete group;
+          }};
+}
+
+GroupEngine& Group::engine() const {
+  for (const auto& engine : engines_) engine->refuse_fork();
+  if (!group_) throw Closed("penstock's group of devices was closed.");
+  return *group_;
+}
+
+std::vector<Flight> Group::send(nb::handle tree, const std::vector<nb::object>& expand) {
+  (void)engine();
+  std::vector<Shipment> shipments;
+  shipments.reserve(engines_.size());
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    shipments.push_back(engines_[i]->load(tree, expand[i], false, nullptr, nullptr));
+  }
+  enqueue(shipments);
+  std::vector<Flight> flights;
+  flights.reserve(engines_.size());
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    flights.push_back(engines_[i]->finish(std::move(shipments[i]), nullptr));
+  }
+  return flights;
+}
+
+Flight Group::relay(nb::handle tree, nb::handle expand) {
+  (void)engine();
+  std::vector<Shipment> shipments;
+  shipments.push_back(engines_.front()->load(tree, expand, false, nullptr, nullptr));
+  enqueue(shipments);
+  return engines_.front()->finish(std::move(shipments.front()), nullptr);
+}
+
+void Group::enqueue(std::vector<Shipment>& shipments) const {
+  const std::vector<Leaf>& leaves = shipments.front().nest.leaves();
+  std::vector<std::optional<Stream>> streams;
+  streams.reserve(shipments.size());
+  for (std::size_t i = 0; i < shipments.size(); ++i) {
+    streams.push_back(engines_[i]->stream_of(shipments[i].flight));
+  }
+  const auto plainly = [&] {
+    const nb::gil_scoped_release unlocked;
+    for (std::size_t i = 0; i < shipments.size(); ++i) {
+      if (shipments[i].nest.leaves().empty()) continue;
+      engines_[i]->enqueue(shipments[i], {.after = streams[i] ? &*streams[i] : nullptr});
+    }
+  };
+  if (!have_the_same_leaves(shipments)) return plainly();
+
+  std::vector<GroupPiece> in_place;
+  std::vector<GroupPiece> staged;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const Leaf& leaf = leaves[i];
+    const MemoryKind kind =
+        leaf.bytes == 0 ? MemoryKind::pageable : engines_.front()->device().kind_of(leaf.data);
+    if (kind == MemoryKind::device) return plainly();  // a host device's
+    const bool is_locked =
+        kind != MemoryKind::pageable && leaf.bytes >= engines_.front()->info().tuning.alone_pinned_bytes;
+    (is_locked ? in_place : staged).push_back({leaf.data, shipments.front().offsets[i], leaf.bytes});
+    bytes += leaf.bytes;
+  }
+  if (bytes < kLeastInGroup) return plainly();
+
+  GroupCopyOptions options;
+  std::vector<std::byte*> destinations;
+  for (std::size_t i = 0; i < shipments.size(); ++i) {
+    destinations.push_back(shipments[i].flight.pending_.storage->data());
+    options.after.push_back(streams[i] ? &*streams[i] : nullptr);
+  }
+  const auto keep = [&](const Transfer& transfer) {
+    for (Shipment& shipment : shipments) shipment.flight.pending_.transfers.push_back(transfer);
+  };
+  // The threads read all sources later, also those of small arrays.
+  for (const Leaf& leaf : leaves) shipments.front().flight.pending_.sources.push_back(leaf.source);
+  const nb::gil_scoped_release unlocked;
+  for (const auto* const pieces : {&in_place, &staged}) {
+    if (pieces->empty()) continue;
+    if (pieces == &staged) options.source_kind = MemoryKind::pageable;
+    keep(shipments.size() == engines_.size() ? engine().feed_once(destinations, *pieces, options)
+                                             : engine().relay(0, destinations.front(), *pieces, options));
+  }
+}
+
+void Group::close() {
+  if (group_ && !engines_.empty()) {
+    const nb::gil_scoped_release unlocked;
+    group_.reset();
+  }
+}
+
+void bind_group(nb::module_& module) {
+  nb::class_<Group>(module, "Group", "Sends to several devices over the links of all.")
+      .def(nb::new_(&Group::open), nb::arg("engines"))
+      .def(
+          "send",
+          [](Group& self, nb::handle tree, const std::vector<nb::object>& expand) {
+            return self.send(tree, expand);
+          },
+          nb::arg("tree").none(), nb::arg("expand"))
+      .def("relay", &Group::relay, nb::arg("tree").none(), nb::arg("expand"))
+      .def("close", &Group::close);
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "engine.hpp"
+
+#include <penstock/transfer/group_engine.hpp>
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace penstock::python {
+
+/// Sends to several devices, each of which has an engine, over the links of all.
+class Group {
+ public:
+  /// The last owner closes it. It and the caller hold the interpreter's lock. Throws InvalidArgument for
+  /// devices that cannot be in one group.
+  [[nodiscard]] static std::shared_ptr<Group> open(std::vector<std::shared_ptr<Engine>> engines);
+
+  /// Feeds all devices once: a flight for each, in their order. `expand`: one for each.
+  [[nodiscard]] std::vector<Flight> send(nb::handle tree, const std::vector<nb::object>& expand);
+  /// Sends to the first device, over the links of all.
+  [[nodiscard]] Flight relay(nb::handle tree, nb::handle expand);
+
+  /// Waits for the transfers and ends the threads. Before the engines are closed.
+  void close();
+
+ private:
+  explicit Group(std::vector<std::shared_ptr<Engine>> engines);
+  [[nodiscard]] GroupEngine& engine() const;
+  /// Enqueues the leaves that all shipments have in common. To the first device alone if there is only one
+  /// shipment.
+  void enqueue(std::vector<Shipment>& shipments) const;
+
+  const std::vector<std::shared_ptr<Engine>> engines_;
+  std::unique_ptr<GroupEngine> group_;
+};
+
+void bind_group(nb::module_& module);
+
+}  // namespace penstock::python

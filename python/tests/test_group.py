@@ -1,0 +1,111 @@
+"""Several devices that receive together, and one that receives over the links of others."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock._engines import engine_for
+from penstock._transfers import expander_for
+from support import same
+
+LARGE = 3 << 20
+# Each device opens once in a process, so the specs are those of this file.
+GROUPS = {
+    "plain": ["host:4", "host:5"],
+    "late": ["host:4,late=1", "host:5,late=1", "host:6,late=1"],
+    "links": ["host:4,link=0.5,peer=2", "host:5,link=0.5,peer=2"],
+}
+
+
+@pytest.fixture(params=GROUPS)
+def group(request):
+    return GROUPS[request.param]
+
+
+def large_nest(random):
+    return {
+        "large": torch.from_numpy(random.integers(0, 256, LARGE, np.uint8)),
+        "parts": [random.random((300, 700)), (random.random(7), 3, "kept")],
+        "none": torch.empty(0, 4),
+        "many": [torch.full((100,), float(i)) for i in range(50)],
+    }
+
+
+def test_each_device_gets_the_whole_nest(group, random):
+    for nest in large_nest(random), {"small": torch.arange(5), "rest": [1, np.arange(3)]}, [], 7, None:
+        there = penstock.to_device(nest, group=group)
+        assert len(there) == len(group)
+        assert all(same(one, nest) for one in there)
+
+
+def test_each_device_has_memory_of_its_own(group, random):
+    nest = large_nest(random)
+    there = penstock.to_device(nest, group=group)
+    for spec, one in zip(group, there, strict=True):
+        array = one["parts"][0]
+        engine = engine_for(spec)
+        assert engine.send(one["large"], expander_for(engine)).arrays == 0, "it is there already"
+        array[:] = 0
+        assert not one["parts"][0].any()
+    there[0]["large"].zero_()
+    assert same(there[1]["large"], nest["large"])
+    assert same(nest["large"], there[-1]["large"])
+
+
+def test_sources_may_change_after_the_call(group, random):
+    nest = large_nest(random)
+    expected = {"large": nest["large"].clone(), "parts": nest["parts"][0].copy()}
+    there = penstock.to_device({"large": nest["large"], "parts": nest["parts"][0]}, group=group)
+    nest["large"].zero_()
+    nest["parts"][0][:] = 0
+    assert all(same(one, expected) for one in there)
+
+
+def test_a_device_receives_over_the_links_of_others(group, random):
+    for nest in large_nest(random), [np.arange(3)], {}:
+        assert same(penstock.to_device(nest, group[0], relay=group[1:]), nest)
+        assert same(penstock.to_device(nest, group[1], relay=[group[0]]), nest)
+        assert same(penstock.to_device(nest, group[0], relay=[]), nest)
+        assert same(penstock.to_device(nest, group[0], relay="auto"), nest)
+
+
+def test_arrays_that_are_on_a_device_stay_there_and_go_to_the_others(group, random):
+    nest = large_nest(random)
+    first = penstock.to_device(nest, group[0])
+    there = penstock.to_device(first, group=group)
+    assert there[0]["large"] is first["large"]
+    assert there[1]["large"] is not first["large"]
+    assert all(same(one, nest) for one in there)
+
+
+def test_devices_that_do_not_reach_each_other_pull_for_themselves(random, caplog):
+    nest = large_nest(random)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        there = penstock.to_device(nest, group=["host:7", "host:8,late=1"])
+        assert all(same(one, nest) for one in there)
+        assert same(penstock.to_device(nest, "host:7", relay=["host:8,late=1"]), nest)
+        assert same(penstock.to_device(nest, "host:7", relay="auto"), nest)
+    assert "host:7 and host:8,late=1 do not reach each other" in caplog.text
+
+
+def test_what_has_no_meaning_is_refused():
+    for wrong in "host:4", 4:
+        with pytest.raises(penstock.InvalidArgument, match="group is a list of devices"):
+            penstock.to_device([], group=wrong)
+        with pytest.raises(penstock.InvalidArgument, match="relay is a list of devices"):
+            penstock.to_device([], "host:4", relay=wrong)
+    with pytest.raises(penstock.InvalidArgument, match="needs a device"):
+        penstock.to_device([], group=[])
+    with pytest.raises(penstock.InvalidArgument, match="twice"):
+        penstock.to_device([], group=["host:4", "host:4"])
+    with pytest.raises(penstock.InvalidArgument, match="twice"):
+        penstock.to_device([], "host:4", relay=["host:4"])
+    with pytest.raises(penstock.InvalidArgument, match="Leave out device"):
+        penstock.to_device([], "host:4", group=["host:4"])
+    with pytest.raises(penstock.InvalidArgument, match="Leave out device"):
+        penstock.to_device([], group=["host:4"], relay=["host:5"])
+    with pytest.raises(TypeError, match=r"batch\[0\]"):
+        penstock.to_device([np.array(["a", None], dtype=object)], group=["host:4", "host:5"])

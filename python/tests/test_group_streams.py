@@ -1,0 +1,81 @@
+"""GPUs that receive together, over the fake driver.
+
+Copies that start late turn a wait that is missing into wrong bytes. PyTorch itself is not imported here: it could not
+use the fake driver.
+"""
+
+import numpy as np
+import pytest
+
+import penstock
+import stand_in_torch
+from fake_driver import LARGE, LATE_NS, SOON_NS, driver, over_the_fake_driver, random_bytes
+from penstock._engines import engine_for, group_for
+from penstock._transfers import expander_for
+
+GPUS = ["cuda:0", "cuda:1"]
+
+
+def nest():
+    return [random_bytes(LARGE), random_bytes(2 * LARGE), random_bytes(10)]
+
+
+def same(arrays, sent):
+    return all(np.array_equal(*pair) for pair in zip(penstock.to_host(arrays), sent, strict=True))
+
+
+@over_the_fake_driver
+def test_gpus_receive_together():
+    sent = nest()
+    for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
+        driver.delay_work(late, SOON_NS)
+        there = penstock.to_device(sent, group=GPUS)
+        for device, arrays in enumerate(there):
+            assert [array.__dlpack_device__() for array in arrays] == [(2, device)] * 3
+            assert same(arrays, sent)
+        driver.reset()
+
+
+@over_the_fake_driver
+def test_a_gpu_receives_over_the_link_of_another():
+    sent = nest()
+    driver.delay_work("cuMemcpyDtoDAsync", SOON_NS)
+    for relay in ["cuda:1"], "auto":
+        there = penstock.to_device(sent, "cuda:0", relay=relay)
+        assert [array.__dlpack_device__() for array in there] == [(2, 0)] * 3
+        assert same(there, sent)
+
+
+@over_the_fake_driver(torch=True)
+def test_a_relay_comes_after_the_work_that_reads_its_memory():
+    stream, sent, read = driver.stream(), [random_bytes(LARGE) for _ in range(4)], []
+    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+    with stand_in_torch.current(stream):
+        for array in sent:
+            there = penstock.to_device(array, "cuda:0", relay=["cuda:1"])
+            read.append(driver.read(stream, there.address, LARGE))
+    assert [reading.bytes() for reading in read] == [array.tobytes() for array in sent]
+
+
+@over_the_fake_driver
+def test_gpus_without_a_link_between_them_pull_for_themselves():
+    driver.set_peer_access(0)
+    sent = nest()
+    engines = [engine_for(spec) for spec in reversed(GPUS)]  # a group that no other test has made
+    assert not engines[0].reaches(engines[1])
+    copies = driver.calls("cuMemcpyDtoDAsync")
+    flights = group_for(engines).send(sent, [expander_for(engine) for engine in engines])
+    assert all(same(flight.land(), sent) for flight in flights)
+    assert same(penstock.to_device(sent, "cuda:0", relay="auto"), sent)
+    assert driver.calls("cuMemcpyDtoDAsync") == copies
+
+
+@over_the_fake_driver
+def test_a_failure_of_one_gpu_is_raised():
+    sent = nest()
+    assert all(same(arrays, sent) for arrays in penstock.to_device(sent, group=GPUS))
+    driver.fail("cuMemcpyDtoDAsync", 1, 700)
+    with pytest.raises(penstock.DeviceError, match="cuMemcpyDtoDAsync"):
+        penstock.to_device(sent, group=GPUS)
+    driver.reset()
+    assert all(same(arrays, sent) for arrays in penstock.to_device(sent, group=GPUS))
