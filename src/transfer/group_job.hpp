@@ -125,6 +125,7 @@ class GroupJob {
 
   static std::vector<EventPool::Handle> no_events(std::size_t count) {
     std::vector<EventPool::Handle> events;
+    events.reserve(count);
     for (std::size_t i = 0; i < count; ++i) events.emplace_back(nullptr, EventPool::Return{});
     return events;
   }
