@@ -359,8 +359,18 @@ TEST_P(GroupEngineTest, AMemberWithoutMemoryForSlotsSitsOut) {
     poor.fail(Entry::host_register, 1, FaultyBackend::kForever, exhaust);
     poor.fail(Entry::host_allocate, 1, FaultyBackend::kForever, exhaust);
     const std::size_t before = poor.copied_bytes(CopyDirection::h2d);
+    const std::size_t said_before = said.text().size();
+    // The others' slots do not hold all chunks, so there is one for it.
+    std::vector<std::unique_ptr<GatedStream>> gates;
+    for (std::size_t i = 0; i + 1 < size(); ++i) {
+      gates.push_back(std::make_unique<GatedStream>(plain_[i]));
+      faulty_[i]->hold_back_all(gates.back()->word());
+    }
     const Transfer transfer = relays ? engine.relay(0, buffers[0].data(), data.data(), data.size())
                                      : engine.feed_once(places(buffers), data.data(), data.size());
+    EXPECT_TRUE(comes_true([&] { return said.text().size() > said_before; }));
+    for (const auto& gate : gates) gate->open();
+    for (std::size_t i = 0; i + 1 < size(); ++i) faulty_[i]->hold_back_all(nullptr);
     transfer.synchronize();
     for (std::size_t i = 0; i < (relays ? 1 : size()); ++i) {
       EXPECT_EQ(first_difference(read(i, buffers[i], data.size()), data), -1) << i;
