@@ -44,20 +44,26 @@ class PackedTest : public EngineTest {
 
   /// Checks each piece in `image`, and that nothing past the gaps' documented reach was touched.
   void expect_pieces(const std::vector<std::byte>& image, const std::vector<std::size_t>& offsets) const {
-    std::vector<bool> owned(image.size());
+    std::vector<std::pair<std::size_t, std::size_t>> owned;  // from where to where
     for (std::size_t i = 0; i < sizes_.size(); ++i) {
       EXPECT_EQ(first_difference({image.data() + offsets[i], sizes_[i]},
                                  {host_.data() + host_offsets_[i], sizes_[i]}),
                 -1)
           << "piece " << i << " of " << sizes_[i];
-      const std::size_t end = std::min(image.size(), align_up(offsets[i] + sizes_[i], 256));
-      std::fill(owned.begin() + static_cast<std::ptrdiff_t>(offsets[i]),
-                owned.begin() + static_cast<std::ptrdiff_t>(end), true);
+      owned.emplace_back(offsets[i], std::min(image.size(), align_up(offsets[i] + sizes_[i], 256)));
     }
-    for (std::size_t i = 0; i < image.size(); ++i) {
-      if (!owned[i]) {
-        ASSERT_EQ(image[i], kPoison) << "byte " << i << " was overwritten";
+    owned.emplace_back(image.size(), image.size());
+    std::ranges::sort(owned);
+    const std::vector<std::byte> poison(image.size(), kPoison);
+    std::size_t at = 0;
+    for (const auto& [begin, end] : owned) {
+      if (at < begin) {
+        EXPECT_EQ(first_difference(std::span(image).subspan(at, begin - at),
+                                   std::span(poison).first(begin - at)),
+                  -1)
+            << "what lies from byte " << at << " on was overwritten";
       }
+      at = std::max(at, end);
     }
   }
 
