@@ -58,9 +58,9 @@ class PackedTest : public EngineTest {
     std::size_t at = 0;
     for (const auto& [begin, end] : owned) {
       if (at < begin) {
-        EXPECT_EQ(first_difference(std::span(image).subspan(at, begin - at),
-                                   std::span(poison).first(begin - at)),
-                  -1)
+        EXPECT_EQ(
+            first_difference(std::span(image).subspan(at, begin - at), std::span(poison).first(begin - at)),
+            -1)
             << "what lies from byte " << at << " on was overwritten";
       }
       at = std::max(at, end);
