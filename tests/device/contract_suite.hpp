@@ -1,6 +1,7 @@
 #pragma once
 
 #include "support/bytes.hpp"
+#include "support/comes_true.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/backend.hpp>
@@ -9,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,7 +19,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #if defined(__has_feature)
@@ -121,15 +120,6 @@ class Flag {
   DeviceBytes set_;
   PinnedBytes seen_;
 };
-
-/// True if `condition` holds soon. Gives up after a time, since in a failing program it may never hold.
-template <typename Condition>
-[[nodiscard]] bool comes_true(Condition&& condition,
-                              std::chrono::seconds within = std::chrono::seconds(120)) {
-  const auto end = std::chrono::steady_clock::now() + within;
-  while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-  return condition();
-}
 
 class Contract : public ::testing::TestWithParam<ContractDevice> {
  protected:

@@ -1,3 +1,4 @@
+#include "support/comes_true.hpp"
 #include "support/gate.hpp"
 #include "transfer/group_fixture.hpp"
 
@@ -16,16 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class GroupEngineTest : public GroupTest {
- protected:
-  /// True once `condition` holds. Gives up after a time, since in a failing program it may never hold.
-  template <typename Condition>
-  static bool comes_true(Condition&& condition) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-    return condition();
-  }
-};
+class GroupEngineTest : public GroupTest {};
 PENSTOCK_GROUP_SUITE(GroupEngineTest);
 
 TEST_P(GroupEngineTest, EveryMemberReceivesEveryByteAndEachByteCrossesOneLink) {
