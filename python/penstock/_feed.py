@@ -59,10 +59,10 @@ def feed(
 
     If the loader is a DataLoader whose dataset is a TensorDataset, or a Subset of one, its samples are gathered
     natively, without worker processes: the same batches in the same order, and the same random state afterwards. The
-    loader must be a plain DataLoader with the default collate_fn, and without a worker_init_fn. The tensors are read in
-    place: they may change between epochs, but not while one is under way. A dataset whose samples are the rows of
-    tensors says so with a property `__penstock_tensors__`, a tuple or dict of them, in the class that has
-    `__getitem__`. `native=False` turns this off, and `describe()` says what was done and why.
+    loader must be a plain DataLoader with the default collate_fn, and its workers must have no worker_init_fn of the
+    user's. The tensors are read in place: they may change between epochs, but not while one is under way. A dataset
+    whose samples are the rows of tensors says so with a property `__penstock_tensors__`, a tuple or dict of them, in
+    the class that has `__getitem__`. `native=False` turns this off, and `describe()` says what was done and why.
 
     If a DataLoader has worker processes (`num_workers` above 0), they put their batches into shared memory, which a
     GPU reads where it lies; see `worker_memory_limit`. On the host, a batch keeps a part of that memory for as long as

@@ -23,6 +23,12 @@ from ._static import mark, refuse_unless_garbage
 _INTEGERS = {"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
 _FLOATS = {"float16", "bfloat16", "float32", "float64"}
 _MOST_AHEAD = 64
+# A worker_init_fn that only seeds random numbers. Rows of tensors draw none.
+_ONLY_SEEDS = {
+    ("transformers.trainer_utils", "seed_worker"),
+    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
+    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
+}
 
 
 class NativeFeed:
@@ -456,7 +462,7 @@ def _tensors_of(feed: Any) -> _Tensors:
     data = sys.modules["torch.utils.data"]
     if loader.collate_fn is not data.default_collate or not _stacks_tensors(data):
         raise _Unfit("it has a collate_fn of its own")
-    if loader.worker_init_fn is not None:
+    if loader.num_workers > 0 and not _only_seeds(loader.worker_init_fn):
         raise _Unfit("it has a worker_init_fn")
     if _batch_size(loader.batch_sampler) < 1:
         raise _Unfit(f"its batch sampler is a {type(loader.batch_sampler).__name__}, which may do anything")
@@ -488,6 +494,12 @@ def _tensors_of(feed: Any) -> _Tensors:
     if not _seeds_as_known():
         raise _Unfit("this version of PyTorch draws its workers' seeds in another way")
     return _Tensors(names, arrays, build, picked)
+
+
+def _only_seeds(start: Any) -> bool:
+    """True if a worker_init_fn cannot change samples that are rows of tensors."""
+    start = start.func if isinstance(start, functools.partial) else start
+    return start is None or (getattr(start, "__module__", ""), getattr(start, "__name__", "")) in _ONLY_SEEDS
 
 
 def _rows_of(dataset: Any, data: Any) -> Any:

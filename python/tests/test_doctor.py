@@ -295,7 +295,8 @@ def test_more_workers_pay_while_samples_only_wait():
     verdict = diagnose(DataLoader(Samples(seconds=0.03), 4))
     assert set(verdict.timings.by_workers) >= {0, 1}
     assert min(verdict.timings.by_workers) == 0
-    assert any("not measured" in note for note in verdict.timings.notes), "the GPU's stages"
+    if not torch.cuda.is_available():
+        assert any("not measured" in note for note in verdict.timings.notes), "the GPU's stages"
 
 
 @pytest.mark.parametrize(

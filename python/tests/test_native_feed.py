@@ -1,6 +1,7 @@
 """feed around a DataLoader whose dataset is tensors."""
 
 import copy
+import functools
 import gc
 import multiprocessing
 import os
@@ -484,6 +485,17 @@ class LoaderOfTheirOwn(DataLoader):
     pass
 
 
+def start(worker):
+    """A worker_init_fn."""
+
+
+def seed_worker(worker, rank):
+    """As the Trainer of transformers has it."""
+
+
+seed_worker.__module__ = "transformers.trainer_utils"
+
+
 def loader_of(*arrays, **options):
     return DataLoader(TensorDataset(*arrays), **{"batch_size": 8, **options})
 
@@ -497,7 +509,7 @@ NOT_NATIVE = {
     "it is a LoaderOfTheirOwn": (lambda: LoaderOfTheirOwn(TensorDataset(X), batch_size=8), {}),
     "it does not batch": (lambda: loader_of(X, batch_size=None), {}),
     "a collate_fn of its own": (lambda: loader_of(X, collate_fn=lambda samples: default_collate(samples)), {}),
-    "a worker_init_fn": (lambda: loader_of(X, worker_init_fn=print), {}),
+    "a worker_init_fn": (lambda: loader_of(X, worker_init_fn=start, num_workers=1), {}),
     "its batch sampler is a Growing": (lambda: DataLoader(TensorDataset(X), batch_sampler=Growing()), {}),
     "its dataset is a Negative": (lambda: DataLoader(Negative((X, Y)), batch_size=8), {}),
     "its dataset is a Passing": (lambda: DataLoader(Passing(Rows((X, Y))), batch_size=8), {}),
@@ -520,7 +532,7 @@ NOT_NATIVE = {
 def test_other_batches_are_those_that_the_loader_makes(device, why):
     make, options = NOT_NATIVE[why]
     fed = penstock.feed(make(), device=device, **options)
-    (line,) = fed.describe()
+    line, *_ = fed.describe()
     assert line.startswith("the batches are those that the loader makes: ")
     assert why in line
     ours, theirs = list(fed), list(make())
@@ -530,6 +542,19 @@ def test_other_batches_are_those_that_the_loader_makes(device, why):
             a, b = [a], [b]
         assert type(a) is type(b)
         assert all(torch.equal(x.cpu(), y.detach()) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"worker_init_fn": start},  # no worker starts
+        {"worker_init_fn": functools.partial(seed_worker, rank=0), "num_workers": 1},
+    ],
+)
+def test_a_start_of_workers_that_changes_no_sample_is_left_out(device, options):
+    fed = penstock.feed(loader_of(X, **options), device=device)
+    assert fed.describe()[0] == NATIVELY
+    same([kept(batch) for batch in fed], list(loader_of(X)))
 
 
 def test_another_way_to_collate_tensors_is_obeyed(device, monkeypatch):
