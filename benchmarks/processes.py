@@ -211,6 +211,7 @@ class Rank:
             from accelerate import Accelerator
             from accelerate.utils import DataLoaderConfiguration
         except ImportError:
+            torch.distributed.destroy_process_group()
             return
         accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
         dispatched = accelerator.prepare(DataLoader(data, shuffle=True, **options))
@@ -227,6 +228,7 @@ class Rank:
             return fed
 
         self.together("Accelerate, dispatch_batches", epoch)
+        torch.distributed.destroy_process_group()
 
 
 def loader_to_host(batch: Any) -> Any:

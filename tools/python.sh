@@ -61,6 +61,8 @@ run_in_parts() {
   local results=$1 parts=6 part runs=() status=0
   shift
   export PYTHONPATH="$build/beside${PYTHONPATH:+:$PYTHONPATH}"
+  # As many threads of PyTorch in each as there are cores would wait for each other.
+  export OMP_NUM_THREADS=$((($(nproc) + parts - 1) / parts))
   for ((part = 0; part < parts; part++)); do
     PENSTOCK_TEST_PART=$part/$parts "${PYTHON:-python3}" -m pytest -q --junit-xml="$results/python-$part.xml" "$@" \
       >"$results/python-$part.log" 2>&1 &

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Several GPUs of one process: fed once, and one of them fed over the links of all, beside PyTorch and NCCL.
+
+    groups.py --devices cuda:0 cuda:1 --mib 2048
+
+A contender counts only after its bytes were compared, on each device, with the host's. Rates are what each receiver
+gets: bytes of the transfer, through the median time until all receivers have them. Then, for a few seconds each, the
+GPUs all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+REDUCED_BYTES = 1 << 30
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", nargs="+", required=True, help="two GPUs or more")
+    parser.add_argument("--mib", type=int, default=2048, help="of a transfer in MiB, default %(default)s")
+    parser.add_argument("--repetitions", type=int, default=9, help="of each measurement, default %(default)s")
+    parser.add_argument("--seconds", type=float, default=3, help="of each all-reduce, default %(default)s")
+    parser.add_argument("--json", help="write the figures here")
+    return parser.parse_args()
+
+
+class Bench:
+    def __init__(self, arguments: argparse.Namespace):
+        import torch
+
+        self.torch = torch
+        self.arguments = arguments
+        self.devices = arguments.devices
+        self.pageable = torch.randint(0, 1 << 62, (arguments.mib << 17,)).view(torch.uint8)
+        self.pinned = self.pageable.pin_memory()
+        self.kept = [torch.empty_like(self.pageable, device=device) for device in self.devices]
+        self.rates: dict[str, float] = {}
+
+    def synchronize(self) -> None:
+        for device in self.devices:
+            self.torch.cuda.synchronize(device)
+
+    def copy_to_each(self) -> list[Any]:
+        for there in self.kept:
+            there.copy_(self.pinned, non_blocking=True)
+        return self.kept
+
+    def copy_and_broadcast(self) -> list[Any]:
+        self.kept[0].copy_(self.pinned, non_blocking=True)
+        self.torch.cuda.nccl.broadcast(self.kept)
+        return self.kept
+
+    def copy_to_first(self) -> list[Any]:
+        self.kept[0].copy_(self.pinned, non_blocking=True)
+        return self.kept[:1]
+
+    def contenders(self) -> dict[str, Callable[[], list[Any]]]:
+        import penstock
+
+        first, others = self.devices[0], self.devices[1:]
+        return {
+            "`.copy_(non_blocking=True)` to each, pinned": self.copy_to_each,
+            "the same to the first, and NCCL's broadcast": self.copy_and_broadcast,
+            "to_device(group=), pinned": lambda: penstock.to_device(self.pinned, group=self.devices),
+            "to_device(group=), pageable": lambda: penstock.to_device(self.pageable, group=self.devices),
+            "`.copy_(non_blocking=True)` to the first alone, pinned": self.copy_to_first,
+            "to_device, to the first alone, pinned": lambda: [penstock.to_device(self.pinned, first)],
+            "to_device, to the first alone, pageable": lambda: [penstock.to_device(self.pageable, first)],
+            "to_device(relay=), pinned": lambda: [penstock.to_device(self.pinned, first, relay=others)],
+            "to_device(relay=), pageable": lambda: [penstock.to_device(self.pageable, first, relay=others)],
+        }
+
+    def verify(self, name: str, call: Callable[[], list[Any]]) -> None:
+        for there in self.kept:
+            there.fill_(0xA5)
+        self.synchronize()
+        for there in call():
+            if not self.torch.equal(there, self.pageable.to(there.device)):
+                sys.exit(f"groups.py: {name}: wrong bytes on {there.device}")
+
+    def race(self) -> None:
+        """All contenders, one after the other, in each round."""
+        contenders = self.contenders()
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        for name, call in contenders.items():
+            self.verify(name, call)
+        for _ in range(self.arguments.repetitions):
+            for name, call in contenders.items():
+                self.synchronize()
+                begin = time.perf_counter()
+                there = call()
+                self.synchronize()
+                seconds[name].append(time.perf_counter() - begin)
+                del there
+        for name, measured in seconds.items():
+            self.rates[name] = self.pageable.nbytes / statistics.median(measured) / 1e9
+
+    def reduce_for(self, beside: Callable[[], Any] | None) -> tuple[float, float]:
+        """The bytes that NCCL reduces in a second, and those that `beside` brings meanwhile, in GB/s."""
+        torch = self.torch
+        values = [torch.ones(REDUCED_BYTES // 4, device=device) for device in self.devices]
+        streams = [torch.cuda.Stream(device) for device in self.devices]
+        over = threading.Event()
+        calls = 0
+
+        def feed() -> None:
+            nonlocal calls
+            while beside is not None and not over.is_set():
+                beside()
+                torch.cuda.current_stream(self.devices[0]).synchronize()  # not the streams that reduce
+                calls += 1
+
+        def reduce(times: int) -> None:
+            for _ in range(times):
+                torch.cuda.nccl.all_reduce(values, streams=streams)
+            for stream in streams:
+                stream.synchronize()
+
+        reduce(3)
+        feeding = threading.Thread(target=feed)
+        feeding.start()
+        reduce(3)
+        begin, before, times = time.perf_counter(), calls, 0
+        while time.perf_counter() - begin < self.arguments.seconds:
+            reduce(20)
+            times += 20
+        seconds, fed = time.perf_counter() - begin, calls - before
+        over.set()
+        feeding.join()
+        return times * REDUCED_BYTES / seconds / 1e9, fed * self.pageable.nbytes / seconds / 1e9
+
+    def reduce(self) -> dict[str, tuple[float, float]]:
+        import penstock
+
+        first, others = self.devices[0], self.devices[1:]
+        return {
+            "alone": self.reduce_for(None),
+            "beside `to_device` to the first, pinned": self.reduce_for(lambda: penstock.to_device(self.pinned, first)),
+            "beside `to_device(relay=)` to the first, pinned": self.reduce_for(
+                lambda: penstock.to_device(self.pinned, first, relay=others)
+            ),
+            "alone, again": self.reduce_for(None),
+        }
+
+
+def main() -> int:
+    arguments = parse()
+    bench = Bench(arguments)
+    bench.race()
+    print(f"{', '.join(arguments.devices)}: transfers of {arguments.mib} MiB, bytes compared\n")
+    print("| work | GB/s of each receiver |\n| --- | ---: |")
+    for name, rate in bench.rates.items():
+        print(f"| {name} | {rate:.1f} |", flush=True)
+    reduced = bench.reduce()
+    print("\n| all-reduce of 1 GiB | GB/s | fed meanwhile, GB/s |\n| --- | ---: | ---: |")
+    for name, (rate, fed) in reduced.items():
+        print(f"| {name} | {rate:.1f} | {fed:.1f} |")
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"gbps": bench.rates, "all_reduce_gbps": reduced}, file, indent=2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
