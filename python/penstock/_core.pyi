@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import os
+from typing import Final
 
 
 class DeviceInfo:
@@ -572,6 +573,19 @@ class NativeSampler:
 
     @property
     def samples_left(self) -> int: ...
+
+class TorchOrder:
+    """
+    What torch.randperm(count) draws from a new generator of this seed, a block at a time. For counts below `most`.
+    """
+
+    def __init__(self, seed: int, count: int) -> None: ...
+
+    def next(self) -> bytes:
+        """The next numbers, as the bytes of int64. Empty at the end."""
+
+    most: Final[int] = ...
+    """(arg: object, /) -> int"""
 
 def run_command(arguments: Sequence[bytes], chart_library: str | os.PathLike) -> int:
     """Runs the command, once in a process, and returns its exit status."""

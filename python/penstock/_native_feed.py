@@ -393,7 +393,7 @@ class _Tensors(NamedTuple):
             indices = _within(indices, self.samples)
         if indices is not None and self.picked is not None:
             indices = self.picked[indices]
-        return None if indices is None else numpy.ascontiguousarray(indices, numpy.uint64)
+        return None if indices is None else numpy.ascontiguousarray(indices).view(numpy.uint64)
 
 
 def _whole_numbers(batch: Any) -> Any:
@@ -421,6 +421,8 @@ def _within(indices: Any, count: int) -> Any:
     import numpy
 
     if len(indices) == 0:
+        return indices
+    if int(indices.view(numpy.uint64).max()) < count:  # in which negative numbers are large
         return indices
     lowest = int(indices.min())
     if lowest < -count or int(indices.max()) >= count:

@@ -162,32 +162,32 @@ class TorchDraw:
         self.is_resumed = state["consumed"] > 0
 
     def pieces(self) -> Iterator[Any]:
-        """The indices as tensors of int64, one after the other."""
+        """The indices as tensors or arrays of int64, one after the other."""
         torch = sys.modules["torch"]
         sampler, skipped = self._sampler, self._state["consumed"]
         if self._state["sampler"] == "DistributedSampler":
             yield from _indices.distributed_pieces(torch, sampler, skipped)
             return
         if self._state["sampler"] == "RandomSampler":
-            pieces = _indices.random_pieces(torch, sampler, self._generator(torch))
+            pieces = _indices.random_pieces(torch, sampler, self._seed(torch))
         else:
             pieces = _indices.sequential_pieces(torch, sampler)
         for piece in pieces:
             yield piece[skipped:]
             skipped = max(0, skipped - len(piece))
 
-    def _generator(self, torch: Any) -> Any:
-        """That of the epoch, before it draws the epoch's order."""
+    def _seed(self, torch: Any) -> int | None:
+        """That of the epoch. None if the sampler has a generator, which is then as it was before the epoch."""
         state, own = self._state, self._sampler.generator
         if own is None:
             if not self.is_resumed:
                 state[_SEED] = _indices.draw_seed(torch)
-            return torch.Generator().manual_seed(state[_SEED])
+            return state[_SEED]
         if self.is_resumed:
             own.set_state(_generator_state(state[_GENERATOR]))
         else:
             state[_GENERATOR] = _as_text(own)
-        return own
+        return None
 
     def after(self, taken: int) -> dict[str, Any]:
         """The state after `taken` samples of this process."""

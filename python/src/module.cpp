@@ -7,6 +7,7 @@
 #include "native_loader.hpp"
 #include "sampler_state.hpp"
 #include "share_dataset.hpp"
+#include "torch_order.hpp"
 #include "warnings.hpp"
 #include "weight_load.hpp"
 #include "weight_save.hpp"
@@ -112,6 +113,7 @@ NB_MODULE(_core, module) {
   bind_loader(module);
   bind_share_dataset(module);
   bind_sampler(module);
+  bind_torch_order(module);
   module.def(
       "run_command",
       [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library) {

@@ -382,6 +382,18 @@ def test_indices_are_drawn_no_earlier_than_pytorch_draws_them(data):
             assert torch.equal(generator.get_state(), theirs[ahead])
 
 
+@pytest.mark.parametrize("count", [1, 2, 4096, 4097, 300_000])
+def test_an_order_that_is_drawn_when_asked_is_pytorchs(count):
+    from penstock import _core
+
+    for seed in (0, 7, 2**32 + 7, 2**63 - 1):
+        order = _core.TorchOrder(seed, count)
+        drawn = b"".join(iter(order.next, b""))
+        expected = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        assert np.array_equal(np.frombuffer(drawn, np.int64), expected.numpy())
+    assert order.next() == b""
+
+
 def test_only_pytorchs_own_samplers_are_drawn_as_tensors(monkeypatch):
     from penstock import _indices
 
