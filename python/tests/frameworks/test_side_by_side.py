@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import inspect
 import re
 import subprocess
@@ -19,6 +20,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -281,6 +283,22 @@ def test_what_is_set_on_a_feed_is_set_on_its_loader(target):
     fed.worker_init_fn = seed_worker
     assert loader.worker_init_fn is seed_worker
     assert same(list(fed), list(loader))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("transformers.trainer_utils", "seed_worker"),
+        ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
+        ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
+    ],
+)
+def test_a_start_of_workers_that_only_seeds_is_left_out(module, name, target):
+    start = functools.partial(getattr(pytest.importorskip(module), name), rank=0)
+    loader = DataLoader(TensorDataset(torch.arange(10)), 4, num_workers=2, worker_init_fn=start)
+    fed = penstock.feed(loader, target)
+    assert "without worker processes" in fed.describe()[0]
+    assert same(list(fed), list(DataLoader(loader.dataset, 4)))
 
 
 @pytest.mark.parametrize("taken", [1, 3])
