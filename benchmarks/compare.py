@@ -122,9 +122,9 @@ def runs(arguments: argparse.Namespace, setting: Any) -> Any:
         if "workers" in wanted:
             yield workers.compare(images, setting)
         if "train" in wanted:
-            yield training.compare(images, data.small(small_count), setting)
+            yield from training.compare(images, data.small(small_count), setting)
         if "frameworks" in wanted:
-            yield frameworks.compare(images, setting)
+            yield from frameworks.compare(images, setting)
         if "images" in wanted:
             yield feeding.feed_all(images, setting)
         if "float32" in wanted:

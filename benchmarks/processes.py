@@ -34,13 +34,12 @@ from typing import Any
 
 import numpy as np
 
-SAMPLE_BYTES = 48 << 10
-
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", nargs="+", required=True, help="a device for each process")
     parser.add_argument("--mib", type=int, default=384, help="size of the dataset in MiB, default %(default)s")
+    parser.add_argument("--sample-kib", type=int, default=48, help="size of a sample in KiB, default %(default)s")
     parser.add_argument("--batch", type=int, default=64, help="samples of a batch, default %(default)s")
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement, default %(default)s")
     parser.add_argument("--threads", type=int, default=0, help="of each Loader that gather; default: its own choice")
@@ -49,9 +48,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_samples(count: int) -> np.ndarray:
+def make_samples(count: int, sample_bytes: int) -> np.ndarray:
     """Samples of random bytes. Each begins with its number."""
-    samples = np.random.default_rng(1).integers(0, 256, (count, SAMPLE_BYTES), np.uint8)
+    samples = np.random.default_rng(1).integers(0, 256, (count, sample_bytes), np.uint8)
     samples[:, :8] = np.arange(count, dtype=np.uint64)[:, None].view(np.uint8)
     return samples
 
@@ -96,9 +95,10 @@ class Rank:
         self.device = arguments.devices[rank]
         self.is_gpu = self.device.startswith("cuda")
         self.figures: dict[str, Any] = {}
-        count = (arguments.mib << 20) // SAMPLE_BYTES
+        self.sample_bytes = arguments.sample_kib << 10
+        count = (arguments.mib << 20) // self.sample_bytes
         begin = time.monotonic()
-        self.shared = penstock.SharedDataset(lambda: make_samples(count))
+        self.shared = penstock.SharedDataset(lambda: make_samples(count, self.sample_bytes))
         self.figures["made_seconds"] = time.monotonic() - begin
         self.samples = self.shared.data
         self.samples.sum(dtype=np.uint64)  # has all pages
@@ -135,7 +135,7 @@ class Rank:
         end, fed, batch = time.monotonic() + self.arguments.seconds, 0, None
         while time.monotonic() < end:
             for batch in batches:
-                fed += batch.shape[0] * SAMPLE_BYTES
+                fed += batch.shape[0] * self.sample_bytes
                 if time.monotonic() >= end:
                     break
         self.wait_for(batch)
@@ -151,7 +151,7 @@ class Rank:
         def rest() -> int:
             fed, batch = 0, None
             for batch in batches:
-                fed += batch.shape[0] * SAMPLE_BYTES
+                fed += batch.shape[0] * self.sample_bytes
             self.wait_for(batch)
             return fed
 
@@ -162,7 +162,7 @@ class Rank:
     def raw_copies(self) -> None:
         import torch
 
-        pinned = torch.from_numpy(self.samples[: (256 << 20) // SAMPLE_BYTES].copy()).pin_memory()
+        pinned = torch.from_numpy(self.samples[: (256 << 20) // self.sample_bytes].copy()).pin_memory()
         on_device = torch.empty_like(pinned, device=self.device)
 
         def copy() -> int:
@@ -221,7 +221,7 @@ class Rank:
             fed, batch = 0, None
             most = max(1, int(self.arguments.seconds * 20))
             for number, (batch,) in enumerate(dispatched):
-                fed += batch.shape[0] * SAMPLE_BYTES
+                fed += batch.shape[0] * self.sample_bytes
                 if number + 1 == most:
                     break
             self.wait_for(batch)
@@ -292,7 +292,8 @@ def main() -> int:
     if arguments.dataloader is not None and not all(device.startswith("cuda") for device in arguments.devices):
         sys.exit("processes.py: PyTorch's loaders are measured on GPUs only; leave out --dataloader")
     ranks = run(arguments)
-    count = (arguments.mib << 20) // SAMPLE_BYTES
+    sample_bytes = arguments.sample_kib << 10
+    count = (arguments.mib << 20) // sample_bytes
     # As DistributedSampler does, the shares are made equal by repeating a few samples.
     if set(np.concatenate([rank["numbers"] for rank in ranks]).tolist()) != set(range(count)):
         sys.exit("processes.py: the processes together did not get every sample")
@@ -301,7 +302,7 @@ def main() -> int:
         if isinstance(value, tuple):
             begin, end = min(rank[name][1] for rank in ranks), max(rank[name][2] for rank in ranks)
             rates[name] = sum(rank[name][0] for rank in ranks) / (end - begin) / 1e9
-    dataset = count * SAMPLE_BYTES
+    dataset = count * sample_bytes
     figures = {
         "devices": arguments.devices,
         "dataset_bytes": dataset,
@@ -314,7 +315,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(figures))
         return 0
-    print(f"{', '.join(arguments.devices)}: {dataset / 1e9:.2f} GB, samples of {SAMPLE_BYTES} bytes\n")
+    print(f"{', '.join(arguments.devices)}: {dataset / 1e9:.2f} GB, samples of {sample_bytes} bytes\n")
     print("| all processes at once | GB/s in sum |\n| --- | ---: |")
     for name, rate in rates.items():
         print(f"| {name} | {rate:.3f} |")

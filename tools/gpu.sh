@@ -91,7 +91,7 @@ case "${1:-}" in
       # shellcheck disable=SC2086
       python3 benchmarks/groups.py --devices $gpus --json build/gpu-groups.json || true
       # shellcheck disable=SC2086
-      python3 benchmarks/processes.py --devices $gpus --mib 16384 --batch 768 --seconds 5 --dataloader 8 || true
+      python3 benchmarks/processes.py --devices $gpus --mib 16384 --sample-kib 147 --batch 256 --seconds 5 --dataloader 8 || true
     fi
     python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
       --picture build/gpu-compare.png

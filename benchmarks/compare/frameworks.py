@@ -123,16 +123,15 @@ def transformers(model: Model, loader: DataLoader, wrap: Callable, steps: int, s
 FRAMEWORKS = {"Lightning": lightning, "Accelerate": accelerate, "Trainer": transformers}
 
 
-def compare(images: Samples, setting: Setting) -> list[Result]:
+def compare(images: Samples, setting: Setting) -> Iterator[list[Result]]:
+    """The results with each framework, one after the other."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     reference = images.x.to(setting.target)
-    results = []
     for name, run in FRAMEWORKS.items():
         needs = "transformers" if name == "Trainer" else name.lower()
         measure = measure_with(run, images, reference, setting)
-        results += [attempt(f"a step of 10 ms in {name}", way, setting, measure) for way in ways(needs)]
-    return results
+        yield [attempt(f"a step of 10 ms in {name}", way, setting, measure) for way in ways(needs)]
 
 
 def measure_with(run: Callable, images: Samples, reference: torch.Tensor, setting: Setting) -> Callable:

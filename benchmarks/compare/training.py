@@ -170,17 +170,16 @@ def measure_with(work: Work, setting: Setting) -> Callable[[Contender, Result], 
     return measure
 
 
-def compare(images: Samples, vectors: Samples, setting: Setting) -> list[Result]:
-    results = []
+def compare(images: Samples, vectors: Samples, setting: Setting) -> Iterator[list[Result]]:
+    """The results of each model, one after the other."""
     for make in (resnet("resnet18"), resnet("resnet50"), perceptron, recommender):
         try:
             work = make(images, vectors, setting)
         except ImportError as error:
-            results.append(Result(f"train {make.__name__}", "all", not_measured=f"not installed: {error.name}"))
+            yield [Result(f"train {make.__name__}", "all", not_measured=f"not installed: {error.name}")]
             continue
         measure = measure_with(work, setting)
-        results += [attempt(work.samples.name, contender, setting, measure) for contender in contenders(work)]
-    return results
+        yield [attempt(work.samples.name, contender, setting, measure) for contender in contenders(work)]
 
 
 def named(name: str, samples: Samples, batch_size: int, quick: bool) -> Samples:
