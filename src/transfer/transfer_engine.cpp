@@ -29,6 +29,14 @@ unsigned choose_threads(const HostWorkers& workers, const TransferOptions& optio
   return std::clamp(wanted, 1u, static_cast<unsigned>(workers.threads()));
 }
 
+/// As many as for copies, or more if the number was not given.
+unsigned choose_fill_threads(const HostWorkers& workers, const TransferOptions& options,
+                             const DeviceTuning& tuning, unsigned threads) {
+  if (options.threads != 0) return threads;
+  const auto processors = std::min<std::size_t>(workers.threads(), host_topology().processors - 1);
+  return std::max(threads, std::min(static_cast<unsigned>(processors), tuning.fill_threads));
+}
+
 void check_options(const TransferOptions& options) {
   if (options.slots < 2 || options.slots > 64) {
     throw InvalidArgument(fmt::format("{} slots were asked for; use 2 to 64", options.slots));
@@ -87,13 +95,14 @@ class TransferEngineImpl {
         profile_(options.profile ? *std::move(options.profile) : LinkProfile::defaults(device_.info())),
         workers_(options.workers ? options.workers : device_.host_workers(options.threads)),
         threads_(choose_threads(*workers_, options, profile_)),
+        fill_threads_(choose_fill_threads(*workers_, options, device_.info().tuning, threads_)),
         events_(std::make_shared<EventPool>(device_)),
         timed_events_(std::make_shared<EventPool>(device_, EventTiming::on)),
         pinned_(std::make_shared<Pool>(
             make_pinned_pool(device_, {.segment_bytes = kPinnedSegment, .workers = workers_}))),
         scratch_(std::make_shared<Pool>(make_device_pool(device_, {.segment_bytes = kScratchSegment}))),
-        free_(device_, workers_, pinned_, scratch_, events_, threads_, options, profile_),
-        ordered_(device_, workers_, pinned_, scratch_, events_, threads_, options, profile_) {}
+        free_(device_, workers_, pinned_, scratch_, events_, threads_, fill_threads_, options, profile_),
+        ordered_(device_, workers_, pinned_, scratch_, events_, threads_, fill_threads_, options, profile_) {}
 
   Transfer copy(void* destination, const void* source, std::size_t bytes, const CopyOptions& options) {
     check_generation();
@@ -138,7 +147,7 @@ class TransferEngineImpl {
     const CopyOptions common{.after = options.after, .timed = options.timed};
     std::vector<DeviceRun> whole{{static_cast<std::byte*>(destination), {0, bytes}}};
     return staged(make_state(TransferPath::staged, CopyDirection::h2d, bytes, 1, common),
-                  ring_for(CopyDirection::h2d, common), std::move(whole), HostSide(std::move(fill)), common);
+                  paths_for(common).filled, std::move(whole), HostSide(std::move(fill)), common);
   }
 
   Transfer copy_pieces(std::span<const TransferPiece> pieces, CopyDirection direction,
@@ -173,8 +182,8 @@ class TransferEngineImpl {
   struct PathSet {
     PathSet(const Device& device, const std::shared_ptr<HostWorkers>& workers,
             const std::shared_ptr<Pool>& pinned, const std::shared_ptr<Pool>& scratch,
-            const std::shared_ptr<EventPool>& events, unsigned threads, const TransferOptions& options,
-            const LinkProfile& profile)
+            const std::shared_ptr<EventPool>& events, unsigned threads, unsigned fill_threads,
+            const TransferOptions& options, const LinkProfile& profile)
         : h2d(device.create_stream()),
           d2h(device.create_stream()),
           d2d(device.create_stream()),
@@ -182,7 +191,9 @@ class TransferEngineImpl {
           staged_h2d(device, workers, pinned, events, CopyDirection::h2d, h2d,
                      staging_options(device, CopyDirection::h2d, threads, options, profile)),
           staged_d2h(device, workers, pinned, events, CopyDirection::d2h, d2h,
-                     staging_options(device, CopyDirection::d2h, threads, options, profile)) {}
+                     staging_options(device, CopyDirection::d2h, threads, options, profile)),
+          filled(device, workers, pinned, events, CopyDirection::h2d, h2d,
+                 staging_options(device, CopyDirection::h2d, fill_threads, options, profile)) {}
     ~PathSet() {
       for (const Stream* stream : {&h2d, &d2h, &d2d}) {
         try {
@@ -205,6 +216,7 @@ class TransferEngineImpl {
     PackedCopier packed;
     StagingRing staged_h2d;
     StagingRing staged_d2h;
+    StagingRing filled;
   };
 
   void check_generation() const {
@@ -342,6 +354,7 @@ class TransferEngineImpl {
   const LinkProfile profile_;
   const std::shared_ptr<HostWorkers> workers_;
   const unsigned threads_;
+  const unsigned fill_threads_;
   const std::uint64_t generation_ = fork_generation();
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<EventPool> timed_events_;
