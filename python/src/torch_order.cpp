@@ -1,34 +1,42 @@
 #include "torch_order.hpp"
 
+#include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
+#include <penstock/core/start_thread.hpp>
+
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace penstock::python {
 namespace {
 
-/// The numbers of `torch.randperm(count)` on the CPU, drawn as they are asked for. PyTorch shuffles from the
-/// front, so a number is final once its place was reached (randperm_cpu in ATen/native/TensorFactories.cpp).
-class TorchOrder {
- public:
-  /// PyTorch draws 64 bits for each number of a longer order.
-  static constexpr std::uint32_t kMostNumbers = 0xFFFF'FFFF / 20;
+using Block = std::vector<std::int64_t>;
+constexpr std::size_t kBlockNumbers = 4096;
 
-  TorchOrder(std::uint64_t seed, std::uint32_t count)
+/// The numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from the front, so a
+/// number is final once its place was reached (randperm_cpu in ATen/native/TensorFactories.cpp).
+class Shuffle {
+ public:
+  Shuffle(std::uint64_t seed, std::uint32_t count)
       : random_(static_cast<std::uint32_t>(seed)), order_(count) {
     std::iota(order_.begin(), order_.end(), 0);
   }
 
-  /// The next numbers; none at the end.
-  nb::bytes next() {
-    std::vector<std::int64_t> block(std::min(order_.size() - given_, kBlockNumbers));
+  /// Empty at the end.
+  void next(Block& block) {
+    block.resize(std::min(order_.size() - given_, kBlockNumbers));
     std::array<std::uint32_t, kAhead> places;
     for (std::size_t begin = 0; begin < block.size(); begin += kAhead) {
       const std::size_t count = std::min(kAhead, block.size() - begin);
@@ -43,11 +51,9 @@ class TorchOrder {
         block[begin + i] = order_[given_];
       }
     }
-    return nb::bytes(block.data(), block.size() * sizeof(std::int64_t));
   }
 
  private:
-  static constexpr std::size_t kBlockNumbers = 4096;
   static constexpr std::size_t kAhead = 64;  // so many cache misses overlap
 
   /// std::mt19937 with words of 32 bits. Its own have 64 in GNU's library: with remainders 7.5 ns, not 2.9.
@@ -57,6 +63,87 @@ class TorchOrder {
   Random random_;
   std::vector<std::uint32_t> order_;
   std::size_t given_ = 0;
+};
+
+/// Draws a shuffled order on a thread of its own, a block ahead: the thread that asks runs the training loop.
+class TorchOrder {
+ public:
+  /// PyTorch draws 64 bits for each number of a longer order.
+  static constexpr std::uint32_t kMostNumbers = 0xFFFF'FFFF / 20;
+
+  TorchOrder(std::uint64_t seed, std::uint32_t count) : state_(std::make_unique<State>(seed, count)) {
+    thread_ = start_thread("penstock-order", [state = state_.get()] { state->draw_all(); });
+  }
+  ~TorchOrder() {
+    if (state_->is_forked()) {  // the thread is the parent's, and may have held the lock
+      static_cast<void>(state_.release());
+      thread_.detach();
+      return;
+    }
+    state_->stop();
+    thread_.join();
+  }
+  TorchOrder(const TorchOrder&) = delete;
+  TorchOrder& operator=(const TorchOrder&) = delete;
+
+  /// The next numbers; none at the end.
+  nb::bytes next() {
+    Block block;
+    {
+      const nb::gil_scoped_release unlocked;
+      state_->take(block);
+    }
+    return nb::bytes(block.data(), block.size() * sizeof(std::int64_t));
+  }
+
+ private:
+  struct State {
+    State(std::uint64_t seed, std::uint32_t count) : shuffle(seed, count) {}
+
+    [[nodiscard]] bool is_forked() const { return generation != fork_generation(); }
+
+    /// The last block is empty, and stays.
+    void draw_all() {
+      Block block;
+      do {
+        shuffle.next(block);
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return stopped || !is_drawn; });
+        if (stopped) return;
+        is_last = block.empty();
+        drawn.swap(block);
+        is_drawn = true;
+        changed.notify_all();
+      } while (!is_last);
+    }
+
+    void take(Block& block) {
+      if (is_forked()) throw Error("this order was begun before the process was forked; begin a new epoch");
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return is_drawn; });
+      block.swap(drawn);
+      is_drawn = is_last;
+      changed.notify_all();
+    }
+
+    void stop() {
+      const std::lock_guard lock(mutex);
+      stopped = true;
+      changed.notify_all();
+    }
+
+    const std::uint64_t generation = fork_generation();
+    Shuffle shuffle;  // only the thread's
+    std::mutex mutex;
+    std::condition_variable changed;
+    Block drawn;  // this and what follows: guarded by the mutex
+    bool is_drawn = false;
+    bool is_last = false;
+    bool stopped = false;
+  };
+
+  std::unique_ptr<State> state_;
+  std::thread thread_;
 };
 
 }  // namespace
