@@ -3,6 +3,7 @@
 #include <penstock/core/feed_statistics.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/function_ref.hpp>
+#include <penstock/core/polled_condition.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/device_batch.hpp>
@@ -11,7 +12,6 @@
 #include <penstock/memory/pool.hpp>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -135,8 +135,8 @@ class DeviceRing {
   std::vector<std::size_t> offsets_;
 
   mutable std::mutex mutex_;
-  std::condition_variable producer_;
-  std::condition_variable consumer_;
+  PolledCondition producer_;
+  PolledCondition consumer_;
   std::vector<std::unique_ptr<DeviceSlot>> slots_;
   std::vector<DeviceSlot*> free_;  ///< the first has been free for longest
   std::vector<PublishedItem> published_;

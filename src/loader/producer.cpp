@@ -20,15 +20,12 @@ std::size_t staging_bytes(const FeedPlan& plan) { return align_up(plan.staging_b
 
 }  // namespace
 
-// The wait for a staging slot sleeps: polling would keep a processor busy for each batch. Noticing the slot's
-// end late costs nothing, since batches of other slots are still queued.
 Producer::Producer(FeedContext context, Pool& device_memory, std::size_t prefetch_depth)
     : context_(std::move(context)),
       feeders_(make_feeders(context_)),
       pinned_(make_pinned_pool(
           context_.device, {.segment_bytes = staging_count(prefetch_depth) * staging_bytes(context_.plan)})),
-      staging_(context_.device, pinned_, staging_count(prefetch_depth), staging_bytes(context_.plan),
-               EventWait::sleep) {
+      staging_(context_.device, pinned_, staging_count(prefetch_depth), staging_bytes(context_.plan)) {
   for (std::size_t i = 0; i < staging_.size(); ++i) {
     std::byte* const memory = staging_[i].data();
     staging_slots_.push_back({memory, static_cast<std::byte*>(context_.device.device_address(memory))});
@@ -54,7 +51,9 @@ void Producer::synchronize() const {
 
 void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& item, const Account& account,
                     bool& may_be_written) {
-  PinnedRing::Slot& pinned = staging_.next();
+  // Polling would keep a processor busy for each batch. Noticing the slot's end late costs nothing, since
+  // batches of other slots are still queued.
+  PinnedRing::Slot& pinned = staging_.next_in_naps();
   const StagingSlot& staging = staging_slots_[turn_ % staging_slots_.size()];
   const CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
   const Stream& stream = copy.stream;

@@ -11,9 +11,10 @@ constexpr std::size_t kRecords = 128;
 constexpr std::size_t kRequests = 16;
 constexpr std::size_t kEpochs = 64;
 
-// If the host is the consumer, the event was never recorded and so counts as done.
-const Event& last_event(const TimedBatch& timed) noexcept {
-  return timed.is_end ? timed.asked : timed.arrived;
+// If the host is the consumer, `asked` was never recorded and so counts as done.
+bool is_over(const TimedBatch& timed) {
+  if (!timed.asked.query()) return false;
+  return timed.is_end || (timed.arrived ? timed.arrived->query() : timed.end.query());
 }
 
 }  // namespace
@@ -55,8 +56,9 @@ Account::Account(const Device& device, const AccountOptions& options)
 
 void Account::add_record() {
   const auto event = [&] { return device_.create_event(EventTiming::on); };
-  records_.push_back(std::make_unique<TimedBatch>(
-      TimedBatch{.begin = event(), .end = event(), .asked = event(), .arrived = event()}));
+  records_.push_back(
+      std::make_unique<TimedBatch>(TimedBatch{.begin = event(), .end = event(), .asked = event()}));
+  if (options_.wraps_loader) records_.back()->arrived.emplace(event());
   free_.push_back(records_.back().get());
 }
 
@@ -111,7 +113,7 @@ TimedBatch* Account::Request::mark(TimedBatch* timed, const BatchTimes& times, b
     return timed;
   }
   try {
-    if (event_ && !is_end) timed->arrived.record(*stream_);
+    if (event_ && !is_end && timed->arrived) timed->arrived->record(*stream_);
     if (event_) {
       std::swap(timed->asked, *event_);
       return timed;
@@ -171,7 +173,7 @@ void Account::update(std::uint64_t epoch, Update&& update) {
 }
 
 void Account::harvest() {
-  while (!pending_.empty() && last_event(*pending_.front()).query()) {
+  while (!pending_.empty() && is_over(*pending_.front())) {
     TimedBatch* const timed = pending_.front();
     pending_.erase(pending_.begin());
     try {
@@ -186,10 +188,13 @@ void Account::harvest() {
 BatchTimes Account::device_times(const TimedBatch& timed, const Event& anchor) const {
   BatchTimes times;
   if (!timed.on_host) times.asked = timed.asked.seconds_since(anchor);
-  if (!timed.on_host && !timed.is_end) times.arrived = timed.arrived.seconds_since(anchor);
   if (!timed.is_end && !options_.wraps_loader) {
     times.transfer_begin = timed.begin.seconds_since(anchor);
     times.transfer_end = timed.end.seconds_since(anchor);
+  }
+  if (!timed.on_host && !timed.is_end) {
+    times.arrived =
+        timed.arrived ? timed.arrived->seconds_since(anchor) : std::max(times.asked, times.transfer_end);
   }
   bool is_first = true;
   for (const Transfer& transfer : timed.transfers) {
@@ -204,12 +209,12 @@ BatchTimes Account::device_times(const TimedBatch& timed, const Event& anchor) c
 
 void Account::read(TimedBatch& timed) {
   const bool is_chained = previous_ != nullptr && !previous_->on_host;
-  const BatchTimes since = device_times(timed, is_chained ? last_event(*previous_) : origin_);
+  const BatchTimes since = device_times(timed, is_chained ? previous_->asked : origin_);
   BatchTimes& times = timed.times;
   // The clocks of host and device drift apart, but the host sets bounds: the device came to a request after
   // the host had made it, and finished work before the host saw it done. So the next request on a stream puts
   // an early anchor right, and the next batch that the host waits for a late one.
-  double anchor = is_chained ? previous_seconds_ : timed.on_host ? origin_latest_ : origin_earliest_;
+  double anchor = is_chained ? previous_asked_ : timed.on_host ? origin_latest_ : origin_earliest_;
   if (timed.on_host) {
     anchor = origin_latest_ = std::min(anchor, times.arrived - since.transfer_end);
   } else {
@@ -224,7 +229,7 @@ void Account::read(TimedBatch& timed) {
   timed.transfers.clear();
   // The consumer's work on a batch belongs to that batch's epoch, even if the next one has begun.
   if (previous_ != nullptr && !previous_->is_end && !timed.is_first) {
-    const double computed = std::max(0.0, times.asked - previous_seconds_);
+    const double computed = std::max(0.0, times.asked - previous_arrived_);
     update(previous_->times.epoch, [&](Sum& sum) { sum.statistics.compute_seconds += computed; });
   }
   if (timed.is_end) {
@@ -232,7 +237,8 @@ void Account::read(TimedBatch& timed) {
   } else {
     add_times(times);
   }
-  previous_seconds_ = timed.is_end ? times.asked : times.arrived;
+  previous_asked_ = times.asked;
+  previous_arrived_ = times.arrived;
   if (previous_ != nullptr) free_.push_back(previous_);
   previous_ = &timed;
 }

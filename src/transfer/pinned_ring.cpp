@@ -1,9 +1,19 @@
 #include <penstock/core/wait_quietly.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace penstock {
+
+namespace {
+
+constexpr std::chrono::microseconds kShortestNap{10};
+constexpr std::chrono::microseconds kLongestNap{200};
+
+}  // namespace
 
 PinnedRing::Slot::Slot(const Device& device, Buffer memory, EventWait wait)
     : device_(device), memory_(std::move(memory)), done_(device.create_event(EventTiming::off, wait)) {}
@@ -29,6 +39,15 @@ void PinnedRing::Slot::wait() {
     done_.synchronize();
   }
   in_use_.store(false, std::memory_order_release);
+}
+
+void PinnedRing::Slot::wait_in_naps() {
+  if (in_use_.load(std::memory_order_acquire) && !unmarked_) {
+    for (auto nap = kShortestNap; !done_.query(); nap = std::min(nap * 3 / 2, kLongestNap)) {
+      std::this_thread::sleep_for(nap);
+    }
+  }
+  wait();
 }
 
 void PinnedRing::Slot::sent(const Stream& stream) {
@@ -57,6 +76,11 @@ PinnedRing::Slot& PinnedRing::next() {
   slot.wait();
   ++turn_;
   return slot;
+}
+
+PinnedRing::Slot& PinnedRing::next_in_naps() {
+  slots_[turn_ % slots_.size()].wait_in_naps();
+  return next();
 }
 
 }  // namespace penstock

@@ -117,6 +117,24 @@ TEST_F(CudaOpen, BatchedCopiesAreWhereTheDriverHasThem) {
   EXPECT_EQ(fake.calls("cuMemcpyHtoDAsync"), 2);
 }
 
+TEST_F(CudaOpen, ElapsedTimesAreReadByAnyDriver) {
+  const auto elapsed = [](const Device& device) {
+    const Stream stream = device.create_stream();
+    Event begin = device.create_event(EventTiming::on);
+    Event end = device.create_event(EventTiming::on);
+    begin.record(stream);
+    stream.occupy(2e-3);
+    end.record(stream);
+    end.synchronize();
+    return end.seconds_since(begin);
+  };
+  const DriverLink link;
+  EXPECT_GE(elapsed(Device::open("cuda:0", link.options())), 2e-3);
+  fake.set_version(12070);
+  const DriverLink other;
+  EXPECT_GE(elapsed(Device::open("cuda:0", other.options())), 2e-3);
+}
+
 TEST_F(CudaOpen, StubIsNoDriver) {
   const DeviceOptions options{.driver_library = library("libfake_cuda_stub.so")};
   const DeviceError error = device_error([&] { static_cast<void>(Device::open("cuda:0", options)); });

@@ -68,7 +68,7 @@ TEST_P(TransferAccount, RequestsWithoutAnAnswerCostNothing) {
 }
 
 TEST_P(TransferAccount, ABatchWhoseArrivalCannotBeMarkedGoesUntimed) {
-  make_account();
+  make_account({.wraps_loader = true});
   const std::size_t before = records();
   for (int i = 0; i < 20; ++i) {
     Account::Request request(*account_, &*stream_);

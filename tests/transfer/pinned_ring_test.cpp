@@ -89,6 +89,21 @@ TEST_P(PinnedRingTest, ASlotIsFreeOnceItsCopyIsDone) {
   EXPECT_THROW(static_cast<void>(ring[0].is_free()), DeviceError);
 }
 
+TEST_P(PinnedRingTest, NapsEndOnceTheDeviceIsDone) {
+  PinnedRing ring(*faulty_device_, *pool_, 1, kSlot);
+  Gate gate(*device_, *stream_);
+  send(ring.next_in_naps(), 0, *stream_);
+  auto next = std::async(std::launch::async, [&] { return &ring.next_in_naps(); });
+  EXPECT_TRUE(is_waiting(next));
+  gate.open();
+  EXPECT_EQ(next.get(), &ring[0]);
+  EXPECT_TRUE(stream_->query());
+  send(ring[0], 0, *stream_);
+  faulty_->fail(Entry::event_query);
+  EXPECT_THROW(static_cast<void>(ring.next_in_naps()), DeviceError);
+  EXPECT_EQ(&ring.next_in_naps(), &ring[0]);
+}
+
 TEST_P(PinnedRingTest, MemoryStaysUntilItsCopyIsDone) {
   std::optional<PinnedRing> ring(std::in_place, *faulty_device_, *pool_, 3, kSlot);
   Gate gate(*device_, *stream_);

@@ -32,7 +32,8 @@ struct TimedBatch {
 
   // Only the account uses the rest.
   Event asked;
-  Event arrived;
+  /// Only for a wrapped loader. Otherwise the batch arrives at `end`, or when it is asked for if that is later.
+  std::optional<Event> arrived{};
   BatchTimes times{};
   bool is_end = false;    ///< not a batch: `asked` alone marks the end of an epoch
   bool is_first = false;  ///< the consumer's work before it belongs to no batch
@@ -131,8 +132,9 @@ class Account {
   std::vector<TimedBatch*> free_;
   std::vector<TimedBatch*> pending_;  ///< answered, oldest first
   std::vector<Event> spare_;          ///< for requests
-  TimedBatch* previous_ = nullptr;    ///< the last one read; the next times are measured from its last event
-  double previous_seconds_ = 0;
+  TimedBatch* previous_ = nullptr;    ///< the last one read; the next times are measured from its `asked`
+  double previous_asked_ = 0;
+  double previous_arrived_ = 0;
   double busy_until_ = 0;
   double fed_seconds_ = 0;  ///< of all epochs
   Sum total_;

@@ -38,6 +38,9 @@ class PinnedRing {
     /// Blocks the host until the device is done with the slot. Several threads may wait at once. Throws
     /// DeviceError; the slot then counts as in use.
     void wait();
+    /// The same for one thread, which sleeps for up to a third of the time waited between short looks, and at
+    /// most for 200 µs. That holds up other threads less than the interrupts of EventWait::sleep do.
+    void wait_in_naps();
     /// Notes that the work enqueued on `stream` so far uses the slot. Does not block the host. If the work
     /// cannot be marked, waits for the stream and throws DeviceError.
     void sent(const Stream& stream);
@@ -59,6 +62,7 @@ class PinnedRing {
   /// The next slot in turn. Blocks the host until the device is done with it. Throws DeviceError; the next
   /// call then asks for the same slot.
   [[nodiscard]] Slot& next();
+  [[nodiscard]] Slot& next_in_naps();
 
  private:
   std::deque<Slot> slots_;

@@ -149,6 +149,7 @@ inline constexpr unsigned kHostRegisterReadOnly = 8;
 
 /// The same for functions that an accepted driver may lack; they are null then.
 #define PENSTOCK_CUDA_NEWER_ENTRIES(X)                                                                 \
+  X(event_elapsed_time_2, cuEventElapsedTime, 12080, (float*, Event, Event))                           \
   X(memcpy_batch_async, cuMemcpyBatchAsync, 12080,                                                     \
     (Address*, Address*, std::size_t*, std::size_t, BatchedCopyAttributes*, std::size_t*, std::size_t, \
      std::size_t*, Stream))
