@@ -25,8 +25,8 @@ namespace {
 using Block = std::vector<std::int64_t>;
 constexpr std::size_t kBlockNumbers = 4096;
 
-/// The numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from the front, so a
-/// number is final once its place was reached (randperm_cpu in ATen/native/TensorFactories.cpp).
+/// The numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from the front, so
+/// a number is final once its place was reached (randperm_cpu in ATen/native/TensorFactories.cpp).
 class Shuffle {
  public:
   Shuffle(std::uint64_t seed, std::uint32_t count)

@@ -10,9 +10,9 @@
 
 namespace penstock {
 
-/// A condition variable for threads that hand work to each other in quick succession. Waiters poll before they
-/// sleep, as waking takes longer than such work; see PollingTime. All waiters hold the same mutex, whose state
-/// the condition is about, and may wake without reason.
+/// A condition variable for threads that hand work to each other in quick succession. Waiters poll before
+/// they sleep, as waking takes longer than such work; see PollingTime. All waiters hold the same mutex, whose
+/// state the condition is about, and may wake without reason.
 class PolledCondition {
  public:
   using Clock = std::chrono::steady_clock;

@@ -32,7 +32,8 @@ struct TimedBatch {
 
   // Only the account uses the rest.
   Event asked;
-  /// Only for a wrapped loader. Otherwise the batch arrives at `end`, or when it is asked for if that is later.
+  /// Only for a wrapped loader. Otherwise the batch arrives at `end`, or when it is asked for if that is
+  /// later.
   std::optional<Event> arrived{};
   BatchTimes times{};
   bool is_end = false;    ///< not a batch: `asked` alone marks the end of an epoch
