@@ -58,7 +58,7 @@ install_beside() {
 # Runs the tests of $2... in processes beside each other, without a plugin for it. Each says what it has in the
 # folder $1.
 run_in_parts() {
-  local results=$1 parts=6 part runs=() status=0
+  local results=$1 parts=8 part runs=() status=0
   shift
   export PYTHONPATH="$build/beside${PYTHONPATH:+:$PYTHONPATH}"
   # As many threads of PyTorch in each as there are cores would wait for each other.

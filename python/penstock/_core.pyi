@@ -587,5 +587,20 @@ class TorchOrder:
     most: Final[int] = ...
     """(arg: object, /) -> int"""
 
+class TensorWatch:
+    """Watches tensors of PyTorch."""
+
+    def __init__(self, tensors: Sequence[object]) -> None: ...
+
+    def unchanged(self) -> bool:
+        """
+        True if none has another place, type or shape than at first, and PyTorch has written to none.
+        """
+
+def are_rows(indices: object | None, count: int) -> bool:
+    """
+    True for a NumPy array of int64 that lie side by side, each at least 0 and below `count`.
+    """
+
 def run_command(arguments: Sequence[bytes], chart_library: str | os.PathLike) -> int:
     """Runs the command, once in a process, and returns its exit status."""

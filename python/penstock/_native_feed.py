@@ -318,17 +318,16 @@ class _Epoch:
         self.batches = batches
         self.tensors = tensors
         self._most = most
-        self._before = tensors.memory(), tensors.versions()
+        self._watch = _core.TensorWatch(tensors.arrays)
 
     def draw(self) -> Any:
-        """The rows of the next batch, as a NumPy array of uint64. None at the end. False if it is not simply rows of
+        """The rows of the next batch, as an array of 64-bit numbers. None at the end. False if it is not simply rows of
         the tensors as they were: then the ordinary way goes on from there."""
         if not self.batches.ask():
             return None
         batch = self.batches.drawn[-1]
         rows = None if isinstance(batch, Exception) else self.tensors.rows(batch)
-        unchanged = (self.tensors.memory(), self.tensors.versions()) == self._before
-        return rows if unchanged and rows is not None and 0 < len(rows) <= self._most else False
+        return rows if rows is not None and 0 < len(rows) <= self._most and self._watch.unchanged() else False
 
 
 class _Rest:
@@ -380,14 +379,13 @@ class _Tensors(NamedTuple):
             for name, array in zip(self.names, self.arrays, strict=True)
         )
 
-    def versions(self) -> int:
-        """Changes when PyTorch writes to the tensors."""
-        return sum(array._version for array in self.arrays)
-
     def rows(self, batch: Any) -> Any:
-        """The rows of a batch's samples. None if an index is of another kind than a whole number, or out of bounds."""
+        """The rows of a batch's samples, as 64-bit numbers. None if an index is of another kind than a whole number, or
+        out of bounds."""
         import numpy
 
+        if self.picked is None and _core.are_rows(batch, self.samples):
+            return batch
         indices = _whole_numbers(batch)
         if indices is not None:
             indices = _within(indices, self.samples)

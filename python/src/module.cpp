@@ -7,6 +7,7 @@
 #include "native_loader.hpp"
 #include "sampler_state.hpp"
 #include "share_dataset.hpp"
+#include "tensor_watch.hpp"
 #include "torch_order.hpp"
 #include "warnings.hpp"
 #include "weight_load.hpp"
@@ -114,6 +115,7 @@ NB_MODULE(_core, module) {
   bind_share_dataset(module);
   bind_sampler(module);
   bind_torch_order(module);
+  bind_tensor_watch(module);
   module.def(
       "run_command",
       [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library) {
