@@ -1,5 +1,6 @@
 """feed around a DataLoader whose dataset is tensors."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -30,6 +31,7 @@ from torch.utils.data import (
 )
 
 import penstock
+from penstock import _core
 
 COUNT = 97
 NATIVELY = "the dataset is tensors, whose samples are gathered without worker processes"
@@ -639,3 +641,18 @@ kept = [next(iterator), next(iterator)]
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_order_is_not_drawn_on_in_a_forked_child():
+    order = _core.TorchOrder(1, 100_000)
+    first = order.next()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        with contextlib.suppress(penstock.Error):
+            order.next()
+            os._exit(1)
+        del order  # its thread is the parent's
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len(order.next()) == len(first), "the parent goes on"
