@@ -44,10 +44,9 @@ Finding copy_finding(const DeviceView& view, const std::vector<ViewedCopy>& copi
     finding.count += 1 / view.steps();
     finding.bytes += static_cast<double>(copy.bytes) / view.steps();
     finding.seconds += view.account.per_step(copy.time.end - copy.time.begin);
-    places.add(viewed.made != nullptr ? viewed.made->site : CallSite{}, copy.bytes,
-               copy.time.end - copy.time.begin);
+    places.add(viewed.made != nullptr ? viewed.made->site : CallSite{}, copy.bytes, copy.time);
   }
-  finding.places = places.list(view.timeline);
+  places.fill(finding, view.timeline);
   return finding;
 }
 

@@ -191,6 +191,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
         timeline,           host, account, kernels, busy, waits, calls, view_copies(timeline, account, calls),
         options.h2d_ceiling};
     if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
+    diagnosis.h2d_ceiling = std::max(diagnosis.h2d_ceiling, view.h2d_ceiling);
     for (const auto& [id, rule] : kRules) {
       std::optional<Finding> finding = rule(view);
       if (!finding) continue;

@@ -83,9 +83,9 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
     CallSite site;
     site.frame = frames.empty() ? kNoName : frames.back()->name;
     site.op = span.name;
-    places.add(site, 0, span.time.end - span.time.begin);
+    places.add(site, 0, span.time);
   }
-  finding.places = places.list(view.timeline);
+  places.fill(finding, view.timeline);
   finding.seconds = waiting;
   finding.gain = {0, waiting};
   finding.text = fmt::format("The GPU idles while the loop waits for the DataLoader: {} of {} a step.",
@@ -113,11 +113,11 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
     gaps.push_back(gap);
     blocked += took;
     if (!again) kept += std::min(took, gap.end - gap.begin - view.waits.covered(gap));
-    places.add(wait.call->site, wait.bytes, took);
+    places.add(wait.call->site, wait.bytes, wait.time);
     finding.count += 1 / view.steps();
     finding.bytes += static_cast<double>(wait.bytes) / view.steps();
   }
-  finding.places = places.list(view.timeline);
+  places.fill(finding, view.timeline);
   finding.seconds = view.account.per_step(blocked);
   const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
   finding.gain = {view.account.per_step(kept) / 2, std::min(gap, finding.seconds)};
@@ -150,10 +150,10 @@ std::optional<Finding> find_pinning(const DeviceView& view) {
     ++count;
     took += call.time.end - call.time.begin;
     idle += std::min(call.time.end - call.time.begin, gap.end - gap.begin);
-    places.add(known.site, 0, call.time.end - call.time.begin);
+    places.add(known.site, 0, call.time);
   }
   if (static_cast<double>(count) < steady / 2) return std::nullopt;
-  finding.places = places.list(view.timeline);
+  places.fill(finding, view.timeline);
   finding.count = static_cast<double>(count) / steady;
   finding.seconds = static_cast<double>(took) * 1e-9 / steady;
   finding.gain = {0, static_cast<double>(idle) * 1e-9 / steady};

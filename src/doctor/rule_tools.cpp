@@ -8,15 +8,16 @@
 
 namespace penstock {
 
-void Places::add(const CallSite& site, std::uint64_t bytes, TraceTime time) {
+void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
   FindingPlace& place = places_[{site.frame, site.op}];
   ++place.count;
   place.bytes += bytes;
-  place.seconds += static_cast<double>(time) * 1e-9;
+  place.seconds += static_cast<double>(time.end - time.begin) * 1e-9;
+  times_.push_back(time);
 }
 
-std::vector<FindingPlace> Places::list(const Timeline& timeline) const {
-  std::vector<FindingPlace> list;
+void Places::fill(Finding& finding, const Timeline& timeline) const {
+  std::vector<FindingPlace>& list = finding.places;
   for (const auto& [site, place] : places_) {
     list.push_back(place);
     if (site.first != kNoName) list.back().function = timeline.names[site.first];
@@ -25,7 +26,7 @@ std::vector<FindingPlace> Places::list(const Timeline& timeline) const {
   std::sort(list.begin(), list.end(), [](const FindingPlace& a, const FindingPlace& b) {
     return std::tie(b.seconds, a.function, a.op) < std::tie(a.seconds, b.function, b.op);
   });
-  return list;
+  finding.evidence = span_list(times_);
 }
 
 bool is_regular(const DeviceView& view, std::size_t count) {

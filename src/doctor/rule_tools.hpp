@@ -10,15 +10,16 @@
 
 namespace penstock {
 
-/// Calls or copies by where they were made.
+/// Calls or copies by where they were made, and when they ran.
 class Places {
  public:
-  void add(const CallSite& site, std::uint64_t bytes, TraceTime time);
-  /// The longest first.
-  [[nodiscard]] std::vector<FindingPlace> list(const Timeline& timeline) const;
+  void add(const CallSite& site, std::uint64_t bytes, TimeSpan time);
+  /// Sets the finding's places and its evidence.
+  void fill(Finding& finding, const Timeline& timeline) const;
 
  private:
   std::map<std::pair<std::uint32_t, std::uint32_t>, FindingPlace> places_;  ///< by frame and operator
+  std::vector<TimeSpan> times_;
 };
 
 /// True if something that happened `count` times does so in most steps: in every second one at least. Without

@@ -99,6 +99,15 @@ TEST(Findings, NamePageableCopiesAndWhereTheyAreMade) {
   expect_gain(finding, 0, 400);
 }
 
+TEST(Findings, TellTheRateThatPinnedMemoryIsTakenToReach) {
+  EXPECT_EQ(diagnose(steps(pageable, 410)).h2d_ceiling, 0);
+  EXPECT_EQ(diagnose(steps(pageable, 410), {5e9}).h2d_ceiling, 5e9);
+  const auto pinned = [](TimelineBuilder& b, std::int64_t t) {
+    b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 3, t + 5, t + 300, t + 380, 20);
+  };
+  EXPECT_NEAR(diagnose(steps(pinned, 200)).h2d_ceiling, kMiB4 / 80e-6, 1);
+}
+
 TEST(Findings, PredictPinnedCopiesFromTheLink) {
   // 4 MiB at this rate take 100 us of the 400.
   const Finding finding = only_finding(steps(pageable, 410), {kMiB4 / (100 * kUs)});
@@ -481,6 +490,18 @@ TEST(NotExamined, NamesWhatTheRecordingLacks) {
   TimelineBuilder no_calls = pinned_copies(true);
   no_calls.timeline.calls.clear();
   EXPECT_THAT(not_examined(no_calls), Contains("synchronizations"));
+}
+
+TEST(Findings, SayWhenTheirEvidenceRan) {
+  const auto first = [](const TimelineBuilder& builder) {
+    const Finding finding = only_finding(builder);
+    EXPECT_THAT(finding.evidence, SizeIs(8));
+    return finding.evidence.empty() ? TimeSpan{} : finding.evidence.front();
+  };
+  EXPECT_EQ(first(steps(pageable, 410)), TimelineBuilder::us(2, 402));
+  EXPECT_EQ(first(read_losses()), TimelineBuilder::us(500, 601)) << "the call that waits, and the wait";
+  EXPECT_EQ(first(steps([](TimelineBuilder& b, std::int64_t t) { b.loader_wait(t + 1, t + 300); }, 310)),
+            TimelineBuilder::us(1, 300));
 }
 
 TEST(Findings, AreExplained) {

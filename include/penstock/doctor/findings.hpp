@@ -43,6 +43,8 @@ struct Finding {
   double seconds = 0;           ///< of a step
   GainRange gain;
   std::vector<FindingPlace> places;  ///< the longest first
+  /// When its copies, waits or calls ran: in order, with those that touch or overlap as one.
+  std::vector<TimeSpan> evidence;
 };
 
 struct DiagnosisOptions {
@@ -61,6 +63,9 @@ struct Diagnosis {
   std::vector<DeviceAccount> accounts;
   std::vector<Finding> findings;  ///< by what they gain, the most first
   std::vector<NotExamined> not_examined;
+  /// Bytes per second that pinned memory is taken to reach on its way to a device: the option's, or the best
+  /// that the recording shows of any device. 0: not known.
+  double h2d_ceiling = 0;
 };
 
 /// The ids of all rules.
