@@ -2,6 +2,7 @@
 #include "feed_report.hpp"
 #include "feed_run.hpp"
 #include "output.hpp"
+#include "page.hpp"
 #include "signals.hpp"
 
 #include <penstock/core/bytes.hpp>

@@ -1,5 +1,6 @@
 #include "feed_report.hpp"
 
+#include "page.hpp"
 #include "report_files.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -13,8 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
-#include <sstream>
 #include <utility>
 #include <variant>
 
@@ -25,49 +24,8 @@ namespace {
 using nlohmann::json;
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-/// Batches that the page shows one by one at first. page.html selects this option.
+/// Batches that the page shows one by one at first. feed.html selects this option.
 constexpr std::size_t kWindow = 16;
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
-
-/// HTML in which each number stays with its unit in one line, and `commands` stand out.
-std::string prose(std::string_view text) {
-  std::string html;
-  for (const char c : escaped(text)) {
-    const bool is_after_digit = !html.empty() && html.back() >= '0' && html.back() <= '9';
-    html += c == ' ' && is_after_digit ? "&nbsp;" : std::string(1, c);
-  }
-  bool is_code = false;
-  for (std::size_t at = html.find('`'); at != std::string::npos; at = html.find('`', at)) {
-    html.replace(at, 1, is_code ? "</code>" : "<code>");
-    is_code = !is_code;
-  }
-  return html + (is_code ? "</code>" : "");
-}
 
 std::string pairs_table(const Rows& rows) {
   std::string html = "<table><tbody>\n";
@@ -223,9 +181,7 @@ std::string notes(const FeedAccount& account, bool pictures) {
     note("", fmt::format("The link's ceiling is not known. `penstock link --device {}` measures it.",
                          account.device.spec));
   }
-  if (!pictures) {
-    note("", "This page has no pictures because d3 was not found; Debian and Ubuntu have it as node-d3.");
-  }
+  if (!pictures) note("", std::string(kNoPictures));
   return html;
 }
 
@@ -278,23 +234,6 @@ std::string data_text(const FeedAccount& account) {
   return value.dump();
 }
 
-/// Replaces each {{name}} of the page's text by its part. The parts themselves are not searched.
-std::string filled(std::string_view page,
-                   const std::vector<std::pair<std::string_view, std::string>>& parts) {
-  std::string result;
-  while (true) {
-    const std::size_t begin = page.find("{{");
-    result += page.substr(0, begin);
-    if (begin == std::string_view::npos) return result;
-    const std::size_t end = page.find("}}", begin);
-    const std::string_view name = page.substr(begin + 2, end - begin - 2);
-    for (const auto& [part, text] : parts) {
-      if (part == name) result += text;
-    }
-    page.remove_prefix(end + 2);
-  }
-}
-
 std::string when(std::time_t time) {
   std::tm local{};
   std::array<char, 64> text{};
@@ -320,33 +259,17 @@ std::string command_html(const std::vector<std::string>& words) {
 
 }  // namespace
 
-std::optional<std::string> chart_library(const std::vector<std::filesystem::path>& places) {
-  for (const std::filesystem::path& place : places) {
-    std::ifstream file(place, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    if (file && text.tellp() > 0) return std::move(text).str();
-  }
-  return std::nullopt;
-}
-
 std::string feed_report(const FeedAccount& account, const std::optional<std::string>& chart_library) {
-  std::string style(kReportStyle);
-  std::string scripts;
-  if (chart_library) {
-    scripts = fmt::format("<script>\n{}\n</script>\n<script>\n{}</script>", *chart_library, kReportScript);
-  } else {
-    style += ".picture { display: none; }\n";
-  }
   std::string fields;
   for (const std::string& field : account.fields) fields += fmt::format("<li>{}</li>\n", escaped(field));
   const std::string sentence = account.total.sentence();
   const std::size_t end = std::min(sentence.find(". "), sentence.size() - 1) + 1;
   const std::string advice =
       joined({sentence.substr(std::min(end + 1, sentence.size())), step_advice(account)});
-  return filled(kReportPage,
+  const PagePictures pictures = page_pictures(chart_library, kFeedScript);
+  return filled(kFeedPage,
                 {{"title", escaped(joined(account.options.sources)) + " to " + escaped(account.device.name)},
-                 {"css", style},
+                 {"css", std::string(kPageStyle) + pictures.style},
                  {"sentence", prose(sentence.substr(0, end))},
                  {"advice", prose(advice)},
                  {"date", escaped(when(account.started))},
@@ -359,7 +282,7 @@ std::string feed_report(const FeedAccount& account, const std::optional<std::str
                  {"options", options_table(account)},
                  {"machine", machine_table(account)},
                  {"data", data_text(account)},
-                 {"scripts", scripts}});
+                 {"scripts", pictures.scripts}});
 }
 
 }  // namespace penstock::cli
