@@ -224,12 +224,19 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       [&options](double number) { options.step_ms = number; },
       "The milliseconds that training takes for a batch, without the loader")
       ->needs(loader);
+  add_file(*command, "--html", options.html,
+           "Write a page with the findings, a timeline and the link's curve to FILE")
+      ->needs(trace);
+  add_file(*command, "--perfetto", options.perfetto,
+           "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it")
+      ->needs(trace);
   budget->needs(trace);
   profile->needs(trace);
   add_json(*command, options.json, "the verdict");
   command->footer(
       "Examples:\n"
       "  penstock doctor trace.json.gz\n"
+      "  penstock doctor trace.json --html report.html --perfetto found.json.gz\n"
       "  penstock doctor trace.json --budget budget.txt --json -      in continuous integration\n"
       "  penstock doctor --loader train.py:loader\n"
       "  penstock doctor --loader train.py:make_loader --step 12      does it keep up with a step of 12 ms?\n"

@@ -135,8 +135,8 @@ int finish(pid_t process) {
 
 }  // namespace
 
-int run_doctor(const DoctorOptions& options) {
-  if (!options.trace.empty()) return run_trace_doctor(options);
+int run_doctor(const DoctorOptions& options, const Environment& environment) {
+  if (!options.trace.empty()) return run_trace_doctor(options, environment);
   const LoaderName loader = parse_loader(options.loader);
   OutputFile output("--json", options.json);
   output.keep_off(loader.file, "the loader's program");

@@ -183,8 +183,8 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
     if (!known) return complain(fmt::format("unknown command '{}'; see penstock --help", first), kUsage);
     return complain(std::string(error.what()) + "; see penstock --help", kUsage);
   }
-  if (app.got_subcommand("doctor")) return run_doctor(doctor);
   const Environment environment = read_environment(chart_library);
+  if (app.got_subcommand("doctor")) return run_doctor(doctor, environment);
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);
   if (app.got_subcommand("feed")) return run_feed(feed, environment);

@@ -46,72 +46,93 @@ std::string paragraph(std::string_view text, const Look& look, std::size_t inden
   return out + line + "\n";
 }
 
+}  // namespace
+
 std::string seconds_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "0 s"; }
+
+namespace {
 
 std::string share_of(double seconds, double step) {
   return fmt::format("{:.1f} %", step > 0 ? 100 * seconds / step : 0);
 }
 
-std::string device_name(const DeviceAccount& account) {
-  return account.name.empty() ? fmt::format("GPU {}", account.device)
-                              : fmt::format("GPU {} ({})", account.device, one_line(account.name));
+}  // namespace
+
+std::string window_text(const DeviceAccount& account) {
+  const std::string name = account.name.empty() ? "" : fmt::format(" ({})", one_line(account.name));
+  const std::string time = seconds_text(account.step_seconds());
+  return fmt::format(
+      "GPU {}{}: {}", account.device, name,
+      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, time) : time + ", no steps marked");
 }
 
-std::string copies_line(const DeviceAccount& account, const CopyFigures& copies, const char* label) {
-  if (copies.count == 0) return fmt::format("{}: none\n", label);
+std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
+  const bool to_device = direction == CopyDirection::h2d;
+  const CopyFigures& copies = to_device ? account.h2d : account.d2h;
+  const std::string label =
+      fmt::format("copies to the {} {}", to_device ? "GPU" : "host", account.steps > 0 ? "a step" : "in all");
+  if (copies.count == 0) return label + ": none";
   const double steps = static_cast<double>(std::max<std::size_t>(account.steps, 1));
   const double seconds = static_cast<double>(copies.busy) * kNanosecond;
   return fmt::format(
-      "{}: {:.3g}, {} at {}; {} hidden, {} exposed\n", label, static_cast<double>(copies.count) / steps,
+      "{}: {:.3g}, {} at {}; {} hidden, {} exposed", label, static_cast<double>(copies.count) / steps,
       format_bytes(static_cast<std::uint64_t>(static_cast<double>(copies.bytes) / steps)),
       seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate",
       seconds_text(account.per_step(copies.busy - copies.exposed)),
       seconds_text(account.per_step(copies.exposed)));
 }
 
+namespace {
+
 std::string account_text(const DeviceAccount& account, const Look& look) {
-  const char* const unit = account.steps > 0 ? "a step" : "in all";
-  Table table({"where the time went", unit, "share"});
+  Table table({"where the time went", account.steps > 0 ? "a step" : "in all", "share"});
   for (std::size_t i = 0; i < kDeviceParts; ++i) {
     const auto part = static_cast<DevicePart>(i);
     if (account.part(part) == 0 && part == DevicePart::not_observed) continue;
     table.add({std::string(device_part_label(part)), seconds_text(account.per_step(account.part(part))),
                fmt::format("{:.1f} %", 100 * account.share(part))});
   }
-  const std::string window =
-      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, seconds_text(account.step_seconds()))
-                        : fmt::format("{}, no steps marked", seconds_text(account.step_seconds()));
-  return fmt::format("{}: {}\n\n{}\n{}{}\n", device_name(account), window, table.text(look),
-                     copies_line(account, account.h2d, fmt::format("copies to the GPU {}", unit).c_str()),
-                     copies_line(account, account.d2h, fmt::format("copies to the host {}", unit).c_str()));
+  return fmt::format("{}\n\n{}\n{}\n{}\n\n", window_text(account), table.text(look),
+                     copies_text(account, CopyDirection::h2d), copies_text(account, CopyDirection::d2h));
 }
 
-std::string place_text(const FindingPlace& place, const Look& look) {
-  std::string text = "at ";
-  text += place.function.empty() ? "(place not recorded)" : one_line(place.function);
+}  // namespace
+
+std::string place_text(const FindingPlace& place) {
+  std::string text = place.function.empty() ? "(place not recorded)" : one_line(place.function);
   if (!place.op.empty()) text += ", " + one_line(place.op);
   fmt::format_to(std::back_inserter(text), ": {} {}", place.count, place.count == 1 ? "time" : "times");
   if (place.bytes > 0) text += ", " + format_bytes(place.bytes);
-  return paragraph(text + ", " + seconds_text(place.seconds), look, 2, 2);
+  return text + ", " + seconds_text(place.seconds);
 }
+
+bool gains(const Finding& finding, double step) { return finding.gain.high >= kNothingToGain * step; }
 
 std::string gain_text(const Finding& finding, double step) {
   const GainRange& gain = finding.gain;
-  if (gain.high < kNothingToGain * step) return "  gain: about nothing: leave it\n";
+  if (!gains(finding, step)) return "about nothing: leave it";
   if (gain.low <= 0) {
-    return fmt::format("  gain: at most {} of a step, {}\n", seconds_text(gain.high),
-                       share_of(gain.high, step));
+    return fmt::format("at most {} of a step, {}", seconds_text(gain.high), share_of(gain.high, step));
   }
-  return fmt::format("  gain: {} to {} of a step, {} to {}\n", seconds_text(gain.low),
-                     seconds_text(gain.high), share_of(gain.low, step), share_of(gain.high, step));
+  return fmt::format("{} to {} of a step, {} to {}", seconds_text(gain.low), seconds_text(gain.high),
+                     share_of(gain.low, step), share_of(gain.high, step));
 }
+
+double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
+  for (const DeviceAccount& account : diagnosis.accounts) {
+    if (account.device == device) return account.step_seconds();
+  }
+  return 0;
+}
+
+namespace {
 
 std::string finding_text(const Finding& finding, double step, bool many_devices, const Look& look) {
   std::string text = fmt::format("{}: {}{}\n{}", severity_name(finding.severity), finding.id,
                                  many_devices ? fmt::format(" on GPU {}", finding.device) : "",
                                  paragraph(finding.text, look));
   for (std::size_t i = 0; i < std::min(kPlaces, finding.places.size()); ++i) {
-    text += place_text(finding.places[i], look);
+    text += paragraph("at " + place_text(finding.places[i]), look, 2, 2);
   }
   if (finding.places.size() > kPlaces) {
     fmt::format_to(std::back_inserter(text), "  and {} more places; --json has all\n",
@@ -122,14 +143,7 @@ std::string finding_text(const Finding& finding, double step, bool many_devices,
   if (!finding.penstock_change.empty()) {
     text += paragraph("with penstock: " + finding.penstock_change, look, 2, 2);
   }
-  return text + gain_text(finding, step) + "\n";
-}
-
-double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
-  for (const DeviceAccount& account : diagnosis.accounts) {
-    if (account.device == device) return account.step_seconds();
-  }
-  return 0;
+  return text + fmt::format("  gain: {}\n\n", gain_text(finding, step));
 }
 
 Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {

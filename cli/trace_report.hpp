@@ -20,6 +20,21 @@ struct TraceReport {
   std::optional<std::vector<BudgetBreach>> breaches;  ///< nullopt: there was no budget
 };
 
+/// Words that the text and the page share. Names of the trace stay in one line, but are not escaped.
+[[nodiscard]] std::string seconds_text(double seconds);
+/// "GPU 0 (H200): 20 steps of 2.35 ms"
+[[nodiscard]] std::string window_text(const DeviceAccount& account);
+/// "copies to the GPU a step: 2, 7.63 MiB at ..."
+[[nodiscard]] std::string copies_text(const DeviceAccount& account, CopyDirection direction);
+/// "train.py(12): main, aten::to: 40 times, 153 MiB, 16.1 ms"
+[[nodiscard]] std::string place_text(const FindingPlace& place);
+/// False if the gain is next to nothing. `step` in seconds.
+[[nodiscard]] bool gains(const Finding& finding, double step);
+/// "at most 804 µs of a step, 34.3 %"
+[[nodiscard]] std::string gain_text(const Finding& finding, double step);
+/// Seconds of a step of a device.
+[[nodiscard]] double step_of(const Diagnosis& diagnosis, std::uint16_t device);
+
 [[nodiscard]] std::string trace_text(const TraceReport& report, const Look& look);
 [[nodiscard]] std::string trace_json(const TraceReport& report);
 

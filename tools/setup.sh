@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Provides the needs of a target: setup.sh GROUP...
 #
-# Groups: build, test, bench, python, lint, tsan, demo, report. Installs missing packages with apt-get if that
+# Groups: build, test, bench, python, lint, tsan, demo, report, pages. Installs missing packages with apt-get if that
 # is allowed.
 # Otherwise names them and exits with a non-zero status.
 set -euo pipefail
@@ -46,6 +46,8 @@ has_python_headers() {
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' >/dev/null 2>&1
 }
 
+has_browser() { has_command chromium-headless-shell || has_command chromium || has_command google-chrome; }
+
 has_files() { [ -e "$1" ]; }
 
 # group | name | apt packages | a command that succeeds if it is there
@@ -67,6 +69,8 @@ lint   | clang-tidy 19                       | clang-tidy-19                | ha
 tsan   | clang 19 with its thread sanitizer  | clang-19 libclang-rt-19-dev  | has_thread_sanitizer
 demo   | the Fashion-MNIST dataset           | dataset-fashion-mnist        | has_files /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz
 report | d3, which draws pictures of a report | node-d3                      | has_files /usr/share/nodejs/d3/dist/d3.min.js
+pages  | d3, which draws pictures of a report | node-d3                      | has_files /usr/share/nodejs/d3/dist/d3.min.js
+pages  | a browser without a window          | chromium-headless-shell      | has_browser
 '
 
 trim() { local text="$*"; text="${text#"${text%%[![:space:]]*}"}"; printf '%s' "${text%"${text##*[![:space:]]}"}"; }
@@ -95,7 +99,7 @@ stop() {
 }
 
 for group in "$@"; do
-  [[ $group =~ ^(build|test|bench|python|lint|tsan|demo|report)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
+  [[ $group =~ ^(build|test|bench|python|lint|tsan|demo|report|pages)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
 done
 
 find_missing "$@"

@@ -207,14 +207,12 @@ class ExcerptMaker {
     return at->second;
   }
 
-  /// Joins bars that are shorter and closer than the resolution.
+  /// Joins neighbours as long as they are not longer than the resolution together.
   [[nodiscard]] std::vector<ExcerptBar> joined(const std::vector<ExcerptBar>& bars) const {
-    const TraceTime resolution = excerpt_.resolution;
     std::vector<ExcerptBar> list;
     for (const ExcerptBar& next : bars) {
-      const bool joins = !list.empty() && next.longest < resolution && list.back().longest < resolution &&
-                         next.time.begin - list.back().time.end < resolution;
-      if (!joins) {
+      if (list.empty() ||
+          std::max(next.time.end, list.back().time.end) - list.back().time.begin > excerpt_.resolution) {
         list.push_back(next);
         continue;
       }
@@ -231,6 +229,32 @@ class ExcerptMaker {
     return list;
   }
 
+  /// The same for bars without gaps. What each kind takes of them stays, as one bar.
+  [[nodiscard]] std::vector<ExcerptBar> joined_tiles(const std::vector<ExcerptBar>& bars) const {
+    std::vector<ExcerptBar> list;
+    for (std::size_t first = 0, next = 0; first < bars.size(); first = next) {
+      const TraceTime begin = bars[first].time.begin;
+      const auto kinds = static_cast<std::ptrdiff_t>(list.size());
+      for (; next < bars.size(); ++next) {
+        if (next > first && bars[next].time.end - begin > excerpt_.resolution) break;
+        const auto same = std::find_if(list.begin() + kinds, list.end(),
+                                       [&](const ExcerptBar& bar) { return bar.kind == bars[next].kind; });
+        if (same == list.end()) {
+          list.push_back(bars[next]);
+        } else {
+          same->count += bars[next].count;
+          same->busy += bars[next].busy;
+        }
+      }
+      TraceTime end = begin;
+      for (auto kind = list.begin() + kinds; kind != list.end(); ++kind) {
+        kind->time = {end, end + kind->busy};
+        end = kind->time.end;
+      }
+    }
+    return list;
+  }
+
   void make_coarser() {
     const auto count = [&] {
       std::size_t sum = 0;
@@ -240,7 +264,8 @@ class ExcerptMaker {
     const TraceTime length = excerpt_.window.end - excerpt_.window.begin;
     while (count() > options_.most_bars && excerpt_.resolution < length) {
       excerpt_.resolution = std::max<TraceTime>({1, length / kFinest, 2 * excerpt_.resolution});
-      for (ExcerptLane& lane : excerpt_.lanes) lane.bars = joined(lane.bars);
+      for (ExcerptLane& lane : excerpt_.lanes)
+        lane.bars = lane.tiles ? joined_tiles(lane.bars) : joined(lane.bars);
     }
   }
 

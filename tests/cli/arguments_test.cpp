@@ -136,7 +136,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << words << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 26u);
+  EXPECT_EQ(examples, 27u);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -26,9 +27,11 @@ using cli::BudgetLine;
 using cli::check_budget;
 using cli::parse_budget;
 using nlohmann::json;
+using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -133,21 +136,131 @@ TEST_F(TraceDoctor, WritesTextAndAFile) {
   EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
 }
 
+json data_of(const std::string& page) {
+  const std::string start = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t begin = page.find(start) + start.size();
+  return json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+}
+
+TEST_F(TraceDoctor, WritesATraceForPerfetto) {
+  const CommandResult result =
+      examine({"--perfetto", path("plain.json"), "--html", path("p.html"), "--json", path("out.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.output, examine().output);
+  const json plain = json::parse(read("plain.json"));
+  std::map<std::string, int> categories;
+  for (const json& written : plain["traceEvents"]) ++categories[written.value("cat", "none")];
+  EXPECT_EQ(categories["kernel"], 5);
+  EXPECT_EQ(categories["copy"], 5);
+  EXPECT_EQ(categories["finding"], 1);
+  EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
+  ASSERT_EQ(examine({"--perfetto", path("packed.json.gz")}).status, 0);
+  const CommandResult unpacked = command_.run_script("gzip -dc packed.json.gz");
+  EXPECT_EQ(json::parse(unpacked.output), plain);
+}
+
+TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
+  const std::string library = path("d3.js");
+  std::ofstream(library) << "const d3 = 'the chart library'; /* {{data}} */\n";
+  command_.environment.push_back("PENSTOCK_D3=" + library);
+  write("budget.txt", "no pageable-copies\n");
+  const CommandResult result = examine({"--html", path("page.html"), "--budget", path("budget.txt")});
+  ASSERT_EQ(result.status, 3) << result.errors;
+  const std::string page = read("page.html");
+  for (const char* words :
+       {"<h1>Kernels run in 57.6&nbsp;% of a step of 1.00&nbsp;ms.</h1>",
+        "The most to gain is by pageable-copies: at most 400&nbsp;µs of a step, 40.0&nbsp;%.",
+        "The budget is broken. no pageable-copies", "GPU 0&nbsp;(A GPU): 5&nbsp;steps of 1.00&nbsp;ms",
+        "<i class=\"compute\" style=\"width:57.600%\">58 %</i>",
+        "class=\"severity medium\">medium</span>pageable-copies",
+        "<li>train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms</li>",
+        "<pre>for batch in penstock.feed(loader): ...</pre>",
+        "<pre>DataLoader(..., pin_memory=True); x = ", "<h2>Steps 1 to 3 of 5</h2>",
+        "<li>Waiting for data: the thread", "drawTimeline", "const d3 = 'the chart library'"}) {
+    EXPECT_THAT(page, HasSubstr(words));
+  }
+  for (const char* loader : {"src=", "href=", "<link", "@import", "fetch(", "XMLHttpRequest"}) {
+    EXPECT_THAT(page, Not(HasSubstr(loader)));
+  }
+  const json data = data_of(page);
+  EXPECT_EQ(data["window"], 3'000'000);
+  EXPECT_EQ(data["steps"], json({{0, 1'000'000, 1}, {1'000'000, 2'000'000, 2}, {2'000'000, 3'000'000, 3}}));
+  EXPECT_EQ(data["link"]["copies"][0]["kind"], "pageable");
+  EXPECT_EQ(data["link"]["copies"][0]["rate"], 1e10);
+  for (const json& lane : data["lanes"]) {
+    if (lane["name"] == "copies H2D") {
+      EXPECT_EQ(lane["bars"][1], json({1'002'000, 1'402'000, lane["bars"][1][2], 1, 4'000'000, 400'000, 0}));
+    }
+  }
+}
+
+TEST_F(TraceDoctor, WritesAPageWithoutPicturesWhereThereIsNoChartLibrary) {
+  command_.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
+  const CommandResult result = examine({"--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("node-d3"));
+  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("node-d3"), HasSubstr(".picture { display: none; }"),
+                                       HasSubstr("pageable-copies"), HasSubstr("</html>")));
+}
+
+TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
+  ASSERT_EQ(command_
+                .run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2",
+                      "--profile", path("link.json")})
+                .status,
+            0);
+  ASSERT_EQ(examine({"--profile", path("link.json"), "--html", path("page.html")}).status, 0);
+  const json link = data_of(read("page.html"))["link"];
+  ASSERT_THAT(link["curves"], SizeIs(3));
+  EXPECT_GT(link["curves"][0]["points"].size(), 3U);
+  EXPECT_THAT(read("page.html"), HasSubstr("The lines are what the link profile of "));
+}
+
+TEST_F(TraceDoctor, LetsNamesOfATraceRunNothingInThePage) {
+  write("trace.json", trace_text(R"(a.py(1): </script><script>evil()</script>{{data}}\u202e\u0007\udcff)"));
+  const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const std::string page = read("page.html");
+  EXPECT_THAT(page, HasSubstr("<li>a.py(1): &lt;/script&gt;&lt;script&gt;evil()&lt;/script&gt;{{data}}"));
+  EXPECT_THAT(page, Not(HasSubstr("<script>evil")));
+  for (const char* odd : {"\u202e", "\a", "\xed\xb3\xbf"}) EXPECT_THAT(page, Not(HasSubstr(odd)));
+  const std::string place = data_of(page)["places"][1];
+  EXPECT_THAT(place, StartsWith("a.py(1): </script><script>evil()</script>"));
+  EXPECT_TRUE(json::accept(read("found.json")));
+}
+
+TEST_F(TraceDoctor, WritesOneThingToStandardOutput) {
+  const CommandResult page = examine({"--html", "-"});
+  EXPECT_THAT(page.output, AllOf(StartsWith("<!DOCTYPE html>"), EndsWith("</html>\n")));
+  const CommandResult trace = examine({"--perfetto", "-", "--json", path("out.json")});
+  EXPECT_TRUE(json::parse(trace.output).contains("traceEvents"));
+  expect_complaint(examine({"--html", "-", "--json", "-"}), 2, "only one of --json, --html and --perfetto");
+}
+
 TEST_F(TraceDoctor, NeverWritesOverWhatItReads) {
   write("budget.txt", "no round-trips\n");
   for (const char* name : {"trace.json", "budget.txt", "link.json"}) {
-    const CommandResult result =
-        examine({"--budget", path("budget.txt"), "--profile", path("link.json"), "--json", path(name)});
-    expect_complaint(result, 2, "would overwrite");
+    for (const char* option : {"--json", "--html", "--perfetto"}) {
+      const CommandResult result =
+          examine({"--budget", path("budget.txt"), "--profile", path("link.json"), option, path(name)});
+      expect_complaint(result, 2, "would overwrite");
+    }
   }
+  command_.environment.push_back("PENSTOCK_D3=" + path("d3.js"));
+  expect_complaint(examine({"--html", path("d3.js")}), 2, "would overwrite the chart library");
+  expect_complaint(examine({"--html", path("a"), "--json", path("a")}), 2, "the file of --json");
+  expect_complaint(examine({"--perfetto", path("a"), "--json", path("a")}), 2, "the file of --json");
+  expect_complaint(examine({"--perfetto", path("a"), "--html", path("a")}), 2, "the file of --html");
   EXPECT_EQ(read("trace.json"), trace_text());
 }
 
 TEST_F(TraceDoctor, KeepsAnOldFileIfTheTraceIsDamaged) {
   write("out.json", "old");
   write("trace.json", trace_text().substr(0, 1000));
-  expect_complaint(examine({"--json", path("out.json")}), 1, "byte 1000 of the text");
-  EXPECT_EQ(read("out.json"), "old");
+  for (const char* option : {"--json", "--html", "--perfetto"}) {
+    expect_complaint(examine({option, path("out.json")}), 1, "byte 1000 of the text");
+    EXPECT_EQ(read("out.json"), "old");
+  }
 }
 
 TEST_F(TraceDoctor, EndsWithStatus3IfTheBudgetIsBroken) {
@@ -193,6 +306,8 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(examine({"--step", "5"}), 2, "--step");
   expect_complaint(examine({"--seconds", "5"}), 2, "--seconds");
   expect_complaint(command_.run({"doctor", "--budget", path("budget.txt")}), 2, "--budget");
+  expect_complaint(command_.run({"doctor", "--html", path("page.html")}), 2, "--html");
+  expect_complaint(command_.run({"doctor", "--perfetto", path("found.json")}), 2, "--perfetto");
   expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
   write("link.json", "{}");
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");

@@ -90,19 +90,24 @@ TEST(TimelineExcerpt, AccountsForEachMoment) {
   TimelineBuilder builder = pageable_steps(8);
   const Timeline timeline = builder.sorted();
   const Diagnosis diagnosis = diagnose_timeline(timeline);
-  const TimelineExcerpt shown = excerpt_timeline(timeline, diagnosis, {.steps = 8});
-  const std::vector<ExcerptBar> parts = bars(shown, "where the time goes");
-  TraceTime end = shown.window.begin;
-  for (const ExcerptBar& part : parts) {
-    EXPECT_EQ(part.time.begin, end) << "the parts are without gaps";
-    end = part.time.end;
-  }
-  EXPECT_EQ(end, shown.window.end);
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    const auto part = static_cast<DevicePart>(i);
-    TraceTime sum = 0;
-    for (const ExcerptBar& bar : parts) sum += bar.kind == device_part_label(part) ? bar.busy : 0;
-    EXPECT_EQ(sum, diagnosis.accounts[0].part(part)) << device_part_label(part);
+  std::size_t finer = SIZE_MAX;
+  for (const std::size_t most_bars : {1000, 60, 20}) {
+    const TimelineExcerpt shown = excerpt_timeline(timeline, diagnosis, {.steps = 8, .most_bars = most_bars});
+    const std::vector<ExcerptBar> parts = bars(shown, "where the time goes");
+    EXPECT_LT(parts.size(), finer);
+    finer = parts.size();
+    TraceTime end = shown.window.begin;
+    for (const ExcerptBar& part : parts) {
+      EXPECT_EQ(part.time.begin, end) << "the parts are without gaps";
+      end = part.time.end;
+    }
+    EXPECT_EQ(end, shown.window.end);
+    for (std::size_t i = 0; i < kDeviceParts; ++i) {
+      const auto part = static_cast<DevicePart>(i);
+      TraceTime sum = 0;
+      for (const ExcerptBar& bar : parts) sum += bar.kind == device_part_label(part) ? bar.busy : 0;
+      EXPECT_EQ(sum, diagnosis.accounts[0].part(part)) << device_part_label(part);
+    }
   }
 }
 
@@ -160,6 +165,7 @@ TEST(TimelineExcerpt, JoinsWhatIsTooSmallToSee) {
   for (const ExcerptLane& lane : shown.lanes) count += lane.bars.size();
   EXPECT_LE(count, 500U);
   const std::vector<ExcerptBar> kernels = bars(shown, "kernels");
+  EXPECT_GT(kernels.size(), 50U) << "a long row of short records is not one bar";
   const auto sum = [&kernels](auto figure) {
     return std::accumulate(kernels.begin(), kernels.end(), std::int64_t{0},
                            [&](std::int64_t all, const ExcerptBar& bar) {
@@ -171,6 +177,12 @@ TEST(TimelineExcerpt, JoinsWhatIsTooSmallToSee) {
   const std::vector<ExcerptBar> copies = bars(shown, "copies H2D");
   ASSERT_THAT(copies, SizeIs(2)) << "a long record stays alone";
   EXPECT_EQ(copies[0].time, TimelineBuilder::us(20'000, 60'000));
+}
+
+TEST(TimelineExcerpt, HasALeastNumberOfBars) {
+  const TimelineExcerpt shown = excerpt(pageable_steps(8), {.most_bars = 1});
+  EXPECT_GE(shown.resolution, 3'000'000);
+  for (const ExcerptLane& lane : shown.lanes) EXPECT_LE(lane.bars.size(), kDeviceParts) << lane.name;
 }
 
 TEST(TimelineExcerpt, NamesTheLongestOfJoinedRecords) {

@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-/// A record, or several that are too short and too close to each other to be told apart.
+/// A record, or neighbours that are too short together to be told apart.
 struct ExcerptBar {
   TimeSpan time;          ///< not cut at the excerpt's window
   std::string_view kind;  ///< in words that live as long as the program: "kernel", "stream synchronization"
@@ -37,7 +37,7 @@ struct TimelineExcerpt {
   std::size_t first_step = 0;   ///< the number of the first of them
   std::vector<ExcerptLane> lanes;
   std::vector<std::string> places{""};  ///< functions and operators; the first stands for none
-  TraceTime resolution = 0;             ///< records shorter and closer than this are one bar
+  TraceTime resolution = 0;             ///< records that are not longer than this together are one bar
   std::size_t devices_left_out = 0;
   std::size_t threads_left_out = 0;  ///< that launch kernels
 };

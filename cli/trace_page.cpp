@@ -1,0 +1,339 @@
+#include "trace_page.hpp"
+
+#include "page.hpp"
+#include "report_files.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/printable.hpp>
+#include <penstock/doctor/copy_rates.hpp>
+#include <penstock/doctor/timeline_excerpt.hpp>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace penstock::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// A colour of the page, and what it stands for in the timeline's legend.
+struct TraceColour {
+  std::string_view name;  ///< a class of trace.css or page.css
+  std::string_view meaning;
+};
+constexpr auto kTraceColours = std::to_array<TraceColour>({{"compute", "kernels"},
+                                                           {"exposed", "copies that nothing hides"},
+                                                           {"pageable", "copies from pageable memory"},
+                                                           {"pinned", "other copies to the GPU"},
+                                                           {"to-host", "copies to the host"},
+                                                           {"stall", "waiting for data"},
+                                                           {"launch", "launches and calls"},
+                                                           {"wait", "waits of the host for the GPU"},
+                                                           {"pin", "pinning"},
+                                                           {"other", "idle, other"},
+                                                           {"unknown", "not observed"},
+                                                           {"evidence", "what a finding is about"}});
+
+std::string_view part_colour(DevicePart part) {
+  constexpr std::array<std::string_view, kDeviceParts> kColours = {"compute", "exposed", "stall",
+                                                                   "launch",  "other",   "unknown"};
+  return kColours[static_cast<std::size_t>(part)];
+}
+
+/// The colour of a bar of the timeline.
+std::string_view bar_colour(std::string_view kind) {
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
+    if (kind == device_part_label(part)) return part_colour(part);
+  }
+  if (kind == "kernel" || kind == "copy within GPUs") return "compute";
+  if (kind == "copy from pageable memory") return "pageable";
+  if (kind == "copy to the host") return "to-host";
+  if (kind.starts_with("copy ")) return "pinned";
+  if (kind.starts_with("next()")) return "stall";
+  if (kind.ends_with("synchronization")) return "wait";
+  if (kind.ends_with("pinning")) return "pin";
+  return kind == "evidence" ? "evidence" : "launch";
+}
+
+std::string account_html(const DeviceAccount& account) {
+  std::string bar;
+  std::string legend;
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
+    if (account.part(part) == 0) continue;
+    constexpr double kRoom = 0.06;  // of the bar, for a figure in it
+    const double share = account.share(part);
+    bar += fmt::format("<i class=\"{}\" style=\"width:{:.3f}%\">{}</i>", part_colour(part), 100 * share,
+                       share >= kRoom ? fmt::format("{:.0f} %", 100 * share) : "");
+    legend += fmt::format("<span><i class=\"{}\"></i>{} <b>{}</b>, {:.1f}&nbsp;%</span>\n", part_colour(part),
+                          device_part_label(part), prose(seconds_text(account.per_step(account.part(part)))),
+                          100 * share);
+  }
+  return fmt::format(
+      "<h3>{}</h3>\n<div class=\"bar\" aria-hidden=\"true\">{}</div>\n<div class=\"legend\">{}</div>\n"
+      "<p class=\"facts\">{}<br>{}</p>\n",
+      prose(printable(window_text(account))), bar, legend, prose(copies_text(account, CopyDirection::h2d)),
+      prose(copies_text(account, CopyDirection::d2h)));
+}
+
+std::string change_html(std::string_view title, std::string_view code) {
+  if (code.empty()) return "";
+  return fmt::format("<div><span>{}</span><pre>{}</pre></div>", title, escaped(code));
+}
+
+std::string finding_html(const Finding& finding, double step, bool many_devices) {
+  const std::string_view severity = severity_name(finding.severity);
+  std::string html = fmt::format(
+      "<article>\n<h3><span class=\"severity {}\">{}</span>{}{}</h3>\n<p>{}</p>\n"
+      "<p class=\"gain\">Gain: {}</p>\n<ul>\n",
+      finding.severity == Severity::note ? "note-severity" : severity, severity, escaped(finding.id),
+      many_devices ? fmt::format(" on GPU {}", finding.device) : "", prose(printable(finding.text)),
+      prose(gain_text(finding, step)));
+  for (const FindingPlace& place : finding.places)
+    html += fmt::format("<li>{}</li>\n", escaped(printable(place_text(place))));
+  return html +
+         fmt::format("</ul>\n<p class=\"explain\">{}</p>\n<div class=\"changes\">{}{}</div>\n</article>\n",
+                     prose(finding.meaning), change_html("the change", finding.change),
+                     change_html("with penstock", finding.penstock_change));
+}
+
+std::string findings_html(const Diagnosis& diagnosis) {
+  if (diagnosis.findings.empty()) return "<p>Nothing was found in what the trace shows.</p>";
+  std::string html =
+      "<p class=\"explain\">What gains most comes first. Gains do not add up: two findings may be about the "
+      "same time.</p>\n";
+  for (const Finding& finding : diagnosis.findings) {
+    html += finding_html(finding, step_of(diagnosis, finding.device), diagnosis.accounts.size() > 1);
+  }
+  return html;
+}
+
+/// "Kernels run in 51.1 % of a step of 2.35 ms."
+std::string headline(const Diagnosis& diagnosis) {
+  const auto kernels = [](const DeviceAccount& account) { return account.share(DevicePart::kernel); };
+  const auto [least, most] = std::minmax_element(
+      diagnosis.accounts.begin(), diagnosis.accounts.end(),
+      [&](const DeviceAccount& a, const DeviceAccount& b) { return kernels(a) < kernels(b); });
+  const std::string share =
+      least == most ? fmt::format("{:.1f} %", 100 * kernels(*least))
+                    : fmt::format("{:.1f} to {:.1f} %", 100 * kernels(*least), 100 * kernels(*most));
+  return fmt::format("Kernels run in {} of {} {}.", share, least->steps > 0 ? "a step of" : "the recorded",
+                     seconds_text(least->step_seconds()));
+}
+
+std::string trace_advice(const Diagnosis& diagnosis) {
+  if (diagnosis.findings.empty()) return "Nothing was found in what the trace shows.";
+  const Finding& first = diagnosis.findings.front();
+  if (!gains(first, step_of(diagnosis, first.device))) return "None of the findings below gains much.";
+  return fmt::format("The most to gain is by {}: {}.", first.id,
+                     gain_text(first, step_of(diagnosis, first.device)));
+}
+
+std::string trace_notes(const TraceReport& report, bool pictures) {
+  std::string html;
+  const auto note = [&](const char* kind, std::string_view text) {
+    html += fmt::format("<p class=\"note {}\">{}</p>\n", kind, prose(printable(text)));
+  };
+  if (report.breaches) {
+    if (report.breaches->empty()) note("good", "The budget is kept.");
+    for (const BudgetBreach& breach : *report.breaches)
+      note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
+  }
+  if (!pictures) note("", kNoPictures);
+  return html;
+}
+
+/// A copy's colour, and its name.
+std::pair<std::string_view, std::string> copies_name(CopyDirection direction,
+                                                     std::optional<MemoryKind> host) {
+  const std::string memory =
+      host ? fmt::format("{} memory", memory_kind_name(*host)) : "memory of an unknown kind";
+  if (direction == CopyDirection::d2h) return {"to-host", "copies to the host"};
+  return {host == MemoryKind::pageable ? "pageable" : "pinned", fmt::format("copies from {}", memory)};
+}
+
+std::string copies_table(const std::vector<CopyRate>& rates) {
+  struct Sum {
+    std::uint64_t count = 0;
+    std::uint64_t bytes = 0;
+    double seconds = 0;
+    double slowest = 0;
+    double fastest = 0;
+  };
+  std::map<std::string, Sum> sums;
+  for (const CopyRate& rate : rates) {
+    Sum& sum = sums[copies_name(rate.direction, rate.host).second];
+    const double speed = static_cast<double>(rate.bytes) / rate.seconds;
+    sum.slowest = sum.count == 0 ? speed : std::min(sum.slowest, speed);
+    sum.fastest = std::max(sum.fastest, speed);
+    sum.count += rate.count;
+    sum.bytes += rate.bytes;
+    sum.seconds += rate.seconds;
+  }
+  if (sums.empty()) return "<p>There are no copies between host and GPU.</p>";
+  std::string html =
+      "<table class=\"numbers\"><thead><tr><th></th><th>copies</th><th>bytes</th><th>time</th><th>rate</th>"
+      "<th>slowest</th><th>fastest</th></tr></thead><tbody>\n";
+  for (const auto& [name, sum] : sums) {
+    html += fmt::format(
+        "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", name,
+        sum.count, format_bytes(sum.bytes), format_seconds(sum.seconds),
+        format_gbps(static_cast<double>(sum.bytes) / sum.seconds), format_gbps(sum.slowest),
+        format_gbps(sum.fastest));
+  }
+  return html + "</tbody></table>";
+}
+
+Json link_json(const std::vector<CopyRate>& rates, const std::optional<LinkProfile>& profile,
+               double ceiling) {
+  using Curve = LinkProfile::Curve;
+  Json curves = Json::array();
+  const auto add = [&](Curve curve, const char* colour, const char* name) {
+    const auto found = profile->curves.find(curve);
+    if (found == profile->curves.end()) return;
+    Json points = Json::array();
+    for (const LinkProfile::Point& point : found->second) {
+      if (point.bytes > 0 && point.seconds > 0)
+        points.push_back({point.bytes, static_cast<double>(point.bytes) / point.seconds});
+    }
+    curves.push_back({{"kind", colour}, {"name", name}, {"points", std::move(points)}});
+  };
+  if (profile) {
+    add(Curve::pinned_h2d, "pinned", "from pinned memory");
+    add(Curve::pageable_h2d, "pageable", "from pageable memory");
+    add(Curve::pinned_d2h, "to-host", "to the host, pinned memory");
+  }
+  Json copies = Json::array();
+  for (const CopyRate& rate : rates) {
+    const auto [colour, name] = copies_name(rate.direction, rate.host);
+    copies.push_back({{"kind", colour},
+                      {"name", name},
+                      {"count", rate.count},
+                      {"bytes", static_cast<double>(rate.bytes) / static_cast<double>(rate.count)},
+                      {"rate", static_cast<double>(rate.bytes) / rate.seconds},
+                      {"seconds", rate.seconds}});
+  }
+  return {{"curves", curves}, {"ceiling", ceiling}, {"copies", copies}};
+}
+
+std::string link_text_of(const std::optional<LinkProfile>& profile, double ceiling) {
+  const std::string circles =
+      "Each circle stands for copies of about one size and rate; the more time they take, the larger it is.";
+  if (profile) {
+    return fmt::format("The lines are what the link profile of {} measured for single copies. {}",
+                       profile->device_name, circles);
+  }
+  if (ceiling <= 0) {
+    return "What the link could carry is not known: pass --profile with the link profile of the recorded "
+           "machine. " +
+           circles;
+  }
+  return fmt::format(
+      "The best large copy from pinned memory reaches {}. The link may carry more: pass --profile with the "
+      "link profile of the recorded machine. {}",
+      format_gbps(ceiling), circles);
+}
+
+std::string steps_title(const TimelineExcerpt& excerpt, std::size_t all) {
+  if (excerpt.steps.empty()) return "A part of the recording";
+  const std::size_t first = excerpt.first_step + 1;
+  const std::size_t last = excerpt.first_step + excerpt.steps.size();
+  const std::string steps =
+      first == last ? fmt::format("Step {}", first) : fmt::format("Steps {} to {}", first, last);
+  return fmt::format("{} of {}", steps, all);
+}
+
+std::string steps_text(const TimelineExcerpt& excerpt) {
+  std::string text = excerpt.steps.empty() ? "The part that is nearest to the mean of the recording."
+                                           : "The steps that are nearest to the mean of all.";
+  const auto left_out = [&text](std::size_t count, const char* what) {
+    if (count > 0) text += fmt::format(" {} more {}{} not shown.", count, what, count == 1 ? " is" : "s are");
+  };
+  left_out(excerpt.devices_left_out, "GPU");
+  left_out(excerpt.threads_left_out, "thread");
+  if (excerpt.resolution > 0) {
+    text += fmt::format(" Neighbours that take less than {} together are one bar.",
+                        format_seconds(static_cast<double>(excerpt.resolution) * 1e-9));
+  }
+  return text;
+}
+
+/// The page's data, as text in which nothing ends the element that holds it.
+std::string page_data(const TimelineExcerpt& excerpt, Json link) {
+  const TraceTime origin = excerpt.window.begin;
+  Json value{{"window", std::max<TraceTime>(excerpt.window.end - origin, 1)},
+             {"steps", Json::array()},
+             {"legend", Json::array()},
+             {"kinds", Json::array()},
+             {"places", Json::array()},
+             {"lanes", Json::array()},
+             {"link", std::move(link)}};
+  for (std::size_t i = 0; i < excerpt.steps.size(); ++i) {
+    value["steps"].push_back(
+        {excerpt.steps[i].begin - origin, excerpt.steps[i].end - origin, excerpt.first_step + i + 1});
+  }
+  for (const TraceColour& colour : kTraceColours) value["legend"].push_back({colour.name, colour.meaning});
+  for (const std::string& place : excerpt.places) value["places"].push_back(printable(place));
+  std::map<std::string_view, std::size_t> kinds;
+  for (const ExcerptLane& lane : excerpt.lanes) {
+    Json bars = Json::array();
+    for (const ExcerptBar& bar : lane.bars) {
+      const auto [kind, added] = kinds.try_emplace(bar.kind, kinds.size());
+      if (added) value["kinds"].push_back({bar.kind, bar_colour(bar.kind)});
+      bars.push_back({bar.time.begin - origin, bar.time.end - origin, kind->second, bar.count, bar.bytes,
+                      bar.busy, bar.place});
+    }
+    value["lanes"].push_back(
+        {{"group", lane.group}, {"name", lane.name}, {"tiles", lane.tiles}, {"bars", std::move(bars)}});
+  }
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  for (std::size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at))
+    text.replace(at, 1, "\\u003c");
+  return text;
+}
+
+}  // namespace
+
+std::string trace_page(const TraceReport& report, const Timeline& timeline,
+                       const std::optional<LinkProfile>& profile,
+                       const std::optional<std::string>& chart_library) {
+  const Diagnosis& diagnosis = report.diagnosis;
+  const TimelineExcerpt excerpt = excerpt_timeline(timeline, diagnosis, {.most_bars = 8000});
+  const std::vector<CopyRate> rates = copy_rates(timeline);
+  const PagePictures pictures = page_pictures(chart_library, kTraceScript);
+  std::string accounts;
+  for (const DeviceAccount& account : diagnosis.accounts) accounts += account_html(account);
+  std::string not_examined;
+  for (const NotExamined& missing : diagnosis.not_examined)
+    not_examined += fmt::format("<li>{}</li>\n", prose(missing.text));
+  const std::string file = printable(report.file);
+  return filled(kTracePage, {{"title", escaped(std::filesystem::path(file).filename().string())},
+                             {"css", std::string(kPageStyle) + std::string(kTraceStyle) + pictures.style},
+                             {"sentence", prose(headline(diagnosis))},
+                             {"advice", prose(trace_advice(diagnosis))},
+                             {"notes", trace_notes(report, chart_library.has_value())},
+                             {"accounts", accounts},
+                             {"findings", findings_html(diagnosis)},
+                             {"steps", steps_title(excerpt, timeline.steps.size())},
+                             {"steps_text", prose(steps_text(excerpt))},
+                             {"link_text", prose(printable(link_text_of(profile, diagnosis.h2d_ceiling)))},
+                             {"copies", copies_table(rates)},
+                             {"not_examined", not_examined},
+                             {"file", escaped(file)},
+                             {"events", std::to_string(report.events)},
+                             {"version", PENSTOCK_VERSION},
+                             {"data", page_data(excerpt, link_json(rates, profile, diagnosis.h2d_ceiling))},
+                             {"scripts", pictures.scripts}});
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,164 @@
+"""Looks at the pages of `penstock doctor --html` in a browser without a window: check_pages.py PENSTOCK MAKE_TRACE.
+
+Ends with status 77 if there is no Chromium or no d3; `tools/setup.sh pages` gets both.
+"""
+
+import base64
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+D3 = pathlib.Path("/usr/share/nodejs/d3/dist/d3.min.js")
+EVIL = "train.py(14): </script><script>window.evil = 1</script><img src=x onerror=evil()>"
+
+WATCH = """<script>
+window.problems = [];
+window.addEventListener("error", (event) => problems.push(event.message));
+</script>"""
+
+# What a reader sees, as JSON in an element of its own.
+LOOK = """<script>
+(() => {
+  const box = (element) => element.getBoundingClientRect();
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const shown = (selector) => all(selector).filter((element) => box(element).width > 0);
+  const overlap = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+  const overlaps = () => all("svg").flatMap((svg) => {
+    const texts = [...svg.querySelectorAll("text")].filter((text) => text.textContent !== "");
+    return texts.flatMap((a, i) => texts.slice(i + 1).filter((b) => overlap(box(a), box(b)))
+      .map((b) => `${a.textContent} / ${b.textContent}`));
+  });
+  const span = () => document.getElementById("timeline-span").textContent;
+  const inside = () => {
+    const plot = box(document.querySelector("#timeline .back"));
+    return all("#timeline .mark").filter((mark) => mark.getAttribute("display") !== "none" &&
+      box(mark).right >= plot.left && box(mark).left <= plot.right).length;
+  };
+  const click = (what) => document.querySelector(`[data-zoom=${what}]`).click();
+  const press = (key) => document.querySelector("#timeline svg")
+    .dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+  const ticks = () => all("#timeline .axis text").map((text) => text.textContent).join();
+  const seen = { all: [span(), inside(), ticks()] };
+  seen.overlaps = overlaps();
+  for (let i = 0; i < 3; ++i) click("in");
+  seen.closer = [span(), inside(), ticks()];
+  seen.overlaps.push(...overlaps());
+  press("ArrowRight");
+  seen.moved = [span(), inside(), ticks()];
+  press("-");
+  seen.wider = [span(), inside(), ticks()];
+  press("Home");
+  seen.again = [span(), inside(), ticks()];
+  document.querySelector("#timeline .mark").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  seen.tip = document.getElementById("tip").textContent;
+  seen.lanes = all("#timeline .lane-name").map((text) => text.textContent);
+  seen.legend = all("#timeline-legend > span").map((text) => text.textContent);
+  seen.copies = shown("#link circle").length;
+  seen.curves = shown("#link .curve").length;
+  seen.bars = all(".bar").map((bar) => [box(bar).width, [...bar.children].reduce((sum, part) => sum + box(part).width, 0)]);
+  seen.too_wide = document.documentElement.scrollWidth - window.innerWidth;
+  seen.background = getComputedStyle(document.body).backgroundColor;
+  seen.loaded = performance.getEntriesByType("resource").map((entry) => entry.name);
+  seen.evil = window.evil === undefined && all("img").length === 0 ? "" : "ran";
+  seen.text = document.querySelector("main").innerText;
+  seen.problems = window.problems;
+  const result = document.createElement("pre");
+  result.id = "looked";
+  result.textContent = btoa(unescape(encodeURIComponent(JSON.stringify(seen))));
+  document.body.append(result);
+})();
+</script>"""
+
+
+def look(browser, page, folder, width, dark):
+    """Opens the page in a window of `width` pixels, and returns what LOOK saw."""
+    text = page.read_text().replace("<head>", "<head>" + WATCH, 1)
+    head, tail = text.rsplit("</body>", 1)
+    watched = folder / "watched.html"
+    watched.write_text(head + LOOK + "</body>" + tail)
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    command += [f"--user-data-dir={folder / 'browser'}", f"--window-size={width},1500"]
+    command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", watched.as_uri()]
+    result = subprocess.run(command, check=True, text=True, capture_output=True, timeout=120)
+    found = re.search('<pre id="looked">([^<]*)</pre>', result.stdout)
+    if not found:
+        raise AssertionError(f"the page's scripts failed:\n{result.stderr[-2000:]}")
+    return json.loads(base64.b64decode(found[1]))
+
+
+def check(seen, page, width):
+    where = f"{page.name} at {width} pixels"
+
+    def expect(holds, what):
+        if not holds:
+            raise AssertionError(f"{where}: {what}\n{json.dumps(seen, indent=1)}")
+
+    def milliseconds(view):
+        number, unit = view[0].split(" of ")[0].split()
+        return float(number) * {"s": 1e3, "ms": 1, "µs": 1e-3}[unit]
+
+    expect(seen["problems"] == [], "a script failed")
+    expect(seen["loaded"] == [], "it loads something")
+    expect(seen["evil"] == "", "a name of the trace ran as a script")
+    expect(seen["too_wide"] <= 0, "it is wider than the window")
+    expect(seen["overlaps"] == [], "labels overlap")
+    expect(all(abs(whole - parts) < 1 for whole, parts in seen["bars"]), "the account's parts do not fill its bar")
+    expect(abs(milliseconds(seen["all"]) / milliseconds(seen["closer"]) - 8) < 0.2, "three clicks do not zoom 8 times")
+    expect(0 < seen["closer"][1] < seen["all"][1], "zooming in shows as many bars")
+    expect(seen["moved"][0] == seen["closer"][0], "moving zooms")
+    expect(seen["moved"][2] != seen["closer"][2], "the arrow key does not move")
+    expect(abs(milliseconds(seen["wider"]) / milliseconds(seen["moved"]) - 2) < 0.1, "the minus key does not zoom out")
+    expect(seen["again"] == seen["all"], "the key Home does not show all")
+    expect(seen["tip"] != "", "a tap on a bar shows nothing")
+    expect(len(set(seen["legend"])) == len(seen["legend"]) > 3, "the legend is wrong")
+
+
+def main(penstock, make_trace):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None or not D3.exists():
+        print("There is no Chromium or no d3: tools/setup.sh pages")
+        return 77
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        environment = {"HOME": name, "LC_ALL": "C"}
+
+        def run(*command):
+            subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True)
+
+        link = folder / "link.json"
+        run(penstock, "link", "--device", "host", "--quick", "--max-bytes", "1MiB", "--repetitions", "2", "--profile", link)
+        mistakes = folder / "mistakes.html"
+        trace = folder / "mistakes.json"
+        run(sys.executable, make_trace, trace, "--pageable", "--item", "--loader-us", "300", "--kernels", "40")
+        trace.write_text(trace.read_text().replace("train.py(14): to_gpu", json.dumps(EVIL)[1:-1]))
+        run(penstock, "doctor", trace, "--html", mistakes, "--profile", link)
+        dense = folder / "dense.html"
+        trace = folder / "dense.json"
+        run(sys.executable, make_trace, trace, "--steps", "8", "--tensors", "40", "--bytes", "20000",
+            "--kernels", "4000", "--kernel-us", "6", "--blocking")  # fmt: skip
+        run(penstock, "doctor", trace, "--html", dense)
+        backgrounds = set()
+        for page in (mistakes, dense):
+            for width, dark in ((1200, False), (420, True)):
+                seen = look(browser, page, folder, width, dark)
+                check(seen, page, width)
+                backgrounds.add(seen["background"])
+                if page == mistakes:
+                    assert seen["copies"] == 2 and seen["curves"] == 3, seen
+                    assert "pageable-copies" in seen["lanes"] and EVIL in seen["text"], seen
+                else:
+                    assert seen["all"][1] < 9000, "the picture's size is not bounded"
+                    assert "small-copies" in seen["lanes"], seen
+        assert len(backgrounds) == 2, f"light and dark look the same: {backgrounds}"
+        assert dense.stat().st_size < 1 << 21, "the page's size is not bounded"
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
