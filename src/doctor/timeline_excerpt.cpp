@@ -38,6 +38,7 @@ std::vector<TimeSpan> candidate_steps(const Timeline& timeline) {
 /// The first of `count` steps in a row that are nearest to the mean of all.
 std::size_t choose_steps(const std::vector<TimeSpan>& steps, std::size_t count, const Diagnosis& diagnosis) {
   std::vector<SpanIndex> evidence;
+  evidence.reserve(diagnosis.findings.size());
   for (const Finding& finding : diagnosis.findings) evidence.emplace_back(finding.evidence);
   const TimeSpan all{steps.front().begin, steps.back().end};
   const double share = static_cast<double>(count) / static_cast<double>(steps.size());
@@ -111,7 +112,7 @@ class ExcerptMaker {
     excerpt_.devices_left_out = diagnosis_.accounts.size() - devices;
     for (std::size_t i = 0; i < devices; ++i) add_device(diagnosis_.accounts[i]);
     add_threads();
-    add_findings(devices);
+    for (std::size_t i = 0; i < devices; ++i) add_findings(diagnosis_.accounts[i]);
     std::erase_if(excerpt_.lanes, [](const ExcerptLane& lane) { return lane.bars.empty(); });
     make_coarser();
     return std::move(excerpt_);
@@ -181,15 +182,12 @@ class ExcerptMaker {
     }
   }
 
-  void add_findings(std::size_t devices) {
+  void add_findings(const DeviceAccount& account) {
+    const std::string on =
+        diagnosis_.accounts.size() > 1 ? fmt::format(" on GPU {}", account.device) : std::string();
     for (const Finding& finding : diagnosis_.findings) {
-      const auto shown = diagnosis_.accounts.begin() + static_cast<std::ptrdiff_t>(devices);
-      if (std::none_of(diagnosis_.accounts.begin(), shown,
-                       [&](const DeviceAccount& account) { return account.device == finding.device; }))
-        continue;
-      const std::string on =
-          diagnosis_.accounts.size() > 1 ? fmt::format(" GPU {}", finding.device) : std::string();
-      ExcerptLane lane{"findings", finding.id + on, false, {}};
+      if (finding.device != account.device) continue;
+      ExcerptLane lane{"findings" + on, finding.id, false, {}};
       for (const TimeSpan& time : finding.evidence) {
         if (is_within(time, excerpt_.window)) lane.bars.push_back(bar(time, "evidence"));
       }

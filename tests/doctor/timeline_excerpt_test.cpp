@@ -209,7 +209,7 @@ TEST(TimelineExcerpt, LimitsItsLanes) {
   EXPECT_EQ(shown.threads_left_out, 8U);
   EXPECT_THAT(lane_names(shown), Contains("thread 3: calls"));
   EXPECT_THAT(lane_names(shown), Not(Contains("thread 4: calls")));
-  EXPECT_THAT(lane_names(shown), Contains("findings: pageable-copies GPU 0"));
+  EXPECT_THAT(lane_names(shown), Contains("findings on GPU 0: pageable-copies"));
 }
 
 TEST(TimelineExcerpt, LeavesThreadsThatLaunchNothingOut) {

@@ -24,7 +24,7 @@ struct ExcerptBar {
 
 /// Bars that stand in one line, in the order of their beginnings. They may overlap.
 struct ExcerptLane {
-  std::string group;  ///< "GPU 0", "thread 3", "findings"
+  std::string group;  ///< "GPU 0", "thread 3", "findings on GPU 0"
   std::string name;
   bool tiles = false;  ///< the bars leave no gaps
   std::vector<ExcerptBar> bars;
