@@ -36,9 +36,10 @@ std::vector<CopyRate> copy_rates(const Timeline& timeline) {
     rate.seconds += seconds;
   }
   std::vector<CopyRate> rates;
-  double least = 0;  // seconds
+  double least = -1;  // seconds; all take more
   if (bins.size() > kMostRates) {
     std::vector<double> seconds;
+    seconds.reserve(bins.size());
     for (const auto& [key, rate] : bins) seconds.push_back(rate.seconds);
     std::nth_element(seconds.begin(), seconds.begin() + kMostRates, seconds.end(), std::greater<>());
     least = seconds[kMostRates];

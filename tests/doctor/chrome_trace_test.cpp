@@ -187,6 +187,16 @@ TEST(ChromeTrace, GivesEventsThatDoNotNestTracksOfTheirOwn) {
               ElementsAre("thread 0", "thread 0 (2)", "stream 7", "stream 7 (2)", "stream 8"));
 }
 
+TEST(ChromeTrace, PutsTheLongerOfTwoThatBeginAtOnceFirst) {
+  TimelineBuilder builder;
+  builder.call(CallKind::launch, 100, 110);
+  builder.op("aten::a", 100, 120);
+  builder.timeline.work.push_back({TimelineBuilder::us(200, 210), 7, 0});
+  const json trace = trace_of(builder.sorted());
+  expect_valid(trace);
+  EXPECT_THAT(track_names(trace), ElementsAre("thread 0", "stream 7"));
+}
+
 TEST(ChromeTrace, CountsWhatNestsInNoTrack) {
   TimelineBuilder builder;
   for (std::int64_t i = 0; i < 70; ++i) builder.kernel(i, 100 + i, 300 + i);
