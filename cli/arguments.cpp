@@ -200,11 +200,14 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::App* command = app.add_subcommand(
       "doctor", "Say where a training loop loses time to its data, or what limits a PyTorch DataLoader");
   CLI::Option* trace =
-      command->add_option("TRACE", options.trace, "Trace that PyTorch's profiler exported: .json or .json.gz")
+      command
+          ->add_option("TRACE", options.trace,
+                       "Trace that PyTorch's profiler exported: .json or .json.gz; or a folder that --record "
+                       "made")
           ->type_name("FILE")
           ->check(kNotEmpty);
-  CLI::Option* budget = add_file(*command, "--budget", options.budget,
-                                 "What the trace must keep to; if it does not, the exit status is 3");
+  CLI::Option* budget =
+      add_file(*command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3");
   CLI::Option* profile =
       add_file(*command, "--profile", options.profile, "Link profile of the machine that was recorded");
   CLI::Option* loader = command
@@ -224,11 +227,16 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       [&options](double number) { options.step_ms = number; },
       "The milliseconds that training takes for a batch, without the loader")
       ->needs(loader);
-  budget->needs(trace);
-  profile->needs(trace);
+  add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
+      ->type_name("FOLDER")
+      ->excludes(trace, loader);
   add_json(*command, options.json, "the verdict");
   command->footer(
       "Examples:\n"
+      "  penstock doctor -- python train.py --epochs 1                run and record it: any CUDA program, "
+      "as it is\n"
+      "  penstock doctor --record run -- torchrun --nproc-per-node 2 train.py\n"
+      "  penstock doctor run                                          the same recordings again\n"
       "  penstock doctor trace.json.gz\n"
       "  penstock doctor trace.json --budget budget.txt --json -      in continuous integration\n"
       "  penstock doctor --loader train.py:loader\n"

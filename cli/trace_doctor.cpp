@@ -1,6 +1,6 @@
+#include "trace_doctor.hpp"
+
 #include "commands.hpp"
-#include "output.hpp"
-#include "trace_report.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/transfer/link_profile.hpp>
@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -32,32 +33,50 @@ std::string read_text(const std::string& file) {
   return text;
 }
 
+DiagnosisOptions diagnosis_options(const DoctorOptions& options) {
+  DiagnosisOptions how;
+  if (options.profile.empty()) return how;
+  try {
+    how.h2d_ceiling = LinkProfile::parse(read_text(options.profile)).ceiling(CopyDirection::h2d);
+  } catch (const InvalidArgument& error) {
+    throw Error(fmt::format("{}: {}", options.profile, error.what()));
+  }
+  return how;
+}
+
 }  // namespace
 
-int run_trace_doctor(const DoctorOptions& options) {
-  OutputFile output("--json", options.json);
-  output.keep_off(options.trace, "the trace");
-  output.keep_off(options.budget, "the budget");
-  output.keep_off(options.profile, "the link profile");
-  std::vector<BudgetLine> budget;
-  if (!options.budget.empty()) budget = parse_budget(read_text(options.budget), options.budget);
-  DiagnosisOptions how;
-  if (!options.profile.empty()) {
-    try {
-      how.h2d_ceiling = LinkProfile::parse(read_text(options.profile)).ceiling(CopyDirection::h2d);
-    } catch (const InvalidArgument& error) {
-      throw Error(fmt::format("{}: {}", options.profile, error.what()));
-    }
-  }
+Examiner::Examiner(const DoctorOptions& options)
+    : output_("--json", options.json),
+      how_(diagnosis_options(options)),
+      has_budget_(!options.budget.empty()) {
+  output_.keep_off(options.trace, "the trace");
+  output_.keep_off(options.budget, "the budget");
+  output_.keep_off(options.profile, "the link profile");
+  if (has_budget_) budget_ = parse_budget(read_text(options.budget), options.budget);
+}
+
+TraceReport Examiner::examine(std::string name, const Timeline& timeline) const {
   TraceReport report;
-  report.file = options.trace;
-  const Timeline timeline = read_torch_trace(options.trace);
+  report.file = std::move(name);
   report.events = timeline.events;
-  report.diagnosis = diagnose_timeline(timeline, how);
-  if (!budget.empty()) report.breaches = check_budget(budget, report.diagnosis);
-  if (!output.is_standard_output()) print(trace_text(report, {false, terminal_columns(STDOUT_FILENO)}));
-  if (output) output.write(trace_json(report));
+  report.diagnosis = diagnose_timeline(timeline, how_);
+  if (has_budget_) report.breaches = check_budget(budget_, report.diagnosis);
+  return report;
+}
+
+int Examiner::status(const TraceReport& report) {
   return report.breaches && !report.breaches->empty() ? kBudgetBroken : 0;
+}
+
+int run_trace_doctor(const DoctorOptions& options) {
+  if (std::filesystem::is_directory(options.trace)) return run_recording_doctor(options);
+  Examiner examiner(options);
+  const TraceReport report = examiner.examine(options.trace, read_torch_trace(options.trace));
+  if (!examiner.output().is_standard_output())
+    print(trace_text(report, {false, terminal_columns(STDOUT_FILENO)}));
+  if (examiner.output()) examiner.output().write(trace_json(report));
+  return Examiner::status(report);
 }
 
 }  // namespace penstock::cli
