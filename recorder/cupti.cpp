@@ -54,7 +54,7 @@ void* open_beside_neighbours() noexcept {
       &found);
   for (std::size_t i = 0; i < found.count; ++i) {
     const std::string_view path = found.paths[i];
-    const std::string_view folder = path.substr(0, path.rfind('/'));
+    const std::string_view folder(path.data(), path.rfind('/'));
     for (const char* const rest : {"", "/../../cuda_cupti/lib", "/../extras/CUPTI/lib64",
                                    "/../../nvidia/cu13/lib", "/../../nvidia/cuda_cupti/lib"}) {
       if (void* const library = open_in(folder, rest)) return library;

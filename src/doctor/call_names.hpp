@@ -41,8 +41,9 @@ namespace penstock {
   });
   for (const std::string_view vendor : {"cuda", "hip", "cu"}) {
     if (!name.starts_with(vendor)) continue;
+    name.remove_prefix(vendor.size());
     for (const CallName& known : kNames) {
-      if (name.substr(vendor.size()).starts_with(known.prefix)) return known.kind;
+      if (name.starts_with(known.prefix)) return known.kind;
     }
     return std::nullopt;
   }
