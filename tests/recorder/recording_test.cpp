@@ -228,6 +228,21 @@ TEST(Recordings, DamagedAnywhereGiveAnAccountThatAddsUp) {
   }
 }
 
+TEST(RecordingCorpus, OpensOrIsRefusedAsItsNameSays) {
+  std::size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_FUZZ_CORPUS) / "recording")) {
+    const std::string name = entry.path().filename().string();
+    SCOPED_TRACE(name);
+    ++files;
+    if (name.starts_with("ok-")) {
+      EXPECT_NO_THROW((void)diagnose_timeline(read_recording(entry.path()).timeline));
+    } else {
+      EXPECT_THROW((void)read_recording(entry.path()), Error);
+    }
+  }
+  EXPECT_GE(files, 15U);
+}
+
 Record wait_at(std::int64_t time) {
   Record record{};
   record.type = RecordType::wait;
@@ -303,7 +318,7 @@ TEST(Steps, MayDifferInTheSizesOfTheirCopies) {
 TEST(RecordingFiles, AreFilledByManyThreadsAtOnce) {
   const test::TempDirectory folder;
   static RecordingFile file;
-  ASSERT_TRUE(file.open(folder.path().c_str(), 100'000));
+  ASSERT_TRUE(file.open(folder.path().c_str(), 200'000));
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([] {
@@ -318,7 +333,7 @@ TEST(RecordingFiles, AreFilledByManyThreadsAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   const Recording recording = read_recordings(folder.path()).at(0);
-  EXPECT_EQ(recording.timeline.events, 100'000);
+  EXPECT_EQ(recording.timeline.events, 160'000);
   EXPECT_EQ(recording.process, ::getpid());
 }
 
