@@ -233,10 +233,8 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   add_json(*command, options.json, "the verdict");
   command->footer(
       "Examples:\n"
-      "  penstock doctor -- python train.py --epochs 1                run and record it: any CUDA program, "
-      "as it is\n"
-      "  penstock doctor --record run -- torchrun --nproc-per-node 2 train.py\n"
-      "  penstock doctor run                                          the same recordings again\n"
+      "  penstock doctor -- python train.py --epochs 1                any CUDA program, as it is\n"
+      "  penstock doctor --record run -- torchrun train.py\n"
       "  penstock doctor trace.json.gz\n"
       "  penstock doctor trace.json --budget budget.txt --json -      in continuous integration\n"
       "  penstock doctor --loader train.py:loader\n"

@@ -45,7 +45,7 @@ struct LoaderName {
 LoaderName parse_loader(const std::string& text) {
   if (text.empty()) {
     throw UsageError(
-        "nothing to examine; pass a program behind --, a trace of PyTorch's profiler, or --loader "
+        "nothing to examine; pass a trace of PyTorch's profiler, a program behind --, or --loader "
         "FILE.py:NAME");
   }
   const std::size_t colon = text.rfind(':');

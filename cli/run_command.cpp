@@ -164,7 +164,7 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
       "  penstock predict 64MiB             the time that a transfer will take\n"
       "  penstock feed images.npy           feed a dataset, and say where the time went\n"
       "  penstock load model.safetensors    load weights, and say what limited the time\n"
-      "  penstock doctor -- python train.py where a program loses time to its data\n"
+      "  penstock doctor -- python train.py    where a program loses time to its data\n"
       "  penstock doctor trace.json         the same from a trace of PyTorch's profiler\n"
       "  penstock doctor --loader train.py:loader    what limits a PyTorch DataLoader\n"
       "Each command has more with --help.");

@@ -47,13 +47,12 @@ DiagnosisOptions diagnosis_options(const DoctorOptions& options) {
 }  // namespace
 
 Examiner::Examiner(const DoctorOptions& options)
-    : output_("--json", options.json),
-      how_(diagnosis_options(options)),
-      has_budget_(!options.budget.empty()) {
+    : output_("--json", options.json), has_budget_(!options.budget.empty()) {
   output_.keep_off(options.trace, "the trace");
   output_.keep_off(options.budget, "the budget");
   output_.keep_off(options.profile, "the link profile");
   if (has_budget_) budget_ = parse_budget(read_text(options.budget), options.budget);
+  how_ = diagnosis_options(options);
 }
 
 TraceReport Examiner::examine(std::string name, const Timeline& timeline) const {
