@@ -2,7 +2,8 @@
 """Writes the seeds under fuzz/corpus: small files, some right (ok-*), the others wrong in one way each (bad-*).
 
 The fuzzers start from them, and tests/data/corpus_test.cpp, tests/doctor/torch_trace_test.cpp and
-tests/recorder/recording_test.cpp expect of each what its name says. Only the packed bytes depend on the zlib at hand. Usage: make_corpus.py [DIRECTORY]
+tests/recorder/recording_test.cpp expect of each what its name says. Only the packed bytes depend on the zlib at hand.
+Usage: make_corpus.py [DIRECTORY]
 """
 
 import gzip

@@ -17,12 +17,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <iterator>
+#include <span>
 #include <string_view>
 
 namespace penstock::recorder {
@@ -38,7 +41,8 @@ constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver;
 constexpr std::uint8_t kNotKept = 0xFF;
 constexpr std::uint32_t kForcedFlush = 1;
 constexpr long kSamplePeriod = 1'000'000;  // nanoseconds
-constexpr int kSamplesPerFlush = 1000;
+constexpr long kIdlePeriod = 50 * kSamplePeriod;
+constexpr std::uint64_t kFlushPeriod = 500 * kSamplePeriod;
 constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel};
 
 struct ThreadCall {
@@ -54,7 +58,6 @@ thread_local ThreadCall thread_call;
 struct WatchedThread {
   std::atomic<const void*> thread{nullptr};
   std::uint32_t number = 0;
-  std::atomic<bool> in_call{false};
 };
 
 Cupti cupti;
@@ -245,17 +248,18 @@ void for_each_function(const Act& act) noexcept {
   }
 }
 
-/// Records of launches come from the activity interface: a callback for each would cost the program time.
+/// Records of launches come from the activity interface: a callback for each would cost the program time. A
+/// CUPTI before 12.8 cannot choose functions, and gives records of all.
 void switch_call_records(bool on) noexcept {
-  if (cupti.enable_driver_call == nullptr || cupti.enable_runtime_call == nullptr) {
-    for (const std::int32_t activity : {kActivityDriver, kActivityRuntime})
-      on ? cupti.enable(activity) : cupti.disable(activity);
-    return;
-  }
-  for_each_function([on](int domain, std::uint32_t function, bool launch) {
-    if (!launch && subscriber != nullptr) return;
-    (domain == kDriverDomain ? cupti.enable_driver_call : cupti.enable_runtime_call)(function, on ? 1 : 0);
+  bool chosen = cupti.enable_driver_call != nullptr && cupti.enable_runtime_call != nullptr;
+  for_each_function([on, &chosen](int domain, std::uint32_t function, bool launch) {
+    if (!chosen || (!launch && subscriber != nullptr)) return;
+    const auto enable = domain == kDriverDomain ? cupti.enable_driver_call : cupti.enable_runtime_call;
+    chosen = enable(function, on ? 1 : 0) == kCuptiSuccess;
   });
+  if (chosen) return;
+  for (const std::int32_t activity : {kActivityDriver, kActivityRuntime})
+    on ? cupti.enable(activity) : cupti.disable(activity);
 }
 
 void finish(recording::State state) noexcept {
@@ -323,18 +327,21 @@ void look_at(WatchedThread& watched) noexcept {
 
 void* work(void*) {
   std::uint64_t noted = 0;
-  for (int turn = 1; active.load(); ++turn) {
-    const timespec period{0, kSamplePeriod};
+  std::uint64_t flushed = now();
+  while (active.load()) {
+    const std::size_t watched = std::min(watched_count.load(), std::size(watched_threads));
+    const timespec period{0, watched > 0 ? kSamplePeriod : kIdlePeriod};
     ::nanosleep(&period, nullptr);
-    for (std::size_t i = 0; i < std::min(watched_count.load(), std::size(watched_threads)); ++i) {
+    for (std::size_t i = 0; i < watched; ++i) {
       if (active.load() && watched_threads[i].thread.load() != nullptr) look_at(watched_threads[i]);
     }
-    if (turn % kSamplesPerFlush != 0) continue;
+    if (now() - flushed < kFlushPeriod) continue;
     const Lock lock(stopping);
     if (!active.load()) break;
     watch_for_subscribers(cupti, yield_to_program);
     cupti.flush_all(0);
     note_device_names(noted);
+    flushed = now();
   }
   return nullptr;
 }

@@ -72,10 +72,11 @@ std::uint64_t now() {
          skew;
 }
 
+/// `chosen`: also if its kind of activity is not enabled.
 template <typename Record>
-void add_record(const Record& record) {
+void add_record(const Record& record, bool chosen = false) {
   const std::lock_guard lock(fake().mutex);
-  if ((fake().activities >> record.activity & 1) == 0) return;
+  if (!chosen && (fake().activities >> record.activity & 1) == 0) return;
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&record);
   const std::uint32_t size = sizeof record;
   const auto* const size_bytes = reinterpret_cast<const std::uint8_t*>(&size);
@@ -98,6 +99,11 @@ void tell(int site, int domain, std::uint32_t function, std::uint32_t correlatio
   if (callback != nullptr) callback(data, domain, function, &details);
 }
 
+bool is_chosen(int domain, std::uint32_t function) {
+  const std::lock_guard lock(fake().mutex);
+  return fake().calls.contains({domain, function});
+}
+
 /// A call of the runtime, which calls the driver.
 template <typename Act>
 void call(Function function, const Act& act) {
@@ -111,13 +117,20 @@ void call(Function function, const Act& act) {
   tell(1, kDriverDomain, function, driver);
   tell(1, kRuntimeDomain, function, runtime);
   const auto thread = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
-  bool recorded = false;
-  {
-    const std::lock_guard lock(fake().mutex);
-    recorded = fake().calls.contains({kRuntimeDomain, function});
-    fake().activities |= std::uint64_t{recorded} << kActivityRuntime;
+  add_record(CuptiCallRecord{kActivityRuntime, function, begin, end, 0, thread, driver, 0},
+             is_chosen(kRuntimeDomain, function));
+}
+
+/// A CUPTI before 12.8 has no such choice.
+CuptiResult choose_call(int domain, std::uint32_t function, bool on) {
+  const std::lock_guard lock(fake().mutex);
+  if (std::getenv("FAKE_CUPTI_OLD") != nullptr) return kInvalid;
+  if (on) {
+    fake().calls.insert({domain, function});
+  } else {
+    fake().calls.erase({domain, function});
   }
-  if (recorded) add_record(CuptiCallRecord{kActivityRuntime, function, begin, end, 0, thread, driver, 0});
+  return kCuptiSuccess;
 }
 
 std::uint64_t run_on_device(std::uint64_t nanoseconds) {
@@ -189,16 +202,10 @@ CuptiResult cuptiActivityDisable(std::int32_t activity) {
   return kCuptiSuccess;
 }
 CuptiResult cuptiActivityEnableDriverApi(std::uint32_t function, std::uint8_t on) {
-  const std::lock_guard lock(fake().mutex);
-  on != 0 ? void(fake().calls.insert({kDriverDomain, function}))
-          : void(fake().calls.erase({kDriverDomain, function}));
-  return kCuptiSuccess;
+  return choose_call(kDriverDomain, function, on != 0);
 }
 CuptiResult cuptiActivityEnableRuntimeApi(std::uint32_t function, std::uint8_t on) {
-  const std::lock_guard lock(fake().mutex);
-  on != 0 ? void(fake().calls.insert({kRuntimeDomain, function}))
-          : void(fake().calls.erase({kRuntimeDomain, function}));
-  return kCuptiSuccess;
+  return choose_call(kRuntimeDomain, function, on != 0);
 }
 CuptiResult cuptiActivityFlushAll(std::uint32_t) {
   std::vector<std::uint8_t> records;
@@ -315,6 +322,6 @@ int fake_subscribers() {
 }
 std::uint64_t fake_activities() {
   const std::lock_guard lock(fake().mutex);
-  return fake().activities & ~(std::uint64_t{1} << kActivityRuntime);
+  return fake().activities;
 }
 }

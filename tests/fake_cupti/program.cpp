@@ -48,6 +48,7 @@ void act(std::string_view word) {
     std::printf("profiler: %d, %d subscriber, activities %lx\n", result, fake_subscribers(),
                 static_cast<unsigned long>(fake_activities()));
   }
+  if (word == "activities") std::printf("activities %lx\n", static_cast<unsigned long>(fake_activities()));
   if (word == "fork") {
     if (const pid_t child = ::fork(); child == 0) {
       step(true);

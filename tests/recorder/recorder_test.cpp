@@ -80,6 +80,12 @@ TEST_F(Recorder, CountsEveryCallOnce) {
   EXPECT_EQ(process.at("devices")[0].at("copies_to_device").at("count"), 19);
 }
 
+TEST_F(Recorder, CountsEveryCallOnceWithAnOldCupti) {
+  command_.environment.emplace_back("FAKE_CUPTI_OLD=1");
+  EXPECT_EQ(examine({"init", "steps=20"}).at("processes")[0].at("events"), 9 * 20);
+  EXPECT_EQ(run({"init", "profiler"}).output, "profiler: 0, 1 subscriber, activities 0\n");
+}
+
 TEST_F(Recorder, SaysThatNoCudaWasUsed) {
   const CommandResult result = run({"steps=3"});
   EXPECT_EQ(result.status, 0);
@@ -102,9 +108,9 @@ TEST_F(Recorder, SaysThatCuptiIsMissing) {
 
 TEST_F(Recorder, KeepsOffIfAnotherProfilerHasSubscribed) {
   command_.environment.emplace_back("FAKE_CUPTI_TAKEN=1");
-  const CommandResult result = run({"init", "steps=3", "profiler"});
+  const CommandResult result = run({"init", "steps=3", "activities"});
   EXPECT_EQ(result.status, 0);
-  EXPECT_THAT(result.output, HasSubstr("activities 0"));
+  EXPECT_EQ(result.output, "activities 0\n");
   EXPECT_THAT(result.errors, HasSubstr("Another profiler was recording the program already"));
 }
 
@@ -304,6 +310,13 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
     EXPECT_EQ(places["synchronizations"], path("träin.py") + "(20): train");
     EXPECT_EQ(places["waiting-for-data"], path("träin.py") + "(13): batches");
   }
+  // Time that the program spends elsewhere is no wait.
+  std::string other = kTraining;
+  other.replace(other.find("Loader(20)"), 10, "range(20)")
+      .replace(other.find("        gpu.fake_item"), 0, "        time.sleep(0.02)\n");
+  write("other.py", "import time\n" + other);
+  const CommandResult result = command_.run({"doctor", "--", *pythons.begin(), path("other.py")});
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("other.py(22): train"), Not(HasSubstr("waiting-for-data"))));
 }
 
 }  // namespace
