@@ -9,10 +9,20 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
   return hash ^ (hash >> 29);
 }
 
-/// Never 0. A code object's address may come again once it is gone.
-std::uint64_t key_of(const PythonFrame& frame, const PythonStack& python) noexcept {
-  const std::uint64_t hash = mix(mix(0, python.identity(frame)), static_cast<std::uint32_t>(frame.offset));
+}  // namespace
+
+std::uint64_t code_key(const PythonFrame& frame) noexcept {
+  std::uint64_t hash = 0;
+  for (const void* const part : {frame.code, frame.file, frame.function})
+    hash = mix(hash, reinterpret_cast<std::uintptr_t>(part));
   return hash | 1;
+}
+
+namespace {
+
+/// Never 0.
+std::uint64_t key_of(const PythonFrame& frame) noexcept {
+  return mix(code_key(frame), static_cast<std::uint32_t>(frame.offset)) | 1;
 }
 
 }  // namespace
@@ -47,7 +57,7 @@ std::uint64_t Places::own() noexcept {
 std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept {
   if (frames.empty()) return 0;
   std::uint64_t key = 0;
-  for (const PythonFrame& frame : frames) key = mix(key, key_of(frame, python_));
+  for (const PythonFrame& frame : frames) key = mix(key, key_of(frame));
   key |= 1;
   const std::uint32_t known = stacks_.find(key);
   return known != 0 ? known : add(frames, key);
@@ -59,7 +69,7 @@ std::uint64_t Places::add(std::span<const PythonFrame> frames, std::uint64_t key
   std::uint32_t numbers[recording::kMostFrames];
   std::size_t count = 0;
   for (const PythonFrame& frame : frames) {
-    if (!add_frame(frame, key_of(frame, python_), numbers[count])) {
+    if (!add_frame(frame, key_of(frame), numbers[count])) {
       __atomic_fetch_add(&file_.header().without_place, 1, __ATOMIC_RELAXED);
       return 0;
     }

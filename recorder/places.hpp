@@ -29,6 +29,9 @@ class NumberTable {
   std::size_t used_ = 0;
 };
 
+/// Never 0. A code object's address may come again once it is gone, but hardly with the same names.
+[[nodiscard]] std::uint64_t code_key(const PythonFrame& frame) noexcept;
+
 /// Writes each stack into the recording once. Thread-safe.
 class Places {
  public:

@@ -120,13 +120,37 @@ bool PythonStack::attach() noexcept {
               find("PyCode_Addr2Line", line_) && find("PyUnicode_GetLength", text_length_) &&
               find("PyUnicode_ReadChar", character_) && find("PyCode_Type", code_type_) &&
               find("PyUnicode_Type", text_type_);
+  // Public from 3.13 on.
+  if (!find("Py_IsFinalizing", is_finalizing_)) find("_Py_IsFinalizing", is_finalizing_);
   return attached_;
 }
 
+/// Reads memory that may be gone, an object at a time.
+class PythonStack::CarefulReader {
+ public:
+  template <typename Value>
+  [[nodiscard]] bool operator()(const void* base, std::size_t offset, Value& value) {
+    if (base != base_) {
+      iovec to{bytes_, sizeof bytes_};
+      iovec from{const_cast<void*>(base), sizeof bytes_};
+      const ssize_t got = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
+      base_ = base;
+      got_ = got < 0 ? 0 : static_cast<std::size_t>(got);
+    }
+    if (offset + sizeof value > got_) return false;
+    std::memcpy(&value, bytes_ + offset, sizeof value);
+    return true;
+  }
+
+ private:
+  const void* base_ = nullptr;
+  std::size_t got_ = 0;
+  char bytes_[256];
+};
+
 /// `get(base, offset, value)` reads a value, and says whether it could.
 template <typename Read>
-std::size_t PythonStack::walk(const void* thread, std::span<PythonFrame> frames,
-                              const Read& get) const noexcept {
+std::size_t PythonStack::walk(const void* thread, std::span<PythonFrame> frames, Read&& get) const noexcept {
   const void* frame = nullptr;
   if (!get(thread, layout_.thread_frame, frame)) return 0;
   if (layout_.indirect >= 0 && frame != nullptr &&
@@ -137,23 +161,24 @@ std::size_t PythonStack::walk(const void* thread, std::span<PythonFrame> frames,
        ++steps) {
     const void* code = nullptr;
     const void* type = nullptr;
-    if (!get(frame, layout_.code, code)) break;
+    const void* previous = nullptr;
+    const char* instruction = nullptr;
+    if (!get(frame, layout_.code, code) || !get(frame, layout_.instruction, instruction) ||
+        !get(frame, layout_.previous, previous)) {
+      break;
+    }
     code = unmarked(code);
     // Frames of the interpreter itself hold other objects, or none.
     if (code != nullptr && get(code, kTypeOffset, type) && type == code_type_) {
-      std::int64_t offset = 0;
-      if (layout_.first_code == 0) {
-        std::int32_t index = 0;
-        if (!get(frame, layout_.instruction, index)) break;
-        offset = 2 * std::int64_t{index};
-      } else {
-        const char* instruction = nullptr;
-        if (!get(frame, layout_.instruction, instruction)) break;
-        offset = instruction - (static_cast<const char*>(code) + layout_.first_code);
-      }
-      frames[count++] = {code, static_cast<std::int32_t>(offset)};
+      PythonFrame& found = frames[count++];
+      found.code = code;
+      if (!get(code, layout_.file, found.file) || !get(code, layout_.function, found.function)) return 0;
+      found.offset = layout_.first_code == 0
+                         ? 2 * static_cast<std::int32_t>(reinterpret_cast<std::intptr_t>(instruction))
+                         : static_cast<std::int32_t>(instruction -
+                                                     (static_cast<const char*>(code) + layout_.first_code));
     }
-    if (!get(frame, layout_.previous, frame)) break;
+    frame = previous;
   }
   return count;
 }
@@ -168,17 +193,8 @@ std::size_t PythonStack::own(std::span<PythonFrame> frames) const noexcept {
 }
 
 std::size_t PythonStack::of(const void* thread, std::span<PythonFrame> frames) const noexcept {
-  if (!attached_ || thread == nullptr) return 0;
-  return walk(thread, frames, [](const void* base, std::size_t offset, auto& value) {
-    iovec to{&value, sizeof value};
-    iovec from{const_cast<char*>(static_cast<const char*>(base)) + offset, sizeof value};
-    return ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) == static_cast<ssize_t>(sizeof value);
-  });
-}
-
-std::uint64_t PythonStack::identity(const PythonFrame& frame) const noexcept {
-  return reinterpret_cast<std::uint64_t>(frame.code) ^ read<std::uint64_t>(frame.code, layout_.file) << 20 ^
-         read<std::uint64_t>(frame.code, layout_.function) << 40;
+  if (!attached_ || thread == nullptr || is_finalizing_ == nullptr || is_finalizing_() != 0) return 0;
+  return walk(thread, frames, CarefulReader());
 }
 
 bool PythonStack::read_text(const void* object, std::span<char> to, std::string_view& text) const noexcept {
@@ -193,11 +209,8 @@ bool PythonStack::read_text(const void* object, std::span<char> to, std::string_
 }
 
 bool PythonStack::place(const PythonFrame& frame, std::span<char> text, PythonPlace& place) const noexcept {
-  if (!read_text(read<const void*>(frame.code, layout_.file), text.first(text.size() / 2), place.file))
-    return false;
-  if (!read_text(read<const void*>(frame.code, layout_.function), text.subspan(text.size() / 2),
-                 place.function))
-    return false;
+  if (!read_text(frame.file, text.first(text.size() / 2), place.file)) return false;
+  if (!read_text(frame.function, text.subspan(text.size() / 2), place.function)) return false;
   place.line = line_(frame.code, frame.offset);
   return true;
 }

@@ -15,6 +15,9 @@ namespace penstock::recorder {
 
 struct PythonFrame {
   const void* code = nullptr;
+  const void* file =
+      nullptr;  ///< of the code object, as its function's name is: another at the same address has others
+  const void* function = nullptr;
   std::int32_t offset = 0;  ///< of the instruction, in bytes
   friend bool operator==(const PythonFrame&, const PythonFrame&) = default;
 };
@@ -37,17 +40,16 @@ class PythonStack {
   /// Fills `frames` with those of the calling thread, the innermost first, and returns their number.
   [[nodiscard]] std::size_t own(std::span<PythonFrame> frames) const noexcept;
   /// Fills `frames` with those of another thread, by its `thread` as `this_thread` gave it, even if it runs
-  /// meanwhile: they may then be wrong, but reading them does no harm.
+  /// meanwhile: they may then be wrong, but reading them does no harm. None while the interpreter ends.
   [[nodiscard]] std::size_t of(const void* thread, std::span<PythonFrame> frames) const noexcept;
   /// The interpreter's own record of the calling thread; null if it has none.
   [[nodiscard]] const void* this_thread() const noexcept { return attached_ ? this_thread_() : nullptr; }
-  /// A number for the frame's code object, of which another at the same address has another.
-  [[nodiscard]] std::uint64_t identity(const PythonFrame& frame) const noexcept;
   /// Of a frame that `own` gave in the same call. The texts lie in `text`.
   [[nodiscard]] bool place(const PythonFrame& frame, std::span<char> text, PythonPlace& place) const noexcept;
 
  private:
   /// Offsets in bytes.
+  class CarefulReader;
   struct Layout {
     std::uint32_t thread_frame;  ///< of a thread: its innermost frame, or what points to it
     std::int32_t indirect;       ///< in what points to it; -1: nothing does
@@ -61,7 +63,7 @@ class PythonStack {
   [[nodiscard]] bool find_layout(int minor) noexcept;
   template <typename Read>
   [[nodiscard]] std::size_t walk(const void* thread, std::span<PythonFrame> frames,
-                                 const Read& get) const noexcept;
+                                 Read&& get) const noexcept;
   [[nodiscard]] bool read_text(const void* object, std::span<char> to, std::string_view& text) const noexcept;
 
   bool attached_ = false;
@@ -71,6 +73,7 @@ class PythonStack {
   int (*line_)(const void*, int) = nullptr;
   std::ptrdiff_t (*text_length_)(const void*) = nullptr;
   std::uint32_t (*character_)(const void*, std::ptrdiff_t) = nullptr;
+  int (*is_finalizing_)() = nullptr;
   const void* code_type_ = nullptr;
   const void* text_type_ = nullptr;
 };

@@ -40,9 +40,10 @@ constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver; there are some 900
 constexpr std::uint8_t kNotKept = 0xFF;
 constexpr std::uint32_t kForcedFlush = 1;
-constexpr long kSamplePeriod = 1'000'000;  // nanoseconds
-constexpr long kIdlePeriod = 50 * kSamplePeriod;
-constexpr std::uint64_t kFlushPeriod = 500 * kSamplePeriod;
+constexpr long kMillisecond = 1'000'000;  // in nanoseconds
+constexpr long kSamplePeriod = 2 * kMillisecond;
+constexpr long kIdlePeriod = 50 * kMillisecond;
+constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
 constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel};
 
 struct ThreadCall {
@@ -73,6 +74,7 @@ std::uint8_t runtime_kinds[kMostFunctions];
 std::atomic<std::uint64_t> devices_seen{0};
 WatchedThread watched_threads[16];
 std::atomic<std::size_t> watched_count{0};
+NumberTable next_codes;  // of the worker
 
 std::uint64_t now() noexcept {
   std::uint64_t time = 0;
@@ -300,13 +302,24 @@ void note_device_names(std::uint64_t& noted) noexcept {
   }
 }
 
+/// Asks for the names of a code object only once, as another thread may be about to leave it.
+bool is_next(const PythonFrame& frame) noexcept {
+  constexpr std::uint32_t kNo = 1;
+  constexpr std::uint32_t kYes = 2;
+  const std::uint64_t key = code_key(frame);
+  if (const std::uint32_t known = next_codes.find(key)) return known == kYes;
+  char text[1024];
+  PythonPlace place;
+  const bool found = python.place(frame, text, place) && place.function == "__next__" &&
+                     place.file.ends_with("torch/utils/data/dataloader.py");
+  next_codes.add(key, found ? kYes : kNo);
+  return found;
+}
+
 /// How many of the frames, from the innermost on, are within next() of a DataLoader; 0: it is not there.
 std::size_t frames_in_next(std::span<const PythonFrame> frames) noexcept {
   for (std::size_t i = 0; i < frames.size(); ++i) {
-    char text[1024];
-    PythonPlace place;
-    if (!python.place(frames[i], text, place)) return 0;
-    if (place.function == "__next__" && place.file.ends_with("torch/utils/data/dataloader.py")) return i + 1;
+    if (is_next(frames[i])) return i + 1;
   }
   return 0;
 }

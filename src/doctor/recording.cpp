@@ -28,7 +28,7 @@ using recording::TextType;
 
 constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
-constexpr TraceTime kWaitGap = 2'000'000;           // between two looks at a thread that still waits
+constexpr TraceTime kWaitGap = 50'000'000;  // between two looks at a thread that has called nothing since
 constexpr std::uint16_t kMostDevices = 1024;
 
 /// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
