@@ -272,6 +272,12 @@ void finish(recording::State state) noexcept {
   active.store(false);
 }
 
+void note_error(const char* what, CuptiResult error) noexcept {
+  char note[160];
+  std::snprintf(note, sizeof note, "%s (error %d of CUPTI).", what, error);
+  file.note(note);
+}
+
 /// The program's own profiler is about to subscribe.
 void yield_to_program() {
   if (!active.load()) return;
@@ -377,12 +383,7 @@ bool start_worker() noexcept {
 /// Gets the places of calls, unless CUPTI has another subscriber. False if nothing may be recorded at all.
 bool subscribe() noexcept {
   const CuptiResult result = cupti.subscribe(&subscriber, on_call, nullptr);
-  if (result == kCuptiSuccess) {
-    for_each_function([](int domain, std::uint32_t function, bool launch) {
-      if (!launch) cupti.enable_callback(1, subscriber, domain, function);
-    });
-    return true;
-  }
+  if (result == kCuptiSuccess) return true;
   subscriber = nullptr;
   if (result == kCuptiMultipleSubscribers) {
     file.note(
@@ -391,11 +392,20 @@ bool subscribe() noexcept {
         "Run the program without the other one.");
     return false;
   }
-  char note[160];
-  std::snprintf(note, sizeof note, "CUPTI refused callbacks (error %d), so there are no places of calls.",
-                result);
-  file.note(note);
+  note_error("CUPTI refused callbacks, so there are no places of calls", result);
   return true;
+}
+
+/// Once CUPTI is in use: before, newer versions may not tell the names.
+void choose_calls() noexcept {
+  find_functions(kDriverDomain, driver_kinds);
+  find_functions(kRuntimeDomain, runtime_kinds);
+  bool any = false;
+  for_each_function([&any](int domain, std::uint32_t function, bool launch) {
+    any = true;
+    if (!launch && subscriber != nullptr) cupti.enable_callback(1, subscriber, domain, function);
+  });
+  if (!any) file.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
 }
 
 void start() noexcept {
@@ -408,8 +418,6 @@ void start() noexcept {
   int id_type = 0;
   system_threads =
       cupti.thread_id_type != nullptr && cupti.thread_id_type(&id_type) == kCuptiSuccess && id_type == 1;
-  find_functions(kDriverDomain, driver_kinds);
-  find_functions(kRuntimeDomain, runtime_kinds);
   if (!python.attach() && python.version()[0] != 0) {
     char note[160];
     std::snprintf(note, sizeof note, "Places in the program: the frames of this Python %s cannot be read.",
@@ -417,19 +425,19 @@ void start() noexcept {
     file.note(note);
   }
   if (!subscribe()) return;
+  choose_calls();
   if (cupti.register_callbacks(give_buffer, take_buffer) != kCuptiSuccess) {
     file.note("CUPTI refused the recorder's buffers, so nothing was recorded.");
     if (subscriber != nullptr) cupti.unsubscribe(subscriber);
     return;
   }
   active.store(true);
+  CuptiResult refused = kCuptiSuccess;
   for (const std::int32_t activity : kActivities) {
     const CuptiResult result = cupti.enable(activity);
-    if (result == kCuptiSuccess) continue;
-    char note[160];
-    std::snprintf(note, sizeof note, "CUPTI refused to record activity %d (error %d).", activity, result);
-    file.note(note);
+    if (result != kCuptiSuccess) refused = result;
   }
+  if (refused != kCuptiSuccess) note_error("CUPTI refused to record copies or kernels", refused);
   switch_call_records(true);
   watch_for_subscribers(cupti, yield_to_program);
   ::pthread_atfork(nullptr, nullptr, stop_in_child);
