@@ -173,6 +173,22 @@ TEST(Recordings, LeaveOutARecordThatWasBeingWritten) {
   EXPECT_THAT(recording.timeline.notes, Contains(HasSubstr("2 records are missing")));
 }
 
+TEST(Recordings, LeaveOutWhatNoRecorderWrites) {
+  Bytes bytes = ten_steps();
+  Record record = bytes.ring()[0];
+  record.begin = record.end + 1;
+  bytes.add(record);
+  record = bytes.ring()[0];
+  record.detail = 200;
+  bytes.add(record);
+  record = bytes.ring()[1];
+  record.device = 60000;
+  bytes.add(record);
+  const Recording recording = parse(bytes.bytes());
+  EXPECT_EQ(recording.timeline.events, 40);
+  EXPECT_THAT(recording.timeline.notes, Contains(HasSubstr("3 records are missing")));
+}
+
 TEST(Recordings, SayIfTheProgramEndedBeforeTheyDid) {
   Bytes bytes = ten_steps();
   bytes.header().state = recording::State::running;
@@ -301,6 +317,29 @@ TEST(Steps, AreNotMadeUp) {
   timeline.work.resize(3);
   EXPECT_THAT(find_steps(timeline), IsEmpty());
   EXPECT_THAT(find_steps({}), IsEmpty());
+}
+
+/// Items of 5 ns, one each 10 ns.
+Timeline timeline_of(const std::vector<std::uint16_t>& labels) {
+  Timeline timeline;
+  for (const std::uint16_t label : labels) {
+    const auto begin = static_cast<TraceTime>(10 * timeline.work.size());
+    timeline.work.push_back({{begin, begin + 5}, 7, 0, label});
+  }
+  return timeline;
+}
+
+TEST(Steps, RepeatOftenAndFillMostOfTheTime) {
+  std::vector<std::uint16_t> labels;
+  for (int i = 0; i < 3; ++i) labels.insert(labels.end(), {1, 2, 3});
+  EXPECT_THAT(find_steps(timeline_of(labels)), IsEmpty());
+  for (int i = 0; i < 7; ++i) labels.insert(labels.end(), {1, 2, 3});
+  EXPECT_THAT(find_steps(timeline_of(labels)), SizeIs(::testing::Ge(8U)));
+  std::vector<std::uint16_t> others;
+  for (std::uint16_t i = 0; i < 100; ++i) others.push_back(static_cast<std::uint16_t>(100 + i));
+  labels.insert(labels.begin(), others.begin(), others.end());
+  labels.insert(labels.end(), others.begin(), others.end());
+  EXPECT_THAT(find_steps(timeline_of(labels)), IsEmpty());
 }
 
 TEST(Steps, MayDifferInTheSizesOfTheirCopies) {
