@@ -200,19 +200,27 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::App* command = app.add_subcommand(
       "doctor", "Say where a training loop loses time to its data, or what limits a PyTorch DataLoader");
   CLI::Option* trace =
-      command->add_option("TRACE", options.trace, "Trace that PyTorch's profiler exported: .json or .json.gz")
+      command
+          ->add_option("TRACE", options.trace,
+                       "Trace that PyTorch's profiler exported: .json or .json.gz; or a folder that --record "
+                       "made")
           ->type_name("FILE")
           ->check(kNotEmpty);
-  CLI::Option* budget = add_file(*command, "--budget", options.budget,
-                                 "What the trace must keep to; if it does not, the exit status is 3");
+  CLI::Option* budget =
+      add_file(*command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3");
   CLI::Option* profile =
       add_file(*command, "--profile", options.profile, "Link profile of the machine that was recorded");
+  CLI::Option* html = add_file(*command, "--html", options.html,
+                               "Write a page with the findings, a timeline and the link's curve to FILE");
+  CLI::Option* perfetto = add_file(
+      *command, "--perfetto", options.perfetto,
+      "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it");
   CLI::Option* loader = command
                             ->add_option("--loader", options.loader,
                                          "In place of a trace: Python file, and in it a DataLoader or a "
                                          "function without arguments that returns one")
                             ->type_name("FILE.py:NAME")
-                            ->excludes(trace, budget, profile);
+                            ->excludes(trace, budget, profile, html, perfetto);
   constexpr double kShortest = 0.01;
   constexpr double kLongest = 3600;
   add_time(
@@ -224,17 +232,14 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       [&options](double number) { options.step_ms = number; },
       "The milliseconds that training takes for a batch, without the loader")
       ->needs(loader);
-  add_file(*command, "--html", options.html,
-           "Write a page with the findings, a timeline and the link's curve to FILE")
-      ->needs(trace);
-  add_file(*command, "--perfetto", options.perfetto,
-           "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it")
-      ->needs(trace);
-  budget->needs(trace);
-  profile->needs(trace);
+  add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
+      ->type_name("FOLDER")
+      ->excludes(trace, loader);
   add_json(*command, options.json, "the verdict");
   command->footer(
       "Examples:\n"
+      "  penstock doctor -- python train.py --epochs 1                any CUDA program, as it is\n"
+      "  penstock doctor --record run -- torchrun train.py\n"
       "  penstock doctor trace.json.gz\n"
       "  penstock doctor trace.json --html report.html --perfetto found.json.gz\n"
       "  penstock doctor trace.json --budget budget.txt --json -      in continuous integration\n"

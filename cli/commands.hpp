@@ -100,18 +100,24 @@ struct DoctorOptions {
   std::string loader;  ///< "FILE.py:NAME"
   double seconds = 2;  ///< of each run
   std::optional<double> step_ms;
-  std::string trace;     ///< of PyTorch's profiler, in place of a loader
-  std::string budget;    ///< file, empty for none
-  std::string profile;   ///< link profile of the machine that was recorded, empty for none
-  std::string json;      ///< file, "-" for standard output, empty for none
-  std::string html;      ///< file for a page, empty for none
-  std::string perfetto;  ///< file for a trace in Chrome's format, empty for none
+  std::string trace;  ///< of PyTorch's profiler, or a folder of recordings, in place of a loader
+  std::vector<std::string> command;  ///< a program and its arguments, in place of a trace
+  std::string record;                ///< folder to keep the command's recordings in, empty for none
+  std::string recorder;              ///< library to record with, empty: the one that lies beside the command
+  std::string budget;                ///< file, empty for none
+  std::string profile;               ///< link profile of the machine that was recorded, empty for none
+  std::string json;                  ///< file, "-" for standard output, empty for none
+  std::string html;                  ///< file for a page, empty for none
+  std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
 };
 /// Examines a trace, or runs python3, whose exit status it returns.
 int run_doctor(const DoctorOptions& options, const Environment& environment);
-/// Returns kBudgetBroken if a budget is given and the trace does not keep to it.
+/// Returns kBudgetBroken if a budget is given and the trace, or a process of the recording, does not keep to
+/// it.
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment);
 inline constexpr int kBudgetBroken = 3;
+/// Runs the command and examines what it did. Returns its exit status; if that is 0, kBudgetBroken as above.
+int run_recording_doctor(const DoctorOptions& options, const Environment& environment);
 
 /// The options ask for something impossible: exit status 2, as for options that cannot be read.
 class UsageError : public std::runtime_error {

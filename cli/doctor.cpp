@@ -1,11 +1,11 @@
 #include "commands.hpp"
 #include "output.hpp"
+#include "run_program.hpp"
 #include "signals.hpp"
 
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,8 +20,6 @@
 #include <string_view>
 #include <thread>
 #include <vector>
-
-extern char** environ;
 
 namespace penstock::cli {
 
@@ -46,7 +44,9 @@ struct LoaderName {
 
 LoaderName parse_loader(const std::string& text) {
   if (text.empty()) {
-    throw UsageError("nothing to examine; pass a trace of PyTorch's profiler, or --loader FILE.py:NAME");
+    throw UsageError(
+        "nothing to examine; pass a trace of PyTorch's profiler, a program behind --, or --loader "
+        "FILE.py:NAME");
   }
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
@@ -87,35 +87,6 @@ class SharedText {
   int descriptor_;
 };
 
-/// Starts python3 of the PATH. If `quiet`, what it prints goes to standard error.
-pid_t start_python(std::vector<std::string> words, bool quiet) {
-  posix_spawn_file_actions_t actions{};
-  posix_spawnattr_t attributes{};
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawnattr_init(&attributes);
-  if (quiet) ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  sigset_t defaults;
-  ::sigemptyset(&defaults);
-  ::sigaddset(&defaults, SIGPIPE);
-  ::sigaddset(&defaults, SIGXFSZ);
-  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  pid_t process = -1;
-  const int error = ::posix_spawnp(&process, "python3", &actions, &attributes, argv.data(), environ);
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error == ENOENT) {
-    throw Error(
-        "there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
-        "package");
-  }
-  if (error != 0) throw Error(fmt::format("python3 cannot be started: {}", std::strerror(error)));
-  return process;
-}
-
 /// Returns the exit status. If the user asks to stop, so does the process, and then this throws Interrupted.
 int finish(pid_t process) {
   constexpr auto kGlance = std::chrono::milliseconds(10);
@@ -136,17 +107,25 @@ int finish(pid_t process) {
 }  // namespace
 
 int run_doctor(const DoctorOptions& options, const Environment& environment) {
+  if (!options.command.empty()) return run_recording_doctor(options, environment);
+  if (!options.record.empty()) throw UsageError("--record needs a program; write it behind --, at the end");
   if (!options.trace.empty()) return run_trace_doctor(options, environment);
+  for (const auto& [option, file] : {std::pair("--budget", &options.budget), {"--profile", &options.profile},
+                                     {"--html", &options.html}, {"--perfetto", &options.perfetto}}) {
+    if (!file->empty()) throw UsageError(fmt::format("{} needs a trace, a recording or a program", option));
+  }
   const LoaderName loader = parse_loader(options.loader);
   OutputFile output("--json", options.json);
   output.keep_off(loader.file, "the loader's program");
   const SharedText verdict;
   const SignalWatch watch;
-  const pid_t process =
-      start_python({"python3", "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
-                    options.step_ms ? fmt::format("{}", *options.step_ms) : "",
-                    output ? fmt::format("{}", verdict.descriptor()) : ""},
-                   output.is_standard_output());
+  const pid_t process = start_program(
+      {"python3", "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
+       options.step_ms ? fmt::format("{}", *options.step_ms) : "",
+       output ? fmt::format("{}", verdict.descriptor()) : ""},
+      {}, output.is_standard_output(),
+      "there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
+      "package");
   const int status = finish(process);
   if (status == 0 && output) output.write(verdict.read());
   return status;

@@ -123,6 +123,17 @@ void add_load(CLI::App& app, LoadOptions& options) {
       "  penstock load model.safetensors --device host --json -");
 }
 
+/// `penstock doctor` runs what stands behind its first "--".
+std::vector<std::string> split_off_program(const std::vector<std::string>& arguments,
+                                           std::vector<std::string>& program) {
+  if (arguments.size() < 2 || arguments[1] != "doctor") return arguments;
+  const auto at = std::find(arguments.begin(), arguments.end(), "--");
+  if (at == arguments.end()) return arguments;
+  program.assign(at + 1, arguments.end());
+  if (program.empty()) throw UsageError("no program behind --; write penstock doctor -- python train.py");
+  return {arguments.begin(), at};
+}
+
 int complain(std::string what, int code) {
   std::replace(what.begin(), what.end(), '\n', ' ');
   say(fmt::format("penstock: {}\n", what));
@@ -153,7 +164,8 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
       "  penstock predict 64MiB             the time that a transfer will take\n"
       "  penstock feed images.npy           feed a dataset, and say where the time went\n"
       "  penstock load model.safetensors    load weights, and say what limited the time\n"
-      "  penstock doctor trace.json         where a training loop loses time to its data\n"
+      "  penstock doctor -- python train.py    where a program loses time to its data\n"
+      "  penstock doctor trace.json         the same from a trace of PyTorch's profiler\n"
       "  penstock doctor --loader train.py:loader    what limits a PyTorch DataLoader\n"
       "Each command has more with --help.");
   InfoOptions info;
@@ -163,6 +175,8 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
   FeedOptions feed;
   DoctorOptions doctor;
   feed.command_line = arguments;
+  const std::vector<std::string> own = split_off_program(arguments, doctor.command);
+  if (const char* recorder = std::getenv("PENSTOCK_RECORDER")) doctor.recorder = recorder;
   add_info(app, info);
   add_link(app, link);
   add_predict(app, predict);
@@ -171,7 +185,7 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
   add_doctor(app, doctor);
   const auto commands = app.get_subcommands({});
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - 1));  // the last one first
+    app.parse(std::vector<std::string>(own.rbegin(), own.rend() - 1));  // the last one first
   } catch (const CLI::Success& success) {
     print(answer(app, success));
     return 0;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes the seeds under fuzz/corpus: small files, some right (ok-*), the others wrong in one way each (bad-*).
 
-The fuzzers start from them, and tests/data/corpus_test.cpp and tests/doctor/torch_trace_test.cpp expect of each what its
-name says. Only the packed bytes
-depend on the zlib at hand. Usage: make_corpus.py [DIRECTORY]
+The fuzzers start from them, and tests/data/corpus_test.cpp, tests/doctor/torch_trace_test.cpp and
+tests/recorder/recording_test.cpp expect of each what its name says. Only the packed bytes depend on the zlib at hand.
+Usage: make_corpus.py [DIRECTORY]
 """
 
 import gzip
@@ -337,9 +337,89 @@ TRACE = {
     "bad-deep": damaged(b'"stream": 7', b'"stream": 7, "x": ' + b"[" * 300 + b"]" * 300),
 }
 
+
+
+def entry(kind, payload):
+    return struct.pack("<II", len(payload), kind) + payload + bytes(-len(payload) % 4)
+
+
+def frame(line, file, function):
+    return entry(1, struct.pack("<iI", line, len(file)) + file + function)
+
+
+def recording(records=(), text=b"", version=1, capacity=100, written=None, state=1, text_bytes=None, ring=None):
+    """A recording of the doctor's. Each record has a beginning, an end, a type and its other members by name."""
+    written = len(records) if written is None else written
+    text_bytes = len(text) if text_bytes is None else text_bytes
+    ring = 4096 + len(text) if ring is None else ring
+    head = b"penstock" + struct.pack(
+        "<IIqQQQQQQII", version, 48, 77, ring, capacity, written, text_bytes, 0, 0, 28, state
+    )
+    packed_records = b"".join(
+        struct.pack(
+            "<qqQIIIHBBH6x",
+            begin,
+            end,
+            more.get("value", 0),
+            more.get("correlation", 0),
+            more.get("stream", 0),
+            more.get("sequence", index + 1),
+            more.get("extra", 0),
+            more.get("detail", 0),
+            kind,
+            more.get("device", 0),
+        )
+        for index, (begin, end, kind, more) in enumerate(records)
+    )
+    return (head.ljust(4096, b"\0") + text + packed_records)
+
+
+def recorded_step(begin):
+    """A copy and its call, a kernel and its launch, a synchronization, and a look at a wait."""
+    return [
+        (begin, begin + 200, 3, {"detail": 1, "correlation": begin, "stream": 5, "value": 1}),
+        (begin + 50, begin + 200, 1, {"detail": 1, "extra": 0x301, "value": 1 << 20, "correlation": begin}),
+        (begin + 210, begin + 215, 3, {"detail": 0, "stream": 5}),
+        (begin + 220, begin + 900, 2, {"extra": 9}),
+        (begin + 230, begin + 910, 3, {"detail": 2, "stream": 5, "value": 1}),
+        (begin + 920, begin + 980, 4, {"stream": 5, "value": 1}),
+    ]
+
+
+STEPS = [record for i in range(8) for record in recorded_step(1000 * i + 1000)]
+PLACES = (
+    frame(30, b"/usr/lib/python3/dist-packages/torch/_tensor.py", b"to")
+    + frame(12, b"train.py", b"main")
+    + entry(2, struct.pack("<II", 0, 1))
+    + entry(3, b"A note.")
+    + entry(4, struct.pack("<I", 0) + b"GPU")
+)
+
+# Recordings of the doctor's own. Those that are cut short or damaged behind the header are read as far as they go.
+RECORDING = {
+    "ok-steps": recording(STEPS, PLACES),
+    "ok-empty": recording(),
+    "ok-cut": recording(STEPS, PLACES)[:-100],
+    "ok-cut-text": recording(STEPS, PLACES)[:4140],
+    "ok-half-a-record": recording([*STEPS, (1, 2, 2, {"sequence": 0})], PLACES),
+    "ok-ring": recording(STEPS, PLACES, capacity=len(STEPS), written=10 * len(STEPS)),
+    "ok-no-places": recording(STEPS),
+    "ok-backwards": recording([(20, 10, 2, {})]),
+    "ok-far": recording([(0, 1 << 62, 2, {}), (1 << 61, 1 << 62, 2, {})]),
+    "ok-other-type": recording([(0, 1, 200, {})]),
+    "ok-text-lies": recording(STEPS, struct.pack("<II", 2**32 - 1, 1), text_bytes=1 << 40),
+    "bad-empty": b"",
+    "bad-magic": b"pennstock".ljust(5000, b"\0"),
+    "bad-header-cut": recording()[:60],
+    "bad-version": recording(version=2),
+    "bad-capacity": recording(capacity=1 << 40),
+    "bad-ring": recording(ring=8),
+}
+
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
-    for folder, files in {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ, "trace": TRACE}.items():
+    folders = {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ, "trace": TRACE}
+    for folder, files in {**folders, "recording": RECORDING}.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (root / folder / name).write_bytes(content)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails on an #include that the layers do not allow: check_layers.py [ROOT].
 
-Checked are include/, src/, cli/ and python/; tests and benchmarks may include anything.
+Checked are include/, src/, cli/, recorder/ and python/; tests and benchmarks may include anything.
 """
 
 import pathlib
@@ -24,7 +24,10 @@ PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib")
 IMPLEMENTERS_HEADER = "penstock/device/backend.hpp"
 FOR_IMPLEMENTERS = "backend.hpp is for those who implement a device: use Device, Stream and Event"
 
-CHECKED = ("include", "src", "cli", "python")
+# The recorder is loaded into other programs, so it has no code of the library: only what both must agree on.
+RECORDERS_HEADERS = ("doctor/recording_format.hpp", "doctor/call_names.hpp")
+
+CHECKED = ("include", "src", "cli", "recorder", "python")
 SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 
@@ -41,6 +44,10 @@ def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
         if not public and quote == '"' and layer in LAYERS:
             return f"{file.parts[0]} includes public headers only"
         return FOR_IMPLEMENTERS if target == IMPLEMENTERS_HEADER else None
+
+    if file.parts[0] == "recorder":
+        own = quote == '"' and (layer is None or target in RECORDERS_HEADERS)
+        return None if own or not (public or quote == '"' or layer in LAYERS) else "the recorder has no code of the library"
 
     inside = file.parts[2] if file.parts[0] == "include" else file.parts[1]
     if inside not in LAYERS:

@@ -99,7 +99,7 @@ audit() {
   local contents part
   contents=$("$tools/bin/python" -m zipfile --list "$wheel")
   for part in dist-info/licenses/LICENSE dist-info/licenses/python/LICENSES-bundled.txt \
-    penstock/d3.min.js penstock/py.typed; do
+    penstock/d3.min.js penstock/libpenstock_recorder.so penstock/py.typed; do
     grep -q "$part" <<<"$contents" || stop "$(basename "$wheel") has no $part"
   done
 }

@@ -1,6 +1,7 @@
 import importlib.metadata
 import importlib.resources
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
@@ -116,3 +117,9 @@ def test_an_index_shows_no_link_that_leads_nowhere():
         readme_metadata.with_links_below(page, "https://home.org/main/")
         == "[a](https://home.org/main/docs/a.md), [b](https://b.org/b), [c](#c), ![d](https://home.org/main/docs/d.png)"
     )
+
+
+def test_the_command_finds_its_recorder(tmp_path):
+    report = tmp_path / "report.json"
+    run_command("doctor", "--json", str(report), "--", sys.executable, "-c", "")
+    assert "used no CUDA" in json.loads(report.read_text())["remarks"][0]

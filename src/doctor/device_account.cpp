@@ -75,7 +75,8 @@ HostActivity host_activity(const Timeline& timeline) {
   }
   host.busy = span_list(std::move(busy));
   host.waits = span_list(std::move(waits));
-  host.observed = timeline.has_ops || timeline.has_frames || !host.waits.empty();
+  host.observed = timeline.has_ops || timeline.has_frames || !host.waits.empty() ||
+                  (timeline.source == TimelineSource::recorder && !host.busy.empty());
   return host;
 }
 

@@ -102,33 +102,48 @@ void judge(Finding& finding, const DeviceAccount& account) {
                                                            : Severity::note;
 }
 
+/// What nobody looked at, and how to record it. A recording of our own lacks other things than a trace.
 std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host) {
+  const bool trace = timeline.source == TimelineSource::torch_profiler;
+  const auto say = [trace](const char* in_trace, const char* in_recording) {
+    return trace ? in_trace : in_recording;
+  };
   std::vector<NotExamined> list;
+  for (const std::string& note : timeline.notes) list.push_back({{}, note});
   if (timeline.steps.empty()) {
-    list.push_back(
-        {{"round-trips", "step"},
-         "No steps are marked, so all figures are of the whole recording. Call the profiler's step() in the "
-         "loop."});
+    list.push_back({{"round-trips", "step"},
+                    say("No steps are marked, so all figures are of the whole recording. Call the profiler's "
+                        "step() in the loop.",
+                        "No steps were found, as no sequence of kernels and copies repeats exactly. So all "
+                        "figures are of the whole recording.")});
   }
   if (timeline.steps.size() < kSteadySteps) {
     list.push_back({{"pinning"}, "Pinning after the first steps: fewer than 4 steps were recorded."});
   }
   if (!timeline.has_frames) {
-    list.push_back({{}, "Places in the program: no stacks were recorded. Profile with with_stack=True."});
+    list.push_back({{},
+                    say("Places in the program: no stacks were recorded. Profile with with_stack=True.",
+                        "Places in the program: no calls from Python 3.10 to 3.14 were seen.")});
   }
   if (!host.observed) {
-    list.push_back({{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
-                    "Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too."});
+    list.push_back(
+        {{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
+         say("Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too.",
+             "Why the GPU idles: no calls of CUDA were recorded.")});
   } else if (host.waits.empty()) {
     list.push_back(
         {{"waiting-for-data", "waiting_for_data"},
-         "Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
-         "another loader count as other idle time."});
+         say("Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
+             "another loader count as other idle time.",
+             "Waiting for data: the thread that launches kernels was never seen in next() of a DataLoader. "
+             "Waits for another loader count as other idle time.")});
   }
   if (!timeline.has_types) {
-    list.push_back(
-        {{"widened-copies"},
-         "Values widened before the copy: no types were recorded. Profile with record_shapes=True."});
+    list.push_back({{"widened-copies"},
+                    say("Values widened before the copy: no types were recorded. Profile with "
+                        "record_shapes=True.",
+                        "Values widened before the copy: only a trace of PyTorch's profiler with "
+                        "record_shapes=True tells types.")});
   }
   if (timeline.calls.empty()) {
     list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "pinning"},
@@ -145,8 +160,10 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   }
   list.push_back(
       {{},
-       "The same data sent again, the NUMA node, and the default stream: no trace tells them. Copies that "
-       "compete for a copy engine: no rule looks for them."});
+       say("The same data sent again, the NUMA node, and the default stream: no trace tells them. "
+           "Copies that compete for a copy engine: no rule looks for them.",
+           "The same data sent again and the NUMA node: they are not recorded. The default stream, "
+           "and copies that compete for a copy engine: no rule looks for them.")});
   return list;
 }
 

@@ -1,5 +1,7 @@
 #include "doctor/torch_trace.hpp"
 
+#include "doctor/call_names.hpp"
+
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
@@ -24,46 +26,6 @@ constexpr std::size_t kLongestName = 256;
 constexpr std::uint64_t kMostDevices = 1024;
 constexpr std::string_view kStep = "ProfilerStep#";
 constexpr std::string_view kLoader = "enumerate(DataLoader)#";
-
-struct CallName {
-  std::string_view prefix;  ///< of the names of CUDA's runtime and driver, without "cuda" and "cu"
-  std::optional<CallKind> kind;
-};
-// The first that matches counts. HIP's names are the same behind "hip".
-constexpr auto kCallNames = std::to_array<CallName>({
-    {"LaunchHostFunc", std::nullopt},
-    {"Launch", CallKind::launch},
-    {"ModuleLaunch", CallKind::launch},
-    {"ExtModuleLaunch", CallKind::launch},
-    {"GraphLaunch", CallKind::launch},
-    {"Memcpy", CallKind::copy},
-    {"StreamSynchronize", CallKind::stream_synchronize},
-    {"DeviceSynchronize", CallKind::device_synchronize},
-    {"CtxSynchronize", CallKind::device_synchronize},
-    {"EventSynchronize", CallKind::event_synchronize},
-    {"HostAlloc", CallKind::pin},
-    {"MallocHost", CallKind::pin},
-    {"MemAllocHost", CallKind::pin},
-    {"MemHostAlloc", CallKind::pin},
-    {"HostRegister", CallKind::pin},
-    {"MemHostRegister", CallKind::pin},
-    {"FreeHost", CallKind::unpin},
-    {"MemFreeHost", CallKind::unpin},
-    {"HostUnregister", CallKind::unpin},
-    {"MemHostUnregister", CallKind::unpin},
-});
-
-std::optional<CallKind> call_kind(std::string_view name) {
-  for (const std::string_view vendor : {"cuda", "hip", "cu"}) {
-    if (!name.starts_with(vendor)) continue;
-    const std::string_view rest = name.substr(vendor.size());
-    for (const CallName& known : kCallNames) {
-      if (rest.starts_with(known.prefix)) return known.kind;
-    }
-    return std::nullopt;
-  }
-  return std::nullopt;
-}
 
 std::optional<MemoryKind> end_kind(std::string_view name) {
   if (name == "Pageable") return MemoryKind::pageable;
@@ -309,7 +271,7 @@ class TraceParser {
   void keep_event() {
     const std::string_view category = event_.category;
     if (category == "kernel" || category == "gpu_memset") {
-      timeline_.work.push_back({event_.time, stream(), device()});
+      timeline_.work.push_back({event_.time, stream(), device(), 0});
     } else if (category == "gpu_memcpy") {
       TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}};
       if (read_copy_name(event_.name, copy)) timeline_.copies.push_back(copy);

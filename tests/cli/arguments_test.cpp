@@ -119,8 +119,10 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
   }
   std::ofstream(command.home() / "budget.txt") << "no pageable-copies\n";
   std::filesystem::create_directories(command.home() / "bin");
-  std::ofstream(command.home() / "bin" / "python3") << "#!/bin/sh\n";
-  std::filesystem::permissions(command.home() / "bin" / "python3", std::filesystem::perms::owner_all);
+  for (const char* program : {"python3", "python", "torchrun"}) {
+    std::ofstream(command.home() / "bin" / program) << "#!/bin/sh\n";
+    std::filesystem::permissions(command.home() / "bin" / program, std::filesystem::perms::owner_all);
+  }
   std::size_t examples = 0;
   for (const std::string name : {"", "info", "link", "predict", "feed", "load", "doctor"}) {
     const CommandResult help = name.empty() ? command.run({"--help"}) : command.run({name, "--help"});
@@ -136,7 +138,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << words << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 27u);
+  EXPECT_EQ(examples, 30u);
 }
 
 }  // namespace

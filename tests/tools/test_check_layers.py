@@ -55,6 +55,13 @@ class CheckLayers(unittest.TestCase):
         for name in ("src/memory/pool.cpp", "include/penstock/memory/pool.hpp", "cli/main.cpp", "python/src/a.cpp"):
             self.refuse(name, include, "those who implement a device")
 
+    def test_the_recorder_has_no_code_of_the_library(self):
+        self.accept("recorder/places.cpp", '#include "doctor/recording_format.hpp"')
+        self.accept("recorder/places.cpp", '#include "places.hpp"')
+        self.accept("recorder/places.cpp", "#include <sys/mman.h>")
+        for line in ("#include <penstock/core/error.hpp>", '#include "core/log.hpp"', '#include "doctor/recording.hpp"'):
+            self.refuse("recorder/places.cpp", line, "no code of the library")
+
     def test_paths_that_hide_the_layer_are_refused(self):
         self.refuse("src/device/a.cpp", '#include "../memory/pool_state.hpp"', "climbs out")
         self.refuse("src/device/a.cpp", '#include "neighbour.hpp"', "names no layer")

@@ -13,8 +13,10 @@ namespace penstock {
 
 /// Where a finding's calls were made.
 struct FindingPlace {
-  std::string function;  ///< "train.py(12): main", 12 being the function's first line; empty: not recorded
-  std::string op;        ///< the outermost operator of PyTorch, such as "aten::item"; empty: none
+  /// "train.py(12): main", 12 being the line of the call, or the function's first line in a trace of
+  /// PyTorch's profiler; empty: not recorded.
+  std::string function;
+  std::string op;  ///< the outermost operator of PyTorch, such as "aten::item"; empty: none
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
   double seconds = 0;  ///< in all, of the copies or of the calls, as the finding's text says

@@ -40,6 +40,7 @@ struct TimelineWork {
   TimeSpan time;
   std::uint32_t stream = 0;
   std::uint16_t device = 0;
+  std::uint16_t label = 0;  ///< the same for the same kernel; 0: not known
 };
 
 enum class CallKind : std::uint8_t {
@@ -85,6 +86,11 @@ struct TimelineWidening {
   std::uint8_t to_bytes = 0;
 };
 
+enum class TimelineSource : std::uint8_t {
+  torch_profiler,  ///< a trace of PyTorch's profiler: frames name the first line of their function
+  recorder,        ///< penstock's own: frames name the line of the call
+};
+
 /// What a program did, as it was recorded: plain values, without a device. All vectors are in the order that
 /// `sort_timeline` gives. Devices are numbered as CUDA does, threads in the order of their appearance.
 struct Timeline {
@@ -100,6 +106,8 @@ struct Timeline {
   bool has_ops = false;                          ///< operators were recorded
   bool has_frames = false;                       ///< Python's stacks were recorded
   bool has_types = false;                        ///< types and shapes of the operators' inputs were recorded
+  TimelineSource source = TimelineSource::torch_profiler;
+  std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why
 };
 
 /// Puts copies, work and steps in the order of their beginnings; calls, host spans and widenings in that of

@@ -1,0 +1,48 @@
+#pragma once
+
+#include "commands.hpp"
+#include "output.hpp"
+#include "trace_report.hpp"
+
+#include <penstock/transfer/link_profile.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock::cli {
+
+/// Examines timelines as the user's options say, and writes what they ask for. Its constructor throws
+/// UsageError or Error if one of their files cannot be used, before anything is read or run.
+class Examiner {
+ public:
+  Examiner(const DoctorOptions& options, const Environment& environment);
+
+  /// `name` says in the report what was examined.
+  [[nodiscard]] TraceReport examine(std::string name, const Timeline& timeline) const;
+  /// kBudgetBroken, or 0.
+  [[nodiscard]] static int status(const TraceReport& report);
+  /// The file of --json.
+  [[nodiscard]] OutputFile& json() noexcept { return json_; }
+  /// True if a page or a trace is asked for.
+  [[nodiscard]] bool draws() const noexcept { return html_ || perfetto_; }
+  /// Writes them.
+  void draw(const TraceReport& report, const Timeline& timeline);
+  /// Why the page has no pictures; empty: it has, or none is asked for.
+  [[nodiscard]] std::string missing() const;
+  /// One of the files is standard output, so nothing else may go there.
+  [[nodiscard]] bool has_standard_output() const noexcept { return has_standard_output_; }
+
+ private:
+  OutputFile json_;
+  OutputFile html_;
+  OutputFile perfetto_;
+  bool packs_ = false;
+  bool has_standard_output_ = false;
+  std::optional<std::string> chart_library_;
+  std::optional<LinkProfile> profile_;
+  bool has_budget_ = false;
+  std::vector<BudgetLine> budget_;
+};
+
+}  // namespace penstock::cli

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <penstock/doctor/timeline.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+/// What one process did while `penstock doctor` ran it.
+struct Recording {
+  std::filesystem::path file;
+  std::int64_t process = 0;
+  Timeline timeline;  ///< its steps are found by `find_steps`; its notes say what is missing
+};
+
+/// Reads a file that the recorder wrote. If it is damaged or cut short, what is complete is read, and a note
+/// says what is not. Throws Error if it is not a recording, or one of another version.
+[[nodiscard]] Recording read_recording(const std::filesystem::path& file);
+
+/// Reads all recordings of a folder, in the order of their processes. Throws Error as `read_recording` does,
+/// and if the folder has none.
+[[nodiscard]] std::vector<Recording> read_recordings(const std::filesystem::path& folder);
+
+/// The steps of a program that marks none: the shortest sequence of labelled kernels and copies on the
+/// busiest device that repeats exactly, at least five times in turn, and that most of the work belongs to. A
+/// step begins with the longest idle time within the sequence. Empty if there is none. `timeline` is sorted.
+[[nodiscard]] std::vector<TimeSpan> find_steps(const Timeline& timeline);
+
+}  // namespace penstock

@@ -1,0 +1,100 @@
+#include "places.hpp"
+
+namespace penstock::recorder {
+
+namespace {
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+std::uint64_t code_key(const PythonFrame& frame) noexcept {
+  std::uint64_t hash = 0;
+  for (const void* const part : {frame.code, frame.file, frame.function})
+    hash = mix(hash, reinterpret_cast<std::uintptr_t>(part));
+  return hash | 1;
+}
+
+namespace {
+
+/// Never 0.
+std::uint64_t key_of(const PythonFrame& frame) noexcept {
+  return mix(code_key(frame), static_cast<std::uint32_t>(frame.offset)) | 1;
+}
+
+}  // namespace
+
+std::uint32_t NumberTable::find(std::uint64_t key) const noexcept {
+  for (std::size_t i = 0; i < kSlots; ++i) {
+    const Slot& slot = slots_[(key / 2 + i) % kSlots];
+    const std::uint64_t known = slot.key.load(std::memory_order_acquire);
+    if (known == key) return slot.number;
+    if (known == 0) return 0;
+  }
+  return 0;
+}
+
+bool NumberTable::add(std::uint64_t key, std::uint32_t number) noexcept {
+  if (used_ >= kSlots / 4 * 3) return false;
+  for (std::size_t i = 0;; ++i) {
+    Slot& slot = slots_[(key / 2 + i) % kSlots];
+    if (slot.key.load(std::memory_order_relaxed) != 0) continue;
+    slot.number = number;
+    slot.key.store(key, std::memory_order_release);
+    ++used_;
+    return true;
+  }
+}
+
+std::uint64_t Places::own() noexcept {
+  PythonFrame frames[recording::kMostFrames];
+  return number(std::span(frames).first(python_.own(frames)));
+}
+
+std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept {
+  if (frames.empty()) return 0;
+  std::uint64_t key = 0;
+  for (const PythonFrame& frame : frames) key = mix(key, key_of(frame));
+  key |= 1;
+  const std::uint32_t known = stacks_.find(key);
+  return known != 0 ? known : add(frames, key);
+}
+
+std::uint64_t Places::add(std::span<const PythonFrame> frames, std::uint64_t key) noexcept {
+  const Lock lock(mutex_);
+  if (const std::uint32_t known = stacks_.find(key)) return known;
+  std::uint32_t numbers[recording::kMostFrames];
+  std::size_t count = 0;
+  for (const PythonFrame& frame : frames) {
+    if (!add_frame(frame, key_of(frame), numbers[count])) {
+      __atomic_fetch_add(&file_.header().without_place, 1, __ATOMIC_RELAXED);
+      return 0;
+    }
+    --numbers[count++];
+  }
+  if (!stacks_.add(key, stack_count_ + 1) ||
+      !file_.add_text(recording::TextType::stack, numbers, count * sizeof numbers[0], {})) {
+    __atomic_fetch_add(&file_.header().without_place, 1, __ATOMIC_RELAXED);
+    return 0;
+  }
+  return ++stack_count_;
+}
+
+bool Places::add_frame(const PythonFrame& frame, std::uint64_t key, std::uint32_t& number) noexcept {
+  number = frames_.find(key);
+  if (number != 0) return true;
+  char text[1024];
+  PythonPlace place;
+  if (!python_.place(frame, text, place)) place = {0, "?", "?"};
+  const std::uint32_t head[] = {static_cast<std::uint32_t>(place.line),
+                                static_cast<std::uint32_t>(place.file.size())};
+  if (!file_.add_text(recording::TextType::frame, head, sizeof head, place.file, place.function))
+    return false;
+  number = ++frame_count_;
+  return frames_.add(key, number);
+}
+
+}  // namespace penstock::recorder

@@ -1,0 +1,462 @@
+// libpenstock_recorder.so: the driver loads it into a program that `penstock doctor` runs, and calls
+// InitializeInjection from cuInit. It records what CUPTI tells of copies, kernels and calls, with the places
+// of copies and waits, into a mapped file (recording_format.hpp).
+//
+// It works in someone else's program. So it throws nothing, changes nothing that the program sees, calls the
+// driver only for the names of devices, and stops if the program's own profiler starts.
+
+#include "cupti.hpp"
+#include "doctor/call_names.hpp"
+#include "places.hpp"
+#include "python_stack.hpp"
+#include "recording_file.hpp"
+#include "subscriber_watch.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <iterator>
+#include <span>
+#include <string_view>
+
+namespace penstock::recorder {
+
+namespace {
+
+using recording::Record;
+using recording::RecordType;
+
+constexpr std::uint64_t kDefaultRecords = 2'000'000;
+constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
+constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver; there are some 900
+constexpr std::uint8_t kNotKept = 0xFF;
+constexpr std::uint32_t kForcedFlush = 1;
+constexpr long kMillisecond = 1'000'000;  // in nanoseconds
+constexpr long kSamplePeriod = 2 * kMillisecond;
+constexpr long kIdlePeriod = 50 * kMillisecond;
+constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
+constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel};
+
+struct ThreadCall {
+  int depth = 0;
+  std::uint8_t kind = kNotKept;
+  std::uint64_t begin = 0;
+  std::uint32_t correlation = 0;
+  bool watched = false;
+};
+thread_local ThreadCall thread_call;
+
+/// A Python thread that called CUDA, whose waits for a DataLoader are looked for.
+struct WatchedThread {
+  std::atomic<const void*> thread{nullptr};
+  std::uint32_t number = 0;
+};
+
+Cupti cupti;
+RecordingFile file;
+PythonStack python;
+Places places(file, python);
+std::atomic<bool> active{false};
+pthread_mutex_t stopping = PTHREAD_MUTEX_INITIALIZER;
+CuptiSubscriber subscriber = nullptr;
+bool system_threads = false;
+std::uint8_t driver_kinds[kMostFunctions];
+std::uint8_t runtime_kinds[kMostFunctions];
+std::atomic<std::uint64_t> devices_seen{0};
+WatchedThread watched_threads[16];
+std::atomic<std::size_t> watched_count{0};
+NumberTable next_codes;  // of the worker
+
+std::uint64_t now() noexcept {
+  std::uint64_t time = 0;
+  cupti.get_timestamp(&time);
+  return time;
+}
+
+/// As the records of CUPTI number it.
+std::uint32_t this_thread() noexcept {
+  return system_threads ? static_cast<std::uint32_t>(::syscall(SYS_gettid))
+                        : static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
+}
+
+std::uint8_t kind_of(int domain, std::uint32_t function) noexcept {
+  if (function >= kMostFunctions) return kNotKept;
+  return domain == kDriverDomain ? driver_kinds[function] : runtime_kinds[function];
+}
+
+bool is_launch(std::uint8_t kind) noexcept { return kind == static_cast<std::uint8_t>(CallKind::launch); }
+
+Record record_of(RecordType type, std::uint64_t begin, std::uint64_t end) noexcept {
+  Record record{};
+  record.type = type;
+  record.begin = static_cast<std::int64_t>(begin);
+  record.end = static_cast<std::int64_t>(end);
+  return record;
+}
+
+void add_call(std::uint8_t kind, std::uint64_t begin, std::uint64_t end, std::uint32_t correlation,
+              std::uint32_t thread, std::uint64_t place) noexcept {
+  Record record = record_of(RecordType::call, begin, end);
+  record.detail = kind;
+  record.correlation = correlation;
+  record.stream = thread;
+  record.place = place;
+  file.add(record);
+}
+
+void watch_this_thread() noexcept {
+  const void* const thread = python.this_thread();
+  if (thread == nullptr) return;
+  const std::size_t index = watched_count.fetch_add(1);
+  if (index >= std::size(watched_threads)) return;
+  watched_threads[index].number = this_thread();
+  watched_threads[index].thread.store(thread, std::memory_order_release);
+}
+
+/// A call of the runtime makes calls of the driver. The outermost counts, with the driver's correlation: that
+/// is the one that copies have.
+void on_call(void*, int domain, std::uint32_t function, const void* data) {
+  if (!active.load(std::memory_order_relaxed)) return;
+  const auto& details = *static_cast<const CuptiCallDetails*>(data);
+  ThreadCall& call = thread_call;
+  if (domain == kDriverDomain && call.correlation == 0) call.correlation = details.correlation;
+  if (details.site == 0) {
+    if (call.depth++ > 0) return;
+    call.kind = kind_of(domain, function);
+    call.correlation = domain == kDriverDomain ? details.correlation : 0;
+    call.begin = now();
+    return;
+  }
+  if (call.depth == 0 || --call.depth > 0) return;
+  const std::uint64_t end = now();
+  if (call.correlation == 0) call.correlation = details.correlation;
+  if (!call.watched) {
+    call.watched = true;
+    watch_this_thread();
+  }
+  add_call(call.kind, call.begin, end, call.correlation, this_thread(), places.own());
+  call.correlation = 0;
+}
+
+void give_buffer(std::uint8_t** buffer, std::size_t* bytes, std::size_t* most_records) {
+  *buffer = static_cast<std::uint8_t*>(std::aligned_alloc(64, kBufferBytes));
+  *bytes = *buffer == nullptr ? 0 : kBufferBytes;
+  *most_records = 0;
+}
+
+/// The same for the same kernel with the same grid. Never 0.
+std::uint16_t label_of(const CuptiKernelRecord& kernel) noexcept {
+  constexpr std::uint64_t kPrime = 0x100000001B3;
+  std::uint64_t hash = 0xCBF29CE484222325;
+  for (const char* c = kernel.name; c != nullptr && *c != 0; ++c)
+    hash = (hash ^ static_cast<unsigned char>(*c)) * kPrime;
+  for (const std::int32_t extent : kernel.grid) hash = (hash ^ static_cast<std::uint32_t>(extent)) * kPrime;
+  hash ^= hash >> 32;
+  hash ^= hash >> 16;
+  return static_cast<std::uint16_t>(hash | 1);
+}
+
+void note_device(std::uint32_t device) noexcept {
+  if (device < 64) devices_seen.fetch_or(std::uint64_t{1} << device, std::memory_order_relaxed);
+}
+
+void add_activity(const void* data) noexcept {
+  Record record{};
+  switch (*static_cast<const std::int32_t*>(data)) {
+    case kActivityCopy:
+    case kActivityPeerCopy: {
+      const auto& copy = *static_cast<const CuptiCopyRecord*>(data);
+      record = record_of(RecordType::copy, copy.begin, copy.end);
+      record.detail = copy.copy_kind;
+      record.extra = static_cast<std::uint16_t>(copy.source_kind | copy.destination_kind << 8);
+      record.bytes = copy.bytes;
+      // Copies between devices have the other device's numbers in its place. No rule asks for it.
+      record.correlation = copy.activity == kActivityCopy ? copy.correlation : 0;
+      record.stream = copy.stream;
+      record.device = static_cast<std::uint16_t>(copy.device);
+      break;
+    }
+    case kActivitySet: {
+      const auto& set = *static_cast<const CuptiSetRecord*>(data);
+      record = record_of(RecordType::work, set.begin, set.end);
+      record.extra = 2;
+      record.stream = set.stream;
+      record.device = static_cast<std::uint16_t>(set.device);
+      break;
+    }
+    case kActivityKernel: {
+      const auto& kernel = *static_cast<const CuptiKernelRecord*>(data);
+      record = record_of(RecordType::work, kernel.begin, kernel.end);
+      record.extra = label_of(kernel);
+      record.stream = kernel.stream;
+      record.device = static_cast<std::uint16_t>(kernel.device);
+      break;
+    }
+    case kActivityDriver:
+    case kActivityRuntime: {
+      const auto& call = *static_cast<const CuptiCallRecord*>(data);
+      const std::uint8_t kind =
+          kind_of(call.activity == kActivityDriver ? kDriverDomain : kRuntimeDomain, call.function);
+      // Others come with their places from the callbacks, if there are any.
+      if (call.end != 0 && kind != kNotKept && (is_launch(kind) || subscriber == nullptr))
+        add_call(kind, call.begin, call.end, call.correlation, call.thread, 0);
+      return;
+    }
+    default:
+      return;
+  }
+  if (record.end == 0) return;  // it had not ended yet when its buffer was asked for
+  note_device(record.device);
+  file.add(record);
+}
+
+void take_buffer(CuptiContext context, std::uint32_t stream, std::uint8_t* buffer, std::size_t,
+                 std::size_t valid_bytes) {
+  const void* record = nullptr;
+  while (active.load() && cupti.next_record(buffer, valid_bytes, &record) == kCuptiSuccess)
+    add_activity(record);
+  std::size_t dropped = 0;
+  if (active.load() && cupti.dropped(context, stream, &dropped) == kCuptiSuccess && dropped > 0)
+    __atomic_fetch_add(&file.header().dropped, dropped, __ATOMIC_RELAXED);
+  std::free(buffer);
+}
+
+/// The names tell what a function does, so that new functions and versions of them need no table.
+void find_functions(int domain, std::uint8_t* kinds) noexcept {
+  std::memset(kinds, kNotKept, kMostFunctions);
+  for (std::uint32_t function = 1; function < kMostFunctions; ++function) {
+    const char* name = nullptr;
+    if (cupti.callback_name(domain, function, &name) != kCuptiSuccess || name == nullptr) continue;
+    if (const auto kind = call_kind(name)) kinds[function] = static_cast<std::uint8_t>(*kind);
+  }
+}
+
+template <typename Act>
+void for_each_function(const Act& act) noexcept {
+  for (const int domain : {kDriverDomain, kRuntimeDomain}) {
+    for (std::uint32_t function = 0; function < kMostFunctions; ++function) {
+      const std::uint8_t kind = kind_of(domain, function);
+      if (kind != kNotKept) act(domain, function, is_launch(kind));
+    }
+  }
+}
+
+/// Records of launches come from the activity interface: a callback for each would cost the program time. A
+/// CUPTI before 12.8 cannot choose functions, and gives records of all.
+void switch_call_records(bool on) noexcept {
+  bool chosen = cupti.enable_driver_call != nullptr && cupti.enable_runtime_call != nullptr;
+  for_each_function([on, &chosen](int domain, std::uint32_t function, bool launch) {
+    if (!chosen || (!launch && subscriber != nullptr)) return;
+    const auto enable = domain == kDriverDomain ? cupti.enable_driver_call : cupti.enable_runtime_call;
+    chosen = enable(function, on ? 1 : 0) == kCuptiSuccess;
+  });
+  if (chosen) return;
+  for (const std::int32_t activity : {kActivityDriver, kActivityRuntime})
+    on ? cupti.enable(activity) : cupti.disable(activity);
+}
+
+void finish(recording::State state) noexcept {
+  const Lock lock(stopping);
+  if (!active.load()) return;
+  cupti.flush_all(kForcedFlush);
+  __atomic_store_n(&file.header().state, state, __ATOMIC_RELEASE);
+  active.store(false);
+}
+
+void note_error(const char* what, CuptiResult error) noexcept {
+  char note[160];
+  std::snprintf(note, sizeof note, "%s (error %d of CUPTI).", what, error);
+  file.note(note);
+}
+
+/// The program's own profiler is about to subscribe.
+void yield_to_program() {
+  if (!active.load()) return;
+  finish(recording::State::yielded);
+  switch_call_records(false);
+  for (const std::int32_t activity : kActivities) cupti.disable(activity);
+  if (subscriber != nullptr) cupti.unsubscribe(subscriber);
+  file.note(
+      "The program started a profiler of its own, such as torch.profiler, which needs what the recorder "
+      "used. "
+      "Nothing was recorded from then on.");
+}
+
+/// Calls no driver in the child, and leaves the parent's file alone.
+void stop_in_child() { active.store(false); }
+
+void note_device_names(std::uint64_t& noted) noexcept {
+  const std::uint64_t fresh = devices_seen.load() & ~noted;
+  if (fresh == 0) return;
+  noted |= fresh;
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return;
+  const auto name_of = reinterpret_cast<int (*)(char*, int, int)>(::dlsym(driver, "cuDeviceGetName"));
+  for (std::uint32_t device = 0; name_of != nullptr && device < 64; ++device) {
+    char name[128];
+    if ((fresh >> device & 1) != 0 && name_of(name, sizeof name, static_cast<int>(device)) == 0)
+      file.add_text(recording::TextType::device, &device, sizeof device, name);
+  }
+}
+
+/// Asks for the names of a code object only once, as another thread may be about to leave it.
+bool is_next(const PythonFrame& frame) noexcept {
+  constexpr std::uint32_t kNo = 1;
+  constexpr std::uint32_t kYes = 2;
+  const std::uint64_t key = code_key(frame);
+  if (const std::uint32_t known = next_codes.find(key)) return known == kYes;
+  char text[1024];
+  PythonPlace place;
+  const bool found = python.place(frame, text, place) && place.function == "__next__" &&
+                     place.file.ends_with("torch/utils/data/dataloader.py");
+  next_codes.add(key, found ? kYes : kNo);
+  return found;
+}
+
+/// How many of the frames, from the innermost on, are within next() of a DataLoader; 0: it is not there.
+std::size_t frames_in_next(std::span<const PythonFrame> frames) noexcept {
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    if (is_next(frames[i])) return i + 1;
+  }
+  return 0;
+}
+
+/// What a thread waits for that is not in a call of CUDA: it tells nobody, so it is looked at. If it is in a
+/// DataLoader's next(), it counts as that for a period.
+void look_at(WatchedThread& watched) noexcept {
+  PythonFrame frames[recording::kMostFrames];
+  const std::size_t count = python.of(watched.thread.load(std::memory_order_acquire), frames);
+  const std::size_t inner = frames_in_next(std::span(frames).first(count));
+  if (inner == 0 || inner == count) return;
+  const std::uint64_t time = now();
+  Record record = record_of(RecordType::wait, time - kSamplePeriod / 2, time + kSamplePeriod / 2);
+  record.stream = watched.number;
+  record.place = places.number(std::span(frames).subspan(inner, count - inner));
+  file.add(record);
+}
+
+void* work(void*) {
+  std::uint64_t noted = 0;
+  std::uint64_t flushed = now();
+  while (active.load()) {
+    const std::size_t watched = std::min(watched_count.load(), std::size(watched_threads));
+    const timespec period{0, watched > 0 ? kSamplePeriod : kIdlePeriod};
+    ::nanosleep(&period, nullptr);
+    for (std::size_t i = 0; i < watched; ++i) {
+      if (active.load() && watched_threads[i].thread.load() != nullptr) look_at(watched_threads[i]);
+    }
+    if (now() - flushed < kFlushPeriod) continue;
+    const Lock lock(stopping);
+    if (!active.load()) break;
+    watch_for_subscribers(cupti, yield_to_program);
+    cupti.flush_all(0);
+    note_device_names(noted);
+    flushed = now();
+  }
+  return nullptr;
+}
+
+/// The program's signals are for its own threads.
+bool start_worker() noexcept {
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread{};
+  const bool started = ::pthread_create(&thread, nullptr, work, nullptr) == 0;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!started) return false;
+  ::pthread_setname_np(thread, "penstock-record");
+  ::pthread_detach(thread);
+  return true;
+}
+
+/// Gets the places of calls, unless CUPTI has another subscriber. False if nothing may be recorded at all.
+bool subscribe() noexcept {
+  const CuptiResult result = cupti.subscribe(&subscriber, on_call, nullptr);
+  if (result == kCuptiSuccess) return true;
+  subscriber = nullptr;
+  if (result == kCuptiMultipleSubscribers) {
+    file.note(
+        "Another profiler was recording the program already, and CUPTI serves only one. So nothing was "
+        "recorded. "
+        "Run the program without the other one.");
+    return false;
+  }
+  note_error("CUPTI refused callbacks, so there are no places of calls", result);
+  return true;
+}
+
+/// Once CUPTI is in use: before, newer versions may not tell the names.
+void choose_calls() noexcept {
+  find_functions(kDriverDomain, driver_kinds);
+  find_functions(kRuntimeDomain, runtime_kinds);
+  bool any = false;
+  for_each_function([&any](int domain, std::uint32_t function, bool launch) {
+    any = true;
+    if (!launch && subscriber != nullptr) cupti.enable_callback(1, subscriber, domain, function);
+  });
+  if (!any) file.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
+}
+
+void start() noexcept {
+  const char* why = nullptr;
+  if (!open_cupti(cupti, why)) {
+    file.note(why);
+    return;
+  }
+  cupti.get_version(&file.header().cupti_version);
+  int id_type = 0;
+  system_threads =
+      cupti.thread_id_type != nullptr && cupti.thread_id_type(&id_type) == kCuptiSuccess && id_type == 1;
+  if (!python.attach() && python.version()[0] != 0) {
+    char note[160];
+    std::snprintf(note, sizeof note, "Places in the program: the frames of this Python %s cannot be read.",
+                  python.version());
+    file.note(note);
+  }
+  if (!subscribe()) return;
+  choose_calls();
+  if (cupti.register_callbacks(give_buffer, take_buffer) != kCuptiSuccess) {
+    file.note("CUPTI refused the recorder's buffers, so nothing was recorded.");
+    if (subscriber != nullptr) cupti.unsubscribe(subscriber);
+    return;
+  }
+  active.store(true);
+  CuptiResult refused = kCuptiSuccess;
+  for (const std::int32_t activity : kActivities) {
+    const CuptiResult result = cupti.enable(activity);
+    if (result != kCuptiSuccess) refused = result;
+  }
+  if (refused != kCuptiSuccess) note_error("CUPTI refused to record copies or kernels", refused);
+  switch_call_records(true);
+  watch_for_subscribers(cupti, yield_to_program);
+  ::pthread_atfork(nullptr, nullptr, stop_in_child);
+  std::atexit([] { finish(recording::State::finished); });
+  if (!start_worker())
+    file.note("No thread could be started, so records are written only at the program's end.");
+}
+
+}  // namespace
+
+}  // namespace penstock::recorder
+
+/// Called by the driver in cuInit. 1: go on.
+extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
+  using namespace penstock::recorder;
+  const char* const folder = std::getenv("PENSTOCK_RECORD");
+  if (folder == nullptr || file.is_open()) return 1;
+  std::uint64_t records = kDefaultRecords;
+  if (const char* const most = std::getenv("PENSTOCK_RECORDS")) records = std::strtoull(most, nullptr, 10);
+  if (file.open(folder, records)) start();
+  return 1;
+}

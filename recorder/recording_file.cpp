@@ -1,0 +1,134 @@
+#include "recording_file.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace penstock::recorder {
+
+namespace {
+
+using recording::Header;
+using recording::Record;
+using recording::TextEntry;
+
+constexpr std::uint64_t kStepRecords = 1 << 15;  // 1.5 MiB
+
+std::uint64_t load(const std::uint64_t& value) noexcept { return __atomic_load_n(&value, __ATOMIC_ACQUIRE); }
+
+/// Gives the file disk space. A page of a mapping without it would end the program if the disk is full.
+/// A signal ends it at its limit for files.
+bool allocate(int descriptor, std::uint64_t offset, std::uint64_t bytes) noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || offset + bytes > limit.rlim_cur) return false;
+  int result = 0;
+  do {
+    result = ::posix_fallocate(descriptor, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result == EINTR);
+  return result == 0;
+}
+
+}  // namespace
+
+bool RecordingFile::open(const char* folder, std::uint64_t capacity) noexcept {
+  capacity = std::clamp<std::uint64_t>(capacity, 1, recording::kMostRecords);
+  char name[4096];
+  // A number may come again, as of processes in containers.
+  for (int again = 0; descriptor_ < 0; ++again) {
+    char suffix[16] = "";
+    if (again > 0) std::snprintf(suffix, sizeof suffix, "-%d", again);
+    const int length = std::snprintf(name, sizeof name, "%s/%ld%s%s", folder, static_cast<long>(::getpid()),
+                                     suffix, recording::kSuffix);
+    if (length < 0 || static_cast<std::size_t>(length) >= sizeof name) return false;
+    descriptor_ = ::open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (descriptor_ < 0 && (errno != EEXIST || again == 99)) return false;
+  }
+  const std::uint64_t bytes = recording::kRingOffset + capacity * sizeof(Record);
+  void* const base = allocate(descriptor_, 0, recording::kRingOffset)
+                         ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0)
+                         : MAP_FAILED;
+  if (base == MAP_FAILED) {
+    ::unlink(name);
+    ::close(descriptor_);
+    descriptor_ = -1;
+    return false;
+  }
+  base_ = static_cast<std::byte*>(base);
+  file_bytes_ = recording::kRingOffset;
+  header().version = recording::kVersion;
+  header().record_bytes = sizeof(Record);
+  header().process = ::getpid();
+  header().ring_offset = recording::kRingOffset;
+  header().capacity = capacity;
+  std::memcpy(header().magic, recording::kMagic, sizeof header().magic);
+  return true;
+}
+
+/// With the lock. False if the disk is full: then the ring stays as long as it is.
+bool RecordingFile::extend() noexcept {
+  const std::uint64_t ready = ready_.load();
+  const std::uint64_t more = std::min(kStepRecords, header().capacity - ready);
+  if (!allocate(descriptor_, file_bytes_, more * sizeof(Record))) {
+    __atomic_store_n(&header().capacity, ready, __ATOMIC_RELEASE);
+    return false;
+  }
+  file_bytes_ += more * sizeof(Record);
+  ready_.store(ready + more);
+  return true;
+}
+
+bool RecordingFile::make_room(std::uint64_t index) noexcept {
+  const Lock lock(mutex_);
+  while (index % std::max<std::uint64_t>(header().capacity, 1) >= ready_.load()) {
+    if (!extend()) return header().capacity > 0;
+  }
+  return true;
+}
+
+void RecordingFile::add(Record record) noexcept {
+  const std::uint64_t index = __atomic_fetch_add(&header().written, 1, __ATOMIC_RELAXED);
+  std::uint64_t capacity = load(header().capacity);
+  if (capacity == 0) return;
+  if (index % capacity >= ready_.load(std::memory_order_acquire)) {
+    if (!make_room(index)) return;
+    capacity = load(header().capacity);
+  }
+  Record& slot =
+      *reinterpret_cast<Record*>(base_ + recording::kRingOffset + index % capacity * sizeof(Record));
+  // If the program ends between these, the slot holds half a record, and no number that fits.
+  __atomic_store_n(&slot.sequence, 0, __ATOMIC_RELAXED);
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  record.sequence = 0;
+  std::memcpy(&slot, &record, sizeof record);
+  __atomic_store_n(&slot.sequence, static_cast<std::uint32_t>(index + 1), __ATOMIC_RELEASE);
+}
+
+bool RecordingFile::add_text(recording::TextType type, const void* head, std::size_t head_bytes,
+                             std::string_view text, std::string_view more) noexcept {
+  const Lock lock(mutex_);
+  const std::size_t bytes = head_bytes + text.size() + more.size();
+  const std::size_t padded = (bytes + 3) / 4 * 4;
+  const std::uint64_t used = header().text_bytes;
+  if (padded > recording::kTextBytes || used + sizeof(TextEntry) + padded > recording::kTextBytes)
+    return false;
+  std::byte* to = base_ + recording::kTextOffset + used;
+  const TextEntry entry{static_cast<std::uint32_t>(bytes), type};
+  const auto put = [&to](const void* from, std::size_t count) {
+    if (count > 0) std::memcpy(to, from, count);
+    to += count;
+  };
+  put(&entry, sizeof entry);
+  put(head, head_bytes);
+  put(text.data(), text.size());
+  put(more.data(), more.size());
+  __atomic_store_n(&header().text_bytes, used + sizeof entry + padded, __ATOMIC_RELEASE);
+  return true;
+}
+
+}  // namespace penstock::recorder

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <penstock/doctor/timeline.hpp>
+
+#include <array>
+#include <optional>
+#include <string_view>
+
+namespace penstock {
+
+/// What a call of CUDA's runtime or driver, or of HIP's, does; nullopt if a timeline does not keep it.
+/// Suffixes such as
+/// "_v2" and "_ptsz" do not matter.
+[[nodiscard]] constexpr std::optional<CallKind> call_kind(std::string_view name) noexcept {
+  struct CallName {
+    std::string_view prefix;  ///< without "cuda", "cu" and "hip"
+    std::optional<CallKind> kind;
+  };
+  // The first that matches counts.
+  constexpr auto kNames = std::to_array<CallName>({
+      {"LaunchHostFunc", std::nullopt},
+      {"Launch", CallKind::launch},
+      {"ModuleLaunch", CallKind::launch},
+      {"ExtModuleLaunch", CallKind::launch},
+      {"GraphLaunch", CallKind::launch},
+      {"Memcpy", CallKind::copy},
+      {"StreamSynchronize", CallKind::stream_synchronize},
+      {"DeviceSynchronize", CallKind::device_synchronize},
+      {"CtxSynchronize", CallKind::device_synchronize},
+      {"EventSynchronize", CallKind::event_synchronize},
+      {"HostAlloc", CallKind::pin},
+      {"MallocHost", CallKind::pin},
+      {"MemAllocHost", CallKind::pin},
+      {"MemHostAlloc", CallKind::pin},
+      {"HostRegister", CallKind::pin},
+      {"MemHostRegister", CallKind::pin},
+      {"FreeHost", CallKind::unpin},
+      {"MemFreeHost", CallKind::unpin},
+      {"HostUnregister", CallKind::unpin},
+      {"MemHostUnregister", CallKind::unpin},
+  });
+  for (const std::string_view vendor : {"cuda", "hip", "cu"}) {
+    if (!name.starts_with(vendor)) continue;
+    name.remove_prefix(vendor.size());
+    for (const CallName& known : kNames) {
+      if (name.starts_with(known.prefix)) return known.kind;
+    }
+    return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+}  // namespace penstock

@@ -1,0 +1,94 @@
+#include <penstock/doctor/recording.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t kRepeats = 5;
+constexpr std::size_t kMostCandidates = 4096;
+
+struct Item {
+  std::uint64_t symbol;  ///< equal for what is the same work
+  TimeSpan time;
+};
+
+/// The labelled work and the copies of the device that has most of them, in the order of their beginnings.
+std::vector<Item> items_of(const Timeline& timeline) {
+  std::map<std::uint16_t, std::size_t> counts;
+  for (const TimelineWork& work : timeline.work) ++counts[work.device];
+  if (counts.empty()) return {};
+  const std::uint16_t device =
+      std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
+        return a.second < b.second;
+      })->first;
+  std::vector<Item> items;
+  for (const TimelineWork& work : timeline.work) {
+    if (work.device == device && work.label != 0) items.push_back({work.label, work.time});
+  }
+  for (const TimelineCopy& copy : timeline.copies) {
+    // Sizes may differ from batch to batch.
+    if (copy.device == device && copy.direction != CopyDirection::d2d)
+      items.push_back({std::uint64_t{1} << 32 | static_cast<std::uint64_t>(copy.direction), copy.time});
+  }
+  std::stable_sort(items.begin(), items.end(),
+                   [](const Item& a, const Item& b) { return a.time.begin < b.time.begin; });
+  return items;
+}
+
+/// The longest stretch around `middle` in which each item equals the one `period` later: from its first item
+/// to behind its last.
+std::pair<std::size_t, std::size_t> stretch(std::span<const Item> items, std::size_t middle,
+                                            std::size_t period) {
+  std::size_t first = middle;
+  while (first > 0 && items[first - 1].symbol == items[first - 1 + period].symbol) --first;
+  std::size_t last = middle;
+  while (last + period < items.size() && items[last].symbol == items[last + period].symbol) ++last;
+  return {first, last + period};
+}
+
+}  // namespace
+
+std::vector<TimeSpan> find_steps(const Timeline& timeline) {
+  const std::vector<Item> items = items_of(timeline);
+  const std::size_t middle = items.size() / 2;
+  std::size_t period = 0;
+  std::pair<std::size_t, std::size_t> best{0, 0};
+  std::size_t candidates = 0;
+  // A multiple of the period covers as much, so only a longer stretch counts.
+  const auto is_longer = [](std::size_t length, std::size_t than) { return length > than + than / 10; };
+  // A step that begins with the middle item ends where that item comes again.
+  for (std::size_t next = middle + 1; next < items.size() && candidates < kMostCandidates; ++next) {
+    if (!is_longer(items.size(), best.second - best.first)) break;
+    if (items[next].symbol != items[middle].symbol) continue;
+    ++candidates;
+    const auto found = stretch(items, middle, next - middle);
+    const std::size_t length = found.second - found.first;
+    if (length / (next - middle) < kRepeats || !is_longer(length, best.second - best.first)) continue;
+    best = found;
+    period = next - middle;
+  }
+  if (period == 0 || 2 * (best.second - best.first) < items.size()) return {};
+  std::vector<TraceTime> idle(period);
+  for (std::size_t i = best.first + 1; i < best.second; ++i) {
+    idle[(i - best.first) % period] += std::max<TraceTime>(0, items[i].time.begin - items[i - 1].time.end);
+  }
+  const auto phase = static_cast<std::size_t>(std::max_element(idle.begin(), idle.end()) - idle.begin());
+  // The idle time is the step's that it leads to, as are the calls within it.
+  const auto beginning = [&items](std::size_t i) {
+    return std::min(items[i].time.begin, items[i - 1].time.end);
+  };
+  std::vector<TimeSpan> steps;
+  for (std::size_t i = std::max<std::size_t>(1, best.first + phase); i + period < best.second; i += period) {
+    if (beginning(i) <= beginning(i + period)) steps.push_back({beginning(i), beginning(i + period)});
+  }
+  return steps;
+}
+
+}  // namespace penstock

@@ -1,0 +1,397 @@
+#include "doctor/recording.hpp"
+
+#include "doctor/recording_format.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+using recording::Header;
+using recording::Record;
+using recording::RecordType;
+using recording::TextEntry;
+using recording::TextType;
+
+constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
+constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
+constexpr TraceTime kWaitGap = 50'000'000;  // between two looks at a thread that has called nothing since
+constexpr std::uint16_t kMostDevices = 1024;
+
+/// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
+bool is_user_file(std::string_view file) {
+  if (file.starts_with('<')) return file == "<string>" || file == "<stdin>";
+  for (const std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python3"}) {
+    if (file.find(part) != std::string_view::npos) return false;
+  }
+  return !file.empty() && file != "?";
+}
+
+std::optional<MemoryKind> memory_kind(unsigned kind) {
+  switch (kind) {
+    case 1:
+      return MemoryKind::pageable;
+    case 2:
+      return MemoryKind::pinned;
+    case 3:
+      return MemoryKind::device;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// nullopt: a copy within the host.
+std::optional<CopyDirection> direction(std::uint8_t kind) {
+  switch (kind) {
+    case 1:  // host to device
+    case 3:  // host to array
+      return CopyDirection::h2d;
+    case 2:  // device to host
+    case 4:  // array to host
+      return CopyDirection::d2h;
+    case 9:  // host to host
+      return std::nullopt;
+    default:
+      return CopyDirection::d2d;
+  }
+}
+
+class RecordingParser {
+ public:
+  RecordingParser(BytesAt bytes, const std::string& file) : bytes_(bytes), file_(file) {}
+
+  Recording parse() {
+    read_header();
+    read_text();
+    read_records();
+    Timeline& timeline = recording_.timeline;
+    timeline.source = TimelineSource::recorder;
+    sort_timeline(timeline);
+    keep_waits();
+    sort_timeline(timeline);
+    timeline.steps = find_steps(timeline);
+    note_losses();
+    return std::move(recording_);
+  }
+
+ private:
+  [[noreturn]] void refuse(std::string_view why) const { throw Error(fmt::format("{}: {}.", file_, why)); }
+  void note(std::string text) { recording_.timeline.notes.push_back(std::move(text)); }
+
+  void read_header() {
+    const std::size_t got = bytes_(0, std::as_writable_bytes(std::span(&header_, 1)));
+    if (got < sizeof header_ || std::memcmp(header_.magic, recording::kMagic, sizeof header_.magic) != 0)
+      refuse("it is not a recording of penstock doctor");
+    if (header_.version != recording::kVersion || header_.record_bytes != sizeof(Record))
+      refuse(fmt::format("it is a recording of version {}, and this penstock reads version {}",
+                         header_.version, recording::kVersion));
+    // A ring within the header makes the difference huge.
+    if (header_.capacity > recording::kMostRecords ||
+        header_.ring_offset - recording::kTextOffset > kMostTextBytes) {
+      refuse("its header is damaged");
+    }
+    recording_.process = header_.process;
+  }
+
+  void read_text() {
+    const std::uint64_t room = header_.ring_offset - recording::kTextOffset;
+    std::vector<std::byte> text(static_cast<std::size_t>(std::min(header_.text_bytes, room)));
+    text.resize(bytes_(recording::kTextOffset, text));
+    std::size_t at = 0;
+    while (text.size() - at >= sizeof(TextEntry)) {
+      TextEntry entry{};
+      std::memcpy(&entry, text.data() + at, sizeof entry);
+      at += sizeof entry;
+      if (entry.bytes > text.size() - at) break;
+      read_entry(entry.type, std::span(text).subspan(at, entry.bytes));
+      at = std::min(text.size(), at + (std::size_t{entry.bytes} + 3) / 4 * 4);
+    }
+    if (at != header_.text_bytes) note("The recording is cut short: places of some calls are missing.");
+  }
+
+  static std::uint32_t number_at(std::span<const std::byte> bytes, std::size_t index) {
+    std::uint32_t number = 0;
+    std::memcpy(&number, bytes.data() + index * sizeof number, sizeof number);
+    return number;
+  }
+  static std::string_view text_of(std::span<const std::byte> bytes) {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+
+  void read_entry(TextType type, std::span<const std::byte> bytes) {
+    Timeline& timeline = recording_.timeline;
+    constexpr std::size_t kNumber = sizeof(std::uint32_t);
+    switch (type) {
+      case TextType::frame: {
+        const bool whole = bytes.size() >= 2 * kNumber && number_at(bytes, 1) <= bytes.size() - 2 * kNumber;
+        const std::string_view text = whole ? text_of(bytes.subspan(2 * kNumber)) : std::string_view{};
+        const std::string_view name = text.substr(0, whole ? number_at(bytes, 1) : 0);
+        frames_.push_back(
+            {is_user_file(name),
+             whole ? fmt::format("{}({}): {}", name, static_cast<std::int32_t>(number_at(bytes, 0)),
+                                 text.substr(name.size()))
+                   : std::string()});
+        break;
+      }
+      case TextType::stack: {
+        std::uint32_t place = kNone;
+        for (std::size_t i = 0; i < bytes.size() / kNumber && place == kNone; ++i) {
+          const std::uint32_t frame = number_at(bytes, i);
+          if (frame < frames_.size() && frames_[frame].of_user) place = name(frames_[frame].name);
+        }
+        stacks_.push_back(place);
+        timeline.has_frames = true;
+        break;
+      }
+      case TextType::note:
+        note(std::string(text_of(bytes)));
+        break;
+      case TextType::device:
+        if (bytes.size() >= kNumber && number_at(bytes, 0) < kMostDevices)
+          timeline.devices[static_cast<std::uint16_t>(number_at(bytes, 0))] = text_of(bytes.subspan(kNumber));
+        break;
+    }
+  }
+
+  void read_records() {
+    const std::uint64_t count = std::min(header_.written, header_.capacity);
+    constexpr std::size_t kChunk = 1 << 14;
+    std::vector<Record> chunk(static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, count)));
+    for (std::uint64_t slot = 0; slot < count; slot += chunk.size()) {
+      const std::uint64_t wanted = std::min<std::uint64_t>(chunk.size(), count - slot);
+      const std::size_t got =
+          bytes_(header_.ring_offset + slot * sizeof(Record),
+                 std::as_writable_bytes(std::span(chunk).first(static_cast<std::size_t>(wanted)))) /
+          sizeof(Record);
+      for (std::size_t i = 0; i < got; ++i) {
+        // The newest record that belongs into the slot.
+        const std::uint64_t last = header_.written - 1;
+        const std::uint64_t index = last - (last - (slot + i)) % header_.capacity;
+        if (chunk[i].sequence == static_cast<std::uint32_t>(index + 1) && keep(chunk[i])) {
+          ++kept_;
+        } else {
+          ++incomplete_;
+        }
+      }
+      if (got < wanted) {
+        incomplete_ += count - slot - got;
+        break;
+      }
+    }
+    recording_.timeline.events = kept_;
+  }
+
+  bool keep(const Record& record) {
+    const TimeSpan time{record.begin, record.end};
+    if (time.begin < 0 || time.end < time.begin) return false;
+    if (!origin_) origin_ = time.begin;
+    // Every clock has its own beginning; what is left of it is small enough to be added up.
+    const TimeSpan own{time.begin - *origin_, time.end - *origin_};
+    if (own.begin < -kLongest || own.end > kLongest) return false;
+    Timeline& timeline = recording_.timeline;
+    switch (record.type) {
+      case RecordType::copy: {
+        const auto to = direction(record.detail);
+        if (record.device >= kMostDevices || record.bytes > std::uint64_t{1} << 60) return false;
+        if (to) {
+          timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
+                                     memory_kind(record.extra & 0xFFu), memory_kind(record.extra >> 8u)});
+        }
+        return true;
+      }
+      case RecordType::work:
+        if (record.device >= kMostDevices) return false;
+        timeline.work.push_back({own, record.stream, record.device, record.extra});
+        return true;
+      case RecordType::call: {
+        if (record.detail > static_cast<std::uint8_t>(CallKind::unpin)) return false;
+        const auto thread = thread_number(record.stream);
+        if (!thread) return false;
+        timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail)});
+        if (const std::uint32_t frame = frame_of(record.place); frame != kNone)
+          timeline.host.push_back(
+              {{own.begin, std::max(own.end, own.begin + 1)}, frame, *thread, HostSpanKind::frame});
+        return true;
+      }
+      case RecordType::wait: {
+        const auto thread = thread_number(record.stream);
+        if (thread) waits_.push_back({own, frame_of(record.place), *thread});
+        return thread.has_value();
+      }
+    }
+    return false;
+  }
+
+  /// A thread was seen in next() some times. Between two looks it was there, too, unless it called CUDA.
+  void keep_waits() {
+    Timeline& timeline = recording_.timeline;
+    std::sort(waits_.begin(), waits_.end(), [](const Wait& a, const Wait& b) {
+      return std::pair(a.thread, a.time.begin) < std::pair(b.thread, b.time.begin);
+    });
+    std::vector<Wait> merged;
+    for (Wait wait : waits_) {
+      const TraceTime seen = wait.time.begin + (wait.time.end - wait.time.begin) / 2;
+      const auto after =
+          std::partition_point(timeline.calls.begin(), timeline.calls.end(), [&](const TimelineCall& call) {
+            return std::pair(call.thread, call.time.begin) <= std::pair(wait.thread, seen);
+          });
+      TraceTime call_end = std::numeric_limits<TraceTime>::min();
+      if (after != timeline.calls.end() && after->thread == wait.thread)
+        wait.time.end = std::min(wait.time.end, after->time.begin);
+      if (after != timeline.calls.begin() && std::prev(after)->thread == wait.thread)
+        call_end = std::prev(after)->time.end;
+      wait.time.begin = std::max(wait.time.begin, call_end);
+      if (wait.time.begin >= wait.time.end) continue;
+      Wait* const last = merged.empty() ? nullptr : &merged.back();
+      if (last != nullptr && last->thread == wait.thread && last->frame == wait.frame &&
+          call_end <= last->time.begin && wait.time.begin - last->time.end <= kWaitGap) {
+        last->time.end = wait.time.end;
+      } else {
+        merged.push_back(wait);
+      }
+    }
+    if (merged.empty()) return;
+    const std::uint32_t next = name("DataLoader.__next__");
+    for (const Wait& wait : merged) {
+      timeline.host.push_back({wait.time, next, wait.thread, HostSpanKind::loader_wait});
+      if (wait.frame != kNone)
+        timeline.host.push_back(
+            {{wait.time.begin - 1, wait.time.end}, wait.frame, wait.thread, HostSpanKind::frame});
+    }
+  }
+
+  void note_losses() {
+    if (header_.written > header_.capacity) {
+      note(fmt::format("The recording keeps the last {} of {} records.", header_.capacity, header_.written));
+    }
+    if (header_.dropped > 0) {
+      note(fmt::format("CUPTI had no room for {} records, so times are missing.", header_.dropped));
+    }
+    if (incomplete_ > 0)
+      note(fmt::format("The recording is cut short or damaged: {} records are missing.", incomplete_));
+    if (header_.without_place > 0) {
+      note(fmt::format("Places in the program: {} calls have none, as the recording had no more room.",
+                       header_.without_place));
+    }
+    if (header_.state == recording::State::running && kept_ > 0) {
+      note(
+          "The program ended without its exit handlers, so up to the last second of the GPU's work is "
+          "missing.");
+    }
+  }
+
+  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
+  std::uint32_t frame_of(std::uint64_t place) const {
+    return place > 0 && place <= stacks_.size() ? stacks_[static_cast<std::size_t>(place - 1)] : kNone;
+  }
+
+  std::uint32_t name(const std::string& text) {
+    const auto [at, added] =
+        names_.try_emplace(text, static_cast<std::uint32_t>(recording_.timeline.names.size()));
+    if (added) recording_.timeline.names.push_back(text);
+    return at->second;
+  }
+
+  std::optional<std::uint16_t> thread_number(std::uint32_t thread) {
+    const auto known = threads_.find(thread);
+    if (known != threads_.end()) return known->second;
+    if (threads_.size() > std::numeric_limits<std::uint16_t>::max()) return std::nullopt;
+    return threads_.try_emplace(thread, static_cast<std::uint16_t>(threads_.size())).first->second;
+  }
+
+  struct Frame {
+    bool of_user = false;
+    std::string name;
+  };
+  struct Wait {
+    TimeSpan time;
+    std::uint32_t frame = kNone;
+    std::uint16_t thread = 0;
+  };
+
+  BytesAt bytes_;
+  const std::string& file_;
+  Header header_{};
+  Recording recording_;
+  std::vector<Frame> frames_;
+  std::vector<std::uint32_t> stacks_;  ///< by number: the name of the first frame of the program itself
+  std::vector<Wait> waits_;
+  std::unordered_map<std::string, std::uint32_t> names_;
+  std::unordered_map<std::uint32_t, std::uint16_t> threads_;
+  std::optional<TraceTime> origin_;
+  std::uint64_t kept_ = 0;
+  std::uint64_t incomplete_ = 0;
+};
+
+class OpenFile {
+ public:
+  explicit OpenFile(const std::filesystem::path& file)
+      : name_(file.string()), descriptor_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (descriptor_ < 0) throw Error(fmt::format("{} cannot be read: {}.", name_, std::strerror(errno)));
+  }
+  ~OpenFile() { ::close(descriptor_); }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  std::size_t operator()(std::uint64_t offset, std::span<std::byte> destination) const {
+    std::size_t got = 0;
+    while (got < destination.size()) {
+      const ssize_t more = ::pread(descriptor_, destination.data() + got, destination.size() - got,
+                                   static_cast<off_t>(offset + got));
+      if (more < 0 && errno == EINTR) continue;
+      if (more < 0) throw Error(fmt::format("{} cannot be read: {}.", name_, std::strerror(errno)));
+      if (more == 0) break;
+      got += static_cast<std::size_t>(more);
+    }
+    return got;
+  }
+
+ private:
+  std::string name_;
+  int descriptor_;
+};
+
+}  // namespace
+
+Recording parse_recording(BytesAt bytes, const std::string& file) {
+  return RecordingParser(bytes, file).parse();
+}
+
+Recording read_recording(const std::filesystem::path& file) {
+  OpenFile bytes(file);
+  Recording recording = parse_recording(bytes, file.string());
+  recording.file = file;
+  return recording;
+}
+
+std::vector<Recording> read_recordings(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::vector<Recording> recordings;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == recording::kSuffix) recordings.push_back(read_recording(entry.path()));
+  }
+  if (error) throw Error(fmt::format("{} cannot be read: {}.", folder.string(), error.message()));
+  if (recordings.empty()) {
+    throw Error(fmt::format("{} holds no recording; make one with penstock doctor --record {} -- COMMAND",
+                            folder.string(), folder.string()));
+  }
+  std::sort(recordings.begin(), recordings.end(),
+            [](const Recording& a, const Recording& b) { return a.process < b.process; });
+  return recordings;
+}
+
+}  // namespace penstock

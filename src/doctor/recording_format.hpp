@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// The file that the recorder writes and `read_recording` reads, one for each process. It is mapped while the
+/// program runs, so that what was written survives the program's end, however it comes. Little endian, as all
+/// GPUs' hosts.
+///
+///   header | text: entries that are added and stay | ring: the last records
+///
+/// Each entry of the text is a TextEntry, `bytes` bytes, and zeros up to a multiple of 4.
+namespace penstock::recording {
+
+inline constexpr char kMagic[8] = {'p', 'e', 'n', 's', 't', 'o', 'c', 'k'};
+inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::size_t kTextOffset = 4096;
+inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
+inline constexpr std::size_t kRingOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
+inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
+inline constexpr std::size_t kMostFrames = 64;  ///< of a stack
+/// Of file names: the process's number stands before it.
+inline constexpr char kSuffix[] = ".penstock";
+
+enum class State : std::uint32_t {
+  running = 0,
+  finished = 1,  ///< the program ended by itself, and everything was written
+  yielded = 2,   ///< another client of CUPTI came: nothing is recorded from then on
+};
+
+struct Header {
+  char magic[8];
+  std::uint32_t version;
+  std::uint32_t record_bytes;
+  std::int64_t process;
+  std::uint64_t ring_offset;
+  std::uint64_t capacity;       ///< records that the ring holds
+  std::uint64_t written;        ///< records in all, also those that were written over
+  std::uint64_t text_bytes;     ///< of complete entries
+  std::uint64_t dropped;        ///< records that CUPTI had no room for
+  std::uint64_t without_place;  ///< calls whose stack could not be kept, as the text is full
+  std::uint32_t cupti_version;  ///< 0: CUPTI was not found
+  State state;
+};
+static_assert(sizeof(Header) == 80);
+
+enum class TextType : std::uint32_t {
+  frame = 1,   ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.
+               ///< Numbered from 0 on
+  stack = 2,   ///< the numbers of its frames (u32), the innermost first. Numbered from 1 on
+  note = 3,    ///< a sentence for the report
+  device = 4,  ///< its number (u32) and its name
+};
+struct TextEntry {
+  std::uint32_t bytes;
+  TextType type;
+};
+
+enum class RecordType : std::uint8_t {
+  copy = 1,  ///< detail: kind of copy; extra: kinds of memory, the source's in the lower half. Numbers as
+             ///< CUPTI's
+  work = 2,  ///< extra: the same for the same kernel
+  call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none
+  wait = 4,  ///< a thread was seen in next() of a DataLoader
+};
+
+struct Record {
+  std::int64_t begin;  ///< nanoseconds of CUPTI's clock
+  std::int64_t end;
+  union {
+    std::uint64_t bytes;  ///< of copies
+    std::uint64_t place;  ///< of calls and waits
+  };
+  std::uint32_t correlation;
+  std::uint32_t stream;    ///< of calls: the thread
+  std::uint32_t sequence;  ///< the lower half of the number of records before it, plus one; written last
+  std::uint16_t extra;
+  std::uint8_t detail;
+  RecordType type;
+  std::uint16_t device;
+  std::uint16_t unused[3];
+};
+static_assert(sizeof(Record) == 48);
+
+}  // namespace penstock::recording

@@ -1,0 +1,327 @@
+#include "cupti.hpp"
+#include "fake_gpu.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+// Stricter than CUPTI: activities that are not enabled give nothing, buffers come back only when they are
+// asked for, and one subscriber is all there is.
+
+using namespace penstock::recorder;
+
+namespace {
+
+constexpr CuptiResult kInvalid = 1;
+constexpr CuptiResult kMaxLimit = 12;
+
+constexpr std::array kDriverNames = {"",
+                                     "cuInit",
+                                     "cuMemcpyHtoDAsync_v2",
+                                     "cuMemcpyDtoHAsync_v2",
+                                     "cuLaunchKernel",
+                                     "cuStreamSynchronize",
+                                     "cuMemHostAlloc",
+                                     "cuMemAlloc_v2"};
+constexpr std::array kRuntimeNames = {"",
+                                      "cudaDriverGetVersion_v3020",
+                                      "cudaMemcpyAsync_v3020",
+                                      "cudaMemcpyAsync_v3020",
+                                      "cudaLaunchKernel_v7000",
+                                      "cudaStreamSynchronize_v3020",
+                                      "cudaHostAlloc_v3020",
+                                      "cudaMalloc_v3020"};
+enum Function : std::uint32_t { kInit = 1, kToDevice, kToHost, kLaunch, kSynchronize, kPin };
+
+struct Fake {
+  std::mutex mutex;
+  CuptiCallback callback = nullptr;
+  void* callback_data = nullptr;
+  std::set<std::pair<int, std::uint32_t>> callbacks;
+  std::set<std::pair<int, std::uint32_t>> calls;
+  std::uint64_t activities = 0;
+  CuptiBufferRequested requested = nullptr;
+  CuptiBufferCompleted completed = nullptr;
+  std::vector<std::uint8_t> records;  ///< each with its bytes before it
+  std::uint64_t device_free = 0;
+  std::size_t dropped = 0;
+};
+Fake& fake() {
+  static Fake* const one = new Fake;  // outlives the exit handlers
+  return *one;
+}
+std::atomic<std::uint64_t> skew{0};
+std::atomic<std::uint32_t> correlations{100};
+
+std::uint64_t now() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count()) +
+         skew;
+}
+
+/// `chosen`: also if its kind of activity is not enabled.
+template <typename Record>
+void add_record(const Record& record, bool chosen = false) {
+  const std::lock_guard lock(fake().mutex);
+  if (!chosen && (fake().activities >> record.activity & 1) == 0) return;
+  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&record);
+  const std::uint32_t size = sizeof record;
+  const auto* const size_bytes = reinterpret_cast<const std::uint8_t*>(&size);
+  fake().records.insert(fake().records.end(), size_bytes, size_bytes + sizeof size);
+  fake().records.insert(fake().records.end(), bytes, bytes + sizeof record);
+}
+
+void tell(int site, int domain, std::uint32_t function, std::uint32_t correlation) {
+  CuptiCallback callback = nullptr;
+  void* data = nullptr;
+  {
+    const std::lock_guard lock(fake().mutex);
+    if (!fake().callbacks.contains({domain, function})) return;
+    callback = fake().callback;
+    data = fake().callback_data;
+  }
+  CuptiCallDetails details{};
+  details.site = site;
+  details.correlation = correlation;
+  if (callback != nullptr) callback(data, domain, function, &details);
+}
+
+bool is_chosen(int domain, std::uint32_t function) {
+  const std::lock_guard lock(fake().mutex);
+  return fake().calls.contains({domain, function});
+}
+
+/// A call of the runtime, which calls the driver.
+template <typename Act>
+void call(Function function, const Act& act) {
+  const std::uint32_t runtime = ++correlations;
+  const std::uint32_t driver = ++correlations;
+  tell(0, kRuntimeDomain, function, runtime);
+  tell(0, kDriverDomain, function, driver);
+  const std::uint64_t begin = now();
+  act(driver);
+  const std::uint64_t end = now();
+  tell(1, kDriverDomain, function, driver);
+  tell(1, kRuntimeDomain, function, runtime);
+  const auto thread = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
+  add_record(CuptiCallRecord{kActivityRuntime, function, begin, end, 0, thread, driver, 0},
+             is_chosen(kRuntimeDomain, function));
+}
+
+/// A CUPTI before 12.8 has no such choice.
+CuptiResult choose_call(int domain, std::uint32_t function, bool on) {
+  const std::lock_guard lock(fake().mutex);
+  if (std::getenv("FAKE_CUPTI_OLD") != nullptr) return kInvalid;
+  if (on) {
+    fake().calls.insert({domain, function});
+  } else {
+    fake().calls.erase({domain, function});
+  }
+  return kCuptiSuccess;
+}
+
+std::uint64_t run_on_device(std::uint64_t nanoseconds) {
+  const std::lock_guard lock(fake().mutex);
+  const std::uint64_t begin = std::max(now(), fake().device_free);
+  fake().device_free = begin + nanoseconds;
+  return begin;
+}
+
+CuptiCopyRecord copy_record(std::uint8_t kind, std::uint8_t from, std::uint8_t to, std::uint64_t bytes,
+                            std::uint64_t begin, std::uint64_t nanoseconds, std::uint32_t correlation) {
+  return {kActivityCopy, kind, from, to, 1, bytes, begin, begin + nanoseconds, 0, 1, 7, correlation};
+}
+
+}  // namespace
+
+extern "C" {
+
+CuptiResult cuptiGetVersion(std::uint32_t* version) { return *version = 28, kCuptiSuccess; }
+CuptiResult cuptiGetTimestamp(std::uint64_t* time) { return *time = now(), kCuptiSuccess; }
+
+CuptiResult cuptiSubscribe(CuptiSubscriber* subscriber, CuptiCallback callback, void* data) {
+  const std::lock_guard lock(fake().mutex);
+  if (fake().callback != nullptr || std::getenv("FAKE_CUPTI_TAKEN") != nullptr)
+    return kCuptiMultipleSubscribers;
+  fake().callback = callback;
+  fake().callback_data = data;
+  *subscriber = &fake();
+  return kCuptiSuccess;
+}
+CuptiResult cuptiUnsubscribe(CuptiSubscriber subscriber) {
+  const std::lock_guard lock(fake().mutex);
+  if (subscriber != &fake()) return kInvalid;
+  fake().callback = nullptr;
+  fake().callbacks.clear();
+  return kCuptiSuccess;
+}
+CuptiResult cuptiEnableCallback(std::uint32_t on, CuptiSubscriber subscriber, int domain,
+                                std::uint32_t function) {
+  const std::lock_guard lock(fake().mutex);
+  if (subscriber != &fake()) return kInvalid;
+  if (on != 0) {
+    fake().callbacks.insert({domain, function});
+  } else {
+    fake().callbacks.erase({domain, function});
+  }
+  return kCuptiSuccess;
+}
+CuptiResult cuptiGetCallbackName(int domain, std::uint32_t function, const char** name) {
+  const auto& names = domain == kDriverDomain ? kDriverNames : kRuntimeNames;
+  if (function == 0 || function >= names.size()) return kInvalid;
+  *name = names[function];
+  return kCuptiSuccess;
+}
+CuptiResult cuptiActivityRegisterCallbacks(CuptiBufferRequested requested, CuptiBufferCompleted completed) {
+  const std::lock_guard lock(fake().mutex);
+  fake().requested = requested;
+  fake().completed = completed;
+  return kCuptiSuccess;
+}
+CuptiResult cuptiActivityEnable(std::int32_t activity) {
+  const std::lock_guard lock(fake().mutex);
+  fake().activities |= std::uint64_t{1} << activity;
+  return kCuptiSuccess;
+}
+CuptiResult cuptiActivityDisable(std::int32_t activity) {
+  const std::lock_guard lock(fake().mutex);
+  fake().activities &= ~(std::uint64_t{1} << activity);
+  return kCuptiSuccess;
+}
+CuptiResult cuptiActivityEnableDriverApi(std::uint32_t function, std::uint8_t on) {
+  return choose_call(kDriverDomain, function, on != 0);
+}
+CuptiResult cuptiActivityEnableRuntimeApi(std::uint32_t function, std::uint8_t on) {
+  return choose_call(kRuntimeDomain, function, on != 0);
+}
+CuptiResult cuptiActivityFlushAll(std::uint32_t) {
+  std::vector<std::uint8_t> records;
+  CuptiBufferRequested requested = nullptr;
+  CuptiBufferCompleted completed = nullptr;
+  {
+    const std::lock_guard lock(fake().mutex);
+    if (fake().requested == nullptr) return kInvalid;
+    records.swap(fake().records);
+    requested = fake().requested;
+    completed = fake().completed;
+    fake().dropped = std::getenv("FAKE_CUPTI_DROPS") != nullptr ? 3 : 0;
+  }
+  for (std::size_t at = 0; at < records.size();) {
+    std::uint8_t* buffer = nullptr;
+    std::size_t bytes = 0;
+    std::size_t most = 0;
+    requested(&buffer, &bytes, &most);
+    if (buffer == nullptr) return kInvalid;
+    std::size_t used = 0;
+    while (at < records.size()) {
+      std::uint32_t size = 0;
+      std::memcpy(&size, records.data() + at, sizeof size);
+      if (used + size + 8 > bytes) break;
+      std::memcpy(buffer + used, records.data() + at + sizeof size, size);
+      used += size;
+      at += sizeof size + size;
+    }
+    completed(nullptr, 0, buffer, bytes, used);
+  }
+  return kCuptiSuccess;
+}
+CuptiResult cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid_bytes, const void** record) {
+  std::size_t at = 0;
+  if (*record != nullptr) {
+    const auto* const last = static_cast<const std::uint8_t*>(*record);
+    std::int32_t activity = 0;
+    std::memcpy(&activity, last, sizeof activity);
+    at = static_cast<std::size_t>(last - buffer) + (activity == kActivityKernel    ? sizeof(CuptiKernelRecord)
+                                                    : activity == kActivityRuntime ? sizeof(CuptiCallRecord)
+                                                                                   : sizeof(CuptiCopyRecord));
+  }
+  if (at >= valid_bytes) return kMaxLimit;
+  *record = buffer + at;
+  return kCuptiSuccess;
+}
+CuptiResult cuptiActivityGetNumDroppedRecords(CuptiContext, std::uint32_t, std::size_t* dropped) {
+  const std::lock_guard lock(fake().mutex);
+  *dropped = std::exchange(fake().dropped, 0);
+  return kCuptiSuccess;
+}
+
+void fake_init() {
+  const char* const injected = std::getenv("CUDA_INJECTION64_PATH");
+  if (injected == nullptr) return;
+  void* const library = ::dlopen(injected, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::fprintf(stderr, "fake driver: %s\n", ::dlerror());
+    return;
+  }
+  const auto initialize = reinterpret_cast<int (*)()>(::dlsym(library, "InitializeInjection"));
+  if (initialize == nullptr || initialize() != 1) std::fprintf(stderr, "fake driver: the injection failed\n");
+}
+
+void fake_compute(std::uint64_t nanoseconds) { skew += nanoseconds; }
+
+void fake_copy(std::uint64_t bytes, int pageable) {
+  const std::uint64_t nanoseconds = pageable != 0 ? bytes / 10 : bytes / 50;
+  call(kToDevice, [&](std::uint32_t correlation) {
+    const std::uint64_t begin = run_on_device(nanoseconds);
+    add_record(copy_record(1, pageable != 0 ? 1 : 2, 3, bytes, begin, nanoseconds, correlation));
+    const std::uint64_t end = begin + nanoseconds;
+    fake_compute(pageable != 0 && end > now() ? end - now() : 4000);
+  });
+}
+
+void fake_synchronize() {
+  call(kSynchronize, [](std::uint32_t) {
+    const std::uint64_t until = fake().device_free;
+    fake_compute(until > now() ? until - now() + 1000 : 1000);
+  });
+}
+
+void fake_item() {
+  call(kToHost, [](std::uint32_t correlation) {
+    add_record(copy_record(2, 3, 1, 4, run_on_device(1500), 1500, correlation));
+    fake_compute(2000);
+  });
+  fake_synchronize();
+}
+
+void fake_launch(const char* kernel, std::uint64_t nanoseconds) {
+  call(kLaunch, [&](std::uint32_t correlation) {
+    CuptiKernelRecord record{};
+    record.activity = kActivityKernel;
+    record.begin = run_on_device(nanoseconds);
+    record.end = record.begin + nanoseconds;
+    record.stream = 7;
+    record.grid[0] = record.grid[1] = record.grid[2] = 1;
+    record.correlation = correlation;
+    record.name = kernel;
+    add_record(record);
+    fake_compute(5000);
+  });
+}
+
+void fake_pin() {
+  call(kPin, [](std::uint32_t) { fake_compute(300'000); });
+}
+
+int fake_subscribers() {
+  const std::lock_guard lock(fake().mutex);
+  return fake().callback != nullptr ? 1 : 0;
+}
+std::uint64_t fake_activities() {
+  const std::lock_guard lock(fake().mutex);
+  return fake().activities;
+}
+}

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+// Calls that a program of the tests makes in place of CUDA's. Each takes the time that it says, in
+// nanoseconds, on a clock that is moved on and not waited for.
+extern "C" {
+/// cuInit: loads the library of CUDA_INJECTION64_PATH, and calls its InitializeInjection.
+void fake_init();
+/// cudaMemcpyAsync to the device; from pageable memory it takes as long as the copy.
+void fake_copy(std::uint64_t bytes, int pageable);
+/// cudaMemcpyAsync of 4 bytes to the host, and cudaStreamSynchronize.
+void fake_item();
+/// cudaLaunchKernel.
+void fake_launch(const char* kernel, std::uint64_t nanoseconds);
+void fake_synchronize();
+void fake_pin();
+/// Time passes on the host.
+void fake_compute(std::uint64_t nanoseconds);
+/// As from another profiler: the next cuptiSubscribe is refused.
+int fake_subscribers();
+/// Activities that are recorded: a bit for each kind.
+std::uint64_t fake_activities();
+}

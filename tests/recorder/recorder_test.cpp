@@ -1,0 +1,323 @@
+#include "cli/command.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+// The whole way: the command runs a program, whose driver is a fake one that loads the recorder, which finds
+// a CUPTI that makes up what a GPU does.
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::AllOf;
+using testing::Command;
+using testing::CommandResult;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class Recorder : public ::testing::Test {
+ protected:
+  Recorder() {
+    command_.environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI};
+  }
+
+  /// Runs the test's program with `words`, under the doctor with `options`.
+  [[nodiscard]] CommandResult run(const std::vector<std::string>& words,
+                                  const std::vector<std::string>& options = {}) const {
+    std::vector<std::string> all{"doctor"};
+    all.insert(all.end(), options.begin(), options.end());
+    all.insert(all.end(), {"--", PENSTOCK_RECORDER_PROGRAM});
+    all.insert(all.end(), words.begin(), words.end());
+    return command_.run(all);
+  }
+  /// The same, as JSON.
+  [[nodiscard]] json examine(const std::vector<std::string>& words) const {
+    const CommandResult result = run(words, {"--json", path("report.json")});
+    std::ifstream file(path("report.json"));
+    return json::parse(file, nullptr, false);
+  }
+  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
+  void write(const std::string& name, const std::string& text) const {
+    fs::create_directories((command_.home() / name).parent_path());
+    std::ofstream(command_.home() / name) << text;
+  }
+
+  Command command_;
+};
+
+TEST_F(Recorder, ExaminesAProgramAndPassesItsOutputAndStatusOn) {
+  const CommandResult result = run({"init", "steps=50", "say=hello", "exit=5"});
+  EXPECT_EQ(result.status, 5);
+  EXPECT_EQ(result.output, "hello\n");
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("GPU 0: 49 steps of 1."), HasSubstr("pageable-copies"),
+                    HasSubstr("Copies from pageable memory: 1 in a step, 1.91 MiB at 10.0 GB/s"),
+                    HasSubstr("Waits of the host for the GPU: 1 in a step"),
+                    Not(HasSubstr("without its exit handlers"))));
+}
+
+TEST_F(Recorder, CountsEveryCallOnce) {
+  const json report = examine({"init", "steps=20"});
+  ASSERT_THAT(report.at("processes"), SizeIs(1));
+  const json& process = report.at("processes")[0];
+  EXPECT_EQ(process.at("schema"), "penstock-trace-diagnosis/1");
+  EXPECT_EQ(report.at("exit_status"), 0);
+  // Of each step: two copies, their two calls, two kernels, their two calls, and a synchronization.
+  EXPECT_EQ(process.at("events"), 9 * 20);
+  EXPECT_EQ(process.at("devices")[0].at("copies_to_device").at("count"), 19);
+}
+
+TEST_F(Recorder, CountsEveryCallOnceWithAnOldCupti) {
+  command_.environment.emplace_back("FAKE_CUPTI_OLD=1");
+  EXPECT_EQ(examine({"init", "steps=20"}).at("processes")[0].at("events"), 9 * 20);
+  EXPECT_EQ(run({"init", "profiler"}).output, "profiler: 0, 1 subscriber, activities 0\n");
+}
+
+TEST_F(Recorder, SaysThatNoCudaWasUsed) {
+  const CommandResult result = run({"steps=3"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.errors, HasSubstr("the program used no CUDA"));
+}
+
+TEST_F(Recorder, SaysThatNothingWasDone) {
+  const CommandResult result = run({"init"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.errors, HasSubstr("no work of a GPU was recorded"));
+}
+
+TEST_F(Recorder, SaysThatCuptiIsMissing) {
+  command_.environment.back() = "PENSTOCK_LIBCUPTI=/nowhere/libcupti.so";
+  const CommandResult result = run({"init", "steps=3", "say=done"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.output, "done\n");
+  EXPECT_THAT(result.errors, HasSubstr("CUPTI was not found"));
+}
+
+TEST_F(Recorder, KeepsOffIfAnotherProfilerHasSubscribed) {
+  command_.environment.emplace_back("FAKE_CUPTI_TAKEN=1");
+  const CommandResult result = run({"init", "steps=3", "activities"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.output, "activities 0\n");
+  EXPECT_THAT(result.errors, HasSubstr("Another profiler was recording the program already"));
+}
+
+TEST_F(Recorder, LetsTheProgramsOwnProfilerSubscribe) {
+  const CommandResult result = run({"init", "steps=20", "profiler", "steps=20"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.output, "profiler: 0, 1 subscriber, activities 0\n");
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("GPU 0: 19 steps"), HasSubstr("started a profiler of its own")));
+}
+
+TEST_F(Recorder, ReportsWhatWasFlushedIfTheProgramIsKilled) {
+  const CommandResult result = run({"init", "steps=30", "sleep=1500", "kill"});
+  EXPECT_EQ(result.status, 128 + SIGKILL);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("without its exit handlers")));
+}
+
+TEST_F(Recorder, ReportsWhatWasFlushedIfTheProgramSkipsItsExitHandlers) {
+  const CommandResult result = run({"init", "steps=30", "sleep=1500", "_exit"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("without its exit handlers")));
+}
+
+TEST_F(Recorder, AForkedChildLeavesTheRecordingAlone) {
+  const json report = examine({"init", "steps=20", "fork", "steps=20"});
+  ASSERT_THAT(report.at("processes"), SizeIs(1));
+  EXPECT_EQ(report.at("processes")[0].at("events"), 9 * 40);
+}
+
+TEST_F(Recorder, RecordsEachProcess) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult result =
+      command_.run({"doctor", "--json", path("report.json"), "--", "sh", "-c",
+                    "$PROGRAM init steps=20 & $PROGRAM init pinned=20; wait; $PROGRAM init"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  std::ifstream file(path("report.json"));
+  const json report = json::parse(file);
+  EXPECT_THAT(report.at("processes"), SizeIs(2));
+  EXPECT_THAT(report.at("remarks"), SizeIs(1));
+  EXPECT_NE(report.at("processes")[0].at("process"), report.at("processes")[1].at("process"));
+}
+
+TEST_F(Recorder, KeepsTheLastRecordsIfTheRingIsFull) {
+  command_.environment.emplace_back("PENSTOCK_RECORDS=90");
+  const CommandResult result = run({"init", "steps=50"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("90 events"), HasSubstr("keeps the last 90 of 450 records")));
+}
+
+TEST_F(Recorder, CountsRecordsThatWereDropped) {
+  command_.environment.emplace_back("FAKE_CUPTI_DROPS=1");
+  EXPECT_THAT(run({"init", "steps=20"}).errors, HasSubstr("CUPTI had no room for 3 records"));
+}
+
+TEST_F(Recorder, AProgramAtItsLimitForFilesGoesOn) {
+  const CommandResult result = command_.run_script("ulimit -f 7500; PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI
+                                                   " \"$PENSTOCK\" doctor -- " PENSTOCK_RECORDER_PROGRAM
+                                                   " init steps=8000 say=done; echo status $?");
+  EXPECT_EQ(result.output, "done\nstatus 0\n");
+  EXPECT_THAT(result.errors, HasSubstr("The recording keeps the last 32768 of 72000 records"));
+}
+
+TEST_F(Recorder, PassesSignalsOn) {
+  const CommandResult result = command_.interrupt({"doctor", "--", PENSTOCK_RECORDER_PROGRAM, "init",
+                                                   "steps=30", "sleep=1500", "complain=ready", "sleep=60000"},
+                                                  "ready", SIGTERM);
+  EXPECT_EQ(result.status, 128 + SIGTERM);
+  EXPECT_THAT(result.errors, HasSubstr("GPU 0: 29 steps"));
+}
+
+TEST_F(Recorder, KeepsRecordingsAndReadsThemAgain) {
+  const CommandResult first = run({"init", "steps=20"}, {"--record", path("run")});
+  ASSERT_EQ(first.status, 0) << first.errors;
+  const CommandResult again = command_.run({"doctor", path("run")});
+  EXPECT_EQ(again.status, 0) << again.errors;
+  const auto behind_the_name = [](const std::string& text) { return text.substr(text.find(": 180 events")); };
+  EXPECT_EQ(behind_the_name(again.output), behind_the_name(first.errors));
+  const CommandResult third = run({"init"}, {"--record", path("run")});
+  EXPECT_EQ(third.status, 2);
+  EXPECT_THAT(third.errors, HasSubstr("is not empty; name a new folder"));
+}
+
+TEST_F(Recorder, AFolderWithoutRecordingsIsRefused) {
+  fs::create_directory(path("empty"));
+  const CommandResult result = command_.run({"doctor", path("empty")});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.errors, HasSubstr("holds no recording; make one with penstock doctor --record"));
+}
+
+TEST_F(Recorder, ABudgetHoldsForEachProcess) {
+  write("budget", "no pageable-copies\n");
+  EXPECT_EQ(run({"init", "pinned=20"}, {"--budget", path("budget")}).status, 0);
+  EXPECT_EQ(run({"init", "steps=20"}, {"--budget", path("budget")}).status, 3);
+  EXPECT_EQ(run({"init", "steps=20", "exit=4"}, {"--budget", path("budget")}).status, 4);
+  EXPECT_EQ(run({"init"}, {"--budget", path("budget")}).status, 3);  // nothing was seen to hold it
+}
+
+TEST_F(Recorder, OtherInjectionsAreRefused) {
+  command_.environment.emplace_back("CUDA_INJECTION64_PATH=/opt/other.so");
+  const CommandResult result = run({"init", "say=done"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.errors, HasSubstr("another profiler wants to record the program"));
+  EXPECT_THAT(result.output, IsEmpty());
+}
+
+TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
+  EXPECT_THAT(command_.run({"doctor", "--", "no-such-program"}).errors,
+              HasSubstr("there is no program 'no-such-program' in the PATH"));
+  EXPECT_THAT(command_.run({"doctor", "--"}).errors, HasSubstr("no program behind --"));
+  EXPECT_THAT(command_.run({"doctor", "--record", "run"}).errors, HasSubstr("--record needs a program"));
+  command_.environment.emplace_back("PENSTOCK_RECORDER=/nowhere.so");
+  EXPECT_THAT(run({"init", "steps=3"}).errors, HasSubstr("/nowhere.so"));
+}
+
+/// Interpreters whose frames can be read: those of the PATH, and pyenv's.
+std::set<std::string> interpreters() {
+  std::set<std::string> found;
+  const char* const home = std::getenv("HOME");
+  const char* const pyenv = std::getenv("PYENV_ROOT");
+  const fs::path versions =
+      (pyenv != nullptr ? fs::path(pyenv) : fs::path(home != nullptr ? home : "/") / ".pyenv") / "versions";
+  for (int minor = 10; minor <= 14; ++minor) {
+    const std::string name = "python3." + std::to_string(minor);
+    for (const char* const folder : {"/usr/bin", "/usr/local/bin"}) {
+      if (fs::exists(fs::path(folder) / name)) found.insert(fs::path(folder) / name);
+    }
+    std::error_code error;
+    for (const auto& version : fs::directory_iterator(versions, error)) {
+      if (fs::exists(version.path() / "bin" / name)) found.insert(version.path() / "bin" / name);
+    }
+  }
+  return found;
+}
+
+// Frames of a caller, of a generator, and of code that an installed package calls.
+constexpr const char* kTraining = R"(import ctypes, os, sys
+from torch.utils.data.dataloader import Loader
+gpu = ctypes.CDLL(os.environ['PENSTOCK_LIBCUPTI'])
+gpu.fake_copy.argtypes = [ctypes.c_uint64, ctypes.c_int]
+gpu.fake_launch.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+
+def to_gpu(
+        batch):
+    Loader.copy(
+        gpu)
+
+def batches():
+    for batch in Loader(20):
+        yield batch
+
+def train():
+    for batch in batches():
+        to_gpu(batch)
+        gpu.fake_launch(b'forward', 1000000)
+        gpu.fake_item()
+
+gpu.fake_init()
+train()
+)";
+constexpr const char* kPackage = R"(import time
+class Loader:
+    def __init__(self, count):
+        self.count = count
+    def __iter__(self):
+        return self
+    def __next__(self):
+        if self.count == 0:
+            raise StopIteration
+        self.count -= 1
+        return self.wait()
+    def wait(self):
+        time.sleep(0.02)
+    @staticmethod
+    def copy(gpu):
+        gpu.fake_copy(2000000, 1)
+)";
+
+TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
+  write("träin.py", kTraining);
+  for (const char* const package : {"torch", "torch/utils", "torch/utils/data"})
+    write(std::string("lib/site-packages/") + package + "/__init__.py", "");
+  write("lib/site-packages/torch/utils/data/dataloader.py", kPackage);
+  command_.environment.push_back("PYTHONPATH=" + path("lib/site-packages"));
+  const auto pythons = interpreters();
+  if (pythons.empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
+  for (const std::string& python : pythons) {
+    SCOPED_TRACE(python);
+    const CommandResult result =
+        command_.run({"doctor", "--json", path("report.json"), "--", python, path("träin.py")});
+    ASSERT_EQ(result.status, 0) << result.errors;
+    std::ifstream file(path("report.json"));
+    const json report = json::parse(file);
+    ASSERT_THAT(report.at("processes"), SizeIs(1)) << result.errors;
+    std::map<std::string, std::string> places;
+    for (const json& finding : report.at("processes")[0].at("findings"))
+      places[finding.at("id")] = finding.at("places")[0].at("function");
+    EXPECT_EQ(places["pageable-copies"], path("träin.py") + "(9): to_gpu");
+    EXPECT_EQ(places["synchronizations"], path("träin.py") + "(20): train");
+    EXPECT_EQ(places["waiting-for-data"], path("träin.py") + "(13): batches");
+  }
+  // Time that the program spends elsewhere is no wait.
+  std::string other = kTraining;
+  other.replace(other.find("Loader(20)"), 10, "range(20)")
+      .replace(other.find("        gpu.fake_item"), 0, "        time.sleep(0.02)\n");
+  write("other.py", "import time\n" + other);
+  const CommandResult result = command_.run({"doctor", "--", *pythons.begin(), path("other.py")});
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("other.py(22): train"), Not(HasSubstr("waiting-for-data"))));
+}
+
+}  // namespace
+}  // namespace penstock

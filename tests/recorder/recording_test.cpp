@@ -1,0 +1,405 @@
+#include "doctor/recording.hpp"
+
+#include "doctor/recording_format.hpp"
+#include "recorder/recording_file.hpp"
+#include "support/temp_directory.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/doctor/findings.hpp>
+#include <penstock/doctor/recording.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using recorder::RecordingFile;
+using recording::Header;
+using recording::Record;
+using recording::RecordType;
+using recording::TextType;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+/// A recording in memory. Its text is short, so that damage is likely to matter.
+class Bytes {
+ public:
+  explicit Bytes(std::uint64_t capacity) {
+    std::memcpy(header_.magic, recording::kMagic, sizeof header_.magic);
+    header_.version = recording::kVersion;
+    header_.record_bytes = sizeof(Record);
+    header_.process = 77;
+    header_.capacity = capacity;
+    header_.state = recording::State::finished;
+  }
+
+  void text(TextType type, const std::string& payload) {
+    const auto size = static_cast<std::uint32_t>(payload.size());
+    append(&size, sizeof size);
+    append(&type, sizeof type);
+    text_ += payload;
+    text_.resize((text_.size() + 3) / 4 * 4);
+  }
+  static std::string number(std::uint32_t value) {
+    return {reinterpret_cast<const char*>(&value), sizeof value};
+  }
+  void frame(std::uint32_t line, const std::string& file, const std::string& function) {
+    text(TextType::frame, number(line) + number(static_cast<std::uint32_t>(file.size())) + file + function);
+  }
+
+  void add(Record record) {
+    const std::uint64_t index = header_.written++;
+    record.sequence = static_cast<std::uint32_t>(index + 1);
+    if (ring_.size() <= index % header_.capacity) ring_.resize(index % header_.capacity + 1);
+    ring_[index % header_.capacity] = record;
+  }
+  /// 1 ms: a copy, its call, and a kernel with its launch.
+  void step(std::int64_t begin, std::uint64_t place = 1) {
+    const auto correlation = static_cast<std::uint32_t>(begin / 1000);
+    Record record{};
+    record.begin = begin;
+    record.end = begin + 200'000;
+    record.type = RecordType::call;
+    record.detail = static_cast<std::uint8_t>(CallKind::copy);
+    record.correlation = correlation;
+    record.stream = 5;
+    record.place = place;
+    add(record);
+    record.type = RecordType::copy;
+    record.detail = 1;
+    record.extra = 1 | 3 << 8;
+    record.bytes = 2'000'000;
+    record.stream = 7;
+    add(record);
+    record = {};
+    record.begin = begin + 210'000;
+    record.end = begin + 215'000;
+    record.type = RecordType::call;
+    record.stream = 5;
+    add(record);
+    record.begin = begin + 220'000;
+    record.end = begin + 900'000;
+    record.type = RecordType::work;
+    record.extra = 9;
+    record.stream = 7;
+    add(record);
+  }
+
+  [[nodiscard]] std::vector<std::byte> bytes() {
+    header_.text_bytes = text_.size();
+    header_.ring_offset = recording::kTextOffset + text_.size();
+    std::vector<std::byte> all(header_.ring_offset + ring_.size() * sizeof(Record));
+    std::memcpy(all.data(), &header_, sizeof header_);
+    std::memcpy(all.data() + recording::kTextOffset, text_.data(), text_.size());
+    std::memcpy(all.data() + header_.ring_offset, ring_.data(), ring_.size() * sizeof(Record));
+    return all;
+  }
+  Header& header() { return header_; }
+  std::vector<Record>& ring() { return ring_; }
+
+ private:
+  void append(const void* from, std::size_t count) { text_.append(static_cast<const char*>(from), count); }
+
+  Header header_{};
+  std::string text_;
+  std::vector<Record> ring_;
+};
+
+Recording parse(const std::vector<std::byte>& bytes) {
+  const auto at = [&](std::uint64_t offset, std::span<std::byte> destination) {
+    const std::size_t count =
+        offset < bytes.size() ? std::min(destination.size(), bytes.size() - static_cast<std::size_t>(offset))
+                              : 0;
+    if (count > 0) std::memcpy(destination.data(), bytes.data() + offset, count);
+    return count;
+  };
+  return parse_recording(at, "a recording");
+}
+
+Bytes ten_steps(std::uint64_t capacity = 100) {
+  Bytes bytes(capacity);
+  bytes.text(TextType::device, Bytes::number(0) + "A GPU");
+  bytes.frame(30, "/usr/lib/python3/dist-packages/torch/_tensor.py", "to");
+  bytes.frame(12, "train.py", "main");
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1));
+  for (int i = 0; i < 10; ++i) bytes.step(5'000'000'000 + i * 1'000'000);
+  return bytes;
+}
+
+TEST(Recordings, TellWhatWasRecorded) {
+  const Recording recording = parse(ten_steps().bytes());
+  EXPECT_EQ(recording.process, 77);
+  const Timeline& timeline = recording.timeline;
+  EXPECT_EQ(timeline.devices.at(0), "A GPU");
+  EXPECT_THAT(timeline.copies, SizeIs(10));
+  EXPECT_EQ(timeline.copies[0].source, MemoryKind::pageable);
+  EXPECT_EQ(timeline.copies[0].direction, CopyDirection::h2d);
+  EXPECT_THAT(timeline.work, SizeIs(10));
+  EXPECT_THAT(timeline.calls, SizeIs(20));
+  EXPECT_EQ(timeline.events, 40);
+  EXPECT_THAT(timeline.notes, IsEmpty());
+  // The first frame that is not of an installed package.
+  const Diagnosis diagnosis = diagnose_timeline(timeline);
+  ASSERT_THAT(diagnosis.findings, SizeIs(1));
+  EXPECT_EQ(diagnosis.findings[0].places[0].function, "train.py(12): main");
+}
+
+TEST(Recordings, KeepTheLastRecordsOfARing) {
+  const Recording recording = parse(ten_steps(12).bytes());
+  EXPECT_THAT(recording.timeline.copies, SizeIs(3));
+  EXPECT_THAT(recording.timeline.notes, Contains("The recording keeps the last 12 of 40 records."));
+}
+
+TEST(Recordings, LeaveOutARecordThatWasBeingWritten) {
+  Bytes bytes = ten_steps(12);
+  bytes.ring()[0].sequence = 0;
+  bytes.ring()[1].sequence -= 12;  // that of the round before
+  const Recording recording = parse(bytes.bytes());
+  EXPECT_EQ(recording.timeline.events, 10);
+  EXPECT_THAT(recording.timeline.notes, Contains(HasSubstr("2 records are missing")));
+}
+
+TEST(Recordings, LeaveOutWhatNoRecorderWrites) {
+  Bytes bytes = ten_steps();
+  Record record = bytes.ring()[0];
+  record.begin = record.end + 1;
+  bytes.add(record);
+  record = bytes.ring()[0];
+  record.detail = 200;
+  bytes.add(record);
+  record = bytes.ring()[1];
+  record.device = 60000;
+  bytes.add(record);
+  const Recording recording = parse(bytes.bytes());
+  EXPECT_EQ(recording.timeline.events, 40);
+  EXPECT_THAT(recording.timeline.notes, Contains(HasSubstr("3 records are missing")));
+}
+
+TEST(Recordings, SayIfTheProgramEndedBeforeTheyDid) {
+  Bytes bytes = ten_steps();
+  bytes.header().state = recording::State::running;
+  EXPECT_THAT(parse(bytes.bytes()).timeline.notes, Contains(HasSubstr("without its exit handlers")));
+}
+
+TEST(Recordings, OfAnotherKindAreRefused) {
+  Bytes bytes = ten_steps();
+  bytes.header().version = 99;
+  EXPECT_THROW((void)parse(bytes.bytes()), Error);
+  bytes = ten_steps();
+  bytes.header().magic[0] = 'x';
+  EXPECT_THROW((void)parse(bytes.bytes()), Error);
+  bytes = ten_steps();
+  bytes.header().capacity = std::uint64_t{1} << 60;
+  EXPECT_THROW((void)parse(bytes.bytes()), Error);
+}
+
+TEST(Recordings, CutAnywhereGiveWhatIsComplete) {
+  const std::vector<std::byte> whole = ten_steps().bytes();
+  for (std::size_t size = 0; size < whole.size(); ++size) {
+    const std::vector<std::byte> cut(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size));
+    if (size < sizeof(Header)) {
+      EXPECT_THROW((void)parse(cut), Error);
+      continue;
+    }
+    const Recording recording = parse(cut);
+    EXPECT_LT(recording.timeline.events, 40) << size;
+    EXPECT_THAT(recording.timeline.notes, Contains(HasSubstr("cut short"))) << size;
+  }
+}
+
+TEST(Recordings, DamagedAnywhereGiveAnAccountThatAddsUp) {
+  const std::vector<std::byte> whole = ten_steps().bytes();
+  std::mt19937 random(1);
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<std::byte> damaged = whole;
+    for (int j = 0; j < 8; ++j) {
+      const bool in_header = random() % 4 == 0;
+      const std::size_t at =
+          in_header ? random() % sizeof(Header)
+                    : recording::kTextOffset + random() % (whole.size() - recording::kTextOffset);
+      damaged[at] = static_cast<std::byte>(random());
+    }
+    try {
+      for (const DeviceAccount& account : diagnose_timeline(parse(damaged).timeline).accounts) {
+        TraceTime sum = 0;
+        for (const TraceTime part : account.parts) sum += part;
+        EXPECT_EQ(sum, account.total());
+      }
+    } catch (const Error&) {
+    }
+  }
+}
+
+TEST(RecordingCorpus, OpensOrIsRefusedAsItsNameSays) {
+  std::size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_FUZZ_CORPUS) / "recording")) {
+    const std::string name = entry.path().filename().string();
+    SCOPED_TRACE(name);
+    ++files;
+    if (name.starts_with("ok-")) {
+      EXPECT_NO_THROW((void)diagnose_timeline(read_recording(entry.path()).timeline));
+    } else {
+      EXPECT_THROW((void)read_recording(entry.path()), Error);
+    }
+  }
+  EXPECT_GE(files, 15U);
+}
+
+Record wait_at(std::int64_t time) {
+  Record record{};
+  record.type = RecordType::wait;
+  record.begin = time - 500'000;
+  record.end = time + 500'000;
+  record.stream = 5;
+  record.place = 1;
+  return record;
+}
+
+TEST(Recordings, WaitsEndAtTheNextCall) {
+  Bytes bytes = ten_steps(1000);
+  // Looks at 10.1 to 14.1 ms, after the last call; the next one begins at 14.3 ms.
+  for (int i = 0; i < 5; ++i) bytes.add(wait_at(5'010'100'000 + i * 1'000'000));
+  bytes.step(5'014'300'000);
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  std::vector<TimeSpan> waits;
+  for (const TimelineHostSpan& span : timeline.host) {
+    if (span.kind == HostSpanKind::loader_wait) waits.push_back(span.time);
+  }
+  ASSERT_THAT(waits, SizeIs(1));
+  EXPECT_EQ(waits[0].begin, 9'600'000);
+  EXPECT_EQ(waits[0].end, 14'300'000);
+}
+
+TEST(Steps, AreTheShortestSequenceThatRepeats) {
+  Timeline timeline;
+  TraceTime time = 0;
+  const auto work = [&](std::uint16_t label, TraceTime idle) {
+    time += idle;
+    timeline.work.push_back({{time, time + 100}, 7, 0, label});
+    time += 100;
+  };
+  for (std::uint16_t i = 1; i < 8; ++i) work(static_cast<std::uint16_t>(100 + i), 5);  // getting ready
+  for (int i = 0; i < 20; ++i) {
+    for (const std::uint16_t label : {1, 2, 2, 1, 3}) work(label, label == 3 ? 50 : 5);
+  }
+  const std::vector<TimeSpan> steps = find_steps(timeline);
+  ASSERT_THAT(steps, SizeIs(::testing::AllOf(::testing::Ge(18U), ::testing::Le(20U))));
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i].end - steps[i].begin, 570);
+    if (i > 0) {
+      EXPECT_EQ(steps[i].begin, steps[i - 1].end);
+    }
+  }
+  // The longest pause begins a step.
+  EXPECT_EQ((steps[0].begin - timeline.work[7].time.begin) % 570, 415);
+}
+
+TEST(Steps, AreNotMadeUp) {
+  Timeline timeline;
+  std::mt19937 random(2);
+  for (int i = 0; i < 500; ++i)
+    timeline.work.push_back({{i * 10, i * 10 + 5}, 7, 0, static_cast<std::uint16_t>(1 + random() % 50)});
+  EXPECT_THAT(find_steps(timeline), IsEmpty());
+  timeline.work.resize(3);
+  EXPECT_THAT(find_steps(timeline), IsEmpty());
+  EXPECT_THAT(find_steps({}), IsEmpty());
+}
+
+/// Items of 5 ns, one each 10 ns.
+Timeline timeline_of(const std::vector<std::uint16_t>& labels) {
+  Timeline timeline;
+  for (const std::uint16_t label : labels) {
+    const auto begin = static_cast<TraceTime>(10 * timeline.work.size());
+    timeline.work.push_back({{begin, begin + 5}, 7, 0, label});
+  }
+  return timeline;
+}
+
+TEST(Steps, RepeatOftenAndFillMostOfTheTime) {
+  std::vector<std::uint16_t> labels;
+  for (int i = 0; i < 3; ++i) labels.insert(labels.end(), {1, 2, 3});
+  EXPECT_THAT(find_steps(timeline_of(labels)), IsEmpty());
+  for (int i = 0; i < 7; ++i) labels.insert(labels.end(), {1, 2, 3});
+  EXPECT_THAT(find_steps(timeline_of(labels)), SizeIs(::testing::Ge(8U)));
+  std::vector<std::uint16_t> others;
+  for (std::uint16_t i = 0; i < 100; ++i) others.push_back(static_cast<std::uint16_t>(100 + i));
+  labels.insert(labels.begin(), others.begin(), others.end());
+  labels.insert(labels.end(), others.begin(), others.end());
+  EXPECT_THAT(find_steps(timeline_of(labels)), IsEmpty());
+}
+
+TEST(Steps, MayDifferInTheSizesOfTheirCopies) {
+  Timeline timeline;
+  for (int i = 0; i < 20; ++i) {
+    TimelineCopy copy;
+    copy.time = {i * 1000, i * 1000 + 10};
+    copy.bytes = static_cast<std::uint64_t>(i);
+    timeline.copies.push_back(copy);
+    timeline.work.push_back({{i * 1000 + 20, i * 1000 + 500}, 7, 0, 4});
+  }
+  EXPECT_THAT(find_steps(timeline), SizeIs(::testing::Ge(18U)));
+}
+
+TEST(RecordingFiles, AreFilledByManyThreadsAtOnce) {
+  const test::TempDirectory folder;
+  static RecordingFile file;
+  ASSERT_TRUE(file.open(folder.path().c_str(), 200'000));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([] {
+      for (int j = 0; j < 40'000; ++j) {
+        Record record{};
+        record.type = RecordType::work;
+        record.begin = j;
+        record.end = j + 1;
+        file.add(record);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const Recording recording = read_recordings(folder.path()).at(0);
+  EXPECT_EQ(recording.timeline.events, 160'000);
+  EXPECT_EQ(recording.process, ::getpid());
+}
+
+TEST(RecordingFiles, RefuseTextThatDoesNotFit) {
+  const test::TempDirectory folder;
+  static RecordingFile file;
+  ASSERT_TRUE(file.open(folder.path().c_str(), 10));
+  const std::string sentence(1000, 'x');
+  int notes = 0;
+  while (file.add_text(TextType::note, nullptr, 0, sentence)) ASSERT_LT(++notes, 3000);
+  EXPECT_EQ(notes, static_cast<int>(recording::kTextBytes / 1008));
+  Record record{};
+  record.type = RecordType::work;
+  file.add(record);
+  EXPECT_EQ(read_recordings(folder.path()).at(0).timeline.events, 1);
+}
+
+TEST(RecordingFiles, HaveNamesOfTheirOwn) {
+  const test::TempDirectory folder;
+  static RecordingFile first;
+  static RecordingFile second;
+  ASSERT_TRUE(first.open(folder.path().c_str(), 10));
+  ASSERT_TRUE(second.open(folder.path().c_str(), 10));
+  EXPECT_THAT(read_recordings(folder.path()), SizeIs(2));
+  static RecordingFile nowhere;
+  EXPECT_FALSE(nowhere.open("/nowhere", 10));
+}
+
+}  // namespace
+}  // namespace penstock
