@@ -144,6 +144,9 @@ class Group:
 
     def relay(self, tree: object | None, expand: object) -> Flight: ...
 
+    def carried(self) -> list[int]:
+        """Bytes that each device has pulled over its link so far."""
+
     def close(self) -> None: ...
 
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:

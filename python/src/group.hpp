@@ -23,6 +23,9 @@ class Group {
   /// Sends to the first device, over the links of all.
   [[nodiscard]] Flight relay(nb::handle tree, nb::handle expand);
 
+  /// Bytes that each device has pulled over its link so far.
+  [[nodiscard]] std::vector<std::size_t> carried() const { return engine().carried(); }
+
   /// Waits for the transfers and ends the threads. Before the engines are closed.
   void close();
 

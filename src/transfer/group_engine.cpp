@@ -105,6 +105,10 @@ class GroupEngineImpl {
     return submit({std::move(lane)}, std::move(destinations), pieces, options);
   }
 
+  [[nodiscard]] std::vector<std::size_t> carried() const {
+    const std::lock_guard lock(monitor_->mutex);
+    return carried_;
+  }
   [[nodiscard]] const DeviceGroup& group() const noexcept { return group_; }
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
@@ -242,6 +246,7 @@ class GroupEngineImpl {
         const std::lock_guard lock(monitor_->mutex);
         if (job.is_over()) return;
         if (!job.sit_out(self)) return job.fail(std::current_exception());
+        monitor_->changed.notify_all();  // who gave way to it
       }
       log_warning(fmt::format("{} carries nothing of a group's transfer: {}", group_[self].info().spec,
                               error.what()));
@@ -252,12 +257,14 @@ class GroupEngineImpl {
       return;
     }
     std::unique_lock lock(monitor_->mutex);
-    const std::optional<ImageRange> chunk = job.take_chunk(self);
+    const std::optional<ImageRange> chunk = job.take_chunk(self, members_[self]->should_give_way(job, self));
     if (!chunk) return;
+    monitor_->changed.notify_all();  // who gives way may have waited for this
     lock.unlock();
     try {
       members_[self]->carry(job, self, *chunk, *slot);
       lock.lock();
+      carried_[self] += chunk->bytes();
     } catch (...) {
       lock.lock();
       job.fail(std::current_exception());
@@ -300,6 +307,7 @@ class GroupEngineImpl {
   const std::uint64_t generation_ = fork_generation();
   std::vector<std::unique_ptr<GroupMember>> members_;
   const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
+  std::vector<std::size_t> carried_ = std::vector<std::size_t>(group_.size());  // guarded by the monitor
   std::vector<std::thread> threads_;
 };
 
@@ -334,6 +342,8 @@ Transfer GroupEngine::relay(std::size_t receiver, void* destination, const void*
   const GroupPiece piece{static_cast<const std::byte*>(source), 0, bytes};
   return impl_->relay(receiver, static_cast<std::byte*>(destination), {&piece, 1}, options);
 }
+
+std::vector<std::size_t> GroupEngine::carried() const { return impl_->carried(); }
 
 const DeviceGroup& GroupEngine::group() const noexcept { return impl_->group(); }
 

@@ -67,21 +67,26 @@ class GroupJob {
 
   [[nodiscard]] bool has_chunk(std::size_t member) const {
     const Carrier& carrier = carriers_[member];
-    return !stopping() && carrier.lane != nullptr && !carrier.sits_out && has_chunk(*carrier.lane);
+    return !stopping() && carrier.lane != nullptr && !carrier.sits_out && !waits(carrier) &&
+           has_chunk(*carrier.lane);
   }
 
   /// The next chunk for a member, who returns it; none if others have taken the last. Chunks grow while the
-  /// link fills, and shrink at the end, so that all links end together.
-  [[nodiscard]] std::optional<ImageRange> take_chunk(std::size_t member) {
+  /// link fills, and shrink at the end, so that all links end together. A member that gives way takes a
+  /// probe, by which it sees when the others are gone. It then waits while the receiver's own link carries
+  /// some chunks.
+  [[nodiscard]] std::optional<ImageRange> take_chunk(std::size_t member, bool gives_way) {
     if (!has_chunk(member)) return std::nullopt;
     Carrier& carrier = carriers_[member];
     Lane& lane = *carrier.lane;
     const std::size_t left = plan.image_bytes() - lane.taken;
     const std::size_t fair = std::max(left / (2 * lane.carriers.size()), sizes_.smallest);
-    const std::size_t bytes = std::min(align_up(std::min(fair, carrier.next_bytes), kAlignment), left);
-    carrier.next_bytes = std::min(2 * carrier.next_bytes, sizes_.largest);
+    const std::size_t most = gives_way ? sizes_.largest / 2 : carrier.next_bytes;
+    const std::size_t bytes = std::min(align_up(std::min(fair, most), kAlignment), left);
+    if (!gives_way) carrier.next_bytes = std::min(2 * carrier.next_bytes, sizes_.largest);
     ++out_;
     const std::size_t begin = std::exchange(lane.taken, lane.taken + bytes);
+    carrier.waits_until = gives_way ? lane.taken + kChunksToAProbe * sizes_.largest : 0;
     return ImageRange{begin, begin + bytes};
   }
 
@@ -116,11 +121,14 @@ class GroupJob {
 
  private:
   static constexpr std::size_t kAlignment = 4096;
+  // A probe is half a chunk: 3 % of the bytes.
+  static constexpr std::size_t kChunksToAProbe = 16;
 
   struct Carrier {
     Lane* lane = nullptr;  ///< null: it does not carry
     std::size_t next_bytes = 0;
     bool sits_out = false;
+    std::size_t waits_until = 0;  ///< bytes that the lane has taken by then
   };
 
   static std::vector<EventPool::Handle> no_events(std::size_t count) {
@@ -130,6 +138,10 @@ class GroupJob {
     return events;
   }
 
+  /// Not if the receiver cannot carry: nobody might be left.
+  [[nodiscard]] bool waits(const Carrier& carrier) const {
+    return carrier.lane->taken < carrier.waits_until && !carriers_[carrier.lane->receivers.front()].sits_out;
+  }
   [[nodiscard]] bool has_chunk(const Lane& lane) const { return lane.taken != plan.image_bytes(); }
 
   std::vector<Lane> lanes_;
