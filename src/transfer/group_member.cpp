@@ -97,7 +97,13 @@ void GroupMember::fill(const GroupJob& job, ImageRange range, std::byte* slot) c
   const std::size_t part = std::clamp(align_up(range.bytes() / threads_, 4096), kSmallestFill, kLargestFill);
   const auto fill_part = [&](std::size_t number) {
     const std::size_t from = range.begin + number * part;
-    job.plan.pack({from, std::min(from + part, range.end)}, slot + (from - range.begin), options_.stores);
+    const ImageRange here{from, std::min(from + part, range.end)};
+    std::byte* const there = slot + (from - range.begin);
+    if (job.image.sources) {
+      job.image.sources->pack(here, there, options_.stores);
+    } else {
+      job.image.fill(here.begin, {there, here.bytes()});
+    }
   };
   workers_->for_each((range.bytes() + part - 1) / part, fill_part, threads_);
   job.state->account(0, seconds_since(begin), 0);
@@ -106,7 +112,7 @@ void GroupMember::fill(const GroupJob& job, ImageRange range, std::byte* slot) c
 void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
   std::byte* const here = job.destinations[self];
   RelayBuffer* const relay = here != nullptr ? nullptr : &relays_[relay_turn_++ % relays_.size()];
-  const std::byte* const first = job.base;
+  const std::byte* const first = job.image.base;
   const auto place = [&](std::size_t offset, std::size_t in_range) {
     return here != nullptr ? here + offset : relay->memory.data() + in_range;
   };
@@ -115,14 +121,14 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, Pin
   if (job.after[self]) link_.wait(*job.after[self]);
   if (relay != nullptr) relay->pull_begins.record(link_);
   if (job.locked[self]) {
-    job.plan.for_each_part(
+    job.image.sources->for_each_part(
         range, [&](const TransferPiece& piece, std::size_t from, std::size_t in_range, std::size_t bytes) {
           const auto offset = static_cast<std::size_t>(piece.destination - first) + from;
           link_.copy(place(offset, in_range), piece.source + from, bytes, CopyDirection::h2d);
           ++copies;
         });
   } else {
-    for_each_run(job.plan.runs(), range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
+    for_each_run(job.image.runs, range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
       const std::size_t in_range = image - range.begin;
       link_.copy(place(static_cast<std::size_t>(run - first), in_range), slot.data() + in_range, bytes,
                  CopyDirection::h2d);
@@ -142,7 +148,7 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, Pin
     if (receiver == self) return;
     if (job.after[receiver]) push_.wait(*job.after[receiver]);
     if (relay != nullptr) relay->push_begins.record(push_);
-    for_each_run(job.plan.runs(), range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
+    for_each_run(job.image.runs, range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
       const auto offset = static_cast<std::size_t>(run - first);
       push_.copy(job.destinations[receiver] + offset, place(offset, image - range.begin), bytes,
                  CopyDirection::d2d);

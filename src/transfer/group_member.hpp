@@ -44,7 +44,8 @@ class GroupMember {
   [[nodiscard]] PinnedRing::Slot& wait_for_room(const GroupJob& job, std::size_t self);
   /// True if others use the wires over which this member would relay. Call it after wait_for_room.
   [[nodiscard]] bool should_give_way(const GroupJob& job, std::size_t self) const;
-  /// Enqueues a chunk of `job`, and marks its end. If it throws, nothing is on its way.
+  /// Enqueues a chunk of `job`, and marks its end. If it throws, nothing is on its way. Throws DeviceError,
+  /// or what the job's fill throws.
   void carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
   /// Blocks the host until the device has done what was carried so far, or has failed.
   void drain() noexcept;

@@ -138,17 +138,26 @@ TEST_P(RelayTest, SmallChunksAreNotJudged) {
   tuning.first_staged_chunk = 4096;
   faulty_[0]->tune(tuning);
   make_engine();
-  EXPECT_TRUE(soon_carries_its_share(1));
-  EXPECT_TRUE(soon_carries_its_share(2));
-  faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(20));  // so that the others carry
-  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
   const GroupPiece small{locked_->data(), 0, kChunk / 2};
-  std::size_t carried_by_others = 0;
-  for (int i = 0; i < 10; ++i) {
-    const std::vector<std::size_t> carried = carried_of({&small, 1});
-    carried_by_others += carried[1] + carried[2];
+  const auto others_carry = [&] {
+    std::size_t bytes = 0;
+    for (int i = 0; i < 10; ++i) {
+      const std::vector<std::size_t> carried = carried_of({&small, 1});
+      bytes += carried[1] + carried[2];
+    }
+    return bytes > 10 * small.bytes / 2;
+  };
+  bool carried = false;
+  for (int i = 0; i < 5 && !carried; ++i) {
+    EXPECT_TRUE(soon_carries_its_share(1));
+    EXPECT_TRUE(soon_carries_its_share(2));
+    faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(20));  // so that the others carry
+    for (const std::size_t neighbour : {1u, 2u}) faulty_[neighbour]->set_clock_rate(1000);
+    carried = others_carry();
+    for (const std::size_t neighbour : {1u, 2u}) faulty_[neighbour]->set_clock_rate(1);
+    faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(0));
   }
-  EXPECT_GT(carried_by_others, 10 * small.bytes / 2);
+  EXPECT_TRUE(carried);
 }
 
 TEST_P(RelayTest, ManyCopiesAreNotJudged) {
@@ -158,10 +167,14 @@ TEST_P(RelayTest, ManyCopiesAreNotJudged) {
   for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
   std::vector<GroupPiece> apart;
   for (std::size_t at = 0; at < data_.size(); at += 8192) apart.push_back({locked_->data() + at, at, 4096});
-  for (int i = 0; i < 2; ++i) {
+  const auto others_carry = [&] {
     const std::vector<std::size_t> carried = carried_of(apart);
-    EXPECT_GT(carried[1] + carried[2], data_.size() / 4);
-  }
+    return carried[1] + carried[2] > data_.size() / 4;
+  };
+  bool carried = false;
+  for (int i = 0; i < 10 && !carried; ++i) carried = others_carry();
+  EXPECT_TRUE(carried);
+  EXPECT_TRUE(others_carry()) << "what it saw first was not slow";
 }
 
 TEST_P(RelayTest, GivesWayToNobodyIfTheReceiverCannotCarry) {

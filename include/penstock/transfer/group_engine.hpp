@@ -3,6 +3,7 @@
 #include <penstock/device/device_group.hpp>
 #include <penstock/transfer/link_profile.hpp>
 #include <penstock/transfer/transfer.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -37,6 +38,11 @@ struct GroupCopyOptions {
   /// A stream of each device that receives, in their order; null: none. Its destination is not touched before
   /// the work now on the stream is done. Empty: all start at once. If a transfer is held back so, those that
   /// are requested after it may be too.
+  std::vector<const Stream*> after = {};
+};
+
+struct GroupFillOptions {
+  /// As in GroupCopyOptions.
   std::vector<const Stream*> after = {};
 };
 
@@ -81,6 +87,14 @@ class GroupEngine {
                                std::span<const GroupPiece> pieces, const GroupCopyOptions& options = {});
   [[nodiscard]] Transfer relay(std::size_t receiver, void* destination, const void* source, std::size_t bytes,
                                const GroupCopyOptions& options = {});
+
+  /// The same with a function in place of a source, which writes into the members' pinned slots:
+  /// TransferEngine::fill says what it may do, and what if it throws. Each byte is asked for once; but once
+  /// for each clique, if some members do not reach each other. Throws InvalidArgument if `fill` is empty too.
+  [[nodiscard]] Transfer feed_once_filled(std::span<std::byte* const> destinations, std::size_t bytes,
+                                          FillFunction fill, const GroupFillOptions& options = {});
+  [[nodiscard]] Transfer relay_filled(std::size_t receiver, void* destination, std::size_t bytes,
+                                      FillFunction fill, const GroupFillOptions& options = {});
 
   /// Bytes that each member has pulled over its link since the engine was made. Of two calls, the difference
   /// shows the share of each.
