@@ -25,6 +25,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <random>
 
@@ -78,14 +79,17 @@ class GroupBench {
     race_.push_back({"host copy into pinned slots", [this] { fill_slots(); }});
     race_.push_back({"the first pulls, then pushes", [this] { pull_and_push(); }});
     const std::size_t first = race_.size();
-    race_.push_back(
-        {"feed once, pinned", [this] { engine_.feed_once(places_, pinned_.data(), bytes_).synchronize(); }});
-    race_.push_back({"feed once, pageable",
-                     [this] { engine_.feed_once(places_, pageable_.data(), bytes_).synchronize(); }});
-    race_.push_back(
-        {"relay, pinned", [this] { engine_.relay(0, places_[0], pinned_.data(), bytes_).synchronize(); }});
-    race_.push_back({"relay, pageable",
-                     [this] { engine_.relay(0, places_[0], pageable_.data(), bytes_).synchronize(); }});
+    const auto add = [&](const std::string& name, auto&& transfer) {
+      race_.push_back({name, [this, name, transfer] {
+                         const std::vector<std::size_t> before = engine_.carried();
+                         transfer().synchronize();
+                         count(name, before);
+                       }});
+    };
+    add("feed once, pinned", [this] { return engine_.feed_once(places_, pinned_.data(), bytes_); });
+    add("feed once, pageable", [this] { return engine_.feed_once(places_, pageable_.data(), bytes_); });
+    add("relay, pinned", [this] { return engine_.relay(0, places_[0], pinned_.data(), bytes_); });
+    add("relay, pageable", [this] { return engine_.relay(0, places_[0], pageable_.data(), bytes_); });
     for (std::size_t i = first; i < race_.size(); ++i) verify(race_[i], i < first + 2 ? group_.size() : 1);
     race(race_, repetitions_, 1);
 
@@ -110,10 +114,24 @@ class GroupBench {
     for (std::size_t i = 0; i < group_.size(); ++i) json["devices"].push_back(group_[i].info().spec);
     json["bytes"] = bytes_;
     json["rows"] = to_json(rows);
+    json["carried_bytes"] = carried_;
     json["unreached"] = group_.unreached();
   }
 
   [[nodiscard]] const DeviceGroup& group() const { return group_; }
+
+  void print_shares() const {
+    for (const auto& [name, carried] : carried_) {
+      double all = 0;
+      for (const std::size_t bytes : carried) all += static_cast<double>(bytes);
+      fmt::print("{}: carried over the link of", name);
+      for (std::size_t i = 0; i < carried.size(); ++i) {
+        fmt::print("{} {} {:.1f} %", i == 0 ? "" : ",", group_[i].info().spec,
+                   100 * static_cast<double>(carried[i]) / all);
+      }
+      fmt::print("\n");
+    }
+  }
 
   std::vector<Row> rows;
   nlohmann::json json;
@@ -135,6 +153,14 @@ class GroupBench {
     rows.push_back({work, fmt::format("{:.3f} GB/s", rate(contender) / kGB),
                     fmt::format("{:.3f} GB/s: {}", beside / kGB, what), fmt::format("{:.3f}", ratio),
                     goal == 0 ? "" : fmt::format("{:.2f}", goal), ratio >= goal});
+  }
+
+  /// Adds what each member has carried since `before`.
+  void count(const std::string& name, const std::vector<std::size_t>& before) {
+    const std::vector<std::size_t> after = engine_.carried();
+    std::vector<std::size_t>& carried = carried_[name];
+    carried.resize(after.size());
+    for (std::size_t i = 0; i < after.size(); ++i) carried[i] += after[i] - before[i];
   }
 
   void pull(std::size_t member) {
@@ -198,6 +224,7 @@ class GroupBench {
   std::vector<Stream> streams_;
   std::vector<std::unique_ptr<TransferEngine>> plain_;
   unsigned threads_ = 0;
+  std::map<std::string, std::vector<std::size_t>> carried_;  // bytes of each member, in all repetitions
   Buffer pinned_;
   std::vector<Registration> locks_;
   std::unique_ptr<HostWorkers> team_;
@@ -223,6 +250,8 @@ int run_group_bench(int argc, char** argv) {
     bench.run();
     fmt::print("{}, transfers of {}\n\n", fmt::join(devices, " and "), format_bytes(mib << 20));
     print_table(bench.rows);
+    fmt::print("\n");
+    bench.print_shares();
     for (const std::string& pair : bench.group().unreached()) fmt::print("\n{}\n", pair);
     if (!json_file.empty()) std::ofstream(json_file) << bench.json.dump(2) << '\n';
   } catch (const Error& error) {

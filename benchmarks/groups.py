@@ -5,7 +5,8 @@
 
 A contender counts only after its bytes were compared, on each device, with the host's. Rates are what each receiver
 gets: bytes of the transfer, through the median time until all receivers have them. Then, for a few seconds each, the
-GPUs all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it. Prints Markdown.
+GPUs all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it, with the share of the
+bytes that each link carried: a relay gives way. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -103,8 +104,15 @@ class Bench:
         for name, measured in seconds.items():
             self.rates[name] = self.pageable.nbytes / statistics.median(measured) / 1e9
 
-    def reduce_for(self, beside: Callable[[], Any] | None) -> tuple[float, float]:
-        """The bytes that NCCL reduces in a second, and those that `beside` brings meanwhile, in GB/s."""
+    def carried(self) -> list[int]:
+        """Bytes that each GPU has pulled so far, for itself or for the others of the group."""
+        from penstock._engines import engines_of, group_for
+
+        return group_for(engines_of("devices", self.devices)).carried()
+
+    def reduce_for(self, beside: Callable[[], Any] | None) -> tuple[float, float, list[float]]:
+        """The bytes that NCCL reduces in a second, and those that `beside` brings meanwhile, in GB/s; and the share of
+        the latter that each GPU pulled for the group, none if there was no such transfer."""
         torch = self.torch
         values = [torch.ones(REDUCED_BYTES // 4, device=device) for device in self.devices]
         streams = [torch.cuda.Stream(device) for device in self.devices]
@@ -128,16 +136,19 @@ class Bench:
         feeding = threading.Thread(target=feed)
         feeding.start()
         reduce(3)
+        carried = self.carried()
         begin, before, times = time.perf_counter(), calls, 0
         while time.perf_counter() - begin < self.arguments.seconds:
             reduce(20)
             times += 20
         seconds, fed = time.perf_counter() - begin, calls - before
+        pulled = [after - at_first for after, at_first in zip(self.carried(), carried, strict=True)]
         over.set()
         feeding.join()
-        return times * REDUCED_BYTES / seconds / 1e9, fed * self.pageable.nbytes / seconds / 1e9
+        shares = [each / sum(pulled) for each in pulled] if any(pulled) else []
+        return times * REDUCED_BYTES / seconds / 1e9, fed * self.pageable.nbytes / seconds / 1e9, shares
 
-    def reduce(self) -> dict[str, tuple[float, float]]:
+    def reduce(self) -> dict[str, tuple[float, float, list[float]]]:
         import penstock
 
         first, others = self.devices[0], self.devices[1:]
@@ -160,12 +171,12 @@ def main() -> int:
     for name, rate in bench.rates.items():
         print(f"| {name} | {rate:.1f} |", flush=True)
     reduced = bench.reduce()
-    print("\n| all-reduce of 1 GiB | GB/s | fed meanwhile, GB/s |\n| --- | ---: | ---: |")
-    for name, (rate, fed) in reduced.items():
-        print(f"| {name} | {rate:.1f} | {fed:.1f} |")
+    print("\n| all-reduce of 1 GiB | GB/s | fed meanwhile, GB/s | carried by each link |\n| --- | ---: | ---: | --- |")
+    for name, (rate, fed, shares) in reduced.items():
+        print(f"| {name} | {rate:.1f} | {fed:.1f} | {', '.join(f'{share:.0%}' for share in shares)} |")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"gbps": bench.rates, "all_reduce_gbps": reduced}, file, indent=2)
+            json.dump({"gbps": bench.rates, "all_reduce": reduced}, file, indent=2)
     return 0
 
 

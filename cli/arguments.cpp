@@ -22,15 +22,6 @@ constexpr double kLongestMilliseconds = 1e6;
 
 const CLI::Validator kNotEmpty([](const std::string& text) { return text.empty() ? "it is empty" : ""; }, "");
 
-/// Each occurrence takes one value, so that the words after it stay sources.
-CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
-                            const std::string& type, const std::string& description) {
-  return command.add_option(name, values, description)
-      ->type_name(type)
-      ->allow_extra_args(false)
-      ->check(kNotEmpty);
-}
-
 void add_what(CLI::App& command, FeedOptions& options) {
   add_sources(command, "SOURCES", options.sources,
               "Files (.npy, .npz, .safetensors, IDX, IDX.gz), whose arrays are the fields; a directory; or "
@@ -162,6 +153,14 @@ CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice
       ->check(known, "");
 }
 
+CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
+                            const std::string& type, const std::string& description) {
+  return command.add_option(name, values, description)
+      ->type_name(type)
+      ->allow_extra_args(false)
+      ->check(kNotEmpty);
+}
+
 CLI::Option* add_file(CLI::App& command, const char* name, std::string& file,
                       const std::string& description) {
   return command.add_option(name, file, description)->type_name("FILE")->check(kNotEmpty);
@@ -177,8 +176,8 @@ void add_json(CLI::App& command, std::string& file, const std::string& descripti
            fmt::format("Write {} as JSON to FILE; - is standard output, with nothing else", description));
 }
 
-void add_device(CLI::App& command, std::string& device) {
-  command.add_option("--device", device, "cuda:N, host, host:N, host:N,key=value,..., or auto")
+CLI::Option* add_device(CLI::App& command, std::string& device) {
+  return command.add_option("--device", device, "cuda:N, host, host:N, host:N,key=value,..., or auto")
       ->type_name("SPEC");
 }
 

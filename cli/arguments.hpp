@@ -49,12 +49,16 @@ CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
 /// An option whose value is one of a few words. Its help ends with them.
 CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice, const std::string& type,
                         const std::vector<std::string>& choices, const std::string& description);
+/// An option that may be given several times. Each occurrence takes one value, so that the words after it
+/// stay sources.
+CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
+                            const std::string& type, const std::string& description);
 CLI::Option* add_file(CLI::App& command, const char* name, std::string& file, const std::string& description);
 /// --json, which means the same in every command.
 void add_json(CLI::App& command, std::string& file, const std::string& description);
 /// One or more words without an option.
 void add_sources(CLI::App& command, const char* name, std::vector<std::string>& sources,
                  const std::string& description);
-void add_device(CLI::App& command, std::string& device);
+CLI::Option* add_device(CLI::App& command, std::string& device);
 
 }  // namespace penstock::cli

@@ -144,6 +144,9 @@ class Group:
 
     def relay(self, tree: object | None, expand: object) -> Flight: ...
 
+    def carried(self) -> list[int]:
+        """Bytes that each device has pulled over its link so far."""
+
     def close(self) -> None: ...
 
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:
@@ -153,9 +156,9 @@ def fetch_into(tree: object | None, out: object | None, expand: object, outputs:
     """Copies the arrays of a nest into those of another."""
 
 class WeightLoad:
-    """Loads .safetensors files to one device, in steps."""
+    """Loads .safetensors files to devices, in steps."""
 
-    def __init__(self, engine: Engine, files: Sequence[str | os.PathLike], names: Sequence[str] | None) -> None: ...
+    def __init__(self, engines: Sequence[Engine], group: Group | None, files: Sequence[str | os.PathLike], names: Sequence[str] | None) -> None: ...
 
     def opaque_types(self) -> list[tuple[str, str]]:
         """
@@ -171,8 +174,8 @@ class WeightLoad:
     def cancel(self) -> None:
         """Has `wait` end soon."""
 
-    def finish(self) -> dict:
-        """The tensors by name; callable once, after `wait`."""
+    def finish(self) -> list[dict]:
+        """The tensors by name, of each device; callable once, after `wait`."""
 
 class WeightSave:
     """The bytes of a .safetensors file in memory of the host."""

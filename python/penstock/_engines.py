@@ -74,6 +74,19 @@ def neighbours_of(engine: _core.Engine) -> list[_core.Engine]:
     return [other for other in others if other.reaches(engine)]
 
 
+def relays_of(engine: _core.Engine, relay: Any) -> list[_core.Engine]:
+    """The engines of the devices whose links help to fill that of `engine`: none, a list of them, or all ("auto")."""
+    if relay is None:
+        return []
+    return neighbours_of(engine) if relay == "auto" else engines_of("relay", relay)
+
+
+def refuse_other_receivers(device: Any, relay: Any) -> None:
+    """Raises InvalidArgument if `device` or `relay` is given in addition to a group."""
+    if relay is not None or str(device) != "auto":
+        raise InvalidArgument("group names all devices that receive. Leave out device and relay.")
+
+
 def group_for(engines: list[_core.Engine]) -> _core.Group:
     """What sends to several devices over the links of all. Made at the first call for these engines in this order.
     Raises InvalidArgument for devices that cannot be in one group."""

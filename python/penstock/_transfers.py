@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core, _outputs, _static
-from ._engines import engine_for, engines_of, group_for, host_engines, neighbours_of, resolve
+from ._engines import engine_for, engines_of, group_for, host_engines, refuse_other_receivers, relays_of, resolve
 from ._errors import InvalidArgument
 from ._nests import Expander
 
@@ -49,15 +49,14 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
     it takes is opened here, which costs some hundred MB of its memory.
     """
     if group is not None:
-        if relay is not None or str(device) != "auto":
-            raise InvalidArgument("group names all devices that receive. Leave out device and relay.")
+        refuse_other_receivers(device, relay)
         engines = engines_of("group", group)
         flights = group_for(engines).send(tree, [expander_for(engine) for engine in engines])
         for flight in flights:
             flight.release_sources()
         return [flight.land() for flight in flights]
     engine = engine_for(device)
-    others = [] if relay is None else neighbours_of(engine) if relay == "auto" else engines_of("relay", relay)
+    others = relays_of(engine, relay)
     if others:
         flight = group_for([engine, *others]).relay(tree, expander_for(engine))
     else:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _core
-from ._engines import engine_for
+from ._engines import engine_for, engines_of, group_for, refuse_other_receivers, relays_of
 from ._errors import InvalidArgument, Unsupported
 
 Path = str | os.PathLike
@@ -19,8 +19,13 @@ HEARS_SIGNALS_S = 0.2
 
 
 def load_safetensors(
-    files: Path | Iterable[Path], device: Any = "auto", names: Iterable[str] | None = None
-) -> dict[str, Any]:
+    files: Path | Iterable[Path],
+    device: Any = "auto",
+    names: Iterable[str] | None = None,
+    *,
+    group: Any = None,
+    relay: Any = None,
+) -> Any:
     """Load the tensors of .safetensors files to a device.
 
     `files` is a path, or several: the shards of one model. Each byte is read once. On a GPU it is read straight into
@@ -34,6 +39,10 @@ def load_safetensors(
 
     `names`: load only these tensors, in any order. Nothing else is read, nor gets memory.
 
+    `group`, `relay`: as in `to_device`. With `group`, a list of devices, each receives all tensors, and the result is a
+    list of dicts, one for each device. Each byte is read once. With `relay`, a list of other devices or "auto", their
+    links help to fill `device`.
+
     `device`: as in `to_device`. The memory is used only once the work that is queued on PyTorch's current stream is
     done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile.
 
@@ -44,18 +53,26 @@ def load_safetensors(
     """
     paths = _paths(files)
     wanted = None if names is None else _names(names)
-    engine = engine_for(device)
+    if group is not None:
+        refuse_other_receivers(device, relay)
+        engines = engines_of("group", group)
+        shared = group_for(engines)
+    else:
+        engines = [engine_for(device)]
+        others = relays_of(engines[0], relay)
+        shared = group_for([*engines, *others]) if others else None
     torch = sys.modules.get("torch")
-    if torch is None and not engine.is_cuda:
+    if torch is None and not engines[0].is_cuda:
         import numpy as np  # noqa: F401  (the results are its arrays)
-    load = _core.WeightLoad(engine, paths, wanted)
+    load = _core.WeightLoad(engines, shared, paths, wanted)
     opaque = {name: _view_type(torch, type_name, name) for name, type_name in load.opaque_types()}
     load.start()
     _wait(load)
-    tensors = load.finish()
-    for name, dtype in opaque.items():
-        tensors[name] = tensors[name].view(dtype)
-    return tensors
+    loaded = load.finish()
+    for tensors in loaded:
+        for name, dtype in opaque.items():
+            tensors[name] = tensors[name].view(dtype)
+    return loaded[0] if group is None else loaded
 
 
 def _paths(files: Path | Iterable[Path]) -> list[str]:

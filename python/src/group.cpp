@@ -154,6 +154,7 @@ void bind_group(nb::module_& module) {
           },
           nb::arg("tree").none(), nb::arg("expand"))
       .def("relay", &Group::relay, nb::arg("tree").none(), nb::arg("expand"))
+      .def("carried", &Group::carried, "Bytes that each device has pulled over its link so far.")
       .def("close", &Group::close);
 }
 

@@ -23,12 +23,16 @@ class Group {
   /// Sends to the first device, over the links of all.
   [[nodiscard]] Flight relay(nb::handle tree, nb::handle expand);
 
+  /// Throws if it is closed or the process was forked.
+  [[nodiscard]] GroupEngine& engine() const;
+  /// Bytes that each device has pulled over its link so far.
+  [[nodiscard]] std::vector<std::size_t> carried() const { return engine().carried(); }
+
   /// Waits for the transfers and ends the threads. Before the engines are closed.
   void close();
 
  private:
   explicit Group(std::vector<std::shared_ptr<Engine>> engines);
-  [[nodiscard]] GroupEngine& engine() const;
   /// Enqueues the leaves that all shipments have in common. To the first device alone if there is only one
   /// shipment.
   void enqueue(std::vector<Shipment>& shipments) const;

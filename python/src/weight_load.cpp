@@ -14,9 +14,12 @@
 #include <algorithm>
 
 namespace penstock::python {
-WeightLoad::WeightLoad(std::shared_ptr<Engine> engine, const std::vector<std::filesystem::path>& files,
+
+WeightLoad::WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
+                       const std::vector<std::filesystem::path>& files,
                        const std::optional<std::vector<std::string>>& names)
-    : engine_(std::move(engine)) {
+    : engines_(std::move(engines)), group_(std::move(group)), blocks_(engines_.size()) {
+  for (std::size_t i = 0; i < engines_.size(); ++i) results_.emplace_back();
   const nb::gil_scoped_release unlocked;
   files_ = open_weights(files, names);
 }
@@ -39,44 +42,67 @@ std::vector<std::pair<std::string, std::string>> WeightLoad::opaque_types() cons
 
 std::shared_ptr<Storage> WeightLoad::host_memory(std::size_t bytes) const {
   const nb::gil_scoped_release unlocked;
-  return std::make_shared<HostStorage>(bytes, *engine_->device().host_workers(), WeightFile::kAlignment);
+  return std::make_shared<HostStorage>(bytes, *engines_.front()->device().host_workers(),
+                                       WeightFile::kAlignment);
 }
 
 void WeightLoad::start() {
-  engine_->reap();
-  TransferEngine& transfers = engine_->engine();
-  const bool cuda = engine_->is_cuda();
   Torch* const torch = Torch::get();
-  const StreamHandle current = cuda && torch != nullptr ? torch->current_stream(engine_->index()) : nullptr;
+  std::vector<StreamHandle> current;
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    Engine& engine = *engines_[i];
+    engine.reap();
+    (void)engine.engine();  // throws if it was closed
+    if (engine.is_cuda() && torch != nullptr) current.push_back(torch->current_stream(engine.index()));
+    make_tensors(i, torch);
+  }
+  if (stays_on_host()) return;
+  const nb::gil_scoped_release unlocked;
+  std::vector<Stream> streams;
+  streams.reserve(current.size());
+  std::vector<const Stream*> after;
+  for (std::size_t i = 0; i < current.size(); ++i) {
+    after.push_back(&streams.emplace_back(engines_[i]->device().wrap_stream(current[i])));
+  }
+  transfers_.reserve(files_.size());
+  for (std::size_t i = 0; i < files_.size(); ++i) transfers_.push_back(send(i, after));
+}
+
+void WeightLoad::make_tensors(std::size_t device, Torch* torch) {
   for (const WeightFile& file : files_) {
     const std::size_t bytes = std::max(file.bytes(), WeightFile::kAlignment);
-    blocks_.push_back(cuda ? engine_->allocate(bytes, torch != nullptr) : host_memory(bytes));
+    const auto block =
+        stays_on_host() ? host_memory(bytes) : engines_[device]->allocate(bytes, torch != nullptr);
+    blocks_[device].push_back(block);
     // Made before anything is read: a library may refuse a type.
     for (const WeightTensor& tensor : file.tensors()) {
-      std::byte* const at = blocks_.back()->data() + tensor.offset;
-      results_[nb::str(tensor.name.data(), tensor.name.size())] =
-          engine_->make(describe(tensor.dtype, tensor.shape), blocks_.back(), at, torch != nullptr);
+      results_[device][nb::str(tensor.name.data(), tensor.name.size())] = engines_[device]->make(
+          describe(tensor.dtype, tensor.shape), block, block->data() + tensor.offset, torch != nullptr);
     }
   }
-  if (!cuda) return;
-  const nb::gil_scoped_release unlocked;
-  std::optional<Stream> after;
-  if (torch != nullptr) after.emplace(engine_->device().wrap_stream(current));
-  transfers_.reserve(files_.size());
-  for (std::size_t i = 0; i < files_.size(); ++i) {
-    transfers_.push_back(
-        load_weights(transfers, files_[i], blocks_[i]->data(), {.after = after ? &*after : nullptr}));
+}
+
+Transfer WeightLoad::send(std::size_t file, const std::vector<const Stream*>& after) const {
+  if (!group_) {
+    return load_weights(engines_.front()->engine(), files_[file], blocks_.front()[file]->data(),
+                        {.after = after.empty() ? nullptr : after.front()});
   }
+  std::vector<std::byte*> destinations;
+  for (const Blocks& blocks : blocks_) destinations.push_back(blocks[file]->data());
+  GroupEngine& group = group_->engine();
+  return destinations.size() == group.group().size()
+             ? load_weights(group, files_[file], destinations, {.after = after})
+             : load_weights(group, 0, files_[file], destinations.front(), {.after = after});
 }
 
 void WeightLoad::wait() {
   const nb::gil_scoped_release unlocked;
   try {
     for (const Transfer& transfer : transfers_) transfer.synchronize();
-    if (engine_->is_cuda()) return;
-    const auto workers = engine_->device().host_workers();
+    if (!stays_on_host()) return;
+    const auto workers = engines_.front()->device().host_workers();
     for (std::size_t i = 0; i < files_.size(); ++i) {
-      files_[i].read_all(*workers, {blocks_[i]->data(), files_[i].bytes()}, &stop_);
+      files_[i].read_all(*workers, {blocks_.front()[i]->data(), files_[i].bytes()}, &stop_);
     }
   } catch (...) {
     cancel();
@@ -99,19 +125,21 @@ void WeightLoad::end_transfers() noexcept {
   }
 }
 
-nb::dict WeightLoad::finish() { return std::move(results_); }
+std::vector<nb::dict> WeightLoad::finish() { return std::move(results_); }
 
 void bind_weight_load(nb::module_& module) {
-  nb::class_<WeightLoad>(module, "WeightLoad", "Loads .safetensors files to one device, in steps.")
-      .def(nb::init<std::shared_ptr<Engine>, const std::vector<std::filesystem::path>&,
+  nb::class_<WeightLoad>(module, "WeightLoad", "Loads .safetensors files to devices, in steps.")
+      .def(nb::init<std::vector<std::shared_ptr<Engine>>, std::shared_ptr<Group>,
+                    const std::vector<std::filesystem::path>&,
                     const std::optional<std::vector<std::string>>&>(),
-           nb::arg("engine"), nb::arg("files"), nb::arg("names").none())
+           nb::arg("engines"), nb::arg("group").none(), nb::arg("files"), nb::arg("names").none())
       .def("opaque_types", &WeightLoad::opaque_types,
            "The tensors that will be arrays of bytes, each with its type in the file.")
       .def("start", &WeightLoad::start, "Allocates the memory, makes the tensors, and begins to read.")
       .def("wait", &WeightLoad::wait, "Blocks until all bytes are in their place.")
       .def("cancel", &WeightLoad::cancel, "Has `wait` end soon.")
-      .def("finish", &WeightLoad::finish, "The tensors by name; callable once, after `wait`.");
+      .def("finish", &WeightLoad::finish,
+           "The tensors by name, of each device; callable once, after `wait`.");
 }
 
 }  // namespace penstock::python

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine.hpp"
+#include "group.hpp"
 
 #include <penstock/data/weights.hpp>
 
@@ -21,8 +22,10 @@ namespace penstock::python {
 /// signals. It may be dropped at any of them.
 class WeightLoad {
  public:
-  /// Opens the files and reads their headers.
-  WeightLoad(std::shared_ptr<Engine> engine, const std::vector<std::filesystem::path>& files,
+  /// Opens the files and reads their headers. `engines`: of the devices that receive. `group`: of these or
+  /// more, whose links carry the bytes; the first receives alone, or all do. Null: one device, its own link.
+  WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
+             const std::vector<std::filesystem::path>& files,
              const std::optional<std::vector<std::string>>& names);
   ~WeightLoad();
   WeightLoad(const WeightLoad&) = delete;
@@ -30,27 +33,35 @@ class WeightLoad {
 
   /// The tensors that will be arrays of bytes, each with its type in the file.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> opaque_types() const;
-  /// Allocates the memory, makes the tensors, and begins to read if they are on a GPU. Blocks only for
-  /// memory.
+  /// Allocates the memory, makes the tensors, and begins to read, unless the host alone receives. Blocks only
+  /// for memory.
   void start();
   /// Blocks until all bytes are in their place. Throws what went wrong; nothing is read any more then.
   void wait();
   /// Has `wait` end soon. From any thread.
   void cancel() noexcept;
-  /// The tensors by name. Callable once, after `wait`.
-  [[nodiscard]] nb::dict finish();
+  /// The tensors by name, of each device. Callable once, after `wait`.
+  [[nodiscard]] std::vector<nb::dict> finish();
 
  private:
+  using Blocks = std::vector<std::shared_ptr<Storage>>;  ///< of each file
+
   [[nodiscard]] std::shared_ptr<Storage> host_memory(std::size_t bytes) const;
+  /// True if the file is read into the memory of the results.
+  [[nodiscard]] bool stays_on_host() const { return !group_ && !engines_.front()->is_cuda(); }
+  /// Makes the tensors of one device.
+  void make_tensors(std::size_t device, Torch* torch);
+  [[nodiscard]] Transfer send(std::size_t file, const std::vector<const Stream*>& after) const;
 
   void end_transfers() noexcept;
 
-  const std::shared_ptr<Engine> engine_;
+  const std::vector<std::shared_ptr<Engine>> engines_;
+  const std::shared_ptr<Group> group_;
   std::vector<WeightFile> files_;
-  std::vector<std::shared_ptr<Storage>> blocks_;  ///< of each file
+  std::vector<Blocks> blocks_;  ///< of each device
   std::vector<Transfer> transfers_;
   std::atomic<bool> stop_{false};
-  nb::dict results_;
+  std::vector<nb::dict> results_;  ///< of each device
 };
 
 void bind_weight_load(nb::module_& module);

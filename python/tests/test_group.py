@@ -1,13 +1,16 @@
 """Several devices that receive together, and one that receives over the links of others."""
 
 import logging
+import os
 
 import numpy as np
 import pytest
 import torch
 
 import penstock
-from penstock._engines import engine_for
+import safetensors_files as files
+from penstock import _core
+from penstock._engines import engine_for, group_for
 from penstock._transfers import expander_for
 from support import same
 
@@ -81,6 +84,58 @@ def test_arrays_that_are_on_a_device_stay_there_and_go_to_the_others(group, rand
     assert all(same(one, nest) for one in there)
 
 
+def write_model(random, tmp_path):
+    """Two files, and their tensors' bytes by name."""
+    parts = [files.mixed(random, ("F32", "BF16", "U8")), {"large": ("U8", (LARGE,), random.bytes(LARGE))}]
+    paths = [files.write(tmp_path / f"{i}.safetensors", part) for i, part in enumerate(parts)]
+    return paths, {name: data for part in parts for name, (_, _, data) in part.items()}
+
+
+def bytes_of(tensors):
+    return {name: tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def test_each_device_gets_all_weights(group, random, tmp_path):
+    paths, model = write_model(random, tmp_path)
+    there = penstock.load_safetensors(paths, group=group)
+    assert [bytes_of(tensors) for tensors in there] == [model] * len(group)
+    for spec, tensors in zip(group, there, strict=True):
+        engine = engine_for(spec)
+        assert engine.send(tensors["large"], expander_for(engine)).arrays == 0, "it is there already"
+    there[0]["large"].zero_()
+    assert bytes_of(there[1]) == model
+    some = penstock.load_safetensors(paths, names=["F32.17x3"], group=group)
+    assert [bytes_of(tensors) for tensors in some] == [{"F32.17x3": model["F32.17x3"]}] * len(group)
+
+
+def test_weights_come_over_the_links_of_others(group, random, tmp_path):
+    paths, model = write_model(random, tmp_path)
+    for relay in group[1:], "auto", []:
+        assert bytes_of(penstock.load_safetensors(paths, group[0], relay=relay)) == model
+
+
+def test_a_file_that_is_cut_meanwhile_is_an_error_of_all(group, random, tmp_path):
+    paths, model = write_model(random, tmp_path)
+    opened = _core.WeightLoad([engine_for(spec) for spec in group], group_of(group), list(map(str, paths)), None)
+    os.truncate(paths[1], LARGE // 2)
+    opened.start()
+    with pytest.raises(penstock.Error, match=r"1\.safetensors"):
+        opened.wait()
+    files.write(paths[1], {"large": ("U8", (LARGE,), model["large"])})
+    assert bytes_of(penstock.load_safetensors(paths, group[0], relay=group[1:])) == model
+
+
+def test_the_group_says_what_each_device_carried(group):
+    members = group_of(group)
+    before = members.carried()
+    penstock.to_device(torch.zeros(LARGE, dtype=torch.uint8), group=group)
+    assert sum(members.carried()) - sum(before) == LARGE
+
+
+def group_of(specs):
+    return group_for([engine_for(spec) for spec in specs])
+
+
 def test_devices_that_do_not_reach_each_other_pull_for_themselves(random, caplog):
     nest = large_nest(random)
     with caplog.at_level(logging.WARNING, "penstock"):
@@ -107,5 +162,10 @@ def test_what_has_no_meaning_is_refused():
         penstock.to_device([], "host:4", group=["host:4"])
     with pytest.raises(penstock.InvalidArgument, match="Leave out device"):
         penstock.to_device([], group=["host:4"], relay=["host:5"])
+    for wrong in {"device": "host:4"}, {"relay": ["host:5"]}:
+        with pytest.raises(penstock.InvalidArgument, match="Leave out device"):
+            penstock.load_safetensors("model", group=["host:4"], **wrong)
+    with pytest.raises(penstock.InvalidArgument, match="relay is a list of devices"):
+        penstock.load_safetensors("model", "host:4", relay="host:5")
     with pytest.raises(TypeError, match=r"batch\[0\]"):
         penstock.to_device([np.array(["a", None], dtype=object)], group=["host:4", "host:5"])

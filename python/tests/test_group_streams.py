@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
+import safetensors_files as files
 import stand_in_torch
 from fake_driver import LARGE, LATE_NS, SOON_NS, driver, over_the_fake_driver, random_bytes
 from penstock._engines import engine_for, group_for
@@ -55,6 +56,34 @@ def test_a_relay_comes_after_the_work_that_reads_its_memory():
             there = penstock.to_device(array, "cuda:0", relay=["cuda:1"])
             read.append(driver.read(stream, there.address, LARGE))
     assert [reading.bytes() for reading in read] == [array.tobytes() for array in sent]
+
+
+@over_the_fake_driver
+def test_weights_come_to_one_gpu_or_to_all(tmp_path):
+    data = random_bytes(3 * LARGE).tobytes()
+    path = files.write(tmp_path / "model", {"w": ("U8", (len(data),), data)})
+    for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
+        driver.delay_work(late, SOON_NS)
+        for loaded in [
+            *penstock.load_safetensors(path, group=GPUS),
+            penstock.load_safetensors(path, "cuda:0", relay=["cuda:1"]),
+            penstock.load_safetensors(path, "cuda:0", relay="auto"),
+        ]:
+            assert penstock.to_host(loaded["w"]).tobytes() == data
+        driver.reset()
+
+
+@over_the_fake_driver(torch=True)
+def test_weights_come_after_the_work_that_reads_their_memory(tmp_path):
+    stream, sent, read = driver.stream(), [random_bytes(LARGE).tobytes() for _ in range(4)], []
+    paths = [files.write(tmp_path / str(i), {"w": ("U8", (LARGE,), data)}) for i, data in enumerate(sent)]
+    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+    with stand_in_torch.current(stream):
+        for path in paths:
+            there = penstock.load_safetensors(path, "cuda:0", relay=["cuda:1"])
+            read.append(driver.read(stream, there["w"].address, LARGE))
+            del there
+    assert [reading.bytes() for reading in read] == sent
 
 
 @over_the_fake_driver

@@ -4,6 +4,7 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
+#include <penstock/core/function_ref.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/core/start_thread.hpp>
 #include <penstock/device/topology.hpp>
@@ -42,6 +43,12 @@ void check_group_options(const DeviceGroup& group, const GroupOptions& options) 
 
 class GroupEngineImpl {
  public:
+  /// What a function writes.
+  struct Filled {
+    std::size_t bytes = 0;
+    FillFunction fill;
+  };
+
   GroupEngineImpl(DeviceGroup group, GroupOptions options) : group_(std::move(group)) {
     if (options.profiles.empty()) {
       for (std::size_t i = 0; i < group_.size(); ++i) {
@@ -78,19 +85,18 @@ class GroupEngineImpl {
   GroupEngineImpl(const GroupEngineImpl&) = delete;
   GroupEngineImpl& operator=(const GroupEngineImpl&) = delete;
 
-  Transfer feed_once(std::span<std::byte* const> destinations, std::span<const GroupPiece> pieces,
-                     const GroupCopyOptions& options) {
+  /// The lanes of a transfer to all members.
+  std::vector<GroupJob::Lane> lanes_to_all(std::span<std::byte* const> destinations) const {
     if (destinations.size() != group_.size()) {
       throw InvalidArgument(fmt::format("{} destinations were given for a group of {}; give one for each",
                                         destinations.size(), group_.size()));
     }
     std::vector<GroupJob::Lane> lanes;
     for (const auto& clique : group_.cliques()) lanes.push_back({.carriers = clique, .receivers = clique});
-    return submit(std::move(lanes), {destinations.begin(), destinations.end()}, pieces, options);
+    return lanes;
   }
-
-  Transfer relay(std::size_t receiver, std::byte* destination, std::span<const GroupPiece> pieces,
-                 const GroupCopyOptions& options) {
+  /// The lane of a transfer to one member.
+  std::vector<GroupJob::Lane> lane_to(std::size_t receiver) const {
     if (receiver >= group_.size()) {
       throw InvalidArgument(
           fmt::format("member {} is not in a group of {}; members count from 0", receiver, group_.size()));
@@ -100,11 +106,26 @@ class GroupEngineImpl {
     for (std::size_t i = 0; i < group_.size(); ++i) {
       if (group_.reaches(i, receiver)) lane.carriers.push_back(i);
     }
-    std::vector<std::byte*> destinations(group_.size());
-    destinations[receiver] = destination;
-    return submit({std::move(lane)}, std::move(destinations), pieces, options);
+    return {std::move(lane)};
   }
 
+  template <typename Sent, typename Options>
+  Transfer feed_once(std::span<std::byte* const> destinations, Sent&& sent, const Options& options) {
+    return send(lanes_to_all(destinations), {destinations.begin(), destinations.end()},
+                std::forward<Sent>(sent), options);
+  }
+  template <typename Sent, typename Options>
+  Transfer relay(std::size_t receiver, std::byte* destination, Sent&& sent, const Options& options) {
+    std::vector<GroupJob::Lane> lane = lane_to(receiver);
+    std::vector<std::byte*> destinations(group_.size());
+    destinations[receiver] = destination;
+    return send(std::move(lane), std::move(destinations), std::forward<Sent>(sent), options);
+  }
+
+  [[nodiscard]] std::vector<std::size_t> carried() const {
+    const std::lock_guard lock(monitor_->mutex);
+    return carried_;
+  }
   [[nodiscard]] const DeviceGroup& group() const noexcept { return group_; }
   [[nodiscard]] bool is_forked() const noexcept { return generation_ != fork_generation(); }
 
@@ -130,6 +151,35 @@ class GroupEngineImpl {
     }
   };
 
+  Transfer send(std::vector<GroupJob::Lane> lanes, std::vector<std::byte*> destinations,
+                std::span<const GroupPiece> pieces, const GroupCopyOptions& options) {
+    const auto image_at = [&](std::byte* base) {
+      std::vector<TransferPiece> sent;
+      sent.reserve(pieces.size());
+      for (const GroupPiece& piece : pieces) {
+        sent.push_back({piece.source, base + piece.offset, piece.bytes});
+      }
+      const PackedPlan plan(sent, CopyDirection::h2d);
+      return GroupImage{.runs = plan.runs(), .base = base, .sources = plan, .fill = {}};
+    };
+    std::size_t bytes = 0;
+    for (const GroupPiece& piece : pieces) bytes += piece.bytes;
+    return submit(std::move(lanes), std::move(destinations), {bytes, pieces.size()}, image_at, options);
+  }
+
+  Transfer send(std::vector<GroupJob::Lane> lanes, std::vector<std::byte*> destinations, Filled filled,
+                const GroupFillOptions& options) {
+    if (!filled.fill) throw InvalidArgument("a fill has no function; give one that writes the bytes");
+    const auto image_at = [&](std::byte* base) {
+      return GroupImage{.runs = {{base, {0, filled.bytes}}},
+                        .base = base,
+                        .sources = std::nullopt,
+                        .fill = std::move(filled.fill)};
+    };
+    return submit(std::move(lanes), std::move(destinations), {filled.bytes, 1}, image_at,
+                  {.after = options.after});
+  }
+
   [[nodiscard]] bool is_locked(std::size_t member, const PackedPlan& plan,
                                std::optional<MemoryKind> kind) const {
     return std::ranges::all_of(plan.pieces(), [&](const TransferPiece& piece) {
@@ -141,9 +191,15 @@ class GroupEngineImpl {
     });
   }
 
-  /// `destinations` of the members that receive; the others' are null.
-  Transfer submit(std::vector<GroupJob::Lane> lanes, std::vector<std::byte*> destinations,
-                  std::span<const GroupPiece> pieces, const GroupCopyOptions& options) {
+  struct Amount {
+    std::size_t bytes = 0;
+    std::size_t pieces = 0;
+  };
+
+  /// `destinations` of the members that receive; the others' are null. `image_at` makes the image for one of
+  /// them.
+  Transfer submit(std::vector<GroupJob::Lane> lanes, std::vector<std::byte*> destinations, Amount amount,
+                  FunctionRef<GroupImage(std::byte*)> image_at, const GroupCopyOptions& options) {
     std::vector<std::size_t> receivers;
     for (const GroupJob::Lane& lane : lanes) {
       receivers.insert(receivers.end(), lane.receivers.begin(), lane.receivers.end());
@@ -153,9 +209,7 @@ class GroupEngineImpl {
       throw InvalidArgument(fmt::format("a transfer to {} devices comes after {} streams; give one for each",
                                         receivers.size(), options.after.size()));
     }
-    std::size_t bytes = 0;
-    for (const GroupPiece& piece : pieces) bytes += piece.bytes;
-    if (bytes == 0) return Transfer();
+    if (amount.bytes == 0) return Transfer();
     for (const std::size_t receiver : receivers) {
       const std::byte* const destination = destinations[receiver];
       if (destination == nullptr || !group_[receiver].owns(destination)) {
@@ -163,28 +217,24 @@ class GroupEngineImpl {
                                           destination == nullptr ? "null" : "not memory of that device"));
       }
     }
-    std::byte* const base = destinations[receivers.front()];
-    std::vector<TransferPiece> sent;
-    sent.reserve(pieces.size());
-    for (const GroupPiece& piece : pieces) sent.push_back({piece.source, base + piece.offset, piece.bytes});
-    PackedPlan plan(sent, CopyDirection::h2d);
+    GroupImage image = image_at(destinations[receivers.front()]);
 
     std::vector<bool> locked(group_.size());
     bool any_locked = false;
     unsigned threads = 0;
     for (const GroupJob::Lane& lane : lanes) {
       for (const std::size_t carrier : lane.carriers) {
-        locked[carrier] = is_locked(carrier, plan, options.source_kind);
+        locked[carrier] = image.sources && is_locked(carrier, *image.sources, options.source_kind);
         any_locked = any_locked || locked[carrier];
         if (!locked[carrier]) threads += members_[carrier]->threads();
       }
     }
     const auto state =
         std::make_shared<TransferState>(any_locked ? TransferPath::direct : TransferPath::staged,
-                                        CopyDirection::h2d, plan.payload_bytes(), pieces.size());
+                                        CopyDirection::h2d, amount.bytes, amount.pieces);
     state->set_threads(threads);
     const auto job =
-        std::make_shared<GroupJob>(state, std::move(plan), base, std::move(lanes), group_.size(), sizes_);
+        std::make_shared<GroupJob>(state, std::move(image), std::move(lanes), group_.size(), sizes_);
     job->destinations = std::move(destinations);
     job->locked = std::move(locked);
     for (std::size_t i = 0; i < options.after.size(); ++i) {
@@ -242,6 +292,7 @@ class GroupEngineImpl {
         const std::lock_guard lock(monitor_->mutex);
         if (job.is_over()) return;
         if (!job.sit_out(self)) return job.fail(std::current_exception());
+        monitor_->changed.notify_all();  // who gave way to it
       }
       log_warning(fmt::format("{} carries nothing of a group's transfer: {}", group_[self].info().spec,
                               error.what()));
@@ -252,12 +303,14 @@ class GroupEngineImpl {
       return;
     }
     std::unique_lock lock(monitor_->mutex);
-    const std::optional<ImageRange> chunk = job.take_chunk(self);
+    const std::optional<ImageRange> chunk = job.take_chunk(self, members_[self]->should_give_way(job, self));
     if (!chunk) return;
+    monitor_->changed.notify_all();  // who gives way may have waited for this
     lock.unlock();
     try {
       members_[self]->carry(job, self, *chunk, *slot);
       lock.lock();
+      carried_[self] += chunk->bytes();
     } catch (...) {
       lock.lock();
       job.fail(std::current_exception());
@@ -300,6 +353,7 @@ class GroupEngineImpl {
   const std::uint64_t generation_ = fork_generation();
   std::vector<std::unique_ptr<GroupMember>> members_;
   const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
+  std::vector<std::size_t> carried_ = std::vector<std::size_t>(group_.size());  // guarded by the monitor
   std::vector<std::thread> threads_;
 };
 
@@ -321,7 +375,7 @@ Transfer GroupEngine::feed_once(std::span<std::byte* const> destinations, std::s
 Transfer GroupEngine::feed_once(std::span<std::byte* const> destinations, const void* source,
                                 std::size_t bytes, const GroupCopyOptions& options) {
   const GroupPiece piece{static_cast<const std::byte*>(source), 0, bytes};
-  return impl_->feed_once(destinations, {&piece, 1}, options);
+  return impl_->feed_once(destinations, std::span(&piece, 1), options);
 }
 
 Transfer GroupEngine::relay(std::size_t receiver, std::byte* destination, std::span<const GroupPiece> pieces,
@@ -332,8 +386,21 @@ Transfer GroupEngine::relay(std::size_t receiver, std::byte* destination, std::s
 Transfer GroupEngine::relay(std::size_t receiver, void* destination, const void* source, std::size_t bytes,
                             const GroupCopyOptions& options) {
   const GroupPiece piece{static_cast<const std::byte*>(source), 0, bytes};
-  return impl_->relay(receiver, static_cast<std::byte*>(destination), {&piece, 1}, options);
+  return impl_->relay(receiver, static_cast<std::byte*>(destination), std::span(&piece, 1), options);
 }
+
+Transfer GroupEngine::feed_once_filled(std::span<std::byte* const> destinations, std::size_t bytes,
+                                       FillFunction fill, const GroupFillOptions& options) {
+  return impl_->feed_once(destinations, GroupEngineImpl::Filled{bytes, std::move(fill)}, options);
+}
+
+Transfer GroupEngine::relay_filled(std::size_t receiver, void* destination, std::size_t bytes,
+                                   FillFunction fill, const GroupFillOptions& options) {
+  return impl_->relay(receiver, static_cast<std::byte*>(destination),
+                      GroupEngineImpl::Filled{bytes, std::move(fill)}, options);
+}
+
+std::vector<std::size_t> GroupEngine::carried() const { return impl_->carried(); }
 
 const DeviceGroup& GroupEngine::group() const noexcept { return impl_->group(); }
 

@@ -5,6 +5,7 @@
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -15,6 +16,16 @@
 #include <vector>
 
 namespace penstock {
+
+/// What a transfer of a group sends: memory of the host, or what a function writes.
+struct GroupImage {
+  std::vector<DeviceRun> runs;  ///< where it lies in the destination at `base`; not empty
+  const std::byte* base = nullptr;
+  std::optional<PackedPlan> sources;
+  FillFunction fill;  ///< in place of sources
+
+  [[nodiscard]] std::size_t bytes() const { return runs.back().image.end; }
+};
 
 /// A transfer of a group in progress: which chunks are taken, and by whom. What changes is guarded by the
 /// mutex of the engine.
@@ -32,11 +43,10 @@ class GroupJob {
     std::size_t largest = 0;
   };
 
-  GroupJob(std::shared_ptr<TransferState> transfer, PackedPlan image, const std::byte* image_base,
-           std::vector<Lane> shared, std::size_t members, ChunkSizes chunk_sizes)
+  GroupJob(std::shared_ptr<TransferState> transfer, GroupImage sent, std::vector<Lane> shared,
+           std::size_t members, ChunkSizes chunk_sizes)
       : state(std::move(transfer)),
-        plan(std::move(image)),
-        base(image_base),
+        image(std::move(sent)),
         destinations(members),
         locked(members),
         after(no_events(members)),
@@ -53,8 +63,7 @@ class GroupJob {
 
   // Fixed once it is shared.
   const std::shared_ptr<TransferState> state;
-  const PackedPlan plan;
-  const std::byte* const base;           ///< the destination that the plan's pieces name
+  const GroupImage image;
   std::vector<std::byte*> destinations;  ///< of each member; null if it does not receive
   std::vector<bool> locked;              ///< each member: whether its device reads the sources in place
   std::vector<EventPool::Handle> after;  ///< what each destination waits for; may be null
@@ -67,21 +76,26 @@ class GroupJob {
 
   [[nodiscard]] bool has_chunk(std::size_t member) const {
     const Carrier& carrier = carriers_[member];
-    return !stopping() && carrier.lane != nullptr && !carrier.sits_out && has_chunk(*carrier.lane);
+    return !stopping() && carrier.lane != nullptr && !carrier.sits_out && !waits(carrier) &&
+           has_chunk(*carrier.lane);
   }
 
   /// The next chunk for a member, who returns it; none if others have taken the last. Chunks grow while the
-  /// link fills, and shrink at the end, so that all links end together.
-  [[nodiscard]] std::optional<ImageRange> take_chunk(std::size_t member) {
+  /// link fills, and shrink at the end, so that all links end together. A member that gives way takes a
+  /// probe, by which it sees when the others are gone. It then waits while the receiver's own link carries
+  /// some chunks.
+  [[nodiscard]] std::optional<ImageRange> take_chunk(std::size_t member, bool gives_way) {
     if (!has_chunk(member)) return std::nullopt;
     Carrier& carrier = carriers_[member];
     Lane& lane = *carrier.lane;
-    const std::size_t left = plan.image_bytes() - lane.taken;
+    const std::size_t left = image.bytes() - lane.taken;
     const std::size_t fair = std::max(left / (2 * lane.carriers.size()), sizes_.smallest);
-    const std::size_t bytes = std::min(align_up(std::min(fair, carrier.next_bytes), kAlignment), left);
-    carrier.next_bytes = std::min(2 * carrier.next_bytes, sizes_.largest);
+    const std::size_t most = gives_way ? sizes_.largest / 2 : carrier.next_bytes;
+    const std::size_t bytes = std::min(align_up(std::min(fair, most), kAlignment), left);
+    if (!gives_way) carrier.next_bytes = std::min(2 * carrier.next_bytes, sizes_.largest);
     ++out_;
     const std::size_t begin = std::exchange(lane.taken, lane.taken + bytes);
+    carrier.waits_until = gives_way ? lane.taken + kChunksToAProbe * sizes_.largest : 0;
     return ImageRange{begin, begin + bytes};
   }
 
@@ -116,11 +130,14 @@ class GroupJob {
 
  private:
   static constexpr std::size_t kAlignment = 4096;
+  // A probe is half a chunk: 3 % of the bytes.
+  static constexpr std::size_t kChunksToAProbe = 16;
 
   struct Carrier {
     Lane* lane = nullptr;  ///< null: it does not carry
     std::size_t next_bytes = 0;
     bool sits_out = false;
+    std::size_t waits_until = 0;  ///< bytes that the lane has taken by then
   };
 
   static std::vector<EventPool::Handle> no_events(std::size_t count) {
@@ -130,7 +147,11 @@ class GroupJob {
     return events;
   }
 
-  [[nodiscard]] bool has_chunk(const Lane& lane) const { return lane.taken != plan.image_bytes(); }
+  /// Not if the receiver cannot carry: nobody might be left.
+  [[nodiscard]] bool waits(const Carrier& carrier) const {
+    return carrier.lane->taken < carrier.waits_until && !carriers_[carrier.lane->receivers.front()].sits_out;
+  }
+  [[nodiscard]] bool has_chunk(const Lane& lane) const { return lane.taken != image.bytes(); }
 
   std::vector<Lane> lanes_;
   const ChunkSizes sizes_;

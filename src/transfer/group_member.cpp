@@ -15,8 +15,21 @@ constexpr EventWait kRoomWait = EventWait::sleep;
 constexpr std::size_t kSmallestFill = std::size_t{64} << 10;
 constexpr std::size_t kLargestFill = std::size_t{512} << 10;
 constexpr std::size_t kMemberSegment = std::size_t{1} << 20;  // larger requests take their exact size
+// The gaps between more copies than these would show in a chunk's rate.
+constexpr std::size_t kFewCopies = 8;
+
+double rate_of(std::size_t bytes, std::size_t copies, double seconds) {
+  return copies <= kFewCopies ? static_cast<double>(bytes) / seconds : RelayPace::kUnknown;
+}
 
 }  // namespace
+
+GroupMember::RelayBuffer::RelayBuffer(const Device& device, Buffer buffer)
+    : memory(std::move(buffer)),
+      pull_begins(device.create_event(EventTiming::on)),
+      pulled(device.create_event(EventTiming::on)),
+      push_begins(device.create_event(EventTiming::on)),
+      pushed(device.create_event(EventTiming::on, kRoomWait)) {}
 
 GroupMember::GroupMember(Device device, GroupMemberOptions options)
     : device_(std::move(device)),
@@ -28,19 +41,45 @@ GroupMember::GroupMember(Device device, GroupMemberOptions options)
       memory_(make_device_pool(device_, {.segment_bytes = kMemberSegment})),
       link_(device_.create_stream()),
       push_(device_.create_stream()),
-      arrived_(device_.create_event()) {}
+      pulled_(device_.create_event()) {}
 
 PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t self) {
   const bool in_place = job.locked[self];
   std::optional<PinnedRing>& ring = in_place ? in_place_ : staged_;
   if (!ring) ring.emplace(device_, pinned_, options_.slots, in_place ? 0 : options_.chunk_bytes, kRoomWait);
-  while (job.destinations[self] == nullptr && relays_.size() < options_.slots) {
-    relays_.push_back({memory_.allocate(options_.chunk_bytes), device_.create_event()});
+  const bool relays = job.destinations[self] == nullptr;
+  while (relays && relays_.size() < options_.slots) {
+    relays_.emplace_back(device_, memory_.allocate(options_.chunk_bytes));
   }
   const auto begin = std::chrono::steady_clock::now();
   PinnedRing::Slot& slot = ring->next();
+  if (relays) {
+    const RelayBuffer& next = relays_[relay_turn_ % relays_.size()];
+    if (next.chunk) next.pushed.synchronize();
+    read_times();
+  }
   job.state->account(0, 0, seconds_since(begin));
   return slot;
+}
+
+void GroupMember::read_times() {
+  for (std::size_t i = 0; i < relays_.size(); ++i) {
+    RelayBuffer& relay = relays_[(relay_turn_ + i) % relays_.size()];
+    if (!relay.chunk) continue;
+    if (!relay.pushed.query()) return;
+    const RelayedChunk chunk = *std::exchange(relay.chunk, std::nullopt);
+    if (2 * chunk.bytes < options_.chunk_bytes) continue;  // its latency would show
+    paces_[chunk.receiver].note(
+        rate_of(chunk.bytes, chunk.pulls, relay.pulled.seconds_since(relay.pull_begins)),
+        rate_of(chunk.bytes, chunk.pushes, relay.pushed.seconds_since(relay.push_begins)));
+  }
+}
+
+bool GroupMember::should_give_way(const GroupJob& job, std::size_t self) const {
+  const GroupJob::Lane& lane = job.lane_of(self);
+  const auto pace = paces_.find(lane.receivers.front());
+  return job.destinations[self] == nullptr && pace != paces_.end() &&
+         pace->second.is_busy(lane.carriers.size() - 1);
 }
 
 void GroupMember::carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
@@ -58,7 +97,13 @@ void GroupMember::fill(const GroupJob& job, ImageRange range, std::byte* slot) c
   const std::size_t part = std::clamp(align_up(range.bytes() / threads_, 4096), kSmallestFill, kLargestFill);
   const auto fill_part = [&](std::size_t number) {
     const std::size_t from = range.begin + number * part;
-    job.plan.pack({from, std::min(from + part, range.end)}, slot + (from - range.begin), options_.stores);
+    const ImageRange here{from, std::min(from + part, range.end)};
+    std::byte* const there = slot + (from - range.begin);
+    if (job.image.sources) {
+      job.image.sources->pack(here, there, options_.stores);
+    } else {
+      job.image.fill(here.begin, {there, here.bytes()});
+    }
   };
   workers_->for_each((range.bytes() + part - 1) / part, fill_part, threads_);
   job.state->account(0, seconds_since(begin), 0);
@@ -67,23 +112,23 @@ void GroupMember::fill(const GroupJob& job, ImageRange range, std::byte* slot) c
 void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
   std::byte* const here = job.destinations[self];
   RelayBuffer* const relay = here != nullptr ? nullptr : &relays_[relay_turn_++ % relays_.size()];
-  const std::byte* const first = job.base;
+  const std::byte* const first = job.image.base;
   const auto place = [&](std::size_t offset, std::size_t in_range) {
     return here != nullptr ? here + offset : relay->memory.data() + in_range;
   };
   std::size_t copies = 0;
 
-  if (relay != nullptr) link_.wait(relay->pushed);
   if (job.after[self]) link_.wait(*job.after[self]);
+  if (relay != nullptr) relay->pull_begins.record(link_);
   if (job.locked[self]) {
-    job.plan.for_each_part(
+    job.image.sources->for_each_part(
         range, [&](const TransferPiece& piece, std::size_t from, std::size_t in_range, std::size_t bytes) {
           const auto offset = static_cast<std::size_t>(piece.destination - first) + from;
           link_.copy(place(offset, in_range), piece.source + from, bytes, CopyDirection::h2d);
           ++copies;
         });
   } else {
-    for_each_run(job.plan.runs(), range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
+    for_each_run(job.image.runs, range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
       const std::size_t in_range = image - range.begin;
       link_.copy(place(static_cast<std::size_t>(run - first), in_range), slot.data() + in_range, bytes,
                  CopyDirection::h2d);
@@ -91,16 +136,19 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, Pin
     });
   }
   slot.sent(link_);
+  const std::size_t pulls = copies;
 
-  arrived_.record(link_);
-  push_.wait(arrived_);
+  Event& pulled = relay != nullptr ? relay->pulled : pulled_;
+  pulled.record(link_);
+  push_.wait(pulled);
   const std::vector<std::size_t>& receivers = job.lane_of(self).receivers;
   // Each begins with the one after itself, so that not all push to the same one.
   const auto next = std::ranges::upper_bound(receivers, self);
   const auto push_to = [&](std::size_t receiver) {
     if (receiver == self) return;
     if (job.after[receiver]) push_.wait(*job.after[receiver]);
-    for_each_run(job.plan.runs(), range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
+    if (relay != nullptr) relay->push_begins.record(push_);
+    for_each_run(job.image.runs, range, [&](const std::byte* run, std::size_t image, std::size_t bytes) {
       const auto offset = static_cast<std::size_t>(run - first);
       push_.copy(job.destinations[receiver] + offset, place(offset, image - range.begin), bytes,
                  CopyDirection::d2d);
@@ -109,7 +157,10 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, Pin
   };
   std::for_each(next, receivers.end(), push_to);
   std::for_each(receivers.begin(), next, push_to);
-  if (relay != nullptr) relay->pushed.record(push_);
+  if (relay != nullptr) {
+    relay->pushed.record(push_);
+    relay->chunk = {receivers.front(), range.bytes(), pulls, copies - pulls};
+  }
   // Not once at the end: by then, chunks of later transfers may be on the stream.
   EventPool::Handle& end = job.ends[self];
   if (!end) end = events_->take();

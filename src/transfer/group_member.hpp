@@ -1,6 +1,7 @@
 #pragma once
 
 #include "transfer/group_job.hpp"
+#include "transfer/relay_pace.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/host_workers.hpp>
@@ -10,6 +11,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,7 +32,9 @@ struct GroupMemberOptions {
 ///
 /// The push of a chunk waits for the link's copy of that chunk alone, so that both go on at once. A slot of
 /// pinned memory is free once the link's copy is done, a relay buffer once the push is. The host waits for
-/// the former. It thereby has at most as many chunks of a transfer on the link as there are slots.
+/// both. It thereby has at most as many chunks of a transfer on the link as there are slots.
+///
+/// The device times what it relays. The host reads the times later, and never waits for them.
 class GroupMember {
  public:
   GroupMember(Device device, GroupMemberOptions options);
@@ -38,7 +42,10 @@ class GroupMember {
   /// Makes what `job` needs and blocks the host until the link has room for a chunk. Returns the slot that
   /// the chunk takes. Throws OutOfMemory, DeviceError.
   [[nodiscard]] PinnedRing::Slot& wait_for_room(const GroupJob& job, std::size_t self);
-  /// Enqueues a chunk of `job`, and marks its end. If it throws, nothing is on its way.
+  /// True if others use the wires over which this member would relay. Call it after wait_for_room.
+  [[nodiscard]] bool should_give_way(const GroupJob& job, std::size_t self) const;
+  /// Enqueues a chunk of `job`, and marks its end. If it throws, nothing is on its way. Throws DeviceError,
+  /// or what the job's fill throws.
   void carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
   /// Blocks the host until the device has done what was carried so far, or has failed.
   void drain() noexcept;
@@ -47,11 +54,25 @@ class GroupMember {
   [[nodiscard]] unsigned threads() const noexcept { return threads_; }
 
  private:
+  struct RelayedChunk {
+    std::size_t receiver = 0;
+    std::size_t bytes = 0;
+    std::size_t pulls = 0;  ///< copies
+    std::size_t pushes = 0;
+  };
   struct RelayBuffer {
+    RelayBuffer(const Device& device, Buffer buffer);
+
     Buffer memory;
+    Event pull_begins;
+    Event pulled;
+    Event push_begins;
     Event pushed;
+    std::optional<RelayedChunk> chunk;  ///< until its times are read
   };
 
+  /// Reads the times of the chunks whose push is done. Does not block.
+  void read_times();
   void fill(const GroupJob& job, ImageRange range, std::byte* slot) const;
   void enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
 
@@ -64,11 +85,12 @@ class GroupMember {
   Pool memory_;
   const Stream link_;
   const Stream push_;
-  Event arrived_;
+  Event pulled_;                        // of a chunk that lands in its destination
   std::optional<PinnedRing> staged_;    // made when first needed
   std::optional<PinnedRing> in_place_;  // slots without memory: only the number of chunks is bounded
   std::deque<RelayBuffer> relays_;
   std::size_t relay_turn_ = 0;
+  std::map<std::size_t, RelayPace> paces_;  // by receiver
 };
 
 }  // namespace penstock

@@ -1,5 +1,6 @@
 #include "data/weight_files.hpp"
 #include "transfer/engine_fixture.hpp"
+#include "transfer/group_fixture.hpp"
 
 #include <penstock/loader/load_weights.hpp>
 
@@ -49,6 +50,32 @@ TEST_P(LoadWeightsTest, ACutMeanwhileIsAnErrorAndTheEngineGoesOn) {
   static_cast<void>(directory_.write("model.safetensors", test::safetensors(weights)));
   load_weights(engine, file, device.data()).synchronize();
   EXPECT_EQ(first_difference(read(device.data(), 1'000'000, device_->create_stream()), weights[0].data), -1);
+}
+
+class LoadWeightsToAGroupTest : public GroupTest {
+ protected:
+  test::TempDirectory directory_;
+};
+PENSTOCK_GROUP_SUITE(LoadWeightsToAGroupTest);
+
+TEST_P(LoadWeightsToAGroupTest, EveryTensorArrivesAtItsPlace) {
+  std::vector<test::Weight> weights{
+      {"bias", "BF16", {3}}, {"large", "F32", {700, 1001}}, {"last", "U8", {7}}};
+  test::fill_randomly(weights, 1);
+  const WeightFile file(directory_.write("model.safetensors", test::safetensors(weights)));
+  std::vector<std::byte> expected(file.bytes());
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    std::ranges::copy(weights[i].data,
+                      expected.begin() + static_cast<std::ptrdiff_t>(file.tensors()[i].offset));
+  }
+  GroupEngine engine(DeviceGroup(devices_), small_chunks());
+  for (std::size_t receiver = 0; receiver < size(); ++receiver) {
+    const auto buffers = poisoned_for_all(file.bytes());
+    load_weights(engine, receiver, file, buffers[receiver].data()).synchronize();
+    EXPECT_EQ(first_difference(read(receiver, buffers[receiver], file.bytes()), expected), -1);
+  }
+  const auto buffers = poisoned_for_all(file.bytes());
+  expect_everywhere(load_weights(engine, file, places(buffers)), buffers, expected);
 }
 
 }  // namespace

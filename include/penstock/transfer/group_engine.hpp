@@ -3,6 +3,7 @@
 #include <penstock/device/device_group.hpp>
 #include <penstock/transfer/link_profile.hpp>
 #include <penstock/transfer/transfer.hpp>
+#include <penstock/transfer/transfer_engine.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -40,6 +41,11 @@ struct GroupCopyOptions {
   std::vector<const Stream*> after = {};
 };
 
+struct GroupFillOptions {
+  /// As in GroupCopyOptions.
+  std::vector<const Stream*> after = {};
+};
+
 /// Moves bytes from a host to the devices of a group, over the links of all of them at once. Thread-safe.
 ///
 /// A transfer is cut into chunks. Each member takes the next chunk when its link has room for it: it pulls
@@ -74,12 +80,25 @@ class GroupEngine {
                                    std::size_t bytes, const GroupCopyOptions& options = {});
 
   /// Sends to one member, the `receiver`, over the links of all that reach it. The others pull into buffers
-  /// of their own. Otherwise as feed_once.
+  /// of their own, and give way: if others use such a member's link, or its way to the receiver, its chunks
+  /// take longer. It then carries only a probe now and then, until it finds the wires free again. Others are
+  /// not noticed if they are there from the first chunk of the engine on. Otherwise as feed_once.
   [[nodiscard]] Transfer relay(std::size_t receiver, std::byte* destination,
                                std::span<const GroupPiece> pieces, const GroupCopyOptions& options = {});
   [[nodiscard]] Transfer relay(std::size_t receiver, void* destination, const void* source, std::size_t bytes,
                                const GroupCopyOptions& options = {});
 
+  /// The same with a function in place of a source, which writes into the members' pinned slots:
+  /// TransferEngine::fill says what it may do, and what if it throws. Each byte is asked for once; but once
+  /// for each clique, if some members do not reach each other. Throws InvalidArgument if `fill` is empty too.
+  [[nodiscard]] Transfer feed_once_filled(std::span<std::byte* const> destinations, std::size_t bytes,
+                                          FillFunction fill, const GroupFillOptions& options = {});
+  [[nodiscard]] Transfer relay_filled(std::size_t receiver, void* destination, std::size_t bytes,
+                                      FillFunction fill, const GroupFillOptions& options = {});
+
+  /// Bytes that each member has pulled over its link since the engine was made. Of two calls, the difference
+  /// shows the share of each.
+  [[nodiscard]] std::vector<std::size_t> carried() const;
   [[nodiscard]] const DeviceGroup& group() const noexcept;
 
  private:

@@ -1,0 +1,71 @@
+#include "transfer/relay_pace.hpp"
+
+#include <gtest/gtest.h>
+
+namespace penstock::testing {
+namespace {
+
+constexpr double kPull = 50e9;
+constexpr double kPush = 400e9;
+
+RelayPace undisturbed() {
+  RelayPace pace;
+  pace.note(kPull, kPush);
+  return pace;
+}
+
+void note(RelayPace& pace, int chunks, double pull, double push) {
+  for (int i = 0; i < chunks; ++i) pace.note(pull, push);
+}
+
+TEST(RelayPace, SeesThatTheLinkOrTheWayToTheReceiverIsBusy) {
+  for (const auto& [pull, push, busy] : {std::tuple{1.0, 1.0, false},
+                                         {0.8, 0.8, false},
+                                         {0.5, 1.0, true},
+                                         {1.0, 0.5, true},
+                                         {0.65, 1.0, true},
+                                         {1.0, 0.65, true}}) {
+    RelayPace pace = undisturbed();
+    note(pace, 3, pull * kPull, push * kPush);
+    EXPECT_EQ(pace.is_busy(1), busy) << pull << " " << push;
+    pace.note(kPull, kPush);
+    EXPECT_FALSE(pace.is_busy(1));
+  }
+}
+
+TEST(RelayPace, IsNotMovedByTwoSlowChunks) {
+  RelayPace pace = undisturbed();
+  note(pace, 2, kPull / 10, kPush / 10);
+  EXPECT_FALSE(pace.is_busy(1));
+  pace.note(kPull / 10, kPush / 10);
+  EXPECT_TRUE(pace.is_busy(1));
+}
+
+TEST(RelayPace, KnowsNothingBeforeItsFirstChunks) {
+  RelayPace pace;
+  EXPECT_FALSE(pace.is_busy(1));
+  note(pace, 3, kPull, kPush);
+  EXPECT_FALSE(pace.is_busy(1));
+}
+
+TEST(RelayPace, TakesAChunkThatTellsNothingForAGoodOne) {
+  RelayPace pace = undisturbed();
+  note(pace, 3, kPull / 10, kPush / 10);
+  pace.note(RelayPace::kUnknown, RelayPace::kUnknown);
+  EXPECT_FALSE(pace.is_busy(1));
+  note(pace, 3, kPull, kPush);
+  EXPECT_FALSE(pace.is_busy(1)) << "it is not the best";
+}
+
+// Three relays bring 150 GB/s. What two of them leave of 400 is 300.
+TEST(RelayPace, ExpectsThatOtherRelaysPushToTheSameReceiver) {
+  RelayPace pace = undisturbed();
+  note(pace, 3, kPull, 250e9);
+  EXPECT_TRUE(pace.is_busy(1));
+  EXPECT_FALSE(pace.is_busy(3));
+  note(pace, 3, kPull, 200e9);
+  EXPECT_TRUE(pace.is_busy(3));
+}
+
+}  // namespace
+}  // namespace penstock::testing

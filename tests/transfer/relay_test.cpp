@@ -1,0 +1,199 @@
+// Members that relay give way to others. The links are modelled, so that others on them take their time.
+
+#include "support/comes_true.hpp"
+#include "transfer/group_fixture.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace penstock::testing {
+namespace {
+
+constexpr std::size_t kChunk = 256 * 1024;
+constexpr std::size_t kChunks = 80;
+// One at the start, and one for each 16 chunks that others carry; each is half a chunk.
+constexpr std::size_t kProbes = (1 + kChunks / 16) * kChunk / 2;
+
+/// Three devices: 0 receives, 1 and 2 relay.
+class RelayTest : public GroupTest {
+ protected:
+  void SetUp() override {
+    GroupTest::SetUp();
+    if (IsSkipped()) return;
+    make_engine();
+    data_ = random_bytes(kChunks * kChunk, 1);
+    locked_.emplace(plain_, data_);
+    received_.emplace(poisoned(0, data_.size()));
+  }
+
+  void make_engine() {
+    engine_.emplace(DeviceGroup(devices_), GroupOptions{.threads = 2, .chunk_bytes = kChunk, .slots = 2});
+  }
+
+  /// Relays the data, compares them, and returns the bytes that each member carried.
+  std::vector<std::size_t> carried_once() {
+    poison(0, *received_);
+    const GroupPiece whole{locked_->data(), 0, data_.size()};
+    std::vector<std::size_t> carried = carried_of({&whole, 1});
+    EXPECT_EQ(first_difference(read(0, *received_, data_.size()), data_), -1);
+    return carried;
+  }
+  std::vector<std::size_t> carried_of(std::span<const GroupPiece> pieces) {
+    const std::vector<std::size_t> before = engine_->carried();
+    engine_->relay(0, received_->data(), pieces).synchronize();
+    std::vector<std::size_t> carried = engine_->carried();
+    for (std::size_t i = 0; i < size(); ++i) carried[i] -= before[i];
+    return carried;
+  }
+
+  /// True once a transfer is carried as `expected` says. Several are tried: on a busy host some chunks are
+  /// late.
+  template <typename Expected>
+  [[nodiscard]] bool soon(Expected&& expected) {
+    for (int i = 0; i < 50; ++i) {
+      if (expected(carried_once())) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] bool soon_carries_its_share(std::size_t member) {
+    return soon([&](const auto& carried) { return carried[member] > kChunks * kChunk / 5; });
+  }
+
+  std::optional<GroupEngine> engine_;
+  std::vector<std::byte> data_;
+  std::optional<LockedForAll> locked_;
+  std::optional<Buffer> received_;
+};
+INSTANTIATE_TEST_SUITE_P(, RelayTest,
+                         ::testing::Values(GroupCase{"HostLinks",
+                                                     {"host:0,memory=256MiB,link=0.1,peer=0.4",
+                                                      "host:1,memory=256MiB,link=0.1,peer=0.4",
+                                                      "host:2,memory=256MiB,link=0.1,peer=0.4"}}),
+                         [](const auto& each) { return each.param.name; });
+
+/// Copies from one place to another all the time. Whoever else uses the wire waits for one or two copies.
+class Traffic {
+ public:
+  Traffic(const Device& device, std::byte* to, const std::byte* from, std::size_t bytes,
+          CopyDirection direction) {
+    for (int i = 0; i < 2; ++i) {
+      threads_.emplace_back([=, this, stream = device.create_stream()] {
+        while (!over_) {
+          for (int each = 0; each < 8; ++each) stream.copy(to, from, bytes, direction);
+          stream.synchronize();
+        }
+      });
+    }
+  }
+  ~Traffic() {
+    over_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Traffic(const Traffic&) = delete;
+  Traffic& operator=(const Traffic&) = delete;
+
+ private:
+  std::atomic<bool> over_{false};
+  std::vector<std::thread> threads_;
+};
+
+TEST_P(RelayTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
+  const Buffer there = poisoned(1, 4 * kChunk);
+  const Buffer elsewhere = poisoned(2, 4 * kChunk);
+  const LockedForAll host(plain_, kChunk);
+  for (const bool on_link : {false, true}) {
+    EXPECT_TRUE(soon_carries_its_share(1));
+    {
+      const Traffic traffic(plain_[1], on_link ? there.data() : elsewhere.data(),
+                            on_link ? host.data() : there.data(), on_link ? kChunk : 4 * kChunk,
+                            on_link ? CopyDirection::h2d : CopyDirection::d2d);
+      EXPECT_TRUE(soon([&](const auto& carried) { return carried[1] <= kProbes; }));
+      EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
+    }
+    EXPECT_TRUE(soon_carries_its_share(1));
+  }
+}
+
+TEST_P(RelayTest, GivesWayWithinAFewChunks) {
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  const std::vector<std::size_t> at_first = carried_once();
+  const std::vector<std::size_t> then = carried_once();
+  for (const std::size_t i : {1u, 2u}) {
+    EXPECT_LE(at_first[i], kProbes + 6 * kChunk);
+    EXPECT_LE(then[i], kProbes);
+    EXPECT_GT(then[i], kChunk / 2) << "after the first probe, it looks again whether the others are gone";
+    faulty_[i]->set_clock_rate(1);
+  }
+  EXPECT_TRUE(soon_carries_its_share(1));
+}
+
+// Their latency, and the gaps between copies, would show in the rates of the following two. So they are not
+// judged, even if they take long.
+
+TEST_P(RelayTest, SmallChunksAreNotJudged) {
+  DeviceTuning tuning = plain_[0].info().tuning;
+  tuning.first_staged_chunk = 4096;
+  faulty_[0]->tune(tuning);
+  make_engine();
+  const GroupPiece small{locked_->data(), 0, kChunk / 2};
+  const auto others_carry = [&] {
+    std::size_t bytes = 0;
+    for (int i = 0; i < 10; ++i) {
+      const std::vector<std::size_t> carried = carried_of({&small, 1});
+      bytes += carried[1] + carried[2];
+    }
+    return bytes > 10 * small.bytes / 2;
+  };
+  bool carried = false;
+  for (int i = 0; i < 5 && !carried; ++i) {
+    EXPECT_TRUE(soon_carries_its_share(1));
+    EXPECT_TRUE(soon_carries_its_share(2));
+    faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(20));  // so that the others carry
+    for (const std::size_t neighbour : {1u, 2u}) faulty_[neighbour]->set_clock_rate(1000);
+    carried = others_carry();
+    for (const std::size_t neighbour : {1u, 2u}) faulty_[neighbour]->set_clock_rate(1);
+    faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(0));
+  }
+  EXPECT_TRUE(carried);
+}
+
+TEST_P(RelayTest, ManyCopiesAreNotJudged) {
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+  faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(1));
+  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  std::vector<GroupPiece> apart;
+  for (std::size_t at = 0; at < data_.size(); at += 8192) apart.push_back({locked_->data() + at, at, 4096});
+  const auto others_carry = [&] {
+    const std::vector<std::size_t> carried = carried_of(apart);
+    return carried[1] + carried[2] > data_.size() / 4;
+  };
+  bool carried = false;
+  for (int i = 0; i < 10 && !carried; ++i) carried = others_carry();
+  EXPECT_TRUE(carried);
+  EXPECT_TRUE(others_carry()) << "what it saw first was not slow";
+}
+
+TEST_P(RelayTest, GivesWayToNobodyIfTheReceiverCannotCarry) {
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  carried_once();
+  // Its slots are refused when the others wait for it to carry.
+  const auto exhaust = [] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    throw OutOfMemory("a test's memory", 1, 1, 0);
+  };
+  faulty_[0]->fail(Entry::host_register, 1, FaultyBackend::kForever, exhaust);
+  faulty_[0]->fail(Entry::host_allocate, 1, FaultyBackend::kForever, exhaust);
+  poison(0, *received_);
+  const Transfer transfer = engine_->relay(0, received_->data(), data_.data(), data_.size());
+  ASSERT_TRUE(comes_true([&] { return transfer.query(); }));
+  EXPECT_EQ(first_difference(read(0, *received_, data_.size()), data_), -1);
+}
+
+}  // namespace
+}  // namespace penstock::testing
