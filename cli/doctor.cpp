@@ -110,8 +110,10 @@ int run_doctor(const DoctorOptions& options, const Environment& environment) {
   if (!options.command.empty()) return run_recording_doctor(options, environment);
   if (!options.record.empty()) throw UsageError("--record needs a program; write it behind --, at the end");
   if (!options.trace.empty()) return run_trace_doctor(options, environment);
-  for (const auto& [option, file] : {std::pair("--budget", &options.budget), {"--profile", &options.profile},
-                                     {"--html", &options.html}, {"--perfetto", &options.perfetto}}) {
+  for (const auto& [option, file] : {std::pair("--budget", &options.budget),
+                                     {"--profile", &options.profile},
+                                     {"--html", &options.html},
+                                     {"--perfetto", &options.perfetto}}) {
     if (!file->empty()) throw UsageError(fmt::format("{} needs a trace, a recording or a program", option));
   }
   const LoaderName loader = parse_loader(options.loader);

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -656,3 +657,47 @@ def test_an_order_is_not_drawn_on_in_a_forked_child():
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert len(order.next()) == len(first), "the parent goes on"
+
+
+@pytest.mark.parametrize("pause", [0, 0.002])
+def test_a_drawn_order_is_pytorchs_however_fast_it_is_taken(pause):
+    for seed in range(5):
+        order = _core.TorchOrder(seed, 20_000)
+        taken = []
+        while block := order.next():
+            taken.append(np.frombuffer(block, np.int64))
+            time.sleep(pause)
+        wanted = torch.randperm(20_000, generator=torch.Generator().manual_seed(seed))
+        assert np.array_equal(np.concatenate(taken), wanted.numpy())
+        assert order.next() == b"", "it stays at its end"
+
+
+def test_tensors_are_watched():
+    def changed(change):
+        tensors = [torch.arange(6.0), torch.arange(4).reshape(2, 2)]
+        watch = _core.TensorWatch(tensors)
+        assert watch.unchanged()
+        change(*tensors)
+        return not watch.unchanged()
+
+    assert not changed(lambda x, y: None)
+    assert not changed(lambda x, y: x.numpy().fill(3)), "NumPy tells nobody"
+    assert changed(lambda x, y: y.add_(1))
+    assert changed(lambda x, y: x.set_(torch.arange(6.0)))
+    assert changed(lambda x, y: setattr(x, "data", torch.arange(6.0)))
+    assert changed(lambda x, y: setattr(x, "data", x.data[:5]))
+    assert changed(lambda x, y: setattr(x, "data", x.data.view(torch.int32)))
+    assert changed(lambda x, y: setattr(y, "data", y.data.reshape(4)))
+    assert changed(lambda x, y: x.requires_grad_())
+
+
+def test_rows_are_numbers_of_rows():
+    rows = np.array([3, 0, 9])
+    assert _core.are_rows(rows, 10) and _core.are_rows(rows[:0], 10)
+    assert not _core.are_rows(rows, 9)
+    assert not _core.are_rows(np.array([3, -1]), 10)
+    assert not _core.are_rows(rows.astype(np.int32), 10)
+    assert not _core.are_rows(rows.astype(np.uint64), 10)
+    assert not _core.are_rows(np.arange(10)[::2], 10)
+    assert not _core.are_rows(rows.reshape(1, 3), 10)
+    assert not _core.are_rows([3, 0, 9], 10) and not _core.are_rows(None, 10)

@@ -29,7 +29,7 @@ using recording::TextType;
 constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
 constexpr TraceTime kWaitGap = 50'000'000;  // between two looks at a thread that has called nothing since
-constexpr std::uint16_t kMostDevices = 1024;
+constexpr std::uint16_t kMostRecordedDevices = 1024;
 
 /// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
 bool is_user_file(std::string_view file) {
@@ -160,7 +160,7 @@ class RecordingParser {
         note(std::string(text_of(bytes)));
         break;
       case TextType::device:
-        if (bytes.size() >= kNumber && number_at(bytes, 0) < kMostDevices)
+        if (bytes.size() >= kNumber && number_at(bytes, 0) < kMostRecordedDevices)
           timeline.devices[static_cast<std::uint16_t>(number_at(bytes, 0))] = text_of(bytes.subspan(kNumber));
         break;
     }
@@ -205,7 +205,7 @@ class RecordingParser {
     switch (record.type) {
       case RecordType::copy: {
         const auto to = direction(record.detail);
-        if (record.device >= kMostDevices || record.bytes > std::uint64_t{1} << 60) return false;
+        if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
         if (to) {
           timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
                                      memory_kind(record.extra & 0xFFu), memory_kind(record.extra >> 8u)});
@@ -213,7 +213,7 @@ class RecordingParser {
         return true;
       }
       case RecordType::work:
-        if (record.device >= kMostDevices) return false;
+        if (record.device >= kMostRecordedDevices) return false;
         timeline.work.push_back({own, record.stream, record.device, record.extra});
         return true;
       case RecordType::call: {
