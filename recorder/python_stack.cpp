@@ -12,7 +12,8 @@ namespace penstock::recorder {
 
 namespace {
 
-constexpr std::size_t kTypeOffset = 8;  // of any object, unless the interpreter is built for debugging
+constexpr std::size_t kTypeOffset = 8;     // of any object, unless the interpreter is built for debugging
+constexpr std::size_t kLengthOffset = 16;  // of a text
 
 template <typename Value>
 Value read(const void* base, std::size_t offset) noexcept {
@@ -28,6 +29,14 @@ bool find(const char* name, Function& function) noexcept {
 }
 
 const void* type_of(const void* object) noexcept { return read<const void*>(object, kTypeOffset); }
+
+/// Copies memory that may be gone. Returns how many bytes there were.
+std::size_t copy_carefully(const void* from, std::span<char> to) noexcept {
+  iovec into{to.data(), to.size()};
+  iovec source{const_cast<void*>(from), to.size()};
+  const ssize_t got = ::process_vm_readv(::getpid(), &into, 1, &source, 1, 0);
+  return got < 0 ? 0 : static_cast<std::size_t>(got);
+}
 
 /// Objects are aligned. From 3.14 on, frames mark their pointers in the lowest bits.
 const void* unmarked(const void* pointer) noexcept {
@@ -68,13 +77,13 @@ bool append(std::span<char> to, std::size_t& used, std::uint32_t character) noex
 bool PythonStack::find_layout(int minor) noexcept {
   switch (minor) {
     case 10:
-      layout_ = {24, -1, 24, 32, 96, 104, 112, 0};
+      layout_ = {24, -1, 24, 32, 96, 104, 112, 0, 48};
       return true;
     case 11:
-      layout_ = {56, 8, 48, 32, 56, 112, 120, 184};
+      layout_ = {56, 8, 48, 32, 56, 112, 120, 184, 48};
       return true;
     case 12:
-      layout_ = {56, 0, 8, 0, 56, 112, 120, 192};
+      layout_ = {56, 0, 8, 0, 56, 112, 120, 192, 40};
       return true;
     case 13:
     case 14:
@@ -99,7 +108,7 @@ bool PythonStack::find_layout(int minor) noexcept {
     if (at(indices[i]) > kMost) return false;
     offsets[i] = static_cast<std::uint32_t>(at(indices[i]));
   }
-  layout_ = {offsets[0], -1, offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6]};
+  layout_ = {offsets[0], -1, offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], 40};
   return true;
 }
 
@@ -131,11 +140,8 @@ class PythonStack::CarefulReader {
   template <typename Value>
   [[nodiscard]] bool operator()(const void* base, std::size_t offset, Value& value) {
     if (base != base_) {
-      iovec to{bytes_, sizeof bytes_};
-      iovec from{const_cast<void*>(base), sizeof bytes_};
-      const ssize_t got = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
       base_ = base;
-      got_ = got < 0 ? 0 : static_cast<std::size_t>(got);
+      got_ = copy_carefully(base, bytes_);
     }
     if (offset + sizeof value > got_) return false;
     std::memcpy(&value, bytes_ + offset, sizeof value);
@@ -195,6 +201,33 @@ std::size_t PythonStack::own(std::span<PythonFrame> frames) const noexcept {
 std::size_t PythonStack::of(const void* thread, std::span<PythonFrame> frames) const noexcept {
   if (!attached_ || thread == nullptr || is_finalizing_ == nullptr || is_finalizing_() != 0) return 0;
   return walk(thread, frames, CarefulReader());
+}
+
+std::string_view PythonStack::read_ascii(const void* object, std::span<char> to) const noexcept {
+  CarefulReader get;
+  const void* type = nullptr;
+  std::ptrdiff_t length = 0;
+  if (object == nullptr || !get(object, kTypeOffset, type) || type != text_type_ ||
+      !get(object, kLengthOffset, length) || length < 0 || static_cast<std::size_t>(length) > to.size())
+    return {};
+  to = to.first(static_cast<std::size_t>(length));
+  if (copy_carefully(static_cast<const char*>(object) + layout_.characters, to) != to.size()) return {};
+  return {to.data(), to.size()};
+}
+
+bool PythonStack::is_in(const PythonFrame& frame, std::string_view file,
+                        std::string_view name) const noexcept {
+  char text[1024];
+  return read_ascii(frame.function, text) == name && read_ascii(frame.file, text).ends_with(file);
+}
+
+bool PythonStack::is_alive(const PythonFrame& frame) const noexcept {
+  CarefulReader get;
+  const void* type = nullptr;
+  const void* file = nullptr;
+  const void* function = nullptr;
+  return get(frame.code, kTypeOffset, type) && type == code_type_ && get(frame.code, layout_.file, file) &&
+         file == frame.file && get(frame.code, layout_.function, function) && function == frame.function;
 }
 
 bool PythonStack::read_text(const void* object, std::span<char> to, std::string_view& text) const noexcept {

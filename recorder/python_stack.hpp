@@ -44,7 +44,14 @@ class PythonStack {
   [[nodiscard]] std::size_t of(const void* thread, std::span<PythonFrame> frames) const noexcept;
   /// The interpreter's own record of the calling thread; null if it has none.
   [[nodiscard]] const void* this_thread() const noexcept { return attached_ ? this_thread_() : nullptr; }
-  /// Of a frame that `own` gave in the same call. The texts lie in `text`.
+  /// True if a frame that `of` gave is in the function `name` of a file whose path ends with `file`. Reading
+  /// it does no harm, even if it is gone.
+  [[nodiscard]] bool is_in(const PythonFrame& frame, std::string_view file,
+                           std::string_view name) const noexcept;
+  /// True if the code of a frame that `of` gave is still there.
+  [[nodiscard]] bool is_alive(const PythonFrame& frame) const noexcept;
+  /// Of a frame that `own` gave in the same call, or of one of this thread that is alive. The texts lie in
+  /// `text`.
   [[nodiscard]] bool place(const PythonFrame& frame, std::span<char> text, PythonPlace& place) const noexcept;
 
  private:
@@ -59,11 +66,13 @@ class PythonStack {
     std::uint32_t file;  ///< of a code object
     std::uint32_t function;
     std::uint32_t first_code;  ///< its instructions; 0: the frame holds an index instead
+    std::uint32_t characters;  ///< of a text of ASCII alone
   };
   [[nodiscard]] bool find_layout(int minor) noexcept;
   template <typename Read>
   [[nodiscard]] std::size_t walk(const void* thread, std::span<PythonFrame> frames,
                                  Read&& get) const noexcept;
+  [[nodiscard]] std::string_view read_ascii(const void* object, std::span<char> to) const noexcept;
   [[nodiscard]] bool read_text(const void* object, std::span<char> to, std::string_view& text) const noexcept;
 
   bool attached_ = false;

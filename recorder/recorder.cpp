@@ -46,20 +46,29 @@ constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
 constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel};
 
+/// A Python thread that called CUDA, whose waits for a DataLoader are looked for.
+struct WatchedThread {
+  std::atomic<const void*> thread{nullptr};
+  std::uint32_t number = 0;
+
+  // A wait that was seen, and that the thread notes at its next call: only it may ask the interpreter for
+  // names and lines. `is_seen` says whose turn it is.
+  std::atomic<bool> is_seen{false};
+  std::atomic<std::uint64_t> seen_until{0};
+  std::uint64_t seen_from = 0;
+  std::size_t frame_count = 0;
+  PythonFrame frames[recording::kMostFrames];
+};
+
 struct ThreadCall {
   int depth = 0;
   std::uint8_t kind = kNotKept;
   std::uint64_t begin = 0;
   std::uint32_t correlation = 0;
-  bool watched = false;
+  bool is_known = false;
+  WatchedThread* watched = nullptr;  ///< null: it is no thread of Python, or there are too many
 };
 thread_local ThreadCall thread_call;
-
-/// A Python thread that called CUDA, whose waits for a DataLoader are looked for.
-struct WatchedThread {
-  std::atomic<const void*> thread{nullptr};
-  std::uint32_t number = 0;
-};
 
 Cupti cupti;
 RecordingFile file;
@@ -113,13 +122,27 @@ void add_call(std::uint8_t kind, std::uint64_t begin, std::uint64_t end, std::ui
   file.add(record);
 }
 
-void watch_this_thread() noexcept {
+WatchedThread* watch_this_thread() noexcept {
   const void* const thread = python.this_thread();
-  if (thread == nullptr) return;
+  if (thread == nullptr) return nullptr;
   const std::size_t index = watched_count.fetch_add(1);
-  if (index >= std::size(watched_threads)) return;
+  if (index >= std::size(watched_threads)) return nullptr;
   watched_threads[index].number = this_thread();
   watched_threads[index].thread.store(thread, std::memory_order_release);
+  return &watched_threads[index];
+}
+
+/// Called by the thread that waited.
+void note_wait(WatchedThread& watched) noexcept {
+  if (!watched.is_seen.load(std::memory_order_acquire)) return;
+  const std::span<const PythonFrame> frames(watched.frames, watched.frame_count);
+  bool alive = true;
+  for (const PythonFrame& frame : frames) alive = alive && python.is_alive(frame);
+  Record record = record_of(RecordType::wait, watched.seen_from, watched.seen_until.load());
+  record.stream = watched.number;
+  record.place = alive ? places.number(frames) : 0;
+  file.add(record);
+  watched.is_seen.store(false, std::memory_order_release);
 }
 
 /// A call of the runtime makes calls of the driver. The outermost counts, with the driver's correlation: that
@@ -139,10 +162,11 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   if (call.depth == 0 || --call.depth > 0) return;
   const std::uint64_t end = now();
   if (call.correlation == 0) call.correlation = details.correlation;
-  if (!call.watched) {
-    call.watched = true;
-    watch_this_thread();
+  if (!call.is_known) {
+    call.is_known = true;
+    call.watched = watch_this_thread();
   }
+  if (call.watched != nullptr) note_wait(*call.watched);
   add_call(call.kind, call.begin, end, call.correlation, this_thread(), places.own());
   call.correlation = 0;
 }
@@ -308,16 +332,13 @@ void note_device_names(std::uint64_t& noted) noexcept {
   }
 }
 
-/// Asks for the names of a code object only once, as another thread may be about to leave it.
+/// Asks for the names of a code object only once.
 bool is_next(const PythonFrame& frame) noexcept {
   constexpr std::uint32_t kNo = 1;
   constexpr std::uint32_t kYes = 2;
   const std::uint64_t key = code_key(frame);
   if (const std::uint32_t known = next_codes.find(key)) return known == kYes;
-  char text[1024];
-  PythonPlace place;
-  const bool found = python.place(frame, text, place) && place.function == "__next__" &&
-                     place.file.ends_with("torch/utils/data/dataloader.py");
+  const bool found = python.is_in(frame, "torch/utils/data/dataloader.py", "__next__");
   next_codes.add(key, found ? kYes : kNo);
   return found;
 }
@@ -331,17 +352,24 @@ std::size_t frames_in_next(std::span<const PythonFrame> frames) noexcept {
 }
 
 /// What a thread waits for that is not in a call of CUDA: it tells nobody, so it is looked at. If it is in a
-/// DataLoader's next(), it counts as that for a period.
+/// DataLoader's next(), it counts as that from half a period before to half a period after.
 void look_at(WatchedThread& watched) noexcept {
   PythonFrame frames[recording::kMostFrames];
   const std::size_t count = python.of(watched.thread.load(std::memory_order_acquire), frames);
   const std::size_t inner = frames_in_next(std::span(frames).first(count));
   if (inner == 0 || inner == count) return;
   const std::uint64_t time = now();
-  Record record = record_of(RecordType::wait, time - kSamplePeriod / 2, time + kSamplePeriod / 2);
-  record.stream = watched.number;
-  record.place = places.number(std::span(frames).subspan(inner, count - inner));
-  file.add(record);
+  const std::span<const PythonFrame> outside = std::span(frames).subspan(inner, count - inner);
+  if (!watched.is_seen.load(std::memory_order_acquire)) {
+    std::copy(outside.begin(), outside.end(), watched.frames);
+    watched.frame_count = outside.size();
+    watched.seen_from = time - kSamplePeriod / 2;
+    watched.seen_until.store(time + kSamplePeriod / 2);
+    watched.is_seen.store(true, std::memory_order_release);
+  } else if (std::equal(outside.begin(), outside.end(), watched.frames,
+                        watched.frames + watched.frame_count)) {
+    watched.seen_until.store(time + kSamplePeriod / 2);
+  }
 }
 
 void* work(void*) {

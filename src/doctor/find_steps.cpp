@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <span>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -37,8 +38,8 @@ std::vector<Item> items_of(const Timeline& timeline) {
     if (copy.device == device && copy.direction != CopyDirection::d2d)
       items.push_back({std::uint64_t{1} << 32 | static_cast<std::uint64_t>(copy.direction), copy.time});
   }
-  std::stable_sort(items.begin(), items.end(),
-                   [](const Item& a, const Item& b) { return a.time.begin < b.time.begin; });
+  std::ranges::sort(items, {},
+                    [](const Item& item) { return std::tuple(item.time.begin, item.time.end, item.symbol); });
   return items;
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 
 namespace penstock {
@@ -141,8 +142,8 @@ class ExcerptMaker {
         lane.bars.back().bytes = copy.bytes;
       }
     }
-    std::stable_sort(kernels.bars.begin(), kernels.bars.end(),
-                     [](const ExcerptBar& a, const ExcerptBar& b) { return a.time.begin < b.time.begin; });
+    std::ranges::sort(kernels.bars, {},
+                      [](const ExcerptBar& bar) { return std::tuple(bar.time.begin, bar.time.end); });
     excerpt_.lanes.push_back(account_lane(timeline_, host_, device, excerpt_.window, group));
     for (ExcerptLane* lane : {&kernels, &to_device, &to_host}) excerpt_.lanes.push_back(std::move(*lane));
   }

@@ -146,7 +146,7 @@ TEST_F(TraceDoctor, WritesATraceForPerfetto) {
   const CommandResult result =
       examine({"--perfetto", path("plain.json"), "--html", path("p.html"), "--json", path("out.json")});
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_EQ(result.output, examine().output);
+  EXPECT_THAT(result.output, StartsWith(examine().output)) << "and that d3 is missing, if it is";
   const json plain = json::parse(read("plain.json"));
   std::map<std::string, int> categories;
   for (const json& written : plain["traceEvents"]) ++categories[written.value("cat", "none")];
