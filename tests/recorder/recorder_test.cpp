@@ -319,5 +319,29 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
   EXPECT_THAT(result.errors, AllOf(HasSubstr("other.py(22): train"), Not(HasSubstr("waiting-for-data"))));
 }
 
+// Code that is gone before anybody can ask for its name, and bytes of no sense in its place.
+constexpr const char* kShortLived = R"(import ctypes, os, time
+gpu = ctypes.CDLL(os.environ['PENSTOCK_LIBCUPTI'])
+gpu.fake_copy.argtypes = [ctypes.c_uint64, ctypes.c_int]
+gpu.fake_init()
+gpu.fake_copy(2000000, 1)
+end = time.monotonic() + 2
+number = 0
+while time.monotonic() < end:
+    code = compile('for i in range(100): pass', '/nowhere/%d/%s' % (number, 'y' * (number * 7 % 900)), 'exec')
+    exec(code)
+    del code
+    others = [b'\xff' * length for length in range(60, 900, 60)]
+    number += 1
+)";
+
+TEST_F(Recorder, LooksAtCodeThatIsGoneWithoutHarm) {
+  write("short_lived.py", kShortLived);
+  for (const std::string& python : interpreters()) {
+    SCOPED_TRACE(python);
+    EXPECT_EQ(command_.run({"doctor", "--", python, path("short_lived.py")}).status, 0);
+  }
+}
+
 }  // namespace
 }  // namespace penstock
