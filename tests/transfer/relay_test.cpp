@@ -72,15 +72,17 @@ INSTANTIATE_TEST_SUITE_P(, RelayTest,
                                                       "host:2,memory=256MiB,link=0.1,peer=0.4"}}),
                          [](const auto& each) { return each.param.name; });
 
-/// Copies from one place to another all the time. Whoever else uses the wire waits for one or two copies.
+/// Copies from one place to two others, side by side, all the time. Whoever else uses the wire waits for one
+/// or two copies.
 class Traffic {
  public:
   Traffic(const Device& device, std::byte* to, const std::byte* from, std::size_t bytes,
           CopyDirection direction) {
     for (int i = 0; i < 2; ++i) {
       threads_.emplace_back([=, this, stream = device.create_stream()] {
+        std::byte* const own = to + static_cast<std::size_t>(i) * bytes;
         while (!over_) {
-          for (int each = 0; each < 8; ++each) stream.copy(to, from, bytes, direction);
+          for (int each = 0; each < 8; ++each) stream.copy(own, from, bytes, direction);
           stream.synchronize();
         }
       });
@@ -106,7 +108,7 @@ TEST_P(RelayTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
     EXPECT_TRUE(soon_carries_its_share(1));
     {
       const Traffic traffic(plain_[1], on_link ? there.data() : elsewhere.data(),
-                            on_link ? host.data() : there.data(), on_link ? kChunk : 4 * kChunk,
+                            on_link ? host.data() : there.data(), on_link ? kChunk : 2 * kChunk,
                             on_link ? CopyDirection::h2d : CopyDirection::d2d);
       EXPECT_TRUE(soon([&](const auto& carried) { return carried[1] <= kProbes; }));
       EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
