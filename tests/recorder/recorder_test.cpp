@@ -337,7 +337,9 @@ while time.monotonic() < end:
 
 TEST_F(Recorder, LooksAtCodeThatIsGoneWithoutHarm) {
   write("short_lived.py", kShortLived);
-  for (const std::string& python : interpreters()) {
+  const auto pythons = interpreters();
+  if (pythons.empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
+  for (const std::string& python : pythons) {
     SCOPED_TRACE(python);
     EXPECT_EQ(command_.run({"doctor", "--", python, path("short_lived.py")}).status, 0);
   }

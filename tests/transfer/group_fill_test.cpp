@@ -1,4 +1,5 @@
 #include "support/gate.hpp"
+#include "transfer/filler.hpp"
 #include "transfer/group_fixture.hpp"
 
 #include <algorithm>
@@ -14,39 +15,6 @@ namespace {
 
 class GroupFillTest : public GroupTest {};
 PENSTOCK_GROUP_SUITE(GroupFillTest);
-
-struct Refusal : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-/// Fills with `source`, and notes what it was asked for.
-class Filler {
- public:
-  explicit Filler(std::span<const std::byte> source) : source_(source) {}
-
-  FillFunction function() {
-    return [this](std::size_t offset, std::span<std::byte> bytes) {
-      ASSERT_LE(offset, source_.size());
-      ASSERT_LE(bytes.size(), source_.size() - offset);
-      std::ranges::copy(source_.subspan(offset, bytes.size()), bytes.begin());
-      const std::lock_guard lock(mutex_);
-      EXPECT_TRUE(parts_.emplace(offset, bytes.size()).second) << "byte " << offset << " twice";
-    };
-  }
-  void expect_all() const {
-    std::size_t end = 0;
-    for (const auto& [offset, bytes] : parts_) {
-      EXPECT_EQ(offset, end);
-      end = offset + bytes;
-    }
-    EXPECT_EQ(end, source_.size());
-  }
-
- private:
-  const std::span<const std::byte> source_;
-  std::mutex mutex_;
-  std::map<std::size_t, std::size_t> parts_;
-};
 
 TEST_P(GroupFillTest, EveryByteIsAskedForOnceAndArrives) {
   GroupEngine engine(DeviceGroup(devices_), small_chunks());
