@@ -27,6 +27,8 @@
 namespace penstock::bench {
 namespace {
 
+using namespace std::chrono_literals;
+
 struct Settings {
   std::string device = "auto";
   std::string profile;
@@ -38,7 +40,7 @@ struct Settings {
   std::size_t resident_bytes = std::size_t{4} << 30;
   double seconds = 2;  // of each measured run
   unsigned gather_blocks = 0;
-  std::string only = "images,small,resident,first-batch";
+  std::string only = "images,small,resident,first-batch,manners";
 };
 
 /// Random bytes, one field of `count` samples. Pages are touched by several threads.
@@ -159,6 +161,36 @@ class Bench {
         "0.25 s", median <= 0.25);
   }
 
+  /// Another thread of the program copies 51 KB from time to time, beside nothing and beside a loader.
+  void manners() {
+    const Dataset dataset({make_field("images", DType::uint8, {3, 224, 224}, settings_.images)});
+    const Summary alone = foreign_copies([] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+    add("a foreign pinned copy of 51 KB, alone", foreign_text(alone), "", "", "", true);
+    for (const GatherPath gather : {GatherPath::automatic, GatherPath::host}) {
+      for (const double step : {0.0, 5e-3}) {
+        Loader loader(dataset, device_,
+                      {.batch_size = 256, .shuffle = true, .gather = gather, .profile = profile_});
+        const Stream stream = device_.create_stream();
+        std::size_t bytes = 0;
+        double seconds = 0;
+        const Summary foreign = foreign_copies([&] {
+          seconds += time([&] {
+            const auto batch = loader.next(stream);
+            if (!batch) return;
+            if (step > 0) stream.occupy(step);
+            bytes += batch->field(0).bytes;
+          });
+        });
+        stream.synchronize();
+        const double goal = step > 0 ? alone.p99 + 0.2e-3 : 1e-3;
+        add(fmt::format("beside a loader {}{}", step > 0 ? "and steps of 5 ms" : "at full speed",
+                        gather == GatherPath::host ? ", host gather" : ""),
+            foreign_text(foreign), fmt::format("{:.1f} GB/s fed", static_cast<double>(bytes) / seconds / kGB),
+            "", step > 0 ? "p99 alone + 0.2 ms" : "p99 1 ms", foreign.p99 <= goal);
+      }
+    }
+  }
+
  private:
   struct Fed {
     double seconds = 0;
@@ -265,6 +297,37 @@ class Bench {
         "", on_gpu() ? "1.02 x" : "", !on_gpu() || ratio <= 1.02);
   }
 
+  /// The times of copies of 51 KB out of pinned memory, on a stream of another thread, while this one calls
+  /// `work` over and over.
+  Summary foreign_copies(const std::function<void()>& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto is_over = [&] { return std::chrono::steady_clock::now() - begin > 1s * settings_.seconds; };
+    std::vector<double> seconds;
+    std::thread other([&] {
+      constexpr std::size_t kForeign = 51200;
+      Pool pinned = make_pinned_pool(device_, {.segment_bytes = kForeign});
+      Pool memory = make_device_pool(device_, {.segment_bytes = kForeign});
+      const Buffer from = pinned.allocate(kForeign);
+      const Buffer to = memory.allocate(kForeign);
+      const Stream stream = device_.create_stream();
+      std::mt19937 random(1);
+      for (int i = 0; !is_over(); ++i) {
+        const double one = time([&] {
+          stream.copy(to.data(), from.data(), kForeign, CopyDirection::h2d);
+          stream.synchronize();
+        });
+        if (i >= 20) seconds.push_back(one);
+        std::this_thread::sleep_for(std::chrono::microseconds(300 + random() % 1500));
+      }
+    });
+    while (!is_over()) work();
+    other.join();
+    return summarize(seconds);
+  }
+  static std::string foreign_text(const Summary& seconds) {
+    return fmt::format("median {:.3f} ms, p99 {:.3f} ms", 1e3 * seconds.median, 1e3 * seconds.p99);
+  }
+
   double device_bandwidth() {
     const std::size_t bytes = settings_.resident_bytes / 2;
     Pool pool = make_device_pool(device_);
@@ -326,7 +389,8 @@ int run(int argc, char** argv) {
   app.add_option("--first-batch-bytes", settings.first_batch_bytes);
   app.add_option("--seconds", settings.seconds, "Least time of each run");
   app.add_option("--gather-blocks", settings.gather_blocks, "Of the kernel that reads over the link");
-  app.add_option("--only", settings.only, "Of images, small, resident and first-batch, with commas between");
+  app.add_option("--only", settings.only,
+                 "Of images, small, resident, first-batch and manners, with commas between");
   CLI11_PARSE(app, argc, argv);
   Bench bench(settings);
   const auto wanted = [&](std::string_view work) { return settings.only.find(work) != std::string::npos; };
@@ -334,6 +398,7 @@ int run(int argc, char** argv) {
   if (wanted("small")) bench.small();
   if (wanted("resident") && bench.on_gpu()) bench.resident();
   if (wanted("first-batch") && bench.on_gpu()) bench.first_batch();
+  if (wanted("manners")) bench.manners();
   print_table(bench.rows);
   bench.json["table"] = to_json(bench.rows);
   if (!settings.json.empty()) std::ofstream(settings.json) << bench.json.dump(2) << '\n';

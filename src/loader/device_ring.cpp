@@ -16,6 +16,7 @@ namespace penstock {
 namespace {
 
 constexpr std::chrono::milliseconds kQuestionInterval{50};
+constexpr std::chrono::milliseconds kHurry{100};
 
 }  // namespace
 
@@ -125,6 +126,7 @@ void DeviceRing::publish(PublishedItem item) {
     const std::lock_guard lock(mutex_);
     if (item.slot != nullptr) ++ready_;
     published_.push_back(std::move(item));
+    waiting_since_ = Clock::now();
   }
   consumer_.notify_all();
 }
@@ -155,9 +157,36 @@ void DeviceRing::refuse_full() const {
                   patience_.count() > 0 ? ", and none was released while next() waited" : "", exhausted_));
 }
 
+/// Counts a consumer that waits for a batch. Under the mutex at its beginning and at its end, unless
+/// `while_waiting` throws.
+class DeviceRing::Waiting {
+ public:
+  Waiting(DeviceRing& ring, std::unique_lock<std::mutex>& lock, Clock::time_point since)
+      : ring_(ring), lock_(lock) {
+    ++ring_.waiting_;
+    ring_.waiting_since_ = since;
+  }
+  ~Waiting() {
+    if (!lock_.owns_lock()) lock_.lock();
+    --ring_.waiting_;
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  DeviceRing& ring_;
+  std::unique_lock<std::mutex>& lock_;
+};
+
+bool DeviceRing::is_in_a_hurry() const {
+  const std::lock_guard lock(mutex_);
+  return stopped_ || (waiting_ > 0 && Clock::now() - waiting_since_ >= kHurry);
+}
+
 void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting) {
   const auto asked = Clock::now();
   auto question = asked + kQuestionInterval;
+  const Waiting waiting(*this, lock, asked);
   while (!closed_ && published_.empty()) {
     const auto end = gives_up_at(asked);
     const auto now = Clock::now();

@@ -95,6 +95,10 @@ class DeviceRing {
   /// Ends a lease. Throws DeviceError if the work on its slot cannot be marked.
   void give_back(DeviceSlot& slot);
 
+  /// True if the producer should not wait for the device before it publishes a batch: the ring is stopped, or
+  /// a consumer has waited for 100 ms. What it queued may come before the work that the producer waits for.
+  [[nodiscard]] bool is_in_a_hurry() const;
+
   /// Makes acquire return null until reset.
   void stop() noexcept;
   /// Starts anew at `position`; the producer must not be at work. Returns the published entries; their slots
@@ -116,6 +120,7 @@ class DeviceRing {
 
  private:
   using Clock = std::chrono::steady_clock;
+  class Waiting;
 
   /// Returns once take() can answer: there is a batch, an end or an error, or the ring stays full.
   void wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting);
@@ -145,6 +150,8 @@ class DeviceRing {
   std::vector<DeviceSlot*> leased_;
   std::string exhausted_;                        ///< why the ring cannot grow any more; empty: it may
   std::optional<Clock::time_point> full_since_;  ///< the producer waits for a slot, and the ring cannot grow
+  std::size_t waiting_ = 0;                      ///< consumers that wait for a batch
+  Clock::time_point waiting_since_;              ///< when the last of them began, or a batch came
   bool stopped_ = false;
   bool closed_ = false;
   const std::uint64_t generation_ = fork_generation();

@@ -134,8 +134,8 @@ class HostFeeder final : public Feeder {
       const std::byte* source = batch.staging.on_device + field.staging_offset;
       if (field.staged_on_device) {
         std::byte* const staging = batch.copy.staging.data() + field.device_staging_offset;
-        batch.copy.stream.copy(staging, batch.staging.memory + field.staging_offset, gathered.list.bytes(),
-                               CopyDirection::h2d);
+        batch.pacer.copy(batch.copy.stream, staging, batch.staging.memory + field.staging_offset,
+                         gathered.list.bytes());
         source = staging;
       }
       gathered.list.enqueue_kernels(context_, batch, source);
@@ -176,8 +176,8 @@ class HostFeeder final : public Feeder {
       end = field.slot_offset + batch.count * field.sample_bytes;
     }
     if (end == begin) return;
-    batch.copy.stream.copy(batch.slot.memory.data() + begin, batch.staging.memory + begin, end - begin,
-                           CopyDirection::h2d);
+    batch.pacer.copy(batch.copy.stream, batch.slot.memory.data() + begin, batch.staging.memory + begin,
+                     end - begin);
   }
 
   const FeedContext& context_;
@@ -210,13 +210,13 @@ class CopyEngineFeeder final : public Feeder {
       std::byte* const destination = field.staged_on_device
                                          ? batch.copy.staging.data() + field.device_staging_offset
                                          : batch.slot.fields[list.field_number()].data;
-      enqueue_copies(list, destination, batch.copy.stream);
+      enqueue_copies(list, destination, batch);
       if (field.staged_on_device) list.enqueue_kernels(context_, batch, destination);
     }
   }
 
  private:
-  void enqueue_copies(const SampleList& list, std::byte* destination, const Stream& stream) {
+  void enqueue_copies(const SampleList& list, std::byte* destination, const BatchToFeed& batch) {
     const FieldPlan& field = list.field();
     const std::byte* const streamed = context_.addresses[list.field_number()].streamed;
     copies_.clear();
@@ -229,7 +229,7 @@ class CopyEngineFeeder final : public Feeder {
       }
       destination += field.sample_bytes;
     }
-    stream.copy_each(copies_, CopyDirection::h2d);
+    batch.pacer.copy_each(batch.copy.stream, copies_);
   }
 
   const FeedContext& context_;

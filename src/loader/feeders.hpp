@@ -1,5 +1,6 @@
 #pragma once
 
+#include "loader/copy_pacer.hpp"
 #include "loader/device_ring.hpp"
 
 #include <penstock/core/host_workers.hpp>
@@ -37,6 +38,7 @@ struct BatchToFeed {
   const DeviceSlot& slot;
   const StagingSlot& staging;
   const CopyStream& copy;
+  CopyPacer& pacer;                        ///< of the batch's copies
   std::size_t count = 0;                   ///< samples
   std::span<const std::uint64_t> indices;  ///< empty if the device computes them, into the slot
 };
@@ -73,7 +75,8 @@ class Feeder {
   /// Does the host's part, before the batch's slot may be written. Returns the bytes that will cross the
   /// link. Blocks the host while it gathers. Throws what reading throws.
   [[nodiscard]] virtual std::size_t prepare(const BatchToFeed& batch) = 0;
-  /// Enqueues the device's part on the batch's copy stream. Does not block the host. Throws DeviceError.
+  /// Enqueues the device's part on the batch's copy stream. Blocks the host as CopyPacer says. Throws
+  /// DeviceError.
   virtual void enqueue(const BatchToFeed& batch) = 0;
 };
 

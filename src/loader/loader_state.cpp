@@ -114,7 +114,7 @@ void LoaderState::set_up() {
                       .gather_blocks = options_.gather_blocks};
   for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];
   resident_->set_addresses(context.addresses);
-  producer_ = std::make_unique<Producer>(std::move(context), *memory_, options_.prefetch_depth);
+  producer_ = std::make_unique<Producer>(std::move(context), *ring_, *memory_, options_.prefetch_depth);
   // From here on nothing is allocated, except for slots that the ring adds while batches are kept.
 }
 
@@ -208,7 +208,7 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
       slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
       slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
     }
-    producer_->fill(slot, *ring_, item, *account_, may_be_written);
+    producer_->fill(slot, item, *account_, may_be_written);
   } catch (...) {
     account_->discard(item.timed);
     ring_->put_back(slot, may_be_written);

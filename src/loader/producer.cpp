@@ -16,13 +16,25 @@ std::size_t staging_count(std::size_t prefetch_depth) {
   return std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
 }
 
+/// The bytes of a batch that copies bring, and not kernels.
+std::size_t copied_bytes(const FeedPlan& plan) {
+  std::size_t bytes = 0;
+  for (const FieldPlan& field : plan.fields) {
+    if (field.is_listed()) bytes += plan.batch * field.sample_bytes;
+  }
+  return bytes;
+}
+
 std::size_t staging_bytes(const FeedPlan& plan) { return align_up(plan.staging_bytes, 4096); }
 
 }  // namespace
 
-Producer::Producer(FeedContext context, Pool& device_memory, std::size_t prefetch_depth)
+Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_memory,
+                   std::size_t prefetch_depth)
     : context_(std::move(context)),
+      ring_(ring),
       feeders_(make_feeders(context_)),
+      pacer_(context_.device, ring, copied_bytes(context_.plan), prefetch_depth + 1, context_.plan.batch),
       pinned_(make_pinned_pool(
           context_.device, {.segment_bytes = staging_count(prefetch_depth) * staging_bytes(context_.plan)})),
       staging_(context_.device, pinned_, staging_count(prefetch_depth), staging_bytes(context_.plan)) {
@@ -49,8 +61,7 @@ void Producer::synchronize() const {
   for (const CopyStream& copy : copy_streams_) copy.stream.synchronize();
 }
 
-void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& item, const Account& account,
-                    bool& may_be_written) {
+void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& account, bool& may_be_written) {
   // Polling would keep a processor busy for each batch. Noticing the slot's end late costs nothing, since
   // batches of other slots are still queued.
   PinnedRing::Slot& pinned = staging_.next_in_naps();
@@ -58,7 +69,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& ite
   const CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
   const Stream& stream = copy.stream;
   const FeedPlan& plan = context_.plan;
-  BatchToFeed batch{slot, staging, copy, static_cast<std::size_t>(slot.run.count), {}};
+  BatchToFeed batch{slot, staging, copy, pacer_, static_cast<std::size_t>(slot.run.count), {}};
   if (!plan.orders_on_device) {
     const std::span indices(reinterpret_cast<std::uint64_t*>(staging.memory + plan.staging_indices),
                             batch.count);
@@ -76,7 +87,7 @@ void Producer::fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& ite
     item.times.gather_begin = begin;
     item.times.gather_end = account.now();
   }
-  ring.wait_for_users(slot, stream);
+  ring_.wait_for_users(slot, stream);
   may_be_written = true;
   const auto mark = [&] {
     slot.ready.record(stream);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "loader/copy_pacer.hpp"
 #include "loader/device_ring.hpp"
 #include "loader/feeders.hpp"
 
@@ -17,24 +18,26 @@ namespace penstock {
 class Producer {
  public:
   /// Takes pinned memory, streams and events, and staging buffers of `device_memory`. Throws OutOfMemory.
-  Producer(FeedContext context, Pool& device_memory, std::size_t prefetch_depth);
+  Producer(FeedContext context, const DeviceRing& ring, Pool& device_memory, std::size_t prefetch_depth);
   /// Waits for copies in flight.
   ~Producer();
   Producer(const Producer&) = delete;
   Producer& operator=(const Producer&) = delete;
 
   /// Enqueues the batch of `slot.run` into `slot`; `slot.ready` marks its end. Blocks the host while it
-  /// gathers, and while earlier copies read all staging slots. Throws what reading throws. `slot.ready` then
-  /// marks the enqueued work, or that work is done. If neither is possible, sets `may_be_written`.
-  void fill(DeviceSlot& slot, const DeviceRing& ring, PublishedItem& item, const Account& account,
-            bool& may_be_written);
+  /// gathers, while earlier copies read all staging slots, and as CopyPacer says. Throws the exceptions of
+  /// reading. `slot.ready` then marks the enqueued work, or that work is done. If neither is possible, sets
+  /// `may_be_written`.
+  void fill(DeviceSlot& slot, PublishedItem& item, const Account& account, bool& may_be_written);
 
   /// Blocks the host until no enqueued work reads the dataset or writes a slot.
   void synchronize() const;
 
  private:
   const FeedContext context_;
+  const DeviceRing& ring_;
   const std::vector<std::unique_ptr<Feeder>> feeders_;
+  CopyPacer pacer_;
   std::vector<CopyStream> copy_streams_;
   Pool pinned_;
   PinnedRing staging_;

@@ -1,19 +1,10 @@
+#include <penstock/core/pause.hpp>
 #include <penstock/core/wait_quietly.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 namespace penstock {
-
-namespace {
-
-constexpr std::chrono::microseconds kShortestNap{10};
-constexpr std::chrono::microseconds kLongestNap{200};
-
-}  // namespace
 
 PinnedRing::Slot::Slot(const Device& device, Buffer memory, EventWait wait)
     : device_(device), memory_(std::move(memory)), done_(device.create_event(EventTiming::off, wait)) {}
@@ -42,11 +33,7 @@ void PinnedRing::Slot::wait() {
 }
 
 void PinnedRing::Slot::wait_in_naps() {
-  if (in_use_.load(std::memory_order_acquire) && !unmarked_) {
-    for (auto nap = kShortestNap; !done_.query(); nap = std::min(nap * 3 / 2, kLongestNap)) {
-      std::this_thread::sleep_for(nap);
-    }
-  }
+  if (in_use_.load(std::memory_order_acquire) && !unmarked_) nap_until([&] { return done_.query(); });
   wait();
 }
 

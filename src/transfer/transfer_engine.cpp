@@ -187,7 +187,7 @@ class TransferEngineImpl {
         : h2d(device.create_stream()),
           d2h(device.create_stream()),
           d2d(device.create_stream()),
-          packed(device, workers, pinned, scratch, events, d2h, packing_options(device, threads, options)),
+          packed(device, workers, pinned, scratch, events, d2h, packing_options(device, fill_threads, options)),
           staged_h2d(device, workers, pinned, events, CopyDirection::h2d, h2d,
                      staging_options(device, CopyDirection::h2d, threads, options, profile)),
           staged_d2h(device, workers, pinned, events, CopyDirection::d2h, d2h,

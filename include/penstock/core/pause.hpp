@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -31,6 +32,16 @@ bool spin_until(Predicate&& done, std::chrono::nanoseconds limit) {
       cpu_pause();
     }
     if (std::chrono::steady_clock::now() >= deadline) return done();
+  }
+}
+
+/// Sleeps until `done` returns true, and looks for it in between. A nap lasts up to a third of the time slept
+/// so far, and from 10 to 200 µs.
+template <typename Predicate>
+void nap_until(Predicate&& done) {
+  using std::chrono::microseconds;
+  for (microseconds nap{10}; !done(); nap = std::min(nap * 3 / 2, microseconds(200))) {
+    std::this_thread::sleep_for(nap);
   }
 }
 

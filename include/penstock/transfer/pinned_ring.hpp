@@ -38,8 +38,8 @@ class PinnedRing {
     /// Blocks the host until the device is done with the slot. Several threads may wait at once. Throws
     /// DeviceError; the slot then counts as in use.
     void wait();
-    /// The same for one thread, which sleeps for up to a third of the time waited between short looks, and at
-    /// most for 200 µs. That holds up other threads less than the interrupts of EventWait::sleep do.
+    /// The same for one thread, in naps (see nap_until). They hold up other threads less than the interrupts
+    /// of EventWait::sleep do.
     void wait_in_naps();
     /// Notes that the work enqueued on `stream` so far uses the slot. Does not block the host. If the work
     /// cannot be marked, waits for the stream and throws DeviceError.
