@@ -7,40 +7,64 @@
 
 namespace penstock {
 
-CopyPacer::CopyPacer(const Device& device, const DeviceRing& ring, std::size_t batch_bytes,
-                     std::size_t batches_ahead, std::size_t pieces)
+namespace {
+
+/// The link has time to spare if a batch took this many times as long as it must.
+constexpr double kSpare = 1.5;
+
+}  // namespace
+
+CopyPacer::CopyPacer(const Device& device, const DeviceRing& ring, const Limits& limits)
     : ring_(ring),
-      part_bytes_(device.info().tuning.copied_part_bytes),
-      most_bytes_(device.info().tuning.queued_copy_bytes),
-      paces_(batch_bytes * batches_ahead > most_bytes_) {
-  part_.reserve(pieces + 1);
-  if (!paces_) return;
-  // Parts at the end of a field may be small. Twice as many as of full ones is enough for most batches.
-  const std::size_t parts = 2 * std::max<std::size_t>(most_bytes_ / part_bytes_, 1);
-  for (std::size_t i = 0; i < parts; ++i) idle_.push_back(device.create_event());
+      large_part_(device.info().tuning.large_part_bytes),
+      small_part_(device.info().tuning.small_part_bytes),
+      link_rate_(limits.link_rate),
+      paces_(limits.batch_bytes * limits.batches > 2 * small_part_),
+      begun_(device.create_event()),
+      sides_{Side{.done = device.create_event()}, Side{.done = device.create_event()}},
+      part_bytes_(large_part_) {
+  part_.reserve(limits.pieces + 1);
 }
 
-void CopyPacer::copy(const Stream& stream, std::byte* destination, const std::byte* source,
-                     std::size_t bytes) {
+void CopyPacer::begin(const Stream& stream, const Stream& other) {
+  if (sides_[0].stream != &stream) std::swap(sides_[0], sides_[1]);
+  sides_[0].stream = &stream;
+  sides_[1].stream = &other;
+  for (Side& side : sides_) side.has_parts = false;
+  turn_ = 0;
+  if (!paces_) return;
+  const auto now = Clock::now();
+  if (began_) {
+    const double took = std::chrono::duration<double>(now - *began_).count();
+    part_bytes_ = took * link_rate_ > kSpare * static_cast<double>(batch_bytes_) ? small_part_ : large_part_;
+  }
+  began_ = now;
+  batch_bytes_ = 0;
+  begun_.record(stream);
+  other.wait(begun_);
+}
+
+void CopyPacer::copy(std::byte* destination, const std::byte* source, std::size_t bytes) {
   for (std::size_t begin = 0; begin < bytes;) {
     const std::size_t part = paces_ ? std::min(bytes - begin, part_bytes_) : bytes;
-    enqueue(stream, part,
-            [&] { stream.copy(destination + begin, source + begin, part, CopyDirection::h2d); });
+    enqueue(part, [&](const Stream& stream) {
+      stream.copy(destination + begin, source + begin, part, CopyDirection::h2d);
+    });
     begin += part;
   }
 }
 
-void CopyPacer::copy_each(const Stream& stream, std::span<const CopyPiece> pieces) {
-  if (!paces_) return stream.copy_each(pieces, CopyDirection::h2d);
+void CopyPacer::copy_each(std::span<const CopyPiece> pieces) {
+  if (!paces_) return sides_[0].stream->copy_each(pieces, CopyDirection::h2d);
   part_.clear();
   part_size_ = 0;
   for (CopyPiece piece : pieces) {
     // A sample is not cut, since each copy has a cost; samples that adjoin may be.
-    if (part_size_ > 0 && part_size_ + piece.bytes > part_bytes_) enqueue_part(stream);
+    if (part_size_ > 0 && part_size_ + piece.bytes > part_bytes_) enqueue_part();
     while (piece.bytes > part_bytes_) {
       part_.push_back({piece.source, piece.destination, part_bytes_});
       part_size_ = part_bytes_;
-      enqueue_part(stream);
+      enqueue_part();
       piece.source = static_cast<const std::byte*>(piece.source) + part_bytes_;
       piece.destination = static_cast<std::byte*>(piece.destination) + part_bytes_;
       piece.bytes -= part_bytes_;
@@ -48,34 +72,30 @@ void CopyPacer::copy_each(const Stream& stream, std::span<const CopyPiece> piece
     part_.push_back(piece);
     part_size_ += piece.bytes;
   }
-  if (part_size_ > 0) enqueue_part(stream);
+  if (part_size_ > 0) enqueue_part();
 }
 
-void CopyPacer::enqueue_part(const Stream& stream) {
-  enqueue(stream, part_size_, [&] { stream.copy_each(part_, CopyDirection::h2d); });
+void CopyPacer::enqueue_part() {
+  enqueue(part_size_, [&](const Stream& stream) { stream.copy_each(part_, CopyDirection::h2d); });
   part_.clear();
   part_size_ = 0;
 }
 
-void CopyPacer::enqueue(const Stream& stream, std::size_t bytes, FunctionRef<void()> copies) {
-  if (!paces_) return copies();
-  nap_until([&] { return has_room(bytes) || ring_.is_in_a_hurry(); });
-  copies();
-  // In a hurry there may be no idle event. The parts that are not marked are not counted.
-  if (idle_.empty()) return;
-  idle_.back().record(stream);
-  queued_.push_back({std::move(idle_.back()), bytes});
-  idle_.pop_back();
-  queued_bytes_ += bytes;
+void CopyPacer::enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies) {
+  if (!paces_) return copies(*sides_[0].stream);
+  Side& side = sides_[turn_++ % sides_.size()];
+  // An event that was never recorded counts as done.
+  nap_until([&] { return side.done.query() || ring_.is_in_a_hurry(); });
+  side.has_parts = true;
+  copies(*side.stream);
+  side.done.record(*side.stream);
+  batch_bytes_ += bytes;
 }
 
-bool CopyPacer::has_room(std::size_t bytes) {
-  while (!queued_.empty() && queued_.front().done.query()) {
-    queued_bytes_ -= queued_.front().bytes;
-    idle_.push_back(std::move(queued_.front().done));
-    queued_.pop_front();
-  }
-  return queued_.empty() || (!idle_.empty() && queued_bytes_ + bytes <= most_bytes_);
+void CopyPacer::join() {
+  if (!sides_[1].has_parts) return;
+  sides_[0].stream->wait(sides_[1].done);
+  sides_[1].has_parts = false;
 }
 
 }  // namespace penstock

@@ -5,50 +5,70 @@
 #include <penstock/core/function_ref.hpp>
 #include <penstock/device/device.hpp>
 
+#include <array>
+#include <chrono>
 #include <cstddef>
-#include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
 namespace penstock {
 
-/// Enqueues the copies of batches in parts, and bounds the parts that the device still has to do. A copy
-/// engine serves the streams of a program in turn, so that the program's own copies wait for these parts, and
-/// not for several whole batches.
+/// Enqueues the copies of batches in parts, in turn on two streams, and one part at a time on each.
 ///
-/// The host waits for room in naps, until the device has done earlier parts. If the ring is in a hurry, it
-/// enqueues the rest at once: see DeviceRing::is_in_a_hurry. One thread at a time.
+/// A copy engine serves a stream for as long as it has work, and then the next one. If one stream always has
+/// work, copies of the program's own do not come at all. In this way they wait for two parts at most. A part
+/// costs the link some 4 µs. Parts are large while the link sets the pace, and small if it has time to spare.
+///
+/// The host waits in naps until the stream's part before is done. If the ring is in a hurry, the rest of the
+/// batch is enqueued at once: see DeviceRing::is_in_a_hurry. One thread at a time.
 class CopyPacer {
  public:
-  /// `batch_bytes`: bytes of a batch that travel by copies. If all batches that the ring may have ahead are
-  /// within the bound of the device's tuning, nothing is cut, marked or awaited. At most `pieces` are given
-  /// to copy_each. Takes events. Throws DeviceError.
-  CopyPacer(const Device& device, const DeviceRing& ring, std::size_t batch_bytes, std::size_t batches_ahead,
-            std::size_t pieces);
-
-  /// As Stream::copy from the host, and Stream::copy_each. Blocks the host while there is no room.
-  void copy(const Stream& stream, std::byte* destination, const std::byte* source, std::size_t bytes);
-  void copy_each(const Stream& stream, std::span<const CopyPiece> pieces);
-
- private:
-  struct Part {
-    Event done;
-    std::size_t bytes = 0;
+  struct Limits {
+    std::size_t batch_bytes = 0;  ///< bytes of a batch that travel by copies
+    std::size_t batches = 1;      ///< that may be enqueued ahead
+    std::size_t pieces = 0;       ///< of a batch, at most
+    double link_rate = 0;         ///< bytes per second that the link can carry
   };
 
-  void enqueue(const Stream& stream, std::size_t bytes, FunctionRef<void()> copies);
-  void enqueue_part(const Stream& stream);
-  [[nodiscard]] bool has_room(std::size_t bytes);
+  /// If all batches ahead are no more than two small parts, nothing is cut or awaited. Throws DeviceError.
+  CopyPacer(const Device& device, const DeviceRing& ring, const Limits& limits);
+
+  /// The copies from here on are those of a batch whose work is on `stream`, and come after the work that is
+  /// enqueued there. They may use `other`, too. Does not block the host.
+  void begin(const Stream& stream, const Stream& other);
+  /// As Stream::copy from the host, and Stream::copy_each. Blocks the host as said.
+  void copy(std::byte* destination, const std::byte* source, std::size_t bytes);
+  void copy_each(std::span<const CopyPiece> pieces);
+  /// Makes later work on the batch's stream come after its copies. Does not block the host.
+  void join();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// One of the two streams.
+  struct Side {
+    const Stream* stream = nullptr;
+    Event done;              ///< recorded after the latest part
+    bool has_parts = false;  ///< of this batch
+  };
+
+  void enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies);
+  void enqueue_part();
 
   const DeviceRing& ring_;
-  const std::size_t part_bytes_;
-  const std::size_t most_bytes_;
+  const std::size_t large_part_;
+  const std::size_t small_part_;
+  const double link_rate_;
   const bool paces_;
-  std::deque<Part> queued_;       ///< parts that the device may still have to do, oldest first
-  std::vector<Event> idle_;       ///< events of no part
-  std::size_t queued_bytes_ = 0;  ///< of queued_
-  std::vector<CopyPiece> part_;   ///< the part that is being put together
-  std::size_t part_size_ = 0;     ///< its bytes
+  Event begun_;                ///< recorded on the batch's stream at its beginning
+  std::array<Side, 2> sides_;  ///< the batch's stream first
+  std::size_t turn_ = 0;
+  std::size_t part_bytes_;                  ///< of this batch
+  std::size_t batch_bytes_ = 0;             ///< enqueued since the batch began
+  std::optional<Clock::time_point> began_;  ///< when the batch began
+  std::vector<CopyPiece> part_;             ///< the part that is being put together
+  std::size_t part_size_ = 0;               ///< its bytes
 };
 
 }  // namespace penstock

@@ -134,8 +134,8 @@ class HostFeeder final : public Feeder {
       const std::byte* source = batch.staging.on_device + field.staging_offset;
       if (field.staged_on_device) {
         std::byte* const staging = batch.copy.staging.data() + field.device_staging_offset;
-        batch.pacer.copy(batch.copy.stream, staging, batch.staging.memory + field.staging_offset,
-                         gathered.list.bytes());
+        batch.pacer.copy(staging, batch.staging.memory + field.staging_offset, gathered.list.bytes());
+        batch.pacer.join();
         source = staging;
       }
       gathered.list.enqueue_kernels(context_, batch, source);
@@ -176,8 +176,7 @@ class HostFeeder final : public Feeder {
       end = field.slot_offset + batch.count * field.sample_bytes;
     }
     if (end == begin) return;
-    batch.pacer.copy(batch.copy.stream, batch.slot.memory.data() + begin, batch.staging.memory + begin,
-                     end - begin);
+    batch.pacer.copy(batch.slot.memory.data() + begin, batch.staging.memory + begin, end - begin);
   }
 
   const FeedContext& context_;
@@ -211,7 +210,9 @@ class CopyEngineFeeder final : public Feeder {
                                          ? batch.copy.staging.data() + field.device_staging_offset
                                          : batch.slot.fields[list.field_number()].data;
       enqueue_copies(list, destination, batch);
-      if (field.staged_on_device) list.enqueue_kernels(context_, batch, destination);
+      if (!field.staged_on_device) continue;
+      batch.pacer.join();
+      list.enqueue_kernels(context_, batch, destination);
     }
   }
 
@@ -229,7 +230,7 @@ class CopyEngineFeeder final : public Feeder {
       }
       destination += field.sample_bytes;
     }
-    batch.pacer.copy_each(batch.copy.stream, copies_);
+    batch.pacer.copy_each(copies_);
   }
 
   const FeedContext& context_;

@@ -62,6 +62,7 @@ struct FeedContext {
   unsigned threads = 1;  ///< that gather
   StoreKind stores = StoreKind::cached;
   unsigned gather_blocks = 0;  ///< see LoaderOptions
+  double link_rate = 0;        ///< bytes per second that the link carries to the device
 };
 
 /// Moves fields that travel alike into the slots. One thread at a time. Allocates only in its constructor.

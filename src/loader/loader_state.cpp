@@ -111,7 +111,8 @@ void LoaderState::set_up() {
                       .workers = *workers_,
                       .threads = options_.threads != 0 ? options_.threads : kThreadsByDefault,
                       .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
-                      .gather_blocks = options_.gather_blocks};
+                      .gather_blocks = options_.gather_blocks,
+                      .link_rate = profile_.ceiling(CopyDirection::h2d)};
   for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];
   resident_->set_addresses(context.addresses);
   producer_ = std::make_unique<Producer>(std::move(context), *ring_, *memory_, options_.prefetch_depth);

@@ -34,7 +34,11 @@ Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_mem
     : context_(std::move(context)),
       ring_(ring),
       feeders_(make_feeders(context_)),
-      pacer_(context_.device, ring, copied_bytes(context_.plan), prefetch_depth + 1, context_.plan.batch),
+      pacer_(context_.device, ring,
+             {.batch_bytes = copied_bytes(context_.plan),
+              .batches = prefetch_depth + 1,
+              .pieces = context_.plan.batch,
+              .link_rate = context_.link_rate}),
       pinned_(make_pinned_pool(
           context_.device, {.segment_bytes = staging_count(prefetch_depth) * staging_bytes(context_.plan)})),
       staging_(context_.device, pinned_, staging_count(prefetch_depth), staging_bytes(context_.plan)) {
@@ -67,6 +71,7 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   PinnedRing::Slot& pinned = staging_.next_in_naps();
   const StagingSlot& staging = staging_slots_[turn_ % staging_slots_.size()];
   const CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
+  const CopyStream& next = copy_streams_[turn_ % copy_streams_.size()];
   const Stream& stream = copy.stream;
   const FeedPlan& plan = context_.plan;
   BatchToFeed batch{slot, staging, copy, pacer_, static_cast<std::size_t>(slot.run.count), {}};
@@ -90,20 +95,23 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   ring_.wait_for_users(slot, stream);
   may_be_written = true;
   const auto mark = [&] {
+    pacer_.join();
     slot.ready.record(stream);
     pinned.sent(stream);
   };
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);
     if (plan.orders_on_device) stream.fill_order({slot.run, slot.indices});
+    pacer_.begin(stream, next.stream);
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
+    pacer_.join();
     if (item.timed != nullptr) item.timed->end.record(stream);
     mark();
   } catch (...) {
     try {
       mark();
     } catch (...) {
-      stream.synchronize();
+      synchronize();
     }
     may_be_written = false;
     throw;

@@ -2,14 +2,16 @@
 #include "support/comes_true.hpp"
 #include "support/gate.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
 
-/// A loader's copies are enqueued in parts, and few of them at a time.
+/// A loader's copies are enqueued in parts, in turn on two streams, and one at a time on each.
 namespace penstock::testing {
 namespace {
 
@@ -17,8 +19,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kRow = 1000;
 constexpr std::size_t kBatch = 24;
-constexpr std::size_t kPart = 4096;     // four rows
-constexpr std::size_t kQueued = 10000;  // two parts
+constexpr std::size_t kPart = 4096;  // four rows
 constexpr std::size_t kBatches = 7;
 
 class LoaderPacing : public FaultyLoaderTest {
@@ -26,13 +27,13 @@ class LoaderPacing : public FaultyLoaderTest {
   void SetUp() override {
     FaultyLoaderTest::SetUp();
     if (IsSkipped()) return;
-    tune(kQueued);
+    tune(kPart, kPart);
   }
 
-  void tune(std::size_t queued_bytes) {
+  void tune(std::size_t large, std::size_t small) {
     DeviceTuning tuning = device_->info().tuning;
-    tuning.copied_part_bytes = kPart;
-    tuning.queued_copy_bytes = queued_bytes;
+    tuning.large_part_bytes = large;
+    tuning.small_part_bytes = small;
     tuning.copied_sample_bytes = 1;
     faulty_->tune(tuning);
     faulty_->claim_batched_copies(true);
@@ -40,6 +41,13 @@ class LoaderPacing : public FaultyLoaderTest {
 
   static LoaderOptions options(GatherPath gather) {
     return {.batch_size = kBatch, .shuffle = true, .gather = gather, .narrow = false, .threads = 2};
+  }
+
+  /// A profile of a link on which `bytes` take `seconds`.
+  LinkProfile link(std::size_t bytes, double seconds) const {
+    LinkProfile profile = LinkProfile::defaults(faulty_device_->info());
+    profile.curves[LinkProfile::Curve::pinned_h2d] = {{bytes, seconds}};
+    return profile;
   }
 
   [[nodiscard]] std::size_t copies() const {
@@ -93,56 +101,38 @@ TEST_P(LoaderPacing, ConvertedBatchesInPartsAreWhole) {
   }
 }
 
-TEST_P(LoaderPacing, NoMoreThanTheBoundIsQueued) {
+TEST_P(LoaderPacing, OnePartIsQueuedOnEachStream) {
   for (const GatherPath gather : kByCopies) {
-    SCOPED_TRACE(gather_path_name(gather));
-    const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
-    const auto queued = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
-    GatedStream gate(*device_);
-    faulty_->hold_back_all(gate.word());
-    Loader loader(dataset_, *faulty_device_, options(gather));
-    EXPECT_TRUE(comes_true([&] { return queued() + kPart > kQueued; }));
-    std::this_thread::sleep_for(20ms);
-    EXPECT_LE(queued(), kQueued);
-    faulty_->hold_back_all(nullptr);
-    gate.open();
-    expect_stored(dataset_, read_epoch(loader));
+    for (const std::size_t batch : {kBatch, std::size_t{1}}) {
+      SCOPED_TRACE(gather_path_name(gather));
+      LoaderOptions asked = options(gather);
+      asked.batch_size = batch;
+      asked.prefetch_depth = 20;
+      const std::size_t part = batch == 1 ? kRow : gather == GatherPath::host ? kPart : kPart / kRow * kRow;
+      const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
+      const auto queued = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
+      GatedStream gate(*device_);
+      faulty_->hold_back_all(gate.word());
+      Loader loader(dataset_, *faulty_device_, asked);
+      EXPECT_TRUE(comes_true([&] { return queued() == 2 * part; }));
+      std::this_thread::sleep_for(20ms);
+      EXPECT_EQ(queued(), 2 * part);
+      faulty_->hold_back_all(nullptr);
+      gate.open();
+      expect_stored(dataset_, read_epoch(loader));
+    }
   }
 }
 
-TEST_P(LoaderPacing, SmallPartsAreBoundedByTheirNumber) {
+TEST_P(LoaderPacing, AfterABatchThatWasWaitedForThePartsWaitAgain) {
   for (const GatherPath gather : kByCopies) {
-    LoaderOptions asked = options(gather);
-    asked.batch_size = 1;
-    asked.prefetch_depth = 20;
-    const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
-    const auto queued = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
     GatedStream gate(*device_);
-    faulty_->hold_back_all(gate.word());
-    Loader loader(dataset_, *faulty_device_, asked);
-    constexpr std::size_t kEvents = 2 * (kQueued / kPart);
-    EXPECT_TRUE(comes_true([&] { return queued() == kEvents * kRow; }));
-    std::this_thread::sleep_for(20ms);
-    EXPECT_EQ(queued(), kEvents * kRow);
-    faulty_->hold_back_all(nullptr);
-    gate.open();
-    expect_stored(dataset_, read_epoch(loader));
-  }
-}
-
-TEST_P(LoaderPacing, AfterABatchThatWasWaitedForTheBoundHoldsAgain) {
-  for (const GatherPath gather : kByCopies) {
     const std::size_t earlier = faulty_->copied_bytes(CopyDirection::h2d);
-    GatedStream gate(*device_);
     faulty_->hold_back_all(gate.word());
     Loader loader(dataset_, *faulty_device_, options(gather));
     auto batch = loader.next(*stream_);
-    // The loader goes on with the next batch, within the bound.
-    std::this_thread::sleep_for(20ms);
-    const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
-    EXPECT_LT(before - earlier, 2 * kBatch * kRow);
     std::this_thread::sleep_for(120ms);  // longer than a consumer waits before the ring is in a hurry
-    EXPECT_EQ(faulty_->copied_bytes(CopyDirection::h2d), before);
+    EXPECT_EQ(faulty_->copied_bytes(CopyDirection::h2d) - earlier, kBatch * kRow);
     batch.reset();
     faulty_->hold_back_all(nullptr);
     gate.open();
@@ -150,21 +140,41 @@ TEST_P(LoaderPacing, AfterABatchThatWasWaitedForTheBoundHoldsAgain) {
   }
 }
 
-TEST_P(LoaderPacing, BatchesWithinTheBoundAreNotCut) {
-  const std::size_t ahead = options(GatherPath::host).prefetch_depth + 1;
-  for (const std::size_t spare : {0, 1}) {
-    tune(ahead * kBatch * kRow - spare);
-    for (const GatherPath gather : kByCopies) {
-      Loader loader(dataset_, *faulty_device_, options(gather));
+TEST_P(LoaderPacing, FewBytesAheadAreNotCut) {
+  const std::size_t ahead = (options(GatherPath::host).prefetch_depth + 1) * kBatch * kRow;
+  for (const GatherPath gather : kByCopies) {
+    for (const bool cut : {false, true}) {
+      tune(kPart, cut ? ahead / 2 - 1 : ahead / 2);
+      LoaderOptions asked = options(gather);
+      asked.profile = link(1, 1e6);
+      Loader loader(dataset_, *faulty_device_, asked);
       const std::size_t before = copies();
-      static_cast<void>(read_epoch(loader));
+      EXPECT_EQ(read_epoch(loader).size(), kBatches);
       loader.close();
-      // The epoch's own batches, and those that the loader has ahead.
-      const std::size_t batches = 2 * kBatches;
-      if (spare == 0) {
-        EXPECT_LE(copies() - before, batches + kBatches) << "one copy back for each batch";
+      // Each batch is copied back once. The loader has some of the next epoch's ahead.
+      const std::size_t made = copies() - before - kBatches;
+      EXPECT_EQ(made > 2 * kBatches, cut);
+    }
+  }
+}
+
+TEST_P(LoaderPacing, PartsAreSmallIfTheLinkHasTimeToSpare) {
+  tune(kBatch * kRow, kPart);
+  for (const GatherPath gather : kByCopies) {
+    for (const bool spare : {false, true}) {
+      LoaderOptions asked = options(gather);
+      asked.profile = spare ? link(1'000'000'000, 1e-9) : link(1, 1e6);
+      Loader loader(dataset_, *faulty_device_, asked);
+      const std::size_t before = copies();
+      expect_stored(dataset_, read_epoch(loader));
+      expect_stored(dataset_, read_epoch(loader));
+      loader.close();
+      // Each of the batches was copied back once.
+      const std::size_t made = copies() - before - 2 * kBatches;
+      if (spare) {
+        EXPECT_GE(made, 6 * (2 * kBatches - asked.prefetch_depth - 2));
       } else {
-        EXPECT_GE(copies() - before, kBatches * (kBatch * kRow / kPart));
+        EXPECT_LE(made, 2 * kBatches + asked.prefetch_depth + 1);
       }
     }
   }
@@ -205,8 +215,7 @@ TEST_P(LoaderPacing, ALoaderIsRestartedWhileItsCopiesWait) {
     const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
     faulty_->hold_back_all(gate.word());
     Loader loader(dataset_, *faulty_device_, options(gather));
-    EXPECT_TRUE(
-        comes_true([&] { return faulty_->copied_bytes(CopyDirection::h2d) - before + kPart > kQueued; }));
+    EXPECT_TRUE(comes_true([&] { return faulty_->copied_bytes(CopyDirection::h2d) - before >= 8 * kRow; }));
     loader.start_epoch(3);
     faulty_->hold_back_all(nullptr);
     gate.open();
@@ -215,6 +224,26 @@ TEST_P(LoaderPacing, ALoaderIsRestartedWhileItsCopiesWait) {
     EXPECT_EQ(batches.front().epoch, 3U);
     expect_stored(dataset_, batches);
   }
+}
+
+TEST_P(LoaderPacing, AFailedBatchIsNotWrittenOverTheNextOne) {
+  GatedStream gate(*device_);
+  std::atomic<int> copies{0};
+  // Of the first batch, the second part is held back, and the third one fails.
+  faulty_->before(Entry::copy, [&] {
+    if (++copies == 2) faulty_->hold_back_next_copy(gate.word());
+  });
+  faulty_->fail(Entry::copy, 3);
+  Loader loader(dataset_, *faulty_device_, options(GatherPath::host));
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), DeviceError);
+  faulty_->before(Entry::copy, {});
+  loader.start_epoch(5);
+  const auto batch = loader.next(*stream_);  // in the same slot
+  ASSERT_TRUE(batch);
+  EXPECT_FALSE(is_done_soon(*stream_));
+  gate.open();
+  expect_stored(dataset_, read(*batch));
+  expect_stored(dataset_, read_epoch(loader));
 }
 
 TEST_P(LoaderPacing, AfterAFailedPartTheNextEpochIsWhole) {

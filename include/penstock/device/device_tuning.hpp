@@ -65,12 +65,11 @@ struct DeviceTuning {
   /// PCIe 5 x16 carries about 30 KiB. Copies of 24 KiB and less take another, several times slower way
   /// through the driver.
   std::size_t copied_sample_bytes = 32 * kKiB;
-  /// A loader's copies are enqueued in parts of about this size. Copies of 1 MiB reach 85 % of the link's
-  /// rate, those of 4 MiB 96 %, and parts that follow each other lose less.
-  std::size_t copied_part_bytes = 4 * kMiB;
-  /// The bytes of a loader's copies that the device still has to do, at most. They hold up other copies of
-  /// the program: PCIe 5 x16 carries them in 0.2 ms.
-  std::size_t queued_copy_bytes = 12 * kMiB;
+  /// A loader's copies are enqueued in parts. Other copies of the program wait for two of them: 0.5 ms on
+  /// PCIe 5 x16 if they are large. Each part costs 4 µs of the link: 1.6 % of a large one, 5 % of a small
+  /// one.
+  std::size_t large_part_bytes = 14 * kMiB;
+  std::size_t small_part_bytes = 4 * kMiB;
   /// Blocks of a loader's kernel that reads over the link, on each of its streams. Four fill the link; a
   /// kernel that converts has more to do.
   unsigned copying_blocks = 4;
