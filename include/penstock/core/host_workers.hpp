@@ -20,8 +20,8 @@ struct HostWorkersOptions {
 };
 
 /// A team of host threads, shared by all code that moves bytes: Device::host_workers gives a device's team.
-/// Their work never waits for other work, for a buffer or for the device, so it holds up other work for at
-/// most one piece. Thread-safe. In a forked child only the calling thread works.
+/// Their work never waits for other work or for a buffer, so it holds up other work for at most one piece.
+/// A piece of a fill may wait for a disk. Thread-safe. In a forked child only the calling thread works.
 class HostWorkers {
  public:
   /// Throws InvalidArgument for more than kMostThreads.
