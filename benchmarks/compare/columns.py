@@ -15,6 +15,7 @@ from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, open
 
 BATCH = 8192
 SAMPLES = 1 << 17
+MANY = 20_000_000  # rows of a long table
 LARGEST = 50_000  # values that 16 bits hold
 _GOALS_US = {1: 30, 28: 100, 100: 180, 400: 450}
 
@@ -63,12 +64,18 @@ def compare(setting: Setting) -> list[Result]:
     results = []
     samples = SAMPLES * 4 if setting.on_gpu else SAMPLES // 4 if setting.quick else SAMPLES
     batch = BATCH // 16 if setting.quick else BATCH
-    for count in _GOALS_US:
+    tables = [(count, samples) for count in _GOALS_US]
+    if setting.on_gpu and not setting.quick:
+        tables.append((28, MANY))
+    for count, samples in tables:
         table = {f"c{k}": torch.randint(0, LARGEST, (samples,)) for k in range(count)}
         table[f"c{count - 1}"] = torch.arange(samples)  # by which batches are compared
         name = f"{count} int64 columns, batch {batch}" if count > 1 else f"one int64 column, batch {batch}"
+        if samples == MANY:
+            name += f", {MANY:,} rows"
         measure = _measure_with(table, setting)
-        results += [attempt(name, contender, setting, measure) for contender in contenders(table, batch)]
+        shown = contenders(table, batch)[-1:] if samples == MANY else contenders(table, batch)
+        results += [attempt(name, contender, setting, measure) for contender in shown]
     return results
 
 
