@@ -347,7 +347,7 @@ def frame(line, file, function):
     return entry(1, struct.pack("<iI", line, len(file)) + file + function)
 
 
-def recording(records=(), text=b"", version=1, capacity=100, written=None, state=1, text_bytes=None, ring=None):
+def recording(records=(), text=b"", version=2, capacity=100, written=None, state=1, text_bytes=None, ring=None):
     """A recording of the doctor's. Each record has a beginning, an end, a type and its other members by name."""
     written = len(records) if written is None else written
     text_bytes = len(text) if text_bytes is None else text_bytes
@@ -357,7 +357,7 @@ def recording(records=(), text=b"", version=1, capacity=100, written=None, state
     )
     packed_records = b"".join(
         struct.pack(
-            "<qqQIIIHBBH6x",
+            "<qqQIIIHBBQ",
             begin,
             end,
             more.get("value", 0),
@@ -367,7 +367,7 @@ def recording(records=(), text=b"", version=1, capacity=100, written=None, state
             more.get("extra", 0),
             more.get("detail", 0),
             kind,
-            more.get("device", 0),
+            more.get("last", 0),
         )
         for index, (begin, end, kind, more) in enumerate(records)
     )
@@ -377,7 +377,7 @@ def recording(records=(), text=b"", version=1, capacity=100, written=None, state
 def recorded_step(begin):
     """A copy and its call, a kernel and its launch, a synchronization, and a look at a wait."""
     return [
-        (begin, begin + 200, 3, {"detail": 1, "correlation": begin, "stream": 5, "value": 1}),
+        (begin, begin + 200, 3, {"detail": 1, "correlation": begin, "stream": 5, "value": 1, "last": 77}),
         (begin + 50, begin + 200, 1, {"detail": 1, "extra": 0x301, "value": 1 << 20, "correlation": begin}),
         (begin + 210, begin + 215, 3, {"detail": 0, "stream": 5}),
         (begin + 220, begin + 900, 2, {"extra": 9}),
@@ -411,7 +411,7 @@ RECORDING = {
     "bad-empty": b"",
     "bad-magic": b"pennstock".ljust(5000, b"\0"),
     "bad-header-cut": recording()[:60],
-    "bad-version": recording(version=2),
+    "bad-version": recording(version=1),
     "bad-capacity": recording(capacity=1 << 40),
     "bad-ring": recording(ring=8),
 }

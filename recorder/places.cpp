@@ -1,15 +1,8 @@
 #include "places.hpp"
 
+#include "mix.hpp"
+
 namespace penstock::recorder {
-
-namespace {
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
-  return hash ^ (hash >> 29);
-}
-
-}  // namespace
 
 std::uint64_t code_key(const PythonFrame& frame) noexcept {
   std::uint64_t hash = 0;

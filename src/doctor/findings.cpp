@@ -1,4 +1,5 @@
 #include "doctor/device_view.hpp"
+#include "doctor/recording_format.hpp"
 
 #include <penstock/doctor/findings.hpp>
 
@@ -30,6 +31,7 @@ constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_wait
                                                   {"exposed-copies", find_exposed_copies},
                                                   {"small-copies", find_small_copies},
                                                   {"widened-copies", find_widened_copies},
+                                                  {"same-data-again", find_same_data_again},
                                                   {"round-trips", find_round_trips},
                                                   {"synchronizations", find_synchronizations},
                                                   {"pinning", find_pinning}});
@@ -103,7 +105,7 @@ void judge(Finding& finding, const DeviceAccount& account) {
 }
 
 /// What nobody looked at, and how to record it. A recording of our own lacks other things than a trace.
-std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host) {
+std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
   const bool trace = timeline.source == TimelineSource::torch_profiler;
   const auto say = [trace](const char* in_trace, const char* in_recording) {
     return trace ? in_trace : in_recording;
@@ -158,12 +160,24 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
          fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
                      unknown)});
   }
-  list.push_back(
-      {{},
-       say("The same data sent again, the NUMA node, and the default stream: no trace tells them. "
-           "Copies that compete for a copy engine: no rule looks for them.",
-           "The same data sent again and the NUMA node: they are not recorded. The default stream, "
-           "and copies that compete for a copy engine: no rule looks for them.")});
+  const auto without_contents =
+      std::count_if(timeline.copies.begin(), timeline.copies.end(), [window](const TimelineCopy& copy) {
+        return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
+               copy.contents == 0 && copy.time.begin >= window.begin && copy.time.begin < window.end;
+      });
+  if (trace) {
+    list.push_back({{"same-data-again"}, "The same data sent again: a trace has no contents of copies."});
+  } else if (without_contents > 0) {
+    list.push_back({{"same-data-again"},
+                    fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are "
+                                "not known.",
+                                without_contents)});
+  }
+  list.push_back({{},
+                  say("The NUMA node, and the default stream: no trace tells them. Copies that compete for a "
+                      "copy engine: no rule looks for them.",
+                      "The NUMA node: it is not recorded. The default stream, and copies that compete for a "
+                      "copy engine: no rule looks for them.")});
   return list;
 }
 
@@ -223,7 +237,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   };
   std::sort(diagnosis.findings.begin(), diagnosis.findings.end(),
             [&order](const Finding& a, const Finding& b) { return order(a) < order(b); });
-  diagnosis.not_examined = not_examined(timeline, host);
+  diagnosis.not_examined = not_examined(timeline, host, window);
   return diagnosis;
 }
 

@@ -77,6 +77,7 @@ class RecordingParser {
     read_header();
     read_text();
     read_records();
+    keep_contents();
     Timeline& timeline = recording_.timeline;
     timeline.source = TimelineSource::recorder;
     sort_timeline(timeline);
@@ -205,7 +206,7 @@ class RecordingParser {
     switch (record.type) {
       case RecordType::copy: {
         const auto to = direction(record.detail);
-        if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
+        if (record.device >= kMostRecordedDevices || record.bytes > recording::kMostCopyBytes) return false;
         if (to) {
           timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
                                      memory_kind(record.extra & 0xFFu), memory_kind(record.extra >> 8u)});
@@ -221,6 +222,7 @@ class RecordingParser {
         const auto thread = thread_number(record.stream);
         if (!thread) return false;
         timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail)});
+        if (record.contents != 0) contents_[record.correlation] = record.contents;
         if (const std::uint32_t frame = frame_of(record.place); frame != kNone)
           timeline.host.push_back(
               {{own.begin, std::max(own.end, own.begin + 1)}, frame, *thread, HostSpanKind::frame});
@@ -233,6 +235,14 @@ class RecordingParser {
       }
     }
     return false;
+  }
+
+  /// Calls have the contents of the copies that they made.
+  void keep_contents() {
+    for (TimelineCopy& copy : recording_.timeline.copies) {
+      const auto known = contents_.find(copy.correlation);
+      if (known != contents_.end()) copy.contents = known->second;
+    }
   }
 
   /// A thread was seen in next() some times. Between two looks it was there, too, unless it called CUDA.
@@ -330,6 +340,7 @@ class RecordingParser {
   std::vector<Frame> frames_;
   std::vector<std::uint32_t> stacks_;  ///< by number: the name of the first frame of the program itself
   std::vector<Wait> waits_;
+  std::unordered_map<std::uint32_t, std::uint64_t> contents_;  ///< by correlation
   std::unordered_map<std::string, std::uint32_t> names_;
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;

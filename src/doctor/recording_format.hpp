@@ -13,12 +13,18 @@
 namespace penstock::recording {
 
 inline constexpr char kMagic[8] = {'p', 'e', 'n', 's', 't', 'o', 'c', 'k'};
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::size_t kTextOffset = 4096;
 inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kRingOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
 inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
 inline constexpr std::size_t kMostFrames = 64;  ///< of a stack
+inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
+                                                 << 10;  ///< up to here, contents are not kept
+inline constexpr std::uint64_t kMostCopyBytes = std::uint64_t{1} << 60;
+/// Of the contents of a copy, so many bytes are hashed, in so many pieces from all over it.
+inline constexpr std::size_t kSampleBytes = 4096;
+inline constexpr std::size_t kSamplePieces = 32;
 /// Of file names: the process's number stands before it.
 inline constexpr char kSuffix[] = ".penstock";
 
@@ -77,8 +83,10 @@ struct Record {
   std::uint16_t extra;
   std::uint8_t detail;
   RecordType type;
-  std::uint16_t device;
-  std::uint16_t unused[3];
+  union {
+    std::uint64_t contents;  ///< of calls: a hash of the bytes that a copy takes to a device; 0: not known
+    std::uint16_t device;    ///< of copies and work
+  };
 };
 static_assert(sizeof(Record) == 48);
 

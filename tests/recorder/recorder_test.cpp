@@ -23,6 +23,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -84,6 +85,39 @@ TEST_F(Recorder, CountsEveryCallOnceWithAnOldCupti) {
   command_.environment.emplace_back("FAKE_CUPTI_OLD=1");
   EXPECT_EQ(examine({"init", "steps=20"}).at("processes")[0].at("events"), 9 * 20);
   EXPECT_EQ(run({"init", "profiler"}).output, "profiler: 0, 1 subscriber, activities 0\n");
+}
+
+/// The ids of the first process's findings, and of what was not examined.
+std::set<std::string> found_in(const json& report) {
+  std::set<std::string> found;
+  for (const json& finding : report.at("processes")[0].at("findings")) found.insert(finding.at("id"));
+  return found;
+}
+std::set<std::string> not_examined_in(const json& report) {
+  std::set<std::string> names;
+  for (const json& part : report.at("processes")[0].at("not_examined")) {
+    for (const json& name : part.at("names")) names.insert(name);
+  }
+  return names;
+}
+
+TEST_F(Recorder, SeesTheSameDataSentAgain) {
+  for (const char* const word : {"again=30", "again-driver=30"}) {
+    SCOPED_TRACE(word);
+    const json report = examine({"init", word});
+    EXPECT_THAT(found_in(report), Contains("same-data-again"));
+    EXPECT_THAT(not_examined_in(report), Not(Contains("same-data-again")));
+  }
+  const json fresh = examine({"init", "fresh=30"});
+  EXPECT_THAT(found_in(fresh), AllOf(Contains("pageable-copies"), Not(Contains("same-data-again"))));
+  EXPECT_THAT(not_examined_in(fresh), Not(Contains("same-data-again")));
+}
+
+TEST_F(Recorder, ContentsThatCannotBeReadAreNotExamined) {
+  // The source of these copies is null.
+  const json report = examine({"init", "steps=30"});
+  EXPECT_THAT(found_in(report), Not(Contains("same-data-again")));
+  EXPECT_THAT(not_examined_in(report), Contains("same-data-again"));
 }
 
 TEST_F(Recorder, SaysThatNoCudaWasUsed) {

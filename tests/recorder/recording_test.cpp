@@ -31,6 +31,7 @@ using recording::Record;
 using recording::RecordType;
 using recording::TextType;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -156,6 +157,16 @@ TEST(Recordings, TellWhatWasRecorded) {
   const Diagnosis diagnosis = diagnose_timeline(timeline);
   ASSERT_THAT(diagnosis.findings, SizeIs(1));
   EXPECT_EQ(diagnosis.findings[0].places[0].function, "train.py(12): main");
+}
+
+TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
+  Bytes bytes = ten_steps();
+  bytes.ring()[0].contents = 55;  // the call of the first copy
+  bytes.ring()[8].contents = 66;  // that of the third
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  std::vector<std::uint64_t> contents;
+  for (const TimelineCopy& copy : timeline.copies) contents.push_back(copy.contents);
+  EXPECT_THAT(contents, ElementsAre(55, 0, 66, 0, 0, 0, 0, 0, 0, 0));
 }
 
 TEST(Recordings, KeepTheLastRecordsOfARing) {

@@ -33,6 +33,7 @@ struct TimelineCopy {
   CopyDirection direction = CopyDirection::h2d;
   std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
   std::optional<MemoryKind> destination;
+  std::uint64_t contents = 0;  ///< of copies to a device: the same for the same bytes; 0: not known
 };
 
 /// Any other work on a device: a kernel or a memory set.
