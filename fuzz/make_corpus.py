@@ -347,13 +347,17 @@ def frame(line, file, function):
     return entry(1, struct.pack("<iI", line, len(file)) + file + function)
 
 
+def code(address, file):
+    return entry(5, struct.pack("<Q", address) + file)
+
+
 def recording(records=(), text=b"", version=2, capacity=100, written=None, state=1, text_bytes=None, ring=None):
     """A recording of the doctor's. Each record has a beginning, an end, a type and its other members by name."""
     written = len(records) if written is None else written
     text_bytes = len(text) if text_bytes is None else text_bytes
     ring = 4096 + len(text) if ring is None else ring
     head = b"penstock" + struct.pack(
-        "<IIqQQQQQQII", version, 48, 77, ring, capacity, written, text_bytes, 0, 0, 28, state
+        "<IIqQQQQQQIIq", version, 48, 77, ring, capacity, written, text_bytes, 0, 0, 28, state, 1700000000
     )
     packed_records = b"".join(
         struct.pack(
@@ -395,9 +399,18 @@ PLACES = (
     + entry(4, struct.pack("<I", 0) + b"GPU")
 )
 
+CODE = (
+    code(0x2000, b"/usr/lib/libcuda.so.1")
+    + code(0x1200, b"/home/program")
+    + code(0x1300, b"/home/program")
+    + entry(2, struct.pack("<III", 0, 1, 2))
+)
+
 # Recordings of the doctor's own. Those that are cut short or damaged behind the header are read as far as they go.
 RECORDING = {
     "ok-steps": recording(STEPS, PLACES),
+    "ok-code": recording(STEPS, CODE),
+    "ok-code-cut": recording(STEPS, entry(5, b"1234567") + entry(5, bytes(8)) + entry(2, struct.pack("<II", 0, 1))),
     "ok-empty": recording(),
     "ok-cut": recording(STEPS, PLACES)[:-100],
     "ok-cut-text": recording(STEPS, PLACES)[:4140],

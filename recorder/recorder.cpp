@@ -8,6 +8,7 @@
 #include "contents.hpp"
 #include "cupti.hpp"
 #include "doctor/call_names.hpp"
+#include "native_stack.hpp"
 #include "places.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
@@ -75,14 +76,15 @@ thread_local ThreadCall thread_call;
 Cupti cupti;
 RecordingFile file;
 PythonStack python;
-Places places(file, python);
+NativeStack native;
+Places places(file, python, native);
 std::atomic<bool> active{false};
 pthread_mutex_t stopping = PTHREAD_MUTEX_INITIALIZER;
 CuptiSubscriber subscriber = nullptr;
 bool system_threads = false;
 struct Function {
-  std::uint8_t kind = kNotKept;
-  bool has_copy_parameters = false;
+  std::uint8_t kind;
+  bool has_copy_parameters;
 };
 Function driver_functions[kMostFunctions];
 Function runtime_functions[kMostFunctions];
@@ -104,7 +106,7 @@ std::uint32_t this_thread() noexcept {
 }
 
 Function function_of(int domain, std::uint32_t function) noexcept {
-  if (function >= kMostFunctions) return {};
+  if (function >= kMostFunctions) return {kNotKept, false};
   return domain == kDriverDomain ? driver_functions[function] : runtime_functions[function];
 }
 
@@ -271,6 +273,7 @@ void take_buffer(CuptiContext context, std::uint32_t stream, std::uint8_t* buffe
 
 /// The names tell what a function does, so that new functions and versions of them need no table.
 void find_functions(int domain, Function* functions) noexcept {
+  std::fill_n(functions, kMostFunctions, Function{kNotKept, false});
   for (std::uint32_t function = 1; function < kMostFunctions; ++function) {
     const char* name = nullptr;
     if (cupti.callback_name(domain, function, &name) != kCuptiSuccess || name == nullptr) continue;
@@ -461,6 +464,8 @@ void start() noexcept {
   int id_type = 0;
   system_threads =
       cupti.thread_id_type != nullptr && cupti.thread_id_type(&id_type) == kCuptiSuccess && id_type == 1;
+  native.hide(reinterpret_cast<const void*>(&start));
+  native.hide(reinterpret_cast<const void*>(cupti.get_version));
   if (!python.attach() && python.version()[0] != 0) {
     char note[160];
     std::snprintf(note, sizeof note, "Places in the program: the frames of this Python %s cannot be read.",

@@ -125,7 +125,7 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   if (!timeline.has_frames) {
     list.push_back({{},
                     say("Places in the program: no stacks were recorded. Profile with with_stack=True.",
-                        "Places in the program: no calls from Python 3.10 to 3.14 were seen.")});
+                        "Places in the program: no stack of a call could be read.")});
   }
   if (!host.observed) {
     list.push_back(

@@ -19,6 +19,7 @@ inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kRingOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
 inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
 inline constexpr std::size_t kMostFrames = 64;  ///< of a stack
+inline constexpr std::size_t kMostCodeFrames = 32;
 inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
                                                  << 10;  ///< up to here, contents are not kept
 inline constexpr std::uint64_t kMostCopyBytes = std::uint64_t{1} << 60;
@@ -47,8 +48,9 @@ struct Header {
   std::uint64_t without_place;  ///< calls whose stack could not be kept, as the text is full
   std::uint32_t cupti_version;  ///< 0: CUPTI was not found
   State state;
+  std::int64_t began;  ///< in seconds, as the times of files
 };
-static_assert(sizeof(Header) == 80);
+static_assert(sizeof(Header) == 88);
 
 enum class TextType : std::uint32_t {
   frame = 1,   ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.
@@ -56,6 +58,8 @@ enum class TextType : std::uint32_t {
   stack = 2,   ///< the numbers of its frames (u32), the innermost first. Numbered from 1 on
   note = 3,    ///< a sentence for the report
   device = 4,  ///< its number (u32) and its name
+  code = 5,  ///< a frame of compiled code: the address in its file (u64), and the file's name. Numbered with
+             ///< the other frames
 };
 struct TextEntry {
   std::uint32_t bytes;

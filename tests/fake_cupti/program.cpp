@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint64_t kMicrosecond = 1000;
 
-void work() {
+[[gnu::noinline]] void work() {
   fake_launch("forward", 300 * kMicrosecond);
   fake_launch("backward", 500 * kMicrosecond);
   fake_item();

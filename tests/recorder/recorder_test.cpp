@@ -28,6 +28,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 class Recorder : public ::testing::Test {
  protected:
@@ -258,6 +259,37 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
   EXPECT_THAT(run({"init", "steps=3"}).errors, HasSubstr("/nowhere.so"));
 }
 
+/// "program.cpp(12)": the line of the test's program that has this text.
+std::string line_with(const std::string& text) {
+  std::ifstream source(PENSTOCK_RECORDER_SOURCE);
+  int number = 1;
+  for (std::string line; std::getline(source, line) && line.find(text) == std::string::npos;) ++number;
+  return std::string(PENSTOCK_RECORDER_SOURCE) + "(" + std::to_string(number) + ")";
+}
+
+/// The first place of each finding.
+std::map<std::string, std::string> places_in(const json& report) {
+  std::map<std::string, std::string> places;
+  for (const json& finding : report.at("processes")[0].at("findings"))
+    places[finding.at("id")] = finding.at("places")[0].at("function");
+  return places;
+}
+
+TEST_F(Recorder, NamesTheLinesOfCompiledPrograms) {
+  if (!fs::exists("/usr/bin/addr2line") && !fs::exists("/usr/bin/llvm-addr2line"))
+    GTEST_SKIP() << "there is no addr2line";
+  auto places = places_in(examine({"init", "steps=30"}));
+  EXPECT_THAT(places["pageable-copies"], StartsWith(line_with("fake_copy(2'000'000")));
+  EXPECT_THAT(places["synchronizations"], StartsWith(line_with("fake_item()")));
+  EXPECT_THAT(places["synchronizations"], HasSubstr("work"));
+}
+
+TEST_F(Recorder, NamesTheFunctionsOfCompiledProgramsWithoutTools) {
+  command_.environment[0] = "PATH=/nowhere";
+  const auto places = places_in(examine({"init", "steps=30"}));
+  EXPECT_EQ(places.at("synchronizations"), "recorder_program: (anonymous namespace)::work()");
+}
+
 /// Interpreters whose frames can be read: those of the PATH, and pyenv's.
 std::set<std::string> interpreters() {
   std::set<std::string> found;
@@ -337,9 +369,7 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
     std::ifstream file(path("report.json"));
     const json report = json::parse(file);
     ASSERT_THAT(report.at("processes"), SizeIs(1)) << result.errors;
-    std::map<std::string, std::string> places;
-    for (const json& finding : report.at("processes")[0].at("findings"))
-      places[finding.at("id")] = finding.at("places")[0].at("function");
+    std::map<std::string, std::string> places = places_in(report);
     EXPECT_EQ(places["pageable-copies"], path("träin.py") + "(9): to_gpu");
     EXPECT_EQ(places["synchronizations"], path("träin.py") + "(20): train");
     EXPECT_EQ(places["waiting-for-data"], path("träin.py") + "(13): batches");
