@@ -43,7 +43,7 @@ bool has_copy_parameters(int domain, std::string_view name) noexcept {
 std::uint64_t hash_input(int domain, const CuptiCopyParameters& call) noexcept {
   // Memory of unknown whereabouts (cudaMemcpyDefault) may be managed: reading that would move it.
   if (domain == kRuntimeDomain && call.direction != kToDevice) return 0;
-  if (call.bytes <= recording::kSmallCopyBytes || call.bytes > recording::kMostCopyBytes) return 0;
+  if (call.bytes <= recording::kSmallCopyBytes) return 0;
   std::uint64_t sample[kWords];
   if (!take_sample(static_cast<const char*>(call.source), call.bytes, sample)) return 0;
   std::size_t changes = 0;

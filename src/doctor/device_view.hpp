@@ -53,5 +53,6 @@ std::optional<Finding> find_widened_copies(const DeviceView& view);
 std::optional<Finding> find_round_trips(const DeviceView& view);
 std::optional<Finding> find_synchronizations(const DeviceView& view);
 std::optional<Finding> find_pinning(const DeviceView& view);
+std::optional<Finding> find_device_allocations(const DeviceView& view);
 
 }  // namespace penstock

@@ -34,7 +34,8 @@ constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_wait
                                                   {"same-data-again", find_same_data_again},
                                                   {"round-trips", find_round_trips},
                                                   {"synchronizations", find_synchronizations},
-                                                  {"pinning", find_pinning}});
+                                                  {"pinning", find_pinning},
+                                                  {"device-allocations", find_device_allocations}});
 
 constexpr auto kIds = [] {
   std::array<std::string_view, kRules.size()> ids;
@@ -120,7 +121,8 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                         "figures are of the whole recording.")});
   }
   if (timeline.steps.size() < kSteadySteps) {
-    list.push_back({{"pinning"}, "Pinning after the first steps: fewer than 4 steps were recorded."});
+    list.push_back({{"pinning", "device-allocations"},
+                    "Pinning and allocations after the first steps: fewer than 4 steps were recorded."});
   }
   if (!timeline.has_frames) {
     list.push_back({{},
@@ -148,8 +150,9 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                         "record_shapes=True tells types.")});
   }
   if (timeline.calls.empty()) {
-    list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "pinning"},
-                    "Synchronizations, blocking copies and pinning: no calls of CUDA were recorded."});
+    list.push_back(
+        {{"synchronizations", "blocking-copies", "exposed-copies", "pinning", "device-allocations"},
+         "Synchronizations, blocking copies, pinning and allocations: no calls of CUDA were recorded."});
   }
   const auto unknown = std::count_if(
       timeline.copies.begin(), timeline.copies.end(),

@@ -241,7 +241,7 @@ class RecordingParser {
     switch (record.type) {
       case RecordType::copy: {
         const auto to = direction(record.detail);
-        if (record.device >= kMostRecordedDevices || record.bytes > recording::kMostCopyBytes) return false;
+        if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
         if (to) {
           timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
                                      memory_kind(record.extra & 0xFFu), memory_kind(record.extra >> 8u)});
@@ -253,7 +253,7 @@ class RecordingParser {
         timeline.work.push_back({own, record.stream, record.device, record.extra});
         return true;
       case RecordType::call: {
-        if (record.detail > static_cast<std::uint8_t>(CallKind::unpin)) return false;
+        if (record.detail > static_cast<std::uint8_t>(CallKind::free)) return false;
         const auto thread = thread_number(record.stream);
         if (!thread) return false;
         timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail)});

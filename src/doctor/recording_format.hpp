@@ -22,7 +22,6 @@ inline constexpr std::size_t kMostFrames = 64;  ///< of a stack
 inline constexpr std::size_t kMostCodeFrames = 32;
 inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
                                                  << 10;  ///< up to here, contents are not kept
-inline constexpr std::uint64_t kMostCopyBytes = std::uint64_t{1} << 60;
 /// Of the contents of a copy, so many bytes are hashed, in so many pieces from all over it.
 inline constexpr std::size_t kSampleBytes = 4096;
 inline constexpr std::size_t kSamplePieces = 32;

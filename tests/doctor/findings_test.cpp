@@ -461,6 +461,28 @@ TEST(Findings, NamePinningInTheSteadyState) {
   EXPECT_THAT(ids(diagnose(pinning_from(0, 2))), IsEmpty());
 }
 
+/// The GPU's memory is freed in the steps from `first` on, which takes until its work is done.
+TimelineBuilder allocations_from(std::int64_t first) {
+  return steps(
+      [=](TimelineBuilder& b, std::int64_t t) {
+        if (t < first * 1000) return;
+        b.call(CallKind::free, t + 5, t + 65);
+        b.call(CallKind::allocate, t + 65, t + 105);
+      },
+      120);
+}
+
+TEST(Findings, NameAllocationsInTheSteadyState) {
+  const Finding finding = only_finding(allocations_from(0));
+  EXPECT_EQ(finding.id, "device-allocations");
+  EXPECT_DOUBLE_EQ(finding.count, 2);
+  EXPECT_NEAR(finding.seconds, 100 * kUs, 1e-9);
+  expect_gain(finding, 0, 100);
+  EXPECT_EQ(finding.places.at(0).function, "train.py(10): step");
+  EXPECT_THAT(ids(diagnose(allocations_from(6))), SizeIs(1)) << "4 calls in the 6 steps after the first";
+  EXPECT_THAT(ids(diagnose(allocations_from(7))), IsEmpty()) << "2 calls";
+}
+
 TEST(Findings, AreBoundedByTheKernels) {
   // The GPU idles 500 us in each of the last six steps, so 375 in a step on average.
   TimelineBuilder builder;
@@ -514,7 +536,8 @@ TEST(NotExamined, NamesWhatTheRecordingLacks) {
   EXPECT_THAT(not_examined(whole), ElementsAre("same-data-again")) << "a trace has no contents";
   TimelineBuilder no_steps = whole;
   no_steps.timeline.steps.clear();
-  EXPECT_THAT(not_examined(no_steps), ElementsAre("round-trips", "step", "pinning", "same-data-again"));
+  EXPECT_THAT(not_examined(no_steps),
+              ElementsAre("round-trips", "step", "pinning", "device-allocations", "same-data-again"));
   TimelineBuilder no_types = whole;
   no_types.timeline.has_types = false;
   EXPECT_THAT(not_examined(no_types), ElementsAre("widened-copies", "same-data-again"));

@@ -43,7 +43,7 @@ constexpr std::array kRuntimeNames = {"",
                                       "cudaStreamSynchronize_v3020",
                                       "cudaHostAlloc_v3020",
                                       "cudaMalloc_v3020"};
-enum Function : std::uint32_t { kInit = 1, kToDevice, kToHost, kLaunch, kSynchronize, kPin };
+enum Function : std::uint32_t { kInit = 1, kToDevice, kToHost, kLaunch, kSynchronize, kPin, kAllocate };
 
 struct Fake {
   std::mutex mutex;
@@ -328,6 +328,10 @@ void fake_launch(const char* kernel, std::uint64_t nanoseconds) {
 
 void fake_pin() {
   call(kPin, [](std::uint32_t) { fake_compute(300'000); });
+}
+
+void fake_allocate() {
+  call(kAllocate, [](std::uint32_t) { fake_compute(100'000); });
 }
 
 int fake_subscribers() {

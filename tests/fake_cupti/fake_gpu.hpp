@@ -17,6 +17,8 @@ void fake_item();
 void fake_launch(const char* kernel, std::uint64_t nanoseconds);
 void fake_synchronize();
 void fake_pin();
+/// cudaMalloc.
+void fake_allocate();
 /// Time passes on the host.
 void fake_compute(std::uint64_t nanoseconds);
 /// As from another profiler: the next cuptiSubscribe is refused.

@@ -60,6 +60,9 @@ void act(std::string_view word) {
   if (word.starts_with("fresh=")) train(number_of(word), true, true);
   if (word.starts_with("again=")) train(number_of(word), false, true);
   if (word.starts_with("again-driver=")) train(number_of(word), false, false);
+  if (word.starts_with("allocating=")) {
+    for (long i = 0; i < number_of(word); ++i) fake_allocate(), step(false);
+  }
   if (word.starts_with("say=")) std::printf("%s\n", std::string(word.substr(4)).c_str());
   if (word.starts_with("complain=")) std::fprintf(stderr, "%s\n", std::string(word.substr(9)).c_str());
   if (word.starts_with("sleep=")) std::this_thread::sleep_for(std::chrono::milliseconds(number_of(word)));

@@ -284,6 +284,12 @@ TEST_F(Recorder, NamesTheLinesOfCompiledPrograms) {
   EXPECT_THAT(places["synchronizations"], HasSubstr("work"));
 }
 
+TEST_F(Recorder, SeesAllocationsOfTheGpusMemory) {
+  const json report = examine({"init", "allocating=30"});
+  EXPECT_THAT(found_in(report), Contains("device-allocations"));
+  EXPECT_THAT(places_in(report)["device-allocations"], HasSubstr("program"));
+}
+
 TEST_F(Recorder, NamesTheFunctionsOfCompiledProgramsWithoutTools) {
   command_.environment[0] = "PATH=/nowhere";
   const auto places = places_in(examine({"init", "steps=30"}));

@@ -50,8 +50,10 @@ enum class CallKind : std::uint8_t {
   stream_synchronize,
   device_synchronize,
   event_synchronize,
-  pin,    ///< host memory is allocated as pinned, or registered
-  unpin,  ///< it is freed, or no longer registered
+  pin,       ///< host memory is allocated as pinned, or registered
+  unpin,     ///< it is freed, or no longer registered
+  allocate,  ///< device memory is allocated, other than in the order of a stream
+  free,
 };
 /// "kernel launch", "copy", "stream synchronization" and so on.
 [[nodiscard]] std::string_view call_kind_name(CallKind kind) noexcept;
