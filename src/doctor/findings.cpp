@@ -43,6 +43,39 @@ constexpr auto kIds = [] {
   return ids;
 }();
 
+/// The change in C++, and with penstock. Rules that are not here find nothing in compiled programs, or have
+/// no change.
+struct CompiledChange {
+  std::string_view id;
+  std::string_view change;
+  std::string_view penstock_change;
+};
+constexpr auto kCompiledChanges = std::to_array<CompiledChange>(
+    {{"pageable-copies",
+      "cudaMallocHost(&batch, bytes) once; cudaMemcpyAsync(x, batch, bytes, cudaMemcpyHostToDevice, stream)",
+      "penstock::TransferEngine engine(device); stream.wait(engine.copy(x, batch, bytes))"},
+     {"blocking-copies", "cudaMemcpyAsync in place of cudaMemcpy, and no synchronization behind it",
+      "stream.wait(engine.copy(x, batch, bytes))"},
+     {"exposed-copies", "copy the next batch on a stream of its own while this one is used",
+      "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
+     {"small-copies", "put the pieces side by side in one pinned buffer, and copy that",
+      "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
+     {"same-data-again", "copy it once, before the loop",
+      "penstock::Loader loader(dataset, device, {.residency = penstock::Residency::parse(\"auto\")})"},
+     {"round-trips", "compute it on the GPU", ""},
+     {"synchronizations", "keep values on the GPU, and read them every 100 steps", ""},
+     {"pinning", "allocate pinned buffers once, before the loop", "penstock::make_pinned_pool(device)"},
+     {"device-allocations", "allocate buffers once, before the loop; or cudaMallocAsync and cudaFreeAsync",
+      "penstock::make_device_pool(device)"}});
+
+void speak_of_compiled_code(Finding& finding) {
+  for (const CompiledChange& known : kCompiledChanges) {
+    if (known.id != finding.id) continue;
+    finding.change = known.change;
+    finding.penstock_change = known.penstock_change;
+  }
+}
+
 /// The best rate of large pinned copies to the device, 0 if there are none.
 double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
   double best = 0;
@@ -231,6 +264,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
       if (!finding) continue;
       finding->id = id;
       judge(*finding, account);
+      if (timeline.is_compiled) speak_of_compiled_code(*finding);
       diagnosis.findings.push_back(std::move(*finding));
     }
     diagnosis.accounts.push_back(account);

@@ -97,6 +97,7 @@ class RecordingParser {
     keep_contents();
     Timeline& timeline = recording_.timeline;
     timeline.source = TimelineSource::recorder;
+    timeline.is_compiled = !recording_.code_stacks.empty() && !has_python_;
     sort_timeline(timeline);
     keep_waits();
     sort_timeline(timeline);
@@ -164,6 +165,7 @@ class RecordingParser {
         const bool whole = bytes.size() >= 2 * kNumber && number_at(bytes, 1) <= bytes.size() - 2 * kNumber;
         const std::string_view text = whole ? text_of(bytes.subspan(2 * kNumber)) : std::string_view{};
         const std::string_view name = text.substr(0, whole ? number_at(bytes, 1) : 0);
+        has_python_ = true;
         frames_.push_back(
             {is_user_file(name),
              whole ? fmt::format("{}({}): {}", name, static_cast<std::int32_t>(number_at(bytes, 0)),
@@ -391,6 +393,7 @@ class RecordingParser {
   std::unordered_map<std::string, std::uint32_t> names_;
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
+  bool has_python_ = false;
   std::uint64_t kept_ = 0;
   std::uint64_t incomplete_ = 0;
 };

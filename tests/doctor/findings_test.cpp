@@ -109,6 +109,15 @@ TEST(Findings, TellTheRateThatPinnedMemoryIsTakenToReach) {
   EXPECT_NEAR(diagnose(steps(pinned, 200)).h2d_ceiling, kMiB4 / 80e-6, 1);
 }
 
+TEST(Findings, TellCompiledProgramsAChangeInTheirLanguage) {
+  TimelineBuilder builder = steps(pageable, 410);
+  EXPECT_THAT(only_finding(builder).change, HasSubstr("pin_memory=True"));
+  builder.timeline.is_compiled = true;
+  const Finding finding = only_finding(builder);
+  EXPECT_THAT(finding.change, HasSubstr("cudaMallocHost"));
+  EXPECT_THAT(finding.penstock_change, HasSubstr("TransferEngine"));
+}
+
 TEST(Findings, PredictPinnedCopiesFromTheLink) {
   // 4 MiB at this rate take 100 us of the 400.
   const Finding finding = only_finding(steps(pageable, 410), {kMiB4 / (100 * kUs)});

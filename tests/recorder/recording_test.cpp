@@ -154,6 +154,7 @@ TEST(Recordings, TellWhatWasRecorded) {
   EXPECT_THAT(timeline.calls, SizeIs(20));
   EXPECT_EQ(timeline.events, 40);
   EXPECT_THAT(timeline.notes, IsEmpty());
+  EXPECT_FALSE(timeline.is_compiled);
   // The first frame that is not of an installed package.
   const Diagnosis diagnosis = diagnose_timeline(timeline);
   ASSERT_THAT(diagnosis.findings, SizeIs(1));
@@ -203,6 +204,7 @@ TEST(Recordings, TellTheProgramsOwnCallsOfCompiledCode) {
   const Timeline& timeline = recording.timeline;
   EXPECT_EQ(timeline.names[recording.code_stacks[0].name], "libcustom.so: +0x3");
   EXPECT_EQ(timeline.names[recording.code_stacks[1].name], "program: +0x5");
+  EXPECT_TRUE(timeline.is_compiled);
   EXPECT_THAT(timeline.host, SizeIs(7)) << "three of ten calls have no place in the program";
 }
 
