@@ -1,3 +1,4 @@
+#include "code_reader.hpp"
 #include "commands.hpp"
 #include "output.hpp"
 #include "run_program.hpp"
@@ -109,7 +110,9 @@ bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !ti
 
 Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name) {
   Examined examined;
+  const LineReader lines;
   for (Recording& recording : read_recordings(folder)) {
+    name_code_places(recording, lines);
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));

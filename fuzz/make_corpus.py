@@ -347,17 +347,21 @@ def frame(line, file, function):
     return entry(1, struct.pack("<iI", line, len(file)) + file + function)
 
 
-def recording(records=(), text=b"", version=1, capacity=100, written=None, state=1, text_bytes=None, ring=None):
+def code(address, file):
+    return entry(5, struct.pack("<Q", address) + file)
+
+
+def recording(records=(), text=b"", version=2, capacity=100, written=None, state=1, text_bytes=None, ring=None):
     """A recording of the doctor's. Each record has a beginning, an end, a type and its other members by name."""
     written = len(records) if written is None else written
     text_bytes = len(text) if text_bytes is None else text_bytes
     ring = 4096 + len(text) if ring is None else ring
     head = b"penstock" + struct.pack(
-        "<IIqQQQQQQII", version, 48, 77, ring, capacity, written, text_bytes, 0, 0, 28, state
+        "<IIqQQQQQQIIq", version, 48, 77, ring, capacity, written, text_bytes, 0, 0, 28, state, 1700000000
     )
     packed_records = b"".join(
         struct.pack(
-            "<qqQIIIHBBH6x",
+            "<qqQIIIHBBQ",
             begin,
             end,
             more.get("value", 0),
@@ -367,7 +371,7 @@ def recording(records=(), text=b"", version=1, capacity=100, written=None, state
             more.get("extra", 0),
             more.get("detail", 0),
             kind,
-            more.get("device", 0),
+            more.get("last", 0),
         )
         for index, (begin, end, kind, more) in enumerate(records)
     )
@@ -377,7 +381,7 @@ def recording(records=(), text=b"", version=1, capacity=100, written=None, state
 def recorded_step(begin):
     """A copy and its call, a kernel and its launch, a synchronization, and a look at a wait."""
     return [
-        (begin, begin + 200, 3, {"detail": 1, "correlation": begin, "stream": 5, "value": 1}),
+        (begin, begin + 200, 3, {"detail": 1, "correlation": begin, "stream": 5, "value": 1, "last": 77}),
         (begin + 50, begin + 200, 1, {"detail": 1, "extra": 0x301, "value": 1 << 20, "correlation": begin}),
         (begin + 210, begin + 215, 3, {"detail": 0, "stream": 5}),
         (begin + 220, begin + 900, 2, {"extra": 9}),
@@ -395,9 +399,18 @@ PLACES = (
     + entry(4, struct.pack("<I", 0) + b"GPU")
 )
 
+CODE = (
+    code(0x2000, b"/usr/lib/libcuda.so.1")
+    + code(0x1200, b"/home/program")
+    + code(0x1300, b"/home/program")
+    + entry(2, struct.pack("<III", 0, 1, 2))
+)
+
 # Recordings of the doctor's own. Those that are cut short or damaged behind the header are read as far as they go.
 RECORDING = {
     "ok-steps": recording(STEPS, PLACES),
+    "ok-code": recording(STEPS, CODE),
+    "ok-code-cut": recording(STEPS, entry(5, b"1234567") + entry(5, bytes(8)) + entry(2, struct.pack("<II", 0, 1))),
     "ok-empty": recording(),
     "ok-cut": recording(STEPS, PLACES)[:-100],
     "ok-cut-text": recording(STEPS, PLACES)[:4140],
@@ -411,7 +424,7 @@ RECORDING = {
     "bad-empty": b"",
     "bad-magic": b"pennstock".ljust(5000, b"\0"),
     "bad-header-cut": recording()[:60],
-    "bad-version": recording(version=2),
+    "bad-version": recording(version=1),
     "bad-capacity": recording(capacity=1 << 40),
     "bad-ring": recording(ring=8),
 }

@@ -36,6 +36,16 @@ struct CuptiCallDetails {
 };
 static_assert(offsetof(CuptiCallDetails, correlation) == 64);
 
+/// What CuptiCallDetails::parameters point to, of cudaMemcpy and cudaMemcpyAsync; without the direction, also
+/// of cuMemcpyHtoD and cuMemcpyHtoDAsync.
+struct CuptiCopyParameters {
+  void* destination;
+  const void* source;
+  std::size_t bytes;
+  std::int32_t direction;
+};
+static_assert(offsetof(CuptiCopyParameters, direction) == 24);
+
 enum CuptiActivity : std::int32_t {
   kActivityCopy = 1,
   kActivitySet = 2,

@@ -1,15 +1,8 @@
 #include "places.hpp"
 
+#include "mix.hpp"
+
 namespace penstock::recorder {
-
-namespace {
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
-  return hash ^ (hash >> 29);
-}
-
-}  // namespace
 
 std::uint64_t code_key(const PythonFrame& frame) noexcept {
   std::uint64_t hash = 0;
@@ -24,6 +17,7 @@ namespace {
 std::uint64_t key_of(const PythonFrame& frame) noexcept {
   return mix(code_key(frame), static_cast<std::uint32_t>(frame.offset)) | 1;
 }
+std::uint64_t key_of(std::uintptr_t call) noexcept { return mix(1, call) | 1; }
 
 }  // namespace
 
@@ -51,31 +45,31 @@ bool NumberTable::add(std::uint64_t key, std::uint32_t number) noexcept {
 
 std::uint64_t Places::own() noexcept {
   PythonFrame frames[recording::kMostFrames];
-  return number(std::span(frames).first(python_.own(frames)));
+  if (const std::size_t count = python_.own(frames)) return number(std::span(frames).first(count));
+  std::uintptr_t calls[recording::kMostCodeFrames];
+  return number_of(std::span<const std::uintptr_t>(calls, native_.own(calls)));
 }
 
-std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept {
+std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept { return number_of(frames); }
+
+template <typename Frame>
+std::uint64_t Places::number_of(std::span<const Frame> frames) noexcept {
   if (frames.empty()) return 0;
   std::uint64_t key = 0;
-  for (const PythonFrame& frame : frames) key = mix(key, key_of(frame));
+  for (const Frame& frame : frames) key = mix(key, key_of(frame));
   key |= 1;
   const std::uint32_t known = stacks_.find(key);
   return known != 0 ? known : add(frames, key);
 }
 
-std::uint64_t Places::add(std::span<const PythonFrame> frames, std::uint64_t key) noexcept {
+template <typename Frame>
+std::uint64_t Places::add(std::span<const Frame> frames, std::uint64_t key) noexcept {
   const Lock lock(mutex_);
   if (const std::uint32_t known = stacks_.find(key)) return known;
   std::uint32_t numbers[recording::kMostFrames];
   std::size_t count = 0;
-  for (const PythonFrame& frame : frames) {
-    if (!add_frame(frame, key_of(frame), numbers[count])) {
-      __atomic_fetch_add(&file_.header().without_place, 1, __ATOMIC_RELAXED);
-      return 0;
-    }
-    --numbers[count++];
-  }
-  if (!stacks_.add(key, stack_count_ + 1) ||
+  while (count < frames.size() && add_frame(frames[count], numbers[count])) ++count;
+  if (count < frames.size() || !stacks_.add(key, stack_count_ + 1) ||
       !file_.add_text(recording::TextType::stack, numbers, count * sizeof numbers[0], {})) {
     __atomic_fetch_add(&file_.header().without_place, 1, __ATOMIC_RELAXED);
     return 0;
@@ -83,18 +77,33 @@ std::uint64_t Places::add(std::span<const PythonFrame> frames, std::uint64_t key
   return ++stack_count_;
 }
 
-bool Places::add_frame(const PythonFrame& frame, std::uint64_t key, std::uint32_t& number) noexcept {
-  number = frames_.find(key);
-  if (number != 0) return true;
+/// Gives the frame its number, and writes its text when it is first seen.
+template <typename Frame>
+bool Places::add_frame(const Frame& frame, std::uint32_t& number) noexcept {
+  std::uint32_t after = frames_.find(key_of(frame));
+  if (after == 0) {
+    if (!add_text(frame)) return false;
+    after = ++frame_count_;
+    if (!frames_.add(key_of(frame), after)) return false;
+  }
+  number = after - 1;
+  return true;
+}
+
+bool Places::add_text(const PythonFrame& frame) noexcept {
   char text[1024];
   PythonPlace place;
   if (!python_.place(frame, text, place)) place = {0, "?", "?"};
   const std::uint32_t head[] = {static_cast<std::uint32_t>(place.line),
                                 static_cast<std::uint32_t>(place.file.size())};
-  if (!file_.add_text(recording::TextType::frame, head, sizeof head, place.file, place.function))
-    return false;
-  number = ++frame_count_;
-  return frames_.add(key, number);
+  return file_.add_text(recording::TextType::frame, head, sizeof head, place.file, place.function);
+}
+
+bool Places::add_text(std::uintptr_t call) noexcept {
+  char file[1024];
+  std::uint64_t address = 0;
+  const bool known = locate_code(call, file, address);
+  return file_.add_text(recording::TextType::code, &address, sizeof address, known ? file : "?");
 }
 
 }  // namespace penstock::recorder

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "native_stack.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
 
@@ -35,19 +36,28 @@ class NumberTable {
 /// Writes each stack into the recording once. Thread-safe.
 class Places {
  public:
-  Places(RecordingFile& file, const PythonStack& python) noexcept : file_(file), python_(python) {}
+  Places(RecordingFile& file, const PythonStack& python, const NativeStack& native) noexcept
+      : file_(file), python_(python), native_(native) {}
 
-  /// The number of the calling thread's stack, 0 if it has none or there is no room for it.
+  /// The number of the calling thread's stack, 0 if it has none or there is no room for it. It is Python's,
+  /// or that of compiled code if the thread has none.
   [[nodiscard]] std::uint64_t own() noexcept;
   /// That of these frames.
   [[nodiscard]] std::uint64_t number(std::span<const PythonFrame> frames) noexcept;
 
  private:
-  [[nodiscard]] std::uint64_t add(std::span<const PythonFrame> frames, std::uint64_t key) noexcept;
-  [[nodiscard]] bool add_frame(const PythonFrame& frame, std::uint64_t key, std::uint32_t& number) noexcept;
+  template <typename Frame>
+  [[nodiscard]] std::uint64_t number_of(std::span<const Frame> frames) noexcept;
+  template <typename Frame>
+  [[nodiscard]] std::uint64_t add(std::span<const Frame> frames, std::uint64_t key) noexcept;
+  template <typename Frame>
+  [[nodiscard]] bool add_frame(const Frame& frame, std::uint32_t& number) noexcept;
+  [[nodiscard]] bool add_text(const PythonFrame& frame) noexcept;
+  [[nodiscard]] bool add_text(std::uintptr_t call) noexcept;
 
   RecordingFile& file_;
   const PythonStack& python_;
+  const NativeStack& native_;
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
   NumberTable frames_;  // numbers from 1 on
   NumberTable stacks_;

@@ -1,8 +1,8 @@
 #include "python_stack.hpp"
 
+#include "careful_copy.hpp"
+
 #include <dlfcn.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
@@ -29,14 +29,6 @@ bool find(const char* name, Function& function) noexcept {
 }
 
 const void* type_of(const void* object) noexcept { return read<const void*>(object, kTypeOffset); }
-
-/// Copies memory that may be gone. Returns how many bytes there were.
-std::size_t copy_carefully(const void* from, std::span<char> to) noexcept {
-  iovec into{to.data(), to.size()};
-  iovec source{const_cast<void*>(from), to.size()};
-  const ssize_t got = ::process_vm_readv(::getpid(), &into, 1, &source, 1, 0);
-  return got < 0 ? 0 : static_cast<std::size_t>(got);
-}
 
 /// Objects are aligned. From 3.14 on, frames mark their pointers in the lowest bits.
 const void* unmarked(const void* pointer) noexcept {

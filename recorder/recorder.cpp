@@ -5,8 +5,10 @@
 // It works in someone else's program. So it throws nothing, changes nothing that the program sees, calls the
 // driver only for the names of devices, and stops if the program's own profiler starts.
 
+#include "contents.hpp"
 #include "cupti.hpp"
 #include "doctor/call_names.hpp"
+#include "native_stack.hpp"
 #include "places.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
@@ -65,6 +67,7 @@ struct ThreadCall {
   std::uint8_t kind = kNotKept;
   std::uint64_t begin = 0;
   std::uint32_t correlation = 0;
+  std::uint64_t contents = 0;  ///< a hash of the bytes that it copies to a device; 0: not known
   bool is_known = false;
   WatchedThread* watched = nullptr;  ///< null: it is no thread of Python, or there are too many
 };
@@ -73,13 +76,18 @@ thread_local ThreadCall thread_call;
 Cupti cupti;
 RecordingFile file;
 PythonStack python;
-Places places(file, python);
+NativeStack native;
+Places places(file, python, native);
 std::atomic<bool> active{false};
 pthread_mutex_t stopping = PTHREAD_MUTEX_INITIALIZER;
 CuptiSubscriber subscriber = nullptr;
 bool system_threads = false;
-std::uint8_t driver_kinds[kMostFunctions];
-std::uint8_t runtime_kinds[kMostFunctions];
+struct Function {
+  std::uint8_t kind;
+  bool has_copy_parameters;
+};
+Function driver_functions[kMostFunctions];
+Function runtime_functions[kMostFunctions];
 std::atomic<std::uint64_t> devices_seen{0};
 WatchedThread watched_threads[16];
 std::atomic<std::size_t> watched_count{0};
@@ -97,9 +105,13 @@ std::uint32_t this_thread() noexcept {
                         : static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
 }
 
+Function function_of(int domain, std::uint32_t function) noexcept {
+  if (function >= kMostFunctions) return {kNotKept, false};
+  return domain == kDriverDomain ? driver_functions[function] : runtime_functions[function];
+}
+
 std::uint8_t kind_of(int domain, std::uint32_t function) noexcept {
-  if (function >= kMostFunctions) return kNotKept;
-  return domain == kDriverDomain ? driver_kinds[function] : runtime_kinds[function];
+  return function_of(domain, function).kind;
 }
 
 bool is_launch(std::uint8_t kind) noexcept { return kind == static_cast<std::uint8_t>(CallKind::launch); }
@@ -113,12 +125,13 @@ Record record_of(RecordType type, std::uint64_t begin, std::uint64_t end) noexce
 }
 
 void add_call(std::uint8_t kind, std::uint64_t begin, std::uint64_t end, std::uint32_t correlation,
-              std::uint32_t thread, std::uint64_t place) noexcept {
+              std::uint32_t thread, std::uint64_t place, std::uint64_t contents) noexcept {
   Record record = record_of(RecordType::call, begin, end);
   record.detail = kind;
   record.correlation = correlation;
   record.stream = thread;
   record.place = place;
+  record.contents = contents;
   file.add(record);
 }
 
@@ -154,7 +167,11 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   if (domain == kDriverDomain && call.correlation == 0) call.correlation = details.correlation;
   if (details.site == 0) {
     if (call.depth++ > 0) return;
-    call.kind = kind_of(domain, function);
+    const Function known = function_of(domain, function);
+    call.kind = known.kind;
+    call.contents = known.has_copy_parameters && details.parameters != nullptr
+                        ? hash_input(domain, *static_cast<const CuptiCopyParameters*>(details.parameters))
+                        : 0;
     call.correlation = domain == kDriverDomain ? details.correlation : 0;
     call.begin = now();
     return;
@@ -167,7 +184,7 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
     call.watched = watch_this_thread();
   }
   if (call.watched != nullptr) note_wait(*call.watched);
-  add_call(call.kind, call.begin, end, call.correlation, this_thread(), places.own());
+  add_call(call.kind, call.begin, end, call.correlation, this_thread(), places.own(), call.contents);
   call.correlation = 0;
 }
 
@@ -232,7 +249,7 @@ void add_activity(const void* data) noexcept {
           kind_of(call.activity == kActivityDriver ? kDriverDomain : kRuntimeDomain, call.function);
       // Others come with their places from the callbacks, if there are any.
       if (call.end != 0 && kind != kNotKept && (is_launch(kind) || subscriber == nullptr))
-        add_call(kind, call.begin, call.end, call.correlation, call.thread, 0);
+        add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, 0);
       return;
     }
     default:
@@ -255,12 +272,13 @@ void take_buffer(CuptiContext context, std::uint32_t stream, std::uint8_t* buffe
 }
 
 /// The names tell what a function does, so that new functions and versions of them need no table.
-void find_functions(int domain, std::uint8_t* kinds) noexcept {
-  std::memset(kinds, kNotKept, kMostFunctions);
+void find_functions(int domain, Function* functions) noexcept {
+  std::fill_n(functions, kMostFunctions, Function{kNotKept, false});
   for (std::uint32_t function = 1; function < kMostFunctions; ++function) {
     const char* name = nullptr;
     if (cupti.callback_name(domain, function, &name) != kCuptiSuccess || name == nullptr) continue;
-    if (const auto kind = call_kind(name)) kinds[function] = static_cast<std::uint8_t>(*kind);
+    if (const auto kind = call_kind(name))
+      functions[function] = {static_cast<std::uint8_t>(*kind), has_copy_parameters(domain, name)};
   }
 }
 
@@ -426,8 +444,8 @@ bool subscribe() noexcept {
 
 /// Once CUPTI is in use: before, newer versions may not tell the names.
 void choose_calls() noexcept {
-  find_functions(kDriverDomain, driver_kinds);
-  find_functions(kRuntimeDomain, runtime_kinds);
+  find_functions(kDriverDomain, driver_functions);
+  find_functions(kRuntimeDomain, runtime_functions);
   bool any = false;
   for_each_function([&any](int domain, std::uint32_t function, bool launch) {
     any = true;
@@ -446,6 +464,8 @@ void start() noexcept {
   int id_type = 0;
   system_threads =
       cupti.thread_id_type != nullptr && cupti.thread_id_type(&id_type) == kCuptiSuccess && id_type == 1;
+  native.hide(reinterpret_cast<const void*>(&start));
+  native.hide(reinterpret_cast<const void*>(cupti.get_version));
   if (!python.attach() && python.version()[0] != 0) {
     char note[160];
     std::snprintf(note, sizeof note, "Places in the program: the frames of this Python %s cannot be read.",

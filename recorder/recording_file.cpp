@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
 namespace penstock::recorder {
 
@@ -64,6 +65,7 @@ bool RecordingFile::open(const char* folder, std::uint64_t capacity) noexcept {
   header().version = recording::kVersion;
   header().record_bytes = sizeof(Record);
   header().process = ::getpid();
+  header().began = ::time(nullptr);
   header().ring_offset = recording::kRingOffset;
   header().capacity = capacity;
   std::memcpy(header().magic, recording::kMagic, sizeof header().magic);

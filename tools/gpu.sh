@@ -52,6 +52,7 @@ case "${1:-}" in
     tools/python.sh gpu-test "$results" python/tests/test_*.py || status=1
     echo "Python after $SECONDS s"
     python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock || status=1
+    python3 -B tests/gpu/doctor_compiled.py --penstock build/release/penstock || status=1
     echo "the doctor's museum after $SECONDS s"
     # Suites name the device that a test runs on in front or at the end.
     python3 -B tools/summarize_tests.py --must-run '^Cuda/|/[Cc]uda$' "$results"/*.xml || status=1

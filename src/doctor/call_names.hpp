@@ -38,6 +38,18 @@ namespace penstock {
       {"MemFreeHost", CallKind::unpin},
       {"HostUnregister", CallKind::unpin},
       {"MemHostUnregister", CallKind::unpin},
+      {"MallocAsync", std::nullopt},
+      {"MallocFromPoolAsync", std::nullopt},
+      {"MemAllocAsync", std::nullopt},
+      {"MemAllocFromPoolAsync", std::nullopt},
+      {"Malloc", CallKind::allocate},
+      {"MemAlloc", CallKind::allocate},
+      {"FreeAsync", std::nullopt},
+      {"FreeArray", std::nullopt},
+      {"FreeMipmappedArray", std::nullopt},
+      {"MemFreeAsync", std::nullopt},
+      {"Free", CallKind::free},
+      {"MemFree", CallKind::free},
   });
   for (const std::string_view vendor : {"cuda", "hip", "cu"}) {
     if (!name.starts_with(vendor)) continue;

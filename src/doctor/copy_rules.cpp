@@ -1,4 +1,5 @@
 #include "doctor/device_view.hpp"
+#include "doctor/recording_format.hpp"
 #include "doctor/rule_tools.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <unordered_set>
 #include <utility>
 
 namespace penstock {
@@ -202,6 +204,37 @@ std::optional<Finding> find_widened_copies(const DeviceView& view) {
       "A blocking .to(device, dtype) converts on the host, and the wider values cross the link.";
   finding.change = "x = x.to(device, non_blocking=True).to(dtype)";
   finding.penstock_change = "penstock.Loader(..., to=dtype)";
+  return finding;
+}
+
+std::optional<Finding> find_same_data_again(const DeviceView& view) {
+  std::unordered_set<std::uint64_t> sent;
+  std::unordered_set<std::uint64_t> sent_again;
+  std::uint64_t kept = 0;  // bytes that would have to stay on the device
+  const auto copies = copies_that(view, [&](const ViewedCopy& viewed) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (copy.direction != CopyDirection::h2d || copy.bytes <= kSmallBytes || copy.contents == 0 ||
+        sent.insert(copy.contents).second)
+      return false;
+    if (sent_again.insert(copy.contents).second) kept += copy.bytes;
+    return true;
+  });
+  if (!is_regular(view, copies.size())) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  const double exposed = exposed_seconds(view, copies);
+  finding.gain = {exposed / 2, exposed};
+  finding.text = fmt::format(
+      "Copies of data that was copied to this GPU before: {}{}. Their data would take {} there. Nothing "
+      "hides "
+      "{} of their {}.",
+      count_text(view, finding), rate_text(finding), format_bytes(kept), format_seconds(exposed),
+      format_seconds(finding.seconds));
+  finding.meaning = fmt::format(
+      "Data that stays on the GPU does not cross the link again. Only {} of each copy were compared, at {} "
+      "places all over it: data that differs elsewhere looks the same.",
+      format_bytes(recording::kSampleBytes), recording::kSamplePieces);
+  finding.change = "x = x.to(device) once, before the loop";
+  finding.penstock_change = "penstock.Loader(..., residency=\"auto\")";
   return finding;
 }
 

@@ -47,10 +47,12 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view);
 std::optional<Finding> find_pageable_copies(const DeviceView& view);
 std::optional<Finding> find_blocking_copies(const DeviceView& view);
 std::optional<Finding> find_exposed_copies(const DeviceView& view);
+std::optional<Finding> find_same_data_again(const DeviceView& view);
 std::optional<Finding> find_small_copies(const DeviceView& view);
 std::optional<Finding> find_widened_copies(const DeviceView& view);
 std::optional<Finding> find_round_trips(const DeviceView& view);
 std::optional<Finding> find_synchronizations(const DeviceView& view);
 std::optional<Finding> find_pinning(const DeviceView& view);
+std::optional<Finding> find_device_allocations(const DeviceView& view);
 
 }  // namespace penstock

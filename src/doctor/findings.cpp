@@ -1,4 +1,5 @@
 #include "doctor/device_view.hpp"
+#include "doctor/recording_format.hpp"
 
 #include <penstock/doctor/findings.hpp>
 
@@ -30,15 +31,50 @@ constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_wait
                                                   {"exposed-copies", find_exposed_copies},
                                                   {"small-copies", find_small_copies},
                                                   {"widened-copies", find_widened_copies},
+                                                  {"same-data-again", find_same_data_again},
                                                   {"round-trips", find_round_trips},
                                                   {"synchronizations", find_synchronizations},
-                                                  {"pinning", find_pinning}});
+                                                  {"pinning", find_pinning},
+                                                  {"device-allocations", find_device_allocations}});
 
 constexpr auto kIds = [] {
   std::array<std::string_view, kRules.size()> ids;
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = kRules[i].id;
   return ids;
 }();
+
+/// The change in C++, and with penstock. Rules that are not here find nothing in compiled programs, or have
+/// no change.
+struct CompiledChange {
+  std::string_view id;
+  std::string_view change;
+  std::string_view penstock_change;
+};
+constexpr auto kCompiledChanges = std::to_array<CompiledChange>(
+    {{"pageable-copies",
+      "cudaMallocHost(&batch, bytes) once; cudaMemcpyAsync(x, batch, bytes, cudaMemcpyHostToDevice, stream)",
+      "penstock::TransferEngine engine(device); stream.wait(engine.copy(x, batch, bytes))"},
+     {"blocking-copies", "cudaMemcpyAsync in place of cudaMemcpy, and no synchronization behind it",
+      "stream.wait(engine.copy(x, batch, bytes))"},
+     {"exposed-copies", "copy the next batch on a stream of its own while this one is used",
+      "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
+     {"small-copies", "put the pieces side by side in one pinned buffer, and copy that",
+      "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
+     {"same-data-again", "copy it once, before the loop",
+      "penstock::Loader loader(dataset, device, {.residency = penstock::Residency::parse(\"auto\")})"},
+     {"round-trips", "compute it on the GPU", ""},
+     {"synchronizations", "keep values on the GPU, and read them every 100 steps", ""},
+     {"pinning", "allocate pinned buffers once, before the loop", "penstock::make_pinned_pool(device)"},
+     {"device-allocations", "allocate buffers once, before the loop; or cudaMallocAsync and cudaFreeAsync",
+      "penstock::make_device_pool(device)"}});
+
+void speak_of_compiled_code(Finding& finding) {
+  for (const CompiledChange& known : kCompiledChanges) {
+    if (known.id != finding.id) continue;
+    finding.change = known.change;
+    finding.penstock_change = known.penstock_change;
+  }
+}
 
 /// The best rate of large pinned copies to the device, 0 if there are none.
 double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
@@ -103,7 +139,7 @@ void judge(Finding& finding, const DeviceAccount& account) {
 }
 
 /// What nobody looked at, and how to record it. A recording of our own lacks other things than a trace.
-std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host) {
+std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
   const bool trace = timeline.source == TimelineSource::torch_profiler;
   const auto say = [trace](const char* in_trace, const char* in_recording) {
     return trace ? in_trace : in_recording;
@@ -118,12 +154,13 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                         "figures are of the whole recording.")});
   }
   if (timeline.steps.size() < kSteadySteps) {
-    list.push_back({{"pinning"}, "Pinning after the first steps: fewer than 4 steps were recorded."});
+    list.push_back({{"pinning", "device-allocations"},
+                    "Pinning and allocations after the first steps: fewer than 4 steps were recorded."});
   }
   if (!timeline.has_frames) {
     list.push_back({{},
                     say("Places in the program: no stacks were recorded. Profile with with_stack=True.",
-                        "Places in the program: no calls from Python 3.10 to 3.14 were seen.")});
+                        "Places in the program: no stack of a call could be read.")});
   }
   if (!host.observed) {
     list.push_back(
@@ -146,8 +183,9 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                         "record_shapes=True tells types.")});
   }
   if (timeline.calls.empty()) {
-    list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "pinning"},
-                    "Synchronizations, blocking copies and pinning: no calls of CUDA were recorded."});
+    list.push_back(
+        {{"synchronizations", "blocking-copies", "exposed-copies", "pinning", "device-allocations"},
+         "Synchronizations, blocking copies, pinning and allocations: no calls of CUDA were recorded."});
   }
   const auto unknown = std::count_if(
       timeline.copies.begin(), timeline.copies.end(),
@@ -158,12 +196,24 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
          fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
                      unknown)});
   }
-  list.push_back(
-      {{},
-       say("The same data sent again, the NUMA node, and the default stream: no trace tells them. "
-           "Copies that compete for a copy engine: no rule looks for them.",
-           "The same data sent again and the NUMA node: they are not recorded. The default stream, "
-           "and copies that compete for a copy engine: no rule looks for them.")});
+  const auto without_contents =
+      std::count_if(timeline.copies.begin(), timeline.copies.end(), [window](const TimelineCopy& copy) {
+        return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
+               copy.contents == 0 && copy.time.begin >= window.begin && copy.time.begin < window.end;
+      });
+  if (trace) {
+    list.push_back({{"same-data-again"}, "The same data sent again: a trace has no contents of copies."});
+  } else if (without_contents > 0) {
+    list.push_back({{"same-data-again"},
+                    fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are "
+                                "not known.",
+                                without_contents)});
+  }
+  list.push_back({{},
+                  say("The NUMA node, and the default stream: no trace tells them. Copies that compete for a "
+                      "copy engine: no rule looks for them.",
+                      "The NUMA node: it is not recorded. The default stream, and copies that compete for a "
+                      "copy engine: no rule looks for them.")});
   return list;
 }
 
@@ -214,6 +264,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
       if (!finding) continue;
       finding->id = id;
       judge(*finding, account);
+      if (timeline.is_compiled) speak_of_compiled_code(*finding);
       diagnosis.findings.push_back(std::move(*finding));
     }
     diagnosis.accounts.push_back(account);
@@ -223,7 +274,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   };
   std::sort(diagnosis.findings.begin(), diagnosis.findings.end(),
             [&order](const Finding& a, const Finding& b) { return order(a) < order(b); });
-  diagnosis.not_examined = not_examined(timeline, host);
+  diagnosis.not_examined = not_examined(timeline, host, window);
   return diagnosis;
 }
 

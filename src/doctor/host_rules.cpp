@@ -64,6 +64,35 @@ std::vector<HostWait> host_waits(const DeviceView& view) {
   return waits;
 }
 
+/// Calls of two kinds that should happen once, but happen in half of the steps after the first ones.
+std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallKind opposite) {
+  const auto& steps = view.timeline.steps;
+  if (steps.size() < kSteadySteps) return std::nullopt;
+  const auto first = static_cast<std::size_t>(kWarmUp * static_cast<double>(steps.size()));
+  const auto steady = static_cast<double>(steps.size() - first);
+  Finding finding;
+  Places places;
+  TraceTime took = 0;
+  TraceTime idle = 0;
+  std::size_t count = 0;
+  for (const KnownCall& known : view.calls) {
+    const TimelineCall& call = view.call(known);
+    if (call.kind != kind && call.kind != opposite) continue;
+    if (call.time.begin < steps[first].begin) continue;
+    const TimeSpan gap = gap_after(view, call.time);
+    ++count;
+    took += call.time.end - call.time.begin;
+    idle += std::min(call.time.end - call.time.begin, gap.end - gap.begin);
+    places.add(known.site, 0, call.time);
+  }
+  if (static_cast<double>(count) < steady / 2) return std::nullopt;
+  places.fill(finding, view.timeline);
+  finding.count = static_cast<double>(count) / steady;
+  finding.seconds = static_cast<double>(took) * 1e-9 / steady;
+  finding.gain = {0, static_cast<double>(idle) * 1e-9 / steady};
+  return finding;
+}
+
 }  // namespace
 
 std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
@@ -133,38 +162,30 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
 }
 
 std::optional<Finding> find_pinning(const DeviceView& view) {
-  const auto& steps = view.timeline.steps;
-  if (steps.size() < kSteadySteps) return std::nullopt;
-  const auto first = static_cast<std::size_t>(kWarmUp * static_cast<double>(steps.size()));
-  const auto steady = static_cast<double>(steps.size() - first);
-  Finding finding;
-  Places places;
-  TraceTime took = 0;
-  TraceTime idle = 0;
-  std::size_t count = 0;
-  for (const KnownCall& known : view.calls) {
-    const TimelineCall& call = view.call(known);
-    if (call.kind != CallKind::pin && call.kind != CallKind::unpin) continue;
-    if (call.time.begin < steps[first].begin) continue;
-    const TimeSpan gap = gap_after(view, call.time);
-    ++count;
-    took += call.time.end - call.time.begin;
-    idle += std::min(call.time.end - call.time.begin, gap.end - gap.begin);
-    places.add(known.site, 0, call.time);
-  }
-  if (static_cast<double>(count) < steady / 2) return std::nullopt;
-  places.fill(finding, view.timeline);
-  finding.count = static_cast<double>(count) / steady;
-  finding.seconds = static_cast<double>(took) * 1e-9 / steady;
-  finding.gain = {0, static_cast<double>(idle) * 1e-9 / steady};
-  finding.text =
+  std::optional<Finding> finding = steady_calls(view, CallKind::pin, CallKind::unpin);
+  if (!finding) return std::nullopt;
+  finding->text =
       fmt::format("Calls that pin or unpin host memory, after the first steps too: {:.3g} in a step, {}.",
-                  finding.count, format_seconds(finding.seconds));
-  finding.meaning =
+                  finding->count, format_seconds(finding->seconds));
+  finding->meaning =
       "Pinning takes the driver's lock and milliseconds for large memory. It should happen once.";
-  finding.change = "allocate pinned buffers once, before the loop, and copy into them";
-  finding.penstock_change =
+  finding->change = "allocate pinned buffers once, before the loop, and copy into them";
+  finding->penstock_change =
       "penstock.feed(loader) keeps its pinned memory; so does penstock.to_device(batch)";
+  return finding;
+}
+
+std::optional<Finding> find_device_allocations(const DeviceView& view) {
+  std::optional<Finding> finding = steady_calls(view, CallKind::allocate, CallKind::free);
+  if (!finding) return std::nullopt;
+  finding->text = fmt::format(
+      "Calls that allocate or free the GPU's memory, after the first steps too: {:.3g} in a step, {}.",
+      finding->count, format_seconds(finding->seconds));
+  finding->meaning =
+      "Freeing waits for the GPU's work. PyTorch keeps its memory, so that it allocates only if that does "
+      "not "
+      "suffice, or was given back.";
+  finding->change = "no torch.cuda.empty_cache() in the loop; allocate buffers once, before it";
   return finding;
 }
 

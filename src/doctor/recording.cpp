@@ -40,6 +40,23 @@ bool is_user_file(std::string_view file) {
   return !file.empty() && file != "?";
 }
 
+/// Of the program itself, and not of CUDA, the system, an installed package or the interpreter.
+bool is_user_code(std::string_view file) {
+  for (const std::string_view folder : {"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/local/cuda"}) {
+    if (file.starts_with(folder)) return false;
+  }
+  if (file.find("/site-packages/") != std::string_view::npos ||
+      file.find("/dist-packages/") != std::string_view::npos)
+    return false;
+  const std::string_view name = file.substr(file.rfind('/') + 1);
+  for (const std::string_view known :
+       {"libcuda.", "libcudart.", "libcupti.", "libcublas", "libcudnn", "libnccl", "libnvidia-", "libtorch",
+        "libc10", "libpython3", "python3", "linux-vdso", "?"}) {
+    if (name.starts_with(known)) return false;
+  }
+  return !name.empty();
+}
+
 std::optional<MemoryKind> memory_kind(unsigned kind) {
   switch (kind) {
     case 1:
@@ -77,8 +94,10 @@ class RecordingParser {
     read_header();
     read_text();
     read_records();
+    keep_contents();
     Timeline& timeline = recording_.timeline;
     timeline.source = TimelineSource::recorder;
+    timeline.is_compiled = !recording_.code_stacks.empty() && !has_python_;
     sort_timeline(timeline);
     keep_waits();
     sort_timeline(timeline);
@@ -88,6 +107,12 @@ class RecordingParser {
   }
 
  private:
+  struct Frame {
+    bool of_user = false;
+    std::string name;
+    std::optional<CodeAddress> code;
+  };
+
   [[noreturn]] void refuse(std::string_view why) const { throw Error(fmt::format("{}: {}.", file_, why)); }
   void note(std::string text) { recording_.timeline.notes.push_back(std::move(text)); }
 
@@ -104,6 +129,7 @@ class RecordingParser {
       refuse("its header is damaged");
     }
     recording_.process = header_.process;
+    recording_.began = header_.began;
   }
 
   void read_text() {
@@ -139,20 +165,32 @@ class RecordingParser {
         const bool whole = bytes.size() >= 2 * kNumber && number_at(bytes, 1) <= bytes.size() - 2 * kNumber;
         const std::string_view text = whole ? text_of(bytes.subspan(2 * kNumber)) : std::string_view{};
         const std::string_view name = text.substr(0, whole ? number_at(bytes, 1) : 0);
+        has_python_ = true;
         frames_.push_back(
             {is_user_file(name),
              whole ? fmt::format("{}({}): {}", name, static_cast<std::int32_t>(number_at(bytes, 0)),
                                  text.substr(name.size()))
-                   : std::string()});
+                   : std::string(),
+             {}});
+        break;
+      }
+      case TextType::code: {
+        CodeAddress call;
+        const bool whole = bytes.size() > sizeof call.address;
+        if (whole) std::memcpy(&call.address, bytes.data(), sizeof call.address);
+        const std::string_view file =
+            whole ? text_of(bytes.subspan(sizeof call.address)) : std::string_view{};
+        call.file = file;
+        frames_.push_back({is_user_code(file), std::string(), std::move(call)});
         break;
       }
       case TextType::stack: {
-        std::uint32_t place = kNone;
-        for (std::size_t i = 0; i < bytes.size() / kNumber && place == kNone; ++i) {
+        std::vector<const Frame*> of_user;
+        for (std::size_t i = 0; i < std::min(bytes.size() / kNumber, recording::kMostFrames); ++i) {
           const std::uint32_t frame = number_at(bytes, i);
-          if (frame < frames_.size() && frames_[frame].of_user) place = name(frames_[frame].name);
+          if (frame < frames_.size() && frames_[frame].of_user) of_user.push_back(&frames_[frame]);
         }
-        stacks_.push_back(place);
+        stacks_.push_back(place_of(of_user));
         timeline.has_frames = true;
         break;
       }
@@ -217,10 +255,11 @@ class RecordingParser {
         timeline.work.push_back({own, record.stream, record.device, record.extra});
         return true;
       case RecordType::call: {
-        if (record.detail > static_cast<std::uint8_t>(CallKind::unpin)) return false;
+        if (record.detail > static_cast<std::uint8_t>(CallKind::free)) return false;
         const auto thread = thread_number(record.stream);
         if (!thread) return false;
         timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail)});
+        if (record.contents != 0) contents_[record.correlation] = record.contents;
         if (const std::uint32_t frame = frame_of(record.place); frame != kNone)
           timeline.host.push_back(
               {{own.begin, std::max(own.end, own.begin + 1)}, frame, *thread, HostSpanKind::frame});
@@ -233,6 +272,14 @@ class RecordingParser {
       }
     }
     return false;
+  }
+
+  /// Calls have the contents of the copies that they made.
+  void keep_contents() {
+    for (TimelineCopy& copy : recording_.timeline.copies) {
+      const auto known = contents_.find(copy.correlation);
+      if (known != contents_.end()) copy.contents = known->second;
+    }
   }
 
   /// A thread was seen in next() some times. Between two looks it was there, too, unless it called CUDA.
@@ -299,6 +346,22 @@ class RecordingParser {
     return place > 0 && place <= stacks_.size() ? stacks_[static_cast<std::size_t>(place - 1)] : kNone;
   }
 
+  /// The name of a stack's place. Frames are the program's own, the innermost first.
+  std::uint32_t place_of(const std::vector<const Frame*>& frames) {
+    if (frames.empty()) return kNone;
+    if (!frames[0]->code) return name(frames[0]->name);
+    CodeStack stack;
+    for (const Frame* frame : frames) {
+      if (frame->code) stack.calls.push_back(*frame->code);
+    }
+    stack.name = static_cast<std::uint32_t>(recording_.timeline.names.size());
+    const CodeAddress& call = stack.calls[0];
+    recording_.timeline.names.push_back(
+        fmt::format("{}: +{:#x}", call.file.filename().string(), call.address));
+    recording_.code_stacks.push_back(std::move(stack));
+    return recording_.code_stacks.back().name;
+  }
+
   std::uint32_t name(const std::string& text) {
     const auto [at, added] =
         names_.try_emplace(text, static_cast<std::uint32_t>(recording_.timeline.names.size()));
@@ -313,10 +376,6 @@ class RecordingParser {
     return threads_.try_emplace(thread, static_cast<std::uint16_t>(threads_.size())).first->second;
   }
 
-  struct Frame {
-    bool of_user = false;
-    std::string name;
-  };
   struct Wait {
     TimeSpan time;
     std::uint32_t frame = kNone;
@@ -330,9 +389,11 @@ class RecordingParser {
   std::vector<Frame> frames_;
   std::vector<std::uint32_t> stacks_;  ///< by number: the name of the first frame of the program itself
   std::vector<Wait> waits_;
+  std::unordered_map<std::uint32_t, std::uint64_t> contents_;  ///< by correlation
   std::unordered_map<std::string, std::uint32_t> names_;
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
+  bool has_python_ = false;
   std::uint64_t kept_ = 0;
   std::uint64_t incomplete_ = 0;
 };

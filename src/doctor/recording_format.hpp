@@ -13,12 +13,18 @@
 namespace penstock::recording {
 
 inline constexpr char kMagic[8] = {'p', 'e', 'n', 's', 't', 'o', 'c', 'k'};
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::size_t kTextOffset = 4096;
 inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kRingOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
 inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
 inline constexpr std::size_t kMostFrames = 64;  ///< of a stack
+inline constexpr std::size_t kMostCodeFrames = 32;
+inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
+                                                 << 10;  ///< up to here, contents are not kept
+/// Of the contents of a copy, so many bytes are hashed, in so many pieces from all over it.
+inline constexpr std::size_t kSampleBytes = 4096;
+inline constexpr std::size_t kSamplePieces = 32;
 /// Of file names: the process's number stands before it.
 inline constexpr char kSuffix[] = ".penstock";
 
@@ -41,8 +47,9 @@ struct Header {
   std::uint64_t without_place;  ///< calls whose stack could not be kept, as the text is full
   std::uint32_t cupti_version;  ///< 0: CUPTI was not found
   State state;
+  std::int64_t began;  ///< in seconds, as the times of files
 };
-static_assert(sizeof(Header) == 80);
+static_assert(sizeof(Header) == 88);
 
 enum class TextType : std::uint32_t {
   frame = 1,   ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.
@@ -50,6 +57,8 @@ enum class TextType : std::uint32_t {
   stack = 2,   ///< the numbers of its frames (u32), the innermost first. Numbered from 1 on
   note = 3,    ///< a sentence for the report
   device = 4,  ///< its number (u32) and its name
+  code = 5,  ///< a frame of compiled code: the address in its file (u64), and the file's name. Numbered with
+             ///< the other frames
 };
 struct TextEntry {
   std::uint32_t bytes;
@@ -77,8 +86,10 @@ struct Record {
   std::uint16_t extra;
   std::uint8_t detail;
   RecordType type;
-  std::uint16_t device;
-  std::uint16_t unused[3];
+  union {
+    std::uint64_t contents;  ///< of calls: a hash of the bytes that a copy takes to a device; 0: not known
+    std::uint16_t device;    ///< of copies and work
+  };
 };
 static_assert(sizeof(Record) == 48);
 

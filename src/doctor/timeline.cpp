@@ -34,6 +34,10 @@ std::string_view call_kind_name(CallKind kind) noexcept {
       return "pinning";
     case CallKind::unpin:
       return "unpinning";
+    case CallKind::allocate:
+      return "device allocation";
+    case CallKind::free:
+      return "device memory freed";
   }
   return "call";
 }

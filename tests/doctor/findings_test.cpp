@@ -23,6 +23,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr std::uint64_t kMiB4 = std::uint64_t{4} << 20;
@@ -74,7 +75,7 @@ TEST(Findings, SayNothingOfAHealthyLoop) {
       10);
   const Diagnosis diagnosis = diagnose(builder);
   EXPECT_THAT(ids(diagnosis), IsEmpty());
-  EXPECT_THAT(diagnosis.not_examined, SizeIs(1));
+  EXPECT_THAT(diagnosis.not_examined, SizeIs(2));
 }
 
 void pageable(TimelineBuilder& b, std::int64_t t) {
@@ -106,6 +107,15 @@ TEST(Findings, TellTheRateThatPinnedMemoryIsTakenToReach) {
     b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 3, t + 5, t + 300, t + 380, 20);
   };
   EXPECT_NEAR(diagnose(steps(pinned, 200)).h2d_ceiling, kMiB4 / 80e-6, 1);
+}
+
+TEST(Findings, TellCompiledProgramsAChangeInTheirLanguage) {
+  TimelineBuilder builder = steps(pageable, 410);
+  EXPECT_THAT(only_finding(builder).change, HasSubstr("pin_memory=True"));
+  builder.timeline.is_compiled = true;
+  const Finding finding = only_finding(builder);
+  EXPECT_THAT(finding.change, HasSubstr("cudaMallocHost"));
+  EXPECT_THAT(finding.penstock_change, HasSubstr("TransferEngine"));
 }
 
 TEST(Findings, PredictPinnedCopiesFromTheLink) {
@@ -249,6 +259,46 @@ TEST(Findings, TakeAConversionBeforeTheOperatorForAnother) {
   TimelineBuilder builder = conversions(4);
   for (TimelineWidening& widening : builder.timeline.widenings) widening.begin -= 2000;
   EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+/// A copy of 4 MiB in each step, on a stream of its own and exposed for 100 us. `contents` are those of a
+/// step.
+TimelineBuilder batches(const std::function<std::uint64_t(std::int64_t)>& contents,
+                        std::uint64_t bytes = kMiB4) {
+  TimelineBuilder builder = steps(
+      [&](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, bytes, t + 2, t + 4, t + 5, t + 45, 20);
+        b.timeline.copies.back().contents = contents(t / 1000);
+      },
+      45);
+  builder.timeline.source = TimelineSource::recorder;
+  return builder;
+}
+
+TEST(Findings, NameDataThatIsSentAgain) {
+  const Finding finding = only_finding(batches([](std::int64_t i) { return 1 + i % 2; }));
+  EXPECT_EQ(finding.id, "same-data-again");
+  // Six of eight copies bring what one of the first two brought.
+  EXPECT_DOUBLE_EQ(finding.count, 0.75);
+  EXPECT_DOUBLE_EQ(finding.bytes, 0.75 * kMiB4);
+  expect_gain(finding, 15, 30);
+  EXPECT_THAT(finding.text, HasSubstr("would take 8 MiB there"));
+  EXPECT_THAT(finding.meaning, HasSubstr("Only 4 KiB of each copy were compared, at 32 places"));
+  ASSERT_THAT(finding.places, SizeIs(1));
+  EXPECT_EQ(finding.places[0].function, "train.py(10): step");
+  EXPECT_EQ(finding.places[0].count, 6U);
+}
+
+TEST(Findings, TakeOtherDataForNoneThatIsSentAgain) {
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i; }))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t) { return 0; }))), IsEmpty()) << "it is not known";
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i % 5; }))), IsEmpty()) << "3 of 8 steps";
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i % 4; }))), SizeIs(1)) << "4 of 8 steps";
+}
+
+TEST(Findings, LeaveSmallDataThatIsSentAgainAlone) {
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t) { return 7; }, 64 << 10))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t) { return 7; }, (64 << 10) + 1))), SizeIs(1));
 }
 
 /// A copy to the host in each step, and then one of `bytes` back.
@@ -420,6 +470,28 @@ TEST(Findings, NamePinningInTheSteadyState) {
   EXPECT_THAT(ids(diagnose(pinning_from(0, 2))), IsEmpty());
 }
 
+/// The GPU's memory is freed in the steps from `first` on, which takes until its work is done.
+TimelineBuilder allocations_from(std::int64_t first) {
+  return steps(
+      [=](TimelineBuilder& b, std::int64_t t) {
+        if (t < first * 1000) return;
+        b.call(CallKind::free, t + 5, t + 65);
+        b.call(CallKind::allocate, t + 65, t + 105);
+      },
+      120);
+}
+
+TEST(Findings, NameAllocationsInTheSteadyState) {
+  const Finding finding = only_finding(allocations_from(0));
+  EXPECT_EQ(finding.id, "device-allocations");
+  EXPECT_DOUBLE_EQ(finding.count, 2);
+  EXPECT_NEAR(finding.seconds, 100 * kUs, 1e-9);
+  expect_gain(finding, 0, 100);
+  EXPECT_EQ(finding.places.at(0).function, "train.py(10): step");
+  EXPECT_THAT(ids(diagnose(allocations_from(6))), SizeIs(1)) << "4 calls in the 6 steps after the first";
+  EXPECT_THAT(ids(diagnose(allocations_from(7))), IsEmpty()) << "2 calls";
+}
+
 TEST(Findings, AreBoundedByTheKernels) {
   // The GPU idles 500 us in each of the last six steps, so 375 in a step on average.
   TimelineBuilder builder;
@@ -470,26 +542,34 @@ std::vector<std::string> not_examined(const TimelineBuilder& builder) {
 
 TEST(NotExamined, NamesWhatTheRecordingLacks) {
   const TimelineBuilder whole = starved(600);
-  EXPECT_THAT(not_examined(whole), IsEmpty());
+  EXPECT_THAT(not_examined(whole), ElementsAre("same-data-again")) << "a trace has no contents";
   TimelineBuilder no_steps = whole;
   no_steps.timeline.steps.clear();
-  EXPECT_THAT(not_examined(no_steps), ElementsAre("round-trips", "step", "pinning"));
+  EXPECT_THAT(not_examined(no_steps),
+              ElementsAre("round-trips", "step", "pinning", "device-allocations", "same-data-again"));
   TimelineBuilder no_types = whole;
   no_types.timeline.has_types = false;
-  EXPECT_THAT(not_examined(no_types), ElementsAre("widened-copies"));
+  EXPECT_THAT(not_examined(no_types), ElementsAre("widened-copies", "same-data-again"));
   TimelineBuilder no_host = whole;
   no_host.timeline.host.clear();
   no_host.timeline.has_ops = no_host.timeline.has_frames = false;
   EXPECT_THAT(not_examined(no_host), Contains("waiting-for-data"));
   EXPECT_THAT(not_examined(no_host), Contains("launch_or_sync"));
   TimelineBuilder no_waits = read_losses();
-  EXPECT_THAT(not_examined(no_waits), ElementsAre("waiting-for-data", "waiting_for_data"));
+  EXPECT_THAT(not_examined(no_waits), ElementsAre("waiting-for-data", "waiting_for_data", "same-data-again"));
   TimelineBuilder no_kinds = pinned_copies(true);
   for (TimelineCopy& copy : no_kinds.timeline.copies) copy.source.reset();
   EXPECT_THAT(not_examined(no_kinds), Contains("pageable-copies"));
   TimelineBuilder no_calls = pinned_copies(true);
   no_calls.timeline.calls.clear();
   EXPECT_THAT(not_examined(no_calls), Contains("synchronizations"));
+  const auto known = [](std::int64_t) { return 7; };
+  EXPECT_THAT(not_examined(batches(known)), Not(Contains("same-data-again")));
+  TimelineBuilder no_contents = batches(known);
+  no_contents.timeline.copies[3].contents = 0;
+  EXPECT_THAT(not_examined(no_contents), Contains("same-data-again"));
+  no_contents.timeline.copies[3].bytes = 64 << 10;
+  EXPECT_THAT(not_examined(no_contents), Not(Contains("same-data-again"))) << "small ones are left alone";
 }
 
 TEST(Findings, SayWhenTheirEvidenceRan) {

@@ -43,7 +43,7 @@ constexpr std::array kRuntimeNames = {"",
                                       "cudaStreamSynchronize_v3020",
                                       "cudaHostAlloc_v3020",
                                       "cudaMalloc_v3020"};
-enum Function : std::uint32_t { kInit = 1, kToDevice, kToHost, kLaunch, kSynchronize, kPin };
+enum Function : std::uint32_t { kInit = 1, kToDevice, kToHost, kLaunch, kSynchronize, kPin, kAllocate };
 
 struct Fake {
   std::mutex mutex;
@@ -84,7 +84,7 @@ void add_record(const Record& record, bool chosen = false) {
   fake().records.insert(fake().records.end(), bytes, bytes + sizeof record);
 }
 
-void tell(int site, int domain, std::uint32_t function, std::uint32_t correlation) {
+void tell(int site, int domain, std::uint32_t function, std::uint32_t correlation, const void* parameters) {
   CuptiCallback callback = nullptr;
   void* data = nullptr;
   {
@@ -96,6 +96,7 @@ void tell(int site, int domain, std::uint32_t function, std::uint32_t correlatio
   CuptiCallDetails details{};
   details.site = site;
   details.correlation = correlation;
+  details.parameters = parameters;
   if (callback != nullptr) callback(data, domain, function, &details);
 }
 
@@ -104,18 +105,24 @@ bool is_chosen(int domain, std::uint32_t function) {
   return fake().calls.contains({domain, function});
 }
 
-/// A call of the runtime, which calls the driver.
+/// What a call of the runtime and its call of the driver get.
+struct Parameters {
+  CuptiCopyParameters runtime{};
+  CuptiCopyParameters driver{};
+};
+
+/// A call of the runtime, which calls the driver; if not `through_runtime`, of the driver alone.
 template <typename Act>
-void call(Function function, const Act& act) {
+void call(Function function, const Act& act, const Parameters& parameters = {}, bool through_runtime = true) {
   const std::uint32_t runtime = ++correlations;
   const std::uint32_t driver = ++correlations;
-  tell(0, kRuntimeDomain, function, runtime);
-  tell(0, kDriverDomain, function, driver);
+  if (through_runtime) tell(0, kRuntimeDomain, function, runtime, &parameters.runtime);
+  tell(0, kDriverDomain, function, driver, &parameters.driver);
   const std::uint64_t begin = now();
   act(driver);
   const std::uint64_t end = now();
-  tell(1, kDriverDomain, function, driver);
-  tell(1, kRuntimeDomain, function, runtime);
+  tell(1, kDriverDomain, function, driver, &parameters.driver);
+  if (through_runtime) tell(1, kRuntimeDomain, function, runtime, &parameters.runtime);
   const auto thread = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
   add_record(CuptiCallRecord{kActivityRuntime, function, begin, end, 0, thread, driver, 0},
              is_chosen(kRuntimeDomain, function));
@@ -272,14 +279,21 @@ void fake_init() {
 
 void fake_compute(std::uint64_t nanoseconds) { skew += nanoseconds; }
 
-void fake_copy(std::uint64_t bytes, int pageable) {
+void fake_copy(std::uint64_t bytes, int pageable) { fake_copy_from(nullptr, bytes, pageable, 1); }
+
+void fake_copy_from(const void* source, std::uint64_t bytes, int pageable, int through_runtime) {
   const std::uint64_t nanoseconds = pageable != 0 ? bytes / 10 : bytes / 50;
-  call(kToDevice, [&](std::uint32_t correlation) {
-    const std::uint64_t begin = run_on_device(nanoseconds);
-    add_record(copy_record(1, pageable != 0 ? 1 : 2, 3, bytes, begin, nanoseconds, correlation));
-    const std::uint64_t end = begin + nanoseconds;
-    fake_compute(pageable != 0 && end > now() ? end - now() : 4000);
-  });
+  // Of the driver's call, a stream is where the runtime has the direction.
+  const Parameters parameters{{nullptr, source, bytes, 1}, {nullptr, source, bytes, 0}};
+  call(
+      kToDevice,
+      [&](std::uint32_t correlation) {
+        const std::uint64_t begin = run_on_device(nanoseconds);
+        add_record(copy_record(1, pageable != 0 ? 1 : 2, 3, bytes, begin, nanoseconds, correlation));
+        const std::uint64_t end = begin + nanoseconds;
+        fake_compute(pageable != 0 && end > now() ? end - now() : 4000);
+      },
+      parameters, through_runtime != 0);
 }
 
 void fake_synchronize() {
@@ -314,6 +328,10 @@ void fake_launch(const char* kernel, std::uint64_t nanoseconds) {
 
 void fake_pin() {
   call(kPin, [](std::uint32_t) { fake_compute(300'000); });
+}
+
+void fake_allocate() {
+  call(kAllocate, [](std::uint32_t) { fake_compute(100'000); });
 }
 
 int fake_subscribers() {

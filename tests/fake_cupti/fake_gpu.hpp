@@ -9,12 +9,16 @@ extern "C" {
 void fake_init();
 /// cudaMemcpyAsync to the device; from pageable memory it takes as long as the copy.
 void fake_copy(std::uint64_t bytes, int pageable);
+/// The same, from memory that is there; without the runtime, it is cuMemcpyHtoDAsync.
+void fake_copy_from(const void* source, std::uint64_t bytes, int pageable, int through_runtime);
 /// cudaMemcpyAsync of 4 bytes to the host, and cudaStreamSynchronize.
 void fake_item();
 /// cudaLaunchKernel.
 void fake_launch(const char* kernel, std::uint64_t nanoseconds);
 void fake_synchronize();
 void fake_pin();
+/// cudaMalloc.
+void fake_allocate();
 /// Time passes on the host.
 void fake_compute(std::uint64_t nanoseconds);
 /// As from another profiler: the next cuptiSubscribe is refused.

@@ -7,11 +7,14 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 extern "C" int start_profiler();
 
@@ -19,13 +22,27 @@ namespace {
 
 constexpr std::uint64_t kMicrosecond = 1000;
 
-/// 1 ms: a copy, two kernels, and a synchronization.
-void step(bool pageable) {
-  fake_copy(2'000'000, pageable ? 1 : 0);
+[[gnu::noinline]] void work() {
   fake_launch("forward", 300 * kMicrosecond);
   fake_launch("backward", 500 * kMicrosecond);
   fake_item();
   fake_compute(50 * kMicrosecond);
+}
+
+/// 1 ms: a copy, two kernels, and a synchronization.
+void step(bool pageable) {
+  fake_copy(2'000'000, pageable ? 1 : 0);
+  work();
+}
+
+/// Steps with a batch each, which all `differ` or come again after three steps.
+void train(long steps, bool differ, bool through_runtime) {
+  std::vector<std::uint64_t> batch(250'000);
+  for (long i = 0; i < steps; ++i) {
+    std::iota(batch.begin(), batch.end(), differ ? i : i % 3);
+    fake_copy_from(batch.data(), batch.size() * sizeof batch[0], 1, through_runtime ? 1 : 0);
+    work();
+  }
 }
 
 long number_of(std::string_view word) {
@@ -39,6 +56,12 @@ void act(std::string_view word) {
   }
   if (word.starts_with("pinned=")) {
     for (long i = 0; i < number_of(word); ++i) step(false);
+  }
+  if (word.starts_with("fresh=")) train(number_of(word), true, true);
+  if (word.starts_with("again=")) train(number_of(word), false, true);
+  if (word.starts_with("again-driver=")) train(number_of(word), false, false);
+  if (word.starts_with("allocating=")) {
+    for (long i = 0; i < number_of(word); ++i) fake_allocate(), step(false);
   }
   if (word.starts_with("say=")) std::printf("%s\n", std::string(word.substr(4)).c_str());
   if (word.starts_with("complain=")) std::fprintf(stderr, "%s\n", std::string(word.substr(9)).c_str());

@@ -53,6 +53,20 @@ TEST(CuptiDeclarations, RecordsOfCallsAreNvidias) {
   EXPECT_SAME_PLACE(CuptiCallDetails, correlation, CUpti_CallbackData, correlationId);
 }
 
+TEST(CuptiDeclarations, ParametersOfCopiesBeginAsNvidias) {
+  EXPECT_SAME_PLACE(CuptiCopyParameters, source, cudaMemcpy_v3020_params, src);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, bytes, cudaMemcpy_v3020_params, count);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, direction, cudaMemcpy_v3020_params, kind);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, source, cudaMemcpyAsync_ptsz_v7000_params, src);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, bytes, cudaMemcpyAsync_v3020_params, count);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, direction, cudaMemcpyAsync_v3020_params, kind);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, source, cuMemcpyHtoD_v2_params, srcHost);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, bytes, cuMemcpyHtoD_v2_params, ByteCount);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, source, cuMemcpyHtoDAsync_v2_params, srcHost);
+  EXPECT_SAME_PLACE(CuptiCopyParameters, bytes, cuMemcpyHtoDAsync_v2_params, ByteCount);
+  EXPECT_SAME_PLACE(CuptiCallDetails, parameters, CUpti_CallbackData, functionParams);
+}
+
 TEST(CuptiDeclarations, NumbersAreNvidias) {
   EXPECT_EQ(kActivityCopy, CUPTI_ACTIVITY_KIND_MEMCPY);
   EXPECT_EQ(kActivitySet, CUPTI_ACTIVITY_KIND_MEMSET);

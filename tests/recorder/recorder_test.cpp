@@ -23,10 +23,12 @@ using nlohmann::json;
 using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 class Recorder : public ::testing::Test {
  protected:
@@ -84,6 +86,39 @@ TEST_F(Recorder, CountsEveryCallOnceWithAnOldCupti) {
   command_.environment.emplace_back("FAKE_CUPTI_OLD=1");
   EXPECT_EQ(examine({"init", "steps=20"}).at("processes")[0].at("events"), 9 * 20);
   EXPECT_EQ(run({"init", "profiler"}).output, "profiler: 0, 1 subscriber, activities 0\n");
+}
+
+/// The ids of the first process's findings, and of what was not examined.
+std::set<std::string> found_in(const json& report) {
+  std::set<std::string> found;
+  for (const json& finding : report.at("processes")[0].at("findings")) found.insert(finding.at("id"));
+  return found;
+}
+std::set<std::string> not_examined_in(const json& report) {
+  std::set<std::string> names;
+  for (const json& part : report.at("processes")[0].at("not_examined")) {
+    for (const json& name : part.at("names")) names.insert(name);
+  }
+  return names;
+}
+
+TEST_F(Recorder, SeesTheSameDataSentAgain) {
+  for (const char* const word : {"again=30", "again-driver=30"}) {
+    SCOPED_TRACE(word);
+    const json report = examine({"init", word});
+    EXPECT_THAT(found_in(report), Contains("same-data-again"));
+    EXPECT_THAT(not_examined_in(report), Not(Contains("same-data-again")));
+  }
+  const json fresh = examine({"init", "fresh=30"});
+  EXPECT_THAT(found_in(fresh), AllOf(Contains("pageable-copies"), Not(Contains("same-data-again"))));
+  EXPECT_THAT(not_examined_in(fresh), Not(Contains("same-data-again")));
+}
+
+TEST_F(Recorder, ContentsThatCannotBeReadAreNotExamined) {
+  // The source of these copies is null.
+  const json report = examine({"init", "steps=30"});
+  EXPECT_THAT(found_in(report), Not(Contains("same-data-again")));
+  EXPECT_THAT(not_examined_in(report), Contains("same-data-again"));
 }
 
 TEST_F(Recorder, SaysThatNoCudaWasUsed) {
@@ -224,6 +259,43 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
   EXPECT_THAT(run({"init", "steps=3"}).errors, HasSubstr("/nowhere.so"));
 }
 
+/// "program.cpp(12)": the line of the test's program that has this text.
+std::string line_with(const std::string& text) {
+  std::ifstream source(PENSTOCK_RECORDER_SOURCE);
+  int number = 1;
+  for (std::string line; std::getline(source, line) && line.find(text) == std::string::npos;) ++number;
+  return std::string(PENSTOCK_RECORDER_SOURCE) + "(" + std::to_string(number) + ")";
+}
+
+/// The first place of each finding.
+std::map<std::string, std::string> places_in(const json& report) {
+  std::map<std::string, std::string> places;
+  for (const json& finding : report.at("processes")[0].at("findings"))
+    places[finding.at("id")] = finding.at("places")[0].at("function");
+  return places;
+}
+
+TEST_F(Recorder, NamesTheLinesOfCompiledPrograms) {
+  if (!fs::exists("/usr/bin/addr2line") && !fs::exists("/usr/bin/llvm-addr2line"))
+    GTEST_SKIP() << "there is no addr2line";
+  auto places = places_in(examine({"init", "steps=30"}));
+  EXPECT_THAT(places["pageable-copies"], StartsWith(line_with("fake_copy(2'000'000")));
+  EXPECT_THAT(places["synchronizations"], StartsWith(line_with("fake_item()")));
+  EXPECT_THAT(places["synchronizations"], HasSubstr("work"));
+}
+
+TEST_F(Recorder, SeesAllocationsOfTheGpusMemory) {
+  const json report = examine({"init", "allocating=30"});
+  EXPECT_THAT(found_in(report), Contains("device-allocations"));
+  EXPECT_THAT(places_in(report)["device-allocations"], HasSubstr("program"));
+}
+
+TEST_F(Recorder, NamesTheFunctionsOfCompiledProgramsWithoutTools) {
+  command_.environment[0] = "PATH=/nowhere";
+  const auto places = places_in(examine({"init", "steps=30"}));
+  EXPECT_EQ(places.at("synchronizations"), "recorder_program: (anonymous namespace)::work()");
+}
+
 /// Interpreters whose frames can be read: those of the PATH, and pyenv's.
 std::set<std::string> interpreters() {
   std::set<std::string> found;
@@ -303,9 +375,7 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
     std::ifstream file(path("report.json"));
     const json report = json::parse(file);
     ASSERT_THAT(report.at("processes"), SizeIs(1)) << result.errors;
-    std::map<std::string, std::string> places;
-    for (const json& finding : report.at("processes")[0].at("findings"))
-      places[finding.at("id")] = finding.at("places")[0].at("function");
+    std::map<std::string, std::string> places = places_in(report);
     EXPECT_EQ(places["pageable-copies"], path("träin.py") + "(9): to_gpu");
     EXPECT_EQ(places["synchronizations"], path("träin.py") + "(20): train");
     EXPECT_EQ(places["waiting-for-data"], path("träin.py") + "(13): batches");

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 #include <random>
 #include <span>
 #include <string>
@@ -31,6 +32,7 @@ using recording::Record;
 using recording::RecordType;
 using recording::TextType;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -152,10 +154,58 @@ TEST(Recordings, TellWhatWasRecorded) {
   EXPECT_THAT(timeline.calls, SizeIs(20));
   EXPECT_EQ(timeline.events, 40);
   EXPECT_THAT(timeline.notes, IsEmpty());
+  EXPECT_FALSE(timeline.is_compiled);
   // The first frame that is not of an installed package.
   const Diagnosis diagnosis = diagnose_timeline(timeline);
   ASSERT_THAT(diagnosis.findings, SizeIs(1));
   EXPECT_EQ(diagnosis.findings[0].places[0].function, "train.py(12): main");
+}
+
+TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
+  Bytes bytes = ten_steps();
+  bytes.ring()[0].contents = 55;  // the call of the first copy
+  bytes.ring()[8].contents = 66;  // that of the third
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  std::vector<std::uint64_t> contents;
+  for (const TimelineCopy& copy : timeline.copies) contents.push_back(copy.contents);
+  EXPECT_THAT(contents, ElementsAre(55, 0, 66, 0, 0, 0, 0, 0, 0, 0));
+}
+
+TEST(Recordings, TellTheProgramsOwnCallsOfCompiledCode) {
+  Bytes bytes(100);
+  const auto code = [&bytes](std::uint64_t address, const std::string& file) {
+    bytes.text(TextType::code, std::string(reinterpret_cast<const char*>(&address), sizeof address) + file);
+  };
+  code(1, "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
+  code(2, "/opt/cuda/libcudart.so.13");
+  code(3, "/home/me/libcustom.so");
+  code(4, "/home/me/venv/lib/python3.12/site-packages/torch/lib/libtorch.so");
+  code(5, "/home/me/program");
+  const auto stack = [&bytes](std::initializer_list<std::uint32_t> frames) {
+    std::string numbers;
+    for (const std::uint32_t frame : frames) numbers += Bytes::number(frame);
+    bytes.text(TextType::stack, numbers);
+  };
+  stack({0, 1, 2, 3, 4});
+  stack({0, 1, 4});
+  stack({0, 1});
+  for (std::uint64_t i = 0; i < 10; ++i)
+    bytes.step(5'000'000'000 + static_cast<std::int64_t>(i) * 1'000'000, 1 + i % 3);
+  const Recording recording = parse(bytes.bytes());
+  ASSERT_THAT(recording.code_stacks, SizeIs(2));
+  const auto calls = [&](std::size_t i) {
+    std::vector<std::string> texts;
+    for (const CodeAddress& call : recording.code_stacks[i].calls)
+      texts.push_back(call.file.string() + " " + std::to_string(call.address));
+    return texts;
+  };
+  EXPECT_THAT(calls(0), ElementsAre("/home/me/libcustom.so 3", "/home/me/program 5"));
+  EXPECT_THAT(calls(1), ElementsAre("/home/me/program 5"));
+  const Timeline& timeline = recording.timeline;
+  EXPECT_EQ(timeline.names[recording.code_stacks[0].name], "libcustom.so: +0x3");
+  EXPECT_EQ(timeline.names[recording.code_stacks[1].name], "program: +0x5");
+  EXPECT_TRUE(timeline.is_compiled);
+  EXPECT_THAT(timeline.host, SizeIs(7)) << "three of ten calls have no place in the program";
 }
 
 TEST(Recordings, KeepTheLastRecordsOfARing) {

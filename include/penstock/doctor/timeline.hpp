@@ -33,6 +33,7 @@ struct TimelineCopy {
   CopyDirection direction = CopyDirection::h2d;
   std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
   std::optional<MemoryKind> destination;
+  std::uint64_t contents = 0;  ///< of copies to a device: the same for the same bytes; 0: not known
 };
 
 /// Any other work on a device: a kernel or a memory set.
@@ -49,8 +50,10 @@ enum class CallKind : std::uint8_t {
   stream_synchronize,
   device_synchronize,
   event_synchronize,
-  pin,    ///< host memory is allocated as pinned, or registered
-  unpin,  ///< it is freed, or no longer registered
+  pin,       ///< host memory is allocated as pinned, or registered
+  unpin,     ///< it is freed, or no longer registered
+  allocate,  ///< device memory is allocated, other than in the order of a stream
+  free,
 };
 /// "kernel launch", "copy", "stream synchronization" and so on.
 [[nodiscard]] std::string_view call_kind_name(CallKind kind) noexcept;
@@ -105,6 +108,7 @@ struct Timeline {
   std::uint64_t events = 0;                      ///< of the recording, also those that are not kept
   bool has_ops = false;                          ///< operators were recorded
   bool has_frames = false;                       ///< Python's stacks were recorded
+  bool is_compiled = false;                      ///< all stacks are of compiled code, and none of Python's
   bool has_types = false;                        ///< types and shapes of the operators' inputs were recorded
   TimelineSource source = TimelineSource::torch_profiler;
   std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why

@@ -1,0 +1,107 @@
+#include "doctor/elf_symbols.hpp"
+
+#include <penstock/doctor/code_places.hpp>
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+
+namespace penstock {
+
+namespace {
+
+using Address = std::pair<std::filesystem::path, std::uint64_t>;
+using KnownPlaces = std::map<Address, std::vector<CodePlace>>;
+
+bool has_changed(const std::filesystem::path& file, std::int64_t since) {
+  struct stat now{};
+  return ::stat(file.c_str(), &now) != 0 || now.st_mtime > since;
+}
+
+/// The runtime's own functions are in the program if it is linked statically.
+bool is_cuda_function(std::string_view name) {
+  for (const std::string_view known : {"cuda", "__cuda", "libcudart_static"}) {
+    if (name.starts_with(known)) return true;
+  }
+  return name.size() > 2 && name.starts_with("cu") && std::isupper(static_cast<unsigned char>(name[2])) != 0;
+}
+
+/// Inlined functions of libraries are in the program, too.
+bool is_user_source(std::string_view file) {
+  for (const std::string_view folder : {"/usr/include/", "/usr/lib/", "/usr/local/cuda"}) {
+    if (file.starts_with(folder)) return false;
+  }
+  return file.find("/include/c++/") == std::string_view::npos;
+}
+
+std::string name_of(const CodeStack& stack, const KnownPlaces& known) {
+  const auto places_of = [&known](const CodeAddress& call) -> const std::vector<CodePlace>& {
+    return known.at({call.file, call.address});
+  };
+  for (const CodeAddress& call : stack.calls) {
+    for (const CodePlace& place : places_of(call)) {
+      if (place.line == 0 || !is_user_source(place.file)) continue;
+      const std::string line =
+          fmt::format("{}({})", std::filesystem::path(place.file).lexically_normal().string(), place.line);
+      return place.function.empty() ? line : line + ": " + place.function;
+    }
+  }
+  for (const CodeAddress& call : stack.calls) {
+    for (const CodePlace& place : places_of(call)) {
+      if (!place.function.empty() && !is_cuda_function(place.function))
+        return fmt::format("{}: {}", call.file.filename().string(), place.function);
+    }
+  }
+  return {};
+}
+
+KnownPlaces find_places(Recording& recording, CodeReader reader) {
+  std::map<std::filesystem::path, std::vector<std::uint64_t>> addresses;
+  for (const CodeStack& stack : recording.code_stacks) {
+    for (const CodeAddress& call : stack.calls) addresses[call.file].push_back(call.address);
+  }
+  KnownPlaces known;
+  for (auto& [file, list] : addresses) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    for (const std::uint64_t address : list) known[{file, address}];
+    if (has_changed(file, recording.began)) {
+      recording.timeline.notes.push_back(
+          fmt::format("Places in {}: the file has changed since the recording, or is gone.", file.string()));
+      continue;
+    }
+    const std::vector<std::vector<CodePlace>> found = reader(file, list);
+    const std::vector<std::string> functions = elf_functions(file, list);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      std::vector<CodePlace>& places = known[{file, list[i]}];
+      if (i < found.size()) places = found[i];
+      if (!functions[i].empty()) places.push_back({functions[i], {}, 0});
+    }
+  }
+  return known;
+}
+
+}  // namespace
+
+void name_code_places(Recording& recording, CodeReader reader) {
+  const KnownPlaces known = find_places(recording, reader);
+  Timeline& timeline = recording.timeline;
+  // Several calls may be on one line.
+  std::unordered_map<std::string, std::uint32_t> names;
+  std::unordered_map<std::uint32_t, std::uint32_t> renumbered;
+  for (const CodeStack& stack : recording.code_stacks) {
+    if (std::string name = name_of(stack, known); !name.empty()) timeline.names[stack.name] = std::move(name);
+    renumbered[stack.name] = names.try_emplace(timeline.names[stack.name], stack.name).first->second;
+  }
+  for (TimelineHostSpan& span : timeline.host) {
+    const auto known_name = renumbered.find(span.name);
+    if (known_name != renumbered.end()) span.name = known_name->second;
+  }
+}
+
+}  // namespace penstock
