@@ -334,9 +334,8 @@ def print_results(results: list[dict]) -> None:
             else "WRONG"
         )
         note = f" ({result['known']})" if mark == "known" else ""
-        print(
-            f"{mark:7}  {result['name']:{width}}  {result['expected']:23}  {result['line']:{lines}}  {result['said']}{note}"
-        )
+        columns = f"{result['name']:{width}}  {result['expected']:23}  {result['line']:{lines}}"
+        print(f"{mark:7}  {columns}  {result['said']}{note}")
 
 
 def print_counts(results: list[dict], seconds: float) -> None:
@@ -346,7 +345,8 @@ def print_counts(results: list[dict], seconds: float) -> None:
     known = sum(bool(result.get("known")) and not result["right"] for result in planted)
     print(
         f"{sum(r['right'] for r in planted)} of {len(planted)} planted programs right ({known} known not to be), "
-        f"{sum(r['right'] for r in clean)} of {len(clean)} clean ones; {len(results) - len(ran)} skipped; {seconds:.0f} s"
+        f"{sum(r['right'] for r in clean)} of {len(clean)} clean ones; {len(results) - len(ran)} skipped; "
+        f"{seconds:.0f} s"
     )
 
 
@@ -360,23 +360,23 @@ def print_comparisons(comparisons: list[dict]) -> None:
     print(f"{sum(c['in_range'] for c in ran)} of {len(ran)} in range")
 
 
-def visit(museum: Museum, chosen: list[Exhibit], jobs: int, fixed: bool) -> tuple[list[dict], list[dict]]:
-    """Programs whose result does not depend on the time that the GPU idles run beside each other. The others start
-    beside each other, which takes longest, and take turns then."""
+def visit(museum: Museum, chosen: list[Exhibit], others: list, jobs: int, fixed: bool) -> tuple[list[dict], list[dict]]:
+    """Programs whose result does not depend on the time that the GPU idles run beside each other, as do `others`. The
+    rest start beside each other, which takes longest, and take turns then."""
 
     def alone(exhibit: Exhibit) -> bool:
         return exhibit.alone or (fixed and bool(exhibit.fix))
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         shared = [pool.submit(museum.judge, exhibit, False) for exhibit in chosen if not alone(exhibit)]
-        concurrent.futures.wait(shared)
+        besides = [pool.submit(other) for other in others]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         single = [pool.submit(museum.judge, exhibit, True) for exhibit in chosen if alone(exhibit)]
         better = [pool.submit(museum.judge, exhibit, True, True) for exhibit in chosen if fixed and exhibit.fix]
     results = {result["name"]: result for result in (future.result() for future in shared + single)}
     after = {result["name"]: result for result in (future.result() for future in better)}
     comparisons = [compare(e, results[e.name], after[e.name]) for e in chosen if e.name in after]
-    return [results[exhibit.name] for exhibit in chosen], comparisons
+    return [results[exhibit.name] for exhibit in chosen] + [future.result() for future in besides], comparisons
 
 
 def main() -> int:
@@ -400,9 +400,8 @@ def main() -> int:
         else:
             if any(exhibit.native for exhibit in chosen):
                 museum.build()
-            results, comparisons = visit(museum, chosen, options.jobs, options.fixed)
-            if not options.only:
-                results += [museum.torchrun(), museum.profiled()]
+            others = [] if options.only else [museum.torchrun, museum.profiled]
+            results, comparisons = visit(museum, chosen, others, options.jobs, options.fixed)
             found = {"exhibits": results, "fixed": comparisons}
             print_results(results)
             if comparisons:

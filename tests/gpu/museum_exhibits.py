@@ -127,7 +127,7 @@ for _ in range(40):
     train(resident)
 """,
         "pageable-copies",
-        fix=(('shape=(8, 1024, 1024)))', 'shape=(8, 1024, 1024))).to(device)'),),
+        fix=(("shape=(8, 1024, 1024)))", "shape=(8, 1024, 1024))).to(device)"),),
     ),
     Exhibit(
         "noise made on the host",
@@ -164,7 +164,9 @@ for _ in range(60):
         "pageable-copies",
         fix=(("    teacher.cpu()\n", ""),),
     ),
-    Exhibit("C++: cudaMemcpy of pageable memory", "pageable", "pageable-copies", native=True, fix=(("pageable", "pinned"),)),
+    Exhibit(
+        "C++: cudaMemcpy of pageable memory", "pageable", "pageable-copies", native=True, fix=(("pageable", "pinned"),)
+    ),
     Exhibit("C++: cudaMemcpyAsync of pageable memory", "pageable_async", "pageable-copies", native=True),
 ]
 
@@ -488,7 +490,9 @@ for i in range(60):
         "pinning",
         known="PyTorch gives the same pinned memory again, so no call of CUDA tells it",
     ),
-    Exhibit("C++: cudaMallocHost in each step", "pinned_memory", "pinning", native=True, fix=(("pinned_memory", "pinned"),)),
+    Exhibit(
+        "C++: cudaMallocHost in each step", "pinned_memory", "pinning", native=True, fix=(("pinned_memory", "pinned"),)
+    ),
     Exhibit(
         "decoding in the loop",
         loader(0.0002, 60)

@@ -1,5 +1,5 @@
-// The C++ programs of the doctor's museum: museum_programs NAME. The line of a mistake is marked with HERE and the
-// program's name.
+// The C++ programs of the doctor's museum: museum_programs NAME. The line of a mistake is marked with HERE
+// and the program's name.
 
 #include <cuda_runtime.h>
 #include <fcntl.h>
@@ -17,6 +17,7 @@ namespace {
 constexpr int kSteps = 100;
 constexpr std::size_t kBytes = 8 << 20;
 constexpr int kPieces = 64;
+constexpr cudaMemcpyKind kToGpu = cudaMemcpyHostToDevice;
 
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -64,21 +65,22 @@ struct Model {
 
 void pageable(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpy(model.input, model.pageable, kBytes, cudaMemcpyHostToDevice));  // HERE: pageable
+    check(cudaMemcpy(model.input, model.pageable, kBytes, kToGpu));  // HERE: pageable
     model.train();
   }
 }
 
 void pageable_async(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpyAsync(model.input, model.pageable, kBytes, cudaMemcpyHostToDevice));  // HERE: pageable_async
+    check(cudaMemcpyAsync(model.input, model.pageable, kBytes,
+                          kToGpu));  // HERE: pageable_async
     model.train();
   }
 }
 
 void pinned(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpyAsync(model.input, model.pinned, kBytes, cudaMemcpyHostToDevice));
+    check(cudaMemcpyAsync(model.input, model.pinned, kBytes, kToGpu));
     model.train();
   }
 }
@@ -88,7 +90,8 @@ void small_copies(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
     for (int piece = 0; piece < kPieces; ++piece) {
       const std::size_t at = piece * kPiece;
-      check(cudaMemcpyAsync(model.input + at, model.pinned + at, kPiece, cudaMemcpyHostToDevice));  // HERE: small_copies
+      check(cudaMemcpyAsync(model.input + at, model.pinned + at, kPiece,
+                            kToGpu));  // HERE: small_copies
     }
     model.train();
   }
@@ -96,7 +99,7 @@ void small_copies(Model& model) {
 
 void one_copy(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpyAsync(model.input, model.pinned, kPieces * 4096, cudaMemcpyHostToDevice));
+    check(cudaMemcpyAsync(model.input, model.pinned, kPieces * 4096, kToGpu));
     model.train();
   }
 }
@@ -133,7 +136,7 @@ void pinned_memory(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
     float* batch = nullptr;
     check(cudaMallocHost(&batch, kBytes));  // HERE: pinned_memory
-    check(cudaMemcpyAsync(model.input, batch, kBytes, cudaMemcpyHostToDevice));
+    check(cudaMemcpyAsync(model.input, batch, kBytes, kToGpu));
     model.train();
     check(cudaFreeHost(batch));
   }
@@ -156,7 +159,7 @@ void two_buffers(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
     const int slot = i % 2;
     check(cudaStreamWaitEvent(copies, used[slot]));
-    check(cudaMemcpyAsync(batches[slot], model.pinned, kBytes, cudaMemcpyHostToDevice, copies));
+    check(cudaMemcpyAsync(batches[slot], model.pinned, kBytes, kToGpu, copies));
     check(cudaEventRecord(copied[slot], copies));
     check(cudaStreamWaitEvent(work, copied[slot]));
     model.train(work, batches[slot]);
@@ -167,17 +170,18 @@ void two_buffers(Model& model) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void(Model&)>> programs{{"pageable", pageable},
-                                                                   {"pageable_async", pageable_async},
-                                                                   {"pinned", pinned},
-                                                                   {"small_copies", small_copies},
-                                                                   {"one_copy", one_copy},
-                                                                   {"device_synchronize", device_synchronize},
-                                                                   {"no_synchronize", no_synchronize},
-                                                                   {"read_loss", read_loss},
-                                                                   {"device_memory", device_memory},
-                                                                   {"pinned_memory", pinned_memory},
-                                                                   {"two_buffers", two_buffers}};
+  const std::map<std::string, std::function<void(Model&)>> programs{
+      {"pageable", pageable},
+      {"pageable_async", pageable_async},
+      {"pinned", pinned},
+      {"small_copies", small_copies},
+      {"one_copy", one_copy},
+      {"device_synchronize", device_synchronize},
+      {"no_synchronize", no_synchronize},
+      {"read_loss", read_loss},
+      {"device_memory", device_memory},
+      {"pinned_memory", pinned_memory},
+      {"two_buffers", two_buffers}};
   const auto program = programs.find(argc == 2 ? argv[1] : "");
   if (program == programs.end()) {
     std::fprintf(stderr, "there is no program of this name\n");
