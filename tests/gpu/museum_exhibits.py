@@ -167,7 +167,7 @@ for _ in range(60):
     Exhibit(
         "C++: cudaMemcpy of pageable memory", "pageable", "pageable-copies", native=True, fix=(("pageable", "pinned"),)
     ),
-    Exhibit("C++: cudaMemcpyAsync of pageable memory", "pageable_async", "pageable-copies", native=True),
+    Exhibit("C++: cudaMemcpyAsync of pageable memory", "async", "pageable-copies", native=True),
 ]
 
 COPIES = [
@@ -287,7 +287,7 @@ for _ in range(60):
         LONG,
         known="without contents, a step's result and the next one's batch look alike: the longest pause parts steps",
     ),
-    Exhibit("C++: 64 small copies", "small_copies", "small-copies", native=True, fix=(("small_copies", "one_copy"),)),
+    Exhibit("C++: 64 small copies", "small", "small-copies", native=True, fix=(("small", "one_copy"),)),
 ]
 
 WAITS = [

@@ -70,10 +70,9 @@ void pageable(Model& model) {
   }
 }
 
-void pageable_async(Model& model) {
+void async(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpyAsync(model.input, model.pageable, kBytes,
-                          kToGpu));  // HERE: pageable_async
+    check(cudaMemcpyAsync(model.input, model.pageable, kBytes, kToGpu));  // HERE: async
     model.train();
   }
 }
@@ -85,13 +84,12 @@ void pinned(Model& model) {
   }
 }
 
-void small_copies(Model& model) {
+void small(Model& model) {
   constexpr std::size_t kPiece = 4096;
   for (int i = 0; i < kSteps; ++i) {
     for (int piece = 0; piece < kPieces; ++piece) {
       const std::size_t at = piece * kPiece;
-      check(cudaMemcpyAsync(model.input + at, model.pinned + at, kPiece,
-                            kToGpu));  // HERE: small_copies
+      check(cudaMemcpyAsync(model.input + at, model.pinned + at, kPiece, kToGpu));  // HERE: small
     }
     model.train();
   }
@@ -172,9 +170,9 @@ void two_buffers(Model& model) {
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<void(Model&)>> programs{
       {"pageable", pageable},
-      {"pageable_async", pageable_async},
+      {"async", async},
       {"pinned", pinned},
-      {"small_copies", small_copies},
+      {"small", small},
       {"one_copy", one_copy},
       {"device_synchronize", device_synchronize},
       {"no_synchronize", no_synchronize},
