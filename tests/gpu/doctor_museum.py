@@ -4,7 +4,8 @@ doctor_museum.py --penstock build/release/penstock [--only NAME...] [--fixed] [-
 
 The programs are in museum_exhibits.py (PyTorch) and museum_programs.cu (C++). It needs a GPU and PyTorch; without them
 it says so and does nothing. --fixed also runs the programs without their mistake, and compares what that gained with
-what was predicted. --overhead only measures what the recorder costs a step of 2 ms with 60 kernels.
+what was predicted. --overhead only measures what the recorder costs a step of 2 ms with 60 kernels. --peers only asks
+other tools about the same programs.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import tempfile
 import time
 
 from museum_exhibits import EXHIBITS, LONG, Exhibit
+from museum_peers import Peers
 
 HERE = pathlib.Path(__file__).parent
 NOTHING = 0.02  # of a step: the doctor says "about nothing: leave it" below
@@ -386,6 +388,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=6, help="programs at once that may share the GPU")
     parser.add_argument("--fixed", action="store_true", help="run the programs without their mistake, too")
     parser.add_argument("--overhead", action="store_true", help="only measure what the recorder costs")
+    parser.add_argument("--peers", action="store_true", help="only ask other tools, as far as they are installed")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     if problem := missing():
@@ -397,6 +400,8 @@ def main() -> int:
         museum = Museum(options.penstock.resolve(), pathlib.Path(name))
         if options.overhead:
             found = {"overhead": overhead(museum.penstock, museum.folder)}
+        elif options.peers:
+            found = {"peers": Peers(run, museum.folder, chosen).table(options.jobs)}
         else:
             if any(exhibit.native for exhibit in chosen):
                 museum.build()
