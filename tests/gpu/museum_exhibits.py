@@ -273,7 +273,7 @@ for _ in range(80):
     train(x)
 """,
         "same-data-again",
-        known="only a recording with contents tells it",
+        fix=(("pin_memory()", "pin_memory().to(device)"),),
     ),
     Exhibit(
         "a round trip over the host",
@@ -442,9 +442,9 @@ for step in range(80):
     Exhibit(
         "C++: cudaMalloc and cudaFree in each step",
         "device_memory",
-        "synchronizations",
+        "device-allocations",
         native=True,
-        known="calls that allocate memory of a GPU are not recorded",
+        fix=(("device_memory", "no_synchronize"),),
     ),
 ]
 
