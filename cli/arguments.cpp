@@ -231,14 +231,23 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       [&options](double number) { options.step_ms = number; },
       "The milliseconds that training takes for a batch, without the loader")
       ->needs(loader);
-  add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
-      ->type_name("FOLDER")
-      ->excludes(trace, loader);
+  CLI::Option* record =
+      add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
+          ->type_name("FOLDER")
+          ->excludes(trace, loader);
+  command
+      ->add_option("--verify", options.verify,
+                   "Line of a shell that runs the changed program: compare what it gains with what was "
+                   "predicted")
+      ->type_name("LINE")
+      ->check(kNotEmpty)
+      ->excludes(trace, loader, budget, record);
   add_json(*command, options.json, "the verdict");
   command->footer(
       "Examples:\n"
       "  penstock doctor -- python train.py --epochs 1                any CUDA program, as it is\n"
       "  penstock doctor --record run -- torchrun train.py\n"
+      "  penstock doctor --verify 'python fixed.py' -- python train.py     what did the change gain?\n"
       "  penstock doctor trace.json.gz\n"
       "  penstock doctor trace.json --html report.html --perfetto found.json.gz\n"
       "  penstock doctor trace.json --budget budget.txt --json -      in continuous integration\n"

@@ -104,6 +104,7 @@ struct DoctorOptions {
   std::optional<double> step_ms;
   std::string trace;  ///< of PyTorch's profiler, or a folder of recordings, in place of a loader
   std::vector<std::string> command;  ///< a program and its arguments, in place of a trace
+  std::string verify;                ///< line of a shell that runs the changed program, empty for none
   std::string record;                ///< folder to keep the command's recordings in, empty for none
   std::string recorder;              ///< library to record with, empty: the one that lies beside the command
   std::string budget;                ///< file, empty for none
@@ -118,7 +119,8 @@ int run_doctor(const DoctorOptions& options, const Environment& environment);
 /// it.
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment);
 inline constexpr int kBudgetBroken = 3;
-/// Runs the command and examines what it did. Returns its exit status; if that is 0, kBudgetBroken as above.
+/// Runs the command and examines what it did. If its exit status is 0, runs the changed program, if there is
+/// one, and compares. Returns the first exit status that is not 0; if there is none, kBudgetBroken as above.
 int run_recording_doctor(const DoctorOptions& options, const Environment& environment);
 
 /// The options ask for something impossible: exit status 2, as for options that cannot be read.

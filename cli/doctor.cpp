@@ -108,7 +108,11 @@ int finish(pid_t process) {
 
 int run_doctor(const DoctorOptions& options, const Environment& environment) {
   if (!options.command.empty()) return run_recording_doctor(options, environment);
-  if (!options.record.empty()) throw UsageError("--record needs a program; write it behind --, at the end");
+  for (const auto& [option, value] :
+       {std::pair("--record", &options.record), {"--verify", &options.verify}}) {
+    if (value->empty()) continue;
+    throw UsageError(fmt::format("{} needs a program; write it behind --, at the end", option));
+  }
   if (!options.trace.empty()) return run_trace_doctor(options, environment);
   for (const auto& [option, file] : {std::pair("--budget", &options.budget),
                                      {"--profile", &options.profile},

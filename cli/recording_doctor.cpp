@@ -1,5 +1,6 @@
 #include "code_reader.hpp"
 #include "commands.hpp"
+#include "gain_comparison.hpp"
 #include "output.hpp"
 #include "run_program.hpp"
 #include "trace_doctor.hpp"
@@ -20,6 +21,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock::cli {
@@ -136,10 +138,10 @@ bool holds_recordings(const fs::path& folder) {
   return false;
 }
 
-std::string report_text(const Examined& examined, std::size_t columns) {
+std::string report_text(const Examined& examined, const Look& look) {
   std::string text;
   for (const TraceReport& report : examined.reports)
-    text += (text.empty() ? "" : "\n") + trace_text(report, {false, columns});
+    text += (text.empty() ? "" : "\n") + trace_text(report, look);
   if (!text.empty()) return text;
   for (const std::string& remark : examined.remarks) text += remark + "\n";
   return text;
@@ -153,60 +155,163 @@ std::string drawn_text(const Examined& examined) {
                      examined.reports.size());
 }
 
+/// A program that was run, or a folder of recordings.
+struct Run {
+  std::string name;
+  std::optional<int> exit_status;  ///< nullopt: a folder
+  Examined examined;
+};
+
+/// Runs programs under the recorder, and examines what they did.
+class Recorder {
+ public:
+  /// Throws Error if the library is missing or another one is to record the program.
+  Recorder(const Examiner& examiner, const std::string& library)
+      : examiner_(examiner), library_(find_recorder(library)) {
+    refuse_other_injection();
+  }
+
+  /// `record` names the folder of the recordings; empty: they are not kept.
+  [[nodiscard]] Run run(const std::vector<std::string>& words, std::string name,
+                        const std::string& record) const {
+    const RecordingFolder folder(record);
+    Run run{std::move(name), std::nullopt, {}};
+    const pid_t process = start_program(words,
+                                        {fmt::format("{}={}", kInjection, library_.string()),
+                                         fmt::format("PENSTOCK_RECORD={}", folder.path().string())},
+                                        false, fmt::format("there is no program '{}' in the PATH", words[0]));
+    run.exit_status = wait_for_program(process);
+    if (holds_recordings(folder.path())) {
+      run.examined = examine(examiner_, folder.path(), run.name);
+    } else {
+      run.examined.remarks.push_back(
+          run.name + ": the program used no CUDA, as none of its processes initialized the driver.");
+    }
+    return run;
+  }
+
+ private:
+  const Examiner& examiner_;
+  fs::path library_;
+};
+
+/// The changed program of --verify, and what it gained.
+struct Verification {
+  std::string name;
+  std::optional<Run> changed;  ///< nullopt: it was not run
+  std::vector<std::vector<GainComparison>> processes;
+  std::string remark;  ///< why nothing is compared, or empty
+};
+
+std::string why_not_compared(const Run& first, const Run& changed) {
+  const std::size_t before = first.examined.reports.size();
+  const std::size_t after = changed.examined.reports.size();
+  if (*changed.exit_status != 0)
+    return fmt::format("It ended with exit status {}, so nothing is compared.", *changed.exit_status);
+  if (before != after) {
+    return fmt::format("{} of its processes used a GPU, and {} before, so nothing is compared.", after,
+                       before);
+  }
+  return "";
+}
+
+Verification verify(const Recorder& recorder, const std::string& line, const Run& first) {
+  Verification verification{line, std::nullopt, {}, ""};
+  if (*first.exit_status != 0 || first.examined.reports.empty()) {
+    verification.remark =
+        *first.exit_status != 0
+            ? fmt::format("It was not run, because the first program ended with exit status {}.",
+                          *first.exit_status)
+            : "It was not run: the first program did no work on a GPU.";
+    return verification;
+  }
+  say(fmt::format("\npenstock: now {}\n", line));
+  verification.changed = recorder.run({"/bin/sh", "-c", line}, line, "");
+  const Run& changed = *verification.changed;
+  verification.remark = why_not_compared(first, changed);
+  if (!verification.remark.empty()) return verification;
+  for (std::size_t i = 0; i < changed.examined.reports.size(); ++i) {
+    verification.processes.push_back(compare_gains(first.examined.reports[i], changed.examined.reports[i]));
+  }
+  return verification;
+}
+
+std::string verification_text(const Verification& verification, const Run& first, const Look& look) {
+  std::string text = fmt::format("\nverified with {}\n", verification.name);
+  if (!verification.remark.empty()) text += paragraph(verification.remark, look);
+  for (std::size_t i = 0; i < verification.processes.size(); ++i) {
+    if (verification.processes.size() > 1) text += first.examined.reports[i].file + "\n";
+    for (const GainComparison& comparison : verification.processes[i])
+      text += gain_comparison_text(comparison, look);
+  }
+  return text;
+}
+
+Json run_json(const Run& run) {
+  return {{"name", run.name},
+          {"exit_status", run.exit_status ? Json(*run.exit_status) : Json(nullptr)},
+          {"processes", run.examined.processes},
+          {"remarks", run.examined.remarks}};
+}
+
+Json verification_json(const Verification& verification) {
+  Json comparisons = Json::array();
+  for (const std::vector<GainComparison>& process : verification.processes) {
+    Json devices = Json::array();
+    for (const GainComparison& comparison : process) devices.push_back(gain_comparison_json(comparison));
+    comparisons.push_back(std::move(devices));
+  }
+  return {{"name", verification.name},
+          {"remark", verification.remark},
+          {"comparisons", std::move(comparisons)},
+          {"changed", verification.changed ? run_json(*verification.changed) : Json(nullptr)}};
+}
+
+int exit_status_of(const Run& run, const std::optional<Verification>& verification, bool has_budget) {
+  if (run.exit_status.value_or(0) != 0) return *run.exit_status;
+  if (verification && verification->changed) return *verification->changed->exit_status;
+  if (has_budget && run.examined.reports.empty()) return kBudgetBroken;
+  for (const TraceReport& report : run.examined.reports) {
+    if (Examiner::status(report) != 0) return Examiner::status(report);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int run_recording_doctor(const DoctorOptions& options, const Environment& environment) {
   Examiner examiner(options, environment);
-  std::optional<int> exit_status;
-  std::optional<RecordingFolder> made;
-  fs::path folder = options.trace;
-  std::string name = options.trace;
-  if (!options.command.empty()) {
-    const fs::path recorder = find_recorder(options.recorder);
-    refuse_other_injection();
-    made.emplace(options.record);
-    folder = made->path();
-    name = fmt::format("{}", fmt::join(options.command, " "));
-    const pid_t process =
-        start_program(options.command,
-                      {fmt::format("{}={}", kInjection, recorder.string()),
-                       fmt::format("PENSTOCK_RECORD={}", folder.string())},
-                      false, fmt::format("there is no program '{}' in the PATH", options.command[0]));
-    exit_status = wait_for_program(process);
-  }
-  Examined examined;
-  if (exit_status && !holds_recordings(folder)) {
-    examined.remarks.push_back(
-        name + ": the program used no CUDA, as none of its processes initialized the driver.");
+  Run run{options.trace, std::nullopt, {}};
+  std::optional<Verification> verification;
+  if (options.command.empty()) {
+    run.examined = examine(examiner, options.trace, options.trace);
   } else {
-    examined = examine(examiner, folder, name);
+    const Recorder recorder(examiner, options.recorder);
+    run = recorder.run(options.command, fmt::format("{}", fmt::join(options.command, " ")), options.record);
+    if (!options.verify.empty()) verification = verify(recorder, options.verify, run);
   }
+  const Examined& examined = run.examined;
   const auto tell = [&] {
-    const int stream = exit_status ? STDERR_FILENO : STDOUT_FILENO;
-    const bool quiet = !exit_status && examiner.has_standard_output();
-    std::string text = quiet ? "" : report_text(examined, terminal_columns(stream));
+    const int stream = run.exit_status ? STDERR_FILENO : STDOUT_FILENO;
+    const bool quiet = !run.exit_status && examiner.has_standard_output();
+    const Look look{false, terminal_columns(stream)};
+    std::string text = quiet ? "" : report_text(examined, look);
+    if (verification) text += verification_text(*verification, run, look);
     if (examiner.draws()) text += drawn_text(examined) + examiner.missing();
-    exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
+    run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {
     if (!examiner.json()) return;
-    Json json{{"schema", "penstock-recording-diagnosis/1"},
-              {"name", name},
-              {"exit_status", exit_status ? Json(*exit_status) : Json(nullptr)},
-              {"processes", examined.processes},
-              {"remarks", examined.remarks}};
+    Json json{{"schema", "penstock-recording-diagnosis/1"}};
+    json.update(run_json(run));
+    json["verify"] = verification ? verification_json(*verification) : Json(nullptr);
     examiner.json().write(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   };
   const auto draw = [&] {
     if (examiner.draws() && !examined.reports.empty()) examiner.draw(examined.reports[0], examined.first);
   };
   run_all({tell, write_json, draw});
-  if (exit_status.value_or(0) != 0) return *exit_status;
-  if (!options.budget.empty() && examined.reports.empty()) return kBudgetBroken;
-  for (const TraceReport& report : examined.reports) {
-    if (Examiner::status(report) != 0) return Examiner::status(report);
-  }
-  return 0;
+  return exit_status_of(run, verification, !options.budget.empty());
 }
 
 }  // namespace penstock::cli

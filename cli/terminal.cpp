@@ -96,6 +96,26 @@ std::size_t display_width(std::string_view text) {
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
+std::string paragraph(std::string_view text, const Look& look, std::size_t indent, std::size_t more) {
+  std::string out;
+  std::string line(indent, ' ');
+  bool begun = false;
+  while (!text.empty()) {
+    const std::size_t size = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, size);
+    text.remove_prefix(std::min(size + 1, text.size()));
+    if (begun && display_width(line) + 1 + display_width(word) > look.columns) {
+      out += line + "\n";
+      line = std::string(indent + more, ' ');
+      begun = false;
+    }
+    if (begun) line += ' ';
+    line += word;
+    begun = true;
+  }
+  return out + line + "\n";
+}
+
 std::string Table::text(const Look& look) const {
   const std::size_t columns = rows_.front().size();
   std::vector<std::size_t> widths(columns);

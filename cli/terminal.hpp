@@ -20,6 +20,11 @@ struct Look {
 /// Columns that UTF-8 text takes on a terminal. The text has no wide or combining characters.
 [[nodiscard]] std::size_t display_width(std::string_view text);
 
+/// The text in lines that fit the terminal, indented; all but the first by `more` in addition. Each line has
+/// its newline.
+[[nodiscard]] std::string paragraph(std::string_view text, const Look& look, std::size_t indent = 2,
+                                    std::size_t more = 0);
+
 /// Columns of the terminal of `descriptor`; 80 if it is not a terminal.
 [[nodiscard]] std::size_t terminal_columns(int descriptor);
 

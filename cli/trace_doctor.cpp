@@ -10,11 +10,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +35,21 @@ std::string read_text(const std::string& file) {
   if (!in.eof()) throw Error(fmt::format("{} is larger than 1 MiB.", file));
   text.resize(static_cast<std::size_t>(in.gcount()));
   return text;
+}
+
+double recorded_seconds(const Timeline& timeline) {
+  TimeSpan whole{std::numeric_limits<TraceTime>::max(), std::numeric_limits<TraceTime>::min()};
+  const auto widen = [&whole](const auto& records) {
+    for (const auto& record : records) {
+      whole.begin = std::min(whole.begin, record.time.begin);
+      whole.end = std::max(whole.end, record.time.end);
+    }
+  };
+  widen(timeline.copies);
+  widen(timeline.work);
+  widen(timeline.calls);
+  widen(timeline.host);
+  return whole.begin < whole.end ? static_cast<double>(whole.end - whole.begin) * 1e-9 : 0;
 }
 
 }  // namespace
@@ -70,6 +87,7 @@ TraceReport Examiner::examine(std::string name, const Timeline& timeline) const 
   TraceReport report;
   report.file = std::move(name);
   report.events = timeline.events;
+  report.recorded_seconds = recorded_seconds(timeline);
   report.diagnosis =
       diagnose_timeline(timeline, {.h2d_ceiling = profile_ ? profile_->ceiling(CopyDirection::h2d) : 0});
   if (has_budget_) report.breaches = check_budget(budget_, report.diagnosis);

@@ -16,34 +16,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kPlaces = 3;
-constexpr double kNothingToGain = 0.02;  // of a step
 constexpr double kNanosecond = 1e-9;
 
 /// Names come from the trace; one must not look like several lines.
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
-}
-
-/// A paragraph in lines that fit the terminal, indented; all but the first by `more` in addition.
-std::string paragraph(std::string_view text, const Look& look, std::size_t indent = 2, std::size_t more = 0) {
-  std::string out;
-  std::string line(indent, ' ');
-  bool begun = false;
-  while (!text.empty()) {
-    const std::size_t size = std::min(text.find(' '), text.size());
-    const std::string_view word = text.substr(0, size);
-    text.remove_prefix(std::min(size + 1, text.size()));
-    if (begun && display_width(line) + 1 + display_width(word) > look.columns) {
-      out += line + "\n";
-      line = std::string(indent + more, ' ');
-      begun = false;
-    }
-    if (begun) line += ' ';
-    line += word;
-    begun = true;
-  }
-  return out + line + "\n";
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ namespace penstock::cli {
 struct TraceReport {
   std::string file;
   std::uint64_t events = 0;
+  double recorded_seconds = 0;  ///< from the first to the last record
   Diagnosis diagnosis;
   std::optional<std::vector<BudgetBreach>> breaches;  ///< nullopt: there was no budget
 };
@@ -28,6 +29,8 @@ struct TraceReport {
 [[nodiscard]] std::string copies_text(const DeviceAccount& account, CopyDirection direction);
 /// "train.py(12): main, aten::to: 40 times, 153 MiB, 16.1 ms"
 [[nodiscard]] std::string place_text(const FindingPlace& place);
+/// Of a step. A gain below is next to nothing.
+inline constexpr double kNothingToGain = 0.02;
 /// False if the gain is next to nothing. `step` in seconds.
 [[nodiscard]] bool gains(const Finding& finding, double step);
 /// "at most 804 µs of a step, 34.3 %"

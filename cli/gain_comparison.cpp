@@ -1,0 +1,147 @@
+#include "gain_comparison.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+namespace penstock::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const Finding* find(const Diagnosis& diagnosis, std::string_view id, std::uint16_t device) {
+  for (const Finding& finding : diagnosis.findings) {
+    if (finding.id == id && finding.device == device) return &finding;
+  }
+  return nullptr;
+}
+
+std::vector<FindingChange> finding_changes(const Diagnosis& before, const Diagnosis& after,
+                                           std::uint16_t device) {
+  std::vector<FindingChange> changes;
+  for (const Finding& finding : before.findings) {
+    if (finding.device != device) continue;
+    FindingChange change{finding.id, finding.gain, std::nullopt, true};
+    if (const Finding* const left = find(after, finding.id, device)) {
+      change.after = left->gain;
+      change.gone = gains(finding, step_of(before, device)) && !gains(*left, step_of(after, device));
+    }
+    changes.push_back(std::move(change));
+  }
+  return changes;
+}
+
+std::optional<GainRange> range_of_gone(const std::vector<FindingChange>& changes,
+                                       const DeviceAccount& account) {
+  std::optional<GainRange> range;
+  for (const FindingChange& change : changes) {
+    if (!change.gone) continue;
+    if (!range) range.emplace();
+    range->low = std::max(range->low, change.before.low);
+    range->high += change.before.high;
+  }
+  if (!range) return range;
+  const double without_kernels = account.step_seconds() - account.per_step(account.part(DevicePart::kernel));
+  range->high = std::max(range->low, std::min(range->high, without_kernels));
+  return range;
+}
+
+GainComparison compare(const TraceReport& before, const DeviceAccount& account, const TraceReport& after,
+                       const DeviceAccount& changed) {
+  GainComparison comparison;
+  comparison.device = account.device;
+  comparison.by_step = account.steps > 0 && changed.steps > 0;
+  comparison.before = comparison.by_step ? account.step_seconds() : before.recorded_seconds;
+  comparison.after = comparison.by_step ? changed.step_seconds() : after.recorded_seconds;
+  comparison.findings = finding_changes(before.diagnosis, after.diagnosis, account.device);
+  comparison.predicted = range_of_gone(comparison.findings, account);
+  if (!comparison.predicted) return comparison;
+  GainRange& range = *comparison.predicted;
+  if (!comparison.by_step && account.steps > 0) {
+    range.low *= static_cast<double>(account.steps);
+    range.high *= static_cast<double>(account.steps);
+  }
+  const double nothing = kNothingToGain * comparison.before;
+  const double gained = comparison.gained();
+  comparison.in_range = gained >= range.low - nothing && gained <= range.high + nothing;
+  return comparison;
+}
+
+std::string percent_of(double seconds, double whole) {
+  return fmt::format("{:.1f} %", whole > 0 ? 100 * seconds / whole : 0);
+}
+
+std::string range_text(const GainRange& range) {
+  return range.low > 0 ? fmt::format("{} to {}", seconds_text(range.low), seconds_text(range.high))
+                       : fmt::format("at most {}", seconds_text(range.high));
+}
+
+std::string prediction_text(const GainComparison& comparison) {
+  if (!comparison.predicted) return "predicted: nothing, as no finding is gone";
+  const std::string_view verdict = comparison.in_range                                ? "as predicted"
+                                   : comparison.gained() > comparison.predicted->high ? "more than predicted"
+                                                                                      : "less than predicted";
+  return fmt::format("predicted for what is gone: {}. The gain is {}.", range_text(*comparison.predicted),
+                     verdict);
+}
+
+Json range_json(const std::optional<GainRange>& range) {
+  if (!range) return nullptr;
+  return {{"low", range->low}, {"high", range->high}};
+}
+
+}  // namespace
+
+std::vector<GainComparison> compare_gains(const TraceReport& before, const TraceReport& after) {
+  std::vector<GainComparison> comparisons;
+  for (const DeviceAccount& account : before.diagnosis.accounts) {
+    for (const DeviceAccount& changed : after.diagnosis.accounts) {
+      if (changed.device == account.device) comparisons.push_back(compare(before, account, after, changed));
+    }
+  }
+  return comparisons;
+}
+
+std::string gain_comparison_text(const GainComparison& comparison, const Look& look) {
+  const double gained = comparison.gained();
+  std::string text = paragraph(fmt::format("GPU {}: {} {} in place of {}: {} {}, {}", comparison.device,
+                                           comparison.by_step ? "a step takes" : "the whole recording takes",
+                                           seconds_text(comparison.after), seconds_text(comparison.before),
+                                           seconds_text(std::abs(gained)), gained < 0 ? "more" : "less",
+                                           percent_of(std::abs(gained), comparison.before)),
+                               look, 0, 2);
+  if (!comparison.by_step) {
+    text += paragraph(
+        "Steps were not found in both programs. Whole recordings tell a gain only if both programs do the "
+        "same work.",
+        look);
+  }
+  for (const FindingChange& change : comparison.findings) {
+    text += paragraph(fmt::format("{}: {}", change.id, change.gone ? "gone" : "still found"), look, 2, 2);
+  }
+  return text + paragraph(prediction_text(comparison), look, 2, 2);
+}
+
+Json gain_comparison_json(const GainComparison& comparison) {
+  Json findings = Json::array();
+  for (const FindingChange& change : comparison.findings) {
+    findings.push_back({{"id", change.id},
+                        {"gone", change.gone},
+                        {"gain_seconds_per_step", range_json(change.before)},
+                        {"changed_gain_seconds_per_step", range_json(change.after)}});
+  }
+  return {{"device", comparison.device},
+          {"of", comparison.by_step ? "step" : "recording"},
+          {"seconds", comparison.before},
+          {"changed_seconds", comparison.after},
+          {"gained_seconds", comparison.gained()},
+          {"predicted_seconds", range_json(comparison.predicted)},
+          {"in_range", comparison.predicted ? Json(comparison.in_range) : Json(nullptr)},
+          {"findings", std::move(findings)}};
+}
+
+}  // namespace penstock::cli

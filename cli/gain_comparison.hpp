@@ -1,0 +1,50 @@
+#pragma once
+
+#include "terminal.hpp"
+#include "trace_report.hpp"
+
+#include <penstock/doctor/findings.hpp>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock::cli {
+
+/// A finding of a program, and whether a changed program still has it. Gains are seconds of a step.
+struct FindingChange {
+  std::string id;
+  GainRange before;
+  std::optional<GainRange> after;  ///< nullopt: it is not found
+  bool gone = false;               ///< not found, or no longer worth a change
+};
+
+/// What a change to a program gained on one GPU, beside what the findings that it removed had predicted.
+struct GainComparison {
+  std::uint16_t device = 0;
+  /// True: times are of a step. False: steps were not found in both, and times are of the whole recordings.
+  bool by_step = false;
+  double before = 0;  ///< seconds
+  double after = 0;   ///< seconds
+  std::vector<FindingChange> findings;
+  std::optional<GainRange> predicted;  ///< seconds; nullopt: no finding is gone
+  /// True if the gain lies in the predicted range, or no farther from it than what the doctor calls nothing.
+  bool in_range = false;
+
+  [[nodiscard]] double gained() const noexcept { return before - after; }
+};
+
+/// Compares each GPU that both reports have. A pure function. The range of several findings that are gone is
+/// from the largest of their low ends to the sum of their high ends, at most the time in which no kernel
+/// runs: two of them may be the same time.
+[[nodiscard]] std::vector<GainComparison> compare_gains(const TraceReport& before, const TraceReport& after);
+
+/// Lines for people.
+[[nodiscard]] std::string gain_comparison_text(const GainComparison& comparison, const Look& look);
+[[nodiscard]] nlohmann::ordered_json gain_comparison_json(const GainComparison& comparison);
+
+}  // namespace penstock::cli

@@ -1,0 +1,155 @@
+#include "gain_comparison.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace penstock::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr TraceTime kMillisecond = 1'000'000;
+
+/// A report of one GPU, whose steps take `milliseconds`, 4 of them with kernels. No steps: of the recording.
+TraceReport report(double milliseconds, std::size_t steps, std::vector<Finding> findings = {}) {
+  TraceReport report;
+  DeviceAccount account;
+  account.steps = steps;
+  const auto count = static_cast<TraceTime>(steps == 0 ? 1 : steps);
+  account.window = {0, static_cast<TraceTime>(milliseconds * kMillisecond) * count};
+  account.parts[static_cast<std::size_t>(DevicePart::kernel)] = 4 * kMillisecond * count;
+  report.recorded_seconds = 2 * static_cast<double>(account.total()) * 1e-9;
+  report.diagnosis.accounts.push_back(std::move(account));
+  report.diagnosis.findings = std::move(findings);
+  return report;
+}
+
+Finding finding(const std::string& id, double low_milliseconds, double high_milliseconds) {
+  Finding finding;
+  finding.id = id;
+  finding.gain = {1e-3 * low_milliseconds, 1e-3 * high_milliseconds};
+  return finding;
+}
+
+GainComparison compared(const TraceReport& before, const TraceReport& after) {
+  const auto comparisons = compare_gains(before, after);
+  return comparisons.size() == 1 ? comparisons[0] : GainComparison{};
+}
+
+std::string text(const GainComparison& comparison) { return gain_comparison_text(comparison, {false, 200}); }
+
+TEST(GainComparisons, SetTheGainBesideThePrediction) {
+  const auto result = compared(report(10, 20, {finding("pageable-copies", 1, 3)}), report(8, 30));
+  EXPECT_TRUE(result.by_step);
+  EXPECT_NEAR(result.gained(), 2e-3, 1e-9);
+  ASSERT_TRUE(result.predicted);
+  EXPECT_NEAR(result.predicted->low, 1e-3, 1e-9);
+  EXPECT_NEAR(result.predicted->high, 3e-3, 1e-9);
+  EXPECT_TRUE(result.in_range);
+  EXPECT_EQ(text(result),
+            "GPU 0: a step takes 8.00 ms in place of 10.0 ms: 2.00 ms less, 20.0 %\n"
+            "  pageable-copies: gone\n"
+            "  predicted for what is gone: 1.00 ms to 3.00 ms. The gain is as predicted.\n");
+}
+
+TEST(GainComparisons, TellAGainThatIsNotAsPredicted) {
+  const auto before = report(10, 20, {finding("pageable-copies", 1, 3)});
+  EXPECT_THAT(text(compared(before, report(6, 20))), HasSubstr("The gain is more than predicted."));
+  EXPECT_THAT(text(compared(before, report(9.5, 20))), HasSubstr("The gain is less than predicted."));
+  EXPECT_THAT(text(compared(before, report(11, 20))),
+              AllOf(HasSubstr("1.00 ms more, 10.0 %"), HasSubstr("less than predicted")));
+}
+
+TEST(GainComparisons, AllowForWhatCountsAsNothing) {
+  const auto before = report(10, 20, {finding("pageable-copies", 1, 3)});
+  EXPECT_TRUE(compared(before, report(9.15, 20)).in_range);
+  EXPECT_FALSE(compared(before, report(9.25, 20)).in_range);
+  EXPECT_TRUE(compared(before, report(6.85, 20)).in_range);
+  EXPECT_FALSE(compared(before, report(6.75, 20)).in_range);
+}
+
+TEST(GainComparisons, TakeOnlyFindingsThatAreGone) {
+  const auto before = report(10, 20, {finding("pageable-copies", 1, 3), finding("synchronizations", 2, 5)});
+  const auto after = report(8, 20, {finding("pageable-copies", 0, 0.1), finding("synchronizations", 2, 4)});
+  const auto result = compared(before, after);
+  ASSERT_TRUE(result.predicted);
+  EXPECT_NEAR(result.predicted->high, 3e-3, 1e-9);
+  EXPECT_THAT(text(result),
+              AllOf(HasSubstr("pageable-copies: gone"), HasSubstr("synchronizations: still found")));
+}
+
+TEST(GainComparisons, PredictNothingIfNoFindingIsGone) {
+  const auto before = report(10, 20, {finding("pageable-copies", 0, 0.1)});
+  const auto result = compared(before, report(8, 20, {finding("pageable-copies", 0, 0.1)}));
+  EXPECT_FALSE(result.predicted);
+  EXPECT_THAT(text(result), HasSubstr("predicted: nothing, as no finding is gone"));
+  EXPECT_TRUE(gain_comparison_json(result).at("in_range").is_null());
+}
+
+TEST(GainComparisons, BoundTheSumOfSeveralFindings) {
+  const auto before = report(10, 20, {finding("pageable-copies", 1, 4), finding("synchronizations", 2, 5)});
+  const auto result = compared(before, report(5, 20));
+  ASSERT_TRUE(result.predicted);
+  EXPECT_NEAR(result.predicted->low, 2e-3, 1e-9);   // they may be the same time
+  EXPECT_NEAR(result.predicted->high, 6e-3, 1e-9);  // kernels take the rest
+}
+
+TEST(GainComparisons, AreOfWholeRecordingsIfOneHasNoSteps) {
+  const auto result = compared(report(10, 20, {finding("pageable-copies", 1, 3)}), report(360, 0));
+  EXPECT_FALSE(result.by_step);
+  EXPECT_NEAR(result.before, 0.4, 1e-9);
+  EXPECT_NEAR(result.after, 0.72, 1e-9);
+  ASSERT_TRUE(result.predicted);
+  EXPECT_NEAR(result.predicted->low, 20e-3, 1e-9);
+  EXPECT_NEAR(result.predicted->high, 60e-3, 1e-9);
+  EXPECT_THAT(text(result), AllOf(HasSubstr("GPU 0: the whole recording takes 720 ms in place of 400 ms"),
+                                  HasSubstr("Steps were not found in both programs.")));
+  EXPECT_EQ(gain_comparison_json(result).at("of"), "recording");
+  // Without steps, findings are of the recording already.
+  const auto none = compared(report(300, 0, {finding("pageable-copies", 10, 30)}), report(290, 0));
+  ASSERT_TRUE(none.predicted);
+  EXPECT_NEAR(none.predicted->high, 30e-3, 1e-9);
+}
+
+TEST(GainComparisons, AreOfTheSameGpu) {
+  auto before = report(10, 20, {finding("pageable-copies", 1, 3)});
+  auto after = report(8, 20);
+  after.diagnosis.accounts[0].device = 1;
+  EXPECT_THAT(compare_gains(before, after), IsEmpty());
+  before.diagnosis.accounts.push_back(before.diagnosis.accounts[0]);
+  before.diagnosis.accounts[1].device = 1;
+  const auto comparisons = compare_gains(before, after);
+  ASSERT_THAT(comparisons, SizeIs(1));
+  EXPECT_EQ(comparisons[0].device, 1);
+  EXPECT_THAT(comparisons[0].findings, IsEmpty());  // it is of the other GPU
+  EXPECT_THAT(text(comparisons[0]), Not(HasSubstr("pageable-copies")));
+}
+
+TEST(GainComparisons, AreJson) {
+  const auto json = gain_comparison_json(compared(report(10, 20, {finding("pageable-copies", 1, 3)}),
+                                                  report(8, 30, {finding("pageable-copies", 0, 0.1)})));
+  EXPECT_EQ(json.at("of"), "step");
+  EXPECT_DOUBLE_EQ(json.at("seconds"), 10e-3);
+  EXPECT_DOUBLE_EQ(json.at("changed_seconds"), 8e-3);
+  EXPECT_NEAR(json.at("gained_seconds"), 2e-3, 1e-9);
+  EXPECT_DOUBLE_EQ(json.at("predicted_seconds").at("high"), 3e-3);
+  EXPECT_EQ(json.at("in_range"), true);
+  const auto& change = json.at("findings").at(0);
+  EXPECT_EQ(change.at("id"), "pageable-copies");
+  EXPECT_EQ(change.at("gone"), true);
+  EXPECT_DOUBLE_EQ(change.at("gain_seconds_per_step").at("low"), 1e-3);
+  EXPECT_DOUBLE_EQ(change.at("changed_gain_seconds_per_step").at("high"), 0.1e-3);
+}
+
+}  // namespace
+}  // namespace penstock::cli

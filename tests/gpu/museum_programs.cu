@@ -1,0 +1,194 @@
+// The C++ programs of the doctor's museum: museum_programs NAME. The line of a mistake is marked with HERE
+// and the program's name.
+
+#include <cuda_runtime.h>
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace {
+
+constexpr int kSteps = 100;
+constexpr std::size_t kBytes = 8 << 20;
+constexpr int kPieces = 64;
+constexpr cudaMemcpyKind kToGpu = cudaMemcpyHostToDevice;
+
+void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+
+/// Takes a time, whatever the GPU's clock is. Each `Part` is another kernel, as those of a model are.
+template <int Part>
+__global__ void compute(const float* input, float* output, unsigned long long nanoseconds) {
+  unsigned long long begin = 0;
+  unsigned long long now = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < nanoseconds);
+  output[threadIdx.x] += input[threadIdx.x];
+}
+
+/// Memory of the host and the GPU, and a model whose step takes a millisecond.
+struct Model {
+  float* pageable = static_cast<float*>(std::malloc(kBytes));
+  float* pinned = nullptr;
+  float* input = nullptr;
+  float* output = nullptr;
+
+  Model() {
+    std::memset(pageable, 1, kBytes);
+    check(cudaMallocHost(&pinned, kBytes));
+    std::memset(pinned, 1, kBytes);
+    check(cudaMalloc(&input, kBytes));
+    check(cudaMalloc(&output, kBytes));
+    check(cudaMemset(input, 0, kBytes));
+    check(cudaMemset(output, 0, kBytes));
+  }
+
+  void train(cudaStream_t stream = nullptr, const float* batch = nullptr) const {
+    const float* const from = batch == nullptr ? input : batch;
+    compute<0><<<8, 256, 0, stream>>>(from, output, 400'000);
+    compute<1><<<8, 256, 0, stream>>>(from, output, 500'000);
+    compute<2><<<8, 256, 0, stream>>>(from, output, 100'000);
+    check(cudaGetLastError());
+  }
+};
+
+void pageable(Model& model) {
+  for (int i = 0; i < kSteps; ++i) {
+    check(cudaMemcpy(model.input, model.pageable, kBytes, kToGpu));  // HERE: pageable
+    model.train();
+  }
+}
+
+void async(Model& model) {
+  for (int i = 0; i < kSteps; ++i) {
+    check(cudaMemcpyAsync(model.input, model.pageable, kBytes, kToGpu));  // HERE: async
+    model.train();
+  }
+}
+
+void pinned(Model& model) {
+  for (int i = 0; i < kSteps; ++i) {
+    check(cudaMemcpyAsync(model.input, model.pinned, kBytes, kToGpu));
+    model.train();
+  }
+}
+
+void small(Model& model) {
+  constexpr std::size_t kPiece = 4096;
+  for (int i = 0; i < kSteps; ++i) {
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const std::size_t at = piece * kPiece;
+      check(cudaMemcpyAsync(model.input + at, model.pinned + at, kPiece, kToGpu));  // HERE: small
+    }
+    model.train();
+  }
+}
+
+void one_copy(Model& model) {
+  for (int i = 0; i < kSteps; ++i) {
+    check(cudaMemcpyAsync(model.input, model.pinned, kPieces * 4096, kToGpu));
+    model.train();
+  }
+}
+
+void device_synchronize(Model& model) {
+  for (int i = 0; i < kSteps; ++i) {
+    model.train();
+    check(cudaDeviceSynchronize());  // HERE: device_synchronize
+  }
+}
+
+void no_synchronize(Model& model) {
+  for (int i = 0; i < kSteps; ++i) model.train();
+}
+
+void read_loss(Model& model) {
+  float loss = 0;
+  for (int i = 0; i < kSteps; ++i) {
+    model.train();
+    check(cudaMemcpy(&loss, model.output, sizeof loss, cudaMemcpyDeviceToHost));  // HERE: read_loss
+  }
+}
+
+void device_memory(Model& model) {
+  for (int i = 0; i < kSteps; ++i) {
+    float* scratch = nullptr;
+    check(cudaMalloc(&scratch, kBytes));
+    model.train(nullptr, scratch);
+    check(cudaFree(scratch));  // HERE: device_memory
+  }
+}
+
+void pinned_memory(Model& model) {
+  for (int i = 0; i < kSteps; ++i) {
+    float* batch = nullptr;
+    check(cudaMallocHost(&batch, kBytes));  // HERE: pinned_memory
+    check(cudaMemcpyAsync(model.input, batch, kBytes, kToGpu));
+    model.train();
+    check(cudaFreeHost(batch));
+  }
+}
+
+/// Clean: each batch is copied while the one before is used.
+void two_buffers(Model& model) {
+  cudaStream_t copies = nullptr;
+  cudaStream_t work = nullptr;
+  check(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking));
+  check(cudaStreamCreateWithFlags(&work, cudaStreamNonBlocking));
+  float* batches[2] = {model.input, nullptr};
+  check(cudaMalloc(&batches[1], kBytes));
+  cudaEvent_t copied[2];
+  cudaEvent_t used[2];
+  for (int i = 0; i < 2; ++i) {
+    check(cudaEventCreateWithFlags(&copied[i], cudaEventDisableTiming));
+    check(cudaEventCreateWithFlags(&used[i], cudaEventDisableTiming));
+  }
+  for (int i = 0; i < kSteps; ++i) {
+    const int slot = i % 2;
+    check(cudaStreamWaitEvent(copies, used[slot]));
+    check(cudaMemcpyAsync(batches[slot], model.pinned, kBytes, kToGpu, copies));
+    check(cudaEventRecord(copied[slot], copies));
+    check(cudaStreamWaitEvent(work, copied[slot]));
+    model.train(work, batches[slot]);
+    check(cudaEventRecord(used[slot], work));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::map<std::string, std::function<void(Model&)>> programs{
+      {"pageable", pageable},
+      {"async", async},
+      {"pinned", pinned},
+      {"small", small},
+      {"one_copy", one_copy},
+      {"device_synchronize", device_synchronize},
+      {"no_synchronize", no_synchronize},
+      {"read_loss", read_loss},
+      {"device_memory", device_memory},
+      {"pinned_memory", pinned_memory},
+      {"two_buffers", two_buffers}};
+  const auto program = programs.find(argc == 2 ? argv[1] : "");
+  if (program == programs.end()) {
+    std::fprintf(stderr, "there is no program of this name\n");
+    return 2;
+  }
+  // Takes its turn, as those in Python do.
+  if (const char* const path = std::getenv("MUSEUM_TURN")) ::flock(::open(path, O_RDONLY), LOCK_EX);
+  Model model;
+  program->second(model);
+  check(cudaDeviceSynchronize());
+  return 0;
+}

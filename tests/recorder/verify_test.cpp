@@ -1,0 +1,133 @@
+#include "cli/command.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+// `penstock doctor --verify` runs two programs, whose GPU is made up.
+namespace penstock {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using testing::Command;
+using testing::CommandResult;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class Verify : public ::testing::Test {
+ protected:
+  Verify() {
+    command_.environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI,
+                            "PROGRAM=" PENSTOCK_RECORDER_PROGRAM};
+  }
+
+  [[nodiscard]] CommandResult verify(const std::string& changed,
+                                     const std::vector<std::string>& words) const {
+    std::vector<std::string> all{
+        "doctor", "--json", file(), "--verify", changed, "--", PENSTOCK_RECORDER_PROGRAM};
+    all.insert(all.end(), words.begin(), words.end());
+    return command_.run(all);
+  }
+  [[nodiscard]] std::string file() const { return (command_.home() / "report.json").string(); }
+  /// The part about the changed program.
+  [[nodiscard]] json verified() const {
+    std::ifstream in(file());
+    return json::parse(in).at("verify");
+  }
+
+  static json gone(const json& comparison, const std::string& id) {
+    for (const json& finding : comparison.at("findings")) {
+      if (finding.at("id") == id) return finding.at("gone");
+    }
+    return nullptr;
+  }
+
+  Command command_;
+};
+
+TEST_F(Verify, SetsTheGainBesideThePrediction) {
+  const CommandResult result = verify("$PROGRAM init pinned=30 say=two", {"init", "steps=20", "say=one"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.output, "one\ntwo\n");
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("penstock: now $PROGRAM init pinned=30 say=two\n"),
+                    HasSubstr("verified with $PROGRAM init pinned=30 say=two\nGPU 0: a step takes "),
+                    HasSubstr("pageable-copies: gone"), HasSubstr("synchronizations: still found"),
+                    HasSubstr("The gain is as predicted.")));
+  const json verify = verified();
+  EXPECT_EQ(verify.at("remark"), "");
+  EXPECT_EQ(verify.at("changed").at("exit_status"), 0);
+  EXPECT_EQ(verify.at("changed").at("processes")[0].at("events"), 9 * 30);
+  const json& comparison = verify.at("comparisons").at(0).at(0);
+  EXPECT_EQ(comparison.at("of"), "step");
+  EXPECT_EQ(comparison.at("in_range"), true);
+  EXPECT_GT(comparison.at("gained_seconds"), 0);
+}
+
+TEST_F(Verify, ComparesWholeRecordingsIfThereAreNoSteps) {
+  const CommandResult result = verify("$PROGRAM init pinned=3", {"init", "steps=20"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("GPU 0: the whole recording takes "),
+                                   HasSubstr("Steps were not found in both programs.")));
+  EXPECT_EQ(verified().at("comparisons").at(0).at(0).at("of"), "recording");
+}
+
+TEST_F(Verify, DoesNotRunTheChangedProgramIfTheFirstOneFails) {
+  const CommandResult result = verify("$PROGRAM say=two", {"init", "steps=20", "exit=5"});
+  EXPECT_EQ(result.status, 5);
+  EXPECT_THAT(result.output, IsEmpty());
+  EXPECT_THAT(result.errors,
+              HasSubstr("It was not run, because the first program ended with exit status 5."));
+  EXPECT_TRUE(verified().at("changed").is_null());
+}
+
+TEST_F(Verify, DoesNotRunTheChangedProgramIfThereIsNothingToCompare) {
+  const CommandResult result = verify("$PROGRAM say=two", {"init"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.output, IsEmpty());
+  EXPECT_THAT(result.errors, HasSubstr("It was not run: the first program did no work on a GPU."));
+}
+
+TEST_F(Verify, PassesTheStatusOfTheChangedProgramOn) {
+  const CommandResult result = verify("$PROGRAM init pinned=20 exit=6", {"init", "steps=20"});
+  EXPECT_EQ(result.status, 6);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("It ended with exit status 6, so nothing is compared."),
+                                   Not(HasSubstr("as predicted"))));
+  EXPECT_THAT(verified().at("comparisons"), IsEmpty());
+  EXPECT_EQ(verify("no-such-program", {"init", "steps=20"}).status, 127);
+}
+
+TEST_F(Verify, ComparesProcessesInTheirOrder) {
+  const CommandResult other =
+      verify("$PROGRAM init pinned=20; $PROGRAM init pinned=20", {"init", "steps=20"});
+  EXPECT_EQ(other.status, 0);
+  EXPECT_THAT(other.errors,
+              HasSubstr("2 of its processes used a GPU, and 1 before, so nothing is compared."));
+  const CommandResult result =
+      command_.run({"doctor", "--json", file(), "--verify", "$PROGRAM init pinned=20; $PROGRAM init steps=20",
+                    "--", "sh", "-c", "$PROGRAM init steps=20; $PROGRAM init steps=20"});
+  EXPECT_EQ(result.status, 0);
+  const json comparisons = verified().at("comparisons");
+  ASSERT_THAT(comparisons, SizeIs(2));
+  EXPECT_EQ(gone(comparisons[0][0], "pageable-copies"), true);
+  EXPECT_EQ(gone(comparisons[1][0], "pageable-copies"), false);
+}
+
+TEST_F(Verify, SaysWhatIsWrongWithTheCommand) {
+  const CommandResult alone = command_.run({"doctor", "--verify", "true"});
+  EXPECT_EQ(alone.status, 2);
+  EXPECT_THAT(alone.errors, HasSubstr("--verify needs a program; write it behind --"));
+  EXPECT_EQ(command_.run({"doctor", "--verify", "true", "--budget", "budget", "--", "true"}).status, 2);
+  EXPECT_EQ(command_.run({"doctor", "--verify", "true", "--record", "run", "--", "true"}).status, 2);
+  EXPECT_EQ(command_.run({"doctor", "--verify", "", "--", "true"}).status, 2);
+}
+
+}  // namespace
+}  // namespace penstock
