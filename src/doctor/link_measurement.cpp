@@ -74,6 +74,7 @@ LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions&
       Step{"packed D2H", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::d2h); }},
       call("zero-copy H2D", 1.5, Curve::zero_copy_h2d),
       call("within the device", 1, Curve::device_d2d),
+      Step{"gathers of samples", 2, measure_gathers},
       Step{"cost of memory", 2, measure_setup},
   };
 

@@ -197,6 +197,12 @@ TransferPath LinkProfile::choose_path(std::size_t bytes, std::size_t pieces, Tra
   return pack ? TransferPath::packed : other;
 }
 
+std::optional<double> LinkProfile::gather_seconds(GatherPath path, std::size_t sample_bytes) const {
+  const auto found = gathers.find(path);
+  if (found == gathers.end() || found->second.empty()) return std::nullopt;
+  return on_curve(std::span<const Point>(found->second), static_cast<double>(sample_bytes));
+}
+
 double LinkProfile::ceiling(CopyDirection direction) const {
   const auto found = curves.find(direct_curve(direction, false));
   double best = 0;

@@ -3,6 +3,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/doctor/link_measurement.hpp>
 
 #include <gmock/gmock.h>
@@ -65,7 +66,26 @@ TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
     }
     EXPECT_EQ(bytes_of(measurement.profile.curves.at(curve)), curve == Curve::pinned_both ? doubled : sizes);
   }
-  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u);
+  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u + 3u);
+}
+
+TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
+  const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
+  const LinkProfile& profile = measurement.profile;
+  for (const GatherPath path : {GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
+    const LinkSeries* series =
+        measurement.find(std::string(gather_path_name(path)) + " gather", LinkTiming::call);
+    ASSERT_NE(series, nullptr);
+    expect_sound(*series);
+    const auto& points = profile.gathers.at(path);
+    ASSERT_EQ(points.size(), 5U);  // up to a quarter of a slot, which has a quarter of the capacity
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      EXPECT_EQ(points[i].bytes, std::size_t{64} << (2 * i));
+      EXPECT_EQ(points[i].seconds, series->points[i].seconds.median);
+    }
+  }
+  EXPECT_EQ(profile.gather_threads,
+            std::min<std::size_t>(Device::open("host").host_workers()->threads(), DeviceTuning{}.gather_threads));
 }
 
 TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {

@@ -47,7 +47,9 @@ struct LinkMeasuredPoint {
 };
 
 struct LinkSeries {
-  std::string name;  ///< a curve's name, "packed_h2d" or "packed_d2h"
+  /// A curve's name, "packed_h2d" or "packed_d2h". Of "host gather", "zero-copy gather" and "copy-engine
+  /// gather", bytes and seconds are those of one sample in a large shuffled batch.
+  std::string name;
   LinkTiming timing = LinkTiming::call;
   std::vector<LinkMeasuredPoint> points;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <penstock/device/device.hpp>
+#include <penstock/transfer/gather_path.hpp>
 #include <penstock/transfer/transfer.hpp>
 
 #include <cstddef>
@@ -75,6 +76,10 @@ class LinkProfile {
   /// The path that takes the least time.
   [[nodiscard]] TransferPath choose_path(std::size_t bytes, std::size_t pieces, TransferKinds kinds) const;
 
+  /// Seconds that a further sample of `sample_bytes` adds to a shuffled batch, interpolated as above; nullopt
+  /// if this way of gathering was not measured.
+  [[nodiscard]] std::optional<double> gather_seconds(GatherPath path, std::size_t sample_bytes) const;
+
   /// Best measured bandwidth in bytes per second, each way: the link's ceiling.
   [[nodiscard]] double ceiling(CopyDirection direction) const;
 
@@ -99,6 +104,10 @@ class LinkProfile {
   std::vector<PackedPoint> packed_d2h;
   /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 if not measured.
   double copy_interval = 0;
+  /// For each way of gathering, by the bytes of a sample: seconds that a further sample adds to a shuffled
+  /// batch. `host`: of the host's threads, while the link carries the batch before. Empty for defaults.
+  std::map<GatherPath, std::vector<Point>> gathers;
+  unsigned gather_threads = 0;  ///< of the host's gather; 0 if not measured
 };
 
 [[nodiscard]] std::string_view curve_name(LinkProfile::Curve curve) noexcept;
