@@ -14,7 +14,9 @@
 ///   transfer   host: the bytes n s at the link's ceiling, and the cost of a copy
 ///              kernel or copy engine: n times the seconds of a sample
 ///              copies in sequence: as for the host
-///   kernel     the bytes that kernels read and write in device memory, at the rate of copies within it
+///   kernel     the batch's samples times the seconds of one in device memory. For kernels that read the
+///   link,
+///              only the resident samples count, unless they widen
 ///   batch      the fixed costs of the batch, of each field, and of each copy
 ///
 /// The loader's thread does the loader's, the gather's and the batch's work one after another. Two copy
@@ -26,8 +28,11 @@ namespace penstock {
 namespace {
 
 using Curve = LinkProfile::Curve;
+using Gather = LinkProfile::Gather;
 
 constexpr double kCopyStreams = 2;
+// A measured widening writes float32 for uint8.
+constexpr double kMeasuredWidening = 4;
 // Copy engines are chosen if they need at most this much more time than kernels.
 constexpr double kWorthMultiprocessors = 1.25;
 // The host is chosen if it is more than this many times as fast as kernels.
@@ -51,10 +56,18 @@ double link_rate(const LinkProfile& profile, const DeviceTuning& tuning) {
   return last_rate(profile, Curve::pinned_h2d, tuning.unstated_link_rate);
 }
 
-/// Seconds of a kernel that reads and writes `bytes` of device memory in all. A copy reads and writes each
-/// of its bytes.
-double device_seconds(const LinkProfile& profile, const DeviceTuning& tuning, double bytes) {
-  const double copied = bytes / 2;
+/// Seconds of a kernel for `samples` in device memory. If it was not measured, it takes its bytes as long as
+/// copies do, which read and write each of theirs.
+double kernel_seconds(const LinkProfile& profile, const DeviceTuning& tuning, const ModelledField& field,
+                      double samples) {
+  const auto read = static_cast<double>(field.sample_bytes);
+  const auto written = static_cast<double>(field.delivered_bytes);
+  const Gather gather = field.converts ? Gather::widening : Gather::resident;
+  if (const auto measured = profile.gather_seconds(gather, field.sample_bytes)) {
+    const double measured_bytes = (field.converts ? 1 + kMeasuredWidening : 2) * read;
+    return samples * *measured * (read + written) / measured_bytes;
+  }
+  const double copied = samples * (read + written) / 2;
   const auto found = profile.curves.find(Curve::device_d2d);
   const bool known = found != profile.curves.end() && !found->second.empty();
   const double seconds = known ? profile.predict(static_cast<std::size_t>(std::ceil(copied)), 1,
@@ -79,13 +92,11 @@ class Stages {
   void add(const ModelledField& field, FeedPrediction& sums) const {
     const auto batch = static_cast<double>(feed_.batch);
     const double streamed = batch * (1 - field.resident);
-    const double stored = static_cast<double>(field.sample_bytes);
-    const double delivered = batch * static_cast<double>(field.delivered_bytes);
     sums.batch_seconds += tuning_.feeding.field_seconds;
     if (streamed > 0 && field.path == GatherPath::zero_copy) return add_kernel(field, sums);
     if (streamed > 0) add_listed(field, streamed, sums);
     if (field.converts || field.resident > 0) {
-      sums.kernel_seconds += device_seconds(profile_, tuning_, batch * stored + delivered);
+      sums.kernel_seconds += kernel_seconds(profile_, tuning_, field, batch);
     }
   }
 
@@ -110,14 +121,14 @@ class Stages {
   /// One kernel reads the link and device memory, and writes the slot.
   void add_kernel(const ModelledField& field, FeedPrediction& sums) const {
     const auto batch = static_cast<double>(feed_.batch);
-    const double resident = batch * field.resident * static_cast<double>(field.sample_bytes);
-    const double written = batch * static_cast<double>(field.delivered_bytes);
+    const double resident = batch * field.resident;
+    const double seconds = sample_seconds(profile_, tuning_, GatherPath::zero_copy, field.sample_bytes);
     sums.transfer_seconds +=
-        batch * (1 - field.resident) *
-            sample_seconds(profile_, tuning_, GatherPath::zero_copy, field.sample_bytes) +
-        latency(profile_, Curve::zero_copy_h2d) / kCopyStreams;
-    sums.kernel_seconds += std::max(device_seconds(profile_, tuning_, resident + written),
-                                    resident / (link_blocks(tuning_, field) * tuning_.feeding.block_rate));
+        (batch - resident) * seconds + latency(profile_, Curve::zero_copy_h2d) / kCopyStreams;
+    const double read = resident * static_cast<double>(field.sample_bytes);
+    sums.kernel_seconds +=
+        std::max(kernel_seconds(profile_, tuning_, field, field.converts ? batch : resident),
+                 read / (link_blocks(tuning_, field) * tuning_.feeding.block_rate));
   }
 
   const LinkProfile& profile_;
@@ -162,7 +173,10 @@ FeedLimit limit_of(const FeedPrediction& batch) {
 double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
                       std::size_t bytes) {
   check(path != GatherPath::automatic, "a field has no gather path");
-  if (const auto measured = profile.gather_seconds(path, bytes)) return *measured;
+  const Gather gather = path == GatherPath::host        ? Gather::host
+                        : path == GatherPath::zero_copy ? Gather::zero_copy
+                                                        : Gather::copy_engine;
+  if (const auto measured = profile.gather_seconds(gather, bytes)) return *measured;
   const DeviceTuning::Feeding& feeding = tuning.feeding;
   const auto size = static_cast<double>(bytes);
   const double link = link_rate(profile, tuning);

@@ -18,6 +18,7 @@ namespace {
 
 using nlohmann::json;
 using Curve = LinkProfile::Curve;
+using Gather = LinkProfile::Gather;
 
 constexpr std::string_view kFormat = "penstock-link-profile";
 constexpr unsigned kVersion = 2;
@@ -25,7 +26,8 @@ constexpr unsigned kVersion = 2;
 constexpr std::array kCurves{Curve::pinned_h2d,   Curve::pinned_d2h,    Curve::pinned_both,
                              Curve::pageable_h2d, Curve::pageable_d2h,  Curve::staged_h2d,
                              Curve::staged_d2h,   Curve::zero_copy_h2d, Curve::device_d2d};
-constexpr std::array kGathers{GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine};
+constexpr std::array kGathers{Gather::host, Gather::zero_copy, Gather::copy_engine, Gather::resident,
+                              Gather::widening};
 
 std::uint64_t fnv1a(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -148,8 +150,8 @@ json to_value(const LinkProfile& profile) {
     curves[std::string(curve_name(curve))] = curve_rows(points);
   }
   json gathers = json::object();
-  for (const auto& [path, points] : profile.gathers) {
-    if (!points.empty()) gathers[std::string(gather_path_name(path))] = curve_rows(points);
+  for (const auto& [gather, points] : profile.gathers) {
+    if (!points.empty()) gathers[std::string(gather_name(gather))] = curve_rows(points);
   }
   return {{"device_name", profile.device_name},
           {"device_uuid", profile.device_uuid},
@@ -203,10 +205,10 @@ LinkProfile from_value(const json& value) {
   profile.copy_interval = read_positive(value, "copy_interval", true);
   const json& gathers = member(value, "gathers");
   for (const auto& item : gathers.items()) {
-    const auto path = std::find_if(kGathers.begin(), kGathers.end(),
-                                   [&](GatherPath known) { return gather_path_name(known) == item.key(); });
-    if (path == kGathers.end()) refuse(fmt::format("it has an unknown gather '{}'", item.key()));
-    profile.gathers[*path] = read_curve(gathers, item.key());
+    const auto gather = std::find_if(kGathers.begin(), kGathers.end(),
+                                     [&](Gather known) { return gather_name(known) == item.key(); });
+    if (gather == kGathers.end()) refuse(fmt::format("it has an unknown gather '{}'", item.key()));
+    profile.gathers[*gather] = read_curve(gathers, item.key());
   }
   profile.gather_threads = static_cast<unsigned>(read_count(value, "gather_threads", 0, 1024));
   return profile;

@@ -66,26 +66,27 @@ TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
     }
     EXPECT_EQ(bytes_of(measurement.profile.curves.at(curve)), curve == Curve::pinned_both ? doubled : sizes);
   }
-  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u + 3u);
+  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u + 5u);
 }
 
 TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
   const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
   const LinkProfile& profile = measurement.profile;
-  for (const GatherPath path : {GatherPath::host, GatherPath::zero_copy, GatherPath::copy_engine}) {
+  for (int i = 0; i <= static_cast<int>(LinkProfile::Gather::widening); ++i) {
+    const auto gather = static_cast<LinkProfile::Gather>(i);
     const LinkSeries* series =
-        measurement.find(std::string(gather_path_name(path)) + " gather", LinkTiming::call);
+        measurement.find("gather_" + std::string(gather_name(gather)), LinkTiming::call);
     ASSERT_NE(series, nullptr);
     expect_sound(*series);
-    const auto& points = profile.gathers.at(path);
+    const auto& points = profile.gathers.at(gather);
     ASSERT_EQ(points.size(), 5U);  // up to a quarter of a slot, which has a quarter of the capacity
-    for (std::size_t i = 0; i < points.size(); ++i) {
-      EXPECT_EQ(points[i].bytes, std::size_t{64} << (2 * i));
-      EXPECT_EQ(points[i].seconds, series->points[i].seconds.median);
+    for (std::size_t p = 0; p < points.size(); ++p) {
+      EXPECT_EQ(points[p].bytes, std::size_t{64} << (2 * p));
+      EXPECT_EQ(points[p].seconds, series->points[p].seconds.median);
     }
   }
-  EXPECT_EQ(profile.gather_threads,
-            std::min<std::size_t>(Device::open("host").host_workers()->threads(), DeviceTuning{}.gather_threads));
+  EXPECT_EQ(profile.gather_threads, std::min<std::size_t>(Device::open("host").host_workers()->threads(),
+                                                          DeviceTuning{}.gather_threads));
 }
 
 TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {

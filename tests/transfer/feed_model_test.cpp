@@ -16,6 +16,7 @@ namespace penstock {
 namespace {
 
 using Curve = LinkProfile::Curve;
+using Gather = LinkProfile::Gather;
 using ::testing::HasSubstr;
 
 constexpr double kMicro = 1e-6;
@@ -28,9 +29,9 @@ LinkProfile profile() {
   made.curves[Curve::zero_copy_h2d] = {{1000, 6 * kMicro}, {100'000'000, 1e-2}};
   made.curves[Curve::device_d2d] = {{10'000, 0.1 * kMicro}, {100'000'000, 1e-3}};
   made.copy_interval = 2 * kMicro;
-  made.gathers[GatherPath::host] = {{1000, 200e-9}, {100'000, 20'000e-9}};
-  made.gathers[GatherPath::zero_copy] = {{1000, 125e-9}, {100'000, 10'000e-9}};
-  made.gathers[GatherPath::copy_engine] = {{1000, 500e-9}, {100'000, 10'000e-9}};
+  made.gathers[Gather::host] = {{1000, 200e-9}, {100'000, 20'000e-9}};
+  made.gathers[Gather::zero_copy] = {{1000, 125e-9}, {100'000, 10'000e-9}};
+  made.gathers[Gather::copy_engine] = {{1000, 500e-9}, {100'000, 10'000e-9}};
   made.gather_threads = 4;
   return made;
 }
@@ -137,16 +138,16 @@ std::vector<Row> rows() {
        feed(kernels),
        {.batch = 35,
         .transfer = 128,
-        .kernel = 5,
         .period = 128,
         .stall = 128,
         .exposed = 128,
         .limited_by = FeedLimit::link}},
+      // 1 MB read and 4 MB written, in the time of 2.5 MB copied.
       {"AKernelThatWidensWritesMore",
        feed(kernels, 0, widened),
        {.batch = 35,
         .transfer = 128,
-        .kernel = 20,
+        .kernel = 25,
         .period = 128,
         .stall = 128,
         .exposed = 128,
@@ -206,7 +207,6 @@ std::vector<Row> rows() {
        feed(kernels, 2000),
        {.batch = 35,
         .transfer = 128,
-        .kernel = 5,
         .period = 2010,
         .stall = 10,
         .exposed = 10,
@@ -215,17 +215,15 @@ std::vector<Row> rows() {
        feed(kernels, 100),
        {.batch = 35,
         .transfer = 128,
-        .kernel = 5,
         .period = 128,
         .stall = 28,
         .exposed = 28,
         .limited_by = FeedLimit::link}},
-      // With two slots, a slot's way of 128 + 5 + 210 us must fit twice.
+      // With two slots, a slot's way of 128 + 110 us takes at least two periods.
       {"OneBatchAhead",
        feed(kernels, 100, [](auto& f) { f.prefetch_depth = 1; }),
        {.batch = 35,
         .transfer = 128,
-        .kernel = 5,
         .period = 128,
         .stall = 28,
         .exposed = 28,
@@ -245,7 +243,6 @@ std::vector<Row> rows() {
        feed(kernels, 0, [](auto& f) { f.batch = 10; }),
        {.batch = 35,
         .transfer = 4.25,
-        .kernel = 0.1,
         .period = 35,
         .stall = 35,
         .exposed = 4.25,
@@ -271,7 +268,6 @@ std::vector<Row> rows() {
        {.gather = 200,
         .batch = 40,
         .transfer = 230,
-        .kernel = 5,
         .period = 240,
         .stall = 240,
         .exposed = 230,
@@ -354,6 +350,23 @@ TEST(FeedModel, WithoutMeasuredGathersCurvesAndTuningTell) {
   }
 }
 
+TEST(FeedModel, MeasuredKernelsTakePrecedence) {
+  LinkProfile measured = profile();
+  measured.gathers[Gather::resident] = {{1000, 40e-9}};
+  measured.gathers[Gather::widening] = {{1000, 100e-9}};
+  const auto kernel = [&](std::size_t delivered, bool converts) {
+    const auto all = feed(GatherPath::zero_copy, 0, [&](auto& f) {
+      f.fields[0].resident = 1;
+      f.fields[0].delivered_bytes = delivered;
+      f.fields[0].converts = converts;
+    });
+    return predict_feed(measured, tuning(), all).kernel_seconds / kMicro;
+  };
+  EXPECT_NEAR(kernel(1000, false), 40, 1e-6);
+  EXPECT_NEAR(kernel(4000, true), 100, 1e-6);
+  EXPECT_NEAR(kernel(2000, true), 60, 1e-6) << "fewer bytes than float32";
+}
+
 TEST(FeedModel, WithoutACurveOfTheDeviceTheTuningTells) {
   LinkProfile curves = profile();
   curves.curves.erase(Curve::device_d2d);
@@ -369,7 +382,7 @@ TEST(FeedModel, WithoutACurveOfTheDeviceTheTuningTells) {
 TEST(FeedModel, CopiesPayUpToAQuarterMoreTime) {
   LinkProfile measured = profile();
   const auto pay = [&](double nanoseconds) {
-    measured.gathers[GatherPath::copy_engine] = {{1000, nanoseconds * 1e-9}};
+    measured.gathers[Gather::copy_engine] = {{1000, nanoseconds * 1e-9}};
     return copies_pay(measured, tuning(), 1000, false);
   };
   EXPECT_TRUE(pay(156));
@@ -380,8 +393,8 @@ TEST(FeedModel, CopiesPayUpToAQuarterMoreTime) {
 TEST(FeedModel, KernelsPayUnlessTheHostIsTwiceAsFast) {
   LinkProfile measured = profile();
   const auto pay = [&](double nanoseconds) {
-    measured.gathers[GatherPath::host] = {{1000, nanoseconds * 1e-9}};
-    measured.gathers[GatherPath::zero_copy] = {{1000, 400e-9}};
+    measured.gathers[Gather::host] = {{1000, nanoseconds * 1e-9}};
+    measured.gathers[Gather::zero_copy] = {{1000, 400e-9}};
     return kernels_pay(gather_rates(measured, tuning(), 1000));
   };
   EXPECT_TRUE(pay(201));

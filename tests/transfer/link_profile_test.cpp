@@ -194,15 +194,16 @@ TEST(LinkProfilePredict, LetsAsynchronousCopiesOverlapAndPageableOnesNot) {
 
 TEST(LinkProfilePredict, KnowsTheGathersThatWereMeasured) {
   LinkProfile profile = affine_profile();
-  EXPECT_EQ(profile.gather_seconds(GatherPath::host, 100), std::nullopt);
-  profile.gathers[GatherPath::host] = {{100, 1e-6}, {400, 4e-6}};
-  profile.gathers[GatherPath::zero_copy] = {};
+  EXPECT_EQ(profile.gather_seconds(LinkProfile::Gather::host, 100), std::nullopt);
+  profile.gathers[LinkProfile::Gather::host] = {{100, 1e-6}, {400, 4e-6}};
+  profile.gathers[LinkProfile::Gather::zero_copy] = {};
   profile.gather_threads = 3;
   const LinkProfile read = LinkProfile::parse(profile.to_json());
   EXPECT_EQ(read.gather_threads, 3U);
-  EXPECT_EQ(read.gather_seconds(GatherPath::zero_copy, 100), std::nullopt);
+  EXPECT_EQ(read.gather_seconds(LinkProfile::Gather::zero_copy, 100), std::nullopt);
   for (const auto& [bytes, seconds] : {std::pair{1, 1e-6}, {100, 1e-6}, {200, 2e-6}, {800, 8e-6}}) {
-    EXPECT_NEAR(read.gather_seconds(GatherPath::host, static_cast<std::size_t>(bytes)).value(), seconds, 1e-15);
+    EXPECT_NEAR(read.gather_seconds(LinkProfile::Gather::host, static_cast<std::size_t>(bytes)).value(),
+                seconds, 1e-15);
   }
 }
 
@@ -367,7 +368,7 @@ TEST(LinkProfileJson, RefusesNonsenseWithAGoodChecksum) {
   refused("/profile/curves/warp_h2d", json::array({{1, 1.0}}), "warp_h2d");
   refused("/profile/curves", 3, "missing");
   refused("/profile/gathers/warp", json::array({{1, 1.0}}), "unknown gather 'warp'");
-  refused("/profile/gathers/automatic", json::array({{1, 1.0}}), "unknown gather 'automatic'");
+  refused("/profile/gathers/zero-copy", json::array({{1, 1.0}}), "unknown gather 'zero-copy'");
   refused("/profile/gathers/host", json::array(), "no points");
   refused("/profile/gathers", 3, "unknown gather");
   refused("/profile/gather_threads", 2000, "gather_threads");
@@ -541,6 +542,15 @@ TEST(LinkProfilePlace, TellsDevicesApartAndStaysInTheCache) {
   }
   device.spec = std::string(1000, 'x');
   EXPECT_LT(LinkProfile::file_for("/cache", device).filename().string().size(), 200u);
+}
+
+TEST(LinkProfileGather, HasANameEach) {
+  std::set<std::string_view> names;
+  for (int i = 0; i <= static_cast<int>(LinkProfile::Gather::widening); ++i) {
+    names.insert(gather_name(static_cast<LinkProfile::Gather>(i)));
+  }
+  EXPECT_EQ(names.size(), 5u);
+  EXPECT_EQ(names.count("unknown"), 0u);
 }
 
 TEST(LinkProfileCurve, HasANameEach) {

@@ -47,8 +47,8 @@ struct LinkMeasuredPoint {
 };
 
 struct LinkSeries {
-  /// A curve's name, "packed_h2d" or "packed_d2h". Of "host gather", "zero-copy gather" and "copy-engine
-  /// gather", bytes and seconds are those of one sample in a large shuffled batch.
+  /// A curve's name, "packed_h2d", "packed_d2h", or a gather's name after "gather_". Of a gather, bytes and
+  /// seconds are those of one sample in a large shuffled batch.
   std::string name;
   LinkTiming timing = LinkTiming::call;
   std::vector<LinkMeasuredPoint> points;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <penstock/device/device.hpp>
-#include <penstock/transfer/gather_path.hpp>
 #include <penstock/transfer/transfer.hpp>
 
 #include <cstddef>
@@ -37,6 +36,14 @@ class LinkProfile {
     staged_d2h,
     zero_copy_h2d,  ///< a kernel reads locked host memory
     device_d2d,
+  };
+  /// Ways to make a batch out of samples drawn at random.
+  enum class Gather : std::uint8_t {
+    host,         ///< host threads copy them into a pinned slot, while the link carries the batch before
+    zero_copy,    ///< a kernel reads them over the link
+    copy_engine,  ///< the copy engines fetch them
+    resident,     ///< a kernel reads them in device memory
+    widening,     ///< the same, and delivers uint8 as float32
   };
   /// Seconds by bytes, ascending in bytes.
   struct Point {
@@ -78,7 +85,7 @@ class LinkProfile {
 
   /// Seconds that a further sample of `sample_bytes` adds to a shuffled batch, interpolated as above; nullopt
   /// if this way of gathering was not measured.
-  [[nodiscard]] std::optional<double> gather_seconds(GatherPath path, std::size_t sample_bytes) const;
+  [[nodiscard]] std::optional<double> gather_seconds(Gather gather, std::size_t sample_bytes) const;
 
   /// Best measured bandwidth in bytes per second, each way: the link's ceiling.
   [[nodiscard]] double ceiling(CopyDirection direction) const;
@@ -104,12 +111,13 @@ class LinkProfile {
   std::vector<PackedPoint> packed_d2h;
   /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 if not measured.
   double copy_interval = 0;
-  /// For each way of gathering, by the bytes of a sample: seconds that a further sample adds to a shuffled
-  /// batch. `host`: of the host's threads, while the link carries the batch before. Empty for defaults.
-  std::map<GatherPath, std::vector<Point>> gathers;
+  /// By the bytes of a sample: seconds that a further sample adds to a large shuffled batch. Empty for
+  /// defaults.
+  std::map<Gather, std::vector<Point>> gathers;
   unsigned gather_threads = 0;  ///< of the host's gather; 0 if not measured
 };
 
+[[nodiscard]] std::string_view gather_name(LinkProfile::Gather gather) noexcept;
 [[nodiscard]] std::string_view curve_name(LinkProfile::Curve curve) noexcept;
 
 }  // namespace penstock
