@@ -26,14 +26,17 @@ constexpr std::array kGathers{Gather::host, Gather::zero_copy, Gather::copy_engi
 constexpr std::array<std::size_t, 8> kSampleBytes{64,        256,       kKiB,       4 * kKiB,
                                                   16 * kKiB, 32 * kKiB, 128 * kKiB, 512 * kKiB};
 constexpr std::size_t kBatches = 4;  // of a repetition, each with a slot of its own
-constexpr std::size_t kRounds = 4;   // of the batches, for kernels that do not use the link
 constexpr std::size_t kStreams = 2;
-constexpr double kBatchSeconds = 300e-6;  // on the link, much more than a batch costs the host
+constexpr double kBatchSeconds = 1.5e-3;  // on the link, much more than a batch costs the host
 constexpr std::size_t kMostBatchBytes = 16 * kMiB;
+constexpr std::size_t kDeviceBatchBytes = 32 * kMiB;  // delivered; more than a cache holds
 constexpr std::size_t kMostSamples = 16384;
+constexpr std::size_t kMostDeviceSamples = 262144;
 constexpr std::size_t kMostCopies = 1024;  // in one call
 constexpr std::size_t kPieceBytes = 256 * kKiB;
 constexpr double kLeastSeconds = 1e-12;
+
+bool is_on_device(Gather gather) { return gather == Gather::resident || gather == Gather::widening; }
 
 std::size_t delivered_bytes(Gather gather, std::size_t sample_bytes) {
   return gather == Gather::widening ? sizeof(float) * sample_bytes : sample_bytes;
@@ -41,7 +44,9 @@ std::size_t delivered_bytes(Gather gather, std::size_t sample_bytes) {
 
 std::size_t samples_in(Gather gather, std::size_t sample_bytes, std::size_t slot_bytes) {
   const std::size_t room = slot_bytes / delivered_bytes(gather, sample_bytes);
-  return std::min(room, gather == Gather::copy_engine ? kMostCopies : kMostSamples);
+  return std::min(room, is_on_device(gather)            ? kMostDeviceSamples
+                        : gather == Gather::copy_engine ? kMostCopies
+                                                        : kMostSamples);
 }
 
 /// Batches of samples of one size, made in one way.
@@ -71,7 +76,7 @@ class GatherBench {
 
   /// Makes the batches once. Returns the seconds for each sample.
   double seconds() {
-    if (gather_ == Gather::resident || gather_ == Gather::widening) return device_seconds();
+    if (is_on_device(gather_)) return device_seconds();
     double gathering = 0;
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t batch = 0; batch < kBatches; ++batch) {
@@ -133,10 +138,10 @@ class GatherBench {
   double device_seconds() {
     const Stream& stream = streams_.front();
     begin_.record(stream);
-    for (std::size_t i = 0; i < kRounds * kBatches; ++i) stream.gather(request(i % kBatches));
+    for (std::size_t batch = 0; batch < kBatches; ++batch) stream.gather(request(batch));
     end_.record(stream);
     end_.synchronize();
-    return end_.seconds_since(begin_) / static_cast<double>(kRounds * indices_.size());
+    return end_.seconds_since(begin_) / static_cast<double>(indices_.size());
   }
 
   /// Returns the seconds of the host's threads, while the link carries earlier batches.
@@ -204,12 +209,13 @@ void measure_gathers(LinkRun& run) {
   LinkProfile& profile = run.result.profile;
   const double bytes = std::clamp(profile.ceiling(CopyDirection::h2d) * kBatchSeconds,
                                   static_cast<double>(64 * kKiB), static_cast<double>(kMostBatchBytes));
-  const std::size_t slot_bytes =
-      std::min(std::bit_floor(static_cast<std::size_t>(bytes)), bench.capacity() / kBatches);
+  const std::size_t room = bench.capacity() / kBatches;
   double done = 0;
   for (const Gather gather : kGathers) {
     const std::string name = fmt::format("gather_{}", gather_name(gather));
     LinkSeries series{.name = name, .timing = LinkTiming::call, .points = {}};
+    const std::size_t slot_bytes = std::min(
+        room, is_on_device(gather) ? kDeviceBatchBytes : std::bit_floor(static_cast<std::size_t>(bytes)));
     std::vector<LinkProfile::Point> points;
     for (const std::size_t sample : kSampleBytes) {
       if (4 * sample > slot_bytes) break;

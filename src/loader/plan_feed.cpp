@@ -111,8 +111,8 @@ FieldPlan::Source source_of(const FieldFacts& facts, const LoaderOptions& option
 }
 
 /// Why the host must gather instead of `path`; empty if it need not.
-std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath path, const FeedFacts& all,
-                     const LinkProfile& profile, const LoaderOptions& options) {
+std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath path,
+                     const GatherRates& rates, const LoaderOptions& options) {
   const bool forced = is_forced(options.gather);
   const bool by_engine = path == GatherPath::copy_engine;
   if (!facts.in_memory) return "its samples do not lie side by side in memory";
@@ -130,9 +130,7 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
   if (facts.lock_refused && source_of(facts, options) == FieldPlan::Source::locked) {
     return "its memory cannot be locked: " + *facts.lock_refused;
   }
-  if (by_engine) return {};
-  const GatherRates rates = gather_rates(profile, all.device.tuning, field.sample_bytes);
-  if (kernels_pay(rates)) return {};
+  if (by_engine || kernels_pay(rates)) return {};
   return fmt::format("the link profile says that kernels read over the link at {:.1f} GB/s, copies at {:.1f}",
                      rates.by_kernels / kGB, rates.by_host / kGB);
 }
@@ -155,13 +153,13 @@ Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedF
   if (asked == GatherPath::host) return {{GatherPath::host, "asked for"}, {}};
   // Successive samples are one copy.
   const bool in_sequence = !options.shuffle && !options.batch_sampler && options.shard.world_size == 1;
-  const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 &&
-                         copies_pay(profile, all.device.tuning, field.sample_bytes, in_sequence);
+  const GatherRates rates = gather_rates(profile, all.device.tuning, field.sample_bytes, in_sequence);
+  const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 && copies_pay(rates);
   const GatherPath path = is_forced(asked) ? asked
                           : by_engine      ? GatherPath::copy_engine
                                            : GatherPath::zero_copy;
   const auto choose = [&](GatherPath wanted) -> Choice {
-    std::string why = why_host(field, facts, wanted, all, profile, options);
+    std::string why = why_host(field, facts, wanted, rates, options);
     return why.empty() ? Choice{wanted, {}} : Choice{GatherPath::host, std::move(why)};
   };
   Choices choices{choose(path), {}};

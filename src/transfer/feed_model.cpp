@@ -33,9 +33,9 @@ using Gather = LinkProfile::Gather;
 constexpr double kCopyStreams = 2;
 // A measured widening writes float32 for uint8.
 constexpr double kMeasuredWidening = 4;
-// Copy engines are chosen if they need at most this much more time than kernels.
+// Kernels must be this many times as fast as copy engines to be worth their multiprocessors.
 constexpr double kWorthMultiprocessors = 1.25;
-// The host is chosen if it is more than this many times as fast as kernels.
+// The host must be this many times as fast as either to be worth its processors.
 constexpr double kWorthProcessors = 2.0;
 
 /// Bytes per second of the largest copy of a curve; `otherwise` if it has none.
@@ -190,17 +190,20 @@ double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, Ga
   return std::max(size / std::min(link, feeding.small_copy_rate), feeding.small_copy_seconds);
 }
 
-bool copies_pay(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes, bool in_sequence) {
-  const double copies = in_sequence ? static_cast<double>(bytes) / link_rate(profile, tuning)
-                                    : sample_seconds(profile, tuning, GatherPath::copy_engine, bytes);
-  return copies <= kWorthMultiprocessors * sample_seconds(profile, tuning, GatherPath::zero_copy, bytes);
+GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes,
+                         bool in_sequence) {
+  const double link = link_rate(profile, tuning);
+  const auto rate = [&](GatherPath path) {
+    return static_cast<double>(bytes) / sample_seconds(profile, tuning, path, bytes);
+  };
+  return {.by_host = std::min(rate(GatherPath::host), link),
+          .by_kernels = rate(GatherPath::zero_copy),
+          .by_copies = in_sequence ? link : rate(GatherPath::copy_engine)};
 }
 
-GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes) {
-  const auto size = static_cast<double>(bytes);
-  return {.by_kernels = size / sample_seconds(profile, tuning, GatherPath::zero_copy, bytes),
-          .by_host = std::min(size / sample_seconds(profile, tuning, GatherPath::host, bytes),
-                              link_rate(profile, tuning))};
+bool copies_pay(const GatherRates& rates) noexcept {
+  return rates.by_kernels <= kWorthMultiprocessors * rates.by_copies &&
+         rates.by_host <= kWorthProcessors * rates.by_copies;
 }
 
 bool kernels_pay(const GatherRates& rates) noexcept {

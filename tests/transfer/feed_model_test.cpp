@@ -379,28 +379,26 @@ TEST(FeedModel, WithoutACurveOfTheDeviceTheTuningTells) {
 
 // What a loader chooses by.
 
-TEST(FeedModel, CopiesPayUpToAQuarterMoreTime) {
+TEST(FeedModel, RatesAreThoseOfTheSlowestPart) {
   LinkProfile measured = profile();
-  const auto pay = [&](double nanoseconds) {
-    measured.gathers[Gather::copy_engine] = {{1000, nanoseconds * 1e-9}};
-    return copies_pay(measured, tuning(), 1000, false);
-  };
-  EXPECT_TRUE(pay(156));
-  EXPECT_FALSE(pay(157));
-  EXPECT_TRUE(copies_pay(measured, tuning(), 1000, true));
+  const auto rates = [&](bool in_sequence) { return gather_rates(measured, tuning(), 1000, in_sequence); };
+  EXPECT_NEAR(rates(false).by_host, 5e9, 1);
+  EXPECT_NEAR(rates(false).by_kernels, 8e9, 1);
+  EXPECT_NEAR(rates(false).by_copies, 2e9, 1);
+  EXPECT_NEAR(rates(true).by_copies, 10e9, 1) << "the link";
+  measured.gathers[Gather::host] = {{1000, 50e-9}};
+  EXPECT_NEAR(rates(false).by_host, 10e9, 1) << "the link is slower than the host";
+}
+
+TEST(FeedModel, CopiesPayIfOthersAreHardlyFaster) {
+  EXPECT_TRUE(copies_pay({.by_host = 20, .by_kernels = 12.5, .by_copies = 10}));
+  EXPECT_FALSE(copies_pay({.by_host = 20, .by_kernels = 12.6, .by_copies = 10}));
+  EXPECT_FALSE(copies_pay({.by_host = 20.1, .by_kernels = 1, .by_copies = 10}));
 }
 
 TEST(FeedModel, KernelsPayUnlessTheHostIsTwiceAsFast) {
-  LinkProfile measured = profile();
-  const auto pay = [&](double nanoseconds) {
-    measured.gathers[Gather::host] = {{1000, nanoseconds * 1e-9}};
-    measured.gathers[Gather::zero_copy] = {{1000, 400e-9}};
-    return kernels_pay(gather_rates(measured, tuning(), 1000));
-  };
-  EXPECT_TRUE(pay(201));
-  EXPECT_FALSE(pay(199));
-  measured.curves[Curve::pinned_h2d] = {{1000, 201e-9}};
-  EXPECT_TRUE(pay(10)) << "the link is slower than the host";
+  EXPECT_TRUE(kernels_pay({.by_host = 20, .by_kernels = 10, .by_copies = 0}));
+  EXPECT_FALSE(kernels_pay({.by_host = 20.1, .by_kernels = 10, .by_copies = 0}));
 }
 
 }  // namespace

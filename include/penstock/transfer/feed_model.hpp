@@ -60,19 +60,19 @@ struct FeedPrediction {
 [[nodiscard]] double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
                                     std::size_t bytes);
 
-/// True if copies of samples of `bytes` are nearly as fast as kernels that read them, or faster. Copies take
-/// no multiprocessor, so they are then better. `in_sequence`: see ModelledField.
-[[nodiscard]] bool copies_pay(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes,
-                              bool in_sequence);
-
-/// Bytes per second of samples of `bytes`.
+/// Bytes per second at which samples of `bytes` of a shuffled batch, or of one `in_sequence`, reach the
+/// device.
 struct GatherRates {
-  double by_kernels = 0;
   double by_host = 0;  ///< host threads, or the link if that is slower
+  double by_kernels = 0;
+  double by_copies = 0;
 };
 [[nodiscard]] GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning,
-                                       std::size_t bytes);
-/// True unless the host feeds twice as fast. Kernels that read the link take no processor time.
+                                       std::size_t bytes, bool in_sequence);
+/// True if the copy engines are nearly as fast as kernels, or faster, and the host is not twice as fast.
+/// Copies take no multiprocessor, and kernels no processor time, so a slower way may be the better one.
+[[nodiscard]] bool copies_pay(const GatherRates& rates) noexcept;
+/// True unless the host is twice as fast.
 [[nodiscard]] bool kernels_pay(const GatherRates& rates) noexcept;
 
 }  // namespace penstock

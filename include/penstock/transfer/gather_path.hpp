@@ -8,8 +8,8 @@ namespace penstock {
 /// How the samples of a batch that stream are gathered.
 enum class GatherPath : std::uint8_t {
   /// Chosen for each field. `host`: the samples cannot be page-locked where they lie. `copy_engine`: the
-  /// device batches copies, and they are about as fast as kernels that read the samples (copies_pay).
-  /// Otherwise `zero_copy`, or `host` if kernels read the link too slowly (kernels_pay).
+  /// device batches copies, and they are about as fast as kernels that read the samples. Otherwise
+  /// `zero_copy`, or `host` if that is twice as fast. The link profile tells the rates (feed_model.hpp).
   automatic,
   host,         ///< host threads copy the samples into a pinned slot, which crosses the link in one copy
   zero_copy,    ///< a kernel reads the samples over the link from the dataset's own page-locked memory
