@@ -142,8 +142,8 @@ TEST(CommandLink, MeasuresPrintsAndStores) {
   const fs::path json_file = command.home() / "all.json";
   const CommandResult result = command.run(measure_and({"--json", json_file.string()}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  for (const char* words : {"pinned H2D", "zero-copy", "64 KiB", "host memory copy", "pinned pool", "ceiling",
-                            "GB/s", "The link profile is stored in"}) {
+  for (const char* words : {"pinned H2D", "zero-copy", "64 KiB", "samples of", "host memory copy",
+                            "pinned pool", "ceiling", "GB/s", "The link profile is stored in"}) {
     EXPECT_THAT(result.output, HasSubstr(words));
   }
   EXPECT_THAT(result.errors, HasSubstr("% staged H2D\n"));
@@ -200,7 +200,7 @@ TEST(CommandLink, PutsTheProfileWhereItIsTold) {
   const fs::path file = command.home() / "kept" / "here.json";
   const CommandResult result = command.run(measure_and({"--profile", file.string(), "--json", "-"}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_EQ(json::parse(result.output)["series"].size(), 14u);
+  EXPECT_EQ(json::parse(result.output)["series"].size(), 19u);
   EXPECT_EQ(files_below(command.home()), std::vector<fs::path>{file});
 
   command.environment.emplace_back("XDG_CACHE_HOME=" + (command.home() / "xdg").string());
