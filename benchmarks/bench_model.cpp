@@ -194,6 +194,7 @@ class Bench {
                           {{"seconds", model.seconds},
                            {"gather_seconds", model.gather_seconds},
                            {"batch_seconds", model.batch_seconds},
+                           {"pacing_seconds", model.pacing_seconds},
                            {"transfer_seconds", model.transfer_seconds},
                            {"kernel_seconds", model.kernel_seconds},
                            {"stall_seconds", model.stall_seconds},

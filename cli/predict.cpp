@@ -130,6 +130,7 @@ std::string feed_text(const ModelledFeed& feed, const FeedPrediction& batch, con
       fmt::format(", {} GB/s", format_rate(over_link / batch.transfer_seconds)));
   add("device gather", batch.kernel_seconds, "");
   add("cost of a batch", batch.batch_seconds, "");
+  add("waiting for parts", batch.pacing_seconds, "");
   return text + fmt::format("limited by: {}\n", feed_limit_label(batch.limited_by));
 }
 
@@ -160,6 +161,7 @@ int predict_feed_of(const PredictOptions& options, const Environment& environmen
                    {"transfer_seconds", batch.transfer_seconds},
                    {"kernel_seconds", batch.kernel_seconds},
                    {"batch_seconds", batch.batch_seconds},
+                   {"pacing_seconds", batch.pacing_seconds},
                    {"limited_by", feed_limit_name(batch.limited_by)},
                    {"measured", question.profile.measured}};
   return question.answer(value, feed_text(feed, batch, question.info.spec));

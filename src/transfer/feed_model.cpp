@@ -19,7 +19,8 @@
 ///              only the resident samples count, unless they widen
 ///   batch      the fixed costs of the batch, of each field, and of each copy
 ///
-/// The loader's thread does the loader's, the gather's and the batch's work one after another. Two copy
+/// The loader's thread does the loader's, the gather's and the batch's work one after another. It enqueues
+/// copies in parts, two at a time (CopyPacer in the loader), and so waits for the others. Two copy
 /// streams take turns, so that one batch's transfer hides another's kernel, and half of a kernel's latency. A
 /// slot goes through transfer, kernel and step before it is used again, and there is one more slot than
 /// batches ahead.
@@ -31,6 +32,9 @@ using Curve = LinkProfile::Curve;
 using Gather = LinkProfile::Gather;
 
 constexpr double kCopyStreams = 2;
+// Copies are in small parts if a batch takes this many times as long as its bytes (CopyPacer).
+constexpr double kSpare = 1.5;
+constexpr double kPartsAtATime = 2;
 // A measured widening writes float32 for uint8.
 constexpr double kMeasuredWidening = 4;
 // Kernels must be this many times as fast as copy engines to be worth their multiprocessors.
@@ -89,7 +93,7 @@ class Stages {
   Stages(const LinkProfile& profile, const DeviceTuning& tuning, const ModelledFeed& feed)
       : profile_(profile), tuning_(tuning), feed_(feed), link_rate_(link_rate(profile, tuning)) {}
 
-  void add(const ModelledField& field, FeedPrediction& sums) const {
+  void add(const ModelledField& field, FeedPrediction& sums) {
     const auto batch = static_cast<double>(feed_.batch);
     const double streamed = batch * (1 - field.resident);
     sums.batch_seconds += tuning_.feeding.field_seconds;
@@ -100,9 +104,34 @@ class Stages {
     }
   }
 
+  /// The batch with its copies in parts as the loader cuts them.
+  [[nodiscard]] FeedPrediction finished(const FeedPrediction& sums) const {
+    const auto slots = static_cast<double>(feed_.prefetch_depth + 1);
+    const auto small = static_cast<double>(tuning_.small_part_bytes);
+    if (copied_bytes_ * slots <= kPartsAtATime * small) return in_parts(sums, copied_bytes_);
+    const FeedPrediction large = in_parts(sums, static_cast<double>(tuning_.large_part_bytes));
+    return large.seconds * link_rate_ > kSpare * copied_bytes_ ? in_parts(sums, small) : large;
+  }
+
  private:
+  [[nodiscard]] FeedPrediction in_parts(FeedPrediction batch, double part) const {
+    if (copied_bytes_ > 0) {
+      const double more =
+          copied_bytes_ > part ? std::ceil(copied_bytes_ / part) * tuning_.feeding.part_seconds : 0;
+      batch.transfer_seconds += more;
+      batch.pacing_seconds = (copy_seconds_ + more) * std::max(0.0, 1 - kPartsAtATime * part / copied_bytes_);
+    }
+    const double host =
+        batch.loader_seconds + batch.gather_seconds + batch.batch_seconds + batch.pacing_seconds;
+    const double step = batch.step_seconds + tuning_.feeding.step_seconds;
+    const double slot = batch.transfer_seconds + batch.kernel_seconds + step;
+    batch.seconds = std::max({host, batch.transfer_seconds, batch.kernel_seconds, step,
+                              slot / static_cast<double>(feed_.prefetch_depth + 1)});
+    return batch;
+  }
+
   /// The host lists the samples, and copies take them over the link.
-  void add_listed(const ModelledField& field, double streamed, FeedPrediction& sums) const {
+  void add_listed(const ModelledField& field, double streamed, FeedPrediction& sums) {
     const auto stored = static_cast<double>(field.sample_bytes);
     if (field.path == GatherPath::host) {
       double seconds = streamed * sample_seconds(profile_, tuning_, GatherPath::host, field.sample_bytes);
@@ -113,9 +142,12 @@ class Stages {
     }
     const bool each = field.path == GatherPath::copy_engine && !field.in_sequence;
     if (each) sums.batch_seconds += streamed * tuning_.feeding.copy_seconds;
-    sums.transfer_seconds +=
+    const double seconds =
         each ? streamed * sample_seconds(profile_, tuning_, GatherPath::copy_engine, field.sample_bytes)
              : streamed * stored / link_rate_ + profile_.copy_interval;
+    sums.transfer_seconds += seconds;
+    copy_seconds_ += seconds;
+    copied_bytes_ += streamed * stored;
   }
 
   /// One kernel reads the link and device memory, and writes the slot.
@@ -135,6 +167,8 @@ class Stages {
   const DeviceTuning& tuning_;
   const ModelledFeed& feed_;
   const double link_rate_;
+  double copied_bytes_ = 0;
+  double copy_seconds_ = 0;
 };
 
 void check(bool holds, const char* message) {
@@ -217,14 +251,10 @@ FeedPrediction predict_feed(const LinkProfile& profile, const DeviceTuning& tuni
   result.loader_seconds = feed.loader_seconds;
   result.step_seconds = feed.step_seconds;
   result.batch_seconds = tuning.feeding.batch_seconds;
-  const Stages stages(profile, tuning, feed);
+  Stages stages(profile, tuning, feed);
   for (const ModelledField& field : feed.fields) stages.add(field, result);
 
-  const double host = result.loader_seconds + result.gather_seconds + result.batch_seconds;
-  const double step = result.step_seconds + tuning.feeding.step_seconds;
-  const double slot = result.transfer_seconds + result.kernel_seconds + step;
-  result.seconds = std::max({host, result.transfer_seconds, result.kernel_seconds, step,
-                             slot / static_cast<double>(feed.prefetch_depth + 1)});
+  result = stages.finished(result);
   result.stall_seconds = result.seconds - result.step_seconds;
   result.exposed_transfer_seconds = std::min(result.stall_seconds, result.transfer_seconds);
   result.limited_by = limit_of(result);

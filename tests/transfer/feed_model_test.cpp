@@ -66,6 +66,7 @@ ModelledFeed feed(GatherPath path, double step_micro = 0,
 struct Expected {
   double loader = 0, gather = 0, batch = 0, transfer = 0, kernel = 0, period = 0, stall = 0, exposed = 0;
   FeedLimit limited_by = FeedLimit::unknown;
+  double pacing = 0;
 };
 
 struct Row {
@@ -202,6 +203,39 @@ std::vector<Row> rows() {
         .exposed = 102,
         .limited_by = FeedLimit::link}},
 
+      // 10 MB in 3 parts of 4 MiB, of which two are under way. They add 4 us each to the link's 1002 and
+      // 5000.
+      {"LargeBatchesOfTheHostInParts",
+       feed(host, 0, [](auto& f) { f.batch = 10'000; }),
+       {.gather = 2000,
+        .batch = 35,
+        .transfer = 1014,
+        .period = 2035 + 1014 * 0.1611392,
+        .stall = 2035 + 1014 * 0.1611392,
+        .exposed = 1014,
+        .limited_by = FeedLimit::gather,
+        .pacing = 1014 * 0.1611392}},
+      {"LargeBatchesOfAnEngineInParts",
+       feed(engine, 0, [](auto& f) { f.batch = 10'000; }),
+       {.batch = 1035,
+        .transfer = 5012,
+        .period = 5012,
+        .stall = 5012,
+        .exposed = 5012,
+        .limited_by = FeedLimit::link,
+        .pacing = 5012 * 0.1611392}},
+      // 40 MB in 3 parts of 14 MiB, since the link sets the pace.
+      {"LargePartsIfTheLinkSetsThePace",
+       feed(engine, 0,
+            with({[](auto& f) { f.batch = 40'000; }, [](auto& f) { f.fields[0].in_sequence = true; }})),
+       {.batch = 35,
+        .transfer = 4014,
+        .period = 4014,
+        .stall = 4014,
+        .exposed = 4014,
+        .limited_by = FeedLimit::link,
+        .pacing = 4014 * 0.2659968}},
+
       // The step.
       {"TheStepHidesTheFeed",
        feed(kernels, 2000),
@@ -287,6 +321,7 @@ TEST_P(FeedModelTest, AddsUpTheStages) {
   EXPECT_NEAR(result.loader_seconds / kMicro, expected.loader, kRounding);
   EXPECT_NEAR(result.gather_seconds / kMicro, expected.gather, kRounding);
   EXPECT_NEAR(result.batch_seconds / kMicro, expected.batch, kRounding);
+  EXPECT_NEAR(result.pacing_seconds / kMicro, expected.pacing, kRounding);
   EXPECT_NEAR(result.transfer_seconds / kMicro, expected.transfer, kRounding);
   EXPECT_NEAR(result.kernel_seconds / kMicro, expected.kernel, kRounding);
   EXPECT_NEAR(result.seconds / kMicro, expected.period, kRounding);

@@ -40,7 +40,8 @@ struct ModelledFeed {
 struct FeedPrediction {
   double loader_seconds = 0;    ///< the wrapped loader
   double gather_seconds = 0;    ///< host threads that gather
-  double batch_seconds = 0;     ///< fixed costs of the loader's thread, which also waits for the two above
+  double batch_seconds = 0;     ///< fixed costs of the loader's thread
+  double pacing_seconds = 0;    ///< the same thread waits until parts of the batch's copies are done
   double transfer_seconds = 0;  ///< over the link
   double kernel_seconds = 0;    ///< device memory: kernels that widen, or gather resident samples
   double step_seconds = 0;      ///< the consumer's work
