@@ -13,6 +13,7 @@ namespace penstock::cli {
 /// The command's options; `options` outlives `app`.
 void add_feed(CLI::App& app, FeedOptions& options);
 void add_doctor(CLI::App& app, DoctorOptions& options);
+void add_predict(CLI::App& app, PredictOptions& options);
 
 /// A limit from which on help and errors do not state it, since nobody reaches it.
 inline constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 40;

@@ -47,9 +47,18 @@ struct PredictOptions {
   std::string device = "auto";
   std::size_t bytes = 0;
   std::size_t pieces = 1;
-  std::string from = "pageable";
-  std::string to = "device";
+  std::string from;  ///< kind of memory, or of a feed, type of the stored values; empty: pageable, uint8
+  std::string to;    ///< the same of the destination; empty: device, or the stored type
   std::string path = "automatic";
+  std::size_t sample_bytes = 0;  ///< 0: a transfer, otherwise a feed of such samples
+  std::uint64_t batch = 256;
+  bool shuffle = false;
+  double step_ms = 0;
+  double loader_ms = 0;
+  std::string residency = "none";
+  std::string gather = "automatic";
+  std::size_t prefetch = 2;
+  unsigned threads = 0;
   std::string profile;
   std::string json;  ///< file, "-" for standard output, empty for none
 };

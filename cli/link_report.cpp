@@ -121,6 +121,24 @@ std::string packed_table(const LinkMeasurement& measurement, const Look& look) {
   return "pageable pieces packed into one copy, median\n" + table.text(look);
 }
 
+std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
+  Table table({"samples of", "host", "zero-copy", "copy-engine", "resident", "widening"});
+  const auto* const first = measurement.find("gather_host", LinkTiming::call);
+  if (first == nullptr) return {};
+  for (const auto& point : first->points) {
+    std::vector<std::string> cells{format_bytes(point.bytes)};
+    for (const char* name :
+         {"gather_host", "gather_zero_copy", "gather_copy_engine", "gather_resident", "gather_widening"}) {
+      cells.push_back(rate_cell(point_of(measurement.find(name, LinkTiming::call), point.bytes)));
+    }
+    table.add(std::move(cells));
+  }
+  return fmt::format(
+      "GB/s of stored samples in shuffled batches, median (host: by {} threads; resident: in device memory; "
+      "widening: the same, uint8 to float32)\n{}",
+      measurement.profile.gather_threads, table.text(look));
+}
+
 std::string host_copy_table(const LinkMeasurement& measurement, const Look& look) {
   Table table({"threads", "cached GB/s", "streaming GB/s"});
   for (const auto& rate : measurement.host_copy) {
@@ -175,8 +193,8 @@ std::string link_report(const DeviceInfo& device, const LinkMeasurement& measure
                   device.name, device.driver, format_link(device.link),
                   format_bytes(measurement.verified_bytes), format_seconds(measurement.seconds));
   text += bandwidth_table(measurement, look) + "\n" + pinned_table(measurement, look) + "\n" +
-          packed_table(measurement, look) + "\n" + host_copy_table(measurement, look) + "\n" +
-          costs(measurement) + "\n" + curves(measurement, look);
+          packed_table(measurement, look) + "\n" + gather_table(measurement, look) + "\n" +
+          host_copy_table(measurement, look) + "\n" + costs(measurement) + "\n" + curves(measurement, look);
   for (const std::string& note : measurement.notes) text += fmt::format("\nnote: {}\n", note);
   return text + fmt::format("\nceiling {} GB/s H2D, {} GB/s D2H\n",
                             format_rate(measurement.profile.ceiling(CopyDirection::h2d)),

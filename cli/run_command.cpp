@@ -92,25 +92,6 @@ void add_link(CLI::App& app, LinkOptions& options) {
       "  penstock link --no-store --json link.json   only look");
 }
 
-void add_predict(CLI::App& app, PredictOptions& options) {
-  CLI::App* command = app.add_subcommand("predict", "Print the time that a transfer will take");
-  add_bytes(*command, "BYTES", options.bytes, "Bytes in all, such as 64MiB")->required();
-  add_device(*command, options.device);
-  add_count(*command, "--pieces", options.pieces, 1, std::uint64_t{1} << 40, "Number of equal pieces", "1");
-  const std::vector<std::string> kinds{"pageable", "pinned", "registered", "device"};
-  add_choice(*command, "--from", options.from, "KIND", kinds, "Kind of the source's memory");
-  add_choice(*command, "--to", options.to, "KIND", kinds, "Kind of the destination's memory");
-  add_choice(*command, "--path", options.path, "PATH", {"automatic", "direct", "staged", "packed"},
-             "Path of the transfer");
-  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
-  add_json(*command, options.json, "the same");
-  command->footer(
-      "Examples:\n"
-      "  penstock predict 64MiB\n"
-      "  penstock predict 4MB --pieces 1000 --from pinned\n"
-      "  penstock predict 1GiB --from device --to pageable --json -");
-}
-
 void add_load(CLI::App& app, LoadOptions& options) {
   CLI::App* command = app.add_subcommand("load", "Load weights to a device, and say what limited the time");
   add_sources(*command, "FILES", options.files, ".safetensors files that hold one set of tensors together");
@@ -171,7 +152,7 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
       "Examples:\n"
       "  penstock info                      devices, links, and what is missing\n"
       "  penstock link                      measure the link once; feed and predict use the result\n"
-      "  penstock predict 64MiB             the time that a transfer will take\n"
+      "  penstock predict 64MiB             the time that a transfer will take, or a feed's batch\n"
       "  penstock feed images.npy           feed a dataset, and say where the time went\n"
       "  penstock load model.safetensors    load weights, and say what limited the time\n"
       "  penstock doctor -- python train.py    where a program loses time to its data\n"

@@ -1,6 +1,5 @@
-#include "data/gather_rows.hpp"
-
 #include <penstock/core/error.hpp>
+#include <penstock/core/gather_rows.hpp>
 #include <penstock/data/readers.hpp>
 
 #include <fmt/format.h>

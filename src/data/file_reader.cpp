@@ -1,8 +1,7 @@
 #include "data/file_reader.hpp"
 
-#include "data/gather_rows.hpp"
-
 #include <penstock/core/error.hpp>
+#include <penstock/core/gather_rows.hpp>
 
 #include <fmt/format.h>
 #include <sys/mman.h>

@@ -34,6 +34,9 @@ void measure_curve(LinkRun& run, LinkProfile::Curve curve);
 void measure_wire(LinkRun& run, LinkProfile::Curve curve);
 /// Fills the profile's grid of a direction.
 void measure_packed(LinkRun& run, CopyDirection direction);
+/// Fills the profile's gathers: shuffled batches, as a loader makes them. Takes the link's ceiling from the
+/// profile's pinned curve.
+void measure_gathers(LinkRun& run);
 /// Fills the profile's copy_interval.
 void measure_copy_interval(LinkRun& run);
 

@@ -18,7 +18,6 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kMostDepth = 64;
-constexpr unsigned kThreadsByDefault = 8;
 constexpr std::size_t kCheapToNarrow = std::size_t{512} << 20;
 
 LoaderOptions checked(LoaderOptions options) {
@@ -109,7 +108,7 @@ void LoaderState::set_up() {
                       .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
                       .split = resident_->split(),
                       .workers = *workers_,
-                      .threads = options_.threads != 0 ? options_.threads : kThreadsByDefault,
+                      .threads = options_.threads != 0 ? options_.threads : device_.info().tuning.gather_threads,
                       .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
                       .gather_blocks = options_.gather_blocks,
                       .link_rate = profile_.ceiling(CopyDirection::h2d)};

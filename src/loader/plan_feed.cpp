@@ -4,6 +4,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/transfer/feed_model.hpp>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,8 +20,6 @@ namespace {
 
 // Smallest batch that gets a copy of its own into a staging buffer on the device.
 constexpr std::size_t kLeastStagedBytes = std::size_t{64} << 10;
-// Zero-copy takes no processor time, so host gather must be this many times as fast to be chosen.
-constexpr double kWorthProcessors = 2.0;
 // The whole array is locked for a slice if the slice is at least one byte in this many.
 constexpr std::size_t kLeastPart = 2;
 
@@ -90,13 +89,6 @@ void plan_fields(FeedPlan& plan, const FeedFacts& facts, const std::vector<Field
 
 // Paths.
 
-double last_rate(const LinkProfile& profile, LinkProfile::Curve curve) {
-  const auto found = profile.curves.find(curve);
-  if (found == profile.curves.end() || found->second.empty()) return 0;
-  const LinkProfile::Point& point = found->second.back();
-  return point.seconds > 0 ? static_cast<double>(point.bytes) / point.seconds : 0;
-}
-
 /// True if the field would be locked with its whole array, of which less than half is fed.
 bool is_small_part(const FieldFacts& facts, const LoaderOptions& options) {
   return facts.bytes() > options.copy_limit_bytes && facts.page_lock == FieldFacts::PageLock::none &&
@@ -120,7 +112,7 @@ FieldPlan::Source source_of(const FieldFacts& facts, const LoaderOptions& option
 
 /// Why the host must gather instead of `path`; empty if it need not.
 std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath path,
-                     const LinkProfile& profile, const LoaderOptions& options) {
+                     const GatherRates& rates, const LoaderOptions& options) {
   const bool forced = is_forced(options.gather);
   const bool by_engine = path == GatherPath::copy_engine;
   if (!facts.in_memory) return "its samples do not lie side by side in memory";
@@ -138,15 +130,9 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
   if (facts.lock_refused && source_of(facts, options) == FieldPlan::Source::locked) {
     return "its memory cannot be locked: " + *facts.lock_refused;
   }
-  if (by_engine) return {};
-  const double zero_copy = last_rate(profile, LinkProfile::Curve::zero_copy_h2d);
-  const double pinned = last_rate(profile, LinkProfile::Curve::pinned_h2d);
-  if (zero_copy > 0 && pinned > kWorthProcessors * zero_copy) {
-    return fmt::format(
-        "the link profile says that kernels read over the link at {:.1f} GB/s, copies at {:.1f}",
-        zero_copy / kGB, pinned / kGB);
-  }
-  return {};
+  if (by_engine || kernels_pay(rates)) return {};
+  return fmt::format("the link profile says that kernels read over the link at {:.1f} GB/s, copies at {:.1f}",
+                     rates.by_kernels / kGB, rates.by_host / kGB);
 }
 
 /// A way to gather the samples of a field that stream.
@@ -167,13 +153,13 @@ Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedF
   if (asked == GatherPath::host) return {{GatherPath::host, "asked for"}, {}};
   // Successive samples are one copy.
   const bool in_sequence = !options.shuffle && !options.batch_sampler && options.shard.world_size == 1;
-  const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 &&
-                         (in_sequence || field.sample_bytes >= all.device.tuning.copied_sample_bytes);
+  const GatherRates rates = gather_rates(profile, all.device.tuning, field.sample_bytes, in_sequence);
+  const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 && copies_pay(rates);
   const GatherPath path = is_forced(asked) ? asked
                           : by_engine      ? GatherPath::copy_engine
                                            : GatherPath::zero_copy;
   const auto choose = [&](GatherPath wanted) -> Choice {
-    std::string why = why_host(field, facts, wanted, profile, options);
+    std::string why = why_host(field, facts, wanted, rates, options);
     return why.empty() ? Choice{wanted, {}} : Choice{GatherPath::host, std::move(why)};
   };
   Choices choices{choose(path), {}};

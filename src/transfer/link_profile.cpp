@@ -162,6 +162,22 @@ std::string_view curve_name(Curve curve) noexcept {
   return "unknown";
 }
 
+std::string_view gather_name(LinkProfile::Gather gather) noexcept {
+  switch (gather) {
+    case LinkProfile::Gather::host:
+      return "host";
+    case LinkProfile::Gather::zero_copy:
+      return "zero_copy";
+    case LinkProfile::Gather::copy_engine:
+      return "copy_engine";
+    case LinkProfile::Gather::resident:
+      return "resident";
+    case LinkProfile::Gather::widening:
+      return "widening";
+  }
+  return "unknown";
+}
+
 double LinkProfile::predict(std::size_t bytes, std::size_t pieces, TransferKinds kinds,
                             TransferPath path) const {
   const CopyDirection direction = direction_of(kinds);
@@ -195,6 +211,12 @@ TransferPath LinkProfile::choose_path(std::size_t bytes, std::size_t pieces, Tra
   const bool pack =
       predict(bytes, pieces, kinds, TransferPath::packed) <= predict(bytes, pieces, kinds, other);
   return pack ? TransferPath::packed : other;
+}
+
+std::optional<double> LinkProfile::gather_seconds(Gather gather, std::size_t sample_bytes) const {
+  const auto found = gathers.find(gather);
+  if (found == gathers.end() || found->second.empty()) return std::nullopt;
+  return on_curve(std::span<const Point>(found->second), static_cast<double>(sample_bytes));
 }
 
 double LinkProfile::ceiling(CopyDirection direction) const {

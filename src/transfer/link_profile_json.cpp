@@ -18,13 +18,16 @@ namespace {
 
 using nlohmann::json;
 using Curve = LinkProfile::Curve;
+using Gather = LinkProfile::Gather;
 
 constexpr std::string_view kFormat = "penstock-link-profile";
-constexpr unsigned kVersion = 1;
+constexpr unsigned kVersion = 2;
 
 constexpr std::array kCurves{Curve::pinned_h2d,   Curve::pinned_d2h,    Curve::pinned_both,
                              Curve::pageable_h2d, Curve::pageable_d2h,  Curve::staged_h2d,
                              Curve::staged_d2h,   Curve::zero_copy_h2d, Curve::device_d2d};
+constexpr std::array kGathers{Gather::host, Gather::zero_copy, Gather::copy_engine, Gather::resident,
+                              Gather::widening};
 
 std::uint64_t fnv1a(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -129,6 +132,12 @@ std::vector<LinkProfile::PackedPoint> read_packed(const json& profile, const cha
   return points;
 }
 
+json curve_rows(const std::vector<LinkProfile::Point>& points) {
+  json rows = json::array();
+  for (const auto& point : points) rows.push_back({point.bytes, point.seconds});
+  return rows;
+}
+
 json packed_rows(const std::vector<LinkProfile::PackedPoint>& points) {
   json rows = json::array();
   for (const auto& point : points) rows.push_back({point.pieces, point.bytes, point.seconds});
@@ -138,8 +147,11 @@ json packed_rows(const std::vector<LinkProfile::PackedPoint>& points) {
 json to_value(const LinkProfile& profile) {
   json curves = json::object();
   for (const auto& [curve, points] : profile.curves) {
-    json& rows = curves[std::string(curve_name(curve))] = json::array();
-    for (const auto& point : points) rows.push_back({point.bytes, point.seconds});
+    curves[std::string(curve_name(curve))] = curve_rows(points);
+  }
+  json gathers = json::object();
+  for (const auto& [gather, points] : profile.gathers) {
+    if (!points.empty()) gathers[std::string(gather_name(gather))] = curve_rows(points);
   }
   return {{"device_name", profile.device_name},
           {"device_uuid", profile.device_uuid},
@@ -158,7 +170,9 @@ json to_value(const LinkProfile& profile) {
           {"curves", std::move(curves)},
           {"packed_h2d", packed_rows(profile.packed_h2d)},
           {"packed_d2h", packed_rows(profile.packed_d2h)},
-          {"copy_interval", profile.copy_interval}};
+          {"copy_interval", profile.copy_interval},
+          {"gathers", std::move(gathers)},
+          {"gather_threads", profile.gather_threads}};
 }
 
 LinkProfile from_value(const json& value) {
@@ -189,6 +203,14 @@ LinkProfile from_value(const json& value) {
   profile.packed_h2d = read_packed(value, "packed_h2d");
   profile.packed_d2h = read_packed(value, "packed_d2h");
   profile.copy_interval = read_positive(value, "copy_interval", true);
+  const json& gathers = member(value, "gathers");
+  for (const auto& item : gathers.items()) {
+    const auto gather = std::find_if(kGathers.begin(), kGathers.end(),
+                                     [&](Gather known) { return gather_name(known) == item.key(); });
+    if (gather == kGathers.end()) refuse(fmt::format("it has an unknown gather '{}'", item.key()));
+    profile.gathers[*gather] = read_curve(gathers, item.key());
+  }
+  profile.gather_threads = static_cast<unsigned>(read_count(value, "gather_threads", 0, 1024));
   return profile;
 }
 

@@ -2,6 +2,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/transfer/feed_model.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <gmock/gmock.h>
@@ -141,8 +142,8 @@ TEST(CommandLink, MeasuresPrintsAndStores) {
   const fs::path json_file = command.home() / "all.json";
   const CommandResult result = command.run(measure_and({"--json", json_file.string()}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  for (const char* words : {"pinned H2D", "zero-copy", "64 KiB", "host memory copy", "pinned pool", "ceiling",
-                            "GB/s", "The link profile is stored in"}) {
+  for (const char* words : {"pinned H2D", "zero-copy", "64 KiB", "samples of", "host memory copy",
+                            "pinned pool", "ceiling", "GB/s", "The link profile is stored in"}) {
     EXPECT_THAT(result.output, HasSubstr(words));
   }
   EXPECT_THAT(result.errors, HasSubstr("% staged H2D\n"));
@@ -199,7 +200,7 @@ TEST(CommandLink, PutsTheProfileWhereItIsTold) {
   const fs::path file = command.home() / "kept" / "here.json";
   const CommandResult result = command.run(measure_and({"--profile", file.string(), "--json", "-"}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_EQ(json::parse(result.output)["series"].size(), 14u);
+  EXPECT_EQ(json::parse(result.output)["series"].size(), 19u);
   EXPECT_EQ(files_below(command.home()), std::vector<fs::path>{file});
 
   command.environment.emplace_back("XDG_CACHE_HOME=" + (command.home() / "xdg").string());
@@ -278,6 +279,98 @@ TEST(CommandPredict, PrintsTimeAndPath) {
       {"predict", "1MiB", "--device", "host", "--from", "device", "--to", "pinned", "--path", "packed"});
   EXPECT_THAT(forced.output, HasSubstr("from device to pinned memory"));
   EXPECT_THAT(forced.output, HasSubstr("packed path"));
+}
+
+TEST(CommandPredict, AsksTheModelForAFeed) {
+  const Command command;
+  const CommandResult result = command.run(
+      {"predict",     "--samples", "8KiB",     "--batch",   "128",        "--shuffle",   "--from",
+       "int16",       "--to",      "float32",  "--step-ms", "2",          "--loader-ms", "0.5",
+       "--residency", "25%",       "--gather", "host",      "--prefetch", "3",           "--threads",
+       "2",           "--device",  "host",     "--json",    "-"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const DeviceInfo info = Device::open("host").info();
+  const FeedPrediction expected = predict_feed(LinkProfile::defaults(info), info.tuning,
+                                               {.fields = {{.path = GatherPath::host,
+                                                            .sample_bytes = 8192,
+                                                            .delivered_bytes = 16384,
+                                                            .converts = true,
+                                                            .resident = 0.25}},
+                                                .batch = 128,
+                                                .step_seconds = 2e-3,
+                                                .loader_seconds = 0.5e-3,
+                                                .prefetch_depth = 3,
+                                                .threads = 2});
+  const json value = json::parse(result.output);
+  EXPECT_EQ(value["seconds"], expected.seconds);
+  EXPECT_EQ(value["samples_per_second"], 128 / expected.seconds);
+  EXPECT_EQ(value["step_seconds"], 2e-3);
+  EXPECT_EQ(value["loader_seconds"], 0.5e-3);
+  EXPECT_EQ(value["stall_seconds"], expected.stall_seconds);
+  EXPECT_EQ(value["exposed_transfer_seconds"], expected.exposed_transfer_seconds);
+  EXPECT_EQ(value["gather_seconds"], expected.gather_seconds);
+  EXPECT_EQ(value["transfer_seconds"], expected.transfer_seconds);
+  EXPECT_EQ(value["kernel_seconds"], expected.kernel_seconds);
+  EXPECT_EQ(value["batch_seconds"], expected.batch_seconds);
+  EXPECT_EQ(value["limited_by"], feed_limit_name(expected.limited_by));
+  EXPECT_EQ(value["gather"], "host");
+  EXPECT_EQ(value["delivered_bytes"], 16384);
+}
+
+TEST(CommandPredict, ChoosesAFeedsGatherAsALoaderDoes) {
+  Command command;
+  command.environment.back() = std::string("PENSTOCK_LIBCUDA=") + PENSTOCK_FAKE_DRIVER;
+  const auto gather = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"predict", "--device", "cuda:0", "--json", "-"};
+    words.insert(words.end(), more.begin(), more.end());
+    const CommandResult result = command.run(words);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return json::parse(result.output)["gather"].get<std::string>();
+  };
+  EXPECT_EQ(gather({"--samples", "32KiB", "--shuffle"}), "copy-engine");
+  EXPECT_EQ(gather({"--samples", "31KiB", "--shuffle"}), "zero-copy");
+  EXPECT_EQ(gather({"--samples", "1KiB"}), "copy-engine");
+  EXPECT_EQ(gather({"--samples", "1KiB", "--gather", "zero-copy"}), "zero-copy");
+
+  LinkProfile slow =
+      LinkProfile::defaults(Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER}).info());
+  for (auto& point : slow.curves[LinkProfile::Curve::zero_copy_h2d]) point.seconds *= 100;
+  const std::string file = (command.home() / "slow.json").string();
+  slow.save(file);
+  EXPECT_EQ(gather({"--samples", "1KiB", "--shuffle", "--profile", file}), "host");
+}
+
+TEST(CommandPredict, PrintsTheStagesOfAFeed) {
+  const Command command;
+  const CommandResult result = command.run({"predict", "--samples", "147KiB", "--shuffle", "--step-ms", "900",
+                                            "--gather", "host", "--device", "host"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output,
+              StartsWith("256 samples of 147 KiB a batch, host gather, to host: a batch every "));
+  for (const char* words :
+       {"\n  your step        900 ms\n", "\n  waiting for data ", "\n  host gather      ",
+        "\n  transfer         ", "\n  cost of a batch  ", "\nlimited by: your step\n", "careful defaults"}) {
+    EXPECT_THAT(result.output, HasSubstr(words));
+  }
+  EXPECT_THAT(result.output, Not(HasSubstr("device gather")));
+}
+
+TEST(CommandPredict, RefusesAFeedThatCannotBe) {
+  const Command command;
+  const auto refused = [&](std::vector<std::string> words, const std::string& reason) {
+    words.insert(words.begin(), "predict");
+    expect_complaint(command.run(words), 2, reason);
+  };
+  refused({"1MiB", "--samples", "1KiB"}, "excludes");
+  refused({"1MiB", "--batch", "3"}, "--samples");
+  refused({"--samples", "1KiB", "--pieces", "3"}, "excludes");
+  refused({"--samples", "1KiB", "--from", "paper"}, "paper");
+  refused({"--samples", "1KiB", "--to", "pinned"}, "pinned");
+  refused({"--samples", "1KiB", "--from", "float32", "--to", "uint8"}, "without loss");
+  refused({"--samples", "3B", "--from", "int16"}, "no whole number");
+  refused({"--samples", "1KiB", "--residency", "auto"}, "name a fraction");
+  refused({"--samples", "1KiB", "--residency", "half"}, "--residency");
+  refused({"--samples", "1KiB", "--gather", "hand"}, "--gather");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/doctor/link_measurement.hpp>
 
 #include <gmock/gmock.h>
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -65,7 +67,27 @@ TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
     }
     EXPECT_EQ(bytes_of(measurement.profile.curves.at(curve)), curve == Curve::pinned_both ? doubled : sizes);
   }
-  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u);
+  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u + 5u);
+}
+
+TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
+  const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
+  const LinkProfile& profile = measurement.profile;
+  for (int i = 0; i <= static_cast<int>(LinkProfile::Gather::widening); ++i) {
+    const auto gather = static_cast<LinkProfile::Gather>(i);
+    const LinkSeries* series =
+        measurement.find("gather_" + std::string(gather_name(gather)), LinkTiming::call);
+    ASSERT_NE(series, nullptr);
+    expect_sound(*series);
+    const auto& points = profile.gathers.at(gather);
+    ASSERT_EQ(points.size(), 5U);  // up to a quarter of a slot, which has a quarter of the capacity
+    for (std::size_t p = 0; p < points.size(); ++p) {
+      EXPECT_EQ(points[p].bytes, std::size_t{64} << (2 * p));
+      EXPECT_EQ(points[p].seconds, series->points[p].seconds.median);
+    }
+  }
+  EXPECT_EQ(profile.gather_threads, std::min<std::size_t>(Device::open("host").host_workers()->threads(),
+                                                          DeviceTuning{}.gather_threads));
 }
 
 TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {
@@ -199,35 +221,71 @@ TEST(LinkMeasurement, PassesOnADeviceFailureWithoutLeaksOrHangs) {
   }
 }
 
+WrongBytesBackend::Harm nothing(std::size_t /*bytes*/, CopyDirection /*direction*/) {
+  return WrongBytesBackend::Harm::none;
+}
+
+/// Measures a device that spoils some copies and gathers.
+void measure_with(WrongBytesBackend::Choice copies, std::function<bool(const GatherRequest&)> gathers,
+                  std::function<void(const LinkProgress&)> progress = {}) {
+  const auto backend =
+      std::make_shared<WrongBytesBackend>(Device::open("host").shared_backend(), std::move(copies));
+  backend->harms_gather = std::move(gathers);
+  LinkMeasurementOptions options = hasty();
+  options.progress = std::move(progress);
+  (void)measure_link(Device(backend), options);
+}
+
+std::string error_with(WrongBytesBackend::Choice copies,
+                       std::function<bool(const GatherRequest&)> gathers = {},
+                       std::function<void(const LinkProgress&)> progress = {}) {
+  try {
+    measure_with(std::move(copies), std::move(gathers), std::move(progress));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was noticed";
+}
+
 TEST(LinkMeasurement, FailsLoudlyOnWrongBytes) {
   using Harm = WrongBytesBackend::Harm;
-  const auto measure = [](WrongBytesBackend::Choice choice, bool gathers) {
-    const auto backend =
-        std::make_shared<WrongBytesBackend>(Device::open("host").shared_backend(), std::move(choice));
-    backend->harm_gathers = gathers;
-    return measure_link(Device(backend), hasty());
-  };
-  EXPECT_NO_THROW((void)measure([](std::size_t, CopyDirection) { return Harm::none; }, false));
+  EXPECT_NO_THROW((void)measure_with(nothing, {}));
   for (const CopyDirection wrong : {CopyDirection::h2d, CopyDirection::d2h, CopyDirection::d2d}) {
     for (const Harm harm : {Harm::change, Harm::drop}) {
-      try {
-        (void)measure(
-            [&](std::size_t bytes, CopyDirection direction) {
-              return direction == wrong && bytes == 8 * kKiB ? harm : Harm::none;
-            },
-            false);
-        ADD_FAILURE() << "wrong bytes " << copy_direction_name(wrong) << " went unnoticed";
-      } catch (const Error& error) {
-        EXPECT_THAT(error.what(), HasSubstr("wrong bytes"));
-      }
+      const std::string error = error_with([&](std::size_t bytes, CopyDirection direction) {
+        return direction == wrong && bytes == 8 * kKiB ? harm : Harm::none;
+      });
+      EXPECT_THAT(error, HasSubstr("wrong bytes")) << copy_direction_name(wrong);
     }
   }
-  try {
-    (void)measure([](std::size_t, CopyDirection) { return Harm::none; }, true);
-    ADD_FAILURE() << "wrong bytes of a gather went unnoticed";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("zero_copy_h2d of 4 KiB brought wrong bytes, the first at offset 0"));
-  }
+  EXPECT_THAT(error_with(nothing, [](const GatherRequest&) { return true; }),
+              HasSubstr("zero_copy_h2d of 4 KiB brought wrong bytes, the first at offset 0"));
+}
+
+TEST(LinkMeasurement, FailsLoudlyIfAGatherBringsWrongBytes) {
+  using Harm = WrongBytesBackend::Harm;
+  bool gathers = false;
+  const auto progress = [&](const LinkProgress& now) { gathers = now.step == "gathers of samples"; };
+  const auto copies_of = [&](std::size_t wanted) {
+    return [&gathers, wanted](std::size_t bytes, CopyDirection direction) {
+      return gathers && direction == CopyDirection::h2d && bytes == wanted ? Harm::change : Harm::none;
+    };
+  };
+  EXPECT_THAT(error_with(copies_of(16 * kKiB), {}, progress), HasSubstr("gather_host of 64 B brought wrong"));
+  EXPECT_THAT(error_with(copies_of(64), {}, progress), HasSubstr("gather_copy_engine of 64 B brought wrong"));
+  const void* source = nullptr;  // of the first gather, over the link
+  const auto first = [&](const GatherRequest& request) {
+    if (gathers && source == nullptr) source = request.source;
+    return gathers && request.source == source;
+  };
+  EXPECT_THAT(error_with(nothing, first, progress),
+              HasSubstr("gather_zero_copy of 64 B brought wrong bytes"));
+  const auto others = [&](const GatherRequest& request) { return gathers && request.source != source; };
+  EXPECT_THAT(error_with(nothing, others, progress),
+              HasSubstr("gather_resident of 64 B brought wrong bytes"));
+  const auto widens = [](const GatherRequest& request) { return request.to == DType::float32; };
+  EXPECT_THAT(error_with(nothing, widens, progress),
+              HasSubstr("gather_widening of 64 B brought wrong values"));
 }
 
 TEST(LinkMeasurement, MakesDoWithLessMemoryAndSaysSo) {

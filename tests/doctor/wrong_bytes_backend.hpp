@@ -76,7 +76,7 @@ class WrongBytesBackend final : public Backend {
   }
   void gather(const GatherRequest& request, StreamHandle stream) override {
     inner_->gather(request, stream);
-    if (harm_gathers) change(request.destination, request.source, 0, stream);
+    if (harms_gather && harms_gather(request)) change(request.destination, request.source, 0, stream);
   }
   void split_rows(const SplitRequest& request, StreamHandle stream) override {
     inner_->split_rows(request, stream);
@@ -85,7 +85,8 @@ class WrongBytesBackend final : public Backend {
     inner_->fill_order(request, stream);
   }
 
-  bool harm_gathers = false;
+  /// True for the gathers to spoil; empty: none.
+  std::function<bool(const GatherRequest& request)> harms_gather;
 
  private:
   /// Enqueues another byte than the source has there: the host reads the host device's memory.

@@ -192,6 +192,21 @@ TEST(LinkProfilePredict, LetsAsynchronousCopiesOverlapAndPageableOnesNot) {
   EXPECT_NEAR(pageable, 1000 * profile.predict(each, 1, kPageableIn, TransferPath::direct), 1e-9);
 }
 
+TEST(LinkProfilePredict, KnowsTheGathersThatWereMeasured) {
+  LinkProfile profile = affine_profile();
+  EXPECT_EQ(profile.gather_seconds(LinkProfile::Gather::host, 100), std::nullopt);
+  profile.gathers[LinkProfile::Gather::host] = {{100, 1e-6}, {400, 4e-6}};
+  profile.gathers[LinkProfile::Gather::zero_copy] = {};
+  profile.gather_threads = 3;
+  const LinkProfile read = LinkProfile::parse(profile.to_json());
+  EXPECT_EQ(read.gather_threads, 3U);
+  EXPECT_EQ(read.gather_seconds(LinkProfile::Gather::zero_copy, 100), std::nullopt);
+  for (const auto& [bytes, seconds] : {std::pair{1, 1e-6}, {100, 1e-6}, {200, 2e-6}, {800, 8e-6}}) {
+    EXPECT_NEAR(read.gather_seconds(LinkProfile::Gather::host, static_cast<std::size_t>(bytes)).value(),
+                seconds, 1e-15);
+  }
+}
+
 TEST(LinkProfilePredict, TakesNoTimeForNothing) {
   EXPECT_EQ(affine_profile().predict(0, 1, kPinnedIn), 0);
   EXPECT_EQ(affine_profile().predict(0, 100, kPageableOut), 0);
@@ -352,6 +367,11 @@ TEST(LinkProfileJson, RefusesNonsenseWithAGoodChecksum) {
   refused("/profile/curves/pinned_h2d", json::array(), "no points");
   refused("/profile/curves/warp_h2d", json::array({{1, 1.0}}), "warp_h2d");
   refused("/profile/curves", 3, "missing");
+  refused("/profile/gathers/warp", json::array({{1, 1.0}}), "unknown gather 'warp'");
+  refused("/profile/gathers/zero-copy", json::array({{1, 1.0}}), "unknown gather 'zero-copy'");
+  refused("/profile/gathers/host", json::array(), "no points");
+  refused("/profile/gathers", 3, "unknown gather");
+  refused("/profile/gather_threads", 2000, "gather_threads");
   refused("/profile/packed_h2d/4/0", 0, "within");
   refused("/profile/packed_d2h/4/1", 1, "ascend");
   refused("/profile/packed_d2h", nullptr, "no points");
@@ -361,10 +381,10 @@ TEST(LinkProfileJson, RefusesNonsenseWithAGoodChecksum) {
   refused("/profile/streaming_stores", 1, "streaming_stores");
   refused("/profile/device_name", 5, "device_name");
   refused("/profile", json::array(), "missing");
-  refused("/version", 2, "version 2");
+  refused("/version", 1, "version 1");
   refused("/version", "1", "version");
   refused("/format", "other", "format");
-  for (const char* key : {"curves", "packed_h2d", "link", "driver"}) {
+  for (const char* key : {"curves", "packed_h2d", "link", "driver", "gathers", "gather_threads"}) {
     json document = good;
     document["profile"].erase(key);
     EXPECT_THROW((void)LinkProfile::parse(with_checksum(document)), InvalidArgument) << key;
@@ -522,6 +542,15 @@ TEST(LinkProfilePlace, TellsDevicesApartAndStaysInTheCache) {
   }
   device.spec = std::string(1000, 'x');
   EXPECT_LT(LinkProfile::file_for("/cache", device).filename().string().size(), 200u);
+}
+
+TEST(LinkProfileGather, HasANameEach) {
+  std::set<std::string_view> names;
+  for (int i = 0; i <= static_cast<int>(LinkProfile::Gather::widening); ++i) {
+    names.insert(gather_name(static_cast<LinkProfile::Gather>(i)));
+  }
+  EXPECT_EQ(names.size(), 5u);
+  EXPECT_EQ(names.count("unknown"), 0u);
 }
 
 TEST(LinkProfileCurve, HasANameEach) {

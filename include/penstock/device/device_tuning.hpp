@@ -61,7 +61,7 @@ struct DeviceTuning {
 
   // Batches.
 
-  /// Smallest samples that get a copy each. A copy of a batch costs the host half a microsecond, in which
+  /// Smallest samples that get a copy each, until gathers were measured. A copy of a batch costs the host half a microsecond, in which
   /// PCIe 5 x16 carries about 30 KiB. Copies of 24 KiB and less take another, several times slower way
   /// through the driver.
   std::size_t copied_sample_bytes = 32 * kKiB;
@@ -75,6 +75,39 @@ struct DeviceTuning {
   unsigned copying_blocks = 4;
   unsigned converting_blocks = 8;
   unsigned most_blocks = 32;
+  /// Host threads that gather a batch, unless a number is given.
+  unsigned gather_threads = 8;
+
+  /// What the model of a feed (transfer/feed_model.hpp) cannot take from a LinkProfile. The figures are from
+  /// docs/performance.md.
+  struct Feeding {
+    /// Seconds of the loader's thread for a batch whatever its size, and for each field of it: resident
+    /// batches of 1 and 28 columns took 48 and 205 us.
+    double batch_seconds = 40e-6;
+    double field_seconds = 6e-6;
+    /// Seconds of the same thread for a copy among those of a batch.
+    double copy_seconds = 0.5e-6;
+    /// Seconds of the link for each part of a batch's copies.
+    double part_seconds = 4e-6;
+    /// Seconds of the consumer's stream for a batch, by its wait and the events around it: steps of 5 ms took
+    /// 1.005 times as long, of which some was not theirs.
+    double step_seconds = 15e-6;
+    /// The share of the rate of plain copies within the device that a kernel over whole batches reaches.
+    double kernel_share = 0.88;
+    /// Bytes per second of samples on the device that one block of a kernel reads, if it also reads the link.
+    /// Not measured: twice what a block reads over the link.
+    double block_rate = 25e9;
+
+    // If no gather was measured.
+
+    /// Least seconds for each sample: of all host threads together, and of a kernel that reads the link.
+    double host_sample_seconds = 12e-9;
+    double link_sample_seconds = 11e-9;
+    /// Bytes per second of copies below `copied_sample_bytes`, and the least seconds for one of them.
+    double small_copy_rate = 5e9;
+    double small_copy_seconds = 1e-6;
+  };
+  Feeding feeding;
 };
 
 }  // namespace penstock

@@ -47,7 +47,9 @@ struct LinkMeasuredPoint {
 };
 
 struct LinkSeries {
-  std::string name;  ///< a curve's name, "packed_h2d" or "packed_d2h"
+  /// A curve's name, "packed_h2d", "packed_d2h", or a gather's name after "gather_". Of a gather, bytes and
+  /// seconds are those of one sample in a large shuffled batch.
+  std::string name;
   LinkTiming timing = LinkTiming::call;
   std::vector<LinkMeasuredPoint> points;
 };

@@ -4,6 +4,7 @@
 #include <penstock/core/host_workers.hpp>
 #include <penstock/data/batch_sampler.hpp>
 #include <penstock/data/sampler.hpp>
+#include <penstock/transfer/gather_path.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <chrono>
@@ -16,22 +17,6 @@
 #include <vector>
 
 namespace penstock {
-
-/// How the samples of a batch that stream are gathered.
-enum class GatherPath : std::uint8_t {
-  /// Chosen for each field. `host`: the samples cannot be page-locked where they lie. `copy_engine`: the
-  /// device batches copies, and samples are at least 32 KiB or are read in sequence. Otherwise `zero_copy`,
-  /// or `host` if the link profile shows that kernels read the link too slowly.
-  automatic,
-  host,         ///< host threads copy the samples into a pinned slot, which crosses the link in one copy
-  zero_copy,    ///< a kernel reads the samples over the link from the dataset's own page-locked memory
-  copy_engine,  ///< the copy engines fetch them, one copy for each sample, and take no multiprocessor
-};
-
-/// "automatic", "host", "zero-copy", "copy-engine".
-[[nodiscard]] std::string_view gather_path_name(GatherPath path) noexcept;
-/// Inverse of gather_path_name. Throws InvalidArgument.
-[[nodiscard]] GatherPath parse_gather_path(std::string_view name);
 
 /// How much of the dataset stays in device memory. The resident samples are moved there once; the others
 /// cross the link in each epoch. Order and bytes of the batches are the same at every residency.

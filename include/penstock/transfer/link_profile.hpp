@@ -37,6 +37,14 @@ class LinkProfile {
     zero_copy_h2d,  ///< a kernel reads locked host memory
     device_d2d,
   };
+  /// Ways to make a batch out of samples drawn at random.
+  enum class Gather : std::uint8_t {
+    host,         ///< host threads copy them into a pinned slot, while the link carries the batch before
+    zero_copy,    ///< a kernel reads them over the link
+    copy_engine,  ///< the copy engines fetch them
+    resident,     ///< a kernel reads them in device memory
+    widening,     ///< the same, and delivers uint8 as float32
+  };
   /// Seconds by bytes, ascending in bytes.
   struct Point {
     std::size_t bytes = 0;
@@ -75,6 +83,10 @@ class LinkProfile {
   /// The path that takes the least time.
   [[nodiscard]] TransferPath choose_path(std::size_t bytes, std::size_t pieces, TransferKinds kinds) const;
 
+  /// Seconds that a further sample of `sample_bytes` adds to a shuffled batch, interpolated as above; nullopt
+  /// if this way of gathering was not measured.
+  [[nodiscard]] std::optional<double> gather_seconds(Gather gather, std::size_t sample_bytes) const;
+
   /// Best measured bandwidth in bytes per second, each way: the link's ceiling.
   [[nodiscard]] double ceiling(CopyDirection direction) const;
 
@@ -99,8 +111,13 @@ class LinkProfile {
   std::vector<PackedPoint> packed_d2h;
   /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 if not measured.
   double copy_interval = 0;
+  /// By the bytes of a sample: seconds that a further sample adds to a large shuffled batch. Empty for
+  /// defaults.
+  std::map<Gather, std::vector<Point>> gathers;
+  unsigned gather_threads = 0;  ///< of the host's gather; 0 if not measured
 };
 
+[[nodiscard]] std::string_view gather_name(LinkProfile::Gather gather) noexcept;
 [[nodiscard]] std::string_view curve_name(LinkProfile::Curve curve) noexcept;
 
 }  // namespace penstock

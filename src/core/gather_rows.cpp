@@ -1,4 +1,4 @@
-#include "data/gather_rows.hpp"
+#include <penstock/core/gather_rows.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -8,7 +8,8 @@
 
 namespace penstock {
 
-/// Copies the rows `indices` of an array of rows side by side to `destination`.
+/// Copies the rows `indices` of an array of rows side by side to `destination`, on the calling thread. The
+/// indices are within the array, and the destination does not overlap it.
 void gather_rows(const std::byte* rows, std::size_t row_bytes, std::span<const std::uint64_t> indices,
                  std::byte* destination, StoreKind stores) noexcept;
 

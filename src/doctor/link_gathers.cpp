@@ -1,0 +1,236 @@
+#include "doctor/link_steps.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/gather_rows.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <random>
+
+/// How gathers are measured: as a loader gathers, batch after batch on two streams in turn, with samples
+/// drawn at random from the whole source. A batch is so large that its fixed costs do not count. Kernels that
+/// do not use the link are timed on one stream, by the device's clock.
+namespace penstock {
+
+namespace {
+
+using Gather = LinkProfile::Gather;
+
+constexpr std::array kGathers{Gather::host, Gather::zero_copy, Gather::copy_engine, Gather::resident,
+                              Gather::widening};
+constexpr std::array<std::size_t, 8> kSampleBytes{64,        256,       kKiB,       4 * kKiB,
+                                                  16 * kKiB, 32 * kKiB, 128 * kKiB, 512 * kKiB};
+constexpr std::size_t kBatches = 4;  // of a repetition, each with a slot of its own
+constexpr std::size_t kStreams = 2;
+constexpr double kBatchSeconds = 1.5e-3;  // on the link, much more than a batch costs the host
+constexpr std::size_t kMostBatchBytes = 16 * kMiB;
+constexpr std::size_t kDeviceBatchBytes = 32 * kMiB;  // delivered; more than a cache holds
+constexpr std::size_t kMostSamples = 16384;
+constexpr std::size_t kMostDeviceSamples = 262144;
+constexpr std::size_t kMostCopies = 1024;  // in one call
+constexpr std::size_t kPieceBytes = 256 * kKiB;
+constexpr double kLeastSeconds = 1e-12;
+
+bool is_on_device(Gather gather) { return gather == Gather::resident || gather == Gather::widening; }
+
+std::size_t delivered_bytes(Gather gather, std::size_t sample_bytes) {
+  return gather == Gather::widening ? sizeof(float) * sample_bytes : sample_bytes;
+}
+
+std::size_t samples_in(Gather gather, std::size_t sample_bytes, std::size_t slot_bytes) {
+  const std::size_t room = slot_bytes / delivered_bytes(gather, sample_bytes);
+  return std::min(room, is_on_device(gather)            ? kMostDeviceSamples
+                        : gather == Gather::copy_engine ? kMostCopies
+                                                        : kMostSamples);
+}
+
+/// Batches of samples of one size, made in one way.
+class GatherBench {
+ public:
+  GatherBench(LinkRun& run, Gather gather, std::size_t sample_bytes, std::size_t slot_bytes)
+      : bench_(run.bench),
+        gather_(gather),
+        sample_bytes_(sample_bytes),
+        slot_bytes_(slot_bytes),
+        samples_(samples_in(gather, sample_bytes, slot_bytes)),
+        stores_(run.result.profile.streaming_stores ? StoreKind::streaming : StoreKind::cached),
+        workers_(bench_.device().host_workers()),
+        indices_(kBatches * samples_),
+        device_indices_(make_device_pool(bench_.device(), {.segment_bytes = 64 * kKiB})
+                            .allocate(indices_.size() * sizeof(std::uint64_t))),
+        begin_(bench_.device().create_event(EventTiming::on)),
+        end_(bench_.device().create_event(EventTiming::on)) {
+    for (std::size_t i = 0; i < kStreams; ++i) streams_.push_back(bench_.device().create_stream());
+    for (std::size_t i = 0; i < kBatches; ++i) sent_.push_back(bench_.device().create_event());
+    std::mt19937_64 random(sample_bytes);
+    for (std::uint64_t& index : indices_) index = random() % (bench_.capacity() / sample_bytes_);
+    bench_.stream().copy(device_indices_.data(), indices_.data(), indices_.size() * sizeof(std::uint64_t),
+                         CopyDirection::h2d);
+    bench_.stream().synchronize();
+  }
+
+  /// Makes the batches once. Returns the seconds for each sample.
+  double seconds() {
+    if (is_on_device(gather_)) return device_seconds();
+    double gathering = 0;
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::size_t batch = 0; batch < kBatches; ++batch) {
+      if (gather_ == Gather::host) {
+        gathering += gather_on_host(batch);
+      } else if (gather_ == Gather::zero_copy) {
+        streams_[batch % kStreams].gather(request(batch));
+      } else {
+        gather_by_copies(batch);
+      }
+    }
+    for (const Stream& stream : streams_) stream.synchronize();
+    const double all = gather_ == Gather::host ? gathering : seconds_since(begin);
+    return all / static_cast<double>(indices_.size());
+  }
+
+  void check(std::string_view what) {
+    bench_.read_back(kBatches * slot_bytes_);
+    for (std::size_t batch = 0; batch < kBatches; ++batch) {
+      const std::byte* sample = bench_.pinned_target() + batch * slot_bytes_;
+      for (const std::uint64_t index : indices(batch)) {
+        if (gather_ == Gather::widening) {
+          check_widened(what, sample, index * sample_bytes_);
+        } else {
+          bench_.check_host(what, sample, sample_bytes_, index * sample_bytes_);
+        }
+        sample += delivered_bytes(gather_, sample_bytes_);
+      }
+    }
+  }
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return indices_.size() * sample_bytes_; }
+  [[nodiscard]] unsigned threads() const {
+    return static_cast<unsigned>(
+        std::min<std::size_t>(workers_->threads(), bench_.device().info().tuning.gather_threads));
+  }
+
+ private:
+  [[nodiscard]] std::span<const std::uint64_t> indices(std::size_t batch) const {
+    return std::span(indices_).subspan(batch * samples_, samples_);
+  }
+  [[nodiscard]] std::byte* slot(std::size_t batch) const {
+    return bench_.device_target() + batch * slot_bytes_;
+  }
+
+  [[nodiscard]] GatherRequest request(std::size_t batch) const {
+    const Device& device = bench_.device();
+    const bool over_link = gather_ == Gather::zero_copy;
+    return {.source = over_link ? device.device_address(bench_.pinned_source()) : bench_.device_source(),
+            .source_rows = bench_.capacity() / sample_bytes_,
+            .row_elements = sample_bytes_,
+            .indices = reinterpret_cast<const std::uint64_t*>(device_indices_.data()) + batch * samples_,
+            .count = samples_,
+            .destination = slot(batch),
+            .to = gather_ == Gather::widening ? DType::float32 : DType::uint8,
+            .blocks = over_link ? device.info().tuning.copying_blocks : 0};
+  }
+
+  double device_seconds() {
+    const Stream& stream = streams_.front();
+    begin_.record(stream);
+    for (std::size_t batch = 0; batch < kBatches; ++batch) stream.gather(request(batch));
+    end_.record(stream);
+    end_.synchronize();
+    return end_.seconds_since(begin_) / static_cast<double>(indices_.size());
+  }
+
+  /// Returns the seconds of the host's threads, while the link carries earlier batches.
+  double gather_on_host(std::size_t batch) {
+    sent_[batch].synchronize();
+    std::byte* const staging = bench_.pinned_target() + batch * slot_bytes_;
+    const std::size_t piece = std::clamp<std::size_t>(kPieceBytes / sample_bytes_, 1, 1024);
+    const auto begin = std::chrono::steady_clock::now();
+    workers_->for_each((samples_ + piece - 1) / piece,
+                       [&](std::size_t i) {
+                         const std::size_t first = i * piece;
+                         gather_rows(bench_.pageable_source(), sample_bytes_,
+                                     indices(batch).subspan(first, std::min(piece, samples_ - first)),
+                                     staging + first * sample_bytes_, stores_);
+                       },
+                       threads());
+    const double seconds = seconds_since(begin);
+    const Stream& stream = streams_[batch % kStreams];
+    stream.copy(slot(batch), staging, samples_ * sample_bytes_, CopyDirection::h2d);
+    sent_[batch].record(stream);
+    return seconds;
+  }
+
+  void gather_by_copies(std::size_t batch) {
+    copies_.clear();
+    std::byte* destination = slot(batch);
+    for (const std::uint64_t index : indices(batch)) {
+      copies_.push_back({bench_.pinned_source() + index * sample_bytes_, destination, sample_bytes_});
+      destination += sample_bytes_;
+    }
+    streams_[batch % kStreams].copy_each(copies_, CopyDirection::h2d);
+  }
+
+  void check_widened(std::string_view what, const std::byte* sample, std::size_t offset) const {
+    const auto* const values = reinterpret_cast<const float*>(sample);
+    const std::byte* const source = bench_.pinned_source() + offset;
+    const bool same = std::equal(values, values + sample_bytes_, source, [](float value, std::byte stored) {
+      return value == static_cast<float>(std::to_integer<unsigned>(stored));
+    });
+    if (same) return;
+    throw Error(fmt::format("{} of {} brought wrong values: {} is faulty. Do not trust measurements on it.",
+                            what, format_bytes(sample_bytes_), bench_.device().info().spec));
+  }
+
+  LinkBench& bench_;
+  const Gather gather_;
+  const std::size_t sample_bytes_;
+  const std::size_t slot_bytes_;
+  const std::size_t samples_;
+  const StoreKind stores_;
+  std::shared_ptr<HostWorkers> workers_;
+  std::vector<std::uint64_t> indices_;
+  Buffer device_indices_;
+  Event begin_;
+  Event end_;
+  std::vector<Stream> streams_;
+  std::vector<Event> sent_;
+  std::vector<CopyPiece> copies_;
+};
+
+}  // namespace
+
+void measure_gathers(LinkRun& run) {
+  LinkBench& bench = run.bench;
+  LinkProfile& profile = run.result.profile;
+  const double bytes = std::clamp(profile.ceiling(CopyDirection::h2d) * kBatchSeconds,
+                                  static_cast<double>(64 * kKiB), static_cast<double>(kMostBatchBytes));
+  const std::size_t room = bench.capacity() / kBatches;
+  double done = 0;
+  for (const Gather gather : kGathers) {
+    const std::string name = fmt::format("gather_{}", gather_name(gather));
+    LinkSeries series{.name = name, .timing = LinkTiming::call, .points = {}};
+    const std::size_t slot_bytes = std::min(
+        room, is_on_device(gather) ? kDeviceBatchBytes : std::bit_floor(static_cast<std::size_t>(bytes)));
+    std::vector<LinkProfile::Point> points;
+    for (const std::size_t sample : kSampleBytes) {
+      if (4 * sample > slot_bytes) break;
+      GatherBench batches(run, gather, sample, slot_bytes);
+      bench.poison_device(kBatches * slot_bytes);
+      const Summary seconds = bench.repeat(batches.bytes(), [&] { return batches.seconds(); });
+      batches.check(name);
+      series.points.push_back({.bytes = sample, .pieces = 1, .seconds = seconds});
+      points.push_back({sample, std::max(seconds.median, kLeastSeconds)});
+      if (gather == Gather::host) profile.gather_threads = batches.threads();
+      run.advance(done += 1.0 / static_cast<double>(kGathers.size() * kSampleBytes.size()));
+    }
+    profile.gathers[gather] = std::move(points);
+    run.result.series.push_back(std::move(series));
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,264 @@
+#include <penstock/core/error.hpp>
+#include <penstock/transfer/feed_model.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+/// Each stage's seconds for a batch are a sum over its fields. With n samples that stream, of s bytes as
+/// stored:
+///
+///   gather     n times the seconds of a sample that the host gathers
+///   transfer   host: the bytes n s at the link's ceiling, and the cost of a copy
+///              kernel or copy engine: n times the seconds of a sample
+///              copies in sequence: as for the host
+///   kernel     the batch's samples times the seconds of one in device memory. For kernels that read the
+///   link,
+///              only the resident samples count, unless they widen
+///   batch      the fixed costs of the batch, of each field, and of each copy
+///
+/// The loader's thread does the loader's, the gather's and the batch's work one after another. It enqueues
+/// copies in parts, two at a time (CopyPacer in the loader), and so waits for the others. Two copy
+/// streams take turns, so that one batch's transfer hides another's kernel, and half of a kernel's latency. A
+/// slot goes through transfer, kernel and step before it is used again, and there is one more slot than
+/// batches ahead.
+namespace penstock {
+
+namespace {
+
+using Curve = LinkProfile::Curve;
+using Gather = LinkProfile::Gather;
+
+constexpr double kCopyStreams = 2;
+// Copies are in small parts if a batch takes this many times as long as its bytes (CopyPacer).
+constexpr double kSpare = 1.5;
+constexpr double kPartsAtATime = 2;
+// A measured widening writes float32 for uint8.
+constexpr double kMeasuredWidening = 4;
+// Kernels must be this many times as fast as copy engines to be worth their multiprocessors.
+constexpr double kWorthMultiprocessors = 1.25;
+// The host must be this many times as fast as either to be worth its processors.
+constexpr double kWorthProcessors = 2.0;
+
+/// Bytes per second of the largest copy of a curve; `otherwise` if it has none.
+double last_rate(const LinkProfile& profile, Curve curve, double otherwise) {
+  const auto found = profile.curves.find(curve);
+  if (found == profile.curves.end() || found->second.empty()) return otherwise;
+  const double rate = static_cast<double>(found->second.back().bytes) / found->second.back().seconds;
+  return rate > 0 ? rate : otherwise;
+}
+
+/// Seconds of the smallest copy of a curve; 0 if it has none.
+double latency(const LinkProfile& profile, Curve curve) {
+  const auto found = profile.curves.find(curve);
+  return found == profile.curves.end() || found->second.empty() ? 0 : found->second.front().seconds;
+}
+
+double link_rate(const LinkProfile& profile, const DeviceTuning& tuning) {
+  return last_rate(profile, Curve::pinned_h2d, tuning.unstated_link_rate);
+}
+
+/// Seconds of a kernel for `samples` in device memory. If it was not measured, it takes its bytes as long as
+/// copies do, which read and write each of theirs.
+double kernel_seconds(const LinkProfile& profile, const DeviceTuning& tuning, const ModelledField& field,
+                      double samples) {
+  const auto read = static_cast<double>(field.sample_bytes);
+  const auto written = static_cast<double>(field.delivered_bytes);
+  const Gather gather = field.converts ? Gather::widening : Gather::resident;
+  if (const auto measured = profile.gather_seconds(gather, field.sample_bytes)) {
+    const double measured_bytes = (field.converts ? 1 + kMeasuredWidening : 2) * read;
+    return samples * *measured * (read + written) / measured_bytes;
+  }
+  const double copied = samples * (read + written) / 2;
+  const auto found = profile.curves.find(Curve::device_d2d);
+  const bool known = found != profile.curves.end() && !found->second.empty();
+  const double seconds = known ? profile.predict(static_cast<std::size_t>(std::ceil(copied)), 1,
+                                                 {MemoryKind::device, MemoryKind::device})
+                               : copied / tuning.device_copy_rate;
+  return seconds / tuning.feeding.kernel_share;
+}
+
+/// Blocks of both streams' kernels that read over the link (blocks_over_link in the loader).
+double link_blocks(const DeviceTuning& tuning, const ModelledField& field) {
+  const double blocks = field.converts ? tuning.converting_blocks : tuning.copying_blocks;
+  const double widened = std::floor(1 / (1 - field.resident)) * blocks;
+  return kCopyStreams * std::min<double>(widened, tuning.most_blocks);
+}
+
+/// Adds up the stages of a batch, field by field.
+class Stages {
+ public:
+  Stages(const LinkProfile& profile, const DeviceTuning& tuning, const ModelledFeed& feed)
+      : profile_(profile), tuning_(tuning), feed_(feed), link_rate_(link_rate(profile, tuning)) {}
+
+  void add(const ModelledField& field, FeedPrediction& sums) {
+    const auto batch = static_cast<double>(feed_.batch);
+    const double streamed = batch * (1 - field.resident);
+    sums.batch_seconds += tuning_.feeding.field_seconds;
+    if (streamed > 0 && field.path == GatherPath::zero_copy) return add_kernel(field, sums);
+    if (streamed > 0) add_listed(field, streamed, sums);
+    if (field.converts || field.resident > 0) {
+      sums.kernel_seconds += kernel_seconds(profile_, tuning_, field, batch);
+    }
+  }
+
+  /// The batch with its copies in parts as the loader cuts them.
+  [[nodiscard]] FeedPrediction finished(const FeedPrediction& sums) const {
+    const auto slots = static_cast<double>(feed_.prefetch_depth + 1);
+    const auto small = static_cast<double>(tuning_.small_part_bytes);
+    if (copied_bytes_ * slots <= kPartsAtATime * small) return in_parts(sums, copied_bytes_);
+    const FeedPrediction large = in_parts(sums, static_cast<double>(tuning_.large_part_bytes));
+    return large.seconds * link_rate_ > kSpare * copied_bytes_ ? in_parts(sums, small) : large;
+  }
+
+ private:
+  [[nodiscard]] FeedPrediction in_parts(FeedPrediction batch, double part) const {
+    if (copied_bytes_ > 0) {
+      const double more =
+          copied_bytes_ > part ? std::ceil(copied_bytes_ / part) * tuning_.feeding.part_seconds : 0;
+      batch.transfer_seconds += more;
+      batch.pacing_seconds = (copy_seconds_ + more) * std::max(0.0, 1 - kPartsAtATime * part / copied_bytes_);
+    }
+    const double host =
+        batch.loader_seconds + batch.gather_seconds + batch.batch_seconds + batch.pacing_seconds;
+    const double step = batch.step_seconds + tuning_.feeding.step_seconds;
+    const double slot = batch.transfer_seconds + batch.kernel_seconds + step;
+    batch.seconds = std::max({host, batch.transfer_seconds, batch.kernel_seconds, step,
+                              slot / static_cast<double>(feed_.prefetch_depth + 1)});
+    return batch;
+  }
+
+  /// The host lists the samples, and copies take them over the link.
+  void add_listed(const ModelledField& field, double streamed, FeedPrediction& sums) {
+    const auto stored = static_cast<double>(field.sample_bytes);
+    if (field.path == GatherPath::host) {
+      double seconds = streamed * sample_seconds(profile_, tuning_, GatherPath::host, field.sample_bytes);
+      if (feed_.threads != 0 && profile_.gather_threads != 0) {
+        seconds *= static_cast<double>(profile_.gather_threads) / feed_.threads;
+      }
+      sums.gather_seconds += seconds;
+    }
+    const bool each = field.path == GatherPath::copy_engine && !field.in_sequence;
+    if (each) sums.batch_seconds += streamed * tuning_.feeding.copy_seconds;
+    const double seconds =
+        each ? streamed * sample_seconds(profile_, tuning_, GatherPath::copy_engine, field.sample_bytes)
+             : streamed * stored / link_rate_ + profile_.copy_interval;
+    sums.transfer_seconds += seconds;
+    copy_seconds_ += seconds;
+    copied_bytes_ += streamed * stored;
+  }
+
+  /// One kernel reads the link and device memory, and writes the slot.
+  void add_kernel(const ModelledField& field, FeedPrediction& sums) const {
+    const auto batch = static_cast<double>(feed_.batch);
+    const double resident = batch * field.resident;
+    const double seconds = sample_seconds(profile_, tuning_, GatherPath::zero_copy, field.sample_bytes);
+    sums.transfer_seconds +=
+        (batch - resident) * seconds + latency(profile_, Curve::zero_copy_h2d) / kCopyStreams;
+    const double read = resident * static_cast<double>(field.sample_bytes);
+    sums.kernel_seconds +=
+        std::max(kernel_seconds(profile_, tuning_, field, field.converts ? batch : resident),
+                 read / (link_blocks(tuning_, field) * tuning_.feeding.block_rate));
+  }
+
+  const LinkProfile& profile_;
+  const DeviceTuning& tuning_;
+  const ModelledFeed& feed_;
+  const double link_rate_;
+  double copied_bytes_ = 0;
+  double copy_seconds_ = 0;
+};
+
+void check(bool holds, const char* message) {
+  if (!holds) throw InvalidArgument(fmt::format("This feed cannot be modelled: {}.", message));
+}
+
+void check(const ModelledFeed& feed) {
+  check(feed.batch > 0, "a batch has no samples");
+  check(feed.prefetch_depth > 0, "no batch is ahead of the consumer");
+  check(feed.step_seconds >= 0 && feed.loader_seconds >= 0, "a time is negative");
+  for (const ModelledField& field : feed.fields) {
+    check(field.sample_bytes > 0 && field.delivered_bytes > 0, "a sample has no bytes");
+    check(field.path != GatherPath::automatic, "a field has no gather path");
+    check(field.resident >= 0 && field.resident <= 1, "a resident share is not from 0 to 1");
+  }
+}
+
+/// What an account of such batches would say.
+FeedLimit limit_of(const FeedPrediction& batch) {
+  constexpr std::uint64_t kBatches = 1000;
+  const auto all = [](double seconds) { return seconds * static_cast<double>(kBatches); };
+  FeedStatistics account;
+  account.batches = account.timed_batches = kBatches;
+  account.stall_seconds = all(batch.stall_seconds);
+  account.compute_seconds = all(batch.step_seconds);
+  account.loader_seconds = all(batch.loader_seconds);
+  account.gather_seconds = all(batch.gather_seconds);
+  // The account times a batch's copies and kernels together, and names them after the link if it is used.
+  const double on_device = all(std::max(batch.transfer_seconds, batch.kernel_seconds));
+  (batch.transfer_seconds > 0 ? account.transfer_seconds : account.kernel_seconds) = on_device;
+  return account.limited_by();
+}
+
+}  // namespace
+
+double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
+                      std::size_t bytes) {
+  check(path != GatherPath::automatic, "a field has no gather path");
+  const Gather gather = path == GatherPath::host        ? Gather::host
+                        : path == GatherPath::zero_copy ? Gather::zero_copy
+                                                        : Gather::copy_engine;
+  if (const auto measured = profile.gather_seconds(gather, bytes)) return *measured;
+  const DeviceTuning::Feeding& feeding = tuning.feeding;
+  const auto size = static_cast<double>(bytes);
+  const double link = link_rate(profile, tuning);
+  if (path == GatherPath::host) {
+    return std::max(size / last_rate(profile, Curve::staged_h2d, link), feeding.host_sample_seconds);
+  }
+  if (path == GatherPath::zero_copy) {
+    return std::max(size / last_rate(profile, Curve::zero_copy_h2d, link), feeding.link_sample_seconds);
+  }
+  if (bytes >= tuning.copied_sample_bytes) return size / link;
+  return std::max(size / std::min(link, feeding.small_copy_rate), feeding.small_copy_seconds);
+}
+
+GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes,
+                         bool in_sequence) {
+  const double link = link_rate(profile, tuning);
+  const auto rate = [&](GatherPath path) {
+    return static_cast<double>(bytes) / sample_seconds(profile, tuning, path, bytes);
+  };
+  return {.by_host = std::min(rate(GatherPath::host), link),
+          .by_kernels = rate(GatherPath::zero_copy),
+          .by_copies = in_sequence ? link : rate(GatherPath::copy_engine)};
+}
+
+bool copies_pay(const GatherRates& rates) noexcept {
+  return rates.by_kernels <= kWorthMultiprocessors * rates.by_copies &&
+         rates.by_host <= kWorthProcessors * rates.by_copies;
+}
+
+bool kernels_pay(const GatherRates& rates) noexcept {
+  return rates.by_host <= kWorthProcessors * rates.by_kernels;
+}
+
+FeedPrediction predict_feed(const LinkProfile& profile, const DeviceTuning& tuning,
+                            const ModelledFeed& feed) {
+  check(feed);
+  FeedPrediction result;
+  result.loader_seconds = feed.loader_seconds;
+  result.step_seconds = feed.step_seconds;
+  result.batch_seconds = tuning.feeding.batch_seconds;
+  Stages stages(profile, tuning, feed);
+  for (const ModelledField& field : feed.fields) stages.add(field, result);
+
+  result = stages.finished(result);
+  result.stall_seconds = result.seconds - result.step_seconds;
+  result.exposed_transfer_seconds = std::min(result.stall_seconds, result.transfer_seconds);
+  result.limited_by = limit_of(result);
+  return result;
+}
+
+}  // namespace penstock
