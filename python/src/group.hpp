@@ -6,17 +6,27 @@
 
 #include <nanobind/nanobind.h>
 
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace penstock::python {
+
+/// The devices of engines, as a group. Throws InvalidArgument for devices that cannot be in one.
+[[nodiscard]] DeviceGroup group_of(const std::vector<std::shared_ptr<Engine>>& engines);
+/// The profile of a group in the user's cache. If there is one that cannot be used, a warning says why.
+[[nodiscard]] std::optional<GroupProfile> stored_profile(
+    const DeviceGroup& group, const std::optional<std::filesystem::path>& cache_directory);
 
 /// Sends to several devices, each of which has an engine, over the links of all.
 class Group {
  public:
   /// The last owner closes it. It and the caller hold the interpreter's lock. Throws InvalidArgument for
   /// devices that cannot be in one group.
-  [[nodiscard]] static std::shared_ptr<Group> open(std::vector<std::shared_ptr<Engine>> engines);
+  [[nodiscard]] static std::shared_ptr<Group> open(
+      std::vector<std::shared_ptr<Engine>> engines,
+      const std::optional<std::filesystem::path>& cache_directory);
 
   /// Feeds all devices once: a flight for each, in their order. `expand`: one for each.
   [[nodiscard]] std::vector<Flight> send(nb::handle tree, const std::vector<nb::object>& expand);
@@ -32,7 +42,8 @@ class Group {
   void close();
 
  private:
-  explicit Group(std::vector<std::shared_ptr<Engine>> engines);
+  Group(std::vector<std::shared_ptr<Engine>> engines,
+        const std::optional<std::filesystem::path>& cache_directory);
   /// Enqueues the leaves that all shipments have in common. To the first device alone if there is only one
   /// shipment.
   void enqueue(std::vector<Shipment>& shipments) const;
