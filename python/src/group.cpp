@@ -25,26 +25,6 @@ namespace {
 // Handing fewer bytes to the members' threads takes longer than the links of the others save.
 constexpr std::size_t kLeastInGroup = std::size_t{1} << 20;
 
-GroupOptions options_of(const std::vector<std::shared_ptr<Engine>>& engines, const DeviceGroup& group,
-                        const std::optional<std::filesystem::path>& cache_directory) {
-  GroupOptions options;
-  for (const auto& engine : engines) options.profiles.push_back(engine->transfers().profile());
-  options.measured = stored_profile(group, cache_directory);
-  return options;
-}
-
-// An array that is on one of the devices already is a leaf for the others alone.
-bool have_the_same_leaves(std::vector<Shipment>& shipments) {
-  std::vector<Leaf>& first = shipments.front().nest.leaves();
-  return std::ranges::all_of(shipments, [&](Shipment& shipment) {
-    return std::ranges::equal(shipment.nest.leaves(), first, [](const Leaf& a, const Leaf& b) {
-      return a.data == b.data && a.bytes == b.bytes;
-    });
-  });
-}
-
-}  // namespace
-
 DeviceGroup group_of(const std::vector<std::shared_ptr<Engine>>& engines) {
   std::vector<Device> devices;
   devices.reserve(engines.size());
@@ -65,11 +45,26 @@ std::optional<GroupProfile> stored_profile(const DeviceGroup& group,
   return profile;
 }
 
+// An array that is on one of the devices already is a leaf for the others alone.
+bool have_the_same_leaves(std::vector<Shipment>& shipments) {
+  std::vector<Leaf>& first = shipments.front().nest.leaves();
+  return std::ranges::all_of(shipments, [&](Shipment& shipment) {
+    return std::ranges::equal(shipment.nest.leaves(), first, [](const Leaf& a, const Leaf& b) {
+      return a.data == b.data && a.bytes == b.bytes;
+    });
+  });
+}
+
+}  // namespace
+
 Group::Group(std::vector<std::shared_ptr<Engine>> engines,
              const std::optional<std::filesystem::path>& cache_directory)
     : engines_(std::move(engines)) {
   const DeviceGroup group = group_of(engines_);
-  group_ = std::make_unique<GroupEngine>(group, options_of(engines_, group, cache_directory));
+  measured_ = stored_profile(group, cache_directory);
+  GroupOptions options{.measured = measured_};
+  for (const auto& engine : engines_) options.profiles.push_back(engine->transfers().profile());
+  group_ = std::make_unique<GroupEngine>(group, std::move(options));
 }
 
 std::shared_ptr<Group> Group::open(std::vector<std::shared_ptr<Engine>> engines,

@@ -13,12 +13,6 @@
 
 namespace penstock::python {
 
-/// The devices of engines, as a group. Throws InvalidArgument for devices that cannot be in one.
-[[nodiscard]] DeviceGroup group_of(const std::vector<std::shared_ptr<Engine>>& engines);
-/// The profile of a group in the user's cache. If there is one that cannot be used, a warning says why.
-[[nodiscard]] std::optional<GroupProfile> stored_profile(
-    const DeviceGroup& group, const std::optional<std::filesystem::path>& cache_directory);
-
 /// Sends to several devices, each of which has an engine, over the links of all.
 class Group {
  public:
@@ -35,6 +29,9 @@ class Group {
 
   /// Throws if it is closed or the process was forked.
   [[nodiscard]] GroupEngine& engine() const;
+  /// Of the devices, in their order.
+  [[nodiscard]] const std::vector<std::shared_ptr<Engine>>& engines() const noexcept { return engines_; }
+  [[nodiscard]] const std::optional<GroupProfile>& measured() const noexcept { return measured_; }
   /// Bytes that each device has pulled over its link so far.
   [[nodiscard]] std::vector<std::size_t> carried() const { return engine().carried(); }
 
@@ -49,6 +46,7 @@ class Group {
   void enqueue(std::vector<Shipment>& shipments) const;
 
   const std::vector<std::shared_ptr<Engine>> engines_;
+  std::optional<GroupProfile> measured_;
   std::unique_ptr<GroupEngine> group_;
 };
 

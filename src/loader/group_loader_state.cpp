@@ -121,9 +121,12 @@ void GroupLoaderState::add_members(const GroupLinks& links) {
     if (!links.profiles.empty()) own.profile = links.profiles[i];
     const std::size_t budget =
         options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device.memory().free / 2;
-    // Room for as many slots again as the ring begins with.
+    // Parts take little if nothing is resident. Otherwise the ring has room for as many slots again as it
+    // begins with.
     const std::size_t ring_budget =
-        std::min(budget / 2, 2 * (options_.prefetch_depth + 1) * plan_.slot_bytes);
+        options_.residency.kind == Residency::Kind::none
+            ? budget / 2
+            : std::min(budget / 2, 2 * (options_.prefetch_depth + 1) * plan_.slot_bytes);
     own.device_budget_bytes = budget - ring_budget;
     const auto memory = std::make_shared<Pool>(
         make_device_pool(device, {.budget_bytes = std::max<std::size_t>(ring_budget, 1),

@@ -291,19 +291,18 @@ TEST_P(GroupLoaderTest, GoesOnWhereAStateWasTaken) {
 }
 
 TEST_P(GroupLoaderTest, LeasesAreLikeThoseOfOneDevice) {
-  const Dataset data = dataset();
-  const LoaderOptions options{.batch_size = 20, .shuffle = true};
-  GroupLoader loader(data, group(), options);
+  const Dataset data = dataset(220);
+  GroupLoader loader(data, group(), {.batch_size = 20, .shuffle = true});
   std::vector<std::vector<DeviceBatch>> kept;
   while (auto batches = loader.next(streams_)) {
     // Leases of one batch end one by one.
-    if (kept.size() == 3) {
+    if (kept.size() == 3 && kept[1].front().index() == 1) {
       for (DeviceBatch& batch : kept[1]) batch.release();
       kept.erase(kept.begin() + 1);
     }
     kept.push_back(*std::move(batches));
   }
-  ASSERT_GE(kept.size(), 3u);
+  EXPECT_EQ(kept.size(), 10u);  // more than the ring begins with; one was dropped
   for (const auto& batches : kept) {
     const std::vector<std::uint64_t> indices = batches[0].indices();
     expect_batch(data, read(batches), 0, batches[0].index(), indices);
