@@ -80,8 +80,9 @@ class Loader:
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
-    Attributes: `device`, or `devices` of a group, `batch_size`, `drop_last`, and `dataset`, which has a length and gives single samples. A
-    Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it has a sampler.
+    Attributes: `device`, `devices` (of a group), `batch_size`, `drop_last`, and `dataset`, which has a length and gives
+    single samples. A Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it
+    has a sampler.
     Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
     """
 
@@ -232,8 +233,8 @@ class Loader:
         return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
 
     def device_stats(self) -> list[_core.FeedStatistics]:
-        """Of a group: the account of the parts that each device has pulled over its own link, in the group's order. What
-        waits in it is not your step, but the copies to the other devices."""
+        """Of a group: the account of the parts that each device has pulled over its own link, in the group's order. Its
+        consumer is not your step, but the copies to the other devices."""
         if not isinstance(self._native, _core.NativeGroupLoader):
             raise InvalidArgument("This Loader feeds one device: use stats().")
         return [self._native.member_stats(member) for member in range(len(self.devices))]

@@ -504,6 +504,27 @@ TEST_P(GroupLoaderTest, AFailureOfOneMemberReachesAllAndLeavesNothingBehind) {
   }
 }
 
+// What members had read ahead for the place before is not taken for the new one.
+TEST_P(GroupLoaderTest, AFailureOfTheFirstBatchLeavesNoPartsOfIt) {
+  const Dataset data = dataset();
+  const LoaderOptions options{.batch_size = 20, .shuffle = true};
+  for (std::size_t nth = 1; nth < 12; ++nth) {
+    faulty_[0]->fail(Entry::stream_wait_event, nth);
+    GroupLoader loader(data, group(), options);
+    const auto go_on = [&] {
+      for (int i = 0; i < 30; ++i) {
+        if (const auto batches = loader.next(streams_)) (void)read(*batches);
+      }
+    };
+    EXPECT_THROW(go_on(), DeviceError) << nth;
+    faulty_[0]->heal();
+    loader.start_epoch(5);
+    Sampler sampler = sampler_of(data, options);
+    sampler.start_epoch(5);
+    expect_rest(data, sampler, read_epoch(loader));
+  }
+}
+
 TEST_P(GroupLoaderTest, ManyThreadsMayAskWhileTheLoaderGoesElsewhere) {
   const Dataset data = dataset(120);
   const LoaderOptions options{.batch_size = 8, .shuffle = true};
