@@ -10,7 +10,10 @@
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/host_workers.hpp>
+#include <penstock/data/readers.hpp>
 #include <penstock/device/device_group.hpp>
+#include <penstock/loader/group_loader.hpp>
+#include <penstock/loader/loader.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/memory/registration.hpp>
 #include <penstock/transfer/group_engine.hpp>
@@ -95,6 +98,7 @@ class GroupBench {
 
     double sum = 0;
     for (std::size_t i = 0; i < links; ++i) sum += rate(race_[i]);
+    run_loaders(sum);
     const double filled = rate(race_[links + 1]);
     note("each pulls all, all at once", race_[links], sum / static_cast<double>(links), "a link, alone", 0);
     note("the first pulls all, then pushes to each", race_[links + 2], sum / static_cast<double>(links),
@@ -110,6 +114,7 @@ class GroupBench {
     for (const Contender& contender : race_) {
       json["measured"][contender.name]["median_seconds"] = contender.summary().median;
     }
+    json["loader_carried_bytes"] = loader_carried_;
     json["devices"] = nlohmann::json::array();
     for (std::size_t i = 0; i < group_.size(); ++i) json["devices"].push_back(group_[i].info().spec);
     json["bytes"] = bytes_;
@@ -121,6 +126,8 @@ class GroupBench {
   [[nodiscard]] const DeviceGroup& group() const { return group_; }
 
   void print_shares() const {
+    fmt::print("Loader of the group: links carried {:.3f} of the bytes that each device got\n",
+               static_cast<double>(loader_carried_) / static_cast<double>(loader_delivered_));
     for (const auto& [name, carried] : carried_) {
       double all = 0;
       for (const std::size_t bytes : carried) all += static_cast<double>(bytes);
@@ -161,6 +168,66 @@ class GroupBench {
     std::vector<std::size_t>& carried = carried_[name];
     carried.resize(after.size());
     for (std::size_t i = 0; i < after.size(); ++i) carried[i] += after[i] - before[i];
+  }
+
+  /// Shuffled epochs of the same bytes, in samples of 64 KiB: by a loader of the group, and by one for each
+  /// device. They lock the dataset, so this comes after the races of pageable memory.
+  void run_loaders(double sum) {
+    constexpr std::size_t kSample = std::size_t{64} << 10;
+    const std::size_t samples = bytes_ / kSample;
+    const Dataset dataset({read_array({.name = "samples", .dtype = DType::uint8, .shape = {kSample}},
+                                      {pageable_.data(), samples * kSample}, nullptr)});
+    const LoaderOptions options{
+        .batch_size = std::clamp<std::size_t>(samples / 32, 1, 256), .shuffle = true, .seed = 1};
+    GroupLoader together(dataset, group_, options);
+    std::vector<Loader> alone;
+    for (std::size_t i = 0; i < group_.size(); ++i) alone.emplace_back(dataset, group_[i], options);
+    verify(together, kSample);
+
+    // An epoch apart from the last one, so that no batch is read before its turn.
+    std::uint64_t epoch = 0;
+    std::vector<Contender> race_{{"loader of the group", [&] {
+                                    together.start_epoch(epoch += 2);
+                                    while (together.next(streams_)) {
+                                    }
+                                    synchronize_all();
+                                  }},
+                                 {"a loader for each", [&] {
+                                    for (Loader& loader : alone) loader.start_epoch(epoch);
+                                    for (bool more = true; more;) {
+                                      for (std::size_t i = 0; i < alone.size(); ++i) {
+                                        more = alone[i].next(streams_[i]).has_value();
+                                      }
+                                    }
+                                    synchronize_all();
+                                  }}};
+    race(race_, repetitions_, 1);
+    for (std::size_t i = 0; i < group_.size(); ++i) loader_carried_ += together.member_stats(i).link_bytes;
+    loader_delivered_ = together.stats().delivered_bytes;
+    note("a Loader for each: each of them receives", race_[1], sum / static_cast<double>(group_.size()),
+         "a link, alone", 0);
+    note("Loader of the group: each of them receives", race_[0], sum, "the sum of the links", 0.90);
+    for (const Contender& contender : race_) {
+      json["measured"][contender.name]["median_seconds"] = contender.summary().median;
+    }
+  }
+
+  /// An epoch of the loader, byte by byte.
+  void verify(GroupLoader& loader, std::size_t sample_bytes) {
+    while (const auto batches = loader.next(streams_)) {
+      const std::vector<std::uint64_t> indices = batches->front().indices();
+      for (std::size_t i = 0; i < group_.size(); ++i) {
+        const DeviceField& field = (*batches)[i].field(0);
+        std::vector<std::byte> back(field.bytes);
+        plain_[i]->copy(back.data(), field.data, field.bytes, {.after = &streams_[i]}).synchronize();
+        for (std::size_t s = 0; s < indices.size(); ++s) {
+          const std::byte* const stored = pageable_.data() + indices[s] * sample_bytes;
+          if (std::memcmp(back.data() + s * sample_bytes, stored, sample_bytes) != 0) {
+            throw Error(fmt::format("loader of the group: wrong bytes on {}", group_[i].info().spec));
+          }
+        }
+      }
+    }
   }
 
   void pull(std::size_t member) {
@@ -224,6 +291,8 @@ class GroupBench {
   std::vector<Stream> streams_;
   std::vector<std::unique_ptr<TransferEngine>> plain_;
   unsigned threads_ = 0;
+  std::size_t loader_carried_ = 0;
+  std::size_t loader_delivered_ = 0;
   std::map<std::string, std::vector<std::size_t>> carried_;  // bytes of each member, in all repetitions
   Buffer pinned_;
   std::vector<Registration> locks_;

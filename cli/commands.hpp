@@ -3,6 +3,8 @@
 #include "terminal.hpp"
 
 #include <penstock/device/device.hpp>
+#include <penstock/device/device_group.hpp>
+#include <penstock/transfer/group_profile.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <cstddef>
@@ -33,6 +35,7 @@ int run_info(const InfoOptions& options, const Environment& environment);
 
 struct LinkOptions {
   std::string device = "auto";
+  std::vector<std::string> devices;  ///< of a group to measure, in place of `device`
   bool quick = false;
   std::size_t max_bytes = std::size_t{1} << 30;
   std::size_t repetitions = 0;
@@ -41,6 +44,7 @@ struct LinkOptions {
   std::string profile;  ///< file in place of the one in the cache
   bool ascii = false;
 };
+/// Measures the link of a device, or a group of several.
 int run_link(const LinkOptions& options, const Environment& environment);
 
 struct PredictOptions {
@@ -145,6 +149,12 @@ class UsageError : public std::runtime_error {
 [[nodiscard]] std::optional<LinkProfile> stored_profile(const std::filesystem::path& file,
                                                         const DeviceInfo& device,
                                                         std::string* ignored = nullptr);
+
+/// The same two for a group of devices.
+[[nodiscard]] std::filesystem::path profile_file(const std::string& file, const DeviceGroup& group,
+                                                 const Environment& environment);
+[[nodiscard]] std::optional<GroupProfile> stored_profile(const std::filesystem::path& file,
+                                                         const DeviceGroup& group);
 
 /// Throws Error if storing a profile in `file` would replace something other than a regular file, or, if the
 /// user `named` the file, other than a profile. A damaged profile may be replaced.

@@ -1,3 +1,4 @@
+#include "group_report.hpp"
 #include "link_report.hpp"
 #include "output.hpp"
 #include "signals.hpp"
@@ -5,39 +6,45 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
 namespace penstock::cli {
 
-int run_link(const LinkOptions& options, const Environment& environment) {
+namespace {
+
+using ReportProgress = std::function<void(const LinkProgress&)>;
+
+/// Measures with `measure` what `described` names, shows the result, and stores its profile.
+template <typename Described, typename Measure, typename Report>
+int measure_and_store(const LinkOptions& options, const Environment& environment, const Described& described,
+                      Measure&& measure, Report&& report) {
   const Look look{.unicode = environment.utf8 && !options.ascii, .columns = terminal_columns(STDERR_FILENO)};
-  const SignalWatch watch;
-  const Device device = Device::open(options.device, environment.device);
   std::filesystem::path file;
   if (options.store) {
-    file = profile_file(options.profile, device.info(), environment);
+    file = profile_file(options.profile, described, environment);
     require_profile_place(file, !options.profile.empty());
-    static_cast<void>(stored_profile(file, device.info()));
+    static_cast<void>(stored_profile(file, described));
   }
   // Checks the files before the measurement, so that an unwritable one does not waste it.
   OutputFile output("--json", options.json);
   output.keep_off(file, "the link profile");
 
-  LinkMeasurement measurement;
-  {
+  const auto measurement = [&] {
     Progress progress(::isatty(STDERR_FILENO) != 0, look);
-    measurement = measure_link(device, {.max_bytes = options.max_bytes,
-                                        .quick = options.quick,
-                                        .repetitions = options.repetitions,
-                                        .progress = [&](const LinkProgress& now) {
-                                          SignalWatch::check();
-                                          progress.update(now.fraction, now.step);
-                                        }});
-  }
+    return measure([&](const LinkProgress& now) {
+      SignalWatch::check();
+      progress.update(now.fraction, now.step);
+    });
+  }();
   SignalWatch::check();
 
   run_all({[&] { output.write(measurement.to_json()); },
            [&] {
              const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
-             if (!output.is_standard_output()) print(link_report(device.info(), measurement, page));
+             if (!output.is_standard_output()) print(report(measurement, page));
            },
            [&] {
              if (options.store) measurement.profile.save(file);
@@ -47,6 +54,48 @@ int run_link(const LinkOptions& options, const Environment& environment) {
     output.is_standard_output() ? say(where) : print(where);
   }
   return 0;
+}
+
+int link_of_device(const LinkOptions& options, const Environment& environment) {
+  const Device device = Device::open(options.device, environment.device);
+  const auto measure = [&](const ReportProgress& progress) {
+    return measure_link(device, {.max_bytes = options.max_bytes,
+                                 .quick = options.quick,
+                                 .repetitions = options.repetitions,
+                                 .progress = progress});
+  };
+  const auto report = [&](const LinkMeasurement& measurement, const Look& look) {
+    return link_report(device.info(), measurement, look);
+  };
+  return measure_and_store(options, environment, device.info(), measure, report);
+}
+
+int links_of_group(const LinkOptions& options, const Environment& environment) {
+  std::vector<Device> devices;
+  for (const std::string& spec : options.devices) {
+    devices.push_back(Device::open(spec, environment.device));
+  }
+  const DeviceGroup group(std::move(devices));
+  const auto measure = [&](const ReportProgress& progress) {
+    GroupMeasurementOptions how;
+    how.bytes = std::min(how.bytes, options.max_bytes);
+    how.quick = options.quick;
+    how.repetitions = options.repetitions;
+    how.progress = progress;
+    return measure_group(group, how);
+  };
+  const auto report = [&](const GroupMeasurement& measurement, const Look& look) {
+    return group_report(group, measurement, look);
+  };
+  return measure_and_store(options, environment, group, measure, report);
+}
+
+}  // namespace
+
+int run_link(const LinkOptions& options, const Environment& environment) {
+  const SignalWatch watch;
+  return options.devices.empty() ? link_of_device(options, environment)
+                                 : links_of_group(options, environment);
 }
 
 }  // namespace penstock::cli

@@ -72,7 +72,11 @@ struct Carriers {
     if (devices.size() == 1) {
       alone = std::make_unique<TransferEngine>(devices.front(), TransferOptions{.profile = profiles.front()});
     } else {
-      group = std::make_unique<GroupEngine>(DeviceGroup(devices), GroupOptions{.profiles = profiles});
+      const DeviceGroup members(devices);
+      GroupOptions how{.profiles = profiles};
+      if (environment.cache_directory)
+        how.measured = stored_profile(profile_file("", members, environment), members);
+      group = std::make_unique<GroupEngine>(members, std::move(how));
     }
   }
 

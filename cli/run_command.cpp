@@ -69,7 +69,15 @@ void add_info(CLI::App& app, InfoOptions& options) {
 
 void add_link(CLI::App& app, LinkOptions& options) {
   CLI::App* command = app.add_subcommand("link", "Measure the link, and store its profile");
-  add_device(*command, options.device);
+  CLI::Option* device = add_device(*command, options.device);
+  constexpr int kMostDevices = 64;
+  command
+      ->add_option("--devices", options.devices,
+                   "Two devices or more, in place of --device: how fast they receive together and from each "
+                   "other")
+      ->type_name("SPECS")
+      ->expected(2, kMostDevices)
+      ->excludes(device);
   command->add_flag("--quick", options.quick,
                     "Seconds instead of half a minute, with copies of up to 256 MiB");
   CLI::Option* most = add_bytes(*command, "--max-bytes", options.max_bytes, "Largest copy (default: 1GiB)");
@@ -89,6 +97,7 @@ void add_link(CLI::App& app, LinkOptions& options) {
       "Examples:\n"
       "  penstock link                               measure the first GPU's link, and store its profile\n"
       "  penstock link --device host --quick\n"
+      "  penstock link --devices cuda:0 cuda:1       the same for a group of GPUs\n"
       "  penstock link --no-store --json link.json   only look");
 }
 

@@ -94,7 +94,7 @@ def group_for(engines: list[_core.Engine]) -> _core.Group:
     with _lock:
         group = _groups.get(key)
         if group is None:
-            group = _groups[key] = _core.Group(engines)
+            group = _groups[key] = _core.Group(engines, _cache_directory())
     return group
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from . import _core, _others
 from ._checks import whole
 from ._columns import Fields, Samples, fields_of
-from ._engines import close_at_exit, engine_for
+from ._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers
 from ._errors import Closed, InvalidArgument
 from ._sampler import UINT64, checked_state, share
 from ._samplers import batches_of
@@ -50,6 +50,9 @@ class Loader:
     then raises Closed. For two loops at once, make two Loaders.
 
     - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. None is a batch size of 1.
+    - `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
+      gives lists with one batch for each device. Each byte crosses one link, if the devices reach each other's memory.
+      Takes no sampler.
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
       WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
       the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
@@ -77,8 +80,9 @@ class Loader:
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
-    Attributes: `device`, `batch_size`, `drop_last`, and `dataset`, which has a length and gives single samples. A
-    Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it has a sampler.
+    Attributes: `device`, `devices` (of a group), `batch_size`, `drop_last`, and `dataset`, which has a length and gives
+    single samples. A Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it
+    has a sampler.
     Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
     """
 
@@ -89,6 +93,7 @@ class Loader:
         shuffle: bool = False,
         device: Any = "auto",
         *,
+        group: Any = None,
         sampler: Any = None,
         batch_sampler: Any = None,
         to: Any = None,
@@ -125,7 +130,11 @@ class Loader:
             **dict(row_budget_bytes=row_budget_bytes),
             **dict(threads=threads, when_full=when_full, sampler=sampler, batch_sampler=batch_sampler),
         }
-        self._build = fields.build
+        if group is not None:
+            refuse_other_receivers(device, None)
+            group = list(group) if isinstance(group, Sequence) and not isinstance(group, str) else group
+            self._arguments["group"] = group
+        self._build = fields.build if group is None else lambda each: [fields.build(arrays) for arrays in each]
         self._shares = rank is not None or world_size is not None or distributed
         self.dataset = Samples(fields)
         self.drop_last = bool(drop_last)
@@ -136,12 +145,16 @@ class Loader:
             sampler, batch_sampler, batch_size, self.drop_last, self.dataset, decided
         )
         rank, world_size = share(rank, world_size, distributed)
-        engine = engine_for(device)
-        self.device = engine.spec
+        engines = [engine_for(device)] if group is None else engines_of("group", group)
+        self.devices = [engine.spec for engine in engines]
+        self.device = " and ".join(self.devices)
         options = _field_options(fields, to, scale, shift, channel_axis)
-        _need_bfloat16(engine, options)
-        self._native = _core.NativeLoader(
-            engine,
+        native, where = _core.NativeLoader, engines[:1]
+        if group is not None:
+            native, where = _core.NativeGroupLoader, [group_for(engines)]
+        _need_bfloat16(engines[0], options)
+        self._native = native(
+            *where,
             list(zip(fields.names, fields.arrays, strict=True)),
             options,
             batch_size=self.batch_size,
@@ -218,6 +231,13 @@ class Loader:
         """The loader's account so far, which `penstock feed` also prints."""
         figures, timeline = self._native.stats(), self._native.timeline()
         return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
+
+    def device_stats(self) -> list[_core.FeedStatistics]:
+        """Of a group: the account of the parts that each device has pulled over its own link, in the group's order. Its
+        consumer is not your step, but the copies to the other devices."""
+        if not isinstance(self._native, _core.NativeGroupLoader):
+            raise InvalidArgument("This Loader feeds one device: use stats().")
+        return [self._native.member_stats(member) for member in range(len(self.devices))]
 
     def close(self) -> None:
         """Stops the loader's threads. Held batches stay valid; iterating raises Closed."""

@@ -2,15 +2,21 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/log.hpp>
 #include <penstock/device/device_group.hpp>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace penstock::python {
@@ -26,10 +32,17 @@ DeviceGroup group_of(const std::vector<std::shared_ptr<Engine>>& engines) {
   return DeviceGroup(std::move(devices));
 }
 
-GroupOptions options_of(const std::vector<std::shared_ptr<Engine>>& engines) {
-  GroupOptions options;
-  for (const auto& engine : engines) options.profiles.push_back(engine->transfers().profile());
-  return options;
+std::optional<GroupProfile> stored_profile(const DeviceGroup& group,
+                                           const std::optional<std::filesystem::path>& cache_directory) {
+  if (!cache_directory) return std::nullopt;
+  const auto file = GroupProfile::file_for(*cache_directory, group);
+  std::string why;
+  auto profile = GroupProfile::load(file, group, &why);
+  std::error_code error;
+  if (!profile && std::filesystem::exists(file, error)) {
+    log_warning("The profile of the group is ignored: " + why);
+  }
+  return profile;
 }
 
 // An array that is on one of the devices already is a leaf for the others alone.
@@ -44,13 +57,20 @@ bool have_the_same_leaves(std::vector<Shipment>& shipments) {
 
 }  // namespace
 
-Group::Group(std::vector<std::shared_ptr<Engine>> engines)
-    : engines_(std::move(engines)),
-      group_(std::make_unique<GroupEngine>(group_of(engines_), options_of(engines_))) {}
+Group::Group(std::vector<std::shared_ptr<Engine>> engines,
+             const std::optional<std::filesystem::path>& cache_directory)
+    : engines_(std::move(engines)) {
+  const DeviceGroup group = group_of(engines_);
+  measured_ = stored_profile(group, cache_directory);
+  GroupOptions options{.measured = measured_};
+  for (const auto& engine : engines_) options.profiles.push_back(engine->transfers().profile());
+  group_ = std::make_unique<GroupEngine>(group, std::move(options));
+}
 
-std::shared_ptr<Group> Group::open(std::vector<std::shared_ptr<Engine>> engines) {
+std::shared_ptr<Group> Group::open(std::vector<std::shared_ptr<Engine>> engines,
+                                   const std::optional<std::filesystem::path>& cache_directory) {
   const nb::gil_scoped_release unlocked;
-  return {new Group(std::move(engines)), [](Group* group) {
+  return {new Group(std::move(engines), cache_directory), [](Group* group) {
             group->close();
             delete group;
           }};
@@ -146,7 +166,7 @@ void Group::close() {
 
 void bind_group(nb::module_& module) {
   nb::class_<Group>(module, "Group", "Sends to several devices over the links of all.")
-      .def(nb::new_(&Group::open), nb::arg("engines"))
+      .def(nb::new_(&Group::open), nb::arg("engines"), nb::arg("cache_directory") = nb::none())
       .def(
           "send",
           [](Group& self, nb::handle tree, const std::vector<nb::object>& expand) {

@@ -6,7 +6,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace penstock::python {
@@ -16,7 +18,9 @@ class Group {
  public:
   /// The last owner closes it. It and the caller hold the interpreter's lock. Throws InvalidArgument for
   /// devices that cannot be in one group.
-  [[nodiscard]] static std::shared_ptr<Group> open(std::vector<std::shared_ptr<Engine>> engines);
+  [[nodiscard]] static std::shared_ptr<Group> open(
+      std::vector<std::shared_ptr<Engine>> engines,
+      const std::optional<std::filesystem::path>& cache_directory);
 
   /// Feeds all devices once: a flight for each, in their order. `expand`: one for each.
   [[nodiscard]] std::vector<Flight> send(nb::handle tree, const std::vector<nb::object>& expand);
@@ -25,6 +29,9 @@ class Group {
 
   /// Throws if it is closed or the process was forked.
   [[nodiscard]] GroupEngine& engine() const;
+  /// Of the devices, in their order.
+  [[nodiscard]] const std::vector<std::shared_ptr<Engine>>& engines() const noexcept { return engines_; }
+  [[nodiscard]] const std::optional<GroupProfile>& measured() const noexcept { return measured_; }
   /// Bytes that each device has pulled over its link so far.
   [[nodiscard]] std::vector<std::size_t> carried() const { return engine().carried(); }
 
@@ -32,12 +39,14 @@ class Group {
   void close();
 
  private:
-  explicit Group(std::vector<std::shared_ptr<Engine>> engines);
+  Group(std::vector<std::shared_ptr<Engine>> engines,
+        const std::optional<std::filesystem::path>& cache_directory);
   /// Enqueues the leaves that all shipments have in common. To the first device alone if there is only one
   /// shipment.
   void enqueue(std::vector<Shipment>& shipments) const;
 
   const std::vector<std::shared_ptr<Engine>> engines_;
+  std::optional<GroupProfile> measured_;
   std::unique_ptr<GroupEngine> group_;
 };
 

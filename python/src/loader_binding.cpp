@@ -1,3 +1,4 @@
+#include "native_group_loader.hpp"
 #include "native_loader.hpp"
 #include "sampler_state.hpp"
 
@@ -36,68 +37,105 @@ std::vector<FieldOptions> field_options(const std::vector<FieldTuple>& fields) {
   return options;
 }
 
-void load_state_dict(NativeLoader& self, const nb::dict& dict) {
+template <typename Native>
+void load_state_dict(Native& self, const nb::dict& dict) {
   const SamplerState state = sampler_state(dict);
   const nb::gil_scoped_release unlocked;
   self.loader().restore(state);
 }
 
-}  // namespace
-
-void bind_loader(nb::module_& module) {
-  nb::class_<NativeLoader>(module, "NativeLoader", "The C++ loader; use penstock.Loader.")
-      .def(
-          "__init__",
-          [](NativeLoader* self, std::shared_ptr<Engine> engine, const NativeLoader::Arrays& fields,
+/// Defines the constructor of a loader for `Devices`, an engine or a group. `make` takes them, the fields, the
+/// options and the mark of NativeLoader.
+template <typename Native, typename Devices, typename Make>
+void define_constructor(nb::class_<Native>& bound, const char* devices_name, Make make) {
+  bound.def(
+      "__init__",
+      [make](Native* self, std::shared_ptr<Devices> devices, const NativeLoader::Arrays& fields,
              const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
              std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
              std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
              const std::string& gather, unsigned gather_blocks, bool narrow, bool data_may_change,
              std::size_t device_budget_bytes, std::size_t row_budget_bytes, unsigned threads,
              const std::string& when_full, const nb::object& mark) {
-            LoaderOptions options;
-            options.batch_size = batch_size;
-            options.shuffle = shuffle;
-            options.seed = seed;
-            options.drop_last = drop_last;
-            if (!batch_sampler.is_none())
-              options.batch_sampler = std::make_shared<PythonBatchSampler>(batch_sampler);
-            options.shard = {rank, world_size, drop_last};
-            options.prefetch_depth = prefetch_depth;
-            options.residency = Residency::parse(residency);
-            options.gather = parse_gather_path(gather);
-            options.gather_blocks = gather_blocks;
-            options.fields = field_options(field_tuples);
-            options.narrow = narrow;
-            options.data_may_change = data_may_change;
-            options.device_budget_bytes = device_budget_bytes;
-            options.row_budget_bytes = row_budget_bytes;
-            options.threads = threads;
-            options.when_full = parse_when_full(when_full);
-            options.ring_grows = mark.is_none();
-            new (self) NativeLoader(std::move(engine), fields, std::move(options), mark);
-          },
-          nb::arg("engine"), nb::arg("fields"), nb::arg("field_options"), nb::kw_only(),
-          nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
-          nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
-          nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
-          nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
-          nb::arg("threads"), nb::arg("when_full"), nb::arg("mark") = nb::none())
-      .def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
+        LoaderOptions options;
+        options.batch_size = batch_size;
+        options.shuffle = shuffle;
+        options.seed = seed;
+        options.drop_last = drop_last;
+        if (!batch_sampler.is_none())
+          options.batch_sampler = std::make_shared<PythonBatchSampler>(batch_sampler);
+        options.shard = {rank, world_size, drop_last};
+        options.prefetch_depth = prefetch_depth;
+        options.residency = Residency::parse(residency);
+        options.gather = parse_gather_path(gather);
+        options.gather_blocks = gather_blocks;
+        options.fields = field_options(field_tuples);
+        options.narrow = narrow;
+        options.data_may_change = data_may_change;
+        options.device_budget_bytes = device_budget_bytes;
+        options.row_budget_bytes = row_budget_bytes;
+        options.threads = threads;
+        options.when_full = parse_when_full(when_full);
+        options.ring_grows = mark.is_none();
+        make(self, std::move(devices), fields, std::move(options), mark);
+      },
+      nb::arg(devices_name), nb::arg("fields"), nb::arg("field_options"), nb::kw_only(),
+      nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
+      nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
+      nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
+      nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
+      nb::arg("threads"), nb::arg("when_full"), nb::arg("mark") = nb::none());
+}
+
+/// What loaders of one device and of a group have in common.
+template <typename Native>
+void define_loader(nb::class_<Native>& bound) {
+  bound.def("start_epoch", &Native::start_epoch)
+      .def("state_dict", [](Native& self) { return to_dict(self.loader().state()); })
+      .def("load_state_dict", &load_state_dict<Native>, nb::arg("state"))
+      .def("stats", [](Native& self) { return self.loader().stats(); })
+      .def("timeline", [](Native& self) { return self.loader().timeline(); })
+      .def("describe", [](Native& self) { return self.loader().describe(); })
+      .def_prop_ro("batches_per_epoch", [](Native& self) { return self.loader().batches_per_epoch(); })
+      .def_prop_ro("samples_per_epoch", [](Native& self) { return self.loader().samples_per_epoch(); })
+      .def("batches_left", [](Native& self) { return self.loader().batches_left(); })
+      .def("close", &Native::close);
+}
+
+}  // namespace
+
+void bind_loader(nb::module_& module) {
+  nb::class_<NativeLoader> loader(module, "NativeLoader", "The C++ loader; use penstock.Loader.");
+  define_constructor<NativeLoader, Engine>(
+      loader, "engine",
+      [](NativeLoader* self, std::shared_ptr<Engine> engine, const NativeLoader::Arrays& fields,
+         LoaderOptions options, const nb::object& mark) {
+        new (self) NativeLoader(std::move(engine), fields, std::move(options), mark);
+      });
+  loader.def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
       .def("end_leases", &NativeLoader::end_leases,
            "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.")
-      .def("start_epoch", &NativeLoader::start_epoch)
       .def("synchronize", &NativeLoader::synchronize,
-           "Blocks until the samples of all batches made so far have been read.")
-      .def("state_dict", [](NativeLoader& self) { return to_dict(self.loader().state()); })
-      .def("load_state_dict", &load_state_dict, nb::arg("state"))
-      .def("stats", [](NativeLoader& self) { return self.loader().stats(); })
-      .def("timeline", [](NativeLoader& self) { return self.loader().timeline(); })
-      .def("describe", [](NativeLoader& self) { return self.loader().describe(); })
-      .def_prop_ro("batches_per_epoch", [](NativeLoader& self) { return self.loader().batches_per_epoch(); })
-      .def_prop_ro("samples_per_epoch", [](NativeLoader& self) { return self.loader().samples_per_epoch(); })
-      .def("batches_left", [](NativeLoader& self) { return self.loader().batches_left(); })
-      .def("close", &NativeLoader::close);
+           "Blocks until the samples of all batches made so far have been read.");
+  define_loader(loader);
+
+  nb::class_<NativeGroupLoader> group(module, "NativeGroupLoader",
+                                      "The C++ loader of a group; use penstock.Loader.");
+  define_constructor<NativeGroupLoader, Group>(
+      group, "group",
+      [](NativeGroupLoader* self, std::shared_ptr<Group> devices, const NativeLoader::Arrays& fields,
+         LoaderOptions options, const nb::object& /*mark*/) {
+        new (self) NativeGroupLoader(std::move(devices), fields, std::move(options));
+      });
+  group
+      .def("next", &NativeGroupLoader::next,
+           "For each device one array for each field; None at the end of an epoch.")
+      .def(
+          "member_stats",
+          [](NativeGroupLoader& self, std::size_t member) { return self.loader().member_stats(member); },
+          nb::arg("member"), "The account of a device's own parts.");
+  define_loader(group);
+
   module.def(
       "can_widen",
       [](const std::string& from, const std::string& to) {

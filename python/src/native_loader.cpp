@@ -82,29 +82,6 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(owner), allocation);
 }
 
-// Blocks until the work on a host device's stream is done, or a signal's handler raises.
-void wait_for_host(const Device& device, const Stream& stream) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kSpins{1};
-  constexpr std::chrono::milliseconds kPatience{50};
-  Event done = device.create_event();
-  done.record(stream);
-  const auto begin = Clock::now();
-  auto heard = begin;
-  while (!done.query()) {
-    const auto now = Clock::now();
-    if (now - begin < kSpins) {
-      std::this_thread::yield();
-      continue;
-    }
-    if (now - heard >= kPatience) {
-      hear_signals();
-      heard = now;
-    }
-    std::this_thread::sleep_for(kSpins);
-  }
-}
-
 Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options) {
   const LinkProfile& profile = engine.transfers().profile();
   if (profile.measured) options.profile = profile;
@@ -148,6 +125,28 @@ Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arra
 void hear_signals() {
   const nb::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void wait_for_host(const Device& device, const Stream& stream) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kSpins{1};
+  constexpr std::chrono::milliseconds kPatience{50};
+  Event done = device.create_event();
+  done.record(stream);
+  const auto begin = Clock::now();
+  auto heard = begin;
+  while (!done.query()) {
+    const auto now = Clock::now();
+    if (now - begin < kSpins) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (now - heard >= kPatience) {
+      hear_signals();
+      heard = now;
+    }
+    std::this_thread::sleep_for(kSpins);
+  }
 }
 
 LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
@@ -355,7 +354,8 @@ void NativeLoader::raise_sampler_error() const {
   static_cast<const PythonBatchSampler&>(*loader_->options().batch_sampler).fail();
 }
 
-nb::object NativeLoader::make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const {
+nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
+                      const DeviceField& field) {
   const auto ndim = field.shape.size();
   std::vector<std::int64_t> shape(field.shape.begin(), field.shape.end());
   std::vector<std::int64_t> strides(ndim);
@@ -364,10 +364,10 @@ nb::object NativeLoader::make(const std::shared_ptr<LeaseStorage>& storage, cons
     strides[axis] = elements;
     elements *= shape[axis];
   }
-  const bool cuda = engine_->is_cuda();
+  const bool cuda = engine.is_cuda();
   const TensorView view{storage,
                         field.data,
-                        {cuda ? dlpack::kCuda : dlpack::kCpu, cuda ? engine_->index() : 0},
+                        {cuda ? dlpack::kCuda : dlpack::kCpu, cuda ? engine.index() : 0},
                         dlpack_of(field.dtype),
                         static_cast<std::int32_t>(ndim),
                         shape.data(),

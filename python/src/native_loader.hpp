@@ -71,6 +71,13 @@ class PythonBatchSampler final : public BatchSampler {
 
 /// Throws the exception of a signal's handler, such as Ctrl-C. Called without the interpreter's lock.
 void hear_signals();
+/// Blocks until the work on a host device's stream is done, or a signal's handler raises. Called without the
+/// interpreter's lock.
+void wait_for_host(const Device& device, const Stream& stream);
+
+/// An array of a field of the leased batch, on the engine's device.
+[[nodiscard]] nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
+                                    const DeviceField& field);
 
 /// Loader for Python: batches as lists of arrays.
 class NativeLoader {
@@ -113,7 +120,9 @@ class NativeLoader {
   };
 
   void raise_sampler_error() const;
-  [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const;
+  [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const {
+    return make_field(*engine_, storage, field);
+  }
   /// Makes one tensor of all columns, and takes it apart: that costs a fraction of importing each. The parts
   /// are no views for autograd, so that changing one in place does not count as a change of the others.
   void take_apart(const std::shared_ptr<LeaseStorage>& storage, const ColumnRun& run,

@@ -20,6 +20,9 @@ namespace penstock {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+/// The time in UTC, as ISO 8601.
+[[nodiscard]] std::string utc_now();
+
 struct FreePages {
   void operator()(std::byte* data) const noexcept { std::free(data); }
 };

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 
 namespace penstock {
 
@@ -29,15 +28,6 @@ Step call(std::string_view name, double weight, Curve curve) {
 
 Step wire(std::string_view name, double weight, Curve curve) {
   return {name, weight, [curve](LinkRun& run) { measure_wire(run, curve); }};
-}
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  std::array<char, 32> text{};
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text.data();
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 namespace penstock {
@@ -24,9 +25,10 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kChunkAlignment = 4096;
+constexpr unsigned kSlots = 4;
 
 void check_group_options(const DeviceGroup& group, const GroupOptions& options) {
-  if (options.slots < 2 || options.slots > 64) {
+  if (options.slots != 0 && (options.slots < 2 || options.slots > 64)) {
     throw InvalidArgument(fmt::format("{} slots were asked for; use 2 to 64", options.slots));
   }
   if (options.chunk_bytes != 0 && options.chunk_bytes < kChunkAlignment) {
@@ -36,6 +38,11 @@ void check_group_options(const DeviceGroup& group, const GroupOptions& options) 
   if (!options.profiles.empty() && options.profiles.size() != group.size()) {
     throw InvalidArgument(fmt::format("{} profiles were given for a group of {}; give one for each or none",
                                       options.profiles.size(), group.size()));
+  }
+  if (options.measured && options.measured->members.size() != group.size()) {
+    throw InvalidArgument(
+        fmt::format("the measured profile has {} devices, and the group {}; measure this one",
+                    options.measured->members.size(), group.size()));
   }
 }
 
@@ -49,18 +56,15 @@ class GroupEngineImpl {
     FillFunction fill;
   };
 
-  GroupEngineImpl(DeviceGroup group, GroupOptions options) : group_(std::move(group)) {
+  GroupEngineImpl(DeviceGroup group, GroupOptions options)
+      : group_(std::move(group)), measured_(std::move(options.measured)) {
     if (options.profiles.empty()) {
       for (std::size_t i = 0; i < group_.size(); ++i) {
         options.profiles.push_back(LinkProfile::defaults(group_[i].info()));
       }
     }
-    sizes_.largest = options.chunk_bytes;
-    for (std::size_t i = 0; i < group_.size() && options.chunk_bytes == 0; ++i) {
-      const std::size_t bytes = options.profiles[i].chunk_bytes;
-      sizes_.largest = i == 0 ? bytes : std::min(sizes_.largest, bytes);
-    }
-    sizes_.largest = align_up(sizes_.largest, kChunkAlignment);
+    if (options.slots == 0) options.slots = measured_ ? measured_->slots : kSlots;
+    sizes_.largest = align_up(largest_chunk(options), kChunkAlignment);
     sizes_.smallest = std::min(group_[0].info().tuning.first_staged_chunk, sizes_.largest);
     for (std::size_t i = 0; i < group_.size(); ++i) {
       const LinkProfile& profile = options.profiles[i];
@@ -85,13 +89,18 @@ class GroupEngineImpl {
   GroupEngineImpl(const GroupEngineImpl&) = delete;
   GroupEngineImpl& operator=(const GroupEngineImpl&) = delete;
 
-  /// The lanes of a transfer to all members.
-  std::vector<GroupJob::Lane> lanes_to_all(std::span<std::byte* const> destinations) const {
+  /// The lanes of a transfer to all members. If it `may_replicate`, each pulls for itself if that is as fast.
+  std::vector<GroupJob::Lane> lanes_to_all(std::span<std::byte* const> destinations,
+                                           bool may_replicate) const {
     if (destinations.size() != group_.size()) {
       throw InvalidArgument(fmt::format("{} destinations were given for a group of {}; give one for each",
                                         destinations.size(), group_.size()));
     }
     std::vector<GroupJob::Lane> lanes;
+    if (may_replicate && measured_ && !measured_->feeding_once_pays()) {
+      for (std::size_t i = 0; i < group_.size(); ++i) lanes.push_back({.carriers = {i}, .receivers = {i}});
+      return lanes;
+    }
     for (const auto& clique : group_.cliques()) lanes.push_back({.carriers = clique, .receivers = clique});
     return lanes;
   }
@@ -103,15 +112,18 @@ class GroupEngineImpl {
     }
     GroupJob::Lane lane;
     lane.receivers.push_back(receiver);
+    const bool pays = !measured_ || measured_->relay_pays(receiver);
     for (std::size_t i = 0; i < group_.size(); ++i) {
-      if (group_.reaches(i, receiver)) lane.carriers.push_back(i);
+      if (i == receiver || (pays && group_.reaches(i, receiver))) lane.carriers.push_back(i);
     }
     return {std::move(lane)};
   }
 
   template <typename Sent, typename Options>
   Transfer feed_once(std::span<std::byte* const> destinations, Sent&& sent, const Options& options) {
-    return send(lanes_to_all(destinations), {destinations.begin(), destinations.end()},
+    // Whoever fills is asked for each byte once.
+    constexpr bool kIsFilled = std::is_same_v<std::remove_cvref_t<Sent>, Filled>;
+    return send(lanes_to_all(destinations, !kIsFilled), {destinations.begin(), destinations.end()},
                 std::forward<Sent>(sent), options);
   }
   template <typename Sent, typename Options>
@@ -189,6 +201,12 @@ class GroupEngineImpl {
       }
       return is != MemoryKind::pageable;
     });
+  }
+
+  [[nodiscard]] std::size_t largest_chunk(const GroupOptions& options) const {
+    if (options.chunk_bytes != 0) return options.chunk_bytes;
+    if (measured_) return measured_->chunk_bytes;
+    return std::ranges::min(options.profiles, {}, &LinkProfile::chunk_bytes).chunk_bytes;
   }
 
   struct Amount {
@@ -349,6 +367,7 @@ class GroupEngineImpl {
   }
 
   const DeviceGroup group_;
+  const std::optional<GroupProfile> measured_;
   GroupJob::ChunkSizes sizes_;
   const std::uint64_t generation_ = fork_generation();
   std::vector<std::unique_ptr<GroupMember>> members_;

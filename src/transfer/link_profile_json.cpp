@@ -1,95 +1,38 @@
 #include "transfer/link_identity.hpp"
+#include "transfer/profile_json.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/error.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <fstream>
 
 namespace penstock {
 
 namespace {
 
-using nlohmann::json;
+namespace pj = profile_json;
+using pj::json;
+using pj::member;
+using pj::read_bool;
+using pj::read_count;
+using pj::read_positive;
+using pj::read_string;
+using pj::refuse;
+using pj::to_count;
+using pj::to_positive;
 using Curve = LinkProfile::Curve;
 using Gather = LinkProfile::Gather;
 
-constexpr std::string_view kFormat = "penstock-link-profile";
-constexpr unsigned kVersion = 2;
+constexpr pj::Format kLinkProfileFormat{"link profile", "penstock-link-profile", 2, "penstock link"};
 
 constexpr std::array kCurves{Curve::pinned_h2d,   Curve::pinned_d2h,    Curve::pinned_both,
                              Curve::pageable_h2d, Curve::pageable_d2h,  Curve::staged_h2d,
                              Curve::staged_d2h,   Curve::zero_copy_h2d, Curve::device_d2d};
 constexpr std::array kGathers{Gather::host, Gather::zero_copy, Gather::copy_engine, Gather::resident,
                               Gather::widening};
-
-std::uint64_t fnv1a(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
-std::string text_of(const json& value, int indent) {
-  return value.dump(indent, ' ', false, json::error_handler_t::replace);
-}
-
-/// The checksum of the canonical text, so that white space and the order of keys do not matter.
-std::string checksum_of(const json& profile) {
-  return fmt::format("fnv1a:{:016x}", fnv1a(text_of(profile, -1)));
-}
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw InvalidArgument(fmt::format("This is not a usable link profile: {}.", what));
-}
-
-const json& member(const json& object, const char* key) {
-  if (!object.is_object() || !object.contains(key)) refuse(fmt::format("'{}' is missing", key));
-  return object.at(key);
-}
-
-std::string read_string(const json& object, const char* key) {
-  const json& value = member(object, key);
-  if (!value.is_string()) refuse(fmt::format("'{}' is not a string", key));
-  return value.get<std::string>();
-}
-
-bool read_bool(const json& object, const char* key) {
-  const json& value = member(object, key);
-  if (!value.is_boolean()) refuse(fmt::format("'{}' is not true or false", key));
-  return value.get<bool>();
-}
-
-std::uint64_t to_count(const json& value, std::string_view name, std::uint64_t least, std::uint64_t most) {
-  if (!value.is_number_unsigned()) refuse(fmt::format("'{}' is not a whole number", name));
-  const auto count = value.get<std::uint64_t>();
-  if (count < least || count > most) {
-    refuse(fmt::format("'{}' holds {}, which is not within {} and {}", name, count, least, most));
-  }
-  return count;
-}
-
-std::uint64_t read_count(const json& object, const char* key, std::uint64_t least, std::uint64_t most) {
-  return to_count(member(object, key), key, least, most);
-}
-
-double to_positive(const json& value, std::string_view name, bool or_zero = false) {
-  if (!value.is_number()) refuse(fmt::format("'{}' is not a number", name));
-  const double number = value.get<double>();
-  if (!std::isfinite(number) || number < 0 || (number == 0 && !or_zero)) {
-    refuse(fmt::format("'{}' holds {}, which is not a positive number", name, number));
-  }
-  return number;
-}
-
-double read_positive(const json& object, const char* key, bool or_zero) {
-  return to_positive(member(object, key), key, or_zero);
-}
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
 
@@ -214,108 +157,38 @@ LinkProfile from_value(const json& value) {
   return profile;
 }
 
-LinkProfile parse_document(const std::string& text) {
-  const json document = json::parse(text);
-  if (!document.is_object() || document.value("format", json()) != kFormat) {
-    refuse(fmt::format("its format is not '{}'", kFormat));
-  }
-  const json version = document.value("version", json());
-  if (version != kVersion) {
-    refuse(
-        fmt::format("it has format version {}, and this penstock reads version {}; measure again with "
-                    "`penstock link`",
-                    text_of(version, -1), kVersion));
-  }
-  const json& profile = member(document, "profile");
-  if (read_string(document, "checksum") != checksum_of(profile)) {
-    refuse("its checksum does not match, so it was damaged or edited");
-  }
-  return from_value(profile);
-}
-
 /// Why `profile` is not of this device on this host; empty if it is.
 std::string foreign(const LinkProfile& profile, const DeviceInfo& device) {
-  const auto differ = [](std::string_view what, const std::string& theirs, const std::string& ours) {
-    return theirs == ours ? std::string()
-                          : fmt::format("it describes {} '{}', and this one is '{}'", what, theirs, ours);
-  };
-  for (const auto& reason : {differ("the device", profile.device_name, device.name),
-                             differ("the device", profile.device_uuid, link_identity(device)),
-                             differ("the driver", profile.driver, device.driver),
-                             differ("the processor", profile.processor, host_topology().processor)}) {
+  for (const auto& reason : {pj::differ("the device", profile.device_name, device.name),
+                             pj::differ("the device", profile.device_uuid, link_identity(device)),
+                             pj::differ("the driver", profile.driver, device.driver),
+                             pj::differ("the processor", profile.processor, host_topology().processor)}) {
     if (!reason.empty()) return reason;
   }
   return {};
 }
 
-std::string read_text(const std::filesystem::path& file) {
-  constexpr std::size_t kMost = 16 * kMiB;
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) throw InvalidArgument("it cannot be opened");
-  std::string text(kMost + 1, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (stream.bad()) throw InvalidArgument("it cannot be read");
-  text.resize(static_cast<std::size_t>(stream.gcount()));
-  if (text.size() > kMost) throw InvalidArgument("it is larger than any link profile");
-  return text;
-}
-
 }  // namespace
 
-std::string LinkProfile::to_json() const {
-  const json profile = to_value(*this);
-  const json document{
-      {"format", kFormat}, {"version", kVersion}, {"checksum", checksum_of(profile)}, {"profile", profile}};
-  return text_of(document, 1) + "\n";
-}
+std::string LinkProfile::to_json() const { return pj::write(kLinkProfileFormat, to_value(*this)); }
 
 LinkProfile LinkProfile::parse(const std::string& text) {
-  try {
-    return parse_document(text);
-  } catch (const json::exception& error) {
-    const std::string_view reason =
-        error.what();  // "[json.exception.parse_error.101] parse error at line 1 ..."
-    refuse(fmt::format("its text is not JSON ({})", reason.substr(reason.find("] ") + 2)));
-  }
+  return pj::parse(kLinkProfileFormat, text, from_value);
 }
 
 std::optional<LinkProfile> LinkProfile::load(const std::filesystem::path& file, const DeviceInfo& device,
                                              std::string* why) {
-  const auto because = [&](const std::string& reason) -> std::optional<LinkProfile> {
-    if (why != nullptr) *why = reason;
-    return std::nullopt;
-  };
-  try {
-    std::error_code error;
-    const auto status = std::filesystem::status(file, error);
-    if (status.type() == std::filesystem::file_type::not_found) {
-      return because(fmt::format("There is no link profile at {}.", file.string()));
-    }
-    if (!std::filesystem::is_regular_file(status)) {
-      return because(fmt::format("{} is not a file that can be read.", file.string()));
-    }
-    LinkProfile profile = parse(read_text(file));
-    const std::string reason = foreign(profile, device);
-    if (!reason.empty()) return because(fmt::format("{} is not used: {}.", file.string(), reason));
-    return profile;
-  } catch (const std::exception& error) {
-    return because(fmt::format("{} is not used: {}", file.string(), error.what()));
-  }
+  return pj::load(kLinkProfileFormat, file, why, parse,
+                  [&](const LinkProfile& profile) { return foreign(profile, device); });
+}
+
+void LinkProfile::save(const std::filesystem::path& file) const {
+  pj::save(kLinkProfileFormat, file, to_json());
 }
 
 std::filesystem::path LinkProfile::file_for(const std::filesystem::path& cache_directory,
                                             const DeviceInfo& device) {
-  const std::string identity = link_identity(device);
-  std::string name;
-  for (const char c : identity) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-';
-    name += plain ? c : '_';
-  }
-  constexpr std::size_t kLongest = 80;
-  if (name != identity || name.size() > kLongest) {
-    name = fmt::format("{}-{:016x}", name.substr(0, kLongest), fnv1a(identity));
-  }
-  return cache_directory / "penstock" / fmt::format("link-{}.json", name);
+  return cache_directory / "penstock" / pj::file_name("link", link_identity(device));
 }
 
 }  // namespace penstock

@@ -3,6 +3,7 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/transfer/feed_model.hpp>
+#include <penstock/transfer/group_profile.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <gmock/gmock.h>
@@ -179,6 +180,29 @@ TEST(CommandLink, MeasuresTheFakeDriversDevice) {
   const json known = json::parse(command.run({"info", "--json", "-"}).output);
   EXPECT_TRUE(known["devices"][0]["link_profile"].is_null());
   EXPECT_GT(known["devices"][1]["link_profile"]["h2d_bytes_per_second"].get<double>(), 0);
+}
+
+TEST(CommandLink, MeasuresAGroupPrintsAndStores) {
+  const Command command;
+  const std::vector<std::string> specs{"host:0,link=2,peer=8", "host:1,link=2,peer=8"};
+  const fs::path json_file = command.home() / "all.json";
+  const CommandResult result = command.run({"link", "--devices", specs[0], specs[1], "--quick", "--max-bytes",
+                                            "1MiB", "--repetitions", "2", "--json", json_file.string()});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  for (const char* words : {"to host:1,link=2,peer=8", "all links together", "fed once", "chunks of",
+                            "The link profile is stored in"}) {
+    EXPECT_THAT(result.output, HasSubstr(words));
+  }
+  const DeviceGroup group({Device::open(specs[1]), Device::open(specs[0])});
+  std::string why;
+  const auto profile =
+      GroupProfile::load(GroupProfile::file_for(command.home() / ".cache", group), group, &why);
+  ASSERT_TRUE(profile.has_value()) << why;
+  EXPECT_GT(profile->members[0].peers[1], 0);
+  EXPECT_EQ(GroupProfile::parse(json::parse(read_text(json_file))["profile"].dump()).fed_once,
+            profile->fed_once);
+  expect_complaint(command.run({"link", "--devices", "host:0"}), 2, "--devices");
+  expect_complaint(command.run({"link", "--devices", "host:0", "host:1", "--device", "host"}), 2, "--device");
 }
 
 TEST(CommandLink, DrawsInUnicodeOnATerminalThatHasIt) {

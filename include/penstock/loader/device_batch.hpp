@@ -56,6 +56,7 @@ class DeviceBatch {
 
  private:
   friend class LoaderState;
+  friend class GroupLoaderState;
   DeviceBatch(std::shared_ptr<class DeviceRing> ring, struct DeviceSlot* slot) noexcept;
 
   std::shared_ptr<class DeviceRing> ring_;

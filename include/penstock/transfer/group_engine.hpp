@@ -1,6 +1,7 @@
 #pragma once
 
 #include <penstock/device/device_group.hpp>
+#include <penstock/transfer/group_profile.hpp>
 #include <penstock/transfer/link_profile.hpp>
 #include <penstock/transfer/transfer.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
@@ -16,13 +17,17 @@ namespace penstock {
 struct GroupOptions {
   /// The profile of each member's link, in the group's order. Empty: LinkProfile::defaults of each.
   std::vector<LinkProfile> profiles = {};
+  /// The measured profile of the group. It gives chunks and slots that are not given here. If it shows that
+  /// relays to a member, or feeding once, do not pay, copies go over the link of each receiver alone.
+  std::optional<GroupProfile> measured = std::nullopt;
   /// Host threads of each member's team that fill its slots. 0: as its profile says.
   unsigned threads = 0;
-  /// Largest chunk. 0: the smallest that one of the profiles says.
+  /// Largest chunk. 0: as measured; otherwise the smallest that one of the profiles says.
   std::size_t chunk_bytes = 0;
-  /// Chunks that each link has at once, 2 to 64. As many pinned slots are allocated for each member that
-  /// sends pageable memory, and as many device buffers for each that relays, each as large as a chunk.
-  unsigned slots = 4;
+  /// Chunks that each link has at once, 2 to 64. 0: as measured; otherwise 4. As many pinned slots are
+  /// allocated for each member that sends pageable memory, and as many device buffers for each that relays,
+  /// each as large as a chunk.
+  unsigned slots = 0;
 };
 
 /// One of the arrays that travel together.

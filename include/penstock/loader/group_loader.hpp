@@ -1,0 +1,89 @@
+#pragma once
+
+#include <penstock/core/feed_statistics.hpp>
+#include <penstock/core/function_ref.hpp>
+#include <penstock/data/dataset.hpp>
+#include <penstock/data/sampler.hpp>
+#include <penstock/device/device_group.hpp>
+#include <penstock/loader/device_batch.hpp>
+#include <penstock/loader/loader_options.hpp>
+#include <penstock/transfer/group_profile.hpp>
+#include <penstock/transfer/link_profile.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+/// What is known of a group's links.
+struct GroupLinks {
+  /// The profile of each member's link, in the group's order. Empty: LoaderOptions::profile for all.
+  std::vector<LinkProfile> profiles = {};
+  /// The measured profile of the group. It gives each member a part of the batch in proportion to its link,
+  /// and says whether feeding once pays. Without one, the parts are equal.
+  std::optional<GroupProfile> measured = std::nullopt;
+};
+
+/// Feeds a dataset to all devices of a group: each gets the same batches, in the order of a Loader on one
+/// device with these options. Each byte crosses one link: every member pulls its part of a batch over its own
+/// link, and copies it on to the others. Members that do not reach each other pull for themselves.
+///
+/// Each member has a Loader of its own for its parts, with up to two of them ahead, and a ring of slots for
+/// whole batches. Thread-safe: several threads may ask for batches, one at a time, and each gets different
+/// ones.
+class GroupLoader {
+ public:
+  /// Allocates as Loader does, on each member: `options.device_budget_bytes` is that of each. Throws
+  /// InvalidArgument if the options do not fit; also for a batch sampler, and for data that may change, which
+  /// groups do not take. Throws OutOfMemory, DeviceError.
+  GroupLoader(Dataset dataset, DeviceGroup group, LoaderOptions options = {}, GroupLinks links = {});
+  /// As Loader.
+  ~GroupLoader();
+  GroupLoader(GroupLoader&&) noexcept;
+  GroupLoader& operator=(GroupLoader&&) noexcept;
+
+  /// The next batch on each member, in the group's order. Work enqueued on a member's stream after this call
+  /// finds its batch ready. Each lease ends by itself. If one member fails, all fail. The ring is full if
+  /// that of one member is. Otherwise as Loader::next. `streams`: one of each member. If this throws, they
+  /// outlive the loader, or the batch that a later call gives out.
+  [[nodiscard]] std::optional<std::vector<DeviceBatch>> next(std::span<const Stream> streams);
+  /// As Loader::next. `while_waiting` may not ask for a batch.
+  [[nodiscard]] std::optional<std::vector<DeviceBatch>> next(std::span<const Stream> streams,
+                                                             FunctionRef<void()> while_waiting);
+
+  /// As Loader.
+  void start_epoch(std::uint64_t epoch);
+  /// As Loader. A state may be restored in a Loader, and a Loader's here.
+  [[nodiscard]] SamplerState state() const;
+  void restore(const SamplerState& state);
+  [[nodiscard]] std::uint64_t batches_per_epoch() const noexcept;
+  [[nodiscard]] std::uint64_t samples_per_epoch() const noexcept;
+  [[nodiscard]] std::uint64_t batches_left() const;
+
+  /// As Loader::stats, of the group: what the first member's consumer waited for, and the bytes of all links.
+  /// A transfer lasts from when the batch's parts were asked for until the last is there.
+  [[nodiscard]] FeedStatistics stats() const;
+  /// The account of a member's parts. Its consumer is the group, which passes them on.
+  [[nodiscard]] FeedStatistics member_stats(std::size_t member) const;
+  /// As Loader::timeline, of the group.
+  [[nodiscard]] std::vector<BatchTimes> timeline() const;
+
+  /// One line for each field: how the first member's parts of it travel, and why.
+  [[nodiscard]] std::vector<std::string> describe() const;
+  [[nodiscard]] const Dataset& dataset() const noexcept;
+  [[nodiscard]] const DeviceGroup& group() const noexcept;
+  [[nodiscard]] const LoaderOptions& options() const noexcept;
+
+  /// As Loader.
+  void close();
+
+ private:
+  std::shared_ptr<class GroupLoaderState> state_;
+};
+
+}  // namespace penstock

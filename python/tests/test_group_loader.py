@@ -1,0 +1,132 @@
+"""A Loader of a group: every device gets the batches of a Loader on one device."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from support import same
+
+# Each device opens once in a process, so the specs are those of this file.
+GROUPS = {
+    "plain": ["host:7", "host:8"],
+    "late": ["host:7,late=1", "host:8,late=1", "host:9,late=1"],
+    "links": ["host:7,link=0.5,peer=2", "host:8,link=0.5,peer=2"],
+}
+SAMPLES = 101
+
+
+@pytest.fixture(params=GROUPS)
+def group(request):
+    return GROUPS[request.param]
+
+
+@pytest.fixture
+def data(random):
+    return {
+        "images": torch.from_numpy(random.integers(0, 256, (SAMPLES, 3, 5), np.uint8)),
+        "labels": random.integers(0, 9, SAMPLES),
+    }
+
+
+def copies_of(loader):
+    """The batches of an epoch, on the host. Their slots are overwritten, so that old bytes would show."""
+    batches = []
+    for devices in loader:
+        batches.append([penstock.to_host(batch) for batch in devices])
+        for batch in devices:
+            for array in batch.values():
+                array[:] = 99
+    return batches
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 5}, {"drop_last": True}, {"to": "float32"}])
+def test_each_device_gets_the_batches_of_a_loader_on_one(group, data, options):
+    loader = penstock.Loader(data, 16, group=group, **options)
+    alone = penstock.Loader(data, 16, device="host", **options)
+    assert len(loader) == len(alone)
+    assert loader.devices == group
+    for _ in range(2):
+        batches = copies_of(loader)
+        expected = [penstock.to_host(batch) for batch in alone]
+        assert len(batches) == len(expected) == len(loader)
+        for devices, one in zip(batches, expected, strict=True):
+            assert len(devices) == len(group)
+            assert all(same(batch, one) for batch in devices)
+
+
+def test_each_device_has_memory_of_its_own(group, data):
+    for first, *others in penstock.Loader(data, 16, group=group):
+        kept = penstock.to_host(others[-1])
+        first["images"].zero_()
+        assert same(penstock.to_host(others[-1]), kept)
+
+
+def test_goes_on_where_a_state_was_taken(group, data):
+    loader = penstock.Loader(data, 16, shuffle=True, group=group)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    copy = pickle.loads(pickle.dumps(loader))
+    rest = copies_of(loader_at(loader, state))
+    assert len(rest) == 4
+    assert same(copies_of(copy), rest)
+    alone = penstock.Loader(data, 16, shuffle=True, device="host")
+    alone.load_state_dict(state)
+    assert same([penstock.to_host(batch) for batch in alone], [devices[0] for devices in rest])
+    loader.set_epoch(4)
+    alone.set_epoch(4)
+    assert same([devices[0] for devices in copies_of(loader)], [penstock.to_host(batch) for batch in alone])
+
+
+def loader_at(loader, state):
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_an_epoch_may_be_left_early(group, data):
+    loader = penstock.Loader(data, 8, shuffle=True, group=group)
+    for _ in range(3):
+        for devices in loader:
+            assert len(devices) == len(group)
+            break
+    loader.close()
+    with pytest.raises(penstock.Closed):
+        next(iter(loader))
+
+
+def test_batches_may_be_kept(group, data):
+    loader = penstock.Loader(data, 16, group=group)
+    kept = list(loader)
+    whole = [torch.cat([devices[i]["images"] for devices in kept]) for i in range(len(group))]
+    assert all(torch.equal(one, data["images"]) for one in whole)
+
+
+def test_each_byte_crosses_one_link(data):
+    group = GROUPS["plain"]
+    loader = penstock.Loader({"images": data["images"]}, 10, group=group, gather="host")
+    copies_of(loader)
+    carried = [account.link_bytes for account in loader.device_stats()]
+    stored = data["images"].numel()
+    assert stored <= sum(carried) < 2 * stored
+    assert min(carried) > 0.4 * stored
+    figures = loader.stats()
+    assert figures.batches == len(loader)
+    assert figures.samples == SAMPLES
+    with pytest.raises(penstock.InvalidArgument, match="one device"):
+        penstock.Loader(data, 16, device="host").device_stats()
+
+
+def test_refuses_what_has_no_meaning(data):
+    for arguments, words in [
+        ({"group": "host:7"}, "list of devices"),
+        ({"group": []}, "needs a device"),
+        ({"group": ["host:7", "host:7"]}, "twice"),
+        ({"group": GROUPS["plain"], "device": "host"}, "Leave out device"),
+        ({"group": GROUPS["plain"], "sampler": range(10)}, "leave out the batch sampler"),
+    ]:
+        with pytest.raises(penstock.InvalidArgument, match=words):
+            penstock.Loader(data, 16, **arguments)

@@ -1,0 +1,67 @@
+#include "loader/group_loader_state.hpp"
+
+#include <penstock/loader/group_loader.hpp>
+
+#include <utility>
+
+namespace penstock {
+
+GroupLoader::GroupLoader(Dataset dataset, DeviceGroup group, LoaderOptions options, GroupLinks links)
+    : state_(std::make_shared<GroupLoaderState>(std::move(dataset), std::move(group), std::move(options),
+                                                links)) {}
+
+GroupLoader::~GroupLoader() {
+  if (state_ == nullptr) return;
+  if (state_->is_forked()) {
+    // As a Loader: a forked child has neither the threads nor the locks.
+    static_cast<void>(new std::shared_ptr<GroupLoaderState>(std::move(state_)));
+    return;
+  }
+  try {
+    state_->close();
+  } catch (...) {  // a failed device does no more work
+  }
+}
+
+GroupLoader::GroupLoader(GroupLoader&&) noexcept = default;
+GroupLoader& GroupLoader::operator=(GroupLoader&& other) noexcept {
+  GroupLoader old(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+std::optional<std::vector<DeviceBatch>> GroupLoader::next(std::span<const Stream> streams) {
+  const std::shared_ptr<GroupLoaderState> state = state_;
+  return state->next(streams, nullptr);
+}
+
+std::optional<std::vector<DeviceBatch>> GroupLoader::next(std::span<const Stream> streams,
+                                                          FunctionRef<void()> while_waiting) {
+  const std::shared_ptr<GroupLoaderState> state = state_;
+  return state->next(streams, &while_waiting);
+}
+
+void GroupLoader::start_epoch(std::uint64_t epoch) { state_->start_epoch(epoch); }
+SamplerState GroupLoader::state() const { return state_->state(); }
+void GroupLoader::restore(const SamplerState& state) { state_->restore(state); }
+
+std::uint64_t GroupLoader::batches_per_epoch() const noexcept {
+  return state_->first_sampler().batches_per_epoch();
+}
+std::uint64_t GroupLoader::samples_per_epoch() const noexcept {
+  return state_->first_sampler().samples_per_epoch();
+}
+std::uint64_t GroupLoader::batches_left() const { return state_->batches_left(); }
+
+FeedStatistics GroupLoader::stats() const { return state_->stats(); }
+FeedStatistics GroupLoader::member_stats(std::size_t member) const { return state_->loader(member).stats(); }
+std::vector<BatchTimes> GroupLoader::timeline() const { return state_->account().timeline(); }
+
+std::vector<std::string> GroupLoader::describe() const { return state_->loader(0).describe(); }
+const Dataset& GroupLoader::dataset() const noexcept { return state_->dataset(); }
+const DeviceGroup& GroupLoader::group() const noexcept { return state_->group(); }
+const LoaderOptions& GroupLoader::options() const noexcept { return state_->options(); }
+
+void GroupLoader::close() { state_->close(); }
+
+}  // namespace penstock

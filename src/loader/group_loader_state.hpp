@@ -1,0 +1,116 @@
+#pragma once
+
+#include "loader/batch_parts.hpp"
+#include "loader/device_ring.hpp"
+
+#include <penstock/core/fork.hpp>
+#include <penstock/loader/group_loader.hpp>
+#include <penstock/loader/loader.hpp>
+#include <penstock/memory/pool.hpp>
+#include <penstock/transfer/account.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+
+/// A group's batches, from the members' parts to the leases:
+///
+///   parts of a batch, each from its member's Loader -> a slot of each member -> copies of all parts into it,
+///   each on the push stream of the member that has the part -> published      on a thread of the group
+///   take from every member's ring -> leases                                   in next()
+///
+/// A member's slot is ready once its arrival stream has come to the ends of all copies into it. A part's
+/// lease ends once its copies are enqueued, so its loader refills its slot when they are done.
+class GroupLoaderState {
+ public:
+  GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOptions options, const GroupLinks& links);
+  ~GroupLoaderState();
+  GroupLoaderState(const GroupLoaderState&) = delete;
+  GroupLoaderState& operator=(const GroupLoaderState&) = delete;
+
+  /// `while_waiting`: see GroupLoader::next; may be null.
+  [[nodiscard]] std::optional<std::vector<DeviceBatch>> next(std::span<const Stream> streams,
+                                                             const FunctionRef<void()>* while_waiting);
+  void start_epoch(std::uint64_t epoch);
+  void restore(const SamplerState& state);
+  [[nodiscard]] SamplerState state() const;
+  [[nodiscard]] std::uint64_t batches_left() const;
+  void close();
+
+  [[nodiscard]] FeedStatistics stats() const;
+  [[nodiscard]] const Loader& loader(std::size_t member) const { return members_.at(member).loader; }
+  [[nodiscard]] Account& account() const noexcept { return *account_; }
+
+  [[nodiscard]] const Sampler& first_sampler() const noexcept { return first_sampler_; }
+  [[nodiscard]] const Dataset& dataset() const noexcept { return dataset_; }
+  [[nodiscard]] const DeviceGroup& group() const noexcept { return group_; }
+  [[nodiscard]] const LoaderOptions& options() const noexcept { return options_; }
+  [[nodiscard]] bool is_forked() const noexcept { return generation_of_process_ != fork_generation(); }
+
+ private:
+  /// What a member has of its own.
+  struct Member {
+    BatchSplit split;    ///< of a batch, among the members of its clique
+    std::size_t number;  ///< its place in the clique
+    std::vector<std::size_t> clique;
+    std::shared_ptr<PartSampler> sampler;
+    Loader loader;  ///< of its parts
+    std::shared_ptr<DeviceRing> ring;
+    Stream push;    ///< copies its parts to all members of the clique
+    Stream arrive;  ///< waits for the copies into its slots
+    Event pushed;   ///< of its latest part, to one of the members
+  };
+  /// A batch or an end that next() has of one member, and not yet of all.
+  struct Taken {
+    PublishedItem item;
+    std::optional<DeviceBatch> batch;
+  };
+  using Parts = std::vector<std::optional<DeviceBatch>>;
+
+  void add_members(const GroupLinks& links);
+  void run();
+  [[nodiscard]] bool make_batch(const SampleRun& run);
+  void fill(std::size_t member, DeviceSlot& slot, const Parts& parts, PublishedItem& item);
+  void publish(const PublishedItem& item);
+  [[nodiscard]] bool drain() noexcept;
+  void take_all(std::span<const Stream> streams, const FunctionRef<void()>* while_waiting);
+  void drop(std::optional<Taken>& taken) noexcept;
+  void begin_production();
+  void end_production();
+  template <typename Change>
+  void go_to(Change&& change);
+  void refuse_fork() const;
+
+  const std::uint64_t generation_of_process_ = fork_generation();
+  const LoaderOptions options_;
+  const DeviceGroup group_;
+  const Dataset dataset_;
+  const Sampler first_sampler_;
+  const FeedPlan plan_;  ///< of a whole batch: how it lies in a slot
+  double link_ceiling_ = 0;
+  std::unique_ptr<Account> account_;  ///< on the first member's device
+  std::vector<Member> members_;
+
+  Sampler sampler_;  ///< only for the group's thread
+  std::uint64_t index_ = 0;
+
+  std::mutex next_mutex_;                    ///< held in next()
+  std::vector<std::optional<Taken>> taken_;  ///< guarded by it
+
+  mutable std::mutex position_mutex_;  ///< guards the two below
+  SamplerState position_;
+  std::uint64_t generation_ = 0;  ///< changes with each go_to
+
+  std::mutex control_mutex_;  ///< held by start_epoch, restore and close
+  std::thread thread_;
+  bool closed_ = false;
+};
+
+}  // namespace penstock
