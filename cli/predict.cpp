@@ -130,7 +130,7 @@ std::string feed_text(const ModelledFeed& feed, const FeedPrediction& batch, con
       fmt::format(", {} GB/s", format_rate(over_link / batch.transfer_seconds)));
   add("device gather", batch.kernel_seconds, "");
   add("cost of a batch", batch.batch_seconds, "");
-  add("waiting for parts", batch.pacing_seconds, "");
+  add("wait for parts", batch.pacing_seconds, "");
   return text + fmt::format("limited by: {}\n", feed_limit_label(batch.limited_by));
 }
 
