@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import os
-from typing import Final
+from typing import Annotated, Final
+
+import numpy
+from numpy.typing import NDArray
 
 
 class DeviceInfo:
@@ -617,8 +620,8 @@ class TorchOrder:
 
     def __init__(self, seed: int, count: int) -> None: ...
 
-    def next(self) -> bytes:
-        """The next numbers, as the bytes of int64. Empty at the end."""
+    def next(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """The next numbers. None are left at the end."""
 
     most: Final[int] = ...
     """(arg: object, /) -> int"""

@@ -58,12 +58,9 @@ def random_pieces(torch: Any, sampler: Any, seed: int | None = None) -> Iterator
 
 def _drawn_when_asked(order: _core.TorchOrder, most: int) -> Iterator[Any]:
     """As the whole order is drawn at once, a training loop would wait for it: 19 ms for a million numbers."""
-    import numpy
-
-    while most > 0 and (block := order.next()):
-        piece = numpy.frombuffer(block, numpy.int64)[:most]
-        most -= len(piece)
-        yield piece
+    while most > 0 and len(block := order.next()) > 0:
+        yield block[:most]
+        most -= len(block)
 
 
 def sequential_pieces(torch: Any, sampler: Any) -> Iterator[Any]:

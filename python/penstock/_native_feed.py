@@ -16,7 +16,7 @@ from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
 from ._indices import has_pieces
 from ._resume import unresumable
-from ._samplers import iterate
+from ._samplers import Several, iterate
 from ._static import mark, refuse_unless_garbage
 
 # The types of tensors that the native loader reads.
@@ -157,7 +157,9 @@ class NativeIterator:
             note(error, "raised while penstock.feed asked for a batch")
             self.close()
             raise
-        self._feed._note(self._turn, None if batch is None else self._epoch.batches.state())  # type: ignore[union-attr]
+        batches = self._epoch.batches  # type: ignore[union-attr]
+        if batches.keeps_place:
+            self._feed._note(self._turn, None if batch is None else batches.state())
         if batch is None:
             self.close()
             raise StopIteration
@@ -240,11 +242,14 @@ class _TensorLoader:
         return epoch
 
     def next(self) -> Any:
-        """None at the end of the epoch. Raises _Odd if the next batch is not simply rows of the tensors."""
+        """None at the end of the epoch. Raises _Odd if the next batch is not simply rows of the tensors as they
+        were."""
+        epoch: Any = self._draws.epoch
+        if not epoch.unchanged():
+            raise _Odd
         arrays = self._native.next()
         if arrays is None:
             return None
-        epoch: Any = self._draws.epoch
         epoch.batches.take()
         return epoch.tensors.build(arrays)
 
@@ -285,30 +290,33 @@ class _Batches:
         self.drawn: collections.deque[Any] = collections.deque()
         self._source = source
         self._draw = draw
+        self.keeps_place = draw is not None
         self._taken = 0  # samples
 
-    def ask(self) -> bool:
-        """Draws a batch. False at the end of the epoch."""
+    def ask(self) -> Any:
+        """Draws a batch, or Several. An error of the sampler counts as a batch. _END at the end of the epoch."""
         try:
             batch = next(self._source, _END)
         except Exception as error:
             batch = error
-        if batch is not _END:
+        if type(batch) is Several:
+            self.drawn.extend(batch.rows)
+        elif batch is not _END:
             self.drawn.append(batch)
-        return batch is not _END
+        return batch
 
     def take(self) -> Any:
         """The next batch that was drawn: it counts as handed out. Raises the sampler's error."""
         batch = self.drawn.popleft()
         if isinstance(batch, Exception):
             raise batch
-        if self._draw is not None:
+        if self.keeps_place:
             self._taken += len(batch)
         return batch
 
     def state(self) -> Any:
         """The state after the batches that were handed out; None if the feed keeps none."""
-        return None if self._draw is None else self._draw.after(self._taken)
+        return self._draw.after(self._taken) if self.keeps_place else None
 
 
 class _Epoch:
@@ -318,16 +326,17 @@ class _Epoch:
         self.batches = batches
         self.tensors = tensors
         self._most = most
-        self._watch = _core.TensorWatch(tensors.arrays)
+        # False if PyTorch has written to a tensor since, or given it other memory.
+        self.unchanged = _core.TensorWatch(tensors.arrays).unchanged
 
     def draw(self) -> Any:
-        """The rows of the next batch, as an array of 64-bit numbers. None at the end. False if it is not simply rows of
-        the tensors as they were: then the ordinary way goes on from there."""
-        if not self.batches.ask():
+        """The rows of the next batch, as an array of 64-bit numbers, or of the next batches, one in each row. None at
+        the end. False if one is not simply rows of the tensors: then the ordinary way goes on from there."""
+        batch = self.batches.ask()
+        if batch is _END:
             return None
-        batch = self.batches.drawn[-1]
         rows = None if isinstance(batch, Exception) else self.tensors.rows(batch)
-        return rows if rows is not None and 0 < len(rows) <= self._most and self._watch.unchanged() else False
+        return rows if rows is not None and 0 < rows.shape[-1] <= self._most else False
 
 
 class _Rest:
@@ -342,7 +351,7 @@ class _Rest:
         return self
 
     def __next__(self) -> Any:
-        if not self.batches.drawn and not self.batches.ask():
+        if not self.batches.drawn and self.batches.ask() is _END:
             raise StopIteration
         return self._fetch(self.batches.take())
 
@@ -380,10 +389,13 @@ class _Tensors(NamedTuple):
         )
 
     def rows(self, batch: Any) -> Any:
-        """The rows of a batch's samples, as 64-bit numbers. None if an index is of another kind than a whole number, or
-        out of bounds."""
+        """The rows of a batch's samples, or of Several, as 64-bit numbers. None if an index is of another kind than a
+        whole number, or out of bounds."""
         import numpy
 
+        if type(batch) is Several:
+            rows = self.rows(batch.rows.reshape(-1))
+            return None if rows is None else rows.reshape(batch.rows.shape)
         if self.picked is None and _core.are_rows(batch, self.samples):
             return batch
         indices = _whole_numbers(batch)

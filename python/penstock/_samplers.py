@@ -8,11 +8,19 @@ import operator
 import sys
 from collections.abc import Iterable, Iterator, Sized
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._checks import whole
 from ._errors import InvalidArgument
 from ._indices import pieces_of
+
+_AT_ONCE = 1 << 16
+
+
+class Several(NamedTuple):
+    """Batches that a sampler drew at once: a 2-D array of int64, with a batch in each row."""
+
+    rows: Any
 
 
 class Batches:
@@ -56,9 +64,10 @@ class Batches:
         return _in_batches(self._sampler, self._batch_size, self._drop_last)
 
     def next(self) -> Any:
-        """The indices of the next batch, as a NumPy array of uint64. None at the end of the epoch. False if the sampler
-        failed: `fail` raises its exception, once that batch is due. It is kept here, and not by C++, since it may refer
-        to the loader, and the garbage collector must see that. Ctrl-C and the like are raised at once."""
+        """The indices of the next batch, as a NumPy array of uint64, or of the next batches, one in each row. None at
+        the end of the epoch. False if the sampler failed: `fail` raises its exception, once that batch is due. It is
+        kept here, and not by C++, since it may refer to the loader, and the garbage collector must see that. Ctrl-C and
+        the like are raised at once."""
         try:
             return self._draw()
         except Exception as error:
@@ -78,6 +87,8 @@ class Batches:
     def _indices(self, batch: Any) -> Any:
         import numpy
 
+        if type(batch) is Several:
+            return batch.rows.view(numpy.uint64)
         indices = _as_array(batch)
         if indices.size == 0:
             return numpy.empty(0, numpy.uint64)
@@ -90,7 +101,7 @@ class Batches:
 
 
 def iterate(batch_sampler: Any, pieces: Iterator[Any] | None = None) -> Iterator[Any]:
-    """One epoch of a batch sampler. PyTorch's own gives arrays if its sampler's indices can be drawn as tensors.
+    """One epoch of a batch sampler. PyTorch's own gives Several if its sampler's indices can be drawn as tensors.
     `pieces`: these indices, in place of its sampler's; only for PyTorch's own."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and type(batch_sampler) is torch_data.BatchSampler:
@@ -114,35 +125,47 @@ def _as_array(batch: Any) -> Any:
 
 
 def _in_batches(sampler: Any, size: int, drop_last: bool, pieces: Iterator[Any] | None = None) -> Iterator[Any]:
-    """Batches of `size` indices, as lists or arrays. Asks for no index before the batch that it belongs to is due."""
+    """Batches of `size` indices: lists, or Several. Asks for no index before the batch that it belongs to is due."""
     pieces = pieces_of(sampler) if pieces is None else pieces
-    source = iter(sampler) if pieces is None else None
-    rest: Any = None
-    while True:
-        if source is not None:
-            batch: Any = list(itertools.islice(source, size))
-        else:
-            batch, rest = _cut(pieces, rest, size)
-        if len(batch) == 0 or (drop_last and len(batch) < size):
+    if pieces is not None:
+        yield from _cut(pieces, size, drop_last)
+        return
+    source = iter(sampler)
+    while batch := list(itertools.islice(source, size)):
+        if drop_last and len(batch) < size:
             return
         yield batch
 
 
-def _cut(pieces: Any, rest: Any, size: int) -> tuple[Any, Any]:
-    """The first `size` of `rest` and of more pieces, and what is left of the last one. Fewer if there are no more."""
+def _cut(pieces: Iterator[Any], size: int, drop_last: bool) -> Iterator[Several]:
+    """The pieces as batches. Those that a piece completes come together, but not many more than _AT_ONCE indices."""
     import numpy
 
-    parts = []
-    while size > 0:
-        if rest is None or len(rest) == 0:
-            piece = next(pieces, None)
-            if piece is None:
-                break
-            rest = piece if isinstance(piece, numpy.ndarray) else piece.cpu().numpy()
-        parts.append(rest[:size])
-        rest = rest[len(parts[-1]) :]
-        size -= len(parts[-1])
-    return parts[0] if len(parts) == 1 else numpy.concatenate([numpy.empty(0, numpy.int64), *parts]), rest
+    most = max(1, _AT_ONCE // size) * size
+    parts: list[Any] = []
+    count = 0
+    for piece in pieces:
+        parts.append(piece if isinstance(piece, numpy.ndarray) else piece.cpu().numpy())
+        count += len(piece)
+        if count < size:
+            continue
+        rest = _joined(parts)
+        while len(rest) >= size:
+            rows = rest[: min(most, len(rest) // size * size)]
+            rest = rest[len(rows) :]
+            yield Several(rows.reshape(-1, size))
+        parts, count = [rest] if len(rest) > 0 else [], len(rest)
+    rest = _joined(parts)
+    if len(rest) > 0 and not drop_last:
+        yield Several(rest.reshape(1, -1))
+
+
+def _joined(parts: list[Any]) -> Any:
+    import numpy
+
+    if len(parts) == 1:
+        return numpy.ascontiguousarray(parts[0])
+    return numpy.concatenate([numpy.empty(0, numpy.int64), *parts])
 
 
 _END = object()

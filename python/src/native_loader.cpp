@@ -183,14 +183,17 @@ void LeaseStorage::synchronize() const { stream_->synchronize(); }
 PythonBatchSampler::~PythonBatchSampler() {
   if (!nb::is_alive()) {
     static_cast<void>(batches_.release());
+    static_cast<void>(drawn_.release());
     return;
   }
   const nb::gil_scoped_acquire locked;
   batches_.reset();
+  drawn_.reset();
 }
 
 void PythonBatchSampler::start_epoch(std::uint64_t) {
   const nb::gil_scoped_acquire locked;
+  left_ = {};
   static_cast<void>(ask("start"));
 }
 
@@ -206,18 +209,25 @@ nb::object PythonBatchSampler::ask(const char* method) const {
 
 void PythonBatchSampler::fail() const { batches().attr("fail")(); }
 
-bool PythonBatchSampler::next(std::vector<std::uint64_t>& indices) {
+bool PythonBatchSampler::draw() {
   const nb::gil_scoped_acquire locked;
-  const nb::object batch = ask("next");
-  if (batch.is_none()) return false;
-  if (batch.ptr() == Py_False) throw Failed();
+  drawn_ = ask("next");
+  if (drawn_.is_none()) return false;
+  if (drawn_.ptr() == Py_False) throw Failed();
   Leaf leaf;
   NumPy* const numpy = NumPy::get();
-  if (numpy == nullptr || !numpy->read(leaf, batch.ptr())) {
+  if (numpy == nullptr || !numpy->read(leaf, drawn_.ptr()) || leaf.ndim() == 0) {
     throw InvalidArgument("A batch of indices is not a NumPy array of uint64.");
   }
-  indices.resize(leaf.bytes / sizeof(std::uint64_t));
-  if (leaf.bytes > 0) std::memcpy(indices.data(), leaf.data, leaf.bytes);
+  left_ = {reinterpret_cast<const std::uint64_t*>(leaf.data), leaf.bytes / sizeof(std::uint64_t)};
+  each_ = static_cast<std::size_t>(leaf.shape()[leaf.ndim() - 1]);
+  return true;
+}
+
+bool PythonBatchSampler::next(std::vector<std::uint64_t>& indices) {
+  if (left_.empty() && !draw()) return false;
+  indices.assign(left_.begin(), left_.begin() + static_cast<std::ptrdiff_t>(each_));
+  left_ = left_.subspan(each_);
   return true;
 }
 
@@ -276,19 +286,16 @@ void NativeLoader::take_apart(const std::shared_ptr<LeaseStorage>& storage, cons
   const std::size_t samples = all.shape[0];
   all.shape[0] = run.fields.size() * run.samples;
   const nb::object one = make(storage, all);
-  const nb::module_ torch = nb::module_::import_("torch");
-  if (samples == run.samples) {
-    const nb::object columns = torch.attr("unsafe_split")(one, samples);
-    for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = columns[i];
-    return;
-  }
+  // Between the columns of a smaller batch there are gaps.
+  const std::size_t gap = run.samples - samples;
   nb::list sizes;
   for (std::size_t i = 0; i < run.fields.size(); ++i) {
     sizes.append(samples);
-    sizes.append(run.samples - samples);
+    if (gap > 0) sizes.append(gap);
   }
-  const nb::object parts = torch.attr("unsafe_split_with_sizes")(one, sizes);
-  for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = parts[2 * i];
+  // PyTorch's unsafe_split takes a third longer.
+  const nb::tuple parts(nb::module_::import_("torch").attr("unsafe_split_with_sizes")(one, sizes));
+  for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = parts[gap > 0 ? 2 * i : i];
 }
 
 nb::object NativeLoader::make_again(DeviceBatch batch, const std::shared_ptr<const Stream>& stream) {

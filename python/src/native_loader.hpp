@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,8 +43,8 @@ class LeaseStorage final : public DeviceStorage {
   std::optional<DeviceBatch> batch_;
 };
 
-/// Asks the Batches of _samplers.py for the samples of each batch. Takes the interpreter's lock. Does not
-/// keep them: the Python loader does.
+/// Asks the Batches of _samplers.py for the samples of each batch, or of several at once. Takes the
+/// interpreter's lock then. Does not keep them: the Python loader does.
 class PythonBatchSampler final : public BatchSampler {
  public:
   /// Thrown in a batch's place if the Python sampler failed there: Batches.fail raises what happened.
@@ -61,8 +62,14 @@ class PythonBatchSampler final : public BatchSampler {
   [[nodiscard]] nb::object batches() const { return batches_(); }
   /// Calls a method of Batches. Throws Interrupted if it raises: an nb::python_error can be thrown only once.
   [[nodiscard]] nb::object ask(const char* method) const;
+  /// False at the end of the epoch.
+  [[nodiscard]] bool draw();
 
   nb::object batches_;  ///< a weak reference
+  /// The batches that were drawn at once, and the indices of those that were not given yet.
+  nb::object drawn_;
+  std::span<const std::uint64_t> left_;
+  std::size_t each_ = 0;  ///< indices in each of these batches
 };
 
 /// The arrays as fields. They keep the arrays alive, and their memory. Throws InvalidArgument that names the

@@ -2,6 +2,8 @@
 
 #include "frameworks.hpp"
 
+#include <penstock/data/batch_sampler.hpp>
+
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -59,10 +61,9 @@ bool are_rows(nb::handle indices, std::uint64_t count) {
     return false;
   }
   if (leaf.ndim() != 1 || leaf.dtype.code != dlpack::kInt || leaf.dtype.bits != 64) return false;
-  const std::span rows(reinterpret_cast<const std::uint64_t*>(leaf.data), leaf.bytes / sizeof(std::uint64_t));
-  std::uint64_t largest = 0;  // negative numbers are large
-  for (const std::uint64_t row : rows) largest = std::max(largest, row);
-  return rows.empty() || largest < count;
+  // As numbers without a sign, negative ones are large.
+  return are_below({reinterpret_cast<const std::uint64_t*>(leaf.data), leaf.bytes / sizeof(std::uint64_t)},
+                   count);
 }
 
 }  // namespace

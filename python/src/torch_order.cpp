@@ -5,6 +5,7 @@
 #include <penstock/core/start_thread.hpp>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <algorithm>
 #include <array>
@@ -23,26 +24,33 @@ namespace penstock::python {
 namespace {
 
 using Block = std::vector<std::int64_t>;
-constexpr std::size_t kBlockNumbers = 4096;
+using Numbers = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
+// The first block comes soon. Larger ones are taken more seldom.
+constexpr std::size_t kFirstNumbers = 4096;
+constexpr std::size_t kMostInBlock = std::size_t{1} << 16;
 
 /// The numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from the front, so
 /// a number is final once its place was reached (randperm_cpu in ATen/native/TensorFactories.cpp).
 class Shuffle {
  public:
   Shuffle(std::uint64_t seed, std::uint32_t count)
-      : random_(static_cast<std::uint32_t>(seed)), order_(count) {
-    std::iota(order_.begin(), order_.end(), 0);
-  }
+      : random_(static_cast<std::uint32_t>(seed)),
+        count_(count),
+        order_(std::make_unique_for_overwrite<std::uint32_t[]>(count)) {}
+
+  /// Call it first. It touches the memory of the whole order.
+  void begin() { std::iota(&order_[0], &order_[count_], 0); }
 
   /// Empty at the end.
   void next(Block& block) {
-    block.resize(std::min(order_.size() - given_, kBlockNumbers));
+    block.resize(std::min(count_ - given_, most_));
+    most_ = std::min(2 * most_, kMostInBlock);
     std::array<std::uint32_t, kAhead> places;
     for (std::size_t begin = 0; begin < block.size(); begin += kAhead) {
       const std::size_t count = std::min(kAhead, block.size() - begin);
       for (std::size_t i = 0; i < count; ++i) {
         const auto place = static_cast<std::uint32_t>(given_ + i);
-        const auto left = static_cast<std::uint32_t>(order_.size()) - place;
+        const auto left = static_cast<std::uint32_t>(count_) - place;
         places[i] = left > 1 ? place + random_() % left : place;
         __builtin_prefetch(&order_[places[i]], 1);
       }
@@ -61,8 +69,10 @@ class Shuffle {
                                               0x9d2c5680, 15, 0xefc60000, 18, 1812433253>;
 
   Random random_;
-  std::vector<std::uint32_t> order_;
+  const std::size_t count_;
+  const std::unique_ptr<std::uint32_t[]> order_;
   std::size_t given_ = 0;
+  std::size_t most_ = kFirstNumbers;
 };
 
 /// Draws a shuffled order on a thread of its own, a block ahead: the thread that asks runs the training loop.
@@ -87,13 +97,15 @@ class TorchOrder {
   TorchOrder& operator=(const TorchOrder&) = delete;
 
   /// The next numbers; none at the end.
-  nb::bytes next() {
-    Block block;
+  Numbers next() {
+    auto block = std::make_unique<Block>();
     {
       const nb::gil_scoped_release unlocked;
-      state_->take(block);
+      state_->take(*block);
     }
-    return nb::bytes(block.data(), block.size() * sizeof(std::int64_t));
+    Block& numbers = *block;
+    const nb::capsule owner(block.release(), [](void* self) noexcept { delete static_cast<Block*>(self); });
+    return Numbers(numbers.data(), {numbers.size()}, owner);
   }
 
  private:
@@ -104,6 +116,7 @@ class TorchOrder {
 
     /// The last block is empty, and stays.
     void draw_all() {
+      shuffle.begin();
       Block block;
       do {
         shuffle.next(block);
@@ -113,6 +126,7 @@ class TorchOrder {
         is_last = block.empty();
         drawn.swap(block);
         is_drawn = true;
+        lock.unlock();
         changed.notify_all();
       } while (!is_last);
     }
@@ -123,6 +137,7 @@ class TorchOrder {
       changed.wait(lock, [&] { return is_drawn; });
       block.swap(drawn);
       is_drawn = is_last;
+      lock.unlock();  // or who wakes would wait for it
       changed.notify_all();
     }
 
@@ -153,7 +168,7 @@ void bind_torch_order(nb::module_& module) {
                          "What torch.randperm(count) draws from a new generator of this seed, a block at a "
                          "time. For counts below `most`.")
       .def(nb::init<std::uint64_t, std::uint32_t>(), nb::arg("seed"), nb::arg("count"))
-      .def("next", &TorchOrder::next, "The next numbers, as the bytes of int64. Empty at the end.")
+      .def("next", &TorchOrder::next, "The next numbers. None are left at the end.")
       .def_ro_static("most", &TorchOrder::kMostNumbers);
 }
 

@@ -656,7 +656,7 @@ def test_an_order_is_not_drawn_on_in_a_forked_child():
         del order  # its thread is the parent's
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert len(order.next()) == len(first), "the parent goes on"
+    assert len(order.next()) > len(first), "the parent goes on, in larger blocks"
 
 
 @pytest.mark.parametrize("pause", [0, 0.002])
@@ -664,12 +664,12 @@ def test_a_drawn_order_is_pytorchs_however_fast_it_is_taken(pause):
     for seed in range(5):
         order = _core.TorchOrder(seed, 20_000)
         taken = []
-        while block := order.next():
-            taken.append(np.frombuffer(block, np.int64))
+        while len(block := order.next()) > 0:
+            taken.append(block)
             time.sleep(pause)
         wanted = torch.randperm(20_000, generator=torch.Generator().manual_seed(seed))
         assert np.array_equal(np.concatenate(taken), wanted.numpy())
-        assert order.next() == b"", "it stays at its end"
+        assert len(order.next()) == 0, "it stays at its end"
 
 
 def test_tensors_are_watched():

@@ -1,4 +1,5 @@
 #include <penstock/core/error.hpp>
+#include <penstock/data/batch_sampler.hpp>
 #include <penstock/data/sampler.hpp>
 
 #include <fmt/format.h>
@@ -131,6 +132,13 @@ void Sampler::restore(const SamplerState& state) {
   }
   start_epoch(state.epoch);
   base_ = state.consumed;
+}
+
+// Without comparisons, so that compilers take several indices at a time, also where they compare no 64 bits.
+bool are_below(std::span<const std::uint64_t> indices, std::uint64_t count) noexcept {
+  std::uint64_t outside = 0;
+  for (const std::uint64_t index : indices) outside |= index | (count - 1 - index);
+  return outside >> 63 == 0;
 }
 
 }  // namespace penstock

@@ -108,6 +108,7 @@ DeviceSlot* DeviceRing::acquire() {
     }
     if (ready_ < depth_) {
       full_since_ = Clock::now();
+      consumer_.note_change();
       consumer_.notify_all();
     }
     producer_.wait(lock);
@@ -127,6 +128,7 @@ void DeviceRing::publish(PublishedItem item) {
     if (item.slot != nullptr) ++ready_;
     published_.push_back(std::move(item));
     waiting_since_ = Clock::now();
+    consumer_.note_change();
   }
   consumer_.notify_all();
 }
@@ -221,6 +223,7 @@ PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* 
   --ready_;
   item.ready = ready;
   leased_.push_back(item.slot);
+  producer_.note_change();
   lock.unlock();
   producer_.notify_one();
   return item;
@@ -242,6 +245,7 @@ void DeviceRing::give_back(DeviceSlot& slot) {
     const std::lock_guard lock(mutex_);
     leased_.erase(std::ranges::find(leased_, &slot));
     if (failure == nullptr) free_.push_back(&slot);
+    producer_.note_change();
   }
   producer_.notify_one();
   if (failure != nullptr) std::rethrow_exception(failure);
@@ -251,6 +255,7 @@ void DeviceRing::stop() noexcept {
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
+    producer_.note_change();
   }
   producer_.notify_all();
 }
@@ -275,6 +280,7 @@ void DeviceRing::close() noexcept {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
+    consumer_.note_change();
   }
   consumer_.notify_all();
 }

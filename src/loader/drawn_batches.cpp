@@ -28,8 +28,11 @@ DrawnBatches::Asking::Asking(DrawnBatches& drawn) : drawn_(drawn) {
 }
 
 DrawnBatches::Asking::~Asking() {
-  const std::lock_guard lock(drawn_.mutex_);
-  if (asks_) --drawn_.asking_;
+  {
+    const std::lock_guard lock(drawn_.mutex_);
+    if (asks_) --drawn_.asking_;
+  }
+  drawn_.drawn_.notify_one();
 }
 
 void DrawnBatches::Asking::has(std::uint64_t generation, bool is_end) {
@@ -59,13 +62,14 @@ void DrawnBatches::draw() {
       }
     }
     draw_into(item);
+    bool is_waited_for = false;
     {
       const std::lock_guard lock(mutex_);
       ended_ = item.error != nullptr || item.indices.empty();
-      ++out_;
+      is_waited_for = out_++ < asking_;
       items_.push_back(std::move(item));
     }
-    drawn_.notify_one();
+    if (is_waited_for) drawn_.notify_one();
   }
 }
 
@@ -99,10 +103,9 @@ void DrawnBatches::check(const std::vector<std::uint64_t>& indices) const {
         "batch size as large as the largest batch.",
         indices.size(), batch_));
   }
-  const std::uint64_t largest = std::ranges::max(indices);
-  if (largest >= samples_) {
-    throw InvalidArgument(
-        fmt::format("The batch sampler gave the index {}, and there are {} samples.", largest, samples_));
+  if (!are_below(indices, samples_)) {
+    throw InvalidArgument(fmt::format("The batch sampler gave the index {}, and there are {} samples.",
+                                      std::ranges::max(indices), samples_));
   }
 }
 

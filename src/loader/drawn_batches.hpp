@@ -40,7 +40,8 @@ class DrawnBatches {
     DrawnBatches& drawn_;
     bool asks_ = true;
   };
-  /// Draws if somebody asks.
+  /// Draws if somebody asks. If those who ask get batches that were drawn before, the producer hears of these
+  /// once somebody has one: before that its ring may be full, and it would wake twice.
   void draw();
 
   /// For the producer: blocks until a batch or an end is drawn. False if stopped. Throws the sampler's error.

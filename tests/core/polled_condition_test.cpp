@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -26,6 +27,7 @@ void take_turns(int turns, std::chrono::microseconds work) {
       {
         const std::lock_guard guard(mutex);
         ++turn;
+        other.note_change();
       }
       other.notify_one();
     }
@@ -39,6 +41,31 @@ void take_turns(int turns, std::chrono::microseconds work) {
 TEST(PolledConditionTest, NoNoticeIsLostWhilePolling) { take_turns(20000, 0us); }
 
 TEST(PolledConditionTest, NoNoticeIsLostWhileAsleep) { take_turns(200, 200us); }
+
+/// A waiter polls for 50 µs at first.
+TEST(PolledConditionTest, NoNoticeIsLostAtTheEndOfPolling) {
+  for (int round = 0; round < 1500; ++round) {
+    std::mutex mutex;
+    PolledCondition condition;
+    bool go = false;
+    std::atomic<bool> waits{false};
+    std::thread waiter([&] {
+      std::unique_lock lock(mutex);
+      waits = true;
+      while (!go) condition.wait(lock);
+    });
+    while (!waits) cpu_pause();
+    const auto end = PolledCondition::Clock::now() + std::chrono::nanoseconds(46'000 + 5 * round);
+    while (PolledCondition::Clock::now() < end) cpu_pause();
+    {
+      const std::lock_guard guard(mutex);
+      go = true;
+      condition.note_change();
+    }
+    condition.notify_one();
+    waiter.join();
+  }
+}
 
 TEST(PolledConditionTest, EndsAtItsTime) {
   std::mutex mutex;
@@ -65,6 +92,7 @@ TEST(PolledConditionTest, ANoticeWakesAll) {
   {
     const std::lock_guard guard(mutex);
     go = true;
+    condition.note_change();
   }
   condition.notify_all();
   first.join();

@@ -1,5 +1,6 @@
 #include "data/support.hpp"
 
+#include <penstock/data/batch_sampler.hpp>
 #include <penstock/data/sampler.hpp>
 
 #include <nlohmann/json.hpp>
@@ -77,6 +78,23 @@ TEST(Sampler, SequentialGivesTheSamplesInOrder) {
   Sampler sampler(10, {.batch_size = 4});
   EXPECT_EQ(rest_of_epoch(sampler), (std::vector<Indices>{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}}));
   EXPECT_EQ(next_batch(sampler), Indices{});
+}
+
+TEST(Sampler, TellsIndicesThatAreNotBelowACount) {
+  constexpr std::uint64_t kHighest = std::uint64_t{1} << 63;
+  EXPECT_TRUE(are_below({}, 0));
+  for (const std::uint64_t count : {std::uint64_t{1}, std::uint64_t{97}, kHighest}) {
+    for (const std::size_t place : {0U, 3U, 6U}) {
+      Indices indices(7);
+      indices[place] = count - 1;
+      EXPECT_TRUE(are_below(indices, count));
+      for (const std::uint64_t index : {count, count + 1, kHighest, kHighest + 1, ~std::uint64_t{0}}) {
+        indices[place] = index;
+        EXPECT_FALSE(are_below(indices, count)) << index << " of " << count;
+      }
+    }
+  }
+  EXPECT_FALSE(are_below(Indices{0}, 0));
 }
 
 TEST(Sampler, FollowsPyTorchsCounts) {

@@ -139,6 +139,24 @@ TEST_P(BatchSamplerTest, RunsNoFurtherAheadThanThePrefetchDepth) {
   }
 }
 
+TEST_P(BatchSamplerTest, BatchesAheadAreFilledWhileNobodyAsks) {
+  std::atomic<std::size_t> filled{0};
+  const Dataset data({read_callback({.name = "x", .dtype = DType::uint8, .shape = {1}}, kSamples,
+                                    [&](std::uint64_t, std::span<std::byte> sample) {
+                                      ++filled;
+                                      filled.notify_all();
+                                      return sample.size();
+                                    })});
+  Loader loader = make_loader(
+      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, random_batches(40, 1, 9)}}), data);
+  for (std::size_t taken = 1; taken <= 30; ++taken) {
+    EXPECT_TRUE(loader.next(*stream_));
+    const std::size_t wanted = taken + loader.options().prefetch_depth;
+    for (std::size_t seen = filled; seen < wanted; seen = filled) filled.wait(seen);
+    EXPECT_EQ(filled, wanted);
+  }
+}
+
 TEST_P(BatchSamplerTest, AnEpochThatIsLeftIsDropped) {
   const auto first = random_batches(9, 16, 4);
   const auto third = random_batches(5, 16, 5);

@@ -25,15 +25,12 @@ class PolledCondition {
     const Waiting waiting(*this);
     if (!poll(lock)) condition_.wait_until(lock, end);
   }
-  /// Call it after the state was changed under the mutex.
-  void notify_one() noexcept {
-    notices_.fetch_add(1, std::memory_order_release);
-    condition_.notify_one();
-  }
-  void notify_all() noexcept {
-    notices_.fetch_add(1, std::memory_order_release);
-    condition_.notify_all();
-  }
+  /// Call it with each change of the state, while the mutex is still held. Otherwise a waiter that has just
+  /// polled in vain would sleep on a state that is no more.
+  void note_change() noexcept { notices_.fetch_add(1, std::memory_order_release); }
+  /// Call it after that, with the mutex or without.
+  void notify_one() noexcept { condition_.notify_one(); }
+  void notify_all() noexcept { condition_.notify_all(); }
 
  private:
   // About twice as long as a thread takes to sleep and to wake.
@@ -48,7 +45,7 @@ class PolledCondition {
     PollingTime& polling;
   };
 
-  /// True once there was a notice; false if the time for polling is over.
+  /// True once a change was noted; false if the time for polling is over, and there was none.
   bool poll(std::unique_lock<std::mutex>& lock) {
     const auto limit = polling_.get();
     if (limit.count() == 0) return false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace penstock {
@@ -26,5 +27,8 @@ class BatchSampler {
   /// end of the epoch.
   virtual bool next(std::vector<std::uint64_t>& indices) = 0;
 };
+
+/// True if each index is below `count`, which is at most 2^63.
+[[nodiscard]] bool are_below(std::span<const std::uint64_t> indices, std::uint64_t count) noexcept;
 
 }  // namespace penstock
