@@ -118,9 +118,9 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));
-      Json json{{"process", recording.process}};
-      json.update(Json::parse(trace_json(examined.reports.back())));
-      examined.processes.push_back(std::move(json));
+      Json process_json{{"process", recording.process}};
+      process_json.update(Json::parse(trace_json(examined.reports.back())));
+      examined.processes.push_back(std::move(process_json));
       if (examiner.draws() && examined.reports.size() == 1) examined.first = std::move(recording.timeline);
       continue;
     }

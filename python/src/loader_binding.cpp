@@ -44,8 +44,8 @@ void load_state_dict(Native& self, const nb::dict& dict) {
   self.loader().restore(state);
 }
 
-/// Defines the constructor of a loader for `Devices`, an engine or a group. `make` takes them, the fields, the
-/// options and the mark of NativeLoader.
+/// Defines the constructor of a loader for `Devices`, an engine or a group. `make` takes them, the fields,
+/// the options and the mark of NativeLoader.
 template <typename Native, typename Devices, typename Make>
 void define_constructor(nb::class_<Native>& bound, const char* devices_name, Make make) {
   bound.def(

@@ -127,7 +127,8 @@ class NativeLoader {
   };
 
   void raise_sampler_error() const;
-  [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage, const DeviceField& field) const {
+  [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage,
+                                const DeviceField& field) const {
     return make_field(*engine_, storage, field);
   }
   /// Makes one tensor of all columns, and takes it apart: that costs a fraction of importing each. The parts

@@ -239,11 +239,11 @@ void check_pieces(LinkBench& bench, std::string_view name, const Pieces& laid, C
 }
 
 std::vector<std::pair<std::size_t, std::size_t>> packed_grid(const LinkBench& bench) {
-  constexpr std::size_t kMostBytes = 64 * kMiB;
+  constexpr std::size_t kLargestGrid = 64 * kMiB;
   const std::size_t step = bench.quick() ? 4 : 2;
   std::vector<std::pair<std::size_t, std::size_t>> grid;
   for (std::size_t pieces = 1; pieces <= 4096; pieces *= 4) {
-    for (std::size_t each = 256; pieces * each <= kMostBytes; each *= step) {
+    for (std::size_t each = 256; pieces * each <= kLargestGrid; each *= step) {
       if (fits(bench, pieces, each)) grid.emplace_back(pieces, each);
     }
   }

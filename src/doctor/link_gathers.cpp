@@ -33,8 +33,8 @@ constexpr std::size_t kDeviceBatchBytes = 32 * kMiB;  // delivered; more than a 
 constexpr std::size_t kMostSamples = 16384;
 constexpr std::size_t kMostDeviceSamples = 262144;
 constexpr std::size_t kMostCopies = 1024;  // in one call
-constexpr std::size_t kPieceBytes = 256 * kKiB;
-constexpr double kLeastSeconds = 1e-12;
+constexpr std::size_t kGatheredPiece = 256 * kKiB;
+constexpr double kShortestTime = 1e-12;
 
 bool is_on_device(Gather gather) { return gather == Gather::resident || gather == Gather::widening; }
 
@@ -148,7 +148,7 @@ class GatherBench {
   double gather_on_host(std::size_t batch) {
     sent_[batch].synchronize();
     std::byte* const staging = bench_.pinned_target() + batch * slot_bytes_;
-    const std::size_t piece = std::clamp<std::size_t>(kPieceBytes / sample_bytes_, 1, 1024);
+    const std::size_t piece = std::clamp<std::size_t>(kGatheredPiece / sample_bytes_, 1, 1024);
     const auto begin = std::chrono::steady_clock::now();
     workers_->for_each((samples_ + piece - 1) / piece,
                        [&](std::size_t i) {
@@ -224,7 +224,7 @@ void measure_gathers(LinkRun& run) {
       const Summary seconds = bench.repeat(batches.bytes(), [&] { return batches.seconds(); });
       batches.check(name);
       series.points.push_back({.bytes = sample, .pieces = 1, .seconds = seconds});
-      points.push_back({sample, std::max(seconds.median, kLeastSeconds)});
+      points.push_back({sample, std::max(seconds.median, kShortestTime)});
       if (gather == Gather::host) profile.gather_threads = batches.threads();
       run.advance(done += 1.0 / static_cast<double>(kGathers.size() * kSampleBytes.size()));
     }

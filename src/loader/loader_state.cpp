@@ -102,16 +102,17 @@ void LoaderState::set_up() {
   account_ = std::make_unique<Account>(
       device_, AccountOptions{.timeline_batches = options_.timeline_batches,
                               .link_ceiling = profile_.measured ? profile_.ceiling(CopyDirection::h2d) : 0});
-  FeedContext context{.dataset = *travelling_,
-                      .device = device_,
-                      .plan = plan_,
-                      .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
-                      .split = resident_->split(),
-                      .workers = *workers_,
-                      .threads = options_.threads != 0 ? options_.threads : device_.info().tuning.gather_threads,
-                      .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
-                      .gather_blocks = options_.gather_blocks,
-                      .link_rate = profile_.ceiling(CopyDirection::h2d)};
+  FeedContext context{
+      .dataset = *travelling_,
+      .device = device_,
+      .plan = plan_,
+      .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
+      .split = resident_->split(),
+      .workers = *workers_,
+      .threads = options_.threads != 0 ? options_.threads : device_.info().tuning.gather_threads,
+      .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
+      .gather_blocks = options_.gather_blocks,
+      .link_rate = profile_.ceiling(CopyDirection::h2d)};
   for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];
   resident_->set_addresses(context.addresses);
   producer_ = std::make_unique<Producer>(std::move(context), *ring_, *memory_, options_.prefetch_depth);

@@ -221,7 +221,7 @@ double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, Ga
     return std::max(size / last_rate(profile, Curve::zero_copy_h2d, link), feeding.link_sample_seconds);
   }
   if (bytes >= tuning.copied_sample_bytes) return size / link;
-  return std::max(size / std::min(link, feeding.small_copy_rate), feeding.small_copy_seconds);
+  return std::max(size / (feeding.small_copy_share * link), feeding.small_copy_seconds);
 }
 
 GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes,

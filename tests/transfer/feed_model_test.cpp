@@ -361,7 +361,7 @@ TEST(FeedModel, WithoutMeasuredGathersCurvesAndTuningTell) {
   tuned.copied_sample_bytes = 1000;
   tuned.feeding.host_sample_seconds = 20e-9;
   tuned.feeding.link_sample_seconds = 30e-9;
-  tuned.feeding.small_copy_rate = 1e9;
+  tuned.feeding.small_copy_share = 0.1;
   tuned.feeding.small_copy_seconds = 500e-9;
   const auto nanoseconds = [&](GatherPath path, std::size_t bytes) {
     return sample_seconds(curves, tuned, path, bytes) * 1e9;

@@ -61,9 +61,9 @@ struct DeviceTuning {
 
   // Batches.
 
-  /// Smallest samples that get a copy each, until gathers were measured. A copy of a batch costs the host half a microsecond, in which
-  /// PCIe 5 x16 carries about 30 KiB. Copies of 24 KiB and less take another, several times slower way
-  /// through the driver.
+  /// Smallest samples that get a copy each, until gathers were measured. A copy of a batch costs the host
+  /// half a microsecond, in which PCIe 5 x16 carries about 30 KiB. Copies of 24 KiB and less take another,
+  /// several times slower way through the driver.
   std::size_t copied_sample_bytes = 32 * kKiB;
   /// A loader's copies are enqueued in parts. Other copies of the program wait for two of them: 0.5 ms on
   /// PCIe 5 x16 if they are large. Each part costs 4 µs of the link: 1.6 % of a large one, 5 % of a small
@@ -103,8 +103,9 @@ struct DeviceTuning {
     /// Least seconds for each sample: of all host threads together, and of a kernel that reads the link.
     double host_sample_seconds = 12e-9;
     double link_sample_seconds = 11e-9;
-    /// Bytes per second of copies below `copied_sample_bytes`, and the least seconds for one of them.
-    double small_copy_rate = 5e9;
+    /// The share of the link's rate that copies below `copied_sample_bytes` reach, and the least seconds for
+    /// one of them.
+    double small_copy_share = 0.1;
     double small_copy_seconds = 1e-6;
   };
   Feeding feeding;
