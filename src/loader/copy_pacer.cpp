@@ -26,7 +26,7 @@ CopyPacer::CopyPacer(const Device& device, const DeviceRing& ring, const Limits&
   part_.reserve(limits.pieces + 1);
 }
 
-void CopyPacer::begin(const Stream& stream, const Stream& other) {
+void CopyPacer::begin(const DeviceSlot& slot, const Stream& stream, const Stream& other) {
   if (sides_[0].stream != &stream) std::swap(sides_[0], sides_[1]);
   sides_[0].stream = &stream;
   sides_[1].stream = &other;
@@ -35,6 +35,8 @@ void CopyPacer::begin(const Stream& stream, const Stream& other) {
   if (!paces_) return;
   const auto now = Clock::now();
   if (began_) {
+    // An event that was never recorded counts as done.
+    host_paces_ = sides_[0].done.query() && sides_[1].done.query() && ring_.is_unused(slot);
     const double took = std::chrono::duration<double>(now - *began_).count();
     part_bytes_ = took * link_rate_ > kSpare * static_cast<double>(batch_bytes_) ? small_part_ : large_part_;
   }
@@ -84,8 +86,7 @@ void CopyPacer::enqueue_part() {
 void CopyPacer::enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies) {
   if (!paces_) return copies(*sides_[0].stream);
   Side& side = sides_[turn_++ % sides_.size()];
-  // An event that was never recorded counts as done.
-  nap_until([&] { return side.done.query() || ring_.is_in_a_hurry(); });
+  nap_until([&] { return host_paces_ || side.done.query() || ring_.is_in_a_hurry(); });
   side.has_parts = true;
   copies(*side.stream);
   side.done.record(*side.stream);

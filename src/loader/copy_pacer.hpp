@@ -20,8 +20,9 @@ namespace penstock {
 /// work, copies of the program's own do not come at all. In this way they wait for two parts at most. A part
 /// costs the link some 4 µs. Parts are large while the link sets the pace, and small if it has time to spare.
 ///
-/// The host waits in naps until the stream's part before is done. If the ring is in a hurry, the rest of the
-/// batch is enqueued at once: see DeviceRing::is_in_a_hurry. One thread at a time.
+/// The host waits in naps until the stream's part before is done. It does not if it sets the pace itself, as
+/// it gathers: then the link was idle when the batch began, and nobody uses its slot. If the ring is in a
+/// hurry, the rest of the batch is enqueued at once: see DeviceRing::is_in_a_hurry. One thread at a time.
 class CopyPacer {
  public:
   struct Limits {
@@ -34,9 +35,9 @@ class CopyPacer {
   /// If all batches ahead are no more than two small parts, nothing is cut or awaited. Throws DeviceError.
   CopyPacer(const Device& device, const DeviceRing& ring, const Limits& limits);
 
-  /// The copies from here on are those of a batch whose work is on `stream`, and come after the work that is
-  /// enqueued there. They may use `other`, too. Does not block the host.
-  void begin(const Stream& stream, const Stream& other);
+  /// The copies from here on are those of the batch in `slot`, whose work is on `stream`. They come after the
+  /// work that is enqueued there, and may use `other`, too. Does not block the host.
+  void begin(const DeviceSlot& slot, const Stream& stream, const Stream& other);
   /// As Stream::copy from the host, and Stream::copy_each. Blocks the host as said.
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes);
   void copy_each(std::span<const CopyPiece> pieces);
@@ -64,6 +65,7 @@ class CopyPacer {
   Event begun_;                ///< recorded on the batch's stream at its beginning
   std::array<Side, 2> sides_;  ///< the batch's stream first
   std::size_t turn_ = 0;
+  bool host_paces_ = false;                 ///< so the parts of this batch do not wait
   std::size_t part_bytes_;                  ///< of this batch
   std::size_t batch_bytes_ = 0;             ///< enqueued since the batch began
   std::optional<Clock::time_point> began_;  ///< when the batch began

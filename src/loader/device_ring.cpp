@@ -122,6 +122,11 @@ void DeviceRing::wait_for_users(const DeviceSlot& slot, const Stream& stream) co
   for (std::size_t i = 0; i < slot.done_count; ++i) stream.wait(slot.done[i]);
 }
 
+bool DeviceRing::is_unused(const DeviceSlot& slot) const {
+  const auto done = std::span(slot.done).first(slot.done_count);
+  return slot.ready.query() && std::ranges::all_of(done, &Event::query);
+}
+
 void DeviceRing::publish(PublishedItem item) {
   {
     const std::lock_guard lock(mutex_);

@@ -81,6 +81,8 @@ class DeviceRing {
   [[nodiscard]] DeviceSlot* acquire();
   /// Makes `stream` wait for the work last queued on the slot's memory.
   void wait_for_users(const DeviceSlot& slot, const Stream& stream) const;
+  /// True if the work last queued on the slot's memory is done. Does not block. Throws DeviceError.
+  [[nodiscard]] bool is_unused(const DeviceSlot& slot) const;
   void publish(PublishedItem item);
   /// Takes a slot back that was acquired and not published. If it `may_be_written` by copies that `ready`
   /// does not mark, it is never used again.

@@ -102,7 +102,7 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);
     if (plan.orders_on_device) stream.fill_order({slot.run, slot.indices});
-    pacer_.begin(stream, next.stream);
+    pacer_.begin(slot, stream, next.stream);
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
     pacer_.join();
     if (item.timed != nullptr) item.timed->end.record(stream);

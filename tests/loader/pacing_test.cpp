@@ -181,6 +181,49 @@ TEST_P(LoaderPacing, PartsAreSmallIfTheLinkHasTimeToSpare) {
   }
 }
 
+TEST_P(LoaderPacing, AHostThatSetsThePaceDoesNotWait) {
+  for (const GatherPath gather : kByCopies) {
+    LoaderOptions asked = options(gather);
+    asked.prefetch_depth = 1;
+    const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
+    const auto batches = [&] {
+      return (faulty_->copied_bytes(CopyDirection::h2d) - before) / (kBatch * kRow);
+    };
+    Loader loader(dataset_, *faulty_device_, asked);
+    EXPECT_TRUE(comes_true([&] { return batches() == 1; }));
+    loader.synchronize();  // the link is idle
+    GatedStream gate(*device_);
+    faulty_->hold_back_all(gate.word());
+    const auto batch = loader.next(*stream_);
+    EXPECT_TRUE(comes_true([&] { return batches() == 2; }));  // into a slot that was never used
+    faulty_->hold_back_all(nullptr);
+    gate.open();
+    expect_stored(dataset_, read(*batch));
+    expect_stored(dataset_, read_epoch(loader));
+  }
+}
+
+TEST_P(LoaderPacing, AStepThatSetsThePaceMakesPartsWait) {
+  for (const GatherPath gather : kByCopies) {
+    LoaderOptions asked = options(gather);
+    asked.prefetch_depth = 1;
+    asked.ring_grows = false;
+    const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
+    const auto bytes = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
+    Loader loader(dataset_, *faulty_device_, asked);
+    GatedStream step(*device_);
+    static_cast<void>(loader.next(step.stream()));
+    static_cast<void>(loader.next(step.stream()));
+    // Both slots are in use until the step ends. The first parts of the third batch are queued behind it.
+    const std::size_t part = gather == GatherPath::host ? kPart : kPart / kRow * kRow;
+    EXPECT_TRUE(comes_true([&] { return bytes() == 2 * (kBatch * kRow + part); }));
+    std::this_thread::sleep_for(20ms);
+    EXPECT_EQ(bytes(), 2 * (kBatch * kRow + part));
+    step.open();
+    expect_stored(dataset_, read_epoch(loader));
+  }
+}
+
 TEST_P(LoaderPacing, AConsumerThatWaitsLongGetsItsBatch) {
   for (const GatherPath gather : kByCopies) {
     GatedStream gate(*device_);
