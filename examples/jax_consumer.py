@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Batches for JAX, without PyTorch: penstock's arrays cross by DLPack, without a copy on a GPU.
 
-Where JAX has no GPU the same loop runs on the host device.
+If JAX has no GPU, the same loop runs on the host device.
 """
 
 import sys

@@ -224,7 +224,7 @@ class Feed:
 
     @property
     def _sets(self) -> int:
-        """Of addresses, if the batches are static."""
+        """The number of sets of addresses, if the batches are static."""
         return self.prefetch_depth + self._held
 
     @functools.cached_property

@@ -163,7 +163,7 @@ class Draw:
 
 def moved_on(state: dict[str, Any], positions: int, end: int) -> dict[str, Any]:
     """The state that many positions of the epoch's order later; `end`: the order's length. What wraps around after the
-    end is no position of its own."""
+    end is not a position of its own."""
     return {**state, "consumed": min(end, state["consumed"] + positions)}
 
 

@@ -144,7 +144,7 @@ class _Slot:
         if at is None:  # counted when it is pickled
             stack = sys.modules["torch.utils.data"]._utils.collate.collate_tensor_fn
             return stack(tensors, collate_fn_map=collate_fn_map)
-        # Of a storage of its own: if it is part of what only PyTorch can pickle, PyTorch moves that storage elsewhere.
+        # The tensor has a storage of its own. If something that only PyTorch can pickle shared it, PyTorch would move it.
         count = len(tensors) * first.numel()
         out = torch.frombuffer(self._buffer, dtype=first.dtype, count=count, offset=at)
         return torch.stack(tuple(tensors), 0, out=out.view(len(tensors), *first.shape))

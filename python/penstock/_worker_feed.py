@@ -101,7 +101,7 @@ def _budget() -> tuple[int, int]:
 
 
 def _most_bytes() -> int:
-    """Of a slot. Addresses only: memory is taken as it is written."""
+    """The most that a slot may take. These are addresses only: memory is taken as it is written."""
     return min(_MOST_SLOT_BYTES, max(worker_memory_limit(), 1))
 
 

@@ -152,7 +152,7 @@ def test_what_fails_in_one_process_is_said_in_all(tmp_path):
         """
     for answer in answers(start(body, 2, tmp_path), tmp_path):
         assert "the disk is full" in answer["error"]
-        assert answer["error"].startswith(("OSError", "Error: The process that makes what is shared"))
+        assert answer["error"].startswith(("OSError", "Error: The process that makes the shared data"))
 
 
 def test_a_process_that_is_killed_while_it_makes_the_data_is_an_error(tmp_path):

@@ -174,7 +174,7 @@ def read_only(shape):
 BLOCK = torch.zeros(100)
 SOURCE = torch.arange(10.0)
 BAD_OUTS = {
-    "missing": ({"a": 3}, r"out\['a'\] is no array but a int"),
+    "missing": ({"a": 3}, r"out\['a'\] is not an array but of type int"),
     "no dict": ([torch.zeros(3)], "out is not a dict"),
     "other key": ({"b": torch.zeros(3)}, r"out\['a'\] is missing"),
     "one too many": ({"a": torch.zeros(3), "b": torch.zeros(3)}, r"out\['b'\] is not in the nest"),

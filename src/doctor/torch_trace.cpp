@@ -222,7 +222,7 @@ class TraceParser {
     return json_.read_count(kMostDevices - 1, "a device's number");
   }
 
-  /// 0 for what is no such number, as of synchronizations without a stream.
+  /// 0 if it is not such a number. Synchronizations without a stream have none.
   std::uint64_t read_small(std::uint64_t most) {
     if (json_.peek() != '-' && json_.peek() != '"') return json_.read_count(most, "a smaller number");
     json_.skip();

@@ -326,13 +326,13 @@ std::optional<CommonPages> receive_pages(const Descriptor& socket, const Maker& 
   if (!received && !maker.ends_within(kEndPatience)) return {};
   if (!received) {
     throw Error(
-        fmt::format("The process that makes what is shared (PID {}) ended before it was there. Its own error "
+        fmt::format("The process that makes the shared data (PID {}) ended before it was done. Its own error "
                     "says why.",
                     maker.pid()));
   }
   if (received->answer == Answer::come_again) return {};
   if (received->answer == Answer::failure) {
-    throw Error(fmt::format("The process that makes what is shared (PID {}) failed: {}", maker.pid(),
+    throw Error(fmt::format("The process that makes the shared data (PID {}) failed: {}", maker.pid(),
                             received->text));
   }
   if (received->file.get() < 0) refuse_meeting("recvmsg brought no descriptor");
@@ -343,7 +343,7 @@ std::optional<CommonPages> receive_pages(const Descriptor& socket, const Maker& 
 }  // namespace
 
 CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> make) {
-  if (options.key.empty()) throw InvalidArgument("what processes share needs a key; this one is empty");
+  if (options.key.empty()) throw InvalidArgument("shared data needs a key; this one is empty");
   if (options.key.size() > kLongestKey) {
     throw InvalidArgument(
         fmt::format("a key of {} bytes was given; use at most {}", options.key.size(), kLongestKey));
@@ -366,11 +366,11 @@ CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> ma
       if (!maker.ends_within({})) {
         if (auto received = receive_pages(socket, maker, options)) return std::move(*received);
         if (++turned_away == kMostTurnedAway) {
-          throw Unsupported(
-              fmt::format("The process that makes what is shared (PID {}) has turned this one away {} times. "
-                          "If both have "
-                          "the same version of penstock, more processes share it than were announced.",
-                          maker.pid(), turned_away));
+          throw Unsupported(fmt::format(
+              "The process that makes the shared data (PID {}) has turned this one away {} times. "
+              "If both have "
+              "the same version of penstock, more processes share it than were announced.",
+              maker.pid(), turned_away));
         }
         refused_since = Clock::now();
       } else {
@@ -388,7 +388,7 @@ CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> ma
     // The first process does not listen yet, or not any more.
     if (Clock::now() - refused_since > kRefusedPatience) {
       throw Unsupported(fmt::format(
-          "What is shared as '{}' cannot be made: a process that an earlier run has forked still holds the "
+          "The data shared as '{}' cannot be made: a process that an earlier run has forked still holds the "
           "socket @{} of that key. End it, or take another key.",
           options.key, place.address.sun_path + 1));
     }

@@ -71,7 +71,7 @@ void SharedPages::map() {
   void* const mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
   if (mapped == MAP_FAILED) refuse_pages("mmap", bytes_);
   data_ = static_cast<std::byte*>(mapped);
-  madvise(data_, bytes_, MADV_HUGEPAGE);  // hints: where the system gives shared memory huge pages,
+  madvise(data_, bytes_, MADV_HUGEPAGE);  // hints: huge pages, if the system gives them to shared memory,
   madvise(data_, bytes_, MADV_DONTDUMP);  // and does not write terabytes of addresses into a core file
 }
 

@@ -14,7 +14,7 @@ namespace penstock {
 /// chunk on, until they pause once.
 class RelayPace {
  public:
-  /// Of a rate that tells nothing.
+  /// A rate that tells nothing.
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
   /// The rates of one chunk, in bytes/s.

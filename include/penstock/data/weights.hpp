@@ -32,7 +32,7 @@ struct WeightTensor {
 /// file is read by pread, through the system's page cache: a file that is cut short meanwhile is an error.
 class WeightFile {
  public:
-  /// Of each tensor within the block. PyTorch's allocator aligns to as much.
+  /// The alignment of each tensor within the block. PyTorch's allocator aligns to as much.
   static constexpr std::size_t kAlignment = 512;
 
   /// Reads the header. Throws Error if it is not that of a sound file. The error names the file, the tensor,
@@ -44,9 +44,9 @@ class WeightFile {
   [[nodiscard]] const std::string& name() const noexcept;
   /// In the order of the block.
   [[nodiscard]] const std::vector<WeightTensor>& tensors() const noexcept;
-  /// Of the block.
+  /// The size of the block.
   [[nodiscard]] std::size_t bytes() const noexcept;
-  /// Of the tensors alone: what is read.
+  /// The size of the tensors alone, which are read.
   [[nodiscard]] std::size_t tensor_bytes() const noexcept;
 
   /// Fills `destination` with the block's bytes from `offset` on. Blocks the host while it reads. Throws

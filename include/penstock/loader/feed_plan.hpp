@@ -93,7 +93,7 @@ struct FieldPlan {
   [[nodiscard]] std::string describe(const FieldPlan* rows) const;
 };
 
-/// Of each field in a slot, in bytes.
+/// The alignment of each field in a slot, in bytes.
 inline constexpr std::size_t kSlotAlignment = 256;
 
 /// How a loader will feed. Decided once, before anything is allocated. A value; all sizes are in bytes.
@@ -108,7 +108,7 @@ struct FeedPlan {
   std::size_t device_staging_bytes = 0;  ///< of each copy stream's staging buffer on the device
 
   std::size_t resident_bytes = 0;
-  /// Of device memory, for all fields' factors and for the places of the columns in a row.
+  /// Bytes of device memory, for all fields' factors and for the places of the columns in a row.
   std::size_t table_bytes = 0;
   std::size_t budget_bytes = 0;  ///< the most device memory that the loader takes
   /// Device memory for the ring, the residents, the factors and the staging buffers, within the budget.

@@ -14,7 +14,7 @@ class HostEvent;
 class Wire;
 struct EventMark;
 
-/// The modelled wires that the bytes of one copy take, all at once; null where there are fewer. The caller
+/// The modelled wires that the bytes of one copy take, all at once; null if there are fewer. The caller
 /// keeps the memory at both ends, and so the devices that own the wires.
 using Wires = std::array<Wire*, 2>;
 
