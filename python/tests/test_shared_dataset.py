@@ -182,7 +182,7 @@ def test_a_process_that_is_killed_while_it_makes_the_data_is_an_error(tmp_path):
         error = json.loads((directory / "answer1").read_text())["error"]
         if "came late" not in error:
             break
-    assert f"(PID {first.pid}) ended before it was there" in error
+    assert f"(PID {first.pid}) ended before it was done" in error
 
 
 def test_whoever_waits_hears_ctrl_c(tmp_path):

@@ -311,7 +311,7 @@ void expect_error_when_killed(bool forks) {
   maker.end(SIGKILL);
   guest.join();
   EXPECT_THAT(error, HasSubstr("PID " + pid));
-  EXPECT_THAT(error, HasSubstr("ended before it was there"));
+  EXPECT_THAT(error, HasSubstr("ended before it was done"));
   if (forks) kill(child, SIGKILL);
 }
 
