@@ -59,6 +59,7 @@ class LoaderLeases : public FaultyLoaderTest {
   const Dataset dataset_{{random_field("x", DType::uint8, {kRow}, 160, 1)}};
 };
 PENSTOCK_DEVICE_SUITE(LoaderLeases);
+PENSTOCK_SLOW_LINK_SUITE(LoaderLeases);
 
 TEST_P(LoaderLeases, KeptBatchesStayAsTheyAreWhileTheRingGrows) {
   for (const Way& way : kWays) {

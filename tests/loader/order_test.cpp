@@ -51,6 +51,7 @@ class LoaderOrder : public FaultyLoaderTest {
   const Dataset dataset_{{random_field("x", DType::uint8, {kRow}, 160, 1)}};
 };
 PENSTOCK_DEVICE_SUITE(LoaderOrder);
+PENSTOCK_SLOW_LINK_SUITE(LoaderOrder);
 
 TEST_P(LoaderOrder, EveryStreamOfABatchWaitsForIt) {
   for (const Way& way : kWays) {

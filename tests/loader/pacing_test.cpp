@@ -59,6 +59,7 @@ class LoaderPacing : public FaultyLoaderTest {
   static constexpr GatherPath kByCopies[] = {GatherPath::host, GatherPath::copy_engine};
 };
 PENSTOCK_DEVICE_SUITE(LoaderPacing);
+PENSTOCK_SLOW_LINK_SUITE(LoaderPacing);
 
 TEST_P(LoaderPacing, BatchesInPartsAreWhole) {
   for (const Way& way : kWays) {

@@ -44,4 +44,12 @@ inline std::optional<Device> open_or_skip(const DeviceCase& device) {
   INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(::penstock::testing::device_cases()), \
                            [](const auto& each) { return each.param.name; })
 
+/// The embedded device again, with a link so slow that copies are still under way when a forgotten wait
+/// shows.
+#define PENSTOCK_SLOW_LINK_SUITE(Suite)                                                             \
+  INSTANTIATE_TEST_SUITE_P(SlowLink, Suite,                                                         \
+                           ::testing::Values(::penstock::testing::DeviceCase{                       \
+                               "Host", [] { return ::penstock::Device::open("host:link=0.05"); }}), \
+                           [](const auto& each) { return each.param.name; })
+
 }  // namespace penstock::testing

@@ -14,6 +14,7 @@ namespace {
 
 class TransferEngineTest : public EngineTest {};
 PENSTOCK_DEVICE_SUITE(TransferEngineTest);
+PENSTOCK_SLOW_LINK_SUITE(TransferEngineTest);
 
 constexpr std::size_t kSizes[] = {1, 7, 4096, 65537, 1 << 20, (3 << 20) + 13};
 constexpr TransferPath kHostPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed,

@@ -15,6 +15,7 @@ namespace {
 
 class FillTest : public FaultyEngineTest {};
 PENSTOCK_DEVICE_SUITE(FillTest);
+PENSTOCK_SLOW_LINK_SUITE(FillTest);
 
 std::vector<TransferOptions> each_engine() {
   return {many_chunks(), many_movers(), {.threads = 1, .chunk_bytes = 64 * 1024, .slots = 3}, {}};

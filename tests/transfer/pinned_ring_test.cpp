@@ -38,6 +38,7 @@ class PinnedRingTest : public FaultyEngineTest {
 };
 
 PENSTOCK_DEVICE_SUITE(PinnedRingTest);
+PENSTOCK_SLOW_LINK_SUITE(PinnedRingTest);
 
 template <typename Future>
 bool is_waiting(Future& future) {
