@@ -74,7 +74,7 @@ class Asked {
       pollfd ready{output_, POLLIN, 0};
       const int count = left.count() > 0 ? ::poll(&ready, 1, static_cast<int>(left.count())) : 0;
       if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return text;
+      if (count <= 0) return text.substr(0, text.rfind('\n') + 1);  // the last line may be a part of one
       const ssize_t got = ::read(output_, bytes.data(), bytes.size());
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return text;
@@ -100,7 +100,7 @@ std::string ask(const std::filesystem::path& file, std::span<const std::uint64_t
 
 /// "train.cpp:12 (discriminator 3)"; "??:0" and "??:?" are not known.
 void read_line(std::string_view text, CodePlace& place) {
-  text = text.substr(0, text.find(" ("));
+  text = text.substr(0, text.rfind(" (discriminator "));
   const std::size_t colon = text.rfind(':');
   if (colon == std::string_view::npos || text.starts_with("??")) return;
   const std::string_view number = text.substr(colon + 1);

@@ -20,14 +20,24 @@ const Finding* find(const Diagnosis& diagnosis, std::string_view id, std::uint16
   return nullptr;
 }
 
+/// A program without waits for its loader is not examined for them, and has none.
+bool was_examined(const Diagnosis& diagnosis, std::string_view id) {
+  return id == "waiting-for-data" ||
+         std::ranges::none_of(diagnosis.not_examined, [id](const NotExamined& missing) {
+           return std::ranges::find(missing.names, id) != missing.names.end();
+         });
+}
+
 std::vector<FindingChange> finding_changes(const Diagnosis& before, const Diagnosis& after,
                                            std::uint16_t device) {
   std::vector<FindingChange> changes;
   for (const Finding& finding : before.findings) {
     if (finding.device != device) continue;
-    FindingChange change{finding.id, finding.gain, std::nullopt, true};
+    FindingChange change{finding.id, finding.gain, std::nullopt};
+    change.gone = change.examined = was_examined(after, finding.id);
     if (const Finding* const left = find(after, finding.id, device)) {
       change.after = left->gain;
+      change.examined = true;
       change.gone = gains(finding, step_of(before, device)) && !gains(*left, step_of(after, device));
     }
     changes.push_back(std::move(change));
@@ -121,7 +131,8 @@ std::string gain_comparison_text(const GainComparison& comparison, const Look& l
         look);
   }
   for (const FindingChange& change : comparison.findings) {
-    text += paragraph(fmt::format("{}: {}", change.id, change.gone ? "gone" : "still found"), look, 2, 2);
+    const std::string_view state = !change.examined ? "not examined" : change.gone ? "gone" : "still found";
+    text += paragraph(fmt::format("{}: {}", change.id, state), look, 2, 2);
   }
   return text + paragraph(prediction_text(comparison), look, 2, 2);
 }
@@ -131,6 +142,7 @@ Json gain_comparison_json(const GainComparison& comparison) {
   for (const FindingChange& change : comparison.findings) {
     findings.push_back({{"id", change.id},
                         {"gone", change.gone},
+                        {"examined", change.examined},
                         {"gain_seconds_per_step", range_json(change.before)},
                         {"changed_gain_seconds_per_step", range_json(change.after)}});
   }

@@ -21,6 +21,7 @@ struct FindingChange {
   GainRange before;
   std::optional<GainRange> after;  ///< nullopt: it is not found
   bool gone = false;               ///< not found, or no longer worth a change
+  bool examined = true;            ///< false: the changed program could not be examined for it
 };
 
 /// What a change to a program gained on one GPU, beside what the findings that it removed had predicted.

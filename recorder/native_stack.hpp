@@ -5,7 +5,8 @@
 #include <span>
 
 /// The functions of compiled code that a thread is in, for programs that are not written in Python. The
-/// unwinder is the compiler's own, linked into this library. It takes no lock and no memory.
+/// unwinder is the compiler's own, linked into this library. It takes no memory. It and `locate_code` take
+/// the lock of glibc's list of libraries, so no other thread may fork meanwhile: see Places::before_fork.
 namespace penstock::recorder {
 
 class NativeStack {

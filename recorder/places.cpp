@@ -32,7 +32,7 @@ std::uint32_t NumberTable::find(std::uint64_t key) const noexcept {
 }
 
 bool NumberTable::add(std::uint64_t key, std::uint32_t number) noexcept {
-  if (used_ >= kSlots / 4 * 3) return false;
+  if (is_full()) return false;
   for (std::size_t i = 0;; ++i) {
     Slot& slot = slots_[(key / 2 + i) % kSlots];
     if (slot.key.load(std::memory_order_relaxed) != 0) continue;
@@ -47,7 +47,22 @@ std::uint64_t Places::own() noexcept {
   PythonFrame frames[recording::kMostFrames];
   if (const std::size_t count = python_.own(frames)) return number(std::span(frames).first(count));
   std::uintptr_t calls[recording::kMostCodeFrames];
-  return number_of(std::span<const std::uintptr_t>(calls, native_.own(calls)));
+  std::size_t count = 0;
+  {
+    const Lock lock(native_mutex_);
+    count = native_.own(calls);
+  }
+  return number_of(std::span<const std::uintptr_t>(calls, count));
+}
+
+void Places::before_fork() noexcept {
+  ::pthread_mutex_lock(&mutex_);
+  ::pthread_mutex_lock(&native_mutex_);
+}
+
+void Places::after_fork() noexcept {
+  ::pthread_mutex_unlock(&native_mutex_);
+  ::pthread_mutex_unlock(&mutex_);
 }
 
 std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept { return number_of(frames); }
@@ -69,12 +84,13 @@ std::uint64_t Places::add(std::span<const Frame> frames, std::uint64_t key) noex
   std::uint32_t numbers[recording::kMostFrames];
   std::size_t count = 0;
   while (count < frames.size() && add_frame(frames[count], numbers[count])) ++count;
-  if (count < frames.size() || !stacks_.add(key, stack_count_ + 1) ||
+  if (count < frames.size() || stacks_.is_full() ||
       !file_.add_text(recording::TextType::stack, numbers, count * sizeof numbers[0], {})) {
     __atomic_fetch_add(&file_.header().without_place, 1, __ATOMIC_RELAXED);
     return 0;
   }
-  return ++stack_count_;
+  static_cast<void>(stacks_.add(key, ++stack_count_));
+  return stack_count_;
 }
 
 /// Gives the frame its number, and writes its text when it is first seen.

@@ -17,6 +17,8 @@ class NumberTable {
  public:
   /// 0: not known.
   [[nodiscard]] std::uint32_t find(std::uint64_t key) const noexcept;
+  /// True if no more can be added.
+  [[nodiscard]] bool is_full() const noexcept { return used_ >= kSlots / 4 * 3; }
   /// False if the table is full. Not to be called by two threads at once.
   bool add(std::uint64_t key, std::uint32_t number) noexcept;
 
@@ -45,6 +47,10 @@ class Places {
   /// That of these frames.
   [[nodiscard]] std::uint64_t number(std::span<const PythonFrame> frames) noexcept;
 
+  /// Around a fork: no thread is then in a function of glibc whose lock the child could never take again.
+  void before_fork() noexcept;
+  void after_fork() noexcept;
+
  private:
   template <typename Frame>
   [[nodiscard]] std::uint64_t number_of(std::span<const Frame> frames) noexcept;
@@ -59,7 +65,8 @@ class Places {
   const PythonStack& python_;
   const NativeStack& native_;
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
-  NumberTable frames_;  // numbers from 1 on
+  pthread_mutex_t native_mutex_ = PTHREAD_MUTEX_INITIALIZER;  // held while native_ looks at a stack
+  NumberTable frames_;                                        // numbers from 1 on
   NumberTable stacks_;
   std::uint32_t frame_count_ = 0;
   std::uint32_t stack_count_ = 0;

@@ -334,7 +334,10 @@ void yield_to_program() {
 }
 
 /// Calls no driver in the child, and leaves the parent's file alone.
-void stop_in_child() { active.store(false); }
+void stop_in_child() {
+  active.store(false);
+  places.after_fork();
+}
 
 void note_device_names(std::uint64_t& noted) noexcept {
   const std::uint64_t fresh = devices_seen.load() & ~noted;
@@ -488,7 +491,7 @@ void start() noexcept {
   if (refused != kCuptiSuccess) note_error("CUPTI refused to record copies or kernels", refused);
   switch_call_records(true);
   watch_for_subscribers(cupti, yield_to_program);
-  ::pthread_atfork(nullptr, nullptr, stop_in_child);
+  ::pthread_atfork([] { places.before_fork(); }, [] { places.after_fork(); }, stop_in_child);
   std::atexit([] { finish(recording::State::finished); });
   if (!start_worker())
     file.note("No thread could be started, so records are written only at the program's end.");

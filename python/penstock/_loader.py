@@ -152,7 +152,8 @@ class Loader:
         native, where = _core.NativeLoader, engines[:1]
         if group is not None:
             native, where = _core.NativeGroupLoader, [group_for(engines)]
-        _need_bfloat16(engines[0], options)
+        for engine in engines if group is not None else engines[:1]:
+            _need_bfloat16(engine, options)
         self._native = native(
             *where,
             list(zip(fields.names, fields.arrays, strict=True)),

@@ -18,9 +18,11 @@ namespace {
 using Address = std::pair<std::filesystem::path, std::uint64_t>;
 using KnownPlaces = std::map<Address, std::vector<CodePlace>>;
 
+/// True also for a name that is not of a regular file here, such as one of another process's descriptors.
 bool has_changed(const std::filesystem::path& file, std::int64_t since) {
   struct stat now{};
-  return ::stat(file.c_str(), &now) != 0 || now.st_mtime > since;
+  if (file.native().starts_with("/proc/") || ::stat(file.c_str(), &now) != 0) return true;
+  return !S_ISREG(now.st_mode) || now.st_mtime > since;
 }
 
 /// The runtime's own functions are in the program if it is linked statically.

@@ -72,6 +72,7 @@ class ElfFile {
 
 std::string demangled(std::string_view name) {
   const std::string text(name);
+  if (!name.starts_with("_Z")) return text;  // a function of C, whose name may be a type's mangled one
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> plain(
       abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status), &std::free);

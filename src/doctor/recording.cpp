@@ -30,6 +30,7 @@ constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
 constexpr TraceTime kWaitGap = 50'000'000;  // between two looks at a thread that has called nothing since
 constexpr std::uint16_t kMostRecordedDevices = 1024;
+constexpr std::size_t kLongestFileName = 4096;  // of a file, and four times what the recorder writes
 
 /// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
 bool is_user_file(std::string_view file) {
@@ -50,8 +51,10 @@ bool is_user_code(std::string_view file) {
     return false;
   const std::string_view name = file.substr(file.rfind('/') + 1);
   for (const std::string_view known :
-       {"libcuda.", "libcudart.", "libcupti.", "libcublas", "libcudnn", "libnccl", "libnvidia-", "libtorch",
-        "libc10", "libpython3", "python3", "linux-vdso", "?"}) {
+       {"libcuda.",    "libcudart.", "libcupti.",  "libcublas", "libcudnn",   "libnccl",
+        "libnvidia-",  "libtorch",   "libc10",     "libcufft",  "libcurand",  "libcusparse",
+        "libcusolver", "libnvrtc",   "libnpp",     "libcufile", "libstdc++",  "libgomp",
+        "libgcc_s",    "libmkl",     "libpython3", "python3",   "linux-vdso", "?"}) {
     if (name.starts_with(known)) return false;
   }
   return !name.empty();
@@ -176,7 +179,7 @@ class RecordingParser {
       }
       case TextType::code: {
         CodeAddress call;
-        const bool whole = bytes.size() > sizeof call.address;
+        const bool whole = bytes.size() > sizeof call.address && bytes.size() <= kLongestFileName;
         if (whole) std::memcpy(&call.address, bytes.data(), sizeof call.address);
         const std::string_view file =
             whole ? text_of(bytes.subspan(sizeof call.address)) : std::string_view{};

@@ -61,7 +61,7 @@ void CopyPacer::copy_each(std::span<const CopyPiece> pieces) {
   part_.clear();
   part_size_ = 0;
   for (CopyPiece piece : pieces) {
-    // A sample is not cut, since each copy has a cost; samples that adjoin may be.
+    // Each copy has a cost, so a sample is cut only if it is larger than a part, or adjoins others.
     if (part_size_ > 0 && part_size_ + piece.bytes > part_bytes_) enqueue_part();
     while (piece.bytes > part_bytes_) {
       part_.push_back({piece.source, piece.destination, part_bytes_});
@@ -86,7 +86,8 @@ void CopyPacer::enqueue_part() {
 void CopyPacer::enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies) {
   if (!paces_) return copies(*sides_[0].stream);
   Side& side = sides_[turn_++ % sides_.size()];
-  nap_until([&] { return host_paces_ || side.done.query() || ring_.is_in_a_hurry(); });
+  nap_until(
+      [&] { return side.done.query() || (host_paces_ && ring_.is_awaited()) || ring_.is_in_a_hurry(); });
   side.has_parts = true;
   copies(*side.stream);
   side.done.record(*side.stream);
@@ -95,6 +96,8 @@ void CopyPacer::enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copi
 
 void CopyPacer::join() {
   if (!sides_[1].has_parts) return;
+  // Again, since a part that failed may have left copies behind the last record.
+  sides_[1].done.record(*sides_[1].stream);
   sides_[0].stream->wait(sides_[1].done);
   sides_[1].has_parts = false;
 }

@@ -21,8 +21,9 @@ namespace penstock {
 /// costs the link some 4 µs. Parts are large while the link sets the pace, and small if it has time to spare.
 ///
 /// The host waits in naps until the stream's part before is done. It does not if it sets the pace itself, as
-/// it gathers: then the link was idle when the batch began, and nobody uses its slot. If the ring is in a
-/// hurry, the rest of the batch is enqueued at once: see DeviceRing::is_in_a_hurry. One thread at a time.
+/// it gathers: then the link was idle when the batch began, its slot was unused, and a consumer waits for it.
+/// If the ring is in a hurry, the rest of the batch is enqueued at once: see DeviceRing::is_in_a_hurry. One
+/// thread at a time.
 class CopyPacer {
  public:
   struct Limits {
@@ -65,7 +66,7 @@ class CopyPacer {
   Event begun_;                ///< recorded on the batch's stream at its beginning
   std::array<Side, 2> sides_;  ///< the batch's stream first
   std::size_t turn_ = 0;
-  bool host_paces_ = false;                 ///< so the parts of this batch do not wait
+  bool host_paces_ = false;                 ///< the host was late with this batch
   std::size_t part_bytes_;                  ///< of this batch
   std::size_t batch_bytes_ = 0;             ///< enqueued since the batch began
   std::optional<Clock::time_point> began_;  ///< when the batch began

@@ -190,6 +190,11 @@ bool DeviceRing::is_in_a_hurry() const {
   return stopped_ || (waiting_ > 0 && Clock::now() - waiting_since_ >= kHurry);
 }
 
+bool DeviceRing::is_awaited() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_ > 0;
+}
+
 void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting) {
   const auto asked = Clock::now();
   auto question = asked + kQuestionInterval;

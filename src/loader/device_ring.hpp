@@ -100,6 +100,8 @@ class DeviceRing {
   /// True if the producer should not wait for the device before it publishes a batch: the ring is stopped, or
   /// a consumer has waited for 100 ms. What it queued may come before the work that the producer waits for.
   [[nodiscard]] bool is_in_a_hurry() const;
+  /// True if a consumer waits for a batch.
+  [[nodiscard]] bool is_awaited() const;
 
   /// Makes acquire return null until reset.
   void stop() noexcept;

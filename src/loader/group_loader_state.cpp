@@ -75,13 +75,22 @@ GroupLoaderState::GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOpt
       taken_(group_.size()),
       position_(sampler_.state()) {
   for (const std::string& pair : group_.unreached()) log_warning(pair);
-  add_members(links);
-  begin_production();
+  try {
+    add_members(links);
+    begin_production();
+  } catch (...) {
+    end_members();
+    throw;
+  }
 }
 
 GroupLoaderState::~GroupLoaderState() {
   taken_.clear();
-  // A member may read memory that one before it has locked.
+  end_members();
+}
+
+/// The last one first: a member may read memory that one before it has locked.
+void GroupLoaderState::end_members() noexcept {
   while (!members_.empty()) members_.pop_back();
 }
 
@@ -190,7 +199,6 @@ void GroupLoaderState::publish(const PublishedItem& item) {
 
 /// False if it is to stop.
 bool GroupLoaderState::make_batch(const SampleRun& run) {
-  const double asked = account_->now();
   Parts parts(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
@@ -207,6 +215,7 @@ bool GroupLoaderState::make_batch(const SampleRun& run) {
   // one are all held, next() waits at that one's ring, which knows who holds them.
   for (std::size_t i = 0; i < members_.size(); ++i) {
     DeviceRing& ring = *members_[i].ring;
+    const double asked = account_->now();
     DeviceSlot* const slot = ring.acquire();
     if (slot == nullptr) return false;
     slot->run = run;
@@ -407,6 +416,11 @@ FeedStatistics GroupLoaderState::stats() const {
     statistics.resident_bytes += own.resident_bytes;
     statistics.slots = std::max(statistics.slots, size.slots);
     statistics.ring_bytes += size.bytes + own.ring_bytes;
+  }
+  // The account does not know that the members' parts came over links.
+  if (statistics.link_bytes > 0) {
+    statistics.transfer_seconds += std::exchange(statistics.kernel_seconds, 0);
+    statistics.exposed_transfer_seconds += std::exchange(statistics.exposed_kernel_seconds, 0);
   }
   statistics.link_ceiling = link_ceiling_;
   statistics.prefetch_depth = options_.prefetch_depth;

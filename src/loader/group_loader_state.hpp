@@ -75,6 +75,7 @@ class GroupLoaderState {
   using Parts = std::vector<std::optional<DeviceBatch>>;
 
   void add_members(const GroupLinks& links);
+  void end_members() noexcept;
   void run();
   [[nodiscard]] bool make_batch(const SampleRun& run);
   void fill(std::size_t member, DeviceSlot& slot, const Parts& parts, PublishedItem& item);

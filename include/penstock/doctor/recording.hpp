@@ -27,7 +27,7 @@ struct Recording {
   std::int64_t process = 0;
   std::int64_t began = 0;              ///< in seconds, as the times of files
   Timeline timeline;                   ///< its steps are found by `find_steps`; its notes say what is missing
-  std::vector<CodeStack> code_stacks;  ///< of calls from compiled code; `name_code_stacks` names their lines
+  std::vector<CodeStack> code_stacks;  ///< of calls from compiled code; `name_code_places` names their lines
 };
 
 /// Reads a file that the recorder wrote. If it is damaged or cut short, what is complete is read, and a note

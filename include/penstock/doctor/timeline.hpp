@@ -107,7 +107,7 @@ struct Timeline {
   std::map<std::uint16_t, std::string> devices;  ///< names of those that the recording describes
   std::uint64_t events = 0;                      ///< of the recording, also those that are not kept
   bool has_ops = false;                          ///< operators were recorded
-  bool has_frames = false;                       ///< Python's stacks were recorded
+  bool has_frames = false;                       ///< stacks were recorded
   bool is_compiled = false;                      ///< all stacks are of compiled code, and none of Python's
   bool has_types = false;                        ///< types and shapes of the operators' inputs were recorded
   TimelineSource source = TimelineSource::torch_profiler;

@@ -66,7 +66,7 @@ class GroupLoader {
   [[nodiscard]] std::uint64_t batches_left() const;
 
   /// As Loader::stats, of the group: what the first member's consumer waited for, and the bytes of all links.
-  /// A transfer lasts from when the batch's parts were asked for until the last is there.
+  /// A transfer lasts from when the batch's parts are copied to the first member's slot until all are there.
   [[nodiscard]] FeedStatistics stats() const;
   /// The account of a member's parts. Its consumer is the group, which passes them on.
   [[nodiscard]] FeedStatistics member_stats(std::size_t member) const;
