@@ -23,7 +23,8 @@ class Outputs:
         """The plain array whose memory this is, or why it cannot be written."""
         library = _library_of(value)
         if library is None:
-            return f"is not an array but of type {type(value).__name__}: pass PyTorch tensors on the CPU, or NumPy arrays."
+            kind = type(value).__name__
+            return f"is not an array but of type {kind}: pass PyTorch tensors on the CPU, or NumPy arrays."
         why = (_why_no_tensor if library == "torch" else _why_no_array)(value)
         if why is not None:
             return why

@@ -144,7 +144,8 @@ class _Slot:
         if at is None:  # counted when it is pickled
             stack = sys.modules["torch.utils.data"]._utils.collate.collate_tensor_fn
             return stack(tensors, collate_fn_map=collate_fn_map)
-        # The tensor has a storage of its own. If something that only PyTorch can pickle shared it, PyTorch would move it.
+        # The tensor has a storage of its own. If something that only PyTorch can pickle shared it, PyTorch would
+        # move it.
         count = len(tensors) * first.numel()
         out = torch.frombuffer(self._buffer, dtype=first.dtype, count=count, offset=at)
         return torch.stack(tuple(tensors), 0, out=out.view(len(tensors), *first.shape))
