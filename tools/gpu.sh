@@ -29,7 +29,8 @@ fi
 case "${1:-}" in
   test)
     tools/setup.sh build test
-    tools/build.sh release -DPENSTOCK_BUILD_TESTS=ON
+    # As in the preset "ci": tests that are compiled without optimization are ready sooner.
+    tools/build.sh release -DPENSTOCK_BUILD_TESTS=ON "-DPENSTOCK_TEST_OPTIONS=-O0;-g0"
     results=build/release/gpu-test
     rm -rf "$results"
     mkdir -p "$results"
