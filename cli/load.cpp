@@ -34,6 +34,7 @@ struct Loaded {
   double seconds = 0;          ///< from opening the files until the tensors are on the device
   unsigned threads = 0;        ///< that read
   double reading_seconds = 0;  ///< summed over threads
+  WeightReads reads;           ///< of all files
   bool link_is_measured = false;
   double link_seconds = 0;           ///< that the links need for the bytes
   std::vector<std::size_t> carried;  ///< bytes that each of several devices pulled over its link
@@ -44,7 +45,10 @@ struct Loaded {
     return seconds > 0 && threads > 0 ? std::min(1.0, reading_seconds / (seconds * threads)) : 0;
   }
   [[nodiscard]] double link_share() const { return seconds > 0 ? std::min(1.0, link_seconds / seconds) : 0; }
-  [[nodiscard]] const char* limited_by() const { return link_share() > reading_share() ? "link" : "reading"; }
+  [[nodiscard]] const char* limited_by() const {
+    if (link_share() > reading_share()) return "link";
+    return reads.direct + reads.buffered > reads.cached ? "disk" : "reading";
+  }
 };
 
 /// The devices whose links carry the weights. The first ones receive.
@@ -147,6 +151,12 @@ Loaded load(const Carriers& carriers, const std::vector<std::filesystem::path>& 
     loaded.threads = std::max(loaded.threads, report.threads);
     loaded.reading_seconds += report.host_copy_seconds;
   }
+  for (const WeightFile& file : loaded.files) {
+    const WeightReads reads = file.reads();
+    loaded.reads.cached += reads.cached;
+    loaded.reads.direct += reads.direct;
+    loaded.reads.buffered += reads.buffered;
+  }
   loaded.link_is_measured = carriers.are_measured();
   const double ceiling = carriers.ceiling();
   if (carriers.group) loaded.carried = carriers.group->carried();
@@ -173,6 +183,10 @@ json load_value(const Loaded& loaded, const Carriers& carriers) {
              {"link_share", loaded.link_share()},
              {"link_measured", loaded.link_is_measured},
              {"limited_by", loaded.limited_by()},
+             {"read",
+              {{"cached", loaded.reads.cached},
+               {"direct", loaded.reads.direct},
+               {"buffered", loaded.reads.buffered}}},
              {"files", json::array()}};
   for (std::size_t i = 0; i < loaded.carried.size(); ++i) {
     value["carried"].push_back({{"device", carriers.devices[i].info().spec}, {"bytes", loaded.carried[i]}});
@@ -195,7 +209,20 @@ std::string count_text(std::size_t count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
+/// Where the bytes were, and how they were read.
+std::string reads_text(const WeightReads& reads) {
+  std::vector<std::string> parts;
+  const auto add = [&](std::uint64_t bytes, const char* from) {
+    if (bytes != 0) parts.push_back(fmt::format("{} from {}", format_bytes(bytes), from));
+  };
+  add(reads.cached, "memory (the page cache)");
+  add(reads.direct, "the disk, past the page cache (O_DIRECT)");
+  add(reads.buffered, "the disk, through the page cache");
+  return parts.empty() ? "" : fmt::format("read {}\n", fmt::join(parts, "; "));
+}
+
 std::string load_text(const Loaded& loaded, const Carriers& carriers) {
+  const std::string_view limit = loaded.limited_by();
   const std::string receivers = fmt::format("{}", fmt::join(specs_of(carriers, carriers.receivers), " and "));
   std::string text;
   for (const WeightFile& file : loaded.files) {
@@ -207,11 +234,12 @@ std::string load_text(const Loaded& loaded, const Carriers& carriers) {
                       format_rate(loaded.rate()));
   text += fmt::format(
       "limited by {}: the threads read for {:.0f} % of the time, and the link needs {:.0f} % of it{}\n",
-      loaded.limited_by() == std::string_view("link") ? "the link" : "reading", 100 * loaded.reading_share(),
+      limit == "reading" ? "reading" : fmt::format("the {}", limit), 100 * loaded.reading_share(),
       100 * loaded.link_share(),
       loaded.link_is_measured ? ""
                               : fmt::format(" if it is as assumed; `penstock link --device {}` measures it",
                                             carriers.devices.front().info().spec));
+  text += reads_text(loaded.reads);
   for (std::size_t i = 0; i < loaded.carried.size(); ++i) {
     text += fmt::format("{} over the link of {}\n", format_bytes(loaded.carried[i]),
                         carriers.devices[i].info().spec);

@@ -17,6 +17,10 @@ namespace {
 
 constexpr std::size_t kLengthSize = 8;
 
+// Of the first tensor in the file: disks then write tensors whose sizes are whole blocks straight to where
+// load_weights wants them (see BulkReader).
+constexpr std::size_t kDataAlignment = 4096;
+
 std::size_t element_bytes(const NewWeight& weight) {
   const auto type = parse_safetensors_type(weight.type);
   if (!type) {
@@ -81,7 +85,7 @@ WeightFileLayout lay_out_weights(std::span<const NewWeight> weights,
   }
 
   std::string text = dump(header);
-  text.resize(align_up(text.size(), kLengthSize), ' ');
+  text.resize(align_up(kLengthSize + text.size(), kDataAlignment) - kLengthSize, ' ');
   if (text.size() > kLongestSafetensorsHeader) {
     throw InvalidArgument(
         fmt::format("the header of the .safetensors file would take {} bytes, and readers "

@@ -1,4 +1,4 @@
-#include "data/file.hpp"
+#include "data/bulk_reader.hpp"
 #include "data/safetensors.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -89,14 +89,15 @@ struct WeightFile::State {
     std::uint64_t in_file = 0;
   };
 
-  File file;
+  std::shared_ptr<BulkReader> reader;
   std::vector<SafeTensor> in_file;
   std::vector<WeightTensor> tensors;
   std::vector<Run> runs;  ///< in the order of the block
   std::size_t bytes = 0;
   std::size_t tensor_bytes = 0;
 
-  State(File opened, std::vector<SafeTensor> chosen) : file(std::move(opened)), in_file(std::move(chosen)) {
+  State(std::shared_ptr<BulkReader> opened, std::vector<SafeTensor> chosen)
+      : reader(std::move(opened)), in_file(std::move(chosen)) {
     for (const SafeTensor& each : in_file) {
       const auto size = static_cast<std::size_t>(each.bytes);
       tensors.push_back({.name = each.name,
@@ -124,8 +125,9 @@ struct WeightFile::State {
   }
 
   void read_run(std::uint64_t offset, std::span<std::byte> destination) const {
-    const std::size_t got = file.read(offset, destination);
+    const std::size_t got = reader->read(offset, destination);
     if (got == destination.size()) return;
+    const File& file = reader->file();
     const std::uint64_t end = file.end_before(offset + got);
     // The first that is not whole; there is one, as these bytes are a tensor's.
     const auto& cut = *std::ranges::find_if(in_file, [&](const SafeTensor& each) {
@@ -140,9 +142,9 @@ struct WeightFile::State {
 };
 
 WeightFile::WeightFile(const std::filesystem::path& path) {
-  File file(path);
+  const File file(path);
   std::vector<SafeTensor> tensors = read_tensors(file);
-  state_ = std::make_shared<const State>(std::move(file), std::move(tensors));
+  state_ = std::make_shared<const State>(std::make_shared<BulkReader>(file), std::move(tensors));
 }
 
 WeightFile::WeightFile(std::shared_ptr<const State> state) : state_(std::move(state)) {}
@@ -152,10 +154,12 @@ WeightFile WeightFile::select(const std::vector<std::string>& names) const {
   std::vector<SafeTensor> chosen;
   std::ranges::copy_if(state_->in_file, std::back_inserter(chosen),
                        [&](const SafeTensor& each) { return wanted.contains(each.name); });
-  return WeightFile(std::make_shared<const State>(state_->file, std::move(chosen)));
+  return WeightFile(std::make_shared<const State>(state_->reader, std::move(chosen)));
 }
 
-const std::string& WeightFile::name() const noexcept { return state_->file.name(); }
+const std::string& WeightFile::name() const noexcept { return state_->reader->file().name(); }
+
+WeightReads WeightFile::reads() const noexcept { return state_->reader->reads(); }
 
 const std::vector<WeightTensor>& WeightFile::tensors() const noexcept { return state_->tensors; }
 

@@ -1,5 +1,6 @@
 #include "cli/command.hpp"
 #include "cli/datasets.hpp"
+#include "data/cold_file.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,6 +53,7 @@ TEST_F(Load, SaysWhatWasLoadedAndWhatLimitedIt) {
   EXPECT_THAT(result.output, HasSubstr("two.safetensors: 1 tensor, 5 B\n"));
   EXPECT_THAT(result.output, HasSubstr("\n3 tensors, 97.7 KiB to host in "));
   EXPECT_THAT(result.output, HasSubstr(" GB/s\nlimited by "));
+  EXPECT_THAT(result.output, HasSubstr("read 97.7 KiB from memory (the page cache)\n"));
   EXPECT_THAT(result.output, HasSubstr("`penstock link --device host` measures it"));
 }
 
@@ -72,6 +74,7 @@ TEST_F(Load, JsonHasEveryTensor) {
     EXPECT_LE(told[share], 1);
   }
   EXPECT_EQ(told["limited_by"], told["link_share"] > told["reading_share"] ? "link" : "reading");
+  EXPECT_EQ(told["read"], (json{{"cached", 100'005}, {"direct", 0}, {"buffered", 0}}));
   const json first = told["files"][0];
   EXPECT_EQ(first["file"], "one.safetensors");
   EXPECT_EQ(first["bytes"], 100'000);
@@ -79,6 +82,20 @@ TEST_F(Load, JsonHasEveryTensor) {
   EXPECT_EQ(first["tensors"][0],
             (json{{"name", "w"}, {"type", "F32"}, {"shape", {250, 100}}, {"bytes", 100'000}}));
   EXPECT_EQ(told["files"][1]["tensors"][0]["type"], "F8_E4M3");
+}
+
+TEST_F(Load, SaysThatTheDiskLimitedIt) {
+  const auto file = command_.home() / "large.safetensors";
+  constexpr std::size_t kBytes = 20'000'000;
+  testing::write_safetensors(file, R"({"w":{"dtype":"U8","shape":[20000000],"data_offsets":[0,20000000]}})",
+                             std::string(kBytes, 'x'));
+  PENSTOCK_MAKE_COLD(file);
+  const json told = json::parse(load("large.safetensors --device host --json -").output);
+  EXPECT_EQ(told["read"]["direct"].get<std::size_t>() + told["read"]["buffered"].get<std::size_t>(), kBytes);
+  EXPECT_EQ(told["limited_by"], told["link_share"] > told["reading_share"] ? "link" : "disk");
+  ASSERT_TRUE(test::make_cold(file));
+  const CommandResult result = load("large.safetensors --device host");
+  EXPECT_THAT(result.output, HasSubstr("read 19.1 MiB from the disk, "));
 }
 
 TEST_F(Load, OtherDevicesHelpOrReceiveToo) {

@@ -67,13 +67,13 @@ TEST_F(SaveWeights, ComeBackAsTheyWere) {
     EXPECT_EQ(layout.offsets[i] % std::max<std::size_t>(weights[i].data.size() / elements, 1), 0U);
   }
   EXPECT_THAT(layout.head, HasSubstr(R"("__metadata__":{"format":"pt","step":"12"})"));
-  EXPECT_EQ(layout.head.size() % 8, 0U);
+  EXPECT_EQ(layout.head.size(), 4096U);
 }
 
 TEST_F(SaveWeights, MayBeNone) {
   const WeightFileLayout layout = lay_out_weights({});
-  EXPECT_EQ(layout.head, std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
-  EXPECT_EQ(layout.bytes, 16U);
+  EXPECT_EQ(layout.head, std::string("\xF8\x0F\0\0\0\0\0\0{}", 10) + std::string(4086, ' '));
+  EXPECT_EQ(layout.bytes, 4096U);
   replace_file(directory_.path() / "none", std::as_bytes(std::span(layout.head)));
   EXPECT_TRUE(WeightFile(directory_.path() / "none").tensors().empty());
 }

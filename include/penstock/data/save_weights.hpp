@@ -19,7 +19,7 @@ struct NewWeight {
 
 /// What a .safetensors file holds: its head, and then the tensors without gaps.
 struct WeightFileLayout {
-  std::string head;  ///< the header's length in eight bytes, and the header; a multiple of 8
+  std::string head;  ///< the header's length in eight bytes, and the header; a multiple of 4096
   std::vector<std::size_t>
       offsets;            ///< where each tensor begins in the file: a multiple of its element's size
   std::size_t bytes = 0;  ///< of the whole file

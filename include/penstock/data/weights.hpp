@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -25,11 +26,19 @@ struct WeightTensor {
   std::size_t bytes = 0;
 };
 
+/// Bytes of a file, by the way in which they were read.
+struct WeightReads {
+  std::uint64_t cached = 0;    ///< they were in memory: in the page cache, or in a file system of memory
+  std::uint64_t direct = 0;    ///< from the disk, past the page cache (O_DIRECT)
+  std::uint64_t buffered = 0;  ///< from the disk through the page cache: the file system refuses O_DIRECT
+};
+
 /// The tensors of a .safetensors file, laid out in one block of memory which the caller has. A handle: copies
 /// share the open file. Thread-safe.
 ///
-/// In the block the tensors lie in the order of the file, each aligned. Bytes between them are zeros. The
-/// file is read by pread, through the system's page cache: a file that is cut short meanwhile is an error.
+/// In the block the tensors lie in the order of the file, each aligned. Bytes between them are zeros. Bytes
+/// in the system's page cache are read from there, others past it if the file system can. A file that is cut
+/// short meanwhile is an error.
 class WeightFile {
  public:
   /// The alignment of each tensor within the block. PyTorch's allocator aligns to as much.
@@ -53,6 +62,8 @@ class WeightFile {
   /// Error that names the file, the tensor and the offset, if the file was cut short or the system refuses;
   /// throws InvalidArgument for bytes past the block.
   void read(std::size_t offset, std::span<std::byte> destination) const;
+  /// The bytes read so far, of all handles to this open file.
+  [[nodiscard]] WeightReads reads() const noexcept;
   /// Fills `destination` with the whole block, by several threads of `workers`. Blocks the host. Throws as
   /// read does, and Closed once `*stop` is true.
   void read_all(HostWorkers& workers, std::span<std::byte> destination,
