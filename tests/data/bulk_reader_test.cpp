@@ -9,6 +9,9 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <thread>
 
 namespace penstock {
@@ -80,6 +83,16 @@ class BulkReads : public ::testing::Test {
     ASSERT_TRUE(std::ranges::all_of(pages.bytes().subspan(4096 + shift + bytes), is_poison));
   }
 
+  /// What Residency says to somebody who may not write the file.
+  static bool has_as_another(const File& file) {
+    EXPECT_EQ(::seteuid(65534), 0);
+    const Residency residency(file);
+    EXPECT_FALSE(residency.knows_pages());
+    const bool has = residency.has(kWindow, file.size() - kWindow);
+    EXPECT_EQ(::seteuid(0), 0);
+    return has;
+  }
+
   std::vector<std::byte> content_;
   test::TempDirectory directory_;
 };
@@ -101,6 +114,7 @@ TEST_F(BulkReads, BytesOnTheDiskComePastTheCache) {
   expect_read(reader, 3, content_.size() - 3, 0);
   expect_read(reader, content_.size() - 1, 5, 0);
   expect_read(reader, content_.size() + 5000, 5, 0);
+  expect_read(reader, content_.size() + 2 * kWindow, 5, 0);
   const WeightReads reads = reader.reads();
   EXPECT_EQ(reads.direct, sum + content_.size() - 3 + 1);
   EXPECT_EQ(reads.cached, 0u);
@@ -226,6 +240,7 @@ TEST_F(BulkReads, AFileSystemOfMemory) {
     expect_read(reader, 5, content_.size() - 5, 0);
     EXPECT_EQ(reader.reads().cached, content_.size() - 5);
   }
+  EXPECT_TRUE(::geteuid() != 0 || has_as_another(File(path)));
   // Holes are not in memory, and the file system may refuse O_DIRECT.
   std::filesystem::resize_file(path, 3 * kWindow);
   content_.resize(3 * kWindow);
@@ -238,18 +253,28 @@ TEST_F(BulkReads, WhoMayNotWriteAFileLearnsWhereItIs) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
   const auto path = write();
   const File file(path);
-  const auto ask_as_another = [&] {
-    EXPECT_EQ(::seteuid(65534), 0);
-    const Residency residency(file);
-    EXPECT_FALSE(residency.knows_pages());
-    const bool has = residency.has(kWindow, kWindow);
-    EXPECT_EQ(::seteuid(0), 0);
-    return has;
-  };
   EXPECT_TRUE(Residency(file).knows_pages());
-  EXPECT_TRUE(ask_as_another());
+  EXPECT_TRUE(has_as_another(file));
   PENSTOCK_MAKE_COLD(path);
-  for (int i = 0; i < 5; ++i) EXPECT_FALSE(ask_as_another());
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(has_as_another(file));
+}
+
+TEST_F(BulkReads, NothingStaysOpen) {
+  const auto path = write();
+  const auto count = [&] {
+    std::ifstream maps("/proc/self/maps");
+    std::size_t found = static_cast<std::size_t>(std::distance(
+        std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()));
+    for (std::string line; std::getline(maps, line);) found += line.ends_with(path.string()) ? 1 : 0;
+    return found;
+  };
+  const std::size_t before = count();
+  {
+    BulkReader reader{File(path)};
+    expect_read(reader, 0, 1000, 0);
+    EXPECT_GT(count(), before);
+  }
+  EXPECT_EQ(count(), before);
 }
 
 }  // namespace
