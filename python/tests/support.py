@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -42,3 +43,17 @@ def place(device: str) -> str:
 
 def is_gpu(device: str) -> bool:
     return device.startswith("cuda")
+
+
+def forgotten(path) -> bool:
+    """Has the page cache forget a file. False if its file system has no other place for it."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], path.stat().st_size - 1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+    return False

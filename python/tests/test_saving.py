@@ -261,17 +261,63 @@ def test_what_the_write_meets_is_raised_and_told(tmp_path, caplog):
     assert files.content(tmp_path / "model")[0] == expected({"a": torch.zeros(3)})
 
 
-def test_a_full_disk_leaves_the_old_file(path):
+def small_disk(folder):
+    """A file system of 1 MiB there. Only root may have one."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system is not allowed")
+    return folder
+
+
+@pytest.fixture
+def full_disk(request, tmp_path):
+    """A folder that takes files of 1 MiB at most, and what the system says of larger ones."""
+    if request.param == "file system":
+        folder = small_disk(tmp_path)
+        request.addfinalizer(lambda: subprocess.run(["umount", "-l", folder], check=True))
+        return folder, "No space left on device"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)  # Python ignores SIGXFSZ
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    return tmp_path, "File too large"
+
+
+@pytest.mark.parametrize("full_disk", ["file system", "limit"], indirect=True)
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_full_disk_leaves_the_old_file(full_disk, wait, caplog):
+    folder, why = full_disk
+    path = folder / "model"
     penstock.save_safetensors({"a": torch.zeros(3)}, path)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
-    try:
-        with pytest.raises(penstock.Error, match="File too large"):
-            penstock.save_safetensors({"a": torch.ones(100_000)}, path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    large, message = {"a": torch.ones(1_000_000)}, f"{path} cannot be written: .*{why}"
+    if wait:
+        with pytest.raises(penstock.Error, match=message):
+            penstock.save_safetensors(large, path)
+    else:
+        pending = penstock.save_safetensors(large, path, wait=False)
+        for ask in (pending.wait, pending.done, pending.wait):
+            with pytest.raises(penstock.Error, match=message):
+                ask()
+        assert "failed" in repr(pending) and why in caplog.text
     assert files.content(path)[0] == expected({"a": torch.zeros(3)})
-    assert os.listdir(path.parent) == [path.name]
+    assert os.listdir(folder) == [path.name]
+    penstock.save_safetensors({"a": torch.ones(3)}, path)  # there is room for this one
+    assert files.content(path)[0] == expected({"a": torch.ones(3)})
+
+
+def test_a_crash_amid_the_write_leaves_the_old_file(path):
+    penstock.save_safetensors({"a": torch.zeros(3)}, path)
+    program = (
+        "import numpy, penstock, resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"  # ends the process where the file reaches the limit
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
+        "penstock.save_safetensors({'a': numpy.ones(2_000_000, 'u1')}, sys.argv[1])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, path]).returncode == -signal.SIGXFSZ
+    assert files.content(path)[0] == expected({"a": torch.zeros(3)})
+    (left,) = (name for name in os.listdir(path.parent) if name != path.name)
+    assert left.endswith(".tmp")
+    os.unlink(path.parent / left)
 
 
 def test_ctrl_c_leaves_the_old_file(ctrl_c, held, monkeypatch, path):

@@ -124,6 +124,27 @@ def test_memory_is_pytorchs_again_after_a_failure(tmp_path):
     assert penstock.load_safetensors(path, "cuda:0")["w"].shape == (6_000_000,)
 
 
+@over_the_fake_driver
+def test_a_device_that_is_full_says_so_and_the_next_load_works(tmp_path):
+    small = ("U8", (1_000_000,), os.urandom(1_000_000))
+    paths = [
+        files.write(tmp_path / "small", {"s": small}),
+        files.write(tmp_path / "large", {"l": ("U8", (96 << 20,), bytes(96 << 20))}),
+    ]
+    penstock.load_safetensors(paths[0], "cuda:0")  # what the engine itself keeps is there from now on
+    gc.collect()
+    before = driver.device_bytes()
+    driver.set_memory(before + (64 << 20))
+    for _ in range(2):
+        with pytest.raises(penstock.OutOfMemory, match=r"memory of cuda:0 cannot give 96 MiB: .* and 64 MiB are free"):
+            penstock.load_safetensors(paths, "cuda:0")
+        gc.collect()
+        wait_until_idle(engine_for("cuda:0"))
+        assert driver.device_bytes() == before
+    loaded = penstock.load_safetensors(paths[0], "cuda:0")
+    assert penstock.to_host(loaded["s"]).tobytes() == small[2]
+
+
 @over_the_fake_driver_with_torch
 def test_memory_of_a_load_that_is_dropped_is_written_no_more(tmp_path):
     data = os.urandom(3_000_000)

@@ -16,7 +16,7 @@ import penstock
 import safetensors_files as files
 from penstock import _core, _weights
 from penstock._engines import engine_for
-from support import place
+from support import forgotten, place
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
@@ -183,6 +183,34 @@ def test_a_file_that_is_cut_short_meanwhile(device, random, tmp_path):
             message = f"{path} was cut short .* byte {left}, and tensor '{name}' should end at byte {end}"
         else:  # threads may see the second tensor first
             message = f"{path} was cut short .* byte {left}, and tensor '[ab]' should end"
+        with pytest.raises(penstock.Error, match=message):
+            load.wait()
+        del load
+
+
+def test_files_that_are_on_the_disk_alone(device, random, tmp_path):
+    tensors = files.mixed(random, tuple(DTYPES)) | {"large": ("U8", (9_000_001,), random.bytes(9_000_001))}
+    path = files.write(tmp_path / "model", tensors)
+    for names in (None, ["large"], list(tensors)[:3]):
+        if not forgotten(path):
+            pytest.skip("this file system keeps its files in memory")
+        chosen = tensors if names is None else {name: tensors[name] for name in tensors if name in names}
+        expect(penstock.load_safetensors(path, device, names), chosen, device)
+
+
+def test_a_file_on_the_disk_alone_that_is_cut_short_meanwhile(device, random, tmp_path):
+    data = random.bytes(5_000_000)
+    tensors = {"a": ("U8", (1_000_000,), data[:1_000_000]), "b": ("U8", (4_000_000,), data[1_000_000:])}
+    path = tmp_path / "model"
+    for cut, name in [(1, "b"), (3_999_999, "b"), (4_000_001, "[ab]")]:
+        files.write(path, tensors)
+        size = path.stat().st_size
+        if not forgotten(path):
+            pytest.skip("this file system keeps its files in memory")
+        load = _core.WeightLoad([engine_for(device)], None, [str(path)], None)
+        os.truncate(path, size - cut)
+        load.start()
+        message = f"{path} was cut short .* byte {size - cut}, and tensor '{name}' should end at byte"
         with pytest.raises(penstock.Error, match=message):
             load.wait()
         del load
