@@ -18,6 +18,11 @@ namespace {
 // The next part crosses the link while the one before it is copied on.
 constexpr std::size_t kPartsAhead = 2;
 
+/// Ends the wait for a part: the group's thread is to stop.
+struct Stopped {};
+/// Ends the wait for a member's batch: the group went elsewhere meanwhile.
+struct GoneElsewhere {};
+
 LoaderOptions checked_for_group(LoaderOptions options) {
   if (options.batch_sampler) {
     throw InvalidArgument(
@@ -157,10 +162,12 @@ void GroupLoaderState::add_members(const GroupLinks& links) {
 }
 
 void GroupLoaderState::begin_production() {
+  stopping_ = false;
   thread_ = start_thread("penstock-group", [this] { run(); });
 }
 
 void GroupLoaderState::end_production() {
+  stopping_ = true;
   for (const Member& member : members_) member.ring->stop();
   if (thread_.joinable()) thread_.join();
 }
@@ -180,6 +187,7 @@ void GroupLoaderState::run() {
       end.state = sampler_.state();
       publish(end);
     }
+  } catch (const Stopped&) {
   } catch (...) {
     PublishedItem failed;
     failed.error = std::current_exception();
@@ -199,11 +207,14 @@ void GroupLoaderState::publish(const PublishedItem& item) {
 
 /// False if it is to stop.
 bool GroupLoaderState::make_batch(const SampleRun& run) {
+  const auto end_if_stopping = [this] {
+    if (stopping_) throw Stopped{};
+  };
   Parts parts(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
     if (member.split.part(run.count, member.number).count == 0) continue;
-    parts[i] = member.loader.next(member.push).value();
+    parts[i] = member.loader.next(member.push, end_if_stopping).value();
   }
   PublishedItem item;
   item.state = sampler_.state();
@@ -279,16 +290,38 @@ void GroupLoaderState::drop(std::optional<Taken>& taken) noexcept {
   taken.reset();
 }
 
+/// True if the group went elsewhere after the batches that next() has were made. Drops them: their slots may
+/// be those that the batch at the new place needs.
+bool GroupLoaderState::drop_outdated() noexcept {
+  {
+    const std::lock_guard guard(position_mutex_);
+    if (!taken_[0] || taken_[0]->item.generation == generation_) return false;
+  }
+  for (std::optional<Taken>& taken : taken_) drop(taken);
+  return true;
+}
+
 /// Takes the same batch from every ring. If a ring has failed, the batches of the others stay for the next
 /// call. If the group went to another place meanwhile, some are of the place before, and are dropped.
 void GroupLoaderState::take_all(std::span<const Stream> streams, const FunctionRef<void()>* while_waiting) {
+  const auto ask = [&] {
+    if (drop_outdated()) throw GoneElsewhere{};
+    if (while_waiting != nullptr) (*while_waiting)();
+  };
+  const FunctionRef<void()> while_some_are_taken(ask);
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (taken_[i] && taken_[i]->batch) taken_[i]->batch->use_on(streams[i]);
   }
   for (std::size_t i = 0; i < members_.size();) {
     std::optional<Taken>& taken = taken_[i];
     if (!taken) {
-      PublishedItem item = members_[i].ring->take(streams[i], while_waiting);
+      PublishedItem item;
+      try {
+        item = members_[i].ring->take(streams[i], i == 0 ? while_waiting : &while_some_are_taken);
+      } catch (const GoneElsewhere&) {
+        i = 0;
+        continue;
+      }
       taken.emplace();
       if (item.slot != nullptr) taken->batch.emplace(DeviceBatch(members_[i].ring, item.slot));
       taken->item = std::move(item);

@@ -9,6 +9,7 @@
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/account.hpp>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -83,6 +84,7 @@ class GroupLoaderState {
   [[nodiscard]] bool drain() noexcept;
   void take_all(std::span<const Stream> streams, const FunctionRef<void()>* while_waiting);
   void drop(std::optional<Taken>& taken) noexcept;
+  [[nodiscard]] bool drop_outdated() noexcept;
   void begin_production();
   void end_production();
   template <typename Change>
@@ -111,6 +113,7 @@ class GroupLoaderState {
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore and close
   std::thread thread_;
+  std::atomic<bool> stopping_ = false;
   bool closed_ = false;
 };
 

@@ -375,6 +375,73 @@ TEST_P(GroupLoaderTest, ABatchThatSomeHaveIsDroppedIfTheLoaderGoesElsewhere) {
   expect_rest(data, sampler, read_epoch(loader));
 }
 
+/// One batch is held on all members, and the next one on the last alone, whose slots are then all held. A
+/// call of next() has a batch of the others, which have no further slot either, and waits for the last one's.
+TEST_P(GroupLoaderTest, ABatchThatSomeHaveKeepsNoSlotFromTheNewPlace) {
+  const Dataset data = dataset();
+  const LoaderOptions options{.batch_size = 10, .prefetch_depth = 1, .ring_grows = false};
+  struct GiveUp {};
+  for (const bool goes_on : {false, true}) {  // next() goes on while the loader goes elsewhere
+    GroupLoader loader(data, group(), options);
+    std::vector<DeviceBatch> held = *loader.next(streams_);
+    DeviceBatch last = std::move(loader.next(streams_)->back());
+    std::promise<void> waits;
+    std::atomic<bool> gone{false};
+    std::atomic<int> questions{0};
+    auto asking = std::async(std::launch::async, [&] {
+      return loader.next(streams_, [&] {
+        if (questions++ == 1) waits.set_value();
+        if (questions == 200 || (!goes_on && questions == 2)) throw GiveUp{};
+      });
+    });
+    waits.get_future().wait();
+    if (!goes_on) {
+      EXPECT_THROW((void)asking.get(), GiveUp);
+    }
+    loader.start_epoch(3);
+    last.release();
+    held.back().release();
+    questions = 2;
+    if (!goes_on) {
+      asking = std::async(std::launch::async, [&] {
+        return loader.next(streams_, [&] {
+          if (++questions == 200) throw GiveUp{};
+        });
+      });
+    }
+    const auto batches = asking.get();
+    std::vector<std::uint64_t> indices(10);
+    std::iota(indices.begin(), indices.end(), 0);
+    expect_batch(data, read(*batches), 3, 0, indices);
+  }
+}
+
+TEST_P(GroupLoaderTest, GoesElsewhereAndClosesBeforeAllResidentSamplesAreThere) {
+  constexpr std::size_t kSample = std::size_t{8} << 20;  // a chunk of the fill
+  constexpr std::size_t kSamples = 12;
+  std::atomic<std::size_t> reads{0};
+  const Dataset data({read_callback({.name = "slow", .dtype = DType::uint8, .shape = {kSample}}, kSamples,
+                                    [&](std::uint64_t, std::span<std::byte> to) {
+                                      ++reads;
+                                      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                                      return to.size();
+                                    })});
+  for (const bool closes : {false, true}) {
+    reads = 0;
+    GroupLoader loader(data, group(),
+                       {.batch_size = 1,
+                        .residency = Residency::parse("all"),
+                        .device_budget_bytes = std::size_t{220} << 20});
+    while (reads == 0) std::this_thread::yield();
+    if (closes) {
+      loader.close();
+    } else {
+      loader.start_epoch(1);
+    }
+    EXPECT_LT(reads, kSamples * size());
+  }
+}
+
 TEST_P(GroupLoaderTest, ABatchThatStaysIsThereOnOtherStreams) {
   const Dataset data = dataset();
   GroupLoader loader(
