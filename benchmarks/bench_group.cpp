@@ -31,6 +31,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 
 namespace penstock::bench {
 namespace {
@@ -170,8 +171,9 @@ class GroupBench {
     for (std::size_t i = 0; i < after.size(); ++i) carried[i] += after[i] - before[i];
   }
 
-  /// Shuffled epochs of the same bytes, in samples of 64 KiB: by a loader of the group, and by one for each
-  /// device. They lock the dataset, so this comes after the races of pageable memory.
+  /// Shuffled epochs of the same bytes, in samples of 64 KiB: by a loader of the group, by one for each
+  /// device, and by one for the first device over the links of all. They lock the dataset, so this comes
+  /// after the races of pageable memory.
   void run_loaders(double sum) {
     constexpr std::size_t kSample = std::size_t{64} << 10;
     const std::size_t samples = bytes_ / kSample;
@@ -182,7 +184,9 @@ class GroupBench {
     GroupLoader together(dataset, group_, options);
     std::vector<Loader> alone;
     for (std::size_t i = 0; i < group_.size(); ++i) alone.emplace_back(dataset, group_[i], options);
-    verify(together, kSample);
+    GroupLoader relayed = GroupLoader::relay(0, dataset, group_, options);
+    verify(together, kSample, streams_);
+    verify(relayed, kSample, std::span(streams_).first(1));
 
     // An epoch apart from the last one, so that no batch is read before its turn.
     std::uint64_t epoch = 0;
@@ -193,7 +197,8 @@ class GroupBench {
                                     }
                                     synchronize_all();
                                   }},
-                                 {"a loader for each", [&] {
+                                 {"a loader for each",
+                                  [&] {
                                     for (Loader& loader : alone) loader.start_epoch(epoch);
                                     for (bool more = true; more;) {
                                       for (std::size_t i = 0; i < alone.size(); ++i) {
@@ -201,30 +206,40 @@ class GroupBench {
                                       }
                                     }
                                     synchronize_all();
+                                  }},
+                                 {"loader over relays", [&] {
+                                    relayed.start_epoch(epoch);
+                                    while (relayed.next(std::span(streams_).first(1))) {
+                                    }
+                                    synchronize_all();
                                   }}};
     race(race_, repetitions_, 1);
-    for (std::size_t i = 0; i < group_.size(); ++i) loader_carried_ += together.member_stats(i).link_bytes;
+    for (std::size_t i = 0; i < group_.size(); ++i) {
+      loader_carried_ += together.member_stats(i).link_bytes;
+      carried_["loader over relays"].push_back(relayed.member_stats(i).link_bytes);
+    }
     loader_delivered_ = together.stats().delivered_bytes;
     note("a Loader for each: each of them receives", race_[1], sum / static_cast<double>(group_.size()),
          "a link, alone", 0);
     note("Loader of the group: each of them receives", race_[0], sum, "the sum of the links", 0.95);
+    note("Loader over relays: one of them receives", race_[2], sum, "the sum of the links", 0.95);
     for (const Contender& contender : race_) {
       json["measured"][contender.name]["median_seconds"] = contender.summary().median;
     }
   }
 
   /// An epoch of the loader, byte by byte.
-  void verify(GroupLoader& loader, std::size_t sample_bytes) {
-    while (const auto batches = loader.next(streams_)) {
+  void verify(GroupLoader& loader, std::size_t sample_bytes, std::span<const Stream> streams) {
+    while (const auto batches = loader.next(streams)) {
       const std::vector<std::uint64_t> indices = batches->front().indices();
-      for (std::size_t i = 0; i < group_.size(); ++i) {
+      for (std::size_t i = 0; i < batches->size(); ++i) {
         const DeviceField& field = (*batches)[i].field(0);
         std::vector<std::byte> back(field.bytes);
         plain_[i]->copy(back.data(), field.data, field.bytes, {.after = &streams_[i]}).synchronize();
         for (std::size_t s = 0; s < indices.size(); ++s) {
           const std::byte* const stored = pageable_.data() + indices[s] * sample_bytes;
           if (std::memcmp(back.data() + s * sample_bytes, stored, sample_bytes) != 0) {
-            throw Error(fmt::format("loader of the group: wrong bytes on {}", group_[i].info().spec));
+            throw Error(fmt::format("loader of several devices: wrong bytes on {}", group_[i].info().spec));
           }
         }
       }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _core, _others
 from ._checks import whole
 from ._columns import Fields, Samples, fields_of
-from ._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers
+from ._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers, relays_of
 from ._errors import Closed, InvalidArgument
 from ._sampler import UINT64, checked_state, share
 from ._samplers import batches_of
@@ -53,6 +53,9 @@ class Loader:
     - `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
       gives lists with one batch for each device. Each byte crosses one link, if the devices reach each other's memory.
       Takes no sampler.
+    - `relay`: a list of other devices, whose links help to feed `device`, or "auto" for all that reach its memory. They
+      pull parts of each batch into buffers of their own, and give way if others use their wires. A neighbour's link is
+      the neighbour's, so nothing is relayed unless this is given. Takes no sampler and no `residency`.
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
       WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
       the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
@@ -80,7 +83,7 @@ class Loader:
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
-    Attributes: `device`, `devices` (of a group), `batch_size`, `drop_last`, and `dataset`, which has a length and gives
+    Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and `dataset`, which has a length and gives
     single samples. A Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it
     has a sampler.
     Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
@@ -94,6 +97,7 @@ class Loader:
         device: Any = "auto",
         *,
         group: Any = None,
+        relay: Any = None,
         sampler: Any = None,
         batch_sampler: Any = None,
         to: Any = None,
@@ -131,9 +135,12 @@ class Loader:
             **dict(threads=threads, when_full=when_full, sampler=sampler, batch_sampler=batch_sampler),
         }
         if group is not None:
-            refuse_other_receivers(device, None)
+            refuse_other_receivers(device, relay)
             group = list(group) if isinstance(group, Sequence) and not isinstance(group, str) else group
             self._arguments["group"] = group
+        if relay is not None:
+            relay = list(relay) if isinstance(relay, Iterable) and not isinstance(relay, str) else relay
+            self._arguments["relay"] = relay
         self._build = fields.build if group is None else lambda each: [fields.build(arrays) for arrays in each]
         self._shares = rank is not None or world_size is not None or distributed
         self.dataset = Samples(fields)
@@ -146,13 +153,22 @@ class Loader:
         )
         rank, world_size = share(rank, world_size, distributed)
         engines = [engine_for(device)] if group is None else engines_of("group", group)
-        self.devices = [engine.spec for engine in engines]
-        self.device = " and ".join(self.devices)
-        options = _field_options(fields, to, scale, shift, channel_axis)
+        receivers = list(engines)
         native, where = _core.NativeLoader, engines[:1]
         if group is not None:
             native, where = _core.NativeGroupLoader, [group_for(engines)]
-        for engine in engines if group is not None else engines[:1]:
+        elif others := relays_of(engines[0], relay):
+            engines += others
+            where = [group_for(engines)]  # warns of devices that cannot relay
+            if any(other.reaches(engines[0]) for other in others):
+                native = _core.NativeRelayLoader
+                self._build = lambda each: fields.build(each[0])
+            else:
+                engines = where = receivers
+        self.devices = [engine.spec for engine in engines]
+        self.device = " and ".join(engine.spec for engine in receivers)
+        options = _field_options(fields, to, scale, shift, channel_axis)
+        for engine in receivers:
             _need_bfloat16(engine, options)
         self._native = native(
             *where,
@@ -225,7 +241,8 @@ class Loader:
         self._turn += 1
 
     def describe(self) -> list[str]:
-        """A line for each field: how it travels, and why."""
+        """A line for each field: how it travels, and why. If there are several devices, the last line says how many
+        bytes each link has carried."""
         return self._native.describe()
 
     def stats(self) -> LoaderStatistics:
@@ -234,10 +251,11 @@ class Loader:
         return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
 
     def device_stats(self) -> list[_core.FeedStatistics]:
-        """Of a group: the account of the parts that each device has pulled over its own link, in the group's order. Its
-        consumer is not your step, but the copies to the other devices."""
+        """Of a group, or of a Loader with relays: the account of the parts that each of `devices` has pulled over its own
+        link. `link_bytes` is what the link has carried. The consumer is not your step, but the copies to the devices
+        that receive."""
         if not isinstance(self._native, _core.NativeGroupLoader):
-            raise InvalidArgument("This Loader feeds one device: use stats().")
+            raise InvalidArgument("This Loader feeds one device over its own link: use stats().")
         return [self._native.member_stats(member) for member in range(len(self.devices))]
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ void load_state_dict(Native& self, const nb::dict& dict) {
 
 /// Defines the constructor of a loader for `Devices`, an engine or a group. `make` takes them, the fields,
 /// the options and the mark of NativeLoader.
-template <typename Native, typename Devices, typename Make>
-void define_constructor(nb::class_<Native>& bound, const char* devices_name, Make make) {
+template <typename Native, typename Devices, typename Bound, typename Make>
+void define_constructor(Bound& bound, const char* devices_name, Make make) {
   bound.def(
       "__init__",
       [make](Native* self, std::shared_ptr<Devices> devices, const NativeLoader::Arrays& fields,
@@ -129,12 +129,21 @@ void bind_loader(nb::module_& module) {
       });
   group
       .def("next", &NativeGroupLoader::next,
-           "For each device one array for each field; None at the end of an epoch.")
+           "For each device that receives, one array for each field; None at the end of an epoch.")
       .def(
           "member_stats",
           [](NativeGroupLoader& self, std::size_t member) { return self.loader().member_stats(member); },
           nb::arg("member"), "The account of a device's own parts.");
   define_loader(group);
+
+  nb::class_<NativeRelayLoader, NativeGroupLoader> relay(
+      module, "NativeRelayLoader", "The C++ loader of one device over several links; use penstock.Loader.");
+  define_constructor<NativeRelayLoader, Group>(
+      relay, "group",
+      [](NativeRelayLoader* self, std::shared_ptr<Group> devices, const NativeLoader::Arrays& fields,
+         LoaderOptions options, const nb::object& /*mark*/) {
+        new (self) NativeRelayLoader(std::move(devices), fields, std::move(options));
+      });
 
   module.def(
       "can_widen",

@@ -7,22 +7,44 @@
 namespace penstock::python {
 namespace {
 
-GroupLoader make_group_loader(const Group& group, Dataset dataset, LoaderOptions options) {
-  const DeviceGroup devices = group.engine().group();
+GroupLinks links_of(const Group& group) {
   GroupLinks links{.measured = group.measured()};
   for (const auto& engine : group.engines()) links.profiles.push_back(engine->transfers().profile());
-  const nb::gil_scoped_release unlocked;
-  return GroupLoader(std::move(dataset), devices, std::move(options), std::move(links));
+  return links;
 }
 
 }  // namespace
 
 NativeGroupLoader::NativeGroupLoader(std::shared_ptr<Group> group, const NativeLoader::Arrays& fields,
                                      LoaderOptions options)
-    : group_(std::move(group)),
-      loader_(make_group_loader(*group_, make_dataset(fields), std::move(options))) {
-  for (const auto& engine : group_->engines()) {
-    streams_.push_back(std::make_shared<const Stream>(engine->device().create_stream()));
+    : group_(std::move(group)) {
+  Dataset dataset = make_dataset(fields);
+  const DeviceGroup& devices = group_->engine().group();
+  GroupLinks links = links_of(*group_);
+  {
+    const nb::gil_scoped_release unlocked;
+    loader_.emplace(std::move(dataset), devices, std::move(options), std::move(links));
+  }
+  add_streams(devices.size());
+}
+
+NativeGroupLoader::NativeGroupLoader(Relays /*relays*/, std::shared_ptr<Group> group,
+                                     const NativeLoader::Arrays& fields, LoaderOptions options)
+    : group_(std::move(group)) {
+  Dataset dataset = make_dataset(fields);
+  const DeviceGroup& devices = group_->engine().group();
+  GroupLinks links = links_of(*group_);
+  {
+    const nb::gil_scoped_release unlocked;
+    loader_.emplace(GroupLoader::relay(0, std::move(dataset), devices, std::move(options), std::move(links)));
+  }
+  add_streams(1);
+}
+
+void NativeGroupLoader::add_streams(std::size_t receivers) {
+  for (std::size_t i = 0; i < receivers; ++i) {
+    const Device& device = group_->engines()[i]->device();
+    streams_.push_back(std::make_shared<const Stream>(device.create_stream()));
   }
 }
 
@@ -38,7 +60,7 @@ nb::object NativeGroupLoader::next() {
   Torch* const torch = Torch::get();
   const bool on_torch = torch != nullptr && engines.front()->is_cuda();
   std::vector<Stream> streams;
-  for (std::size_t i = 0; i < engines.size(); ++i) {
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
     streams.push_back(engines[i]->device().wrap_stream(on_torch ? torch->current_stream(engines[i]->index())
                                                                 : streams_[i]->native()));
   }
@@ -46,13 +68,13 @@ nb::object NativeGroupLoader::next() {
   {
     const nb::gil_scoped_release unlocked;
     batches = loader_->next(streams, &hear_signals);
-    for (std::size_t i = 0; batches && !engines.front()->is_cuda() && i < engines.size(); ++i) {
+    for (std::size_t i = 0; batches && !engines.front()->is_cuda() && i < streams_.size(); ++i) {
       wait_for_host(engines[i]->device(), *streams_[i]);
     }
   }
   if (!batches) return nb::none();
   nb::list all;
-  for (std::size_t i = 0; i < engines.size(); ++i) {
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
     const auto storage = std::make_shared<LeaseStorage>(
         engines[i]->device(), on_torch ? nullptr : streams_[i], std::move((*batches)[i]));
     const DeviceBatch& leased = storage->batch();

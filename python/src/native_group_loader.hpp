@@ -7,14 +7,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace penstock::python {
 
-/// GroupLoader for Python: batches as lists of arrays, one list for each device.
+/// GroupLoader for Python: batches as lists of arrays, one list for each device that receives.
 class NativeGroupLoader {
  public:
   NativeGroupLoader(std::shared_ptr<Group> group, const NativeLoader::Arrays& fields, LoaderOptions options);
@@ -29,10 +31,24 @@ class NativeGroupLoader {
   [[nodiscard]] GroupLoader& loader() noexcept { return *loader_; }
   void close();
 
+ protected:
+  struct Relays {};  ///< the first device alone receives
+  NativeGroupLoader(Relays relays, std::shared_ptr<Group> group, const NativeLoader::Arrays& fields,
+                    LoaderOptions options);
+
  private:
+  void add_streams(std::size_t receivers);
+
   std::shared_ptr<Group> group_;
-  std::vector<std::shared_ptr<const Stream>> streams_;
+  std::vector<std::shared_ptr<const Stream>> streams_;  ///< of the devices that receive, the first ones
   std::optional<GroupLoader> loader_;
+};
+
+/// The same for the first device of a group alone, over the links of all.
+class NativeRelayLoader : public NativeGroupLoader {
+ public:
+  NativeRelayLoader(std::shared_ptr<Group> group, const NativeLoader::Arrays& fields, LoaderOptions options)
+      : NativeGroupLoader(Relays{}, std::move(group), fields, std::move(options)) {}
 };
 
 }  // namespace penstock::python

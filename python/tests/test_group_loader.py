@@ -120,13 +120,73 @@ def test_each_byte_crosses_one_link(data):
         penstock.Loader(data, 16, device="host").device_stats()
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 5}, {"drop_last": True}, {"to": "float32"}])
+def test_a_device_gets_the_batches_of_a_loader_over_all_links(group, data, options):
+    alone = penstock.Loader(data, 16, device="host", **options)
+    expected = [[penstock.to_host(batch) for batch in alone] for _ in range(2)]
+    for relay in "auto", group[1:]:
+        loader = penstock.Loader(data, 16, device=group[0], relay=relay, **options)
+        assert loader.device == group[0]
+        assert loader.devices[0] == group[0]
+        assert set(group) <= set(loader.devices)
+        assert len(loader) == len(alone)
+        for epoch in expected:
+            batches = []
+            for batch in loader:
+                batches.append(penstock.to_host(batch))
+                for array in batch.values():
+                    array[:] = 99
+            assert same(batches, epoch)
+
+
+def test_a_relay_goes_on_where_a_state_was_taken(group, data):
+    loader = penstock.Loader(data, 16, shuffle=True, device=group[-1], relay=iter(group[:-1]))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    copy = pickle.loads(pickle.dumps(loader))
+    rest = [penstock.to_host(batch) for batch in loader_at(loader, state)]
+    assert len(rest) == 4
+    assert same([penstock.to_host(batch) for batch in copy], rest)
+    alone = penstock.Loader(data, 16, shuffle=True, device="host")
+    alone.load_state_dict(state)
+    assert same([penstock.to_host(batch) for batch in alone], rest)
+
+
+def test_batches_over_all_links_may_be_kept(group, data):
+    kept = list(penstock.Loader(data, 16, device=group[0], relay=group[1:]))
+    assert torch.equal(torch.cat([batch["images"] for batch in kept]), data["images"])
+
+
+def test_each_link_of_a_relay_carries_a_part(data):
+    first, second = GROUPS["plain"]
+    loader = penstock.Loader({"images": data["images"]}, 10, device=first, relay=[second], gather="host")
+    assert sum(len(batch["images"]) for batch in loader) == SAMPLES
+    carried = [account.link_bytes for account in loader.device_stats()]
+    stored = data["images"].numel()
+    assert stored <= sum(carried) < 2 * stored
+    assert min(carried) > 0.4 * stored
+    assert loader.stats().samples == SAMPLES
+    links = loader.describe()[-1]
+    assert first in links and second in links
+    alone = penstock.Loader(data, 10, device=first, relay=[])
+    assert alone.devices == [first]
+    assert len(alone.describe()) == 2
+
+
 def test_refuses_what_has_no_meaning(data):
     for arguments, words in [
         ({"group": "host:7"}, "list of devices"),
         ({"group": []}, "needs a device"),
         ({"group": ["host:7", "host:7"]}, "twice"),
         ({"group": GROUPS["plain"], "device": "host"}, "Leave out device"),
-        ({"group": GROUPS["plain"], "sampler": range(10)}, "leave out the batch sampler"),
+        ({"group": GROUPS["plain"], "sampler": range(10)}, "leave out the sampler"),
+        ({"group": GROUPS["plain"], "relay": "auto"}, "Leave out device and relay"),
+        ({"device": "host:7", "relay": "host:8"}, "list of devices"),
+        ({"device": "host:7", "relay": ["host:7"]}, "twice"),
+        ({"device": "host:7", "relay": ["host:8"], "sampler": range(10)}, "leave out the sampler"),
+        ({"device": "host:7", "relay": ["host:8"], "residency": "all"}, "leave out the residency"),
     ]:
         with pytest.raises(penstock.InvalidArgument, match=words):
             penstock.Loader(data, 16, **arguments)

@@ -16,7 +16,7 @@ constexpr double kFinest = 1000;
 BatchSplit::BatchSplit(const std::vector<double>& weights) : bounds_{0} {
   const double largest = std::ranges::max(weights);
   for (const double weight : weights) {
-    const double share = std::max(1.0, std::round(kFinest * weight / largest));
+    const double share = weight > 0 ? std::max(1.0, std::round(kFinest * weight / largest)) : 0;
     bounds_.push_back(bounds_.back() + static_cast<std::uint64_t>(share));
   }
 }
@@ -31,25 +31,84 @@ std::uint64_t BatchSplit::largest(std::uint64_t samples, std::size_t number) con
   return (samples * share + bounds_.back() - 1) / bounds_.back();
 }
 
-PartSampler::PartSampler(Sampler whole, BatchSplit split, std::size_t number)
-    : whole_(std::move(whole)), split_(std::move(split)), number_(number) {}
+BatchShares::BatchShares(std::vector<double> weights, std::optional<std::size_t> receiver)
+    : weights_(std::move(weights)),
+      receiver_(receiver),
+      gives_way_(weights_.size()),
+      batches_to_probe_(weights_.size()) {}
+
+const BatchSplit& BatchShares::of(std::uint64_t batch) {
+  while (first_ + splits_.size() <= batch) {
+    std::vector<double> weights = next_weights();
+    if (latest_ == nullptr || weights != latest_weights_) {
+      latest_ = std::make_shared<const BatchSplit>(weights);
+      latest_weights_ = std::move(weights);
+    }
+    splits_.push_back(latest_);
+  }
+  return *splits_[static_cast<std::size_t>(batch - first_)];
+}
+
+std::vector<double> BatchShares::next_weights() {
+  std::vector<double> weights = weights_;
+  for (std::size_t n = 0; n < weights.size(); ++n) {
+    if (!gives_way_[n]) continue;
+    if (batches_to_probe_[n]-- > 0) {
+      weights[n] = 0;
+    } else {
+      batches_to_probe_[n] = kBatchesToAProbe - 1;
+    }
+  }
+  return weights;
+}
+
+void BatchShares::forget_before(std::uint64_t batch) {
+  while (first_ < batch && !splits_.empty()) {
+    splits_.pop_front();
+    ++first_;
+  }
+}
+
+void BatchShares::restart() {
+  splits_.clear();
+  first_ = 0;
+}
+
+void BatchShares::set_gives_way(std::size_t number, bool gives_way) {
+  if (gives_way && !gives_way_[number]) batches_to_probe_[number] = kBatchesToAProbe - 1;
+  gives_way_[number] = gives_way;
+}
+
+void BatchShares::leave_out(std::size_t number) { weights_[number] = 0; }
+
+std::uint64_t BatchShares::largest(std::uint64_t samples, std::size_t number) const {
+  if (number == receiver_) return samples;
+  if (!receiver_) return BatchSplit(weights_).largest(samples, number);
+  std::vector<double> alone(weights_.size());
+  alone[number] = weights_[number];
+  alone[*receiver_] = weights_[*receiver_];
+  return BatchSplit(alone).largest(samples, number);
+}
+
+PartSampler::PartSampler(Sampler whole, std::shared_ptr<BatchShares> shares, std::size_t number)
+    : whole_(std::move(whole)), shares_(std::move(shares)), number_(number) {}
+
+void PartSampler::go_to(const Sampler& whole) {
+  whole_ = whole;
+  batch_ = 0;
+}
 
 bool PartSampler::next(std::vector<std::uint64_t>& indices) {
-  // After the rest of this epoch and one whole epoch, there is nothing new.
-  for (int ends = 0; ends < 2;) {
-    const SampleRun run = whole_.next_run();
-    if (run.count == 0) {
-      whole_.start_epoch(whole_.epoch() + 1);
-      ++ends;
-      continue;
-    }
-    const BatchSplit::Part part = split_.part(run.count, number_);
-    if (part.count == 0) continue;
-    indices.resize(static_cast<std::size_t>(part.count));
-    run.part(part.begin, part.count).fill(indices);
-    return true;
+  SampleRun run = whole_.next_run();
+  if (run.count == 0) {
+    whole_.start_epoch(whole_.epoch() + 1);
+    run = whole_.next_run();
   }
-  return false;
+  const BatchSplit::Part part = shares_->of(batch_++).part(run.count, number_);
+  if (part.count == 0) return false;
+  indices.resize(static_cast<std::size_t>(part.count));
+  run.part(part.begin, part.count).fill(indices);
+  return true;
 }
 
 }  // namespace penstock

@@ -8,7 +8,15 @@ namespace penstock {
 
 GroupLoader::GroupLoader(Dataset dataset, DeviceGroup group, LoaderOptions options, GroupLinks links)
     : state_(std::make_shared<GroupLoaderState>(std::move(dataset), std::move(group), std::move(options),
-                                                links)) {}
+                                                links, std::nullopt)) {}
+
+GroupLoader::GroupLoader(std::shared_ptr<GroupLoaderState> state) : state_(std::move(state)) {}
+
+GroupLoader GroupLoader::relay(std::size_t receiver, Dataset dataset, DeviceGroup group,
+                               LoaderOptions options, GroupLinks links) {
+  return GroupLoader(std::make_shared<GroupLoaderState>(std::move(dataset), std::move(group),
+                                                        std::move(options), links, receiver));
+}
 
 GroupLoader::~GroupLoader() {
   if (state_ == nullptr) return;
@@ -54,10 +62,10 @@ std::uint64_t GroupLoader::samples_per_epoch() const noexcept {
 std::uint64_t GroupLoader::batches_left() const { return state_->batches_left(); }
 
 FeedStatistics GroupLoader::stats() const { return state_->stats(); }
-FeedStatistics GroupLoader::member_stats(std::size_t member) const { return state_->loader(member).stats(); }
+FeedStatistics GroupLoader::member_stats(std::size_t member) const { return state_->member_stats(member); }
 std::vector<BatchTimes> GroupLoader::timeline() const { return state_->account().timeline(); }
 
-std::vector<std::string> GroupLoader::describe() const { return state_->loader(0).describe(); }
+std::vector<std::string> GroupLoader::describe() const { return state_->describe(); }
 const Dataset& GroupLoader::dataset() const noexcept { return state_->dataset(); }
 const DeviceGroup& GroupLoader::group() const noexcept { return state_->group(); }
 const LoaderOptions& GroupLoader::options() const noexcept { return state_->options(); }

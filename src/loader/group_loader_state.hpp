@@ -2,6 +2,7 @@
 
 #include "loader/batch_parts.hpp"
 #include "loader/device_ring.hpp"
+#include "loader/relay_watch.hpp"
 
 #include <penstock/core/fork.hpp>
 #include <penstock/loader/group_loader.hpp>
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,15 +25,17 @@ namespace penstock {
 
 /// A group's batches, from the members' parts to the leases:
 ///
-///   parts of a batch, each from its member's Loader -> a slot of each member -> copies of all parts into it,
-///   each on the push stream of the member that has the part -> published      on a thread of the group
-///   take from every member's ring -> leases                                   in next()
+///   parts of a batch, each from its member's Loader -> a slot of each receiver -> copies of all parts into
+///   it, each on the push stream of the member that has the part -> published     on a thread of the group
+///   take from every receiver's ring -> leases                                    in next()
 ///
-/// A member's slot is ready once its arrival stream has come to the ends of all copies into it. A part's
+/// A receiver's slot is ready once its arrival stream has come to the ends of all copies into it. A part's
 /// lease ends once its copies are enqueued, so its loader refills its slot when they are done.
 class GroupLoaderState {
  public:
-  GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOptions options, const GroupLinks& links);
+  /// `receiver`: the member that alone gets the batches; null: all get them.
+  GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOptions options, const GroupLinks& links,
+                   std::optional<std::size_t> receiver);
   ~GroupLoaderState();
   GroupLoaderState(const GroupLoaderState&) = delete;
   GroupLoaderState& operator=(const GroupLoaderState&) = delete;
@@ -46,7 +50,8 @@ class GroupLoaderState {
   void close();
 
   [[nodiscard]] FeedStatistics stats() const;
-  [[nodiscard]] const Loader& loader(std::size_t member) const { return members_.at(member).loader; }
+  [[nodiscard]] FeedStatistics member_stats(std::size_t member) const;
+  [[nodiscard]] std::vector<std::string> describe() const;
   [[nodiscard]] Account& account() const noexcept { return *account_; }
 
   [[nodiscard]] const Sampler& first_sampler() const noexcept { return first_sampler_; }
@@ -56,17 +61,23 @@ class GroupLoaderState {
   [[nodiscard]] bool is_forked() const noexcept { return generation_of_process_ != fork_generation(); }
 
  private:
+  /// Members that share each batch, and members that each get all of it.
+  struct Lane {
+    std::vector<std::size_t> carriers;
+    std::vector<std::size_t> receivers;
+    std::shared_ptr<BatchShares> shares = nullptr;  ///< among the carriers
+  };
   /// What a member has of its own.
   struct Member {
-    BatchSplit split;    ///< of a batch, among the members of its clique
-    std::size_t number;  ///< its place in the clique
-    std::vector<std::size_t> clique;
-    std::shared_ptr<PartSampler> sampler;
-    Loader loader;  ///< of its parts
-    std::shared_ptr<DeviceRing> ring;
-    Stream push;    ///< copies its parts to all members of the clique
-    Stream arrive;  ///< waits for the copies into its slots
-    Event pushed;   ///< of its latest part, to one of the members
+    std::size_t lane = 0;
+    std::size_t number = 0;  ///< its place among the lane's carriers
+    std::shared_ptr<PartSampler> sampler = nullptr;
+    std::optional<Loader> loader = std::nullopt;     ///< of its parts; none: it carries nothing
+    std::shared_ptr<DeviceRing> ring = nullptr;      ///< null: it gets no batches
+    Stream push;                                     ///< copies its parts to all receivers of the lane
+    Stream arrive;                                   ///< waits for the copies into its slots
+    Event pushed;                                    ///< of its latest part, to one of the receivers
+    std::optional<RelayWatch> watch = std::nullopt;  ///< if it gives way
   };
   /// A batch or an end that next() has of one member, and not yet of all.
   struct Taken {
@@ -75,10 +86,15 @@ class GroupLoaderState {
   };
   using Parts = std::vector<std::optional<DeviceBatch>>;
 
+  [[nodiscard]] std::vector<Lane> lanes_of(const GroupLinks& links) const;
   void add_members(const GroupLinks& links);
+  void add_loader(std::size_t member, const GroupLinks& links, std::size_t budget);
+  void add_ring(std::size_t member, std::size_t budget);
   void end_members() noexcept;
   void run();
   [[nodiscard]] bool make_batch(const SampleRun& run);
+  [[nodiscard]] Parts take_parts();
+  void see_who_gives_way();
   void fill(std::size_t member, DeviceSlot& slot, const Parts& parts, PublishedItem& item);
   void publish(const PublishedItem& item);
   [[nodiscard]] bool drain() noexcept;
@@ -95,17 +111,21 @@ class GroupLoaderState {
   const LoaderOptions options_;
   const DeviceGroup group_;
   const Dataset dataset_;
+  const std::optional<std::size_t> receiver_;
+  const std::vector<std::size_t> receivers_;  ///< ascending
   const Sampler first_sampler_;
   const FeedPlan plan_;  ///< of a whole batch: how it lies in a slot
   double link_ceiling_ = 0;
-  std::unique_ptr<Account> account_;  ///< on the first member's device
+  std::unique_ptr<Account> account_;  ///< on the first receiver's device
+  std::vector<Lane> lanes_;
   std::vector<Member> members_;
 
   Sampler sampler_;  ///< only for the group's thread
   std::uint64_t index_ = 0;
+  std::uint64_t made_ = 0;  ///< batches since the shares began
 
   std::mutex next_mutex_;                    ///< held in next()
-  std::vector<std::optional<Taken>> taken_;  ///< guarded by it
+  std::vector<std::optional<Taken>> taken_;  ///< of each receiver; guarded by it
 
   mutable std::mutex position_mutex_;  ///< guards the two below
   SamplerState position_;

@@ -1,13 +1,13 @@
 #pragma once
 
 #include "transfer/group_job.hpp"
-#include "transfer/relay_pace.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
+#include <penstock/transfer/relay_pace.hpp>
 
 #include <cstddef>
 #include <deque>

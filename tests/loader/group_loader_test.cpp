@@ -1,9 +1,6 @@
 #include "loader/batch_parts.hpp"
-#include "loader/loader_fixture.hpp"
+#include "loader/group_loader_fixture.hpp"
 #include "support/gate.hpp"
-#include "transfer/group_fixture.hpp"
-
-#include <penstock/loader/group_loader.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -34,124 +31,74 @@ TEST(BatchSplit, CoversEachBatchOnceAndKeepsToItsLimits) {
   EXPECT_EQ(BatchSplit({3, 1}).part(100, 0).count, 75u);
 }
 
-TEST(PartSampler, EndsIfNoBatchHasAPartForTheDevice) {
-  const Sampler ones(10, {.batch_size = 1});
-  std::vector<std::uint64_t> indices;
-  std::vector<std::size_t> has(2);
-  for (std::size_t i = 0; i < 2; ++i) {
-    PartSampler sampler(ones, BatchSplit({1, 1}), i);
-    for (int turn = 0; turn < 25; ++turn) {
-      indices.clear();
-      if (sampler.next(indices)) ++has[i];
-    }
-  }
-  EXPECT_EQ(has, (std::vector<std::size_t>{0, 25}));
-  // Only the end of this epoch has a batch of two.
-  Sampler threes(10, {.batch_size = 3});
-  SamplerState place = threes.state();
-  place.consumed = 5;
-  threes.restore(place);  // 3 samples, then 2; a whole epoch: 3, 3, 3 and 1
-  PartSampler sampler(threes, BatchSplit({1000, 1000, 999, 1}), 3);
-  for (int turn = 0; turn < 50; ++turn) {
-    indices.clear();
-    if (sampler.next(indices)) {
-      EXPECT_EQ(indices.size(), 1u);
-    }
-  }
+TEST(BatchSplit, GivesNothingToAWeightOfNothing) {
+  const BatchSplit split({1, 0, 1});
+  EXPECT_EQ(split.part(100, 1).count, 0u);
+  EXPECT_EQ(split.largest(100, 1), 0u);
 }
 
-/// A group, a consumer's stream on each of its devices, and a way to look into batches.
-class GroupLoaderTest : public GroupTest {
- protected:
-  /// What a batch holds on each member.
-  using HostBatches = std::vector<HostBatch>;
-
-  void SetUp() override {
-    GroupTest::SetUp();
-    if (IsSkipped()) return;
-    for (const Device& device : plain_)
-      pinned_.push_back(make_pinned_pool(device, {.segment_bytes = 1 << 20}));
-  }
-
-  static Dataset dataset(std::size_t samples = 203) {
-    return Dataset({random_field("images", DType::uint8, {3, 11, 7}, samples, 1),
-                    random_field("labels", DType::int64, {}, samples, 2),
-                    as_callback(random_field("read", DType::float32, {5}, samples, 3))});
-  }
-  [[nodiscard]] DeviceGroup group() const { return DeviceGroup(devices_); }
-
-  /// Copies each member's batch out on its stream, and then poisons it, so that old bytes in a slot would
-  /// show.
-  HostBatches read(const std::vector<DeviceBatch>& batches) {
-    HostBatches all;
-    std::vector<std::vector<Buffer>> there(size());
-    for (std::size_t i = 0; i < size(); ++i) {
-      const DeviceBatch& batch = batches[i];
-      all.push_back({batch.epoch(), batch.index(), batch.indices(), {}});
-      for (std::size_t f = 0; f < batch.field_count(); ++f) {
-        const DeviceField& field = batch.field(f);
-        EXPECT_EQ(field.shape[0], batch.size());
-        there[i].push_back(pinned_[i].allocate(field.bytes));
-        GroupTest::streams_[i].copy(there[i].back().data(), field.data, field.bytes, CopyDirection::d2h);
-        GroupTest::streams_[i].fill(field.data, std::to_integer<std::uint8_t>(kPoison), field.bytes);
-      }
-    }
-    for (std::size_t i = 0; i < size(); ++i) {
-      streams_[i].synchronize();
-      for (std::size_t f = 0; f < there[i].size(); ++f) {
-        const std::byte* const data = there[i][f].data();
-        all[i].fields.emplace_back(data, data + batches[i].field(f).bytes);
-      }
+TEST(BatchShares, AreTheSameForAllWhoAskAndGrowForTheReceiverIfOthersGiveWay) {
+  BatchShares shares({1, 2, 1}, 0);
+  const auto counts = [&](std::uint64_t batch) {
+    std::vector<std::uint64_t> all;
+    for (std::size_t i = 0; i < 3; ++i) {
+      all.push_back(shares.of(batch).part(96, i).count);
+      EXPECT_LE(all.back(), shares.largest(96, i));
     }
     return all;
-  }
-
-  std::vector<HostBatches> read_epoch(GroupLoader& loader) {
-    std::vector<HostBatches> batches;
-    while (const auto batch = loader.next(streams_)) batches.push_back(read(*batch));
-    return batches;
-  }
-
-  /// Expects the same on each member: these samples, as stored.
-  static void expect_batch(const Dataset& data, const HostBatches& all, std::uint64_t epoch,
-                           std::uint64_t index, const std::vector<std::uint64_t>& indices) {
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      EXPECT_EQ(all[i].epoch, epoch);
-      EXPECT_EQ(all[i].index, index);
-      ASSERT_EQ(all[i].indices, indices) << "member " << i;
-      for (std::size_t f = 0; f < data.field_count(); ++f) {
-        std::vector<std::byte> expected(indices.size() * data.sample_bytes(f));
-        data.gather(f, indices, expected);
-        EXPECT_EQ(first_difference(all[i].fields[f], expected), -1)
-            << "member " << i << ", epoch " << epoch << ", batch " << index << ", field " << f;
-      }
+  };
+  using Counts = std::vector<std::uint64_t>;
+  EXPECT_EQ(counts(2), (Counts{24, 48, 24}));
+  shares.set_gives_way(1, true);
+  EXPECT_EQ(counts(1), (Counts{24, 48, 24})) << "it was fixed with batch 2";
+  std::uint64_t probes = 0;
+  for (std::uint64_t batch = 3; batch < 3 + 2 * BatchShares::kBatchesToAProbe; ++batch) {
+    const Counts all = counts(batch);
+    EXPECT_EQ(counts(batch), all);
+    if (all[1] == 0) {
+      EXPECT_EQ(all, (Counts{48, 0, 48}));
+    } else {
+      EXPECT_EQ(all, (Counts{24, 48, 24}));
+      EXPECT_GE(batch, 3 + BatchShares::kBatchesToAProbe - 1);
+      ++probes;
     }
+    shares.set_gives_way(1, true);  // as before
+    shares.forget_before(batch);
   }
+  EXPECT_EQ(probes, 2u);
+  shares.set_gives_way(2, true);
+  EXPECT_EQ(counts(40), (Counts{96, 0, 0}));
+  shares.set_gives_way(1, false);
+  EXPECT_EQ(counts(41)[1], 64u);
+  shares.restart();
+  EXPECT_EQ(counts(0)[1], 64u);
+  shares.set_gives_way(2, false);
+  EXPECT_EQ(shares.largest(96, 0), 96u);
+  EXPECT_EQ(shares.largest(96, 1), 64u);
+  shares.leave_out(1);
+  EXPECT_EQ(counts(1), (Counts{48, 0, 48}));
+  EXPECT_EQ(BatchShares({1, 1}).largest(96, 0), 48u) << "where nobody gives way";
+}
 
-  /// Expects the rest of an epoch to be that of `sampler`.
-  static void expect_rest(const Dataset& data, Sampler& sampler, const std::vector<HostBatches>& batches,
-                          std::uint64_t first = 0) {
-    ASSERT_EQ(batches.size(), sampler.batches_left());
-    for (const HostBatches& batch : batches) {
-      std::vector<std::uint64_t> indices(static_cast<std::size_t>(sampler.options().batch_size));
-      indices.resize(sampler.next(indices));
-      expect_batch(data, batch, sampler.epoch(), first++, indices);
+TEST(PartSampler, EndsForEachBatchWithoutAPart) {
+  const Sampler threes(10, {.batch_size = 3});  // 3, 3, 3 and 1
+  std::vector<std::vector<std::uint64_t>> has(2);
+  const auto shares = std::make_shared<BatchShares>(std::vector<double>{1, 2});
+  for (std::size_t i = 0; i < 2; ++i) {
+    PartSampler sampler(threes, shares, i);
+    std::vector<std::uint64_t> indices;
+    for (int turn = 0; turn < 5; ++turn) {
+      indices.clear();
+      has[i].push_back(sampler.next(indices) ? indices.size() : 0);
     }
-    sampler.start_epoch(sampler.epoch() + 1);
+    sampler.go_to(threes);
+    EXPECT_TRUE(sampler.next(indices));
+    EXPECT_EQ(indices.front(), i == 0 ? 0u : 1u);
   }
-  static Sampler sampler_of(const Dataset& data, const LoaderOptions& options) {
-    return {data.sample_count(),
-            {options.shuffle, options.seed, options.batch_size, options.drop_last, options.shard}};
-  }
+  EXPECT_EQ(has[0], (std::vector<std::uint64_t>{1, 1, 1, 0, 1}));
+  EXPECT_EQ(has[1], (std::vector<std::uint64_t>{2, 2, 2, 1, 2}));
+}
 
-  [[nodiscard]] std::vector<LiveHandles> live() const {
-    std::vector<LiveHandles> all;
-    for (const auto& one : faulty_) all.push_back(one->live());
-    return all;
-  }
-
-  std::vector<Pool> pinned_;
-};
 PENSTOCK_GROUP_SUITE(GroupLoaderTest);
 
 TEST_P(GroupLoaderTest, EveryMemberGetsTheBatchesOfALoaderOnOneDevice) {
@@ -705,7 +652,7 @@ TEST_P(GroupLoaderTest, RefusesWhatHasNoMeaning) {
   EXPECT_THROW(GroupLoader(data, group(), {.batch_size = 100, .device_budget_bytes = 1000}), OutOfMemory);
   GroupLoader loader(data, group(), {.batch_size = 4});
   EXPECT_THROW((void)loader.next(std::span(streams_).first(1)), InvalidArgument);
-  EXPECT_EQ(loader.describe().size(), 3u);
+  EXPECT_EQ(loader.describe().size(), 4u);
 }
 
 }  // namespace

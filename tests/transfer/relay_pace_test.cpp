@@ -1,4 +1,4 @@
-#include "transfer/relay_pace.hpp"
+#include <penstock/transfer/relay_pace.hpp>
 
 #include <gtest/gtest.h>
 

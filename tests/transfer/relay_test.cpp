@@ -2,8 +2,8 @@
 
 #include "support/comes_true.hpp"
 #include "transfer/group_fixture.hpp"
+#include "transfer/traffic.hpp"
 
-#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -71,34 +71,6 @@ INSTANTIATE_TEST_SUITE_P(, RelayTest,
                                                       "host:1,memory=256MiB,link=0.1,peer=0.4",
                                                       "host:2,memory=256MiB,link=0.1,peer=0.4"}}),
                          [](const auto& each) { return each.param.name; });
-
-/// Copies from one place to two others, side by side, all the time. Whoever else uses the wire waits for one
-/// or two copies.
-class Traffic {
- public:
-  Traffic(const Device& device, std::byte* to, const std::byte* from, std::size_t bytes,
-          CopyDirection direction) {
-    for (int i = 0; i < 2; ++i) {
-      threads_.emplace_back([=, this, stream = device.create_stream()] {
-        std::byte* const own = to + static_cast<std::size_t>(i) * bytes;
-        while (!over_) {
-          for (int each = 0; each < 8; ++each) stream.copy(own, from, bytes, direction);
-          stream.synchronize();
-        }
-      });
-    }
-  }
-  ~Traffic() {
-    over_ = true;
-    for (std::thread& thread : threads_) thread.join();
-  }
-  Traffic(const Traffic&) = delete;
-  Traffic& operator=(const Traffic&) = delete;
-
- private:
-  std::atomic<bool> over_{false};
-  std::vector<std::thread> threads_;
-};
 
 TEST_P(RelayTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
   const Buffer there = poisoned(1, 4 * kChunk);

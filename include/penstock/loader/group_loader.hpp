@@ -42,6 +42,16 @@ class GroupLoader {
   /// InvalidArgument if the options do not fit; also for a batch sampler, and for data that may change, which
   /// groups do not take. Throws OutOfMemory, DeviceError.
   GroupLoader(Dataset dataset, DeviceGroup group, LoaderOptions options = {}, GroupLinks links = {});
+  /// Feeds one member, the `receiver`, over the links of all that reach it: the others pull parts of each
+  /// batch into buffers of their own, and push them on. They give way: if others use such a member's link, or
+  /// its way to the receiver, its parts take longer, and it gets only a probe now and then, until it finds
+  /// the wires free again. Batches whose parts are smaller than 1 MiB do not tell. A member without memory
+  /// for its parts sits out. If no member reaches the receiver, or `links.measured` says that relays do not
+  /// pay, its own link carries all. next() takes and gives one stream and one batch: the receiver's.
+  ///
+  /// Otherwise as the constructor. Also throws InvalidArgument for a residency.
+  [[nodiscard]] static GroupLoader relay(std::size_t receiver, Dataset dataset, DeviceGroup group,
+                                         LoaderOptions options = {}, GroupLinks links = {});
   /// As Loader.
   ~GroupLoader();
   GroupLoader(GroupLoader&&) noexcept;
@@ -49,8 +59,8 @@ class GroupLoader {
 
   /// The next batch on each member, in the group's order. Work enqueued on a member's stream after this call
   /// finds its batch ready. Each lease ends by itself. If one member fails, all fail. The ring is full if
-  /// that of one member is. Otherwise as Loader::next. `streams`: one of each member. If this throws, they
-  /// outlive the loader, or the batch that a later call gives out.
+  /// that of one member is. Otherwise as Loader::next. `streams`: one of each member that receives. If this
+  /// throws, they outlive the loader, or the batch that a later call gives out.
   [[nodiscard]] std::optional<std::vector<DeviceBatch>> next(std::span<const Stream> streams);
   /// As Loader::next. `while_waiting` may not ask for a batch.
   [[nodiscard]] std::optional<std::vector<DeviceBatch>> next(std::span<const Stream> streams,
@@ -68,12 +78,14 @@ class GroupLoader {
   /// As Loader::stats, of the group: what the first member's consumer waited for, and the bytes of all links.
   /// A transfer lasts from when the batch's parts are copied to the first member's slot until all are there.
   [[nodiscard]] FeedStatistics stats() const;
-  /// The account of a member's parts. Its consumer is the group, which passes them on.
+  /// The account of a member's parts: its `link_bytes` are those that its link has carried. Its consumer is
+  /// the group, which passes them on. All 0 for a member that carries nothing.
   [[nodiscard]] FeedStatistics member_stats(std::size_t member) const;
   /// As Loader::timeline, of the group.
   [[nodiscard]] std::vector<BatchTimes> timeline() const;
 
-  /// One line for each field: how the first member's parts of it travel, and why.
+  /// One line for each field: how the first receiver's parts of it travel, and why. The last line says how
+  /// many bytes each link has carried.
   [[nodiscard]] std::vector<std::string> describe() const;
   [[nodiscard]] const Dataset& dataset() const noexcept;
   [[nodiscard]] const DeviceGroup& group() const noexcept;
@@ -83,6 +95,8 @@ class GroupLoader {
   void close();
 
  private:
+  explicit GroupLoader(std::shared_ptr<class GroupLoaderState> state);
+
   std::shared_ptr<class GroupLoaderState> state_;
 };
 

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <penstock/core/feed_statistics.hpp>
+#include <penstock/device/device.hpp>
+#include <penstock/loader/device_batch.hpp>
+#include <penstock/transfer/relay_pace.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+
+namespace penstock {
+
+/// The rate at which a link brought the batch at `place`, in bytes/s. Transfers that overlap share the link,
+/// so it is that of the batch and of up to five before it, as far as each overlaps with the next. It is too
+/// low if others share the first or the last of these, and never too high. RelayPace::kUnknown if it cannot
+/// be told. `transfers`: in their order.
+[[nodiscard]] double link_rate_of(std::span<const BatchTimes> transfers, std::size_t place) noexcept;
+
+/// Watches the parts of batches that one member relays: over its own link, by the account of the loader that
+/// pulls them, and on to the receiver, by events of its own. Not for smaller parts than 1 MiB: their latency
+/// would show. One thread at a time.
+class RelayWatch {
+ public:
+  explicit RelayWatch(const Device& device) : device_(device) {}
+
+  /// Call these around the copies of a part to the receiver, which are enqueued on `stream`. Do not block.
+  /// Throw DeviceError.
+  void push_begins(const DeviceBatch& part, const Stream& stream);
+  void push_ends(const Stream& stream);
+
+  /// True if others use the member's link, or its way to the receiver. `pulled`: the latest parts, oldest
+  /// first. `relays`: as RelayPace::is_busy. Does not block. Throws DeviceError.
+  [[nodiscard]] bool is_busy(std::span<const BatchTimes> pulled, std::size_t relays);
+
+ private:
+  struct Push {
+    std::uint64_t epoch = 0;  ///< of the loader that pulled the part
+    std::uint64_t batch = 0;
+    std::size_t bytes = 0;
+    Event begin;
+    Event end;
+  };
+
+  /// A push that failed has no end.
+  void drop_open() noexcept;
+
+  Device device_;
+  std::deque<Push> pushes_;  ///< oldest first
+  std::deque<Push> spare_;
+  bool is_open_ = false;  ///< the latest push has no end yet
+  RelayPace pace_;
+};
+
+}  // namespace penstock

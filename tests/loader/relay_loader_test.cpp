@@ -1,0 +1,387 @@
+// A loader that feeds one device over the links of several.
+
+#include "loader/group_loader_fixture.hpp"
+#include "loader/relay_watch.hpp"
+#include "support/gate.hpp"
+#include "transfer/traffic.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace penstock::testing {
+namespace {
+
+/// A group whose member `receiver_` alone gets the batches.
+class RelayLoaderTest : public GroupLoaderTest {
+ protected:
+  [[nodiscard]] GroupLoader relay(const Dataset& data, const LoaderOptions& options,
+                                  GroupLinks links = {}) const {
+    return GroupLoader::relay(receiver_, data, group(), options, std::move(links));
+  }
+  [[nodiscard]] std::span<const Stream> stream() const { return std::span(streams_).subspan(receiver_, 1); }
+  std::optional<DeviceBatch> next(GroupLoader& loader) {
+    auto batches = loader.next(stream());
+    if (!batches) return std::nullopt;
+    EXPECT_EQ(batches->size(), 1u);
+    return std::move(batches->front());
+  }
+  std::vector<HostBatches> read_epoch(GroupLoader& loader) {
+    std::vector<HostBatches> batches;
+    while (const auto batch = loader.next(stream())) batches.push_back(read(*batch, receiver_));
+    return batches;
+  }
+  static std::vector<std::size_t> carried(const GroupLoader& loader) {
+    std::vector<std::size_t> bytes;
+    for (std::size_t i = 0; i < loader.group().size(); ++i) {
+      bytes.push_back(loader.member_stats(i).link_bytes);
+    }
+    return bytes;
+  }
+
+  std::size_t receiver_ = 0;
+};
+PENSTOCK_GROUP_SUITE(RelayLoaderTest);
+
+TEST_P(RelayLoaderTest, TheReceiverGetsTheBatchesOfALoaderOnIt) {
+  const Dataset data = dataset();
+  for (receiver_ = 0; receiver_ < size(); ++receiver_) {
+    for (const std::uint64_t batch : {1, 2, 16, 50, 1000}) {
+      for (const bool shuffle : {false, true}) {
+        LoaderOptions options{.batch_size = batch, .shuffle = shuffle, .seed = 7, .drop_last = batch == 16};
+        if (batch == 50) options.shard = {.rank = 1, .world_size = 3};
+        GroupLoader loader = relay(data, options);
+        Sampler sampler = sampler_of(data, options);
+        for (int epoch = 0; epoch < 2; ++epoch) expect_rest(data, sampler, read_epoch(loader));
+      }
+    }
+  }
+}
+
+TEST_P(RelayLoaderTest, EachByteCrossesOneLinkAndAllLinksCarry) {
+  const std::size_t samples = 4000;
+  const Dataset data({random_field("images", DType::uint8, {64}, samples, 1)});
+  receiver_ = size() - 1;
+  GroupLoader loader = relay(data, {.batch_size = 60, .gather = GatherPath::host});
+  const std::vector<HostBatches> batches = read_epoch(loader);
+  std::size_t sum = 0;
+  for (const std::size_t bytes : carried(loader)) {
+    EXPECT_GE(bytes, samples * 64 / size() * 9 / 10);
+    sum += bytes;
+  }
+  // Some batches of the next epoch are read ahead.
+  EXPECT_GE(sum, samples * 64);
+  EXPECT_LE(sum, samples * 64 * 11 / 10);
+  const FeedStatistics statistics = loader.stats();
+  EXPECT_EQ(statistics.batches, batches.size());
+  EXPECT_EQ(statistics.samples, samples);
+  EXPECT_EQ(statistics.delivered_bytes, samples * 64);
+  EXPECT_GE(statistics.link_bytes, sum);
+  const std::string links = loader.describe().back();
+  for (const Device& device : plain_) EXPECT_NE(links.find(device.info().spec), std::string::npos) << links;
+  EXPECT_EQ(links.find(" 0 B"), std::string::npos) << links;
+}
+
+TEST_P(RelayLoaderTest, WidensAndScalesOnTheWay) {
+  const Dataset data(
+      {random_field("images", DType::uint8, {3, 8, 8}, 90, 1), random_field("a", DType::float32, {}, 90, 2)});
+  LoaderOptions options{.batch_size = 20, .shuffle = true};
+  options.fields = {{.name = "images", .to = DType::float32, .scale = {0.5F}, .shift = {-1.0F}}};
+  GroupLoader loader = relay(data, options);
+  Loader alone(data, plain_[receiver_], options);
+  while (const auto batches = loader.next(stream())) {
+    std::vector<DeviceBatch> same;
+    same.push_back(alone.next(streams_[receiver_]).value());
+    EXPECT_EQ(read(*batches, receiver_)[0].fields, read(same, receiver_)[0].fields);
+  }
+  EXPECT_FALSE(alone.next(streams_[receiver_]).has_value());
+}
+
+TEST_P(RelayLoaderTest, GoesOnWhereAStateWasTaken) {
+  const Dataset data = dataset();
+  const LoaderOptions options{.batch_size = 16, .shuffle = true, .seed = 3};
+  GroupLoader loader = relay(data, options);
+  for (int i = 0; i < 5; ++i) (void)next(loader);
+  const SamplerState state = loader.state();
+  EXPECT_EQ(state.consumed, 5u * 16);
+  Sampler sampler = sampler_of(data, options);
+  for (int turn = 0; turn < 2; ++turn) {
+    loader.restore(state);
+    sampler.restore(state);
+    expect_rest(data, sampler, read_epoch(loader), 5);
+    EXPECT_EQ(loader.state(), sampler.state());
+  }
+  Loader alone(data, plain_[0], options);
+  alone.restore(state);
+  GroupLoader other = relay(data, options);
+  other.restore(alone.state());
+  sampler.restore(state);
+  expect_rest(data, sampler, read_epoch(other), 5);
+  loader.start_epoch(9);
+  sampler.start_epoch(9);
+  expect_rest(data, sampler, read_epoch(loader));
+}
+
+TEST_P(RelayLoaderTest, LeasesAreLikeThoseOfALoader) {
+  const Dataset data = dataset(220);
+  {
+    GroupLoader loader = relay(data, {.batch_size = 20, .shuffle = true});
+    std::vector<std::vector<DeviceBatch>> kept;
+    while (auto batches = loader.next(stream())) kept.push_back(*std::move(batches));
+    EXPECT_EQ(kept.size(), 11u);  // more than the ring begins with
+    for (const auto& batches : kept) {
+      const std::vector<std::uint64_t> indices = batches[0].indices();
+      expect_batch(data, read(batches, receiver_), 0, batches[0].index(), indices);
+    }
+  }
+  GroupLoader loader =
+      relay(data, {.batch_size = 20, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
+  std::vector<DeviceBatch> kept;
+  for (int i = 0; i < 2; ++i) kept.push_back(next(loader).value());
+  EXPECT_THROW((void)loader.next(stream()), OutOfMemory);
+  kept.clear();
+  EXPECT_EQ(next(loader)->index(), 2u);
+}
+
+TEST_P(RelayLoaderTest, ASlotIsNotRefilledBeforeTheWorkOnItIsDone) {
+  const Dataset data({random_field("images", DType::uint8, {100}, 600, 1)});
+  GroupLoader loader = relay(data, {.batch_size = 30, .prefetch_depth = 1, .ring_grows = false});
+  GatedStream gate(plain_[receiver_]);
+  auto batch = next(loader);
+  const std::vector<std::uint64_t> indices = batch->indices();
+  const DeviceField field = batch->field(0);
+  const Buffer there = pinned_[receiver_].allocate(field.bytes);
+  batch->use_on(gate.stream());
+  gate.stream().copy(there.data(), field.data, field.bytes, CopyDirection::d2h);
+  batch.reset();
+  for (int i = 0; i < 4; ++i) (void)next(loader);
+  gate.open();
+  gate.stream().synchronize();
+  std::vector<std::byte> expected(field.bytes);
+  data.gather(0, indices, expected);
+  EXPECT_EQ(first_difference(std::span(there.data(), field.bytes), expected), -1);
+  streams_[receiver_].synchronize();
+}
+
+TEST_P(RelayLoaderTest, AFailureOfAPeerIsThrownUntilTheLoaderGoesElsewhere) {
+  const Dataset data = dataset();
+  const LoaderOptions options{.batch_size = 20, .shuffle = true};
+  for (std::size_t broken = 0; broken < size(); ++broken) {
+    for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_event}) {
+      for (const std::size_t nth : {1u, 4u, 9u}) {
+        {
+          GroupLoader loader = relay(data, options);
+          (void)next(loader);
+          faulty_[broken]->fail(entry, nth, FaultyBackend::kForever);
+          const auto go_on = [&] {
+            for (int i = 0; i < 100; ++i) {
+              if (const auto batches = loader.next(stream())) (void)read(*batches, receiver_);
+            }
+          };
+          EXPECT_THROW(go_on(), DeviceError) << static_cast<int>(entry) << " " << nth;
+          EXPECT_THROW((void)loader.next(stream()), DeviceError);
+          faulty_[broken]->heal();
+          loader.start_epoch(5);
+          Sampler sampler = sampler_of(data, options);
+          sampler.start_epoch(5);
+          try {
+            expect_rest(data, sampler, read_epoch(loader));
+          } catch (const OutOfMemory&) {  // all its slots may be lost
+          }
+        }
+        EXPECT_EQ(live(), std::vector<LiveHandles>(size()));
+      }
+    }
+  }
+}
+
+TEST_P(RelayLoaderTest, APeerWithoutMemorySitsOut) {
+  const Dataset data = dataset();
+  const LoaderOptions options{.batch_size = 25, .shuffle = true};
+  faulty_.back()->fail(Entry::device_allocate, 1, FaultyBackend::kForever,
+                       [] { throw OutOfMemory("a test's memory", 1, 1, 0); });
+  GroupLoader loader = relay(data, options);
+  Sampler sampler = sampler_of(data, options);
+  expect_rest(data, sampler, read_epoch(loader));
+  EXPECT_EQ(carried(loader).back(), 0u);
+  EXPECT_GE(carried(loader).front(), 203u * data.sample_bytes() / size());
+  loader.start_epoch(4);
+  sampler.start_epoch(4);
+  expect_rest(data, sampler, read_epoch(loader));
+  receiver_ = size() - 1;
+  EXPECT_THROW((void)relay(data, options), OutOfMemory);
+}
+
+TEST_P(RelayLoaderTest, IfNoPeerReachesTheReceiverItsOwnLinkCarriesAll) {
+  const Dataset data = dataset();
+  const LoaderOptions options{.batch_size = 25, .shuffle = true};
+  for (std::size_t i = 1; i < size(); ++i) faulty_[i]->fail(Entry::enable_peer, 1, FaultyBackend::kForever);
+  GroupLoader loader = relay(data, options);
+  Sampler sampler = sampler_of(data, options);
+  expect_rest(data, sampler, read_epoch(loader));
+  for (std::size_t i = 1; i < size(); ++i) EXPECT_EQ(loader.member_stats(i).batches, 0u);
+  EXPECT_EQ(loader.stats().link_bytes, loader.member_stats(0).link_bytes);
+}
+
+TEST_P(RelayLoaderTest, AMeasurementSaysWhetherRelaysPayAndGivesTheShares) {
+  const Dataset data({random_field("images", DType::uint8, {64}, 1200, 1)});
+  const LoaderOptions options{.batch_size = 120, .shuffle = true, .gather = GatherPath::host};
+  GroupLinks links{.measured = GroupProfile::named_after(group())};
+  for (GroupProfile::Member& member : links.measured->members) {
+    member.link = 1e9;
+    member.relayed = 2e9;
+  }
+  links.measured->members[0].link = 3e9;
+  links.measured->members[0].relayed = 4e9;
+  const auto share = [&] {
+    GroupLoader loader = relay(data, options, links);
+    Sampler sampler = sampler_of(data, options);
+    expect_rest(data, sampler, read_epoch(loader));
+    const std::vector<std::size_t> bytes = carried(loader);
+    return static_cast<double>(bytes[0]) /
+           static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), 0u));
+  };
+  EXPECT_NEAR(share(), 3.0 / static_cast<double>(size() + 2), 0.05);
+  links.measured->members[0].relayed = 3e9;
+  EXPECT_EQ(share(), 1.0);
+}
+
+TEST_P(RelayLoaderTest, RefusesWhatHasNoMeaning) {
+  const Dataset data = dataset();
+  EXPECT_THROW((void)relay(data, {.residency = Residency::parse("0.5")}), InvalidArgument);
+  EXPECT_THROW((void)relay(data, {.data_may_change = true}), InvalidArgument);
+  receiver_ = size();
+  EXPECT_THROW((void)relay(data, {}), InvalidArgument);
+  receiver_ = 0;
+  GroupLoader loader = relay(data, {.batch_size = 4});
+  EXPECT_THROW((void)loader.next(streams_), InvalidArgument);
+}
+
+/// Modelled links, and parts that are large enough to be judged.
+class RelayLoaderPaceTest : public RelayLoaderTest {
+ protected:
+  static constexpr std::size_t kSample = std::size_t{128} << 10;
+  static constexpr std::size_t kPart = 8 * kSample;
+  static constexpr std::uint64_t kBatches = 32;
+  /// The most that a member carries in an epoch if it gives way: two parts, half of a batch if another does
+  /// too.
+  static constexpr std::size_t kProbes = 2 * kPart * 3 / 2;
+
+  void SetUp() override {
+    RelayLoaderTest::SetUp();
+    bytes_.assign(64 * kSample, std::byte{7});
+    const std::byte* const memory = bytes_.data();
+    // The same few bytes for all samples.
+    data_.emplace(std::vector<FieldReaderPtr>{
+        read_callback({.name = "images", .dtype = DType::uint8, .shape = {kSample}}, kBatches * 24,
+                      [memory](std::uint64_t index, std::span<std::byte> to) {
+                        std::copy_n(memory + index % 64 * kSample, kSample, to.data());
+                        return to.size();
+                      })});
+    loader_.emplace(relay(*data_, {.batch_size = 24, .prefetch_depth = 1}));
+  }
+  /// Goes through an epoch, and returns the bytes that each member carried.
+  std::vector<std::size_t> carried_once() {
+    const std::vector<std::size_t> before = carried(*loader_);
+    loader_->start_epoch(++epoch_ * 2);
+    std::uint64_t batches = 0;
+    while (next(*loader_)) ++batches;
+    EXPECT_EQ(batches, kBatches);
+    std::vector<std::size_t> bytes = carried(*loader_);
+    for (std::size_t i = 0; i < size(); ++i) bytes[i] -= before[i];
+    return bytes;
+  }
+  /// True once an epoch is carried as `expected` says: on a busy host some parts are late.
+  template <typename Expected>
+  [[nodiscard]] bool soon(Expected&& expected) {
+    for (int i = 0; i < 20; ++i) {
+      if (expected(carried_once())) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] bool soon_carries_its_share(std::size_t member) {
+    return soon([&](const auto& bytes) { return bytes[member] >= kBatches * kPart * 3 / 4; });
+  }
+
+  std::vector<std::byte> bytes_;
+  std::optional<Dataset> data_;
+  std::optional<GroupLoader> loader_;
+  std::uint64_t epoch_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(, RelayLoaderPaceTest,
+                         ::testing::Values(GroupCase{"HostLinks",
+                                                     {"host:0,memory=256MiB,link=0.1,peer=0.4",
+                                                      "host:1,memory=256MiB,link=0.1,peer=0.4",
+                                                      "host:2,memory=256MiB,link=0.1,peer=0.4"}}),
+                         [](const auto& each) { return each.param.name; });
+
+TEST_P(RelayLoaderPaceTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
+  const Buffer there = poisoned(1, 4 * kPart);
+  const Buffer elsewhere = poisoned(2, 4 * kPart);
+  const LockedForAll host(plain_, kPart);
+  for (const bool on_link : {false, true}) {
+    EXPECT_TRUE(soon_carries_its_share(1));
+    {
+      const Traffic traffic(plain_[1], on_link ? there.data() : elsewhere.data(),
+                            on_link ? host.data() : there.data(), on_link ? kPart : 2 * kPart,
+                            on_link ? CopyDirection::h2d : CopyDirection::d2d);
+      EXPECT_TRUE(soon([&](const auto& bytes) { return bytes[1] <= kProbes; })) << on_link;
+      EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
+    }
+    EXPECT_TRUE(soon_carries_its_share(1));
+  }
+}
+
+TEST_P(RelayLoaderPaceTest, GivesWayWithinAFewBatches) {
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  const std::vector<std::size_t> at_first = carried_once();
+  const std::vector<std::size_t> then = carried_once();
+  for (const std::size_t i : {1u, 2u}) {
+    EXPECT_LE(at_first[i], kProbes + 8 * kPart);
+    EXPECT_LE(then[i], kProbes);
+    EXPECT_GT(then[i], 0u) << "it looks again whether the others are gone";
+    faulty_[i]->set_clock_rate(1);
+  }
+}
+
+TEST_P(RelayLoaderPaceTest, SmallPartsAreNotJudged) {
+  loader_.emplace(relay(*data_, {.batch_size = 21, .prefetch_depth = 1}));
+  loader_->start_epoch(1);
+  for (int i = 0; i < 10; ++i) (void)next(*loader_);
+  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  while (next(*loader_)) {
+  }
+  for (const std::size_t i : {1u, 2u}) {
+    EXPECT_GE(carried(*loader_)[i], kBatches * kPart * 3 / 4);
+    faulty_[i]->set_clock_rate(1);
+  }
+}
+
+/// A link of 1 byte a second, and transfers of one byte.
+std::vector<double> link_rates(std::vector<std::pair<double, double>> spans) {
+  std::vector<BatchTimes> transfers;
+  std::vector<double> rates;
+  for (const auto& [begin, end] : spans) {
+    transfers.push_back({.link_bytes = 1, .transfer_begin = begin, .transfer_end = end});
+  }
+  for (std::size_t i = 0; i < transfers.size(); ++i) rates.push_back(link_rate_of(transfers, i));
+  return rates;
+}
+
+TEST(RelayWatch, TellsTheRateOfALinkThatTransfersShare) {
+  using Rates = std::vector<double>;
+  EXPECT_EQ(link_rates({{0, 1}, {1, 2}, {5, 6}, {6.5, 8.5}}), (Rates{1, 1, 1, 0.5}));
+  // Two at a time, each at half of the rate.
+  const Rates shared =
+      link_rates({{0, 1.5}, {0.5, 2.5}, {1.5, 3.5}, {2.5, 4.5}, {3.5, 5.5}, {4.5, 6.5}, {5.5, 7.5}});
+  EXPECT_EQ(shared[1], 2 / 2.5);
+  EXPECT_EQ(shared[5], 6 / 6.5);
+  EXPECT_EQ(shared[6], 6 / 7.0) << "without the first";
+  EXPECT_EQ(link_rates({{1, 3}, {0, 1}})[1], 2 / 3.0) << "the second came first";
+  EXPECT_EQ(link_rates({{0, 2}, {0, 2}})[1], 1.0);
+  EXPECT_EQ(link_rates({{1, 1}})[0], RelayPace::kUnknown);
+}
+
+}  // namespace
+}  // namespace penstock::testing
