@@ -18,6 +18,8 @@ namespace {
 // Tensors smaller than this are not faster with PyTorch's copy.
 constexpr std::size_t kPinnedByTorch = std::size_t{1} << 20;
 constexpr std::size_t kAlignment = 256;
+// Moved in 1 ms or more, while thousands of other arrays are looked at.
+constexpr std::size_t kFirstBlock = std::size_t{64} << 20;
 
 bool is_pinned(const Leaf& leaf) { return leaf.device.type == dlpack::kCudaHost; }
 
@@ -66,6 +68,21 @@ class WaitForEnd {
 
  private:
   const PendingTransfers& pending_;
+};
+
+// While it lives, Python does not look for garbage: thousands of new tensors make it look several times, and
+// the lock of the interpreter is held meanwhile.
+class WithoutGarbageCollection {
+ public:
+  WithoutGarbageCollection() noexcept : was_on_(PyGC_Disable() != 0) {}
+  ~WithoutGarbageCollection() {
+    if (was_on_) PyGC_Enable();
+  }
+  WithoutGarbageCollection(const WithoutGarbageCollection&) = delete;
+  WithoutGarbageCollection& operator=(const WithoutGarbageCollection&) = delete;
+
+ private:
+  const bool was_on_;
 };
 
 // What comes next on `stream`, or on the host if there is none, comes after the transfers.
@@ -226,6 +243,7 @@ nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storag
 std::vector<nb::object> Engine::make_all(const std::vector<Leaf>& leaves,
                                          const std::shared_ptr<Storage>& storage,
                                          const std::vector<std::byte*>& places) const {
+  const WithoutGarbageCollection meanwhile;
   std::vector<nb::object> arrays;
   arrays.reserve(leaves.size());
   for (std::size_t i = 0; i < leaves.size(); ++i) {
@@ -325,9 +343,13 @@ void Engine::fill_in(Shipment& shipment, bool pin, const FilledSlot* slot, Fixed
   if (!storage) storage = allocate(layout.bytes, torch != nullptr);
   if (set) set->storage = storage;
   flight.pending_.storage = storage;
-  for (std::size_t i : groups.alone) {
-    if (!is_in(slot, leaves[i])) flight.pending_.sources.push_back(leaves[i].source);
-  }
+  const auto keep_sources = [&](const std::vector<std::size_t>& members) {
+    for (const std::size_t i : members) {
+      if (!is_in(slot, leaves[i])) flight.pending_.sources.push_back(leaves[i].source);
+    }
+  };
+  keep_sources(groups.alone);
+  if (!groups.alone.empty()) keep_sources(groups.packed);  // they may travel with these
   if (std::ranges::any_of(leaves, [slot](const Leaf& leaf) { return is_in(slot, leaf); })) {
     flight.pending_.slot = slot->storage;
   }
@@ -444,27 +466,49 @@ void Engine::enqueue(Shipment& shipment, const CopyOptions& common) {
     options.source_kind = MemoryKind::registered;
     transfers.push_back(engine().copy(destination, groups.slot.data(), groups.slot.size(), options));
   }
-  if (!groups.packed.empty()) {
-    std::vector<TransferPiece> pieces;
-    pieces.reserve(groups.packed.size());
-    for (std::size_t i : groups.packed) pieces.push_back({leaves[i].data, destinations[i], leaves[i].bytes});
+  enqueue_others(flight, groups, leaves, destinations, common);
+}
+
+void Engine::enqueue_others(Flight& flight, const Groups& groups, const std::vector<Leaf>& leaves,
+                            const std::vector<std::byte*>& destinations, const CopyOptions& common) const {
+  auto& transfers = flight.pending_.transfers;
+  CopyOptions options = common;
+  options.destination_kind = MemoryKind::device;
+  const auto piece = [&](std::size_t i) {
+    return TransferPiece{leaves[i].data, destinations[i], leaves[i].bytes};
+  };
+  std::vector<TransferPiece> packed;
+  for (const std::size_t i : groups.packed) packed.push_back(piece(i));
+  const auto send = [&](std::vector<TransferPiece>& pieces, TransferPath path) {
     options.source_kind = MemoryKind::pageable;
+    options.path = path;
     transfers.push_back(engine().copy_pieces(pieces, CopyDirection::h2d, options));
-  }
+    pieces.clear();
+  };
+  // Large arrays in pageable memory travel as one stream of bytes, and small ones join it. The stream begins
+  // before all are looked at: to ask the driver for thousands of kinds takes as long as to move 100 MB.
   std::vector<TransferPiece> staged;
-  for (std::size_t i : groups.alone) {
+  std::size_t bytes = 0;
+  std::size_t block = kFirstBlock;
+  for (const std::size_t i : groups.alone) {
     const MemoryKind kind = is_pinned(leaves[i]) ? MemoryKind::pinned : device_.kind_of(leaves[i].data);
-    if (kind == MemoryKind::pageable) {
-      staged.push_back({leaves[i].data, destinations[i], leaves[i].bytes});
+    if (kind != MemoryKind::pageable) {
+      options.source_kind = is_pinned(leaves[i]) ? std::optional(MemoryKind::pinned) : std::nullopt;
+      options.path = TransferPath::automatic;
+      transfers.push_back(engine().copy(destinations[i], leaves[i].data, leaves[i].bytes, options));
       continue;
     }
-    options.source_kind = is_pinned(leaves[i]) ? std::optional(MemoryKind::pinned) : std::nullopt;
-    transfers.push_back(engine().copy(destinations[i], leaves[i].data, leaves[i].bytes, options));
+    staged.insert(staged.end(), packed.begin(), packed.end());
+    packed.clear();
+    staged.push_back(piece(i));
+    bytes += leaves[i].bytes;
+    if (bytes < block) continue;
+    send(staged, TransferPath::staged);
+    bytes = 0;
+    block *= 2;
   }
-  if (staged.empty()) return;
-  options.source_kind = MemoryKind::pageable;
-  options.path = TransferPath::staged;
-  transfers.push_back(engine().copy_pieces(staged, CopyDirection::h2d, options));
+  if (!staged.empty()) send(staged, TransferPath::staged);
+  if (!packed.empty()) send(packed, TransferPath::automatic);
 }
 
 void Engine::fetch(const std::vector<Fetch>& fetches) {

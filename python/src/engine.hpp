@@ -183,6 +183,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// caller holds the interpreter's lock.
   [[nodiscard]] std::optional<Stream> stream_of(const Flight& flight) const;
   void enqueue(Shipment& shipment, const CopyOptions& common);
+  /// Those that do not lie in a locked slot.
+  void enqueue_others(Flight& flight, const Groups& groups, const std::vector<Leaf>& leaves,
+                      const std::vector<std::byte*>& destinations, const CopyOptions& common) const;
   [[nodiscard]] Flight finish(Shipment shipment, FixedBatches* fixed);
   [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
                                 bool for_torch) const;

@@ -131,7 +131,9 @@ auto with_out_of_memory(Allocate&& allocate) {
 bool is_byte_type(PyObject* tensor, const dlpack::DataType& dtype) {
   static PyObject* const uint8 = keep(nb::module_::import_("torch").attr("uint8"));
   static PyObject* const int8 = keep(nb::module_::import_("torch").attr("int8"));
-  const nb::object type = nb::handle(tensor).attr("dtype");
+  static PyObject* const name = PyUnicode_InternFromString("dtype");
+  const nb::object type = nb::steal(PyObject_GetAttr(tensor, name));
+  if (!type.is_valid()) throw nb::python_error();
   return type.ptr() == (dtype.code == dlpack::kUInt ? uint8 : int8);
 }
 

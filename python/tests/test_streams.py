@@ -197,6 +197,21 @@ def test_sources_are_kept_while_they_are_read():
 
 
 @over_the_fake_driver
+def test_a_small_source_that_travels_with_a_large_one_is_kept():
+    engine, large = engine_for("cuda:0"), random_bytes(ENDLESS)
+    memory = mmap.mmap(-1, SMALL)
+    small, owner = np.frombuffer(memory, np.uint8), weakref.ref(memory)
+    driver.delay_copies(4 * LATE_NS)
+    arrays = engine.send([large, small], expander_for(engine)).land()
+    del small, memory
+    assert owner() is not None
+    driver.delay_copies(0)
+    wait_until_idle(engine)
+    assert owner() is None
+    assert [back.tobytes() for back in penstock.to_host(arrays)] == [large.tobytes(), bytes(SMALL)]
+
+
+@over_the_fake_driver
 def test_what_was_handed_out_is_there_after_its_engine_was_closed():
     engine, sent = _core.Engine("cuda:0"), random_bytes(ENDLESS)
     driver.delay("cuMemcpyHtoDAsync", SOON_NS // 2)  # the call itself: the stream is idle before most copies are queued

@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import gc
 import mmap
 import sys
 import time
@@ -71,6 +72,34 @@ def test_many_small_and_a_few_large_in_one_call(device, random):
     tree = {i: torch.from_numpy(random.integers(0, 256, random.integers(0, 4000), dtype=np.uint8)) for i in range(500)}
     tree["large"] = torch.from_numpy(random.integers(0, 256, 9 << 20, dtype=np.uint8))
     assert same(penstock.to_device(tree, device), tree)
+
+
+def test_large_arrays_in_blocks_with_small_and_pinned_ones_between(device, random):
+    """The first block of what is staged has 64 MiB, and each next one twice as many."""
+    engine = engine_for(device)
+    lengths = [7, 40 << 20, 3000, (30 << 20) + 5, 0, 80 << 20, 60 << 20, 11, 300_001]
+    tree = [random.integers(0, 256, length, dtype=np.uint8) for length in lengths]
+    tree += [penstock.to_host(penstock.to_device(array, device), pinned=True) for array in tree[2:4]]
+    assert same(engine.send(tree, expander_for(engine)).land(), tree)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_no_garbage_is_collected_while_results_are_made(device, wanted):
+    tree = [torch.ones(1) for _ in range(5000)]
+    runs = []
+    note = lambda phase, _: runs.append(phase)  # noqa: E731
+    was_wanted = gc.isenabled()
+    (gc.enable if wanted else gc.disable)()
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        sent = penstock.to_device(tree, device)
+        assert gc.isenabled() == wanted
+    finally:
+        gc.callbacks.remove(note)
+        (gc.enable if was_wanted else gc.disable)()
+    assert runs.count("start") <= 1  # once the results are there
+    assert same(sent, tree)
 
 
 def test_structure_comes_out_as_it_went_in(device, random):
