@@ -501,6 +501,9 @@ class NativeLoader:
     def next(self) -> object:
         """One array for each field; None at the end of an epoch."""
 
+    def next_into(self, made: list) -> None:
+        """Appends the result of next()."""
+
     def end_leases(self) -> bool:
         """
         Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.
@@ -615,13 +618,14 @@ class NativeSampler:
 
 class TorchOrder:
     """
-    What torch.randperm(count) draws from a new generator of this seed, a block at a time. For counts below `most`.
+    Iterates over the first `wanted` numbers that torch.randperm(count) draws from a new generator of this seed, in blocks. For counts below `most`.
     """
 
-    def __init__(self, seed: int, count: int) -> None: ...
+    def __init__(self, seed: int, count: int, wanted: int) -> None: ...
 
-    def next(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
-        """The next numbers. None are left at the end."""
+    def __iter__(self) -> object: ...
+
+    def __next__(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
 
     most: Final[int] = ...
     """(arg: object, /) -> int"""

@@ -8,6 +8,8 @@ a sampler of this PyTorch draws in another way, it is iterated as any other.
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,29 +40,22 @@ def draw_seed(torch: Any) -> int:
 
 def random_pieces(torch: Any, sampler: Any, seed: int | None = None) -> Iterator[Any]:
     """The indices of a RandomSampler. `seed`: that of the epoch, for a sampler without a generator; None: draws it."""
-    count, generator = len(sampler.data_source), sampler.generator
+    count, most, generator = len(sampler.data_source), sampler.num_samples, sampler.generator
     if generator is None:
         seed = draw_seed(torch) if seed is None else seed
-        if not sampler.replacement and sampler.num_samples <= count < _core.TorchOrder.most:
-            yield from _drawn_when_asked(_core.TorchOrder(seed, count), sampler.num_samples)
-            return
+        if not sampler.replacement and most <= count < _core.TorchOrder.most:
+            # As the whole order is drawn at once, a training loop would wait for it: 19 ms for a million numbers.
+            return _core.TorchOrder(seed, count, most)
         generator = torch.Generator().manual_seed(seed)
-    # A last piece is drawn even if it is empty: that changes the state of the generator.
+    # A last piece is drawn even if it is empty: that changes the state of the generator. No step of Python's lies
+    # between a piece and the next, so that Ctrl-C loses none: see draw_into.
     if sampler.replacement:
-        for _ in range(sampler.num_samples // 32):
-            yield torch.randint(count, (32,), dtype=torch.int64, generator=generator)
-        yield torch.randint(count, (sampler.num_samples % 32,), dtype=torch.int64, generator=generator)
-    else:
-        for _ in range(sampler.num_samples // count):
-            yield torch.randperm(count, generator=generator)
-        yield torch.randperm(count, generator=generator)[: sampler.num_samples % count]
-
-
-def _drawn_when_asked(order: _core.TorchOrder, most: int) -> Iterator[Any]:
-    """As the whole order is drawn at once, a training loop would wait for it: 19 ms for a million numbers."""
-    while most > 0 and len(block := order.next()) > 0:
-        yield block[:most]
-        most -= len(block)
+        sizes = itertools.chain(itertools.repeat((32,), most // 32), [(most % 32,)])
+        return map(functools.partial(torch.randint, count, dtype=torch.int64, generator=generator), sizes)
+    whole = most // count
+    orders = map(functools.partial(torch.randperm, generator=generator), itertools.repeat(count, whole + 1))
+    parts = itertools.chain(itertools.repeat(slice(count), whole), [slice(most % count)])
+    return map(operator.getitem, orders, parts)
 
 
 def sequential_pieces(torch: Any, sampler: Any) -> Iterator[Any]:
@@ -68,7 +63,8 @@ def sequential_pieces(torch: Any, sampler: Any) -> Iterator[Any]:
 
 
 def _weighted(torch: Any, sampler: Any) -> Iterator[Any]:
-    yield torch.multinomial(sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator)
+    numbers = sampler.weights, sampler.num_samples, sampler.replacement
+    return iter([torch.multinomial(*numbers, generator=sampler.generator)])
 
 
 def distributed_pieces(torch: Any, sampler: Any, consumed: int = 0) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import sys
@@ -16,6 +15,7 @@ from ._engines import close_at_exit, engine_for, is_forked
 from ._errors import InvalidArgument, OutOfMemory, note
 from ._indices import has_pieces
 from ._resume import unresumable
+from ._sampler import draw_into
 from ._samplers import Several, iterate
 from ._static import mark, refuse_unless_garbage
 
@@ -52,9 +52,9 @@ class NativeFeed:
         loader = self._loader_for(feed, tensors)
         self._latest = weakref.ref(iterator)
         draw = None if feed._order is None else feed._order._begin()
-        source = iterate(feed.loader.batch_sampler, None if draw is None else draw.pieces())
+        source = iterate(feed.loader.batch_sampler, None if draw is None else draw.pieces)
         self._seed_workers(feed.loader, draw is not None and draw.is_resumed)
-        return loader, loader.begin(_Batches(source, draw), tensors)
+        return loader, loader.begin(_Batches(source, draw, tensors.build), tensors)
 
     def _seed_workers(self, loader: Any, is_resumed: bool) -> None:
         """Takes as much from the random state as the loader's iterator does: it draws a seed for its workers.
@@ -100,6 +100,9 @@ class NativeIterator:
         self._ordinary: Any = None
         self._loader: _TensorLoader | None = None
         self._epoch: _Epoch | None = None
+        self._batches: Any = None  # those of the epoch
+        self._made: list[Any] = []  # the arrays of a batch that is not handed out yet; None: the end of the epoch
+        self._ready: Any = None  # that batch, the place after it, and the feed's state there
         self._turn = 0
         self._begun = False
         self._over = False
@@ -127,6 +130,7 @@ class NativeIterator:
                 self._ordinary = self._make_ordinary()
                 self._ordinary.start()
             else:
+                self._batches = self._epoch.batches
                 self._turn = feed._begin_turn(beginning)
                 native.counted = self._loader
                 feed._warn()
@@ -134,52 +138,67 @@ class NativeIterator:
     def __next__(self) -> Any:
         if not self._begun and not self._over:
             self.start()
-        if self._ordinary is not None:
+        if self._ordinary is None or self._made:
+            with self._feed._native.lock:
+                self._make()
+        if not self._made:
             return next(self._ordinary)
-        with self._feed._native.lock:
-            batch = self._next()
-        return next(self._ordinary) if batch is _ORDINARY else batch
-
-    def _next(self) -> Any:
-        if self._over:
-            raise StopIteration
-        if self._epoch is None:  # another iterator was begun meanwhile
-            return _ORDINARY
-        loader: Any = self._loader
-        if not loader.end_leases():  # before a batch is asked for, so that none is lost
-            refuse_unless_garbage(loader.end_leases)
-        try:
-            batch = loader.next()
-        except _Odd:
-            self.go_on()
-            return _ORDINARY
-        except Exception as error:
-            note(error, "raised while penstock.feed asked for a batch")
-            self.close()
-            raise
-        batches = self._epoch.batches  # type: ignore[union-attr]
-        if batches.keeps_place:
-            self._feed._note(self._turn, None if batch is None else batches.state())
-        if batch is None:
-            self.close()
-            raise StopIteration
+        batch, place, state = self._ready
+        feed, batches = self._feed, self._batches
+        notes = feed.__dict__ if batches.keeps_place and self._turn == feed._turn else {}
+        # The last step: see draw_into.
+        notes["_state"], batches.place, self._made, self._ready = state, place, [], None
         return batch
+
+    def _make(self) -> None:
+        """Makes the next batch ready, unless one is since a call that Ctrl-C ended, or it is made in the ordinary
+        way."""
+        if not self._made:
+            if self._over:
+                raise StopIteration
+            if self._epoch is None:  # another iterator was begun meanwhile
+                return
+            loader: Any = self._loader
+            if not loader.end_leases():  # before a batch is asked for, so that none is lost
+                refuse_unless_garbage(loader.end_leases)
+            try:
+                loader.next(self._made)
+            except _Odd:
+                self.go_on()
+                return
+            except Exception as error:
+                note(error, "raised while penstock.feed asked for a batch")
+                self.close()
+                raise
+        arrays, batches = self._made[0], self._batches
+        if arrays is None:
+            self._feed._note(self._turn, None)
+            self.close()
+            raise StopIteration
+        done, samples = batches.place
+        place = done + 1, samples + len(arrays[0])
+        self._ready = batches.build(arrays), place, batches.state(place)
 
     def go_on(self) -> None:
         """What is left of the epoch is made in the ordinary way."""
         if self._epoch is not None:
             self._feed._native.counted = None
-            self._ordinary = self._make_ordinary(_Rest(self._epoch.batches, self._feed.loader), self._turn)
-            self._epoch = None
-            self._loader.end()  # type: ignore[union-attr]
+            if self._ordinary is None:  # unless Ctrl-C came below
+                self._ordinary = self._make_ordinary(_Rest(self._batches, self._feed.loader), self._turn)
+            self._end()
+
+    def _end(self) -> None:
+        """Nothing is gathered any more."""
+        self._loader.end()  # type: ignore[union-attr]
+        self._epoch = None  # afterwards: if Ctrl-C comes before, another epoch must not begin there
 
     def close(self) -> None:
         """Ends the epoch here."""
         with self._feed._native.lock:
             self._over = True
+            self._made = []
             if self._epoch is not None:
-                self._epoch = None
-                self._loader.end()  # type: ignore[union-attr]
+                self._end()
             if self._ordinary is not None:
                 self._ordinary.close()
 
@@ -241,17 +260,12 @@ class _TensorLoader:
         self._draws.epoch = epoch = _Epoch(batches, tensors, self._most)
         return epoch
 
-    def next(self) -> Any:
-        """None at the end of the epoch. Raises _Odd if the next batch is not simply rows of the tensors as they
-        were."""
-        epoch: Any = self._draws.epoch
-        if not epoch.unchanged():
+    def next(self, made: list[Any]) -> None:
+        """Appends the arrays of the next batch, or None at the end of the epoch. Raises _Odd if the next batch is not
+        simply rows of the tensors as they were."""
+        if not self._draws.epoch.unchanged():  # type: ignore[union-attr]
             raise _Odd
-        arrays = self._native.next()
-        if arrays is None:
-            return None
-        epoch.batches.take()
-        return epoch.tensors.build(arrays)
+        self._native.next_into(made)
 
     def end(self) -> None:
         """Nothing reads the tensors from here on, until the next epoch."""
@@ -274,8 +288,8 @@ class _Draws:
     def start(self) -> None:
         pass
 
-    def next(self) -> Any:
-        return self.epoch.draw()  # type: ignore[union-attr]
+    def next(self, number: int) -> Any:
+        return self.epoch.draw(number)  # type: ignore[union-attr]
 
     def fail(self) -> None:
         error, self._error = self._error, None
@@ -283,40 +297,62 @@ class _Draws:
 
 
 class _Batches:
-    """The batches that the sampler gives in one epoch. `drawn`: those that have not been handed out; the last one may
-    be the sampler's error. `draw`: knows the place in the epoch's order, if the feed keeps it."""
+    """The batches that the sampler gives in one epoch, in draws: a draw is a batch, Several, or the sampler's error.
+    Those that were not handed out are kept. `place`: the batches and samples that were. `build` makes a batch of its
+    arrays. `draw`: knows the place in the epoch's order, if the feed keeps it."""
 
-    def __init__(self, source: Iterator[Any], draw: Any):
-        self.drawn: collections.deque[Any] = collections.deque()
+    def __init__(self, source: Iterator[Any], draw: Any, build: Callable[[list[Any]], Any]):
+        self.keeps_place = draw is not None
+        self.place = 0, 0
+        self.build = build
         self._source = source
         self._draw = draw
-        self.keeps_place = draw is not None
-        self._taken = 0  # samples
+        # The number of the first draw that is kept, the number of its first batch, and the draws.
+        self._kept: tuple[int, int, list[Any]] = 0, 0, []
 
-    def ask(self) -> Any:
-        """Draws a batch, or Several. An error of the sampler counts as a batch. _END at the end of the epoch."""
-        try:
-            batch = next(self._source, _END)
-        except Exception as error:
-            batch = error
-        if type(batch) is Several:
-            self.drawn.extend(batch.rows)
-        elif batch is not _END:
-            self.drawn.append(batch)
-        return batch
+    def ask(self, number: int) -> Any:
+        """Draw `number` of the epoch, from 0. _END at its end. After Ctrl-C, the same number is asked for again."""
+        first, _, draws = self._needed()
+        if number - first == len(draws):
+            self._ask_for(draws)
+        return draws[number - first] if number - first < len(draws) else _END
 
     def take(self) -> Any:
-        """The next batch that was drawn: it counts as handed out. Raises the sampler's error."""
-        batch = self.drawn.popleft()
+        """The next batch, for the ordinary way: it counts as handed out. _END at the end of the epoch. Raises the
+        sampler's error."""
+        _, begin, draws = self._needed()
+        if not draws:
+            self._ask_for(draws)
+        if not draws:
+            return _END
+        done, samples = self.place
+        batch = draws[0].rows[done - begin] if type(draws[0]) is Several else draws[0]
         if isinstance(batch, Exception):
+            self.place = done + 1, samples
             raise batch
-        if self.keeps_place:
-            self._taken += len(batch)
+        self.place = done + 1, samples + len(batch) if self.keeps_place else 0
         return batch
 
-    def state(self) -> Any:
-        """The state after the batches that were handed out; None if the feed keeps none."""
-        return self._draw.after(self._taken) if self.keeps_place else None
+    def state(self, place: tuple[int, int] | None = None) -> Any:
+        """The feed's state at this place, or at `place`; None if the feed keeps none."""
+        return self._draw.after((place or self.place)[1]) if self.keeps_place else None
+
+    def _needed(self) -> tuple[int, int, list[Any]]:
+        """Forgets the draws whose batches were all handed out."""
+        first, begin, draws = self._kept
+        while draws:
+            end = begin + (len(draws[0].rows) if type(draws[0]) is Several else 1)
+            if end > self.place[0]:
+                break
+            first, begin, draws = first + 1, end, draws[1:]
+        self._kept = first, begin, draws
+        return self._kept
+
+    def _ask_for(self, draws: list[Any]) -> None:
+        try:
+            draw_into(draws, self._source)
+        except Exception as error:
+            draws.append(error)
 
 
 class _Epoch:
@@ -329,10 +365,10 @@ class _Epoch:
         # False if PyTorch has written to a tensor since, or given it other memory.
         self.unchanged = _core.TensorWatch(tensors.arrays).unchanged
 
-    def draw(self) -> Any:
+    def draw(self, number: int) -> Any:
         """The rows of the next batch, as an array of 64-bit numbers, or of the next batches, one in each row. None at
         the end. False if one is not simply rows of the tensors: then the ordinary way goes on from there."""
-        batch = self.batches.ask()
+        batch = self.batches.ask(number)
         if batch is _END:
             return None
         rows = None if isinstance(batch, Exception) else self.tensors.rows(batch)
@@ -351,9 +387,10 @@ class _Rest:
         return self
 
     def __next__(self) -> Any:
-        if not self.batches.drawn and self.batches.ask() is _END:
+        batch = self.batches.take()
+        if batch is _END:
             raise StopIteration
-        return self._fetch(self.batches.take())
+        return self._fetch(batch)
 
 
 class _Odd(Exception):

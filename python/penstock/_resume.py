@@ -9,7 +9,7 @@ from typing import Any
 from . import _indices
 from ._checks import MOST, whole
 from ._errors import InvalidArgument
-from ._sampler import Sampler, is_plain, moved_on
+from ._sampler import Sampler, draw_into, is_plain, moved_on
 
 _SEED, _GENERATOR = "epoch_seed", "generator"  # what a RandomSampler's order follows from
 _PLACE = {"epoch", "consumed", _SEED, _GENERATOR}
@@ -162,19 +162,16 @@ class TorchDraw:
         self.is_resumed = state["consumed"] > 0
 
     def pieces(self) -> Iterator[Any]:
-        """The indices as tensors or arrays of int64, one after the other."""
+        """The indices as tensors or arrays of int64, one after the other. Draws the epoch's seed at once."""
         torch = sys.modules["torch"]
         sampler, skipped = self._sampler, self._state["consumed"]
         if self._state["sampler"] == "DistributedSampler":
-            yield from _indices.distributed_pieces(torch, sampler, skipped)
-            return
+            return _indices.distributed_pieces(torch, sampler, skipped)
         if self._state["sampler"] == "RandomSampler":
             pieces = _indices.random_pieces(torch, sampler, self._seed(torch))
         else:
             pieces = _indices.sequential_pieces(torch, sampler)
-        for piece in pieces:
-            yield piece[skipped:]
-            skipped = max(0, skipped - len(piece))
+        return _Skipping(pieces, skipped) if skipped > 0 else pieces
 
     def _seed(self, torch: Any) -> int | None:
         """That of the epoch. None if the sampler has a generator, which is then as it was before the epoch."""
@@ -192,6 +189,29 @@ class TorchDraw:
     def after(self, taken: int) -> dict[str, Any]:
         """The state after `taken` samples of this process."""
         return moved_on(self._state, taken * getattr(self._sampler, "num_replicas", 1), _positions(self._sampler))
+
+
+class _Skipping:
+    """The pieces without the first `skipped` indices."""
+
+    def __init__(self, pieces: Iterator[Any], skipped: int):
+        self._pieces = pieces
+        self._skipped = skipped
+        self._piece: list[Any] = []
+
+    def __iter__(self) -> _Skipping:
+        return self
+
+    def __next__(self) -> Any:
+        drawn, skipped = self._piece, self._skipped
+        if not drawn:
+            draw_into(drawn, self._pieces)
+        if not drawn:
+            raise StopIteration
+        piece = drawn[0][skipped:]
+        skipped = max(0, skipped - len(drawn[0]))
+        self._skipped, self._piece = skipped, []  # the last step: see draw_into
+        return piece
 
 
 def _as_text(generator: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -132,33 +133,57 @@ class Draw:
         self._native.load_state_dict(state)
         self._state = state
         self._world_size = arguments["world_size"]
+        self.blocks = iter(self._native.next, b"")  # of int64
         self.samples = self._native.samples_left
         self.taken = 0  # of these
         self.over = False
 
     def numbers(self) -> Iterator[int]:
         """The indices one by one."""
-        for block in self._blocks():
-            for index in block.tolist():
+        for block in self.blocks:
+            for index in memoryview(block).cast("q").tolist():
                 self.taken += 1
                 yield index
+        self.over = True
 
     def pieces(self) -> Iterator[Any]:
         """The indices as NumPy arrays of int64, one after the other."""
-        import numpy
-
-        for block in self._blocks():
-            self.taken += len(block)
-            yield numpy.frombuffer(block, numpy.int64)
-
-    def _blocks(self) -> Iterator[memoryview]:
-        while block := self._native.next():
-            yield memoryview(block).cast("q")
-        self.over = True
+        return _Pieces(self)
 
     def after(self, taken: int) -> dict[str, Any]:
         """The state after `taken` samples of this process."""
         return moved_on(self._state, taken * self._world_size, self._state["sample_count"])
+
+
+class _Pieces:
+    """See Draw.pieces."""
+
+    def __init__(self, draw: Draw):
+        self._draw = draw
+        self._block: list[bytes] = []
+
+    def __iter__(self) -> _Pieces:
+        return self
+
+    def __next__(self) -> Any:
+        import numpy
+
+        draw, block = self._draw, self._block
+        if not block:
+            draw_into(block, draw.blocks)
+        if not block:
+            draw.over = True
+            raise StopIteration
+        piece = numpy.frombuffer(block[0], numpy.int64)
+        taken = draw.taken + len(piece)
+        draw.taken, self._block = taken, []  # the last step: see draw_into
+        return piece
+
+
+def draw_into(drawn: list[Any], source: Iterator[Any]) -> None:
+    """Appends the next of `source`, if there is one. Ctrl-C comes before that or after it, not in between: Python calls
+    the handlers of signals after calls and jumps, but not while C runs, nor between other instructions."""
+    drawn.extend(itertools.islice(source, 1))
 
 
 def moved_on(state: dict[str, Any], positions: int, end: int) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ._checks import whole
 from ._errors import InvalidArgument
 from ._indices import pieces_of
+from ._sampler import draw_into
 
 _AT_ONCE = 1 << 16
 
@@ -33,6 +34,7 @@ class Batches:
         self._drop_last = drop_last
         self._samples = samples
         self._source: Iterator[Any] | None = None
+        self._drawn: tuple[int, list[Any]] = (0, [])  # the latest draw's number, and what it gave
         self._error: BaseException | None = None
 
     @property
@@ -57,19 +59,21 @@ class Batches:
         """The next batch is the first of an epoch. The sampler is asked for its iterator with that batch."""
         self._error = None
         self._source = None
+        self._drawn = (0, [])
 
     def _begin(self) -> Iterator[Any]:
         if self._batch_sampler is not None:
             return iterate(self._batch_sampler)
-        return _in_batches(self._sampler, self._batch_size, self._drop_last)
+        return _Batched(self._sampler, self._batch_size, self._drop_last)
 
-    def next(self) -> Any:
-        """The indices of the next batch, as a NumPy array of uint64, or of the next batches, one in each row. None at
-        the end of the epoch. False if the sampler failed: `fail` raises its exception, once that batch is due. It is
-        kept here, and not by C++, since it may refer to the loader, and the garbage collector must see that. Ctrl-C and
-        the like are raised at once."""
+    def next(self, number: int) -> Any:
+        """Draw `number` of the epoch, from 0: the indices of the next batch, as a NumPy array of uint64, or of the next
+        batches, one in each row. None at the end of the epoch. False if the sampler failed: `fail` raises its
+        exception, once that batch is due. It is kept here, and not by C++, since it may refer to the loader, and the
+        garbage collector must see that. Ctrl-C and the like are raised at once. C++ then asks for that draw again, and
+        gets what was drawn meanwhile."""
         try:
-            return self._draw()
+            return self._draw(number)
         except Exception as error:
             self._error = error
             return False
@@ -78,11 +82,15 @@ class Batches:
         if self._error is not None:
             raise self._error
 
-    def _draw(self) -> Any:
+    def _draw(self, number: int) -> Any:
         if self._source is None:
             self._source = self._begin()
-        batch = next(self._source, _END)
-        return None if batch is _END else self._indices(batch)
+        if self._drawn[0] != number:
+            self._drawn = (number, [])
+        drawn = self._drawn[1]
+        if not drawn:
+            draw_into(drawn, self._source)
+        return self._indices(drawn[0]) if drawn else None
 
     def _indices(self, batch: Any) -> Any:
         import numpy
@@ -100,12 +108,13 @@ class Batches:
         return numpy.ascontiguousarray(indices, numpy.uint64)
 
 
-def iterate(batch_sampler: Any, pieces: Iterator[Any] | None = None) -> Iterator[Any]:
+def iterate(batch_sampler: Any, begin: Callable[[], Iterator[Any]] | None = None) -> Iterator[Any]:
     """One epoch of a batch sampler. PyTorch's own gives Several if its sampler's indices can be drawn as tensors.
-    `pieces`: these indices, in place of its sampler's; only for PyTorch's own."""
+    `begin`: gives these indices in pieces, in place of its sampler; only for PyTorch's own. It is called with the first
+    batch."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and type(batch_sampler) is torch_data.BatchSampler:
-        return _in_batches(batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last, pieces)
+        return _Batched(batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last, begin)
     return iter(batch_sampler)
 
 
@@ -124,51 +133,80 @@ def _as_array(batch: Any) -> Any:
     return indices
 
 
-def _in_batches(sampler: Any, size: int, drop_last: bool, pieces: Iterator[Any] | None = None) -> Iterator[Any]:
-    """Batches of `size` indices: lists, or Several. Asks for no index before the batch that it belongs to is due."""
-    pieces = pieces_of(sampler) if pieces is None else pieces
-    if pieces is not None:
-        yield from _cut(pieces, size, drop_last)
-        return
-    source = iter(sampler)
-    while batch := list(itertools.islice(source, size)):
-        if drop_last and len(batch) < size:
-            return
-        yield batch
+class _Batched:
+    """Batches of `size` indices: lists, or Several. Asks for no index before the batch that it belongs to is due. If
+    Ctrl-C ends a draw, the next one goes on there, with the indices that were drawn already."""
 
+    def __init__(self, sampler: Any, size: int, drop_last: bool, begin: Callable[[], Iterator[Any]] | None = None):
+        self._sampler = sampler
+        self._size = size
+        self._drop_last = drop_last
+        self._begin = begin
+        self._pieces: Iterator[Any] | None = None
+        self._source: Iterator[Any] | None = None  # of single indices
+        self._parts: list[Any] = []  # indices, or pieces, that were drawn and not given
+        self._over = False
 
-def _cut(pieces: Iterator[Any], size: int, drop_last: bool) -> Iterator[Several]:
-    """The pieces as batches. Those that a piece completes come together, but not many more than _AT_ONCE indices."""
-    import numpy
+    def __iter__(self) -> _Batched:
+        return self
 
-    most = max(1, _AT_ONCE // size) * size
-    parts: list[Any] = []
-    count = 0
-    for piece in pieces:
-        parts.append(piece if isinstance(piece, numpy.ndarray) else piece.cpu().numpy())
-        count += len(piece)
-        if count < size:
-            continue
+    def __next__(self) -> Any:
+        if self._source is None and self._pieces is None:
+            self._start()
+        try:
+            batch, rest = self._list() if self._pieces is None else self._several()
+        except Exception:  # also StopIteration: from here on as a generator that has ended
+            self._over = True
+            raise
+        self._parts = rest  # the last step: see draw_into
+        return batch
+
+    def _start(self) -> None:
+        torch = sys.modules.get("torch")
+        before = None if torch is None else torch.get_rng_state()
+        try:
+            self._pieces = pieces_of(self._sampler) if self._begin is None else self._begin()
+        except BaseException:
+            if torch is not None:
+                torch.set_rng_state(before)
+            raise
+        if self._pieces is None:
+            self._source = iter(self._sampler)
+
+    def _list(self) -> tuple[list[Any], list[Any]]:
+        batch = self._parts
+        if not self._over:
+            batch.extend(itertools.islice(self._source, self._size - len(batch)))  # type: ignore[arg-type]
+        if self._over or len(batch) < (self._size if self._drop_last else 1):
+            raise StopIteration
+        return batch, []
+
+    def _several(self) -> tuple[Several, list[Any]]:
+        """The batches that a piece completes come together, but not many more than _AT_ONCE indices. What is left of
+        the pieces comes later."""
+        size, parts = self._size, self._parts
+        while not self._over and sum(map(len, parts)) < size:
+            before = len(parts)
+            draw_into(parts, self._pieces)  # type: ignore[arg-type]
+            if len(parts) == before:
+                self._over = True
         rest = _joined(parts)
-        while len(rest) >= size:
-            rows = rest[: min(most, len(rest) // size * size)]
-            rest = rest[len(rows) :]
-            yield Several(rows.reshape(-1, size))
-        parts, count = [rest] if len(rest) > 0 else [], len(rest)
-    rest = _joined(parts)
-    if len(rest) > 0 and not drop_last:
-        yield Several(rest.reshape(1, -1))
+        count = min(max(1, _AT_ONCE // size), len(rest) // size) * size
+        if count == 0:
+            count = 0 if self._drop_last else len(rest)
+            size = count
+        if count == 0:
+            raise StopIteration
+        return Several(rest[:count].reshape(-1, size)), [rest[count:]] if count < len(rest) else []
 
 
 def _joined(parts: list[Any]) -> Any:
     import numpy
 
-    if len(parts) == 1:
-        return numpy.ascontiguousarray(parts[0])
-    return numpy.concatenate([numpy.empty(0, numpy.int64), *parts])
-
-
-_END = object()
+    arrays = [part if isinstance(part, numpy.ndarray) else part.cpu().numpy() for part in parts]
+    if len(arrays) == 1:
+        return numpy.ascontiguousarray(arrays[0])
+    return numpy.concatenate([numpy.empty(0, numpy.int64), *arrays])
 
 
 def batches_of(

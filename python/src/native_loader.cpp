@@ -194,13 +194,15 @@ PythonBatchSampler::~PythonBatchSampler() {
 void PythonBatchSampler::start_epoch(std::uint64_t) {
   const nb::gil_scoped_acquire locked;
   left_ = {};
+  draws_ = 0;
   static_cast<void>(ask("start"));
 }
 
-nb::object PythonBatchSampler::ask(const char* method) const {
+template <typename... Arguments>
+nb::object PythonBatchSampler::ask(const char* method, Arguments... arguments) const {
   const nb::object batches = this->batches();
   try {
-    return batches.attr(method)();
+    return batches.attr(method)(arguments...);
   } catch (nb::python_error& error) {
     nb::setattr(batches, "_error", error.value());
     throw Interrupted();
@@ -211,8 +213,9 @@ void PythonBatchSampler::fail() const { batches().attr("fail")(); }
 
 bool PythonBatchSampler::draw() {
   const nb::gil_scoped_acquire locked;
-  drawn_ = ask("next");
+  drawn_ = ask("next", draws_);
   if (drawn_.is_none()) return false;
+  ++draws_;
   if (drawn_.ptr() == Py_False) throw Failed();
   Leaf leaf;
   NumPy* const numpy = NumPy::get();
@@ -250,15 +253,18 @@ nb::object NativeLoader::next() {
   Torch* torch = Torch::get();
   const bool on_torch = torch != nullptr && engine_->is_cuda();
   const StreamHandle current = on_torch ? torch->current_stream(engine_->index()) : nullptr;
-  std::optional<DeviceBatch> batch;
+  std::optional<DeviceBatch> batch = std::exchange(interrupted_, std::nullopt);
   try {
     const nb::gil_scoped_release unlocked;
     if (on_torch) {
       batch = loader_->next(engine_->device().wrap_stream(current), &hear_signals);
     } else {
-      batch = loader_->next(*stream_, &hear_signals);
+      if (!batch) batch = loader_->next(*stream_, &hear_signals);
       if (batch && !engine_->is_cuda()) wait_for_host(engine_->device(), *stream_);
     }
+  } catch (const nb::python_error&) {
+    interrupted_ = std::move(batch);
+    throw;
   } catch (const PythonBatchSampler::Failed&) {
     raise_sampler_error();
   } catch (const BatchSampler::Interrupted&) {
@@ -343,9 +349,13 @@ bool NativeLoader::end_leases() {
   return in_time;
 }
 
+void NativeLoader::next_into(nb::list made) { made.append(next()); }
+
 void NativeLoader::start_epoch(std::uint64_t epoch) {
+  std::optional<DeviceBatch> dropped = std::exchange(interrupted_, std::nullopt);
   try {
     const nb::gil_scoped_release unlocked;
+    dropped.reset();
     loader_->start_epoch(epoch);
   } catch (const BatchSampler::Interrupted&) {
     raise_sampler_error();

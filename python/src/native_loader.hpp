@@ -61,11 +61,13 @@ class PythonBatchSampler final : public BatchSampler {
  private:
   [[nodiscard]] nb::object batches() const { return batches_(); }
   /// Calls a method of Batches. Throws Interrupted if it raises: an nb::python_error can be thrown only once.
-  [[nodiscard]] nb::object ask(const char* method) const;
+  template <typename... Arguments>
+  [[nodiscard]] nb::object ask(const char* method, Arguments... arguments) const;
   /// False at the end of the epoch.
   [[nodiscard]] bool draw();
 
-  nb::object batches_;  ///< a weak reference
+  nb::object batches_;       ///< a weak reference
+  std::uint64_t draws_ = 0;  ///< of this epoch, without one that was interrupted
   /// The batches that were drawn at once, and the indices of those that were not given yet.
   nb::object drawn_;
   std::span<const std::uint64_t> left_;
@@ -107,6 +109,9 @@ class NativeLoader {
   /// stream waits for them. On the host device the host blocks until they are there. While it waits, it runs
   /// signal handlers and throws their exceptions.
   [[nodiscard]] nb::object next();
+  /// Appends the result of next() to `made`. So an exception of a signal's handler, which comes once this has
+  /// returned, does not lose it.
+  void next_into(nb::list made);
   /// If arrays are used again, ends the leases of batches that nobody keeps. False if somebody keeps one for
   /// longer than prefetch_depth others. Throws InvalidArgument, once, if an array was changed: see
   /// FixedArray. There are new ones in its place then.
@@ -143,6 +148,7 @@ class NativeLoader {
   std::vector<ColumnRun> runs_;
   nb::object mark_;
   std::vector<FixedLease> fixed_;
+  std::optional<DeviceBatch> interrupted_;  ///< a batch that comes next, since a signal ended the wait for it
   std::uint64_t handed_out_ = 0;
 };
 

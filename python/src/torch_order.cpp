@@ -29,13 +29,14 @@ using Numbers = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
 constexpr std::size_t kFirstNumbers = 4096;
 constexpr std::size_t kMostInBlock = std::size_t{1} << 16;
 
-/// The numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from the front, so
+/// The first `wanted` numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from the front, so
 /// a number is final once its place was reached (randperm_cpu in ATen/native/TensorFactories.cpp).
 class Shuffle {
  public:
-  Shuffle(std::uint64_t seed, std::uint32_t count)
+  Shuffle(std::uint64_t seed, std::uint32_t count, std::uint32_t wanted)
       : random_(static_cast<std::uint32_t>(seed)),
         count_(count),
+        wanted_(std::min(count, wanted)),
         order_(std::make_unique_for_overwrite<std::uint32_t[]>(count)) {}
 
   /// Call it first. It touches the memory of the whole order.
@@ -43,7 +44,7 @@ class Shuffle {
 
   /// Empty at the end.
   void next(Block& block) {
-    block.resize(std::min(count_ - given_, most_));
+    block.resize(std::min(wanted_ - given_, most_));
     most_ = std::min(2 * most_, kMostInBlock);
     std::array<std::uint32_t, kAhead> places;
     for (std::size_t begin = 0; begin < block.size(); begin += kAhead) {
@@ -70,6 +71,7 @@ class Shuffle {
 
   Random random_;
   const std::size_t count_;
+  const std::size_t wanted_;
   const std::unique_ptr<std::uint32_t[]> order_;
   std::size_t given_ = 0;
   std::size_t most_ = kFirstNumbers;
@@ -81,7 +83,8 @@ class TorchOrder {
   /// PyTorch draws 64 bits for each number of a longer order.
   static constexpr std::uint32_t kMostNumbers = 0xFFFF'FFFF / 20;
 
-  TorchOrder(std::uint64_t seed, std::uint32_t count) : state_(std::make_unique<State>(seed, count)) {
+  TorchOrder(std::uint64_t seed, std::uint32_t count, std::uint32_t wanted)
+      : state_(std::make_unique<State>(seed, count, wanted)) {
     thread_ = start_thread("penstock-order", [state = state_.get()] { state->draw_all(); });
   }
   ~TorchOrder() {
@@ -96,13 +99,14 @@ class TorchOrder {
   TorchOrder(const TorchOrder&) = delete;
   TorchOrder& operator=(const TorchOrder&) = delete;
 
-  /// The next numbers; none at the end.
+  /// The next numbers. Throws stop_iteration at the end.
   Numbers next() {
     auto block = std::make_unique<Block>();
     {
       const nb::gil_scoped_release unlocked;
       state_->take(*block);
     }
+    if (block->empty()) throw nb::stop_iteration();
     Block& numbers = *block;
     const nb::capsule owner(block.release(), [](void* self) noexcept { delete static_cast<Block*>(self); });
     return Numbers(numbers.data(), {numbers.size()}, owner);
@@ -110,7 +114,7 @@ class TorchOrder {
 
  private:
   struct State {
-    State(std::uint64_t seed, std::uint32_t count) : shuffle(seed, count) {}
+    State(std::uint64_t seed, std::uint32_t count, std::uint32_t wanted) : shuffle(seed, count, wanted) {}
 
     [[nodiscard]] bool is_forked() const { return generation != fork_generation(); }
 
@@ -165,10 +169,12 @@ class TorchOrder {
 
 void bind_torch_order(nb::module_& module) {
   nb::class_<TorchOrder>(module, "TorchOrder",
-                         "What torch.randperm(count) draws from a new generator of this seed, a block at a "
-                         "time. For counts below `most`.")
-      .def(nb::init<std::uint64_t, std::uint32_t>(), nb::arg("seed"), nb::arg("count"))
-      .def("next", &TorchOrder::next, "The next numbers. None are left at the end.")
+                         "Iterates over the first `wanted` numbers that torch.randperm(count) draws from a new "
+                         "generator of this seed, in blocks. For counts below `most`.")
+      .def(nb::init<std::uint64_t, std::uint32_t, std::uint32_t>(), nb::arg("seed"), nb::arg("count"),
+           nb::arg("wanted"))
+      .def("__iter__", [](nb::handle self) { return self; })
+      .def("__next__", &TorchOrder::next)
       .def_ro_static("most", &TorchOrder::kMostNumbers);
 }
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import dis
 import functools
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -32,7 +34,7 @@ from torch.utils.data import (
 )
 
 import penstock
-from penstock import _core
+from penstock import _core, _native_feed, _samplers
 
 COUNT = 97
 NATIVELY = "the dataset is tensors, whose samples are gathered without worker processes"
@@ -393,6 +395,224 @@ def test_an_iterator_that_ends_lets_go_of_the_sampler(device):
     assert gone() is None
 
 
+class CtrlC:
+    """Raises KeyboardInterrupt in penstock's code, at the moment `when`. Moments are when Python runs the handlers of
+    signals: after a call or a jump back, and at the beginning of a function."""
+
+    def __init__(self, when):
+        self.left = when
+        self.came = False
+        self.before = {}  # the latest instruction of each frame
+
+    def __call__(self, frame, event, _):
+        if self.came or not is_penstocks(frame):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call" or (event == "opcode" and self.before.get(frame, "").startswith(("CALL", "JUMP_BACK"))):
+            self.left -= 1
+            if self.left < 0:
+                self.came = True
+                raise KeyboardInterrupt
+        if event == "opcode":
+            self.before[frame] = instruction(frame.f_code, frame.f_lasti)
+        return self
+
+
+def is_penstocks(frame):
+    """True in penstock's code, unless the garbage collector has called it."""
+    if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(penstock.__file__):
+        return False
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is None
+
+
+@functools.cache
+def instructions(code):
+    return {one.offset: one.opname for one in dis.get_instructions(code)}
+
+
+def instruction(code, offset):
+    return instructions(code)[offset]
+
+
+def interrupted(fed, when):
+    """The batches of an epoch with a Ctrl-C at this moment after the first one, the random state, and whether it
+    came."""
+    torch.manual_seed(4)
+    iterator = iter(fed)
+    batches = [kept(next(iterator))]
+    epoch = fed.state_dict()["epoch"] if hasattr(fed, "state_dict") else None
+    ctrl_c = CtrlC(when)
+    before = sys.gettrace()
+    while True:
+        sys.settrace(ctrl_c)
+        try:
+            batch = next(iterator)
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            if hasattr(fed, "state_dict"):
+                place = fed.state_dict()
+                assert place["consumed"] == sum(len(batch[0]) for batch in batches) or place["epoch"] > epoch
+            continue
+        except StopIteration:
+            break
+        finally:
+            sys.settrace(before)
+        batches.append(kept(batch))
+    return batches, torch.get_rng_state(), ctrl_c.came
+
+
+INTERRUPTED = {
+    "shuffled": (lambda dataset: {"shuffle": True}, {"resumable": True}),
+    "with a generator": (lambda dataset: {"sampler": RandomSampler(dataset, generator=torch.Generator())}, {}),
+    "with repeats": (lambda dataset: {"sampler": RandomSampler(dataset, replacement=True, num_samples=33)}, {}),
+    "more than once": (lambda dataset: {"sampler": RandomSampler(dataset, num_samples=20)}, {}),
+    "a sampler of another kind": (lambda dataset: {"sampler": Backwards(len(dataset))}, {}),
+    "penstock's sampler": (lambda dataset: {"sampler": penstock.Sampler(dataset)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_ctrl_c_at_any_moment_loses_no_batch(monkeypatch, name):
+    monkeypatch.setattr(_samplers, "_AT_ONCE", 6)  # batches that are drawn at once
+    options, kind = INTERRUPTED[name]
+    dataset = TensorDataset(torch.arange(17), torch.rand(17, 2))
+    loader = DataLoader(dataset, batch_size=3, **options(dataset))
+    generator = getattr(loader.sampler, "generator", None)
+    fed = penstock.feed(loader, device="host", prefetch_depth=1, **kind)
+
+    def epoch(when):
+        if generator is not None:
+            generator.manual_seed(2)
+        if isinstance(loader.sampler, penstock.Sampler):
+            loader.sampler.set_epoch(1)
+        batches, state, came = interrupted(fed, when)
+        return batches, state, None if generator is None else generator.get_state(), came
+
+    whole, state, own, _ = epoch(10**9)
+    for when in range(10_000):  # of which every one is tried
+        batches, now, own_now, came = epoch(when)
+        same(batches, whole)
+        assert torch.equal(now, state)
+        assert own is None or torch.equal(own_now, own)
+        if not came:
+            break
+    assert when > 100
+
+
+class Slow:
+    """An iterator that goes on after an interrupt."""
+
+    def __init__(self, count):
+        self.numbers = iter(range(count))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        time.sleep(0.001)
+        return next(self.numbers)
+
+
+class Alarm(BaseException):
+    pass
+
+
+def test_signals_lose_no_batch():
+    """They come while the sampler draws, and while the host waits for a batch on a slow link."""
+    x = torch.rand(40, 60_000)
+    loader = DataLoader(TensorDataset(x), batch_size=4, sampler=Slow(40))
+    fed = penstock.feed(loader, device="host:link=0.05")
+    inside, alarms, got = False, 0, []
+
+    def ring(*_):
+        nonlocal alarms
+        if inside:
+            alarms += 1
+            raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        iterator = iter(fed)
+        got += map(kept, itertools.islice(iterator, 1))
+        signal.setitimer(signal.ITIMER_REAL, 0.013, 0.013)
+        for _ in range(1000):
+            taken = []
+            with contextlib.suppress(Alarm):
+                inside = True
+                taken.extend(itertools.islice(iterator, 1))
+                inside = False
+                if not taken:
+                    break
+            inside = False
+            got += map(kept, taken)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    same(got, [[rows] for rows in x.split(4)])
+    assert alarms >= 3
+    assert iterator.is_native is False, "it is over"
+    assert fed.stats().batches == 10, "all of them were gathered natively"
+
+
+def test_a_signal_leaves_no_batch_to_the_next_epoch():
+    x = torch.rand(40, 60_000)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device="host:link=0.02")
+    iterator = iter(fed)
+    next(iterator)
+    before = signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.06)
+        with pytest.raises(ZeroDivisionError):
+            for _ in range(9):
+                next(iterator)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    del iterator
+    same([kept(batch) for batch in fed], [[rows] for rows in x.split(4)])
+
+
+def test_ctrl_c_has_no_seed_once_more_drawn(monkeypatch):
+    """While the first draw of an epoch begins."""
+
+    def states(wrap):
+        torch.manual_seed(1)
+        fed = penstock.feed(loader_of(X, shuffle=True), device="host")
+        iterator = iter(fed)
+        with contextlib.suppress(KeyboardInterrupt), monkeypatch.context() as patch:
+            if wrap:
+                begin = _samplers.pieces_of
+                patch.setattr(_samplers, "pieces_of", lambda sampler: (begin(sampler), interrupt()))
+            next(iterator)
+        assert len(list(iterator)) in (12, 13)
+        return torch.get_rng_state()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    assert torch.equal(states(True), states(False))
+
+
+def test_an_error_while_a_draw_is_looked_at_leaves_the_state_where_it_is(monkeypatch):
+    monkeypatch.setattr(_samplers, "_AT_ONCE", 6)
+    dataset = TensorDataset(torch.arange(30))
+    fed = penstock.feed(DataLoader(dataset, batch_size=3, shuffle=True), device="host", resumable=True)
+    iterator = iter(fed)
+    batches = [kept(next(iterator)) for _ in range(2)]
+    monkeypatch.setattr(_native_feed._Tensors, "rows", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        while True:
+            batches.append(kept(next(iterator)))
+    monkeypatch.undo()
+    assert next(iterator, None) is None, "the error has ended the epoch"
+    assert fed.state_dict()["consumed"] == 3 * len(batches)
+    again = penstock.feed(DataLoader(dataset, batch_size=3, shuffle=True), device="host", resumable=True)
+    again.load_state_dict(fed.state_dict())
+    batches += map(kept, again)
+    assert sorted(int(row) for (rows,) in batches for row in rows) == list(range(30))
+
+
 def test_the_loader_and_the_options_may_be_replaced(device):
     dataset = TensorDataset(*tensors())
     fed = penstock.feed(DataLoader(dataset, batch_size=8), device=device)
@@ -645,31 +865,29 @@ kept = [next(iterator), next(iterator)]
 
 
 def test_an_order_is_not_drawn_on_in_a_forked_child():
-    order = _core.TorchOrder(1, 100_000)
-    first = order.next()
+    order = _core.TorchOrder(1, 100_000, 100_000)
+    first = next(order)
     child = os.fork()
     if child == 0:
         signal.alarm(60)
         with contextlib.suppress(penstock.Error):
-            order.next()
+            next(order)
             os._exit(1)
         del order  # its thread is the parent's
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert len(order.next()) > len(first), "the parent goes on, in larger blocks"
+    assert len(next(order)) > len(first), "the parent goes on, in larger blocks"
 
 
 @pytest.mark.parametrize("pause", [0, 0.002])
 def test_a_drawn_order_is_pytorchs_however_fast_it_is_taken(pause):
     for seed in range(5):
-        order = _core.TorchOrder(seed, 20_000)
         taken = []
-        while len(block := order.next()) > 0:
+        for block in _core.TorchOrder(seed, 20_000, 20_000):
             taken.append(block)
             time.sleep(pause)
         wanted = torch.randperm(20_000, generator=torch.Generator().manual_seed(seed))
         assert np.array_equal(np.concatenate(taken), wanted.numpy())
-        assert len(order.next()) == 0, "it stays at its end"
 
 
 def test_tensors_are_watched():

@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 import penstock
+from penstock import _samplers
 
 COUNT = 97
 
@@ -176,6 +177,49 @@ def test_a_sampler_that_is_interrupted_ends_the_loop_at_once(data, interruption)
     with pytest.raises(interruption):
         next(iterator)
     assert [batch[1].tolist() for batch in loader] == [[1], [2], [3]]
+
+
+def test_a_draw_that_is_interrupted_goes_on(data, monkeypatch):
+    class Once:
+        """Is interrupted once, in the middle of a batch."""
+
+        next = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.next += 1
+            if self.next == 4:
+                raise KeyboardInterrupt
+            if self.next > 9:
+                raise StopIteration
+            return self.next
+
+    for interrupted in (False, True):  # by the sampler, and once it has given
+        sampler = type("Begins", (), {"__iter__": lambda self: Once()})()
+        loader = penstock.Loader(data, batch_size=2, sampler=sampler, device="host", prefetch_depth=1)
+        iterator, got = iter(loader), []
+        if interrupted:
+            indices, left = _samplers.Batches._indices, [3]
+
+            def late(self, batch, indices=indices, left=left):
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                return indices(self, batch)
+
+            monkeypatch.setattr(_samplers.Batches, "_indices", late)
+        interrupts = 0
+        while True:
+            try:
+                got += next(iterator)[1].tolist()
+            except KeyboardInterrupt:
+                interrupts += 1
+            except StopIteration:
+                break
+        assert got == [1, 2, 3, 5, 6, 7, 8, 9]
+        assert interrupts == 1 + interrupted
 
 
 def test_threads_that_share_a_loader_reach_its_end_together(data):
@@ -387,13 +431,11 @@ def test_an_order_that_is_drawn_when_asked_is_pytorchs(count):
     from penstock import _core
 
     for seed in (0, 7, 2**32 + 7, 2**63 - 1):
-        order = _core.TorchOrder(seed, count)
-        blocks = []
-        while len(block := order.next()) > 0:
-            blocks.append(block)
-        expected = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        assert np.array_equal(np.concatenate(blocks), expected.numpy())
-    assert len(order.next()) == 0
+        expected = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).numpy()
+        for wanted in (count + 1, count - count // 3):
+            order = _core.TorchOrder(seed, count, wanted)
+            assert np.array_equal(np.concatenate(list(order)), expected[:wanted])
+            assert next(order, None) is None, "it stays at its end"
 
 
 def test_only_pytorchs_own_samplers_are_drawn_as_tensors(monkeypatch):
@@ -419,6 +461,6 @@ def test_looking_whether_pytorch_draws_so_leaves_its_random_state():
     _indices.draws_as_known.cache_clear()
     torch.manual_seed(9)
     before = torch.get_rng_state()
-    pieces = [_indices.pieces_of(sampler) for sampler in of_pytorch(None)[:12]]
+    known = [_indices.draws_as_known(type(sampler)) for sampler in of_pytorch(None)[:12]]
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(pieces)
+    assert all(known)
