@@ -7,8 +7,9 @@ import pytest
 
 import stand_in_torch
 from fake_driver import LARGE, LATE_NS, SMALL, driver, over_the_fake_driver, random_bytes, wait_until_idle
-from penstock import _core
+from penstock import _core, _worker_feed
 from penstock._engines import engine_for
+from penstock._shared_slots import Received
 from penstock._transfers import expander_for
 
 over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
@@ -209,3 +210,29 @@ def test_a_lock_that_is_refused_says_why():
     assert "lock" in filled.slots.lock(filled.slot, filled.engine)
     assert not filled.slot.locked
     wait_until_idle(filled.engine)
+
+
+@over_the_fake_driver_with_torch
+def test_the_limit_of_locked_memory_is_named_and_batches_are_right():
+    engine = engine_for("cuda:0")
+    stream, pool = driver.stream(), _worker_feed._Pool("cuda:0", 1, 2)
+    sent, filled = random_bytes(1 << 20), Filled(SMALL, locked=False)
+    with stand_in_torch.current(stream):
+        filled.land(filled.send([filled.array(0)]))  # the engine has its own locked memory now
+        driver.set_lock_limit(driver.locked_bytes())
+        before = driver.calls("cuMemHostRegister")
+        assert pool.open(Received(None, None, 1 << 20)) == (None, None), "slots get their room"
+        tensors = []
+        for number in (0, 1):
+            pool.shared.claim(number)[: len(sent)] = sent
+            filled.slot = pool.shared.take(number, pool.outlive_forks)
+            pool.open(Received(None, filled.slot, len(sent)))
+            assert not filled.slot.locked
+            tensors += filled.land(filled.send([filled.slot.array(True, 0, 1, 8, [len(sent)], [1])]))
+        assert driver.calls("cuMemHostRegister") == before + 1, "it is tried once"
+        driver.set_lock_limit(1 << 40)
+        for tensor in tensors:
+            assert driver.read(stream, tensor.address, len(sent)).bytes() == sent.tobytes()
+    assert any(line.startswith("the device does not read them where they lie: ") for line in pool.describe())
+    assert pool.outlive_forks, "a forked child may read them now"
+    wait_until_idle(engine)

@@ -4,11 +4,13 @@ import collections
 import copy
 import dataclasses
 import gc
+import json
 import multiprocessing
 import os
 import pathlib
 import pickle
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -1174,3 +1176,117 @@ def test_a_batch_whose_slots_are_gone_is_an_error():
 def test_a_batch_that_cannot_be_pickled_is_an_error():
     feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1, collate_fn=lambda samples: lambda: samples), "host")
     assert "pickle" in message_of(kept, feed)
+
+
+@pytest.mark.parametrize("refused", ["files", "addresses"])
+def test_shared_memory_that_is_refused_leaves_the_workers_alone(refused):
+    expected = kept(DataLoader(Tensors(), 5))
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2), "host")
+    addresses = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    what, room, why = {
+        "files": (resource.RLIMIT_FSIZE, 1 << 20, "files may have 1 MiB"),
+        "addresses": (resource.RLIMIT_AS, addresses + (2 << 30), "mmap: Cannot allocate memory"),
+    }[refused]
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (room, before[1]))
+    try:
+        equal(kept(feed), expected)
+        assert slots_of(feed) is None
+        (line,) = feed.describe()[1:]
+        assert line.startswith("worker processes send their batches as they do without penstock: shared memory")
+        assert why in line
+    finally:
+        resource.setrlimit(what, before)
+    equal(kept(feed), expected)
+    assert SHARED in feed.describe(), "the next epoch asks again"
+
+
+def test_a_budget_of_one_batch_is_one_slot(limit, monkeypatch):
+    """The workers whose slots have no room send as they do without penstock."""
+    limit(2 << 20)
+    counted = Counting(monkeypatch)
+    loader = DataLoader(Tensors(COUNT, 3, 100, 1000), 4, num_workers=3)
+    expected = kept(loader)
+    feed = penstock.feed(loader, "host")
+    for _ in range(3):
+        equal(kept(feed), expected)
+    assert counted.slots > 0 and counted.others > 0
+    assert sorted(slots_of(feed)._granted, reverse=True) == [2 << 20] + [0] * (slots_of(feed).shared.slots - 1)
+    assert feed.describe()[-2].startswith("1 of ")
+    assert feed.describe()[-1] == "worker_memory_limit allows no more"
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_more_workers_than_cores_give_their_batches(device):
+    workers = os.cpu_count() + 3
+    loader = DataLoader(Tensors(), 1, num_workers=workers)
+    feed = penstock.feed(loader, device)
+    for _ in range(2):
+        equal(kept(feed), kept(DataLoader(Tensors(), 1)))
+    assert slots_of(feed).shared.slots % workers == 0
+    assert sum(slots_of(feed)._granted) == slots_of(feed).shared.slots * (2 << 20)
+
+
+SHARES = """
+import json, os, sys
+import penstock, torch
+from test_worker_feed import Tensors, kept, slots_of
+from support import same
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    loader = DataLoader(Tensors(), 5, num_workers=2)
+    feed = penstock.feed(loader, "host", sharded=True)
+    right = all(same(kept(feed), kept(loader)) for _ in range(2))
+    facts = {"right": right, "limit": penstock.worker_memory_limit(), "slots": sum(slots_of(feed)._granted)}
+    with open(sys.argv[1] + os.environ["RANK"], "w") as file:
+        json.dump(facts, file)
+"""
+
+
+def test_processes_of_torchrun_on_one_host_share_the_limit(tmp_path):
+    script = tmp_path / "shares.py"
+    script.write_text(SHARES)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script), str(tmp_path / "rank")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for rank in "01":
+        facts = json.loads((tmp_path / f"rank{rank}").read_text())
+        assert facts["right"] and facts["slots"] > 0
+        assert facts["limit"] == _core.host_memory_bytes() // 4 // 2
+
+
+@pytest.fixture
+def reserved_pages():
+    """Sets how many huge pages the machine has in reserve, for the test."""
+    file = pathlib.Path("/proc/sys/vm/nr_hugepages")
+    before = file.read_text()
+
+    def reserve(count):
+        try:
+            file.write_text(str(count))
+        except OSError as error:
+            pytest.skip(f"{file} cannot be written: {error}")
+        if int(file.read_text()) != count:
+            pytest.skip(f"the machine has no {count} huge pages in a row")
+
+    yield reserve
+    if file.read_text() != before:
+        file.write_text(before)
+
+
+@pytest.mark.parametrize("count", [0, 1, 16])
+def test_huge_pages_in_reserve_change_no_batch(reserved_pages, count):
+    """None, too few for the slots, and enough for some."""
+    reserved_pages(count)
+    expected = kept(DataLoader(Tensors(COUNT, 3, 100, 1000), 4))
+    feed = penstock.feed(DataLoader(Tensors(COUNT, 3, 100, 1000), 4, num_workers=2), "host")
+    for _ in range(2):
+        equal(kept(feed), expected)
+    assert SHARED in feed.describe()
