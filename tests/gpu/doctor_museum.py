@@ -3,13 +3,17 @@
 doctor_museum.py --penstock build/release/penstock [--only NAME...] [--fixed] [--json FILE]
 
 The programs are in museum_exhibits.py (PyTorch) and museum_programs.cu (C++). It needs a GPU and PyTorch; without them
-it says so and does nothing. --fixed also runs the programs without their mistake, and compares what that gained with
-what was predicted. --overhead only measures what the recorder costs a step of 2 ms with 60 kernels. --peers only asks
-other tools about the same programs.
+it says so and does nothing. --fixed only runs those whose mistake can be taken out, with it and without, and compares
+what that gained with what was predicted. --overhead only measures what the recorder costs a step of 2 ms with 60
+kernels. --peers only asks other tools about the same programs.
+
+Each result is printed, and written to the JSON file, as soon as it is known.
 """
 
 import argparse
 import concurrent.futures
+import contextlib
+import fcntl
 import functools
 import importlib.util
 import json
@@ -22,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from museum_exhibits import EXHIBITS, LONG, Exhibit
@@ -29,6 +34,9 @@ from museum_peers import Peers
 
 HERE = pathlib.Path(__file__).parent
 NOTHING = 0.02  # of a step: the doctor says "about nothing: leave it" below
+AHEAD = 5  # programs that start PyTorch and then wait for their turn
+# Many of them start at once, and none computes on the host.
+FEW_THREADS = {"OMP_NUM_THREADS": "2"}
 
 PROFILED = """
 from torch.profiler import ProfilerActivity, profile
@@ -137,22 +145,25 @@ class Museum:
         self.folder = folder
         self.turn = folder / "turn"
         self.turn.touch()
-        self.programs: pathlib.Path | None = None  # those in C++, if they could be built
-        self.why_no_programs = ""
+        self.building = threading.Lock()
 
-    def build(self) -> None:
+    @functools.cached_property
+    def built(self) -> tuple[pathlib.Path, str]:
+        """The program with those in C++, and why it could not be built; empty if it could."""
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         program = self.folder / "museum_programs"
         command = [nvcc, "-std=c++17", "-g", "-O1", "-arch=native", "-o", program, HERE / "museum_programs.cu"]
         try:
             result = run(command)
         except OSError as error:
-            self.why_no_programs = f"no compiler: {error}"
-            return
+            return program, f"no compiler: {error}"
         if result.returncode == 0:
-            self.programs = program
-        else:
-            self.why_no_programs = "not compiled: " + (result.stderr.strip().splitlines() or ["nvcc said nothing"])[-1]
+            return program, ""
+        return program, "not compiled: " + (result.stderr.strip().splitlines() or ["nvcc said nothing"])[-1]
+
+    def programs(self) -> tuple[pathlib.Path, str]:
+        with self.building:
+            return self.built
 
     def command(self, exhibit: Exhibit, fixed: bool) -> tuple[list, dict, pathlib.Path, int | None]:
         """What runs it, and the file and line of its mistake."""
@@ -161,7 +172,7 @@ class Museum:
             source, marker = HERE / "museum_programs.cu", f"// HERE: {text}"
             lines = source.read_text().splitlines()
             line = next((number for number, code in enumerate(lines, 1) if code.endswith(marker)), None)
-            return [self.programs, text], native_environment(), source, line
+            return [self.programs()[0], text], native_environment(), source, line
         source = self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + ".py")
         source.write_text(text)
         line = next((number for number, code in enumerate(text.splitlines(), 1) if "# HERE" in code), None)
@@ -169,7 +180,7 @@ class Museum:
 
     def why_not(self, exhibit: Exhibit) -> str:
         if exhibit.native:
-            return self.why_no_programs
+            return self.programs()[1]
         if exhibit.needs:
             found = run([sys.executable, "-c", f"import {exhibit.needs}"], python_environment())
             return "" if found.returncode == 0 else f"{exhibit.needs} is not installed"
@@ -177,7 +188,15 @@ class Museum:
 
     def judge(self, exhibit: Exhibit, alone: bool, fixed: bool = False) -> dict:
         """Runs one program. The result says whether the doctor was right, and what it said."""
-        result = {
+        result = self.expected_of(exhibit, alone)
+        try:
+            return self.run_one(result, exhibit, alone, fixed)
+        except (ValueError, KeyError, IndexError, OSError) as error:  # one program must not cost the others' results
+            return {**result, "said": f"{type(error).__name__}: {error}"}
+
+    @staticmethod
+    def expected_of(exhibit: Exhibit, alone: bool) -> dict:
+        return {
             "name": exhibit.name,
             "expected": exhibit.finding or "nothing",
             "right": False,
@@ -185,18 +204,23 @@ class Museum:
             "line": "-",
             "alone": alone,
         }
+
+    def run_one(self, result: dict, exhibit: Exhibit, alone: bool, fixed: bool) -> dict:
         if why := self.why_not(exhibit):
             return {**result, "skipped": True, "said": why}
         command, environment, source, line = self.command(exhibit, fixed)
-        if alone:
-            environment = {**environment, "MUSEUM_TURN": str(self.turn)}
+        environment = {**environment, **({"MUSEUM_TURN": str(self.turn)} if alone else FEW_THREADS)}
         out = self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + ".json")
         begin = time.monotonic()
         try:
-            process = run([self.penstock, "doctor", "--json", out, "--", *command], environment)
+            # Others' turns come first.
+            process = run([self.penstock, "doctor", "--json", out, "--", *command], environment, 300 if alone else 100)
         except subprocess.TimeoutExpired:
-            return {**result, "said": "it took too long"}
-        result["seconds"] = round(time.monotonic() - begin, 1)
+            return {**result, "seconds": time.monotonic() - begin, "said": "it took too long"}
+        result["seconds"] = time.monotonic() - begin
+        if turn := re.search(r"museum: waited (\S+) s, had its turn for (\S+) s", process.stdout):
+            result["seconds"] -= float(turn[1])
+            result["turn_seconds"] = float(turn[2])
         report = json.loads(out.read_text()) if out.exists() else {}
         if process.returncode != 0 or not report.get("processes"):
             tail = (process.stderr.strip().splitlines() or ["nothing"])[-1]
@@ -208,6 +232,7 @@ class Museum:
         program = self.folder / "profiled.py"
         program.write_text(LONG + PROFILED)
         out = program.with_suffix(".json")
+        begin = time.monotonic()
         process = run([self.penstock, "doctor", "--json", out, "--", sys.executable, program])
         kernels = re.search(r"kernels: (\d+)", process.stdout)
         recorded = out.exists() and json.loads(out.read_text())["processes"]
@@ -217,6 +242,7 @@ class Museum:
             "expected": "kernels in both",
             "right": bool(kernels and int(kernels[1]) > 50 and recorded),
             "line": "-",
+            "seconds": time.monotonic() - begin,
             "said": f"torch.profiler: {kernels[1] if kernels else 'no'} kernels; the doctor "
             + ("made way" if yielded else "did not make way"),
         }
@@ -226,8 +252,9 @@ class Museum:
         exhibit = Exhibit("torchrun with two processes", TORCHRUN, "pageable-copies", LONG)
         _, environment, source, line = self.command(exhibit, False)
         out = source.with_suffix(".json")
+        begin = time.monotonic()
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", source]
-        process = run([self.penstock, "doctor", "--json", out, "--", *launch], environment)
+        process = run([self.penstock, "doctor", "--json", out, "--", *launch], {**environment, **FEW_THREADS})
         processes = json.loads(out.read_text())["processes"] if out.exists() else []
         looks = [look(exhibit, recorded, source, line, False) for recorded in processes]
         return {
@@ -235,6 +262,7 @@ class Museum:
             "expected": "pageable-copies in both",
             "right": process.returncode == 0 and len(looks) == 2 and all(seen["right"] for seen in looks),
             "line": ", ".join(seen["line"] for seen in looks) or "-",
+            "seconds": time.monotonic() - begin,
             "said": f"{len(looks)} reports: " + " | ".join(seen["said"] for seen in looks),
         }
 
@@ -319,23 +347,49 @@ def overhead(penstock: pathlib.Path, folder: pathlib.Path) -> dict:
     return cost
 
 
-def print_results(results: list[dict]) -> None:
-    width = max(len(result["name"]) for result in results)
-    lines = max(len(result["line"]) for result in results)
-    print(f"         {'exhibit':{width}}  {'expected':23}  {'line':{lines}}  found")
-    for result in results:
-        mark = (
-            "skipped"
-            if result.get("skipped")
-            else "right"
-            if result["right"]
-            else "known"
-            if result.get("known")
-            else "WRONG"
-        )
+def mark_of(result: dict) -> str:
+    if result.get("skipped"):
+        return "skipped"
+    if result["right"]:
+        return "right"
+    return "known" if result.get("known") else "WRONG"
+
+
+class Visit:
+    """Prints each result, and writes all of them to the JSON file, when it is known."""
+
+    def __init__(self, names: list[str], file: pathlib.Path | None) -> None:
+        self.width = max(len(name) for name in names)
+        self.file = file
+        self.results: list[dict] = []
+        self.comparisons: list[dict] = []
+        print(f"         {'exhibit':{self.width}}  {'expected':23}  {'line':9}  {'s':>5}  {'turn':>4}  found", flush=True)
+
+    def add(self, result: dict) -> None:
+        self.results.append(result)
+        self.tell(result, mark_of(result))
+
+    def tell(self, result: dict, mark: str) -> None:
+        seconds = f"{result['seconds']:5.1f}" if "seconds" in result else "    -"
+        turn = f"{result['turn_seconds']:4.1f}" if "turn_seconds" in result else "   -"
         note = f" ({result['known']})" if mark == "known" else ""
-        columns = f"{result['name']:{width}}  {result['expected']:23}  {result['line']:{lines}}"
-        print(f"{mark:7}  {columns}  {result['said']}{note}")
+        columns = f"{result['name']:{self.width}}  {result['expected']:23}  {result['line']:9}  {seconds}  {turn}"
+        print(f"{mark:7}  {columns}  {result['said']}{note}", flush=True)
+        self.write()
+
+    def compare(self, comparison: dict) -> None:
+        self.comparisons.append(comparison)
+        mark = "skipped" if comparison.get("skipped") else "in" if comparison["in_range"] else "OUT"
+        print(f"{mark:7}  {comparison['name']:{self.width}}  {comparison['said']}", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        if self.file is None:
+            return
+        text = json.dumps({"exhibits": self.results, "fixed": self.comparisons}, indent=2)
+        beside = self.file.with_name(self.file.name + ".new")
+        beside.write_text(text + "\n")
+        beside.replace(self.file)
 
 
 def print_counts(results: list[dict], seconds: float) -> None:
@@ -351,68 +405,87 @@ def print_counts(results: list[dict], seconds: float) -> None:
 
 
 def print_comparisons(comparisons: list[dict]) -> None:
-    width = max(len(comparison["name"]) for comparison in comparisons)
-    print()
-    for comparison in comparisons:
-        mark = "skipped" if comparison.get("skipped") else "in" if comparison["in_range"] else "OUT"
-        print(f"{mark:7}  {comparison['name']:{width}}  {comparison['said']}")
     ran = [comparison for comparison in comparisons if not comparison.get("skipped")]
-    print(f"{sum(c['in_range'] for c in ran)} of {len(ran)} in range")
+    print(f"{sum(c['in_range'] for c in ran)} of {len(ran)} in range", flush=True)
 
 
-def visit(museum: Museum, chosen: list[Exhibit], others: list, jobs: int, fixed: bool) -> tuple[list[dict], list[dict]]:
+@contextlib.contextmanager
+def turn_taken(turn: pathlib.Path):
+    with open(turn) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run_all(museum: Museum, chosen: list[Exhibit], others: list, jobs: int, visit: Visit) -> None:
     """Programs whose result does not depend on the time that the GPU idles run beside each other, as do `others`. The
-    rest start beside each other, which takes longest, and take turns then."""
+    rest start meanwhile, and take turns afterwards."""
+    with concurrent.futures.ThreadPoolExecutor(AHEAD) as single:
+        with turn_taken(museum.turn), concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            alone = [single.submit(museum.judge, exhibit, True) for exhibit in chosen if exhibit.alone]
+            besides = [pool.submit(other) for other in others]
+            shared = sorted((e for e in chosen if not e.alone), key=lambda exhibit: exhibit.native)  # nvcc takes long
+            besides += [pool.submit(museum.judge, exhibit, False) for exhibit in shared]
+            for future in concurrent.futures.as_completed(besides):
+                visit.add(future.result())
+        for future in concurrent.futures.as_completed(alone):
+            visit.add(future.result())
 
-    def alone(exhibit: Exhibit) -> bool:
-        return exhibit.alone or (fixed and bool(exhibit.fix))
 
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        shared = [pool.submit(museum.judge, exhibit, False) for exhibit in chosen if not alone(exhibit)]
-        besides = [pool.submit(other) for other in others]
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        single = [pool.submit(museum.judge, exhibit, True) for exhibit in chosen if alone(exhibit)]
-        better = [pool.submit(museum.judge, exhibit, True, True) for exhibit in chosen if fixed and exhibit.fix]
-    results = {result["name"]: result for result in (future.result() for future in shared + single)}
-    after = {result["name"]: result for result in (future.result() for future in better)}
-    comparisons = [compare(e, results[e.name], after[e.name]) for e in chosen if e.name in after]
-    return [results[exhibit.name] for exhibit in chosen] + [future.result() for future in besides], comparisons
+def run_pairs(museum: Museum, chosen: list[Exhibit], visit: Visit) -> None:
+    with concurrent.futures.ThreadPoolExecutor(AHEAD) as single:
+        runs = {
+            single.submit(museum.judge, exhibit, True, fixed): (exhibit, fixed)
+            for exhibit in sorted(chosen, key=lambda exhibit: exhibit.native)
+            for fixed in (False, True)
+        }
+        known: dict[tuple[str, bool], dict] = {}
+        for future in concurrent.futures.as_completed(runs):
+            exhibit, fixed = runs[future]
+            known[exhibit.name, fixed] = result = future.result()
+            visit.tell(result, "fixed") if fixed else visit.add(result)
+            if (exhibit.name, not fixed) in known:
+                visit.compare(compare(exhibit, known[exhibit.name, False], known[exhibit.name, True]))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--penstock", type=pathlib.Path, default=pathlib.Path("build/release/penstock"))
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
-    parser.add_argument("--jobs", type=int, default=6, help="programs at once that may share the GPU")
-    parser.add_argument("--fixed", action="store_true", help="run the programs without their mistake, too")
+    parser.add_argument("--jobs", type=int, default=8, help="programs at once that may share the GPU")
+    parser.add_argument("--fixed", action="store_true", help="only run the programs that can be mended, with their mistake and without")
     parser.add_argument("--overhead", action="store_true", help="only measure what the recorder costs")
     parser.add_argument("--peers", action="store_true", help="only ask other tools, as far as they are installed")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
+    begin = time.monotonic()
     if problem := missing():
         print(f"doctor_museum: skipped: {problem}")
         return 0
+    print(f"PyTorch and CUDA start in {time.monotonic() - begin:.1f} s", flush=True)
     begin = time.monotonic()
     chosen = [e for e in EXHIBITS if not options.only or any(part in e.name for part in options.only)]
+    if options.fixed:
+        chosen = [exhibit for exhibit in chosen if exhibit.fix]
     with tempfile.TemporaryDirectory() as name:
         museum = Museum(options.penstock.resolve(), pathlib.Path(name))
-        if options.overhead:
-            found = {"overhead": overhead(museum.penstock, museum.folder)}
-        elif options.peers:
-            found = {"peers": Peers(run, museum.folder, chosen).table(options.jobs)}
+        if options.overhead or options.peers:
+            found = (
+                {"overhead": overhead(museum.penstock, museum.folder)}
+                if options.overhead
+                else {"peers": Peers(run, museum.folder, chosen).table(options.jobs)}
+            )
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=2) + "\n")
+            return 0
+        others = [] if options.only or options.fixed else [museum.torchrun, museum.profiled]
+        visit = Visit([exhibit.name for exhibit in chosen] + ["torch.profiler in the program"], options.json)
+        if options.fixed:
+            run_pairs(museum, chosen, visit)
+            print_comparisons(visit.comparisons)
         else:
-            if any(exhibit.native for exhibit in chosen):
-                museum.build()
-            others = [] if options.only else [museum.torchrun, museum.profiled]
-            results, comparisons = visit(museum, chosen, others, options.jobs, options.fixed)
-            found = {"exhibits": results, "fixed": comparisons}
-            print_results(results)
-            if comparisons:
-                print_comparisons(comparisons)
-            print_counts(results, time.monotonic() - begin)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0 if all(r["right"] or r.get("known") or r.get("skipped") for r in found.get("exhibits", [])) else 1
+            run_all(museum, chosen, others, options.jobs, visit)
+        print_counts(visit.results, time.monotonic() - begin)
+    return 0 if all(mark_of(result) != "WRONG" for result in visit.results) else 1
 
 
 if __name__ == "__main__":

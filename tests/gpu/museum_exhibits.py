@@ -2,14 +2,24 @@
 
 import dataclasses
 
-# A program starts PyTorch beside others, and takes its turn if it needs the GPU for itself.
+# A program that needs the GPU for itself starts PyTorch and CUDA beside others, and then takes its turn. The turn ends
+# with its work: the interpreter's end is beside others again.
 PRELUDE = """
 import os
 import torch
 if path := os.environ.get("MUSEUM_TURN"):
-    import fcntl
+    import atexit, fcntl, time
+    torch.cuda.init()
+    torch.cuda.current_blas_handle()
+    asked = time.monotonic()
     turn = open(path)
     fcntl.flock(turn, fcntl.LOCK_EX)
+    taken = time.monotonic()
+    def end_turn():
+        torch.cuda.synchronize()
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        print(f"museum: waited {taken - asked:.1f} s, had its turn for {time.monotonic() - taken:.1f} s", flush=True)
+    atexit.register(end_turn)
 device = torch.device("cuda")
 model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(8)]).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -539,7 +549,7 @@ for x in loader:  # HERE
         "garbage collection in the loader",
         """
 import gc
-annotations = [{"name": str(i), "boxes": [i, i + 1]} for i in range(200000)]
+annotations = [{"name": str(i), "boxes": [i, i + 1]} for i in range(80000)]
 
 class Annotated(torch.utils.data.Dataset):
     def __len__(self):

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,9 @@
 #include <string>
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
 
 constexpr int kSteps = 100;
 constexpr std::size_t kBytes = 8 << 20;
@@ -185,10 +189,19 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "there is no program of this name\n");
     return 2;
   }
+  check(cudaFree(nullptr));  // starts CUDA
   // Takes its turn, as those in Python do.
-  if (const char* const path = std::getenv("MUSEUM_TURN")) ::flock(::open(path, O_RDONLY), LOCK_EX);
+  const char* const path = std::getenv("MUSEUM_TURN");
+  const int turn = path == nullptr ? -1 : ::open(path, O_RDONLY);
+  const auto asked = Clock::now();
+  if (turn >= 0) ::flock(turn, LOCK_EX);
+  const auto taken = Clock::now();
   Model model;
   program->second(model);
   check(cudaDeviceSynchronize());
+  if (turn < 0) return 0;
+  ::flock(turn, LOCK_UN);
+  std::printf("museum: waited %.1f s, had its turn for %.1f s\n", Seconds(taken - asked).count(),
+              Seconds(Clock::now() - taken).count());
   return 0;
 }
