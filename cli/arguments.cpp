@@ -291,6 +291,12 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
           ->type_name("FOLDER")
           ->excludes(trace, loader);
+  command->add_flag("--no-lines", options.no_lines, "Record a program faster, without the lines of its calls")
+      ->excludes(trace, loader);
+  command
+      ->add_flag("--no-contents", options.no_contents,
+                 "Record a program faster, without looking for the same data sent again")
+      ->excludes(trace, loader);
   command
       ->add_option("--verify", options.verify,
                    "Line of a shell that runs the changed program: compare what it gains with what was "

@@ -166,9 +166,11 @@ struct Run {
 class Recorder {
  public:
   /// Throws Error if the library is missing or another one is to record the program.
-  Recorder(const Examiner& examiner, const std::string& library)
-      : examiner_(examiner), library_(find_recorder(library)) {
+  Recorder(const Examiner& examiner, const DoctorOptions& options)
+      : examiner_(examiner), library_(find_recorder(options.recorder)) {
     refuse_other_injection();
+    if (options.no_lines) left_out_.emplace_back("lines");
+    if (options.no_contents) left_out_.emplace_back("contents");
   }
 
   /// `record` names the folder of the recordings; empty: they are not kept.
@@ -176,10 +178,12 @@ class Recorder {
                         const std::string& record) const {
     const RecordingFolder folder(record);
     Run run{std::move(name), std::nullopt, {}};
-    const pid_t process = start_program(words,
-                                        {fmt::format("{}={}", kInjection, library_.string()),
-                                         fmt::format("PENSTOCK_RECORD={}", folder.path().string())},
-                                        false, fmt::format("there is no program '{}' in the PATH", words[0]));
+    std::vector<std::string> environment{fmt::format("{}={}", kInjection, library_.string()),
+                                         fmt::format("PENSTOCK_RECORD={}", folder.path().string())};
+    if (!left_out_.empty())
+      environment.push_back(fmt::format("PENSTOCK_RECORD_WITHOUT={}", fmt::join(left_out_, ",")));
+    const pid_t process = start_program(words, environment, false,
+                                        fmt::format("there is no program '{}' in the PATH", words[0]));
     run.exit_status = wait_for_program(process);
     if (holds_recordings(folder.path())) {
       run.examined = examine(examiner_, folder.path(), run.name);
@@ -193,6 +197,7 @@ class Recorder {
  private:
   const Examiner& examiner_;
   fs::path library_;
+  std::vector<std::string> left_out_;  ///< of what is recorded
 };
 
 /// The changed program of --verify, and what it gained.
@@ -286,7 +291,7 @@ int run_recording_doctor(const DoctorOptions& options, const Environment& enviro
   if (options.command.empty()) {
     run.examined = examine(examiner, options.trace, options.trace);
   } else {
-    const Recorder recorder(examiner, options.recorder);
+    const Recorder recorder(examiner, options);
     run = recorder.run(options.command, fmt::format("{}", fmt::join(options.command, " ")), options.record);
     if (!options.verify.empty()) verification = verify(recorder, options.verify, run);
   }

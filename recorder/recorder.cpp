@@ -5,10 +5,13 @@
 // It works in someone else's program. So it throws nothing, changes nothing that the program sees, calls the
 // driver only for the names of devices, and stops if the program's own profiler starts.
 
+#include "activity_buffers.hpp"
 #include "contents.hpp"
 #include "cupti.hpp"
 #include "doctor/call_names.hpp"
+#include "mix.hpp"
 #include "native_stack.hpp"
+#include "parts.hpp"
 #include "places.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
@@ -38,7 +41,6 @@ using recording::Record;
 using recording::RecordType;
 
 constexpr std::uint64_t kDefaultRecords = 2'000'000;
-constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver; there are some 900
 constexpr std::uint8_t kNotKept = 0xFF;
 constexpr std::uint32_t kForcedFlush = 1;
@@ -47,6 +49,13 @@ constexpr long kSamplePeriod = 2 * kMillisecond;
 constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
 constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel};
+
+/// The latest launch through the driver that was read.
+struct DriverLaunch {
+  std::uint32_t thread = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
 
 /// A Python thread that called CUDA, whose waits for a DataLoader are looked for.
 struct WatchedThread {
@@ -75,6 +84,8 @@ thread_local ThreadCall thread_call;
 
 Cupti cupti;
 RecordingFile file;
+ActivityBuffers buffers;
+Parts parts;
 PythonStack python;
 NativeStack native;
 Places places(file, python, native);
@@ -85,6 +96,8 @@ bool system_threads = false;
 struct Function {
   std::uint8_t kind;
   bool has_copy_parameters;
+  std::atomic<bool> is_doubled{
+      false};  ///< a launch of the runtime, of which the driver's call is recorded, too
 };
 Function driver_functions[kMostFunctions];
 Function runtime_functions[kMostFunctions];
@@ -105,8 +118,9 @@ std::uint32_t this_thread() noexcept {
                         : static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
 }
 
-Function function_of(int domain, std::uint32_t function) noexcept {
-  if (function >= kMostFunctions) return {kNotKept, false};
+const Function& function_of(int domain, std::uint32_t function) noexcept {
+  static const Function unknown{kNotKept, false};
+  if (function >= kMostFunctions) return unknown;
   return domain == kDriverDomain ? driver_functions[function] : runtime_functions[function];
 }
 
@@ -167,9 +181,9 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   if (domain == kDriverDomain && call.correlation == 0) call.correlation = details.correlation;
   if (details.site == 0) {
     if (call.depth++ > 0) return;
-    const Function known = function_of(domain, function);
+    const Function& known = function_of(domain, function);
     call.kind = known.kind;
-    call.contents = known.has_copy_parameters && details.parameters != nullptr
+    call.contents = parts.contents && known.has_copy_parameters && details.parameters != nullptr
                         ? hash_input(domain, *static_cast<const CuptiCopyParameters*>(details.parameters))
                         : 0;
     call.correlation = domain == kDriverDomain ? details.correlation : 0;
@@ -184,23 +198,28 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
     call.watched = watch_this_thread();
   }
   if (call.watched != nullptr) note_wait(*call.watched);
-  add_call(call.kind, call.begin, end, call.correlation, this_thread(), places.own(), call.contents);
+  add_call(call.kind, call.begin, end, call.correlation, this_thread(), parts.lines ? places.own() : 0,
+           call.contents);
   call.correlation = 0;
 }
 
 void give_buffer(std::uint8_t** buffer, std::size_t* bytes, std::size_t* most_records) {
-  *buffer = static_cast<std::uint8_t*>(std::aligned_alloc(64, kBufferBytes));
-  *bytes = *buffer == nullptr ? 0 : kBufferBytes;
+  *buffer = buffers.take();
+  *bytes = *buffer == nullptr ? 0 : ActivityBuffers::kBytes;
   *most_records = 0;
 }
 
-/// The same for the same kernel with the same grid. Never 0.
+/// The same for the same kernel with the same grid. Never 0. Names of templates have hundreds of characters.
 std::uint16_t label_of(const CuptiKernelRecord& kernel) noexcept {
-  constexpr std::uint64_t kPrime = 0x100000001B3;
-  std::uint64_t hash = 0xCBF29CE484222325;
-  for (const char* c = kernel.name; c != nullptr && *c != 0; ++c)
-    hash = (hash ^ static_cast<unsigned char>(*c)) * kPrime;
-  for (const std::int32_t extent : kernel.grid) hash = (hash ^ static_cast<std::uint32_t>(extent)) * kPrime;
+  std::uint64_t hash = 0;
+  std::string_view name = kernel.name == nullptr ? "" : kernel.name;
+  for (std::uint64_t part = 0; !name.empty(); part = 0) {
+    const std::size_t bytes = std::min(name.size(), sizeof part);
+    std::memcpy(&part, name.data(), bytes);
+    hash = mix(hash, part);
+    name.remove_prefix(bytes);
+  }
+  for (const std::int32_t extent : kernel.grid) hash = mix(hash, static_cast<std::uint32_t>(extent));
   hash ^= hash >> 32;
   hash ^= hash >> 16;
   return static_cast<std::uint16_t>(hash | 1);
@@ -208,6 +227,27 @@ std::uint16_t label_of(const CuptiKernelRecord& kernel) noexcept {
 
 void note_device(std::uint32_t device) noexcept {
   if (device < 64) devices_seen.fetch_or(std::uint64_t{1} << device, std::memory_order_relaxed);
+}
+
+/// A launch of the runtime may be recorded twice, as the driver's call within it, too. Then the driver's is
+/// enough: see `leave_doubled_launches`. CUPTI's buffers hold the calls of a thread in the order of their
+/// ends.
+void look_for_doubled(const CuptiCallRecord& call) noexcept {
+  static thread_local DriverLaunch latest;
+  if (call.activity == kActivityDriver) {
+    latest = {call.thread, call.begin, call.end};
+  } else if (latest.thread == call.thread && latest.begin >= call.begin && latest.end <= call.end) {
+    runtime_functions[call.function].is_doubled.store(true, std::memory_order_relaxed);
+  }
+}
+
+void add_call_activity(const CuptiCallRecord& call) noexcept {
+  const std::uint8_t kind =
+      kind_of(call.activity == kActivityDriver ? kDriverDomain : kRuntimeDomain, call.function);
+  // Others come with their places from the callbacks, if there are any.
+  if (call.end == 0 || kind == kNotKept || (!is_launch(kind) && subscriber != nullptr)) return;
+  if (is_launch(kind)) look_for_doubled(call);
+  add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, 0);
 }
 
 void add_activity(const void* data) noexcept {
@@ -243,15 +283,8 @@ void add_activity(const void* data) noexcept {
       break;
     }
     case kActivityDriver:
-    case kActivityRuntime: {
-      const auto& call = *static_cast<const CuptiCallRecord*>(data);
-      const std::uint8_t kind =
-          kind_of(call.activity == kActivityDriver ? kDriverDomain : kRuntimeDomain, call.function);
-      // Others come with their places from the callbacks, if there are any.
-      if (call.end != 0 && kind != kNotKept && (is_launch(kind) || subscriber == nullptr))
-        add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, 0);
-      return;
-    }
+    case kActivityRuntime:
+      return add_call_activity(*static_cast<const CuptiCallRecord*>(data));
     default:
       return;
   }
@@ -260,25 +293,36 @@ void add_activity(const void* data) noexcept {
   file.add(record);
 }
 
+void read_buffer(const ActivityBuffers::Full& full) noexcept {
+  const void* record = nullptr;
+  while (active.load() && cupti.next_record(full.buffer, full.valid_bytes, &record) == kCuptiSuccess)
+    add_activity(record);
+  buffers.give_back(full.buffer);
+}
+
 void take_buffer(CuptiContext context, std::uint32_t stream, std::uint8_t* buffer, std::size_t,
                  std::size_t valid_bytes) {
-  const void* record = nullptr;
-  while (active.load() && cupti.next_record(buffer, valid_bytes, &record) == kCuptiSuccess)
-    add_activity(record);
   std::size_t dropped = 0;
   if (active.load() && cupti.dropped(context, stream, &dropped) == kCuptiSuccess && dropped > 0)
     __atomic_fetch_add(&file.header().dropped, dropped, __ATOMIC_RELAXED);
-  std::free(buffer);
+  if (!buffers.keep({buffer, valid_bytes})) read_buffer({buffer, valid_bytes});
+}
+
+/// With the lock of `stopping`.
+void read_buffers() noexcept {
+  for (auto full = buffers.next(); full.buffer != nullptr; full = buffers.next()) read_buffer(full);
 }
 
 /// The names tell what a function does, so that new functions and versions of them need no table.
 void find_functions(int domain, Function* functions) noexcept {
-  std::fill_n(functions, kMostFunctions, Function{kNotKept, false});
-  for (std::uint32_t function = 1; function < kMostFunctions; ++function) {
+  for (std::uint32_t function = 0; function < kMostFunctions; ++function) {
+    functions[function].kind = kNotKept;
     const char* name = nullptr;
     if (cupti.callback_name(domain, function, &name) != kCuptiSuccess || name == nullptr) continue;
-    if (const auto kind = call_kind(name))
-      functions[function] = {static_cast<std::uint8_t>(*kind), has_copy_parameters(domain, name)};
+    const auto kind = call_kind(name);
+    if (!kind || !(*kind == CallKind::launch ? parts.launches : parts.calls)) continue;
+    functions[function].kind = static_cast<std::uint8_t>(*kind);
+    functions[function].has_copy_parameters = has_copy_parameters(domain, name);
   }
 }
 
@@ -295,6 +339,7 @@ void for_each_function(const Act& act) noexcept {
 /// Records of launches come from the activity interface: a callback for each would cost the program time. A
 /// CUPTI before 12.8 cannot choose functions, and gives records of all.
 void switch_call_records(bool on) noexcept {
+  if (!parts.launches && (!parts.calls || subscriber != nullptr)) return;
   bool chosen = cupti.enable_driver_call != nullptr && cupti.enable_runtime_call != nullptr;
   for_each_function([on, &chosen](int domain, std::uint32_t function, bool launch) {
     if (!chosen || (!launch && subscriber != nullptr)) return;
@@ -306,10 +351,21 @@ void switch_call_records(bool on) noexcept {
     on ? cupti.enable(activity) : cupti.disable(activity);
 }
 
+/// Two records of each launch would cost the program twice as much. A CUPTI before 12.8 makes them all the
+/// same.
+void leave_doubled_launches() noexcept {
+  if (cupti.enable_runtime_call == nullptr) return;
+  for (std::uint32_t function = 0; function < kMostFunctions; ++function) {
+    if (runtime_functions[function].is_doubled.exchange(false, std::memory_order_relaxed))
+      cupti.enable_runtime_call(function, 0);
+  }
+}
+
 void finish(recording::State state) noexcept {
   const Lock lock(stopping);
   if (!active.load()) return;
   cupti.flush_all(kForcedFlush);
+  read_buffers();
   __atomic_store_n(&file.header().state, state, __ATOMIC_RELEASE);
   active.store(false);
 }
@@ -408,6 +464,8 @@ void* work(void*) {
     if (!active.load()) break;
     watch_for_subscribers(cupti, yield_to_program);
     cupti.flush_all(0);
+    read_buffers();
+    leave_doubled_launches();
     note_device_names(noted);
     flushed = now();
   }
@@ -454,7 +512,8 @@ void choose_calls() noexcept {
     any = true;
     if (!launch && subscriber != nullptr) cupti.enable_callback(1, subscriber, domain, function);
   });
-  if (!any) file.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
+  if (!any && (parts.calls || parts.launches))
+    file.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
 }
 
 void start() noexcept {
@@ -467,6 +526,12 @@ void start() noexcept {
   int id_type = 0;
   system_threads =
       cupti.thread_id_type != nullptr && cupti.thread_id_type(&id_type) == kCuptiSuccess && id_type == 1;
+  if (const char* const left_out = std::getenv("PENSTOCK_RECORD_WITHOUT");
+      left_out != nullptr && *left_out != 0) {
+    char note[160];
+    std::snprintf(note, sizeof note, "Left out of the recording, as it was asked for: %s.", left_out);
+    file.note(note);
+  }
   native.hide(reinterpret_cast<const void*>(&start));
   native.hide(reinterpret_cast<const void*>(cupti.get_version));
   if (!python.attach() && python.version()[0] != 0) {
@@ -485,6 +550,7 @@ void start() noexcept {
   active.store(true);
   CuptiResult refused = kCuptiSuccess;
   for (const std::int32_t activity : kActivities) {
+    if (activity == kActivityKernel && !parts.kernels) continue;
     const CuptiResult result = cupti.enable(activity);
     if (result != kCuptiSuccess) refused = result;
   }
@@ -506,6 +572,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
   using namespace penstock::recorder;
   const char* const folder = std::getenv("PENSTOCK_RECORD");
   if (folder == nullptr || file.is_open()) return 1;
+  if (const char* const left_out = std::getenv("PENSTOCK_RECORD_WITHOUT")) parts = parts_without(left_out);
   std::uint64_t records = kDefaultRecords;
   if (const char* const most = std::getenv("PENSTOCK_RECORDS")) records = std::strtoull(most, nullptr, 10);
   if (file.open(folder, records)) start();

@@ -124,8 +124,13 @@ void call(Function function, const Act& act, const Parameters& parameters = {}, 
   tell(1, kDriverDomain, function, driver, &parameters.driver);
   if (through_runtime) tell(1, kRuntimeDomain, function, runtime, &parameters.runtime);
   const auto thread = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
-  add_record(CuptiCallRecord{kActivityRuntime, function, begin, end, 0, thread, driver, 0},
-             is_chosen(kRuntimeDomain, function));
+  // Of a call that the runtime makes of the driver, some versions of CUPTI make a record, too.
+  if (!through_runtime || std::getenv("FAKE_CUPTI_DOUBLES") != nullptr)
+    add_record(CuptiCallRecord{kActivityDriver, function, begin, end, 0, thread, driver, 0},
+               is_chosen(kDriverDomain, function));
+  if (through_runtime)
+    add_record(CuptiCallRecord{kActivityRuntime, function, begin, end, 0, thread, driver, 0},
+               is_chosen(kRuntimeDomain, function));
 }
 
 /// A CUPTI before 12.8 has no such choice.
@@ -240,6 +245,7 @@ CuptiResult cuptiActivityFlushAll(std::uint32_t) {
       std::memcpy(buffer + used, records.data() + at + sizeof size, size);
       used += size;
       at += sizeof size + size;
+      if (std::getenv("FAKE_CUPTI_SMALL_BUFFERS") != nullptr) break;
     }
     completed(nullptr, 0, buffer, bytes, used);
   }
@@ -251,9 +257,10 @@ CuptiResult cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid_b
     const auto* const last = static_cast<const std::uint8_t*>(*record);
     std::int32_t activity = 0;
     std::memcpy(&activity, last, sizeof activity);
-    at = static_cast<std::size_t>(last - buffer) + (activity == kActivityKernel    ? sizeof(CuptiKernelRecord)
-                                                    : activity == kActivityRuntime ? sizeof(CuptiCallRecord)
-                                                                                   : sizeof(CuptiCopyRecord));
+    at = static_cast<std::size_t>(last - buffer) +
+         (activity == kActivityKernel                                   ? sizeof(CuptiKernelRecord)
+          : activity == kActivityRuntime || activity == kActivityDriver ? sizeof(CuptiCallRecord)
+                                                                        : sizeof(CuptiCopyRecord));
   }
   if (at >= valid_bytes) return kMaxLimit;
   *record = buffer + at;
@@ -311,8 +318,10 @@ void fake_item() {
   fake_synchronize();
 }
 
-void fake_launch(const char* kernel, std::uint64_t nanoseconds) {
-  call(kLaunch, [&](std::uint32_t correlation) {
+void fake_launch(const char* kernel, std::uint64_t nanoseconds) { fake_launch_from(kernel, nanoseconds, 1); }
+
+void fake_launch_from(const char* kernel, std::uint64_t nanoseconds, int through_runtime) {
+  const auto act = [&](std::uint32_t correlation) {
     CuptiKernelRecord record{};
     record.activity = kActivityKernel;
     record.begin = run_on_device(nanoseconds);
@@ -323,7 +332,8 @@ void fake_launch(const char* kernel, std::uint64_t nanoseconds) {
     record.name = kernel;
     add_record(record);
     fake_compute(5000);
-  });
+  };
+  call(kLaunch, act, {}, through_runtime != 0);
 }
 
 void fake_pin() {

@@ -15,6 +15,8 @@ void fake_copy_from(const void* source, std::uint64_t bytes, int pageable, int t
 void fake_item();
 /// cudaLaunchKernel.
 void fake_launch(const char* kernel, std::uint64_t nanoseconds);
+/// The same; without the runtime, it is cuLaunchKernel.
+void fake_launch_from(const char* kernel, std::uint64_t nanoseconds, int through_runtime);
 void fake_synchronize();
 void fake_pin();
 /// cudaMalloc.

@@ -60,6 +60,10 @@ void act(std::string_view word) {
   if (word.starts_with("fresh=")) train(number_of(word), true, true);
   if (word.starts_with("again=")) train(number_of(word), false, true);
   if (word.starts_with("again-driver=")) train(number_of(word), false, false);
+  if (word.starts_with("launches=")) {  // in turn through the driver and the runtime
+    for (long i = 0; i < number_of(word); ++i)
+      fake_launch_from("kernel", kMicrosecond, static_cast<int>(i % 2));
+  }
   if (word.starts_with("allocating=")) {
     for (long i = 0; i < number_of(word); ++i) fake_allocate(), step(false);
   }

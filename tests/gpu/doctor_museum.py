@@ -62,11 +62,14 @@ torch.cuda.synchronize()
 torch.distributed.destroy_process_group()
 """
 
-# 58 kernels of some 30 us by an H200's peak rate (in float32 they took 100), and the copy and the sum that a training
-# step has.
+# 58 kernels of some 25 us, and the copy and the sum that a training step has. It says how long a step took: the median,
+# and the mean, which has the pauses in which records are collected, too.
 OVERHEAD = """
-import contextlib, sys, time
+import contextlib, fcntl, os, statistics, sys, time
 import torch
+torch.cuda.init()
+turn = open(os.environ["MUSEUM_TURN"])
+fcntl.flock(turn, fcntl.LOCK_EX)
 a = torch.rand(2048, 2048, device="cuda", dtype=torch.bfloat16)
 b = torch.rand(2048, 2048, device="cuda", dtype=torch.bfloat16)
 data = torch.rand(1 << 18).pin_memory()
@@ -76,19 +79,34 @@ def step():
     for _ in range(58):
         y = y @ b
     return float(y[0, 0] + x[0])
-def rate(seconds):
-    count, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
+def steps(seconds):
+    times, begin = [time.perf_counter()], time.perf_counter()
+    while times[-1] - begin < seconds:
         step()
-        count += 1
-    return (time.perf_counter() - begin) / count
-rate(0.5)
+        times.append(time.perf_counter())
+    return [after - before for before, after in zip(times, times[1:])]
+steps(0.4)
 context = contextlib.nullcontext()
 if "profile" in sys.argv:
-    context = torch.profiler.profile(with_stack=True)
+    context = torch.profiler.profile(with_stack="stacks" in sys.argv)
 with context:
-    print("step:", rate(1.5))
+    taken = steps(1.3)
+print("step:", statistics.median(taken), statistics.mean(taken), flush=True)
+fcntl.flock(turn, fcntl.LOCK_UN)
 """
+# What PENSTOCK_RECORD_WITHOUT leaves out; None: not recorded.
+RECORDERS = {
+    "not recorded": None,
+    "recorded": "",
+    "without contents (--no-contents)": "contents",
+    "without lines (--no-lines)": "lines",
+    "without lines and contents": "lines,contents",
+    "without the calls of launches": "launches",
+    "without any calls": "launches,calls",
+    "without kernels": "kernels",
+    "without kernels and calls": "kernels,launches,calls",
+}
+PROFILERS = {"torch.profiler": ["profile"], "torch.profiler with stacks": ["profile", "stacks"]}
 
 
 def missing() -> str | None:
@@ -322,29 +340,43 @@ def compare(exhibit: Exhibit, before: dict, after: dict) -> dict:
     }
 
 
-def overhead(penstock: pathlib.Path, folder: pathlib.Path) -> dict:
-    program = folder / "overhead.py"
+def overhead(penstock: pathlib.Path, folder: pathlib.Path, rounds: int = 3) -> dict:
+    """Measures the same step without a recorder and with parts of it, in turn, and prints what each costs."""
+    program, turn = folder / "overhead.py", folder / "turn"
     program.write_text(OVERHEAD)
+    turn.touch()
 
-    def step(command: list) -> float:
-        found = re.search(r"step: (\S+)", run(command).stdout)
-        return float(found[1]) if found else float("nan")
+    def measure(name: str) -> tuple[str, tuple[float, float]]:
+        command = [sys.executable, program, *PROFILERS.get(name, [])]
+        environment = {"MUSEUM_TURN": str(turn)}
+        if RECORDERS.get(name) is not None:
+            command = [penstock, "doctor", "--", *command]
+            environment["PENSTOCK_RECORD_WITHOUT"] = RECORDERS[name]
+        found = re.search(r"step: (\S+) (\S+)", run(command, environment).stdout)
+        return name, (float(found[1]), float(found[2])) if found else (float("nan"), float("nan"))
 
-    plain, recorded = [], []
-    for _ in range(2):
-        plain.append(step([sys.executable, program]))
-        recorded.append(step([penstock, "doctor", "--", sys.executable, program]))
-    base = statistics.median(plain)
-    cost = {
-        "step_ms": 1e3 * base,
-        "recorded": statistics.median(recorded) / base - 1,
-        "torch_profiler_with_stack": step([sys.executable, program, "profile"]) / base - 1,
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in [*RECORDERS, *PROFILERS]}
+    # One starts while the one before is measured.
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for name, result in pool.map(measure, [*taken] * rounds):
+            taken[name].append(result)
+    costs = {
+        name: {
+            "step_ms": 1e3 * statistics.median(result[0] for result in results),
+            "mean_step_ms": 1e3 * statistics.median(result[1] for result in results),
+            "rounds": results,
+        }
+        for name, results in taken.items()
     }
-    print(
-        f"overhead on a step of {cost['step_ms']:.2f} ms: recorded {cost['recorded']:+.1%}, "
-        f"torch.profiler with stacks {cost['torch_profiler_with_stack']:+.1%}"
-    )
-    return cost
+    plain = costs["not recorded"]
+    print(f"{'a step of 60 kernels':34} {'median':>8} {'cost':>7}  {'mean':>8} {'cost':>7}")
+    for name, cost in costs.items():
+        print(
+            f"{name:34} {cost['step_ms']:5.3f} ms {cost['step_ms'] / plain['step_ms'] - 1:+7.1%}  "
+            f"{cost['mean_step_ms']:5.3f} ms {cost['mean_step_ms'] / plain['mean_step_ms'] - 1:+7.1%}",
+            flush=True,
+        )
+    return costs
 
 
 def mark_of(result: dict) -> str:

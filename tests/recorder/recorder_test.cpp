@@ -24,8 +24,10 @@ using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
 using ::testing::Contains;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Lt;
 using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
@@ -86,6 +88,47 @@ TEST_F(Recorder, CountsEveryCallOnceWithAnOldCupti) {
   command_.environment.emplace_back("FAKE_CUPTI_OLD=1");
   EXPECT_EQ(examine({"init", "steps=20"}).at("processes")[0].at("events"), 9 * 20);
   EXPECT_EQ(run({"init", "profiler"}).output, "profiler: 0, 1 subscriber, activities 0\n");
+}
+
+TEST_F(Recorder, LeavesLaunchesThatAreRecordedTwiceToTheDriver) {
+  command_.environment.emplace_back("FAKE_CUPTI_DOUBLES=1");
+  const json report = examine({"init", "steps=20", "sleep=1200", "steps=200"});
+  // Two more of each step until that was seen.
+  EXPECT_THAT(report.at("processes")[0].at("events").get<int>(), AllOf(Ge(9 * 220), Lt(9 * 220 + 2 * 100)));
+}
+
+TEST_F(Recorder, KeepsLaunchesOfTheRuntimeThatComeOnce) {
+  EXPECT_EQ(examine({"init", "launches=40", "sleep=1200", "launches=60"}).at("processes")[0].at("events"),
+            2 * 100);
+}
+
+TEST_F(Recorder, ReadsMoreBuffersThanMayWait) {
+  command_.environment.emplace_back("FAKE_CUPTI_SMALL_BUFFERS=1");
+  EXPECT_EQ(examine({"init", "steps=50"}).at("processes")[0].at("events"), 9 * 50);
+}
+
+TEST_F(Recorder, LeavesOutWhatIsNotWanted) {
+  const CommandResult lines = run({"init", "steps=20"}, {"--no-lines", "--json", path("report.json")});
+  EXPECT_THAT(lines.errors,
+              AllOf(HasSubstr("Left out of the recording, as it was asked for: lines."),
+                    HasSubstr("no stack of a call could be read"), Not(HasSubstr("program.cpp"))));
+  EXPECT_THAT(
+      run({"init", "again=30"}, {"--no-contents"}).errors,
+      AllOf(HasSubstr("asked for: contents."), HasSubstr("program.cpp"), Not(HasSubstr("same-data-again"))));
+  EXPECT_THAT(run({"init", "steps=3"}, {"--no-lines", "--no-contents"}).errors, HasSubstr("lines,contents."));
+}
+
+TEST_F(Recorder, LeavesOutRecordsOfTheGpuAndOfCalls) {
+  const auto events = [&](const char* without) {
+    command_.environment.back() = std::string("PENSTOCK_RECORD_WITHOUT=") + without;
+    return examine({"init", "steps=20"}).at("processes")[0].at("events").get<int>();
+  };
+  command_.environment.emplace_back();
+  EXPECT_EQ(events("kernels"), 7 * 20);
+  EXPECT_EQ(events("launches"), 7 * 20);
+  EXPECT_EQ(events("calls"), 6 * 20);
+  EXPECT_EQ(events("launches,calls"), 4 * 20);
+  EXPECT_EQ(events("launches,,nothing known"), 7 * 20);
 }
 
 /// The ids of the first process's findings, and of what was not examined.
