@@ -1,5 +1,6 @@
 // The model of a feed against measured feeds: some 70 settings, a consumer that takes a given time. Only
-// times are compared here; tests and bench_loader compare bytes.
+// times are compared here; tests and bench_loader compare bytes. With --measured, the feeds are those that an
+// earlier run has measured on a GPU, and its profile's: so a change of the model is tried without one.
 
 #include "random_field.hpp"
 
@@ -29,6 +30,7 @@ struct Arguments {
   std::string device = "auto";
   std::string profile;
   std::string json;
+  std::string measured;
   std::size_t mib = 1024;
   double seconds = 0.8;
 };
@@ -73,6 +75,66 @@ struct Measured {
   FeedStatistics account;
 };
 
+ModelledFeed modelled(const Setting& setting) {
+  ModelledFeed feed;
+  feed.fields = {{.path = setting.path,
+                  .sample_bytes = setting.sample_bytes,
+                  .delivered_bytes = (setting.widened ? 4 : 1) * setting.sample_bytes,
+                  .converts = setting.widened,
+                  .resident = setting.resident}};
+  feed.batch = setting.batch;
+  feed.step_seconds = setting.step_seconds;
+  return feed;
+}
+
+void print_heading() {
+  fmt::print("{:>9} {:<11} {:<7} {:>4} {:>6}  {:>9} {:>9} {:>6}  {}\n", "sample", "gather", "as", "here",
+             "step", "model", "measured", "", "limited by: model, measured");
+}
+
+void print_row(const Setting& setting, const FeedPrediction& model, double seconds, const std::string& limit,
+               double tolerance) {
+  const double error = model.seconds / seconds - 1;
+  fmt::print("{:>9} {:<11} {:<7} {:>3.0f}% {:>6}  {:>9} {:>9} {:>+5.0f}%{} {}, {}\n",
+             format_bytes(setting.sample_bytes), gather_path_name(setting.path),
+             setting.widened ? "float32" : "uint8", 100 * setting.resident,
+             format_seconds(setting.step_seconds), format_seconds(model.seconds), format_seconds(seconds),
+             100 * error, std::abs(error) <= tolerance ? " " : "*", feed_limit_name(model.limited_by), limit);
+  std::fflush(stdout);
+}
+
+void print_errors(std::vector<double> errors, double tolerance) {
+  const auto within = std::ranges::count_if(errors, [&](double error) { return error <= tolerance; });
+  std::ranges::sort(errors);
+  fmt::print("{} of {} settings within {:.0f} % ({:.0f} %; goal 90 %), median {:.1f} % off, worst {:.0f} %\n",
+             within, errors.size(), 100 * tolerance,
+             100 * static_cast<double>(within) / static_cast<double>(errors.size()),
+             100 * errors[errors.size() / 2], 100 * errors.back());
+}
+
+/// The model against an earlier run's measurements.
+void compare_with(const std::string& file) {
+  std::ifstream in(file);
+  const auto run = nlohmann::json::parse(in);
+  const LinkProfile profile = LinkProfile::parse(run.at("profile").dump());
+  const double tolerance = run.at("tolerance");
+  std::vector<double> errors;
+  print_heading();
+  for (const auto& known : run.at("settings")) {
+    const Setting setting{parse_gather_path(known.at("gather").get<std::string>()),
+                          known.at("sample_bytes"),
+                          known.at("batch"),
+                          known.at("step_seconds"),
+                          known.at("resident"),
+                          known.at("widened")};
+    const FeedPrediction model = predict_feed(profile, DeviceTuning{}, modelled(setting));
+    const double seconds = known.at("measured").at("seconds");
+    errors.push_back(std::abs(model.seconds / seconds - 1));
+    print_row(setting, model, seconds, known.at("measured").at("limited_by"), tolerance);
+  }
+  print_errors(errors, tolerance);
+}
+
 class Bench {
  public:
   explicit Bench(const Arguments& arguments)
@@ -83,8 +145,7 @@ class Bench {
         tolerance_(device_.info().in_host_memory ? 0.25 : 0.1) {}
 
   void run() {
-    fmt::print("{:>9} {:<11} {:<7} {:>4} {:>6}  {:>9} {:>9} {:>6}  {}\n", "sample", "gather", "as", "here",
-               "step", "model", "measured", "", "limited by: model, measured");
+    print_heading();
     for (const auto& [sample, batch] : {std::pair<std::size_t, std::size_t>{256, 8192},
                                         {kKiB, 4096},
                                         {4 * kKiB, 2048},
@@ -98,15 +159,9 @@ class Bench {
   }
 
   void report() const {
-    const auto within = std::ranges::count_if(errors_, [&](double error) { return error <= tolerance_; });
-    std::vector<double> ordered = errors_;
-    std::ranges::sort(ordered);
-    fmt::print(
-        "{} of {} settings within {:.0f} % ({:.0f} %; goal 90 %), median {:.1f} % off, worst {:.0f} %\n",
-        within, errors_.size(), 100 * tolerance_,
-        100 * static_cast<double>(within) / static_cast<double>(errors_.size()),
-        100 * ordered[ordered.size() / 2], 100 * ordered.back());
+    print_errors(errors_, tolerance_);
     if (arguments_.json.empty()) return;
+    const auto within = std::ranges::count_if(errors_, [&](double error) { return error <= tolerance_; });
     nlohmann::json json{
         {"device", device_.info().name}, {"spec", device_.info().spec},
         {"tolerance", tolerance_},       {"within", within},
@@ -125,27 +180,12 @@ class Bench {
   }
 
   void compare(const Dataset& dataset, const Setting& setting) {
-    ModelledFeed feed;
-    feed.fields = {{.path = setting.path,
-                    .sample_bytes = setting.sample_bytes,
-                    .delivered_bytes = (setting.widened ? 4 : 1) * setting.sample_bytes,
-                    .converts = setting.widened,
-                    .resident = setting.resident}};
-    feed.batch = setting.batch;
-    feed.step_seconds = setting.step_seconds;
-    const FeedPrediction model = predict_feed(profile_, tuning_, feed);
+    const FeedPrediction model = predict_feed(profile_, tuning_, modelled(setting));
     const Measured measured = measure(dataset, setting, model.seconds);
-    const double error = std::abs(model.seconds / measured.seconds - 1);
-    errors_.push_back(error);
+    errors_.push_back(std::abs(model.seconds / measured.seconds - 1));
     add(setting, model, measured);
-    fmt::print("{:>9} {:<11} {:<7} {:>3.0f}% {:>6}  {:>9} {:>9} {:>+5.0f}%{} {}, {}\n",
-               format_bytes(setting.sample_bytes), gather_path_name(setting.path),
-               setting.widened ? "float32" : "uint8", 100 * setting.resident,
-               format_seconds(setting.step_seconds), format_seconds(model.seconds),
-               format_seconds(measured.seconds), 100 * (model.seconds / measured.seconds - 1),
-               error <= tolerance_ ? " " : "*", feed_limit_name(model.limited_by),
-               feed_limit_name(measured.account.limited_by()));
-    std::fflush(stdout);
+    print_row(setting, model, measured.seconds, std::string(feed_limit_name(measured.account.limited_by())),
+              tolerance_);
   }
 
   Measured measure(const Dataset& dataset, const Setting& setting, double expected) {
@@ -229,7 +269,9 @@ int run(int argc, char** argv) {
   app.add_option("--json", arguments.json, "Write each setting's stages here");
   app.add_option("--mib", arguments.mib, "Size of each dataset");
   app.add_option("--seconds", arguments.seconds, "Time of each setting");
+  app.add_option("--measured", arguments.measured, "An earlier run's --json: compare the model with it");
   CLI11_PARSE(app, argc, argv);
+  if (!arguments.measured.empty()) return compare_with(arguments.measured), 0;
   Bench bench(arguments);
   bench.run();
   bench.report();

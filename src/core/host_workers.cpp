@@ -135,7 +135,8 @@ struct HostWorkers::State {
     }
   }
 
-  /// The source that a worker has worked for since it slept, which may be gone, and its places.
+  /// The source that a worker has worked for last since it slept, which may be gone, and the most places of
+  /// those since then.
   struct Latest {
     const Source* source = nullptr;
     std::size_t places = 0;
@@ -169,7 +170,8 @@ struct HostWorkers::State {
       lock.unlock();
       if (source.work()) {
         worked = true;
-        latest = {&source, source.most_};
+        // After a loop of few pieces, those who worked for a larger one before poll on: it comes again.
+        latest = {&source, std::max(latest.places, source.most_)};
       }
       lock_soon(lock);
       // From here on the source may be removed.

@@ -21,7 +21,8 @@ CopyPacer::CopyPacer(const Device& device, const DeviceRing& ring, const Limits&
       link_rate_(limits.link_rate),
       paces_(limits.batch_bytes * limits.batches > 2 * small_part_),
       begun_(device.create_event()),
-      sides_{Side{.done = device.create_event()}, Side{.done = device.create_event()}},
+      joined_(device.create_event()),
+      done_{device.create_event(), device.create_event()},
       part_bytes_(large_part_) {
   part_.reserve(limits.pieces + 1);
 }
@@ -36,7 +37,7 @@ void CopyPacer::begin(const DeviceSlot& slot, const Stream& stream, const Stream
   const auto now = Clock::now();
   if (began_) {
     // An event that was never recorded counts as done.
-    host_paces_ = sides_[0].done.query() && sides_[1].done.query() && ring_.is_unused(slot);
+    host_paces_ = done_[0].query() && done_[1].query() && ring_.is_unused(slot);
     const double took = std::chrono::duration<double>(now - *began_).count();
     part_bytes_ = took * link_rate_ > kSpare * static_cast<double>(batch_bytes_) ? small_part_ : large_part_;
   }
@@ -86,19 +87,18 @@ void CopyPacer::enqueue_part() {
 void CopyPacer::enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies) {
   if (!paces_) return copies(*sides_[0].stream);
   Side& side = sides_[turn_++ % sides_.size()];
-  nap_until(
-      [&] { return side.done.query() || (host_paces_ && ring_.is_awaited()) || ring_.is_in_a_hurry(); });
+  Event& done = done_[parts_++ % done_.size()];
+  nap_until([&] { return done.query() || (host_paces_ && ring_.is_awaited()) || ring_.is_in_a_hurry(); });
   side.has_parts = true;
   copies(*side.stream);
-  side.done.record(*side.stream);
+  done.record(*side.stream);
   batch_bytes_ += bytes;
 }
 
 void CopyPacer::join() {
   if (!sides_[1].has_parts) return;
-  // Again, since a part that failed may have left copies behind the last record.
-  sides_[1].done.record(*sides_[1].stream);
-  sides_[0].stream->wait(sides_[1].done);
+  joined_.record(*sides_[1].stream);
+  sides_[0].stream->wait(joined_);
   sides_[1].has_parts = false;
 }
 

@@ -14,13 +14,16 @@
 
 namespace penstock {
 
-/// Enqueues the copies of batches in parts, in turn on two streams, and one part at a time on each.
+/// Enqueues the copies of batches in parts, in turn on two streams, with two parts under way at most.
 ///
 /// A copy engine serves a stream for as long as it has work, and then the next one. If one stream always has
 /// work, copies of the program's own do not come at all. In this way they wait for two parts at most. A part
 /// costs the link some 4 µs. Parts are large while the link sets the pace, and small if it has time to spare.
 ///
-/// The host waits in naps until the stream's part before is done. It does not if it sets the pace itself, as
+/// A batch begins on its own stream. If the one before had an even number of parts, its last one was there,
+/// too: then both are under way on one stream, and the link is not idle between the batches.
+///
+/// The host waits in naps until the last part but one is done. It does not if it sets the pace itself, as
 /// it gathers: then the link was idle when the batch began, its slot was unused, and a consumer waits for it.
 /// If the ring is in a hurry, the rest of the batch is enqueued at once: see DeviceRing::is_in_a_hurry. One
 /// thread at a time.
@@ -51,7 +54,6 @@ class CopyPacer {
   /// One of the two streams.
   struct Side {
     const Stream* stream = nullptr;
-    Event done;              ///< recorded after the latest part
     bool has_parts = false;  ///< of this batch
   };
 
@@ -63,9 +65,12 @@ class CopyPacer {
   const std::size_t small_part_;
   const double link_rate_;
   const bool paces_;
-  Event begun_;                ///< recorded on the batch's stream at its beginning
-  std::array<Side, 2> sides_;  ///< the batch's stream first
-  std::size_t turn_ = 0;
+  Event begun_;                             ///< recorded on the batch's stream at its beginning
+  Event joined_;                            ///< recorded on the other stream at its end
+  std::array<Side, 2> sides_;               ///< the batch's stream first
+  std::size_t turn_ = 0;                    ///< parts of this batch
+  std::array<Event, 2> done_;               ///< recorded after the latest parts
+  std::size_t parts_ = 0;                   ///< of all batches
   bool host_paces_ = false;                 ///< the host was late with this batch
   std::size_t part_bytes_;                  ///< of this batch
   std::size_t batch_bytes_ = 0;             ///< enqueued since the batch began

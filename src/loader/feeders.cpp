@@ -7,6 +7,17 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+// Enough pieces that a thread that comes late costs little, and none so small that taking it does.
+constexpr std::size_t kPiecesAThread = 4;
+constexpr std::size_t kLeastPieceBytes = std::size_t{16} << 10;
+constexpr std::size_t kLeastPieceSamples = 256;
+
+/// Samples that one thread gathers at a time, of `samples` samples of `bytes` bytes.
+std::size_t samples_of_piece(std::size_t samples, std::size_t bytes, std::size_t threads) noexcept {
+  const std::size_t most = std::clamp<std::size_t>(kPieceBytes / bytes, 1, kSamplesAtATime);
+  const std::size_t least = std::clamp<std::size_t>(kLeastPieceBytes / bytes, 1, kLeastPieceSamples);
+  return std::clamp(samples / (kPiecesAThread * threads), least, most);
+}
 
 const std::byte* end_of(const CopyPiece& piece) {
   return static_cast<const std::byte*>(piece.source) + piece.bytes;
@@ -70,7 +81,9 @@ class SampleList {
       const std::uint64_t index = batch.indices[i];
       const bool resident = index < field_.resident_samples;
       positions[i] = resident ? index : field_.resident_samples + streamed;
-      if (!resident) streamed_[streamed++] = index;
+      // Without a branch, which nobody could predict.
+      streamed_[streamed] = index;
+      streamed += resident ? 0 : 1;
     }
     samples_ = std::span(streamed_).first(streamed);
   }
@@ -117,8 +130,10 @@ class HostFeeder final : public Feeder {
     std::size_t pieces = 0;
     for (GatheredField& gathered : fields_) {
       gathered.list.choose(batch);
-      gathered.pieces =
-          (gathered.list.samples().size() + gathered.piece_samples - 1) / gathered.piece_samples;
+      const std::size_t samples = gathered.list.samples().size();
+      gathered.piece_samples =
+          samples_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
+      gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
       pieces += gathered.pieces;
       bytes += gathered.list.bytes();
     }
@@ -144,12 +159,9 @@ class HostFeeder final : public Feeder {
 
  private:
   struct GatheredField {
-    GatheredField(const FeedContext& context, std::size_t f)
-        : list(context, f),
-          piece_samples(std::clamp<std::size_t>(kPieceBytes / context.plan.fields[f].sample_bytes, 1,
-                                                kSamplesAtATime)) {}
+    GatheredField(const FeedContext& context, std::size_t f) : list(context, f) {}
     SampleList list;
-    std::size_t piece_samples;  ///< samples that one thread gathers at a time
+    std::size_t piece_samples = 1;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;
   };
 

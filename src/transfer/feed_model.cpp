@@ -20,7 +20,8 @@
 ///   batch      the fixed costs of the batch, of each field, and of each copy
 ///
 /// The loader's thread does the loader's, the gather's and the batch's work one after another. It enqueues
-/// copies in parts, two at a time (CopyPacer in the loader), and so waits for the others. Two copy
+/// copies in parts, two at a time (CopyPacer in the loader), and waits for the others. That sets no pace: if
+/// the link is idle when a batch begins and the consumer waits, the parts are enqueued at once. Two copy
 /// streams take turns, so that one batch's transfer hides another's kernel, and half of a kernel's latency. A
 /// slot goes through transfer, kernel and step before it is used again, and there is one more slot than
 /// batches ahead.
@@ -115,18 +116,18 @@ class Stages {
 
  private:
   [[nodiscard]] FeedPrediction in_parts(FeedPrediction batch, double part) const {
-    if (copied_bytes_ > 0) {
-      const double more =
-          copied_bytes_ > part ? std::ceil(copied_bytes_ / part) * tuning_.feeding.part_seconds : 0;
-      batch.transfer_seconds += more;
-      batch.pacing_seconds = (copy_seconds_ + more) * std::max(0.0, 1 - kPartsAtATime * part / copied_bytes_);
-    }
-    const double host =
-        batch.loader_seconds + batch.gather_seconds + batch.batch_seconds + batch.pacing_seconds;
+    const double parts = copied_bytes_ > part ? std::ceil(copied_bytes_ / part) : 0;
+    const double more = parts * tuning_.feeding.part_seconds;
+    batch.transfer_seconds += more;
+    batch.batch_seconds += parts * tuning_.feeding.enqueue_seconds;
+    const double host = batch.loader_seconds + batch.gather_seconds + batch.batch_seconds;
     const double step = batch.step_seconds + tuning_.feeding.step_seconds;
     const double slot = batch.transfer_seconds + batch.kernel_seconds + step;
-    batch.seconds = std::max({host, batch.transfer_seconds, batch.kernel_seconds, step,
-                              slot / static_cast<double>(feed_.prefetch_depth + 1)});
+    const double others = std::max({batch.transfer_seconds, batch.kernel_seconds, step,
+                                    slot / static_cast<double>(feed_.prefetch_depth + 1)});
+    if (copied_bytes_ > 0 && host < others)
+      batch.pacing_seconds = (copy_seconds_ + more) * std::max(0.0, 1 - kPartsAtATime * part / copied_bytes_);
+    batch.seconds = std::max(host, others);
     return batch;
   }
 

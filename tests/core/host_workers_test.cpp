@@ -303,6 +303,26 @@ TEST(HostWorkersTest, NoMoreWorkersPollThanASourceWants) {
   workers.remove(source);
 }
 
+TEST(HostWorkersTest, AfterLittleWorkThoseWhoHadMoreBeforePollOn) {
+  WatchedWorkers watched(4);
+  HostWorkers& workers = watched.workers;
+  Pieces large(3, 3, 1h);
+  Pieces small(1, 1, 1h);
+  large.go = false;
+  workers.add(large);
+  workers.wake(large);
+  while (large.begun.load() < 3) std::this_thread::yield();
+  large.go = true;
+  ASSERT_TRUE(watched.fall_asleep(0));
+  workers.add(small);
+  workers.wake(small);
+  while (small.done.load() < 1) std::this_thread::yield();
+  std::this_thread::sleep_for(20ms);
+  EXPECT_TRUE(watched.fall_asleep(0));
+  workers.remove(small);
+  workers.remove(large);
+}
+
 TEST(HostWorkersTest, ASourceGoesWhenNobodyIsInIt) {
   HostWorkers workers(with_threads(2));
   Pieces source(1);

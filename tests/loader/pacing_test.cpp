@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-/// A loader's copies are enqueued in parts, in turn on two streams, and one at a time on each.
+/// A loader's copies are enqueued in parts, in turn on two streams, with two parts under way at most.
 namespace penstock::testing {
 namespace {
 
@@ -125,6 +125,25 @@ TEST_P(LoaderPacing, OnePartIsQueuedOnEachStream) {
       expect_stored(dataset_, read_epoch(loader));
     }
   }
+}
+
+TEST_P(LoaderPacing, TheNextBatchBeginsWhileTheLastPartIsUnderWay) {
+  constexpr std::size_t kEven = 8;  // samples, in two parts
+  LoaderOptions asked = options(GatherPath::host);
+  asked.batch_size = kEven;
+  const Dataset dataset({random_field("x", DType::uint8, {kPart / 4}, 4 * kEven, 4)});
+  GatedStream gate(*device_);
+  std::atomic<int> copies{0};
+  faulty_->before(Entry::copy, [&] {
+    if (++copies == 2) faulty_->hold_back_next_copy(gate.word());
+  });
+  Loader loader(dataset, *faulty_device_, asked);
+  EXPECT_TRUE(comes_true([&] { return copies == 3; }));
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(copies, 3) << "two parts are under way";
+  faulty_->before(Entry::copy, {});
+  gate.open();
+  expect_stored(dataset, read_epoch(loader));
 }
 
 TEST_P(LoaderPacing, AfterABatchThatWasWaitedForThePartsWaitAgain) {

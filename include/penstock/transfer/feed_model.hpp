@@ -38,15 +38,15 @@ struct ModelledFeed {
 
 /// Seconds of each stage for a batch, in the steady state.
 struct FeedPrediction {
-  double loader_seconds = 0;            ///< the wrapped loader
-  double gather_seconds = 0;            ///< host threads that gather
-  double batch_seconds = 0;             ///< fixed costs of the loader's thread
-  double pacing_seconds = 0;            ///< the same thread waits until parts of the batch's copies are done
-  double transfer_seconds = 0;          ///< over the link
-  double kernel_seconds = 0;            ///< device memory: kernels that widen, or gather resident samples
-  double step_seconds = 0;              ///< the consumer's work
-  double seconds = 0;                   ///< from one batch to the next
-  double stall_seconds = 0;             ///< of them, the consumer waits
+  double loader_seconds = 0;    ///< the wrapped loader
+  double gather_seconds = 0;    ///< host threads that gather
+  double batch_seconds = 0;     ///< fixed costs of the loader's thread
+  double pacing_seconds = 0;    ///< the same thread then waits until parts of the batch's copies are done
+  double transfer_seconds = 0;  ///< over the link
+  double kernel_seconds = 0;    ///< device memory: kernels that widen, or gather resident samples
+  double step_seconds = 0;      ///< the consumer's work
+  double seconds = 0;           ///< from one batch to the next
+  double stall_seconds = 0;     ///< of them, the consumer waits
   double exposed_transfer_seconds = 0;  ///< of the stall, the batch's transfer runs
   FeedLimit limited_by = FeedLimit::unknown;
 };
