@@ -113,17 +113,26 @@ void read_line(std::string_view text, CodePlace& place) {
 
 }  // namespace
 
-LineReader::LineReader(std::chrono::milliseconds patience) : deadline_(Clock::now() + patience) {}
+LineReader::LineReader(std::chrono::milliseconds patience) : patience_(patience) {}
 
 std::vector<std::vector<CodePlace>> LineReader::operator()(const std::filesystem::path& file,
-                                                           std::span<const std::uint64_t> addresses) const {
-  std::vector<std::vector<CodePlace>> all;
-  for (std::size_t first = 0; first < addresses.size(); first += kMostAddresses) {
-    const auto some = addresses.subspan(first, std::min(kMostAddresses, addresses.size() - first));
-    std::vector<std::vector<CodePlace>> places = parse_lines(ask(file, some, deadline_));
-    places.resize(some.size());
-    all.insert(all.end(), std::make_move_iterator(places.begin()), std::make_move_iterator(places.end()));
+                                                           std::span<const std::uint64_t> addresses) {
+  auto& known = known_[file];
+  std::vector<std::uint64_t> unknown;
+  for (const std::uint64_t address : addresses) {
+    if (!known.contains(address)) unknown.push_back(address);
   }
+  for (std::size_t first = 0; first < unknown.size(); first += kMostAddresses) {
+    const auto some = std::span(unknown).subspan(first, std::min(kMostAddresses, unknown.size() - first));
+    const auto begin = Clock::now();
+    std::vector<std::vector<CodePlace>> places = parse_lines(ask(file, some, begin + patience_));
+    patience_ -= std::min(patience_, std::chrono::nanoseconds(Clock::now() - begin));
+    places.resize(some.size());
+    for (std::size_t i = 0; i < some.size(); ++i) known[some[i]] = std::move(places[i]);
+  }
+  std::vector<std::vector<CodePlace>> all;
+  all.reserve(addresses.size());
+  for (const std::uint64_t address : addresses) all.push_back(known.at(address));
   return all;
 }
 

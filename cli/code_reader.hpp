@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,16 +13,19 @@
 namespace penstock::cli {
 
 /// Asks addr2line, of binutils or LLVM, for the lines of compiled code. Without one of them it knows nothing.
+/// It asks about an address once, as several processes of one program have the same: files may not change
+/// meanwhile.
 class LineReader {
  public:
-  /// All questions together take no longer than `patience`.
+  /// All questions together take no longer than `patience`. Other time does not count.
   explicit LineReader(std::chrono::milliseconds patience = std::chrono::seconds(10));
 
-  [[nodiscard]] std::vector<std::vector<CodePlace>> operator()(
-      const std::filesystem::path& file, std::span<const std::uint64_t> addresses) const;
+  [[nodiscard]] std::vector<std::vector<CodePlace>> operator()(const std::filesystem::path& file,
+                                                               std::span<const std::uint64_t> addresses);
 
  private:
-  std::chrono::steady_clock::time_point deadline_;
+  std::chrono::nanoseconds patience_;  ///< that is left
+  std::map<std::filesystem::path, std::map<std::uint64_t, std::vector<CodePlace>>> known_;
 };
 
 /// What addr2line -a -f -i printed, in the order of the addresses. Anything else is left out.

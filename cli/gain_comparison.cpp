@@ -116,25 +116,31 @@ std::vector<GainComparison> compare_gains(const TraceReport& before, const Trace
   return comparisons;
 }
 
-std::string gain_comparison_text(const GainComparison& comparison, const Look& look) {
+std::vector<std::string> gain_comparison_lines(const GainComparison& comparison) {
   const double gained = comparison.gained();
-  std::string text = paragraph(fmt::format("GPU {}: {} {} in place of {}: {} {}, {}", comparison.device,
-                                           comparison.by_step ? "a step takes" : "the whole recording takes",
-                                           seconds_text(comparison.after), seconds_text(comparison.before),
-                                           seconds_text(std::abs(gained)), gained < 0 ? "more" : "less",
-                                           percent_of(std::abs(gained), comparison.before)),
-                               look, 0, 2);
+  std::vector<std::string> lines{fmt::format(
+      "GPU {}: {} {} in place of {}: {} {}, {}", comparison.device,
+      comparison.by_step ? "a step takes" : "the whole recording takes", seconds_text(comparison.after),
+      seconds_text(comparison.before), seconds_text(std::abs(gained)), gained < 0 ? "more" : "less",
+      percent_of(std::abs(gained), comparison.before))};
   if (!comparison.by_step) {
-    text += paragraph(
+    lines.emplace_back(
         "Steps were not found in both programs. Whole recordings tell a gain only if both programs do the "
-        "same work.",
-        look);
+        "same work.");
   }
   for (const FindingChange& change : comparison.findings) {
     const std::string_view state = !change.examined ? "not examined" : change.gone ? "gone" : "still found";
-    text += paragraph(fmt::format("{}: {}", change.id, state), look, 2, 2);
+    lines.push_back(fmt::format("{}: {}", change.id, state));
   }
-  return text + paragraph(prediction_text(comparison), look, 2, 2);
+  lines.push_back(prediction_text(comparison));
+  return lines;
+}
+
+std::string gain_comparison_text(const GainComparison& comparison, const Look& look) {
+  std::string text;
+  for (const std::string& line : gain_comparison_lines(comparison))
+    text += paragraph(line, look, text.empty() ? 0 : 2, 2);
+  return text;
 }
 
 Json gain_comparison_json(const GainComparison& comparison) {

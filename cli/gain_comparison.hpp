@@ -44,7 +44,9 @@ struct GainComparison {
 /// runs: two of them may be the same time.
 [[nodiscard]] std::vector<GainComparison> compare_gains(const TraceReport& before, const TraceReport& after);
 
-/// Lines for people.
+/// Lines for people; the first says what was gained.
+[[nodiscard]] std::vector<std::string> gain_comparison_lines(const GainComparison& comparison);
+/// The same, indented and wrapped.
 [[nodiscard]] std::string gain_comparison_text(const GainComparison& comparison, const Look& look);
 [[nodiscard]] nlohmann::ordered_json gain_comparison_json(const GainComparison& comparison);
 

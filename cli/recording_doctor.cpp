@@ -112,7 +112,7 @@ bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !ti
 
 Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name) {
   Examined examined;
-  const LineReader lines;
+  LineReader lines;
   for (Recording& recording : read_recordings(folder)) {
     name_code_places(recording, lines);
     const std::string process = fmt::format("{}, process {}", name, recording.process);
@@ -252,6 +252,17 @@ std::string verification_text(const Verification& verification, const Run& first
   return text;
 }
 
+/// About the first process that used a GPU, which is the one that is drawn.
+std::vector<std::string> verification_lines(const Verification& verification) {
+  std::vector<std::string> lines{fmt::format("Verified with {}", verification.name)};
+  if (!verification.remark.empty()) lines.push_back(verification.remark);
+  if (verification.processes.empty()) return lines;
+  for (const GainComparison& comparison : verification.processes.front()) {
+    for (std::string& line : gain_comparison_lines(comparison)) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
 Json run_json(const Run& run) {
   return {{"name", run.name},
           {"exit_status", run.exit_status ? Json(*run.exit_status) : Json(nullptr)},
@@ -295,6 +306,8 @@ int run_recording_doctor(const DoctorOptions& options, const Environment& enviro
     run = recorder.run(options.command, fmt::format("{}", fmt::join(options.command, " ")), options.record);
     if (!options.verify.empty()) verification = verify(recorder, options.verify, run);
   }
+  if (verification && !run.examined.reports.empty())
+    run.examined.reports.front().verified = verification_lines(*verification);
   const Examined& examined = run.examined;
   const auto tell = [&] {
     const int stream = run.exit_status ? STDERR_FILENO : STDOUT_FILENO;

@@ -89,7 +89,8 @@ TraceReport Examiner::examine(std::string name, const Timeline& timeline) const 
   report.events = timeline.events;
   report.recorded_seconds = recorded_seconds(timeline);
   report.diagnosis =
-      diagnose_timeline(timeline, {.h2d_ceiling = profile_ ? profile_->ceiling(CopyDirection::h2d) : 0});
+      diagnose_timeline(timeline, {.h2d_ceiling = profile_ ? profile_->ceiling(CopyDirection::h2d) : 0,
+                                   .profile = profile_ ? &*profile_ : nullptr});
   if (has_budget_) report.breaches = check_budget(budget_, report.diagnosis);
   return report;
 }

@@ -149,6 +149,7 @@ std::string trace_notes(const TraceReport& report, bool pictures) {
     for (const BudgetBreach& breach : *report.breaches)
       note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
   }
+  for (const std::string& line : report.verified) note("", line);
   if (!pictures) note("", kNoPictures);
   return html;
 }

@@ -19,6 +19,7 @@ struct TraceReport {
   double recorded_seconds = 0;  ///< from the first to the last record
   Diagnosis diagnosis;
   std::optional<std::vector<BudgetBreach>> breaches;  ///< nullopt: there was no budget
+  std::vector<std::string> verified;                  ///< lines about the changed program of --verify, if any
 };
 
 /// Words that the text and the page share. Names of the trace stay in one line, but are not escaped.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -16,17 +17,40 @@ namespace penstock {
 
 namespace {
 
-constexpr std::uint64_t kSmallBytes =
-    64 * kKiB;                             // up to here the driver takes pageable memory without a wait
-constexpr double kSmallCopies = 16;        // of a step
-constexpr double kExposed = 0.05;          // of a step
-constexpr TraceTime kRunGap = 200'000;     // between copies that could have been one
-constexpr TraceTime kPackedCopy = 10'000;  // what one copy costs whatever its size
-constexpr double kPackedRate = 10e9;       // bytes per second, of a copy in place of many small ones
+constexpr double kSmallCopies = 16;     // of a step
+constexpr double kExposed = 0.05;       // of a step
+constexpr TraceTime kRunGap = 200'000;  // between copies that could have been one
+// Without a profile, one copy in place of many small ones: whatever its size, and its bytes per second.
+constexpr double kPackedCopy = 10e-6;
+constexpr double kPackedRate = 10e9;
 
 bool is_large_input(const ViewedCopy& viewed, MemoryKind kind) {
   const TimelineCopy& copy = *viewed.copy;
   return copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && copy.source == kind;
+}
+
+/// Seconds of one copy from pinned memory, as the link profile knows it.
+double pinned_seconds(const LinkProfile& profile, std::uint64_t bytes) {
+  return profile.predict(static_cast<std::size_t>(bytes), 1, {MemoryKind::pinned, MemoryKind::device});
+}
+
+/// Seconds of a step that these copies would take from pinned memory; those that they take if it is not
+/// known.
+double seconds_if_pinned(const DeviceView& view, const std::vector<ViewedCopy>& copies,
+                         const Finding& finding) {
+  if (view.profile != nullptr) {
+    double seconds = 0;
+    for (const ViewedCopy& viewed : copies) seconds += pinned_seconds(*view.profile, viewed.copy->bytes);
+    return seconds / view.steps();
+  }
+  return view.h2d_ceiling > 0 ? finding.bytes / view.h2d_ceiling : finding.seconds;
+}
+
+/// Nanoseconds of one copy in place of many small ones.
+TraceTime packed_time_of(const DeviceView& view, std::uint64_t bytes) {
+  const double seconds = view.profile != nullptr ? pinned_seconds(*view.profile, bytes)
+                                                 : kPackedCopy + static_cast<double>(bytes) / kPackedRate;
+  return static_cast<TraceTime>(seconds * 1e9);
 }
 
 /// Seconds of a step in which nothing else runs than these copies.
@@ -76,7 +100,7 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   if (!is_regular(view, copies.size())) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
-  const double pinned = view.h2d_ceiling > 0 ? finding.bytes / view.h2d_ceiling : finding.seconds;
+  const double pinned = seconds_if_pinned(view, copies, finding);
   finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds), exposed};
   finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
@@ -158,10 +182,8 @@ std::optional<Finding> find_small_copies(const DeviceView& view) {
     }
     if (next - first > 1) {
       const TraceTime alone = hull.end - hull.begin - view.kernels.covered(hull);
-      const auto packed =
-          kPackedCopy + static_cast<TraceTime>(static_cast<double>(bytes) / kPackedRate * 1e9);
       uncovered_time += alone;
-      packed_time += std::min(alone, packed);
+      packed_time += std::min(alone, packed_time_of(view, bytes));
       in_runs.insert(in_runs.end(), copies.begin() + static_cast<std::ptrdiff_t>(first),
                      copies.begin() + static_cast<std::ptrdiff_t>(next));
     }
@@ -210,12 +232,22 @@ std::optional<Finding> find_widened_copies(const DeviceView& view) {
 std::optional<Finding> find_same_data_again(const DeviceView& view) {
   std::unordered_set<std::uint64_t> sent;
   std::unordered_set<std::uint64_t> sent_again;
-  std::uint64_t kept = 0;  // bytes that would have to stay on the device
+  std::unordered_map<std::uint64_t, TraceTime> written;  // by bytes: when the latest copy to the host ended
+  std::uint64_t kept = 0;                                // bytes that would have to stay on the device
   const auto copies = copies_that(view, [&](const ViewedCopy& viewed) {
     const TimelineCopy& copy = *viewed.copy;
-    if (copy.direction != CopyDirection::h2d || copy.bytes <= kSmallBytes || copy.contents == 0 ||
-        sent.insert(copy.contents).second)
+    if (copy.direction == CopyDirection::d2h) {
+      TraceTime& end = written.try_emplace(copy.bytes, copy.time.end).first->second;
+      end = std::max(end, copy.time.end);
       return false;
+    }
+    if (copy.bytes <= kSmallBytes || copy.contents == 0) return false;
+    // The contents are those at the call. An earlier copy of the size that ended later may have written them.
+    const auto before = written.find(copy.bytes);
+    if (viewed.made != nullptr && before != written.end() &&
+        before->second > view.call(*viewed.made).time.begin)
+      return false;
+    if (sent.insert(copy.contents).second) return false;
     if (sent_again.insert(copy.contents).second) kept += copy.bytes;
     return true;
   });

@@ -7,9 +7,11 @@
 #include <penstock/doctor/device_account.hpp>
 #include <penstock/doctor/findings.hpp>
 #include <penstock/doctor/timeline.hpp>
+#include <penstock/transfer/link_profile.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +19,8 @@
 namespace penstock {
 
 inline constexpr std::size_t kSteadySteps = 4;  ///< fewer steps have no steady state
+/// Up to here the driver takes pageable memory without a wait, and a copy costs as much whatever its size.
+inline constexpr std::uint64_t kSmallBytes = std::uint64_t{64} << 10;
 
 /// A copy between host and device within the window, and the calls that belong to it.
 struct ViewedCopy {
@@ -36,6 +40,7 @@ struct DeviceView {
   const std::vector<KnownCall>& calls;  ///< within the window, of threads that launch kernels
   std::vector<ViewedCopy> copies;       ///< in the order of their beginnings
   double h2d_ceiling = 0;
+  const LinkProfile* profile = nullptr;  ///< of the recorded machine; null: not known
 
   [[nodiscard]] const TimelineCall& call(const KnownCall& known) const { return timeline.calls[known.call]; }
   [[nodiscard]] double steps() const { return static_cast<double>(std::max<std::size_t>(account.steps, 1)); }

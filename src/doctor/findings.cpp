@@ -1,7 +1,9 @@
 #include "doctor/device_view.hpp"
 #include "doctor/recording_format.hpp"
 
+#include <penstock/device/device_tuning.hpp>
 #include <penstock/doctor/findings.hpp>
+#include <penstock/transfer/feed_model.hpp>
 
 #include <fmt/format.h>
 
@@ -123,10 +125,43 @@ std::vector<ViewedCopy> view_copies(const Timeline& timeline, const DeviceAccoun
   return copies;
 }
 
-/// Bounds the gain by the critical path, and judges it.
-void judge(Finding& finding, const DeviceAccount& account) {
+/// True if the change leaves fewer bytes to copy.
+bool moves_less(std::string_view id) {
+  return id == "widened-copies" || id == "same-data-again" || id == "round-trips";
+}
+
+/// Seconds of a step below which no feed comes: its kernels, beside its input over the link. The model of a
+/// feed without costs other than the link's. Without a profile, only the kernels are known.
+double least_step(const DeviceView& view) {
+  const double kernels = view.account.per_step(view.account.part(DevicePart::kernel));
+  double bytes = 0;
+  for (const ViewedCopy& viewed : view.copies) {
+    if (viewed.copy->direction == CopyDirection::h2d) bytes += static_cast<double>(viewed.copy->bytes);
+  }
+  const auto input = static_cast<std::size_t>(bytes / view.steps());
+  if (view.profile == nullptr || input == 0) return kernels;
+  DeviceTuning free;
+  free.feeding = {.batch_seconds = 0,
+                  .field_seconds = 0,
+                  .copy_seconds = 0,
+                  .part_seconds = 0,
+                  .enqueue_seconds = 0,
+                  .step_seconds = 0};
+  ModelledFeed feed;
+  feed.fields = {{.path = GatherPath::copy_engine,
+                  .sample_bytes = input,
+                  .delivered_bytes = input,
+                  .in_sequence = true}};
+  feed.batch = 1;
+  feed.step_seconds = kernels;
+  return predict_feed(*view.profile, free, feed).seconds;
+}
+
+/// Bounds the gain by the critical path, and judges it. `fed` is the least step of a feed of the same bytes.
+void judge(Finding& finding, const DeviceAccount& account, double fed) {
   const double step = account.step_seconds();
-  const double most = step - account.per_step(account.part(DevicePart::kernel));
+  const double kernels = account.per_step(account.part(DevicePart::kernel));
+  const double most = step - (moves_less(finding.id) ? kernels : fed);
   finding.device = account.device;
   finding.gain.high = std::clamp(finding.gain.high, 0.0, std::max(0.0, most));
   finding.gain.low = std::clamp(finding.gain.low, 0.0, finding.gain.high);
@@ -254,16 +289,24 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
     const DeviceAccount account = device_account(timeline, device, window, activity, host);
     const SpanIndex kernels(std::move(activity.kernels));
     const SpanIndex busy(std::move(activity.busy));
-    DeviceView view{
-        timeline,           host, account, kernels, busy, waits, calls, view_copies(timeline, account, calls),
-        options.h2d_ceiling};
+    DeviceView view{timeline,
+                    host,
+                    account,
+                    kernels,
+                    busy,
+                    waits,
+                    calls,
+                    view_copies(timeline, account, calls),
+                    options.h2d_ceiling,
+                    options.profile};
+    const double fed = least_step(view);
     if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
     diagnosis.h2d_ceiling = std::max(diagnosis.h2d_ceiling, view.h2d_ceiling);
     for (const auto& [id, rule] : kRules) {
       std::optional<Finding> finding = rule(view);
       if (!finding) continue;
       finding->id = id;
-      judge(*finding, account);
+      judge(*finding, account, fed);
       if (timeline.is_compiled) speak_of_compiled_code(*finding);
       diagnosis.findings.push_back(std::move(*finding));
     }

@@ -32,26 +32,39 @@ std::string_view cause_of(std::string_view op) {
   return op;
 }
 
-/// A wait of the host for the device: with the copy that it waits for, if that is one to the host.
+/// A wait of the host for the device: with the copy that it waits for, if that is one to the host. Its call
+/// may be that copy's own.
 struct HostWait {
   const KnownCall* call = nullptr;
   TimeSpan time;
   std::uint64_t bytes = 0;
 };
 
-/// In the order of threads, and of time within each. Waits for copies to the device are left to other rules.
+/// In the order of threads, and of time within each. Waits for large copies to the device are left to other
+/// rules.
 std::vector<HostWait> host_waits(const DeviceView& view) {
   std::set<const KnownCall*> of_inputs;
   std::map<const KnownCall*, const ViewedCopy*> of_outputs;
+  std::map<const KnownCall*, const ViewedCopy*> waiting_copies;  // to the host, whose calls end after them
   for (const ViewedCopy& viewed : view.copies) {
-    if (viewed.waited == nullptr) continue;
-    if (viewed.copy->direction == CopyDirection::h2d) of_inputs.insert(viewed.waited);
-    if (viewed.copy->direction == CopyDirection::d2h) of_outputs[viewed.waited] = &viewed;
+    const TimelineCopy& copy = *viewed.copy;
+    if (viewed.waited == nullptr) {
+      if (copy.direction == CopyDirection::d2h && viewed.made != nullptr &&
+          view.call(*viewed.made).time.end >= copy.time.end)
+        waiting_copies[viewed.made] = &viewed;
+    } else if (copy.direction == CopyDirection::d2h) {
+      of_outputs[viewed.waited] = &viewed;
+    } else if (copy.bytes > kSmallBytes) {
+      of_inputs.insert(viewed.waited);
+    }
   }
   std::vector<HostWait> waits;
   for (const KnownCall& known : view.calls) {
     const TimelineCall& call = view.call(known);
-    if (!is_synchronization(call.kind) || known.site.in_wait || of_inputs.contains(&known)) continue;
+    if (known.site.in_wait || of_inputs.contains(&known)) continue;
+    if (const auto waiting = waiting_copies.find(&known); waiting != waiting_copies.end())
+      waits.push_back({&known, call.time, waiting->second->copy->bytes});
+    if (!is_synchronization(call.kind)) continue;
     HostWait wait{&known, call.time, 0};
     const auto output = of_outputs.find(&known);
     if (output != of_outputs.end()) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
 namespace penstock::cli {
 namespace {
@@ -87,9 +88,29 @@ TEST_F(CodeReaderPrograms, GetTheFileAndTheAddresses) {
 
 TEST_F(CodeReaderPrograms, MayTakeNoLongerThanTheReaderHasPatience) {
   add("llvm-addr2line", "echo 0x1; echo main; echo a.cpp:3; exec /bin/sleep 1000\n");
-  const LineReader reader(std::chrono::milliseconds(500));
+  LineReader reader(std::chrono::milliseconds(500));
   EXPECT_THAT(reader("/program", {{1, 2}}), SizeIs(2));
-  EXPECT_THAT(reader("/program", {{1}}), ElementsAre(IsEmpty())) << "no patience is left";
+  EXPECT_THAT(reader("/other", {{1}}), ElementsAre(IsEmpty())) << "no patience is left";
+}
+
+TEST_F(CodeReaderPrograms, OnlyTheTimeOfQuestionsCounts) {
+  add("addr2line", "echo 0x1; echo main; echo a.cpp:3\n");
+  LineReader reader(std::chrono::seconds(2));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  EXPECT_THAT(reader("/program", {{1}}), ElementsAre(ElementsAre(place("main", "a.cpp", 3))));
+}
+
+TEST_F(CodeReaderPrograms, AreAskedAboutAnAddressOnce) {
+  add("addr2line", "for last; do :; done; echo $last; echo \"$*\"; echo a.cpp:3\n");
+  LineReader reader;
+  const auto first = reader("/program", {{1}});
+  EXPECT_THAT(first, ElementsAre(ElementsAre(place("-a -f -C -i -e /program 0x1", "a.cpp", 3))));
+  const auto more = reader("/program", {{1, 2}});
+  ASSERT_THAT(more, SizeIs(2));
+  EXPECT_EQ(more[0][0].function, first[0][0].function);
+  EXPECT_THAT(more[1], ElementsAre(place("-a -f -C -i -e /program 0x2", "a.cpp", 3))) << "and not 0x1 again";
+  EXPECT_THAT(reader("/other", {{1}}),
+              ElementsAre(ElementsAre(place("-a -f -C -i -e /other 0x1", "a.cpp", 3))));
 }
 
 }  // namespace

@@ -217,6 +217,38 @@ TEST(Findings, NameManySmallCopies) {
   expect_gain(finding, (312 - 13.276) / 2, 312 - 13.276);
 }
 
+/// A link of 20 GB/s, on which the smallest copy takes 20 us.
+LinkProfile slow_link() {
+  LinkProfile profile;
+  profile.curves[LinkProfile::Curve::pinned_h2d] = {
+      {1024, 20 * kUs}, {1'000'000, 50 * kUs}, {100'000'000, 5'000 * kUs}};
+  return profile;
+}
+
+TEST(Findings, TakeACopyFromTheLinkProfile) {
+  const LinkProfile profile = slow_link();
+  const double one = profile.predict(32 << 10, 1, {MemoryKind::pinned, MemoryKind::device}) / kUs;
+  ASSERT_GT(one, 20);
+  expect_gain(only_finding(small_copies(32), {.profile = &profile}), (312 - one) / 2, 312 - one);
+  const double pinned = profile.predict(kMiB4, 1, {MemoryKind::pinned, MemoryKind::device}) / kUs;
+  const Finding finding = only_finding(steps(pageable, 410), {.profile = &profile});
+  EXPECT_NEAR(finding.gain.low, (400 - pinned) * kUs, kUs);
+}
+
+TEST(Findings, GiveNoMoreThanAFeedOverTheLinkWould) {
+  // The kernels take 590 of 1000 us, and the link 800 for the 16 MB of a step.
+  const auto builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.op("aten::to", t + 1, t + 405);
+        b.copy(CopyDirection::h2d, MemoryKind::pageable, 16'000'000, t + 2, t + 402, t + 2, t + 402);
+        b.call(CallKind::stream_synchronize, t + 402, t + 403);
+      },
+      410);
+  const LinkProfile profile = slow_link();
+  expect_gain(only_finding(builder), 0, 400);
+  EXPECT_NEAR(only_finding(builder, {.profile = &profile}).gain.high, 200 * kUs, 5 * kUs);
+}
+
 TEST(Findings, LeaveAFewSmallCopiesAlone) { EXPECT_THAT(ids(diagnose(small_copies(15))), IsEmpty()); }
 
 TEST(Findings, LeaveSmallCopiesBetweenKernelsAlone) {
@@ -294,6 +326,20 @@ TEST(Findings, TakeOtherDataForNoneThatIsSentAgain) {
   EXPECT_THAT(ids(diagnose(batches([](std::int64_t) { return 0; }))), IsEmpty()) << "it is not known";
   EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i % 5; }))), IsEmpty()) << "3 of 8 steps";
   EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i % 4; }))), SizeIs(1)) << "4 of 8 steps";
+}
+
+TEST(Findings, LeaveDataAloneThatACopyToTheHostMayHaveWrittenMeanwhile) {
+  // Each batch is called while a copy of its size to the host still runs, which ends before the batch is
+  // read.
+  const auto builder = [](std::uint64_t bytes, std::int64_t ends) {
+    TimelineBuilder made = batches([](std::int64_t i) { return 1 + i % 2; });
+    for (std::int64_t t = 0; t < 8000; t += 1000)
+      made.copy(CopyDirection::d2h, MemoryKind::pinned, bytes, t, t + 1, t + 1, t + ends, 21);
+    return made;
+  };
+  EXPECT_THAT(ids(diagnose(builder(kMiB4, 4))), Not(Contains("same-data-again")));
+  EXPECT_THAT(ids(diagnose(builder(kMiB4, 2))), Contains("same-data-again")) << "it ended before the call";
+  EXPECT_THAT(ids(diagnose(builder(kMiB4 + 4, 4))), Contains("same-data-again")) << "another size";
 }
 
 TEST(Findings, LeaveSmallDataThatIsSentAgainAlone) {
@@ -375,6 +421,40 @@ TEST(Findings, NameSynchronizationsAndTheirCause) {
   EXPECT_NEAR(finding.seconds, 101 * kUs, 1e-9);
   // The GPU idles from 599 to 649.
   expect_gain(finding, 25, 50);
+}
+
+TEST(Findings, CopiesToTheHostThatThemselvesWaitAreSynchronizations) {
+  const auto builder = [](std::int64_t call_ends) {
+    TimelineBuilder made;
+    for (std::int64_t t = 0; t < 8000; t += 1000) {
+      made.step(t, t + 1000);
+      made.frame("train.cpp(31): log", t + 500, t + 605);
+      made.copy(CopyDirection::d2h, MemoryKind::pageable, 4, t + 500, t + call_ends, t + 598, t + 599);
+      made.kernel(t + 640, t + 649, t + 1000);
+    }
+    return made;
+  };
+  const Finding finding = only_finding(builder(600));
+  EXPECT_EQ(finding.id, "synchronizations");
+  EXPECT_EQ(finding.places[0].function, "train.cpp(31): log");
+  EXPECT_NEAR(finding.seconds, 100 * kUs, 1e-9);
+  expect_gain(finding, 25, 50);
+  EXPECT_THAT(ids(diagnose(builder(598))), IsEmpty()) << "the call ended before the copy";
+}
+
+TEST(Findings, WaitsForSmallCopiesToTheGpuAreSynchronizations) {
+  const auto builder = [](std::uint64_t bytes) {
+    return steps(
+        [bytes](TimelineBuilder& b, std::int64_t t) {
+          b.op("aten::to", t + 1, t + 8);
+          b.copy(CopyDirection::h2d, MemoryKind::pageable, bytes, t + 2, t + 3, t + 3, t + 4);
+          b.call(CallKind::stream_synchronize, t + 4, t + 6);
+        },
+        100);
+  };
+  EXPECT_EQ(only_finding(builder(4)).id, "synchronizations");
+  EXPECT_EQ(only_finding(builder(64 << 10)).id, "synchronizations");
+  EXPECT_EQ(only_finding(builder((64 << 10) + 1)).id, "pageable-copies");
 }
 
 TEST(Findings, GiveNothingForASynchronizationWhileTheGpuHasWork) {

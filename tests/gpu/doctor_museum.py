@@ -504,7 +504,7 @@ def main() -> int:
             found = (
                 {"overhead": overhead(museum.penstock, museum.folder)}
                 if options.overhead
-                else {"peers": Peers(run, museum.folder, chosen).table(options.jobs)}
+                else {"peers": Peers(run, museum.command, museum.folder, chosen).table(options.jobs)}
             )
             if options.json:
                 options.json.write_text(json.dumps(found, indent=2) + "\n")

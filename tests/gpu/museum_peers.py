@@ -1,6 +1,6 @@
-"""What other tools say about the museum's PyTorch programs: torch.profiler, HolisticTraceAnalysis, scalene and
-traceml-ai, as far as they are installed. The table has what each says. It can be checked only if it names the line of
-the mistake."""
+"""What other tools say about the museum's programs: torch.profiler, HolisticTraceAnalysis, scalene and traceml-ai about
+those with PyTorch, and the rules of Nsight Systems about those in C++, too, as far as they are installed. The table has
+what each says. It can be checked only if it names the line of the mistake."""
 
 import concurrent.futures
 import dataclasses
@@ -8,6 +8,7 @@ import importlib.util
 import json
 import pathlib
 import re
+import shutil
 import socket
 import sys
 
@@ -52,30 +53,52 @@ def train(x):
 """
 
 
+# Those of Nsight Systems that are about copies, waits and an idle GPU.
+NSYS_RULES = "cuda_memcpy_async,cuda_memcpy_sync,cuda_memset_sync,cuda_api_sync,gpu_gaps,gpu_time_util"
+
+
 @dataclasses.dataclass
 class Answer:
     said: str
-    names_line: bool | None = None  # None: it failed, or is not installed
+    names_line: bool | None = None  # None: it failed, is not installed, or is not for such programs
+
+
+def find_nsys() -> str | None:
+    beside = ["/usr/local/cuda/bin", *sorted(map(str, pathlib.Path("/opt/nvidia").glob("nsight-systems*/*/bin")))]
+    return shutil.which("nsys") or shutil.which("nsys", path=":".join(beside))
+
+
+def rules_that_found(text: str) -> list[str]:
+    """The rules in a report of `nsys analyze` that have something to say, each below a heading with its name."""
+    found = []
+    for section in re.split(r"^\s*\*\* ", text, flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        name = re.search(r"\((\w+)\)", heading)
+        if name and body.strip() and not re.search(r"no problems detected|does not contain", body):
+            found.append(name[1])
+    return found
 
 
 class Peers:
-    """`run` is that of the museum."""
+    """`run` is the museum's, as is `command_of`: an exhibit's command, environment, file and line."""
 
-    def __init__(self, run, folder: pathlib.Path, exhibits: list[Exhibit]) -> None:
+    def __init__(self, run, command_of, folder: pathlib.Path, exhibits: list[Exhibit]) -> None:
         self.run = run
+        self.command_of = command_of
         self.folder = folder
-        self.exhibits = [e for e in exhibits if e.finding and not e.native]
+        self.exhibits = [exhibit for exhibit in exhibits if exhibit.finding]
         for name, text in (("peer_torch", TORCH), ("peer_hta", HTA)):
             (folder / f"{name}.py").write_text(text)
 
     def table(self, jobs: int) -> list[dict]:
+        rows = []
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            rows = list(pool.map(self.ask, self.exhibits))
-        for row in rows:
-            print(f"\n{row['name']} (line {row['line']})")
-            for tool, answer in row["answers"].items():
-                line = {True: "names the line", False: "another line or none", None: ""}[answer["names_line"]]
-                print(f"  {tool:14} {line:21} {answer['said']}")
+            for row in pool.map(self.ask, self.exhibits):
+                rows.append(row)
+                print(f"\n{row['name']} (line {row['line']})")
+                for tool, answer in row["answers"].items():
+                    line = {True: "names the line", False: "another line or none", None: ""}[answer["names_line"]]
+                    print(f"  {tool:14} {line:21} {answer['said']}", flush=True)
         print()
         for tool in rows[0]["answers"] if rows else []:
             answers = [row["answers"][tool] for row in rows if row["answers"][tool]["names_line"] is not None]
@@ -88,16 +111,27 @@ class Peers:
         folder = self.folder / ("peers_" + re.sub(r"\W+", "_", exhibit.name))
         folder.mkdir()
         program = folder / "program.py"
-        text = exhibit.text()
-        program.write_text(text)
-        line = next(number for number, code in enumerate(text.splitlines(), 1) if "# HERE" in code)
         tools = {"torch.profiler": self.torch, "HTA": self.hta, "scalene": self.scalene, "traceml-ai": self.traceml}
+        if exhibit.native:
+            command, environment, source, line = self.command_of(exhibit, False)
+        else:
+            text = exhibit.text()
+            program.write_text(text)
+            line = next(number for number, code in enumerate(text.splitlines(), 1) if "# HERE" in code)
+            command, environment, source = [sys.executable, program], {}, program
         answers = {}
         for tool, question in tools.items():
+            if exhibit.native:
+                answers[tool] = Answer("only for Python")
+                continue
             try:
                 answers[tool] = question(program, line)
             except Exception as error:  # a tool that fails is a result
                 answers[tool] = Answer(f"failed: {type(error).__name__}: {str(error)[:80]}")
+        try:
+            answers["nsys"] = self.nsys(folder, command, environment, f"{source.name}:{line}")
+        except Exception as error:
+            answers["nsys"] = Answer(f"failed: {type(error).__name__}: {str(error)[:80]}")
         return {
             "name": exhibit.name,
             "expected": exhibit.finding,
@@ -110,6 +144,17 @@ class Peers:
         if result.returncode != 0:
             raise RuntimeError(f"status {result.returncode}: {(result.stderr.strip().splitlines() or ['nothing'])[-1]}")
         return result.stdout.splitlines()
+
+    def nsys(self, folder: pathlib.Path, command: list, environment: dict, place: str) -> Answer:
+        nsys = find_nsys()
+        if nsys is None:
+            return Answer("not installed")
+        recording = folder / "recording"
+        self.lines_of([nsys, "profile", "--trace", "cuda", "--force-overwrite", "true", "-o", recording, *command],
+                      environment)  # fmt: skip
+        report = self.lines_of([nsys, "analyze", "--rule", NSYS_RULES, f"{recording}.nsys-rep"])
+        text = "\n".join(report)
+        return Answer(", ".join(rules_that_found(text)) or "nothing", place in text)
 
     @staticmethod
     def port() -> int:

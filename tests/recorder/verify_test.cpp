@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,17 @@ TEST_F(Verify, SetsTheGainBesideThePrediction) {
   EXPECT_EQ(comparison.at("of"), "step");
   EXPECT_EQ(comparison.at("in_range"), true);
   EXPECT_GT(comparison.at("gained_seconds"), 0);
+}
+
+TEST_F(Verify, IsOnThePage) {
+  const std::string page = (command_.home() / "page.html").string();
+  const CommandResult result = command_.run({"doctor", "--html", page, "--verify", "$PROGRAM init pinned=30",
+                                             "--", PENSTOCK_RECORDER_PROGRAM, "init", "steps=20"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  std::ifstream in(page);
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  EXPECT_THAT(text, AllOf(HasSubstr("Verified with $PROGRAM init pinned=30"),
+                          HasSubstr("pageable-copies: gone"), HasSubstr("predicted for what is gone")));
 }
 
 TEST_F(Verify, ComparesWholeRecordingsIfThereAreNoSteps) {
