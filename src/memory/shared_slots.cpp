@@ -3,9 +3,9 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
+#include <penstock/core/shared_pages.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/memory/registration.hpp>
-#include <penstock/memory/shared_pages.hpp>
 #include <penstock/memory/shared_slots.hpp>
 
 #include <fmt/format.h>

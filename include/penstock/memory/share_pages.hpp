@@ -1,7 +1,7 @@
 #pragma once
 
 #include <penstock/core/function_ref.hpp>
-#include <penstock/memory/shared_pages.hpp>
+#include <penstock/core/shared_pages.hpp>
 
 #include <cstddef>
 #include <functional>

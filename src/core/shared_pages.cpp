@@ -1,6 +1,6 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/memory/shared_pages.hpp>
+#include <penstock/core/shared_pages.hpp>
 
 #include <fcntl.h>
 #include <fmt/format.h>
