@@ -97,6 +97,8 @@ Event Device::create_event(EventTiming timing, EventWait wait) const {
 
 void* Device::allocate(std::size_t bytes) const { return backend().device_allocate(bytes); }
 
+void* Device::allocate_shared(std::size_t bytes) const { return backend().device_allocate_shared(bytes); }
+
 void Device::deallocate(void* data) const noexcept { backend().device_free(data); }
 
 void* Device::allocate_host(std::size_t bytes) const { return backend().host_allocate(bytes); }

@@ -43,7 +43,8 @@ constexpr bool same_argument() {
   } else {
     return sizeof(Ours) == sizeof(Theirs) &&
            ((is_number<Ours> && is_number<Theirs>) ||
-            (std::is_floating_point_v<Ours> && std::is_floating_point_v<Theirs>));
+            (std::is_floating_point_v<Ours> && std::is_floating_point_v<Theirs>) ||
+            (std::is_class_v<Ours> && std::is_class_v<Theirs>));
   }
 }
 
@@ -73,6 +74,7 @@ static_assert(!SameFunction<Result (*)(Address*, unsigned), PFN_cuMemAlloc_v3020
 static_assert(std::is_same_v<Address, CUdeviceptr>);
 static_assert(std::is_same_v<Ordinal, CUdevice>);
 static_assert(sizeof(Uuid) == sizeof(CUuuid));
+static_assert(sizeof(IpcMemoryHandle) == sizeof(CUipcMemHandle));
 
 TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(kSuccess, CUDA_SUCCESS);
@@ -82,6 +84,9 @@ TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(kDeinitialized, CUDA_ERROR_DEINITIALIZED);
   EXPECT_EQ(kStubLibrary, CUDA_ERROR_STUB_LIBRARY);
   EXPECT_EQ(kNoDevice, CUDA_ERROR_NO_DEVICE);
+  EXPECT_EQ(kInvalidContext, CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_EQ(kMapFailed, CUDA_ERROR_MAP_FAILED);
+  EXPECT_EQ(kPeerAccessUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
   EXPECT_EQ(kJitCompilerNotFound, CUDA_ERROR_JIT_COMPILER_NOT_FOUND);
   EXPECT_EQ(kUnsupportedPtxVersion, CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
   EXPECT_EQ(kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE);
@@ -91,6 +96,7 @@ TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(kLaunchTimeout, CUDA_ERROR_LAUNCH_TIMEOUT);
   EXPECT_EQ(kPeerAccessAlreadyEnabled, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
   EXPECT_EQ(kAssert, CUDA_ERROR_ASSERT);
+  EXPECT_EQ(kTooManyPeers, CUDA_ERROR_TOO_MANY_PEERS);
   EXPECT_EQ(kHostMemoryAlreadyRegistered, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   EXPECT_EQ(kHostMemoryNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
   EXPECT_EQ(kHardwareStackError, CUDA_ERROR_HARDWARE_STACK_ERROR);
@@ -124,6 +130,7 @@ TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(kHostRegisterPortable, static_cast<unsigned>(CU_MEMHOSTREGISTER_PORTABLE));
   EXPECT_EQ(kHostRegisterDeviceMap, static_cast<unsigned>(CU_MEMHOSTREGISTER_DEVICEMAP));
   EXPECT_EQ(kHostRegisterReadOnly, static_cast<unsigned>(CU_MEMHOSTREGISTER_READ_ONLY));
+  EXPECT_EQ(kIpcLazyEnablePeerAccess, static_cast<unsigned>(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
 }
 
 }  // namespace

@@ -73,6 +73,9 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
         refused([&] { backend.event_synchronize(e); });
         refused([&] { static_cast<void>(backend.event_elapsed(e, e)); });
         refused([&] { backend.device_allocate(1); });
+        refused([&] { backend.device_allocate_shared(1); });
+        refused([&] { static_cast<void>(backend.memory_export(memory)); });
+        refused([&] { static_cast<void>(backend.memory_import({})); });
         refused([&] { backend.host_register(pinned, 4096, false); });
         refused([&] { backend.host_allocate(1); });
         refused([&] { static_cast<void>(backend.kind_of(pinned)); });
@@ -103,6 +106,7 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
         backend.device_free(memory);
         backend.host_free(pinned);
         backend.host_unregister(pinned);
+        backend.memory_close(memory);
         event.reset();
         stream.reset();
         device.reset();

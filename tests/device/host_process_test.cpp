@@ -62,6 +62,9 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
     good &= refuses([&] { backend.device_allocate(1); });
     good &= refuses([&] { backend.host_register(pinned, 4096, false); });
     good &= refuses([&] { backend.host_allocate(1); });
+    good &= refuses([&] { backend.device_allocate_shared(1); });
+    good &= refuses([&] { static_cast<void>(backend.memory_export(block)); });
+    good &= refuses([&] { static_cast<void>(backend.memory_import({})); });
     good &= refuses([&] { static_cast<void>(backend.kind_of(block)); });
     good &= refuses([&] { static_cast<void>(backend.device_address(pinned)); });
     good &= refuses([&] { backend.copy(block, pinned, 64, CopyDirection::h2d, stream->native()); });
@@ -73,6 +76,7 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
     backend.device_free(block);
     backend.host_free(pinned);
     backend.host_unregister(pinned);
+    backend.memory_close(block);
     event.reset();
     stream.reset();
     device.reset();

@@ -46,7 +46,11 @@ class WrongBytesBackend final : public Backend {
     return inner_->event_elapsed(begin, end);
   }
   void* device_allocate(std::size_t bytes) override { return inner_->device_allocate(bytes); }
+  void* device_allocate_shared(std::size_t bytes) override { return inner_->device_allocate_shared(bytes); }
   void device_free(void* data) noexcept override { inner_->device_free(data); }
+  PeerMemoryHandle memory_export(const void* data) const override { return inner_->memory_export(data); }
+  void* memory_import(const PeerMemoryHandle& handle) override { return inner_->memory_import(handle); }
+  void memory_close(void* imported) noexcept override { inner_->memory_close(imported); }
   void host_register(void* data, std::size_t bytes, bool read_only) override {
     inner_->host_register(data, bytes, read_only);
   }

@@ -49,5 +49,6 @@ long fake_cuda_live_modules() {
 }
 long fake_cuda_live_contexts() { return registry().live_contexts(); }
 std::size_t fake_cuda_device_bytes() { return memory().device_bytes(); }
+long fake_cuda_opened_memory() { return memory().opened(); }
 std::size_t fake_cuda_locked_bytes() { return memory().locked_bytes(); }
 long fake_cuda_calls_after_fork() { return script().calls_after_fork; }

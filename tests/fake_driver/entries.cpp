@@ -366,6 +366,28 @@ Result cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
   return kSuccess;
 }
 
+Result cuMemGetAddressRange(Address* first, std::size_t* bytes, Address address) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemGetAddressRange);
+  return memory().range_of(address, first, bytes);
+}
+
+Result cuIpcGetMemHandle(IpcMemoryHandle* handle, Address address) {
+  FAKE_BEGIN_IN_CONTEXT(cuIpcGetMemHandle);
+  current()->wait_idle();
+  return memory().name_device(address, handle);
+}
+
+Result cuIpcOpenMemHandle(Address* address, IpcMemoryHandle handle, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuIpcOpenMemHandle);
+  if (flags != penstock::cuda::kIpcLazyEnablePeerAccess) return kInvalidValue;
+  return memory().open_named(current()->device, handle, address);
+}
+
+Result cuIpcCloseMemHandle(Address address) {
+  FAKE_BEGIN_IN_CONTEXT(cuIpcCloseMemHandle);
+  return memory().close_named(address);
+}
+
 Result cuMemHostRegister(void* data, std::size_t bytes, unsigned flags) {
   FAKE_BEGIN_IN_CONTEXT(cuMemHostRegister);
   if ((flags & ~0xbu) != 0) return kInvalidValue;
@@ -607,6 +629,7 @@ constexpr ErrorText kErrors[] = {
     {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {205, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
     {kPeerAccessUnsupported, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported"},
     {kInvalidPtx, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
     {221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found"},

@@ -36,6 +36,7 @@
   X(long, live_modules, ())                                                                                  \
   X(long, live_contexts, ())                                                                                 \
   X(std::size_t, device_bytes, ()) /* allocated now, all devices */                                          \
+  X(long, opened_memory, ())       /* allocations of other processes that are open now */                    \
   X(std::size_t, locked_bytes, ()) /* registered and allocated now */                                        \
   /* Calls that a forked child made although the driver cannot work there. */                                \
   X(long, calls_after_fork, ())

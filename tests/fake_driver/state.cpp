@@ -1,5 +1,6 @@
 #include "state.hpp"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -125,13 +126,14 @@ bool is_mapped(Address begin, std::size_t bytes, bool read_only) {
 // A kernel may read all of an aligned chunk of which it needs a byte; on a GPU that stays within the page. A
 // GPU's memory also does not share a page with the program's, which may be locked.
 constexpr std::size_t kPage = 4096;
-std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
 
 thread_local int asking_device = 0;
 
 }  // namespace
+
+std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 void work_for(int device) { asking_device = device; }
 
@@ -155,7 +157,10 @@ std::pair<Found, Memory::Range> Memory::look_up(Address address, std::size_t byt
 
 Found Memory::find(Address address, std::size_t bytes) {
   const auto [found, range] = look_up(address, bytes);
-  if (found.kind != Kind::device || registry().has_access(asking_device, range.device)) return found;
+  if (found.kind != Kind::device) return found;
+  const bool access = range.opened_by >= 0 ? range.opened_by == asking_device
+                                           : registry().has_access(asking_device, range.device);
+  if (access) return found;
   return {.kind = Kind::device};
 }
 
@@ -179,7 +184,8 @@ std::size_t Memory::device_bytes(int device) {
   const std::lock_guard lock(mutex_);
   std::size_t sum = 0;
   for (const auto& [address, range] : ranges_) {
-    if (range.kind == Kind::device && (device < 0 || device == range.device)) sum += range.bytes;
+    if (range.kind == Kind::device && range.opened_by < 0 && (device < 0 || device == range.device))
+      sum += range.bytes;
   }
   return sum;
 }
@@ -210,9 +216,17 @@ Result Memory::allocate_device(int device, std::size_t bytes, Address* address) 
 Result Memory::free_device(Address address) {
   const std::lock_guard lock(mutex_);
   const auto range = ranges_.find(address);
-  if (range == ranges_.end() || range->second.kind != Kind::device) return kInvalidValue;
+  if (range == ranges_.end() || range->second.kind != Kind::device || range->second.opened_by >= 0)
+    return kInvalidValue;
+  void* const data = reinterpret_cast<void*>(address);
+  if (range->second.file >= 0) {
+    // The heap gets back the memory that it gave.
+    mmap(data, whole_pages(range->second.bytes), PROT_READ | PROT_WRITE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    close(range->second.file);
+  }
   ranges_.erase(range);
-  std::free(reinterpret_cast<void*>(address));
+  std::free(data);
   return kSuccess;
 }
 

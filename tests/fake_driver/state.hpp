@@ -23,6 +23,7 @@
 namespace fake_cuda {
 
 using penstock::cuda::Address;
+using penstock::cuda::IpcMemoryHandle;
 using penstock::cuda::Result;
 
 inline constexpr Result kSuccess = 0;
@@ -128,6 +129,14 @@ class Memory {
   Result add_registered(int device, void* data, std::size_t bytes, unsigned flags);
   Result remove_registered(void* data);
 
+  // Device memory of other processes, which lies in files of memory. Only whole allocations have a name, and
+  // the process that has one does not open it.
+  Result name_device(Address address, IpcMemoryHandle* handle);
+  Result open_named(int device, const IpcMemoryHandle& handle, Address* address);
+  Result close_named(Address address);
+  /// The allocation of device memory that `address` lies in.
+  Result range_of(Address address, Address* begin, std::size_t* bytes);
+
   /// The memory of [address, address + bytes), by its address on the host or on the devices. Nothing if it is
   /// not all of one range. Memory of another device is found, but has no addresses without access to it.
   [[nodiscard]] Found find(Address address, std::size_t bytes = 1);
@@ -141,6 +150,7 @@ class Memory {
   [[nodiscard]] void* kernel_writes(Address address, std::size_t bytes);
 
   [[nodiscard]] std::size_t device_bytes(int device = -1);
+  [[nodiscard]] long opened();
   [[nodiscard]] std::size_t locked_bytes();
 
  private:
@@ -151,6 +161,10 @@ class Memory {
     bool portable = false;
     Address above = 0;   ///< by how much its address on the devices exceeds that on the host
     bool mapped = true;  ///< for the devices
+    int file = -1;       ///< of device memory that has a name, or is that of another process
+    int opened_by = -1;  ///< the device that has opened it; -1: it is this process's own
+    long opened = 0;     ///< how many times
+    unsigned long long inode = 0;
   };
   [[nodiscard]] std::pair<Found, Range> look_up(Address address, std::size_t bytes);
   [[nodiscard]] bool overlaps(Address address, std::size_t bytes) const;
@@ -161,6 +175,8 @@ class Memory {
 };
 
 Memory& memory();
+
+[[nodiscard]] std::size_t whole_pages(std::size_t bytes);
 
 /// A device's primary context.
 struct ContextState {

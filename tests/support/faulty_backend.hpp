@@ -38,6 +38,7 @@ enum class Entry : std::size_t {
   event_synchronize,
   event_elapsed,
   device_allocate,
+  device_allocate_shared,
   device_free,
   host_register,
   host_unregister,
@@ -46,6 +47,9 @@ enum class Entry : std::size_t {
   kind_of,
   owns,
   device_address,
+  memory_export,
+  memory_import,
+  memory_close,
   copy,
   fill,
   copy_each,
@@ -63,6 +67,7 @@ struct LiveHandles {
   std::size_t device_allocations = 0;
   std::size_t host_allocations = 0;
   std::size_t registrations = 0;
+  std::size_t imports = 0;
   bool operator==(const LiveHandles&) const = default;
 };
 
@@ -122,7 +127,8 @@ class FaultyBackend final : public Backend {
 
   [[nodiscard]] LiveHandles live() const {
     const std::lock_guard lock(mutex_);
-    return {streams_.size(), events_.size(), device_.size(), host_.size(), registered_.size()};
+    return {streams_.size(), events_.size(), device_.size(), host_.size(), registered_.size(),
+            imported_.size()};
   }
 
   const DeviceInfo& info() const noexcept override { return info_; }
@@ -203,6 +209,10 @@ class FaultyBackend final : public Backend {
     enter(Entry::device_allocate);
     return keep(device_, inner_->device_allocate(bytes));
   }
+  void* device_allocate_shared(std::size_t bytes) override {
+    enter(Entry::device_allocate_shared);
+    return keep(device_, inner_->device_allocate_shared(bytes));
+  }
   void device_free(void* data) noexcept override {
     leave(Entry::device_free, device_, data);
     inner_->device_free(data);
@@ -235,6 +245,18 @@ class FaultyBackend final : public Backend {
   void* device_address(void* locked) const override {
     enter(Entry::device_address);
     return inner_->device_address(locked);
+  }
+  PeerMemoryHandle memory_export(const void* data) const override {
+    enter(Entry::memory_export);
+    return inner_->memory_export(data);
+  }
+  void* memory_import(const PeerMemoryHandle& handle) override {
+    enter(Entry::memory_import);
+    return keep(imported_, inner_->memory_import(handle));
+  }
+  void memory_close(void* imported) noexcept override {
+    leave(Entry::memory_close, imported_, imported);
+    inner_->memory_close(imported);
   }
 
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
@@ -341,7 +363,7 @@ class FaultyBackend final : public Backend {
   DeviceInfo info_;
   mutable std::mutex mutex_;
   mutable std::array<Plan, static_cast<std::size_t>(Entry::last_) + 1> plans_;
-  Handles streams_, events_, device_, host_, registered_;
+  Handles streams_, events_, device_, host_, registered_, imported_;
   std::array<std::atomic<std::size_t>, 3> copied_{};
   std::atomic<const std::uint32_t*> copy_waits_for_{nullptr};
   std::atomic<const std::uint32_t*> all_wait_for_{nullptr};

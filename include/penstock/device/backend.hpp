@@ -3,6 +3,7 @@
 #include <penstock/device/device_info.hpp>
 #include <penstock/device/event.hpp>
 #include <penstock/device/memory_kind.hpp>
+#include <penstock/device/peer_memory.hpp>
 #include <penstock/device/requests.hpp>
 #include <penstock/device/stream.hpp>
 
@@ -56,6 +57,7 @@ class Backend {
 
   // Memory. Device has the same functions with the words of their names swapped.
   virtual void* device_allocate(std::size_t bytes) = 0;
+  virtual void* device_allocate_shared(std::size_t bytes) = 0;
   virtual void device_free(void* data) noexcept = 0;
   virtual void host_register(void* data, std::size_t bytes, bool read_only) = 0;
   virtual void host_unregister(void* data) noexcept = 0;
@@ -64,6 +66,12 @@ class Backend {
   [[nodiscard]] virtual MemoryKind kind_of(const void* data) const = 0;
   [[nodiscard]] virtual bool owns(const void* data) const = 0;
   [[nodiscard]] virtual void* device_address(void* locked) const = 0;
+
+  // Memory of other processes: see peer_memory.hpp.
+  [[nodiscard]] virtual PeerMemoryHandle memory_export(const void* data) const = 0;
+  /// The begin of the allocation in which the memory lies.
+  [[nodiscard]] virtual void* memory_import(const PeerMemoryHandle& handle) = 0;
+  virtual void memory_close(void* imported) noexcept = 0;
 
   // Work, enqueued as Stream says. A request is copied before the call returns.
   virtual void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,

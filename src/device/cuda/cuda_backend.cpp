@@ -17,6 +17,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -181,6 +183,9 @@ class CudaBackend final : public Backend {
     return reinterpret_cast<void*>(address);
   }
 
+  // The driver can name any allocation of cuMemAlloc to other processes.
+  void* device_allocate_shared(std::size_t bytes) override { return device_allocate(bytes); }
+
   void device_free(void* data) noexcept override {
     if (data != nullptr) release(context_, driver_.mem_free, as_address(data));
   }
@@ -238,6 +243,62 @@ class CudaBackend final : public Backend {
           info_.spec));
     }
     return pointer.device;
+  }
+
+  [[nodiscard]] PeerMemoryHandle memory_export(const void* data) const override {
+    const Pointer pointer = look_up(data, 4);
+    if (pointer.type != kMemoryTypeDevice || pointer.ordinal != info_.index) {
+      throw InvalidArgument(fmt::format(
+          "the memory at {} is not device memory of {}, which alone can be named to other processes", data,
+          info_.spec));
+    }
+    Address begin = 0;
+    std::size_t bytes = 0;
+    call(context_, driver_.mem_get_address_range, &begin, &bytes, as_address(data));
+    IpcMemoryHandle native{};
+    const Result result = try_call(context_, driver_.ipc_get_mem_handle, &native, begin);
+    if (result == kInvalidValue || result == kNotSupported) {
+      throw Unsupported(fmt::format(
+          "the memory at {} cannot be named to other processes ({}): the driver does so only with memory of "
+          "cuMemAlloc; allocate it with Device::allocate_shared",
+          data, driver_.error_name(result)));
+    }
+    driver_.check(result, driver_.ipc_get_mem_handle.name);
+    const std::uint64_t offset = as_address(data) - begin;
+    PeerMemoryHandle handle{.offset = offset, .bytes = bytes - offset};
+    static_assert(sizeof native == sizeof handle.native);
+    std::memcpy(handle.native.data(), &native, sizeof native);
+    return handle;
+  }
+
+  [[nodiscard]] void* memory_import(const PeerMemoryHandle& handle) override {
+    IpcMemoryHandle native{};
+    std::memcpy(&native, handle.native.data(), sizeof native);
+    Address begin = 0;
+    const Result result =
+        try_call(context_, driver_.ipc_open_mem_handle, &begin, native, kIpcLazyEnablePeerAccess);
+    switch (result) {
+      case kInvalidContext:  // of the process that has named it
+      case kMapFailed:
+      case kPeerAccessUnsupported:
+      case kTooManyPeers:
+      case kNotPermitted:
+      case kNotSupported:
+        throw Unsupported(
+            fmt::format("{} cannot map the memory of another process ({}): its GPU has no link to this one, "
+                        "the container "
+                        "lacks it, or the memory is this process's own. Check `nvidia-smi topo -p2p rw`.",
+                        info_.spec, driver_.error_name(result)));
+      default:
+        driver_.check(result, driver_.ipc_open_mem_handle.name);
+    }
+    return reinterpret_cast<void*>(begin);
+  }
+
+  void memory_close(void* imported) noexcept override {
+    if (imported == nullptr) return;
+    release(context_, driver_.ctx_synchronize);
+    release(context_, driver_.ipc_close_mem_handle, as_address(imported));
   }
 
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,

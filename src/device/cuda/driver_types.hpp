@@ -26,6 +26,11 @@ struct Uuid {
   char bytes[16];
 };
 
+/// Names an allocation to other processes: CUipcMemHandle.
+struct IpcMemoryHandle {
+  char bytes[64];
+};
+
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kInvalidValue = 1;
 inline constexpr Result kOutOfMemory = 2;
@@ -33,6 +38,9 @@ inline constexpr Result kNotInitialized = 3;
 inline constexpr Result kDeinitialized = 4;
 inline constexpr Result kStubLibrary = 34;
 inline constexpr Result kNoDevice = 100;
+inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kMapFailed = 205;
+inline constexpr Result kPeerAccessUnsupported = 217;
 inline constexpr Result kJitCompilerNotFound = 221;
 inline constexpr Result kUnsupportedPtxVersion = 222;
 inline constexpr Result kEccUncorrectable = 214;
@@ -42,6 +50,7 @@ inline constexpr Result kIllegalAddress = 700;
 inline constexpr Result kLaunchTimeout = 702;
 inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kAssert = 710;
+inline constexpr Result kTooManyPeers = 711;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 inline constexpr Result kHostMemoryNotRegistered = 713;
 inline constexpr Result kHardwareStackError = 714;
@@ -92,6 +101,7 @@ inline constexpr unsigned kHostAllocDeviceMap = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostRegisterDeviceMap = 2;
 inline constexpr unsigned kHostRegisterReadOnly = 8;
+inline constexpr unsigned kIpcLazyEnablePeerAccess = 1;
 
 }  // namespace penstock::cuda
 
@@ -129,6 +139,10 @@ inline constexpr unsigned kHostRegisterReadOnly = 8;
   X(mem_alloc, cuMemAlloc, 3020, (Address*, std::size_t))                                                 \
   X(mem_free, cuMemFree, 3020, (Address))                                                                 \
   X(mem_get_info, cuMemGetInfo, 3020, (std::size_t*, std::size_t*))                                       \
+  X(mem_get_address_range, cuMemGetAddressRange, 3020, (Address*, std::size_t*, Address))                 \
+  X(ipc_get_mem_handle, cuIpcGetMemHandle, 4010, (IpcMemoryHandle*, Address))                             \
+  X(ipc_open_mem_handle, cuIpcOpenMemHandle, 11000, (Address*, IpcMemoryHandle, unsigned))                \
+  X(ipc_close_mem_handle, cuIpcCloseMemHandle, 4010, (Address))                                           \
   X(mem_host_register, cuMemHostRegister, 6050, (void*, std::size_t, unsigned))                           \
   X(mem_host_unregister, cuMemHostUnregister, 4000, (void*))                                              \
   X(mem_host_alloc, cuMemHostAlloc, 2020, (void**, std::size_t, unsigned))                                \

@@ -3,6 +3,7 @@
 #include "device/gather_rules.hpp"
 #include "device/host/host_core.hpp"
 #include "device/host/host_event.hpp"
+#include "device/host/host_peer_memory.hpp"
 #include "device/host/host_stream.hpp"
 #include "device/order_rules.hpp"
 #include "device/split_rules.hpp"
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -29,7 +31,9 @@ constexpr std::size_t kTakenAtCall = 64 * kKiB;
 class HostBackend final : public Backend {
  public:
   explicit HostBackend(const HostOptions& options)
-      : info_(host_device_info(options)), core_(std::make_shared<HostCore>(options, info_.memory_bytes)) {}
+      : info_(host_device_info(options)),
+        link_{options.peer_bytes_per_second, options.latency, options.late},
+        core_(std::make_shared<HostCore>(options, info_.memory_bytes)) {}
   ~HostBackend() override;
 
   const DeviceInfo& info() const noexcept override { return info_; }
@@ -55,6 +59,7 @@ class HostBackend final : public Backend {
   double event_elapsed(EventHandle begin, EventHandle end) override;
 
   void* device_allocate(std::size_t bytes) override;
+  void* device_allocate_shared(std::size_t bytes) override;
   void device_free(void* data) noexcept override;
   void host_register(void* data, std::size_t bytes, bool read_only) override;
   void host_unregister(void* data) noexcept override;
@@ -63,6 +68,9 @@ class HostBackend final : public Backend {
   MemoryKind kind_of(const void* data) const override;
   bool owns(const void* data) const override;
   void* device_address(void* locked) const override;
+  PeerMemoryHandle memory_export(const void* data) const override;
+  void* memory_import(const PeerMemoryHandle& handle) override;
+  void memory_close(void* imported) noexcept override;
 
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
             StreamHandle stream) override;
@@ -74,10 +82,12 @@ class HostBackend final : public Backend {
   void fill_order(const OrderRequest& request, StreamHandle stream) override;
 
  private:
-  /// What one end of a copy is, and the device that owns it if it is device memory.
+  /// What one end of a copy is, and the device that owns it if it is device memory. Memory of another process
+  /// has no owner here.
   struct End {
     RangeKind range;
     HostCore* owner = nullptr;
+    Wire* wire = nullptr;  ///< on which the owner sends to its peers
   };
 
   [[nodiscard]] bool forked() const noexcept { return generation_ != fork_generation(); }
@@ -93,9 +103,11 @@ class HostBackend final : public Backend {
 
   const std::uint64_t generation_ = fork_generation();
   const DeviceInfo info_;
+  const HostPeerLink link_;
   const std::shared_ptr<HostCore> core_;
   mutable std::mutex peers_mutex_;
-  std::vector<std::weak_ptr<HostCore>> peers_;  // guarded by peers_mutex_
+  std::vector<std::weak_ptr<HostCore>> peers_;                            // guarded by peers_mutex_
+  std::map<const std::byte*, std::unique_ptr<HostPeerMemory>> imported_;  // by their begin; the same mutex
   std::mutex default_mutex_;
   std::shared_ptr<HostStream> default_;  // guarded by default_mutex_ until it is made
 };
@@ -109,7 +121,9 @@ void check_ends(const RangeKind& destination, const RangeKind& source, CopyDirec
   if (!destination.whole || !source.whole) {
     refuse("copy", "One end runs past the end of the device or locked memory that it begins in.");
   }
-  if (!destination.writable) refuse("copy", "The destination was registered read-only.");
+  if (!destination.writable) {
+    refuse("copy", "The destination was registered read-only, or is memory of another process.");
+  }
   const bool to_device = destination.kind == MemoryKind::device;
   const bool from_device = source.kind == MemoryKind::device;
   const bool agree = direction == CopyDirection::h2d ? to_device && !from_device
@@ -173,22 +187,32 @@ void HostBackend::require_reach(const void* data, std::size_t bytes, bool write,
 
 HostBackend::End HostBackend::find(const void* data, std::size_t bytes) const {
   const RangeKind range = core_->memory.kind_of(data, bytes);
-  if (range.kind != MemoryKind::pageable) return {range, core_.get()};
+  if (range.kind != MemoryKind::pageable) return {range, core_.get(), &core_->to_peers};
   const std::lock_guard lock(peers_mutex_);
   for (const std::weak_ptr<HostCore>& each : peers_) {
     const std::shared_ptr<HostCore> peer = each.lock();
     if (peer == nullptr) continue;
     const RangeKind there = peer->memory.kind_of(data, bytes);
-    if (there.kind == MemoryKind::device) return {there, peer.get()};
+    if (there.kind == MemoryKind::device) return {there, peer.get(), &peer->to_peers};
   }
-  return {range, core_.get()};
+  const auto* const begin = static_cast<const std::byte*>(data);
+  if (auto next = imported_.upper_bound(begin); next != imported_.begin()) {
+    HostPeerMemory& memory = *(--next)->second;
+    const auto offset = static_cast<std::size_t>(begin - next->first);
+    const std::size_t size = memory.pages.bytes().size();
+    if (offset < size) {
+      const RangeKind there{.kind = MemoryKind::device, .writable = false, .whole = bytes <= size - offset};
+      return {there, nullptr, &memory.wire};
+    }
+  }
+  return {range, core_.get(), nullptr};
 }
 
 Wires HostBackend::wires_of(CopyDirection direction, const End& to, const End& from) const noexcept {
   if (direction == CopyDirection::h2d) return {&core_->to_device};
   if (direction == CopyDirection::d2h) return {&core_->to_host};
   if (to.owner == from.owner) return {};
-  return {&from.owner->to_peers, &to.owner->from_peers};
+  return {from.wire, &to.owner->from_peers};
 }
 
 // The driver also waits before it takes memory away, since work may still use it.
@@ -302,6 +326,11 @@ void* HostBackend::device_allocate(std::size_t bytes) {
   return core_->memory.device_allocate(bytes);
 }
 
+void* HostBackend::device_allocate_shared(std::size_t bytes) {
+  enter("device_allocate_shared");
+  return core_->memory.device_allocate(bytes, true);
+}
+
 void HostBackend::device_free(void* data) noexcept {
   if (data == nullptr || forked()) return;
   drain();
@@ -345,6 +374,38 @@ void* HostBackend::device_address(void* locked) const {
   if (core_->memory.kind_of(locked, 1).kind == MemoryKind::pinned) return locked;
   throw InvalidArgument(
       fmt::format("the memory at {} is not locked, so the device has no address for it", locked));
+}
+
+PeerMemoryHandle HostBackend::memory_export(const void* data) const {
+  enter("memory_export");
+  if (core_->memory.kind_of(data, 1).kind != MemoryKind::device) {
+    throw InvalidArgument(fmt::format(
+        "the memory at {} is not device memory of {}, which alone can be named to other processes", data,
+        info_.spec));
+  }
+  const HostMemory::SharedPlace place = core_->memory.find_shared(data);
+  if (place.pages == nullptr) {
+    throw Unsupported(fmt::format(
+        "the memory at {} cannot be named to other processes: allocate it with Device::allocate_shared",
+        data));
+  }
+  return name_host_memory(*place.pages, place.offset, place.bytes, link_);
+}
+
+void* HostBackend::memory_import(const PeerMemoryHandle& handle) {
+  enter("memory_import");
+  std::unique_ptr<HostPeerMemory> memory = open_host_memory(handle, link_);
+  std::byte* const begin = memory->pages.bytes().data();
+  const std::lock_guard lock(peers_mutex_);
+  imported_.emplace(begin, std::move(memory));
+  return begin;
+}
+
+void HostBackend::memory_close(void* imported) noexcept {
+  if (imported == nullptr || forked()) return;
+  drain();
+  const std::lock_guard lock(peers_mutex_);
+  imported_.erase(static_cast<const std::byte*>(imported));
 }
 
 void HostBackend::copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,

@@ -40,11 +40,12 @@ HostMemory::HostMemory(std::size_t total, std::optional<std::size_t> lock_bytes,
 
 HostMemory::~HostMemory() {
   for (const KnownRange& range : ranges_) {
-    if (range.origin != Origin::registered) std::free(reinterpret_cast<void*>(range.begin));
+    if (range.origin != Origin::registered && !shared_.contains(range.begin))
+      std::free(reinterpret_cast<void*>(range.begin));
   }
 }
 
-void* HostMemory::device_allocate(std::size_t bytes) {
+void* HostMemory::device_allocate(std::size_t bytes, bool shared) {
   if (bytes == 0) {
     throw DeviceError("PENSTOCK_INVALID_VALUE", "allocating device memory", 1,
                       "Zero bytes cannot be allocated.");
@@ -57,13 +58,25 @@ void* HostMemory::device_allocate(std::size_t bytes) {
     }
     used_ += bytes;
   }
-  void* const data = allocate_pages(bytes);
+  std::optional<SharedPages> pages;
+  void* data = nullptr;
+  try {
+    if (shared) pages.emplace(align_up(bytes, page_bytes()), "penstock-device");
+    data = shared ? pages->bytes().data() : allocate_pages(bytes);
+  } catch (...) {
+    const std::unique_lock lock(mutex_);
+    used_ -= bytes;
+    throw;
+  }
+  // A forked child would keep the memory, and has no use for it.
+  if (shared) madvise(data, pages->bytes().size(), MADV_DONTFORK);
   if (data != nullptr && poison_) std::memset(data, kPoison, bytes);
   const std::unique_lock lock(mutex_);
   if (data == nullptr) {
     used_ -= bytes;
     throw OutOfMemory("the system", bytes, used_, 0, "The host itself has no memory left for the device.");
   }
+  if (shared) shared_.emplace(address_of(data), *std::move(pages));
   insert({address_of(data), address_of(data) + bytes, Origin::device, false});
   return data;
 }
@@ -73,7 +86,16 @@ void HostMemory::device_free(void* data) noexcept {
   const std::optional<KnownRange> range = remove(data, Origin::device);
   if (!range) return;
   used_ -= range->end - range->begin;
-  std::free(data);
+  if (shared_.erase(range->begin) == 0) std::free(data);
+}
+
+HostMemory::SharedPlace HostMemory::find_shared(const void* data) const {
+  const std::shared_lock lock(mutex_);
+  const auto range = find(address_of(data));
+  if (range == ranges_.end()) return {};
+  const auto pages = shared_.find(range->begin);
+  if (pages == shared_.end()) return {};
+  return {&pages->second, address_of(data) - range->begin, range->end - address_of(data)};
 }
 
 void* HostMemory::host_allocate(std::size_t bytes) {

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <penstock/core/shared_pages.hpp>
 #include <penstock/device/backend.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -30,7 +32,8 @@ class HostMemory {
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
-  void* device_allocate(std::size_t bytes);
+  /// If `shared`, of pages that other processes can map.
+  void* device_allocate(std::size_t bytes, bool shared = false);
   void device_free(void* data) noexcept;
   void* host_allocate(std::size_t bytes);
   void host_free(void* data) noexcept;
@@ -38,6 +41,13 @@ class HostMemory {
   void host_unregister(void* data) noexcept;
 
   [[nodiscard]] DeviceMemory memory() const;
+  /// The pages of a shared allocation that `data` lies in, and the offset in them; null if there is none.
+  struct SharedPlace {
+    const SharedPages* pages = nullptr;
+    std::size_t offset = 0;
+    std::size_t bytes = 0;  ///< from there to the allocation's end
+  };
+  [[nodiscard]] SharedPlace find_shared(const void* data) const;
   [[nodiscard]] RangeKind kind_of(const void* data, std::size_t bytes) const;
   /// True if the device may carry out all of `pieces`. Also counts the bytes that would cross the link.
   [[nodiscard]] bool reaches(std::span<const CopyPiece> pieces, std::size_t& to_device,
@@ -62,7 +72,8 @@ class HostMemory {
   const std::optional<std::size_t> lock_bytes_;
   const bool poison_;
   mutable std::shared_mutex mutex_;
-  std::vector<KnownRange> ranges_;  // sorted, disjoint
+  std::vector<KnownRange> ranges_;                // sorted, disjoint
+  std::map<std::uintptr_t, SharedPages> shared_;  // the pages of ranges that are shared, by their begin
   std::size_t used_ = 0;
   std::size_t registered_ = 0;
 };
