@@ -29,8 +29,9 @@ using Numbers = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
 constexpr std::size_t kFirstNumbers = 4096;
 constexpr std::size_t kMostInBlock = std::size_t{1} << 16;
 
-/// The first `wanted` numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from the front, so
-/// a number is final once its place was reached (randperm_cpu in ATen/native/TensorFactories.cpp).
+/// The first `wanted` numbers of `torch.randperm(count)` on the CPU, a block at a time. PyTorch shuffles from
+/// the front, so a number is final once its place was reached (randperm_cpu in
+/// ATen/native/TensorFactories.cpp).
 class Shuffle {
  public:
   Shuffle(std::uint64_t seed, std::uint32_t count, std::uint32_t wanted)
@@ -168,9 +169,10 @@ class TorchOrder {
 }  // namespace
 
 void bind_torch_order(nb::module_& module) {
-  nb::class_<TorchOrder>(module, "TorchOrder",
-                         "Iterates over the first `wanted` numbers that torch.randperm(count) draws from a new "
-                         "generator of this seed, in blocks. For counts below `most`.")
+  nb::class_<TorchOrder>(
+      module, "TorchOrder",
+      "Iterates over the first `wanted` numbers that torch.randperm(count) draws from a new "
+      "generator of this seed, in blocks. For counts below `most`.")
       .def(nb::init<std::uint64_t, std::uint32_t, std::uint32_t>(), nb::arg("seed"), nb::arg("count"),
            nb::arg("wanted"))
       .def("__iter__", [](nb::handle self) { return self; })

@@ -127,8 +127,8 @@ class FaultyBackend final : public Backend {
 
   [[nodiscard]] LiveHandles live() const {
     const std::lock_guard lock(mutex_);
-    return {streams_.size(), events_.size(), device_.size(), host_.size(), registered_.size(),
-            imported_.size()};
+    return {streams_.size(), events_.size(),     device_.size(),
+            host_.size(),    registered_.size(), imported_.size()};
   }
 
   const DeviceInfo& info() const noexcept override { return info_; }
