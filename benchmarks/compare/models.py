@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import mmap
 import pathlib
@@ -23,6 +25,15 @@ from .transfers import OURS, Tensors, move_all, ours_to_device, per_tensor
 # Ceilings.
 FLAT = "one flat tensor of as many bytes, `to_device`"
 PINNED = "`.copy_(non_blocking=True)` of each, into pinned memory"
+
+
+def _safetensors() -> str:
+    """The installed release: they differ in how they load."""
+    installed = importlib.util.find_spec("safetensors") is not None
+    return f"safetensors {importlib.metadata.version('safetensors')}" if installed else "safetensors"
+
+
+LOAD_FILE = f"{_safetensors()}, load_file"
 
 
 def compare(setting: Setting) -> list[Result]:
@@ -154,7 +165,7 @@ def _save_all(job: Tensors, setting: Setting) -> list[Result]:
 
     contenders = [
         Contender("torch.save", torch_save),
-        Contender("safetensors.torch.save_file", safetensors_save, ("safetensors",)),
+        Contender(f"{_safetensors()}, save_file", safetensors_save, ("safetensors",)),
         Contender("penstock.save_safetensors", ours(True), **OURS),
         Contender("penstock.save_safetensors(wait=False)", ours(False), **OURS),
     ]
@@ -172,7 +183,7 @@ def _save_all(job: Tensors, setting: Setting) -> list[Result]:
             held.append(time.perf_counter() - begin)
             if pending is not None:
                 pending.wait()
-        if "torch" not in contender.name.split(".")[0]:
+        if contender.name != "torch.save":
             read = map_safetensors(file)
             if any(not torch.equal(read[name], tensor) for name, tensor in job.host.items()):
                 raise WrongBytes("the file holds other bytes")
@@ -230,6 +241,15 @@ def _load_all(job: Tensors, setting: Setting) -> list[Result]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _has_prefetch() -> bool:
+    """True from safetensors 0.9 on."""
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        return False
+    return hasattr(safe_open, "prefetch")
+
+
 def _load_contenders() -> list[Contender]:
     def safetensors_load(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
         from safetensors.torch import load_file
@@ -237,6 +257,27 @@ def _load_contenders() -> list[Contender]:
         if setting.on_gpu:
             return lambda: load_file(str(job.file), device=str(setting.target))
         return lambda: {name: tensor.clone() for name, tensor in load_file(str(job.file)).items()}  # it only maps
+
+    def safetensors_pread(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        from safetensors import safe_open
+
+        def call() -> dict:
+            with safe_open(str(job.file), "pt", str(setting.target), backend="pread") as opened_file:
+                return {name: opened_file.get_tensor(name) for name in job.host}
+
+        return call
+
+    def safetensors_prefetch(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
+        from safetensors import safe_open
+
+        def call() -> dict:
+            with (
+                safe_open(str(job.file), "pt") as opened_file,
+                opened_file.prefetch(device=str(setting.target)) as loader,
+            ):
+                return dict(loader)
+
+        return call
 
     def torch_load(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
         file = job.file.with_suffix(".pt")
@@ -276,10 +317,17 @@ def _load_contenders() -> list[Contender]:
 
         return lambda: penstock.load_safetensors(job.file, setting.device)
 
+    newer = []
+    if _has_prefetch():
+        newer = [
+            Contender(f"{_safetensors()}, safe_open(backend='pread')", safetensors_pread),
+            Contender(f"{_safetensors()}, safe_open.prefetch", safetensors_prefetch, gpu_only=True),
+        ]
     return [
         Contender(FLAT, _flat_to_device, ("penstock",), ceiling=True),
         Contender("torch.load(mmap=True)", torch_load),
-        Contender("safetensors.torch.load_file", safetensors_load, ("safetensors",)),
+        Contender(LOAD_FILE, safetensors_load, ("safetensors",)),
+        *newer,
         Contender("fastsafetensors", fastsafetensors, ("fastsafetensors",), gpu_only=True),
         Contender("InstantTensor", instanttensor, ("instanttensor",), gpu_only=True),
         Contender("Run:ai Model Streamer", runai, ("runai_model_streamer",), gpu_only=True),
@@ -308,7 +356,7 @@ def goals(results: list[Result], setting: Setting) -> list[Goal]:
             share = back["gbps"] / figures["gbps"]
             wanted = "1.05 x the time of pinned copies"
             made.append(Goal(f"{workload}, {contender}", wanted, f"{share:.2f} x", share <= 1.05))
-        cloned = found.get((workload, "safetensors.torch.load_file"))
+        cloned = found.get((workload, LOAD_FILE))
         if not setting.on_gpu and cloned and contender == "penstock.load_safetensors":
             share = figures["gbps"] / cloned["gbps"]
             made.append(Goal(f"{workload}, {contender}", "1 x load_file, cloned", f"{share:.2f} x", share >= 1))

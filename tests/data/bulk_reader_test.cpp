@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -256,7 +257,14 @@ TEST_F(BulkReads, WhoMayNotWriteAFileLearnsWhereItIs) {
   EXPECT_TRUE(Residency(file).knows_pages());
   EXPECT_TRUE(has_as_another(file));
   PENSTOCK_MAKE_COLD(path);
-  for (int i = 0; i < 20; ++i) EXPECT_FALSE(has_as_another(file));
+  for (int i = 0; i < 12; ++i) {
+    const std::size_t before = cached_pages(path);
+    EXPECT_FALSE(has_as_another(file));
+    // Newer kernels bring the page in that was asked for. Then another one is to be asked for.
+    for (int k = 0; k < 100 && cached_pages(path) == before; ++k) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 }
 
 TEST_F(BulkReads, NothingStaysOpen) {
