@@ -540,7 +540,9 @@ class NativeGroupLoader:
     def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
     def next(self) -> object:
-        """For each device one array for each field; None at the end of an epoch."""
+        """
+        For each device that receives, one array for each field; None at the end of an epoch.
+        """
 
     def member_stats(self, member: int) -> FeedStatistics:
         """The account of a device's own parts."""
@@ -566,6 +568,11 @@ class NativeGroupLoader:
     def batches_left(self) -> int: ...
 
     def close(self) -> None: ...
+
+class NativeRelayLoader(NativeGroupLoader):
+    """The C++ loader of one device over several links; use penstock.Loader."""
+
+    def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
 def can_widen(from_dtype: str, to_dtype: str) -> bool:
     """True if a Loader can deliver one dtype as the other."""

@@ -83,9 +83,9 @@ class Loader:
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
-    Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and `dataset`, which has a length and gives
-    single samples. A Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it
-    has a sampler.
+    Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and
+    `dataset`, which has a length and gives single samples. A Loader can be pickled with its data; the copy goes on
+    where this one stands, or begins anew if it has a sampler.
     Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
     """
 
@@ -251,9 +251,9 @@ class Loader:
         return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
 
     def device_stats(self) -> list[_core.FeedStatistics]:
-        """Of a group, or of a Loader with relays: the account of the parts that each of `devices` has pulled over its own
-        link. `link_bytes` is what the link has carried. The consumer is not your step, but the copies to the devices
-        that receive."""
+        """Of a group, or with relays: the account of the parts that each of `devices` has pulled over its own link.
+        `link_bytes` is what the link has carried. The consumer is not your step, but the copies to the devices that
+        receive."""
         if not isinstance(self._native, _core.NativeGroupLoader):
             raise InvalidArgument("This Loader feeds one device over its own link: use stats().")
         return [self._native.member_stats(member) for member in range(len(self.devices))]

@@ -59,6 +59,47 @@ def test_a_relay_comes_after_the_work_that_reads_its_memory():
 
 
 @over_the_fake_driver
+def test_a_loader_feeds_a_gpu_over_the_link_of_another():
+    data = {"images": random_bytes(64 * 5000).reshape(64, 5000), "labels": np.arange(64)}
+    for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
+        for relay in ["cuda:1"], "auto":
+            loader = penstock.Loader(data, 16, device="cuda:0", relay=relay, gather="host", narrow=False)
+            assert (loader.device, loader.devices) == ("cuda:0", GPUS)
+            driver.delay_work(late, SOON_NS)
+            batches = [penstock.to_host(batch) for batch in loader]
+            driver.reset()
+            for name, stored in data.items():
+                assert np.array_equal(np.concatenate([batch[name] for batch in batches]), stored)
+            assert min(account.link_bytes for account in loader.device_stats()) > 0
+
+
+@over_the_fake_driver
+def test_a_loader_of_a_gpu_that_no_other_reaches_has_one_link():
+    driver.set_peer_access(0)
+    data = random_bytes(64 * 100).reshape(64, 100)
+    for relay in ["cuda:0"], "auto":
+        loader = penstock.Loader(data, 16, device="cuda:1", relay=relay)
+        assert loader.devices == ["cuda:1"]
+        assert np.array_equal(np.concatenate([penstock.to_host(batch) for batch in loader]), data)
+        with pytest.raises(penstock.InvalidArgument, match="its own link"):
+            loader.device_stats()
+
+
+@over_the_fake_driver
+def test_a_loader_raises_what_a_gpu_that_relays_raises_and_goes_on():
+    data = random_bytes(64 * 5000).reshape(64, 5000)
+    loader = penstock.Loader(data, 4, device="cuda:0", relay=["cuda:1"])
+    iterator = iter(loader)
+    next(iterator)
+    driver.fail("cuMemcpyDtoDAsync", 1, 700)
+    with pytest.raises(penstock.DeviceError, match="cuMemcpyDtoDAsync"):
+        list(iterator)
+    driver.reset()
+    loader.set_epoch(0)
+    assert np.array_equal(np.concatenate([penstock.to_host(batch) for batch in loader]), data)
+
+
+@over_the_fake_driver
 def test_weights_come_to_one_gpu_or_to_all(tmp_path):
     data = random_bytes(3 * LARGE).tobytes()
     path = files.write(tmp_path / "model", {"w": ("U8", (len(data),), data)})

@@ -82,7 +82,6 @@ void BatchShares::set_gives_way(std::size_t number, bool gives_way) {
 void BatchShares::leave_out(std::size_t number) { weights_[number] = 0; }
 
 std::uint64_t BatchShares::largest(std::uint64_t samples, std::size_t number) const {
-  if (number == receiver_) return samples;
   if (!receiver_) return BatchSplit(weights_).largest(samples, number);
   std::vector<double> alone(weights_.size());
   alone[number] = weights_[number];

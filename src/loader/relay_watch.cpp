@@ -7,8 +7,8 @@ namespace penstock {
 
 namespace {
 
-constexpr std::size_t kOverlapping = 6;
-constexpr std::size_t kLeastPart = std::size_t{1} << 20;
+constexpr std::size_t kMostOverlapping = 6;
+constexpr std::size_t kLeastJudged = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -17,7 +17,7 @@ double link_rate_of(std::span<const BatchTimes> transfers, std::size_t place) no
     return at > 0 && transfers[at].transfer_begin < transfers[at - 1].transfer_end;
   };
   std::size_t first = place;
-  while (place - first + 1 < kOverlapping && overlaps_before(first)) --first;
+  while (place - first + 1 < kMostOverlapping && overlaps_before(first)) --first;
   const auto shared = transfers.subspan(first, place - first + 1);
   double bytes = 0;
   for (const BatchTimes& each : shared) bytes += static_cast<double>(each.link_bytes);
@@ -35,7 +35,7 @@ void RelayWatch::push_begins(const DeviceBatch& part, const Stream& stream) {
   drop_open();
   std::size_t bytes = 0;
   for (std::size_t f = 0; f < part.field_count(); ++f) bytes += part.field(f).bytes;
-  if (bytes < kLeastPart) return;
+  if (bytes < kLeastJudged) return;
   if (spare_.empty()) {
     spare_.push_back(
         {.begin = device_.create_event(EventTiming::on), .end = device_.create_event(EventTiming::on)});
