@@ -73,6 +73,16 @@ def test_a_loader_feeds_a_gpu_over_the_link_of_another():
             assert min(account.link_bytes for account in loader.device_stats()) > 0
 
 
+@over_the_fake_driver(torch=True)
+def test_batches_over_two_links_are_there_for_the_current_stream():
+    stream, data, read = driver.stream(), random_bytes(8 * LARGE).reshape(8, LARGE), []
+    driver.delay_work("cuMemcpyDtoDAsync", SOON_NS)
+    with stand_in_torch.current(stream):
+        for batch in penstock.Loader(data, 2, device="cuda:0", relay=["cuda:1"]):
+            read.append(driver.read(stream, batch.address, 2 * LARGE))
+    assert b"".join(reading.bytes() for reading in read) == data.tobytes()
+
+
 @over_the_fake_driver
 def test_a_loader_of_a_gpu_that_no_other_reaches_has_one_link():
     driver.set_peer_access(0)
