@@ -232,7 +232,8 @@ class Museum:
         begin = time.monotonic()
         try:
             # Others' turns come first.
-            process = run([self.penstock, "doctor", "--json", out, "--", *command], environment, 300 if alone else 100)
+            command = [self.penstock, "doctor", "--json", out, "--", *command]
+            process = run(command, environment, timeout=300 if alone else 100)
         except subprocess.TimeoutExpired:
             return {**result, "seconds": time.monotonic() - begin, "said": "it took too long"}
         result["seconds"] = time.monotonic() - begin
@@ -360,6 +361,7 @@ def overhead(penstock: pathlib.Path, folder: pathlib.Path, rounds: int = 3) -> d
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for name, result in pool.map(measure, [*taken] * rounds):
             taken[name].append(result)
+            print(f"{name:34} {1e3 * result[0]:5.3f} ms {1e3 * result[1]:5.3f} ms", flush=True)
     costs = {
         name: {
             "step_ms": 1e3 * statistics.median(result[0] for result in results),
@@ -395,7 +397,8 @@ class Visit:
         self.file = file
         self.results: list[dict] = []
         self.comparisons: list[dict] = []
-        print(f"         {'exhibit':{self.width}}  {'expected':23}  {'line':9}  {'s':>5}  {'turn':>4}  found", flush=True)
+        heading = f"{'exhibit':{self.width}}  {'expected':23}  {'line':9}  {'s':>5}  {'turn':>4}"
+        print(f"         {heading}  found", flush=True)
 
     def add(self, result: dict) -> None:
         self.results.append(result)
@@ -484,7 +487,7 @@ def main() -> int:
     parser.add_argument("--penstock", type=pathlib.Path, default=pathlib.Path("build/release/penstock"))
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     parser.add_argument("--jobs", type=int, default=8, help="programs at once that may share the GPU")
-    parser.add_argument("--fixed", action="store_true", help="only run the programs that can be mended, with their mistake and without")
+    parser.add_argument("--fixed", action="store_true", help="only run pairs: programs with their mistake and without")
     parser.add_argument("--overhead", action="store_true", help="only measure what the recorder costs")
     parser.add_argument("--peers", action="store_true", help="only ask other tools, as far as they are installed")
     parser.add_argument("--json", type=pathlib.Path)
