@@ -76,8 +76,8 @@ struct ThreadCall {
   std::uint8_t kind = kNotKept;
   std::uint64_t begin = 0;
   std::uint32_t correlation = 0;
-  std::uint64_t contents = 0;  ///< a hash of the bytes that it copies to a device; 0: not known
   bool is_known = false;
+  std::uint32_t thread = 0;          ///< its number, once it is known
   WatchedThread* watched = nullptr;  ///< null: it is no thread of Python, or there are too many
 };
 thread_local ThreadCall thread_call;
@@ -172,6 +172,14 @@ void note_wait(WatchedThread& watched) noexcept {
   watched.is_seen.store(false, std::memory_order_release);
 }
 
+/// A hash of the bytes that a call copies to a device, 0 if it is none or it is not known. They are read once
+/// the call has been made, while the device is already at work.
+std::uint64_t contents_of(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
+  if (!parts.contents || details.parameters == nullptr || !function_of(domain, function).has_copy_parameters)
+    return 0;
+  return hash_input(domain, *static_cast<const CuptiCopyParameters*>(details.parameters));
+}
+
 /// A call of the runtime makes calls of the driver. The outermost counts, with the driver's correlation: that
 /// is the one that copies have.
 void on_call(void*, int domain, std::uint32_t function, const void* data) {
@@ -181,11 +189,7 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   if (domain == kDriverDomain && call.correlation == 0) call.correlation = details.correlation;
   if (details.site == 0) {
     if (call.depth++ > 0) return;
-    const Function& known = function_of(domain, function);
-    call.kind = known.kind;
-    call.contents = parts.contents && known.has_copy_parameters && details.parameters != nullptr
-                        ? hash_input(domain, *static_cast<const CuptiCopyParameters*>(details.parameters))
-                        : 0;
+    call.kind = kind_of(domain, function);
     call.correlation = domain == kDriverDomain ? details.correlation : 0;
     call.begin = now();
     return;
@@ -195,11 +199,12 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   if (call.correlation == 0) call.correlation = details.correlation;
   if (!call.is_known) {
     call.is_known = true;
+    call.thread = this_thread();
     call.watched = watch_this_thread();
   }
   if (call.watched != nullptr) note_wait(*call.watched);
-  add_call(call.kind, call.begin, end, call.correlation, this_thread(), parts.lines ? places.own() : 0,
-           call.contents);
+  add_call(call.kind, call.begin, end, call.correlation, call.thread, parts.lines ? places.own() : 0,
+           contents_of(domain, function, details));
   call.correlation = 0;
 }
 

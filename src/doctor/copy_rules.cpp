@@ -242,10 +242,11 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
       return false;
     }
     if (copy.bytes <= kSmallBytes || copy.contents == 0) return false;
-    // The contents are those at the call. An earlier copy of the size that ended later may have written them.
+    // The contents are those at the call's end. An earlier copy of the size that ended later may have written
+    // them.
     const auto before = written.find(copy.bytes);
     if (viewed.made != nullptr && before != written.end() &&
-        before->second > view.call(*viewed.made).time.begin)
+        before->second > view.call(*viewed.made).time.end)
       return false;
     if (sent.insert(copy.contents).second) return false;
     if (sent_again.insert(copy.contents).second) kept += copy.bytes;
