@@ -501,8 +501,10 @@ class NativeLoader:
     def next(self) -> object:
         """One array for each field; None at the end of an epoch."""
 
-    def next_into(self, made: list) -> None:
-        """Appends the result of next()."""
+    def next_into(self, made: list, watch: TensorWatch) -> bool:
+        """
+        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
+        """
 
     def end_leases(self) -> bool:
         """
@@ -633,6 +635,10 @@ class TorchOrder:
     def __iter__(self) -> object: ...
 
     def __next__(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def below(self) -> int:
+        """All numbers are below it."""
 
     most: Final[int] = ...
     """(arg: object, /) -> int"""

@@ -375,7 +375,7 @@ class FeedIterator:
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._source = source
-        self._state_after = None if source is None else lambda rest: rest.batches.state()
+        self._state_after = None if source is None else lambda rest: rest.batches.state(rest.batches.samples)
         self._pending: collections.deque[Any] = collections.deque()
         self._turn = turn
         self._reads = True

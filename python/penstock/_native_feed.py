@@ -54,7 +54,7 @@ class NativeFeed:
         draw = None if feed._order is None else feed._order._begin()
         source = iterate(feed.loader.batch_sampler, None if draw is None else draw.pieces)
         self._seed_workers(feed.loader, draw is not None and draw.is_resumed)
-        return loader, loader.begin(_Batches(source, draw, tensors.build), tensors)
+        return loader, loader.begin(_Batches(source, draw), tensors)
 
     def _seed_workers(self, loader: Any, is_resumed: bool) -> None:
         """Takes as much from the random state as the loader's iterator does: it draws a seed for its workers.
@@ -101,8 +101,9 @@ class NativeIterator:
         self._loader: _TensorLoader | None = None
         self._epoch: _Epoch | None = None
         self._batches: Any = None  # those of the epoch
+        self._build: Callable[[list[Any]], Any] | None = None
+        self._lock = feed._native.lock
         self._made: list[Any] = []  # the arrays of a batch that is not handed out yet; None: the end of the epoch
-        self._ready: Any = None  # that batch, the place after it, and the feed's state there
         self._turn = 0
         self._begun = False
         self._over = False
@@ -130,54 +131,60 @@ class NativeIterator:
                 self._ordinary = self._make_ordinary()
                 self._ordinary.start()
             else:
-                self._batches = self._epoch.batches
+                self._batches, self._build = self._epoch.batches, self._epoch.tensors.build
                 self._turn = feed._begin_turn(beginning)
                 native.counted = self._loader
                 feed._warn()
 
     def __next__(self) -> Any:
-        if not self._begun and not self._over:
-            self.start()
-        if self._ordinary is None or self._made:
-            with self._feed._native.lock:
-                self._make()
-        if not self._made:
+        made = self._made
+        if (not made or made[0] is None) and not self._ask():
             return next(self._ordinary)
-        batch, place, state = self._ready
-        feed, batches = self._feed, self._batches
-        notes = feed.__dict__ if batches.keeps_place and self._turn == feed._turn else {}
-        # The last step: see draw_into.
-        notes["_state"], batches.place, self._made, self._ready = state, place, [], None
+        arrays, batches, none_made = self._made[0], self._batches, []
+        batch = arrays if self._build is None else self._build(arrays)
+        done = batches.done + 1
+        if not batches.keeps_place:
+            batches.done, self._made = done, none_made  # the last step: see draw_into
+            return batch
+        feed, samples = self._feed, batches.samples + len(arrays[0])
+        state = batches.state(samples)
+        notes = feed.__dict__ if self._turn == feed._turn else {}
+        notes["_state"], batches.samples, batches.done, self._made = state, samples, done, none_made  # the last step
         return batch
 
-    def _make(self) -> None:
-        """Makes the next batch ready, unless one is since a call that Ctrl-C ended, or it is made in the ordinary
-        way."""
-        if not self._made:
+    def _ask(self) -> bool:
+        """Has the next batch made. False if it is made in the ordinary way."""
+        if not self._begun and not self._over:
+            self.start()
+        if self._ordinary is not None:
+            return False
+        with self._lock:
             if self._over:
                 raise StopIteration
             if self._epoch is None:  # another iterator was begun meanwhile
-                return
-            loader: Any = self._loader
-            if not loader.end_leases():  # before a batch is asked for, so that none is lost
-                refuse_unless_garbage(loader.end_leases)
-            try:
-                loader.next(self._made)
-            except _Odd:
+                return False
+            if not self._made and not self._make():
                 self.go_on()
-                return
-            except Exception as error:
-                note(error, "raised while penstock.feed asked for a batch")
+                return False
+            if self._made[0] is None:
+                self._feed._note(self._turn, None)
                 self.close()
-                raise
-        arrays, batches = self._made[0], self._batches
-        if arrays is None:
-            self._feed._note(self._turn, None)
+                raise StopIteration
+            return True
+
+    def _make(self) -> bool:
+        """Has the native loader make the next batch. False if it cannot."""
+        loader: Any = self._loader
+        if loader.static and not loader.end_leases():  # before a batch is asked for, so that none is lost
+            refuse_unless_garbage(loader.end_leases)
+        try:
+            return loader.next_into(self._made, self._epoch.watch)  # type: ignore[union-attr]
+        except _Odd:
+            return False
+        except Exception as error:
+            note(error, "raised while penstock.feed asked for a batch")
             self.close()
-            raise StopIteration
-        done, samples = batches.place
-        place = done + 1, samples + len(arrays[0])
-        self._ready = batches.build(arrays), place, batches.state(place)
+            raise
 
     def go_on(self) -> None:
         """What is left of the epoch is made in the ordinary way."""
@@ -216,7 +223,7 @@ class _TensorLoader:
         self._memory = tensors.memory()
         self._most = most
         self._prefetch_depth = prefetch_depth
-        self._static = static
+        self.static = static
         self._number = 0
         self._draws = _Draws()
         engine = engine_for(spec)
@@ -244,6 +251,9 @@ class _TensorLoader:
             when_full="fail",
             mark=mark if static else None,
         )
+        # Appends the arrays of the next batch, or None at the end of the epoch. False if the tensors are not as they
+        # were. Raises _Odd if the batch is not simply rows of them.
+        self.next_into = self._native.next_into
         self.end_leases = self._native.end_leases
         self.describe = self._native.describe
         self.stats = self._native.stats
@@ -252,20 +262,13 @@ class _TensorLoader:
 
     def serves(self, feed: Any, tensors: _Tensors, most: int) -> bool:
         """True if it reads these tensors, has room for their batches, and is as far ahead as the feed wants."""
-        options = self._prefetch_depth, self._static
+        options = self._prefetch_depth, self.static
         fits = self._most >= most and options == (_ahead(feed), feed.static)
         return fits and self._memory == tensors.memory()
 
     def begin(self, batches: _Batches, tensors: _Tensors) -> _Epoch:
         self._draws.epoch = epoch = _Epoch(batches, tensors, self._most)
         return epoch
-
-    def next(self, made: list[Any]) -> None:
-        """Appends the arrays of the next batch, or None at the end of the epoch. Raises _Odd if the next batch is not
-        simply rows of the tensors as they were."""
-        if not self._draws.epoch.unchanged():  # type: ignore[union-attr]
-            raise _Odd
-        self._native.next_into(made)
 
     def end(self) -> None:
         """Nothing reads the tensors from here on, until the next epoch."""
@@ -298,13 +301,12 @@ class _Draws:
 
 class _Batches:
     """The batches that the sampler gives in one epoch, in draws: a draw is a batch, Several, or the sampler's error.
-    Those that were not handed out are kept. `place`: the batches and samples that were. `build` makes a batch of its
-    arrays. `draw`: knows the place in the epoch's order, if the feed keeps it."""
+    Those that were not handed out are kept. `done`: the batches that were. `samples`: those of these batches, if the
+    feed keeps its place, which `draw` then knows in the epoch's order."""
 
-    def __init__(self, source: Iterator[Any], draw: Any, build: Callable[[list[Any]], Any]):
+    def __init__(self, source: Iterator[Any], draw: Any):
         self.keeps_place = draw is not None
-        self.place = 0, 0
-        self.build = build
+        self.done = self.samples = 0
         self._source = source
         self._draw = draw
         # The number of the first draw that is kept, the number of its first batch, and the draws.
@@ -325,24 +327,24 @@ class _Batches:
             self._ask_for(draws)
         if not draws:
             return _END
-        done, samples = self.place
-        batch = draws[0].rows[done - begin] if type(draws[0]) is Several else draws[0]
+        batch = draws[0].rows[self.done - begin] if type(draws[0]) is Several else draws[0]
+        self.done += 1
         if isinstance(batch, Exception):
-            self.place = done + 1, samples
             raise batch
-        self.place = done + 1, samples + len(batch) if self.keeps_place else 0
+        if self.keeps_place:
+            self.samples += len(batch)
         return batch
 
-    def state(self, place: tuple[int, int] | None = None) -> Any:
-        """The feed's state at this place, or at `place`; None if the feed keeps none."""
-        return self._draw.after((place or self.place)[1]) if self.keeps_place else None
+    def state(self, samples: int) -> Any:
+        """The feed's state after so many samples; None if the feed keeps none."""
+        return self._draw.after(samples) if self.keeps_place else None
 
     def _needed(self) -> tuple[int, int, list[Any]]:
         """Forgets the draws whose batches were all handed out."""
         first, begin, draws = self._kept
         while draws:
             end = begin + (len(draws[0].rows) if type(draws[0]) is Several else 1)
-            if end > self.place[0]:
+            if end > self.done:
                 break
             first, begin, draws = first + 1, end, draws[1:]
         self._kept = first, begin, draws
@@ -362,8 +364,8 @@ class _Epoch:
         self.batches = batches
         self.tensors = tensors
         self._most = most
-        # False if PyTorch has written to a tensor since, or given it other memory.
-        self.unchanged = _core.TensorWatch(tensors.arrays).unchanged
+        # Sees whether PyTorch writes to a tensor from now on, or gives it other memory.
+        self.watch = _core.TensorWatch(tensors.arrays)
 
     def draw(self, number: int) -> Any:
         """The rows of the next batch, as an array of 64-bit numbers, or of the next batches, one in each row. None at
@@ -406,12 +408,13 @@ _ORDINARY = object()
 
 
 class _Tensors(NamedTuple):
-    """The tensors of a dataset. `build` makes a batch of one array for each of them. `picked`: the row in the tensors
+    """The tensors of a dataset. `build` makes a batch of a list with one array for each of them; None: it is that list.
+    `picked`: the row in the tensors
     of each sample; None: sample i is row i."""
 
     names: list[str]
     arrays: list[Any]
-    build: Callable[[list[Any]], Any]
+    build: Callable[[list[Any]], Any] | None
     picked: Any
 
     @property
@@ -431,6 +434,8 @@ class _Tensors(NamedTuple):
         import numpy
 
         if type(batch) is Several:
+            if self.picked is None and 0 < batch.below <= self.samples:
+                return batch.rows
             rows = self.rows(batch.rows.reshape(-1))
             return None if rows is None else rows.reshape(batch.rows.shape)
         if self.picked is None and _core.are_rows(batch, self.samples):
@@ -526,10 +531,10 @@ def _tensors_of(feed: Any) -> _Tensors:
     if isinstance(rows, Mapping):
         names, arrays = [str(name) for name in rows], list(rows.values())
         keys = list(rows)
-        build: Callable[[list[Any]], Any] = lambda batch: dict(zip(keys, batch, strict=True))  # noqa: E731
+        build: Callable[[list[Any]], Any] | None = lambda batch: dict(zip(keys, batch, strict=True))  # noqa: E731
     elif isinstance(rows, tuple | list):
         arrays = list(rows)
-        names, build = [f"field{i}" for i in range(len(arrays))], list
+        names, build = [f"field{i}" for i in range(len(arrays))], None
     else:
         raise _Unfit(f"its dataset is a {type(dataset).__name__}, which makes the samples itself")
     if not arrays or len(set(names)) != len(names):

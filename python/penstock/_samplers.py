@@ -19,9 +19,11 @@ _AT_ONCE = 1 << 16
 
 
 class Several(NamedTuple):
-    """Batches that a sampler drew at once: a 2-D array of int64, with a batch in each row."""
+    """Batches that a sampler drew at once: a 2-D array of int64, with a batch in each row. `below`: all of them are at
+    least 0 and below it; 0: nobody knows."""
 
     rows: Any
+    below: int
 
 
 class Batches:
@@ -197,7 +199,8 @@ class _Batched:
             size = count
         if count == 0:
             raise StopIteration
-        return Several(rest[:count].reshape(-1, size)), [rest[count:]] if count < len(rest) else []
+        several = Several(rest[:count].reshape(-1, size), getattr(self._pieces, "below", 0))
+        return several, [rest[count:]] if count < len(rest) else []
 
 
 def _joined(parts: list[Any]) -> Any:

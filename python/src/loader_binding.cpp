@@ -113,7 +113,8 @@ void bind_loader(nb::module_& module) {
         new (self) NativeLoader(std::move(engine), fields, std::move(options), mark);
       });
   loader.def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
-      .def("next_into", &NativeLoader::next_into, nb::arg("made"), "Appends the result of next().")
+      .def("next_into", &NativeLoader::next_into, nb::arg("made"), nb::arg("watch"),
+           "Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.")
       .def("end_leases", &NativeLoader::end_leases,
            "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.")
       .def("synchronize", &NativeLoader::synchronize,

@@ -183,12 +183,12 @@ void LeaseStorage::synchronize() const { stream_->synchronize(); }
 PythonBatchSampler::~PythonBatchSampler() {
   if (!nb::is_alive()) {
     static_cast<void>(batches_.release());
-    static_cast<void>(drawn_.release());
+    for (const auto& draw : drawn_) static_cast<void>(draw->array.release());
     return;
   }
   const nb::gil_scoped_acquire locked;
   batches_.reset();
-  drawn_.reset();
+  drawn_.clear();
 }
 
 void PythonBatchSampler::start_epoch(std::uint64_t) {
@@ -213,26 +213,31 @@ void PythonBatchSampler::fail() const { batches().attr("fail")(); }
 
 bool PythonBatchSampler::draw() {
   const nb::gil_scoped_acquire locked;
-  drawn_ = ask("next", draws_);
-  if (drawn_.is_none()) return false;
+  nb::object array = ask("next", draws_);
+  if (array.is_none()) return false;
   ++draws_;
-  if (drawn_.ptr() == Py_False) throw Failed();
+  if (array.ptr() == Py_False) throw Failed();
   Leaf leaf;
   NumPy* const numpy = NumPy::get();
-  if (numpy == nullptr || !numpy->read(leaf, drawn_.ptr()) || leaf.ndim() == 0) {
+  if (numpy == nullptr || !numpy->read(leaf, array.ptr()) || leaf.ndim() == 0) {
     throw InvalidArgument("A batch of indices is not a NumPy array of uint64.");
   }
   left_ = {reinterpret_cast<const std::uint64_t*>(leaf.data), leaf.bytes / sizeof(std::uint64_t)};
   each_ = static_cast<std::size_t>(leaf.shape()[leaf.ndim() - 1]);
+  std::erase_if(drawn_, [](const auto& draw) { return draw.use_count() == 1; });
+  drawn_.push_back(std::make_shared<Draw>(std::move(array)));
   return true;
 }
 
-bool PythonBatchSampler::next(std::vector<std::uint64_t>& indices) {
+bool PythonBatchSampler::lend(Lent& lent) {
   if (left_.empty() && !draw()) return false;
-  indices.assign(left_.begin(), left_.begin() + static_cast<std::ptrdiff_t>(each_));
+  lent = {left_.first(each_), drawn_.back()};
   left_ = left_.subspan(each_);
   return true;
 }
+
+// Called only at the end: lend() gives all batches.
+bool PythonBatchSampler::next(std::vector<std::uint64_t>&) { return false; }
 
 NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options,
                            nb::object mark)
@@ -349,7 +354,11 @@ bool NativeLoader::end_leases() {
   return in_time;
 }
 
-void NativeLoader::next_into(nb::list made) { made.append(next()); }
+bool NativeLoader::next_into(nb::list made, const TensorWatch& watch) {
+  if (!watch.unchanged()) return false;
+  made.append(next());
+  return true;
+}
 
 void NativeLoader::start_epoch(std::uint64_t epoch) {
   std::optional<DeviceBatch> dropped = std::exchange(interrupted_, std::nullopt);

@@ -3,6 +3,7 @@
 #include "engine.hpp"
 #include "fixed_batches.hpp"
 #include "storage.hpp"
+#include "tensor_watch.hpp"
 
 #include <penstock/loader/loader.hpp>
 
@@ -55,6 +56,7 @@ class PythonBatchSampler final : public BatchSampler {
 
   void start_epoch(std::uint64_t epoch) override;
   bool next(std::vector<std::uint64_t>& indices) override;
+  bool lend(Lent& lent) override;
   /// Raises the exception of the sampler that failed or was interrupted.
   void fail() const;
 
@@ -66,10 +68,16 @@ class PythonBatchSampler final : public BatchSampler {
   /// False at the end of the epoch.
   [[nodiscard]] bool draw();
 
+  /// An array of indices that was drawn.
+  struct Draw {
+    nb::object array;
+  };
+
   nb::object batches_;       ///< a weak reference
   std::uint64_t draws_ = 0;  ///< of this epoch, without one that was interrupted
-  /// The batches that were drawn at once, and the indices of those that were not given yet.
-  nb::object drawn_;
+  /// The latest draw is the last, and those before it are lent. They are let go with the interpreter's lock.
+  std::vector<std::shared_ptr<Draw>> drawn_;
+  /// The indices of the latest draw that were not given yet.
   std::span<const std::uint64_t> left_;
   std::size_t each_ = 0;  ///< indices in each of these batches
 };
@@ -109,9 +117,9 @@ class NativeLoader {
   /// stream waits for them. On the host device the host blocks until they are there. While it waits, it runs
   /// signal handlers and throws their exceptions.
   [[nodiscard]] nb::object next();
-  /// Appends the result of next() to `made`. So an exception of a signal's handler, which comes once this has
-  /// returned, does not lose it.
-  void next_into(nb::list made);
+  /// Appends the result of next() to `made`, unless a tensor of `watch` has changed: then returns false. An
+  /// exception of a signal's handler, which comes once this has returned, does not lose what was made.
+  [[nodiscard]] bool next_into(nb::list made, const TensorWatch& watch);
   /// If arrays are used again, ends the leases of batches that nobody keeps. False if somebody keeps one for
   /// longer than prefetch_depth others. Throws InvalidArgument, once, if an array was changed: see
   /// FixedArray. There are new ones in its place then.

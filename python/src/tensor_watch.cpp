@@ -1,7 +1,5 @@
 #include "tensor_watch.hpp"
 
-#include "frameworks.hpp"
-
 #include <penstock/data/batch_sampler.hpp>
 
 #include <nanobind/stl/vector.h>
@@ -15,43 +13,6 @@
 
 namespace penstock::python {
 namespace {
-
-/// Tells whether tensors of PyTorch lie where they lay, with the same type and shape, and whether PyTorch has
-/// written to them. It is asked for each batch, so it costs less than the same in Python.
-class TensorWatch {
- public:
-  explicit TensorWatch(std::vector<nb::object> tensors) {
-    for (nb::object& tensor : tensors) watched_.push_back({std::move(tensor), {}, 0});
-    for (Watched& watched : watched_) watched.is_read = read(watched, watched.version, watched.leaf);
-  }
-
-  [[nodiscard]] bool unchanged() const {
-    return std::ranges::all_of(watched_, [](const Watched& watched) {
-      std::int64_t version = 0;
-      Leaf leaf;
-      if (!watched.is_read || !read(watched, version, leaf)) return false;
-      const Leaf& before = watched.leaf;
-      const std::span dims(leaf.dims.data(), leaf.dims.size());
-      return version == watched.version && leaf.data == before.data && leaf.dtype == before.dtype &&
-             std::ranges::equal(dims, std::span(before.dims.data(), before.dims.size()));
-    });
-  }
-
- private:
-  struct Watched {
-    nb::object tensor;
-    Leaf leaf;
-    std::int64_t version = 0;
-    bool is_read = false;
-  };
-
-  static bool read(const Watched& watched, std::int64_t& version, Leaf& leaf) {
-    version = nb::cast<std::int64_t>(watched.tensor.attr("_version"));
-    return read_exactly(leaf, watched.tensor.ptr());
-  }
-
-  std::vector<Watched> watched_;
-};
 
 /// True if `indices` is a NumPy array of int64 that lie side by side, each at least 0 and below `count`.
 bool are_rows(nb::handle indices, std::uint64_t count) {
@@ -67,6 +28,31 @@ bool are_rows(nb::handle indices, std::uint64_t count) {
 }
 
 }  // namespace
+
+TensorWatch::TensorWatch(std::vector<nb::object> tensors) {
+  for (nb::object& tensor : tensors) watched_.push_back({std::move(tensor), {}, 0});
+  for (Watched& watched : watched_) watched.is_read = read(watched, watched.version, watched.leaf);
+}
+
+bool TensorWatch::unchanged() const {
+  return std::ranges::all_of(watched_, [](const Watched& watched) {
+    std::int64_t version = 0;
+    Leaf leaf;
+    if (!watched.is_read || !read(watched, version, leaf)) return false;
+    const Leaf& before = watched.leaf;
+    const std::span dims(leaf.dims.data(), leaf.dims.size());
+    return version == watched.version && leaf.data == before.data && leaf.dtype == before.dtype &&
+           std::ranges::equal(dims, std::span(before.dims.data(), before.dims.size()));
+  });
+}
+
+bool TensorWatch::read(const Watched& watched, std::int64_t& version, Leaf& leaf) {
+  static PyObject* const name = PyUnicode_InternFromString("_version");
+  const nb::object number = nb::steal(PyObject_GetAttr(watched.tensor.ptr(), name));
+  if (!number.is_valid()) throw nb::python_error();
+  version = nb::cast<std::int64_t>(number);
+  return read_exactly(leaf, watched.tensor.ptr());
+}
 
 void bind_tensor_watch(nb::module_& module) {
   nb::class_<TensorWatch>(module, "TensorWatch", "Watches tensors of PyTorch.")

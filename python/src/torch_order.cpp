@@ -85,7 +85,7 @@ class TorchOrder {
   static constexpr std::uint32_t kMostNumbers = 0xFFFF'FFFF / 20;
 
   TorchOrder(std::uint64_t seed, std::uint32_t count, std::uint32_t wanted)
-      : state_(std::make_unique<State>(seed, count, wanted)) {
+      : count_(count), state_(std::make_unique<State>(seed, count, wanted)) {
     thread_ = start_thread("penstock-order", [state = state_.get()] { state->draw_all(); });
   }
   ~TorchOrder() {
@@ -100,6 +100,7 @@ class TorchOrder {
   TorchOrder(const TorchOrder&) = delete;
   TorchOrder& operator=(const TorchOrder&) = delete;
 
+  [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
   /// The next numbers. Throws stop_iteration at the end.
   Numbers next() {
     auto block = std::make_unique<Block>();
@@ -162,6 +163,7 @@ class TorchOrder {
     bool stopped = false;
   };
 
+  const std::uint32_t count_;
   std::unique_ptr<State> state_;
   std::thread thread_;
 };
@@ -177,6 +179,7 @@ void bind_torch_order(nb::module_& module) {
            nb::arg("wanted"))
       .def("__iter__", [](nb::handle self) { return self; })
       .def("__next__", &TorchOrder::next)
+      .def_prop_ro("below", &TorchOrder::count, "All numbers are below it.")
       .def_ro_static("most", &TorchOrder::kMostNumbers);
 }
 

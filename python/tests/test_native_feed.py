@@ -368,6 +368,21 @@ def test_what_is_no_row_is_made_in_the_ordinary_way(device, name, batch_size):
             same([a], [b]) if isinstance(b, list) else (a == b) or pytest.fail(f"{a} instead of {b}")
 
 
+def test_a_sampler_of_more_samples_is_pytorchs_error(device):
+    dataset = TensorDataset(*tensors())
+
+    def outcomes_of(native):
+        torch.manual_seed(2)
+        loader = DataLoader(dataset, batch_size=3, sampler=RandomSampler(range(3 * COUNT)))
+        return outcomes(penstock.feed(loader, device=device, native=native))
+
+    ours, theirs = outcomes_of(True), outcomes_of(False)
+    assert any(isinstance(outcome, tuple) and outcome[0] is IndexError for outcome in ours)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        same([a], [b]) if isinstance(b, list) else (a == b) or pytest.fail(f"{a} instead of {b}")
+
+
 class Lost(Exception):
     pass
 
@@ -466,8 +481,11 @@ def interrupted(fed, when):
 INTERRUPTED = {
     "shuffled": (lambda dataset: {"shuffle": True}, {"resumable": True}),
     "with a generator": (lambda dataset: {"sampler": RandomSampler(dataset, generator=torch.Generator())}, {}),
-    "with repeats": (lambda dataset: {"sampler": RandomSampler(dataset, replacement=True, num_samples=33)}, {}),
-    "more than once": (lambda dataset: {"sampler": RandomSampler(dataset, num_samples=20)}, {}),
+    "with repeats": (
+        lambda dataset: {"batch_size": 12, "sampler": RandomSampler(dataset, replacement=True, num_samples=40)},
+        {},
+    ),
+    "more than once": (lambda dataset: {"sampler": RandomSampler(dataset, num_samples=15)}, {}),
     "a sampler of another kind": (lambda dataset: {"sampler": Backwards(len(dataset))}, {}),
     "penstock's sampler": (lambda dataset: {"sampler": penstock.Sampler(dataset)}, {}),
 }
@@ -477,8 +495,8 @@ INTERRUPTED = {
 def test_ctrl_c_at_any_moment_loses_no_batch(monkeypatch, name):
     monkeypatch.setattr(_samplers, "_AT_ONCE", 6)  # batches that are drawn at once
     options, kind = INTERRUPTED[name]
-    dataset = TensorDataset(torch.arange(17), torch.rand(17, 2))
-    loader = DataLoader(dataset, batch_size=3, **options(dataset))
+    dataset = TensorDataset(torch.arange(11), torch.rand(11, 2))
+    loader = DataLoader(dataset, **{"batch_size": 3, **options(dataset)})
     generator = getattr(loader.sampler, "generator", None)
     fed = penstock.feed(loader, device="host", prefetch_depth=1, **kind)
 
@@ -527,9 +545,9 @@ def test_signals_lose_no_batch():
     inside, alarms, got = False, 0, []
 
     def ring(*_):
-        nonlocal alarms
+        nonlocal alarms, inside
         if inside:
-            alarms += 1
+            alarms, inside = alarms + 1, False
             raise Alarm
 
     before = signal.signal(signal.SIGALRM, ring)

@@ -65,7 +65,7 @@ void DrawnBatches::draw() {
     bool is_waited_for = false;
     {
       const std::lock_guard lock(mutex_);
-      ended_ = item.error != nullptr || item.indices.empty();
+      ended_ = item.error != nullptr || (item.indices.empty() && item.lent.indices.empty());
       is_waited_for = out_++ < asking_;
       items_.push_back(std::move(item));
     }
@@ -83,7 +83,9 @@ void DrawnBatches::draw_into(Item& item) {
   try {
     if (!begun_) sampler_->start_epoch(epoch_);
     begun_ = true;
-    if (sampler_->next(item.indices)) {
+    if (sampler_->lend(item.lent)) {
+      if (item.lent.indices.empty()) check(item.indices);
+    } else if (sampler_->next(item.indices)) {
       check(item.indices);
     } else {
       item.indices.clear();
@@ -113,7 +115,13 @@ bool DrawnBatches::wait() {
   std::unique_lock lock(mutex_);
   drawn_.wait(lock, [&] { return stopped_ || !items_.empty(); });
   if (stopped_) return false;
-  if (items_.front().error != nullptr) std::rethrow_exception(items_.front().error);
+  Item& item = items_.front();  // stays there: no other thread takes it
+  lock.unlock();
+  if (item.error != nullptr) std::rethrow_exception(item.error);
+  if (item.lent.indices.empty()) return true;
+  item.indices.assign(item.lent.indices.begin(), item.lent.indices.end());
+  item.lent = {};
+  check(item.indices);
   return true;
 }
 

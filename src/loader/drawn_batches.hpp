@@ -44,7 +44,8 @@ class DrawnBatches {
   /// once somebody has one: before that its ring may be full, and it would wake twice.
   void draw();
 
-  /// For the producer: blocks until a batch or an end is drawn. False if stopped. Throws the sampler's error.
+  /// For the producer: blocks until a batch or an end is drawn. Copies indices that are lent. False if
+  /// stopped. Throws the sampler's error.
   [[nodiscard]] bool wait();
   /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Only after wait(). Returns
   /// the generation, which changes with each restart.
@@ -57,7 +58,8 @@ class DrawnBatches {
 
  private:
   struct Item {
-    std::vector<std::uint64_t> indices;  ///< none: the epoch's end
+    std::vector<std::uint64_t> indices;  ///< none, and none lent: the epoch's end
+    BatchSampler::Lent lent;             ///< until the producer has copied them
     std::exception_ptr error;
   };
   [[nodiscard]] bool is_wanted();

@@ -215,6 +215,62 @@ TEST_P(BatchSamplerTest, RefusesBatchesThatCannotBeFed) {
   }
 }
 
+/// Lends batches out of memory that it overwrites once nobody has it.
+class LentBatches final : public BatchSampler {
+ public:
+  explicit LentBatches(Batches batches) : batches_(std::move(batches)) {}
+  void start_epoch(std::uint64_t) override { at_ = 0; }
+  bool next(std::vector<std::uint64_t>&) override { return false; }
+  bool lend(Lent& lent) override {
+    if (at_ == batches_.size()) return false;
+    auto* const memory = new Batches::value_type(batches_[at_++]);
+    lent = {*memory, std::shared_ptr<const void>(memory->data(), [memory, this](const void*) {
+              std::ranges::fill(*memory, kSamples);
+              delete memory;
+              ++returned;
+            })};
+    return true;
+  }
+
+  std::atomic<std::size_t> returned = 0;
+
+ private:
+  Batches batches_;
+  std::size_t at_ = 0;
+};
+
+TEST_P(BatchSamplerTest, CopiesIndicesThatAreLent) {
+  const Dataset data = dataset();
+  const Batches batches = random_batches(30, 16, 11);
+  const auto sampler = std::make_shared<LentBatches>(batches);
+  Loader loader = make_loader(sampler, data);
+  for (std::size_t epoch = 1; epoch <= 2; ++epoch) {
+    expect_batches(data, read_epoch(loader), batches);
+    EXPECT_EQ(sampler->returned, epoch * batches.size());
+  }
+}
+
+TEST_P(BatchSamplerTest, RefusesLentBatchesThatCannotBeFed) {
+  const Dataset data = dataset();
+  for (const auto& [indices, text] :
+       {std::pair{std::vector<std::uint64_t>{}, "empty batch"},
+        {std::vector<std::uint64_t>(17), "17 samples, and the loader's batch size is 16"},
+        {std::vector<std::uint64_t>{3, kSamples, 1}, "the index 97, and there are 97 samples"}}) {
+    const auto sampler = std::make_shared<LentBatches>(Batches{{1}, indices, {2}});
+    {
+      Loader loader = make_loader(sampler, data);
+      EXPECT_TRUE(loader.next(*stream_));
+      try {
+        (void)loader.next(*stream_);
+        ADD_FAILURE() << "expected: " << text;
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+      }
+    }
+    EXPECT_GE(sampler->returned, 1U);
+  }
+}
+
 TEST_P(BatchSamplerTest, RefusesWhatTheSamplerDecides) {
   const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{});
   const Dataset data = dataset();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,12 @@ class BatchSampler {
   /// again. Other exceptions are thrown in the place of their batch.
   struct Interrupted {};
 
+  /// Indices of a batch that stay in the sampler's own memory, for as long as `owner` is kept.
+  struct Lent {
+    std::span<const std::uint64_t> indices;
+    std::shared_ptr<const void> owner;
+  };
+
   BatchSampler() = default;
   BatchSampler(const BatchSampler&) = delete;
   BatchSampler& operator=(const BatchSampler&) = delete;
@@ -26,6 +33,13 @@ class BatchSampler {
   /// LoaderOptions::batch_size, each below the number of samples. Indices may repeat. Returns false at the
   /// end of the epoch.
   virtual bool next(std::vector<std::uint64_t>& indices) = 0;
+  /// As next(), but for a sampler that has the batch's indices in memory: sets `lent`. The loader's thread
+  /// copies them, in place of the one that asks. False if there is no such batch; next() is called then. The
+  /// owner may be let go on any thread.
+  virtual bool lend(Lent& lent) {
+    static_cast<void>(lent);
+    return false;
+  }
 };
 
 /// True if each index is below `count`, which is at most 2^63.
