@@ -34,7 +34,7 @@ from museum_peers import Peers
 
 HERE = pathlib.Path(__file__).parent
 NOTHING = 0.02  # of a step: the doctor says "about nothing: leave it" below
-AHEAD = 5  # programs that start PyTorch and then wait for their turn
+BATCH = 8  # programs that start at once and then take turns, so that nothing starts beside one that is measured
 # Many of them start at once, and none computes on the host.
 FEW_THREADS = {"OMP_NUM_THREADS": "2"}
 
@@ -157,6 +157,13 @@ def python_environment() -> dict:
     return {"PYTHONPATH": ":".join(path for path in paths if path)} if beside.exists() else {}
 
 
+@contextlib.contextmanager
+def turn_taken(turn: pathlib.Path):
+    with open(turn) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class Museum:
     def __init__(self, penstock: pathlib.Path, folder: pathlib.Path) -> None:
         self.penstock = penstock
@@ -196,6 +203,25 @@ class Museum:
         line = next((number for number, code in enumerate(text.splitlines(), 1) if "# HERE" in code), None)
         return [sys.executable, source], python_environment(), source, line
 
+    def ready_file(self, exhibit: Exhibit, fixed: bool) -> pathlib.Path:
+        return self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + ".ready")
+
+    def take_turns(self, runs: list[tuple[Exhibit, bool]]):
+        """Runs programs alone on the GPU, with their mistake or fixed, and gives each with its result when it is known.
+        The turns begin when all programs of a batch have started."""
+        for first in range(0, len(runs), BATCH):
+            batch = runs[first : first + BATCH]
+            with concurrent.futures.ThreadPoolExecutor(BATCH) as pool:
+                with turn_taken(self.turn):
+                    futures = {pool.submit(self.judge, run[0], True, run[1]): run for run in batch}
+                    end = time.monotonic() + 60
+                    while time.monotonic() < end and not all(
+                        future.done() or self.ready_file(*run).exists() for future, run in futures.items()
+                    ):
+                        time.sleep(0.05)
+                for future in concurrent.futures.as_completed(futures):
+                    yield *futures[future], future.result()
+
     def why_not(self, exhibit: Exhibit) -> str:
         if exhibit.native:
             return self.programs()[1]
@@ -227,13 +253,13 @@ class Museum:
         if why := self.why_not(exhibit):
             return {**result, "skipped": True, "said": why}
         command, environment, source, line = self.command(exhibit, fixed)
-        environment = {**environment, **({"MUSEUM_TURN": str(self.turn)} if alone else FEW_THREADS)}
+        turn = {"MUSEUM_TURN": str(self.turn), "MUSEUM_READY": str(self.ready_file(exhibit, fixed))}
+        environment = {**environment, **(turn if alone else FEW_THREADS)}
         out = self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + ".json")
         begin = time.monotonic()
         try:
-            # Others' turns come first.
             command = [self.penstock, "doctor", "--json", out, "--", *command]
-            process = run(command, environment, timeout=300 if alone else 100)
+            process = run(command, environment, timeout=150 if alone else 100)
         except subprocess.TimeoutExpired:
             return {**result, "seconds": time.monotonic() - begin, "said": "it took too long"}
         result["seconds"] = time.monotonic() - begin
@@ -444,42 +470,27 @@ def print_comparisons(comparisons: list[dict]) -> None:
     print(f"{sum(c['in_range'] for c in ran)} of {len(ran)} in range", flush=True)
 
 
-@contextlib.contextmanager
-def turn_taken(turn: pathlib.Path):
-    with open(turn) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def run_all(museum: Museum, chosen: list[Exhibit], others: list, jobs: int, visit: Visit) -> None:
     """Programs whose result does not depend on the time that the GPU idles run beside each other, as do `others`. The
-    rest start meanwhile, and take turns afterwards."""
-    with concurrent.futures.ThreadPoolExecutor(AHEAD) as single:
-        with turn_taken(museum.turn), concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            alone = [single.submit(museum.judge, exhibit, True) for exhibit in chosen if exhibit.alone]
-            besides = [pool.submit(other) for other in others]
-            shared = sorted((e for e in chosen if not e.alone), key=lambda exhibit: exhibit.native)  # nvcc takes long
-            besides += [pool.submit(museum.judge, exhibit, False) for exhibit in shared]
-            for future in concurrent.futures.as_completed(besides):
-                visit.add(future.result())
-        for future in concurrent.futures.as_completed(alone):
+    rest take turns afterwards."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        besides = [pool.submit(other) for other in others]
+        shared = sorted((e for e in chosen if not e.alone), key=lambda exhibit: exhibit.native)  # nvcc takes long
+        besides += [pool.submit(museum.judge, exhibit, False) for exhibit in shared]
+        for future in concurrent.futures.as_completed(besides):
             visit.add(future.result())
+    for _, _, result in museum.take_turns([(exhibit, False) for exhibit in chosen if exhibit.alone]):
+        visit.add(result)
 
 
 def run_pairs(museum: Museum, chosen: list[Exhibit], visit: Visit) -> None:
-    with concurrent.futures.ThreadPoolExecutor(AHEAD) as single:
-        runs = {
-            single.submit(museum.judge, exhibit, True, fixed): (exhibit, fixed)
-            for exhibit in sorted(chosen, key=lambda exhibit: exhibit.native)
-            for fixed in (False, True)
-        }
-        known: dict[tuple[str, bool], dict] = {}
-        for future in concurrent.futures.as_completed(runs):
-            exhibit, fixed = runs[future]
-            known[exhibit.name, fixed] = result = future.result()
-            visit.tell(result, "fixed") if fixed else visit.add(result)
-            if (exhibit.name, not fixed) in known:
-                visit.compare(compare(exhibit, known[exhibit.name, False], known[exhibit.name, True]))
+    known: dict[tuple[str, bool], dict] = {}
+    in_order = sorted(chosen, key=lambda exhibit: exhibit.native)
+    for exhibit, fixed, result in museum.take_turns([(e, fixed) for e in in_order for fixed in (False, True)]):
+        known[exhibit.name, fixed] = result
+        visit.tell(result, "fixed") if fixed else visit.add(result)
+        if (exhibit.name, not fixed) in known:
+            visit.compare(compare(exhibit, known[exhibit.name, False], known[exhibit.name, True]))
 
 
 def main() -> int:

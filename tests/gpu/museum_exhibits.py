@@ -2,24 +2,11 @@
 
 import dataclasses
 
-# A program that needs the GPU for itself starts PyTorch and CUDA beside others, and then takes its turn. The turn ends
-# with its work: the interpreter's end is beside others again.
+# Programs that need the GPU for themselves start PyTorch, CUDA and the model beside others. Once all of them are ready,
+# they take turns. A turn ends with the work: the interpreter's end is beside others again.
 PRELUDE = """
 import os
 import torch
-if path := os.environ.get("MUSEUM_TURN"):
-    import atexit, fcntl, time
-    torch.cuda.init()
-    torch.cuda.current_blas_handle()
-    asked = time.monotonic()
-    turn = open(path)
-    fcntl.flock(turn, fcntl.LOCK_EX)
-    taken = time.monotonic()
-    def end_turn():
-        torch.cuda.synchronize()
-        fcntl.flock(turn, fcntl.LOCK_UN)
-        print(f"museum: waited {taken - asked:.1f} s, had its turn for {time.monotonic() - taken:.1f} s", flush=True)
-    atexit.register(end_turn)
 device = torch.device("cuda")
 model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(8)]).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -31,6 +18,22 @@ def train(x):
     loss.backward()
     optimizer.step()
     return loss
+
+if path := os.environ.get("MUSEUM_TURN"):
+    import atexit, fcntl, time
+    for _ in range(3):
+        train(resident)
+    torch.cuda.synchronize()
+    asked = time.monotonic()
+    turn = open(path)
+    open(os.environ["MUSEUM_READY"], "w").close()
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    taken = time.monotonic()
+    def end_turn():
+        torch.cuda.synchronize()
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        print(f"museum: waited {taken - asked:.1f} s, had its turn for {time.monotonic() - taken:.1f} s", flush=True)
+    atexit.register(end_turn)
 """
 
 
