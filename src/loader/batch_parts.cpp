@@ -89,8 +89,8 @@ std::uint64_t BatchShares::largest(std::uint64_t samples, std::size_t number) co
   return BatchSplit(alone).largest(samples, number);
 }
 
-PartSampler::PartSampler(Sampler whole, std::shared_ptr<BatchShares> shares, std::size_t number)
-    : whole_(std::move(whole)), shares_(std::move(shares)), number_(number) {}
+PartSampler::PartSampler(const Sampler& whole, std::shared_ptr<BatchShares> shares, std::size_t number)
+    : whole_(whole), shares_(std::move(shares)), number_(number) {}
 
 void PartSampler::go_to(const Sampler& whole) {
   whole_ = whole;

@@ -73,7 +73,7 @@ class BatchShares {
 /// the loader's own epoch ends: its next() then says that there is no batch.
 class PartSampler final : public BatchSampler {
  public:
-  PartSampler(Sampler whole, std::shared_ptr<BatchShares> shares, std::size_t number);
+  PartSampler(const Sampler& whole, std::shared_ptr<BatchShares> shares, std::size_t number);
 
   /// The next part is that of the next batch of `whole`, which is batch 0 of the shares. The loader must be
   /// restarted behind it.

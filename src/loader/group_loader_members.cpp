@@ -121,6 +121,7 @@ std::vector<GroupLoaderState::Lane> GroupLoaderState::lanes_of(const GroupLinks&
   }
   for (Lane& lane : lanes) {
     std::vector<double> weights;
+    weights.reserve(lane.carriers.size());
     for (const std::size_t member : lane.carriers) {
       weights.push_back(links.measured ? std::max(links.measured->members[member].link, 1.0) : 1.0);
     }

@@ -333,7 +333,6 @@ TEST_P(GroupLoaderTest, ABatchThatSomeHaveKeepsNoSlotFromTheNewPlace) {
     std::vector<DeviceBatch> held = *loader.next(streams_);
     DeviceBatch last = std::move(loader.next(streams_)->back());
     std::promise<void> waits;
-    std::atomic<bool> gone{false};
     std::atomic<int> questions{0};
     auto asking = std::async(std::launch::async, [&] {
       return loader.next(streams_, [&] {
