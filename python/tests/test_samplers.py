@@ -412,14 +412,15 @@ def test_the_same_batches_leave_the_same_random_state(data, own, drop_last, size
         assert all(torch.equal(a, b) for a, b in zip(*states, strict=True)), sampler
 
 
-def test_indices_are_drawn_no_earlier_than_pytorch_draws_them(data):
+@pytest.mark.parametrize("size", [12, 32])  # indices are drawn in pieces of 32
+def test_indices_are_drawn_no_earlier_than_pytorch_draws_them(data, size):
     generator = torch.Generator().manual_seed(3)
     sampler = RandomSampler(range(COUNT), replacement=True, num_samples=160, generator=generator)
     theirs = []
-    for _ in BatchSampler(sampler, 12, False):
+    for _ in BatchSampler(sampler, size, False):
         theirs.append(generator.get_state())
     generator.manual_seed(3)
-    loader = penstock.Loader(data, sampler=sampler, batch_size=12, device="host", prefetch_depth=1)
+    loader = penstock.Loader(data, sampler=sampler, batch_size=size, device="host", prefetch_depth=1)
     for k, _ in enumerate(loader):
         ahead = min(k + 1, len(theirs) - 1)
         if k + 1 < len(theirs):
