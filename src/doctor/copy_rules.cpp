@@ -61,6 +61,18 @@ double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& co
   return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
 }
 
+/// Seconds of a step in which the device idles until one of these copies begins, other than for a DataLoader:
+/// the host makes their data, pins memory or is late with the call.
+double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> gaps;
+  gaps.reserve(copies.size());
+  for (const ViewedCopy& viewed : copies) {
+    const TraceTime begin = viewed.copy->time.begin;
+    gaps.push_back({std::min(begin, view.busy.end_before(begin, view.account.window.begin)), begin});
+  }
+  return view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
+}
+
 /// Fills in what findings about copies share.
 Finding copy_finding(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   Finding finding;
@@ -101,7 +113,7 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
   const double pinned = seconds_if_pinned(view, copies, finding);
-  finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds), exposed};
+  finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds), exposed + idle_before(view, copies)};
   finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));
@@ -149,7 +161,7 @@ std::optional<Finding> find_exposed_copies(const DeviceView& view) {
   const bool shared = shares_stream(view, copies);
   const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
   const double room = std::max(0.0, kernel - (finding.seconds - exposed));
-  finding.gain = {std::min(exposed, room) / 2, std::min(exposed, room)};
+  finding.gain = {std::min(exposed, room) / 2, std::min(exposed, room) + idle_before(view, copies)};
   finding.text = fmt::format("Asynchronous copies that nothing hides: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));
@@ -255,7 +267,7 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
   if (!is_regular(view, copies.size())) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
-  finding.gain = {exposed / 2, exposed};
+  finding.gain = {exposed / 2, exposed + idle_before(view, copies)};
   finding.text = fmt::format(
       "Copies of data that was copied to this GPU before: {}{}. Their data would take {} there. Nothing "
       "hides "
