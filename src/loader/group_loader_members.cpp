@@ -1,6 +1,7 @@
 // How a group's loader is made: which members carry and receive, and what each of them gets.
 
 #include "loader/group_loader_state.hpp"
+#include "loader/whole_batches.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -16,35 +17,16 @@ namespace penstock {
 
 namespace {
 
-// The next part crosses the link while the one before it is copied on.
-constexpr std::size_t kPartsAhead = 2;
 // Of a member that relays: more than are under way and overlap.
 constexpr std::size_t kWatchedBatches = 16;
 
-LoaderOptions checked_for_group(LoaderOptions options, bool relays) {
+LoaderOptions checked(LoaderOptions options, bool relays) {
   if (relays && options.residency.kind != Residency::Kind::none) {
     throw InvalidArgument(
         "Samples that stay on a device cross no link again, and a relay would send them each time: leave out "
         "the residency or the relay.");
   }
-  if (options.batch_sampler) {
-    throw InvalidArgument(
-        "A loader over several links draws its batches by itself: leave out the sampler, or use a Loader for "
-        "each device.");
-  }
-  if (options.data_may_change) {
-    throw InvalidArgument(
-        "A loader over several links reads ahead from epoch to epoch: its data must not change.");
-  }
-  return options;
-}
-
-SamplerOptions sampler_options_of(const LoaderOptions& options) {
-  return {.shuffle = options.shuffle,
-          .seed = options.seed,
-          .batch_size = options.batch_size,
-          .drop_last = options.drop_last,
-          .shard = options.shard};
+  return checked_for_group(std::move(options));
 }
 
 std::vector<std::size_t> receivers_of(const DeviceGroup& group, std::optional<std::size_t> receiver) {
@@ -58,32 +40,11 @@ std::vector<std::size_t> receivers_of(const DeviceGroup& group, std::optional<st
   return all;
 }
 
-/// How a whole batch lies in a slot. Nothing travels by this plan.
-FeedPlan plan_of_whole(const Dataset& dataset, const LoaderOptions& options, std::uint64_t batch) {
-  FeedPlan plan;
-  plan.batch = static_cast<std::size_t>(batch);
-  for (std::size_t f = 0; f < dataset.field_count(); ++f) {
-    FieldPlan field;
-    field.stored = dataset.field(f);
-    field.to = field.stored.narrowed_from.value_or(field.stored.dtype);
-    for (const FieldOptions& asked : options.fields) {
-      if (asked.name == field.stored.name && asked.to) field.to = *asked.to;
-    }
-    field.delivered_bytes = element_count(field.stored.shape) * dtype_bytes(field.to);
-    field.slot_offset = plan.slot_bytes;
-    plan.slot_bytes += align_up(plan.batch * field.delivered_bytes, kSlotAlignment);
-    plan.fields.push_back(std::move(field));
-  }
-  // Nobody reads indices there.
-  plan.slot_bytes = std::max(plan.slot_bytes, kSlotAlignment);
-  return plan;
-}
-
 }  // namespace
 
 GroupLoaderState::GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOptions options,
                                    const GroupLinks& links, std::optional<std::size_t> receiver)
-    : options_(checked_for_group(std::move(options), receiver.has_value())),
+    : options_(checked(std::move(options), receiver.has_value())),
       group_(std::move(group)),
       dataset_(std::move(dataset)),
       receiver_(receiver),
@@ -152,14 +113,7 @@ void GroupLoaderState::add_members(const GroupLinks& links) {
     const bool receives = std::ranges::find(receivers_, i) != receivers_.end();
     const std::size_t budget =
         options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device.memory().free / 2;
-    // Parts take little if nothing is resident. Otherwise the ring has room for as many slots again as it
-    // begins with.
-    std::size_t ring_budget = 0;
-    if (receives) {
-      ring_budget = options_.residency.kind == Residency::Kind::none
-                        ? budget / 2
-                        : std::min(budget / 2, 2 * (options_.prefetch_depth + 1) * plan_.slot_bytes);
-    }
+    const std::size_t ring_budget = receives ? group_ring_budget(options_, budget, plan_.slot_bytes) : 0;
     members_.push_back({.push = device.create_stream(StreamPriority::high),
                         .arrive = device.create_stream(StreamPriority::high),
                         .pushed = device.create_event()});
@@ -185,14 +139,7 @@ void GroupLoaderState::add_loader(std::size_t self, const GroupLinks& links, std
   const bool relays = receiver_ && *receiver_ != self;
   BatchShares& shares = *lanes_[member.lane].shares;
 
-  LoaderOptions own = options_;
-  own.batch_sampler = member.sampler;
-  own.batch_size = std::max<std::uint64_t>(shares.largest(plan_.batch, member.number), 1);
-  own.shuffle = own.drop_last = false;
-  own.seed = 0;
-  own.shard = {};
-  own.prefetch_depth = std::min(kPartsAhead, options_.prefetch_depth);
-  own.ring_grows = true;
+  LoaderOptions own = options_of_parts(options_, member.sampler, shares.largest(plan_.batch, member.number));
   if (!links.profiles.empty()) own.profile = links.profiles[self];
   own.device_budget_bytes = std::max<std::size_t>(budget, 1);
   if (relays) own.timeline_batches = kWatchedBatches;

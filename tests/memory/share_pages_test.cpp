@@ -38,6 +38,7 @@ namespace penstock {
 namespace {
 
 using testing::Background;
+using testing::Child;
 using ::testing::HasSubstr;
 using testing::Hold;
 using testing::succeeds_in_child;
@@ -65,38 +66,6 @@ std::size_t open_files() {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
                                                 std::filesystem::directory_iterator()));
 }
-
-/// A child of this process, which is killed with this object.
-class Child {
- public:
-  explicit Child(auto&& body) : child_(fork()) {
-    if (child_ != 0) return;
-    alarm(300);
-    bool good = false;
-    try {
-      good = body();
-    } catch (...) {
-    }
-    _exit(good ? 0 : 1);
-  }
-  ~Child() {
-    if (child_ > 0) end(SIGKILL);
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-  /// True if it ends with its body being true. Sends it a signal before, if that is not 0.
-  bool end(int signal = 0) {
-    if (signal != 0) kill(child_, signal);
-    int status = -1;
-    EXPECT_EQ(waitpid(child_, &status, 0), child_);
-    child_ = -1;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  }
-  [[nodiscard]] pid_t pid() const { return child_; }
-
- private:
-  pid_t child_;
-};
 
 /// The name of the socket at which the processes of this key meet.
 std::string socket_name(const std::string& key) {

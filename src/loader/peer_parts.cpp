@@ -1,0 +1,202 @@
+#include "loader/peer_parts.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/pause.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+/// Parts that are on their way at once: one is taken while the next is put in its place.
+constexpr std::uint64_t kPlaces = 3;
+
+std::string text_of(const PeerMemoryHandle& handle) {
+  return {reinterpret_cast<const char*>(&handle), sizeof handle};
+}
+
+}  // namespace
+
+PeerParts::PeerParts(Device device, ProcessBoard& board, const FeedPlan& whole, const BatchSplit& split)
+    : device_(std::move(device)), board_(board), whole_(whole), others_(board.size()) {
+  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    std::vector<std::size_t> offsets;
+    std::size_t bytes = 0;
+    for (const FieldPlan& field : whole_.fields) {
+      offsets.push_back(bytes);
+      bytes += align_up(split.largest(whole_.batch, rank) * field.delivered_bytes, kSlotAlignment);
+    }
+    offsets_.push_back(std::move(offsets));
+    place_bytes_.push_back(std::max(bytes, kSlotAlignment));
+  }
+  own_ = static_cast<std::byte*>(device_.allocate_shared(kPlaces * place_bytes_[board_.rank()]));
+  try {
+    std::string name;
+    try {
+      name = text_of(name_memory(device_, own_));
+    } catch (const Unsupported& error) {
+      refusal_ = error.what();
+    }
+    const std::vector<std::string> names = board_.exchange(name);
+    if (refusal_.empty()) refusal_ = map_others(names);
+    const std::vector<std::string> refusals = board_.exchange(refusal_.substr(0, ProcessBoard::kLongestText));
+    for (std::size_t rank = 0; rank < refusals.size() && refusal_.empty(); ++rank) {
+      if (!refusals[rank].empty()) refusal_ = fmt::format("rank {}: {}", rank, refusals[rank]);
+    }
+  } catch (...) {
+    leave(0, {});
+    throw;
+  }
+  if (!refusal_.empty()) leave(0, {});
+}
+
+PeerParts::~PeerParts() { leave(0, {}); }
+
+std::string PeerParts::map_others(const std::vector<std::string>& names) {
+  for (std::size_t rank = 0; rank < names.size(); ++rank) {
+    if (rank == board_.rank()) continue;
+    PeerMemoryHandle handle;
+    if (names[rank].size() != sizeof handle) return "another process cannot name its memory";
+    std::memcpy(&handle, names[rank].data(), sizeof handle);
+    try {
+      others_[rank].emplace(device_, handle);
+    } catch (const Unsupported& error) {
+      return error.what();
+    }
+  }
+  return {};
+}
+
+void PeerParts::check_others() const {
+  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    if (rank == board_.rank()) continue;
+    if (const std::string trouble = board_.trouble(rank); !trouble.empty()) throw Error(trouble);
+    if (board_.get(rank, kGeneration) != generation_) {
+      throw Error(
+          fmt::format("Rank {} of the group (PID {}) went to another epoch or place. All processes of a "
+                      "group must ask for "
+                      "equally many batches, and start epochs and load states together.",
+                      rank, board_.process(rank)));
+    }
+  }
+}
+
+bool PeerParts::wait(std::size_t rank, Word word, std::uint64_t value, FunctionRef<bool()> stopped) const {
+  bool stop = false;
+  awaited_.store(static_cast<int>(rank), std::memory_order_relaxed);
+  const auto there = [&] { return board_.get(rank, word) >= value; };
+  nap_until([&] {
+    stop = stopped();
+    if (stop || there()) return true;
+    try {
+      check_others();
+    } catch (...) {
+      if (!there()) throw;  // it came before the process ended
+    }
+    return false;
+  });
+  awaited_.store(-1, std::memory_order_relaxed);
+  return !stop;
+}
+
+bool PeerParts::wait_for_place(std::uint64_t turn, FunctionRef<bool()> stopped) const {
+  if (turn < kPlaces) return true;
+  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    if (!wait(rank, kTaken, turn + 1 - kPlaces, stopped)) return false;
+  }
+  return true;
+}
+
+void PeerParts::put(std::uint64_t turn, const DeviceBatch& part, const Stream& stream) const {
+  const std::size_t rank = board_.rank();
+  std::byte* const place = own_ + turn % kPlaces * place_bytes_[rank];
+  for (std::size_t f = 0; f < part.field_count(); ++f) {
+    const DeviceField& field = part.field(f);
+    if (field.bytes > 0) {
+      stream.copy(place + offset_of(rank, f), field.data, field.bytes, CopyDirection::d2d);
+    }
+  }
+}
+
+bool PeerParts::wait_for_offer(std::size_t rank, std::uint64_t turn, FunctionRef<bool()> stopped) const {
+  return wait(rank, kOffered, turn + 1, stopped);
+}
+
+void PeerParts::take(std::size_t rank, std::uint64_t turn, const BatchSplit::Part& part,
+                     const std::vector<DeviceField>& fields, const Stream& stream) const {
+  const std::byte* const base = rank == board_.rank() ? own_ : others_[rank]->data();
+  const std::byte* const place = base + turn % kPlaces * place_bytes_[rank];
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    const std::size_t sample = whole_.fields[f].delivered_bytes;
+    if (part.count * sample == 0) continue;
+    stream.copy(fields[f].data + part.begin * sample, place + offset_of(rank, f), part.count * sample,
+                CopyDirection::d2d);
+  }
+}
+
+void PeerParts::taken(std::uint64_t turn) {
+  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    if (board_.has_ended(rank)) throw Error(board_.trouble(rank));
+  }
+  board_.set(kTaken, turn + 1);
+}
+
+void PeerParts::start_anew(const std::string& place) {
+  board_.set(kGeneration, ++generation_);
+  const std::vector<std::string> places = board_.exchange(place);  // nobody makes batches any more
+  board_.set(kOffered, 0);
+  board_.set(kTaken, 0);
+  board_.complain({});
+  static_cast<void>(board_.exchange({}));  // all have done so
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    if (places[rank] == place) continue;
+    throw InvalidArgument(
+        fmt::format("The processes of a group go to different places: rank {} to {}, and rank {} to {}.",
+                    board_.rank(), place, rank, places[rank]));
+  }
+}
+
+void PeerParts::detach_if_over() noexcept {
+  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    if (board_.has_ended(rank) || board_.has_left(rank)) return detach();
+  }
+}
+
+void PeerParts::detach() noexcept {
+  for (auto& other : others_) other.reset();
+  board_.set(kDetached, 1);
+}
+
+void PeerParts::leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept {
+  if (std::exchange(left_, true)) return;
+  using Clock = std::chrono::steady_clock;
+  const auto all = [&](auto&& is_done) {
+    for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+      if (rank != board_.rank() && !board_.has_ended(rank) && !is_done(rank)) return false;
+    }
+    return true;
+  };
+  const auto wait_until = [&](Clock::time_point end, auto&& is_done) {
+    bool done = false;
+    nap_until([&] { return (done = all(is_done)) || Clock::now() >= end; });
+    return done;
+  };
+  wait_until(Clock::now() + patience, [&](std::size_t rank) {
+    return board_.get(rank, kTaken) >= count || !board_.trouble(rank).empty() ||
+           board_.get(rank, kGeneration) != generation_;
+  });
+  detach();
+  board_.leave();
+  const bool unmapped = wait_until(Clock::now() + std::chrono::seconds(2), [&](std::size_t rank) {
+    return board_.get(rank, kDetached) != 0 || board_.has_left(rank);
+  });
+  if (unmapped) device_.deallocate(own_);
+}
+
+}  // namespace penstock

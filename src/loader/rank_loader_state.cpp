@@ -1,0 +1,394 @@
+#include "loader/rank_loader_state.hpp"
+
+#include "loader/whole_batches.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/log.hpp>
+#include <penstock/core/pause.hpp>
+#include <penstock/core/start_thread.hpp>
+#include <penstock/core/wait_quietly.hpp>
+#include <penstock/memory/pool.hpp>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <iterator>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::chrono::milliseconds kLongestFarewell{60'000};
+
+/// What the processes of a group must have in common, as a text.
+std::string facts_of(const Dataset& dataset, const Device& device, const LoaderOptions& options) {
+  std::string facts = fmt::format("{} samples on {} in batches of {}, {}seed {}, drop_last {}, rank {} of {}",
+                                  dataset.sample_count(), device.info().backend, options.batch_size,
+                                  options.shuffle ? "shuffled by " : "in order, ", options.seed,
+                                  options.drop_last, options.shard.rank, options.shard.world_size);
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) {
+    const Field& field = dataset.field(f);
+    fmt::format_to(std::back_inserter(facts), "; {} {} [{}]", field.name,
+                   dtype_name(field.narrowed_from.value_or(field.dtype)), fmt::join(field.shape, ", "));
+  }
+  for (const FieldOptions& field : options.fields) {
+    if (!field.to) continue;
+    fmt::format_to(std::back_inserter(facts), "; {} as {} * [{}] + [{}] along {}", field.name,
+                   dtype_name(*field.to), fmt::join(field.scale, ", "), fmt::join(field.shift, ", "),
+                   field.channel_axis);
+  }
+  constexpr std::size_t kMost = 4000;
+  if (facts.size() <= kMost) return facts;
+  return fmt::format("{}... (hash {:016x})", facts.substr(0, kMost), std::hash<std::string>{}(facts));
+}
+
+}  // namespace
+
+RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOptions group,
+                                 LoaderOptions options)
+    : options_(checked_for_group(std::move(options))),
+      device_(std::move(device)),
+      dataset_(std::move(dataset)),
+      first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),
+      plan_(plan_of_whole(dataset_, options_,
+                          std::min(options_.batch_size, first_sampler_.samples_per_epoch()))),
+      split_(std::vector<double>(std::max<std::size_t>(group.meeting.processes, 1), 1.0)),
+      board_(std::move(group)),
+      rank_(board_.rank()),
+      sampler_(first_sampler_) {
+  agree();
+  try {
+    meet();
+    add_loader();
+    if (feeds_once()) begin_production();
+  } catch (const std::exception& error) {
+    board_.complain(error.what());
+    throw;
+  }
+}
+
+RankLoaderState::~RankLoaderState() = default;
+
+/// Throws if the processes feed different things.
+void RankLoaderState::agree() {
+  const std::string own = facts_of(dataset_, device_, options_);
+  const std::vector<std::string> all = board_.exchange(own);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == own) continue;
+    throw InvalidArgument(fmt::format(
+        "The processes of a group must feed the same data in the same way. Rank {}: {}. Rank {}: {}.", rank_,
+        own, rank, all[rank]));
+  }
+}
+
+void RankLoaderState::meet() {
+  if (board_.size() == 1) {
+    refusal_ = "the group is one process";
+    return;
+  }
+  parts_ = std::make_unique<PeerParts>(device_, board_, plan_, split_);
+  refusal_ = parts_->refusal();
+  if (refusal_.empty()) return;
+  parts_.reset();
+  log_warning(
+      fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
+                  "other's memory "
+                  "({}). To use one link for each byte, feed shares and gather them with torch.distributed.",
+                  refusal_));
+}
+
+void RankLoaderState::add_loader() {
+  if (!feeds_once()) {
+    loader_.emplace(dataset_, device_, options_);
+    return;
+  }
+  sampler_of_parts_ = std::make_shared<PartSampler>(first_sampler_, split_, rank_);
+  LoaderOptions own = options_of_parts(options_, sampler_of_parts_, split_.largest(plan_.batch, rank_));
+  const std::size_t budget =
+      options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device_.memory().free / 2;
+  const std::size_t ring_budget = group_ring_budget(options_, budget, plan_.slot_bytes);
+  own.device_budget_bytes = budget - ring_budget;
+  const auto memory = std::make_shared<Pool>(
+      make_device_pool(device_, {.budget_bytes = std::max<std::size_t>(ring_budget, 1),
+                                 .segment_bytes = std::max(plan_.slot_bytes, std::size_t{1} << 20)}));
+  account_ =
+      std::make_unique<Account>(device_, AccountOptions{.timeline_batches = options_.timeline_batches});
+  ring_ = std::make_shared<DeviceRing>(device_, memory, plan_, options_, sampler_.state());
+  put_.emplace(device_.create_stream(StreamPriority::high));
+  arrive_.emplace(device_.create_stream(StreamPriority::high));
+  placed_.emplace(device_.create_event());
+  loader_.emplace(dataset_, device_, std::move(own));
+}
+
+void RankLoaderState::begin_production() {
+  stopped_ = false;
+  thread_ = start_thread("penstock-rank", [this] { run(); });
+}
+
+void RankLoaderState::end_production() {
+  stopped_ = true;
+  ring_->stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void RankLoaderState::run() {
+  try {
+    for (;;) {
+      const SampleRun run = sampler_.next_run();
+      if (run.count > 0) {
+        if (!make_batch(run)) return;
+        continue;
+      }
+      PublishedItem end;
+      end.times.epoch = sampler_.epoch();
+      sampler_.start_epoch(sampler_.epoch() + 1);
+      index_ = 0;
+      end.state = sampler_.state();
+      ring_->publish(end);
+    }
+  } catch (...) {
+    fail();
+  }
+}
+
+/// Publishes the exception that is being handled, and tells the other processes.
+void RankLoaderState::fail() noexcept {
+  PublishedItem failed;
+  failed.error = std::current_exception();
+  failed.times.epoch = sampler_.epoch();
+  failed.state = sampler_.state();
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    board_.complain(error.what());
+  } catch (...) {
+    board_.complain("an unknown exception");
+  }
+  ring_->publish(std::move(failed));
+  parts_->detach_if_over();
+}
+
+/// False if it is to stop.
+bool RankLoaderState::make_batch(const SampleRun& run) {
+  if (!offer(run)) return false;
+  PublishedItem item;
+  const double asked = account_->now();
+  DeviceSlot* const slot = ring_->acquire();
+  if (slot == nullptr) return false;
+  item.slot = slot;
+  item.slot_wait_seconds = account_->now() - asked;
+  item.state = sampler_.state();
+  item.times.epoch = slot->epoch = sampler_.epoch();
+  item.times.batch = slot->index = index_++;
+  item.times.samples = run.count;
+  slot->run = run;
+  item.timed = account_->open();
+  bool filled = false;
+  try {
+    filled = fill(*slot, item);
+  } catch (...) {
+    account_->discard(item.timed);
+    ring_->put_back(*slot, !drain());
+    throw;
+  }
+  if (filled) {
+    ring_->publish(std::move(item));
+  } else {
+    account_->discard(item.timed);
+    ring_->put_back(*slot, !drain());
+  }
+  return filled;
+}
+
+/// Puts this process's part where the others find it. False if it is to stop.
+bool RankLoaderState::offer(const SampleRun& run) {
+  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+  if (!parts_->wait_for_place(turn_, stopped)) return false;
+  if (split_.part(run.count, rank_).count > 0) {
+    {
+      const DeviceBatch part = loader_->next(*put_).value();
+      parts_->put(turn_, part, *put_);
+    }
+    placed_->record(*put_);
+    if (!wait_for(*placed_)) return false;
+  }
+  parts_->offer(turn_);
+  return true;
+}
+
+/// Brings the parts of all processes into a slot. False if it is to stop.
+bool RankLoaderState::fill(DeviceSlot& slot, PublishedItem& item) {
+  for (std::size_t f = 0; f < slot.fields.size(); ++f) {
+    slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
+    slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
+  }
+  ring_->wait_for_users(slot, *arrive_);
+  if (item.timed != nullptr) item.timed->begin.record(*arrive_);
+  // Each begins with its own part, so that not all read from the same device at once.
+  for (std::size_t i = 0; i < board_.size(); ++i) {
+    const std::size_t rank = (rank_ + i) % board_.size();
+    const BatchSplit::Part part = split_.part(slot.run.count, rank);
+    const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+    if (!parts_->wait_for_offer(rank, turn_, stopped)) return false;
+    parts_->take(rank, turn_, part, slot.fields, *arrive_);
+  }
+  if (item.timed != nullptr) item.timed->end.record(*arrive_);
+  slot.ready.record(*arrive_);
+  if (!wait_for(slot.ready)) return false;
+  parts_->taken(turn_++);
+  return true;
+}
+
+/// Blocks the host. False if it is to stop.
+bool RankLoaderState::wait_for(const Event& event) const {
+  bool done = false;
+  nap_until([&] { return (done = event.query()) || stopped_.load(std::memory_order_relaxed); });
+  return done;
+}
+
+/// Blocks the host until no copy of parts is under way. False if that cannot be known.
+bool RankLoaderState::drain() const noexcept {
+  const bool placed = wait_quietly([&] { put_->synchronize(); });
+  return wait_quietly([&] { arrive_->synchronize(); }) && placed;
+}
+
+std::optional<DeviceBatch> RankLoaderState::next(const Stream& stream,
+                                                 const FunctionRef<void()>* while_waiting) {
+  refuse_fork();
+  if (!feeds_once()) {
+    return while_waiting != nullptr ? loader_->next(stream, *while_waiting) : loader_->next(stream);
+  }
+  Account::Request request(*account_, &stream);
+  const auto since = std::chrono::steady_clock::now();
+  const auto look = [&] {
+    if (while_waiting != nullptr) (*while_waiting)();
+    const int awaited = parts_->awaited();
+    if (awaited < 0 || std::chrono::steady_clock::now() - since <= board_.options().timeout) return;
+    const auto other = static_cast<std::size_t>(awaited);
+    throw Error(fmt::format(
+        "No batch came within {} s: rank {} of the group (PID {}) lives, and has not done its part. All "
+        "processes of a group must ask for equally many batches.",
+        static_cast<double>(board_.options().timeout.count()) / 1000, other, board_.process(other)));
+  };
+  const FunctionRef<void()> look_meanwhile(look);
+  PublishedItem item = ring_->take(stream, &look_meanwhile);
+  if (item.slot == nullptr) {
+    request.end(item.times.epoch);
+    return std::nullopt;
+  }
+  ++handed_out_;
+  DeviceBatch batch(ring_, item.slot);
+  std::size_t bytes = 0;
+  for (std::size_t f = 0; f < batch.field_count(); ++f) bytes += batch.field(f).bytes;
+  request.answer({.timed = item.timed,
+                  .times = item.times,
+                  .delivered_bytes = bytes,
+                  .ready = item.ready,
+                  .slot_wait_seconds = item.slot_wait_seconds});
+  return batch;
+}
+
+template <typename Change>
+void RankLoaderState::go_to(Change&& change) {
+  refuse_fork();
+  const std::lock_guard control(control_mutex_);
+  if (closed_) throw Closed("The loader was closed; make another one.");
+  Sampler changed = first_sampler_;
+  change(changed);
+  end_production();
+  if (!drain())
+    throw DeviceError("PENSTOCK_LOST_WORK", "synchronize", 0, "Copies of parts cannot be waited for.");
+  try {
+    parts_->start_anew(fmt::format("sample {} of epoch {}", changed.state().consumed, changed.epoch()));
+    sampler_ = changed;
+    index_ = first_sampler_.batches_per_epoch() - sampler_.batches_left();
+    turn_ = 0;
+    handed_out_ = 0;
+    for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
+    sampler_of_parts_->go_to(sampler_);
+    loader_->start_epoch(loader_->state().epoch + 1);  // not the one that it is in
+    begin_production();
+  } catch (...) {
+    for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
+    fail();
+    throw;
+  }
+}
+
+void RankLoaderState::start_epoch(std::uint64_t epoch) {
+  refuse_fork();
+  if (!feeds_once()) return loader_->start_epoch(epoch);
+  if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
+  go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
+}
+
+void RankLoaderState::restore(const SamplerState& state) {
+  if (!feeds_once()) return loader_->restore(state);
+  go_to([&](Sampler& sampler) { sampler.restore(state); });
+}
+
+SamplerState RankLoaderState::state() const {
+  refuse_fork();
+  return feeds_once() ? ring_->position() : loader_->state();
+}
+
+void RankLoaderState::close() {
+  if (is_forked()) return;
+  const std::lock_guard control(control_mutex_);
+  if (std::exchange(closed_, true)) return;
+  if (!feeds_once()) return loader_->close();
+  end_production();
+  ring_->close();
+  loader_->close();
+  static_cast<void>(drain());
+  parts_->leave(handed_out_, std::min(board_.options().timeout, kLongestFarewell));
+}
+
+FeedStatistics RankLoaderState::stats() const {
+  refuse_fork();
+  FeedStatistics own = loader_->stats();
+  if (!feeds_once()) return own;
+  FeedStatistics statistics = account_->total();
+  const RingSize size = ring_->size();
+  statistics.link_bytes = own.link_bytes;
+  statistics.resident_bytes = own.resident_bytes;
+  statistics.slots = size.slots;
+  statistics.ring_bytes = size.bytes + own.ring_bytes;
+  // The account does not know that the parts came over links.
+  if (statistics.link_bytes > 0) {
+    statistics.transfer_seconds += std::exchange(statistics.kernel_seconds, 0);
+    statistics.exposed_transfer_seconds += std::exchange(statistics.exposed_kernel_seconds, 0);
+  }
+  statistics.prefetch_depth = options_.prefetch_depth;
+  statistics.sample_bytes = dataset_.sample_bytes();
+  return statistics;
+}
+
+std::vector<BatchTimes> RankLoaderState::timeline() const {
+  return feeds_once() ? account_->timeline() : loader_->timeline();
+}
+
+std::vector<std::string> RankLoaderState::describe() const {
+  std::vector<std::string> lines = loader_->describe();
+  lines.insert(lines.begin(),
+               feeds_once()
+                   ? fmt::format("1/{} of each batch over this link, the rest from {} other processes",
+                                 board_.size(), board_.size() - 1)
+                   : fmt::format("whole batches over this link: {}", refusal_));
+  return lines;
+}
+
+void RankLoaderState::refuse_fork() const {
+  if (is_forked()) {
+    throw DeviceError(
+        "PENSTOCK_FORKED", "RankLoader", 0,
+        "this process was forked from the one that made the loader, and cannot use its device: make the "
+        "loader in this process, or start processes with spawn");
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,109 @@
+#pragma once
+
+#include "loader/batch_parts.hpp"
+#include "loader/device_ring.hpp"
+#include "loader/peer_parts.hpp"
+
+#include <penstock/core/fork.hpp>
+#include <penstock/loader/loader.hpp>
+#include <penstock/loader/rank_loader.hpp>
+#include <penstock/memory/process_board.hpp>
+#include <penstock/transfer/account.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+
+/// The batches of one process of a group, from its parts to the leases:
+///
+///   its part, from a Loader -> a place that the others can read -> offered
+///   the parts that all offer -> a slot -> arrived -> published              on a thread of the loader
+///   take from the ring -> a lease                                           in next()
+///
+/// The thread waits on the host at each arrow: a batch is published when it is all there and the processes
+/// that had its parts still live. Meanwhile the Loader brings the next parts over the link.
+class RankLoaderState {
+ public:
+  RankLoaderState(Dataset dataset, Device device, ProcessBoardOptions group, LoaderOptions options);
+  ~RankLoaderState();
+  RankLoaderState(const RankLoaderState&) = delete;
+  RankLoaderState& operator=(const RankLoaderState&) = delete;
+
+  /// `while_waiting` may be null.
+  [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream,
+                                                const FunctionRef<void()>* while_waiting);
+  void start_epoch(std::uint64_t epoch);
+  void restore(const SamplerState& state);
+  [[nodiscard]] SamplerState state() const;
+  void close();
+
+  [[nodiscard]] FeedStatistics stats() const;
+  [[nodiscard]] std::vector<BatchTimes> timeline() const;
+  [[nodiscard]] std::vector<std::string> describe() const;
+  [[nodiscard]] bool feeds_once() const noexcept { return parts_ != nullptr; }
+
+  [[nodiscard]] const Sampler& first_sampler() const noexcept { return first_sampler_; }
+  [[nodiscard]] const Dataset& dataset() const noexcept { return dataset_; }
+  [[nodiscard]] const Device& device() const noexcept { return device_; }
+  [[nodiscard]] const LoaderOptions& options() const noexcept { return options_; }
+  [[nodiscard]] bool is_forked() const noexcept { return generation_of_process_ != fork_generation(); }
+
+ private:
+  void agree();
+  void meet();
+  void add_loader();
+  void run();
+  [[nodiscard]] bool make_batch(const SampleRun& run);
+  [[nodiscard]] bool offer(const SampleRun& run);
+  [[nodiscard]] bool fill(DeviceSlot& slot, PublishedItem& item);
+  [[nodiscard]] bool wait_for(const Event& event) const;
+  [[nodiscard]] bool drain() const noexcept;
+  void fail() noexcept;
+  void begin_production();
+  void end_production();
+  template <typename Change>
+  void go_to(Change&& change);
+  void refuse_fork() const;
+
+  const std::uint64_t generation_of_process_ = fork_generation();
+  const LoaderOptions options_;
+  const Device device_;
+  const Dataset dataset_;
+  const Sampler first_sampler_;
+  const FeedPlan plan_;  ///< of a whole batch: how it lies in a slot
+  const BatchSplit split_;
+  ProcessBoard board_;
+  const std::size_t rank_;
+  std::unique_ptr<PeerParts> parts_;  ///< null if each process brings whole batches
+  std::string refusal_;               ///< why it is null
+  std::shared_ptr<PartSampler> sampler_of_parts_;
+  std::optional<Loader> loader_;  ///< of the parts, or of whole batches
+
+  // The rest is for feeding once.
+  std::unique_ptr<Account> account_;
+  std::shared_ptr<DeviceRing> ring_;
+  std::optional<Stream> put_;     ///< copies this process's part to its place
+  std::optional<Stream> arrive_;  ///< copies all parts to a slot
+  std::optional<Event> placed_;
+
+  Sampler sampler_;  ///< only for the loader's thread, as the next two
+  std::uint64_t index_ = 0;
+  std::uint64_t turn_ = 0;  ///< batches since the processes were last at one place
+
+  std::atomic<std::uint64_t> handed_out_{0};  ///< the same, of next()
+  std::atomic<bool> stopped_{false};
+
+  std::mutex control_mutex_;  ///< held by start_epoch, restore and close
+  std::thread thread_;
+  bool closed_ = false;
+};
+
+}  // namespace penstock

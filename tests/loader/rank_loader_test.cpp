@@ -1,0 +1,450 @@
+#include "fake_driver/fake_cuda_controls.hpp"
+#include "loader/loader_fixture.hpp"
+#include "support/other_process.hpp"
+
+#include <penstock/loader/rank_loader.hpp>
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+/// Groups of processes. Each rank is a process of this program; the tests tell them what to do, and the ranks
+/// check the bytes of their batches by themselves.
+namespace penstock::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+struct RankSetup {
+  std::array<char, 64> device{};
+  std::array<char, 128> key{};
+  std::uint64_t rank = 0;
+  std::uint64_t ranks = 2;
+  std::uint64_t samples = 203;
+  std::uint64_t batch = 16;
+  std::uint64_t seed = 3;
+  std::uint64_t prefetch = 2;
+  int timeout_ms = 60'000;
+  bool shuffle = true;
+  bool peer_access = true;
+  bool zeros = false;                          ///< in one of the fields
+  std::uint64_t fails_at = ~std::uint64_t{0};  ///< the sample whose reading throws, if there are zeros
+};
+
+enum class Do : int { read, start_epoch, restore, close, describe, live, end };
+struct Command {
+  Do what = Do::end;
+  std::uint64_t number = 0;  ///< of batches to read; the epoch; of samples consumed
+  int pause_us = 0;          ///< after each batch
+};
+struct Answer {
+  std::uint64_t batches = 0;
+  std::uint64_t link_bytes = 0;
+  bool wrong = false;  ///< a batch had other bytes than expected
+  std::array<char, 600> text{};
+
+  [[nodiscard]] std::string error() const { return text.data(); }
+};
+
+template <std::size_t N>
+void put(std::array<char, N>& to, const std::string& text) {
+  std::strncpy(to.data(), text.c_str(), N - 1);
+}
+
+/// A rank: its loader, its consumer, and the order that the batches should have.
+class Rank {
+ public:
+  explicit Rank(const RankSetup& setup)
+      : setup_(setup),
+        device_(Device::open(
+            setup.device.data(),
+            {.driver_library =
+                 std::string_view(setup.device.data()).starts_with("cuda") ? PENSTOCK_FAKE_DRIVER : ""})),
+        stream_(device_.create_stream()),
+        data_(dataset()),
+        pinned_(make_pinned_pool(device_, {.segment_bytes = 1 << 20})),
+        expected_(data_.sample_count(), {setup.shuffle, setup.seed, setup.batch, false, {}}),
+        loader_(std::make_unique<RankLoader>(
+            data_, device_,
+            ProcessBoardOptions{
+                .meeting = {.key = setup.key.data(), .processes = static_cast<std::size_t>(setup.ranks)},
+                .rank = static_cast<std::size_t>(setup.rank),
+                .timeout = std::chrono::milliseconds(setup.timeout_ms)},
+            LoaderOptions{.batch_size = setup.batch,
+                          .shuffle = setup.shuffle,
+                          .seed = setup.seed,
+                          .prefetch_depth = static_cast<std::size_t>(setup.prefetch)})) {}
+
+  void run(const Command& command, Answer& answer) {
+    switch (command.what) {
+      case Do::read:
+        for (std::uint64_t i = 0; i < command.number && !answer.wrong; ++i) {
+          answer.wrong = !read();
+          ++answer.batches;
+          std::this_thread::sleep_for(std::chrono::microseconds(command.pause_us));
+        }
+        break;
+      case Do::start_epoch:
+        loader_->start_epoch(command.number);
+        expected_.start_epoch(command.number);
+        break;
+      case Do::restore: {
+        SamplerState state = expected_.state();
+        state.epoch = 4;
+        state.consumed = command.number;
+        loader_->restore(state);
+        expected_.restore(state);
+        break;
+      }
+      case Do::describe:
+        put(answer.text, loader_->describe().front());
+        break;
+      case Do::close:
+        loader_->close();
+        break;
+      case Do::live:
+        loader_.reset();
+        pinned_ = make_pinned_pool(device_);
+        put(answer.text, std::to_string(device_.memory().total - device_.memory().free) + " bytes");
+        return;
+      case Do::end:
+        return;
+    }
+    answer.link_bytes = loader_->stats().link_bytes;
+  }
+
+ private:
+  [[nodiscard]] Dataset dataset() const {
+    FieldReaderPtr read = as_callback(random_field("read", DType::float32, {5}, setup_.samples, 3));
+    if (setup_.zeros) {
+      const Field field{.name = "read", .dtype = DType::float32, .shape = {5}};
+      read = read_callback(field, setup_.samples,
+                           [at = setup_.fails_at](std::uint64_t sample, std::span<std::byte> to) {
+                             if (sample == at) throw InvalidArgument("this sample is broken");
+                             std::ranges::fill(to, std::byte{0});
+                             return to.size();
+                           });
+    }
+    return Dataset({random_field("images", DType::uint8, {3, 11, 7}, setup_.samples, 1),
+                    random_field("labels", DType::int64, {}, setup_.samples, 2), std::move(read)});
+  }
+
+  /// Takes the next batch, or an epoch's end and the next one. False if it has other bytes than expected.
+  [[nodiscard]] bool read() {
+    std::optional<DeviceBatch> batch = loader_->next(stream_);
+    if (expected_.batches_left() == 0) {
+      if (batch) return false;
+      expected_.start_epoch(expected_.epoch() + 1);
+      batch = loader_->next(stream_);
+    }
+    if (!batch) return false;
+    std::vector<std::uint64_t> indices(static_cast<std::size_t>(setup_.batch));
+    indices.resize(expected_.next(indices));
+    if (batch->epoch() != expected_.epoch() || batch->indices() != indices) return false;
+    bool good = true;
+    for (std::size_t f = 0; f < batch->field_count(); ++f) {
+      const DeviceField& field = batch->field(f);
+      std::vector<std::byte> wanted(indices.size() * data_.sample_bytes(f));
+      if (!setup_.zeros || f < 2) data_.gather(f, indices, wanted);
+      const Buffer there = pinned_.allocate(field.bytes);
+      stream_.copy(there.data(), field.data, field.bytes, CopyDirection::d2h);
+      // Old bytes in a slot, or bytes that others read from it, would show.
+      stream_.fill(field.data, 0x5A, field.bytes);
+      stream_.synchronize();
+      good = good && first_difference({there.data(), field.bytes}, wanted) == -1;
+    }
+    return good;
+  }
+
+  const RankSetup setup_;
+  const Device device_;
+  const Stream stream_;
+  const Dataset data_;
+  Pool pinned_;
+  Sampler expected_;
+  std::unique_ptr<RankLoader> loader_;
+};
+
+TEST(OtherRank, DISABLED_Feeds) {
+  const Talk starter = OtherProcess::starter();
+  const auto setup = starter.receive<RankSetup>();
+  if (std::string_view(setup.device.data()).starts_with("cuda")) {
+    FakeCuda(PENSTOCK_FAKE_DRIVER).set_peer_access(setup.peer_access ? 1 : 0);
+  }
+  std::unique_ptr<Rank> rank;
+  Answer made;
+  try {
+    rank = std::make_unique<Rank>(setup);
+  } catch (const Error& error) {
+    put(made.text, error.what());
+  }
+  starter.send(made);
+  for (;;) {
+    const auto command = starter.receive<Command>();
+    if (command.what == Do::end) return;
+    Answer answer;
+    try {
+      if (rank != nullptr) rank->run(command, answer);
+    } catch (const Error& error) {
+      put(answer.text, error.what());
+    }
+    starter.send(answer);
+  }
+}
+
+struct Devices {
+  std::string name;
+  std::vector<std::string> specs;
+};
+void PrintTo(const Devices& devices, std::ostream* out) { *out << devices.name; }
+
+class RankLoaderTest : public ::testing::TestWithParam<Devices> {
+ protected:
+  using Change = std::function<void(RankSetup&)>;
+
+  /// Starts the ranks; returns what their constructors said.
+  std::vector<std::string> start(const Change& change = {}) {
+    static int group = 0;
+    const std::string key = "ranks of " + std::to_string(getpid()) + " " + std::to_string(++group);
+    for (std::size_t rank = 0; rank < GetParam().specs.size(); ++rank) {
+      RankSetup setup{.rank = rank, .ranks = GetParam().specs.size()};
+      put(setup.device, GetParam().specs[rank]);
+      put(setup.key, key);
+      if (change) change(setup);
+      ranks_.push_back(std::make_unique<OtherProcess>("OtherRank.DISABLED_Feeds"));
+      ranks_.back()->send(setup);
+    }
+    std::vector<std::string> errors;
+    for (const auto& rank : ranks_) errors.push_back(rank->receive<Answer>().error());
+    return errors;
+  }
+  std::vector<Answer> all(const Command& command) {
+    for (const auto& rank : ranks_) rank->send(command);
+    std::vector<Answer> answers;
+    for (const auto& rank : ranks_) answers.push_back(rank->receive<Answer>());
+    return answers;
+  }
+  [[nodiscard]] Answer one(std::size_t rank, const Command& command) const {
+    ranks_[rank]->send(command);
+    return ranks_[rank]->receive<Answer>();
+  }
+  void expect_good(const std::vector<Answer>& answers, std::uint64_t batches = 0) {
+    for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+      EXPECT_EQ(answers[rank].error(), "") << "rank " << rank;
+      EXPECT_EQ(answers[rank].batches, batches) << "rank " << rank;
+      EXPECT_FALSE(answers[rank].wrong) << "rank " << rank;
+    }
+  }
+  void expect_all_end() {
+    for (const auto& rank : ranks_) rank->send(Command{Do::end});
+    for (const auto& rank : ranks_) EXPECT_TRUE(rank->wait());
+  }
+  [[nodiscard]] std::size_t size() const { return ranks_.size(); }
+
+  std::vector<std::unique_ptr<OtherProcess>> ranks_;
+};
+
+constexpr std::uint64_t kSampleBytes = 3 * 11 * 7 + 8 + 5 * 4;
+
+TEST_P(RankLoaderTest, AllGetTheSameBatchesAndEachByteCrossesOneLink) {
+  for (const std::string& error : start()) EXPECT_EQ(error, "");
+  const std::vector<Answer> answers = all({Do::read, 3 * 13});  // three epochs
+  expect_good(answers, 3 * 13);
+  for (const Answer& answer : answers) {
+    // With a few batches that are ahead. Labels are narrowed on the wire.
+    EXPECT_GT(answer.link_bytes, 3 * 203 * (kSampleBytes - 7) * 9 / 10 / size());
+    EXPECT_LT(answer.link_bytes, (3 * 203 + 6 * 16) * kSampleBytes / size() + 6 * 16 * kSampleBytes);
+  }
+  EXPECT_THAT(one(0, {Do::describe}).error(), HasSubstr("1/" + std::to_string(size()) + " of each batch"));
+  expect_good(all({Do::close}));
+  for (const Answer& answer : all({Do::live})) EXPECT_EQ(answer.error(), "0 bytes");
+  expect_all_end();
+}
+
+TEST_P(RankLoaderTest, SlowConsumersAndOddBatchesChangeNothing) {
+  for (const auto& [batch, prefetch] : {std::pair{1, 1}, {2, 3}, {7, 1}, {203, 2}}) {
+    for (const std::string& error : start([&](RankSetup& setup) {
+           setup.batch = static_cast<std::uint64_t>(batch);
+           setup.prefetch = static_cast<std::uint64_t>(prefetch);
+           setup.samples = batch == 203 ? 203 : 31;
+           setup.shuffle = batch != 2;
+         })) {
+      EXPECT_EQ(error, "");
+    }
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      ranks_[rank]->send(Command{Do::read, 40, rank == 1 ? 2000 : 0});
+    }
+    std::vector<Answer> answers;
+    for (const auto& rank : ranks_) answers.push_back(rank->receive<Answer>());
+    expect_good(answers, 40);
+    expect_all_end();
+    ranks_.clear();
+  }
+}
+
+TEST_P(RankLoaderTest, AllGoToAnotherPlaceTogether) {
+  start();
+  expect_good(all({Do::read, 3}), 3);
+  expect_good(all({Do::start_epoch, 7}));
+  expect_good(all({Do::read, 5}), 5);
+  expect_good(all({Do::restore, 32}));
+  expect_good(all({Do::read, 20}), 20);
+  expect_good(all({Do::start_epoch, 0}));
+  expect_good(all({Do::read, 13}), 13);
+  expect_good(all({Do::start_epoch, 1}));  // where they are
+  expect_good(all({Do::read, 1}), 1);
+  expect_all_end();
+}
+
+TEST_P(RankLoaderTest, DifferentPlacesAreRefused) {
+  start();
+  expect_good(all({Do::read, 3}), 3);
+  for (std::size_t rank = 0; rank < size(); ++rank) {
+    ranks_[rank]->send(Command{Do::start_epoch, 3 + rank});
+  }
+  for (const auto& rank : ranks_) {
+    EXPECT_THAT(rank->receive<Answer>().error(), HasSubstr("go to different places"));
+  }
+  EXPECT_THAT(one(0, {Do::read, 1}).error(), HasSubstr("different places"));
+  expect_good(all({Do::start_epoch, 3}));
+  expect_good(all({Do::read, 13}), 13);
+  expect_all_end();
+}
+
+TEST_P(RankLoaderTest, OneThatClosesEarlyIsNamed) {
+  start();
+  expect_good(all({Do::read, 3}), 3);
+  EXPECT_EQ(one(1, {Do::close}).error(), "");
+  const Answer answer = one(0, {Do::read, 100});
+  EXPECT_FALSE(answer.wrong);
+  EXPECT_THAT(answer.error(), HasSubstr("has closed its loader"));
+  expect_all_end();
+}
+
+TEST_P(RankLoaderTest, ThoseThatCloseFirstLetASlowOneHaveTheirParts) {
+  start();
+  const auto others = [&](auto&& call) {
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      if (rank != 1) call(*ranks_[rank]);
+    }
+  };
+  others([](const OtherProcess& rank) { rank.send(Command{Do::read, 13}); });
+  EXPECT_FALSE(one(1, {Do::read, 6}).wrong);
+  ranks_[1]->send(Command{Do::read, 7, 3000});
+  others([](const OtherProcess& rank) { EXPECT_EQ(rank.receive<Answer>().batches, 13u); });
+  others([](const OtherProcess& rank) { rank.send(Command{Do::close}); });
+  const auto slow = ranks_[1]->receive<Answer>();
+  EXPECT_EQ(slow.error(), "");
+  EXPECT_EQ(slow.batches, 7u);
+  EXPECT_FALSE(slow.wrong);
+}
+
+TEST_P(RankLoaderTest, OneThatFailsIsNamedAndMayGoOn) {
+  start([](RankSetup& setup) {
+    setup.shuffle = false;
+    setup.zeros = true;
+    if (setup.rank + 1 == setup.ranks) setup.fails_at = 202;  // in its part of the last batch
+  });
+  for (const Answer& answer : all({Do::read, 20})) {
+    EXPECT_FALSE(answer.wrong);
+    EXPECT_EQ(answer.batches, 12u) << answer.error();
+    EXPECT_THAT(answer.error(), HasSubstr("this sample is broken"));
+  }
+  expect_good(all({Do::start_epoch, 1}));
+  expect_good(all({Do::read, 12}), 12);
+  expect_all_end();
+}
+
+TEST_P(RankLoaderTest, OneThatDoesNothingIsNamed) {
+  start([](RankSetup& setup) { setup.timeout_ms = 300; });
+  const Answer answer = one(0, {Do::read, 100});
+  EXPECT_FALSE(answer.wrong);
+  EXPECT_LT(answer.batches, 13u);
+  EXPECT_THAT(answer.error(), AllOf(HasSubstr("lives, and has not done its part"), HasSubstr("PID")));
+  EXPECT_THAT(one(0, {Do::start_epoch, 3}).error(), HasSubstr("has not followed"));
+}
+
+TEST_P(RankLoaderTest, OtherDataIsRefused) {
+  for (const std::string& error : start([](RankSetup& setup) { setup.samples = 100 + setup.rank; })) {
+    EXPECT_THAT(error, AllOf(HasSubstr("100 samples"), HasSubstr("the same data")));
+  }
+}
+
+TEST_P(RankLoaderTest, AKilledOneIsNamedAndNoByteIsWrong) {
+  const int rounds =
+      std::getenv("PENSTOCK_KILL_ROUNDS") != nullptr ? std::atoi(std::getenv("PENSTOCK_KILL_ROUNDS")) : 6;
+  std::mt19937 random(static_cast<unsigned>(getpid()));
+  for (int round = 0; round < rounds; ++round) {
+    start();
+    const std::size_t victim = random() % size();
+    const std::string victim_pid = "PID " + std::to_string(ranks_[victim]->pid());
+    for (const auto& rank : ranks_) rank->send(Command{Do::read, 1'000'000});
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
+    ranks_[victim]->kill();
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      if (rank == victim) continue;
+      const auto answer = ranks_[rank]->receive<Answer>();
+      EXPECT_FALSE(answer.wrong) << "batch " << answer.batches;
+      EXPECT_THAT(answer.error(), HasSubstr(victim_pid));
+      EXPECT_THAT(one(rank, {Do::start_epoch, 5}).error(), HasSubstr("has ended"));
+      EXPECT_EQ(one(rank, {Do::close}).error(), "");
+    }
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      if (rank == victim) continue;
+      EXPECT_EQ(one(rank, {Do::live}).error(), "0 bytes");
+      ranks_[rank]->send(Command{Do::end});
+      EXPECT_TRUE(ranks_[rank]->wait());
+    }
+    EXPECT_FALSE(ranks_[victim]->wait());
+    ranks_.clear();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, RankLoaderTest,
+                         ::testing::Values(Devices{"Host", {"host:0,memory=64MiB", "host:1,memory=64MiB"}},
+                                           Devices{
+                                               "HostLate3",
+                                               {"host:0,memory=64MiB,late=1", "host:1,memory=64MiB,late=1",
+                                                "host:2,memory=64MiB,late=1"}},
+                                           Devices{"HostSlow",
+                                                   {"host:0,memory=64MiB,link=0.05,peer=0.05",
+                                                    "host:1,memory=64MiB,link=0.05,peer=0.05"}},
+                                           Devices{"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}),
+                         [](const auto& each) { return each.param.name; });
+
+class PlainRanks : public RankLoaderTest {};
+
+TEST_P(PlainRanks, WithoutPeerAccessEachBringsWholeBatches) {
+  for (const std::string& error : start([](RankSetup& setup) { setup.peer_access = setup.rank != 1; }))
+    EXPECT_EQ(error, "");
+  const std::vector<Answer> answers = all({Do::read, 30});
+  expect_good(answers, 30);
+  for (const Answer& answer : answers) EXPECT_GT(answer.link_bytes, 2 * 203 * (kSampleBytes - 7));
+  for (const Answer& answer : all({Do::describe})) {
+    EXPECT_THAT(answer.error(), AllOf(HasSubstr("whole batches"), HasSubstr("cannot map the memory")));
+  }
+  expect_good(all({Do::start_epoch, 4}));
+  expect_good(all({Do::read, 2}), 2);
+  expect_good(all({Do::close}));
+  expect_all_end();
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, PlainRanks, ::testing::Values(Devices{"FakeCuda", {"cuda:0", "cuda:1"}}),
+                         [](const auto& each) { return each.param.name; });
+
+}  // namespace
+}  // namespace penstock::testing
