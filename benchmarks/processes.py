@@ -10,6 +10,8 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
 - raw copies: pinned memory to the device, by PyTorch (on GPUs alone)
 - the first epoch of a new Loader, from its first batch on, and the time until that batch (locking is in it)
 - later epochs
+- the same batches in all processes: each brings all of them by a Loader of its own, and by a Loader of a ProcessGroup,
+  which brings each byte over one link
 - with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
   Accelerate's dispatch_batches=True, in which the first process reads for all
 
@@ -159,6 +161,33 @@ class Rank:
         self.figures["numbers"] = verified(loader, self.samples, loader_to_host)
         self.together("later epochs", lambda: self.feed_for(loader))
 
+    def same_batches(self) -> None:
+        """All samples for each process, as ranks of tensor parallelism need them. What arrives counts in each."""
+        import penstock
+
+        arguments = self.arguments
+        options = {"shuffle": True, "device": self.device, "threads": arguments.threads}
+        ways = {"each brings all": {"rank": 0, "world_size": 1}, "once": {"group": penstock.ProcessGroup()}}
+        for name, more in ways.items():
+            loader = penstock.Loader(self.shared, arguments.batch, **options, **more)
+            numbers = verified(loader, self.samples, loader_to_host)
+            if not np.array_equal(np.sort(numbers), np.arange(len(self.samples))):
+                raise SystemExit(f"the same batches, {name}: not every sample came once")
+
+            def epochs(loader: Any = loader) -> int:
+                fed, batch = 0, None
+                for _ in range(4):  # as many in each process
+                    for batch in loader:
+                        fed += batch.shape[0] * self.sample_bytes
+                self.wait_for(batch)
+                return fed
+
+            self.together(f"the same batches for all, {name}", epochs)
+            if self.rank == 0:
+                print(loader.describe()[0], file=sys.stderr)
+            self.barrier.wait()
+            loader.close()
+
     def raw_copies(self) -> None:
         import torch
 
@@ -250,6 +279,7 @@ def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answ
     if here.is_gpu:
         here.raw_copies()
     here.first_epoch()
+    here.same_batches()
     if arguments.dataloader is not None:
         here.dataloader()
     answers.put((rank, here.figures))

@@ -15,6 +15,7 @@ from ._feed import Feed, feed
 from ._loader import Loader
 from ._modules import move_
 from ._nests import register_batch_type
+from ._process_group import ProcessGroup
 from ._sampler import Sampler
 from ._saving import PendingSave, save_safetensors
 from ._shared_dataset import SharedDataset
@@ -40,6 +41,7 @@ __all__ = [
     "NotShardedWarning",
     "OutOfMemory",
     "PendingSave",
+    "ProcessGroup",
     "Sampler",
     "SharedDataset",
     "Unsupported",

@@ -575,6 +575,46 @@ class NativeRelayLoader(NativeGroupLoader):
     """The C++ loader of one device over several links; use penstock.Loader."""
 
     def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
+class RankOfGroup:
+    """This process's place in a group; use penstock.ProcessGroup."""
+
+    def __init__(self, engine: Engine, *, key: str, rank: int, processes: int, timeout_seconds: float) -> None: ...
+
+class NativeRankLoader:
+    """The C++ loader of a process of a group; use penstock.Loader."""
+
+    def __init__(self, group: RankOfGroup, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
+
+    def next(self) -> object:
+        """One array for each field; None at the end of an epoch."""
+
+    @property
+    def feeds_once(self) -> bool:
+        """
+        True if each byte crosses one link. False: each process brings whole batches.
+        """
+
+    def start_epoch(self, arg: int, /) -> None: ...
+
+    def state_dict(self) -> dict: ...
+
+    def load_state_dict(self, state: dict) -> None: ...
+
+    def stats(self) -> FeedStatistics: ...
+
+    def timeline(self) -> list[BatchTimes]: ...
+
+    def describe(self) -> list[str]: ...
+
+    @property
+    def batches_per_epoch(self) -> int: ...
+
+    @property
+    def samples_per_epoch(self) -> int: ...
+
+    def batches_left(self) -> int: ...
+
+    def close(self) -> None: ...
 
 def can_widen(from_dtype: str, to_dtype: str) -> bool:
     """True if a Loader can deliver one dtype as the other."""

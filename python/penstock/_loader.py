@@ -11,6 +11,7 @@ from ._checks import whole
 from ._columns import Fields, Samples, fields_of
 from ._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers, relays_of
 from ._errors import Closed, InvalidArgument
+from ._process_group import ProcessGroup
 from ._sampler import UINT64, checked_state, share
 from ._samplers import batches_of
 from ._shared_dataset import SharedDataset
@@ -52,7 +53,7 @@ class Loader:
     - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. None is a batch size of 1.
     - `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
       gives lists with one batch for each device. Each byte crosses one link, if the devices reach each other's memory.
-      Takes no sampler.
+      Takes no sampler. Or a `ProcessGroup`: each of its processes has one device, and all get the same batches.
     - `relay`: a list of other devices, whose links help to feed `device`, or "auto" for all that reach its memory. They
       pull parts of each batch into buffers of their own, and give way if others use their wires. A neighbour's link is
       the neighbour's, so nothing is relayed unless this is given. Takes no sampler and no `residency`.
@@ -134,6 +135,10 @@ class Loader:
             **dict(row_budget_bytes=row_budget_bytes),
             **dict(threads=threads, when_full=when_full, sampler=sampler, batch_sampler=batch_sampler),
         }
+        processes = group if isinstance(group, ProcessGroup) else None
+        if processes is not None:
+            processes.refuse(distributed, relay)
+            self._arguments["group"], group = group, None
         if group is not None:
             refuse_other_receivers(device, relay)
             group = list(group) if isinstance(group, Sequence) and not isinstance(group, str) else group
@@ -142,7 +147,7 @@ class Loader:
             relay = list(relay) if isinstance(relay, Iterable) and not isinstance(relay, str) else relay
             self._arguments["relay"] = relay
         self._build = fields.build if group is None else lambda each: [fields.build(arrays) for arrays in each]
-        self._shares = rank is not None or world_size is not None or distributed
+        self._shares = rank is not None or world_size is not None or distributed or processes is not None
         self.dataset = Samples(fields)
         self.drop_last = bool(drop_last)
         # A share of 0 of 1 is all samples, and says that no warning is wanted.
@@ -157,6 +162,8 @@ class Loader:
         native, where = _core.NativeLoader, engines[:1]
         if group is not None:
             native, where = _core.NativeGroupLoader, [group_for(engines)]
+        elif processes is not None:
+            native, where = _core.NativeRankLoader, [processes.place(engines[0])]
         elif others := relays_of(engines[0], relay):
             engines += others
             where = [group_for(engines)]  # warns of devices that cannot relay

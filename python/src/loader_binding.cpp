@@ -1,5 +1,6 @@
 #include "native_group_loader.hpp"
 #include "native_loader.hpp"
+#include "native_rank_loader.hpp"
 #include "sampler_state.hpp"
 
 #include <penstock/core/dtype.hpp>
@@ -146,6 +147,24 @@ void bind_loader(nb::module_& module) {
          LoaderOptions options, const nb::object& /*mark*/) {
         new (self) NativeRelayLoader(std::move(devices), fields, std::move(options));
       });
+
+  nb::class_<RankOfGroup>(module, "RankOfGroup", "This process's place in a group; use penstock.ProcessGroup.")
+      .def(nb::init<std::shared_ptr<Engine>, std::string, std::size_t, std::size_t, double>(),
+           nb::arg("engine"), nb::kw_only(), nb::arg("key"), nb::arg("rank"), nb::arg("processes"),
+           nb::arg("timeout_seconds"));
+  nb::class_<NativeRankLoader> rank(module, "NativeRankLoader",
+                                    "The C++ loader of a process of a group; use penstock.Loader.");
+  define_constructor<NativeRankLoader, RankOfGroup>(
+      rank, "group",
+      [](NativeRankLoader* self, const std::shared_ptr<RankOfGroup>& place, const NativeLoader::Arrays& fields,
+         LoaderOptions options, const nb::object& /*mark*/) {
+        new (self) NativeRankLoader(*place, fields, std::move(options));
+      });
+  rank.def("next", &NativeRankLoader::next, "One array for each field; None at the end of an epoch.");
+  rank.def_prop_ro(
+      "feeds_once", [](NativeRankLoader& self) { return self.loader().feeds_once(); },
+      "True if each byte crosses one link. False: each process brings whole batches.");
+  define_loader(rank);
 
   module.def(
       "can_widen",

@@ -6,8 +6,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -15,56 +13,11 @@ import numpy as np
 import pytest
 
 import penstock
+from ranks import PATIENCE_S, answers, start
 
-# A process of these tests that does not end by then hangs.
-PATIENCE_S = 600
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))
 
 Pair = collections.namedtuple("Pair", "first second")
-
-
-def start(body, ranks, tmp_path, job=None):
-    """Processes that torchrun would start, each running `body`, which writes JSON to its own file."""
-    script = textwrap.dedent(
-        """
-        import json, os, signal, sys, time
-        import numpy as np
-        import penstock
-        rank = int(os.environ["RANK"])
-        def together(name):
-            "Waits until all ranks are here."
-            tell(f"{name}{rank}")
-            for other in range(int(os.environ["WORLD_SIZE"])):
-                wait_for(f"{name}{other}")
-        def tell(name):
-            "Says to the other processes that this has been reached."
-            open(os.environ["DIRECTORY"] + "/" + name, "w").close()
-        def wait_for(name):
-            while not os.path.exists(os.environ["DIRECTORY"] + "/" + name):
-                time.sleep(0.01)
-        def answer(**values):
-            with open(sys.argv[1], "w") as file:
-                json.dump(values, file)
-        """
-    ) + textwrap.dedent(body)
-    processes = []
-    for rank in range(ranks):
-        environment = {
-            **os.environ,
-            **{"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)},
-            **{"MASTER_ADDR": "localhost", "MASTER_PORT": f"{job or tmp_path}", "DIRECTORY": str(tmp_path)},
-        }
-        command = [sys.executable, "-c", script, str(tmp_path / f"answer{rank}")]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    return processes
-
-
-def answers(processes, tmp_path):
-    """What the processes wrote, once all have ended well."""
-    for process in processes:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, errors
-    return [json.loads((tmp_path / f"answer{rank}").read_text()) for rank in range(len(processes))]
 
 
 def images_and_labels(samples=1000):

@@ -226,15 +226,16 @@ bool RankLoaderState::fill(DeviceSlot& slot, PublishedItem& item) {
     slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
     slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
   }
+  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+    if (!parts_->wait_for_offer(rank, turn_, stopped)) return false;
+  }
   ring_->wait_for_users(slot, *arrive_);
   if (item.timed != nullptr) item.timed->begin.record(*arrive_);
   // Each begins with its own part, so that not all read from the same device at once.
   for (std::size_t i = 0; i < board_.size(); ++i) {
     const std::size_t rank = (rank_ + i) % board_.size();
-    const BatchSplit::Part part = split_.part(slot.run.count, rank);
-    const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
-    if (!parts_->wait_for_offer(rank, turn_, stopped)) return false;
-    parts_->take(rank, turn_, part, slot.fields, *arrive_);
+    parts_->take(rank, turn_, split_.part(slot.run.count, rank), slot.fields, *arrive_);
   }
   if (item.timed != nullptr) item.timed->end.record(*arrive_);
   slot.ready.record(*arrive_);
@@ -355,6 +356,7 @@ FeedStatistics RankLoaderState::stats() const {
   FeedStatistics statistics = account_->total();
   const RingSize size = ring_->size();
   statistics.link_bytes = own.link_bytes;
+  statistics.link_ceiling = own.link_ceiling;
   statistics.resident_bytes = own.resident_bytes;
   statistics.slots = size.slots;
   statistics.ring_bytes = size.bytes + own.ring_bytes;

@@ -66,6 +66,7 @@ OTHERS = [
     ACCUMULATE := Recipe("Accelerate", 0, "accelerate", length=46),
     GEOMETRIC := Recipe("PyTorch Geometric", 0, "torch_geometric"),
     UNSHARDED := Recipe("The warning", 0, "", document="docs/distributed.md"),
+    TOGETHER := Recipe("The same batches in several processes", 0, "", document="docs/distributed.md"),
 ]
 
 
@@ -137,6 +138,12 @@ def test_batches_of_geometric(tmp_path):
 def test_to_say_that_a_loader_is_sharded(tmp_path):
     for [done] in run(UNSHARDED, 2, [0], tmp_path / "run"):
         assert sorted(itertools.chain.from_iterable(done["steps"])) == list(range(LENGTH)), "all, in each process"
+
+
+def test_the_same_batches_in_all_processes(tmp_path):
+    first, second = (runs[0]["steps"] for runs in run(TOGETHER, 2, [0], tmp_path / "run"))
+    assert first == second
+    assert sorted(itertools.chain.from_iterable(first)) == sorted([*range(LENGTH)] * 2)
 
 
 def test_what_may_be_fed(capsys):

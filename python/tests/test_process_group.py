@@ -1,0 +1,255 @@
+"""Processes that need the same batches, one device each."""
+
+import os
+import pathlib
+import pickle
+import random
+import signal
+import socket
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+import fake_driver
+import penstock
+from ranks import PATIENCE_S, answers, start
+
+ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))
+
+DATA = """
+DATA = {
+    "x": np.random.default_rng(7).integers(0, 256, (203, 3, 11), np.uint8),
+    "y": np.random.default_rng(8).integers(0, 10, 203),
+}
+def copied(batch):
+    copy = {name: np.array(penstock.to_host(array)) for name, array in batch.items()}
+    if DEVICE.startswith("host"):
+        for array in batch.values():
+            array[:] = 99  # nobody else may see this
+    return copy
+def same(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+def alone(**options):
+    return penstock.Loader(DATA, 16, shuffle=True, seed=5, device="host:9", world_size=1, rank=0, **options)
+"""
+
+
+def body(text, device="host:{rank}"):
+    return f'DEVICE = "{device}".format(rank=rank)\n' + DATA + textwrap.dedent(text)
+
+
+def run_all(text, ranks, tmp_path, device="host:{rank}", **more):
+    return answers(start(body(text, device), ranks, tmp_path, **more), tmp_path)
+
+
+SAME_BATCHES = """
+group = penstock.ProcessGroup()
+loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=group)
+good, epochs = True, alone()
+for epoch in range(3):
+    batches = [copied(batch) for batch in loader]
+    expected = [copied_plain for copied_plain in ({n: np.array(a) for n, a in b.items()} for b in epochs)]
+    good = good and len(batches) == len(expected) == 13 and all(map(same, batches, expected))
+for number, batch in enumerate(loader):
+    if number == 4:
+        break  # early
+state = loader.state_dict()
+rest = [copied(batch) for batch in loader]
+again = alone()
+again.load_state_dict(loader.state_dict())
+loader.load_state_dict(state)
+epochs.load_state_dict(state)
+batches = [copied(batch) for batch in loader]
+expected = [{n: np.array(a) for n, a in b.items()} for b in epochs]
+good = good and len(batches) == len(expected) and all(map(same, batches, expected))
+carried = loader.stats().link_bytes
+loader.close()
+answer(good=bool(good), first=loader.describe()[0], repr=repr(group), carried=carried, warned=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device"), [(2, "host:{rank}"), (3, "host:{rank},late=1"), (2, "host:{rank},link=1")]
+)
+def test_all_ranks_get_the_batches_of_a_loader_on_one(ranks, device, tmp_path):
+    for rank, said in enumerate(run_all(SAME_BATCHES, ranks, tmp_path, device)):
+        assert said["good"]
+        assert said["first"].startswith(f"1/{ranks} of each batch")
+        assert said["repr"] == f"<penstock.ProcessGroup: rank {rank} of {ranks}>"
+        whole = 203 * (33 + 1)  # labels are narrowed on the wire
+        assert 3 * whole / ranks < said["carried"] < 9 * whole / ranks
+
+
+def test_gpus_of_several_processes(tmp_path):
+    if not fake_driver.LIBRARY:
+        pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
+    library = fake_driver.folder().name
+    for said in run_all(SAME_BATCHES, 2, tmp_path, "cuda:{rank}", LD_LIBRARY_PATH=library):
+        assert said["good"]
+        assert said["first"].startswith("1/2 of each batch")
+
+
+def test_groups_beside_each_other_share_out_the_samples(tmp_path):
+    text = """
+    number = rank // 2
+    group = penstock.ProcessGroup([2 * number, 2 * number + 1])
+    options = dict(rank=number, world_size=2)
+    loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=group, **options)
+    batches = [copied(batch) for batch in loader]
+    expected = [{n: np.array(a) for n, a in b.items()} for b in penstock.Loader(
+        DATA, 16, shuffle=True, seed=5, device="host:9", **options)]
+    loader.close()
+    answer(good=all(map(same, batches, expected)), batches=len(batches), expected=len(expected))
+    """
+    for said in run_all(text, 4, tmp_path):
+        assert said == {"good": True, "batches": 7, "expected": 7}
+
+
+def test_a_group_of_torch_distributed(tmp_path):
+    pytest.importorskip("torch")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    text = """
+    import torch
+    torch.distributed.init_process_group("gloo")
+    both = torch.distributed.new_group([1, 0])
+    group = penstock.ProcessGroup(both)
+    loader = penstock.Loader({"x": torch.arange(100)}, 8, shuffle=True, device=DEVICE, group=group)
+    total = 0
+    for batch in loader:
+        x = batch["x"].clone()
+        parts = [torch.empty_like(x) for _ in range(2)]
+        torch.distributed.all_gather(parts, x)
+        assert torch.equal(parts[0], parts[1])
+        total += int(x.sum())
+    loader.close()
+    torch.distributed.destroy_process_group()
+    answer(total=total)
+    """
+    assert [said["total"] for said in run_all(text, 2, tmp_path, job=port)] == [4950, 4950]
+
+
+def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
+    text = """
+    loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=penstock.ProcessGroup())
+    print("started", flush=True, file=sys.stderr)
+    right, said, expected = True, "", iter([])
+    try:
+        epochs = alone()
+        while right:
+            for batch, one in zip(loader, epochs, strict=True):
+                right = right and same(copied(batch), {n: np.array(a) for n, a in one.items()})
+    except penstock.Error as error:
+        said = str(error)
+    loader.close()
+    answer(right=bool(right), said=said)
+    """
+    chance = random.Random(3)
+    for turn in range(ROUNDS):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        processes = start(body(text), 3, folder)
+        for process in processes:
+            while process.stderr.readline().strip() != "started":
+                assert process.poll() is None
+        victim = processes.pop(chance.randrange(3))
+        time.sleep(chance.random() * 0.3)
+        victim.send_signal(signal.SIGKILL)
+        victim.communicate(timeout=PATIENCE_S)
+        for process in processes:
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, errors
+        said = [path.read_text() for path in folder.glob("answer*")]
+        assert len(said) == 2
+        for text_of_one in said:
+            assert '"right": true' in text_of_one
+            assert f"PID {victim.pid}" in text_of_one
+        assert not list(pathlib.Path("/dev/shm").glob("penstock*"))
+    assert f"@penstock-{os.geteuid()}" not in pathlib.Path("/proc/net/unix").read_text()
+
+
+def test_a_rank_that_closes_early_is_named(tmp_path):
+    text = """
+    loader = penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup())
+    said, batches = "", 0
+    try:
+        for batch in loader:
+            batches += 1
+            if batches == 2 and rank == 1:
+                loader.close()
+                break
+    except penstock.Error as error:
+        said = str(error)
+    answer(said=said, batches=batches)
+    """
+    first, second = run_all(text, 2, tmp_path)
+    assert "has closed its loader" in first["said"]
+    assert 2 <= first["batches"] < 13
+    assert second == {"said": "", "batches": 2}
+
+
+def test_other_options_are_refused(tmp_path):
+    text = """
+    try:
+        penstock.Loader(DATA, 16, seed=rank, device=DEVICE, group=penstock.ProcessGroup())
+    except penstock.InvalidArgument as error:
+        answer(said=str(error))
+    """
+    for said in run_all(text, 2, tmp_path):
+        assert "seed 0" in said["said"]
+        assert "seed 1" in said["said"]
+
+
+def test_ctrl_c_is_heard_while_others_are_waited_for(tmp_path):
+    text = """
+    import threading
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup(rank=0, processes=2))
+    except KeyboardInterrupt:
+        answer(heard=True)
+    """
+    assert run_all(text, 1, tmp_path) == [{"heard": True}]
+
+
+@pytest.fixture
+def ranks_of_torchrun(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+
+def test_a_group_knows_its_place(ranks_of_torchrun, monkeypatch):
+    group = penstock.ProcessGroup([3, 1])
+    assert (group.rank, group.size) == (1, 2)
+    assert (penstock.ProcessGroup().rank, penstock.ProcessGroup().size) == (1, 4)
+    own = penstock.ProcessGroup(rank=2, processes=3, job="mine")
+    assert (own.rank, own.size) == (2, 3)
+    with pytest.raises(penstock.InvalidArgument, match="has rank 1"):
+        penstock.ProcessGroup([0, 2])
+    for ranks in ([1, 1], "01", 1, [1, 4]):
+        with pytest.raises(penstock.InvalidArgument):
+            penstock.ProcessGroup(ranks)
+    with pytest.raises(penstock.InvalidArgument, match="both"):
+        penstock.ProcessGroup(rank=1)
+    with pytest.raises(penstock.InvalidArgument, match="seconds above 0"):
+        penstock.ProcessGroup(timeout=0)
+    with pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(group)
+    with pytest.raises(penstock.InvalidArgument, match="distributed=True shares out"):
+        penstock.Loader(np.zeros((4, 2)), group=group, distributed=True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(penstock.InvalidArgument, match="on one host"):
+        penstock.ProcessGroup()
+
+
+def test_a_group_outside_torchrun_is_told_its_place(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(penstock.InvalidArgument, match="torchrun"):
+        penstock.ProcessGroup()
+    loader = penstock.Loader(np.arange(10), 5, device="host:6", group=penstock.ProcessGroup(rank=0, processes=1))
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert "the group is one process" in loader.describe()[0]
