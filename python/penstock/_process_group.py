@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Iterable
@@ -70,13 +69,13 @@ class ProcessGroup:
         if job is None:
             job = _job() if self.size > 1 else ""
         self._timeout = min(float(timeout), 1e9)
-        self._name = f"{job} {name} of {members}"
+        self._key = f"group {job} {name} of {members}"
 
     def place(self, engine: _core.Engine) -> _core.RankOfGroup:
-        """This process's place in the next meeting of the group: that of a Loader on the engine's device."""
-        turn = next(_turns.setdefault(self._name, itertools.count()))
-        key = f"group {self._name} {turn}"
-        return _core.RankOfGroup(engine, key=key, rank=self.rank, processes=self.size, timeout_seconds=self._timeout)
+        """This process's place where the processes meet to make a Loader."""
+        return _core.RankOfGroup(
+            engine, key=self._key, rank=self.rank, processes=self.size, timeout_seconds=self._timeout
+        )
 
     def refuse_shares(self, distributed: bool) -> None:
         """Raises InvalidArgument if a Loader of the group would share out samples among all processes."""
@@ -91,10 +90,6 @@ class ProcessGroup:
 
     def __repr__(self) -> str:
         return f"<penstock.ProcessGroup: rank {self.rank} of {self.size}>"
-
-
-# How many Loaders each group has had: they meet at keys of their own.
-_turns: dict[str, itertools.count] = {}
 
 
 def _ranks(ranks: Any, world: int) -> list[int]:

@@ -156,10 +156,9 @@ void bind_loader(nb::module_& module) {
                                     "The C++ loader of a process of a group; use penstock.Loader.");
   define_constructor<NativeRankLoader, RankOfGroup>(
       rank, "group",
-      [](NativeRankLoader* self, const std::shared_ptr<RankOfGroup>& place, const NativeLoader::Arrays& fields,
-         LoaderOptions options, const nb::object& /*mark*/) {
-        new (self) NativeRankLoader(*place, fields, std::move(options));
-      });
+      [](NativeRankLoader* self, const std::shared_ptr<RankOfGroup>& place,
+         const NativeLoader::Arrays& fields, LoaderOptions options,
+         const nb::object& /*mark*/) { new (self) NativeRankLoader(*place, fields, std::move(options)); });
   rank.def("next", &NativeRankLoader::next, "One array for each field; None at the end of an epoch.");
   rank.def_prop_ro(
       "feeds_once", [](NativeRankLoader& self) { return self.loader().feeds_once(); },

@@ -37,8 +37,8 @@ nb::object NativeRankLoader::next() {
   (void)engine_->transfers();  // throws in a forked process, and after close
   Torch* const torch = Torch::get();
   const bool on_torch = torch != nullptr && engine_->is_cuda();
-  const Stream stream = engine_->device().wrap_stream(on_torch ? torch->current_stream(engine_->index())
-                                                               : stream_->native());
+  const Stream stream =
+      engine_->device().wrap_stream(on_torch ? torch->current_stream(engine_->index()) : stream_->native());
   std::optional<DeviceBatch> batch;
   {
     const nb::gil_scoped_release unlocked;

@@ -91,6 +91,21 @@ def test_gpus_of_several_processes(tmp_path):
         assert said["first"].startswith("1/2 of each batch")
 
 
+def test_a_group_has_several_loaders(tmp_path):
+    text = """
+    group = penstock.ProcessGroup()
+    first, second = (penstock.Loader(DATA, 16, seed=seed, shuffle=True, device=DEVICE, group=group) for seed in (1, 2))
+    seen = [int(batch["x"].astype(np.int64).sum()) for pair in zip(first, second) for batch in pair]
+    first.close()
+    second.close()
+    answer(seen=seen)
+    """
+    first, second = run_all(text, 2, tmp_path)
+    assert first == second
+    assert len(first["seen"]) == 2 * 13
+    assert first["seen"][::2] != first["seen"][1::2]
+
+
 def test_groups_beside_each_other_share_out_the_samples(tmp_path):
     text = """
     number = rank // 2

@@ -14,8 +14,9 @@ namespace penstock {
 
 namespace {
 
-/// Parts that are on their way at once: one is taken while the next is put in its place.
-constexpr std::uint64_t kPlaces = 3;
+/// A process puts the part of batch n + 2 in its place when it has seen the offers of all for batch n + 1.
+/// They made these when they had taken the parts of batch n, which lay in that place before.
+constexpr std::uint64_t kPlaces = 2;
 
 std::string text_of(const PeerMemoryHandle& handle) {
   return {reinterpret_cast<const char*>(&handle), sizeof handle};
@@ -87,32 +88,6 @@ void PeerParts::check_others() const {
   }
 }
 
-bool PeerParts::wait(std::size_t rank, Word word, std::uint64_t value, FunctionRef<bool()> stopped) const {
-  bool stop = false;
-  awaited_.store(static_cast<int>(rank), std::memory_order_relaxed);
-  const auto there = [&] { return board_.get(rank, word) >= value; };
-  nap_until([&] {
-    stop = stopped();
-    if (stop || there()) return true;
-    try {
-      check_others();
-    } catch (...) {
-      if (!there()) throw;  // it came before the process ended
-    }
-    return false;
-  });
-  awaited_.store(-1, std::memory_order_relaxed);
-  return !stop;
-}
-
-bool PeerParts::wait_for_place(std::uint64_t turn, FunctionRef<bool()> stopped) const {
-  if (turn < kPlaces) return true;
-  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
-    if (!wait(rank, kTaken, turn + 1 - kPlaces, stopped)) return false;
-  }
-  return true;
-}
-
 void PeerParts::put(std::uint64_t turn, const DeviceBatch& part, const Stream& stream) const {
   const std::size_t rank = board_.rank();
   std::byte* const place = own_ + turn % kPlaces * place_bytes_[rank];
@@ -124,8 +99,25 @@ void PeerParts::put(std::uint64_t turn, const DeviceBatch& part, const Stream& s
   }
 }
 
-bool PeerParts::wait_for_offer(std::size_t rank, std::uint64_t turn, FunctionRef<bool()> stopped) const {
-  return wait(rank, kOffered, turn + 1, stopped);
+bool PeerParts::wait_for_offers(std::uint64_t turn, FunctionRef<bool()> stopped) const {
+  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    bool stop = false;
+    awaited_.store(static_cast<int>(rank), std::memory_order_relaxed);
+    const auto there = [&] { return board_.get(rank, kOffered) > turn; };
+    nap_until([&] {
+      stop = stopped();
+      if (stop || there()) return true;
+      try {
+        check_others();
+      } catch (...) {
+        if (!there()) throw;  // it came before the process ended
+      }
+      return false;
+    });
+    if (stop) return false;
+  }
+  awaited_.store(-1, std::memory_order_relaxed);
+  return true;
 }
 
 void PeerParts::take(std::size_t rank, std::uint64_t turn, const BatchSplit::Part& part,

@@ -19,9 +19,11 @@
 
 namespace penstock {
 
-/// The parts of batches that the processes of a group offer each other: each has a few places for its own
-/// parts in memory of its device, and reads those of the others. A part stays in its place until all have
-/// taken it. All waiting is the host's. One thread at a time.
+/// The parts of batches that the processes of a group offer each other: each has two places for its own parts
+/// in memory of its device, and reads those of the others. All waiting is the host's. One thread at a time.
+///
+/// For each batch in turn: put and offer; wait_for_offers; take all parts; taken. A part then stays in its
+/// place until all have taken it.
 class PeerParts {
  public:
   /// Tells the others where this process's places are, and maps theirs. All processes make it at once. Throws
@@ -35,23 +37,20 @@ class PeerParts {
   /// Why the processes cannot read each other's parts; empty if they can. The same in all of them.
   [[nodiscard]] const std::string& refusal() const noexcept { return refusal_; }
 
-  /// Blocks the host until the place of batch `turn` is free. False if `stopped` is true.
-  [[nodiscard]] bool wait_for_place(std::uint64_t turn, FunctionRef<bool()> stopped) const;
-  /// Enqueues the copy of this process's part to its place.
+  /// Enqueues the copy of this process's part to its place. The parts of the batch before are taken.
   void put(std::uint64_t turn, const DeviceBatch& part, const Stream& stream) const;
   /// The part in the place of batch `turn` may be taken. The copies to it are done.
   void offer(std::uint64_t turn) noexcept { board_.set(kOffered, turn + 1); }
-  /// Blocks the host until `rank` has offered its part. False if `stopped` is true.
-  [[nodiscard]] bool wait_for_offer(std::size_t rank, std::uint64_t turn, FunctionRef<bool()> stopped) const;
+  /// Blocks the host until all have offered their parts of batch `turn`, also empty ones. False if `stopped`
+  /// is true. Throws Error if one of them has ended, left, failed, or gone to another place.
+  [[nodiscard]] bool wait_for_offers(std::uint64_t turn, FunctionRef<bool()> stopped) const;
   /// Enqueues the copies of the part of `rank`, `part`, to the fields of a slot for whole batches.
   void take(std::size_t rank, std::uint64_t turn, const BatchSplit::Part& part,
             const std::vector<DeviceField>& fields, const Stream& stream) const;
   /// The parts of batch `turn` have arrived. Throws Error if a process has ended meanwhile: its memory may
-  /// not have held what it offered. Otherwise the others may use their places again.
+  /// not have held what it offered. Otherwise the others learn it.
   void taken(std::uint64_t turn);
 
-  /// Throws Error if any of the others has ended, left, failed, or gone to another place.
-  void check_others() const;
   /// The rank that is waited for; -1: none. Any thread may ask.
   [[nodiscard]] int awaited() const noexcept { return awaited_.load(std::memory_order_relaxed); }
 
@@ -74,8 +73,8 @@ class PeerParts {
     return offsets_[rank][field];
   }
   [[nodiscard]] std::string map_others(const std::vector<std::string>& names);
-  [[nodiscard]] bool wait(std::size_t rank, Word word, std::uint64_t value,
-                          FunctionRef<bool()> stopped) const;
+  /// Throws Error if any of the others has ended, left, failed, or gone to another place.
+  void check_others() const;
   void detach() noexcept;
 
   const Device device_;

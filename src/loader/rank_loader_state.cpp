@@ -206,8 +206,6 @@ bool RankLoaderState::make_batch(const SampleRun& run) {
 
 /// Puts this process's part where the others find it. False if it is to stop.
 bool RankLoaderState::offer(const SampleRun& run) {
-  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
-  if (!parts_->wait_for_place(turn_, stopped)) return false;
   if (split_.part(run.count, rank_).count > 0) {
     {
       const DeviceBatch part = loader_->next(*put_).value();
@@ -226,10 +224,8 @@ bool RankLoaderState::fill(DeviceSlot& slot, PublishedItem& item) {
     slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
     slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
   }
-  for (std::size_t rank = 0; rank < board_.size(); ++rank) {
-    const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
-    if (!parts_->wait_for_offer(rank, turn_, stopped)) return false;
-  }
+  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+  if (!parts_->wait_for_offers(turn_, stopped)) return false;
   ring_->wait_for_users(slot, *arrive_);
   if (item.timed != nullptr) item.timed->begin.record(*arrive_);
   // Each begins with its own part, so that not all read from the same device at once.

@@ -33,7 +33,7 @@ namespace penstock {
 class RankLoader {
  public:
   /// Meets the other processes, and blocks the host until all have come: see ProcessBoard. Allocates as
-  /// Loader does, and three parts of a batch besides. Throws InvalidArgument if the options do not fit, if
+  /// Loader does, and two parts of a batch besides. Throws InvalidArgument if the options do not fit, if
   /// the processes feed different things, for a batch sampler, and for data that may change. Throws Error if
   /// another process fails or ends; OutOfMemory, DeviceError.
   RankLoader(Dataset dataset, Device device, ProcessBoardOptions group, LoaderOptions options = {});
