@@ -36,8 +36,6 @@ struct alignas(4096) ProcessBoard::Cell {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::milliseconds kBetweenQuestions{50};
 
 /// The lock of a rank's byte of the file. It is the process's own: a forked child does not have it.
@@ -108,6 +106,7 @@ std::uint64_t ProcessBoard::get(std::size_t rank, std::size_t word) const noexce
 }
 
 void ProcessBoard::wait_for_all(const char* what, FunctionRef<bool(std::size_t rank)> is_there) const {
+  using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + options_.timeout;
   auto question = Clock::now() + kBetweenQuestions;
   for (std::size_t other = 0; other < size(); ++other) {
