@@ -77,8 +77,10 @@ class ProcessGroup:
             engine, key=self._key, rank=self.rank, processes=self.size, timeout_seconds=self._timeout
         )
 
-    def refuse_shares(self, distributed: bool) -> None:
-        """Raises InvalidArgument if a Loader of the group would share out samples among all processes."""
+    def refuse(self, distributed: bool, relay: Any) -> None:
+        """Raises InvalidArgument for arguments of a Loader that do not fit a group."""
+        if relay is not None:
+            raise InvalidArgument("A ProcessGroup uses the links of its processes' devices. Leave out relay.")
         if distributed and self.size > 1:
             raise InvalidArgument(
                 "distributed=True shares out the samples among all processes, and those of a group need the same ones. "

@@ -148,7 +148,8 @@ void bind_loader(nb::module_& module) {
         new (self) NativeRelayLoader(std::move(devices), fields, std::move(options));
       });
 
-  nb::class_<RankOfGroup>(module, "RankOfGroup", "This process's place in a group; use penstock.ProcessGroup.")
+  nb::class_<RankOfGroup>(module, "RankOfGroup",
+                          "This process's place in a group; use penstock.ProcessGroup.")
       .def(nb::init<std::shared_ptr<Engine>, std::string, std::size_t, std::size_t, double>(),
            nb::arg("engine"), nb::kw_only(), nb::arg("key"), nb::arg("rank"), nb::arg("processes"),
            nb::arg("timeout_seconds"));

@@ -256,6 +256,8 @@ def test_a_group_knows_its_place(ranks_of_torchrun, monkeypatch):
         pickle.dumps(group)
     with pytest.raises(penstock.InvalidArgument, match="distributed=True shares out"):
         penstock.Loader(np.zeros((4, 2)), group=group, distributed=True)
+    with pytest.raises(penstock.InvalidArgument, match="Leave out relay"):
+        penstock.Loader(np.zeros((4, 2)), group=group, relay="auto")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(penstock.InvalidArgument, match="on one host"):
         penstock.ProcessGroup()

@@ -24,6 +24,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestFarewell{60'000};
 
+/// Ends the wait for a part: the loader's thread is to stop.
+struct LoaderIsStopped {};
+
 /// What the processes of a group must have in common, as a text.
 std::string facts_of(const Dataset& dataset, const Device& device, const LoaderOptions& options) {
   std::string facts = fmt::format("{} samples on {} in batches of {}, {}seed {}, drop_last {}, rank {} of {}",
@@ -57,6 +60,8 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
       plan_(plan_of_whole(dataset_, options_,
                           std::min(options_.batch_size, first_sampler_.samples_per_epoch()))),
       split_(std::vector<double>(std::max<std::size_t>(group.meeting.processes, 1), 1.0)),
+      shares_(std::make_shared<BatchShares>(
+          std::vector<double>(std::max<std::size_t>(group.meeting.processes, 1), 1.0))),
       board_(std::move(group)),
       rank_(board_.rank()),
       sampler_(first_sampler_) {
@@ -106,7 +111,7 @@ void RankLoaderState::add_loader() {
     loader_.emplace(dataset_, device_, options_);
     return;
   }
-  sampler_of_parts_ = std::make_shared<PartSampler>(first_sampler_, split_, rank_);
+  sampler_of_parts_ = std::make_shared<PartSampler>(first_sampler_, shares_, rank_);
   LoaderOptions own = options_of_parts(options_, sampler_of_parts_, split_.largest(plan_.batch, rank_));
   const std::size_t budget =
       options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device_.memory().free / 2;
@@ -150,6 +155,7 @@ void RankLoaderState::run() {
       end.state = sampler_.state();
       ring_->publish(end);
     }
+  } catch (const LoaderIsStopped&) {
   } catch (...) {
     fail();
   }
@@ -174,7 +180,7 @@ void RankLoaderState::fail() noexcept {
 
 /// False if it is to stop.
 bool RankLoaderState::make_batch(const SampleRun& run) {
-  if (!offer(run)) return false;
+  if (!offer()) return false;
   PublishedItem item;
   const double asked = account_->now();
   DeviceSlot* const slot = ring_->acquire();
@@ -205,15 +211,17 @@ bool RankLoaderState::make_batch(const SampleRun& run) {
 }
 
 /// Puts this process's part where the others find it. False if it is to stop.
-bool RankLoaderState::offer(const SampleRun& run) {
-  if (split_.part(run.count, rank_).count > 0) {
-    {
-      const DeviceBatch part = loader_->next(*put_).value();
-      parts_->put(turn_, part, *put_);
-    }
+bool RankLoaderState::offer() {
+  const auto end_if_stopped = [this] {
+    if (stopped_.load(std::memory_order_relaxed)) throw LoaderIsStopped{};
+  };
+  if (std::optional<DeviceBatch> part = loader_->next(*put_, end_if_stopped)) {
+    parts_->put(turn_, *part, *put_);
+    part.reset();
     placed_->record(*put_);
     if (!wait_for(*placed_)) return false;
   }
+  shares_->forget_before(turn_);
   parts_->offer(turn_);
   return true;
 }
@@ -306,6 +314,7 @@ void RankLoaderState::go_to(Change&& change) {
     turn_ = 0;
     handed_out_ = 0;
     for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
+    shares_->restart();
     sampler_of_parts_->go_to(sampler_);
     loader_->start_epoch(loader_->state().epoch + 1);  // not the one that it is in
     begin_production();

@@ -62,7 +62,7 @@ class RankLoaderState {
   void add_loader();
   void run();
   [[nodiscard]] bool make_batch(const SampleRun& run);
-  [[nodiscard]] bool offer(const SampleRun& run);
+  [[nodiscard]] bool offer();
   [[nodiscard]] bool fill(DeviceSlot& slot, PublishedItem& item);
   [[nodiscard]] bool wait_for(const Event& event) const;
   [[nodiscard]] bool drain() const noexcept;
@@ -80,6 +80,8 @@ class RankLoaderState {
   const Sampler first_sampler_;
   const FeedPlan plan_;  ///< of a whole batch: how it lies in a slot
   const BatchSplit split_;
+  const std::shared_ptr<BatchShares>
+      shares_;  ///< the same split for each batch; only for the loader's thread
   ProcessBoard board_;
   const std::size_t rank_;
   std::unique_ptr<PeerParts> parts_;  ///< null if each process brings whole batches
