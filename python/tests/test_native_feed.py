@@ -541,7 +541,7 @@ def test_signals_lose_no_batch():
     """They come while the sampler draws, and while the host waits for a batch on a slow link."""
     x = torch.rand(40, 60_000)
     loader = DataLoader(TensorDataset(x), batch_size=4, sampler=Slow(40))
-    fed = penstock.feed(loader, device="host:link=0.05")
+    fed = penstock.feed(loader, device="host:link=0.01")
     inside, alarms, got = False, 0, []
 
     def ring(*_):
@@ -576,7 +576,7 @@ def test_signals_lose_no_batch():
 
 def test_a_signal_leaves_no_batch_to_the_next_epoch():
     x = torch.rand(40, 60_000)
-    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device="host:link=0.02")
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device="host:link=0.01")
     iterator = iter(fed)
     next(iterator)
     before = signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
