@@ -581,7 +581,7 @@ def test_a_signal_leaves_no_batch_to_the_next_epoch():
     next(iterator)
     before = signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.06)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
         with pytest.raises(ZeroDivisionError):
             for _ in range(9):
                 next(iterator)
