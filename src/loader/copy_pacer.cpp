@@ -3,7 +3,6 @@
 #include <penstock/core/pause.hpp>
 
 #include <algorithm>
-#include <utility>
 
 namespace penstock {
 
@@ -21,23 +20,17 @@ CopyPacer::CopyPacer(const Device& device, const DeviceRing& ring, const Limits&
       link_rate_(limits.link_rate),
       paces_(limits.batch_bytes * limits.batches > 2 * small_part_),
       begun_(device.create_event()),
-      joined_(device.create_event()),
-      done_{device.create_event(), device.create_event()},
+      turns_(device),
       part_bytes_(large_part_) {
   part_.reserve(limits.pieces + 1);
 }
 
 void CopyPacer::begin(const DeviceSlot& slot, const Stream& stream, const Stream& other) {
-  if (sides_[0].stream != &stream) std::swap(sides_[0], sides_[1]);
-  sides_[0].stream = &stream;
-  sides_[1].stream = &other;
-  for (Side& side : sides_) side.has_parts = false;
-  turn_ = 0;
+  turns_.begin(stream, other);
   if (!paces_) return;
   const auto now = Clock::now();
   if (began_) {
-    // An event that was never recorded counts as done.
-    host_paces_ = done_[0].query() && done_[1].query() && ring_.is_unused(slot);
+    host_paces_ = turns_.are_done() && ring_.is_unused(slot);
     const double took = std::chrono::duration<double>(now - *began_).count();
     part_bytes_ = took * link_rate_ > kSpare * static_cast<double>(batch_bytes_) ? small_part_ : large_part_;
   }
@@ -58,7 +51,7 @@ void CopyPacer::copy(std::byte* destination, const std::byte* source, std::size_
 }
 
 void CopyPacer::copy_each(std::span<const CopyPiece> pieces) {
-  if (!paces_) return sides_[0].stream->copy_each(pieces, CopyDirection::h2d);
+  if (!paces_) return turns_.stream().copy_each(pieces, CopyDirection::h2d);
   part_.clear();
   part_size_ = 0;
   for (CopyPiece piece : pieces) {
@@ -85,21 +78,11 @@ void CopyPacer::enqueue_part() {
 }
 
 void CopyPacer::enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies) {
-  if (!paces_) return copies(*sides_[0].stream);
-  Side& side = sides_[turn_++ % sides_.size()];
-  Event& done = done_[parts_++ % done_.size()];
-  nap_until([&] { return done.query() || (host_paces_ && ring_.is_awaited()) || ring_.is_in_a_hurry(); });
-  side.has_parts = true;
-  copies(*side.stream);
-  done.record(*side.stream);
+  if (!paces_) return copies(turns_.stream());
+  nap_until(
+      [&] { return turns_.may_enqueue() || (host_paces_ && ring_.is_awaited()) || ring_.is_in_a_hurry(); });
+  turns_.enqueue(copies);
   batch_bytes_ += bytes;
-}
-
-void CopyPacer::join() {
-  if (!sides_[1].has_parts) return;
-  joined_.record(*sides_[1].stream);
-  sides_[0].stream->wait(joined_);
-  sides_[1].has_parts = false;
 }
 
 }  // namespace penstock

@@ -4,8 +4,8 @@
 
 #include <penstock/core/function_ref.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/transfer/copy_turns.hpp>
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <optional>
@@ -14,11 +14,8 @@
 
 namespace penstock {
 
-/// Enqueues the copies of batches in parts, in turn on two streams, with two parts under way at most.
-///
-/// A copy engine serves a stream for as long as it has work, and then the next one. If one stream always has
-/// work, copies of the program's own do not come at all. In this way they wait for two parts at most. A part
-/// costs the link some 4 µs. Parts are large while the link sets the pace, and small if it has time to spare.
+/// Enqueues the copies of batches in parts, in turn on two streams, with two parts under way at most:
+/// CopyTurns says why. Parts are large while the link sets the pace, and small if it has time to spare.
 ///
 /// A batch begins on its own stream. If the one before had an even number of parts, its last one was there,
 /// too: then both are under way on one stream, and the link is not idle between the batches.
@@ -46,16 +43,10 @@ class CopyPacer {
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes);
   void copy_each(std::span<const CopyPiece> pieces);
   /// Makes later work on the batch's stream come after its copies. Does not block the host.
-  void join();
+  void join() { static_cast<void>(turns_.join()); }
 
  private:
   using Clock = std::chrono::steady_clock;
-
-  /// One of the two streams.
-  struct Side {
-    const Stream* stream = nullptr;
-    bool has_parts = false;  ///< of this batch
-  };
 
   void enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies);
   void enqueue_part();
@@ -66,11 +57,7 @@ class CopyPacer {
   const double link_rate_;
   const bool paces_;
   Event begun_;                             ///< recorded on the batch's stream at its beginning
-  Event joined_;                            ///< recorded on the other stream at its end
-  std::array<Side, 2> sides_;               ///< the batch's stream first
-  std::size_t turn_ = 0;                    ///< parts of this batch
-  std::array<Event, 2> done_;               ///< recorded after the latest parts
-  std::size_t parts_ = 0;                   ///< of all batches
+  CopyTurns turns_;                         ///< the batch's stream first
   bool host_paces_ = false;                 ///< the host was late with this batch
   std::size_t part_bytes_;                  ///< of this batch
   std::size_t batch_bytes_ = 0;             ///< enqueued since the batch began

@@ -1,3 +1,4 @@
+#include "transfer/paced_copier.hpp"
 #include "transfer/packed_copier.hpp"
 #include "transfer/region_kind.hpp"
 #include "transfer/staging.hpp"
@@ -127,6 +128,11 @@ class TransferEngineImpl {
         return packed({&piece, 1}, direction, options);
       }
       default: {
+        // The driver itself moves pageable memory, and holds up its caller.
+        const bool locked = kinds.source != MemoryKind::pageable;
+        if (direction == CopyDirection::h2d && locked && paths_for(options).paced.cuts(bytes)) {
+          return paced(destination, source, bytes, options);
+        }
         const TransferPiece piece{static_cast<const std::byte*>(source), static_cast<std::byte*>(destination),
                                   bytes};
         return direct({&piece, 1}, direction, options);
@@ -187,6 +193,7 @@ class TransferEngineImpl {
         : h2d(device.create_stream()),
           d2h(device.create_stream()),
           d2d(device.create_stream()),
+          paced(device, events),
           packed(device, workers, pinned, scratch, events, d2h,
                  packing_options(device, fill_threads, options)),
           staged_h2d(device, workers, pinned, events, CopyDirection::h2d, h2d,
@@ -214,6 +221,7 @@ class TransferEngineImpl {
     const Stream h2d;
     const Stream d2h;
     const Stream d2d;
+    PacedCopier paced;
     PackedCopier packed;
     StagingRing staged_h2d;
     StagingRing staged_d2h;
@@ -304,6 +312,17 @@ class TransferEngineImpl {
           {const_cast<std::byte*>(piece.source), {plan->offset(i), plan->offset(i) + piece.bytes}});
     }
     return staged(state, ring, std::move(sources), move, options);
+  }
+
+  Transfer paced(void* destination, const void* source, std::size_t bytes, const CopyOptions& options) {
+    const auto state = make_state(TransferPath::direct, CopyDirection::h2d, bytes, 1, options);
+    try {
+      paths_for(options).paced.submit(state, static_cast<std::byte*>(destination),
+                                      static_cast<const std::byte*>(source), mark(options.after));
+    } catch (...) {
+      state->fail(std::current_exception());
+    }
+    return Transfer(state);
   }
 
   Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,

@@ -149,6 +149,7 @@ void TransferState::synchronize_source() {
 }
 
 void TransferState::enqueue_wait(const Stream& stream) {
+  if (hurry && status() == Status::working) hurry();
   const Status now = wait_submitted();
   throw_unless_good(now);
   // Also if the transfer is done: the events cost nothing, and order the stream after the copies.

@@ -54,6 +54,9 @@ class TransferState {
   /// Lets a thread that would wait do the remaining work instead. Set before the transfer is shared.
   std::function<void()> help;
 
+  /// Hands the driver at once what waits for its turn. Does not block. Set before the transfer is shared.
+  std::function<void()> hurry;
+
   /// Events that keep time, for a timed transfer. Set before the transfer is shared.
   std::shared_ptr<EventPool> timed_events;
 

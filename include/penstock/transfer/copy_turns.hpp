@@ -1,0 +1,52 @@
+#pragma once
+
+#include <penstock/core/function_ref.hpp>
+#include <penstock/device/device.hpp>
+
+#include <array>
+#include <cstddef>
+
+namespace penstock {
+
+/// Two streams on which parts of large copies are enqueued in turn, with two parts under way at most.
+///
+/// A copy engine serves a stream for as long as it has work, and then the next one. If one stream always has
+/// work, copies of the program's own do not come at all. In this way they wait for two parts at most. Each
+/// part costs the link some 4 µs. One thread at a time.
+class CopyTurns {
+ public:
+  /// Throws DeviceError.
+  explicit CopyTurns(const Device& device);
+
+  /// The parts from here on are those of one submission. The first goes to `first`, the next to `second`.
+  /// Both outlive their use. Does not block the host.
+  void begin(const Stream& first, const Stream& second);
+  /// True if the last part but one is done, of all submissions. Does not block the host. Throws DeviceError
+  /// if the device failed.
+  [[nodiscard]] bool may_enqueue() const { return done_[parts_ % done_.size()].query(); }
+  /// True if all parts are done. Does not block the host. Throws as may_enqueue.
+  [[nodiscard]] bool are_done() const { return done_[0].query() && done_[1].query(); }
+  /// The stream whose turn it is.
+  [[nodiscard]] const Stream& stream() const { return *sides_[turn_].stream; }
+  /// Has `copies` enqueue a part on the stream whose turn it is. Then it is the other one's.
+  void enqueue(FunctionRef<void(const Stream&)> copies);
+  /// The same for a part that has no turn yet. The device begins it once the part before is done, so that
+  /// other copies still come in between.
+  void enqueue_behind(FunctionRef<void(const Stream&)> copies);
+  /// Makes later work on `first` come after the parts since begin, and returns it. Does not block the host.
+  const Stream& join();
+
+ private:
+  struct Side {
+    const Stream* stream = nullptr;
+    bool has_parts = false;  ///< since begin
+  };
+
+  std::array<Side, 2> sides_;  ///< `first`, `second`
+  std::size_t turn_ = 0;
+  std::array<Event, 2> done_;  ///< recorded after the latest parts; count as done until then
+  std::size_t parts_ = 0;      ///< of all submissions
+  Event joined_;               ///< recorded on `second` at the end of a submission
+};
+
+}  // namespace penstock
