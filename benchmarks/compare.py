@@ -22,6 +22,7 @@ from typing import Any
 WORKLOADS = {
     "images": "shuffled batches of 256 from 3x224x224 uint8",
     "workers": "the same from worker processes, that stack samples or decompress them",
+    "manners": "a small copy of the program's own beside the same with workers",
     "float32": "the same, delivered as float32",
     "train": "whole training steps: ResNets, a perceptron, a recommender",
     "frameworks": "a step of 10 ms in Lightning, Accelerate and the Trainer of transformers",
@@ -97,7 +98,7 @@ def about(setting: Any) -> dict[str, Any]:
 def runs(arguments: argparse.Namespace, setting: Any) -> Any:
     """The results of each workload, one workload after the other."""
     import torch
-    from compare import columns, data, feeding, frameworks, models, training, transfers, workers
+    from compare import columns, data, feeding, frameworks, manners, models, training, transfers, workers
 
     count = arguments.images or (1024 if arguments.quick else 16384 if setting.on_gpu else 4096)
     small_count = arguments.small or (1 << 15 if arguments.quick else 1 << 20 if setting.on_gpu else 1 << 18)
@@ -115,12 +116,14 @@ def runs(arguments: argparse.Namespace, setting: Any) -> Any:
         yield columns.compare(setting)
     if "small" in wanted:
         yield feeding.feed_all(data.small(small_count), setting)
-    if wanted & {"images", "workers", "float32", "cost", "train", "frameworks"}:
+    if wanted & {"images", "workers", "manners", "float32", "cost", "train", "frameworks"}:
         images = data.images(count, torch.uint8)
         if "cost" in wanted:
             yield transfers.feed_overheads(images, setting)
         if "workers" in wanted:
             yield workers.compare(images, setting)
+        if "manners" in wanted:
+            yield manners.compare(images, setting)
         if "train" in wanted:
             yield from training.compare(images, data.small(small_count), setting)
         if "frameworks" in wanted:
@@ -138,7 +141,7 @@ def main() -> int:
         import torch  # noqa: F401
     except ImportError:
         sys.exit("compare: not measured, torch is not installed")
-    from compare import columns, feeding, frameworks, models, report, training, transfers, workers
+    from compare import columns, feeding, frameworks, manners, models, report, training, transfers, workers
 
     setting = make_setting(arguments)
     described = about(setting)
@@ -147,7 +150,7 @@ def main() -> int:
     goals: list = []
     for part in runs(arguments, setting):
         results += part
-        parts = (feeding, transfers, models, columns, workers, training, frameworks)
+        parts = (feeding, transfers, models, columns, workers, manners, training, frameworks)
         goals = [goal for part in parts for goal in part.goals(results, setting)]
         # Written after each workload, so that the results stay if a later one ends the process.
         if arguments.json:

@@ -27,6 +27,8 @@ def markdown(results: list[Result], goals: list[Goal], about: dict[str, Any]) ->
 
 
 COLUMNS = {
+    "copy_p50_ms": ("ms of a copy of 51 KB, median", "{:.3f}"),
+    "copy_p99_ms": ("p99", "{:.3f}"),
     "samples_per_second": ("samples/s", "{:,.0f}"),
     "stored_gbps": ("GB/s as stored", "{:.2f}"),
     "batch_us": ("µs a batch", "{:,.0f}"),

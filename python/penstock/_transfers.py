@@ -22,10 +22,10 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
 
     `tree` is any nest of dict, list, tuple, named tuple, dataclass, or a registered type, around PyTorch tensors,
     NumPy arrays, and arrays of other libraries that support DLPack. Small arrays travel packed together. Large ones
-    travel through pinned staging memory, or directly if they are pinned. The result has the same structure, shapes,
-    dtypes and (for arrays without gaps) strides. Numbers, strings, and arrays that are already on the device stay as
-    they are. Other objects are moved by their own `to(device)`, or stay as they are if they have none. Modules and
-    tables are refused.
+    travel through pinned staging memory, and small ones with them, or directly if they are pinned. The result has the
+    same structure, shapes, dtypes and (for arrays without gaps) strides. Numbers, strings, and arrays that are already
+    on the device stay as they are. Other objects are moved by their own `to(device)`, or stay as they are if they have
+    none. Modules and tables are refused.
 
     On a GPU results are PyTorch tensors if PyTorch is imported, otherwise `penstock.Array`. Later work of PyTorch's
     current stream waits for them; the host does not. On "host" tensors stay tensors, and NumPy arrays stay NumPy

@@ -45,7 +45,7 @@ CurveWork to_host(LinkRun& run, std::string_view name, std::byte* target, Transf
 
 CurveWork from_host(LinkRun& run, std::string_view name, const std::byte* source, TransferPath path) {
   return to_device(run, name, [&run, source, path](std::size_t bytes) {
-    run.engine->copy(run.bench.device_target(), source, bytes, {.path = path}).synchronize();
+    run.engine->copy(run.bench.device_target(), source, bytes, {.path = path, .whole = true}).synchronize();
   });
 }
 
@@ -58,7 +58,7 @@ CurveWork both_ways(LinkRun& run, std::string_view name) {
               },
           .copy =
               [&run, &bench](std::size_t bytes) {
-                const CopyOptions direct{.path = TransferPath::direct};
+                const CopyOptions direct{.path = TransferPath::direct, .whole = true};
                 const Transfer in =
                     run.engine->copy(bench.device_target(), bench.pinned_source(), bytes, direct);
                 const Transfer out =

@@ -15,6 +15,13 @@
 
 namespace penstock {
 
+namespace {
+
+/// A part has at most this share of the bytes since the link was idle, unless it is a small part.
+constexpr std::size_t kGrowth = 8;
+
+}  // namespace
+
 class PacedCopier::Queue {
  public:
   struct Job {
@@ -23,7 +30,6 @@ class PacedCopier::Queue {
     const std::byte* source = nullptr;
     std::size_t left = 0;  ///< bytes
     EventPool::Handle after{nullptr, {}};
-    std::size_t part_bytes = 0;
     bool begun = false;
     bool queued = true;
     std::exception_ptr failure;
@@ -39,7 +45,7 @@ class PacedCopier::Queue {
   void push(const std::shared_ptr<Job>& job) {
     {
       const std::lock_guard lock(mutex_);
-      job->part_bytes = jobs_.empty() && is_idle() ? small_part_ : large_part_;
+      if (jobs_.empty() && is_idle()) since_idle_ = 0;
       jobs_.push_back(job);
       advance(nullptr);
     }
@@ -123,6 +129,11 @@ class PacedCopier::Queue {
     }
   }
 
+  [[nodiscard]] std::size_t part_bytes() const noexcept {
+    const std::size_t grown = since_idle_ / kGrowth / small_part_ * small_part_;
+    return std::clamp(grown, small_part_, std::max(small_part_, large_part_));
+  }
+
   void enqueue_part(Job& job, bool has_turn) {
     if (!std::exchange(job.begun, true)) {
       const Stream& first = streams_[parts_ % 2];
@@ -134,12 +145,13 @@ class PacedCopier::Queue {
       }
       job.state->begin_on(first);
     }
-    const std::size_t bytes = std::min(job.left, job.part_bytes);
+    const std::size_t bytes = std::min(job.left, part_bytes());
     const auto copy = [&](const Stream& stream) {
       stream.copy(job.destination, job.source, bytes, CopyDirection::h2d);
     };
     has_turn ? turns_.enqueue(copy) : turns_.enqueue_behind(copy);
     ++parts_;
+    since_idle_ += bytes;
     job.destination += bytes;
     job.source += bytes;
     job.left -= bytes;
@@ -182,6 +194,7 @@ class PacedCopier::Queue {
   std::list<std::shared_ptr<Job>> jobs_;
   std::list<std::shared_ptr<Job>> failed_;  ///< for the thread to end
   std::size_t parts_ = 0;                   ///< enqueued so far
+  std::size_t since_idle_ = 0;              ///< bytes enqueued since the link was idle
   bool closed_ = false;
 };
 

@@ -12,8 +12,8 @@
 namespace penstock {
 
 /// Enqueues large copies from locked memory to the device in parts, in turn on two streams of its own, and
-/// one part at a time on each: CopyTurns says why. Parts are small if the link was idle when the copy was
-/// asked for, and large otherwise: then the link sets the pace. Thread-safe.
+/// one part at a time on each: CopyTurns says why. Parts are small after the link was idle, and grow while it
+/// has no rest: then it sets the pace, and each part costs it some time. Thread-safe.
 ///
 /// Nobody waits for a part's turn but a thread of the copier. It enqueues the parts that are left when a copy
 /// was submitted. If a stream is to wait for the copy, the thread that says so enqueues them all at once.

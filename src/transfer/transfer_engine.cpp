@@ -130,7 +130,8 @@ class TransferEngineImpl {
       default: {
         // The driver itself moves pageable memory, and holds up its caller.
         const bool locked = kinds.source != MemoryKind::pageable;
-        if (direction == CopyDirection::h2d && locked && paths_for(options).paced.cuts(bytes)) {
+        if (direction == CopyDirection::h2d && locked && !options.whole &&
+            paths_for(options).paced.cuts(bytes)) {
           return paced(destination, source, bytes, options);
         }
         const TransferPiece piece{static_cast<const std::byte*>(source), static_cast<std::byte*>(destination),

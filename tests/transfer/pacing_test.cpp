@@ -116,7 +116,7 @@ TEST_P(EnginePacing, ASmallCopyDoesNotWaitBehindALargeOne) {
   expect_whole(large);
 }
 
-TEST_P(EnginePacing, WhatFollowsWhileTheLinkIsBusyGoesInLargeParts) {
+TEST_P(EnginePacing, PartsGrowWhileTheLinkIsBusy) {
   const Ends first = this->ends(kBytes, 1);
   const Ends second = this->ends(kBytes, 2);
   const Ends third = this->ends(kBytes, 3);
@@ -128,8 +128,9 @@ TEST_P(EnginePacing, WhatFollowsWhileTheLinkIsBusyGoesInLargeParts) {
   gate.open();
   idle.synchronize();
   busy.synchronize();
+  // A part has an eighth of what was enqueued since the link was idle, in whole small parts.
   EXPECT_EQ(idle.report().copies, 11U);
-  EXPECT_EQ(busy.report().copies, 4U);
+  EXPECT_EQ(busy.report().copies, 9U);
   const Transfer later = copy(third);
   later.synchronize();
   EXPECT_EQ(later.report().copies, 11U);
@@ -174,6 +175,23 @@ TEST_P(EnginePacing, PartsEnqueuedAtOnceComeOneAfterTheOther) {
   EXPECT_EQ(first_difference(there, ends.source.bytes().subspan(3 * kSmall)), 0);
   second.open();
   transfer.synchronize();
+  expect_whole(ends);
+}
+
+TEST_P(EnginePacing, PartsGrowUpToALargeOne) {
+  const Ends ends = this->ends(60 * kSmall);
+  const Transfer transfer = copy(ends);
+  transfer.synchronize();
+  EXPECT_EQ(transfer.report().copies, 16U + 4 + 12);
+  expect_whole(ends);
+}
+
+TEST_P(EnginePacing, ACopyIsWholeIfItIsToBe) {
+  const Ends ends = this->ends(kBytes);
+  const Transfer transfer =
+      engine_->copy(ends.destination.data(), ends.source.data(), kBytes, {.whole = true});
+  transfer.synchronize();
+  EXPECT_EQ(transfer.report().copies, 1U);
   expect_whole(ends);
 }
 

@@ -61,6 +61,8 @@ class Transfer {
 
   /// Makes later work on `stream` wait until a device destination holds all bytes, or a device source is no
   /// longer read. Blocks the host only while a staged transfer has chunks that the driver does not have yet.
+  /// Parts of a direct one that the driver does not have yet are enqueued here, each to begin after the one
+  /// before.
   /// If the destination is on the *host*, use synchronize. Throws as query does.
   void enqueue_wait(const Stream& stream) const;
 
