@@ -25,8 +25,8 @@ _ALONE = "nothing beside it"
 
 
 class ForeignCopies:
-    """Copies 51 KB of pinned memory to the device, each millisecond, on a thread. `milliseconds` tells how long each took
-    on the device, from an idle stream: the interpreter's lock does not show in it."""
+    """Copies 51 KB of pinned memory to the device, each millisecond, on a thread. `milliseconds` tells how long each
+    took on the device, from an idle stream: the interpreter's lock does not show in it."""
 
     def __init__(self, setting: Setting):
         self.setting = setting
