@@ -575,6 +575,7 @@ class NativeRelayLoader(NativeGroupLoader):
     """The C++ loader of one device over several links; use penstock.Loader."""
 
     def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
+
 class RankOfGroup:
     """This process's place in a group; use penstock.ProcessGroup."""
 
