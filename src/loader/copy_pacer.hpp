@@ -42,8 +42,8 @@ class CopyPacer {
   /// As Stream::copy from the host, and Stream::copy_each. Blocks the host as said.
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes);
   void copy_each(std::span<const CopyPiece> pieces);
-  /// Makes later work on the batch's stream come after its copies. Does not block the host.
-  void join() { static_cast<void>(turns_.join()); }
+  /// Makes later work on the batch's stream come after its copies, if there are any. Does not block the host.
+  void join() { turns_.join(); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -25,13 +25,11 @@ void CopyTurns::enqueue_behind(FunctionRef<void(const Stream&)> copies) {
   enqueue(copies);
 }
 
-const Stream& CopyTurns::join() {
-  if (sides_[1].has_parts) {
-    joined_.record(*sides_[1].stream);
-    sides_[0].stream->wait(joined_);
-    sides_[1].has_parts = false;
-  }
-  return *sides_[0].stream;
+void CopyTurns::join() {
+  if (!sides_[1].has_parts) return;
+  joined_.record(*sides_[1].stream);
+  sides_[0].stream->wait(joined_);
+  sides_[1].has_parts = false;
 }
 
 }  // namespace penstock

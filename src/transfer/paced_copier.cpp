@@ -159,9 +159,9 @@ class PacedCopier::Queue {
   }
 
   void end(Job& job) {
-    const Stream& joined = turns_.join();
+    turns_.join();
     auto event = job.state->take_end(*events_);
-    event->record(joined);
+    event->record(turns_.first());
     job.state->submitted(std::move(event), false);
   }
 

@@ -26,6 +26,8 @@ class CopyTurns {
   [[nodiscard]] bool may_enqueue() const { return done_[parts_ % done_.size()].query(); }
   /// True if all parts are done. Does not block the host. Throws as may_enqueue.
   [[nodiscard]] bool are_done() const { return done_[0].query() && done_[1].query(); }
+  /// The first stream of the submission that began last.
+  [[nodiscard]] const Stream& first() const { return *sides_[0].stream; }
   /// The stream whose turn it is.
   [[nodiscard]] const Stream& stream() const { return *sides_[turn_].stream; }
   /// Has `copies` enqueue a part on the stream whose turn it is. Then it is the other one's.
@@ -33,8 +35,9 @@ class CopyTurns {
   /// The same for a part that has no turn yet. The device begins it once the part before is done, so that
   /// other copies still come in between.
   void enqueue_behind(FunctionRef<void(const Stream&)> copies);
-  /// Makes later work on `first` come after the parts since begin, and returns it. Does not block the host.
-  const Stream& join();
+  /// Makes later work on `first` come after the parts since begin. Without begin it does nothing. Does not
+  /// block the host.
+  void join();
 
  private:
   struct Side {
