@@ -406,8 +406,16 @@ def test_auto_is_the_current_gpu():
     assert penstock.feed([], 0).device == "cuda:0"
 
 
-def test_what_accelerate_prepared_is_fed_under_it(random):
+@pytest.fixture
+def accelerate():
+    """The package. What its objects share is forgotten afterwards: other tests see no accumulation of gradients."""
     accelerate = pytest.importorskip("accelerate")
+    yield accelerate
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+def test_what_accelerate_prepared_is_fed_under_it(random, accelerate):
     data = random_bytes(random, 39 * 1000).reshape(39, 1000)
     accelerator = accelerate.Accelerator(gradient_accumulation_steps=4)
     loader = accelerator.prepare(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4))
