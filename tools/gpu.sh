@@ -46,8 +46,9 @@ case "${1:-}" in
       return $status
     }
     export -f run_program
-    find build/release/tests -maxdepth 1 -name 'test_*' -type f -executable -print0 |
-      xargs -0 -P 3 -I PROGRAM bash -c 'run_program PROGRAM "$1"' - "$results" || status=1
+    # The largest, which takes longest, begins first.
+    find build/release/tests -maxdepth 1 -name 'test_*' -type f -executable -printf '%s %p\n' | sort -rn | cut -d' ' -f2- |
+      xargs -P 3 -I PROGRAM bash -c 'run_program PROGRAM "$1"' - "$results" || status=1
     wait $package || status=1
     echo "C++ tests and the package after $SECONDS s"
     tools/python.sh gpu-test "$results" python/tests/test_*.py || status=1

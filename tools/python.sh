@@ -64,8 +64,9 @@ run_in_parts() {
   # As many threads of PyTorch in each as there are cores would wait for each other.
   export OMP_NUM_THREADS=$((($(nproc) + parts - 1) / parts))
   for ((part = 0; part < parts; part++)); do
-    PENSTOCK_TEST_PART=$part/$parts "${PYTHON:-python3}" -m pytest -q --junit-xml="$results/python-$part.xml" "$@" \
-      >"$results/python-$part.log" 2>&1 &
+    # One that hangs says where, and the others' results are still told.
+    PENSTOCK_TEST_PART=$part/$parts timeout 400 "${PYTHON:-python3}" -m pytest -q -o faulthandler_timeout=180 \
+      --junit-xml="$results/python-$part.xml" "$@" >"$results/python-$part.log" 2>&1 &
     runs+=($!)
   done
   for ((part = 0; part < parts; part++)); do
