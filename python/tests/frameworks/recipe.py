@@ -177,7 +177,7 @@ def names_for(section: str, length: int, journal: Journal) -> dict:
     else:
         names["model"] = Model(journal, named="transformers" in section)
         names["optimizer"] = CountingSGD(names["model"].parameters(), journal)
-    if section.endswith("a Loader") or section == "A Loader" or section.startswith("One copy"):
+    if section.endswith("a Loader") or section == "A Loader" or section.startswith(("One copy", "The same batches")):
         ids = torch.arange(length)
         names["data"] = {"id": ids, "x": expected(ids)}
     if section.startswith("Tensors"):
