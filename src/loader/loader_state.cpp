@@ -2,6 +2,7 @@
 
 #include "loader/plan_feed.hpp"
 #include "loader/plan_rows.hpp"
+#include "loader/whole_batches.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -60,14 +61,6 @@ Dataset first_fields(const Dataset& dataset, std::size_t count) {
   return Dataset(std::move(readers));
 }
 
-SamplerOptions sampler_options(const LoaderOptions& options) {
-  return {.shuffle = options.shuffle,
-          .seed = options.seed,
-          .batch_size = options.batch_size,
-          .drop_last = options.drop_last,
-          .shard = options.shard};
-}
-
 }  // namespace
 
 LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
@@ -77,7 +70,7 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
       workers_(options_.workers ? options_.workers : device_.host_workers(options_.threads)),
       dataset_(options_.narrow && !options_.data_may_change ? narrow_small_fields(dataset, *workers_)
                                                             : std::move(dataset)),
-      first_sampler_(dataset_.sample_count(), sampler_options(options_)),
+      first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),
       sampler_(first_sampler_),
       drawn_(options_.batch_sampler
                  ? std::make_unique<DrawnBatches>(options_.batch_sampler, dataset_.sample_count(),

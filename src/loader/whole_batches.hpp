@@ -17,6 +17,7 @@ namespace penstock {
 /// Throws InvalidArgument for options that such a loader does not take.
 [[nodiscard]] LoaderOptions checked_for_group(LoaderOptions options);
 
+/// The options of a loader's Sampler. A Loader of one device asks here, too.
 [[nodiscard]] SamplerOptions sampler_options_of(const LoaderOptions& options);
 
 /// How batches of up to `batch` samples lie in memory. Nothing travels by this plan.
