@@ -443,8 +443,18 @@ long Registry::live_contexts() {
 }
 
 void Registry::forgive() {
-  const std::lock_guard lock(mutex);
-  for (const auto& [device, live] : contexts_) live->failure = kSuccess;
+  std::vector<ContextState*> failed;
+  {
+    const std::lock_guard lock(mutex);
+    for (const auto& [device, context] : contexts_) {
+      if (context->failure != kSuccess) failed.push_back(context.get());
+    }
+  }
+  for (ContextState* const context : failed) {
+    // Work that is still queued would run in the forgiven context, on memory that is gone.
+    context->wait_idle();
+    context->failure = kSuccess;
+  }
 }
 
 std::shared_ptr<Queue> Registry::stream(void* handle, ContextState& context) {

@@ -267,6 +267,7 @@ class Registry {
   Result release(int device);
   [[nodiscard]] bool is_live(const ContextState* context);
   [[nodiscard]] long live_contexts();
+  /// Makes failed contexts usable once the work queued in them has been dropped.
   void forgive();
   Result enable_peer(ContextState& context, ContextState* peer);
   [[nodiscard]] bool has_access(int device, int peer);
