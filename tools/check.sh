@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-tools/build.sh ci
+tools/build.sh ci -DPENSTOCK_UNITY=OFF
 ctest --preset ci --parallel "${JOBS:-$(nproc)}" --output-on-failure --label-exclude slow
 tools/check_layers.py
 tools/python.sh format --check
