@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 namespace penstock {
@@ -74,17 +75,19 @@ std::string PeerParts::map_others(const std::vector<std::string>& names) {
   return {};
 }
 
-void PeerParts::check_others() const {
+void PeerParts::check_others(std::uint64_t turn) const {
   for (std::size_t rank = 0; rank < board_.size(); ++rank) {
     if (rank == board_.rank()) continue;
-    if (const std::string trouble = board_.trouble(rank); !trouble.empty()) throw Error(trouble);
-    if (board_.get(rank, kGeneration) != generation_) {
-      throw Error(
-          fmt::format("Rank {} of the group (PID {}) went to another epoch or place. All processes of a "
-                      "group must ask for "
-                      "equally many batches, and start epochs and load states together.",
-                      rank, board_.process(rank)));
+    std::string trouble = board_.trouble(rank);
+    if (trouble.empty() && board_.get(rank, kGeneration) != generation_) {
+      trouble = fmt::format(
+          "Rank {} of the group (PID {}) went to another epoch or place. All processes of a group must ask "
+          "for "
+          "equally many batches, and start epochs and load states together.",
+          rank, board_.process(rank));
     }
+    // Asked last: its part may have come before the trouble.
+    if (!trouble.empty() && board_.get(rank, kOffered) <= turn) throw Error(trouble);
   }
 }
 
@@ -100,24 +103,27 @@ void PeerParts::put(std::uint64_t turn, const DeviceBatch& part, const Stream& s
 }
 
 bool PeerParts::wait_for_offers(std::uint64_t turn, FunctionRef<bool()> stopped) const {
+  const std::unique_ptr<std::atomic<int>, void (*)(std::atomic<int>*)> ends(
+      &awaited_, [](std::atomic<int>* rank) { rank->store(-1, std::memory_order_relaxed); });
+  awaited_since_.store(Clock::now(), std::memory_order_relaxed);
   for (std::size_t rank = 0; rank < board_.size(); ++rank) {
+    awaited_.store(static_cast<int>(rank), std::memory_order_release);
     bool stop = false;
-    awaited_.store(static_cast<int>(rank), std::memory_order_relaxed);
-    const auto there = [&] { return board_.get(rank, kOffered) > turn; };
     nap_until([&] {
       stop = stopped();
-      if (stop || there()) return true;
-      try {
-        check_others();
-      } catch (...) {
-        if (!there()) throw;  // it came before the process ended
-      }
+      if (stop || board_.get(rank, kOffered) > turn) return true;
+      check_others(turn);
       return false;
     });
     if (stop) return false;
   }
-  awaited_.store(-1, std::memory_order_relaxed);
   return true;
+}
+
+std::optional<PeerParts::Awaited> PeerParts::awaited() const noexcept {
+  const int rank = awaited_.load(std::memory_order_acquire);
+  if (rank < 0) return std::nullopt;
+  return Awaited{static_cast<std::size_t>(rank), awaited_since_.load(std::memory_order_relaxed)};
 }
 
 void PeerParts::take(std::size_t rank, std::uint64_t turn, const BatchSplit::Part& part,
@@ -134,18 +140,23 @@ void PeerParts::take(std::size_t rank, std::uint64_t turn, const BatchSplit::Par
 
 void PeerParts::taken(std::uint64_t turn) {
   for (std::size_t rank = 0; rank < board_.size(); ++rank) {
-    if (board_.has_ended(rank)) throw Error(board_.trouble(rank));
+    if (board_.is_gone(rank)) throw Error(board_.trouble(rank));
   }
   board_.set(kTaken, turn + 1);
 }
 
 void PeerParts::start_anew(const std::string& place) {
+  if (is_over_) {
+    throw Error("The processes of the group did not come together: make another loader in all of them.");
+  }
+  is_over_ = true;  // unless all come
   board_.set(kGeneration, ++generation_);
   const std::vector<std::string> places = board_.exchange(place);  // nobody makes batches any more
   board_.set(kOffered, 0);
   board_.set(kTaken, 0);
   board_.complain({});
   static_cast<void>(board_.exchange({}));  // all have done so
+  is_over_ = false;
   for (std::size_t rank = 0; rank < places.size(); ++rank) {
     if (places[rank] == place) continue;
     throw InvalidArgument(
@@ -154,10 +165,13 @@ void PeerParts::start_anew(const std::string& place) {
   }
 }
 
-void PeerParts::detach_if_over() noexcept {
+void PeerParts::end_if_over() noexcept {
+  bool detaches = is_over_;
   for (std::size_t rank = 0; rank < board_.size(); ++rank) {
-    if (board_.has_ended(rank) || board_.has_left(rank)) return detach();
+    detaches = detaches || board_.has_ended(rank) || board_.has_left(rank);
   }
+  if (detaches) detach();
+  if (is_over_) board_.leave();
 }
 
 void PeerParts::detach() noexcept {
@@ -167,7 +181,6 @@ void PeerParts::detach() noexcept {
 
 void PeerParts::leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept {
   if (std::exchange(left_, true)) return;
-  using Clock = std::chrono::steady_clock;
   const auto all = [&](auto&& is_done) {
     for (std::size_t rank = 0; rank < board_.size(); ++rank) {
       if (rank != board_.rank() && !board_.has_ended(rank) && !is_done(rank)) return false;

@@ -26,6 +26,8 @@ namespace penstock {
 /// place until all have taken it.
 class PeerParts {
  public:
+  using Clock = std::chrono::steady_clock;
+
   /// Tells the others where this process's places are, and maps theirs. All processes make it at once. Throws
   /// OutOfMemory, DeviceError, and as ProcessBoard::exchange.
   PeerParts(Device device, ProcessBoard& board, const FeedPlan& whole, const BatchSplit& split);
@@ -51,15 +53,25 @@ class PeerParts {
   /// not have held what it offered. Otherwise the others learn it.
   void taken(std::uint64_t turn);
 
-  /// The rank that is waited for; -1: none. Any thread may ask.
-  [[nodiscard]] int awaited() const noexcept { return awaited_.load(std::memory_order_relaxed); }
+  /// A process that is waited for in wait_for_offers.
+  struct Awaited {
+    std::size_t rank = 0;
+    Clock::time_point since;  ///< when the wait began
+  };
+  /// Any thread may ask.
+  [[nodiscard]] std::optional<Awaited> awaited() const noexcept;
 
   /// The processes go to another place: no parts are on the way in any of them when this returns, and batches
   /// count from 0 again. `place`: a text that is the same in all. No work of this process is under way.
+  /// Throws InvalidArgument if the places differ. Throws as ProcessBoard::exchange if the processes do not
+  /// come together: as after give_up.
   void start_anew(const std::string& place);
-  /// Unmaps the memory of the others if one of them takes part no more: there will be no more parts of it. No
-  /// copies of parts are under way.
-  void detach_if_over() noexcept;
+  /// This process cannot go on with the others, nor they with it: see end_if_over.
+  void give_up() noexcept { is_over_ = true; }
+  /// Unmaps the memory of the others if one of them takes part no more: there will be no more parts of it.
+  /// The same after give_up; then the others also learn that this process takes part no more. No copies of
+  /// parts are under way.
+  void end_if_over() noexcept;
   /// Waits, for at most `patience`, until the others have taken the parts of the first `count` batches, and
   /// takes part no more. The memory is freed once the others have unmapped it. If that takes longer than two
   /// seconds, it goes with the process. No work of this process is under way.
@@ -73,8 +85,9 @@ class PeerParts {
     return offsets_[rank][field];
   }
   [[nodiscard]] std::string map_others(const std::vector<std::string>& names);
-  /// Throws Error if any of the others has ended, left, failed, or gone to another place.
-  void check_others() const;
+  /// Throws Error if one of the others has ended, left, failed, or gone to another place, and has not offered
+  /// its part of batch `turn`.
+  void check_others(std::uint64_t turn) const;
   void detach() noexcept;
 
   const Device device_;
@@ -86,7 +99,9 @@ class PeerParts {
   std::vector<std::optional<PeerMemory>> others_;
   std::string refusal_;
   std::uint64_t generation_ = 0;
-  mutable std::atomic<int> awaited_{-1};
+  mutable std::atomic<int> awaited_{-1};                      ///< a rank; -1: none
+  mutable std::atomic<Clock::time_point> awaited_since_{{}};  ///< set before it
+  bool is_over_ = false;
   bool left_ = false;
 };
 

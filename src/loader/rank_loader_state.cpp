@@ -65,8 +65,8 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
       board_(std::move(group)),
       rank_(board_.rank()),
       sampler_(first_sampler_) {
-  agree();
   try {
+    agree();
     meet();
     add_loader();
     if (feeds_once()) begin_production();
@@ -175,7 +175,7 @@ void RankLoaderState::fail() noexcept {
     board_.complain("an unknown exception");
   }
   ring_->publish(std::move(failed));
-  parts_->detach_if_over();
+  parts_->end_if_over();
 }
 
 /// False if it is to stop.
@@ -268,16 +268,17 @@ std::optional<DeviceBatch> RankLoaderState::next(const Stream& stream,
     return while_waiting != nullptr ? loader_->next(stream, *while_waiting) : loader_->next(stream);
   }
   Account::Request request(*account_, &stream);
-  const auto since = std::chrono::steady_clock::now();
+  const auto since = PeerParts::Clock::now();
   const auto look = [&] {
     if (while_waiting != nullptr) (*while_waiting)();
-    const int awaited = parts_->awaited();
-    if (awaited < 0 || std::chrono::steady_clock::now() - since <= board_.options().timeout) return;
-    const auto other = static_cast<std::size_t>(awaited);
+    const std::optional<PeerParts::Awaited> awaited = parts_->awaited();
+    if (!awaited) return;
+    if (PeerParts::Clock::now() - std::max(since, awaited->since) <= board_.options().timeout) return;
     throw Error(fmt::format(
         "No batch came within {} s: rank {} of the group (PID {}) lives, and has not done its part. All "
         "processes of a group must ask for equally many batches.",
-        static_cast<double>(board_.options().timeout.count()) / 1000, other, board_.process(other)));
+        static_cast<double>(board_.options().timeout.count()) / 1000, awaited->rank,
+        board_.process(awaited->rank)));
   };
   const FunctionRef<void()> look_meanwhile(look);
   PublishedItem item = ring_->take(stream, &look_meanwhile);
@@ -305,9 +306,11 @@ void RankLoaderState::go_to(Change&& change) {
   Sampler changed = first_sampler_;
   change(changed);
   end_production();
-  if (!drain())
-    throw DeviceError("PENSTOCK_LOST_WORK", "synchronize", 0, "Copies of parts cannot be waited for.");
   try {
+    if (!drain()) {
+      parts_->give_up();
+      throw DeviceError("PENSTOCK_LOST_WORK", "synchronize", 0, "Copies of parts cannot be waited for.");
+    }
     parts_->start_anew(fmt::format("sample {} of epoch {}", changed.state().consumed, changed.epoch()));
     sampler_ = changed;
     index_ = first_sampler_.batches_per_epoch() - sampler_.batches_left();
@@ -349,9 +352,9 @@ void RankLoaderState::close() {
   if (!feeds_once()) return loader_->close();
   end_production();
   ring_->close();
-  loader_->close();
   static_cast<void>(drain());
   parts_->leave(handed_out_, std::min(board_.options().timeout, kLongestFarewell));
+  loader_->close();  // the last: it throws if the device failed
 }
 
 FeedStatistics RankLoaderState::stats() const {
@@ -376,6 +379,7 @@ FeedStatistics RankLoaderState::stats() const {
 }
 
 std::vector<BatchTimes> RankLoaderState::timeline() const {
+  refuse_fork();
   return feeds_once() ? account_->timeline() : loader_->timeline();
 }
 

@@ -166,7 +166,12 @@ bool ProcessBoard::has_left(std::size_t rank) const noexcept {
 }
 
 bool ProcessBoard::has_ended(std::size_t rank) const noexcept {
-  if (rank == this->rank() || has_left(rank)) return false;
+  // Asked again: it may leave and give its lock back meanwhile.
+  return !has_left(rank) && is_gone(rank) && !has_left(rank);
+}
+
+bool ProcessBoard::is_gone(std::size_t rank) const noexcept {
+  if (rank == this->rank()) return false;
   struct flock lock = lock_of(rank);
   return fcntl(pages_.pages->file(), F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }

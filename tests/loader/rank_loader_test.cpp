@@ -1,5 +1,6 @@
 #include "fake_driver/fake_cuda_controls.hpp"
 #include "loader/loader_fixture.hpp"
+#include "support/fork.hpp"
 #include "support/other_process.hpp"
 
 #include <penstock/loader/rank_loader.hpp>
@@ -43,9 +44,12 @@ struct RankSetup {
   bool peer_access = true;
   bool zeros = false;                          ///< in one of the fields
   std::uint64_t fails_at = ~std::uint64_t{0};  ///< the sample whose reading throws, if there are zeros
+  std::uint64_t slow_at = ~std::uint64_t{0};   ///< the same, whose reading takes so long
+  int slow_ms = 0;
 };
 
-enum class Do : int { read, start_epoch, restore, close, describe, live, end };
+/// fail: waits for the device fail from now on.
+enum class Do : int { read, start_epoch, restore, close, describe, fail, heal, fork, live, end };
 struct Command {
   Do what = Do::end;
   std::uint64_t number = 0;  ///< of batches to read; the epoch; of samples consumed
@@ -116,6 +120,15 @@ class Rank {
       case Do::close:
         loader_->close();
         break;
+      case Do::fail:
+        FakeCuda(PENSTOCK_FAKE_DRIVER).fail("cuStreamSynchronize", 0, 700);
+        return;
+      case Do::heal:
+        FakeCuda(PENSTOCK_FAKE_DRIVER).reset();
+        return;
+      case Do::fork:
+        answer.wrong = !succeeds_in_child([&] { return is_refused_to_a_child(); });
+        return;
       case Do::live:
         loader_.reset();
         pinned_ = make_pinned_pool(device_);
@@ -128,13 +141,24 @@ class Rank {
   }
 
  private:
+  [[nodiscard]] bool is_refused_to_a_child() {
+    return says_forked([&] { static_cast<void>(loader_->next(stream_)); }) &&
+           says_forked([&] { loader_->start_epoch(1); }) &&
+           says_forked([&] { static_cast<void>(loader_->state()); }) &&
+           says_forked([&] { static_cast<void>(loader_->stats()); }) &&
+           says_forked([&] { static_cast<void>(loader_->timeline()); });
+  }
+
   [[nodiscard]] Dataset dataset() const {
     FieldReaderPtr read = as_callback(random_field("read", DType::float32, {5}, setup_.samples, 3));
     if (setup_.zeros) {
       const Field field{.name = "read", .dtype = DType::float32, .shape = {5}};
       read = read_callback(field, setup_.samples,
-                           [at = setup_.fails_at](std::uint64_t sample, std::span<std::byte> to) {
-                             if (sample == at) throw InvalidArgument("this sample is broken");
+                           [setup = setup_](std::uint64_t sample, std::span<std::byte> to) {
+                             if (sample == setup.fails_at) throw InvalidArgument("this sample is broken");
+                             if (sample == setup.slow_at) {
+                               std::this_thread::sleep_for(std::chrono::milliseconds(setup.slow_ms));
+                             }
                              std::ranges::fill(to, std::byte{0});
                              return to.size();
                            });
@@ -394,6 +418,27 @@ TEST_P(RankLoaderTest, OneThatDoesNothingIsNamed) {
   EXPECT_THAT(one(0, {Do::start_epoch, 3}).error(), HasSubstr("has not followed"));
 }
 
+TEST_P(RankLoaderTest, OneThatDoesNotComeEndsTheGroupForAll) {
+  start([](RankSetup& setup) {
+    if (setup.rank == 0) setup.timeout_ms = 300;
+  });
+  expect_good(all({Do::read, 3}), 3);
+  EXPECT_THAT(one(0, {Do::start_epoch, 7}).error(), HasSubstr("has not followed"));
+  for (std::size_t rank = 1; rank < size(); ++rank) ranks_[rank]->send(Command{Do::start_epoch, 7});
+  for (std::size_t rank = 1; rank < size(); ++rank) {
+    EXPECT_THAT(ranks_[rank]->receive<Answer>().error(),
+                AllOf(HasSubstr("Rank 0"), HasSubstr("has not followed")));
+  }
+  for (const Answer& answer : all({Do::start_epoch, 8})) {
+    EXPECT_THAT(answer.error(), HasSubstr("make another loader"));
+  }
+  for (const Answer& answer : all({Do::read, 1}))
+    EXPECT_THAT(answer.error(), HasSubstr("make another loader"));
+  expect_good(all({Do::close}));
+  for (const Answer& answer : all({Do::live})) EXPECT_EQ(answer.error(), "0 bytes");
+  expect_all_end();
+}
+
 TEST_P(RankLoaderTest, OtherDataIsRefused) {
   for (const std::string& error : start([](RankSetup& setup) { setup.samples = 100 + setup.rank; })) {
     EXPECT_THAT(error, AllOf(HasSubstr("100 samples"), HasSubstr("the same data")));
@@ -430,6 +475,28 @@ TEST_P(RankLoaderTest, AKilledOneIsNamedAndNoByteIsWrong) {
   }
 }
 
+TEST_P(RankLoaderTest, OneThatIsKilledOnTheWayToAnotherPlaceIsNamed) {
+  std::mt19937 random(static_cast<unsigned>(getpid()));
+  for (std::uint64_t round = 0; round < 4; ++round) {
+    start();
+    expect_good(all({Do::read, 2}), 2);
+    const std::size_t victim = random() % size();
+    const std::string victim_pid = "PID " + std::to_string(ranks_[victim]->pid());
+    for (const auto& rank : ranks_) rank->send(Command{Do::start_epoch, 7});
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2'000));
+    ranks_[victim]->kill();
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      if (rank == victim) continue;
+      auto answer = ranks_[rank]->receive<Answer>();
+      if (answer.error().empty()) answer = one(rank, {Do::read, 1000});
+      EXPECT_FALSE(answer.wrong);
+      EXPECT_THAT(answer.error(), HasSubstr(victim_pid));
+      EXPECT_EQ(one(rank, {Do::close}).error(), "");
+    }
+    ranks_.clear();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Groups, RankLoaderTest,
                          ::testing::Values(Devices{"Host", {"host:0,memory=64MiB", "host:1,memory=64MiB"}},
                                            Devices{
@@ -459,7 +526,76 @@ TEST_P(PlainRanks, WithoutPeerAccessEachBringsWholeBatches) {
   expect_all_end();
 }
 
+// Its device cannot say that no copy of parts is under way.
+TEST_P(PlainRanks, OneThatCannotGoElsewhereEndsTheGroupForAll) {
+  start([](RankSetup& setup) { setup.timeout_ms = 5000; });
+  expect_good(all({Do::read, 3}), 3);
+  EXPECT_EQ(one(0, {Do::fail}).error(), "");
+  for (const Answer& answer : all({Do::start_epoch, 7})) {
+    EXPECT_THAT(answer.error(), HasSubstr("cannot be waited for"));
+  }
+  for (const Answer& answer : all({Do::read, 1}))
+    EXPECT_THAT(answer.error(), HasSubstr("cannot be waited for"));
+  EXPECT_EQ(one(0, {Do::heal}).error(), "");
+  expect_good(all({Do::close}));
+  expect_all_end();
+}
+
+TEST_P(PlainRanks, OneThatFailsAsItClosesIsNamed) {
+  start([](RankSetup& setup) { setup.timeout_ms = 5000; });
+  expect_good(all({Do::read, 3}), 3);
+  EXPECT_EQ(one(0, {Do::fail}).error(), "");
+  EXPECT_THAT(one(0, {Do::close}).error(), HasSubstr("cuStreamSynchronize"));
+  const Answer answer = one(1, {Do::read, 100});
+  EXPECT_FALSE(answer.wrong);
+  EXPECT_THAT(answer.error(), HasSubstr("has closed its loader"));
+  EXPECT_EQ(one(0, {Do::heal}).error(), "");
+  expect_all_end();
+}
+
 INSTANTIATE_TEST_SUITE_P(Groups, PlainRanks, ::testing::Values(Devices{"FakeCuda", {"cuda:0", "cuda:1"}}),
+                         [](const auto& each) { return each.param.name; });
+
+class HostRanks : public RankLoaderTest {};
+
+// Its memory goes with it. A GPU then makes no promise about the bytes.
+TEST_P(HostRanks, PartsOfOneThatHasClosedAndEndedAreNotBelieved) {
+  start();
+  EXPECT_EQ(one(1, {Do::describe}).error().substr(0, 2), "1/");
+  ranks_[0]->send(Command{Do::read, 8});
+  expect_good({one(1, {Do::read, 6})}, 6);
+  expect_good({ranks_[0]->receive<Answer>()}, 8);
+  EXPECT_EQ(one(0, {Do::close}).error(), "");
+  ranks_[0]->send(Command{Do::end});
+  EXPECT_TRUE(ranks_[0]->wait());
+  const Answer answer = one(1, {Do::read, 100});
+  EXPECT_FALSE(answer.wrong);
+  EXPECT_EQ(answer.batches, 2u) << "those that were there before";
+  EXPECT_THAT(answer.error(), HasSubstr("has closed its loader"));
+}
+
+TEST_P(HostRanks, AProcessIsNotBlamedForTheTimeThatAnotherTook) {
+  start([](RankSetup& setup) {
+    setup.timeout_ms = 2000;
+    setup.shuffle = false;
+    setup.zeros = true;
+    setup.slow_at = 16 + setup.rank * 8;  // in its part of the second batch
+    setup.slow_ms = setup.rank == 0 ? 2800 : 3100;
+  });
+  expect_good(all({Do::read, 3}), 3);
+  expect_all_end();
+}
+
+TEST_P(HostRanks, AForkedChildIsRefused) {
+  start();
+  expect_good(all({Do::read, 2}), 2);
+  EXPECT_FALSE(one(0, {Do::fork}).wrong);
+  expect_good(all({Do::read, 20}), 20);
+  expect_all_end();
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, HostRanks,
+                         ::testing::Values(Devices{"Host", {"host:0,memory=64MiB", "host:1,memory=64MiB"}}),
                          [](const auto& each) { return each.param.name; });
 
 }  // namespace

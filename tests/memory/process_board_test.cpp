@@ -1,3 +1,4 @@
+#include "support/comes_true.hpp"
 #include "support/fork.hpp"
 
 #include <penstock/core/error.hpp>
@@ -83,6 +84,7 @@ TEST_F(ProcessBoardTest, AKilledProcessIsNoticed) {
   ProcessBoard board(options(0, 2));
   EXPECT_EQ(board.process(1), other.pid());
   EXPECT_FALSE(board.has_ended(1));
+  EXPECT_FALSE(board.is_gone(1));
   EXPECT_EQ(board.trouble(1), "");
   std::thread killer([&] {
     std::this_thread::sleep_for(20ms);
@@ -92,6 +94,7 @@ TEST_F(ProcessBoardTest, AKilledProcessIsNoticed) {
               HasSubstr("(PID " + std::to_string(other.pid()) + ") has ended"));
   killer.join();
   EXPECT_TRUE(board.has_ended(1));
+  EXPECT_TRUE(board.is_gone(1));
   EXPECT_FALSE(board.has_left(1));
   EXPECT_FALSE(board.has_ended(0)) << "a process does not see its own lock";
 }
@@ -119,6 +122,7 @@ TEST_F(ProcessBoardTest, AProcessLeavesAndComplains) {
   static_cast<void>(board.exchange("4"));
   EXPECT_THAT(refusal([&] { static_cast<void>(board.exchange("5")); }), HasSubstr("has closed its loader"));
   EXPECT_TRUE(board.has_left(1));
+  EXPECT_TRUE(testing::comes_true([&] { return board.is_gone(1); }));
   EXPECT_FALSE(board.has_ended(1)) << "it has left before";
 }
 

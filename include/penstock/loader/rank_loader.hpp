@@ -47,8 +47,9 @@ class RankLoader {
   [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream);
   [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream, FunctionRef<void()> while_waiting);
 
-  /// As Loader. All processes go to the same place: the call returns when all have called. Throws Error if
-  /// one does not, InvalidArgument if they go to different places.
+  /// As Loader. All processes go to the same place: the call returns when all have called. Throws
+  /// InvalidArgument if they go to different places. Throws Error if one does not come, and the exceptions of
+  /// `while_waiting`: then all get an Error, also from later calls, and make another loader.
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
   /// As Loader. A state may be restored in a Loader, and a Loader's here.

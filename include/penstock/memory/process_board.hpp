@@ -65,6 +65,9 @@ class ProcessBoard {
   /// True if the process has ended and had not left. Costs a call of the system.
   [[nodiscard]] bool has_ended(std::size_t rank) const noexcept;
   [[nodiscard]] bool has_left(std::size_t rank) const noexcept;
+  /// True if the process has ended, or has left and has no board any more: then it may end at any time. Costs
+  /// a call of the system.
+  [[nodiscard]] bool is_gone(std::size_t rank) const noexcept;
 
   /// Tells the others that this process takes part no more. Does nothing in a forked child.
   void leave() noexcept;
