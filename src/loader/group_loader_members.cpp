@@ -118,7 +118,9 @@ void GroupLoaderState::add_members(const GroupLinks& links) {
                         .arrive = device.create_stream(StreamPriority::high),
                         .pushed = device.create_event()});
     add_loader(i, links, budget - ring_budget);
-    if (receives) add_ring(i, ring_budget);
+    if (receives) {
+      members_[i].ring = make_group_ring(device, ring_budget, plan_, options_, sampler_.state());
+    }
   }
   if (links.measured) {
     link_ceiling_ = receiver_ ? links.measured->members[*receiver_].relayed : links.measured->links_at_once;
@@ -154,13 +156,6 @@ void GroupLoaderState::add_loader(std::size_t self, const GroupLinks& links, std
   if (relays) member.watch.emplace(group_[self]);
   const std::optional<LinkProfile>& profile = member.loader->options().profile;
   link_ceiling_ += profile && profile->measured ? profile->ceiling(CopyDirection::h2d) : 0;
-}
-
-void GroupLoaderState::add_ring(std::size_t self, std::size_t budget) {
-  const auto memory = std::make_shared<Pool>(
-      make_device_pool(group_[self], {.budget_bytes = std::max<std::size_t>(budget, 1),
-                                      .segment_bytes = std::max(plan_.slot_bytes, std::size_t{1} << 20)}));
-  members_[self].ring = std::make_shared<DeviceRing>(group_[self], memory, plan_, options_, sampler_.state());
 }
 
 }  // namespace penstock

@@ -1,5 +1,7 @@
 #include "loader/group_loader_state.hpp"
 
+#include "loader/whole_batches.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
@@ -16,8 +18,6 @@ namespace penstock {
 
 namespace {
 
-/// Ends the wait for a part: the group's thread is to stop.
-struct Stopped {};
 /// Ends the wait for a member's batch: the group went elsewhere meanwhile.
 struct GoneElsewhere {};
 
@@ -45,28 +45,9 @@ void GroupLoaderState::end_production() {
 }
 
 void GroupLoaderState::run() {
-  try {
-    for (;;) {
-      const SampleRun run = sampler_.next_run();
-      if (run.count > 0) {
-        if (!make_batch(run)) return;
-        continue;
-      }
-      PublishedItem end;
-      end.times.epoch = sampler_.epoch();
-      sampler_.start_epoch(sampler_.epoch() + 1);
-      index_ = 0;
-      end.state = sampler_.state();
-      publish(end);
-    }
-  } catch (const Stopped&) {
-  } catch (...) {
-    PublishedItem failed;
-    failed.error = std::current_exception();
-    failed.times.epoch = sampler_.epoch();
-    failed.state = sampler_.state();
-    publish(failed);
-  }
+  make_batches(
+      sampler_, index_, [this](const SampleRun& run) { return make_batch(run); },
+      [this](const PublishedItem& item) { publish(item); });
 }
 
 void GroupLoaderState::publish(const PublishedItem& item) {
@@ -80,7 +61,7 @@ void GroupLoaderState::publish(const PublishedItem& item) {
 /// The parts of the next batch. A member without a part says so, since its loader's epoch ends.
 GroupLoaderState::Parts GroupLoaderState::take_parts() {
   const auto end_if_stopping = [this] {
-    if (stopping_) throw Stopped{};
+    if (stopping_) throw ProductionStopped{};
   };
   Parts parts(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -256,13 +237,7 @@ std::optional<std::vector<DeviceBatch>> GroupLoaderState::next(std::span<const S
     request.end(item.times.epoch);
     return std::nullopt;
   }
-  std::size_t bytes = 0;
-  for (std::size_t f = 0; f < batches.front().field_count(); ++f) bytes += batches.front().field(f).bytes;
-  request.answer({.timed = item.timed,
-                  .times = item.times,
-                  .delivered_bytes = bytes,
-                  .ready = item.ready,
-                  .slot_wait_seconds = item.slot_wait_seconds});
+  request.answer(delivery_of(item, plan_.delivered_sample_bytes()));
   return batches;
 }
 
@@ -296,7 +271,7 @@ void GroupLoaderState::go_to(Change&& change) {
     }
     begin_production();
   } catch (...) {
-    publish({.error = std::current_exception(), .state = sampler_.state()});
+    publish(failed_item(sampler_));
     throw;
   }
 }
@@ -356,11 +331,7 @@ FeedStatistics GroupLoaderState::stats() const {
       statistics.ring_bytes += size.bytes;
     }
   }
-  // The account does not know that the members' parts came over links.
-  if (statistics.link_bytes > 0) {
-    statistics.transfer_seconds += std::exchange(statistics.kernel_seconds, 0);
-    statistics.exposed_transfer_seconds += std::exchange(statistics.exposed_kernel_seconds, 0);
-  }
+  count_copies_of_parts(statistics);
   statistics.link_ceiling = link_ceiling_;
   statistics.prefetch_depth = options_.prefetch_depth;
   statistics.sample_bytes = dataset_.sample_bytes();

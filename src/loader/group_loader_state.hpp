@@ -89,7 +89,6 @@ class GroupLoaderState {
   [[nodiscard]] std::vector<Lane> lanes_of(const GroupLinks& links) const;
   void add_members(const GroupLinks& links);
   void add_loader(std::size_t member, const GroupLinks& links, std::size_t budget);
-  void add_ring(std::size_t member, std::size_t budget);
   void end_members() noexcept;
   void run();
   [[nodiscard]] bool make_batch(const SampleRun& run);

@@ -244,11 +244,7 @@ std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const Functio
     request.end(item.times.epoch);
     return std::nullopt;
   }
-  request.answer({.timed = item.timed,
-                  .times = item.times,
-                  .delivered_bytes = batch->size() * delivered_sample_bytes_,
-                  .ready = item.ready,
-                  .slot_wait_seconds = item.slot_wait_seconds});
+  request.answer(delivery_of(item, delivered_sample_bytes_));
   return batch;
 }
 

@@ -7,7 +7,6 @@
 #include <penstock/core/pause.hpp>
 #include <penstock/core/start_thread.hpp>
 #include <penstock/core/wait_quietly.hpp>
-#include <penstock/memory/pool.hpp>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,9 +22,6 @@ namespace penstock {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestFarewell{60'000};
-
-/// Ends the wait for a part: the loader's thread is to stop.
-struct LoaderIsStopped {};
 
 /// What the processes of a group must have in common, as a text.
 std::string facts_of(const Dataset& dataset, const Device& device, const LoaderOptions& options) {
@@ -116,13 +112,10 @@ void RankLoaderState::add_loader() {
   const std::size_t budget =
       options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device_.memory().free / 2;
   const std::size_t ring_budget = group_ring_budget(options_, budget, plan_.slot_bytes);
-  own.device_budget_bytes = budget - ring_budget;
-  const auto memory = std::make_shared<Pool>(
-      make_device_pool(device_, {.budget_bytes = std::max<std::size_t>(ring_budget, 1),
-                                 .segment_bytes = std::max(plan_.slot_bytes, std::size_t{1} << 20)}));
+  own.device_budget_bytes = std::max<std::size_t>(budget - ring_budget, 1);  // 0 would be half of the memory
   account_ =
       std::make_unique<Account>(device_, AccountOptions{.timeline_batches = options_.timeline_batches});
-  ring_ = std::make_shared<DeviceRing>(device_, memory, plan_, options_, sampler_.state());
+  ring_ = make_group_ring(device_, ring_budget, plan_, options_, sampler_.state());
   put_.emplace(device_.create_stream(StreamPriority::high));
   arrive_.emplace(device_.create_stream(StreamPriority::high));
   placed_.emplace(device_.create_event());
@@ -141,40 +134,22 @@ void RankLoaderState::end_production() {
 }
 
 void RankLoaderState::run() {
-  try {
-    for (;;) {
-      const SampleRun run = sampler_.next_run();
-      if (run.count > 0) {
-        if (!make_batch(run)) return;
-        continue;
-      }
-      PublishedItem end;
-      end.times.epoch = sampler_.epoch();
-      sampler_.start_epoch(sampler_.epoch() + 1);
-      index_ = 0;
-      end.state = sampler_.state();
-      ring_->publish(end);
-    }
-  } catch (const LoaderIsStopped&) {
-  } catch (...) {
-    fail();
-  }
+  make_batches(
+      sampler_, index_, [this](const SampleRun& run) { return make_batch(run); },
+      [this](const PublishedItem& item) { publish(item); });
 }
 
-/// Publishes the exception that is being handled, and tells the other processes.
-void RankLoaderState::fail() noexcept {
-  PublishedItem failed;
-  failed.error = std::current_exception();
-  failed.times.epoch = sampler_.epoch();
-  failed.state = sampler_.state();
+/// Also tells the other processes of an exception.
+void RankLoaderState::publish(const PublishedItem& item) {
+  if (item.error == nullptr) return ring_->publish(item);
   try {
-    throw;
+    std::rethrow_exception(item.error);
   } catch (const std::exception& error) {
     board_.complain(error.what());
   } catch (...) {
     board_.complain("an unknown exception");
   }
-  ring_->publish(std::move(failed));
+  ring_->publish(item);
   parts_->end_if_over();
 }
 
@@ -213,7 +188,7 @@ bool RankLoaderState::make_batch(const SampleRun& run) {
 /// Puts this process's part where the others find it. False if it is to stop.
 bool RankLoaderState::offer() {
   const auto end_if_stopped = [this] {
-    if (stopped_.load(std::memory_order_relaxed)) throw LoaderIsStopped{};
+    if (stopped_.load(std::memory_order_relaxed)) throw ProductionStopped{};
   };
   if (std::optional<DeviceBatch> part = loader_->next(*put_, end_if_stopped)) {
     parts_->put(turn_, *part, *put_);
@@ -288,13 +263,7 @@ std::optional<DeviceBatch> RankLoaderState::next(const Stream& stream,
   }
   ++handed_out_;
   DeviceBatch batch(ring_, item.slot);
-  std::size_t bytes = 0;
-  for (std::size_t f = 0; f < batch.field_count(); ++f) bytes += batch.field(f).bytes;
-  request.answer({.timed = item.timed,
-                  .times = item.times,
-                  .delivered_bytes = bytes,
-                  .ready = item.ready,
-                  .slot_wait_seconds = item.slot_wait_seconds});
+  request.answer(delivery_of(item, plan_.delivered_sample_bytes()));
   return batch;
 }
 
@@ -323,7 +292,7 @@ void RankLoaderState::go_to(Change&& change) {
     begin_production();
   } catch (...) {
     for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
-    fail();
+    publish(failed_item(sampler_));
     throw;
   }
 }
@@ -368,11 +337,7 @@ FeedStatistics RankLoaderState::stats() const {
   statistics.resident_bytes = own.resident_bytes;
   statistics.slots = size.slots;
   statistics.ring_bytes = size.bytes + own.ring_bytes;
-  // The account does not know that the parts came over links.
-  if (statistics.link_bytes > 0) {
-    statistics.transfer_seconds += std::exchange(statistics.kernel_seconds, 0);
-    statistics.exposed_transfer_seconds += std::exchange(statistics.exposed_kernel_seconds, 0);
-  }
+  count_copies_of_parts(statistics);
   statistics.prefetch_depth = options_.prefetch_depth;
   statistics.sample_bytes = dataset_.sample_bytes();
   return statistics;

@@ -66,7 +66,7 @@ class RankLoaderState {
   [[nodiscard]] bool fill(DeviceSlot& slot, PublishedItem& item);
   [[nodiscard]] bool wait_for(const Event& event) const;
   [[nodiscard]] bool drain() const noexcept;
-  void fail() noexcept;
+  void publish(const PublishedItem& item);
   void begin_production();
   void end_production();
   template <typename Change>

@@ -2,8 +2,10 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/memory/pool.hpp>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace penstock {
@@ -75,6 +77,58 @@ std::size_t group_ring_budget(const LoaderOptions& options, std::size_t budget, 
   return options.residency.kind == Residency::Kind::none
              ? budget / 2
              : std::min(budget / 2, 2 * (options.prefetch_depth + 1) * slot_bytes);
+}
+
+std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t budget, const FeedPlan& whole,
+                                            const LoaderOptions& options, const SamplerState& position) {
+  const auto memory = std::make_shared<Pool>(
+      make_device_pool(device, {.budget_bytes = std::max<std::size_t>(budget, 1),
+                                .segment_bytes = std::max(whole.slot_bytes, std::size_t{1} << 20)}));
+  return std::make_shared<DeviceRing>(device, memory, whole, options, position);
+}
+
+void make_batches(Sampler& sampler, std::uint64_t& index, FunctionRef<bool(const SampleRun&)> make,
+                  FunctionRef<void(const PublishedItem&)> publish) {
+  try {
+    for (;;) {
+      const SampleRun run = sampler.next_run();
+      if (run.count > 0) {
+        if (!make(run)) return;
+        continue;
+      }
+      PublishedItem end;
+      end.times.epoch = sampler.epoch();
+      sampler.start_epoch(sampler.epoch() + 1);
+      index = 0;
+      end.state = sampler.state();
+      publish(end);
+    }
+  } catch (const ProductionStopped&) {
+  } catch (...) {
+    publish(failed_item(sampler));
+  }
+}
+
+PublishedItem failed_item(const Sampler& sampler) {
+  PublishedItem failed;
+  failed.error = std::current_exception();
+  failed.times.epoch = sampler.epoch();
+  failed.state = sampler.state();
+  return failed;
+}
+
+Delivery delivery_of(const PublishedItem& batch, std::size_t sample_bytes) noexcept {
+  return {.timed = batch.timed,
+          .times = batch.times,
+          .delivered_bytes = static_cast<std::size_t>(batch.times.samples) * sample_bytes,
+          .ready = batch.ready,
+          .slot_wait_seconds = batch.slot_wait_seconds};
+}
+
+void count_copies_of_parts(FeedStatistics& statistics) noexcept {
+  if (statistics.link_bytes == 0) return;
+  statistics.transfer_seconds += std::exchange(statistics.kernel_seconds, 0);
+  statistics.exposed_transfer_seconds += std::exchange(statistics.exposed_kernel_seconds, 0);
 }
 
 }  // namespace penstock

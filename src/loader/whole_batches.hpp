@@ -1,17 +1,21 @@
 #pragma once
 
 #include "loader/batch_parts.hpp"
+#include "loader/device_ring.hpp"
 
+#include <penstock/core/feed_statistics.hpp>
+#include <penstock/core/function_ref.hpp>
 #include <penstock/data/dataset.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/loader/feed_plan.hpp>
 #include <penstock/loader/loader_options.hpp>
+#include <penstock/transfer/account.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
-/// Loaders whose batches come in parts, each over a link of its own.
+/// Loaders whose batches come in parts, each over a link of its own. Some of this serves every loader.
 namespace penstock {
 
 /// Throws InvalidArgument for options that such a loader does not take.
@@ -32,5 +36,28 @@ namespace penstock {
 /// The share of a device's budget that the ring of whole batches has; the parts have the rest.
 [[nodiscard]] std::size_t group_ring_budget(const LoaderOptions& options, std::size_t budget,
                                             std::size_t slot_bytes);
+
+/// The ring of whole batches, which takes up to `budget` bytes of the device.
+[[nodiscard]] std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t budget,
+                                                          const FeedPlan& whole, const LoaderOptions& options,
+                                                          const SamplerState& position);
+
+/// Ends make_batches: the loader's thread is to stop.
+struct ProductionStopped {};
+
+/// Has `make` make the sampler's batches, and `publish` publish them all: also each epoch's end, from which
+/// it goes on to the next one, and the exception that ends it. `index`: that of the next batch in its epoch.
+/// Returns if `make` returns false or throws ProductionStopped, or after an exception.
+void make_batches(Sampler& sampler, std::uint64_t& index, FunctionRef<bool(const SampleRun&)> make,
+                  FunctionRef<void(const PublishedItem&)> publish);
+/// The exception that is being handled, at the sampler's place.
+[[nodiscard]] PublishedItem failed_item(const Sampler& sampler);
+
+/// How a batch is delivered, whose samples have so many bytes each. A Loader of one device asks here, too.
+[[nodiscard]] Delivery delivery_of(const PublishedItem& batch, std::size_t sample_bytes) noexcept;
+
+/// Corrects the times in the account of a loader's slots, which does not know that the parts in them came
+/// over links.
+void count_copies_of_parts(FeedStatistics& statistics) noexcept;
 
 }  // namespace penstock
