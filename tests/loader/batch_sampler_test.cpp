@@ -53,6 +53,11 @@ class ListedBatches final : public BatchSampler {
   Batches left_;
 };
 
+/// Batches of one epoch, the first.
+std::shared_ptr<ListedBatches> listed(Batches batches) {
+  return std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, std::move(batches)}});
+}
+
 Batches random_batches(std::size_t count, std::size_t most, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Batches batches(count);
@@ -88,6 +93,21 @@ class BatchSamplerTest : public LoaderTest {
     }
     expect_stored(data, got);
   }
+  /// Batches that make_loader's Loader cannot feed, and a part of what it says.
+  static std::vector<std::pair<std::vector<std::uint64_t>, std::string>> unfit_batches() {
+    return {{{}, "empty batch"},
+            {std::vector<std::uint64_t>(17), "17 samples, and the loader's batch size is 16"},
+            {{3, kSamples, 1}, "the index 97, and there are 97 samples"}};
+  }
+  void expect_second_is_refused(Loader& loader, const std::string& text) {
+    EXPECT_TRUE(loader.next(*stream_));
+    try {
+      (void)loader.next(*stream_);
+      ADD_FAILURE() << "expected: " << text;
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  }
 };
 PENSTOCK_DEVICE_SUITE(BatchSamplerTest);
 
@@ -116,16 +136,12 @@ TEST_P(BatchSamplerTest, BatchesMayBeLargerThanTheDataset) {
   const Dataset data = dataset();
   std::vector<std::uint64_t> all(3 * kSamples);
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i % kSamples;
-  Loader loader(
-      data, *device_,
-      {.batch_size = all.size(),
-       .batch_sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, {all}}})});
+  Loader loader(data, *device_, {.batch_size = all.size(), .batch_sampler = listed({all})});
   expect_batches(data, read_epoch(loader), {all});
 }
 
 TEST_P(BatchSamplerTest, RunsNoFurtherAheadThanThePrefetchDepth) {
-  const auto sampler =
-      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, random_batches(20, 16, 3)}});
+  const auto sampler = listed(random_batches(20, 16, 3));
   const Dataset data = dataset();
   Loader loader = make_loader(sampler, data);
   EXPECT_EQ(sampler->drawn, 0U) << "nobody has asked yet";
@@ -147,8 +163,7 @@ TEST_P(BatchSamplerTest, BatchesAheadAreFilledWhileNobodyAsks) {
                                       filled.notify_all();
                                       return sample.size();
                                     })});
-  Loader loader = make_loader(
-      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, random_batches(40, 1, 9)}}), data);
+  Loader loader = make_loader(listed(random_batches(40, 1, 9)), data);
   for (std::size_t taken = 1; taken <= 30; ++taken) {
     EXPECT_TRUE(loader.next(*stream_));
     const std::size_t wanted = taken + loader.options().prefetch_depth;
@@ -182,7 +197,7 @@ TEST_P(BatchSamplerTest, ItsErrorsComeInTheirPlace) {
   const auto batches = random_batches(9, 16, 6);
   const Dataset data = dataset();
   for (const std::size_t good : {0U, 1U, 5U}) {
-    const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, batches}});
+    const auto sampler = listed(batches);
     sampler->fails_at = good + 1;
     Loader loader = make_loader(sampler, data);
     for (std::size_t i = 0; i < good; ++i) {
@@ -199,19 +214,9 @@ TEST_P(BatchSamplerTest, ItsErrorsComeInTheirPlace) {
 
 TEST_P(BatchSamplerTest, RefusesBatchesThatCannotBeFed) {
   const Dataset data = dataset();
-  for (const auto& [indices, text] :
-       {std::pair{std::vector<std::uint64_t>{}, "empty batch"},
-        {std::vector<std::uint64_t>(17), "17 samples, and the loader's batch size is 16"},
-        {std::vector<std::uint64_t>{3, kSamples, 1}, "the index 97, and there are 97 samples"}}) {
-    Loader loader = make_loader(
-        std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, {{1}, indices}}}), data);
-    EXPECT_TRUE(loader.next(*stream_));
-    try {
-      (void)loader.next(*stream_);
-      ADD_FAILURE() << "expected: " << text;
-    } catch (const InvalidArgument& error) {
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-    }
+  for (const auto& [indices, text] : unfit_batches()) {
+    Loader loader = make_loader(listed({{1}, indices}), data);
+    expect_second_is_refused(loader, text);
   }
 }
 
@@ -252,20 +257,11 @@ TEST_P(BatchSamplerTest, CopiesIndicesThatAreLent) {
 
 TEST_P(BatchSamplerTest, RefusesLentBatchesThatCannotBeFed) {
   const Dataset data = dataset();
-  for (const auto& [indices, text] :
-       {std::pair{std::vector<std::uint64_t>{}, "empty batch"},
-        {std::vector<std::uint64_t>(17), "17 samples, and the loader's batch size is 16"},
-        {std::vector<std::uint64_t>{3, kSamples, 1}, "the index 97, and there are 97 samples"}}) {
+  for (const auto& [indices, text] : unfit_batches()) {
     const auto sampler = std::make_shared<LentBatches>(Batches{{1}, indices, {2}});
     {
       Loader loader = make_loader(sampler, data);
-      EXPECT_TRUE(loader.next(*stream_));
-      try {
-        (void)loader.next(*stream_);
-        ADD_FAILURE() << "expected: " << text;
-      } catch (const InvalidArgument& error) {
-        EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-      }
+      expect_second_is_refused(loader, text);
     }
     EXPECT_GE(sampler->returned, 1U);
   }
@@ -289,8 +285,7 @@ TEST_P(BatchSamplerTest, RefusesWhatTheSamplerDecides) {
 }
 
 TEST_P(BatchSamplerTest, StateCountsBatches) {
-  const auto sampler =
-      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, random_batches(3, 16, 7)}});
+  const auto sampler = listed(random_batches(3, 16, 7));
   const Dataset data = dataset();
   Loader loader = make_loader(sampler, data);
   for (std::uint64_t taken = 1; taken <= 3; ++taken) {
@@ -341,7 +336,7 @@ TEST_P(BatchSamplerTest, WhoeverWaitsGetsTheEpochThatAnotherThreadBegins) {
 
 TEST_P(BatchSamplerTest, ThreadsThatShareALoaderGetDifferentBatches) {
   const auto batches = random_batches(60, 16, 8);
-  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, batches}});
+  const auto sampler = listed(batches);
   sampler->takes = std::chrono::microseconds(200);
   const Dataset data = dataset();
   Loader loader = make_loader(sampler, data);
@@ -387,7 +382,7 @@ TEST_P(BatchSamplerTest, ManyWaitForFewBatches) {
 }
 
 TEST_P(BatchSamplerTest, NothingIsDrawnForAnEpochThatNobodyAsksFor) {
-  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, {{1}, {2}}}});
+  const auto sampler = listed({{1}, {2}});
   const Dataset data = dataset();
   Loader loader = make_loader(sampler, data);
   EXPECT_TRUE(loader.next(*stream_));

@@ -3,7 +3,7 @@
 #include "loader/group_loader_fixture.hpp"
 #include "loader/relay_watch.hpp"
 #include "support/gate.hpp"
-#include "transfer/traffic.hpp"
+#include "transfer/gives_way_fixture.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -262,8 +262,8 @@ TEST_P(RelayLoaderTest, RefusesWhatHasNoMeaning) {
   EXPECT_THROW((void)loader.next(streams_), InvalidArgument);
 }
 
-/// Modelled links, and parts that are large enough to be judged.
-class RelayLoaderPaceTest : public RelayLoaderTest {
+/// Parts that are large enough to be judged.
+class RelayLoaderPaceTest : public GivesWayTest<RelayLoaderTest> {
  protected:
   static constexpr std::size_t kSample = std::size_t{128} << 10;
   static constexpr std::size_t kPart = 8 * kSample;
@@ -285,8 +285,8 @@ class RelayLoaderPaceTest : public RelayLoaderTest {
                       })});
     loader_.emplace(relay(*data_, {.batch_size = 24, .prefetch_depth = 1}));
   }
-  /// Goes through an epoch, and returns the bytes that each member carried.
-  std::vector<std::size_t> carried_once() {
+  /// In an epoch.
+  std::vector<std::size_t> carried_once() override {
     const std::vector<std::size_t> before = carried(*loader_);
     loader_->start_epoch(++epoch_ * 2);
     std::uint64_t batches = 0;
@@ -296,72 +296,42 @@ class RelayLoaderPaceTest : public RelayLoaderTest {
     for (std::size_t i = 0; i < size(); ++i) bytes[i] -= before[i];
     return bytes;
   }
-  /// True once an epoch is carried as `expected` says: on a busy host some parts are late.
-  template <typename Expected>
-  [[nodiscard]] bool soon(Expected&& expected) {
-    for (int i = 0; i < 20; ++i) {
-      if (expected(carried_once())) return true;
-    }
-    return false;
-  }
-  [[nodiscard]] bool soon_carries_its_share(std::size_t member) {
-    return soon([&](const auto& bytes) { return bytes[member] >= kBatches * kPart * 3 / 4; });
-  }
+  [[nodiscard]] std::size_t least_share() const override { return kBatches * kPart * 3 / 4; }
 
   std::vector<std::byte> bytes_;
   std::optional<Dataset> data_;
   std::optional<GroupLoader> loader_;
   std::uint64_t epoch_ = 0;
 };
-INSTANTIATE_TEST_SUITE_P(, RelayLoaderPaceTest,
-                         ::testing::Values(GroupCase{"HostLinks",
-                                                     {"host:0,memory=256MiB,link=0.1,peer=0.4",
-                                                      "host:1,memory=256MiB,link=0.1,peer=0.4",
-                                                      "host:2,memory=256MiB,link=0.1,peer=0.4"}}),
-                         [](const auto& each) { return each.param.name; });
+PENSTOCK_GIVES_WAY_SUITE(RelayLoaderPaceTest);
 
 TEST_P(RelayLoaderPaceTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
-  const Buffer there = poisoned(1, 4 * kPart);
-  const Buffer elsewhere = poisoned(2, 4 * kPart);
-  const LockedForAll host(plain_, kPart);
-  for (const bool on_link : {false, true}) {
-    EXPECT_TRUE(soon_carries_its_share(1));
-    {
-      const Traffic traffic(plain_[1], on_link ? there.data() : elsewhere.data(),
-                            on_link ? host.data() : there.data(), on_link ? kPart : 2 * kPart,
-                            on_link ? CopyDirection::h2d : CopyDirection::d2d);
-      EXPECT_TRUE(soon([&](const auto& bytes) { return bytes[1] <= kProbes; })) << on_link;
-      EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
-    }
-    EXPECT_TRUE(soon_carries_its_share(1));
-  }
+  expect_gives_way_until_the_others_are_gone(kPart, kProbes);
 }
 
 TEST_P(RelayLoaderPaceTest, GivesWayWithinAFewBatches) {
   EXPECT_TRUE(soon_carries_its_share(1));
   EXPECT_TRUE(soon_carries_its_share(2));
-  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  set_clock_rates(1000);
   const std::vector<std::size_t> at_first = carried_once();
   const std::vector<std::size_t> then = carried_once();
   for (const std::size_t i : {1u, 2u}) {
     EXPECT_LE(at_first[i], kProbes + 8 * kPart);
     EXPECT_LE(then[i], kProbes);
     EXPECT_GT(then[i], 0u) << "it looks again whether the others are gone";
-    faulty_[i]->set_clock_rate(1);
   }
+  set_clock_rates(1);
 }
 
 TEST_P(RelayLoaderPaceTest, SmallPartsAreNotJudged) {
   loader_.emplace(relay(*data_, {.batch_size = 21, .prefetch_depth = 1}));
   loader_->start_epoch(1);
   for (int i = 0; i < 10; ++i) (void)next(*loader_);
-  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  set_clock_rates(1000);
   while (next(*loader_)) {
   }
-  for (const std::size_t i : {1u, 2u}) {
-    EXPECT_GE(carried(*loader_)[i], kBatches * kPart * 3 / 4);
-    faulty_[i]->set_clock_rate(1);
-  }
+  for (const std::size_t i : {1u, 2u}) EXPECT_GE(carried(*loader_)[i], least_share());
+  set_clock_rates(1);
 }
 
 /// A link of 1 byte a second, and transfers of one byte.

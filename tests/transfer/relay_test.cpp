@@ -1,8 +1,7 @@
 // Members that relay give way to others. The links are modelled, so that others on them take their time.
 
 #include "support/comes_true.hpp"
-#include "transfer/group_fixture.hpp"
-#include "transfer/traffic.hpp"
+#include "transfer/gives_way_fixture.hpp"
 
 #include <chrono>
 #include <thread>
@@ -15,8 +14,7 @@ constexpr std::size_t kChunks = 80;
 // One at the start, and one for each 16 chunks that others carry; each is half a chunk.
 constexpr std::size_t kProbes = (1 + kChunks / 16) * kChunk / 2;
 
-/// Three devices: 0 receives, 1 and 2 relay.
-class RelayTest : public GroupTest {
+class RelayTest : public GivesWayTest<GroupTest> {
  protected:
   void SetUp() override {
     GroupTest::SetUp();
@@ -31,8 +29,7 @@ class RelayTest : public GroupTest {
     engine_.emplace(DeviceGroup(devices_), GroupOptions{.threads = 2, .chunk_bytes = kChunk, .slots = 2});
   }
 
-  /// Relays the data, compares them, and returns the bytes that each member carried.
-  std::vector<std::size_t> carried_once() {
+  std::vector<std::size_t> carried_once() override {
     poison(0, *received_);
     const GroupPiece whole{locked_->data(), 0, data_.size()};
     std::vector<std::size_t> carried = carried_of({&whole, 1});
@@ -47,60 +44,31 @@ class RelayTest : public GroupTest {
     return carried;
   }
 
-  /// True once a transfer is carried as `expected` says. Several are tried: on a busy host some chunks are
-  /// late.
-  template <typename Expected>
-  [[nodiscard]] bool soon(Expected&& expected) {
-    for (int i = 0; i < 50; ++i) {
-      if (expected(carried_once())) return true;
-    }
-    return false;
-  }
-  [[nodiscard]] bool soon_carries_its_share(std::size_t member) {
-    return soon([&](const auto& carried) { return carried[member] > kChunks * kChunk / 5; });
-  }
+  [[nodiscard]] std::size_t least_share() const override { return kChunks * kChunk / 5; }
 
   std::optional<GroupEngine> engine_;
   std::vector<std::byte> data_;
   std::optional<LockedForAll> locked_;
   std::optional<Buffer> received_;
 };
-INSTANTIATE_TEST_SUITE_P(, RelayTest,
-                         ::testing::Values(GroupCase{"HostLinks",
-                                                     {"host:0,memory=256MiB,link=0.1,peer=0.4",
-                                                      "host:1,memory=256MiB,link=0.1,peer=0.4",
-                                                      "host:2,memory=256MiB,link=0.1,peer=0.4"}}),
-                         [](const auto& each) { return each.param.name; });
+PENSTOCK_GIVES_WAY_SUITE(RelayTest);
 
 TEST_P(RelayTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
-  const Buffer there = poisoned(1, 4 * kChunk);
-  const Buffer elsewhere = poisoned(2, 4 * kChunk);
-  const LockedForAll host(plain_, kChunk);
-  for (const bool on_link : {false, true}) {
-    EXPECT_TRUE(soon_carries_its_share(1));
-    {
-      const Traffic traffic(plain_[1], on_link ? there.data() : elsewhere.data(),
-                            on_link ? host.data() : there.data(), on_link ? kChunk : 2 * kChunk,
-                            on_link ? CopyDirection::h2d : CopyDirection::d2d);
-      EXPECT_TRUE(soon([&](const auto& carried) { return carried[1] <= kProbes; }));
-      EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
-    }
-    EXPECT_TRUE(soon_carries_its_share(1));
-  }
+  expect_gives_way_until_the_others_are_gone(kChunk, kProbes);
 }
 
 TEST_P(RelayTest, GivesWayWithinAFewChunks) {
   EXPECT_TRUE(soon_carries_its_share(1));
   EXPECT_TRUE(soon_carries_its_share(2));
-  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  set_clock_rates(1000);
   const std::vector<std::size_t> at_first = carried_once();
   const std::vector<std::size_t> then = carried_once();
   for (const std::size_t i : {1u, 2u}) {
     EXPECT_LE(at_first[i], kProbes + 6 * kChunk);
     EXPECT_LE(then[i], kProbes);
     EXPECT_GT(then[i], kChunk / 2) << "after the first probe, it looks again whether the others are gone";
-    faulty_[i]->set_clock_rate(1);
   }
+  set_clock_rates(1);
   EXPECT_TRUE(soon_carries_its_share(1));
 }
 
@@ -126,9 +94,9 @@ TEST_P(RelayTest, SmallChunksAreNotJudged) {
     EXPECT_TRUE(soon_carries_its_share(1));
     EXPECT_TRUE(soon_carries_its_share(2));
     faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(20));  // so that the others carry
-    for (const std::size_t neighbour : {1u, 2u}) faulty_[neighbour]->set_clock_rate(1000);
+    set_clock_rates(1000);
     carried = others_carry();
-    for (const std::size_t neighbour : {1u, 2u}) faulty_[neighbour]->set_clock_rate(1);
+    set_clock_rates(1);
     faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(0));
   }
   EXPECT_TRUE(carried);
@@ -138,7 +106,7 @@ TEST_P(RelayTest, ManyCopiesAreNotJudged) {
   EXPECT_TRUE(soon_carries_its_share(1));
   EXPECT_TRUE(soon_carries_its_share(2));
   faulty_[0]->delay(Entry::copy, std::chrono::milliseconds(1));
-  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  set_clock_rates(1000);
   std::vector<GroupPiece> apart;
   for (std::size_t at = 0; at < data_.size(); at += 8192) apart.push_back({locked_->data() + at, at, 4096});
   const auto others_carry = [&] {
@@ -154,7 +122,7 @@ TEST_P(RelayTest, ManyCopiesAreNotJudged) {
 TEST_P(RelayTest, GivesWayToNobodyIfTheReceiverCannotCarry) {
   EXPECT_TRUE(soon_carries_its_share(1));
   EXPECT_TRUE(soon_carries_its_share(2));
-  for (const std::size_t i : {1u, 2u}) faulty_[i]->set_clock_rate(1000);
+  set_clock_rates(1000);
   carried_once();
   // Its slots are refused when the others wait for it to carry.
   const auto exhaust = [] {

@@ -1,0 +1,65 @@
+#pragma once
+
+#include "transfer/group_fixture.hpp"
+#include "transfer/traffic.hpp"
+
+#include <cstddef>
+#include <vector>
+
+namespace penstock::testing {
+
+/// Three devices with modelled links, so that others on them take their time: 0 receives, 1 and 2 relay and
+/// give way to others. `Base`: a GroupTest.
+template <typename Base>
+class GivesWayTest : public Base {
+ protected:
+  /// Relays something once, checks it, and returns the bytes that each member carried.
+  virtual std::vector<std::size_t> carried_once() = 0;
+  /// The least that a member carries at once which does not give way.
+  [[nodiscard]] virtual std::size_t least_share() const = 0;
+
+  /// True once it is carried as `expected` says. It is tried often: on a busy host some parts are late.
+  template <typename Expected>
+  [[nodiscard]] bool soon(Expected&& expected) {
+    for (int i = 0; i < 50; ++i) {
+      if (expected(carried_once())) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] bool soon_carries_its_share(std::size_t member) {
+    return soon([&](const auto& carried) { return carried[member] >= least_share(); });
+  }
+  /// The clocks of those who relay run so fast: what they carry seems slower.
+  void set_clock_rates(double rate) {
+    for (const std::size_t i : {1u, 2u}) this->faulty_[i]->set_clock_rate(rate);
+  }
+
+  /// Others use a member's link, and then its way to the receiver, with parts of `bytes`. `probes`: the most
+  /// that it carries meanwhile.
+  void expect_gives_way_until_the_others_are_gone(std::size_t bytes, std::size_t probes) {
+    const Buffer there = this->poisoned(1, 4 * bytes);
+    const Buffer elsewhere = this->poisoned(2, 4 * bytes);
+    const LockedForAll host(this->plain_, bytes);
+    for (const bool on_link : {false, true}) {
+      EXPECT_TRUE(soon_carries_its_share(1));
+      {
+        const Traffic traffic(this->plain_[1], on_link ? there.data() : elsewhere.data(),
+                              on_link ? host.data() : there.data(), on_link ? bytes : 2 * bytes,
+                              on_link ? CopyDirection::h2d : CopyDirection::d2d);
+        EXPECT_TRUE(soon([&](const auto& carried) { return carried[1] <= probes; })) << on_link;
+        EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
+      }
+      EXPECT_TRUE(soon_carries_its_share(1));
+    }
+  }
+};
+
+#define PENSTOCK_GIVES_WAY_SUITE(Suite)                                                              \
+  INSTANTIATE_TEST_SUITE_P(, Suite,                                                                  \
+                           ::testing::Values(GroupCase{"HostLinks",                                  \
+                                                       {"host:0,memory=256MiB,link=0.1,peer=0.4",    \
+                                                        "host:1,memory=256MiB,link=0.1,peer=0.4",    \
+                                                        "host:2,memory=256MiB,link=0.1,peer=0.4"}}), \
+                           [](const auto& each) { return each.param.name; })
+
+}  // namespace penstock::testing
