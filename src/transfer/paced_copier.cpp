@@ -4,6 +4,7 @@
 #include <penstock/core/log.hpp>
 #include <penstock/core/pause.hpp>
 #include <penstock/core/start_thread.hpp>
+#include <penstock/core/wait_quietly.hpp>
 #include <penstock/transfer/copy_turns.hpp>
 
 #include <algorithm>
@@ -172,10 +173,7 @@ class PacedCopier::Queue {
     lock.unlock();
     for (const auto& job : failed) {
       for (const Stream& stream : streams_) {
-        try {
-          stream.synchronize();
-        } catch (...) {  // the device failed, and no longer touches anything
-        }
+        static_cast<void>(wait_quietly([&] { stream.synchronize(); }));
       }
       job->state->fail(job->failure);
     }

@@ -3,6 +3,7 @@
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/core/start_thread.hpp>
+#include <penstock/core/wait_quietly.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <algorithm>
@@ -408,10 +409,7 @@ bool StagingRing::end_stopped_job(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<StagedJob> job = std::move(stopped_.back());
   stopped_.pop_back();
   lock.unlock();
-  try {
-    wire_.synchronize();
-  } catch (...) {  // the device failed, and no longer touches anything
-  }
+  static_cast<void>(wait_quietly([&] { wire_.synchronize(); }));
   if (job->failure()) {
     job->state->fail(job->failure());
   } else {

@@ -1,6 +1,7 @@
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/wait_quietly.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -48,10 +49,8 @@ void TransferState::finish() { advance(Status::done); }
 void TransferState::fail(std::exception_ptr failure) { advance(Status::failed, std::move(failure)); }
 
 void TransferState::fail_after(const Stream& stream, std::exception_ptr failure) {
-  try {
-    stream.synchronize();
-  } catch (...) {  // the device failed, and no longer touches anything
-  }
+  // If the device cannot even say so, it failed, and touches nothing any more.
+  static_cast<void>(wait_quietly([&] { stream.synchronize(); }));
   fail(std::move(failure));
 }
 

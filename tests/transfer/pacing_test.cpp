@@ -296,14 +296,18 @@ TEST_P(EnginePacing, AFailedPartEndsItsTransferOnceTheOthersAreDone) {
 
 TEST_P(EnginePacing, AFailedTransferHasDrained) {
   const Ends ends = this->ends(kBytes);
-  GatedStream gate(*device_);
-  faulty_->hold_back_next_copy(gate.word());
-  faulty_->fail(Entry::copy, 2);
-  const Transfer failed = copy(ends);
-  std::this_thread::sleep_for(5ms);
-  EXPECT_FALSE(failed.query());  // its first part may still write
-  gate.open();
-  EXPECT_THROW(failed.synchronize(), DeviceError);
+  for (const bool tells_late : {false, true, true}) {  // the part is on one stream, and then on the other
+    GatedStream gate(*device_);
+    faulty_->hold_back_next_copy(gate.word());
+    faulty_->fail(Entry::copy, 2);
+    // The first wait may only report a failure of earlier work.
+    if (tells_late) faulty_->fail(Entry::stream_synchronize);
+    const Transfer failed = copy(ends);
+    std::this_thread::sleep_for(5ms);
+    EXPECT_FALSE(failed.query());  // its first part may still write
+    gate.open();
+    EXPECT_THROW(failed.synchronize(), DeviceError);
+  }
 }
 
 TEST_P(EnginePacing, AnEngineThatEndsMovesWhatWaits) {
