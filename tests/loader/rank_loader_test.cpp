@@ -574,6 +574,19 @@ TEST_P(HostRanks, PartsOfOneThatHasClosedAndEndedAreNotBelieved) {
   EXPECT_THAT(answer.error(), HasSubstr("has closed its loader"));
 }
 
+TEST_P(HostRanks, OneThatClosesStaysUntilTheOthersHaveItsParts) {
+  start();
+  ranks_[0]->send(Command{Do::read, 9});
+  expect_good({one(1, {Do::read, 6})}, 6);  // two more are there, and one is not taken
+  expect_good({ranks_[0]->receive<Answer>()}, 9);
+  ranks_[0]->send(Command{Do::close});
+  ranks_[0]->send(Command{Do::end});
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // longer than others may take to unmap it
+  expect_good({one(1, {Do::read, 3})}, 3);
+  EXPECT_EQ(ranks_[0]->receive<Answer>().error(), "");
+  EXPECT_TRUE(ranks_[0]->wait());
+}
+
 TEST_P(HostRanks, AProcessIsNotBlamedForTheTimeThatAnotherTook) {
   start([](RankSetup& setup) {
     setup.timeout_ms = 2000;
