@@ -7,6 +7,7 @@
 #include <penstock/device/peer_memory.hpp>
 
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
 #include <filesystem>
 #include <iterator>
@@ -291,6 +292,18 @@ TEST_F(HostPeerMemoryTest, AForkedChildDoesNotHaveSharedMemory) {
       [&] { return says_forked([&] { static_cast<void>(name_memory(device, memory)); }); }));
   EXPECT_TRUE(succeeds_in_child([&] { return says_forked([&] { PeerMemory(device, {}); }); }));
   device.deallocate(memory);
+}
+
+TEST(HostSharedMemory, AForkedChildUnmapsNothingOfItsOwn) {
+  auto device = std::make_unique<Device>(Device::open("host:memory=16MiB"));
+  void* const memory = device->allocate_shared(kBytes);
+  EXPECT_TRUE(succeeds_in_child([&] {
+    void* const own =
+        mmap(memory, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    device.reset();
+    return inspect_mapping(own, kBytes).readable;
+  }));
+  device->deallocate(memory);
 }
 
 class CudaPeerMemory : public CudaTest {};

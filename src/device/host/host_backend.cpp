@@ -143,7 +143,11 @@ void check_ends(const RangeKind& destination, const RangeKind& source, CopyDirec
 void end_stream(const std::shared_ptr<HostStream>& stream) { stream->need(stream->enqueue(EndWork{})); }
 
 HostBackend::~HostBackend() {
-  if (forked()) return;
+  if (forked()) {
+    // Where its shared memory lay, the child may have something else by now, so nothing is unmapped.
+    static_cast<void>(new std::shared_ptr<HostCore>(core_));
+    return;
+  }
   core_->closing.store(true, std::memory_order_relaxed);
   for (const auto& stream : core_->live_streams()) end_stream(stream);
   core_->late_book->forget(*core_);
