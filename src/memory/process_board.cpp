@@ -37,6 +37,8 @@ struct alignas(4096) ProcessBoard::Cell {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenQuestions{50};
+// So that a time that stands for "for ever" can be added to another.
+constexpr std::chrono::hours kLongestTimeout{24 * 365};
 
 /// The lock of a rank's byte of the file. It is the process's own: a forked child does not have it.
 struct flock lock_of(std::size_t rank) {
@@ -48,6 +50,15 @@ struct flock lock_of(std::size_t rank) {
   return lock;
 }
 
+ProcessBoardOptions checked(ProcessBoardOptions options) {
+  if (options.rank >= options.meeting.processes) {
+    throw InvalidArgument(fmt::format("rank {} of a group of {} processes was given; ranks count from 0",
+                                      options.rank, options.meeting.processes));
+  }
+  options.timeout = std::min<std::chrono::milliseconds>(options.timeout, kLongestTimeout);
+  return options;
+}
+
 }  // namespace
 
 ProcessBoard::Cell& ProcessBoard::cell(std::size_t rank) const noexcept {
@@ -55,12 +66,8 @@ ProcessBoard::Cell& ProcessBoard::cell(std::size_t rank) const noexcept {
 }
 
 ProcessBoard::ProcessBoard(ProcessBoardOptions options)
-    : options_(std::move(options)), generation_(fork_generation()) {
+    : options_(checked(std::move(options))), generation_(fork_generation()) {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
-  if (rank() >= size()) {
-    throw InvalidArgument(
-        fmt::format("rank {} of a group of {} processes was given; ranks count from 0", rank(), size()));
-  }
   const std::string note = fmt::format("a board of {} cells of {} bytes", size(), sizeof(Cell));
   // Pages of zeros are cells of zeros.
   pages_ = share_pages(options_.meeting, [&] {

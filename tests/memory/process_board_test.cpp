@@ -139,6 +139,25 @@ TEST_F(ProcessBoardTest, OneThatDoesNotComeOrFollowIsNotWaitedForForEver) {
               HasSubstr("Rank 1 of the group has not followed"));
 }
 
+TEST_F(ProcessBoardTest, TheLongestTimeoutIsLong) {
+  Child other([&] {
+    const ProcessBoard board(options(1, 2));
+    pause();
+    return true;
+  });
+  ProcessBoardOptions patient = options(0, 2, std::chrono::milliseconds::max());
+  bool waited = false;
+  patient.meeting.while_waiting = [&] { waited = true; };
+  ProcessBoard board(patient);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(100ms);
+    kill(other.pid(), SIGKILL);
+  });
+  EXPECT_THAT(refusal([&] { static_cast<void>(board.exchange("")); }), HasSubstr("has ended"));
+  EXPECT_TRUE(waited);
+  killer.join();
+}
+
 TEST_F(ProcessBoardTest, RanksThatDoNotFitAreRefused) {
   EXPECT_THROW(ProcessBoard board(options(2, 2)), InvalidArgument);
   EXPECT_THROW(ProcessBoard board(options(0, 0)), InvalidArgument);

@@ -19,7 +19,7 @@ struct ProcessBoardOptions {
   ShareOptions meeting{};
   /// This process's number: 0 to `meeting.processes` - 1, another one in each.
   std::size_t rank = 0;
-  /// How long to wait for a process that is alive and does not do its part.
+  /// How long to wait for a process that is alive and does not do its part: at most a year.
   std::chrono::milliseconds timeout{600'000};
 };
 
