@@ -86,16 +86,15 @@ class TorchOrder {
 
   TorchOrder(std::uint64_t seed, std::uint32_t count, std::uint32_t wanted)
       : count_(count), state_(std::make_unique<State>(seed, count, wanted)) {
-    thread_ = start_thread("penstock-order", [state = state_.get()] { state->draw_all(); });
+    state_->thread = start_thread("penstock-order", [state = state_.get()] { state->draw_all(); });
   }
   ~TorchOrder() {
-    if (state_->is_forked()) {  // the thread is the parent's, and may have held the lock
+    if (state_->is_forked()) {  // the thread is the parent's: it may have held the lock, and its stack is gone
       static_cast<void>(state_.release());
-      thread_.detach();
       return;
     }
     state_->stop();
-    thread_.join();
+    state_->thread.join();
   }
   TorchOrder(const TorchOrder&) = delete;
   TorchOrder& operator=(const TorchOrder&) = delete;
@@ -161,11 +160,11 @@ class TorchOrder {
     bool is_drawn = false;
     bool is_last = false;
     bool stopped = false;
+    std::thread thread;
   };
 
   const std::uint32_t count_;
   std::unique_ptr<State> state_;
-  std::thread thread_;
 };
 
 }  // namespace

@@ -897,6 +897,22 @@ def test_an_order_is_not_drawn_on_in_a_forked_child():
     assert len(next(order)) > len(first), "the parent goes on, in larger blocks"
 
 
+def test_orders_end_in_a_forked_child_that_has_no_stacks_of_the_parents_threads():
+    orders = [_core.TorchOrder(seed, 1000, 1000) for seed in range(12)]
+    for order in orders:
+        next(order)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        for _ in range(3):  # glibc frees what exceeds 40 MiB of stacks as a thread ends
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+        orders.clear()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("pause", [0, 0.002])
 def test_a_drawn_order_is_pytorchs_however_fast_it_is_taken(pause):
     for seed in range(5):
