@@ -53,13 +53,11 @@ class PacedCopier::Queue {
     changed_.notify_one();
   }
 
-  /// Enqueues all that is left of a job and of those before it. Does not block the host.
+  /// Enqueues all that is left of a job and of those before it. Does not block the host. The thread is awake
+  /// as long as a job is queued, and sees if one fails here.
   void hurry(const Job& job) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (job.queued) advance(&job);
-    }
-    changed_.notify_one();
+    const std::lock_guard lock(mutex_);
+    if (job.queued) advance(&job);
   }
 
   /// The thread's work, until close.
