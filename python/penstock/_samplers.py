@@ -27,7 +27,7 @@ class Several(NamedTuple):
 
 
 class Batches:
-    """What the C++ loader asks for the samples of each batch: a sampler's, in batches, or a batch sampler's."""
+    """Gives the C++ loader the samples of each batch: a sampler's, in batches, or a batch sampler's."""
 
     def __init__(self, sampler: Any, batch_sampler: Any, batch_size: int, drop_last: bool, samples: Sized):
         self._sampler = sampler
@@ -184,8 +184,8 @@ class _Batched:
         return batch, []
 
     def _several(self) -> tuple[Several, list[Any]]:
-        """The batches that a piece completes come together, but not many more than _AT_ONCE indices. What is left of
-        the pieces comes later."""
+        """The batches that a piece completes come together, but not many more than _AT_ONCE indices. The rest of the
+        pieces comes later."""
         size, parts = self._size, self._parts
         while not self._over and sum(map(len, parts)) < size:
             before = len(parts)
@@ -220,7 +220,7 @@ def batches_of(
     samples: Sized,
     others: dict[str, Any],
 ) -> tuple[Batches | None, int]:
-    """The batches of these samplers, if one is given, and the largest batch. `others`: what a sampler decides."""
+    """The batches of these samplers, if one is given, and the largest batch. `others`: the options that a sampler decides."""
     if sampler is None and batch_sampler is None:
         return None, whole("batch_size", 1 if batch_size is None else batch_size, 1, what="a number of samples")
     name = "sampler" if batch_sampler is None else "batch_sampler"

@@ -18,7 +18,7 @@ namespace penstock {
 
 /// Reads a file of which each byte is read about once, such as a model's weights. Bytes in the page cache
 /// come from there. Others come from the disk past it (O_DIRECT): that is faster, costs no copy by the
-/// kernel, and leaves in the cache what is there. If the file system refuses that, the page cache reads them,
+/// kernel, and leaves the cache as it is. If the file system refuses that, the page cache reads them,
 /// too. Thread-safe.
 ///
 /// The choice is made for each window of the file when a byte of it is first read. A direct read has rules

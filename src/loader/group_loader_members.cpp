@@ -1,4 +1,4 @@
-// How a group's loader is made: which members carry and receive, and what each of them gets.
+// How a group's loader is made: which members carry and receive, and the loader and ring of each.
 
 #include "loader/group_loader_state.hpp"
 #include "loader/whole_batches.hpp"

@@ -67,7 +67,7 @@ class GroupLoaderState {
     std::vector<std::size_t> receivers;
     std::shared_ptr<BatchShares> shares = nullptr;  ///< among the carriers
   };
-  /// What a member has of its own.
+  /// The parts of a loader that each member has for itself.
   struct Member {
     std::size_t lane = 0;
     std::size_t number = 0;  ///< its place among the lane's carriers

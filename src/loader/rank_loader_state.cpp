@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestFarewell{60'000};
 
-/// What the processes of a group must have in common, as a text.
+/// The facts that the processes of a group must have in common, as a text.
 std::string facts_of(const Dataset& dataset, const Device& device, const LoaderOptions& options) {
   std::string facts = fmt::format("{} samples on {} in batches of {}, {}seed {}, drop_last {}, rank {} of {}",
                                   dataset.sample_count(), device.info().backend, options.batch_size,

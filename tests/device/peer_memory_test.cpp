@@ -102,7 +102,7 @@ class PeerMemoryTest : public ::testing::TestWithParam<Places> {
     return bytes;
   }
   [[nodiscard]] bool is_host() const { return GetParam().mine.starts_with("host"); }
-  /// What the fake driver has open of other processes; 0 for host devices.
+  /// The allocations of other processes that the fake driver has open; 0 for host devices.
   [[nodiscard]] long opened() const { return is_host() ? 0 : FakeCuda(PENSTOCK_FAKE_DRIVER).opened_memory(); }
 
   const Device device = open_any(GetParam().mine);
@@ -335,7 +335,7 @@ TEST_F(CudaPeerMemory, GpusWithoutALinkAreUnsupported) {
   EXPECT_EQ(fake.opened_memory(), 0);
 }
 
-/// The fake driver refuses what the driver refuses.
+/// The fake driver refuses the same calls as the driver.
 TEST_F(CudaPeerMemory, TheFakeDriverClosesOnceAndFreesOnlyItsOwn) {
   const Device device = open();
   const OtherProcess other("OtherSide.DISABLED_Exporter", "cuda:1");

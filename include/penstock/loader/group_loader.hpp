@@ -20,7 +20,7 @@
 
 namespace penstock {
 
-/// What is known of a group's links.
+/// The measurements of a group's links, if there are any.
 struct GroupLinks {
   /// The profile of each member's link, in the group's order. Empty: LoaderOptions::profile for all.
   std::vector<LinkProfile> profiles = {};
@@ -75,7 +75,7 @@ class GroupLoader {
   [[nodiscard]] std::uint64_t samples_per_epoch() const noexcept;
   [[nodiscard]] std::uint64_t batches_left() const;
 
-  /// As Loader::stats, of the group: what the first member's consumer waited for, and the bytes of all links.
+  /// As Loader::stats, of the group: the waits of the first member's consumer, and the bytes of all links.
   /// A transfer lasts from when the batch's parts are copied to the first member's slot until all are there.
   [[nodiscard]] FeedStatistics stats() const;
   /// The account of a member's parts: its `link_bytes` are those that its link has carried. Its consumer is

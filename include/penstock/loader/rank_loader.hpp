@@ -69,7 +69,7 @@ class RankLoader {
   [[nodiscard]] const Device& device() const noexcept;
   [[nodiscard]] const LoaderOptions& options() const noexcept;
 
-  /// As Loader. First waits, for at most a minute, until the other processes have what they need for the
+  /// As Loader. First waits, for at most a minute, until the other processes have taken the parts of the
   /// batches that were handed out here.
   void close();
 

@@ -23,9 +23,9 @@ struct ProcessBoardOptions {
   std::chrono::milliseconds timeout{600'000};
 };
 
-/// What the processes of a group tell each other on the host: a few words that each sets and all read, and
-/// texts that all exchange. It lies in memory that they share, and goes with them. A process that ends, also
-/// by SIGKILL, is noticed by the others: the system takes back a lock that it held.
+/// The board of a group of processes of one host: a few words that each sets and all read, and texts that all
+/// exchange. It lies in memory that they share, and goes with them. If a process ends, also by SIGKILL, the
+/// others notice it: the system takes back a lock that it held.
 ///
 /// Thread-safe, but for `exchange`, which one thread calls at a time, and all processes equally often.
 class ProcessBoard {

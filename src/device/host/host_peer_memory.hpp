@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-/// What another process must know of a device to copy from it.
+/// The properties of a device that another process must know to copy from it.
 struct HostPeerLink {
   double bytes_per_second = 0;  ///< of its modelled link to peers
   std::chrono::nanoseconds latency{0};
@@ -29,7 +29,7 @@ struct HostPeerMemory {
 [[nodiscard]] PeerMemoryHandle name_host_memory(const SharedPages& pages, std::size_t offset,
                                                 std::size_t bytes, const HostPeerLink& link);
 
-/// Maps what another process has named, for a device with `own` link. Throws Unsupported, DeviceError.
+/// Maps memory that another process has named, for a device with `own` link. Throws Unsupported, DeviceError.
 [[nodiscard]] std::unique_ptr<HostPeerMemory> open_host_memory(const PeerMemoryHandle& handle,
                                                                const HostPeerLink& own);
 
