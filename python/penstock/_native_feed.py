@@ -90,9 +90,9 @@ class NativeFeed:
 
 
 class NativeIterator:
-    """One epoch of a feed, gathered natively for as long as that gives what the loader would. `ordinary` makes the
-    iterator that begins, or that goes on, given the source of what is left and the turn. Asks nobody before the first
-    `next()`. Once it is over or dropped, nothing reads the tensors."""
+    """One epoch of a feed, gathered natively for as long as that gives the loader's own batches. `ordinary` makes the
+    iterator that begins, or that goes on, given the source of the other batches and the turn. Asks nobody before the
+    first `next()`. Once it is over or dropped, nothing reads the tensors."""
 
     def __init__(self, feed: Any, ordinary: Callable[..., Any]):
         self._feed = feed
@@ -187,7 +187,7 @@ class NativeIterator:
             raise
 
     def go_on(self) -> None:
-        """What is left of the epoch is made in the ordinary way."""
+        """The rest of the epoch is made in the ordinary way."""
         if self._epoch is not None:
             self._feed._native.counted = None
             if self._ordinary is None:  # unless Ctrl-C came below
@@ -240,7 +240,7 @@ class _TensorLoader:
             world_size=1,
             prefetch_depth=prefetch_depth,
             residency="none",
-            # The device reads locked memory. What it locks must not be freed before it is unlocked, and PyTorch frees
+            # The device reads locked memory. Such memory must not be freed before it is unlocked, and PyTorch frees
             # a tensor's memory when it moves it: into shared memory, say, for a spawned process. There it stays.
             gather="automatic" if all(array.is_shared() for array in tensors.arrays) else "host",
             gather_blocks=0,
@@ -282,7 +282,7 @@ class _TensorLoader:
 
 
 class _Draws:
-    """What the C++ loader asks for the samples of each batch, as `Batches` of _samplers.py."""
+    """Gives the C++ loader the samples of each batch, as `Batches` of _samplers.py."""
 
     def __init__(self) -> None:
         self.epoch: _Epoch | None = None
@@ -378,7 +378,7 @@ class _Epoch:
 
 
 class _Rest:
-    """What is left of an epoch, made as the DataLoader makes it."""
+    """The rest of an epoch, made as the DataLoader makes it."""
 
     def __init__(self, batches: _Batches, loader: Any):
         fetch = sys.modules["torch.utils.data"]._utils.fetch._MapDatasetFetcher
@@ -409,8 +409,7 @@ _ORDINARY = object()
 
 class _Tensors(NamedTuple):
     """The tensors of a dataset. `build` makes a batch of a list with one array for each of them; None: it is that list.
-    `picked`: the row in the tensors
-    of each sample; None: sample i is row i."""
+    `picked`: the row in the tensors of each sample; None: sample i is row i."""
 
     names: list[str]
     arrays: list[Any]

@@ -38,13 +38,6 @@ std::vector<FieldOptions> field_options(const std::vector<FieldTuple>& fields) {
   return options;
 }
 
-template <typename Native>
-void load_state_dict(Native& self, const nb::dict& dict) {
-  const SamplerState state = sampler_state(dict);
-  const nb::gil_scoped_release unlocked;
-  self.loader().restore(state);
-}
-
 /// Defines the constructor of a loader for `Devices`, an engine or a group. `make` takes them, the fields,
 /// the options and the mark of NativeLoader.
 template <typename Native, typename Devices, typename Bound, typename Make>
@@ -93,7 +86,9 @@ template <typename Native>
 void define_loader(nb::class_<Native>& bound) {
   bound.def("start_epoch", &Native::start_epoch)
       .def("state_dict", [](Native& self) { return to_dict(self.loader().state()); })
-      .def("load_state_dict", &load_state_dict<Native>, nb::arg("state"))
+      .def(
+          "load_state_dict", [](Native& self, const nb::dict& state) { self.restore(sampler_state(state)); },
+          nb::arg("state"))
       .def("stats", [](Native& self) { return self.loader().stats(); })
       .def("timeline", [](Native& self) { return self.loader().timeline(); })
       .def("describe", [](Native& self) { return self.loader().describe(); })

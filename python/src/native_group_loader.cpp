@@ -57,26 +57,20 @@ NativeGroupLoader::~NativeGroupLoader() {
 nb::object NativeGroupLoader::next() {
   (void)group_->engine();  // throws in a forked process, and after close
   const auto& engines = group_->engines();
-  Torch* const torch = Torch::get();
-  const bool on_torch = torch != nullptr && engines.front()->is_cuda();
+  const bool for_torch = is_for_torch(*engines.front());
   std::vector<Stream> streams;
-  for (std::size_t i = 0; i < streams_.size(); ++i) {
-    streams.push_back(engines[i]->device().wrap_stream(on_torch ? torch->current_stream(engines[i]->index())
-                                                                : streams_[i]->native()));
-  }
-  std::optional<std::vector<DeviceBatch>> batches;
-  {
-    const nb::gil_scoped_release unlocked;
-    batches = loader_->next(streams, &hear_signals);
-    for (std::size_t i = 0; batches && !engines.front()->is_cuda() && i < streams_.size(); ++i) {
-      wait_for_host(engines[i]->device(), *streams_[i]);
-    }
-  }
+  for (std::size_t i = 0; i < streams_.size(); ++i)
+    streams.push_back(stream_of_next(*engines[i], *streams_[i]));
+  std::optional<std::vector<DeviceBatch>> batches =
+      kept_.next([&] { return loader_->next(streams, &hear_signals); },
+                 [&] {
+                   for (std::size_t i = 0; i < streams.size(); ++i) wait_if_on_host(*engines[i], streams[i]);
+                 });
   if (!batches) return nb::none();
   nb::list all;
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     const auto storage = std::make_shared<LeaseStorage>(
-        engines[i]->device(), on_torch ? nullptr : streams_[i], std::move((*batches)[i]));
+        engines[i]->device(), for_torch ? nullptr : streams_[i], std::move((*batches)[i]));
     const DeviceBatch& leased = storage->batch();
     nb::list arrays;
     for (std::size_t f = 0; f < leased.field_count(); ++f) {
@@ -88,13 +82,15 @@ nb::object NativeGroupLoader::next() {
 }
 
 void NativeGroupLoader::start_epoch(std::uint64_t epoch) {
-  const nb::gil_scoped_release unlocked;
-  loader_->start_epoch(epoch);
+  kept_.drop_and([&] { loader_->start_epoch(epoch); });
+}
+
+void NativeGroupLoader::restore(const SamplerState& state) {
+  kept_.drop_and([&] { loader_->restore(state); });
 }
 
 void NativeGroupLoader::close() {
-  const nb::gil_scoped_release unlocked;
-  loader_->close();
+  kept_.drop_and([this] { loader_->close(); });
 }
 
 }  // namespace penstock::python

@@ -28,6 +28,7 @@ class NativeGroupLoader {
   /// NativeLoader::next.
   [[nodiscard]] nb::object next();
   void start_epoch(std::uint64_t epoch);
+  void restore(const SamplerState& state);
   [[nodiscard]] GroupLoader& loader() noexcept { return *loader_; }
   void close();
 
@@ -42,6 +43,7 @@ class NativeGroupLoader {
   std::shared_ptr<Group> group_;
   std::vector<std::shared_ptr<const Stream>> streams_;  ///< of the devices that receive, the first ones
   std::optional<GroupLoader> loader_;
+  KeptBatch<std::vector<DeviceBatch>> kept_;
 };
 
 /// The same for the first device of a group alone, over the links of all.

@@ -149,6 +149,17 @@ void wait_for_host(const Device& device, const Stream& stream) {
   }
 }
 
+bool is_for_torch(const Engine& engine) { return Torch::get() != nullptr && engine.is_cuda(); }
+
+Stream stream_of_next(const Engine& engine, const Stream& own) {
+  return engine.device().wrap_stream(is_for_torch(engine) ? Torch::get()->current_stream(engine.index())
+                                                          : own.native());
+}
+
+void wait_if_on_host(const Engine& engine, const Stream& stream) {
+  if (!engine.is_cuda()) wait_for_host(engine.device(), stream);
+}
+
 LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
     : device_(std::move(device)), stream_(std::move(stream)), batch_(std::move(batch)) {}
 
@@ -255,33 +266,23 @@ NativeLoader::~NativeLoader() {
 
 nb::object NativeLoader::next() {
   (void)engine_->transfers();  // throws in a forked process, and after close
-  Torch* torch = Torch::get();
-  const bool on_torch = torch != nullptr && engine_->is_cuda();
-  const StreamHandle current = on_torch ? torch->current_stream(engine_->index()) : nullptr;
-  std::optional<DeviceBatch> batch = std::exchange(interrupted_, std::nullopt);
+  const Stream stream = stream_of_next(*engine_, *stream_);
+  std::optional<DeviceBatch> batch;
   try {
-    const nb::gil_scoped_release unlocked;
-    if (on_torch) {
-      batch = loader_->next(engine_->device().wrap_stream(current), &hear_signals);
-    } else {
-      if (!batch) batch = loader_->next(*stream_, &hear_signals);
-      if (batch && !engine_->is_cuda()) wait_for_host(engine_->device(), *stream_);
-    }
-  } catch (const nb::python_error&) {
-    interrupted_ = std::move(batch);
-    throw;
+    batch = kept_.next([&] { return loader_->next(stream, &hear_signals); },
+                       [&] { wait_if_on_host(*engine_, stream); });
   } catch (const PythonBatchSampler::Failed&) {
     raise_sampler_error();
   } catch (const BatchSampler::Interrupted&) {
     raise_sampler_error();
   }
   if (!batch) return nb::none();
-  const auto stream = on_torch ? nullptr : stream_;
-  if (!mark_.is_none()) return make_again(std::move(*batch), stream);
-  const auto storage = std::make_shared<LeaseStorage>(engine_->device(), stream, std::move(*batch));
+  const auto own = is_for_torch(*engine_) ? nullptr : stream_;
+  if (!mark_.is_none()) return make_again(std::move(*batch), own);
+  const auto storage = std::make_shared<LeaseStorage>(engine_->device(), own, std::move(*batch));
   const DeviceBatch& leased = storage->batch();
   std::vector<nb::object> made(leased.field_count());
-  if (torch != nullptr) {
+  if (Torch::get() != nullptr) {
     for (const ColumnRun& run : runs_) take_apart(storage, run, made);
   }
   nb::list arrays;
@@ -361,14 +362,15 @@ bool NativeLoader::next_into(nb::list made, const TensorWatch& watch) {
 }
 
 void NativeLoader::start_epoch(std::uint64_t epoch) {
-  std::optional<DeviceBatch> dropped = std::exchange(interrupted_, std::nullopt);
   try {
-    const nb::gil_scoped_release unlocked;
-    dropped.reset();
-    loader_->start_epoch(epoch);
+    kept_.drop_and([&] { loader_->start_epoch(epoch); });
   } catch (const BatchSampler::Interrupted&) {
     raise_sampler_error();
   }
+}
+
+void NativeLoader::restore(const SamplerState& state) {
+  kept_.drop_and([&] { loader_->restore(state); });
 }
 
 void NativeLoader::synchronize() {
@@ -403,8 +405,7 @@ nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>&
 }
 
 void NativeLoader::close() {
-  const nb::gil_scoped_release unlocked;
-  loader_->close();
+  kept_.drop_and([this] { loader_->close(); });
 }
 
 }  // namespace penstock::python

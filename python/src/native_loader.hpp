@@ -2,6 +2,7 @@
 
 #include "engine.hpp"
 #include "fixed_batches.hpp"
+#include "kept_batch.hpp"
 #include "storage.hpp"
 #include "tensor_watch.hpp"
 
@@ -91,6 +92,12 @@ void hear_signals();
 /// Blocks until the work on a host device's stream is done, or a signal's handler raises. Called without the
 /// interpreter's lock.
 void wait_for_host(const Device& device, const Stream& stream);
+/// The same for a batch on `stream`. On a GPU it does nothing: streams wait there.
+void wait_if_on_host(const Engine& engine, const Stream& stream);
+/// True if batches are tensors of PyTorch on a GPU. Under the interpreter's lock, as the next.
+[[nodiscard]] bool is_for_torch(const Engine& engine);
+/// The stream that a loader's next batch is for: PyTorch's current one if it is for PyTorch, otherwise `own`.
+[[nodiscard]] Stream stream_of_next(const Engine& engine, const Stream& own);
 
 /// An array of a field of the leased batch, on the engine's device.
 [[nodiscard]] nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
@@ -125,6 +132,7 @@ class NativeLoader {
   /// FixedArray. There are new ones in its place then.
   [[nodiscard]] bool end_leases();
   void start_epoch(std::uint64_t epoch);
+  void restore(const SamplerState& state);
   void synchronize();
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }
   void close();
@@ -156,7 +164,7 @@ class NativeLoader {
   std::vector<ColumnRun> runs_;
   nb::object mark_;
   std::vector<FixedLease> fixed_;
-  std::optional<DeviceBatch> interrupted_;  ///< a batch that comes next, since a signal ended the wait for it
+  KeptBatch<DeviceBatch> kept_;
   std::uint64_t handed_out_ = 0;
 };
 

@@ -35,19 +35,12 @@ NativeRankLoader::~NativeRankLoader() {
 
 nb::object NativeRankLoader::next() {
   (void)engine_->transfers();  // throws in a forked process, and after close
-  Torch* const torch = Torch::get();
-  const bool on_torch = torch != nullptr && engine_->is_cuda();
-  const Stream stream =
-      engine_->device().wrap_stream(on_torch ? torch->current_stream(engine_->index()) : stream_->native());
-  std::optional<DeviceBatch> batch;
-  {
-    const nb::gil_scoped_release unlocked;
-    batch = loader_->next(stream, &hear_signals);
-    if (batch && !engine_->is_cuda()) wait_for_host(engine_->device(), stream);
-  }
+  const Stream stream = stream_of_next(*engine_, *stream_);
+  std::optional<DeviceBatch> batch = kept_.next([&] { return loader_->next(stream, &hear_signals); },
+                                                [&] { wait_if_on_host(*engine_, stream); });
   if (!batch) return nb::none();
-  const auto storage =
-      std::make_shared<LeaseStorage>(engine_->device(), on_torch ? nullptr : stream_, *std::move(batch));
+  const auto storage = std::make_shared<LeaseStorage>(
+      engine_->device(), is_for_torch(*engine_) ? nullptr : stream_, *std::move(batch));
   const DeviceBatch& leased = storage->batch();
   nb::list arrays;
   for (std::size_t f = 0; f < leased.field_count(); ++f) {
@@ -57,13 +50,15 @@ nb::object NativeRankLoader::next() {
 }
 
 void NativeRankLoader::start_epoch(std::uint64_t epoch) {
-  const nb::gil_scoped_release unlocked;
-  loader_->start_epoch(epoch);
+  kept_.drop_and([&] { loader_->start_epoch(epoch); });
+}
+
+void NativeRankLoader::restore(const SamplerState& state) {
+  kept_.drop_and([&] { loader_->restore(state); });
 }
 
 void NativeRankLoader::close() {
-  const nb::gil_scoped_release unlocked;
-  loader_->close();
+  kept_.drop_and([this] { loader_->close(); });
 }
 
 }  // namespace penstock::python

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine.hpp"
+#include "kept_batch.hpp"
 #include "native_loader.hpp"
 
 #include <penstock/loader/rank_loader.hpp>
@@ -35,6 +36,7 @@ class NativeRankLoader {
   /// As NativeLoader::next.
   [[nodiscard]] nb::object next();
   void start_epoch(std::uint64_t epoch);
+  void restore(const SamplerState& state);
   [[nodiscard]] RankLoader& loader() noexcept { return *loader_; }
   void close();
 
@@ -42,6 +44,7 @@ class NativeRankLoader {
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const Stream> stream_;
   std::optional<RankLoader> loader_;
+  KeptBatch<DeviceBatch> kept_;
 };
 
 }  // namespace penstock::python

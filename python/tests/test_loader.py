@@ -5,6 +5,7 @@ import mmap
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -770,3 +771,50 @@ def test_programs(program, status):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=dict(os.environ))
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
+
+# Links so slow that the host waits for most batches for a third of a second.
+SIGNALLED = {
+    "one": {"device": "host:13,link=0.01"},
+    "group": {"group": ["host:13,link=0.01", "host:14,link=0.01"]},
+    "relay": {"device": "host:13,link=0.01", "relay": ["host:14,link=0.01"]},
+    "process": {"device": "host:13,link=0.01", "group": lambda: penstock.ProcessGroup(rank=0, processes=1)},
+}
+
+
+@pytest.mark.parametrize("kind", SIGNALLED)
+def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
+    """Nor does that batch come after the loader went elsewhere."""
+    x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(240_000, np.float32)
+    where = {name: make() if callable(make) else make for name, make in SIGNALLED[kind].items()}
+    loader = penstock.Loader(x, 4, residency="none", **where)
+
+    def first(batch):
+        return int((batch[0] if kind == "group" else batch)[0, 0])
+
+    def interrupted():
+        """An iterator that a signal has interrupted, and what it gave before."""
+        iterator = iter(loader)
+        given = [first(next(iterator))]
+        before = signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(ZeroDivisionError):
+                while True:
+                    given.append(first(next(iterator)))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        return iterator, given
+
+    beginning = loader.state_dict()
+    iterator, given = interrupted()
+    assert given + [first(batch) for batch in iterator] == [0, 4, 8, 12, 16]
+    loader.load_state_dict(beginning)
+    interrupted()
+    loader.load_state_dict(beginning)
+    assert first(next(iter(loader))) == 0
+    loader.load_state_dict(beginning)
+    iterator, _ = interrupted()
+    loader.close()
+    with pytest.raises(penstock.Closed):
+        next(iterator)
