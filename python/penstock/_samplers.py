@@ -220,7 +220,7 @@ def batches_of(
     samples: Sized,
     others: dict[str, Any],
 ) -> tuple[Batches | None, int]:
-    """The batches of these samplers, if one is given, and the largest batch. `others`: the options that a sampler decides."""
+    """The batches of these samplers, if one is given, and the largest batch. `others`: the options that it decides."""
     if sampler is None and batch_sampler is None:
         return None, whole("batch_size", 1 if batch_size is None else batch_size, 1, what="a number of samples")
     name = "sampler" if batch_sampler is None else "batch_sampler"

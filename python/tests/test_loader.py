@@ -772,6 +772,7 @@ def test_programs(program, status):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=dict(os.environ))
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
 
+
 # Links so slow that the host waits for most batches for a third of a second.
 SIGNALLED = {
     "one": {"device": "host:13,link=0.01"},

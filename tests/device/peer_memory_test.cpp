@@ -143,6 +143,7 @@ TEST_P(PeerMemoryTest, ThatWasFreedIsNotMapped) {
 
 TEST_P(PeerMemoryTest, IsUnmappedOnce) {
   const PeerMemoryHandle handle = ask_name();
+  std::optional<PeerMemory> stays(std::in_place, device, handle);
   {
     std::optional<PeerMemory> first(std::in_place, device, handle);
     PeerMemory second(device, handle);
@@ -151,8 +152,10 @@ TEST_P(PeerMemoryTest, IsUnmappedOnce) {
     EXPECT_EQ(first_difference(pull(moved.data(), kRest), expected(1)), -1);
     second = std::move(moved);
     EXPECT_EQ(first_difference(pull(second.data(), kRest), expected(1)), -1);
-    EXPECT_EQ(opened(), is_host() ? 0 : 1);
   }
+  EXPECT_EQ(opened(), is_host() ? 0 : 1);
+  EXPECT_EQ(first_difference(pull(stays->data(), kRest), expected(1)), -1);
+  stays.reset();
   EXPECT_EQ(opened(), 0);
   const PeerMemory again(device, handle);
   const std::byte* const data = again.data();
