@@ -70,7 +70,7 @@ std::vector<std::uint64_t> DeviceBatch::indices() const {
 }
 
 void DeviceBatch::use_on(const Stream& stream) {
-  stream.wait(slot_->ready);
+  stream.wait(*slot_->ready);
   auto& users = slot_->users;
   if (std::ranges::find(users, stream.native()) == users.end()) users.push_back(stream.native());
 }

@@ -18,6 +18,10 @@ namespace {
 constexpr std::chrono::milliseconds kQuestionInterval{50};
 constexpr std::chrono::milliseconds kHurry{100};
 
+/// Events at the ends of batches, so many that none is made in the steady state: those of slots, of as many
+/// staging slots, and of batches whose times are not read yet.
+std::size_t events_for(std::size_t depth) { return Account::kRecords + 4 * (depth + 1); }
+
 }  // namespace
 
 void DeviceSlot::fill(std::span<std::uint64_t> to, std::size_t begin) const {
@@ -29,6 +33,7 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPl
                        const LoaderOptions& options, const SamplerState& position)
     : device_(std::move(device)),
       memory_(std::move(memory)),
+      ends_(std::make_shared<EventPool>(device_, EventTiming::on, events_for(options.prefetch_depth))),
       slot_bytes_(plan.slot_bytes),
       indices_offset_(plan.slot_indices),
       depth_(options.prefetch_depth),
@@ -64,7 +69,7 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPl
 DeviceRing::~DeviceRing() = default;
 
 std::unique_ptr<DeviceSlot> DeviceRing::make_slot() {
-  auto slot = std::make_unique<DeviceSlot>(device_.create_event());
+  auto slot = std::make_unique<DeviceSlot>();
   slot->memory = memory_->allocate(slot_bytes_);
   slot->indices = reinterpret_cast<std::uint64_t*>(slot->memory.data() + indices_offset_);
   slot->fields = fields_;
@@ -118,13 +123,22 @@ DeviceSlot* DeviceRing::acquire() {
 }
 
 void DeviceRing::wait_for_users(const DeviceSlot& slot, const Stream& stream) const {
-  stream.wait(slot.ready);
+  // Users have waited for the batch's end.
+  if (slot.done_count == 0 && slot.ready != nullptr) stream.wait(*slot.ready);
   for (std::size_t i = 0; i < slot.done_count; ++i) stream.wait(slot.done[i]);
 }
 
 bool DeviceRing::is_unused(const DeviceSlot& slot) const {
-  const auto done = std::span(slot.done).first(slot.done_count);
-  return slot.ready.query() && std::ranges::all_of(done, &Event::query);
+  if (slot.done_count == 0) return slot.ready == nullptr || slot.ready->query();
+  return std::ranges::all_of(std::span(slot.done).first(slot.done_count), &Event::query);
+}
+
+void DeviceRing::mark_end(DeviceSlot& slot, const Stream& stream, TimedBatch* timed) const {
+  std::shared_ptr<Event> end = ends_->take();
+  end->record(stream);
+  if (timed != nullptr) timed->end = end;
+  slot.ready = std::move(end);
+  slot.done_count = 0;
 }
 
 void DeviceRing::publish(PublishedItem item) {
@@ -224,7 +238,7 @@ PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* 
   if (closed_) throw Closed("The loader was closed. Make a new one to get more batches.");
   if (published_.empty()) refuse_full();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
-  if (published_.front().slot != nullptr) stream.wait(published_.front().slot->ready);
+  if (published_.front().slot != nullptr) stream.wait(*published_.front().slot->ready);
   PublishedItem item = std::move(published_.front());
   published_.erase(published_.begin());
   position_ = item.state;
@@ -276,9 +290,7 @@ std::vector<PublishedItem> DeviceRing::reset(const SamplerState& position) {
   const std::lock_guard lock(mutex_);
   published_.swap(dropped);
   for (const PublishedItem& item : dropped) {
-    if (item.slot == nullptr) continue;
-    item.slot->done_count = 0;
-    free_.push_back(item.slot);
+    if (item.slot != nullptr) free_.push_back(item.slot);
   }
   ready_ = 0;
   position_ = position;

@@ -10,6 +10,8 @@
 #include <penstock/loader/feed_plan.hpp>
 #include <penstock/loader/loader_options.hpp>
 #include <penstock/memory/pool.hpp>
+#include <penstock/transfer/account.hpp>
+#include <penstock/transfer/event_pool.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -30,7 +32,8 @@ struct DeviceSlot {
   Buffer memory;
   std::uint64_t* indices = nullptr;  ///< device memory for the batch's indices
   std::vector<DeviceField> fields;
-  Event ready;  ///< recorded on the copy stream after the batch's last copy
+  /// Recorded after the batch's last copy, by DeviceRing::mark_end. Null before the first batch.
+  std::shared_ptr<const Event> ready;
 
   SampleRun run;
   std::vector<std::uint64_t> drawn;  ///< the samples that a batch sampler chose, in place of the run's
@@ -39,9 +42,7 @@ struct DeviceSlot {
 
   std::vector<StreamHandle> users;  ///< streams that the current lease is used on
   std::vector<Event> done;          ///< one for each stream of the last lease, recorded when the lease ended
-  std::size_t done_count = 0;
-
-  explicit DeviceSlot(Event event) : ready(std::move(event)) {}
+  std::size_t done_count = 0;       ///< none from the next batch's end on, which comes after them
 
   /// Writes the indices of the batch's samples, from sample `begin` on, as many as `to` has room for.
   void fill(std::span<std::uint64_t> to, std::size_t begin = 0) const;
@@ -54,9 +55,9 @@ struct PublishedItem {
   SamplerState state{};  ///< after this batch
   BatchTimes times{};    ///< as far as the host knows them
   double slot_wait_seconds = 0;
-  struct TimedBatch* timed = nullptr;  ///< the record of its times on the device; may be null
-  std::size_t ready = 0;               ///< batches published when it was asked for
-  std::uint64_t generation = 0;        ///< of the drawn batches that it was taken from
+  TimedBatch* timed = nullptr;   ///< the record of its times on the device; may be null
+  std::size_t ready = 0;         ///< batches published when it was asked for
+  std::uint64_t generation = 0;  ///< of the drawn batches that it was taken from
 };
 
 struct RingSize {
@@ -83,6 +84,10 @@ class DeviceRing {
   void wait_for_users(const DeviceSlot& slot, const Stream& stream) const;
   /// True if the work last queued on the slot's memory is done. Does not block. Throws DeviceError.
   [[nodiscard]] bool is_unused(const DeviceSlot& slot) const;
+  /// Marks the end of the slot's batch: what was enqueued on `stream` so far, on which all streams that write
+  /// the slot were waited for. They have waited for its users. `timed` may be null. Throws DeviceError;
+  /// nothing has changed then.
+  void mark_end(DeviceSlot& slot, const Stream& stream, TimedBatch* timed) const;
   void publish(PublishedItem item);
   /// Takes a slot back that was acquired and not published. If it `may_be_written` by copies that `ready`
   /// does not mark, it is never used again.
@@ -136,6 +141,7 @@ class DeviceRing {
 
   Device device_;
   std::shared_ptr<Pool> memory_;
+  const std::shared_ptr<EventPool> ends_;  ///< of batches
   const std::size_t slot_bytes_;
   const std::size_t indices_offset_;
   const std::size_t depth_;

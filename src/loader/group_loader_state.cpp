@@ -144,8 +144,7 @@ void GroupLoaderState::fill(std::size_t member, DeviceSlot& slot, const Parts& p
     from.pushed.record(from.push);
     receiver.arrive.wait(from.pushed);
   }
-  if (item.timed != nullptr) item.timed->end.record(receiver.arrive);
-  slot.ready.record(receiver.arrive);
+  receiver.ring->mark_end(slot, receiver.arrive, item.timed);
 }
 
 /// Blocks the host until no copy to a slot is under way. False if that cannot be known.

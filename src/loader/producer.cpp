@@ -96,16 +96,14 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   may_be_written = true;
   const auto mark = [&] {
     pacer_.join();
-    slot.ready.record(stream);
-    pinned.sent(stream);
+    ring_.mark_end(slot, stream, item.timed);
+    pinned.sent(slot.ready);
   };
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);
     if (plan.orders_on_device) stream.fill_order({slot.run, slot.indices});
     pacer_.begin(slot, stream, next.stream);
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
-    pacer_.join();
-    if (item.timed != nullptr) item.timed->end.record(stream);
     mark();
   } catch (...) {
     try {

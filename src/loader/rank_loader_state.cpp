@@ -216,9 +216,8 @@ bool RankLoaderState::fill(DeviceSlot& slot, PublishedItem& item) {
     const std::size_t rank = (rank_ + i) % board_.size();
     parts_->take(rank, turn_, split_.part(slot.run.count, rank), slot.fields, *arrive_);
   }
-  if (item.timed != nullptr) item.timed->end.record(*arrive_);
-  slot.ready.record(*arrive_);
-  if (!wait_for(slot.ready)) return false;
+  ring_->mark_end(slot, *arrive_, item.timed);
+  if (!wait_for(*slot.ready)) return false;
   parts_->taken(turn_++);
   return true;
 }

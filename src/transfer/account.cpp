@@ -7,14 +7,13 @@ namespace penstock {
 
 namespace {
 
-constexpr std::size_t kRecords = 128;
 constexpr std::size_t kRequests = 16;
 constexpr std::size_t kEpochs = 64;
 
 // If the host is the consumer, `asked` was never recorded and so counts as done.
 bool is_over(const TimedBatch& timed) {
   if (!timed.asked.query()) return false;
-  return timed.is_end || (timed.arrived ? timed.arrived->query() : timed.end.query());
+  return timed.is_end || (timed.arrived ? timed.arrived->query() : timed.end->query());
 }
 
 }  // namespace
@@ -56,8 +55,7 @@ Account::Account(const Device& device, const AccountOptions& options)
 
 void Account::add_record() {
   const auto event = [&] { return device_.create_event(EventTiming::on); };
-  records_.push_back(
-      std::make_unique<TimedBatch>(TimedBatch{.begin = event(), .end = event(), .asked = event()}));
+  records_.push_back(std::make_unique<TimedBatch>(TimedBatch{.begin = event(), .asked = event()}));
   if (options_.wraps_loader) records_.back()->arrived.emplace(event());
   free_.push_back(records_.back().get());
 }
@@ -190,7 +188,7 @@ BatchTimes Account::device_times(const TimedBatch& timed, const Event& anchor) c
   if (!timed.on_host) times.asked = timed.asked.seconds_since(anchor);
   if (!timed.is_end && !options_.wraps_loader) {
     times.transfer_begin = timed.begin.seconds_since(anchor);
-    times.transfer_end = timed.end.seconds_since(anchor);
+    times.transfer_end = timed.end->seconds_since(anchor);
   }
   if (!timed.on_host && !timed.is_end) {
     times.arrived =

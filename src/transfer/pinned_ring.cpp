@@ -7,17 +7,17 @@
 namespace penstock {
 
 PinnedRing::Slot::Slot(const Device& device, Buffer memory, EventWait wait)
-    : device_(device), memory_(std::move(memory)), done_(device.create_event(EventTiming::off, wait)) {}
+    : device_(device), memory_(std::move(memory)), own_(device.create_event(EventTiming::off, wait)) {}
 
 PinnedRing::Slot::~Slot() {
   if (!in_use_.load(std::memory_order_acquire)) return;
-  const bool done = !unmarked_ && wait_quietly([&] { done_.synchronize(); });
+  const bool done = !unmarked_ && wait_quietly([&] { mark().synchronize(); });
   if (!done) static_cast<void>(new Buffer(std::move(memory_)));
 }
 
 bool PinnedRing::Slot::is_free() {
   if (!in_use_.load(std::memory_order_acquire)) return true;
-  if (unmarked_ || !done_.query()) return false;
+  if (unmarked_ || !mark().query()) return false;
   in_use_.store(false, std::memory_order_release);
   return true;
 }
@@ -27,20 +27,21 @@ void PinnedRing::Slot::wait() {
   if (unmarked_) {
     unmarked_->synchronize();
   } else {
-    done_.synchronize();
+    mark().synchronize();
   }
   in_use_.store(false, std::memory_order_release);
 }
 
 void PinnedRing::Slot::wait_in_naps() {
-  if (in_use_.load(std::memory_order_acquire) && !unmarked_) nap_until([&] { return done_.query(); });
+  if (!unmarked_) nap_until([&] { return is_free(); });
   wait();
 }
 
 void PinnedRing::Slot::sent(const Stream& stream) {
   unmarked_.reset();
+  marked_.reset();
   try {
-    done_.record(stream);
+    own_.record(stream);
   } catch (...) {
     try {
       stream.synchronize();
@@ -50,6 +51,12 @@ void PinnedRing::Slot::sent(const Stream& stream) {
     }
     throw;
   }
+  in_use_.store(true, std::memory_order_release);
+}
+
+void PinnedRing::Slot::sent(std::shared_ptr<const Event> marked) noexcept {
+  unmarked_.reset();
+  marked_ = std::move(marked);
   in_use_.store(true, std::memory_order_release);
 }
 

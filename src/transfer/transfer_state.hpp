@@ -1,7 +1,6 @@
 #pragma once
 
-#include "transfer/event_pool.hpp"
-
+#include <penstock/transfer/event_pool.hpp>
 #include <penstock/transfer/transfer.hpp>
 
 #include <atomic>

@@ -85,6 +85,23 @@ TEST_P(LoaderFailedBatch, ItsCopiesAreOverBeforeItsSlotIsFilledAgain) {
   a_later_batch_is_not_written_over(Learns::by_event);
 }
 
+TEST_P(LoaderFailedBatch, ItsCopiesAreOverBeforeASlotThatWasLeasedIsFilledAgain) {
+  Loader loader(dataset_, *faulty_device_, options());
+  read_epoch(loader);
+  // Two batches of the next epoch are ahead.
+  while (faulty_->calls(Entry::gather) < 12) std::this_thread::yield();
+  GatedStream gate(*device_);
+  faulty_->hold_back_next_copy(gate.word());
+  faulty_->fail(Entry::gather);
+  EXPECT_THROW(for (int i = 0; i < 20; ++i) static_cast<void>(loader.next(*stream_)), DeviceError);
+  loader.start_epoch(5);
+  const DeviceBatch batch = std::move(*loader.next(*stream_));
+  EXPECT_FALSE(is_done_soon(*stream_)) << "the slot's earlier copy is held back, and its users are done";
+  gate.open();
+  loader.close();
+  expect_stored(Dataset({dataset_.reader(0)}), read(batch));
+}
+
 TEST_P(LoaderFailedBatch, CopiesThatCannotBeMarkedAreWaitedFor) {
   a_later_batch_is_not_written_over(Learns::by_waiting);
 }

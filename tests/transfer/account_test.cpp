@@ -2,6 +2,7 @@
 #include "transfer/engine_fixture.hpp"
 
 #include <penstock/transfer/account.hpp>
+#include <penstock/transfer/event_pool.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -25,12 +26,15 @@ class TransferAccount : public FaultyEngineTest {
 
   void make_account(const AccountOptions& options = {.timeline_batches = 8}) {
     account_.emplace(*faulty_device_, options);
+    ends_ = std::make_shared<EventPool>(*faulty_device_, EventTiming::on);
   }
 
   void answer_with_batch(Account::Request& request, std::size_t link_bytes = 0, std::uint64_t epoch = 0) {
     TimedBatch* const timed = account_->open();
     timed->begin.record(*stream_);
-    timed->end.record(*stream_);
+    std::shared_ptr<Event> end = ends_->take();
+    end->record(*stream_);
+    timed->end = std::move(end);
     request.answer({.timed = timed,
                     .times = {.epoch = epoch, .samples = 3, .link_bytes = link_bytes},
                     .delivered_bytes = 1});
@@ -47,6 +51,7 @@ class TransferAccount : public FaultyEngineTest {
 
   std::optional<Stream> stream_;
   std::optional<Account> account_;
+  std::shared_ptr<EventPool> ends_;
 };
 PENSTOCK_DEVICE_SUITE(TransferAccount);
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <future>
 #include <latch>
+#include <memory>
 #include <set>
 #include <thread>
 
@@ -88,6 +89,29 @@ TEST_P(PinnedRingTest, ASlotIsFreeOnceItsCopyIsDone) {
   faulty_->fail(Entry::event_query);
   send(ring[0], 0, *stream_);
   EXPECT_THROW(static_cast<void>(ring[0].is_free()), DeviceError);
+}
+
+TEST_P(PinnedRingTest, AMarkOfSomebodyElseCountsUntilTheNext) {
+  PinnedRing ring(*faulty_device_, *pool_, 1, kSlot);
+  const auto mark = std::make_shared<Event>(faulty_device_->create_event());
+  {
+    Gate gate(*device_, *stream_);
+    mark->record(*stream_);
+    ring[0].sent(mark);
+    auto next = std::async(std::launch::async, [&] { static_cast<void>(ring.next_in_naps()); });
+    EXPECT_TRUE(is_waiting(next));
+    gate.open();
+    next.get();
+  }
+  faulty_->fail(Entry::event_record);
+  faulty_->fail(Entry::stream_synchronize);
+  EXPECT_THROW(send(ring[0], 0, *stream_), DeviceError);
+  EXPECT_FALSE(ring[0].is_free()) << "it could be neither marked nor waited for";
+  ring[0].sent(mark);
+  EXPECT_TRUE(ring[0].is_free()) << "what it marks is done";
+  Gate gate(*device_, *stream_);
+  send(ring[0], 0, *stream_);
+  EXPECT_FALSE(ring[0].is_free());
 }
 
 TEST_P(PinnedRingTest, NapsEndOnceTheDeviceIsDone) {

@@ -26,7 +26,9 @@ struct AccountOptions {
 /// Records one batch's times on the device. The maker of the batch gets it from Account::open.
 struct TimedBatch {
   Event begin;  ///< the maker records it on the copy stream before the batch's first copy or kernel
-  Event end;    ///< the maker records it after the last
+  /// An event of the maker's, with EventTiming::on, that it has recorded after the last. Not recorded again
+  /// while the account has it.
+  std::shared_ptr<const Event> end{};
   /// For a wrapped loader, in place of the two events: the batch's transfers, made with CopyOptions::timed.
   std::vector<Transfer> transfers{};
 
@@ -56,6 +58,9 @@ struct Delivery {
 /// batch is not timed, or the call throws DeviceError and may be made again.
 class Account {
  public:
+  /// Batches whose times are not read yet.
+  static constexpr std::size_t kRecords = 128;
+
   explicit Account(const Device& device, const AccountOptions& options = {});
 
   /// Seconds since the account was opened, on the host's clock.

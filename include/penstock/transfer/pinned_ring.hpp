@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -44,11 +45,17 @@ class PinnedRing {
     /// Notes that the work enqueued on `stream` so far uses the slot. Does not block the host. If the work
     /// cannot be marked, waits for the stream and throws DeviceError.
     void sent(const Stream& stream);
+    /// The same for the work that `marked` was recorded behind. Does not call the device.
+    void sent(std::shared_ptr<const Event> marked) noexcept;
 
    private:
+    [[nodiscard]] const Event& mark() const noexcept { return marked_ ? *marked_ : own_; }
+
     Device device_;
     Buffer memory_;
-    Event done_;
+    Event own_;
+    std::shared_ptr<const Event>
+        marked_;                      ///< somebody else's event, which marks the slot's work; may be null
     std::optional<Stream> unmarked_;  ///< a view of a stream whose work could be neither marked nor awaited
     std::atomic<bool> in_use_{false};
   };

@@ -2,6 +2,7 @@
 
 #include <penstock/device/device.hpp>
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -13,8 +14,11 @@ namespace penstock {
 /// wait for it keep waiting for the work that it marked then. Thread-safe.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  explicit EventPool(Device device, EventTiming timing = EventTiming::off)
-      : device_(std::move(device)), timing_(timing) {}
+  /// Makes `count` events at once, and more if they do not suffice. Throws DeviceError.
+  explicit EventPool(Device device, EventTiming timing = EventTiming::off, std::size_t count = 0)
+      : device_(std::move(device)), timing_(timing) {
+    while (idle_.size() < count) idle_.push_back(std::make_unique<Event>(device_.create_event(timing_)));
+  }
 
   struct Return {
     std::shared_ptr<EventPool> pool;
