@@ -265,13 +265,15 @@ void DeviceRing::give_back(DeviceSlot& slot) {
     failure = std::current_exception();
   }
   slot.users.clear();
+  bool may_be_awaited = false;
   {
     const std::lock_guard lock(mutex_);
     leased_.erase(std::ranges::find(leased_, &slot));
     if (failure == nullptr) free_.push_back(&slot);
-    producer_.note_change();
+    may_be_awaited = ready_ < depth_;  // otherwise the producer waits for a batch to be taken
+    if (may_be_awaited) producer_.note_change();
   }
-  producer_.notify_one();
+  if (may_be_awaited) producer_.notify_one();
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
