@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from .data import as_it_is
 from .loaders import MovedAsItIs
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, opened
+from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, cost_of_next, opened
 
 BATCH = 8192
 SAMPLES = 1 << 17
@@ -36,6 +36,23 @@ class Fancy(torch.utils.data.Dataset):
         return {name: column[chosen] for name, column in self.table.items()}
 
 
+class Declared(torch.utils.data.Dataset):
+    """A table that says that its samples are rows of tensors."""
+
+    def __init__(self, table: Table):
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(next(iter(self.table.values())))
+
+    def __getitem__(self, index: int) -> Table:
+        return {name: column[index] for name, column in self.table.items()}
+
+    @property
+    def __penstock_tensors__(self) -> Table:
+        return self.table
+
+
 def contenders(table: Table, batch: int) -> list[Contender]:
     def ours(**options: Any) -> Callable:
         def make(_: Any, setting: Setting, __: Any) -> Any:
@@ -51,9 +68,15 @@ def contenders(table: Table, batch: int) -> list[Contender]:
         )
         return MovedAsItIs(loader, setting)
 
+    def fed(_: Any, setting: Setting, __: Any) -> Any:
+        import penstock
+
+        return penstock.feed(DataLoader(Declared(table), batch, shuffle=True, drop_last=True), device=setting.device)
+
     mine: dict[str, Any] = {"needs": ("penstock",), "ours": True}
     return [
         Contender("DataLoader with `__getitems__`", fancy),
+        Contender("penstock.feed(DataLoader)", fed, **mine),
         Contender("penstock.Loader, each column by itself", ours(row_budget_bytes=1), **mine),
         Contender("penstock.Loader, resident", ours(residency="all"), **mine),
         Contender("penstock.Loader", ours(), **mine),
@@ -113,6 +136,9 @@ def _measure_with(table: Table, setting: Setting) -> Callable[[Contender, Result
                     break
             setting.synchronize()
             result.figures = {"batch_us": (time.perf_counter() - begin) / done * 1e6}
+            if contender.ours:
+                wall, processor, _ = cost_of_next(_epochs(batches), setting, rest=0.002)
+                result.figures |= {"thread_us_after_rest": 1e6 * wall, "processor_us_after_rest": 1e6 * processor}
 
     return measure
 

@@ -183,6 +183,25 @@ def busy(seconds: float) -> None:
         pass
 
 
+def cost_of_next(batches: Iterator[Any], setting: Setting, rest: float) -> tuple[float, float, Any]:
+    """Medians of the wall and processor time that `next()` takes of this thread, after `rest` seconds of other work and
+    with the device idle, and the last batch."""
+    wall, processor = [], []
+    end = time.perf_counter() + setting.seconds / 2
+    for k in range(2000):
+        busy(rest)
+        setting.synchronize()
+        own, begin = time.thread_time(), time.perf_counter()
+        batch = next(batches)
+        last = time.perf_counter()
+        if k >= 5:
+            wall.append(last - begin)
+            processor.append(time.thread_time() - own)
+        if last > end and len(wall) >= 20:
+            break
+    return statistics.median(wall), statistics.median(processor), batch
+
+
 def median_call(
     call: Callable[[], Any], setting: Setting, repetitions: int = 7, rest: float = 0.0, seconds: float | None = None
 ) -> tuple[float, float]:

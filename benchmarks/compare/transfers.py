@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 
 from .data import Samples, random_bytes
 from .loaders import data_loader
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, busy, median_call, opened
+from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, cost_of_next, median_call, opened
 
 OURS = {"needs": ("penstock",), "ours": True}
 
@@ -211,21 +210,9 @@ def _own_cost(contender: Contender, result: Result, batch: Any, setting: Setting
     """The wall and processor time of `next()`, with the device idle: only the thread's own work counts."""
     with opened(contender, batch, setting, None) as batches:
         for key, rest in (("", 0.0), ("_after_rest", 0.002)):
-            wall, processor = [], []
-            end = time.perf_counter() + setting.seconds / 2
-            for k in range(2000):
-                busy(rest)
-                setting.synchronize()
-                own, begin = time.thread_time(), time.perf_counter()
-                moved = next(batches)
-                last = time.perf_counter()
-                if k >= 5:
-                    wall.append(last - begin)
-                    processor.append(time.thread_time() - own)
-                if last > end and len(wall) >= 20:
-                    break
-            result.figures[f"thread_us{key}"] = 1e6 * statistics.median(wall)
-            result.figures[f"processor_us{key}"] = 1e6 * statistics.median(processor)
+            wall, processor, moved = cost_of_next(batches, setting, rest)
+            result.figures[f"thread_us{key}"] = 1e6 * wall
+            result.figures[f"processor_us{key}"] = 1e6 * processor
         for there, tensor in zip(_leaves(moved), _leaves(batch), strict=True):
             if not torch.equal(there.cpu(), tensor):
                 raise WrongBytes("a batch arrived with other bytes than were sent")
