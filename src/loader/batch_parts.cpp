@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 namespace penstock {
@@ -89,8 +90,9 @@ std::uint64_t BatchShares::largest(std::uint64_t samples, std::size_t number) co
   return BatchSplit(alone).largest(samples, number);
 }
 
-PartSampler::PartSampler(const Sampler& whole, std::shared_ptr<BatchShares> shares, std::size_t number)
-    : whole_(whole), shares_(std::move(shares)), number_(number) {}
+PartSampler::PartSampler(const Sampler& whole, std::shared_ptr<SharedDraws> draws,
+                         std::shared_ptr<BatchShares> shares, std::size_t number)
+    : whole_(whole), draws_(std::move(draws)), shares_(std::move(shares)), number_(number) {}
 
 void PartSampler::go_to(const Sampler& whole) {
   whole_ = whole;
@@ -98,6 +100,14 @@ void PartSampler::go_to(const Sampler& whole) {
 }
 
 bool PartSampler::next(std::vector<std::uint64_t>& indices) {
+  if (draws_ != nullptr) {
+    const std::vector<std::uint64_t>& whole = draws_->of(batch_);
+    const BatchSplit::Part part = shares_->of(batch_++).part(whole.size(), number_);
+    const auto own =
+        std::span(whole).subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.count));
+    indices.assign(own.begin(), own.end());
+    return part.count > 0;
+  }
   SampleRun run = whole_.next_run();
   if (run.count == 0) {
     whole_.start_epoch(whole_.epoch() + 1);

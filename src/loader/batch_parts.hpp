@@ -1,5 +1,7 @@
 #pragma once
 
+#include "loader/drawn_batches.hpp"
+
 #include <penstock/data/batch_sampler.hpp>
 #include <penstock/data/sampler.hpp>
 
@@ -70,13 +72,16 @@ class BatchShares {
 };
 
 /// Gives a Loader one device's part of each batch, epoch after epoch without an end. If the part is empty,
-/// the loader's own epoch ends: its next() then says that there is no batch.
+/// the loader's own epoch ends: its next() then says that there is no batch. It also ends for each end among
+/// `draws`, so that nothing is read ahead of it.
 class PartSampler final : public BatchSampler {
  public:
-  PartSampler(const Sampler& whole, std::shared_ptr<BatchShares> shares, std::size_t number);
+  /// `draws`: the batches, in place of those of `whole`; null: there are none.
+  PartSampler(const Sampler& whole, std::shared_ptr<SharedDraws> draws, std::shared_ptr<BatchShares> shares,
+              std::size_t number);
 
-  /// The next part is that of the next batch of `whole`, which is batch 0 of the shares. The loader must be
-  /// restarted behind it.
+  /// The next part is that of the next batch of `whole`, or of the first of the draws, which is batch 0 of
+  /// the shares. The loader must be restarted behind it.
   void go_to(const Sampler& whole);
 
   /// Does nothing: the loader's epochs are not those of the batches.
@@ -86,6 +91,7 @@ class PartSampler final : public BatchSampler {
 
  private:
   Sampler whole_;
+  const std::shared_ptr<SharedDraws> draws_;
   const std::shared_ptr<BatchShares> shares_;
   const std::size_t number_;
   std::uint64_t batch_ = 0;

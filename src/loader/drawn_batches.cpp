@@ -10,8 +10,8 @@
 namespace penstock {
 
 DrawnBatches::DrawnBatches(std::shared_ptr<BatchSampler> sampler, std::uint64_t samples, std::uint64_t batch,
-                           std::size_t ahead)
-    : sampler_(std::move(sampler)), samples_(samples), batch_(batch), ahead_(ahead) {}
+                           std::size_t ahead, std::size_t needs)
+    : sampler_(std::move(sampler)), samples_(samples), batch_(batch), ahead_(ahead), needs_(needs) {}
 
 DrawnBatches::Asking::Asking(DrawnBatches& drawn) : drawn_(drawn) {
   {
@@ -66,7 +66,7 @@ void DrawnBatches::draw() {
     {
       const std::lock_guard lock(mutex_);
       ended_ = item.error != nullptr || (item.indices.empty() && item.lent.indices.empty());
-      is_waited_for = out_++ < asking_;
+      is_waited_for = out_++ < asking_ + needs_ - 1;
       items_.push_back(std::move(item));
     }
     if (is_waited_for) drawn_.notify_one();
@@ -149,6 +149,29 @@ void DrawnBatches::restart(std::uint64_t epoch) {
   ++generation_;
   epoch_ = epoch;
   begun_ = ended_ = stopped_ = false;
+}
+
+const std::vector<std::uint64_t>& SharedDraws::of(std::uint64_t item) {
+  while (first_ + kept_.size() <= item) {
+    if (!drawn_.wait()) throw BatchSampler::Interrupted{};
+    std::vector<std::uint64_t> indices = std::exchange(spare_, {});
+    generation_ = drawn_.take(indices);
+    kept_.push_back(std::move(indices));
+  }
+  return kept_[static_cast<std::size_t>(item - first_)];
+}
+
+void SharedDraws::forget_before(std::uint64_t item) {
+  while (first_ < item && !kept_.empty()) {
+    spare_ = std::move(kept_.front());
+    kept_.pop_front();
+    ++first_;
+  }
+}
+
+void SharedDraws::restart() {
+  kept_.clear();
+  first_ = 0;
 }
 
 }  // namespace penstock

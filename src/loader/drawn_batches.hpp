@@ -19,9 +19,10 @@ namespace penstock {
 class DrawnBatches {
  public:
   /// Draws `ahead` batches for one consumer, and one more for each other that asks at the same time. Batches
-  /// of more than `batch` samples, and indices from `samples` on, are errors.
+  /// of more than `batch` samples, and indices from `samples` on, are errors. `needs`: how many the producer
+  /// takes before it has made the first of them.
   DrawnBatches(std::shared_ptr<BatchSampler> sampler, std::uint64_t samples, std::uint64_t batch,
-               std::size_t ahead);
+               std::size_t ahead, std::size_t needs = 1);
 
   /// A consumer that asks for a batch, from before it waits until it has one. Draws for it.
   class Asking {
@@ -70,6 +71,7 @@ class DrawnBatches {
   const std::uint64_t samples_;
   const std::uint64_t batch_;
   const std::size_t ahead_;
+  const std::size_t needs_;
 
   std::mutex sampler_mutex_;  ///< held while the sampler is called
   std::mutex mutex_;          ///< guards the rest
@@ -83,6 +85,31 @@ class DrawnBatches {
   bool begun_ = false;  ///< the sampler was told of the epoch
   bool ended_ = false;  ///< the epoch's end or an error is drawn
   bool stopped_ = false;
+};
+
+/// Drawn batches for several devices that each take a part, and look ahead by different numbers of them. A
+/// batch and an epoch's end are both items, and items count from the last restart. One thread at a time.
+class SharedDraws {
+ public:
+  /// `drawn` outlives it. Nobody else takes from it.
+  explicit SharedDraws(DrawnBatches& drawn) noexcept : drawn_(drawn) {}
+
+  /// The samples of an item; none: an epoch's end. Blocks until it is drawn. It stays until it is forgotten.
+  /// Throws the sampler's error, and BatchSampler::Interrupted if drawing is stopped.
+  [[nodiscard]] const std::vector<std::uint64_t>& of(std::uint64_t item);
+  /// Items before `item` are not asked for any more.
+  void forget_before(std::uint64_t item);
+  /// Only when the drawn batches were restarted.
+  void restart();
+  /// Of the drawn batches that the latest item was taken from.
+  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
+
+ private:
+  DrawnBatches& drawn_;
+  std::uint64_t first_ = 0;  ///< the number of the first item that is kept
+  std::deque<std::vector<std::uint64_t>> kept_;
+  std::vector<std::uint64_t> spare_;
+  std::uint64_t generation_ = 0;
 };
 
 }  // namespace penstock

@@ -50,14 +50,15 @@ std::optional<std::vector<DeviceBatch>> GroupLoader::next(std::span<const Stream
 }
 
 void GroupLoader::start_epoch(std::uint64_t epoch) { state_->start_epoch(epoch); }
+void GroupLoader::synchronize() { state_->synchronize(); }
 SamplerState GroupLoader::state() const { return state_->state(); }
 void GroupLoader::restore(const SamplerState& state) { state_->restore(state); }
 
 std::uint64_t GroupLoader::batches_per_epoch() const noexcept {
-  return state_->first_sampler().batches_per_epoch();
+  return options().batch_sampler ? 0 : state_->first_sampler().batches_per_epoch();
 }
 std::uint64_t GroupLoader::samples_per_epoch() const noexcept {
-  return state_->first_sampler().samples_per_epoch();
+  return options().batch_sampler ? 0 : state_->first_sampler().samples_per_epoch();
 }
 std::uint64_t GroupLoader::batches_left() const { return state_->batches_left(); }
 

@@ -50,8 +50,9 @@ GroupLoaderState::GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOpt
       receiver_(receiver),
       receivers_(receivers_of(group_, receiver)),
       first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),
-      plan_(plan_of_whole(dataset_, options_,
-                          std::min(options_.batch_size, first_sampler_.samples_per_epoch()))),
+      drawn_(draws_of_whole(options_, dataset_.sample_count())),
+      draws_(drawn_ ? std::make_shared<SharedDraws>(*drawn_) : nullptr),
+      plan_(plan_of_whole(dataset_, options_, largest_batch(options_, first_sampler_))),
       account_(std::make_unique<Account>(group_[receivers_[0]],
                                          AccountOptions{.timeline_batches = options_.timeline_batches})),
       sampler_(first_sampler_),
@@ -135,7 +136,7 @@ void GroupLoaderState::add_loader(std::size_t self, const GroupLinks& links, std
     if (found == carriers.end()) continue;
     member.lane = l;
     member.number = static_cast<std::size_t>(found - carriers.begin());
-    member.sampler = std::make_shared<PartSampler>(first_sampler_, lanes_[l].shares, member.number);
+    member.sampler = std::make_shared<PartSampler>(first_sampler_, draws_, lanes_[l].shares, member.number);
   }
   if (member.sampler == nullptr) return;
   const bool relays = receiver_ && *receiver_ != self;

@@ -41,13 +41,30 @@ void GroupLoaderState::begin_production() {
 void GroupLoaderState::end_production() {
   stopping_ = true;
   for (const std::size_t i : receivers_) members_[i].ring->stop();
+  if (drawn_) drawn_->stop();
   if (thread_.joinable()) thread_.join();
 }
 
 void GroupLoaderState::run() {
-  make_batches(
-      sampler_, index_, [this](const SampleRun& run) { return make_batch(run); },
-      [this](const PublishedItem& item) { publish(item); });
+  make_batches(sampler_, index_,
+               {.next = [this] { return next_run(); },
+                .make = [this](const SampleRun& run) { return make_batch(run); },
+                .make_end = [this](PublishedItem& end) { return make_end(end); },
+                .publish = [this](const PublishedItem& item) { publish(item); }});
+}
+
+/// The samples of the next batch; none at an epoch's end.
+SampleRun GroupLoaderState::next_run() {
+  if (draws_ == nullptr) return sampler_.next_run();
+  return {.order = std::nullopt, .count = draws_->of(made_).size()};
+}
+
+/// Takes the ends of the members' own epochs, too.
+bool GroupLoaderState::make_end(PublishedItem& /*end*/) {
+  if (draws_ == nullptr) return true;
+  static_cast<void>(take_parts());
+  go_on();
+  return true;
 }
 
 void GroupLoaderState::publish(const PublishedItem& item) {
@@ -80,6 +97,7 @@ bool GroupLoaderState::make_batch(const SampleRun& run) {
   item.times.epoch = sampler_.epoch();
   item.times.batch = index_++;
   item.times.samples = run.count;
+  if (draws_ != nullptr) item.state.consumed = index_;
   // A member's slot is taken when the ones before it are published, as next() takes them. So if the slots of
   // one are all held, next() waits at that one's ring, which knows who holds them.
   for (const std::size_t i : receivers_) {
@@ -88,6 +106,7 @@ bool GroupLoaderState::make_batch(const SampleRun& run) {
     DeviceSlot* const slot = ring.acquire();
     if (slot == nullptr) return false;
     slot->run = run;
+    if (draws_ != nullptr) slot->drawn = draws_->of(made_);
     slot->epoch = item.times.epoch;
     slot->index = item.times.batch;
     PublishedItem own = item;
@@ -103,10 +122,16 @@ bool GroupLoaderState::make_batch(const SampleRun& run) {
     }
     ring.publish(std::move(own));
   }
-  ++made_;
-  for (Lane& lane : lanes_) lane.shares->forget_before(made_);
+  go_on();
   see_who_gives_way();
   return true;
+}
+
+/// Counts a batch, or an end, whose parts were taken.
+void GroupLoaderState::go_on() {
+  ++made_;
+  for (Lane& lane : lanes_) lane.shares->forget_before(made_);
+  if (draws_ != nullptr) draws_->forget_before(made_);
 }
 
 void GroupLoaderState::see_who_gives_way() {
@@ -221,8 +246,11 @@ std::optional<std::vector<DeviceBatch>> GroupLoaderState::next(std::span<const S
   }
   const std::lock_guard lock(next_mutex_);
   Account::Request request(*account_, &streams[0]);
+  std::optional<DrawnBatches::Asking> asking;
+  if (drawn_ && !members_[receivers_[0]].ring->is_closed()) asking.emplace(*drawn_);
   take_all(streams, while_waiting);
   const PublishedItem item = taken_[0]->item;
+  if (asking) asking->has(item.generation, item.slot == nullptr);
   {
     const std::lock_guard guard(position_mutex_);
     if (item.generation == generation_) position_ = item.state;
@@ -256,6 +284,10 @@ void GroupLoaderState::go_to(Change&& change) {
     position_ = sampler_.state();
     ++generation_;
   }
+  if (drawn_) {
+    drawn_->restart(sampler_.epoch());
+    draws_->restart();
+  }
   for (const std::size_t i : receivers_) {
     for (const PublishedItem& dropped : members_[i].ring->reset(sampler_.state())) {
       account_->discard(dropped.timed);
@@ -273,6 +305,14 @@ void GroupLoaderState::go_to(Change&& change) {
     publish(failed_item(sampler_));
     throw;
   }
+  if (drawn_) drawn_->draw();  // for those who are in next() now
+}
+
+void GroupLoaderState::synchronize() {
+  refuse_fork();
+  for (Member& member : members_) {
+    if (member.loader) member.loader->synchronize();
+  }
 }
 
 void GroupLoaderState::start_epoch(std::uint64_t epoch) {
@@ -286,6 +326,7 @@ void GroupLoaderState::start_epoch(std::uint64_t epoch) {
 }
 
 void GroupLoaderState::restore(const SamplerState& state) {
+  if (drawn_) refuse_place();
   go_to([&](Sampler& sampler) { sampler.restore(state); });
 }
 
@@ -296,6 +337,7 @@ SamplerState GroupLoaderState::state() const {
 }
 
 std::uint64_t GroupLoaderState::batches_left() const {
+  if (drawn_) return 0;
   Sampler sampler = first_sampler_;
   sampler.restore(state());
   return sampler.batches_left();

@@ -29,6 +29,9 @@ namespace penstock {
 ///   it, each on the push stream of the member that has the part -> published     on a thread of the group
 ///   take from every receiver's ring -> leases                                    in next()
 ///
+/// If a batch sampler chooses the samples, its batches are drawn in next(), and the members' Loaders find
+/// their parts in draws_.
+///
 /// A receiver's slot is ready once its arrival stream has come to the ends of all copies into it. A part's
 /// lease ends once its copies are enqueued, so its loader refills its slot when they are done.
 class GroupLoaderState {
@@ -45,6 +48,7 @@ class GroupLoaderState {
                                                              const FunctionRef<void()>* while_waiting);
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
+  void synchronize();
   [[nodiscard]] SamplerState state() const;
   [[nodiscard]] std::uint64_t batches_left() const;
   void close();
@@ -91,8 +95,11 @@ class GroupLoaderState {
   void add_loader(std::size_t member, const GroupLinks& links, std::size_t budget);
   void end_members() noexcept;
   void run();
+  [[nodiscard]] SampleRun next_run();
+  [[nodiscard]] bool make_end(PublishedItem& end);
   [[nodiscard]] bool make_batch(const SampleRun& run);
   [[nodiscard]] Parts take_parts();
+  void go_on();
   void see_who_gives_way();
   void fill(std::size_t member, DeviceSlot& slot, const Parts& parts, PublishedItem& item);
   void publish(const PublishedItem& item);
@@ -113,22 +120,24 @@ class GroupLoaderState {
   const std::optional<std::size_t> receiver_;
   const std::vector<std::size_t> receivers_;  ///< ascending
   const Sampler first_sampler_;
-  const FeedPlan plan_;  ///< of a whole batch: how it lies in a slot
+  const std::unique_ptr<DrawnBatches> drawn_;  ///< of the batch sampler; may be null
+  const std::shared_ptr<SharedDraws> draws_;   ///< the same, for the group's thread
+  const FeedPlan plan_;                        ///< of a whole batch: how it lies in a slot
   double link_ceiling_ = 0;
   std::unique_ptr<Account> account_;  ///< on the first receiver's device
   std::vector<Lane> lanes_;
   std::vector<Member> members_;
 
-  Sampler sampler_;  ///< only for the group's thread
+  Sampler sampler_;  ///< only for the group's thread; with a batch sampler, only its epoch counts
   std::uint64_t index_ = 0;
-  std::uint64_t made_ = 0;  ///< batches since the shares began
+  std::uint64_t made_ = 0;  ///< batches since the shares began; with a batch sampler, also ends of epochs
 
   std::mutex next_mutex_;                    ///< held in next()
   std::vector<std::optional<Taken>> taken_;  ///< of each receiver; guarded by it
 
   mutable std::mutex position_mutex_;  ///< guards the two below
   SamplerState position_;
-  std::uint64_t generation_ = 0;  ///< changes with each go_to
+  std::uint64_t generation_ = 0;  ///< changes with each go_to, as that of the drawn batches does
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore and close
   std::thread thread_;

@@ -30,12 +30,7 @@ LoaderOptions checked(LoaderOptions options) {
     throw InvalidArgument(fmt::format("{} threads were asked for; use 1 to {}, or 0 for as many as help.",
                                       options.threads, LoaderOptions::kMostThreads));
   }
-  if (options.batch_sampler &&
-      (options.shuffle || options.seed != 0 || options.drop_last || options.shard.world_size != 1)) {
-    throw InvalidArgument(
-        "A batch sampler chooses the samples of each batch: leave out shuffle, seed, drop_last and the "
-        "shard.");
-  }
+  check_sampler(options);
   if (options.data_may_change && options.residency.kind != Residency::Kind::none) {
     throw InvalidArgument("Data that may change cannot be resident on the device: leave out the residency.");
   }
@@ -81,9 +76,7 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
 }
 
 void LoaderState::set_up() {
-  // A batch sampler may repeat samples.
-  const auto batch = static_cast<std::size_t>(
-      drawn_ ? options_.batch_size : std::min(options_.batch_size, sampler_.samples_per_epoch()));
+  const auto batch = static_cast<std::size_t>(largest_batch(options_, sampler_));
   FeedFacts facts = collect_facts(dataset_, device_, batch);
   make_plan(facts);
   reserve_memory(facts);
@@ -280,10 +273,7 @@ void LoaderState::synchronize() {
 }
 
 void LoaderState::restore(const SamplerState& state) {
-  if (drawn_) {
-    throw InvalidArgument(
-        "A loader with a batch sampler cannot go to a place within an epoch: the sampler keeps it.");
-  }
+  if (drawn_) refuse_place();
   go_to([&](Sampler& sampler) { sampler.restore(state); });
 }
 

@@ -102,6 +102,21 @@ void PeerParts::put(std::uint64_t turn, const DeviceBatch& part, const Stream& s
   }
 }
 
+void PeerParts::offer(std::uint64_t turn, std::uint64_t draw) noexcept {
+  board_.set(kDraw + turn % kPlaces, draw);
+  board_.set(kOffered, turn + 1);
+}
+
+void PeerParts::check_draw(std::size_t rank, std::uint64_t turn) const {
+  const std::size_t word = kDraw + turn % kPlaces;
+  if (board_.get(rank, word) == board_.get(board_.rank(), word)) return;
+  throw Error(
+      fmt::format("Rank {} of the group (PID {}) has drawn other samples than rank {}. The samplers of all "
+                  "processes of a "
+                  "group must give the same batches: seed them alike, and start epochs together.",
+                  rank, board_.process(rank), board_.rank()));
+}
+
 bool PeerParts::wait_for_offers(std::uint64_t turn, FunctionRef<bool()> stopped) const {
   const std::unique_ptr<std::atomic<int>, void (*)(std::atomic<int>*)> ends(
       &awaited_, [](std::atomic<int>* rank) { rank->store(-1, std::memory_order_relaxed); });
@@ -116,6 +131,7 @@ bool PeerParts::wait_for_offers(std::uint64_t turn, FunctionRef<bool()> stopped)
       return false;
     });
     if (stop) return false;
+    check_draw(rank, turn);
   }
   return true;
 }

@@ -41,10 +41,12 @@ class PeerParts {
 
   /// Enqueues the copy of this process's part to its place. The parts of the batch before are taken.
   void put(std::uint64_t turn, const DeviceBatch& part, const Stream& stream) const;
-  /// The part in the place of batch `turn` may be taken. The copies to it are done.
-  void offer(std::uint64_t turn) noexcept { board_.set(kOffered, turn + 1); }
+  /// The part in the place of batch `turn` may be taken. The copies to it are done. `draw`: a number that
+  /// says which samples the whole batch has.
+  void offer(std::uint64_t turn, std::uint64_t draw) noexcept;
   /// Blocks the host until all have offered their parts of batch `turn`, also empty ones. False if `stopped`
-  /// is true. Throws Error if one of them has ended, left, failed, or gone to another place.
+  /// is true. Throws Error if one of them has ended, left, failed, or gone to another place; also if one has
+  /// another draw than this process.
   [[nodiscard]] bool wait_for_offers(std::uint64_t turn, FunctionRef<bool()> stopped) const;
   /// Enqueues the copies of the part of `rank`, `part`, to the fields of a slot for whole batches.
   void take(std::size_t rank, std::uint64_t turn, const BatchSplit::Part& part,
@@ -78,7 +80,8 @@ class PeerParts {
   void leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept;
 
  private:
-  enum Word : std::size_t { kOffered, kTaken, kGeneration, kDetached };
+  /// kDraw has a word for each place.
+  enum Word : std::size_t { kOffered, kTaken, kGeneration, kDetached, kDraw };
 
   /// Where a rank's part of a field begins in a place.
   [[nodiscard]] std::size_t offset_of(std::size_t rank, std::size_t field) const {
@@ -88,6 +91,8 @@ class PeerParts {
   /// Throws Error if one of the others has ended, left, failed, or gone to another place, and has not offered
   /// its part of batch `turn`.
   void check_others(std::uint64_t turn) const;
+  /// Throws Error if another process has offered other samples than this one.
+  void check_draw(std::size_t rank, std::uint64_t turn) const;
   void detach() noexcept;
 
   const Device device_;

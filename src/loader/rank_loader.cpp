@@ -41,16 +41,18 @@ std::optional<DeviceBatch> RankLoader::next(const Stream& stream, FunctionRef<vo
 }
 
 void RankLoader::start_epoch(std::uint64_t epoch) { state_->start_epoch(epoch); }
+void RankLoader::leave_epoch() { state_->leave_epoch(); }
 void RankLoader::restore(const SamplerState& state) { state_->restore(state); }
 SamplerState RankLoader::state() const { return state_->state(); }
 
 std::uint64_t RankLoader::batches_per_epoch() const noexcept {
-  return state_->first_sampler().batches_per_epoch();
+  return options().batch_sampler ? 0 : state_->first_sampler().batches_per_epoch();
 }
 std::uint64_t RankLoader::samples_per_epoch() const noexcept {
-  return state_->first_sampler().samples_per_epoch();
+  return options().batch_sampler ? 0 : state_->first_sampler().samples_per_epoch();
 }
 std::uint64_t RankLoader::batches_left() const {
+  if (options().batch_sampler) return 0;
   Sampler sampler = state_->first_sampler();
   sampler.restore(state_->state());
   return sampler.batches_left();

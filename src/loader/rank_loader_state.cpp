@@ -29,6 +29,7 @@ std::string facts_of(const Dataset& dataset, const Device& device, const LoaderO
                                   dataset.sample_count(), device.info().backend, options.batch_size,
                                   options.shuffle ? "shuffled by " : "in order, ", options.seed,
                                   options.drop_last, options.shard.rank, options.shard.world_size);
+  if (options.batch_sampler) facts += "; chosen by a sampler";
   for (std::size_t f = 0; f < dataset.field_count(); ++f) {
     const Field& field = dataset.field(f);
     fmt::format_to(std::back_inserter(facts), "; {} {} [{}]", field.name,
@@ -53,8 +54,7 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
       device_(std::move(device)),
       dataset_(std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),
-      plan_(plan_of_whole(dataset_, options_,
-                          std::min(options_.batch_size, first_sampler_.samples_per_epoch()))),
+      plan_(plan_of_whole(dataset_, options_, largest_batch(options_, first_sampler_))),
       split_(std::vector<double>(std::max<std::size_t>(group.meeting.processes, 1), 1.0)),
       shares_(std::make_shared<BatchShares>(
           std::vector<double>(std::max<std::size_t>(group.meeting.processes, 1), 1.0))),
@@ -95,6 +95,13 @@ void RankLoaderState::meet() {
   refusal_ = parts_->refusal();
   if (refusal_.empty()) return;
   parts_.reset();
+  if (options_.batch_sampler) {
+    throw Unsupported(fmt::format(
+        "The processes of the group cannot read each other's memory ({}), and each would bring whole "
+        "batches without a way to see whether their samplers agree. Give each a loader of its own "
+        "without the group.",
+        refusal_));
+  }
   log_warning(
       fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
                   "other's memory "
@@ -107,7 +114,9 @@ void RankLoaderState::add_loader() {
     loader_.emplace(dataset_, device_, options_);
     return;
   }
-  sampler_of_parts_ = std::make_shared<PartSampler>(first_sampler_, shares_, rank_);
+  drawn_ = draws_of_whole(options_, dataset_.sample_count());
+  if (drawn_) draws_ = std::make_shared<SharedDraws>(*drawn_);
+  sampler_of_parts_ = std::make_shared<PartSampler>(first_sampler_, draws_, shares_, rank_);
   LoaderOptions own = options_of_parts(options_, sampler_of_parts_, split_.largest(plan_.batch, rank_));
   const std::size_t budget =
       options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device_.memory().free / 2;
@@ -130,13 +139,32 @@ void RankLoaderState::begin_production() {
 void RankLoaderState::end_production() {
   stopped_ = true;
   ring_->stop();
+  if (drawn_) drawn_->stop();
   if (thread_.joinable()) thread_.join();
 }
 
 void RankLoaderState::run() {
-  make_batches(
-      sampler_, index_, [this](const SampleRun& run) { return make_batch(run); },
-      [this](const PublishedItem& item) { publish(item); });
+  make_batches(sampler_, index_,
+               {.next = [this] { return next_run(); },
+                .make = [this](const SampleRun& run) { return make_batch(run); },
+                .make_end = [this](PublishedItem& end) { return make_end(end); },
+                .publish = [this](const PublishedItem& item) { publish(item); }});
+}
+
+/// The samples of the next batch; none at an epoch's end.
+SampleRun RankLoaderState::next_run() {
+  if (draws_ == nullptr) return sampler_.next_run();
+  return {.order = std::nullopt, .count = draws_->of(turn_).size()};
+}
+
+/// All processes come to it, if a sampler chooses the samples. False if it is to stop.
+bool RankLoaderState::make_end(PublishedItem& end) {
+  if (draws_ == nullptr) return true;
+  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+  if (!offer() || !parts_->wait_for_offers(turn_, stopped)) return false;
+  parts_->taken(turn_++);
+  end.generation = draws_->generation();
+  return true;
 }
 
 /// Also tells the other processes of an exception.
@@ -167,6 +195,11 @@ bool RankLoaderState::make_batch(const SampleRun& run) {
   item.times.batch = slot->index = index_++;
   item.times.samples = run.count;
   slot->run = run;
+  if (draws_ != nullptr) {
+    slot->drawn = draws_->of(turn_);
+    item.state.consumed = index_;
+    item.generation = draws_->generation();
+  }
   item.timed = account_->open();
   bool filled = false;
   try {
@@ -197,8 +230,20 @@ bool RankLoaderState::offer() {
     if (!wait_for(*placed_)) return false;
   }
   shares_->forget_before(turn_);
-  parts_->offer(turn_);
+  if (draws_ != nullptr) draws_->forget_before(turn_);
+  parts_->offer(turn_, draw_of_turn());
   return true;
+}
+
+/// A number that says which samples the batch of this turn has.
+std::uint64_t RankLoaderState::draw_of_turn() const {
+  if (draws_ == nullptr) return 0;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, of whole numbers
+  for (const std::uint64_t index : draws_->of(turn_)) {
+    hash = (hash ^ index) * 0x100000001b3;
+    hash ^= hash >> 32;
+  }
+  return hash;
 }
 
 /// Brings the parts of all processes into a slot. False if it is to stop.
@@ -255,12 +300,21 @@ std::optional<DeviceBatch> RankLoaderState::next(const Stream& stream,
         board_.process(awaited->rank)));
   };
   const FunctionRef<void()> look_meanwhile(look);
+  std::optional<DrawnBatches::Asking> asking;
+  if (drawn_ && !ring_->is_closed()) {
+    between_epochs_ = false;
+    asking.emplace(*drawn_);
+  }
   PublishedItem item = ring_->take(stream, &look_meanwhile);
+  if (asking) {
+    between_epochs_ = item.slot == nullptr;
+    asking->has(item.generation, item.slot == nullptr);
+  }
+  if (item.slot != nullptr || drawn_) ++handed_out_;
   if (item.slot == nullptr) {
     request.end(item.times.epoch);
     return std::nullopt;
   }
-  ++handed_out_;
   DeviceBatch batch(ring_, item.slot);
   request.answer(delivery_of(item, plan_.delivered_sample_bytes()));
   return batch;
@@ -286,6 +340,10 @@ void RankLoaderState::go_to(Change&& change) {
     handed_out_ = 0;
     for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
     shares_->restart();
+    if (drawn_) {
+      drawn_->restart(sampler_.epoch());
+      draws_->restart();
+    }
     sampler_of_parts_->go_to(sampler_);
     loader_->start_epoch(loader_->state().epoch + 1);  // not the one that it is in
     begin_production();
@@ -294,6 +352,26 @@ void RankLoaderState::go_to(Change&& change) {
     publish(failed_item(sampler_));
     throw;
   }
+  if (drawn_) drawn_->draw();  // for those who are in next() now
+}
+
+void RankLoaderState::leave_epoch() {
+  refuse_fork();
+  if (!feeds_once()) {
+    loader_->start_epoch(loader_->state().epoch + 1);
+    return loader_->synchronize();
+  }
+  const std::lock_guard control(control_mutex_);
+  if (closed_) return;
+  if (!between_epochs_) {
+    end_production();
+    for (const PublishedItem& dropped : ring_->reset(ring_->position())) account_->discard(dropped.timed);
+    loader_->start_epoch(loader_->state().epoch + 1);
+    ring_->publish({.error = std::make_exception_ptr(InvalidArgument(
+                        "The epoch was left. Start one, in all processes of the group, and ask then.")),
+                    .state = ring_->position()});
+  }
+  loader_->synchronize();
 }
 
 void RankLoaderState::start_epoch(std::uint64_t epoch) {
@@ -304,6 +382,7 @@ void RankLoaderState::start_epoch(std::uint64_t epoch) {
 }
 
 void RankLoaderState::restore(const SamplerState& state) {
+  if (options_.batch_sampler) refuse_place();
   if (!feeds_once()) return loader_->restore(state);
   go_to([&](Sampler& sampler) { sampler.restore(state); });
 }

@@ -30,6 +30,10 @@ namespace penstock {
 ///
 /// The thread waits on the host at each arrow: a batch is published when it is all there and the processes
 /// that had its parts still live. Meanwhile the Loader brings the next parts over the link.
+///
+/// If a batch sampler chooses the samples, its batches are drawn in next(). With each part a process offers a
+/// number that says which samples the whole batch has, and with none at an epoch's end. So processes whose
+/// samplers differ notice it before they take a part.
 class RankLoaderState {
  public:
   RankLoaderState(Dataset dataset, Device device, ProcessBoardOptions group, LoaderOptions options);
@@ -42,6 +46,7 @@ class RankLoaderState {
                                                 const FunctionRef<void()>* while_waiting);
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
+  void leave_epoch();
   [[nodiscard]] SamplerState state() const;
   void close();
 
@@ -61,8 +66,11 @@ class RankLoaderState {
   void meet();
   void add_loader();
   void run();
+  [[nodiscard]] SampleRun next_run();
   [[nodiscard]] bool make_batch(const SampleRun& run);
+  [[nodiscard]] bool make_end(PublishedItem& end);
   [[nodiscard]] bool offer();
+  [[nodiscard]] std::uint64_t draw_of_turn() const;
   [[nodiscard]] bool fill(DeviceSlot& slot, PublishedItem& item);
   [[nodiscard]] bool wait_for(const Event& event) const;
   [[nodiscard]] bool drain() const noexcept;
@@ -84,8 +92,10 @@ class RankLoaderState {
       shares_;  ///< the same split for each batch; only for the loader's thread
   ProcessBoard board_;
   const std::size_t rank_;
-  std::unique_ptr<PeerParts> parts_;  ///< null if each process brings whole batches
-  std::string refusal_;               ///< why it is null
+  std::unique_ptr<PeerParts> parts_;     ///< null if each process brings whole batches
+  std::string refusal_;                  ///< why it is null
+  std::unique_ptr<DrawnBatches> drawn_;  ///< of the batch sampler; null without one, and if parts_ is null
+  std::shared_ptr<SharedDraws> draws_;   ///< the same, for the loader's thread
   std::shared_ptr<PartSampler> sampler_of_parts_;
   std::optional<Loader> loader_;  ///< of the parts, or of whole batches
 
@@ -98,9 +108,11 @@ class RankLoaderState {
 
   Sampler sampler_;  ///< only for the loader's thread, as the next two
   std::uint64_t index_ = 0;
-  std::uint64_t turn_ = 0;  ///< batches since the processes were last at one place
+  /// Batches since the processes were last at one place; with a batch sampler, also ends of epochs.
+  std::uint64_t turn_ = 0;
 
   std::atomic<std::uint64_t> handed_out_{0};  ///< the same, of next()
+  std::atomic<bool> between_epochs_{false};   ///< with a batch sampler: an end was handed out last
   std::atomic<bool> stopped_{false};
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore and close

@@ -13,21 +13,40 @@ namespace penstock {
 namespace {
 
 // The next part crosses the link while the one before it is copied on.
-constexpr std::size_t kPartsAhead = 2;
+std::size_t parts_ahead(const LoaderOptions& whole) { return std::min<std::size_t>(2, whole.prefetch_depth); }
 
 }  // namespace
 
 LoaderOptions checked_for_group(LoaderOptions options) {
-  if (options.batch_sampler) {
+  check_sampler(options);
+  if (options.data_may_change && !options.batch_sampler) {
     throw InvalidArgument(
-        "A loader over several links draws its batches by itself: leave out the sampler, or use a Loader for "
-        "each device.");
-  }
-  if (options.data_may_change) {
-    throw InvalidArgument(
-        "A loader over several links reads ahead from epoch to epoch: its data must not change.");
+        "A loader over several links reads ahead from epoch to epoch, unless it has a batch sampler: its "
+        "data "
+        "must not change.");
   }
   return options;
+}
+
+void check_sampler(const LoaderOptions& options) {
+  if (options.batch_sampler &&
+      (options.shuffle || options.seed != 0 || options.drop_last || options.shard.world_size != 1)) {
+    throw InvalidArgument(
+        "A batch sampler chooses the samples of each batch: leave out shuffle, seed, drop_last and the "
+        "shard.");
+  }
+}
+
+void refuse_place() {
+  throw InvalidArgument(
+      "A loader with a batch sampler cannot go to a place within an epoch: the sampler keeps it.");
+}
+
+std::unique_ptr<DrawnBatches> draws_of_whole(const LoaderOptions& options, std::uint64_t samples) {
+  if (!options.batch_sampler) return nullptr;
+  const std::size_t needs = 1 + parts_ahead(options);
+  return std::make_unique<DrawnBatches>(options.batch_sampler, samples, options.batch_size,
+                                        options.prefetch_depth + needs, needs);
 }
 
 SamplerOptions sampler_options_of(const LoaderOptions& options) {
@@ -36,6 +55,11 @@ SamplerOptions sampler_options_of(const LoaderOptions& options) {
           .batch_size = options.batch_size,
           .drop_last = options.drop_last,
           .shard = options.shard};
+}
+
+std::uint64_t largest_batch(const LoaderOptions& options, const Sampler& sampler) {
+  return options.batch_sampler ? options.batch_size
+                               : std::min(options.batch_size, sampler.samples_per_epoch());
 }
 
 FeedPlan plan_of_whole(const Dataset& dataset, const LoaderOptions& options, std::uint64_t batch) {
@@ -66,7 +90,7 @@ LoaderOptions options_of_parts(const LoaderOptions& whole, std::shared_ptr<PartS
   parts.shuffle = parts.drop_last = false;
   parts.seed = 0;
   parts.shard = {};
-  parts.prefetch_depth = std::min(kPartsAhead, whole.prefetch_depth);
+  parts.prefetch_depth = parts_ahead(whole);
   parts.ring_grows = true;
   return parts;
 }
@@ -87,25 +111,26 @@ std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t bu
   return std::make_shared<DeviceRing>(device, memory, whole, options, position);
 }
 
-void make_batches(Sampler& sampler, std::uint64_t& index, FunctionRef<bool(const SampleRun&)> make,
-                  FunctionRef<void(const PublishedItem&)> publish) {
+void make_batches(Sampler& sampler, std::uint64_t& index, const BatchMaking& making) {
   try {
     for (;;) {
-      const SampleRun run = sampler.next_run();
+      const SampleRun run = making.next();
       if (run.count > 0) {
-        if (!make(run)) return;
+        if (!making.make(run)) return;
         continue;
       }
       PublishedItem end;
+      if (!making.make_end(end)) return;
       end.times.epoch = sampler.epoch();
       sampler.start_epoch(sampler.epoch() + 1);
       index = 0;
       end.state = sampler.state();
-      publish(end);
+      making.publish(end);
     }
   } catch (const ProductionStopped&) {
+  } catch (const BatchSampler::Interrupted&) {  // the drawing was stopped
   } catch (...) {
-    publish(failed_item(sampler));
+    making.publish(failed_item(sampler));
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 /// Loaders whose batches come in parts, each over a link of its own. Some of this serves every loader.
@@ -21,8 +22,22 @@ namespace penstock {
 /// Throws InvalidArgument for options that such a loader does not take.
 [[nodiscard]] LoaderOptions checked_for_group(LoaderOptions options);
 
+/// Throws InvalidArgument for options that a batch sampler decides. A Loader of one device asks here, too.
+void check_sampler(const LoaderOptions& options);
+/// Throws the InvalidArgument of a loader with a batch sampler that is asked for a place within an epoch.
+[[noreturn]] void refuse_place();
+
+/// What draws the batches of `options.batch_sampler`; null without one. It draws as far ahead as a loader of
+/// `options.prefetch_depth` batches looks, whose parts are ahead of them.
+[[nodiscard]] std::unique_ptr<DrawnBatches> draws_of_whole(const LoaderOptions& options,
+                                                           std::uint64_t samples);
+
 /// The options of a loader's Sampler. A Loader of one device asks here, too.
 [[nodiscard]] SamplerOptions sampler_options_of(const LoaderOptions& options);
+
+/// The most samples that a batch has. A batch sampler may repeat samples. A Loader of one device asks here,
+/// too.
+[[nodiscard]] std::uint64_t largest_batch(const LoaderOptions& options, const Sampler& sampler);
 
 /// How batches of up to `batch` samples lie in memory. Nothing travels by this plan.
 [[nodiscard]] FeedPlan plan_of_whole(const Dataset& dataset, const LoaderOptions& options,
@@ -45,11 +60,19 @@ namespace penstock {
 /// Ends make_batches: the loader's thread is to stop.
 struct ProductionStopped {};
 
-/// Has `make` make the sampler's batches, and `publish` publish them all: also each epoch's end, from which
-/// it goes on to the next one, and the exception that ends it. `index`: that of the next batch in its epoch.
-/// Returns if `make` returns false or throws ProductionStopped, or after an exception.
-void make_batches(Sampler& sampler, std::uint64_t& index, FunctionRef<bool(const SampleRun&)> make,
-                  FunctionRef<void(const PublishedItem&)> publish);
+/// What make_batches calls, on the loader's thread.
+struct BatchMaking {
+  std::function<SampleRun()> next;  ///< the samples of the next batch; none at an epoch's end
+  std::function<bool(const SampleRun&)> make;
+  std::function<bool(PublishedItem&)> make_end;
+  std::function<void(const PublishedItem&)> publish;
+};
+
+/// Makes batches, and publishes them all: also each epoch's end, from which it goes on to the next one, and
+/// the exception that ends it. `index`: that of the next batch in its epoch. Returns if `make` or `make_end`
+/// returns false, if one of the functions throws ProductionStopped or BatchSampler::Interrupted, or after
+/// another exception.
+void make_batches(Sampler& sampler, std::uint64_t& index, const BatchMaking& making);
 /// The exception that is being handled, at the sampler's place.
 [[nodiscard]] PublishedItem failed_item(const Sampler& sampler);
 

@@ -1,6 +1,5 @@
+#include "loader/listed_batches.hpp"
 #include "loader/loader_fixture.hpp"
-
-#include <penstock/data/batch_sampler.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -11,19 +10,6 @@ namespace {
 
 constexpr std::size_t kSamples = 40;
 constexpr std::size_t kPixels = 300;
-
-/// Every sample twice, in batches of at most 16.
-class TwiceInOrder final : public BatchSampler {
- public:
-  void start_epoch(std::uint64_t) override { next_ = 0; }
-  bool next(std::vector<std::uint64_t>& indices) override {
-    for (; next_ < 2 * kSamples && indices.size() < 16; ++next_) indices.push_back(next_ % kSamples);
-    return !indices.empty();
-  }
-
- private:
-  std::size_t next_ = 0;
-};
 
 class ChangingDataTest : public LoaderTest {
  protected:
@@ -46,7 +32,7 @@ class ChangingDataTest : public LoaderTest {
   /// The device reads the images where they lie; the labels are small.
   [[nodiscard]] LoaderOptions options(GatherPath gather = GatherPath::automatic) const {
     return {.batch_size = 16,
-            .batch_sampler = std::make_shared<TwiceInOrder>(),
+            .batch_sampler = std::make_shared<TwiceInOrder>(kSamples),
             .gather = gather,
             .data_may_change = true,
             .copy_limit_bytes = labels_.size(),

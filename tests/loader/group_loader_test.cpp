@@ -85,7 +85,7 @@ TEST(PartSampler, EndsForEachBatchWithoutAPart) {
   std::vector<std::vector<std::uint64_t>> has(2);
   const auto shares = std::make_shared<BatchShares>(std::vector<double>{1, 2});
   for (std::size_t i = 0; i < 2; ++i) {
-    PartSampler sampler(threes, shares, i);
+    PartSampler sampler(threes, nullptr, shares, i);
     std::vector<std::uint64_t> indices;
     for (int turn = 0; turn < 5; ++turn) {
       indices.clear();
@@ -636,12 +636,7 @@ TEST_P(GroupLoaderTest, MembersThatDoNotReachEachOtherPullForThemselves) {
 }
 
 TEST_P(GroupLoaderTest, RefusesWhatHasNoMeaning) {
-  struct Nothing final : BatchSampler {
-    void start_epoch(std::uint64_t) override {}
-    bool next(std::vector<std::uint64_t>&) override { return false; }
-  };
   const Dataset data = dataset();
-  EXPECT_THROW(GroupLoader(data, group(), {.batch_sampler = std::make_shared<Nothing>()}), InvalidArgument);
   EXPECT_THROW(GroupLoader(data, group(), {.data_may_change = true}), InvalidArgument);
   EXPECT_THROW(GroupLoader(data, group(), {.batch_size = 0}), InvalidArgument);
   EXPECT_THROW(GroupLoader(data, group(), {.fields = {{.name = "nobody"}}}), InvalidArgument);

@@ -46,10 +46,13 @@ struct RankSetup {
   std::uint64_t fails_at = ~std::uint64_t{0};  ///< the sample whose reading throws, if there are zeros
   std::uint64_t slow_at = ~std::uint64_t{0};   ///< the same, whose reading takes so long
   int slow_ms = 0;
+  bool has_sampler = false;                      ///< a batch sampler gives the same order
+  std::uint64_t differs_at = ~std::uint64_t{0};  ///< the batch from which on its samples are others
+  std::uint64_t ends_at = ~std::uint64_t{0};     ///< the batch in whose place its first epoch ends
 };
 
 /// fail: waits for the device fail from now on.
-enum class Do : int { read, start_epoch, restore, close, describe, fail, heal, fork, live, end };
+enum class Do : int { read, start_epoch, leave_epoch, restore, close, describe, fail, heal, fork, live, end };
 struct Command {
   Do what = Do::end;
   std::uint64_t number = 0;  ///< of batches to read; the epoch; of samples consumed
@@ -67,6 +70,41 @@ struct Answer {
 template <std::size_t N>
 void put(std::array<char, N>& to, const std::string& text) {
   std::strncpy(to.data(), text.c_str(), N - 1);
+}
+
+/// Gives the batches of a Sampler.
+class SamplerOfBatches final : public BatchSampler {
+ public:
+  SamplerOfBatches(const RankSetup& setup, const Sampler& order) : setup_(setup), order_(order) {}
+  void start_epoch(std::uint64_t epoch) override {
+    order_.start_epoch(epoch);
+    given_ = 0;
+  }
+  bool next(std::vector<std::uint64_t>& indices) override {
+    if (order_.batches_left() == 0 || (order_.epoch() == 0 && given_ == setup_.ends_at)) return false;
+    indices.resize(static_cast<std::size_t>(setup_.batch));
+    indices.resize(order_.next(indices));
+    if (given_++ >= setup_.differs_at) indices.back() = (indices.back() + 1) % setup_.samples;
+    return true;
+  }
+
+ private:
+  const RankSetup setup_;
+  Sampler order_;
+  std::uint64_t given_ = 0;
+};
+
+LoaderOptions options_of(const RankSetup& setup, const Sampler& order) {
+  LoaderOptions options{.batch_size = setup.batch,
+                        .prefetch_depth = static_cast<std::size_t>(setup.prefetch)};
+  if (setup.has_sampler) {
+    options.batch_sampler = std::make_shared<SamplerOfBatches>(setup, order);
+    options.data_may_change = true;
+  } else {
+    options.shuffle = setup.shuffle;
+    options.seed = setup.seed;
+  }
+  return options;
 }
 
 /// A rank: its loader, its consumer, and the order that the batches should have.
@@ -88,10 +126,7 @@ class Rank {
                 .meeting = {.key = setup.key.data(), .processes = static_cast<std::size_t>(setup.ranks)},
                 .rank = static_cast<std::size_t>(setup.rank),
                 .timeout = std::chrono::milliseconds(setup.timeout_ms)},
-            LoaderOptions{.batch_size = setup.batch,
-                          .shuffle = setup.shuffle,
-                          .seed = setup.seed,
-                          .prefetch_depth = static_cast<std::size_t>(setup.prefetch)})) {}
+            options_of(setup, expected_))) {}
 
   void run(const Command& command, Answer& answer) {
     switch (command.what) {
@@ -105,6 +140,9 @@ class Rank {
       case Do::start_epoch:
         loader_->start_epoch(command.number);
         expected_.start_epoch(command.number);
+        break;
+      case Do::leave_epoch:
+        loader_->leave_epoch();
         break;
       case Do::restore: {
         SamplerState state = expected_.state();
@@ -365,6 +403,69 @@ TEST_P(RankLoaderTest, OneThatGoesElsewhereIsNamedAndMayBeFollowed) {
   expect_all_end();
 }
 
+TEST_P(RankLoaderTest, AllGetTheBatchesOfSamplersThatAgree) {
+  for (const auto& [batch, prefetch] : {std::pair{1, 1}, {2, 3}, {16, 2}}) {
+    for (const std::string& error : start([&](RankSetup& setup) {
+           setup.has_sampler = true;
+           setup.batch = static_cast<std::uint64_t>(batch);
+           setup.prefetch = static_cast<std::uint64_t>(prefetch);
+         })) {
+      EXPECT_EQ(error, "");
+    }
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      ranks_[rank]->send(Command{Do::read, 60, rank == 1 ? 1000 : 0});
+    }
+    std::vector<Answer> answers;
+    for (const auto& rank : ranks_) answers.push_back(rank->receive<Answer>());
+    expect_good(answers, 60);
+    EXPECT_THAT(one(0, {Do::restore, 32}).error(), HasSubstr("the sampler keeps it"));
+    expect_good(all({Do::close}));
+    for (const Answer& answer : all({Do::live})) EXPECT_EQ(answer.error(), "0 bytes");
+    expect_all_end();
+    ranks_.clear();
+  }
+}
+
+TEST_P(RankLoaderTest, OneThatDrawsOtherSamplesIsNamedInTheirPlace) {
+  start([](RankSetup& setup) {
+    setup.has_sampler = true;
+    if (setup.rank == 1) setup.differs_at = 5;
+  });
+  for (const Answer& answer : all({Do::read, 13})) {
+    EXPECT_EQ(answer.batches, 5U);
+    EXPECT_FALSE(answer.wrong);
+    EXPECT_THAT(answer.error(), HasSubstr("drawn other samples"));
+  }
+  expect_all_end();
+}
+
+TEST_P(RankLoaderTest, OneWhoseEpochEndsEarlierIsNamed) {
+  start([](RankSetup& setup) {
+    setup.has_sampler = true;
+    if (setup.rank == 1) setup.ends_at = 5;
+  });
+  for (const Answer& answer : all({Do::read, 13})) {
+    EXPECT_EQ(answer.batches, 5U);
+    EXPECT_FALSE(answer.wrong);
+    EXPECT_THAT(answer.error(), HasSubstr("drawn other samples"));
+  }
+  expect_good(all({Do::start_epoch, 1}));
+  expect_good(all({Do::read, 20}), 20);
+  expect_all_end();
+}
+
+TEST_P(RankLoaderTest, AnEpochIsLeftWithoutTheOthersAndStartedWithThem) {
+  start([](RankSetup& setup) { setup.has_sampler = true; });
+  expect_good(all({Do::read, 4}), 4);
+  for (std::size_t rank = 0; rank < size(); ++rank) {
+    expect_good({one(rank, {Do::leave_epoch})});
+    EXPECT_THAT(one(rank, {Do::read, 1}).error(), HasSubstr("The epoch was left"));
+  }
+  expect_good(all({Do::start_epoch, 1}));
+  expect_good(all({Do::read, 13}), 13);
+  expect_all_end();
+}
+
 TEST_P(RankLoaderTest, OneThatClosesEarlyIsNamed) {
   start();
   expect_good(all({Do::read, 3}), 3);
@@ -523,6 +624,16 @@ TEST_P(PlainRanks, WithoutPeerAccessEachBringsWholeBatches) {
   expect_good(all({Do::start_epoch, 4}));
   expect_good(all({Do::read, 2}), 2);
   expect_good(all({Do::close}));
+  expect_all_end();
+}
+
+TEST_P(PlainRanks, ASamplerIsRefusedWithoutPeerAccess) {
+  for (const std::string& error : start([](RankSetup& setup) {
+         setup.peer_access = false;
+         setup.has_sampler = true;
+       })) {
+    EXPECT_THAT(error, HasSubstr("without a way to see whether their samplers agree"));
+  }
   expect_all_end();
 }
 

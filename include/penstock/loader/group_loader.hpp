@@ -39,8 +39,9 @@ struct GroupLinks {
 class GroupLoader {
  public:
   /// Allocates as Loader does, on each member: `options.device_budget_bytes` is that of each. Throws
-  /// InvalidArgument if the options do not fit; also for a batch sampler, and for data that may change, which
-  /// groups do not take. Throws OutOfMemory, DeviceError.
+  /// InvalidArgument if the options do not fit; also for data that may change without a batch sampler, since
+  /// the next epoch is read ahead then. A batch sampler is asked for two batches more than on one device.
+  /// Throws OutOfMemory, DeviceError.
   GroupLoader(Dataset dataset, DeviceGroup group, LoaderOptions options = {}, GroupLinks links = {});
   /// Feeds one member, the `receiver`, over the links of all that reach it: the others pull parts of each
   /// batch into buffers of their own, and push them on. They give way: if others use such a member's link, or
@@ -69,6 +70,7 @@ class GroupLoader {
   /// As Loader.
   void start_epoch(std::uint64_t epoch);
   /// As Loader. A state may be restored in a Loader, and a Loader's here.
+  void synchronize();
   [[nodiscard]] SamplerState state() const;
   void restore(const SamplerState& state);
   [[nodiscard]] std::uint64_t batches_per_epoch() const noexcept;

@@ -34,8 +34,13 @@ class RankLoader {
  public:
   /// Meets the other processes, and blocks the host until all have come: see ProcessBoard. Allocates as
   /// Loader does, and two parts of a batch besides. Throws InvalidArgument if the options do not fit, if
-  /// the processes feed different things, for a batch sampler, and for data that may change. Throws Error if
-  /// another process fails or ends; OutOfMemory, DeviceError.
+  /// the processes feed different things, and for data that may change without a batch sampler. Throws Error
+  /// if another process fails or ends; OutOfMemory, DeviceError.
+  ///
+  /// A batch sampler must give the same batches in all processes. They compare them before they take a part,
+  /// and next() throws Error if they differ. It also compares the ends of epochs, so that all must have drawn
+  /// one before any gets it. Throws Unsupported for a batch sampler if the devices cannot map each other's
+  /// memory, since nothing is compared then.
   RankLoader(Dataset dataset, Device device, ProcessBoardOptions group, LoaderOptions options = {});
   /// As Loader. Waits for the others as close does.
   ~RankLoader();
@@ -52,6 +57,11 @@ class RankLoader {
   /// `while_waiting`: then all get an Error, also from later calls, and make another loader.
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
+  /// Nothing reads the dataset when this returns, until start_epoch. Blocks the host, not for other
+  /// processes. next() throws InvalidArgument until then, unless it had given the epoch's end before: if a
+  /// batch sampler chooses the samples, nothing is read ahead there. Held batches stay valid. Throws
+  /// DeviceError.
+  void leave_epoch();
   /// As Loader. A state may be restored in a Loader, and a Loader's here.
   [[nodiscard]] SamplerState state() const;
   [[nodiscard]] std::uint64_t batches_per_epoch() const noexcept;

@@ -30,7 +30,7 @@ struct ProcessBoardOptions {
 /// Thread-safe, but for `exchange`, which one thread calls at a time, and all processes equally often.
 class ProcessBoard {
  public:
-  static constexpr std::size_t kWords = 4;
+  static constexpr std::size_t kWords = 6;
   static constexpr std::size_t kLongestText = std::size_t{16} << 10;
 
   /// Blocks the host until all processes have come. Throws Error if one that had come has ended, or if one
