@@ -11,9 +11,10 @@ from typing import Any
 
 from . import _core, _others
 from ._checks import whole
-from ._engines import engine_for, resolve
+from ._engines import resolve
 from ._errors import InvalidArgument, note
-from ._native_feed import NativeFeed, NativeIterator, may_be_native, why_not_native
+from ._native_feed import NativeFeed, NativeIterator, may_be_native, not_for_processes, why_not_native
+from ._receivers import Receivers
 from ._resume import Placed, TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from ._shared_slots import Received
 from ._static import StaticBatches, check, refuse_unless_garbage
@@ -31,6 +32,7 @@ def feed(
     native: bool = True,
     static: bool = False,
     resumable: bool = False,
+    group: Any = None,
 ) -> Feed:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
@@ -80,6 +82,14 @@ def feed(
     batches are ahead. If memory of the dataset is replaced in a native feed, there are new addresses. A batch must be
     plain arrays of the host, in any nest; for others it is a TypeError.
 
+    `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
+    gives lists with one batch for each device, as `Loader(group=...)` does. Each byte crosses one link, if the devices
+    reach each other's memory: see `to_device`. If one device fails or has no memory for a batch, the error comes in
+    that batch's place. Or a `ProcessGroup`: each of its processes has one device and feeds an equal DataLoader, whose
+    sampler gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch. It
+    is then an InvalidArgument if samples cannot be gathered natively, and an Error if the samplers differ. A group
+    excludes `static`.
+
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
     handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
     early leaves produced batches unused. Iterate within one stream context: a batch's memory belongs to the stream that
@@ -89,7 +99,8 @@ def feed(
     the first one, otherwise the host. `prefetch_depth`: 0 and up; with `static`, 1 and up. Raises InvalidArgument for
     other values, and DeviceError in a DataLoader's worker process.
     """
-    return Feed(loader, device, prefetch_depth, sharded=sharded, native=native, static=static, resumable=resumable)
+    options = dict(sharded=sharded, native=native, static=static, resumable=resumable, group=group)
+    return Feed(loader, device, prefetch_depth, **options)
 
 
 class Feed:
@@ -99,7 +110,9 @@ class Feed:
     assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
     """
 
-    _own = frozenset({"loader", "device", "prefetch_depth", "sharded", "native", "static", "resumable"})
+    _own = frozenset(
+        {"loader", "device", "devices", "prefetch_depth", "sharded", "native", "static", "resumable", "group"}
+    )
     _held = 1  # batches that the loop holds while it asks for the next one
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
@@ -116,6 +129,7 @@ class Feed:
         native: bool = True,
         static: bool = False,
         resumable: bool = False,
+        group: Any = None,
     ):
         loader = _unwrapped(loader)
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
@@ -126,16 +140,26 @@ class Feed:
         self.native = bool(native)
         self.static = bool(static)
         self.resumable = bool(resumable)
-        self._set_device(device)
+        self.group = list(group) if isinstance(group, Iterable) and not isinstance(group, str) else group
+        if self.group is not None and self.static:
+            raise InvalidArgument("static=True delivers to fixed addresses of one device: leave group out.")
+        self._set_receivers(device)
         self._order = self._find_order()
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
-        engine = engine_for(self._spec)
+        engine = self._receivers.engine
         if self.static:
             check(engine, self.prefetch_depth)
+        self._refuse_unless_all_may_get_it()
 
-    def _set_device(self, device: Any) -> None:
-        self.device = self._spec = resolve(device)
+    def _set_receivers(self, device: Any) -> None:
+        self._receivers = Receivers(device, self.group)
+        self.device, self.devices = self._receivers.name, self._receivers.specs
+
+    def _refuse_unless_all_may_get_it(self) -> None:
+        why = "" if self._receivers.processes is None else why_not_native(self)
+        if why:
+            raise not_for_processes(why)
 
     def _find_order(self) -> Any:
         """What keeps this feed's place; None if its loader does, or nobody. Raises InvalidArgument if nobody can and
@@ -165,7 +189,8 @@ class Feed:
 
     def __iter__(self) -> Iterator[Any]:
         if self.static:
-            check(engine_for(self._spec), self.prefetch_depth)
+            check(self._receivers.engine, self.prefetch_depth)
+        self._refuse_unless_all_may_get_it()
         ordinary = functools.partial(FeedIterator, self)
         return NativeIterator(self, ordinary) if may_be_native(self) else ordinary()
 
@@ -190,17 +215,31 @@ class Feed:
         object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple:
-        options = {name: getattr(self, name) for name in ("sharded", "native", "static", "resumable")}
+        options = {name: getattr(self, name) for name in ("sharded", "native", "static", "resumable", "group")}
         again = functools.partial(feed, **options)
-        return again, (self.loader, self._spec, self.prefetch_depth)
+        device = "auto" if self._receivers.together else self._receivers.name
+        return again, (self.loader, device, self.prefetch_depth)
 
     def __repr__(self) -> str:
-        return f"penstock.feed({self.loader!r}, device={self._spec!r}, prefetch_depth={self.prefetch_depth})"
+        where = f"device={self._receivers.name!r}" if self.group is None else f"group={self.group!r}"
+        return f"penstock.feed({self.loader!r}, {where}, prefetch_depth={self.prefetch_depth})"
 
     def stats(self) -> FeedStatistics:
         """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading. If
         some batches were gathered natively and others not, it is the account of those like the latest."""
-        return FeedStatistics(self._spec, lambda: self._counted.stats(), lambda: self._counted.timeline())
+        return FeedStatistics(self._receivers.name, lambda: self._counted.stats(), lambda: self._counted.timeline())
+
+    def device_stats(self) -> list[_core.FeedStatistics]:
+        """Of a group of devices, if samples are gathered natively: as Loader.device_stats. If not, `describe()` says
+        how many bytes each link has carried, and this is an InvalidArgument."""
+        if not self._receivers.together:
+            raise InvalidArgument("This feed has one device, over its own link: use stats().")
+        if self._native.counted is None:
+            raise InvalidArgument(
+                "No account of each device is kept, since the batches are those that the loader makes: stats() is the "
+                "account of all, and describe() says how many bytes each link has carried."
+            )
+        return self._native.counted.device_stats()
 
     def describe(self) -> list[str]:
         """Lines that say how the batches are made, and why. They hold for the epoch that is under way, or else the next
@@ -208,19 +247,29 @@ class Feed:
         lines = self._native.describe(self)
         if self.static:
             lines.append(f"batches arrive, in turn, at {self._sets} fixed sets of addresses")
+        if self._receivers.together and not self._native.makes_batches:
+            lines += self._describe_links()
         return lines
+
+    def _describe_links(self) -> list[str]:
+        carried = zip(self.devices, self._receivers.group.carried(), strict=True)
+        return [
+            "each batch goes to all devices at once, over all of their links",
+            "links: carried so far, with all else that was sent to these devices together, by "
+            + ", ".join(f"{spec} {count} bytes" for spec, count in carried),
+        ]
 
     @functools.cached_property
     def _account(self) -> _core.FeedAccount:
-        return _core.FeedAccount(engine_for(self._spec), self.prefetch_depth)
+        return _core.FeedAccount(self._receivers.engine, self.prefetch_depth)
 
     @functools.cached_property
     def _native(self) -> NativeFeed:
-        return NativeFeed(self._spec)
+        return NativeFeed(self._receivers)
 
     @functools.cached_property
     def _workers(self) -> WorkerFeed:
-        return WorkerFeed(self._spec)
+        return WorkerFeed(self._receivers)
 
     @property
     def _sets(self) -> int:
@@ -254,7 +303,7 @@ class Feed:
             self._state = state
 
     def _warn(self) -> None:
-        if not self.sharded:
+        if not self.sharded and self._receivers.processes is None:  # whose processes need the same samples
             _others.warn_unless_sharded(self.loader, "penstock.feed")
         _others.warn_of_lost_accumulation(self.loader, "penstock.feed")
 
@@ -302,7 +351,9 @@ class _Prepared:
         """The device to which Accelerate moves the batches."""
         return _others.device_of_prepared(self.loader)
 
-    def _set_device(self: Any, device: Any) -> None:
+    def _set_receivers(self: Any, device: Any) -> None:
+        if self.group is not None:
+            raise InvalidArgument("Accelerate moves the batches of this loader to one device: leave group out.")
         wanted, given = resolve(device), self.device
         if given is not None:
             theirs = resolve(given)
@@ -312,13 +363,16 @@ class _Prepared:
                     f"Accelerate moves the batches of this loader to {given}, not to {device}: leave `device` out."
                 )
             wanted = theirs if device == "auto" else wanted
-        self._spec = wanted
+        self._receivers = Receivers(wanted)
+        self.devices = [wanted]
 
     def describe(self: Any) -> list[str]:
         return self._inner(_unwrapped(self.loader.base_dataloader)).describe()
 
     def _inner(self: Any, base: Any) -> Feed:
-        inner = _Under(base, self._spec, self.prefetch_depth, sharded=True, native=self.native, static=self.static)
+        inner = _Under(
+            base, self._receivers.name, self.prefetch_depth, sharded=True, native=self.native, static=self.static
+        )
         inner._account, inner._native, inner._workers = self._account, self._native, self._workers
         inner._static = self._static
         return inner
@@ -370,7 +424,8 @@ class FeedIterator:
         """`source`: what is left of a native epoch, in this turn; None: the loader's next epoch."""
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
-        self._expand = expander_for(engine_for(feed._spec), feed.static)
+        self._receivers = feed._receivers
+        self._expand = [expander_for(engine, feed.static) for engine in self._receivers.engines]
         self._fixed = feed._static.of(feed._sets) if feed.static else None
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
@@ -446,7 +501,7 @@ class FeedIterator:
                 slot = None
                 if type(batch) is Received:
                     batch, slot = self._source.pool.open(batch)  # type: ignore[union-attr]
-                flight = account.send(batch, self._expand, self._pin, slot, self._fixed)
+                flight = self._send(batch, slot)
                 del batch
                 if slot is not None:
                     self._source.pool.sent(slot, flight)  # type: ignore[union-attr]
@@ -458,6 +513,11 @@ class FeedIterator:
                 self._reads = False
             else:
                 self._pending.append((flight, state))
+
+    def _send(self, batch: Any, slot: Any) -> Any:
+        if self._receivers.together:
+            return self._account.send_to_all(self._receivers.group, batch, self._expand, slot)
+        return self._account.send(batch, self._expand[0], self._pin, slot, self._fixed)
 
     def close(self) -> None:
         """Ends the epoch here: drops the loader's iterator and the batches that were read ahead."""

@@ -53,10 +53,11 @@ class Loader:
     - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. None is a batch size of 1.
     - `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
       gives lists with one batch for each device. Each byte crosses one link, if the devices reach each other's memory.
-      Takes no sampler. Or a `ProcessGroup`: each of its processes has one device, and all get the same batches.
+      Or a `ProcessGroup`: each of its processes has one device, and all get the same batches. Samplers must then give
+      the same indices in all of them; if they do not, iterating raises Error.
     - `relay`: a list of other devices, whose links help to feed `device`, or "auto" for all that reach its memory. They
       pull parts of each batch into buffers of their own, and give way if others use their wires. A neighbour's link is
-      the neighbour's, so nothing is relayed unless this is given. Takes no sampler and no `residency`.
+      the neighbour's, so nothing is relayed unless this is given. Takes no `residency`.
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
       WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
       the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`

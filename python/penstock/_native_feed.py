@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _core
-from ._engines import close_at_exit, engine_for, is_forked
-from ._errors import InvalidArgument, OutOfMemory, note
+from ._engines import close_at_exit, is_forked
+from ._errors import Closed, InvalidArgument, OutOfMemory, note
 from ._indices import has_pieces
+from ._receivers import Receivers
 from ._resume import unresumable
 from ._sampler import draw_into
 from ._samplers import Several, iterate
@@ -35,13 +36,14 @@ class NativeFeed:
     """The native loader of a feed, made with the first epoch that can be gathered natively, and anew if the tensors'
     memory is another. It serves the iterator that was begun last. Thread-safe."""
 
-    def __init__(self, spec: str):
-        self._spec = spec
+    def __init__(self, receivers: Receivers):
+        self._receivers = receivers
         self._loader: _TensorLoader | None = None
         self._latest: Callable[[], NativeIterator | None] = lambda: None
         self._seeded: Any = None  # the DataLoader whose persistent workers would have had their seed
         self.lock = threading.RLock()
         self.counted: _TensorLoader | None = None  # the loader of the latest epoch; None if that was an ordinary one
+        self.makes_batches = False  # as describe() said last
 
     def begin(self, iterator: NativeIterator, feed: Any) -> tuple[_TensorLoader, _Epoch]:
         """For one epoch. An iterator that was begun before goes on in the ordinary way. Raises _Unfit."""
@@ -71,10 +73,16 @@ class NativeFeed:
             try:
                 tensors = _tensors_of(feed)
                 under_way = latest is not None and latest.is_native
-                loader = self._loader if under_way else self._loader_for(feed, tensors)
+                loader = self._loader
+                self.makes_batches = True
+                if not under_way and self._receivers.processes is None:
+                    loader = self._loader_for(feed, tensors)
             except _Unfit as reason:
+                self.makes_batches = False
                 return [f"the batches are those that the loader makes: {reason}", *feed._workers.describe(feed.loader)]
-            return ["the dataset is tensors, whose samples are gathered without worker processes", *loader.describe()]
+            lines = ["the dataset is tensors, whose samples are gathered without worker processes"]
+            # Processes make their loaders together: when the first epoch begins.
+            return lines + (["the processes have not met yet"] if loader is None else loader.describe())
 
     def _loader_for(self, feed: Any, tensors: _Tensors) -> _TensorLoader:
         most = _most_in_a_batch(feed.loader, tensors.samples)
@@ -83,7 +91,7 @@ class NativeFeed:
                 self._loader.close()
                 self._loader = None
             try:
-                self._loader = _TensorLoader(self._spec, _ahead(feed), feed.static, tensors, most)
+                self._loader = _TensorLoader(self._receivers, _ahead(feed), feed.static, tensors, most)
             except (InvalidArgument, OutOfMemory) as error:
                 raise _Unfit(str(error)) from error
         return self._loader
@@ -102,6 +110,9 @@ class NativeIterator:
         self._epoch: _Epoch | None = None
         self._batches: Any = None  # those of the epoch
         self._build: Callable[[list[Any]], Any] | None = None
+        self._together = feed._receivers.together
+        self._processes = feed._receivers.processes is not None
+        self._newer = False  # another iterator has taken the processes' loader
         self._lock = feed._native.lock
         self._made: list[Any] = []  # the arrays of a batch that is not handed out yet; None: the end of the epoch
         self._turn = 0
@@ -125,6 +136,8 @@ class NativeIterator:
             except _Unfit as reason:
                 if feed._needs_native:
                     raise unresumable(str(reason)) from None
+                if feed._receivers.processes is not None:
+                    raise not_for_processes(str(reason)) from None
             self._begun = True
             # Not while the exception is handled: errors of workers that are forked now would name it.
             if self._epoch is None:
@@ -132,6 +145,9 @@ class NativeIterator:
                 self._ordinary.start()
             else:
                 self._batches, self._build = self._epoch.batches, self._epoch.tensors.build
+                build = self._build
+                if self._together and build is not None:
+                    self._build = lambda each: [build(arrays) for arrays in each]
                 self._turn = feed._begin_turn(beginning)
                 native.counted = self._loader
                 feed._warn()
@@ -146,7 +162,8 @@ class NativeIterator:
         if not batches.keeps_place:
             batches.done, self._made = done, none_made  # the last step: see draw_into
             return batch
-        feed, samples = self._feed, batches.samples + len(arrays[0])
+        first = arrays[0][0] if self._together else arrays[0]
+        feed, samples = self._feed, batches.samples + len(first)
         state = batches.state(samples)
         notes = feed.__dict__ if self._turn == feed._turn else {}
         notes["_state"], batches.samples, batches.done, self._made = state, samples, done, none_made  # the last step
@@ -161,9 +178,15 @@ class NativeIterator:
         with self._lock:
             if self._over:
                 raise StopIteration
+            if self._newer:
+                raise Closed(
+                    "This iterator has ended: a newer one of this feed, whose processes go together, was begun."
+                )
             if self._epoch is None:  # another iterator was begun meanwhile
                 return False
             if not self._made and not self._make():
+                if self._processes:
+                    self._refuse_rest()
                 self.go_on()
                 return False
             if self._made[0] is None:
@@ -186,8 +209,20 @@ class NativeIterator:
             self.close()
             raise
 
+    def _refuse_rest(self) -> None:
+        """Ends the epoch, and raises the sampler's error, or why the next batch cannot be gathered natively."""
+        batches = self._batches
+        self.close()
+        batches.take()
+        raise not_for_processes(
+            f"batch {batches.done - 1} of this epoch is not simply rows of its tensors, or these were written meanwhile"
+        )
+
     def go_on(self) -> None:
-        """The rest of the epoch is made in the ordinary way."""
+        """The rest of the epoch is made in the ordinary way. Of processes, it ends."""
+        if self._epoch is not None and self._processes:
+            self._newer = True
+            self._end()
         if self._epoch is not None:
             self._feed._native.counted = None
             if self._ordinary is None:  # unless Ctrl-C came below
@@ -219,16 +254,17 @@ class NativeIterator:
 class _TensorLoader:
     """A native loader of tensors, for one epoch after the other. The C++ loader asks it for the batches' indices."""
 
-    def __init__(self, spec: str, prefetch_depth: int, static: bool, tensors: _Tensors, most: int):
+    def __init__(self, receivers: Receivers, prefetch_depth: int, static: bool, tensors: _Tensors, most: int):
         self._memory = tensors.memory()
         self._most = most
         self._prefetch_depth = prefetch_depth
+        self._members = len(receivers.specs)
         self.static = static
         self._number = 0
         self._draws = _Draws()
-        engine = engine_for(spec)
-        self._native = _core.NativeLoader(
-            engine,
+        native, where = _native_for(receivers)
+        self._native = native(
+            where,
             list(zip(tensors.names, tensors.arrays, strict=True)),
             [],
             batch_size=most,
@@ -246,7 +282,7 @@ class _TensorLoader:
             gather_blocks=0,
             narrow=True,
             data_may_change=True,
-            device_budget_bytes=engine.memory_bytes,
+            device_budget_bytes=min(engine.memory_bytes for engine in receivers.engines),
             threads=0,
             when_full="fail",
             mark=mark if static else None,
@@ -254,7 +290,7 @@ class _TensorLoader:
         # Appends the arrays of the next batch, or None at the end of the epoch. False if the tensors are not as they
         # were. Raises _Odd if the batch is not simply rows of them.
         self.next_into = self._native.next_into
-        self.end_leases = self._native.end_leases
+        self.end_leases = self._native.end_leases if static else None
         self.describe = self._native.describe
         self.stats = self._native.stats
         self.timeline = self._native.timeline
@@ -268,17 +304,29 @@ class _TensorLoader:
 
     def begin(self, batches: _Batches, tensors: _Tensors) -> _Epoch:
         self._draws.epoch = epoch = _Epoch(batches, tensors, self._most)
+        self._native.start_epoch(self._number)  # which it has come to, unless processes go there together
         return epoch
 
     def end(self) -> None:
         """Nothing reads the tensors from here on, until the next epoch."""
         self._number += 1
-        self._native.start_epoch(self._number)
-        self._native.synchronize()
+        self._native.end_epoch(self._number)
         self._draws.epoch = None
+
+    def device_stats(self) -> list[_core.FeedStatistics]:
+        return [self._native.member_stats(member) for member in range(self._members)]
 
     def close(self) -> None:
         self._native.close()
+
+
+def _native_for(receivers: Receivers) -> tuple[Any, Any]:
+    """The kind of C++ loader, and the devices that it feeds."""
+    if receivers.together:
+        return _core.NativeGroupLoader, receivers.group
+    if receivers.processes is not None:
+        return _core.NativeRankLoader, receivers.processes.place(receivers.engine)
+    return _core.NativeLoader, receivers.engine
 
 
 class _Draws:
@@ -490,6 +538,14 @@ def may_be_native(feed: Any) -> bool:
     """False if the feed's loader certainly makes the batches itself."""
     module = sys.modules.get("torch.utils.data.dataloader")
     return feed.native and module is not None and type(feed.loader) is module.DataLoader
+
+
+def not_for_processes(why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"A feed of a ProcessGroup gathers the samples natively, and cannot: {why}. Feed a plain DataLoader of a "
+        "TensorDataset, or use Loader(data, group=...). Otherwise let each process feed its own share, and gather "
+        "them with torch.distributed."
+    )
 
 
 def why_not_native(feed: Any) -> str:

@@ -15,6 +15,7 @@ from . import _core
 from ._checks import whole
 from ._engines import engine_for
 from ._errors import Unsupported
+from ._receivers import Receivers
 from ._shared_slots import Received, Slots
 
 _MOST_SLOT_BYTES = 8 << 30  # addresses of each slot; a larger batch goes as any batch does
@@ -68,7 +69,7 @@ def _give_back(granted: list[int]) -> None:
 
 class _Workers:
     """What a loader has of its workers, kept in the loader, so that it goes with it: the epochs of persistent workers,
-    by device. Neither copied nor pickled with the loader."""
+    by the devices that receive. Neither copied nor pickled with the loader."""
 
     def __init__(self, loader: Any):
         self._loader = weakref.ref(loader)
@@ -108,8 +109,8 @@ def _most_bytes() -> int:
 class WorkerFeed:
     """What a feed has for its loader's workers: their slots, kept from epoch to epoch. Thread-safe."""
 
-    def __init__(self, spec: str):
-        self._spec = spec
+    def __init__(self, receivers: Receivers):
+        self._receivers = receivers
         self._own: _Pool | None = None  # for workers that do not stay
         self.pool: _Pool | None = None  # of the latest epoch
         self._why = ""
@@ -139,14 +140,16 @@ class WorkerFeed:
         each = loader.prefetch_factor - (-(feed.prefetch_depth + 3) // loader.num_workers)
         if not loader.persistent_workers:
             if self._own is None or not self._own.serves(loader.num_workers, each):
-                self._own = _Pool(self._spec, loader.num_workers, each)
+                self._own = _Pool(self._receivers.specs[0], loader.num_workers, each)
             return _Epoch(loader, self._own)
-        epoch = workers.epochs.get(self._spec)
+        key = self._receivers.name
+        epoch = workers.epochs.get(key)
         if epoch is not None and all(process.is_alive() for process in epoch.pool.processes):
             return epoch.again(loader)
         if loader._iterator is not None:
             raise _Ordinary("its persistent workers were started without penstock.feed")
-        epoch = workers.epochs[self._spec] = _Epoch(loader, _Pool(self._spec, loader.num_workers, each))
+        pool = _Pool(self._receivers.specs[0], loader.num_workers, each)
+        epoch = workers.epochs[key] = _Epoch(loader, pool)
         return epoch
 
     def describe(self, loader: Any) -> list[str]:
@@ -161,7 +164,7 @@ class _Ordinary(Exception):
 
 
 class _Pool(Slots):
-    """The slots of one set of workers at a time. They grow as batches need it, within the limit of all feeds."""
+    """The slots of one set of workers at a time. They are locked for one device; all others read them too. They grow as batches need it, within the limit of all feeds."""
 
     def __init__(self, spec: str, workers: int, each: int):
         engine = engine_for(spec)

@@ -44,11 +44,6 @@ bool has_ended(const Pending& pending) {
   }
 }
 
-// True if the array lies in a slot that the device reads.
-bool is_in(const FilledSlot* slot, const Leaf& leaf) {
-  return slot != nullptr && slot->locked && leaf.bytes > 0 && slot->storage->contains(leaf.data);
-}
-
 // Nobody waits for its results any more.
 template <typename Pending>
 void wait_for_end(const Pending& pending) {
@@ -117,6 +112,10 @@ TransferOptions options_for(const Device& device,
 
 }  // namespace
 
+bool is_in(const FilledSlot* slot, const Leaf& leaf) {
+  return slot != nullptr && slot->locked && leaf.bytes > 0 && slot->storage->contains(leaf.data);
+}
+
 bool PendingTransfers::is_done() const {
   return std::all_of(transfers.begin(), transfers.end(), has_ended<Transfer>) &&
          (!read_by_others || has_ended(*read_by_others));
@@ -132,8 +131,7 @@ Flight::~Flight() {
 }
 
 bool Flight::sees(const FilledSlot& slot) const noexcept {
-  const long ours = pending_.slot == slot.storage ? 2 : 1;
-  return slot.storage.use_count() > ours;
+  return slot.storage.use_count() > (keeps(slot) ? 2 : 1);
 }
 
 nb::object Flight::land() {

@@ -39,6 +39,9 @@ struct PendingTransfers {
   void wait() const;
 };
 
+/// True if the array lies in a slot that the device reads. `slot` may be null.
+[[nodiscard]] bool is_in(const FilledSlot* slot, const Leaf& leaf);
+
 /// An array of a device, and where its bytes go.
 struct Fetch {
   const Leaf* leaf = nullptr;
@@ -84,6 +87,8 @@ class Flight {
   [[nodiscard]] std::size_t samples() const noexcept { return samples_; }
   /// True if somebody else than this flight has arrays of the slot.
   [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
+  /// True if the slot stays taken until this flight has what it needs of it.
+  [[nodiscard]] bool keeps(const FilledSlot& slot) const noexcept { return pending_.slot == slot.storage; }
 
  private:
   friend class Engine;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine.hpp"
+#include "group.hpp"
 
 #include <penstock/transfer/account.hpp>
 
@@ -49,8 +50,13 @@ class FeedIteration {
   /// Sends the loaded batch, as Engine::send does.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
                             FixedBatches* fixed);
+  /// Sends it to all devices of a group, the first of which has the account.
+  [[nodiscard]] FlightToAll send_to_all(Group& group, nb::handle tree, const std::vector<nb::object>& expand,
+                                        const FilledSlot* slot);
   /// Hands out the batch that was asked for, as Flight::land does.
   [[nodiscard]] nb::object land(Flight& flight);
+  /// A list of it, one for each device.
+  [[nodiscard]] nb::object land(FlightToAll& flight);
   /// The consumer goes on, with a batch or without one. `over`: it will not ask again.
   void leave(bool over);
 
@@ -58,6 +64,10 @@ class FeedIteration {
   [[nodiscard]] double now() const noexcept { return feed_->account_.now(); }
   /// PyTorch's current stream, if batches are used on it.
   [[nodiscard]] std::optional<StreamHandle> current_stream() const;
+  void note_sent();
+  /// `hand_out` takes PyTorch's current stream. `flight`: to the device that has the account.
+  template <typename HandOut>
+  [[nodiscard]] nb::object answer(const Flight& flight, std::size_t link_bytes, HandOut hand_out);
 
   const std::shared_ptr<FeedAccount> feed_;
   std::optional<std::uint64_t> epoch_;

@@ -49,9 +49,10 @@ std::optional<GroupProfile> stored_profile(const DeviceGroup& group,
 bool have_the_same_leaves(std::vector<Shipment>& shipments) {
   std::vector<Leaf>& first = shipments.front().nest.leaves();
   return std::ranges::all_of(shipments, [&](Shipment& shipment) {
-    return std::ranges::equal(shipment.nest.leaves(), first, [](const Leaf& a, const Leaf& b) {
-      return a.data == b.data && a.bytes == b.bytes;
-    });
+    return shipment.offsets == shipments.front().offsets &&
+           std::ranges::equal(shipment.nest.leaves(), first, [](const Leaf& a, const Leaf& b) {
+             return a.data == b.data && a.bytes == b.bytes;
+           });
   });
 }
 
@@ -82,31 +83,43 @@ GroupEngine& Group::engine() const {
   return *group_;
 }
 
-std::vector<Flight> Group::send(nb::handle tree, const std::vector<nb::object>& expand) {
+bool FlightToAll::sees(const FilledSlot& slot) const noexcept {
+  const auto ours = std::ranges::count_if(flights_, [&](const Flight& flight) { return flight.keeps(slot); });
+  return slot.storage.use_count() > 1 + ours;
+}
+
+FlightToAll Group::send(nb::handle tree, const std::vector<nb::object>& expand, const FilledSlot* slot) {
   (void)engine();
+  // Arrays for one host device stay in a slot; those for several are copied out of it.
+  const FilledSlot* const read_there = engines_.front()->is_cuda() ? slot : nullptr;
   std::vector<Shipment> shipments;
   shipments.reserve(engines_.size());
   for (std::size_t i = 0; i < engines_.size(); ++i) {
-    shipments.push_back(engines_[i]->load(tree, expand[i], false, nullptr, nullptr));
+    shipments.push_back(engines_[i]->load(tree, expand[i], false, read_there, nullptr));
   }
-  enqueue(shipments);
+  const std::size_t link_bytes = enqueue(shipments, read_there);
   std::vector<Flight> flights;
   flights.reserve(engines_.size());
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     flights.push_back(engines_[i]->finish(std::move(shipments[i]), nullptr));
   }
-  return flights;
+  return {std::move(flights), link_bytes};
 }
 
 Flight Group::relay(nb::handle tree, nb::handle expand) {
   (void)engine();
   std::vector<Shipment> shipments;
   shipments.push_back(engines_.front()->load(tree, expand, false, nullptr, nullptr));
-  enqueue(shipments);
+  enqueue(shipments, nullptr);
   return engines_.front()->finish(std::move(shipments.front()), nullptr);
 }
 
-void Group::enqueue(std::vector<Shipment>& shipments) const {
+std::size_t Group::crossings() const {
+  const bool pays = !measured_ || measured_->feeding_once_pays();
+  return pays ? engine().group().cliques().size() : engines_.size();
+}
+
+std::size_t Group::enqueue(std::vector<Shipment>& shipments, const FilledSlot* slot) const {
   const std::vector<Leaf>& leaves = shipments.front().nest.leaves();
   std::vector<std::optional<Stream>> streams;
   streams.reserve(shipments.size());
@@ -119,14 +132,20 @@ void Group::enqueue(std::vector<Shipment>& shipments) const {
       if (shipments[i].nest.leaves().empty()) continue;
       engines_[i]->enqueue(shipments[i], {.after = streams[i] ? &*streams[i] : nullptr});
     }
+    std::size_t bytes = 0;
+    for (const Shipment& shipment : shipments) bytes += shipment.flight.bytes();
+    return bytes;
   };
   if (!have_the_same_leaves(shipments)) return plainly();
 
   std::vector<GroupPiece> in_place;
   std::vector<GroupPiece> staged;
-  std::size_t bytes = 0;
+  const Groups& groups = shipments.front().groups;
+  std::size_t bytes = groups.slot.size();
+  if (bytes > 0) in_place.push_back({groups.slot.data(), 0, bytes});
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const Leaf& leaf = leaves[i];
+    if (is_in(slot, leaf)) continue;
     const MemoryKind kind =
         leaf.bytes == 0 ? MemoryKind::pageable : engines_.front()->device().kind_of(leaf.data);
     if (kind == MemoryKind::device) return plainly();  // a host device's
@@ -147,7 +166,11 @@ void Group::enqueue(std::vector<Shipment>& shipments) const {
     for (Shipment& shipment : shipments) shipment.flight.pending_.transfers.push_back(transfer);
   };
   // The threads read all sources later, also those of small arrays.
-  for (const Leaf& leaf : leaves) shipments.front().flight.pending_.sources.push_back(leaf.source);
+  std::vector<nb::object>& sources = shipments.front().flight.pending_.sources;
+  sources.clear();
+  for (const Leaf& leaf : leaves) {
+    if (!is_in(slot, leaf)) sources.push_back(leaf.source);
+  }
   const nb::gil_scoped_release unlocked;
   for (const auto* const pieces : {&in_place, &staged}) {
     if (pieces->empty()) continue;
@@ -155,6 +178,7 @@ void Group::enqueue(std::vector<Shipment>& shipments) const {
     keep(shipments.size() == engines_.size() ? engine().feed_once(destinations, *pieces, options)
                                              : engine().relay(0, destinations.front(), *pieces, options));
   }
+  return shipments.size() == engines_.size() ? bytes * crossings() : bytes;
 }
 
 void Group::close() {
@@ -165,12 +189,13 @@ void Group::close() {
 }
 
 void bind_group(nb::module_& module) {
+  nb::class_<FlightToAll>(module, "FlightToAll", "A nest on its way to all devices of a group.");
   nb::class_<Group>(module, "Group", "Sends to several devices over the links of all.")
       .def(nb::new_(&Group::open), nb::arg("engines"), nb::arg("cache_directory") = nb::none())
       .def(
           "send",
           [](Group& self, nb::handle tree, const std::vector<nb::object>& expand) {
-            return self.send(tree, expand);
+            return std::move(self.send(tree, expand).flights());
           },
           nb::arg("tree").none(), nb::arg("expand"))
       .def("relay", &Group::relay, nb::arg("tree").none(), nb::arg("expand"))

@@ -9,9 +9,30 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace penstock::python {
+
+/// A nest on its way to all devices of a group. It may be dropped before land().
+class FlightToAll {
+ public:
+  FlightToAll(std::vector<Flight> flights, std::size_t link_bytes) noexcept
+      : flights_(std::move(flights)), link_bytes_(link_bytes) {}
+  FlightToAll(FlightToAll&&) noexcept = default;
+  FlightToAll& operator=(FlightToAll&&) = delete;
+
+  /// One for each device, in the group's order.
+  [[nodiscard]] std::vector<Flight>& flights() noexcept { return flights_; }
+  /// Bytes that the links of all carry.
+  [[nodiscard]] std::size_t link_bytes() const noexcept { return link_bytes_; }
+  /// As Flight::sees.
+  [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
+
+ private:
+  std::vector<Flight> flights_;
+  std::size_t link_bytes_;
+};
 
 /// Sends to several devices, each of which has an engine, over the links of all.
 class Group {
@@ -22,8 +43,10 @@ class Group {
       std::vector<std::shared_ptr<Engine>> engines,
       const std::optional<std::filesystem::path>& cache_directory);
 
-  /// Feeds all devices once: a flight for each, in their order. `expand`: one for each.
-  [[nodiscard]] std::vector<Flight> send(nb::handle tree, const std::vector<nb::object>& expand);
+  /// Feeds all devices once. `expand`: one for each. `slot`: see Engine::send; its arrays go to each device's
+  /// own memory, and it stays taken until all have them.
+  [[nodiscard]] FlightToAll send(nb::handle tree, const std::vector<nb::object>& expand,
+                                 const FilledSlot* slot = nullptr);
   /// Sends to the first device, over the links of all.
   [[nodiscard]] Flight relay(nb::handle tree, nb::handle expand);
 
@@ -42,8 +65,10 @@ class Group {
   Group(std::vector<std::shared_ptr<Engine>> engines,
         const std::optional<std::filesystem::path>& cache_directory);
   /// Enqueues the leaves that all shipments have in common. To the first device alone if there is only one
-  /// shipment.
-  void enqueue(std::vector<Shipment>& shipments) const;
+  /// shipment. Returns the bytes that the links of all carry.
+  std::size_t enqueue(std::vector<Shipment>& shipments, const FilledSlot* slot) const;
+  /// How many links each byte for all devices crosses.
+  [[nodiscard]] std::size_t crossings() const;
 
   const std::vector<std::shared_ptr<Engine>> engines_;
   std::optional<GroupProfile> measured_;

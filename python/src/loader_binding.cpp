@@ -85,6 +85,10 @@ void define_constructor(Bound& bound, const char* devices_name, Make make) {
 template <typename Native>
 void define_loader(nb::class_<Native>& bound) {
   bound.def("start_epoch", &Native::start_epoch)
+      .def("next_into", &Native::next_into, nb::arg("made"), nb::arg("watch"),
+           "Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.")
+      .def("end_epoch", &Native::end_epoch, nb::arg("next"),
+           "Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.")
       .def("state_dict", [](Native& self) { return to_dict(self.loader().state()); })
       .def(
           "load_state_dict", [](Native& self, const nb::dict& state) { self.restore(sampler_state(state)); },
@@ -109,12 +113,8 @@ void bind_loader(nb::module_& module) {
         new (self) NativeLoader(std::move(engine), fields, std::move(options), mark);
       });
   loader.def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
-      .def("next_into", &NativeLoader::next_into, nb::arg("made"), nb::arg("watch"),
-           "Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.")
       .def("end_leases", &NativeLoader::end_leases,
-           "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.")
-      .def("synchronize", &NativeLoader::synchronize,
-           "Blocks until the samples of all batches made so far have been read.");
+           "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.");
   define_loader(loader);
 
   nb::class_<NativeGroupLoader> group(module, "NativeGroupLoader",

@@ -61,11 +61,13 @@ nb::object NativeGroupLoader::next() {
   std::vector<Stream> streams;
   for (std::size_t i = 0; i < streams_.size(); ++i)
     streams.push_back(stream_of_next(*engines[i], *streams_[i]));
-  std::optional<std::vector<DeviceBatch>> batches =
-      kept_.next([&] { return loader_->next(streams, &hear_signals); },
-                 [&] {
-                   for (std::size_t i = 0; i < streams.size(); ++i) wait_if_on_host(*engines[i], streams[i]);
-                 });
+  std::optional<std::vector<DeviceBatch>> batches = with_sampler_errors(loader_->options(), [&] {
+    return kept_.next([&] { return loader_->next(streams, &hear_signals); },
+                      [&] {
+                        for (std::size_t i = 0; i < streams.size(); ++i)
+                          wait_if_on_host(*engines[i], streams[i]);
+                      });
+  });
   if (!batches) return nb::none();
   nb::list all;
   for (std::size_t i = 0; i < streams_.size(); ++i) {
@@ -81,12 +83,24 @@ nb::object NativeGroupLoader::next() {
   return all;
 }
 
+bool NativeGroupLoader::next_into(nb::list made, const TensorWatch& watch) {
+  if (!watch.unchanged()) return false;
+  made.append(next());
+  return true;
+}
+
 void NativeGroupLoader::start_epoch(std::uint64_t epoch) {
-  kept_.drop_and([&] { loader_->start_epoch(epoch); });
+  with_sampler_errors(loader_->options(), [&] { kept_.drop_and([&] { loader_->start_epoch(epoch); }); });
 }
 
 void NativeGroupLoader::restore(const SamplerState& state) {
   kept_.drop_and([&] { loader_->restore(state); });
+}
+
+void NativeGroupLoader::end_epoch(std::uint64_t epoch) {
+  start_epoch(epoch);
+  const nb::gil_scoped_release unlocked;
+  loader_->synchronize();
 }
 
 void NativeGroupLoader::close() {

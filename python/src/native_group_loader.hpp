@@ -27,8 +27,11 @@ class NativeGroupLoader {
   /// For each device one array for each field, or None at the end of an epoch. Each device waits as in
   /// NativeLoader::next.
   [[nodiscard]] nb::object next();
+  /// As those of NativeLoader.
+  [[nodiscard]] bool next_into(nb::list made, const TensorWatch& watch);
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
+  void end_epoch(std::uint64_t epoch);
   [[nodiscard]] GroupLoader& loader() noexcept { return *loader_; }
   void close();
 

@@ -267,15 +267,10 @@ NativeLoader::~NativeLoader() {
 nb::object NativeLoader::next() {
   (void)engine_->transfers();  // throws in a forked process, and after close
   const Stream stream = stream_of_next(*engine_, *stream_);
-  std::optional<DeviceBatch> batch;
-  try {
-    batch = kept_.next([&] { return loader_->next(stream, &hear_signals); },
-                       [&] { wait_if_on_host(*engine_, stream); });
-  } catch (const PythonBatchSampler::Failed&) {
-    raise_sampler_error();
-  } catch (const BatchSampler::Interrupted&) {
-    raise_sampler_error();
-  }
+  std::optional<DeviceBatch> batch = with_sampler_errors(loader_->options(), [&] {
+    return kept_.next([&] { return loader_->next(stream, &hear_signals); },
+                      [&] { wait_if_on_host(*engine_, stream); });
+  });
   if (!batch) return nb::none();
   const auto own = is_for_torch(*engine_) ? nullptr : stream_;
   if (!mark_.is_none()) return make_again(std::move(*batch), own);
@@ -362,24 +357,17 @@ bool NativeLoader::next_into(nb::list made, const TensorWatch& watch) {
 }
 
 void NativeLoader::start_epoch(std::uint64_t epoch) {
-  try {
-    kept_.drop_and([&] { loader_->start_epoch(epoch); });
-  } catch (const BatchSampler::Interrupted&) {
-    raise_sampler_error();
-  }
+  with_sampler_errors(loader_->options(), [&] { kept_.drop_and([&] { loader_->start_epoch(epoch); }); });
 }
 
 void NativeLoader::restore(const SamplerState& state) {
   kept_.drop_and([&] { loader_->restore(state); });
 }
 
-void NativeLoader::synchronize() {
+void NativeLoader::end_epoch(std::uint64_t epoch) {
+  start_epoch(epoch);
   const nb::gil_scoped_release unlocked;
   loader_->synchronize();
-}
-
-void NativeLoader::raise_sampler_error() const {
-  static_cast<const PythonBatchSampler&>(*loader_->options().batch_sampler).fail();
 }
 
 nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,

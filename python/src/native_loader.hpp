@@ -11,6 +11,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -50,7 +51,9 @@ class LeaseStorage final : public DeviceStorage {
 class PythonBatchSampler final : public BatchSampler {
  public:
   /// Thrown in a batch's place if the Python sampler failed there: Batches.fail raises what happened.
-  struct Failed {};
+  struct Failed : std::exception {
+    [[nodiscard]] const char* what() const noexcept override { return "its sampler raised an exception"; }
+  };
 
   explicit PythonBatchSampler(const nb::object& batches) : batches_(nb::weakref(batches)) {}
   ~PythonBatchSampler() override;
@@ -86,6 +89,21 @@ class PythonBatchSampler final : public BatchSampler {
 /// The arrays as fields. They keep the arrays alive, and their memory. Throws InvalidArgument that names the
 /// field that does not fit.
 [[nodiscard]] Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arrays);
+
+/// Calls `make`, and raises what the Python sampler of `options` raised if its batch is due or it was
+/// interrupted.
+template <typename Make>
+auto with_sampler_errors(const LoaderOptions& options, Make&& make) {
+  const auto fail = [&] { static_cast<const PythonBatchSampler&>(*options.batch_sampler).fail(); };
+  try {
+    return make();
+  } catch (const PythonBatchSampler::Failed&) {
+    fail();
+  } catch (const BatchSampler::Interrupted&) {
+    fail();
+  }
+  return decltype(make())();
+}
 
 /// Throws the exception of a signal's handler, such as Ctrl-C. Called without the interpreter's lock.
 void hear_signals();
@@ -133,7 +151,8 @@ class NativeLoader {
   [[nodiscard]] bool end_leases();
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
-  void synchronize();
+  /// Goes to `epoch`, and blocks until nothing reads the data any more before a batch is asked for.
+  void end_epoch(std::uint64_t epoch);
   [[nodiscard]] Loader& loader() noexcept { return *loader_; }
   void close();
 
@@ -147,7 +166,6 @@ class NativeLoader {
     std::vector<FixedArray> arrays;
   };
 
-  void raise_sampler_error() const;
   [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage,
                                 const DeviceField& field) const {
     return make_field(*engine_, storage, field);

@@ -36,8 +36,10 @@ NativeRankLoader::~NativeRankLoader() {
 nb::object NativeRankLoader::next() {
   (void)engine_->transfers();  // throws in a forked process, and after close
   const Stream stream = stream_of_next(*engine_, *stream_);
-  std::optional<DeviceBatch> batch = kept_.next([&] { return loader_->next(stream, &hear_signals); },
-                                                [&] { wait_if_on_host(*engine_, stream); });
+  std::optional<DeviceBatch> batch = with_sampler_errors(loader_->options(), [&] {
+    return kept_.next([&] { return loader_->next(stream, &hear_signals); },
+                      [&] { wait_if_on_host(*engine_, stream); });
+  });
   if (!batch) return nb::none();
   const auto storage = std::make_shared<LeaseStorage>(
       engine_->device(), is_for_torch(*engine_) ? nullptr : stream_, *std::move(batch));
@@ -49,12 +51,22 @@ nb::object NativeRankLoader::next() {
   return arrays;
 }
 
+bool NativeRankLoader::next_into(nb::list made, const TensorWatch& watch) {
+  if (!watch.unchanged()) return false;
+  made.append(next());
+  return true;
+}
+
 void NativeRankLoader::start_epoch(std::uint64_t epoch) {
-  kept_.drop_and([&] { loader_->start_epoch(epoch); });
+  with_sampler_errors(loader_->options(), [&] { kept_.drop_and([&] { loader_->start_epoch(epoch); }); });
 }
 
 void NativeRankLoader::restore(const SamplerState& state) {
   kept_.drop_and([&] { loader_->restore(state); });
+}
+
+void NativeRankLoader::end_epoch(std::uint64_t /*epoch*/) {
+  kept_.drop_and([&] { loader_->leave_epoch(); });
 }
 
 void NativeRankLoader::close() {

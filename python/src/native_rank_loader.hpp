@@ -35,8 +35,12 @@ class NativeRankLoader {
 
   /// As NativeLoader::next.
   [[nodiscard]] nb::object next();
+  /// As those of NativeLoader. The end of an epoch does not wait for other processes; the next one begins
+  /// with start_epoch, which does, unless all of the epoch was handed out.
+  [[nodiscard]] bool next_into(nb::list made, const TensorWatch& watch);
   void start_epoch(std::uint64_t epoch);
   void restore(const SamplerState& state);
+  void end_epoch(std::uint64_t epoch);
   [[nodiscard]] RankLoader& loader() noexcept { return *loader_; }
   void close();
 

@@ -1,6 +1,7 @@
 #include "engine.hpp"
 #include "filled_slot.hpp"
 #include "frameworks.hpp"
+#include "group.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
@@ -73,6 +74,9 @@ void bind_shared_slots(nb::module_& module) {
       .def(
           "is_seen", [](const FilledSlot& self, const Flight& flight) { return flight.sees(self); },
           nb::arg("flight"), "True if arrays of the slot are left, other than those that are being sent.")
+      .def(
+          "is_seen", [](const FilledSlot& self, const FlightToAll& flight) { return flight.sees(self); },
+          nb::arg("flight"))
       .def_prop_ro(
           "locked", [](const FilledSlot& self) { return self.locked; },
           "True if the device reads the slot where it lies.");

@@ -89,7 +89,8 @@ class TorchOrder {
     state_->thread = start_thread("penstock-order", [state = state_.get()] { state->draw_all(); });
   }
   ~TorchOrder() {
-    if (state_->is_forked()) {  // the thread is the parent's: it may have held the lock, and its stack is gone
+    if (state_
+            ->is_forked()) {  // the thread is the parent's: it may have held the lock, and its stack is gone
       static_cast<void>(state_.release());
       return;
     }

@@ -154,6 +154,25 @@ def test_a_relay_goes_on_where_a_state_was_taken(group, data):
     assert same([penstock.to_host(batch) for batch in alone], rest)
 
 
+@pytest.mark.parametrize("receives", ["all", "one"])
+def test_a_sampler_chooses_the_samples(group, data, receives):
+    sampler = torch.utils.data.WeightedRandomSampler(torch.arange(1.0, SAMPLES + 1), 70)
+    arguments = {"group": group} if receives == "all" else {"device": group[0], "relay": group[1:]}
+    for options in {"sampler": sampler}, {"batch_sampler": [[3, 3, 3], [0], [100, 5]], "batch_size": 3}:
+        loader = penstock.Loader(data, **{"batch_size": 16, **options}, **arguments)
+        alone = penstock.Loader(data, **{"batch_size": 16, **options}, device="host")
+        for _ in range(2):
+            given = []
+            torch.manual_seed(4)
+            for batch in loader:
+                parts = [penstock.to_host(part) for part in (batch if receives == "all" else [batch])]
+                assert all(same(part, parts[0]) for part in parts)
+                given.append({name: torch.as_tensor(array).clone() for name, array in parts[0].items()})
+            torch.manual_seed(4)
+            expected = [{name: torch.as_tensor(array).clone() for name, array in batch.items()} for batch in alone]
+            assert same(given, expected)
+
+
 def test_batches_over_all_links_may_be_kept(group, data):
     kept = list(penstock.Loader(data, 16, device=group[0], relay=group[1:]))
     assert torch.equal(torch.cat([batch["images"] for batch in kept]), data["images"])
@@ -181,11 +200,10 @@ def test_refuses_what_has_no_meaning(data):
         ({"group": []}, "needs a device"),
         ({"group": ["host:7", "host:7"]}, "twice"),
         ({"group": GROUPS["plain"], "device": "host"}, "Leave out device"),
-        ({"group": GROUPS["plain"], "sampler": range(10)}, "leave out the sampler"),
+        ({"group": GROUPS["plain"], "sampler": range(10), "shuffle": True}, "leave out shuffle"),
         ({"group": GROUPS["plain"], "relay": "auto"}, "Leave out device and relay"),
         ({"device": "host:7", "relay": "host:8"}, "list of devices"),
         ({"device": "host:7", "relay": ["host:7"]}, "twice"),
-        ({"device": "host:7", "relay": ["host:8"], "sampler": range(10)}, "leave out the sampler"),
         ({"device": "host:7", "relay": ["host:8"], "residency": "all"}, "leave out the residency"),
     ]:
         with pytest.raises(penstock.InvalidArgument, match=words):

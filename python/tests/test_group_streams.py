@@ -138,6 +138,33 @@ def test_weights_come_after_the_work_that_reads_their_memory(tmp_path):
 
 
 @over_the_fake_driver
+def test_a_feed_gives_all_gpus_each_batch():
+    sent = [nest() for _ in range(5)] + [[random_bytes(10)]]
+    for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
+        driver.delay_work(late, SOON_NS)
+        fed = penstock.feed(sent, group=GPUS)
+        for batch, one in zip(fed, sent, strict=True):
+            for device, arrays in enumerate(batch):
+                assert all(array.__dlpack_device__() == (2, device) for array in arrays)
+                assert same(arrays, one)
+        driver.reset()
+        assert fed.stats().link_bytes == 5 * (3 * LARGE + 10) + 2 * 10
+
+
+@over_the_fake_driver
+def test_a_failure_of_one_gpu_comes_in_the_place_of_its_batch():
+    sent = [nest() for _ in range(6)]
+    iterator = iter(penstock.feed(sent, group=GPUS, prefetch_depth=0))
+    assert all(same(arrays, sent[0]) for arrays in next(iterator))
+    driver.fail("cuMemcpyDtoDAsync", 1, 700)
+    with pytest.raises(penstock.DeviceError, match="cuMemcpyDtoDAsync"):
+        for array in next(iterator)[1]:
+            penstock.to_host(array)
+    driver.reset()
+    assert all(same(arrays, one) for batch, one in zip(iterator, sent[2:], strict=True) for arrays in batch)
+
+
+@over_the_fake_driver
 def test_gpus_without_a_link_between_them_pull_for_themselves():
     driver.set_peer_access(0)
     sent = nest()

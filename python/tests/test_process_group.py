@@ -270,3 +270,222 @@ def test_a_group_outside_torchrun_is_told_its_place(monkeypatch):
     loader = penstock.Loader(np.arange(10), 5, device="host:6", group=penstock.ProcessGroup(rank=0, processes=1))
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert "the group is one process" in loader.describe()[0]
+
+
+FED = """
+import gc
+import torch
+from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset
+def dataset():
+    return TensorDataset(*(torch.from_numpy(array) for array in DATA.values()))
+def loader_of(**options):
+    return DataLoader(dataset(), **{"batch_size": 16, "shuffle": True, **options})
+def kept(batch):
+    copy = [penstock.to_host(field).clone() for field in batch]
+    if DEVICE.startswith("host"):
+        for field in batch:
+            field[...] = 1
+    return copy
+def alike(ours, theirs):
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(map(torch.equal, a, b)) for a, b in zip(ours, theirs))
+"""
+
+
+def feed_all(text, ranks, tmp_path, device="host:{rank}", **more):
+    return answers(start(body(FED, device) + textwrap.dedent(text), ranks, tmp_path, **more), tmp_path)
+
+
+FEEDS = """
+group = penstock.ProcessGroup()
+good = True
+for options in ({}, {"num_workers": 2}, {"drop_last": True, "batch_size": 7}, {"batch_size": 1}):
+    torch.manual_seed(6)
+    fed = penstock.feed(loader_of(**options), device=DEVICE, group=group)
+    epochs, states = [], []
+    for most in (None, 3, None, None):
+        epochs.append([])
+        for taken, batch in enumerate(fed, 1):
+            epochs[-1].append(kept(batch))
+            if taken == most:
+                break
+        batch = None
+        states.append(torch.get_rng_state())
+    torch.manual_seed(6)
+    plain = penstock.feed(loader_of(**options), device="host:9", sharded=True)
+    for most, ours, state in zip((None, 3, None, None), epochs, states):
+        theirs = []
+        for taken, batch in enumerate(plain, 1):
+            theirs.append([field.clone() for field in batch])
+            if taken == most:
+                break
+        good = good and alike(ours, theirs) and torch.equal(state, torch.get_rng_state())
+answer(good=bool(good), described=fed.describe()[:2], batches=fed.stats().batches)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device"), [(2, "host:{rank}"), (3, "host:{rank},late=1"), (2, "host:{rank},link=1")]
+)
+def test_feeds_get_the_batches_of_the_loader_in_all_processes(ranks, device, tmp_path):
+    pytest.importorskip("torch")
+    for said in feed_all(FEEDS, ranks, tmp_path, device):
+        assert said["good"]
+        assert said["described"][1].startswith(f"1/{ranks} of each batch")
+        assert said["batches"] == 3 * 203 + 3
+
+
+def test_feeds_whose_samplers_differ_are_refused_in_the_place_of_the_batch(tmp_path):
+    pytest.importorskip("torch")
+    text = """
+    torch.manual_seed(rank)
+    fed = penstock.feed(loader_of(), device=DEVICE, group=penstock.ProcessGroup())
+    batches, said = 0, ""
+    try:
+        for batch in fed:
+            batches += 1
+    except penstock.Error as error:
+        said = str(error)
+    torch.manual_seed(7)  # and again together
+    good = alike([kept(batch) for batch in fed], loader_with(7))
+    answer(batches=batches, said=said, good=good)
+    """
+    text = "def loader_with(seed):\n    torch.manual_seed(seed)\n    return list(loader_of())\n" + textwrap.dedent(text)
+    for said in feed_all(text, 2, tmp_path):
+        assert said["batches"] == 0
+        assert "drawn other samples" in said["said"]
+        assert said["good"]
+
+
+def test_feeds_of_which_one_has_fewer_batches_are_refused_at_its_end(tmp_path):
+    pytest.importorskip("torch")
+    text = """
+    class Some(Sampler):
+        def __iter__(self):
+            return iter(range(64 if rank == 1 else 96))
+        def __len__(self):
+            return 96
+    fed = penstock.feed(loader_of(shuffle=False, sampler=Some()), device=DEVICE, group=penstock.ProcessGroup())
+    batches, said = 0, ""
+    try:
+        for batch in fed:
+            batches += 1
+    except penstock.Error as error:
+        said = str(error)
+    answer(batches=batches, said=said)
+    """
+    for said in feed_all(text, 2, tmp_path):
+        assert said["batches"] == 4
+        assert "drawn other samples" in said["said"]
+
+
+def test_a_feed_that_leaves_early_keeps_nobody_waiting_and_one_that_goes_on_alone_is_named(tmp_path):
+    pytest.importorskip("torch")
+    text = """
+    fed = penstock.feed(loader_of(shuffle=False), device=DEVICE, group=penstock.ProcessGroup())
+    x = fed.dataset.tensors[0] if rank == 1 else None
+    taken, said = 0, ""
+    try:
+        for batch in fed:
+            taken += 1
+            if rank == 1 and taken == 4:
+                break
+            if rank == 0 and taken == 4:
+                wait_for("left")
+        if rank == 1:
+            del batch
+            gc.collect()
+            x[:] = 0  # nobody reads it any more
+            tell("left")
+            next(iter(fed))
+    except penstock.Error as error:
+        said = str(error)
+    answer(taken=taken, said=said)
+    """
+    first, second = feed_all(text, 2, tmp_path)
+    assert 4 <= first["taken"] < 13
+    assert "went to another epoch or place" in first["said"]
+    assert second["taken"] == 4
+    assert second["said"]
+
+
+def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(tmp_path):
+    pytest.importorskip("torch")
+    text = """
+    class Fails(Sampler):
+        def __iter__(self):
+            yield from range(40)
+            if rank == 1:
+                raise LookupError("no more of them")
+            yield from range(40, 203)
+        def __len__(self):
+            return 203
+    fed = penstock.feed(loader_of(shuffle=False, sampler=Fails()), device=DEVICE, group=penstock.ProcessGroup())
+    batches, said = 0, ""
+    try:
+        for batch in fed:
+            batches += 1
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    answer(batches=batches, said=said)
+    """
+    first, second = feed_all(text, 2, tmp_path)
+    assert (first["batches"], second["batches"]) == (2, 2)
+    assert "its sampler raised an exception" in first["said"]
+    assert second["said"] == "LookupError: no more of them"
+
+
+def test_what_a_feed_of_processes_cannot_gather_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader, TensorDataset
+
+    monkeypatch.delenv("RANK", raising=False)
+    group = penstock.ProcessGroup(rank=0, processes=1)
+    x = torch.arange(40)
+
+    def refused(match, loader=None, **options):
+        loader = DataLoader(TensorDataset(x), batch_size=4) if loader is None else loader
+        with pytest.raises(penstock.InvalidArgument, match=match):
+            penstock.feed(loader, device="host:6", group=group, **options)
+
+    refused("and not a DataLoader itself.*Loader", [x])
+    refused("makes the samples itself", DataLoader(list(range(10)), batch_size=2))
+    refused("native=False", native=False)
+    refused("prefetch_depth is 0", prefetch_depth=0)
+    refused("leave group out", static=True)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device="host:6", group=group)
+    assert fed.describe()[-1] == "the processes have not met yet"
+    first = iter(fed)
+    next(first)
+    assert torch.cat([batch[0] for batch in fed]).tolist() == x.tolist()
+    with pytest.raises(penstock.Closed, match="a newer one"):
+        next(first)
+    iterator = iter(fed)
+    next(iterator)
+    x[0] = 1
+    with pytest.raises(penstock.InvalidArgument, match="written meanwhile"):
+        list(iterator)
+    with pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(fed)
+
+
+def test_loaders_of_processes_take_samplers_that_agree(tmp_path):
+    text = """
+    order = np.random.default_rng(3).permutation(203)
+    group = penstock.ProcessGroup()
+    loader = penstock.Loader(DATA, 16, sampler=order, device=DEVICE, group=group)
+    good = True
+    for _ in range(2):
+        seen = np.concatenate([copied(batch)["x"] for batch in loader])
+        good = good and np.array_equal(seen, DATA["x"][order])
+    other = penstock.Loader(DATA, 16, sampler=np.roll(order, rank), device=DEVICE, group=group)
+    said = ""
+    try:
+        next(iter(other))
+    except penstock.Error as error:
+        said = str(error)
+    answer(good=bool(good), said=said)
+    """
+    for said in run_all(text, 2, tmp_path):
+        assert said["good"]
+        assert "drawn other samples" in said["said"]

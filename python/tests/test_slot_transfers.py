@@ -5,10 +5,11 @@ import time
 
 import pytest
 
+import penstock
 import stand_in_torch
 from fake_driver import LARGE, LATE_NS, SMALL, driver, over_the_fake_driver, random_bytes, wait_until_idle
 from penstock import _core, _worker_feed
-from penstock._engines import engine_for
+from penstock._engines import engine_for, group_for
 from penstock._shared_slots import Received
 from penstock._transfers import expander_for
 
@@ -237,3 +238,80 @@ def test_the_limit_of_locked_memory_is_named_and_batches_are_right():
     assert any(line.startswith("the device does not read them where they lie: ") for line in pool.describe())
     assert pool.outlive_forks, "a forked child may read them now"
     wait_until_idle(engine)
+
+
+GPUS = ["cuda:0", "cuda:1"]
+
+
+class FilledForAll(Filled):
+    """The same for two GPUs, without PyTorch."""
+
+    def __init__(self, count, locked=True):
+        super().__init__(count, locked)
+        self.engines = [engine_for(spec) for spec in GPUS]
+
+    def array(self, number):
+        return self.slot.array(False, number * self.second, 1, 8, [self.count], [1])
+
+    def send(self, batch):
+        expand = [expander_for(engine) for engine in self.engines]
+        return self._iteration.send_to_all(group_for(self.engines), batch, expand, self.slot)
+
+    def overwrite_when_free(self):
+        deadline = time.monotonic() + PATIENCE_S
+        while (memory := self.slots.claim(0)) is None:
+            assert time.monotonic() < deadline, "the slot is not free"
+            for engine in self.engines:
+                engine.in_flight()
+        memory[:] = bytes(len(memory))
+
+
+@SIZES
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("late", GPUS)
+@over_the_fake_driver
+def test_a_slot_stays_taken_until_all_gpus_have_read_it(count, locked, late):
+    filled = FilledForAll(count, locked)
+    driver.delay_copies()
+    busy = [engine_for(late).send(random_bytes(SMALL), expander_for(engine_for(late))) for _ in range(10)]
+    flight = filled.send({"a": filled.array(0), "b": [filled.array(1)]})
+    batches = filled.land(flight)
+    del flight
+    filled.let_go()
+    if locked:
+        assert filled.slots.claim(0) is None
+    filled.overwrite_when_free()
+    for device, batch in enumerate(batches):
+        assert batch["a"].__dlpack_device__() == (2, device)
+        assert penstock.to_host(batch["a"]).tobytes() == filled.bytes(0)
+        assert penstock.to_host(batch["b"][0]).tobytes() == filled.bytes(1)
+    del busy
+
+
+@over_the_fake_driver
+def test_a_slot_travels_as_one_to_all():
+    filled = FilledForAll(LARGE)
+    other = random_bytes(SMALL)
+    first = filled.land(filled.send([filled.array(1), other, filled.array(0)]))
+    for second, theirs, ours in first:
+        assert penstock.to_host(second).tobytes() == filled.bytes(1)
+        assert penstock.to_host(theirs).tobytes() == other.tobytes()
+        assert penstock.to_host(ours).tobytes() == filled.bytes(0)
+    wait_until_idle(filled.engines[0])
+    wait_until_idle(filled.engines[1])
+
+
+@over_the_fake_driver
+def test_arrays_that_are_left_are_seen_though_all_gpus_read_them():
+    filled = FilledForAll(LARGE)
+    first, second = filled.array(0), filled.array(1)
+    flight = filled.send([first, second])
+    assert filled.slot.is_seen(flight)
+    del first
+    assert filled.slot.is_seen(flight)
+    del second
+    assert not filled.slot.is_seen(flight)
+    filled.land(flight)
+    for engine in filled.engines:
+        wait_until_idle(engine)
+    assert not filled.slot.is_seen(flight)

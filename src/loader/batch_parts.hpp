@@ -88,6 +88,7 @@ class PartSampler final : public BatchSampler {
   void start_epoch(std::uint64_t /*epoch*/) override {}
   /// False if the part is empty.
   bool next(std::vector<std::uint64_t>& indices) override;
+  [[nodiscard]] bool is_ready() const override { return draws_ == nullptr || draws_->has(batch_); }
 
  private:
   Sampler whole_;

@@ -10,8 +10,8 @@
 namespace penstock {
 
 DrawnBatches::DrawnBatches(std::shared_ptr<BatchSampler> sampler, std::uint64_t samples, std::uint64_t batch,
-                           std::size_t ahead, std::size_t needs)
-    : sampler_(std::move(sampler)), samples_(samples), batch_(batch), ahead_(ahead), needs_(needs) {}
+                           std::size_t ahead)
+    : sampler_(std::move(sampler)), samples_(samples), batch_(batch), ahead_(ahead) {}
 
 DrawnBatches::Asking::Asking(DrawnBatches& drawn) : drawn_(drawn) {
   {
@@ -66,7 +66,7 @@ void DrawnBatches::draw() {
     {
       const std::lock_guard lock(mutex_);
       ended_ = item.error != nullptr || (item.indices.empty() && item.lent.indices.empty());
-      is_waited_for = out_++ < asking_ + needs_ - 1;
+      is_waited_for = out_++ < asking_;
       items_.push_back(std::move(item));
     }
     if (is_waited_for) drawn_.notify_one();
@@ -75,7 +75,8 @@ void DrawnBatches::draw() {
 
 bool DrawnBatches::is_wanted() {
   const std::lock_guard lock(mutex_);
-  return asking_ > 0 && !ended_ && out_ < ahead_ + asking_ - 1;
+  if (asking_ == 0 || ended_) return false;
+  return out_ < asking_ || (out_ < ahead_ + asking_ - 1 && sampler_->is_ready());
 }
 
 void DrawnBatches::draw_into(Item& item) {
@@ -125,6 +126,11 @@ bool DrawnBatches::wait() {
   return true;
 }
 
+bool DrawnBatches::is_drawn() const {
+  const std::lock_guard lock(mutex_);
+  return !stopped_ && !items_.empty();
+}
+
 std::uint64_t DrawnBatches::take(std::vector<std::uint64_t>& indices) {
   const std::lock_guard lock(mutex_);
   indices.swap(items_.front().indices);
@@ -160,6 +166,8 @@ const std::vector<std::uint64_t>& SharedDraws::of(std::uint64_t item) {
   }
   return kept_[static_cast<std::size_t>(item - first_)];
 }
+
+bool SharedDraws::has(std::uint64_t item) const { return item < first_ + kept_.size() || drawn_.is_drawn(); }
 
 void SharedDraws::forget_before(std::uint64_t item) {
   while (first_ < item && !kept_.empty()) {

@@ -19,10 +19,9 @@ namespace penstock {
 class DrawnBatches {
  public:
   /// Draws `ahead` batches for one consumer, and one more for each other that asks at the same time. Batches
-  /// of more than `batch` samples, and indices from `samples` on, are errors. `needs`: how many the producer
-  /// takes before it has made the first of them.
+  /// of more than `batch` samples, and indices from `samples` on, are errors.
   DrawnBatches(std::shared_ptr<BatchSampler> sampler, std::uint64_t samples, std::uint64_t batch,
-               std::size_t ahead, std::size_t needs = 1);
+               std::size_t ahead);
 
   /// A consumer that asks for a batch, from before it waits until it has one. Draws for it.
   class Asking {
@@ -48,6 +47,8 @@ class DrawnBatches {
   /// For the producer: blocks until a batch or an end is drawn. Copies indices that are lent. False if
   /// stopped. Throws the sampler's error.
   [[nodiscard]] bool wait();
+  /// True if wait() would return at once, with something that is drawn.
+  [[nodiscard]] bool is_drawn() const;
   /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Only after wait(). Returns
   /// the generation, which changes with each restart.
   [[nodiscard]] std::uint64_t take(std::vector<std::uint64_t>& indices);
@@ -71,10 +72,9 @@ class DrawnBatches {
   const std::uint64_t samples_;
   const std::uint64_t batch_;
   const std::size_t ahead_;
-  const std::size_t needs_;
 
   std::mutex sampler_mutex_;  ///< held while the sampler is called
-  std::mutex mutex_;          ///< guards the rest
+  mutable std::mutex mutex_;  ///< guards the rest
   std::condition_variable drawn_;
   std::deque<Item> items_;
   std::vector<std::vector<std::uint64_t>> spare_;
@@ -97,6 +97,8 @@ class SharedDraws {
   /// The samples of an item; none: an epoch's end. Blocks until it is drawn. It stays until it is forgotten.
   /// Throws the sampler's error, and BatchSampler::Interrupted if drawing is stopped.
   [[nodiscard]] const std::vector<std::uint64_t>& of(std::uint64_t item);
+  /// True if an item, the next one after those that were asked for or an earlier one, is drawn.
+  [[nodiscard]] bool has(std::uint64_t item) const;
   /// Items before `item` are not asked for any more.
   void forget_before(std::uint64_t item);
   /// Only when the drawn batches were restarted.

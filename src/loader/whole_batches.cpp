@@ -13,7 +13,7 @@ namespace penstock {
 namespace {
 
 // The next part crosses the link while the one before it is copied on.
-std::size_t parts_ahead(const LoaderOptions& whole) { return std::min<std::size_t>(2, whole.prefetch_depth); }
+constexpr std::size_t kPartsAhead = 2;
 
 }  // namespace
 
@@ -44,9 +44,8 @@ void refuse_place() {
 
 std::unique_ptr<DrawnBatches> draws_of_whole(const LoaderOptions& options, std::uint64_t samples) {
   if (!options.batch_sampler) return nullptr;
-  const std::size_t needs = 1 + parts_ahead(options);
   return std::make_unique<DrawnBatches>(options.batch_sampler, samples, options.batch_size,
-                                        options.prefetch_depth + needs, needs);
+                                        options.prefetch_depth + 1);
 }
 
 SamplerOptions sampler_options_of(const LoaderOptions& options) {
@@ -90,7 +89,7 @@ LoaderOptions options_of_parts(const LoaderOptions& whole, std::shared_ptr<PartS
   parts.shuffle = parts.drop_last = false;
   parts.seed = 0;
   parts.shard = {};
-  parts.prefetch_depth = parts_ahead(whole);
+  parts.prefetch_depth = std::min(kPartsAhead, whole.prefetch_depth);
   parts.ring_grows = true;
   return parts;
 }

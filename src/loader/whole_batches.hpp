@@ -27,8 +27,7 @@ void check_sampler(const LoaderOptions& options);
 /// Throws the InvalidArgument of a loader with a batch sampler that is asked for a place within an epoch.
 [[noreturn]] void refuse_place();
 
-/// What draws the batches of `options.batch_sampler`; null without one. It draws as far ahead as a loader of
-/// `options.prefetch_depth` batches looks, whose parts are ahead of them.
+/// What draws the batches of `options.batch_sampler`, as far ahead as on one device; null without one.
 [[nodiscard]] std::unique_ptr<DrawnBatches> draws_of_whole(const LoaderOptions& options,
                                                            std::uint64_t samples);
 

@@ -33,6 +33,8 @@ class BatchSampler {
   /// LoaderOptions::batch_size, each below the number of samples. Indices may repeat. Returns false at the
   /// end of the epoch.
   virtual bool next(std::vector<std::uint64_t>& indices) = 0;
+  /// False if next() would have to wait. It is then called only once the batch is needed, and not ahead.
+  [[nodiscard]] virtual bool is_ready() const { return true; }
   /// As next(), but for a sampler that has the batch's indices in memory: sets `lent`. The loader's thread
   /// copies them, in place of the one that asks. False if there is no such batch; next() is called then. The
   /// owner may be let go on any thread.

@@ -67,6 +67,7 @@ OTHERS = [
     GEOMETRIC := Recipe("PyTorch Geometric", 0, "torch_geometric"),
     UNSHARDED := Recipe("The warning", 0, "", document="docs/distributed.md"),
     TOGETHER := Recipe("The same batches in several processes", 0, "", document="docs/distributed.md"),
+    FED_TOGETHER := Recipe("The same batches in several processes", 1, "", document="docs/distributed.md"),
 ]
 
 
@@ -140,8 +141,9 @@ def test_to_say_that_a_loader_is_sharded(tmp_path):
         assert sorted(itertools.chain.from_iterable(done["steps"])) == list(range(LENGTH)), "all, in each process"
 
 
-def test_the_same_batches_in_all_processes(tmp_path):
-    first, second = (runs[0]["steps"] for runs in run(TOGETHER, 2, [0], tmp_path / "run"))
+@pytest.mark.parametrize("recipe", [TOGETHER, FED_TOGETHER], ids=["Loader", "feed"])
+def test_the_same_batches_in_all_processes(recipe, tmp_path):
+    first, second = (runs[0]["steps"] for runs in run(recipe, 2, [0], tmp_path / "run"))
     assert first == second
     assert sorted(itertools.chain.from_iterable(first)) == sorted([*range(LENGTH)] * 2)
 
