@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import os
-from typing import Annotated, Final
+from typing import Annotated, Final, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -138,6 +138,9 @@ class Engine:
 
 def use_exchange_api(use: bool) -> None: ...
 
+class FlightToAll:
+    """A nest on its way to all devices of a group."""
+
 class Group:
     """Sends to several devices over the links of all."""
 
@@ -202,10 +205,14 @@ class FilledSlot:
     def array(self, for_torch: bool, offset: int, code: int, bits: int, shape: Sequence[int], strides: Sequence[int]) -> object:
         """An array in the slot. `strides` in elements."""
 
+    @overload
     def is_seen(self, flight: Flight) -> bool:
         """
         True if arrays of the slot are left, other than those that are being sent.
         """
+
+    @overload
+    def is_seen(self, flight: FlightToAll) -> bool: ...
 
     @property
     def locked(self) -> bool:
@@ -489,7 +496,13 @@ class FeedIteration:
 
     def send(self, tree: object | None, expand: object, pin: bool, slot: FilledSlot | None = None, fixed: FixedBatches | None = None) -> Flight: ...
 
+    def send_to_all(self, group: Group, tree: object | None, expand: Sequence[object], slot: FilledSlot | None = None) -> FlightToAll: ...
+
+    @overload
     def land(self, flight: Flight) -> object: ...
+
+    @overload
+    def land(self, flight: FlightToAll) -> object: ...
 
     def leave(self, over: bool) -> None: ...
 
@@ -501,20 +514,22 @@ class NativeLoader:
     def next(self) -> object:
         """One array for each field; None at the end of an epoch."""
 
-    def next_into(self, made: list, watch: TensorWatch) -> bool:
-        """
-        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
-        """
-
     def end_leases(self) -> bool:
         """
         Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.
         """
 
-    def synchronize(self) -> None:
-        """Blocks until the samples of all batches made so far have been read."""
-
     def start_epoch(self, arg: int, /) -> None: ...
+
+    def next_into(self, made: list, watch: TensorWatch) -> bool:
+        """
+        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
+        """
+
+    def end_epoch(self, next: int) -> None:
+        """
+        Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
+        """
 
     def state_dict(self) -> dict: ...
 
@@ -550,6 +565,16 @@ class NativeGroupLoader:
         """The account of a device's own parts."""
 
     def start_epoch(self, arg: int, /) -> None: ...
+
+    def next_into(self, made: list, watch: TensorWatch) -> bool:
+        """
+        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
+        """
+
+    def end_epoch(self, next: int) -> None:
+        """
+        Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
+        """
 
     def state_dict(self) -> dict: ...
 
@@ -596,6 +621,16 @@ class NativeRankLoader:
         """
 
     def start_epoch(self, arg: int, /) -> None: ...
+
+    def next_into(self, made: list, watch: TensorWatch) -> bool:
+        """
+        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
+        """
+
+    def end_epoch(self, next: int) -> None:
+        """
+        Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
+        """
 
     def state_dict(self) -> dict: ...
 

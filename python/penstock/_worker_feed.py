@@ -164,7 +164,8 @@ class _Ordinary(Exception):
 
 
 class _Pool(Slots):
-    """The slots of one set of workers at a time. They are locked for one device; all others read them too. They grow as batches need it, within the limit of all feeds."""
+    """The slots of one set of workers at a time. They grow as batches need it, within the limit of all feeds. They are
+    locked for one device; the others of a group read them, too."""
 
     def __init__(self, spec: str, workers: int, each: int):
         engine = engine_for(spec)
