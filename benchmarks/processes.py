@@ -10,8 +10,9 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
 - raw copies: pinned memory to the device, by PyTorch (on GPUs alone)
 - the first epoch of a new Loader, from its first batch on, and the time until that batch (locking is in it)
 - later epochs
-- the same batches in all processes: each brings all of them by a Loader of its own, and by a Loader of a ProcessGroup,
-  which brings each byte over one link
+- the same batches in all processes: each brings all of them by a Loader of its own; the first brings them, and
+  torch.distributed.broadcast gives them to the others (NCCL on GPUs, otherwise gloo; without PyTorch this is left out);
+  and by a Loader of a ProcessGroup, which brings each byte over one link
 - with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
   Accelerate's dispatch_batches=True, in which the first process reads for all
 
@@ -167,9 +168,23 @@ class Rank:
 
         arguments = self.arguments
         options = {"shuffle": True, "device": self.device, "threads": arguments.threads}
-        ways = {"each brings all": {"rank": 0, "world_size": 1}, "once": {"group": penstock.ProcessGroup()}}
-        for name, more in ways.items():
-            loader = penstock.Loader(self.shared, arguments.batch, **options, **more)
+
+        def loader_of(**more: Any) -> Any:
+            return penstock.Loader(self.shared, arguments.batch, **options, **more)
+
+        ways: dict[str, Callable[[], Any]] = {
+            "each brings all": lambda: loader_of(rank=0, world_size=1),
+            "once": lambda: loader_of(group=penstock.ProcessGroup()),
+        }
+        if self.join_torch():
+            ways["the first brings all and broadcasts"] = lambda: Broadcast(
+                loader_of(rank=0, world_size=1) if self.rank == 0 else None,
+                self.samples.shape,
+                arguments.batch,
+                self.device if self.is_gpu else "cpu",
+            )
+        for name, make in ways.items():
+            loader = make()
             numbers = verified(loader, self.samples, loader_to_host)
             if not np.array_equal(np.sort(numbers), np.arange(len(self.samples))):
                 raise SystemExit(f"the same batches, {name}: not every sample came once")
@@ -184,9 +199,20 @@ class Rank:
 
             self.together(f"the same batches for all, {name}", epochs)
             if self.rank == 0:
-                print(loader.describe()[0], file=sys.stderr)
+                print(f"{name}: {loader.describe()[0]}", file=sys.stderr)
             self.barrier.wait()
             loader.close()
+
+    def join_torch(self) -> bool:
+        """Makes all processes known to torch.distributed. False without PyTorch."""
+        try:
+            import torch
+        except ImportError:
+            return False
+        if not torch.distributed.is_initialized():
+            backend = "nccl" if self.is_gpu else "gloo"
+            torch.distributed.init_process_group(backend, rank=self.rank, world_size=len(self.arguments.devices))
+        return True
 
     def raw_copies(self) -> None:
         import torch
@@ -211,7 +237,7 @@ class Rank:
         from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
         count = len(self.arguments.devices)
-        torch.distributed.init_process_group("nccl", rank=self.rank, world_size=count)
+        self.join_torch()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a tensor of an array that cannot be written
             data = TensorDataset(torch.from_numpy(self.samples))
@@ -240,7 +266,6 @@ class Rank:
             from accelerate import Accelerator
             from accelerate.utils import DataLoaderConfiguration
         except ImportError:
-            torch.distributed.destroy_process_group()
             return
         accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
         dispatched = accelerator.prepare(DataLoader(data, shuffle=True, **options))
@@ -257,7 +282,35 @@ class Rank:
             return fed
 
         self.together("Accelerate, dispatch_batches", epoch)
-        torch.distributed.destroy_process_group()
+
+
+class Broadcast:
+    """Whole batches of the first process's Loader, which torch.distributed.broadcast gives to the others."""
+
+    def __init__(self, loader: Any, shape: tuple[int, ...], batch: int, device: str):
+        self.loader, self.shape, self.batch, self.device = loader, shape, batch, device
+
+    def __iter__(self) -> Any:
+        import torch
+
+        batches = None if self.loader is None else iter(self.loader)
+        for begin in range(0, self.shape[0], self.batch):
+            if batches is not None:
+                batch = next(batches)
+            else:
+                count = min(self.batch, self.shape[0] - begin)
+                batch = torch.empty((count, *self.shape[1:]), dtype=torch.uint8, device=self.device)
+            torch.distributed.broadcast(batch, 0)
+            yield batch
+        if batches is not None:
+            next(batches, None)  # the end of the epoch
+
+    def describe(self) -> list[str]:
+        return self.loader.describe()
+
+    def close(self) -> None:
+        if self.loader is not None:
+            self.loader.close()
 
 
 def loader_to_host(batch: Any) -> Any:
@@ -282,6 +335,10 @@ def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answ
     here.same_batches()
     if arguments.dataloader is not None:
         here.dataloader()
+    if here.join_torch():
+        import torch
+
+        torch.distributed.destroy_process_group()
     answers.put((rank, here.figures))
 
 
