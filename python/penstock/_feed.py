@@ -254,7 +254,8 @@ class Feed:
     def _describe_links(self) -> list[str]:
         carried = zip(self.devices, self._receivers.group.carried(), strict=True)
         return [
-            "each batch goes to all devices at once, over all of their links",
+            "batches of 1 MiB and more go once over the links of all devices that reach each other, smaller ones over "
+            "each",
             "links: carried so far, with all else that was sent to these devices together, by "
             + ", ".join(f"{spec} {count} bytes" for spec, count in carried),
         ]

@@ -259,6 +259,7 @@ class _TensorLoader:
         self._most = most
         self._prefetch_depth = prefetch_depth
         self._members = len(receivers.specs)
+        self._processes = receivers.processes is not None
         self.static = static
         self._number = 0
         self._draws = _Draws()
@@ -304,7 +305,8 @@ class _TensorLoader:
 
     def begin(self, batches: _Batches, tensors: _Tensors) -> _Epoch:
         self._draws.epoch = epoch = _Epoch(batches, tensors, self._most)
-        self._native.start_epoch(self._number)  # which it has come to, unless processes go there together
+        if self._processes:  # they go there together; other loaders have come to it
+            self._native.start_epoch(self._number)
         return epoch
 
     def end(self) -> None:
