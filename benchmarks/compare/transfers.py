@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
