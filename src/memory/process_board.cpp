@@ -129,7 +129,7 @@ void ProcessBoard::wait_for_all(const char* what, FunctionRef<bool(std::size_t r
         throw Error(
             fmt::format("Rank {} of the group {} within {} s. All its processes must do the same, on "
                         "one host, in the same order.",
-                        other, what, options_.timeout.count() / 1000.0));
+                        other, what, static_cast<double>(options_.timeout.count()) / 1000));
       }
       if (options_.meeting.while_waiting && now > question) {
         options_.meeting.while_waiting();

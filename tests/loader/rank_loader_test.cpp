@@ -26,8 +26,6 @@ namespace penstock::testing {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::Each;
 using ::testing::HasSubstr;
 
 struct RankSetup {
