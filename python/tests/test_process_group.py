@@ -79,7 +79,8 @@ def test_all_ranks_get_the_batches_of_a_loader_on_one(ranks, device, tmp_path):
         assert said["first"].startswith(f"1/{ranks} of each batch")
         assert said["repr"] == f"<penstock.ProcessGroup: rank {rank} of {ranks}>"
         whole = 203 * (33 + 1)  # labels are narrowed on the wire
-        assert 3 * whole / ranks < said["carried"] < 9 * whole / ranks
+        # Of 3 processes one has 6 samples of 16; and what is ahead is dropped three times.
+        assert 3 * whole / ranks < said["carried"] < (7 + ranks) * whole / ranks
 
 
 def test_gpus_of_several_processes(tmp_path):
