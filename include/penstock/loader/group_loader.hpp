@@ -40,8 +40,7 @@ class GroupLoader {
  public:
   /// Allocates as Loader does, on each member: `options.device_budget_bytes` is that of each. Throws
   /// InvalidArgument if the options do not fit; also for data that may change without a batch sampler, since
-  /// the next epoch is read ahead then.
-  /// Throws OutOfMemory, DeviceError.
+  /// the next epoch is read ahead then. Throws OutOfMemory, DeviceError.
   GroupLoader(Dataset dataset, DeviceGroup group, LoaderOptions options = {}, GroupLinks links = {});
   /// Feeds one member, the `receiver`, over the links of all that reach it: the others pull parts of each
   /// batch into buffers of their own, and push them on. They give way: if others use such a member's link, or

@@ -59,8 +59,8 @@ class RankLoader {
   void restore(const SamplerState& state);
   /// Nothing reads the dataset when this returns, until start_epoch. Blocks the host, not for other
   /// processes. next() throws InvalidArgument until then, unless it had given the epoch's end before: if a
-  /// batch sampler chooses the samples, nothing is read ahead there. Held batches stay valid. Throws
-  /// DeviceError.
+  /// batch sampler chooses the samples, nothing is read ahead there. If feeds_once() is false, next() begins
+  /// the next epoch instead. Held batches stay valid. Throws DeviceError.
   void leave_epoch();
   /// As Loader. A state may be restored in a Loader, and a Loader's here.
   [[nodiscard]] SamplerState state() const;
