@@ -69,8 +69,7 @@ std::string bandwidth_table(const LinkMeasurement& measurement, const Look& look
     table.add(std::move(cells));
   }
   return "GB/s from the request until the bytes are there, median (driver: pageable memory by the driver's "
-         "own "
-         "copy; staged: by penstock)\n" +
+         "own copy; staged: by penstock)\n" +
          table.text(look);
 }
 

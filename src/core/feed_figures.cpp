@@ -118,8 +118,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      value_of<&S::delivered_gbps>},
     {"link_bytes", Unit::bytes, "over the link",
      "Bytes that crossed between host and device for them. They are fewer than those delivered if values "
-     "widen "
-     "on arrival, or stay on the device.",
+     "widen on arrival, or stay on the device.",
      value_of<&S::link_bytes>, link_text},
     {"link_gbps", Unit::gbps, "over the link", "Bytes that crossed the link over the whole time.",
      value_of<&S::link_gbps>},
@@ -127,8 +126,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      "The best rate that `penstock link` measured. 0 if nobody measured it.", value_of<&S::link_ceiling>},
     {"link_efficiency", Unit::share, "over the link",
      "`link_gbps` as a share of the ceiling; 0 if that is unknown. It is low wherever something else sets "
-     "the "
-     "pace.",
+     "the pace.",
      value_of<&S::link_efficiency>},
     {"resident_bytes", Unit::bytes, "kept on the device",
      "The part of the dataset that stays in device memory and no longer crosses the link.",
@@ -163,8 +161,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      value_of<&S::exposed_gather_seconds>, time_of<&S::exposed_gather_seconds>, kOwn},
     {"exposed_send_seconds", Unit::seconds, "    for sending",
      "The part of the wait in which a batch was packed and sent, and nothing of the one waited for was on "
-     "its "
-     "way.",
+     "its way.",
      value_of<&S::exposed_gather_seconds>, time_of<&S::exposed_gather_seconds>, kWrapped},
     {"exposed_kernel_seconds", Unit::seconds, "    for the device gather",
      "The part of the wait in which a kernel gathered that batch from device memory.",
@@ -205,8 +202,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      value_of<&S::kernel_share>, nullptr, kOwn},
     {"mean_ready", Unit::count, "batches ahead",
      "Batches that were ready or on their way when one was asked for, on average. If nearly all are, the "
-     "feed "
-     "is ahead. Few say little: a host that only queues work on the device asks early.",
+     "feed is ahead. Few say little: a host that only queues work on the device asks early.",
      value_of<&S::mean_ready>, ready_text},
     {"prefetch_depth", Unit::count, "batches ahead", "Batches that may be ahead.",
      value_of<&S::prefetch_depth>},
@@ -224,8 +220,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      value_of<&S::land_seconds>, time_of<&S::land_seconds>, kWrapped},
     {"consumer_seconds", Unit::seconds, "your step, on the host",
      "Between a batch that was handed out and the next request, on the thread that iterates. If the host "
-     "only "
-     "queues work on a GPU, this is shorter than your step.",
+     "only queues work on a GPU, this is shorter than your step.",
      value_of<&S::consumer_seconds>, time_of<&S::consumer_seconds>, kWrapped},
     {"sample_bytes", Unit::bytes, "", "One sample as it is stored.", value_of<&S::sample_bytes>, nullptr,
      kOwn},

@@ -270,8 +270,7 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
   finding.gain = {exposed / 2, exposed + idle_before(view, copies)};
   finding.text = fmt::format(
       "Copies of data that was copied to this GPU before: {}{}. Their data would take {} there. Nothing "
-      "hides "
-      "{} of their {}.",
+      "hides {} of their {}.",
       count_text(view, finding), rate_text(finding), format_bytes(kept), format_seconds(exposed),
       format_seconds(finding.seconds));
   finding.meaning = fmt::format(

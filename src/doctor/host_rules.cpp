@@ -200,8 +200,7 @@ std::optional<Finding> find_device_allocations(const DeviceView& view) {
       finding->count, format_seconds(finding->seconds));
   finding->meaning =
       "Freeing waits for the GPU's work. PyTorch keeps its memory, so that it allocates only if that does "
-      "not "
-      "suffice, or was given back.";
+      "not suffice, or was given back.";
   finding->change = "no torch.cuda.empty_cache() in the loop; allocate buffers once, before it";
   return finding;
 }

@@ -82,8 +82,7 @@ void PeerParts::check_others(std::uint64_t turn) const {
     if (trouble.empty() && board_.get(rank, kGeneration) != generation_) {
       trouble = fmt::format(
           "Rank {} of the group (PID {}) went to another epoch or place. All processes of a group must ask "
-          "for "
-          "equally many batches, and start epochs and load states together.",
+          "for equally many batches, and start epochs and load states together.",
           rank, board_.process(rank));
     }
     // Asked last: its part may have come before the trouble.

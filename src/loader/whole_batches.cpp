@@ -21,9 +21,8 @@ LoaderOptions checked_for_group(LoaderOptions options) {
   check_sampler(options);
   if (options.data_may_change && !options.batch_sampler) {
     throw InvalidArgument(
-        "A loader over several links reads ahead from epoch to epoch, unless it has a batch sampler: its "
-        "data "
-        "must not change.");
+        "Without a batch sampler, a loader over several links reads ahead from epoch to epoch: its data must "
+        "not change.");
   }
   return options;
 }

@@ -68,8 +68,8 @@ class GroupLoader {
 
   /// As Loader.
   void start_epoch(std::uint64_t epoch);
-  /// As Loader. A state may be restored in a Loader, and a Loader's here.
   void synchronize();
+  /// As Loader. A state may be restored in a Loader, and a Loader's here.
   [[nodiscard]] SamplerState state() const;
   void restore(const SamplerState& state);
   [[nodiscard]] std::uint64_t batches_per_epoch() const noexcept;

@@ -49,8 +49,7 @@ std::string_view advice(Result result) {
     case kInvalidAddressSpace:
     case kInvalidPc:
       return "Work that this program or another library enqueued earlier failed on the device; nothing can "
-             "run "
-             "on the device in this process any more.";
+             "run on the device in this process any more.";
     default:
       return "";
   }
