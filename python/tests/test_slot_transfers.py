@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 import stand_in_torch
-from fake_driver import LARGE, LATE_NS, SMALL, driver, over_the_fake_driver, random_bytes, wait_until_idle
+from fake_driver import ENDLESS, LARGE, LATE_NS, SMALL, driver, over_the_fake_driver, random_bytes, wait_until_idle
 from penstock import _core, _worker_feed
 from penstock._engines import engine_for, group_for
 from penstock._shared_slots import Received
@@ -22,9 +22,11 @@ APART = 256  # arrays in a slot
 class Filled:
     """A slot that lies full of random bytes, and the feed that sends them."""
 
+    most_bytes = 16 << 20
+
     def __init__(self, count, locked=True, fixed=None):
         self.count, self.engine, self._fixed = count, engine_for("cuda:0"), fixed
-        self.slots = _core.SharedSlots(1, 16 << 20, -1)
+        self.slots = _core.SharedSlots(1, self.most_bytes, -1)
         self.slots.allow(0, 3 * self.second)
         self.sent = random_bytes(3 * self.second)
         self.slots.claim(0)[:] = self.sent
@@ -246,6 +248,8 @@ GPUS = ["cuda:0", "cuda:1"]
 class FilledForAll(Filled):
     """The same for two GPUs, without PyTorch."""
 
+    most_bytes = 3 * ENDLESS
+
     def __init__(self, count, locked=True):
         super().__init__(count, locked)
         self.engines = [engine_for(spec) for spec in GPUS]
@@ -286,6 +290,19 @@ def test_a_slot_stays_taken_until_all_gpus_have_read_it(count, locked, late):
         assert penstock.to_host(batch["a"]).tobytes() == filled.bytes(0)
         assert penstock.to_host(batch["b"][0]).tobytes() == filled.bytes(1)
     del busy
+
+
+@over_the_fake_driver
+def test_a_slot_that_is_not_locked_stays_taken_until_it_was_copied_for_all_gpus():
+    filled = FilledForAll(ENDLESS, locked=False)
+    driver.delay_copies()
+    each = 64 << 10  # for one device such arrays would be packed, and not be read later
+    places = range(0, 2 * ENDLESS, each)
+    batches = filled.land(filled.send([filled.slot.array(False, at, 1, 8, [each], [1]) for at in places]))
+    filled.let_go()
+    filled.overwrite_when_free()
+    sent = filled.sent[: 2 * ENDLESS].tobytes()
+    assert all(b"".join(penstock.to_host(array).tobytes() for array in batch) == sent for batch in batches)
 
 
 @over_the_fake_driver
