@@ -122,7 +122,8 @@ void ProcessBoard::wait_for_all(const char* what, FunctionRef<bool(std::size_t r
       // Any process that is missing keeps all others from going on.
       for (std::size_t each = 0; each < size(); ++each) {
         if (each == rank() || process(each) == 0 || is_there(each)) continue;
-        if (has_ended(each) || has_left(each)) throw Error(trouble(each));
+        // Asked again last: it may have done its part and gone meanwhile.
+        if ((has_ended(each) || has_left(each)) && !is_there(each)) throw Error(trouble(each));
       }
       const auto now = Clock::now();
       if (now > end) {

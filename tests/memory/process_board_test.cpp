@@ -207,6 +207,20 @@ TEST_F(ProcessBoardTest, AForkedChildDoesNotLeaveForItsParent) {
   EXPECT_TRUE(board->has_left(0));
 }
 
+TEST_F(ProcessBoardTest, AProcessMayLeaveAsSoonAsItHasExchanged) {
+  for (int i = 0; i < 500; ++i) {
+    Child other([&] {
+      ProcessBoard board(options(1, 2));
+      return board.exchange("there").size() == 2;
+    });
+    {
+      ProcessBoard board(options(0, 2));
+      EXPECT_EQ(board.exchange("here"), (std::vector<std::string>{"here", "there"}));
+    }
+    ASSERT_TRUE(other.end()) << i;
+  }
+}
+
 TEST_F(ProcessBoardTest, LeavesNothingOpen) {
   const auto files = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
