@@ -383,14 +383,15 @@ def test_an_exception_of_a_worker_has_its_traceback(group):
     assert len(got) == 5
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as in test_worker_feed.py
 def test_a_worker_that_is_killed_is_an_error(group):
     loader = DataLoader(worker_tests.Tensors(60), batch_size=5, num_workers=1)
     fed = penstock.feed(loader, group=group)
     iterator = iter(fed)
     next(iterator)
-    for process in fed._workers.pool.processes:
-        process.kill()
     with pytest.raises(RuntimeError, match=r"DataLoader worker"):
+        for process in fed._workers.pool.processes:
+            process.kill()  # PyTorch's handler of SIGCHLD may raise here already
         list(iterator)
     del iterator
     assert same([copied(batch) for batch in fed], list(loader))

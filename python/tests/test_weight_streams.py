@@ -133,6 +133,7 @@ def test_a_device_that_is_full_says_so_and_the_next_load_works(tmp_path):
     ]
     penstock.load_safetensors(paths[0], "cuda:0")  # what the engine itself keeps is there from now on
     gc.collect()
+    wait_until_idle(engine_for("cuda:0"))  # or its memory would be free later, and the large file fit
     before = driver.device_bytes()
     driver.set_memory(before + (64 << 20))
     for _ in range(2):
