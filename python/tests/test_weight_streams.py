@@ -1,5 +1,6 @@
 """load_safetensors and save_safetensors without PyTorch, and over the fake driver: what they make, in what order."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -133,9 +134,11 @@ def test_a_device_that_is_full_says_so_and_the_next_load_works(tmp_path):
     ]
     penstock.load_safetensors(paths[0], "cuda:0")  # what the engine itself keeps is there from now on
     gc.collect()
-    wait_until_idle(engine_for("cuda:0"))  # or its memory would be free later, and the large file fit
-    before = driver.device_bytes()
-    driver.set_memory(before + (64 << 20))
+    wait_until_idle(engine_for("cuda:0"))
+    before = driver.device_bytes()  # of all devices
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    driver.call("cuMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+    driver.set_memory(total.value - free.value + (64 << 20))
     for _ in range(2):
         with pytest.raises(penstock.OutOfMemory, match=r"memory of cuda:0 cannot give 96 MiB: .* and 64 MiB are free"):
             penstock.load_safetensors(paths, "cuda:0")
