@@ -1,10 +1,8 @@
 """A feed of a group: every device gets the batches of the wrapped loader."""
 
-import contextlib
 import gc
 import itertools
 import pickle
-import signal
 import time
 import weakref
 
@@ -185,32 +183,7 @@ def test_signals_lose_no_batch():
     x = torch.rand(40, 60_000)
     group = ["host:14,link=0.01,peer=1", "host:15,link=0.01,peer=1"]
     fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4, sampler=native_tests.Slow(40)), group=group)
-    inside, alarms, got = False, 0, []
-
-    def ring(*_):
-        nonlocal alarms, inside
-        if inside:
-            alarms, inside = alarms + 1, False
-            raise native_tests.Alarm
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        iterator = iter(fed)
-        got += map(copied, itertools.islice(iterator, 1))
-        signal.setitimer(signal.ITIMER_REAL, 0.013, 0.013)
-        for _ in range(1000):
-            taken = []
-            with contextlib.suppress(native_tests.Alarm):
-                inside = True
-                taken.extend(itertools.islice(iterator, 1))
-                inside = False
-                if not taken:
-                    break
-            inside = False
-            got += map(copied, taken)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    got, alarms, _ = native_tests.taken_amid_alarms(fed, copied)
     native_tests.same(got, [[rows] for rows in x.split(4)])
     assert alarms > 0
     assert fed.stats().batches == 10, "all of them were gathered natively"

@@ -537,11 +537,8 @@ class Alarm(BaseException):
     pass
 
 
-def test_signals_lose_no_batch():
-    """They come while the sampler draws, and while the host waits for a batch on a slow link."""
-    x = torch.rand(40, 60_000)
-    loader = DataLoader(TensorDataset(x), batch_size=4, sampler=Slow(40))
-    fed = penstock.feed(loader, device="host:link=0.01")
+def taken_amid_alarms(fed, keep):
+    """The batches of an epoch, in which alarms come while a batch is waited for; how many came, and the iterator."""
     inside, alarms, got = False, 0, []
 
     def ring(*_):
@@ -553,7 +550,7 @@ def test_signals_lose_no_batch():
     before = signal.signal(signal.SIGALRM, ring)
     try:
         iterator = iter(fed)
-        got += map(kept, itertools.islice(iterator, 1))
+        got += map(keep, itertools.islice(iterator, 1))
         signal.setitimer(signal.ITIMER_REAL, 0.013, 0.013)
         for _ in range(1000):
             taken = []
@@ -564,10 +561,19 @@ def test_signals_lose_no_batch():
                 if not taken:
                     break
             inside = False
-            got += map(kept, taken)
+            got += map(keep, taken)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    return got, alarms, iterator
+
+
+def test_signals_lose_no_batch():
+    """They come while the sampler draws, and while the host waits for a batch on a slow link."""
+    x = torch.rand(40, 60_000)
+    loader = DataLoader(TensorDataset(x), batch_size=4, sampler=Slow(40))
+    fed = penstock.feed(loader, device="host:link=0.01")
+    got, alarms, iterator = taken_amid_alarms(fed, kept)
     same(got, [[rows] for rows in x.split(4)])
     assert alarms >= 3
     assert iterator.is_native is False, "it is over"

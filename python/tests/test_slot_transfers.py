@@ -149,9 +149,8 @@ def test_a_slot_stays_taken_until_what_moved_itself_has_moved(count, lands, othe
     assert driver.read(stream, moved, count).bytes() == filled.bytes(0)
 
 
-@over_the_fake_driver_with_torch
-def test_arrays_that_are_left_are_seen():
-    filled = Filled(SMALL)
+def sent_and_seen(filled):
+    """Sends two arrays of a slot, which are seen until both are gone. Returns the flight."""
     first, second = filled.array(0), filled.array(1)
     flight = filled.send([first, second])
     assert filled.slot.is_seen(flight)
@@ -159,6 +158,12 @@ def test_arrays_that_are_left_are_seen():
     assert filled.slot.is_seen(flight)
     del second
     assert not filled.slot.is_seen(flight)
+    return flight
+
+
+@over_the_fake_driver_with_torch
+def test_arrays_that_are_left_are_seen():
+    sent_and_seen(Filled(SMALL))
     filled = Filled(SMALL)
     flight = filled.send([{filled.array(0)}])
     assert filled.slot.is_seen(flight), "a set stays as it is"
@@ -321,13 +326,7 @@ def test_a_slot_travels_as_one_to_all():
 @over_the_fake_driver
 def test_arrays_that_are_left_are_seen_though_all_gpus_read_them():
     filled = FilledForAll(LARGE)
-    first, second = filled.array(0), filled.array(1)
-    flight = filled.send([first, second])
-    assert filled.slot.is_seen(flight)
-    del first
-    assert filled.slot.is_seen(flight)
-    del second
-    assert not filled.slot.is_seen(flight)
+    flight = sent_and_seen(filled)
     filled.land(flight)
     for engine in filled.engines:
         wait_until_idle(engine)
