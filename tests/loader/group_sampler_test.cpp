@@ -151,13 +151,18 @@ TEST_P(GroupSamplerTest, WhoeverWaitsGetsTheEpochThatAnotherThreadBegins) {
   EXPECT_EQ((*loader.next(streams_))[0].epoch(), 5U);
 }
 
-TEST_P(GroupSamplerTest, ClosesWhileNothingIsDrawn) {
-  const Dataset data = dataset(kSamples);
-  GroupLoader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{})));
+/// Waits until a group's thread stays asleep.
+void wait_until_it_sleeps() {
   const auto waits = [](pid_t thread) { return name_of(thread) == "penstock-group" && is_asleep(thread); };
   for (int asleep = 0; asleep < 50; ++asleep) {
     if (std::ranges::none_of(live_threads(), waits)) asleep = 0;
   }
+}
+
+TEST_P(GroupSamplerTest, ClosesWhileNothingIsDrawn) {
+  const Dataset data = dataset(kSamples);
+  GroupLoader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{})));
+  wait_until_it_sleeps();
   loader.close();
   EXPECT_THROW((void)loader.next(streams_), Closed);
 }
@@ -167,10 +172,7 @@ TEST_P(GroupSamplerTest, ClosesWhilePartsAheadAreNotDrawn) {
   GroupLoader loader(data, group(),
                      options(std::make_shared<ListedBatches>(Epochs{{0, batches(20, 16, 9)}})));
   EXPECT_TRUE(loader.next(streams_));
-  const auto waits = [](pid_t thread) { return name_of(thread) == "penstock-group" && is_asleep(thread); };
-  for (int asleep = 0; asleep < 50; ++asleep) {
-    if (std::ranges::none_of(live_threads(), waits)) asleep = 0;
-  }
+  wait_until_it_sleeps();
   loader.close();
   EXPECT_THROW((void)loader.next(streams_), Closed);
 }
