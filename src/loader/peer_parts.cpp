@@ -111,8 +111,8 @@ void PeerParts::check_draw(std::size_t rank, std::uint64_t turn) const {
   if (board_.get(rank, word) == board_.get(board_.rank(), word)) return;
   throw Error(
       fmt::format("Rank {} of the group (PID {}) has drawn other samples than rank {}. The samplers of all "
-                  "processes of a "
-                  "group must give the same batches: seed them alike, and start epochs together.",
+                  "processes of a group must give the same batches: seed them alike, and start epochs "
+                  "together.",
                   rank, board_.process(rank), board_.rank()));
 }
 
