@@ -13,7 +13,8 @@
 #include <random>
 
 /// How gathers are measured: as a loader gathers, batch after batch on two streams in turn, with samples
-/// drawn at random from the whole source. A batch is so large that its fixed costs do not count. But
+/// drawn at random from the whole source. Each repetition draws others, or a processor's cache would hold
+/// them from the second one on. A batch is so large that its fixed costs do not count. But
 /// enqueuing the copies of one takes the host some hundred us, in which the link idles before the first: so
 /// copies are timed by the device's clock, from the end of a batch before the others. Kernels that do not use
 /// the link are timed on one stream, by the device's clock.
@@ -62,22 +63,19 @@ class GatherBench {
         samples_(samples_in(gather, sample_bytes, slot_bytes)),
         stores_(run.result.profile.streaming_stores ? StoreKind::streaming : StoreKind::cached),
         workers_(bench_.device().host_workers()),
+        random_(sample_bytes),
         indices_(kBatches * samples_),
         device_indices_(make_device_pool(bench_.device(), {.segment_bytes = 64 * kKiB})
                             .allocate(indices_.size() * sizeof(std::uint64_t))),
         begin_(bench_.device().create_event(EventTiming::on)),
         end_(bench_.device().create_event(EventTiming::on)) {
     for (std::size_t i = 0; i < kStreams; ++i) streams_.push_back(bench_.device().create_stream());
-    for (std::size_t i = 0; i < kBatches; ++i) sent_.push_back(bench_.device().create_event());
-    std::mt19937_64 random(sample_bytes);
-    for (std::uint64_t& index : indices_) index = random() % (bench_.capacity() / sample_bytes_);
-    bench_.stream().copy(device_indices_.data(), indices_.data(), indices_.size() * sizeof(std::uint64_t),
-                         CopyDirection::h2d);
-    bench_.stream().synchronize();
+    for (std::size_t i = 0; i < kStreams; ++i) sent_.push_back(bench_.device().create_event());
   }
 
-  /// Makes the batches once. Returns the seconds for each sample.
+  /// Draws the batches' samples, and makes them once. Returns the seconds for each sample.
   double seconds() {
+    draw();
     if (is_on_device(gather_)) return device_seconds();
     if (gather_ == Gather::copy_engine) return copying_seconds();
     double gathering = 0;
@@ -116,6 +114,13 @@ class GatherBench {
   }
 
  private:
+  void draw() {
+    for (std::uint64_t& index : indices_) index = random_() % (bench_.capacity() / sample_bytes_);
+    bench_.stream().copy(device_indices_.data(), indices_.data(), indices_.size() * sizeof(std::uint64_t),
+                         CopyDirection::h2d);
+    bench_.stream().synchronize();
+  }
+
   [[nodiscard]] std::span<const std::uint64_t> indices(std::size_t batch) const {
     return std::span(indices_).subspan(batch * samples_, samples_);
   }
@@ -161,7 +166,6 @@ class GatherBench {
 
   /// Returns the seconds of the host's threads, while the link carries earlier batches.
   double gather_on_host(std::size_t batch) {
-    sent_[batch].synchronize();
     std::byte* const staging = bench_.pinned_target() + batch * slot_bytes_;
     const std::size_t piece = std::clamp<std::size_t>(kGatheredPiece / sample_bytes_, 1, 1024);
     const auto begin = std::chrono::steady_clock::now();
@@ -176,7 +180,6 @@ class GatherBench {
     const double seconds = seconds_since(begin);
     const Stream& stream = streams_[batch % kStreams];
     stream.copy(slot(batch), staging, samples_ * sample_bytes_, CopyDirection::h2d);
-    sent_[batch].record(stream);
     return seconds;
   }
 
@@ -208,6 +211,7 @@ class GatherBench {
   const std::size_t samples_;
   const StoreKind stores_;
   std::shared_ptr<HostWorkers> workers_;
+  std::mt19937_64 random_;
   std::vector<std::uint64_t> indices_;
   Buffer device_indices_;
   Event begin_;

@@ -13,9 +13,11 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -287,6 +289,21 @@ TEST(LinkMeasurement, FailsLoudlyIfAGatherBringsWrongBytes) {
   const auto widens = [](const GatherRequest& request) { return request.to == DType::float32; };
   EXPECT_THAT(error_with(nothing, widens, progress),
               HasSubstr("gather_widening of 64 B brought wrong values"));
+}
+
+TEST(LinkMeasurement, GathersOtherSamplesInEachRepetition) {
+  std::map<std::pair<const std::uint64_t*, std::size_t>, std::vector<std::uint64_t>> latest;
+  std::size_t repeated = 0;
+  measure_with(nothing, [&](const GatherRequest& request) {
+    if (request.indices == nullptr) return false;
+    std::vector<std::uint64_t> drawn(request.indices, request.indices + request.count);
+    auto& before = latest[{request.indices, request.row_elements}];
+    repeated += drawn.size() == before.size() ? 1 : 0;
+    EXPECT_TRUE(drawn != before || drawn.size() < 16) << drawn.size();  // few may be drawn twice
+    before = std::move(drawn);
+    return false;
+  });
+  EXPECT_GT(repeated, 100U);
 }
 
 TEST(LinkMeasurement, MakesDoWithLessMemoryAndSaysSo) {
