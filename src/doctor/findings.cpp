@@ -91,7 +91,8 @@ double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
   return best;
 }
 
-/// The synchronization that follows a copy's call at once, or in the same operator; null if none does.
+/// The next call, if it is a synchronization that belongs to a copy's: it follows at once, in the same operator or,
+/// if frames name lines, from the same line. Between the two, a recorder may read the copied bytes. Null if none does.
 const KnownCall* wait_behind(const Timeline& timeline, const std::vector<KnownCall>& calls,
                              const KnownCall& made) {
   const std::size_t next = static_cast<std::size_t>(&made - calls.data()) + 1;
@@ -104,7 +105,9 @@ const KnownCall* wait_behind(const Timeline& timeline, const std::vector<KnownCa
   if (known.call != made.call + 1) return nullptr;
   const bool same_op =
       made.site.op != kNoName && known.site.op == made.site.op && known.site.op_time == made.site.op_time;
-  return same_op || call.time.begin - copy.time.end <= kAtOnce ? &known : nullptr;
+  const bool same_line = timeline.source == TimelineSource::recorder && made.site.frame != kNoName &&
+                         known.site.frame == made.site.frame;
+  return same_op || same_line || call.time.begin - copy.time.end <= kAtOnce ? &known : nullptr;
 }
 
 std::vector<ViewedCopy> view_copies(const Timeline& timeline, const DeviceAccount& account,

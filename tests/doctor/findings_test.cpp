@@ -174,6 +174,30 @@ TEST(Findings, NameBlockingCopies) {
   expect_gain(finding, 25.5, 101);
 }
 
+/// As above, but the host waits 30 us later, in another line or the same, as a recorder of calls sees it.
+TimelineBuilder pinned_copies_and_waits(std::string_view copied, std::string_view waited) {
+  TimelineBuilder builder = steps(
+      [copied, waited](TimelineBuilder& b, std::int64_t t) {
+        b.frame(copied, t + 2, t + 4);
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 4, t + 104);
+        b.frame(waited, t + 34, t + 105);
+        b.call(CallKind::stream_synchronize, t + 34, t + 105);
+      },
+      155);
+  builder.timeline.source = TimelineSource::recorder;
+  return builder;
+}
+
+TEST(Findings, NameBlockingCopiesWhoseWaitsComeLaterInTheSameLine) {
+  EXPECT_EQ(only_finding(pinned_copies_and_waits("train.py(7)", "train.py(7)")).id, "blocking-copies");
+  EXPECT_THAT(ids(diagnose(pinned_copies_and_waits("train.py(7)", "train.py(8)"))),
+              Contains("exposed-copies"));
+  // A trace's frames name the first line of their function.
+  TimelineBuilder trace = pinned_copies_and_waits("train.py(7)", "train.py(7)");
+  trace.timeline.source = TimelineSource::torch_profiler;
+  EXPECT_THAT(ids(diagnose(trace)), Contains("exposed-copies"));
+}
+
 TEST(Findings, NameCopiesThatNothingHides) {
   const Finding finding = only_finding(pinned_copies(false));
   EXPECT_EQ(finding.id, "exposed-copies");
