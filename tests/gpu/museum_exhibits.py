@@ -29,6 +29,9 @@ if path := os.environ.get("MUSEUM_TURN"):
     open(os.environ["MUSEUM_READY"], "w").close()
     fcntl.flock(turn, fcntl.LOCK_EX)
     taken = time.monotonic()
+    # Not the work of a step, or the wait would be the first step's.
+    resident.cumsum(0)
+    torch.cuda.synchronize()
     def end_turn():
         torch.cuda.synchronize()
         fcntl.flock(turn, fcntl.LOCK_UN)
