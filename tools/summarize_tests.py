@@ -3,10 +3,10 @@
 
 A program that ctest ran whole (program/...) counts only if it failed.
 
-summarize_tests.py [--must-run REGEX] FILE...
+summarize_tests.py [--must-run REGEX] [--but-for REGEX] FILE...
 
-Fails where a test failed, where there was none, and, with --must-run, where of the tests whose SUITE.NAME matches REGEX
-one was skipped or none passed.
+Fails if a test failed or there was none. With --must-run, it fails too if of the tests whose SUITE.NAME matches REGEX
+none passed, or one was skipped for a reason that does not match the REGEX of --but-for.
 """
 
 import argparse
@@ -24,6 +24,11 @@ def outcome(case: ElementTree.Element) -> str:
     if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
         return "skipped"
     return "passed"
+
+
+def is_excused(case: ElementTree.Element, reasons: str | None) -> bool:
+    skipped = case.find("skipped")
+    return reasons is not None and skipped is not None and bool(re.search(reasons, skipped.get("message") or ""))
 
 
 def without_passed_tests(text: str) -> list[str]:
@@ -49,6 +54,7 @@ def show_failure(file: str, name: str, case: ElementTree.Element) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--must-run", metavar="REGEX")
+    parser.add_argument("--but-for", metavar="REGEX")
     parser.add_argument("files", nargs="+")
     options = parser.parse_args()
 
@@ -64,7 +70,7 @@ def main() -> int:
             name = name if suite == name else f"{suite}.{name}"
             if result == "failed":
                 show_failure(file, name, case)
-            if options.must_run and re.search(options.must_run, name):
+            if options.must_run and re.search(options.must_run, name) and not is_excused(case, options.but_for):
                 required[result] += 1
                 if result == "skipped":
                     print(f"skipped: {name}")

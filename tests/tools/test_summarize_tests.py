@@ -61,6 +61,11 @@ class SummarizeTests(unittest.TestCase):
         self.assertEqual(run(OTHER, options=must_run)[0], 1)
         self.assertEqual(run(PASSED, SKIPPED, options=must_run)[0], 1)
 
+    def test_tests_that_may_be_skipped_for_a_reason(self):
+        for reason, status in (("^n", 0), ("yes", 1)):
+            self.assertEqual(run(PASSED, SKIPPED, options=("--must-run", "^Cuda/", "--but-for", reason))[0], status)
+        self.assertEqual(run(SKIPPED, OTHER, options=("--must-run", "^Cuda/", "--but-for", "no"))[0], 1)
+
 
 if __name__ == "__main__":
     unittest.main()
