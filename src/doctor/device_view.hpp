@@ -26,7 +26,7 @@ inline constexpr std::uint64_t kSmallBytes = std::uint64_t{64} << 10;
 struct ViewedCopy {
   const TimelineCopy* copy = nullptr;
   const KnownCall* made = nullptr;    ///< null: not recorded, as of a copy in a graph
-  const KnownCall* waited = nullptr;  ///< the synchronization of the same line or that follows at once, if one does
+  const KnownCall* waited = nullptr;  ///< the synchronization that belongs to it, if one does
 };
 
 /// What the rules look at: one device's part of a timeline.
