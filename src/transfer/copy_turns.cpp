@@ -11,18 +11,18 @@ void CopyTurns::begin(const Stream& first, const Stream& second) {
   turn_ = 0;
 }
 
-void CopyTurns::enqueue(FunctionRef<void(const Stream&)> copies) {
-  Side& side = sides_[turn_];
-  turn_ = 1 - turn_;
-  Event& done = done_[parts_++ % done_.size()];
-  side.has_parts = true;
-  copies(*side.stream);
-  done.record(*side.stream);
+void CopyTurns::come_behind() { stream().wait(done_[(parts_ + 1) % done_.size()]); }
+
+void CopyTurns::add(FunctionRef<void(const Stream&)> copies) {
+  sides_[turn_].has_parts = true;
+  copies(stream());
 }
 
-void CopyTurns::enqueue_behind(FunctionRef<void(const Stream&)> copies) {
-  sides_[turn_].stream->wait(done_[(parts_ + 1) % done_.size()]);
-  enqueue(copies);
+void CopyTurns::end_part() {
+  const Side& side = sides_[turn_];
+  turn_ = 1 - turn_;
+  Event& done = done_[parts_++ % done_.size()];
+  done.record(*side.stream);
 }
 
 void CopyTurns::join() {

@@ -1,5 +1,7 @@
 #include "transfer/paced_copier.hpp"
 
+#include "transfer/part_sizes.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/core/pause.hpp>
@@ -16,13 +18,6 @@
 
 namespace penstock {
 
-namespace {
-
-/// A part has at most this share of the bytes since the link was idle, unless it is a small part.
-constexpr std::size_t kGrowth = 8;
-
-}  // namespace
-
 class PacedCopier::Queue {
  public:
   struct Job {
@@ -37,16 +32,15 @@ class PacedCopier::Queue {
   };
 
   Queue(const Device& device, std::shared_ptr<EventPool> events)
-      : large_part_(device.info().tuning.large_part_bytes),
-        small_part_(device.info().tuning.small_part_bytes),
-        events_(std::move(events)),
+      : events_(std::move(events)),
         streams_{device.create_stream(), device.create_stream()},
-        turns_(device) {}
+        turns_(device),
+        sizes_(device.info().tuning) {}
 
   void push(const std::shared_ptr<Job>& job) {
     {
       const std::lock_guard lock(mutex_);
-      if (jobs_.empty() && is_idle()) since_idle_ = 0;
+      if (jobs_.empty() && is_idle()) sizes_.link_was_idle();
       jobs_.push_back(job);
       advance(nullptr);
     }
@@ -128,11 +122,6 @@ class PacedCopier::Queue {
     }
   }
 
-  [[nodiscard]] std::size_t part_bytes() const noexcept {
-    const std::size_t grown = since_idle_ / kGrowth / small_part_ * small_part_;
-    return std::clamp(grown, small_part_, std::max(small_part_, large_part_));
-  }
-
   void enqueue_part(Job& job, bool has_turn) {
     if (!std::exchange(job.begun, true)) {
       const Stream& first = streams_[parts_ % 2];
@@ -144,13 +133,14 @@ class PacedCopier::Queue {
       }
       job.state->begin_on(first);
     }
-    const std::size_t bytes = std::min(job.left, part_bytes());
+    const std::size_t bytes = std::min(job.left, sizes_.most());
     const auto copy = [&](const Stream& stream) {
       stream.copy(job.destination, job.source, bytes, CopyDirection::h2d);
     };
-    has_turn ? turns_.enqueue(copy) : turns_.enqueue_behind(copy);
+    if (!has_turn) turns_.come_behind();
+    turns_.enqueue(copy);
     ++parts_;
-    since_idle_ += bytes;
+    sizes_.enqueued(bytes);
     job.destination += bytes;
     job.source += bytes;
     job.left -= bytes;
@@ -178,8 +168,6 @@ class PacedCopier::Queue {
     lock.lock();
   }
 
-  const std::size_t large_part_;
-  const std::size_t small_part_;
   const std::shared_ptr<EventPool> events_;
   const std::array<Stream, 2> streams_;
 
@@ -187,10 +175,10 @@ class PacedCopier::Queue {
   std::condition_variable changed_;
   // Guarded by the mutex.
   CopyTurns turns_;
+  PartSizes sizes_;
   std::list<std::shared_ptr<Job>> jobs_;
   std::list<std::shared_ptr<Job>> failed_;  ///< for the thread to end
   std::size_t parts_ = 0;                   ///< enqueued so far
-  std::size_t since_idle_ = 0;              ///< bytes enqueued since the link was idle
   bool closed_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/core/start_thread.hpp>
+#include <penstock/core/wait_quietly.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <algorithm>
@@ -158,25 +159,31 @@ void PackedCopier::pack_round(const PackedPlan& plan, ImageRange round, const St
 }
 
 void PackedCopier::to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
-                             const Stream& stream, bool held) {
+                             const std::array<Stream, 2>& streams, EventPool::Handle after) {
   state->set_threads(threads_for(plan));
   try {
+    if (after) streams[0].wait(*after);
     std::deque<EventPool::Handle> rounds;  // in flight
+    std::size_t turn = 0;
     for (std::size_t begin = 0; begin < plan.image_bytes();) {
       // The next round then reuses memory that is in the cache.
-      if (!held && rounds.size() == kRoundsInFlight) {
+      if (!after && rounds.size() == kRoundsInFlight) {
         rounds.front()->synchronize();
         rounds.pop_front();
       }
       const ImageRange round = plan.round(begin, options_.tuning.window_bytes);
+      const Stream& stream = streams[turn];
+      if (!rounds.empty()) stream.wait(*rounds.back());
       pack_round(plan, round, stream, *state);
       rounds.push_back(state->take_end(*events_));
       rounds.back()->record(stream);
       begin = round.end;
+      if (!state->whole) turn = 1 - turn;
     }
     state->submitted(std::move(rounds.back()), false);
   } catch (...) {
-    state->fail_after(stream, std::current_exception());
+    static_cast<void>(wait_quietly([&] { streams[1].synchronize(); }));
+    state->fail_after(streams[0], std::current_exception());
   }
 }
 

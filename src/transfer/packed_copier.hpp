@@ -7,6 +7,7 @@
 #include <penstock/core/host_workers.hpp>
 #include <penstock/memory/pool.hpp>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -37,11 +38,12 @@ class PackedCopier {
   PackedCopier(const PackedCopier&) = delete;
   PackedCopier& operator=(const PackedCopier&) = delete;
 
-  /// Blocks the host until every source is read and all copies are enqueued on `stream`. Failures go to
-  /// `state`. If the stream is not `held` back by other work, it has at most a few rounds at a time, so that
+  /// Blocks the host until every source is read and all copies are enqueued. Failures go to `state`. Rounds
+  /// are on `streams` in turn, and the device begins one once that before is done: CopyTurns says why.
+  /// `after`: the copies wait for it; may be null. If it is, the streams have a few rounds at a time, so that
   /// large transfers need little pinned memory.
-  void to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan, const Stream& stream,
-                 bool held);
+  void to_device(const std::shared_ptr<TransferState>& state, const PackedPlan& plan,
+                 const std::array<Stream, 2>& streams, EventPool::Handle after);
   /// Returns at once; `after` (may be null) holds the copies back. The first thread that synchronizes with
   /// the transfer writes the host's ends, or else a thread of the copier.
   void to_host(const std::shared_ptr<TransferState>& state, PackedPlan plan, EventPool::Handle after);

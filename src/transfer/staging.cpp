@@ -63,7 +63,7 @@ struct StagingRing::Slot {
 };
 
 StagingRing::StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
-                         std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
+                         std::shared_ptr<EventPool> events, CopyDirection direction, CopyLane& wire,
                          StagingOptions options)
     : Source(worker_count(options)),
       device_(std::move(device)),
@@ -327,21 +327,30 @@ void StagingRing::move_granule(const Task& task) {
   job.state->account(0, seconds_since(begin), 0);
 }
 
-void StagingRing::enqueue(Slot& slot) {
-  StagedJob& job = *slot.job;
-  if (job.after) wire_.wait(*job.after);
-  job.state->begin_on(wire_);
+void StagingRing::enqueue_on(const Stream& stream, Slot& slot) {
+  const StagedJob& job = *slot.job;
+  if (job.after) stream.wait(*job.after);
+  job.state->begin_on(stream);
   std::size_t copies = 0;
   const ImageRange range{slot.chunk.offset, slot.chunk.offset + slot.chunk.bytes};
   for_each_run(job.on_device, range, [&](std::byte* on_device, std::size_t offset, std::size_t bytes) {
     std::byte* const staged = slot.pinned.data() + (offset - range.begin);
     const bool h2d = direction_ == CopyDirection::h2d;
-    wire_.copy(h2d ? on_device : staged, h2d ? staged : on_device, bytes, direction_);
+    stream.copy(h2d ? on_device : staged, h2d ? staged : on_device, bytes, direction_);
     ++copies;
   });
-  slot.pinned.sent(wire_);
+  slot.pinned.sent(stream);
   job.state->account(copies, 0, 0);
+}
 
+void StagingRing::enqueue(Slot& slot) {
+  StagedJob& job = *slot.job;
+  const auto chunk = [&](const Stream& stream) { enqueue_on(stream, slot); };
+  if (direction_ == CopyDirection::h2d) {
+    wire_.enqueue(slot.chunk.bytes, chunk, job.state->whole);
+  } else {
+    chunk(wire_.streams()[0]);
+  }
   bool last = false;
   {
     const std::lock_guard lock(monitor_->mutex);
@@ -351,7 +360,7 @@ void StagingRing::enqueue(Slot& slot) {
   }
   if (last) {
     auto event = job.state->take_end(*events_);
-    event->record(wire_);
+    event->record(wire_.joined());
     job.state->submitted(std::move(event), direction_ == CopyDirection::d2h);
   }
 }
@@ -409,7 +418,7 @@ bool StagingRing::end_stopped_job(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<StagedJob> job = std::move(stopped_.back());
   stopped_.pop_back();
   lock.unlock();
-  static_cast<void>(wait_quietly([&] { wire_.synchronize(); }));
+  wire_.drain();
   if (job->failure()) {
     job->state->fail(job->failure());
   } else {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "transfer/copy_lane.hpp"
 #include "transfer/staged_job.hpp"
 #include "transfer/transfer_state.hpp"
 
@@ -45,9 +46,10 @@ struct StagingOptions {
 /// wait if there is nothing to move.
 class StagingRing final : HostWorkers::Source {
  public:
-  /// Copies are enqueued on `wire`, which outlives the ring.
+  /// Copies are enqueued on `wire`, which outlives the ring: in turn to the device, on one of its streams to
+  /// the host.
   StagingRing(Device device, std::shared_ptr<HostWorkers> workers, std::shared_ptr<Pool> pinned,
-              std::shared_ptr<EventPool> events, CopyDirection direction, const Stream& wire,
+              std::shared_ptr<EventPool> events, CopyDirection direction, CopyLane& wire,
               StagingOptions options);
   /// Cancels chunks that the driver does not have yet, and waits for the others.
   ~StagingRing() override;
@@ -106,13 +108,14 @@ class StagingRing final : HostWorkers::Source {
   void move_granule(const Task& task);
   /// Enqueues the chunk's copy, and marks the transfer as submitted if it was the last one.
   void enqueue(Slot& slot);
+  void enqueue_on(const Stream& stream, Slot& slot);
   void task_done(const Task& task);
   /// Gives the slot of a chunk back, and ends the transfer if this was its last.
   void close_slot(Slot& slot);
   /// Ends a transfer without chunks left. If it has stopped, leaves that to the ring's thread.
   void conclude(const std::shared_ptr<StagedJob>& job);
-  /// Ends a failed or cancelled transfer, once the wire has drained; false if there is none. Releases `lock`
-  /// meanwhile.
+  /// Ends a failed or cancelled transfer, once the streams have drained; false if there is none. Releases
+  /// `lock` meanwhile.
   bool end_stopped_job(std::unique_lock<std::mutex>& lock);
 
   const Device device_;
@@ -120,7 +123,7 @@ class StagingRing final : HostWorkers::Source {
   const std::shared_ptr<Pool> pinned_;
   const std::shared_ptr<EventPool> events_;
   const CopyDirection direction_;
-  const Stream& wire_;
+  CopyLane& wire_;
   const StagingOptions options_;
   const std::chrono::nanoseconds helper_polling_;
 

@@ -1,3 +1,4 @@
+#include "transfer/copy_lane.hpp"
 #include "transfer/paced_copier.hpp"
 #include "transfer/packed_copier.hpp"
 #include "transfer/region_kind.hpp"
@@ -12,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -129,10 +131,13 @@ class TransferEngineImpl {
       }
       default: {
         // The driver itself moves pageable memory, and holds up its caller.
-        const bool locked = kinds.source != MemoryKind::pageable;
+        const bool locked = kinds.source != MemoryKind::pageable && kinds.destination != MemoryKind::pageable;
         if (direction == CopyDirection::h2d && locked && !options.whole &&
             paths_for(options).paced.cuts(bytes)) {
           return paced(destination, source, bytes, options);
+        }
+        if (direction != CopyDirection::d2d && locked) {
+          return in_turn(destination, source, bytes, direction, options);
         }
         const TransferPiece piece{static_cast<const std::byte*>(source), static_cast<std::byte*>(destination),
                                   bytes};
@@ -191,11 +196,11 @@ class TransferEngineImpl {
             const std::shared_ptr<Pool>& pinned, const std::shared_ptr<Pool>& scratch,
             const std::shared_ptr<EventPool>& events, unsigned threads, unsigned fill_threads,
             const TransferOptions& options, const LinkProfile& profile)
-        : h2d(device.create_stream()),
-          d2h(device.create_stream()),
+        : h2d(device),
+          d2h(device),
           d2d(device.create_stream()),
           paced(device, events),
-          packed(device, workers, pinned, scratch, events, d2h,
+          packed(device, workers, pinned, scratch, events, d2h.streams()[0],
                  packing_options(device, fill_threads, options)),
           staged_h2d(device, workers, pinned, events, CopyDirection::h2d, h2d,
                      staging_options(device, CopyDirection::h2d, threads, options, profile)),
@@ -204,7 +209,8 @@ class TransferEngineImpl {
           filled(device, workers, pinned, events, CopyDirection::h2d, h2d,
                  staging_options(device, CopyDirection::h2d, fill_threads, options, profile)) {}
     ~PathSet() {
-      for (const Stream* stream : {&h2d, &d2h, &d2d}) {
+      const std::array<Stream, 2>&to = h2d.streams(), &from = d2h.streams();
+      for (const Stream* stream : {&to[0], &to[1], &from[0], &from[1], &d2d}) {
         try {
           stream->synchronize();
         } catch (const Error& error) {
@@ -216,11 +222,12 @@ class TransferEngineImpl {
     PathSet& operator=(const PathSet&) = delete;
 
     [[nodiscard]] const Stream& stream(CopyDirection direction) const {
-      return direction == CopyDirection::h2d ? h2d : direction == CopyDirection::d2h ? d2h : d2d;
+      if (direction == CopyDirection::d2d) return d2d;
+      return (direction == CopyDirection::h2d ? h2d : d2h).streams()[0];
     }
 
-    const Stream h2d;
-    const Stream d2h;
+    CopyLane h2d;
+    CopyLane d2h;
     const Stream d2d;
     PacedCopier paced;
     PackedCopier packed;
@@ -268,6 +275,7 @@ class TransferEngineImpl {
                                                           const CopyOptions& options) const {
     auto state = std::make_shared<TransferState>(path, direction, bytes, pieces);
     if (options.timed) state->timed_events = timed_events_;
+    state->whole = options.whole;
     return state;
   }
 
@@ -326,6 +334,30 @@ class TransferEngineImpl {
     return Transfer(state);
   }
 
+  /// One copy between the device and locked memory.
+  Transfer in_turn(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
+                   const CopyOptions& options) {
+    const auto state = make_state(TransferPath::direct, direction, bytes, 1, options);
+    const EventPool::Handle after = mark(options.after);
+    CopyLane& lane = direction == CopyDirection::h2d ? paths_for(options).h2d : paths_for(options).d2h;
+    try {
+      auto end = state->take_end(*events_);
+      const auto copy = [&](const Stream& stream) {
+        if (after) stream.wait(*after);
+        state->begin_on(stream);
+        stream.copy(destination, source, bytes, direction);
+        end->record(stream);
+      };
+      lane.enqueue(bytes, copy, options.whole);
+      state->account(1, 0, 0);
+      state->submitted(std::move(end), false);
+    } catch (...) {
+      lane.drain();
+      state->fail(std::current_exception());
+    }
+    return Transfer(state);
+  }
+
   Transfer direct(std::span<const TransferPiece> pieces, CopyDirection direction,
                   const CopyOptions& options) {
     std::size_t bytes = 0;
@@ -358,8 +390,8 @@ class TransferEngineImpl {
         make_state(TransferPath::packed, direction, plan.payload_bytes(), pieces.size(), options);
     switch (direction) {
       case CopyDirection::h2d:
-        paths_for(options).packed.to_device(state, plan, stream_for(direction, options),
-                                            options.after != nullptr);
+        paths_for(options).packed.to_device(state, plan, paths_for(options).h2d.streams(),
+                                            mark(options.after));
         break;
       case CopyDirection::d2h:
         paths_for(options).packed.to_host(state, std::move(plan), mark(options.after));

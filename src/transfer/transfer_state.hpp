@@ -56,6 +56,9 @@ class TransferState {
   /// Hands the driver at once what waits for its turn. Does not block. Set before the transfer is shared.
   std::function<void()> hurry;
 
+  /// Copies to the device are neither cut nor put in turn. Set before the transfer is shared.
+  bool whole = false;
+
   /// Events that keep time, for a timed transfer. Set before the transfer is shared.
   std::shared_ptr<EventPool> timed_events;
 

@@ -12,10 +12,12 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace penstock::testing {
 
@@ -123,6 +125,19 @@ class FaultyBackend final : public Backend {
   /// Bytes passed to `copy` in a direction.
   [[nodiscard]] std::size_t copied_bytes(CopyDirection direction) const {
     return copied_[static_cast<std::size_t>(direction)].load();
+  }
+
+  /// Bytes that were passed to `copy` to the device since `note_copies`: one figure for those in a row on one
+  /// stream, which is another one than before.
+  void note_copies() {
+    const std::lock_guard lock(mutex_);
+    in_a_row_.emplace();
+  }
+  [[nodiscard]] std::vector<std::size_t> in_a_row() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::size_t> bytes;
+    for (const auto& [stream, sum] : *in_a_row_) bytes.push_back(sum);
+    return bytes;
   }
 
   [[nodiscard]] LiveHandles live() const {
@@ -268,6 +283,7 @@ class FaultyBackend final : public Backend {
     hold_back(stream);
     inner_->copy(destination, source, bytes, direction, stream);
     copied_[static_cast<std::size_t>(direction)] += bytes;
+    if (direction == CopyDirection::h2d) note(stream, bytes);
   }
   void fill(void* destination, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
     enter(Entry::fill);
@@ -347,6 +363,13 @@ class FaultyBackend final : public Backend {
     if (const std::uint32_t* const word = all_wait_for_) inner_->stream_wait_value(stream, word, 1);
   }
 
+  void note(StreamHandle stream, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (!in_a_row_) return;
+    if (in_a_row_->empty() || in_a_row_->back().first != stream) in_a_row_->emplace_back(stream, 0);
+    in_a_row_->back().second += bytes;
+  }
+
   void* keep(Handles& handles, void* handle) {
     const std::lock_guard lock(mutex_);
     handles.insert(handle);
@@ -363,6 +386,7 @@ class FaultyBackend final : public Backend {
   DeviceInfo info_;
   mutable std::mutex mutex_;
   mutable std::array<Plan, static_cast<std::size_t>(Entry::last_) + 1> plans_;
+  std::optional<std::vector<std::pair<StreamHandle, std::size_t>>> in_a_row_;
   Handles streams_, events_, device_, host_, registered_, imported_;
   std::array<std::atomic<std::size_t>, 3> copied_{};
   std::atomic<const std::uint32_t*> copy_waits_for_{nullptr};

@@ -5,6 +5,9 @@
 #include "transfer/engine_fixture.hpp"
 
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <span>
 #include <thread>
 
 namespace penstock::testing {
@@ -21,7 +24,8 @@ class PackedCopierTest : public FaultyEngineTest {
     rounds_ = std::make_shared<Pool>(make_pinned_pool(*faulty_device_, {.segment_bytes = kWindow}));
     scratch_ = std::make_shared<Pool>(make_device_pool(*faulty_device_, {.segment_bytes = kWindow}));
     events_ = std::make_shared<EventPool>(*faulty_device_);
-    stream_.emplace(faulty_device_->create_stream());
+    streams_.emplace(std::array{faulty_device_->create_stream(), faulty_device_->create_stream()});
+    stream_ = &streams_->front();
   }
 
   std::unique_ptr<PackedCopier> make_copier(unsigned threads = 1) {
@@ -47,20 +51,33 @@ class PackedCopierTest : public FaultyEngineTest {
   std::shared_ptr<TransferState> bring_home(PackedCopier& copier, std::vector<std::byte>& destination,
                                             const Buffer& source, const Stream* after = nullptr) {
     const auto state = new_state(CopyDirection::d2h, destination.size());
-    EventPool::Handle mark{nullptr, {}};
-    if (after != nullptr) {
-      mark = events_->take();
-      mark->record(*after);
-    }
     copier.to_host(state, plan(destination.data(), source.data(), destination.size(), CopyDirection::d2h),
-                   std::move(mark));
+                   mark(after));
     return state;
+  }
+
+  std::shared_ptr<TransferState> send(PackedCopier& copier, const Buffer& destination,
+                                      const std::vector<std::byte>& source, const Stream* after = nullptr) {
+    const auto state = new_state(CopyDirection::h2d, source.size());
+    copier.to_device(state, plan(destination.data(), source.data(), source.size(), CopyDirection::h2d),
+                     *streams_, mark(after));
+    return state;
+  }
+
+  EventPool::Handle mark(const Stream* after) const {
+    EventPool::Handle event{nullptr, {}};
+    if (after != nullptr) {
+      event = events_->take();
+      event->record(*after);
+    }
+    return event;
   }
 
   std::shared_ptr<Pool> rounds_;
   std::shared_ptr<Pool> scratch_;
   std::shared_ptr<EventPool> events_;
-  std::optional<Stream> stream_;
+  std::optional<std::array<Stream, 2>> streams_;
+  const Stream* stream_ = nullptr;  ///< to the host
 };
 PENSTOCK_DEVICE_SUITE(PackedCopierTest);
 
@@ -213,9 +230,7 @@ TEST_P(PackedCopierTest, MemoryThatCannotBeMarkedStaysOutOfUse) {
   const auto copier = make_copier();
   faulty_->fail(Entry::event_record, 1, FaultyBackend::kForever);
   faulty_->fail(Entry::stream_synchronize, 1, FaultyBackend::kForever);
-  const auto state = new_state(CopyDirection::h2d, source.size());
-  copier->to_device(state, plan(device.data(), source.data(), source.size(), CopyDirection::h2d), *stream_,
-                    false);
+  const auto state = send(*copier, device, source);
   faulty_->heal();
   EXPECT_THROW(state->synchronize(), DeviceError);
   EXPECT_EQ(rounds_->statistics().pending_bytes, kWindow);
@@ -228,9 +243,7 @@ TEST_P(PackedCopierTest, HeldBackTransfersReturnWithAllTheirRoundsEnqueued) {
   const Buffer device = poisoned_on_device(source.size());
   const auto copier = make_copier();
   GatedStream gate(*device_);
-  const auto state = new_state(CopyDirection::h2d, source.size());
-  copier->to_device(state, plan(device.data(), source.data(), source.size(), CopyDirection::h2d),
-                    gate.stream(), true);
+  const auto state = send(*copier, device, source, &gate.stream());
   EXPECT_FALSE(state->query());
   gate.open();
   state->synchronize();
@@ -241,12 +254,68 @@ TEST_P(PackedCopierTest, LargeTransfersMakeDoWithLittlePinnedMemory) {
   const auto source = random_bytes(40 * kWindow, 6);
   const Buffer device = poisoned_on_device(source.size());
   const auto copier = make_copier();
-  const auto state = new_state(CopyDirection::h2d, source.size());
-  copier->to_device(state, plan(device.data(), source.data(), source.size(), CopyDirection::h2d), *stream_,
-                    false);
+  const auto state = send(*copier, device, source);
   EXPECT_LE(rounds_->statistics().reserved_bytes, 4 * kWindow);
   state->synchronize();
   EXPECT_EQ(first_difference(read(device), source), -1);
+}
+
+TEST_P(PackedCopierTest, RoundsTakeTurns) {
+  const auto source = random_bytes(5 * kWindow, 12);
+  const Buffer device = poisoned_on_device(source.size());
+  const auto copier = make_copier();
+  faulty_->note_copies();
+  send(*copier, device, source)->synchronize();
+  EXPECT_EQ(faulty_->in_a_row(), std::vector<std::size_t>(5, kWindow));
+  EXPECT_EQ(first_difference(read(device), source), -1);
+}
+
+TEST_P(PackedCopierTest, ARoundBeginsOnceTheOneBeforeIsDone) {
+  const auto source = random_bytes(3 * kWindow, 13);
+  for (const std::size_t held : {2U, 4U}) {  // the last copy of a round, on each stream
+    const Buffer device = poisoned_on_device(source.size());
+    const auto copier = make_copier();
+    GatedStream gate(*device_);
+    std::size_t copies = 0;
+    faulty_->before(Entry::copy, [&] {
+      if (++copies == held) faulty_->hold_back_next_copy(gate.word());
+    });
+    const auto state = send(*copier, device, source);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(state->query());
+    const std::size_t next = held / 2 * kWindow;
+    const auto there = read(device.data() + next, kWindow, device_->create_stream());
+    EXPECT_EQ(first_difference(there, std::span(source).subspan(next, kWindow)), 0);
+    gate.open();
+    state->synchronize();
+    faulty_->before(Entry::copy, {});
+    EXPECT_EQ(first_difference(read(device), source), -1);
+  }
+}
+
+TEST_P(PackedCopierTest, AFailedRoundIsTheEndOnceBothStreamsHaveDrained) {
+  const auto source = random_bytes(3 * kWindow, 14);
+  const auto copier = make_copier();
+  for (const std::size_t fails : {3U, 5U}) {  // the first copy of a round, on each stream
+    const Buffer device = poisoned_on_device(source.size());
+    GatedStream gate(*device_);
+    std::size_t copies = 0;
+    faulty_->before(Entry::copy, [&] {
+      if (++copies == fails - 1) faulty_->hold_back_next_copy(gate.word());
+    });
+    faulty_->fail(Entry::copy, fails);
+    std::thread opens([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      gate.open();
+    });
+    const auto state = send(*copier, device, source);
+    const std::size_t before = (fails - 2) * kWindow / 2;
+    const auto there = read(device.data() + before, kWindow / 2, device_->create_stream());
+    EXPECT_EQ(first_difference(there, std::span(source).subspan(before, kWindow / 2)), -1);
+    EXPECT_THROW(state->synchronize(), DeviceError);
+    opens.join();
+    faulty_->before(Entry::copy, {});
+  }
 }
 
 TEST_P(PackedCopierTest, PacksAloneWhileTheWorkersAreBusy) {
@@ -254,20 +323,13 @@ TEST_P(PackedCopierTest, PacksAloneWhileTheWorkersAreBusy) {
   const Buffer first = poisoned_on_device(source.size());
   const Buffer second = poisoned_on_device(source.size());
   const auto copier = make_copier(2);
-  const auto send = [&](const Buffer& to) {
-    const auto state = new_state(CopyDirection::h2d, source.size());
-    const Stream stream = faulty_device_->create_stream();
-    copier->to_device(state, plan(to.data(), source.data(), source.size(), CopyDirection::h2d), stream,
-                      false);
-    state->synchronize();
-  };
   Hold workers;
   faulty_->before(Entry::copy, [&, me = std::this_thread::get_id()] {
     if (std::this_thread::get_id() != me) workers.stay();
   });
-  Background other([&] { send(first); });
+  Background other([&] { send(*copier, first, source)->synchronize(); });
   workers.wait_for(2);  // who sends and who helps, as neither is free to help here then
-  send(second);
+  send(*copier, second, source)->synchronize();
   EXPECT_EQ(first_difference(read(second), source), -1);
   workers.let_go();
   other.join();

@@ -31,10 +31,16 @@ class CopyTurns {
   /// The stream whose turn it is.
   [[nodiscard]] const Stream& stream() const { return *sides_[turn_].stream; }
   /// Has `copies` enqueue a part on the stream whose turn it is. Then it is the other one's.
-  void enqueue(FunctionRef<void(const Stream&)> copies);
-  /// The same for a part that has no turn yet. The device begins it once the part before is done, so that
-  /// other copies still come in between.
-  void enqueue_behind(FunctionRef<void(const Stream&)> copies);
+  void enqueue(FunctionRef<void(const Stream&)> copies) {
+    add(copies);
+    end_part();
+  }
+  /// The device begins the part that comes next once the part before is done. For a part that has no turn
+  /// yet: other copies still come in between. Does not block the host.
+  void come_behind();
+  /// Has `copies` enqueue a piece of a part on the stream whose turn it is. After its last piece, end_part.
+  void add(FunctionRef<void(const Stream&)> copies);
+  void end_part();
   /// Makes later work on `first` come after the parts since begin. Without begin it does nothing. Does not
   /// block the host.
   void join();
