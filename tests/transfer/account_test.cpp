@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <list>
 #include <optional>
 #include <vector>
@@ -294,10 +295,12 @@ TEST_P(TransferAccount, ABatchGoesUntimedIfTheBeginningOfItsTransferCannotBeMark
   Event origin = faulty_device_->create_event(EventTiming::on);
   origin.record(*stream_);
   origin.synchronize();
-  for (const TransferPath path : kPaths) {
+  const Buffer pinned = pinned_->allocate(source.size());
+  std::memcpy(pinned.data(), source.data(), source.size());
+  const auto expect_timed = [&](TransferPath path, const std::byte* from) {
     const auto copy = [&](bool timed) {
       const Transfer transfer =
-          engine.copy(memory.data(), source.data(), source.size(), {.path = path, .timed = timed});
+          engine.copy(memory.data(), from, source.size(), {.path = path, .timed = timed});
       transfer.synchronize();
       return transfer;
     };
@@ -310,7 +313,9 @@ TEST_P(TransferAccount, ABatchGoesUntimedIfTheBeginningOfItsTransferCannotBeMark
     const Transfer unmarked = copy(true);
     EXPECT_FALSE(unmarked.span_since(origin).has_value()) << transfer_path_name(path);
     EXPECT_EQ(first_difference(read(memory), source), -1);
-  }
+  };
+  for (const TransferPath path : kPaths) expect_timed(path, source.data());
+  expect_timed(TransferPath::direct, pinned.data());
   EXPECT_FALSE(Transfer().span_since(origin).has_value());
 }
 

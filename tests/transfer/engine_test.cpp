@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <numeric>
 #include <random>
@@ -266,6 +267,7 @@ TEST_P(TransferEngineTest, WaitsForTheStreamItComesAfter) {
     consumer.stream().copy(kept.data(), shared.data(), first.size(), CopyDirection::d2d);
     const Transfer transfer =
         engine.copy(shared.data(), pinned.data(), second.size(), {.path = path, .after = &consumer.stream()});
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_FALSE(transfer.query()) << transfer_path_name(path);
     consumer.open();
     transfer.synchronize();
@@ -286,6 +288,7 @@ TEST_P(TransferEngineTest, ToTheHostComesAfterTheStreamThatProduces) {
     producer.stream().copy(result.data(), produced.data(), bytes.size(), CopyDirection::d2d);
     const Transfer transfer = engine.copy(destination.data(), result.data(), bytes.size(),
                                           {.path = path, .after = &producer.stream()});
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_FALSE(transfer.query());
     producer.open();
     transfer.synchronize();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -140,6 +141,7 @@ TEST_P(FillTest, ComesAfterAStream) {
   gated.stream().copy(device.data(), earlier.data(), device.size(), CopyDirection::d2d);
   const Transfer transfer =
       engine.fill(device.data(), device.size(), filler.function(), {.after = &gated.stream()});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(transfer.query());
   gated.open();
   transfer.synchronize();

@@ -296,7 +296,8 @@ TEST_P(PackedCopierTest, ARoundBeginsOnceTheOneBeforeIsDone) {
 TEST_P(PackedCopierTest, AFailedRoundIsTheEndOnceBothStreamsHaveDrained) {
   const auto source = random_bytes(3 * kWindow, 14);
   const auto copier = make_copier();
-  for (const std::size_t fails : {3U, 5U}) {  // the first copy of a round, on each stream
+  // Of the second round, the first copy fails, and then the second one. The copy before is held back.
+  for (const auto& [fails, tells_late] : {std::pair{3U, false}, {3U, true}, {4U, false}}) {
     const Buffer device = poisoned_on_device(source.size());
     GatedStream gate(*device_);
     std::size_t copies = 0;
@@ -304,6 +305,8 @@ TEST_P(PackedCopierTest, AFailedRoundIsTheEndOnceBothStreamsHaveDrained) {
       if (++copies == fails - 1) faulty_->hold_back_next_copy(gate.word());
     });
     faulty_->fail(Entry::copy, fails);
+    // The first wait of the host may only report a failure of earlier work.
+    if (tells_late) faulty_->fail(Entry::stream_synchronize, 2);
     std::thread opens([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       gate.open();

@@ -2,8 +2,10 @@
 #include "transfer/engine_fixture.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <random>
+#include <thread>
 
 namespace penstock::testing {
 namespace {
@@ -243,6 +245,15 @@ TEST_P(PackedTest, DirectPiecesGoOneByOne) {
                                                {.path = TransferPath::direct});
   transfer.synchronize();
   expect_pieces(read(device), layout.offsets);
+  GatedStream user(*device_);
+  const Buffer later = poisoned_on_device(layout.bytes);
+  const Transfer held = engine.copy_pieces(to_device(later.data(), layout.offsets), CopyDirection::h2d,
+                                           {.path = TransferPath::direct, .after = &user.stream()});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(held.query());
+  user.open();
+  held.synchronize();
+  expect_pieces(read(later), layout.offsets);
 }
 
 TEST_P(PackedTest, RefusesOverlapNullAndStagingOnTheDevice) {
