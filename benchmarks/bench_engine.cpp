@@ -1,6 +1,7 @@
 // The engine beside the bare driver (on a GPU) or plain memcpy (on the host device), in one run, bytes
 // verified.
 
+#include "foreign_copies.hpp"
 #include "harness.hpp"
 #include "raw_driver.hpp"
 
@@ -217,6 +218,41 @@ class Bench {
     record("pinned_pool_2GiB", race_);
   }
 
+  /// Another thread of the program copies 51 KB from time to time, beside nothing and beside transfers. Each
+  /// goes in parts and in one piece, in turn.
+  void manners(double seconds) {
+    const auto alone = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+    const Summary nothing = summarize(foreign_copies(device_, seconds, alone));
+    rows.push_back({"a foreign pinned copy of 51 KB, alone", foreign_text(nothing), "", "", "", true});
+    const auto land = [&](const Transfer& transfer) {  // as `to_device` does
+      stream_.wait(transfer);
+      stream_.synchronize();
+    };
+    beside("pinned, the host waits", seconds, [&](bool whole) {
+      engine_.copy(memory_.data(), pinned_.data(), large_, {.whole = whole}).synchronize();
+    });
+    beside("pinned, a stream waits", seconds,
+           [&](bool whole) { land(engine_.copy(memory_.data(), pinned_.data(), large_, {.whole = whole})); });
+    beside("1 MiB pinned each", seconds, [&](bool whole) {
+      for (std::size_t at = 0; at < large_; at += kMiB) {
+        const std::size_t bytes = std::min(kMiB, large_ - at);
+        stream_.wait(engine_.copy(memory_.data() + at, pinned_.data() + at, bytes, {.whole = whole}));
+      }
+      stream_.synchronize();
+    });
+    beside("pageable", seconds, [&](bool whole) {
+      land(engine_.copy(memory_.data(), source_.data(), large_,
+                        {.path = TransferPath::staged, .whole = whole}));
+    });
+    std::vector<TransferPiece> pieces;
+    for (std::size_t at = 0; at < large_; at += 64 * kKiB) {
+      pieces.push_back({source_.data() + at, memory_.data() + at, std::min(64 * kKiB, large_ - at)});
+    }
+    beside("64 KiB pageable each, packed", seconds, [&](bool whole) {
+      land(engine_.copy_pieces(pieces, CopyDirection::h2d, {.path = TransferPath::packed, .whole = whole}));
+    });
+  }
+
   /// How far the profile's predictions are from measurements now, at sizes between the profile's own.
   void predictions() {
     if (!engine_.profile().measured) {
@@ -294,6 +330,37 @@ class Bench {
   }
 
  private:
+  void beside(const std::string& work, double seconds, const std::function<void(bool whole)>& transfer) {
+    constexpr int kRounds = 4;
+    struct Way {
+      std::vector<double> foreign;
+      std::vector<double> transfers;
+    };
+    Way ways[2];                              // in parts, and whole
+    for (const bool whole : {false, true}) {  // memory is there from the first one on
+      poison_device();
+      transfer(whole);
+      verify_device(source_, work);
+    }
+    for (int round = 0; round < kRounds; ++round) {
+      for (const bool whole : {false, true}) {
+        Way& way = ways[whole ? 1 : 0];
+        const std::vector<double> taken = foreign_copies(
+            device_, seconds / kRounds, [&] { way.transfers.push_back(time([&] { transfer(whole); })); });
+        way.foreign.insert(way.foreign.end(), taken.begin(), taken.end());
+      }
+    }
+    const auto text = [&](const Way& way) {
+      return fmt::format("{}, {}", foreign_text(summarize(way.foreign)),
+                         gbps(large_, summarize(way.transfers).median));
+    };
+    const double p99 = summarize(ways[0].foreign).p99;
+    const double share = summarize(ways[1].transfers).median / summarize(ways[0].transfers).median;
+    rows.push_back({"beside transfers, " + work, text(ways[0]), "whole: " + text(ways[1]),
+                    fmt::format("{:.1f} %", 100 * share), "p99 1 ms, 98 % of the rate",
+                    p99 <= 1e-3 && share >= 0.98});
+  }
+
   template <typename Check>
   void add_predictions(const Check& check, std::size_t bytes, TransferKinds to, TransferKinds from,
                        TransferKinds to_pageable, TransferKinds from_pageable) {
@@ -411,12 +478,14 @@ int run(int argc, char** argv) {
   std::string json_file;
   std::string profile_file;
   std::string size = "1GiB";
-  std::string only = "pinned,pageable,pieces,copy,pool,predictions";
+  std::string only = "pinned,pageable,pieces,copy,pool,predictions,manners";
+  double seconds = 2;
   app.add_option("--device", spec, "Device to measure");
   app.add_option("--json", json_file, "Write the figures here");
   app.add_option("--profile", profile_file, "Link profile to use and to check");
   app.add_option("--size", size, "Size of the large transfers");
-  app.add_option("--only", only, "On a GPU: of these, with commas between");
+  app.add_option("--only", only, "On a GPU: of these, with commas between; elsewhere manners, or the rest");
+  app.add_option("--seconds", seconds, "Of each run of manners");
   CLI11_PARSE(app, argc, argv);
 
   const Device device = Device::open(spec);
@@ -428,8 +497,9 @@ int run(int argc, char** argv) {
     if (!profile) throw InvalidArgument(fmt::format("profile {} cannot be used: {}", profile_file, why));
   }
   Bench bench(device, profile, parse_bytes(size));
+  const auto wanted = [&](std::string_view work) { return only.find(work) != std::string::npos; };
+  if (only == "manners" || (gpu && wanted("manners"))) bench.manners(seconds);
   if (gpu) {
-    const auto wanted = [&](std::string_view work) { return only.find(work) != std::string::npos; };
     if (wanted("pinned")) bench.pinned_h2d();
     if (wanted("pageable")) bench.pageable_h2d();
     if (wanted("pageable")) bench.pageable_d2h();
@@ -437,7 +507,7 @@ int run(int argc, char** argv) {
     if (wanted("copy")) bench.one_small_copy();
     if (wanted("pool")) bench.pinned_pool();
     if (wanted("predictions")) bench.predictions();
-  } else {
+  } else if (only != "manners") {
     bench.beside_memcpy();
     bench.small_pieces();
   }

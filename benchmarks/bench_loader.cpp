@@ -1,6 +1,7 @@
 // The loader on in-memory datasets, with each batch's bytes verified. If torch_loader.py left its figures,
 // PyTorch's DataLoader is shown beside it.
 
+#include "foreign_copies.hpp"
 #include "harness.hpp"
 #include "random_field.hpp"
 
@@ -277,35 +278,8 @@ class Bench {
         "", on_gpu() ? "1.02 x" : "", !on_gpu() || ratio <= 1.02);
   }
 
-  /// The times of copies of 51 KB out of pinned memory, on a stream of another thread, while this one calls
-  /// `work` over and over.
   Summary foreign_copies(const std::function<void()>& work) {
-    const auto begin = std::chrono::steady_clock::now();
-    const auto is_over = [&] { return std::chrono::steady_clock::now() - begin > 1s * settings_.seconds; };
-    std::vector<double> seconds;
-    std::thread other([&] {
-      constexpr std::size_t kForeign = 51200;
-      Pool pinned = make_pinned_pool(device_, {.segment_bytes = kForeign});
-      Pool memory = make_device_pool(device_, {.segment_bytes = kForeign});
-      const Buffer from = pinned.allocate(kForeign);
-      const Buffer to = memory.allocate(kForeign);
-      const Stream stream = device_.create_stream();
-      std::mt19937 random(1);
-      for (int i = 0; !is_over(); ++i) {
-        const double one = time([&] {
-          stream.copy(to.data(), from.data(), kForeign, CopyDirection::h2d);
-          stream.synchronize();
-        });
-        if (i >= 20) seconds.push_back(one);
-        std::this_thread::sleep_for(std::chrono::microseconds(300 + random() % 1500));
-      }
-    });
-    while (!is_over()) work();
-    other.join();
-    return summarize(seconds);
-  }
-  static std::string foreign_text(const Summary& seconds) {
-    return fmt::format("median {:.3f} ms, p99 {:.3f} ms", 1e3 * seconds.median, 1e3 * seconds.p99);
+    return summarize(bench::foreign_copies(device_, settings_.seconds, work));
   }
 
   double device_bandwidth() {

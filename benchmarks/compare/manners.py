@@ -1,4 +1,4 @@
-"""A small copy of the program's own, made from time to time on its own stream, beside a feed."""
+"""A small copy of the program's own, made from time to time on its own stream, beside a feed or to_device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from .data import Samples
+from .data import Samples, random_bytes
 from .feeding import Compute, Steps, endless
 from .loaders import Moved
 from .setting import Contender, Goal, Result, Setting, attempt, opened
-from .transfers import OURS
+from .transfers import OURS, Tensors, check, ours_to_device, per_tensor
 from .workers import Fed
 
 _BYTES = 51_000
@@ -85,7 +85,63 @@ def compare(samples: Samples, setting: Setting) -> list[Result]:
         name = f"a copy of 51 KB beside {samples.name} from {workers} processes, {_paced(step_ms)}"
         measure = _measure_with(samples, setting, step_ms)
         results += [attempt(name, contender, setting, measure) for contender in contenders]
+    return results + _beside_tensors(setting)
+
+
+def _beside_tensors(setting: Setting) -> list[Result]:
+    """Beside tensors that move to the device over and over: one in pageable memory, one that is pinned, and many."""
+    size = 1 << (24 if setting.quick else 30 if setting.on_gpu else 28)
+    one = {"t": random_bytes(size)}
+    many = {f"t{i}": part for i, part in enumerate(one["t"].split(1 << 20))}
+    results = []
+    for what, host, pin in (
+        (f"a pageable tensor of {size >> 20} MiB", one, False),
+        (f"a pinned tensor of {size >> 20} MiB", one, True),
+        (f"{len(many)} pinned tensors of 1 MiB", many, True),
+    ):
+        pinned = {name: t.pin_memory() for name, t in host.items()} if pin and setting.on_gpu else host
+        job = Tensors(f"a copy of 51 KB beside {what}, {_paced(0)}", pinned)
+        contenders = [
+            Contender(_ALONE, lambda job, setting, _: None, ceiling=True),
+            Contender("`.to(non_blocking=True)`", per_tensor(True)),
+            Contender("penstock.to_device", ours_to_device, **OURS),
+        ]
+        results += [attempt(job.name, contender, setting, _moving(job, setting)) for contender in contenders]
     return results
+
+
+def _moving(job: Tensors, setting: Setting) -> Callable[[Contender, Result], None]:
+    def measure(contender: Contender, result: Result) -> None:
+        with opened(contender, job, setting, None) as call:
+            if call is not None:
+                check(call(), job, setting)
+            setting.synchronize()
+            moved, begin = 0, time.perf_counter()
+            with ForeignCopies(setting) as foreign:
+                while time.perf_counter() < begin + 2 * setting.seconds:
+                    if call is None:
+                        time.sleep(1e-3)
+                        continue
+                    call()
+                    setting.synchronize()
+                    moved += job.bytes
+            seconds = time.perf_counter() - begin
+            result.figures = _figures(foreign)
+            if call is not None:
+                result.figures["gbps"] = moved / seconds / 1e9
+                check(call(), job, setting)
+            result.verified = True
+
+    return measure
+
+
+def _figures(foreign: ForeignCopies) -> dict[str, float]:
+    taken = sorted(foreign.milliseconds)
+    return {
+        "copy_p50_ms": statistics.median(taken),
+        "copy_p99_ms": taken[int(0.99 * (len(taken) - 1))],
+        "copies": len(taken),
+    }
 
 
 def _paced(step_ms: float) -> str:
@@ -103,12 +159,7 @@ def _measure_with(samples: Samples, setting: Setting, step_ms: float) -> Callabl
             setting.synchronize()
             with ForeignCopies(setting) as foreign:
                 per_second = _consume(batches, compute, setting)
-        taken = sorted(foreign.milliseconds)
-        result.figures = {
-            "copy_p50_ms": statistics.median(taken),
-            "copy_p99_ms": taken[int(0.99 * (len(taken) - 1))],
-            "copies": len(taken),
-        }
+        result.figures = _figures(foreign)
         if per_second is not None:
             result.figures["samples_per_second"] = per_second
             result.figures["stored_gbps"] = per_second * samples.sample_bytes / 1e9
@@ -146,7 +197,7 @@ def goals(results: list[Result], setting: Setting) -> list[Goal]:
     made = []
     for (workload, contender), figures in found.items():
         alone = found.get((workload, _ALONE))
-        if not setting.on_gpu or contender != "penstock.feed" or alone is None:
+        if not setting.on_gpu or contender not in ("penstock.feed", "penstock.to_device") or alone is None:
             continue
         most = 1.0 if workload.endswith("full speed") else alone["copy_p99_ms"] + 0.2
         p99 = figures["copy_p99_ms"]
