@@ -511,19 +511,16 @@ class NativeLoader:
 
     def __init__(self, engine: Engine, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
-    def next(self) -> object:
-        """One array for each field; None at the end of an epoch."""
-
     def end_leases(self) -> bool:
         """
         Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.
         """
 
-    def start_epoch(self, arg: int, /) -> None: ...
+    def start_epoch(self, epoch: int) -> None: ...
 
-    def next_into(self, made: list, watch: TensorWatch) -> bool:
+    def next_into(self, made: list, watch: TensorWatch | None = None) -> bool:
         """
-        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
+        Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of `watch` has changed. No signal's handler comes between taking the batch and appending it.
         """
 
     def end_epoch(self, next: int) -> None:
@@ -531,7 +528,10 @@ class NativeLoader:
         Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
         """
 
-    def state_dict(self) -> dict: ...
+    def state_dict(self, handed_out: bool = True) -> dict:
+        """
+        The place after the batches that were given: before the latest one if it is not `handed_out`.
+        """
 
     def load_state_dict(self, state: dict) -> None: ...
 
@@ -556,19 +556,14 @@ class NativeGroupLoader:
 
     def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
-    def next(self) -> object:
-        """
-        For each device that receives, one array for each field; None at the end of an epoch.
-        """
-
     def member_stats(self, member: int) -> FeedStatistics:
         """The account of a device's own parts."""
 
-    def start_epoch(self, arg: int, /) -> None: ...
+    def start_epoch(self, epoch: int) -> None: ...
 
-    def next_into(self, made: list, watch: TensorWatch) -> bool:
+    def next_into(self, made: list, watch: TensorWatch | None = None) -> bool:
         """
-        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
+        Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of `watch` has changed. No signal's handler comes between taking the batch and appending it.
         """
 
     def end_epoch(self, next: int) -> None:
@@ -576,7 +571,10 @@ class NativeGroupLoader:
         Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
         """
 
-    def state_dict(self) -> dict: ...
+    def state_dict(self, handed_out: bool = True) -> dict:
+        """
+        The place after the batches that were given: before the latest one if it is not `handed_out`.
+        """
 
     def load_state_dict(self, state: dict) -> None: ...
 
@@ -611,20 +609,17 @@ class NativeRankLoader:
 
     def __init__(self, group: RankOfGroup, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
-    def next(self) -> object:
-        """One array for each field; None at the end of an epoch."""
-
     @property
     def feeds_once(self) -> bool:
         """
         True if each byte crosses one link. False: each process brings whole batches.
         """
 
-    def start_epoch(self, arg: int, /) -> None: ...
+    def start_epoch(self, epoch: int) -> None: ...
 
-    def next_into(self, made: list, watch: TensorWatch) -> bool:
+    def next_into(self, made: list, watch: TensorWatch | None = None) -> bool:
         """
-        Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.
+        Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of `watch` has changed. No signal's handler comes between taking the batch and appending it.
         """
 
     def end_epoch(self, next: int) -> None:
@@ -632,7 +627,10 @@ class NativeRankLoader:
         Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
         """
 
-    def state_dict(self) -> dict: ...
+    def state_dict(self, handed_out: bool = True) -> dict:
+        """
+        The place after the batches that were given: before the latest one if it is not `handed_out`.
+        """
 
     def load_state_dict(self, state: dict) -> None: ...
 

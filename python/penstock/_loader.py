@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -205,6 +206,7 @@ class Loader:
         # True if state_dict() is the beginning of that epoch, not the place after the batches handed out.
         self._at_beginning = False
         self._loaded_epoch: int | None = None
+        self._made = _Made()
         self._turn = 0
         self._warned = False
         close_at_exit(self)
@@ -234,7 +236,7 @@ class Loader:
         taken as many batches. After a complete iteration it is the beginning of the next epoch. Raises InvalidArgument
         if a sampler is given."""
         self._refuse_state()
-        state = self._native.state_dict()
+        state = self._native.state_dict(handed_out=not self._made.arrays)
         return {**state, "epoch": self._next_epoch, "consumed": 0} if self._at_beginning else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -242,7 +244,9 @@ class Loader:
         Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not a Loader's state."""
         self._refuse_state()
         checked = checked_state(state)
+        none_made = _Made()
         self._native.load_state_dict(checked)
+        self._made = none_made
         self._next_epoch = None
         self._at_beginning = False
         self._loaded_epoch = checked["epoch"]
@@ -284,7 +288,8 @@ class Loader:
                 "count the batches that you have used."
             )
 
-    def _begin(self) -> None:
+    def _begin(self) -> int:
+        """Goes to the epoch of the next iteration, and returns it."""
         if not self._warned:
             self._warned = True
             if not self._shares:
@@ -293,9 +298,15 @@ class Loader:
             _others.warn_of_lost_accumulation(None, "penstock.Loader")
         if self._next_epoch is not None:
             self._native.start_epoch(self._next_epoch)
-        self._next_epoch = self._native.state_dict()["epoch"] + 1
-        self._at_beginning = False
-        self._loaded_epoch = None
+        return self._native.state_dict()["epoch"]
+
+
+class _Made(threading.local):
+    """The arrays of a batch that this thread has taken, and not handed out yet; None: the end of the epoch. So a signal
+    loses no batch."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
 
 
 class LoaderIterator:
@@ -320,15 +331,19 @@ class LoaderIterator:
                 "at once, make two Loaders."
             )
         if not self._begun:
-            loader._begin()
-            self._begun = True
-        arrays = loader._native.next()
-        loader._at_beginning = False
+            epoch, made = loader._begin(), _Made()
+            loader._next_epoch, loader._at_beginning, loader._loaded_epoch = epoch + 1, False, None
+            loader._made, self._begun = made, True
+        made = loader._made
+        if not made.arrays:
+            loader._native.next_into(made.arrays)
+        arrays, none_made = made.arrays[0], []
         if arrays is None:
-            self._over = True
-            loader._at_beginning = True
+            self._over, loader._at_beginning, made.arrays = True, True, none_made
             raise StopIteration
-        return loader._build(arrays)
+        batch = loader._build(arrays)
+        loader._at_beginning, made.arrays = False, none_made  # the last step: see draw_into
+        return batch
 
 
 def _again(arguments: dict[str, Any], state: dict[str, Any] | None) -> Loader:

@@ -2,6 +2,7 @@
 #include "native_loader.hpp"
 #include "native_rank_loader.hpp"
 #include "sampler_state.hpp"
+#include "tensor_watch.hpp"
 
 #include <penstock/core/dtype.hpp>
 
@@ -84,22 +85,40 @@ void define_constructor(Bound& bound, const char* devices_name, Make make) {
 /// What loaders of one device and of a group have in common.
 template <typename Native>
 void define_loader(nb::class_<Native>& bound) {
-  bound.def("start_epoch", &Native::start_epoch)
-      .def("next_into", &Native::next_into, nb::arg("made"), nb::arg("watch"),
-           "Appends the result of next(). False, without a batch, if a tensor of `watch` has changed.")
-      .def("end_epoch", &Native::end_epoch, nb::arg("next"),
-           "Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.")
-      .def("state_dict", [](Native& self) { return to_dict(self.loader().state()); })
+  bound
       .def(
-          "load_state_dict", [](Native& self, const nb::dict& state) { self.restore(sampler_state(state)); },
+          "start_epoch", [](Native& self, std::uint64_t epoch) { self.loader().start_epoch(epoch); },
+          nb::arg("epoch"))
+      .def(
+          "next_into",
+          [](Native& self, nb::list made, const TensorWatch* watch) {
+            if (watch != nullptr && !watch->unchanged()) return false;
+            made.append(self.next());
+            return true;
+          },
+          nb::arg("made"), nb::arg("watch") = nb::none(),
+          "Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of "
+          "`watch` has changed. No signal's handler comes between taking the batch and appending it.")
+      .def(
+          "end_epoch", [](Native& self, std::uint64_t next) { self.loader().end_epoch(next); },
+          nb::arg("next"),
+          "Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.")
+      .def(
+          "state_dict",
+          [](Native& self, bool handed_out) { return to_dict(self.loader().state(handed_out)); },
+          nb::arg("handed_out") = true,
+          "The place after the batches that were given: before the latest one if it is not `handed_out`.")
+      .def(
+          "load_state_dict",
+          [](Native& self, const nb::dict& state) { self.loader().restore(sampler_state(state)); },
           nb::arg("state"))
-      .def("stats", [](Native& self) { return self.loader().stats(); })
-      .def("timeline", [](Native& self) { return self.loader().timeline(); })
-      .def("describe", [](Native& self) { return self.loader().describe(); })
-      .def_prop_ro("batches_per_epoch", [](Native& self) { return self.loader().batches_per_epoch(); })
-      .def_prop_ro("samples_per_epoch", [](Native& self) { return self.loader().samples_per_epoch(); })
-      .def("batches_left", [](Native& self) { return self.loader().batches_left(); })
-      .def("close", &Native::close);
+      .def("stats", [](Native& self) { return self.loader()->stats(); })
+      .def("timeline", [](Native& self) { return self.loader()->timeline(); })
+      .def("describe", [](Native& self) { return self.loader()->describe(); })
+      .def_prop_ro("batches_per_epoch", [](Native& self) { return self.loader()->batches_per_epoch(); })
+      .def_prop_ro("samples_per_epoch", [](Native& self) { return self.loader()->samples_per_epoch(); })
+      .def("batches_left", [](Native& self) { return self.loader()->batches_left(); })
+      .def("close", [](Native& self) { self.loader().close(); });
 }
 
 }  // namespace
@@ -112,36 +131,30 @@ void bind_loader(nb::module_& module) {
          LoaderOptions options, const nb::object& mark) {
         new (self) NativeLoader(std::move(engine), fields, std::move(options), mark);
       });
-  loader.def("next", &NativeLoader::next, "One array for each field; None at the end of an epoch.")
-      .def("end_leases", &NativeLoader::end_leases,
-           "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.");
+  loader.def("end_leases", &NativeLoader::end_leases,
+             "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.");
   define_loader(loader);
 
   nb::class_<NativeGroupLoader> group(module, "NativeGroupLoader",
                                       "The C++ loader of a group; use penstock.Loader.");
   define_constructor<NativeGroupLoader, Group>(
       group, "group",
-      [](NativeGroupLoader* self, std::shared_ptr<Group> devices, const NativeLoader::Arrays& fields,
-         LoaderOptions options, const nb::object& /*mark*/) {
-        new (self) NativeGroupLoader(std::move(devices), fields, std::move(options));
-      });
-  group
-      .def("next", &NativeGroupLoader::next,
-           "For each device that receives, one array for each field; None at the end of an epoch.")
-      .def(
-          "member_stats",
-          [](NativeGroupLoader& self, std::size_t member) { return self.loader().member_stats(member); },
-          nb::arg("member"), "The account of a device's own parts.");
+      [](NativeGroupLoader* self, const std::shared_ptr<Group>& devices, const NativeLoader::Arrays& fields,
+         LoaderOptions options,
+         const nb::object& /*mark*/) { new (self) NativeGroupLoader(devices, fields, std::move(options)); });
+  group.def(
+      "member_stats",
+      [](NativeGroupLoader& self, std::size_t member) { return self.loader()->member_stats(member); },
+      nb::arg("member"), "The account of a device's own parts.");
   define_loader(group);
 
   nb::class_<NativeRelayLoader, NativeGroupLoader> relay(
       module, "NativeRelayLoader", "The C++ loader of one device over several links; use penstock.Loader.");
   define_constructor<NativeRelayLoader, Group>(
       relay, "group",
-      [](NativeRelayLoader* self, std::shared_ptr<Group> devices, const NativeLoader::Arrays& fields,
-         LoaderOptions options, const nb::object& /*mark*/) {
-        new (self) NativeRelayLoader(std::move(devices), fields, std::move(options));
-      });
+      [](NativeRelayLoader* self, const std::shared_ptr<Group>& devices, const NativeLoader::Arrays& fields,
+         LoaderOptions options,
+         const nb::object& /*mark*/) { new (self) NativeRelayLoader(devices, fields, std::move(options)); });
 
   nb::class_<RankOfGroup>(module, "RankOfGroup",
                           "This process's place in a group; use penstock.ProcessGroup.")
@@ -155,9 +168,8 @@ void bind_loader(nb::module_& module) {
       [](NativeRankLoader* self, const std::shared_ptr<RankOfGroup>& place,
          const NativeLoader::Arrays& fields, LoaderOptions options,
          const nb::object& /*mark*/) { new (self) NativeRankLoader(*place, fields, std::move(options)); });
-  rank.def("next", &NativeRankLoader::next, "One array for each field; None at the end of an epoch.");
   rank.def_prop_ro(
-      "feeds_once", [](NativeRankLoader& self) { return self.loader().feeds_once(); },
+      "feeds_once", [](NativeRankLoader& self) { return self.loader()->feeds_once(); },
       "True if each byte crosses one link. False: each process brings whole batches.");
   define_loader(rank);
 

@@ -8,10 +8,8 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <span>
-#include <thread>
 #include <utility>
 
 namespace penstock::python {
@@ -122,159 +120,22 @@ Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arra
   return Dataset(std::move(readers));
 }
 
-void hear_signals() {
-  const nb::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
-void wait_for_host(const Device& device, const Stream& stream) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kSpins{1};
-  constexpr std::chrono::milliseconds kPatience{50};
-  Event done = device.create_event();
-  done.record(stream);
-  const auto begin = Clock::now();
-  auto heard = begin;
-  while (!done.query()) {
-    const auto now = Clock::now();
-    if (now - begin < kSpins) {
-      std::this_thread::yield();
-      continue;
-    }
-    if (now - heard >= kPatience) {
-      hear_signals();
-      heard = now;
-    }
-    std::this_thread::sleep_for(kSpins);
-  }
-}
-
-bool is_for_torch(const Engine& engine) { return Torch::get() != nullptr && engine.is_cuda(); }
-
-Stream stream_of_next(const Engine& engine, const Stream& own) {
-  return engine.device().wrap_stream(is_for_torch(engine) ? Torch::get()->current_stream(engine.index())
-                                                          : own.native());
-}
-
-void wait_if_on_host(const Engine& engine, const Stream& stream) {
-  if (!engine.is_cuda()) wait_for_host(engine.device(), stream);
-}
-
-LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
-    : device_(std::move(device)), stream_(std::move(stream)), batch_(std::move(batch)) {}
-
-void LeaseStorage::let_go() {
-  const std::lock_guard lock(mutex_);
-  batch_.reset();
-}
-
-bool LeaseStorage::is_leased() const {
-  const std::lock_guard lock(mutex_);
-  return batch_.has_value();
-}
-
-void LeaseStorage::lease(DeviceBatch batch) {
-  const std::lock_guard lock(mutex_);
-  batch_.emplace(std::move(batch));
-}
-
-void LeaseStorage::hand_to(StreamHandle stream) {
-  const std::lock_guard lock(mutex_);
-  if (batch_) batch_->use_on(device_.wrap_stream(stream));
-}
-
-void LeaseStorage::wait_on(const Stream& stream) const {
-  Event arrived = device_.create_event();
-  arrived.record(*stream_);
-  stream.wait(arrived);
-}
-
-void LeaseStorage::synchronize() const { stream_->synchronize(); }
-
-PythonBatchSampler::~PythonBatchSampler() {
-  if (!nb::is_alive()) {
-    static_cast<void>(batches_.release());
-    for (const auto& draw : drawn_) static_cast<void>(draw->array.release());
-    return;
-  }
-  const nb::gil_scoped_acquire locked;
-  batches_.reset();
-  drawn_.clear();
-}
-
-void PythonBatchSampler::start_epoch(std::uint64_t) {
-  const nb::gil_scoped_acquire locked;
-  left_ = {};
-  draws_ = 0;
-  static_cast<void>(ask("start"));
-}
-
-template <typename... Arguments>
-nb::object PythonBatchSampler::ask(const char* method, Arguments... arguments) const {
-  const nb::object batches = this->batches();
-  try {
-    return batches.attr(method)(arguments...);
-  } catch (nb::python_error& error) {
-    nb::setattr(batches, "_error", error.value());
-    throw Interrupted();
-  }
-}
-
-void PythonBatchSampler::fail() const { batches().attr("fail")(); }
-
-bool PythonBatchSampler::draw() {
-  const nb::gil_scoped_acquire locked;
-  nb::object array = ask("next", draws_);
-  if (array.is_none()) return false;
-  ++draws_;
-  if (array.ptr() == Py_False) throw Failed();
-  Leaf leaf;
-  NumPy* const numpy = NumPy::get();
-  if (numpy == nullptr || !numpy->read(leaf, array.ptr()) || leaf.ndim() == 0) {
-    throw InvalidArgument("A batch of indices is not a NumPy array of uint64.");
-  }
-  left_ = {reinterpret_cast<const std::uint64_t*>(leaf.data), leaf.bytes / sizeof(std::uint64_t)};
-  each_ = static_cast<std::size_t>(leaf.shape()[leaf.ndim() - 1]);
-  std::erase_if(drawn_, [](const auto& draw) { return draw.use_count() == 1; });
-  drawn_.push_back(std::make_shared<Draw>(std::move(array)));
-  return true;
-}
-
-bool PythonBatchSampler::lend(Lent& lent) {
-  if (left_.empty() && !draw()) return false;
-  lent = {left_.first(each_), drawn_.back()};
-  left_ = left_.subspan(each_);
-  return true;
-}
-
-// Called only at the end: lend() gives all batches.
-bool PythonBatchSampler::next(std::vector<std::uint64_t>&) { return false; }
-
 NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options,
                            nb::object mark)
     : engine_(std::move(engine)),
-      stream_(std::make_shared<const Stream>(engine_->device().create_stream())),
-      loader_(make_loader(*engine_, make_dataset(fields), std::move(options))),
-      runs_(column_runs(loader_->plan())),
-      mark_(std::move(mark)) {}
-
-NativeLoader::~NativeLoader() {
-  // The loader's threads may release the arrays last, and then take the interpreter's lock.
-  const nb::gil_scoped_release unlocked;
-  loader_.reset();
+      mark_(std::move(mark)),
+      loader_(make_loader(*engine_, make_dataset(fields), std::move(options)), {engine_}) {
+  runs_ = column_runs(loader_->plan());
 }
 
 nb::object NativeLoader::next() {
   (void)engine_->transfers();  // throws in a forked process, and after close
-  const Stream stream = stream_of_next(*engine_, *stream_);
-  std::optional<DeviceBatch> batch = with_sampler_errors(loader_->options(), [&] {
-    return kept_.next([&] { return loader_->next(stream, &hear_signals); },
-                      [&] { wait_if_on_host(*engine_, stream); });
+  return loader_.next([&](const auto& leases) {
+    return mark_.is_none() ? make_all(leases.front()) : make_again(leases.front());
   });
-  if (!batch) return nb::none();
-  const auto own = is_for_torch(*engine_) ? nullptr : stream_;
-  if (!mark_.is_none()) return make_again(std::move(*batch), own);
-  const auto storage = std::make_shared<LeaseStorage>(engine_->device(), own, std::move(*batch));
+}
+
+nb::list NativeLoader::make_all(const std::shared_ptr<LeaseStorage>& storage) const {
   const DeviceBatch& leased = storage->batch();
   std::vector<nb::object> made(leased.field_count());
   if (Torch::get() != nullptr) {
@@ -305,25 +166,25 @@ void NativeLoader::take_apart(const std::shared_ptr<LeaseStorage>& storage, cons
   for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = parts[gap > 0 ? 2 * i : i];
 }
 
-nb::object NativeLoader::make_again(DeviceBatch batch, const std::shared_ptr<const Stream>& stream) {
-  const std::byte* const data = batch.field(0).data;
-  const std::uint64_t samples = batch.size();
+nb::list NativeLoader::make_again(const std::shared_ptr<LeaseStorage>& storage) {
+  const DeviceBatch& leased = storage->batch();
+  const std::byte* const data = leased.field(0).data;
+  const std::uint64_t samples = leased.size();
   auto known = std::ranges::find_if(
       fixed_, [&](const FixedLease& one) { return one.data == data && one.samples == samples; });
   if (known == fixed_.end()) {
     FixedLease made;
     made.data = data;
     made.samples = samples;
-    made.storage = std::make_shared<LeaseStorage>(engine_->device(), stream, std::move(batch));
+    made.storage = storage;
     const OutsideInferenceMode mode;
-    const DeviceBatch& leased = made.storage->batch();
     for (std::size_t i = 0; i < leased.field_count(); ++i) {
-      made.arrays.emplace_back(make(made.storage, leased.field(i)), mark_);
+      made.arrays.emplace_back(make(storage, leased.field(i)), mark_);
     }
     fixed_.push_back(std::move(made));
     known = fixed_.end() - 1;
   } else {
-    known->storage->lease(std::move(batch));
+    known->storage->lease(storage->take());
   }
   known->number = handed_out_++;
   nb::list arrays;
@@ -348,52 +209,6 @@ bool NativeLoader::end_leases() {
   });
   if (fixed_.size() < before) refuse_changed();
   return in_time;
-}
-
-bool NativeLoader::next_into(nb::list made, const TensorWatch& watch) {
-  if (!watch.unchanged()) return false;
-  made.append(next());
-  return true;
-}
-
-void NativeLoader::start_epoch(std::uint64_t epoch) {
-  with_sampler_errors(loader_->options(), [&] { kept_.drop_and([&] { loader_->start_epoch(epoch); }); });
-}
-
-void NativeLoader::restore(const SamplerState& state) {
-  kept_.drop_and([&] { loader_->restore(state); });
-}
-
-void NativeLoader::end_epoch(std::uint64_t epoch) {
-  start_epoch(epoch);
-  const nb::gil_scoped_release unlocked;
-  loader_->synchronize();
-}
-
-nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
-                      const DeviceField& field) {
-  const auto ndim = field.shape.size();
-  std::vector<std::int64_t> shape(field.shape.begin(), field.shape.end());
-  std::vector<std::int64_t> strides(ndim);
-  std::int64_t elements = 1;
-  for (std::size_t axis = ndim; axis-- > 0;) {
-    strides[axis] = elements;
-    elements *= shape[axis];
-  }
-  const bool cuda = engine.is_cuda();
-  const TensorView view{storage,
-                        field.data,
-                        {cuda ? dlpack::kCuda : dlpack::kCpu, cuda ? engine.index() : 0},
-                        dlpack_of(field.dtype),
-                        static_cast<std::int32_t>(ndim),
-                        shape.data(),
-                        strides.data()};
-  if (Torch* torch = Torch::get(); torch != nullptr) return torch->make(view);
-  return cuda ? make_array(storage, view) : NumPy::get()->make(view);
-}
-
-void NativeLoader::close() {
-  kept_.drop_and([this] { loader_->close(); });
 }
 
 }  // namespace penstock::python

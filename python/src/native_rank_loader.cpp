@@ -1,6 +1,6 @@
 #include "native_rank_loader.hpp"
 
-#include "frameworks.hpp"
+#include "signals.hpp"
 
 #include <chrono>
 #include <utility>
@@ -24,53 +24,11 @@ RankLoader make_rank_loader(const RankOfGroup& group, Dataset dataset, LoaderOpt
 NativeRankLoader::NativeRankLoader(const RankOfGroup& group, const NativeLoader::Arrays& fields,
                                    LoaderOptions options)
     : engine_(group.engine),
-      stream_(std::make_shared<const Stream>(engine_->device().create_stream())),
-      loader_(make_rank_loader(group, make_dataset(fields), std::move(options))) {}
-
-NativeRankLoader::~NativeRankLoader() {
-  // As a NativeLoader: its threads may release the arrays last.
-  const nb::gil_scoped_release unlocked;
-  loader_.reset();
-}
+      loader_(make_rank_loader(group, make_dataset(fields), std::move(options)), {engine_}) {}
 
 nb::object NativeRankLoader::next() {
   (void)engine_->transfers();  // throws in a forked process, and after close
-  const Stream stream = stream_of_next(*engine_, *stream_);
-  std::optional<DeviceBatch> batch = with_sampler_errors(loader_->options(), [&] {
-    return kept_.next([&] { return loader_->next(stream, &hear_signals); },
-                      [&] { wait_if_on_host(*engine_, stream); });
-  });
-  if (!batch) return nb::none();
-  const auto storage = std::make_shared<LeaseStorage>(
-      engine_->device(), is_for_torch(*engine_) ? nullptr : stream_, *std::move(batch));
-  const DeviceBatch& leased = storage->batch();
-  nb::list arrays;
-  for (std::size_t f = 0; f < leased.field_count(); ++f) {
-    arrays.append(make_field(*engine_, storage, leased.field(f)));
-  }
-  return arrays;
-}
-
-bool NativeRankLoader::next_into(nb::list made, const TensorWatch& watch) {
-  if (!watch.unchanged()) return false;
-  made.append(next());
-  return true;
-}
-
-void NativeRankLoader::start_epoch(std::uint64_t epoch) {
-  with_sampler_errors(loader_->options(), [&] { kept_.drop_and([&] { loader_->start_epoch(epoch); }); });
-}
-
-void NativeRankLoader::restore(const SamplerState& state) {
-  kept_.drop_and([&] { loader_->restore(state); });
-}
-
-void NativeRankLoader::end_epoch(std::uint64_t /*epoch*/) {
-  kept_.drop_and([&] { loader_->leave_epoch(); });
-}
-
-void NativeRankLoader::close() {
-  kept_.drop_and([this] { loader_->close(); });
+  return loader_.next([&](const auto& leases) { return make_fields(*engine_, leases.front()); });
 }
 
 }  // namespace penstock::python

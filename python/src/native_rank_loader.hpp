@@ -1,7 +1,7 @@
 #pragma once
 
 #include "engine.hpp"
-#include "kept_batch.hpp"
+#include "keeping_loader.hpp"
 #include "native_loader.hpp"
 
 #include <penstock/loader/rank_loader.hpp>
@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 namespace penstock::python {
@@ -29,26 +28,14 @@ struct RankOfGroup {
 class NativeRankLoader {
  public:
   NativeRankLoader(const RankOfGroup& group, const NativeLoader::Arrays& fields, LoaderOptions options);
-  ~NativeRankLoader();
-  NativeRankLoader(const NativeRankLoader&) = delete;
-  NativeRankLoader& operator=(const NativeRankLoader&) = delete;
 
   /// As NativeLoader::next.
   [[nodiscard]] nb::object next();
-  /// As those of NativeLoader. The end of an epoch does not wait for other processes; the next one begins
-  /// with start_epoch, which does, unless all of the epoch was handed out.
-  [[nodiscard]] bool next_into(nb::list made, const TensorWatch& watch);
-  void start_epoch(std::uint64_t epoch);
-  void restore(const SamplerState& state);
-  void end_epoch(std::uint64_t epoch);
-  [[nodiscard]] RankLoader& loader() noexcept { return *loader_; }
-  void close();
+  [[nodiscard]] KeepingLoader<RankLoader>& loader() noexcept { return loader_; }
 
  private:
   std::shared_ptr<Engine> engine_;
-  std::shared_ptr<const Stream> stream_;
-  std::optional<RankLoader> loader_;
-  KeptBatch<DeviceBatch> kept_;
+  KeepingLoader<RankLoader> loader_;
 };
 
 }  // namespace penstock::python

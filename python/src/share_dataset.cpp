@@ -2,6 +2,7 @@
 
 #include "frameworks.hpp"
 #include "native_loader.hpp"
+#include "signals.hpp"
 #include "storage.hpp"
 
 #include <penstock/core/error.hpp>

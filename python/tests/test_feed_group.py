@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import penstock
 import test_native_feed as native_tests
 import test_worker_feed as worker_tests
+from interrupts import taken_amid_alarms
 from penstock._engines import engine_for
 from support import same
 
@@ -183,7 +184,7 @@ def test_signals_lose_no_batch():
     x = torch.rand(40, 60_000)
     group = ["host:14,link=0.01,peer=1", "host:15,link=0.01,peer=1"]
     fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4, sampler=native_tests.Slow(40)), group=group)
-    got, alarms, _ = native_tests.taken_amid_alarms(fed, copied)
+    got, alarms, _ = taken_amid_alarms(fed, copied)
     native_tests.same(got, [[rows] for rows in x.split(4)])
     assert alarms > 0
     assert fed.stats().batches == 10, "all of them were gathered natively"

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import penstock
+from interrupts import CtrlC, taken_amid_alarms
 from support import place
 
 
@@ -774,11 +775,12 @@ def test_programs(program, status):
 
 
 # Links so slow that the host waits for most batches for a third of a second.
+SLOW = ",link=0.01"
 SIGNALLED = {
-    "one": {"device": "host:13,link=0.01"},
-    "group": {"group": ["host:13,link=0.01", "host:14,link=0.01"]},
-    "relay": {"device": "host:13,link=0.01", "relay": ["host:14,link=0.01"]},
-    "process": {"device": "host:13,link=0.01", "group": lambda: penstock.ProcessGroup(rank=0, processes=1)},
+    "one": lambda link: {"device": f"host:13{link}"},
+    "group": lambda link: {"group": [f"host:13{link}", f"host:14{link}"]},
+    "relay": lambda link: {"device": f"host:13{link}", "relay": [f"host:14{link}"]},
+    "process": lambda link: {"device": f"host:13{link}", "group": penstock.ProcessGroup(rank=0, processes=1)},
 }
 
 
@@ -786,13 +788,12 @@ SIGNALLED = {
 def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
     """Nor does that batch come after the loader went elsewhere."""
     x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(240_000, np.float32)
-    where = {name: make() if callable(make) else make for name, make in SIGNALLED[kind].items()}
-    loader = penstock.Loader(x, 4, residency="none", **where)
+    loader = penstock.Loader(x, 4, residency="none", **SIGNALLED[kind](SLOW))
 
     def first(batch):
         return int((batch[0] if kind == "group" else batch)[0, 0])
 
-    def interrupted():
+    def held_up():
         """An iterator that a signal has interrupted, and what it gave before."""
         iterator = iter(loader)
         given = [first(next(iterator))]
@@ -808,14 +809,80 @@ def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
         return iterator, given
 
     beginning = loader.state_dict()
-    iterator, given = interrupted()
+    iterator, given = held_up()
+    assert loader.state_dict()["consumed"] == 4 * len(given)
     assert given + [first(batch) for batch in iterator] == [0, 4, 8, 12, 16]
     loader.load_state_dict(beginning)
-    interrupted()
+    held_up()
     loader.load_state_dict(beginning)
     assert first(next(iter(loader))) == 0
     loader.load_state_dict(beginning)
-    iterator, _ = interrupted()
+    iterator, _ = held_up()
     loader.close()
     with pytest.raises(penstock.Closed):
         next(iterator)
+
+
+WHOLE = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
+
+
+def interrupted(iterator, kind, when):
+    """The batches of `iterator` before a Ctrl-C at that moment, or all of them if none came; whether it came."""
+    ctrl_c, before, given = CtrlC(when), sys.gettrace(), []
+    sys.settrace(ctrl_c)
+    try:
+        for batch in iterator:
+            given.append(plain(batch, kind))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return given, ctrl_c.came
+
+
+def plain(batch, kind):
+    return (batch[0] if kind == "group" else batch).tolist()
+
+
+@pytest.mark.parametrize("kind", SIGNALLED)
+def test_ctrl_c_at_any_moment_loses_no_batch(kind):
+    """The state is always that after the batches that were handed out."""
+    loader = penstock.Loader(np.arange(11), 3, **SIGNALLED[kind](""))
+    for when in range(1000):  # of which every one is tried
+        iterator = iter(loader)
+        given, came = interrupted(iterator, kind, when)
+        if given and came:
+            state = loader.state_dict()
+            assert state["consumed"] == sum(map(len, given)) or (given == WHOLE and state["epoch"] == when + 1)
+        assert given + [plain(batch, kind) for batch in iterator] == WHOLE
+        assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (when + 1, 0)
+        if not came:
+            break
+    assert when > 20
+
+
+@pytest.mark.parametrize("kind", SIGNALLED)
+def test_ctrl_c_at_any_moment_leaves_none_to_others(kind):
+    loader = penstock.Loader(np.arange(11), 3, **SIGNALLED[kind](""))
+    beginning, came, when = loader.state_dict(), True, -1
+    while came:
+        when += 1
+        interrupted(iter(loader), kind, when)
+        assert [plain(batch, kind) for batch in loader] == WHOLE, "the next epoch"
+        _, came = interrupted(iter(loader), kind, when)
+        loader.load_state_dict(beginning)
+        assert [plain(batch, kind) for batch in loader] == WHOLE
+
+
+@pytest.mark.parametrize("kind", SIGNALLED)
+def test_signals_at_random_moments_lose_no_batch(kind):
+    """Also while arrays are made: that runs Python code in a mode of PyTorch."""
+    loader = penstock.Loader({name: np.arange(4000) for name in "xyz"}, 2, **SIGNALLED[kind](""))
+
+    def kept(batch):
+        return (batch[0] if kind == "group" else batch)["x"].tolist()
+
+    with torch.device("cpu"):
+        got, alarms, _ = taken_amid_alarms(loader, kept, every=3e-4)
+    assert [number for numbers in got for number in numbers] == list(range(4000))
+    assert alarms > 20

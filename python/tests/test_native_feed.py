@@ -2,10 +2,8 @@
 
 import contextlib
 import copy
-import dis
 import functools
 import gc
-import itertools
 import multiprocessing
 import os
 import pickle
@@ -34,6 +32,7 @@ from torch.utils.data import (
 )
 
 import penstock
+from interrupts import CtrlC, taken_amid_alarms
 from penstock import _core, _native_feed, _samplers
 
 COUNT = 97
@@ -410,47 +409,6 @@ def test_an_iterator_that_ends_lets_go_of_the_sampler(device):
     assert gone() is None
 
 
-class CtrlC:
-    """Raises KeyboardInterrupt in penstock's code, at the moment `when`. Moments are when Python runs the handlers of
-    signals: after a call or a jump back, and at the beginning of a function."""
-
-    def __init__(self, when):
-        self.left = when
-        self.came = False
-        self.before = {}  # the latest instruction of each frame
-
-    def __call__(self, frame, event, _):
-        if self.came or not is_penstocks(frame):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "call" or (event == "opcode" and self.before.get(frame, "").startswith(("CALL", "JUMP_BACK"))):
-            self.left -= 1
-            if self.left < 0:
-                self.came = True
-                raise KeyboardInterrupt
-        if event == "opcode":
-            self.before[frame] = instruction(frame.f_code, frame.f_lasti)
-        return self
-
-
-def is_penstocks(frame):
-    """True in penstock's code, unless the garbage collector has called it."""
-    if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(penstock.__file__):
-        return False
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is None
-
-
-@functools.cache
-def instructions(code):
-    return {one.offset: one.opname for one in dis.get_instructions(code)}
-
-
-def instruction(code, offset):
-    return instructions(code)[offset]
-
-
 def interrupted(fed, when):
     """The batches of an epoch with a Ctrl-C at this moment after the first one, the random state, and whether it
     came."""
@@ -531,41 +489,6 @@ class Slow:
     def __next__(self):
         time.sleep(0.001)
         return next(self.numbers)
-
-
-class Alarm(BaseException):
-    pass
-
-
-def taken_amid_alarms(fed, keep):
-    """The batches of an epoch, in which alarms come while a batch is waited for; how many came, and the iterator."""
-    inside, alarms, got = False, 0, []
-
-    def ring(*_):
-        nonlocal alarms, inside
-        if inside:
-            alarms, inside = alarms + 1, False
-            raise Alarm
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        iterator = iter(fed)
-        got += map(keep, itertools.islice(iterator, 1))
-        signal.setitimer(signal.ITIMER_REAL, 0.013, 0.013)
-        for _ in range(1000):
-            taken = []
-            with contextlib.suppress(Alarm):
-                inside = True
-                taken.extend(itertools.islice(iterator, 1))
-                inside = False
-                if not taken:
-                    break
-            inside = False
-            got += map(keep, taken)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return got, alarms, iterator
 
 
 def test_signals_lose_no_batch():

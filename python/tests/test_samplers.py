@@ -225,7 +225,7 @@ def test_a_draw_that_is_interrupted_goes_on(data, monkeypatch):
 def test_threads_that_share_a_loader_reach_its_end_together(data):
     loader = penstock.Loader(data, batch_sampler=Listed([1], [2]), device="host")
     got = []
-    threads = [threading.Thread(target=lambda: got.append(loader._native.next())) for _ in range(6)]
+    threads = [threading.Thread(target=loader._native.next_into, args=(got,)) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

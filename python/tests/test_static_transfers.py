@@ -216,10 +216,11 @@ def test_a_native_batch_is_not_overwritten_before_it_was_read(gather):
     with stand_in_torch.current(stream):
         while True:
             assert loader.end_leases()
-            arrays = loader.next()
-            if arrays is None:
+            made = []
+            assert loader.next_into(made)
+            if made == [None]:
                 break
-            (tensor,) = arrays
+            ((tensor,),) = made
             addresses.append(tensor.address)
             read.append(driver.read(stream, tensor.address, count))
             assert any(tensor is one for one in marked)

@@ -1,0 +1,86 @@
+"""Interrupts: at a chosen moment, and at many."""
+
+import contextlib
+import dis
+import functools
+import itertools
+import os
+import signal
+
+import penstock
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt in penstock's code, at the moment `when`. Moments are when Python runs the handlers of
+    signals: after a call or a jump back, and at the beginning of a function."""
+
+    def __init__(self, when):
+        self.left = when
+        self.came = False
+        self.before = {}  # the latest instruction of each frame
+
+    def __call__(self, frame, event, _):
+        if self.came or not is_penstocks(frame):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call" or (event == "opcode" and self.before.get(frame, "").startswith(("CALL", "JUMP_BACK"))):
+            self.left -= 1
+            if self.left < 0:
+                self.came = True
+                raise KeyboardInterrupt
+        if event == "opcode":
+            self.before[frame] = instruction(frame.f_code, frame.f_lasti)
+        return self
+
+
+def is_penstocks(frame):
+    """True in penstock's code, unless the garbage collector has called it."""
+    if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(penstock.__file__):
+        return False
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is None
+
+
+@functools.cache
+def instructions(code):
+    return {one.offset: one.opname for one in dis.get_instructions(code)}
+
+
+def instruction(code, offset):
+    return instructions(code)[offset]
+
+
+class Alarm(BaseException):
+    pass
+
+
+def taken_amid_alarms(fed, keep, every=0.013):
+    """The batches of an epoch, in which alarms come while a batch is asked for; how many came, and the iterator."""
+    inside, alarms, got = False, 0, []
+
+    def ring(*_):
+        nonlocal alarms, inside
+        if inside:
+            alarms, inside = alarms + 1, False
+            raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        iterator = iter(fed)
+        got += map(keep, itertools.islice(iterator, 1))
+        signal.setitimer(signal.ITIMER_REAL, every, every)
+        while True:
+            taken = []
+            with contextlib.suppress(Alarm):
+                inside = True
+                taken.extend(itertools.islice(iterator, 1))
+                inside = False
+                if not taken:
+                    break
+            inside = False
+            got += map(keep, taken)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return got, alarms, iterator
