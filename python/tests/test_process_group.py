@@ -31,6 +31,15 @@ def copied(batch):
     return copy
 def same(a, b):
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+def taken(batches):
+    "How many come, and the error after them."
+    count = 0
+    try:
+        for _ in batches:
+            count += 1
+    except Exception as error:
+        return count, f"{type(error).__name__}: {error}"
+    return count, ""
 def alone(**options):
     return penstock.Loader(DATA, 16, shuffle=True, seed=5, device="host:9", world_size=1, rank=0, **options)
 """
@@ -341,12 +350,7 @@ def test_feeds_whose_samplers_differ_are_refused_in_the_place_of_the_batch(tmp_p
     text = """
     torch.manual_seed(rank)
     fed = penstock.feed(loader_of(), device=DEVICE, group=penstock.ProcessGroup())
-    batches, said = 0, ""
-    try:
-        for batch in fed:
-            batches += 1
-    except penstock.Error as error:
-        said = str(error)
+    batches, said = taken(fed)
     torch.manual_seed(7)  # and again together
     good = alike([kept(batch) for batch in fed], loader_with(7))
     answer(batches=batches, said=said, good=good)
@@ -367,12 +371,7 @@ def test_feeds_of_which_one_has_fewer_batches_are_refused_at_its_end(tmp_path):
         def __len__(self):
             return 96
     fed = penstock.feed(loader_of(shuffle=False, sampler=Some()), device=DEVICE, group=penstock.ProcessGroup())
-    batches, said = 0, ""
-    try:
-        for batch in fed:
-            batches += 1
-    except penstock.Error as error:
-        said = str(error)
+    batches, said = taken(fed)
     answer(batches=batches, said=said)
     """
     for said in feed_all(text, 2, tmp_path):
@@ -422,12 +421,7 @@ def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(tmp_path):
         def __len__(self):
             return 203
     fed = penstock.feed(loader_of(shuffle=False, sampler=Fails()), device=DEVICE, group=penstock.ProcessGroup())
-    batches, said = 0, ""
-    try:
-        for batch in fed:
-            batches += 1
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+    batches, said = taken(fed)
     answer(batches=batches, said=said)
     """
     first, second = feed_all(text, 2, tmp_path)
@@ -480,11 +474,7 @@ def test_loaders_of_processes_take_samplers_that_agree(tmp_path):
         seen = np.concatenate([copied(batch)["x"] for batch in loader])
         good = good and np.array_equal(seen, DATA["x"][order])
     other = penstock.Loader(DATA, 16, sampler=np.roll(order, rank), device=DEVICE, group=group)
-    said = ""
-    try:
-        next(iter(other))
-    except penstock.Error as error:
-        said = str(error)
+    _, said = taken(other)
     answer(good=bool(good), said=said)
     """
     for said in run_all(text, 2, tmp_path):

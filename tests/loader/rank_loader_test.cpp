@@ -312,6 +312,14 @@ class RankLoaderTest : public ::testing::TestWithParam<Devices> {
       EXPECT_FALSE(answers[rank].wrong) << "rank " << rank;
     }
   }
+  /// All read `batches` good ones, and then fail with a message that contains `text`.
+  void expect_all_fail(std::uint64_t batches, const char* text) {
+    for (const Answer& answer : all({Do::read, 100})) {
+      EXPECT_EQ(answer.batches, batches) << answer.error();
+      EXPECT_FALSE(answer.wrong);
+      EXPECT_THAT(answer.error(), HasSubstr(text));
+    }
+  }
   void expect_all_end() {
     for (const auto& rank : ranks_) rank->send(Command{Do::end});
     for (const auto& rank : ranks_) EXPECT_TRUE(rank->wait());
@@ -429,11 +437,7 @@ TEST_P(RankLoaderTest, OneThatDrawsOtherSamplesIsNamedInTheirPlace) {
     setup.has_sampler = true;
     if (setup.rank == 1) setup.differs_at = 5;
   });
-  for (const Answer& answer : all({Do::read, 13})) {
-    EXPECT_EQ(answer.batches, 5U);
-    EXPECT_FALSE(answer.wrong);
-    EXPECT_THAT(answer.error(), HasSubstr("drawn other samples"));
-  }
+  expect_all_fail(5, "drawn other samples");
   expect_all_end();
 }
 
@@ -442,11 +446,7 @@ TEST_P(RankLoaderTest, OneWhoseEpochEndsEarlierIsNamed) {
     setup.has_sampler = true;
     if (setup.rank == 1) setup.ends_at = 5;
   });
-  for (const Answer& answer : all({Do::read, 13})) {
-    EXPECT_EQ(answer.batches, 5U);
-    EXPECT_FALSE(answer.wrong);
-    EXPECT_THAT(answer.error(), HasSubstr("drawn other samples"));
-  }
+  expect_all_fail(5, "drawn other samples");
   expect_good(all({Do::start_epoch, 1}));
   expect_good(all({Do::read, 20}), 20);
   expect_all_end();
@@ -498,11 +498,7 @@ TEST_P(RankLoaderTest, OneThatFailsIsNamedAndMayGoOn) {
     setup.zeros = true;
     if (setup.rank + 1 == setup.ranks) setup.fails_at = 202;  // in its part of the last batch
   });
-  for (const Answer& answer : all({Do::read, 20})) {
-    EXPECT_FALSE(answer.wrong);
-    EXPECT_EQ(answer.batches, 12u) << answer.error();
-    EXPECT_THAT(answer.error(), HasSubstr("this sample is broken"));
-  }
+  expect_all_fail(12, "this sample is broken");
   expect_good(all({Do::start_epoch, 1}));
   expect_good(all({Do::read, 12}), 12);
   expect_all_end();

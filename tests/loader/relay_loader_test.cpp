@@ -310,17 +310,7 @@ TEST_P(RelayLoaderPaceTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) 
 }
 
 TEST_P(RelayLoaderPaceTest, GivesWayWithinAFewBatches) {
-  EXPECT_TRUE(soon_carries_its_share(1));
-  EXPECT_TRUE(soon_carries_its_share(2));
-  set_clock_rates(1000);
-  const std::vector<std::size_t> at_first = carried_once();
-  const std::vector<std::size_t> then = carried_once();
-  for (const std::size_t i : {1u, 2u}) {
-    EXPECT_LE(at_first[i], kProbes + 8 * kPart);
-    EXPECT_LE(then[i], kProbes);
-    EXPECT_GT(then[i], 0u) << "it looks again whether the others are gone";
-  }
-  set_clock_rates(1);
+  expect_gives_way_soon(kProbes + 8 * kPart, 1, kProbes);
 }
 
 TEST_P(RelayLoaderPaceTest, SmallPartsAreNotJudged) {

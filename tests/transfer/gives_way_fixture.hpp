@@ -52,6 +52,22 @@ class GivesWayTest : public Base {
       EXPECT_TRUE(soon_carries_its_share(1));
     }
   }
+
+  /// A member that seems slow carries at most `most` at once, and from then on between `probe` and `probes`.
+  void expect_gives_way_soon(std::size_t most, std::size_t probe, std::size_t probes) {
+    EXPECT_TRUE(soon_carries_its_share(1));
+    EXPECT_TRUE(soon_carries_its_share(2));
+    set_clock_rates(1000);
+    const std::vector<std::size_t> at_first = carried_once();
+    const std::vector<std::size_t> then = carried_once();
+    for (const std::size_t i : {1u, 2u}) {
+      EXPECT_LE(at_first[i], most);
+      EXPECT_LE(then[i], probes);
+      EXPECT_GE(then[i], probe) << "it looks again whether the others are gone";
+    }
+    set_clock_rates(1);
+    EXPECT_TRUE(soon_carries_its_share(1));
+  }
 };
 
 #define PENSTOCK_GIVES_WAY_SUITE(Suite)                                                              \

@@ -58,18 +58,8 @@ TEST_P(RelayTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
 }
 
 TEST_P(RelayTest, GivesWayWithinAFewChunks) {
-  EXPECT_TRUE(soon_carries_its_share(1));
-  EXPECT_TRUE(soon_carries_its_share(2));
-  set_clock_rates(1000);
-  const std::vector<std::size_t> at_first = carried_once();
-  const std::vector<std::size_t> then = carried_once();
-  for (const std::size_t i : {1u, 2u}) {
-    EXPECT_LE(at_first[i], kProbes + 6 * kChunk);
-    EXPECT_LE(then[i], kProbes);
-    EXPECT_GT(then[i], kChunk / 2) << "after the first probe, it looks again whether the others are gone";
-  }
-  set_clock_rates(1);
-  EXPECT_TRUE(soon_carries_its_share(1));
+  // After the first probe there is another.
+  expect_gives_way_soon(kProbes + 6 * kChunk, kChunk / 2 + 1, kProbes);
 }
 
 // Their latency, and the gaps between copies, would show in the rates of the following two. So they are not
