@@ -1,5 +1,6 @@
 #include "loader/rank_loader_state.hpp"
 
+#include "loader/no_peer_memory.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/error.hpp>
@@ -13,7 +14,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -41,9 +41,7 @@ std::string facts_of(const Dataset& dataset, const Device& device, const LoaderO
                    dtype_name(*field.to), fmt::join(field.scale, ", "), fmt::join(field.shift, ", "),
                    field.channel_axis);
   }
-  constexpr std::size_t kMost = 4000;
-  if (facts.size() <= kMost) return facts;
-  return fmt::format("{}... (hash {:016x})", facts.substr(0, kMost), std::hash<std::string>{}(facts));
+  return facts;
 }
 
 }  // namespace
@@ -62,7 +60,7 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
       rank_(board_.rank()),
       sampler_(first_sampler_) {
   try {
-    agree();
+    board_.agree(facts_of(dataset_, device_, options_));
     meet();
     add_loader();
     if (feeds_once()) begin_production();
@@ -74,18 +72,6 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
 
 RankLoaderState::~RankLoaderState() = default;
 
-/// Throws if the processes feed different things.
-void RankLoaderState::agree() {
-  const std::string own = facts_of(dataset_, device_, options_);
-  const std::vector<std::string> all = board_.exchange(own);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] == own) continue;
-    throw InvalidArgument(fmt::format(
-        "The processes of a group must feed the same data in the same way. Rank {}: {}. Rank {}: {}.", rank_,
-        own, rank, all[rank]));
-  }
-}
-
 void RankLoaderState::meet() {
   if (board_.size() == 1) {
     refusal_ = "the group is one process";
@@ -95,13 +81,7 @@ void RankLoaderState::meet() {
   refusal_ = parts_->refusal();
   if (refusal_.empty()) return;
   parts_.reset();
-  if (options_.batch_sampler) {
-    throw Unsupported(fmt::format(
-        "The processes of the group cannot read each other's memory ({}), and each would bring whole "
-        "batches without a way to see whether their samplers agree. Give each a loader of its own "
-        "without the group.",
-        refusal_));
-  }
+  if (options_.batch_sampler) throw NoPeerMemory(refusal_);
   log_warning(
       fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
                   "other's memory "

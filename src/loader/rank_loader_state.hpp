@@ -62,7 +62,6 @@ class RankLoaderState {
   [[nodiscard]] bool is_forked() const noexcept { return generation_of_process_ != fork_generation(); }
 
  private:
-  void agree();
   void meet();
   void add_loader();
   void run();

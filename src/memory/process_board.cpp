@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -48,6 +49,15 @@ struct flock lock_of(std::size_t rank) {
   lock.l_start = static_cast<off_t>(rank);
   lock.l_len = 1;
   return lock;
+}
+
+/// The text around a place in it.
+std::string excerpt(const std::string& text, std::size_t place) {
+  constexpr std::size_t kBefore = 300;
+  constexpr std::size_t kMost = 600;
+  const std::size_t begin = place - std::min(place, kBefore);
+  return fmt::format("{}{}{}", begin > 0 ? "..." : "", text.substr(begin, kMost),
+                     text.size() - begin > kMost ? "..." : "");
 }
 
 ProcessBoardOptions checked(ProcessBoardOptions options) {
@@ -160,6 +170,23 @@ std::vector<std::string> ProcessBoard::exchange(std::string_view text) {
     texts.emplace_back(theirs.data.data(), std::min<std::uint64_t>(theirs.bytes, kLongestText));
   }
   return texts;
+}
+
+void ProcessBoard::agree(const std::string& text) {
+  // The rest of a long text is in its hash.
+  const std::string rest = fmt::format("... (hash {:016x})", std::hash<std::string>{}(text));
+  const bool fits = text.size() <= kLongestText;
+  const std::vector<std::string> texts =
+      exchange(fits ? text : text.substr(0, kLongestText - rest.size()) + rest);
+  const std::string& first = texts.front();
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == first) continue;
+    const auto place =
+        static_cast<std::size_t>(std::ranges::mismatch(first, texts[rank]).in1 - first.begin());
+    throw InvalidArgument(
+        fmt::format("The processes of a group must do the same with the same data. Rank 0: {}. Rank {}: {}.",
+                    excerpt(first, place), rank, excerpt(texts[rank], place)));
+  }
 }
 
 void ProcessBoard::complain(std::string_view text) noexcept {

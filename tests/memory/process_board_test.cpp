@@ -75,6 +75,30 @@ TEST_F(ProcessBoardTest, AllGetTheTextsAndWordsOfAll) {
   EXPECT_TRUE(third.end());
 }
 
+TEST_F(ProcessBoardTest, TextsOfAnyLengthAreCompared) {
+  const std::string text(50'000, 'x');
+  std::string late = text;
+  late.back() = 'y';
+  std::string early = text;
+  early[5000] = 'y';
+  const auto said = [&](std::size_t rank, const std::string& others) {
+    ProcessBoard board(options(rank, 3));
+    board.agree(text);
+    board.agree("short");
+    return refusal([&] { board.agree(rank == 0 ? text : others); });
+  };
+  for (const std::string& others : {late, early}) {
+    Child second([&] { return said(1, others).find("Rank 1: ...xxx") != std::string::npos; });
+    Child third([&] { return said(2, others).find("Rank 1: ...xxx") != std::string::npos; });
+    const std::string here = said(0, others);
+    EXPECT_THAT(here, HasSubstr("Rank 0: ...xxx"));
+    EXPECT_THAT(here, HasSubstr(others == early ? "xyx" : "(hash "));
+    EXPECT_LT(here.size(), 2000);
+    EXPECT_TRUE(second.end());
+    EXPECT_TRUE(third.end());
+  }
+}
+
 TEST_F(ProcessBoardTest, AKilledProcessIsNoticed) {
   Child other([&] {
     const ProcessBoard board(options(1, 2));

@@ -27,7 +27,8 @@ struct ProcessBoardOptions {
 /// exchange. It lies in memory that they share, and goes with them. If a process ends, also by SIGKILL, the
 /// others notice it: the system takes back a lock that it held.
 ///
-/// Thread-safe, but for `exchange`, which one thread calls at a time, and all processes equally often.
+/// Thread-safe, but for `exchange` and `agree`, which one thread calls at a time, and all processes equally
+/// often.
 class ProcessBoard {
  public:
   static constexpr std::size_t kWords = 6;
@@ -56,6 +57,11 @@ class ProcessBoard {
   /// Throws Error if a process has ended or left, or does not call it in time, and the exceptions of
   /// `while_waiting`: the board is no use then. Throws InvalidArgument for a text above kLongestText.
   [[nodiscard]] std::vector<std::string> exchange(std::string_view text);
+
+  /// Compares `text`, which may have any length, with those of the others. Throws InvalidArgument in all
+  /// processes if they differ: it names two ranks, with their texts from before the first difference on.
+  /// Otherwise as exchange.
+  void agree(const std::string& text);
 
   /// Tells the others why this process cannot go on; an empty text takes that back. A long one is cut short.
   void complain(std::string_view text) noexcept;

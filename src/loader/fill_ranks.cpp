@@ -1,0 +1,174 @@
+#include "loader/no_peer_memory.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/log.hpp>
+#include <penstock/core/wait_quietly.hpp>
+#include <penstock/data/batch_sampler.hpp>
+#include <penstock/loader/fill_ranks.hpp>
+#include <penstock/loader/rank_loader.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+// To meet, and to map the memory of the others, takes longer than the links of the others save.
+constexpr std::size_t kLeastInRanks = std::size_t{1} << 20;
+constexpr std::size_t kLargestPart = std::size_t{16} << 20;
+constexpr std::size_t kSmallestPart = std::size_t{256} << 10;
+// Of each process: the next parts cross the links while those before them are copied on.
+constexpr std::size_t kLeastParts = 8;
+// Of a part, for the threads that fill it.
+constexpr std::size_t kSamples = 32;
+constexpr std::size_t kPage = 4096;
+
+/// The bytes of blocks, one block after the other, as samples of equal size. The end of the
+/// last sample is not written.
+class BlockReader final : public FieldReader {
+ public:
+  BlockReader(std::vector<FilledBlock> blocks, std::size_t processes) : blocks_(std::move(blocks)) {
+    for (const FilledBlock& block : blocks_) {
+      begins_.push_back(bytes_);
+      bytes_ += block.bytes;
+    }
+    const std::size_t part = std::clamp(bytes_ / processes / kLeastParts, kSmallestPart, kLargestPart);
+    const std::size_t sample = align_up(part / kSamples, kPage);
+    field_ = {.name = "bytes", .dtype = DType::uint8, .shape = {sample}};
+    batch_ = std::min<std::uint64_t>(processes * (part / sample), sample_count());
+  }
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  /// Samples of a batch: a part for each process.
+  [[nodiscard]] std::uint64_t batch() const noexcept { return batch_; }
+
+  const Field& field() const noexcept override { return field_; }
+  std::uint64_t sample_count() const noexcept override {
+    return (bytes_ + field_.shape[0] - 1) / field_.shape[0];
+  }
+
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind /*stores*/) const override {
+    const std::size_t sample = field_.shape[0];
+    for (const std::uint64_t index : indices) {
+      const std::span<std::byte> to = destination.first(sample);
+      destination = destination.subspan(sample);
+      for_each_run(static_cast<std::size_t>(index) * sample, sample,
+                   [&](const FilledBlock& block, std::size_t begin, std::size_t at, std::size_t count) {
+                     block.fill(begin, to.subspan(at, count));
+                   });
+    }
+  }
+
+  /// Calls `run(block, offset in the block, bytes from `offset` to it, bytes of it)` for the blocks within
+  /// `count` bytes from `offset` on.
+  template <typename Run>
+  void for_each_run(std::size_t offset, std::size_t count, Run&& run) const {
+    auto i = static_cast<std::size_t>(std::ranges::upper_bound(begins_, offset) - begins_.begin()) - 1;
+    for (; i < blocks_.size() && begins_[i] < offset + count; ++i) {
+      const std::size_t begin = std::max(begins_[i], offset);
+      const std::size_t end = std::min(begins_[i] + blocks_[i].bytes, offset + count);
+      if (begin < end) run(blocks_[i], begin - begins_[i], begin - offset, end - begin);
+    }
+  }
+
+ private:
+  std::vector<FilledBlock> blocks_;
+  std::vector<std::size_t> begins_;
+  std::size_t bytes_ = 0;
+  Field field_;
+  std::uint64_t batch_ = 0;
+};
+
+/// All samples in order, once: nothing is read ahead of its end.
+class OnceInOrder final : public BatchSampler {
+ public:
+  OnceInOrder(std::uint64_t samples, std::uint64_t batch) : samples_(samples), batch_(batch) {}
+  void start_epoch(std::uint64_t /*epoch*/) override { drawn_ = 0; }
+  bool next(std::vector<std::uint64_t>& indices) override {
+    indices.resize(static_cast<std::size_t>(std::min(batch_, samples_ - drawn_)));
+    std::iota(indices.begin(), indices.end(), drawn_);
+    drawn_ += indices.size();
+    return !indices.empty();
+  }
+
+ private:
+  const std::uint64_t samples_;
+  const std::uint64_t batch_;
+  std::uint64_t drawn_ = 0;
+};
+
+/// The copies into the blocks, which have ended when it goes.
+class CopiesToBlocks {
+ public:
+  CopiesToBlocks(const Device& device, const Stream* after) : stream_(device.create_stream()) {
+    if (after == nullptr) return;
+    Event before = device.create_event();
+    before.record(*after);
+    stream_.wait(before);
+  }
+  ~CopiesToBlocks() {
+    static_cast<void>(wait_quietly([&] { stream_.synchronize(); }));
+  }
+  CopiesToBlocks(const CopiesToBlocks&) = delete;
+  CopiesToBlocks& operator=(const CopiesToBlocks&) = delete;
+
+  [[nodiscard]] const Stream& stream() const noexcept { return stream_; }
+
+ private:
+  const Stream stream_;
+};
+
+}  // namespace
+
+void compare_ranks(const ProcessBoardOptions& group, const std::string& facts) {
+  ProcessBoard(group).agree(facts);
+}
+
+bool fill_ranks(const Device& device, const ProcessBoardOptions& group, const std::string& facts,
+                std::vector<FilledBlock> blocks, const RankFillOptions& options) {
+  const std::size_t processes = group.meeting.processes;
+  const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes);
+  compare_ranks(group, fmt::format("{}; {} bytes", facts, reader->bytes()));
+  if (processes == 1 || reader->bytes() < kLeastInRanks) return false;
+  const CopiesToBlocks copies(device, options.after);
+  std::optional<RankLoader> loader;
+  try {
+    loader.emplace(
+        Dataset({reader}), device, group,
+        LoaderOptions{.batch_size = reader->batch(),
+                      .batch_sampler = std::make_shared<OnceInOrder>(reader->sample_count(), reader->batch()),
+                      .profile = options.profile});
+  } catch (const NoPeerMemory& error) {
+    log_warning(
+        fmt::format("Each process of the group brings all bytes over its own link: they cannot read each "
+                    "other's memory ({}).",
+                    error.why()));
+    return false;
+  }
+  const auto look = [&] {
+    if (group.meeting.while_waiting) group.meeting.while_waiting();
+  };
+  std::size_t offset = 0;
+  while (const std::optional<DeviceBatch> batch = loader->next(copies.stream(), look)) {
+    const DeviceField& field = batch->field(0);
+    reader->for_each_run(offset, field.bytes,
+                         [&](const FilledBlock& block, std::size_t begin, std::size_t at, std::size_t count) {
+                           copies.stream().copy(block.destination + begin, field.data + at, count,
+                                                CopyDirection::d2d);
+                         });
+    offset += field.bytes;
+  }
+  copies.stream().synchronize();
+  return true;
+}
+
+}  // namespace penstock
