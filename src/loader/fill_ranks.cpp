@@ -127,18 +127,30 @@ class CopiesToBlocks {
   const Stream stream_;
 };
 
-}  // namespace
-
-void compare_ranks(const ProcessBoardOptions& group, const std::string& facts) {
-  ProcessBoard(group).agree(facts);
+/// Throws Error if a process does not come any more to the place where a loader is made.
+void refuse_missing(const ProcessBoard& board) {
+  for (std::size_t rank = 0; rank < board.size(); ++rank) {
+    if (board.has_ended(rank) || board.has_left(rank)) throw Error(board.trouble(rank));
+  }
 }
 
-bool fill_ranks(const Device& device, const ProcessBoardOptions& group, const std::string& facts,
+}  // namespace
+
+bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& facts,
                 std::vector<FilledBlock> blocks, const RankFillOptions& options) {
-  const std::size_t processes = group.meeting.processes;
+  const std::size_t processes = board.size();
   const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes);
-  compare_ranks(group, fmt::format("{}; {} bytes", facts, reader->bytes()));
+  board.agree(fmt::format("{}; {} bytes", facts, reader->bytes()));
   if (processes == 1 || reader->bytes() < kLeastInRanks) return false;
+  const auto ask = [&] {
+    if (board.options().meeting.while_waiting) board.options().meeting.while_waiting();
+  };
+  ProcessBoardOptions group = board.options();
+  group.meeting.key += ", parts";  // a process that has a new board does not come there
+  group.meeting.while_waiting = [&] {
+    ask();
+    refuse_missing(board);
+  };
   const CopiesToBlocks copies(device, options.after);
   std::optional<RankLoader> loader;
   try {
@@ -154,11 +166,8 @@ bool fill_ranks(const Device& device, const ProcessBoardOptions& group, const st
                     error.why()));
     return false;
   }
-  const auto look = [&] {
-    if (group.meeting.while_waiting) group.meeting.while_waiting();
-  };
   std::size_t offset = 0;
-  while (const std::optional<DeviceBatch> batch = loader->next(copies.stream(), look)) {
+  while (const std::optional<DeviceBatch> batch = loader->next(copies.stream(), ask)) {
     const DeviceField& field = batch->field(0);
     reader->for_each_run(offset, field.bytes,
                          [&](const FilledBlock& block, std::size_t begin, std::size_t at, std::size_t count) {

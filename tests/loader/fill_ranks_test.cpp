@@ -41,9 +41,11 @@ struct FillSetup {
   bool peer_access = true;
   std::uint64_t throws_at = kNever;   ///< the byte of the first block whose filling throws
   std::uint64_t dies_after = kNever;  ///< bytes that it has written
-  int slow_us = 0;                    ///< for each part
-  bool is_interrupted = false;        ///< once it has filled something
-  double busy_seconds = 0;            ///< the stream that comes before
+  bool dies_as_they_meet = false;     ///< once it has agreed on `all` bytes
+  std::uint64_t all = 0;
+  int slow_us = 0;              ///< for each part
+  bool is_interrupted = false;  ///< once it has filled something
+  double busy_seconds = 0;      ///< the stream that comes before
 };
 
 struct FillAnswer {
@@ -82,6 +84,11 @@ class Filler {
   }
 
   void run(FillAnswer& answer) {
+    board_ = std::make_unique<ProcessBoard>(board());
+    if (setup_.dies_as_they_meet) {
+      board_->agree(setup_.facts.data() + std::string("; ") + std::to_string(setup_.all) + " bytes");
+      std::raise(SIGKILL);
+    }
     for (int call = 0; call < setup_.calls; ++call) {
       for (const Buffer& buffer : buffers_) stream_.fill(buffer.data(), 0xEE, buffer.size());
       stream_.synchronize();
@@ -90,7 +97,7 @@ class Filler {
         for (const Buffer& buffer : buffers_) stream_.fill(buffer.data(), 0x55, buffer.size());
       }
       try {
-        const bool filled = fill_ranks(device_, board(), setup_.facts.data(), blocks(), {.after = &stream_});
+        const bool filled = fill_ranks(device_, *board_, setup_.facts.data(), blocks(), {.after = &stream_});
         answer.filled += filled ? 1 : 0;
         answer.wrong += wrong_bytes(filled);
       } catch (const Error& error) {
@@ -149,6 +156,7 @@ class Filler {
   }
 
   const FillSetup setup_;
+  std::unique_ptr<ProcessBoard> board_;
   const Device device_;
   const Stream stream_;
   Pool memory_;
@@ -273,6 +281,18 @@ TEST_P(FillRanksTest, AKilledOneIsNamed) {
       EXPECT_EQ(answer.filled, 0u);
       EXPECT_THAT(answer.error(), HasSubstr("PID " + std::to_string(pids_[1])));
     }
+  }
+}
+
+TEST_P(FillRanksTest, OneThatIsKilledBeforeTheyMeetIsNamed) {
+  for (const FillAnswer& answer : run(
+           [&](FillSetup& setup) {
+             setup.dies_as_they_meet = setup.rank == 1;
+             setup.all = kAll;
+           },
+           1)) {
+    EXPECT_EQ(answer.filled, 0u);
+    EXPECT_THAT(answer.error(), HasSubstr("PID " + std::to_string(pids_[1]) + ") has ended"));
   }
 }
 

@@ -12,8 +12,7 @@
 
 namespace penstock {
 
-/// Device memory that is filled, and the function that writes its bytes: see FillFunction. It is also called
-/// for a batch's worth of bytes on the loader's own thread.
+/// Device memory that is filled, and the function that writes its bytes: see FillFunction.
 struct FilledBlock {
   std::byte* destination = nullptr;
   std::size_t bytes = 0;
@@ -27,27 +26,22 @@ struct RankFillOptions {
   std::optional<LinkProfile> profile = std::nullopt;
 };
 
-/// Meets the other processes of a group and compares `facts`, a text. Blocks the host until all have come.
-/// Throws InvalidArgument in all of them if the texts differ, with the first difference. Throws as
-/// ProcessBoard does.
-void compare_ranks(const ProcessBoardOptions& group, const std::string& facts);
-
 /// Fills the blocks of each process with the same bytes, each of which crosses one link: a process fills its
 /// parts, and copies those of the others from their devices' memory. See RankLoader, which brings them.
 ///
-/// `facts` is the text of compare_ranks that says what is sent. That the processes' functions write the same
-/// bytes is up to the caller.
+/// `board`: all processes of the group call this equally often with it. It may serve many calls, one at a
+/// time. `facts`: a text that says what is sent, for ProcessBoard::agree. That the processes' functions write
+/// the same bytes is up to the caller.
 ///
-/// Blocks the host until all bytes are there; no function is called any more then. Calls
-/// `group.meeting.while_waiting` meanwhile. After an exception the bytes are unspecified, and nothing writes
-/// them any more. Takes device memory and pinned memory for some parts of at most 16 MiB, for the call.
+/// Blocks the host until all bytes are there; no function is called any more then. Calls the board's
+/// `while_waiting` meanwhile. After an exception the bytes are unspecified, and nothing writes them any more.
+/// Takes device memory and pinned memory for some parts of at most 16 MiB, for the call.
 ///
 /// False if nothing was written, and each process is to fill its blocks by itself: the group is one process,
 /// there is less than 1 MiB, or the devices cannot map each other's memory, which it logs. The same in all.
 ///
-/// Throws as compare_ranks and RankLoader::next, and what the functions throw.
-[[nodiscard]] bool fill_ranks(const Device& device, const ProcessBoardOptions& group,
-                              const std::string& facts, std::vector<FilledBlock> blocks,
-                              const RankFillOptions& options = {});
+/// Throws as ProcessBoard::agree and RankLoader::next, and the exceptions of the functions.
+[[nodiscard]] bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& facts,
+                              std::vector<FilledBlock> blocks, const RankFillOptions& options = {});
 
 }  // namespace penstock
