@@ -164,7 +164,7 @@ def fetch_into(tree: object | None, out: object | None, expand: object, outputs:
 class WeightLoad:
     """Loads .safetensors files to devices, in steps."""
 
-    def __init__(self, engines: Sequence[Engine], group: Group | None, files: Sequence[str | os.PathLike], names: Sequence[str] | None) -> None: ...
+    def __init__(self, engines: Sequence[Engine], group: Group | None, ranks: RankOfGroup | None, files: Sequence[str | os.PathLike], names: Sequence[str] | None) -> None: ...
 
     def opaque_types(self) -> list[tuple[str, str]]:
         """
@@ -173,6 +173,14 @@ class WeightLoad:
 
     def start(self) -> None:
         """Allocates the memory, makes the tensors, and begins to read."""
+
+    def fill_with_ranks(self) -> bool:
+        """
+        Blocks until all bytes are in their place, in all processes. False: call `send_all`.
+        """
+
+    def send_all(self) -> None:
+        """Begins to read, for this process alone."""
 
     def wait(self) -> None:
         """Blocks until all bytes are in their place."""
@@ -599,10 +607,23 @@ class NativeRelayLoader(NativeGroupLoader):
 
     def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
+class GroupBoard:
+    """The processes of a group; use penstock.ProcessGroup."""
+
+    def __init__(self, *, key: str, rank: int, processes: int, timeout_seconds: float) -> None: ...
+
 class RankOfGroup:
     """This process's place in a group; use penstock.ProcessGroup."""
 
-    def __init__(self, engine: Engine, *, key: str, rank: int, processes: int, timeout_seconds: float) -> None: ...
+    def __init__(self, engine: Engine, group: GroupBoard) -> None: ...
+
+    def tell(self, error: str) -> None:
+        """Has the others fail, in place of sending."""
+
+    def send(self, tree: object | None, expand: object) -> Flight:
+        """
+        Sends an equal nest together with the other processes. Blocks until it is there.
+        """
 
 class NativeRankLoader:
     """The C++ loader of a process of a group; use penstock.Loader."""

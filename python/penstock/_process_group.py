@@ -68,14 +68,16 @@ class ProcessGroup:
             raise InvalidArgument(f"timeout is a number of seconds above 0, not {timeout!r}.")
         if job is None:
             job = _job() if self.size > 1 else ""
-        self._timeout = min(float(timeout), 1e9)
-        self._key = f"group {job} {name} of {members}"
+        self._board = _core.GroupBoard(
+            key=f"group {job} {name} of {members}",
+            rank=self.rank,
+            processes=self.size,
+            timeout_seconds=min(float(timeout), 1e9),
+        )
 
     def place(self, engine: _core.Engine) -> _core.RankOfGroup:
-        """This process's place where the processes meet to make a Loader."""
-        return _core.RankOfGroup(
-            engine, key=self._key, rank=self.rank, processes=self.size, timeout_seconds=self._timeout
-        )
+        """This process's place where the processes meet to make a Loader, or to transfer something."""
+        return _core.RankOfGroup(engine, self._board)
 
     def refuse(self, distributed: bool, relay: Any) -> None:
         """Raises InvalidArgument for arguments of a Loader that do not fit a group."""

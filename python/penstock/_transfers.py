@@ -10,6 +10,7 @@ from . import _core, _outputs, _static
 from ._engines import engine_for, engines_of, group_for, host_engines, refuse_other_receivers, relays_of, resolve
 from ._errors import InvalidArgument
 from ._nests import Expander
+from ._process_group import ProcessGroup
 
 
 def expander_for(engine: _core.Engine, static: bool = False) -> Expander:
@@ -48,6 +49,10 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
     the memory of `device`: of the GPUs that this process sees, or of the host devices that it has open. Each GPU that
     it takes is opened here, which costs some hundred MB of its memory.
     """
+    if isinstance(group, ProcessGroup):
+        group.refuse(False, relay)
+        engine = engine_for(device)
+        return group.place(engine).send(tree, expander_for(engine)).land()
     if group is not None:
         refuse_other_receivers(device, relay)
         engines = engines_of("group", group)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import _core
 from ._engines import engine_for, engines_of, group_for, refuse_other_receivers, relays_of
 from ._errors import InvalidArgument, Unsupported
+from ._process_group import ProcessGroup
 
 Path = str | os.PathLike
 
@@ -53,7 +54,12 @@ def load_safetensors(
     """
     paths = _paths(files)
     wanted = None if names is None else _names(names)
-    if group is not None:
+    shared, place = None, None
+    if isinstance(group, ProcessGroup):
+        group.refuse(False, relay)
+        engines = [engine_for(device)]
+        place = group.place(engines[0])
+    elif group is not None:
         refuse_other_receivers(device, relay)
         engines = engines_of("group", group)
         shared = group_for(engines)
@@ -64,15 +70,24 @@ def load_safetensors(
     torch = sys.modules.get("torch")
     if torch is None and not engines[0].is_cuda:
         import numpy as np  # noqa: F401  (the results are its arrays)
-    load = _core.WeightLoad(engines, shared, paths, wanted)
-    opaque = {name: _view_type(torch, type_name, name) for name, type_name in load.opaque_types()}
-    load.start()
-    _wait(load)
+    try:
+        load = _core.WeightLoad(engines, shared, place, paths, wanted)
+        opaque = {name: _view_type(torch, type_name, name) for name, type_name in load.opaque_types()}
+        load.start()
+    except Exception as error:
+        if place is not None:
+            place.tell(str(error))
+        raise
+    if place is None:
+        _wait(load, load.wait)
+    elif not _wait(load, load.fill_with_ranks):
+        load.send_all()
+        _wait(load, load.wait)
     loaded = load.finish()
     for tensors in loaded:
         for name, dtype in opaque.items():
             tensors[name] = tensors[name].view(dtype)
-    return loaded[0] if group is None else loaded
+    return loaded if place is None and group is not None else loaded[0]
 
 
 def _paths(files: Path | Iterable[Path]) -> list[str]:
@@ -106,14 +121,15 @@ def _view_type(torch: Any, type_name: str, name: str) -> Any:
     return dtype
 
 
-def _wait(load: _core.WeightLoad) -> None:
-    """Waits in a thread, as only Python's own waits hear signals. If one raises, that thread keeps the load until its
-    memory is written no more."""
+def _wait(load: _core.WeightLoad, step: Callable[[], Any]) -> Any:
+    """The result of a step of `load`, which runs in a thread, as only Python's own waits hear signals. If one raises,
+    that thread keeps the load until its memory is written no more."""
     failures: list[BaseException] = []
+    results: list[Any] = []
 
     def wait() -> None:
         try:
-            load.wait()
+            results.append(step())
         except BaseException as error:
             failures.append(error)
 
@@ -127,3 +143,4 @@ def _wait(load: _core.WeightLoad) -> None:
         raise
     if failures:
         raise failures[0]
+    return results[0]

@@ -50,6 +50,7 @@ struct Fetch {
 };
 
 class Engine;
+struct RankOfGroup;
 struct Shipment;
 
 /// How the arrays of one nest travel.
@@ -93,6 +94,7 @@ class Flight {
  private:
   friend class Engine;
   friend class Group;
+  friend struct RankOfGroup;
   friend struct Shipment;
   std::shared_ptr<Engine> engine_;
   nb::object result_;
@@ -160,6 +162,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   friend class WeightLoad;
   friend class Group;
+  friend struct RankOfGroup;
   Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
   [[nodiscard]] TransferEngine& engine() const;
   [[nodiscard]] std::shared_ptr<Storage> allocate(std::size_t bytes, bool for_torch);

@@ -156,11 +156,16 @@ void bind_loader(nb::module_& module) {
          LoaderOptions options,
          const nb::object& /*mark*/) { new (self) NativeRelayLoader(devices, fields, std::move(options)); });
 
+  nb::class_<GroupBoard>(module, "GroupBoard", "The processes of a group; use penstock.ProcessGroup.")
+      .def(nb::init<std::string, std::size_t, std::size_t, double>(), nb::kw_only(), nb::arg("key"),
+           nb::arg("rank"), nb::arg("processes"), nb::arg("timeout_seconds"));
   nb::class_<RankOfGroup>(module, "RankOfGroup",
                           "This process's place in a group; use penstock.ProcessGroup.")
-      .def(nb::init<std::shared_ptr<Engine>, std::string, std::size_t, std::size_t, double>(),
-           nb::arg("engine"), nb::kw_only(), nb::arg("key"), nb::arg("rank"), nb::arg("processes"),
-           nb::arg("timeout_seconds"));
+      .def(nb::init<std::shared_ptr<Engine>, std::shared_ptr<GroupBoard>>(), nb::arg("engine"),
+           nb::arg("group"))
+      .def("tell", &RankOfGroup::tell, nb::arg("error"), "Has the others fail, in place of sending.")
+      .def("send", &RankOfGroup::send, nb::arg("tree").none(), nb::arg("expand"),
+           "Sends an equal nest together with the other processes. Blocks until it is there.");
   nb::class_<NativeRankLoader> rank(module, "NativeRankLoader",
                                     "The C++ loader of a process of a group; use penstock.Loader.");
   define_constructor<NativeRankLoader, RankOfGroup>(

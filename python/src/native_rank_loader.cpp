@@ -2,21 +2,15 @@
 
 #include "signals.hpp"
 
-#include <chrono>
 #include <utility>
 
 namespace penstock::python {
 namespace {
 
 RankLoader make_rank_loader(const RankOfGroup& group, Dataset dataset, LoaderOptions options) {
-  const LinkProfile& profile = group.engine->transfers().profile();
-  if (profile.measured) options.profile = profile;
-  ProcessBoardOptions board{
-      .meeting = {.key = group.key, .processes = group.processes, .while_waiting = &hear_signals},
-      .rank = group.rank,
-      .timeout = std::chrono::milliseconds(static_cast<std::int64_t>(group.timeout_seconds * 1e3))};
+  options.profile = group.profile();
   const nb::gil_scoped_release unlocked;
-  return RankLoader(std::move(dataset), group.engine->device(), std::move(board), std::move(options));
+  return RankLoader(std::move(dataset), group.engine->device(), group.group->options(), std::move(options));
 }
 
 }  // namespace

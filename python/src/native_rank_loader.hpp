@@ -3,26 +3,15 @@
 #include "engine.hpp"
 #include "keeping_loader.hpp"
 #include "native_loader.hpp"
+#include "rank_of_group.hpp"
 
 #include <penstock/loader/rank_loader.hpp>
 
 #include <nanobind/nanobind.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <string>
 
 namespace penstock::python {
-
-/// This process's place in a group of processes, and its device.
-struct RankOfGroup {
-  std::shared_ptr<Engine> engine;
-  std::string key;
-  std::size_t rank = 0;
-  std::size_t processes = 1;
-  double timeout_seconds = 0;
-};
 
 /// RankLoader for Python: batches as lists of arrays.
 class NativeRankLoader {

@@ -37,6 +37,26 @@ bool is_array(PyObject* object) {
          (numpy != nullptr && numpy->is_array_exactly(object));
 }
 
+/// "float32 [3, 4]", with the strides if the elements do not lie in the order of the axes.
+std::string form_of(const Leaf& leaf) {
+  const auto list = [&](const std::int64_t* numbers) {
+    std::string text;
+    for (std::int32_t axis = 0; axis < leaf.ndim(); ++axis) {
+      text += (axis > 0 ? ", " : "") + std::to_string(numbers[axis]);
+    }
+    return "[" + text + "]";
+  };
+  bool in_order = true;
+  std::int64_t elements = 1;
+  for (std::int32_t axis = leaf.ndim(); axis-- > 0;) {
+    in_order = in_order && (leaf.shape()[axis] <= 1 || leaf.strides()[axis] == elements);
+    elements *= leaf.shape()[axis];
+  }
+  std::string text = leaf.dtype_name() + " " + list(leaf.shape());
+  if (!in_order && leaf.bytes > 0) text += " with strides " + list(leaf.strides());
+  return text;
+}
+
 }  // namespace
 
 Tree::Tree(nb::handle root, nb::handle expand, const Wanted& wanted) : expand_(expand), wanted_(&wanted) {
@@ -216,6 +236,55 @@ void Tree::match_dict(const Node& node, PyObject* other, std::vector<Place>& pla
     if (PyDict_Contains(node.object.ptr(), key) == 1) continue;
     path_.push_back({key, 0});
     throw InvalidArgument(place() + " is not in the nest to copy.");
+  }
+}
+
+std::string Tree::describe() const {
+  std::string text;
+  std::size_t node = 0;
+  std::size_t leaf = 0;
+  describe_next(text, node, leaf);
+  return text;
+}
+
+void Tree::describe_next(std::string& text, std::size_t& node, std::size_t& leaf) const {
+  const Node& here = nodes_[node++];
+  const auto add_all = [&](const char* begin, const char* end, const auto& add_key) {
+    text += begin;
+    for (Py_ssize_t i = 0; i < here.children; ++i) {
+      if (i > 0) text += ", ";
+      add_key();
+      describe_next(text, node, leaf);
+    }
+    text += end;
+  };
+  const auto nothing = [] {};
+  switch (here.kind) {
+    case Kind::value:
+      text += "a value";
+      break;
+    case Kind::leaf:
+      text += form_of(leaves_[leaf++]);
+      break;
+    case Kind::call:
+      add_all("(", ")", nothing);
+      break;
+    case Kind::dict: {
+      Py_ssize_t position = 0;
+      PyObject* key = nullptr;
+      PyObject* value = nullptr;
+      add_all("{", "}", [&] {
+        PyDict_Next(here.object.ptr(), &position, &key, &value);
+        text += nb::cast<std::string>(nb::repr(key)) + ": ";
+      });
+      break;
+    }
+    case Kind::list:
+      add_all("[", "]", nothing);
+      break;
+    case Kind::tuple:
+      add_all("(", ")", nothing);
+      break;
   }
 }
 

@@ -31,6 +31,9 @@ class Tree {
   [[nodiscard]] std::vector<Leaf>& leaves() noexcept { return leaves_; }
   /// True if `expand` was asked: it may have moved objects.
   [[nodiscard]] bool has_expanded() const noexcept { return has_expanded_; }
+  /// The containers, with their keys, and the shapes, dtypes and strides of the leaves, as a text: two nests
+  /// with the same text have the same places for their arrays. To be called before build.
+  [[nodiscard]] std::string describe() const;
   /// The nest around `results`, one for each leaf. Callable once.
   [[nodiscard]] nb::object build(std::vector<nb::object>& results);
 
@@ -65,6 +68,7 @@ class Tree {
   [[nodiscard]] std::string place() const;
   void match_next(nb::object other, std::vector<Place>& places);
   void match_dict(const Node& node, PyObject* other, std::vector<Place>& places);
+  void describe_next(std::string& text, std::size_t& node, std::size_t& leaf) const;
   [[nodiscard]] nb::object build_next(std::vector<nb::object>& results);
 
   nb::handle expand_;

@@ -1,6 +1,7 @@
 #include "weight_load.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/loader/fill_ranks.hpp>
 #include <penstock/loader/load_weights.hpp>
 
 #include <nanobind/nanobind.h>
@@ -16,9 +17,12 @@
 namespace penstock::python {
 
 WeightLoad::WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
-                       const std::vector<std::filesystem::path>& files,
+                       std::shared_ptr<RankOfGroup> ranks, const std::vector<std::filesystem::path>& files,
                        const std::optional<std::vector<std::string>>& names)
-    : engines_(std::move(engines)), group_(std::move(group)), blocks_(engines_.size()) {
+    : engines_(std::move(engines)),
+      group_(std::move(group)),
+      ranks_(std::move(ranks)),
+      blocks_(engines_.size()) {
   for (std::size_t i = 0; i < engines_.size(); ++i) results_.emplace_back();
   const nb::gil_scoped_release unlocked;
   files_ = open_weights(files, names);
@@ -58,14 +62,45 @@ void WeightLoad::start() {
   }
   if (stays_on_host()) return;
   const nb::gil_scoped_release unlocked;
-  std::vector<Stream> streams;
-  streams.reserve(current.size());
-  std::vector<const Stream*> after;
   for (std::size_t i = 0; i < current.size(); ++i) {
-    after.push_back(&streams.emplace_back(engines_[i]->device().wrap_stream(current[i])));
+    streams_.push_back(engines_[i]->device().wrap_stream(current[i]));
   }
+  if (!ranks_) send_all();
+}
+
+void WeightLoad::send_all() {
+  std::vector<const Stream*> after;
+  for (const Stream& stream : streams_) after.push_back(&stream);
   transfers_.reserve(files_.size());
   for (std::size_t i = 0; i < files_.size(); ++i) transfers_.push_back(send(i, after));
+}
+
+bool WeightLoad::fill_with_ranks() const {
+  const nb::gil_scoped_release unlocked;
+  std::string facts = "it loads tensors";
+  std::vector<FilledBlock> blocks;
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    const WeightFile& file = files_[i];
+    facts += " of a file:";
+    for (const WeightTensor& tensor : file.tensors()) {
+      facts += " " + tensor.name + " " + tensor.type;
+      for (const std::size_t extent : tensor.shape) facts += " " + std::to_string(extent);
+      facts += ";";
+    }
+    blocks.push_back({blocks_.front()[i]->data(), file.bytes(),
+                      [file](std::size_t offset, std::span<std::byte> bytes) { file.read(offset, bytes); }});
+  }
+  bool filled = false;
+  ranks_->group->use(
+      [&](ProcessBoard& board) {
+        filled = fill_ranks(
+            engines_.front()->device(), board, facts, std::move(blocks),
+            {.after = streams_.empty() ? nullptr : &streams_.front(), .profile = ranks_->profile()});
+      },
+      [this] {
+        if (stop_) throw Closed("loading was stopped");
+      });
+  return filled;
 }
 
 void WeightLoad::make_tensors(std::size_t device, Torch* torch) {
@@ -130,12 +165,16 @@ std::vector<nb::dict> WeightLoad::finish() { return std::move(results_); }
 void bind_weight_load(nb::module_& module) {
   nb::class_<WeightLoad>(module, "WeightLoad", "Loads .safetensors files to devices, in steps.")
       .def(nb::init<std::vector<std::shared_ptr<Engine>>, std::shared_ptr<Group>,
-                    const std::vector<std::filesystem::path>&,
+                    std::shared_ptr<RankOfGroup>, const std::vector<std::filesystem::path>&,
                     const std::optional<std::vector<std::string>>&>(),
-           nb::arg("engines"), nb::arg("group").none(), nb::arg("files"), nb::arg("names").none())
+           nb::arg("engines"), nb::arg("group").none(), nb::arg("ranks").none(), nb::arg("files"),
+           nb::arg("names").none())
       .def("opaque_types", &WeightLoad::opaque_types,
            "The tensors that will be arrays of bytes, each with its type in the file.")
       .def("start", &WeightLoad::start, "Allocates the memory, makes the tensors, and begins to read.")
+      .def("fill_with_ranks", &WeightLoad::fill_with_ranks,
+           "Blocks until all bytes are in their place, in all processes. False: call `send_all`.")
+      .def("send_all", &WeightLoad::send_all, "Begins to read, for this process alone.")
       .def("wait", &WeightLoad::wait, "Blocks until all bytes are in their place.")
       .def("cancel", &WeightLoad::cancel, "Has `wait` end soon.")
       .def("finish", &WeightLoad::finish,

@@ -2,6 +2,7 @@
 
 #include "engine.hpp"
 #include "group.hpp"
+#include "rank_of_group.hpp"
 
 #include <penstock/data/weights.hpp>
 
@@ -24,8 +25,9 @@ class WeightLoad {
  public:
   /// Opens the files and reads their headers. `engines`: of the devices that receive. `group`: of these or
   /// more, whose links carry the bytes; the first receives alone, or all do. Null: one device, its own link.
+  /// `ranks`: other processes, each with a device, load the same. Null: none do.
   WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
-             const std::vector<std::filesystem::path>& files,
+             std::shared_ptr<RankOfGroup> ranks, const std::vector<std::filesystem::path>& files,
              const std::optional<std::vector<std::string>>& names);
   ~WeightLoad();
   WeightLoad(const WeightLoad&) = delete;
@@ -33,12 +35,16 @@ class WeightLoad {
 
   /// The tensors that will be arrays of bytes, each with its type in the file.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> opaque_types() const;
-  /// Allocates the memory, makes the tensors, and begins to read, unless the host alone receives. Blocks only
-  /// for memory.
+  /// Allocates the memory, makes the tensors, and begins to read, unless the host alone receives, or other
+  /// processes load the same. Blocks only for memory.
   void start();
+  /// As fill_ranks, of this process and the others.
+  [[nodiscard]] bool fill_with_ranks() const;
+  /// Begins to read. Called by start, unless there are other processes.
+  void send_all();
   /// Blocks until all bytes are in their place. Throws what went wrong; nothing is read any more then.
   void wait();
-  /// Has `wait` end soon. From any thread.
+  /// Has `wait` and `fill_with_ranks` end soon. From any thread.
   void cancel() noexcept;
   /// The tensors by name, of each device. Callable once, after `wait`.
   [[nodiscard]] std::vector<nb::dict> finish();
@@ -48,7 +54,7 @@ class WeightLoad {
 
   [[nodiscard]] std::shared_ptr<Storage> host_memory(std::size_t bytes) const;
   /// True if the file is read into the memory of the results.
-  [[nodiscard]] bool stays_on_host() const { return !group_ && !engines_.front()->is_cuda(); }
+  [[nodiscard]] bool stays_on_host() const { return !group_ && !ranks_ && !engines_.front()->is_cuda(); }
   /// Makes the tensors of one device.
   void make_tensors(std::size_t device, Torch* torch);
   [[nodiscard]] Transfer send(std::size_t file, const std::vector<const Stream*>& after) const;
@@ -57,8 +63,10 @@ class WeightLoad {
 
   const std::vector<std::shared_ptr<Engine>> engines_;
   const std::shared_ptr<Group> group_;
+  const std::shared_ptr<RankOfGroup> ranks_;
   std::vector<WeightFile> files_;
-  std::vector<Blocks> blocks_;  ///< of each device
+  std::vector<Blocks> blocks_;   ///< of each device
+  std::vector<Stream> streams_;  ///< of each device: what comes before
   std::vector<Transfer> transfers_;
   std::atomic<bool> stop_{false};
   std::vector<nb::dict> results_;  ///< of each device
