@@ -296,8 +296,8 @@ TEST_P(PackedCopierTest, ARoundBeginsOnceTheOneBeforeIsDone) {
 TEST_P(PackedCopierTest, AFailedRoundIsTheEndOnceBothStreamsHaveDrained) {
   const auto source = random_bytes(3 * kWindow, 14);
   const auto copier = make_copier();
-  // Of the second round, the first copy fails, and then the second one. The copy before is held back.
-  for (const auto& [fails, tells_late] : {std::pair{3U, false}, {3U, true}, {4U, false}}) {
+  // The copy before the one that fails is held back: of an earlier round, and of the same on each stream.
+  for (const auto& [fails, tells_late] : {std::pair{3U, false}, {4U, false}, {6U, false}, {6U, true}}) {
     const Buffer device = poisoned_on_device(source.size());
     GatedStream gate(*device_);
     std::size_t copies = 0;
