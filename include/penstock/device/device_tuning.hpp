@@ -65,9 +65,9 @@ struct DeviceTuning {
   /// half a microsecond, in which PCIe 5 x16 carries about 30 KiB. Copies of 24 KiB and less take another,
   /// several times slower way through the driver.
   std::size_t copied_sample_bytes = 32 * kKiB;
-  /// A loader's copies are enqueued in parts. Other copies of the program wait for two of them: 0.5 ms on
-  /// PCIe 5 x16 if they are large. Each part costs 4 µs of the link: 1.6 % of a large one, 5 % of a small
-  /// one.
+  /// Copies of loaders and engines are enqueued in parts. Other copies of the program wait for two of them:
+  /// 0.5 ms on PCIe 5 x16 if they are large. Each part costs 4 µs of the link: 1.6 % of a large one, 5 % of a
+  /// small one.
   std::size_t large_part_bytes = 14 * kMiB;
   std::size_t small_part_bytes = 4 * kMiB;
   /// Blocks of a loader's kernel that reads over the link, on each of its streams. Four fill the link; a
