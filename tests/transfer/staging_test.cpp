@@ -82,8 +82,10 @@ class StagingRingTest : public FaultyEngineTest {
 
   /// Has the ring's thread stay in `hold`, at the end of a transfer that failed.
   void occupy_ring_thread(StagingRing& ring, Hold& hold) {
-    faulty_->before(Entry::stream_synchronize, [&hold] {
-      if (this_threads_name() == "penstock-stage") hold.stay();
+    // Once, since it waits for both streams, and the hold may have gone by then.
+    const auto stayed = std::make_shared<std::atomic<bool>>(false);
+    faulty_->before(Entry::stream_synchronize, [&hold, stayed] {
+      if (this_threads_name() == "penstock-stage" && !stayed->exchange(true)) hold.stay();
     });
     faulty_->fail(Entry::copy);
     occupying_.resize(1);
