@@ -13,6 +13,7 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
 - the same batches in all processes: each brings all of them by a Loader of its own; the first brings them, and
   torch.distributed.broadcast gives them to the others (NCCL on GPUs, otherwise gloo; without PyTorch this is left out);
   and by a Loader of a ProcessGroup, which brings each byte over one link
+- the samples, as one array, to all devices by to_device: each process brings all, and with a ProcessGroup
 - with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
   Accelerate's dispatch_batches=True, in which the first process reads for all
 
@@ -203,6 +204,25 @@ class Rank:
             self.barrier.wait()
             loader.close()
 
+    def same_tree(self) -> None:
+        import penstock
+
+        group = penstock.ProcessGroup()
+        for name, more in {"each brings all": {}, "once": {"group": group}}.items():
+
+            def send(more: Any = more) -> Any:
+                return penstock.to_device({"samples": self.samples}, self.device, **more)["samples"]
+
+            if not np.array_equal(np.asarray(penstock.to_host(send())), self.samples):
+                raise SystemExit(f"a tree for all, {name}: other bytes arrived than memory holds")
+
+            def trees(send: Callable[[], Any] = send) -> int:
+                for _ in range(4):  # as many in each process
+                    self.wait_for(send())
+                return 4 * self.samples.nbytes
+
+            self.together(f"a tree for all, {name}", trees)
+
     def join_torch(self) -> bool:
         """Makes all processes known to torch.distributed. False without PyTorch."""
         try:
@@ -333,6 +353,7 @@ def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answ
         here.raw_copies()
     here.first_epoch()
     here.same_batches()
+    here.same_tree()
     if arguments.dataloader is not None:
         here.dataloader()
     if here.join_torch():

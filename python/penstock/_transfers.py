@@ -43,6 +43,11 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
     fails, the call raises its error. Nests of less than 1 MiB, and those with arrays that are on one of the devices
     already, are sent to each device for itself.
 
+    Or `group` is a ProcessGroup: all its processes call this together, with trees of the same structure, shapes, dtypes
+    and strides. Each sends a part of the bytes to its own `device`, and copies the parts of the others from their
+    devices' memory. That the arrays hold the same values is up to the caller. The call returns when the arrays are
+    there. If the trees differ, all raise InvalidArgument. If a process ends or fails, the others raise Error.
+
     `relay`: a list of other devices, whose links help to fill `device`. They pull parts of the bytes into buffers of
     their own, at most 4 chunks of some MiB, and push them on. The less room their links have, the less they carry. A
     neighbour's link is the neighbour's, so nothing is relayed unless this is given. "auto" takes all devices that reach

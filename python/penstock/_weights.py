@@ -42,7 +42,8 @@ def load_safetensors(
 
     `group`, `relay`: as in `to_device`. With `group`, a list of devices, each receives all tensors, and the result is a
     list of dicts, one for each device. Each byte is read once. With `relay`, a list of other devices or "auto", their
-    links help to fill `device`.
+    links help to fill `device`. With a ProcessGroup, all its processes load tensors of the same names, types and
+    shapes together. Each reads a part of the bytes, and copies the parts of the others.
 
     `device`: as in `to_device`. The memory is used only once the work that is queued on PyTorch's current stream is
     done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile.

@@ -1,6 +1,6 @@
 #include "rank_of_group.hpp"
 
-#include "native_loader.hpp"
+#include "signals.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/error.hpp>
