@@ -871,9 +871,12 @@ def test_ctrl_c_at_any_moment_leaves_none_to_others(kind):
         assert [plain(batch, kind) for batch in loader] == WHOLE, "the next epoch"
         _, came = interrupted(iter(loader), kind, when)
         loader.load_state_dict(beginning)
+        assert loader.state_dict() == beginning
         assert [plain(batch, kind) for batch in loader] == WHOLE
 
 
+# An alarm in a weak reference's callback is one more moment, in which Python only says that it ignores it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", SIGNALLED)
 def test_signals_at_random_moments_lose_no_batch(kind):
     """Also while arrays are made: that runs Python code in a mode of PyTorch."""
@@ -883,6 +886,6 @@ def test_signals_at_random_moments_lose_no_batch(kind):
         return (batch[0] if kind == "group" else batch)["x"].tolist()
 
     with torch.device("cpu"):
-        got, alarms, _ = taken_amid_alarms(loader, kept, every=3e-4)
+        got, alarms, _ = taken_amid_alarms(loader, kept, every=0.0017)
     assert [number for numbers in got for number in numbers] == list(range(4000))
     assert alarms > 20
