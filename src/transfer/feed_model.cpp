@@ -14,9 +14,9 @@
 ///   transfer   host: the bytes n s at the link's ceiling, and the cost of a copy
 ///              kernel or copy engine: n times the seconds of a sample
 ///              copies in sequence: as for the host
+///              a kernel that reads the link: the seconds of its resident samples, too
 ///   kernel     the batch's samples times the seconds of one in device memory. For kernels that read the
-///   link,
-///              only the resident samples count, unless they widen
+///              link, only if they widen
 ///   batch      the fixed costs of the batch, of each field, and of each copy
 ///
 /// The loader's thread does the loader's, the gather's and the batch's work one after another. It enqueues
@@ -151,17 +151,18 @@ class Stages {
     copied_bytes_ += streamed * stored;
   }
 
-  /// One kernel reads the link and device memory, and writes the slot.
+  /// One kernel reads the link and device memory, and writes the slot. A block takes one sample after the
+  /// other, so it does not read the link while it copies a resident one.
   void add_kernel(const ModelledField& field, FeedPrediction& sums) const {
     const auto batch = static_cast<double>(feed_.batch);
     const double resident = batch * field.resident;
     const double seconds = sample_seconds(profile_, tuning_, GatherPath::zero_copy, field.sample_bytes);
-    sums.transfer_seconds +=
-        (batch - resident) * seconds + latency(profile_, Curve::zero_copy_h2d) / kCopyStreams;
     const double read = resident * static_cast<double>(field.sample_bytes);
-    sums.kernel_seconds +=
-        std::max(kernel_seconds(profile_, tuning_, field, field.converts ? batch : resident),
-                 read / (link_blocks(tuning_, field) * tuning_.feeding.block_rate));
+    const double copied = std::max(kernel_seconds(profile_, tuning_, field, resident),
+                                   read / (link_blocks(tuning_, field) * tuning_.feeding.block_rate));
+    sums.transfer_seconds +=
+        (batch - resident) * seconds + copied + latency(profile_, Curve::zero_copy_h2d) / kCopyStreams;
+    if (field.converts) sums.kernel_seconds += kernel_seconds(profile_, tuning_, field, batch);
   }
 
   const LinkProfile& profile_;
