@@ -91,8 +91,9 @@ double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
   return best;
 }
 
-/// The next call, if it is a synchronization that belongs to a copy's: it follows at once, in the same operator or,
-/// if frames name lines, from the same line. Between the two, a recorder may read the copied bytes. Null if none does.
+/// The next call, if it is a synchronization that belongs to a copy's: it follows at once, in the same
+/// operator or, if frames name lines, from the same line. Between the two, a recorder may read the copied
+/// bytes. Null if it is another.
 const KnownCall* wait_behind(const Timeline& timeline, const std::vector<KnownCall>& calls,
                              const KnownCall& made) {
   const std::size_t next = static_cast<std::size_t>(&made - calls.data()) + 1;
