@@ -338,6 +338,20 @@ def look(exhibit: Exhibit, recorded: dict, source: pathlib.Path, line: int | Non
     return {**result, "right": right, "line": str(line) if right else f"{line}, not {wrong}"}
 
 
+def predicted_by(exhibit: Exhibit, before: dict, after: dict) -> dict | None:
+    """The range of what is gone, as `penstock doctor --verify` says it: a fix may take out more than one finding. The
+    exhibit's own counts if some of it is left, too."""
+    if exhibit.finding not in before["findings"]:
+        return None
+
+    def is_gone(name: str) -> bool:
+        return after["findings"].get(name, {"high": 0})["high"] < NOTHING * after["step_seconds"]
+
+    gone = [gain for name, gain in before["findings"].items() if name == exhibit.finding or is_gone(name)]
+    high = min(sum(gain["high"] for gain in gone), before["step_seconds"])
+    return {"low": min(max(gain["low"] for gain in gone), high), "high": high}
+
+
 def compare(exhibit: Exhibit, before: dict, after: dict) -> dict:
     """What a fix gained, beside what was predicted of it."""
     comparison = {"name": exhibit.name, "finding": exhibit.finding, "in_range": False}
@@ -346,7 +360,7 @@ def compare(exhibit: Exhibit, before: dict, after: dict) -> dict:
     for result, which in ((before, "the planted program"), (after, "the fixed program")):
         if not result.get("steps"):
             return {**comparison, "said": f"{which}: {result['said']}"}
-    predicted = before["findings"].get(exhibit.finding)
+    predicted = predicted_by(exhibit, before, after)
     if predicted is None:
         return {**comparison, "said": "not found"}
     step = before["step_seconds"]
