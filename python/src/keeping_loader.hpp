@@ -61,6 +61,7 @@ class KeepingLoader {
     }
     return with_sampler_errors(loader_->options(), [&]() -> nb::object {
       if (kept_.empty()) before_ = loader_->state();
+      const UnderWay under_way(is_under_way_);
       Leases leases = std::exchange(kept_, {});
       try {
         {
@@ -81,9 +82,10 @@ class KeepingLoader {
     });
   }
 
-  /// The place after the batches that next() has given: before the latest one if it is not `handed_out`.
+  /// The place after the batches that next() has given: before the latest one if it is not `handed_out`, and
+  /// for a signal's handler that next() runs.
   [[nodiscard]] SamplerState state(bool handed_out) const {
-    return kept_.empty() && handed_out ? loader_->state() : before_;
+    return kept_.empty() && handed_out && !is_under_way_ ? loader_->state() : before_;
   }
 
   void start_epoch(std::uint64_t epoch) {
@@ -109,6 +111,17 @@ class KeepingLoader {
   }
 
  private:
+  class UnderWay {
+   public:
+    explicit UnderWay(bool& flag) : flag_(flag) { flag_ = true; }
+    ~UnderWay() { flag_ = false; }
+    UnderWay(const UnderWay&) = delete;
+    UnderWay& operator=(const UnderWay&) = delete;
+
+   private:
+    bool& flag_;
+  };
+
   /// Called without the interpreter's lock. `own`: see LeaseStorage.
   [[nodiscard]] Leases take(const std::vector<Stream>& streams,
                             const std::vector<std::shared_ptr<const Stream>>& own) {
@@ -139,7 +152,8 @@ class KeepingLoader {
   std::vector<std::shared_ptr<Engine>> receivers_;
   std::vector<std::shared_ptr<const Stream>> streams_;  ///< of the receivers
   Leases kept_;
-  SamplerState before_;  ///< before the latest batch
+  bool is_under_way_ = false;  ///< next()
+  SamplerState before_;        ///< before the latest batch
   std::optional<Loader> loader_;
 };
 

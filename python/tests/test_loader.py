@@ -823,6 +823,30 @@ def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
         next(iterator)
 
 
+@pytest.mark.parametrize("kind", SIGNALLED)
+def test_a_signals_handler_sees_the_place_of_what_the_program_has(kind):
+    """While the loader waits for a batch that the program does not have yet."""
+    x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(240_000, np.float32)
+    loader = penstock.Loader(x, 4, residency="none", **SIGNALLED[kind](SLOW))
+    given, seen = 0, []
+
+    def look(_, frame):
+        if frame.f_globals["__name__"].startswith("penstock."):
+            seen.append((4 * given, loader.state_dict()["consumed"]))
+
+    before = signal.signal(signal.SIGALRM, look)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+        for _ in loader:
+            given += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert given == 5
+    assert seen
+    assert all(has == says for has, says in seen), seen
+
+
 WHOLE = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
 
 

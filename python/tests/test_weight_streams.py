@@ -47,7 +47,7 @@ def test_types_that_only_pytorch_has_are_refused_before_anything_is_read(tmp_pat
             penstock.load_safetensors(path, device)
     if not _has_ml_dtypes():
         path = files.write(tmp_path / "half", {"half": ("BF16", (2,), b"abcd")})
-        load = _core.WeightLoad([engine_for("host")], None, [str(path)], None)
+        load = _core.WeightLoad([engine_for("host")], None, None, [str(path)], None)
         with pytest.raises(penstock.Unsupported, match="NumPy has no bfloat16: import torch"):
             load.start()
 
@@ -154,7 +154,7 @@ def test_memory_of_a_load_that_is_dropped_is_written_no_more(tmp_path):
     data = os.urandom(3_000_000)
     path = files.write(tmp_path / "model", {"w": ("U8", (len(data),), data)})
     driver.delay_copies(SOON_NS)
-    load = _core.WeightLoad([engine_for("cuda:0")], None, [str(path)], None)
+    load = _core.WeightLoad([engine_for("cuda:0")], None, None, [str(path)], None)
     load.start()
     del load
     gc.collect()
@@ -191,7 +191,7 @@ def test_a_closed_engine_says_so(tmp_path):
         engine = _core.Engine(spec)
         engine.close()
         with pytest.raises(penstock.Closed, match="was closed"):
-            _core.WeightLoad([engine], None, [str(path)], None).start()
+            _core.WeightLoad([engine], None, None, [str(path)], None).start()
 
 
 # Saving

@@ -175,7 +175,7 @@ def test_a_file_that_is_cut_short_meanwhile(device, random, tmp_path):
     size = path.stat().st_size
     for left in [size - 1, size // 2, size - 5_000_000, 3]:
         path.write_bytes(files.image({"a": ("U8", (1000,), data[:1000]), "b": ("U8", (4_999_000,), data[1000:])}))
-        load = _core.WeightLoad([engine_for(device)], None, [str(path)], None)
+        load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
         os.truncate(path, left)
         load.start()
         name, end = ("b", size) if left > size - 4_999_000 else ("a", size - 4_999_000)
@@ -207,7 +207,7 @@ def test_a_file_on_the_disk_alone_that_is_cut_short_meanwhile(device, random, tm
         size = path.stat().st_size
         if not forgotten(path):
             pytest.skip("this file system keeps its files in memory")
-        load = _core.WeightLoad([engine_for(device)], None, [str(path)], None)
+        load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
         os.truncate(path, size - cut)
         load.start()
         message = f"{path} was cut short .* byte {size - cut}, and tensor '{name}' should end at byte"
@@ -227,8 +227,9 @@ def test_ctrl_c_ends_the_wait_and_the_load(ctrl_c):
         def cancel(self):
             self.cancelled.set()
 
+    load = Load()
     with pytest.raises(KeyboardInterrupt):
-        _weights._wait(Load())
+        _weights._wait(load, load.wait)
     while any(thread.name == "penstock-load" for thread in threading.enumerate()):
         time.sleep(0.001)
     assert Load.cancelled.is_set()
@@ -236,7 +237,7 @@ def test_ctrl_c_ends_the_wait_and_the_load(ctrl_c):
 
 def test_a_load_that_is_cancelled_reads_no_more(device, random, tmp_path):
     path = files.write(tmp_path / "model", {"a": ("U8", (1000,), random.bytes(1000))})
-    load = _core.WeightLoad([engine_for(device)], None, [str(path)], None)
+    load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
     load.cancel()
     load.start()
     load.cancel()
@@ -248,7 +249,7 @@ def test_a_load_that_is_cancelled_reads_no_more(device, random, tmp_path):
 def test_a_load_may_be_dropped_at_any_step(device, random, tmp_path):
     path = files.write(tmp_path / "model", {"a": ("U8", (3_000_000,), random.bytes(3_000_000))})
     for steps in range(4):
-        load = _core.WeightLoad([engine_for(device)], None, [str(path)], None)
+        load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
         for step in ["start", "wait", "finish"][:steps]:
             getattr(load, step)()
         del load

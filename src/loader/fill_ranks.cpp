@@ -11,9 +11,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -30,6 +32,7 @@ constexpr std::size_t kLeastParts = 8;
 // Of a part, for the threads that fill it.
 constexpr std::size_t kSamples = 32;
 constexpr std::size_t kPage = 4096;
+constexpr std::chrono::milliseconds kBetweenQuestions{50};
 
 /// The bytes of blocks, one block after the other, as samples of equal size. The end of the
 /// last sample is not written.
@@ -127,11 +130,17 @@ class CopiesToBlocks {
   const Stream stream_;
 };
 
-/// Throws Error if a process does not come any more to the place where a loader is made.
+/// Throws Error if a process does not come any more to the place where a loader is made. Who has left may
+/// have done so since another has ended: that one is named.
 void refuse_missing(const ProcessBoard& board) {
+  std::optional<std::size_t> left;
   for (std::size_t rank = 0; rank < board.size(); ++rank) {
-    if (board.has_ended(rank) || board.has_left(rank)) throw Error(board.trouble(rank));
+    if (board.has_left(rank)) left = rank;
   }
+  for (std::size_t rank = 0; rank < board.size(); ++rank) {
+    if (board.has_ended(rank)) throw Error(board.trouble(rank));
+  }
+  if (left) throw Error(board.trouble(*left));
 }
 
 }  // namespace
@@ -151,7 +160,6 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
     ask();
     refuse_missing(board);
   };
-  const CopiesToBlocks copies(device, options.after);
   std::optional<RankLoader> loader;
   try {
     loader.emplace(
@@ -166,8 +174,15 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
                     error.why()));
     return false;
   }
+  const CopiesToBlocks copies(device, options.after);
   std::size_t offset = 0;
+  std::chrono::steady_clock::time_point asked;
   while (const std::optional<DeviceBatch> batch = loader->next(copies.stream(), ask)) {
+    // next() asks only if it waits for long.
+    if (const auto now = std::chrono::steady_clock::now(); now - asked > kBetweenQuestions) {
+      asked = now;
+      ask();
+    }
     const DeviceField& field = batch->field(0);
     reader->for_each_run(offset, field.bytes,
                          [&](const FilledBlock& block, std::size_t begin, std::size_t at, std::size_t count) {

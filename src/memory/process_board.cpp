@@ -51,13 +51,21 @@ struct flock lock_of(std::size_t rank) {
   return lock;
 }
 
+/// `place`, or the beginning of the character that it is within, if the text is UTF-8.
+std::size_t character_at(std::string_view text, std::size_t place) {
+  while (place > 0 && place < text.size() && (static_cast<unsigned char>(text[place]) & 0xC0U) == 0x80U)
+    --place;
+  return std::min(place, text.size());
+}
+
 /// The text around a place in it.
 std::string excerpt(const std::string& text, std::size_t place) {
   constexpr std::size_t kBefore = 300;
   constexpr std::size_t kMost = 600;
-  const std::size_t begin = place - std::min(place, kBefore);
-  return fmt::format("{}{}{}", begin > 0 ? "..." : "", text.substr(begin, kMost),
-                     text.size() - begin > kMost ? "..." : "");
+  const std::size_t begin = character_at(text, place - std::min(place, kBefore));
+  const std::size_t end = character_at(text, begin + kMost);
+  return fmt::format("{}{}{}", begin > 0 ? "..." : "", text.substr(begin, end - begin),
+                     end < text.size() ? "..." : "");
 }
 
 ProcessBoardOptions checked(ProcessBoardOptions options) {
@@ -177,7 +185,7 @@ void ProcessBoard::agree(const std::string& text) {
   const std::string rest = fmt::format("... (hash {:016x})", std::hash<std::string>{}(text));
   const bool fits = text.size() <= kLongestText;
   const std::vector<std::string> texts =
-      exchange(fits ? text : text.substr(0, kLongestText - rest.size()) + rest);
+      exchange(fits ? text : text.substr(0, character_at(text, kLongestText - rest.size())) + rest);
   const std::string& first = texts.front();
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == first) continue;
@@ -191,8 +199,9 @@ void ProcessBoard::agree(const std::string& text) {
 
 void ProcessBoard::complain(std::string_view text) noexcept {
   Cell& mine = cell(rank());
-  mine.complaint.bytes = std::min(text.size(), kLongestText);
-  std::ranges::copy(text.substr(0, kLongestText), mine.complaint.data.begin());
+  text = text.substr(0, character_at(text, kLongestText));
+  mine.complaint.bytes = text.size();
+  std::ranges::copy(text, mine.complaint.data.begin());
   mine.complains.store(text.empty() ? 0 : 1, std::memory_order_release);
 }
 

@@ -306,6 +306,13 @@ TEST_P(FillRanksTest, WaitingCanBeEnded) {
   EXPECT_THAT(answers[1].error(), HasSubstr("Rank 0"));
 }
 
+TEST_P(FillRanksTest, AQuickFillCanBeEnded) {
+  const std::vector<FillAnswer> answers =
+      run([](FillSetup& setup) { setup.is_interrupted = setup.rank == 0; });
+  EXPECT_EQ(answers[0].filled, 0u);
+  EXPECT_EQ(answers[0].error(), "enough of it");
+}
+
 INSTANTIATE_TEST_SUITE_P(Groups, FillRanksTest,
                          ::testing::Values(Devices{"Host", {"host:0", "host:1"}},
                                            Devices{"HostLate3",

@@ -99,6 +99,30 @@ TEST_F(ProcessBoardTest, TextsOfAnyLengthAreCompared) {
   }
 }
 
+TEST_F(ProcessBoardTest, TextsAreCutBetweenCharacters) {
+  std::string text;
+  for (int i = 0; i < 20'000; ++i) text += "ä";
+  const auto said = [&](std::size_t rank, std::size_t at) {
+    std::string mine = "x" + text;
+    if (rank == 1) mine.insert(at, "y");
+    ProcessBoard board(options(rank, 2));
+    return refusal([&] { board.agree(mine); });
+  };
+  const auto is_whole = [](const std::string& error) {
+    std::size_t halves = 0;
+    for (std::size_t i = 0; i < error.size(); ++i) {
+      if (error[i] == "ä"[0]) halves += i + 1 < error.size() && error[i + 1] == "ä"[1] ? 0 : 1;
+      if (error[i] == "ä"[1]) halves += i > 0 && error[i - 1] == "ä"[0] ? 0 : 1;
+    }
+    return !error.empty() && halves == 0;
+  };
+  for (const std::size_t at : {1UL, 1001UL, 39'999UL}) {
+    Child other([&] { return is_whole(said(1, at)); });
+    EXPECT_TRUE(is_whole(said(0, at)));
+    EXPECT_TRUE(other.end());
+  }
+}
+
 TEST_F(ProcessBoardTest, AKilledProcessIsNoticed) {
   Child other([&] {
     const ProcessBoard board(options(1, 2));
