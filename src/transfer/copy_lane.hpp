@@ -12,9 +12,10 @@
 
 namespace penstock {
 
-/// Two streams for copies of several transfers to a device, in turn: CopyTurns says why. Copies that follow
-/// each other are one part, up to a size. The device begins a part once the part before is done, so other
-/// copies of the program wait for one part at most, and no thread waits for a turn. Thread-safe.
+/// Two streams for copies of several transfers in one direction, in turn: CopyTurns says why. Copies that
+/// follow each other are one part, up to a size; a larger copy is not cut. The device begins a part once the
+/// part before is done, so other copies of the program wait for one part at most, unless copies are whole or
+/// use streams(). No thread waits for a turn. Thread-safe.
 class CopyLane {
  public:
   /// Throws DeviceError.
