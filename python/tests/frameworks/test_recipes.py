@@ -68,6 +68,7 @@ OTHERS = [
     UNSHARDED := Recipe("The warning", 0, "", document="docs/distributed.md"),
     TOGETHER := Recipe("The same batches in several processes", 0, "", document="docs/distributed.md"),
     FED_TOGETHER := Recipe("The same batches in several processes", 1, "", document="docs/distributed.md"),
+    SENT_TOGETHER := Recipe("The same batches in several processes", 2, "", document="docs/distributed.md"),
 ]
 
 
@@ -146,6 +147,11 @@ def test_the_same_batches_in_all_processes(recipe, tmp_path):
     first, second = (runs[0]["steps"] for runs in run(recipe, 2, [0], tmp_path / "run"))
     assert first == second
     assert sorted(itertools.chain.from_iterable(first)) == sorted([*range(LENGTH)] * 2)
+
+
+def test_the_same_tree_in_all_processes(tmp_path):
+    for [done] in run(SENT_TOGETHER, 2, [0], tmp_path / "run"):
+        assert done["steps"] == [list(range(LENGTH))]
 
 
 def test_what_may_be_fed(capsys):
