@@ -2,9 +2,12 @@
 
 import json
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 # A process of these tests that does not end by then hangs.
 PATIENCE_S = 600
@@ -53,3 +56,26 @@ def answers(processes, tmp_path):
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
     return [json.loads((tmp_path / f"answer{rank}").read_text()) for rank in range(len(processes))]
+
+
+def kill_one_of_three(body, printed, chance, within_s, folder):
+    """Kills one of three processes within so many seconds after all have printed a line. The others end well, with the
+    right bytes, and name it."""
+    folder.mkdir()
+    processes = start(body, 3, folder)
+    for process in processes:
+        while process.stderr.readline().strip() != printed:
+            assert process.poll() is None
+    victim = processes.pop(chance.randrange(3))
+    time.sleep(chance.random() * within_s)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate(timeout=PATIENCE_S)
+    for process in processes:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, errors
+    said = [path.read_text() for path in folder.glob("answer*")]
+    assert len(said) == 2
+    for text_of_one in said:
+        assert '"right": true' in text_of_one
+        assert f"PID {victim.pid}" in text_of_one
+    assert not list(pathlib.Path("/dev/shm").glob("penstock*"))

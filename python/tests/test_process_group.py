@@ -1,20 +1,17 @@
 """Processes that need the same batches, one device each."""
 
 import os
-import pathlib
 import pickle
 import random
-import signal
 import socket
 import textwrap
-import time
 
 import numpy as np
 import pytest
 
 import fake_driver
 import penstock
-from ranks import PATIENCE_S, answers, start
+from ranks import answers, kill_one_of_three, start
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))
 
@@ -174,25 +171,7 @@ def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
     """
     chance = random.Random(3)
     for turn in range(ROUNDS):
-        folder = tmp_path / str(turn)
-        folder.mkdir()
-        processes = start(body(text), 3, folder)
-        for process in processes:
-            while process.stderr.readline().strip() != "started":
-                assert process.poll() is None
-        victim = processes.pop(chance.randrange(3))
-        time.sleep(chance.random() * 0.3)
-        victim.send_signal(signal.SIGKILL)
-        victim.communicate(timeout=PATIENCE_S)
-        for process in processes:
-            _, errors = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, errors
-        said = [path.read_text() for path in folder.glob("answer*")]
-        assert len(said) == 2
-        for text_of_one in said:
-            assert '"right": true' in text_of_one
-            assert f"PID {victim.pid}" in text_of_one
-        assert not list(pathlib.Path("/dev/shm").glob("penstock*"))
+        kill_one_of_three(body(text), "started", chance, 0.3, tmp_path / str(turn))
 
 
 def test_a_rank_that_closes_early_is_named(tmp_path):

@@ -1,18 +1,15 @@
 """to_device and load_safetensors in several processes, one device each."""
 
 import os
-import pathlib
 import random
-import signal
 import textwrap
-import time
 
 import numpy as np
 import pytest
 
 import fake_driver
 import penstock
-from ranks import PATIENCE_S, answers, start
+from ranks import answers, kill_one_of_three, start
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "3"))
 
@@ -182,25 +179,7 @@ def test_a_killed_rank_is_named(tmp_path):
     """
     chance = random.Random(5)
     for turn in range(ROUNDS):
-        folder = tmp_path / str(turn)
-        folder.mkdir()
-        processes = start(body(text), 3, folder)
-        for process in processes:
-            while process.stderr.readline().strip() != "sent":
-                assert process.poll() is None
-        victim = processes.pop(chance.randrange(3))
-        time.sleep(chance.random() * 0.2)
-        victim.send_signal(signal.SIGKILL)
-        victim.communicate(timeout=PATIENCE_S)
-        for process in processes:
-            _, errors = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, errors
-        said = [path.read_text() for path in folder.glob("answer*")]
-        assert len(said) == 2
-        for text_of_one in said:
-            assert '"right": true' in text_of_one
-            assert f"PID {victim.pid}" in text_of_one
-        assert not list(pathlib.Path("/dev/shm").glob("penstock*"))
+        kill_one_of_three(body(text), "sent", chance, 0.2, tmp_path / str(turn))
 
 
 def test_ctrl_c_is_heard_and_the_others_learn_it(tmp_path):

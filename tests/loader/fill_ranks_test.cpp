@@ -1,4 +1,5 @@
 #include "fake_driver/fake_cuda_controls.hpp"
+#include "loader/ranks.hpp"
 #include "support/other_process.hpp"
 
 #include <penstock/core/error.hpp>
@@ -12,7 +13,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -57,11 +57,6 @@ struct FillAnswer {
 
   [[nodiscard]] std::string error() const { return text.data(); }
 };
-
-template <std::size_t N>
-void put(std::array<char, N>& to, const std::string& text) {
-  std::strncpy(to.data(), text.c_str(), N - 1);
-}
 
 std::byte value_at(std::size_t block, std::size_t offset) {
   return static_cast<std::byte>(block * 131 + offset * 7 + (offset >> 8) * 13 + (offset >> 17) * 5);
@@ -175,12 +170,6 @@ TEST(OtherFiller, DISABLED_Fills) {
   Filler(setup).run(answer);
   starter.send(answer);
 }
-
-struct Devices {
-  std::string name;
-  std::vector<std::string> specs;
-};
-void PrintTo(const Devices& devices, std::ostream* out) { *out << devices.name; }
 
 class FillRanksTest : public ::testing::TestWithParam<Devices> {
  protected:

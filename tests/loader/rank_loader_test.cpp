@@ -1,5 +1,6 @@
 #include "fake_driver/fake_cuda_controls.hpp"
 #include "loader/loader_fixture.hpp"
+#include "loader/ranks.hpp"
 #include "support/fork.hpp"
 #include "support/other_process.hpp"
 
@@ -10,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -64,11 +64,6 @@ struct Answer {
 
   [[nodiscard]] std::string error() const { return text.data(); }
 };
-
-template <std::size_t N>
-void put(std::array<char, N>& to, const std::string& text) {
-  std::strncpy(to.data(), text.c_str(), N - 1);
-}
 
 /// Gives the batches of a Sampler.
 class SamplerOfBatches final : public BatchSampler {
@@ -268,12 +263,6 @@ TEST(OtherRank, DISABLED_Feeds) {
     starter.send(answer);
   }
 }
-
-struct Devices {
-  std::string name;
-  std::vector<std::string> specs;
-};
-void PrintTo(const Devices& devices, std::ostream* out) { *out << devices.name; }
 
 class RankLoaderTest : public ::testing::TestWithParam<Devices> {
  protected:

@@ -40,8 +40,8 @@ struct CopyOptions {
   std::optional<MemoryKind> destination_kind = std::nullopt;
   /// The transfer touches neither end before the work now on this stream is done. Null: it starts at once.
   const Stream* after = nullptr;
-  /// Copies to the device are neither cut into parts nor put in turn on two streams: the program's other
-  /// copies wait for all of them.
+  /// Copies are neither cut into parts nor put in turn on two streams: the program's other copies wait for
+  /// all of them.
   bool whole = false;
   /// Has the device note when the copies begin and end, for Transfer::span_since. Costs one more event.
   bool timed = false;
