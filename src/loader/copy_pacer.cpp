@@ -41,8 +41,9 @@ void CopyPacer::begin(const DeviceSlot& slot, const Stream& stream, const Stream
 }
 
 void CopyPacer::copy(std::byte* destination, const std::byte* source, std::size_t bytes) {
+  const std::size_t most = paces_ ? even_part(bytes) : bytes;
   for (std::size_t begin = 0; begin < bytes;) {
-    const std::size_t part = paces_ ? std::min(bytes - begin, part_bytes_) : bytes;
+    const std::size_t part = std::min(bytes - begin, most);
     enqueue(part, [&](const Stream& stream) {
       stream.copy(destination + begin, source + begin, part, CopyDirection::h2d);
     });
@@ -54,21 +55,29 @@ void CopyPacer::copy_each(std::span<const CopyPiece> pieces) {
   if (!paces_) return turns_.stream().copy_each(pieces, CopyDirection::h2d);
   part_.clear();
   part_size_ = 0;
+  std::size_t bytes = 0;
+  for (const CopyPiece& piece : pieces) bytes += piece.bytes;
+  const std::size_t even = even_part(bytes);
   for (CopyPiece piece : pieces) {
     // Each copy has a cost, so a sample is cut only if it is larger than a part, or adjoins others.
-    if (part_size_ > 0 && part_size_ + piece.bytes > part_bytes_) enqueue_part();
+    if (part_size_ >= even || (part_size_ > 0 && part_size_ + piece.bytes > part_bytes_)) enqueue_part();
     while (piece.bytes > part_bytes_) {
-      part_.push_back({piece.source, piece.destination, part_bytes_});
-      part_size_ = part_bytes_;
+      part_.push_back({piece.source, piece.destination, even});
+      part_size_ = even;
       enqueue_part();
-      piece.source = static_cast<const std::byte*>(piece.source) + part_bytes_;
-      piece.destination = static_cast<std::byte*>(piece.destination) + part_bytes_;
-      piece.bytes -= part_bytes_;
+      piece.source = static_cast<const std::byte*>(piece.source) + even;
+      piece.destination = static_cast<std::byte*>(piece.destination) + even;
+      piece.bytes -= even;
     }
     part_.push_back(piece);
     part_size_ += piece.bytes;
   }
   if (part_size_ > 0) enqueue_part();
+}
+
+std::size_t CopyPacer::even_part(std::size_t bytes) const noexcept {
+  const std::size_t parts = std::max<std::size_t>(1, (bytes + part_bytes_ - 1) / part_bytes_);
+  return (bytes + parts - 1) / parts;
 }
 
 void CopyPacer::enqueue_part() {

@@ -15,7 +15,9 @@
 namespace penstock {
 
 /// Enqueues the copies of batches in parts, in turn on two streams, with two parts under way at most:
-/// CopyTurns says why. Parts are large while the link sets the pace, and small if it has time to spare.
+/// CopyTurns says why. Parts are large while the link sets the pace, and small if it has time to spare. Those
+/// of one call are of about the same size: while the host enqueues the first part of a batch, the link has
+/// only the last one of the batch before.
 ///
 /// A batch begins on its own stream. If the one before had an even number of parts, its last one was there,
 /// too: then both are under way on one stream, and the link is not idle between the batches.
@@ -50,6 +52,8 @@ class CopyPacer {
 
   void enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copies);
   void enqueue_part();
+  /// The size of the parts of so many bytes: as few parts as there can be, all alike.
+  [[nodiscard]] std::size_t even_part(std::size_t bytes) const noexcept;
 
   const DeviceRing& ring_;
   const std::size_t large_part_;
@@ -59,7 +63,7 @@ class CopyPacer {
   Event begun_;                             ///< recorded on the batch's stream at its beginning
   CopyTurns turns_;                         ///< the batch's stream first
   bool host_paces_ = false;                 ///< the host was late with this batch
-  std::size_t part_bytes_;                  ///< of this batch
+  std::size_t part_bytes_;                  ///< of this batch, at most
   std::size_t batch_bytes_ = 0;             ///< enqueued since the batch began
   std::optional<Clock::time_point> began_;  ///< when the batch began
   std::vector<CopyPiece> part_;             ///< the part that is being put together

@@ -4,13 +4,6 @@
 
 namespace penstock {
 
-namespace {
-
-/// One part is under way at a time, and not two as elsewhere. So it may be as large as two.
-constexpr std::size_t kPartsInOne = 2;
-
-}  // namespace
-
 CopyLane::CopyLane(const Device& device)
     : streams_{device.create_stream(), device.create_stream()}, turns_(device), sizes_(device.info().tuning) {
   turns_.begin(streams_[0], streams_[1]);
@@ -23,7 +16,7 @@ void CopyLane::enqueue(std::size_t bytes, FunctionRef<void(const Stream&)> copie
 }
 
 void CopyLane::take_turn(std::size_t bytes) {
-  if (part_bytes_ > 0 && part_bytes_ + bytes > kPartsInOne * sizes_.most()) end_part();
+  if (part_bytes_ > 0 && part_bytes_ + bytes > sizes_.most_alone()) end_part();
   if (part_bytes_ == 0) {
     if (turns_.are_done()) {
       sizes_.link_was_idle();

@@ -116,6 +116,7 @@ class Stages {
 
  private:
   [[nodiscard]] FeedPrediction in_parts(FeedPrediction batch, double part) const {
+    // Parts of a batch are about of the same size (CopyPacer).
     const double parts = copied_bytes_ > part ? std::ceil(copied_bytes_ / part) : 0;
     const double more = parts * tuning_.feeding.part_seconds;
     batch.transfer_seconds += more;
@@ -126,7 +127,7 @@ class Stages {
     const double others = std::max({batch.transfer_seconds, batch.kernel_seconds, step,
                                     slot / static_cast<double>(feed_.prefetch_depth + 1)});
     if (copied_bytes_ > 0 && host < others)
-      batch.pacing_seconds = (copy_seconds_ + more) * std::max(0.0, 1 - kPartsAtATime * part / copied_bytes_);
+      batch.pacing_seconds = (copy_seconds_ + more) * std::max(0.0, 1 - kPartsAtATime / parts);
     batch.seconds = std::max(host, others);
     return batch;
   }

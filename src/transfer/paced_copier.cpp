@@ -133,7 +133,8 @@ class PacedCopier::Queue {
       }
       job.state->begin_on(first);
     }
-    const std::size_t bytes = std::min(job.left, sizes_.most());
+    // A part without a turn begins once the one before is done.
+    const std::size_t bytes = std::min(job.left, has_turn ? sizes_.most() : sizes_.most_alone());
     const auto copy = [&](const Stream& stream) {
       stream.copy(job.destination, job.source, bytes, CopyDirection::h2d);
     };

@@ -16,10 +16,12 @@ class PartSizes {
 
   void link_was_idle() noexcept { since_idle_ = 0; }
   void enqueued(std::size_t bytes) noexcept { since_idle_ += bytes; }
-  /// The bytes of the next part, at most.
+  /// The bytes of the next part, at most, if two are under way at a time.
   [[nodiscard]] std::size_t most() const noexcept {
     return std::clamp(since_idle_ / kGrowth / small_ * small_, small_, large_);
   }
+  /// The same if one part is under way at a time. It may be as large as two.
+  [[nodiscard]] std::size_t most_alone() const noexcept { return 2 * most(); }
 
  private:
   /// A part has at most this share of the bytes since the link was idle, unless it is a small part.

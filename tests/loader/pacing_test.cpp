@@ -19,7 +19,8 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kRow = 1000;
 constexpr std::size_t kBatch = 24;
-constexpr std::size_t kPart = 4096;  // four rows
+constexpr std::size_t kPart = 4096;                   // four rows
+constexpr std::size_t kEvenPart = kBatch * kRow / 6;  // as few parts of a batch as there can be, all alike
 constexpr std::size_t kBatches = 7;
 
 class LoaderPacing : public FaultyLoaderTest {
@@ -111,7 +112,7 @@ TEST_P(LoaderPacing, OnePartIsQueuedOnEachStream) {
       LoaderOptions asked = options(gather);
       asked.batch_size = batch;
       asked.prefetch_depth = 20;
-      const std::size_t part = batch == 1 ? kRow : gather == GatherPath::host ? kPart : kPart / kRow * kRow;
+      const std::size_t part = batch == 1 ? kRow : kEvenPart;
       const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
       const auto queued = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
       GatedStream gate(*device_);
@@ -159,6 +160,28 @@ TEST_P(LoaderPacing, AfterABatchThatWasWaitedForThePartsWaitAgain) {
     faulty_->hold_back_all(nullptr);
     gate.open();
     expect_stored(dataset_, read_epoch(loader));
+  }
+}
+
+TEST_P(LoaderPacing, PartsAreAlike) {
+  constexpr std::size_t kRows = 9;  // three parts of three, and not two of four and one of one
+  for (const GatherPath gather : kByCopies) {
+    SCOPED_TRACE(gather_path_name(gather));
+    LoaderOptions asked = options(gather);
+    asked.batch_size = kRows;
+    asked.prefetch_depth = 20;
+    const Dataset dataset({random_field("x", DType::uint8, {kRow}, 4 * kRows, 5)});
+    const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
+    const auto queued = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
+    GatedStream gate(*device_);
+    faulty_->hold_back_all(gate.word());
+    Loader loader(dataset, *faulty_device_, asked);
+    EXPECT_TRUE(comes_true([&] { return queued() == 6 * kRow; })) << queued();
+    std::this_thread::sleep_for(20ms);
+    EXPECT_EQ(queued(), 6 * kRow);
+    faulty_->hold_back_all(nullptr);
+    gate.open();
+    expect_stored(dataset, read_epoch(loader));
   }
 }
 
@@ -213,10 +236,9 @@ TEST_P(LoaderPacing, AnIdleLinkAndAFreeSlotAreNoReasonForWholeBatches) {
     GatedStream gate(*device_);
     faulty_->hold_back_all(gate.word());
     const auto batch = loader.next(*stream_);  // nobody waits for the next one
-    const std::size_t part = gather == GatherPath::host ? kPart : kPart / kRow * kRow;
-    EXPECT_TRUE(comes_true([&] { return bytes() == kBatch * kRow + 2 * part; }));
+    EXPECT_TRUE(comes_true([&] { return bytes() == kBatch * kRow + 2 * kEvenPart; }));
     std::this_thread::sleep_for(20ms);
-    EXPECT_EQ(bytes(), kBatch * kRow + 2 * part);
+    EXPECT_EQ(bytes(), kBatch * kRow + 2 * kEvenPart);
     faulty_->hold_back_all(nullptr);
     gate.open();
     expect_stored(dataset_, read(*batch));
@@ -236,10 +258,9 @@ TEST_P(LoaderPacing, AStepThatSetsThePaceMakesPartsWait) {
     static_cast<void>(loader.next(step.stream()));
     static_cast<void>(loader.next(step.stream()));
     // Both slots are in use until the step ends. The first parts of the third batch are queued behind it.
-    const std::size_t part = gather == GatherPath::host ? kPart : kPart / kRow * kRow;
-    EXPECT_TRUE(comes_true([&] { return bytes() == 2 * (kBatch * kRow + part); }));
+    EXPECT_TRUE(comes_true([&] { return bytes() == 2 * (kBatch * kRow + kEvenPart); }));
     std::this_thread::sleep_for(20ms);
-    EXPECT_EQ(bytes(), 2 * (kBatch * kRow + part));
+    EXPECT_EQ(bytes(), 2 * (kBatch * kRow + kEvenPart));
     step.open();
     expect_stored(dataset_, read_epoch(loader));
   }

@@ -221,18 +221,18 @@ std::vector<Row> rows() {
         .stall = 5012,
         .exposed = 5012,
         .limited_by = FeedLimit::link,
-        .pacing = 5012 * 0.1611392}},
-      // 40 MB in 3 parts of 14 MiB, since the link sets the pace.
+        .pacing = 5012 / 3.0}},
+      // 39 MB in 3 parts of up to 12.5 MiB, since the link sets the pace.
       {"LargePartsIfTheLinkSetsThePace",
        feed(engine, 0,
-            with({[](auto& f) { f.batch = 40'000; }, [](auto& f) { f.fields[0].in_sequence = true; }})),
+            with({[](auto& f) { f.batch = 39'000; }, [](auto& f) { f.fields[0].in_sequence = true; }})),
        {.batch = 44,
-        .transfer = 4014,
-        .period = 4014,
-        .stall = 4014,
-        .exposed = 4014,
+        .transfer = 3914,
+        .period = 3914,
+        .stall = 3914,
+        .exposed = 3914,
         .limited_by = FeedLimit::link,
-        .pacing = 4014 * 0.2659968}},
+        .pacing = 3914 / 3.0}},
 
       // The step.
       {"TheStepHidesTheFeed",

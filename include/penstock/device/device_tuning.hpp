@@ -66,9 +66,9 @@ struct DeviceTuning {
   /// several times slower way through the driver.
   std::size_t copied_sample_bytes = 32 * kKiB;
   /// Copies of loaders and engines are enqueued in parts. Other copies of the program wait for two of them:
-  /// 0.5 ms on PCIe 5 x16 if they are large. Each part costs 4 µs of the link: 1.6 % of a large one, 5 % of a
+  /// 0.5 ms on PCIe 5 x16 if they are large. Each part costs 4 µs of the link: 1.7 % of a large one, 5 % of a
   /// small one.
-  std::size_t large_part_bytes = 14 * kMiB;
+  std::size_t large_part_bytes = 12800 * kKiB;
   std::size_t small_part_bytes = 4 * kMiB;
   /// Blocks of a loader's kernel that reads over the link, on each of its streams. Four fill the link; a
   /// kernel that converts has more to do.
@@ -77,6 +77,9 @@ struct DeviceTuning {
   unsigned most_blocks = 32;
   /// Host threads that gather a batch, unless a number is given.
   unsigned gather_threads = 8;
+  /// Indices that a kernel computes at once, for several batches. A launch costs the host 7.6 us beside
+  /// another thread that uses the device, and a small batch costs it 25 us in all. 0: one batch's.
+  std::size_t order_ahead_bytes = 1 * kMiB;
 
   /// What the model of a feed (transfer/feed_model.hpp) cannot take from a LinkProfile. The figures are from
   /// docs/performance.md.
