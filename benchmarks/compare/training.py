@@ -24,6 +24,7 @@ from .setting import Contender, Goal, Result, Setting, attempt, opened
 
 COLUMNS = 28
 SETTLE = 10  # steps before a run is timed
+TURNS = 4  # of a contender and of compute alone
 
 
 @dataclass
@@ -156,14 +157,17 @@ def measure_with(work: Work, setting: Setting) -> Callable[[Contender, Result], 
             # Loaders that drop the last samples are compared batch by batch only.
             verify(Stacked(batches) if work.is_table else batches, samples, reference, setting, whole=False)
             result.verified = True
-            before = train(work, resident, setting, setting.seconds / 2)
-            fed = train(work, batches, setting, 2 * setting.seconds)
-            after = train(work, resident, setting, setting.seconds / 2)
-        alone = statistics.mean([before, after])
+            fed, alone = [], [train(work, resident, setting, setting.seconds / 2)]
+            for _ in range(TURNS):
+                fed.append(train(work, batches, setting, setting.seconds / 2))
+                alone.append(train(work, resident, setting, setting.seconds / 2))
+        # What the host's neighbours do changes within seconds, so each turn counts beside the two around it.
+        shares = [2 * rate / sum(around) for rate, around in zip(fed, itertools.pairwise(alone), strict=True)]
         result.figures = {
-            "samples_per_second": fed,
-            "alone_samples_per_second": alone,
-            "share_of_compute": fed / alone,
+            "samples_per_second": statistics.median(fed),
+            "alone_samples_per_second": statistics.median(alone),
+            "share_of_compute": statistics.median(shares),
+            "shares": shares,
             "by_option": {str(option): rate for option, rate in rates.items()},
         }
 
