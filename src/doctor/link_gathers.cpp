@@ -31,7 +31,8 @@ constexpr std::array<std::size_t, 8> kSampleBytes{64,        256,       kKiB,   
 constexpr std::size_t kBatches = 4;  // of a repetition, each with a slot of its own
 constexpr std::size_t kStreams = 2;
 constexpr double kBatchSeconds = 1.5e-3;  // on the link, much more than a batch costs the host
-constexpr std::size_t kMostBatchBytes = 16 * kMiB;
+// Such as a batch of pictures has. Of smaller batches a processor's cache holds all that travels.
+constexpr std::size_t kMostBatchBytes = 32 * kMiB;
 constexpr std::size_t kDeviceBatchBytes = 32 * kMiB;  // delivered; more than a cache holds
 constexpr std::size_t kMostSamples = 16384;
 constexpr std::size_t kMostDeviceSamples = 262144;
