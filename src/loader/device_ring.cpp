@@ -35,7 +35,6 @@ DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPl
       memory_(std::move(memory)),
       ends_(std::make_shared<EventPool>(device_, EventTiming::on, events_for(options.prefetch_depth))),
       slot_bytes_(plan.slot_bytes),
-      indices_offset_(plan.slot_indices),
       depth_(options.prefetch_depth),
       patience_(options.when_full == WhenFull::wait ? options.full_patience : std::chrono::milliseconds(0)),
       position_(position) {
@@ -71,7 +70,6 @@ DeviceRing::~DeviceRing() = default;
 std::unique_ptr<DeviceSlot> DeviceRing::make_slot() {
   auto slot = std::make_unique<DeviceSlot>();
   slot->memory = memory_->allocate(slot_bytes_);
-  slot->indices = reinterpret_cast<std::uint64_t*>(slot->memory.data() + indices_offset_);
   slot->fields = fields_;
   for (std::size_t f = 0; f < fields_.size(); ++f) slot->fields[f].data = slot->memory.data() + offsets_[f];
   slot->users.reserve(4);

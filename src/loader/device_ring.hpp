@@ -30,7 +30,6 @@ namespace penstock {
 /// the producer, the queue of published batches, or a lease.
 struct DeviceSlot {
   Buffer memory;
-  std::uint64_t* indices = nullptr;  ///< device memory for the batch's indices
   std::vector<DeviceField> fields;
   /// Recorded after the batch's last copy, by DeviceRing::mark_end. Null before the first batch.
   std::shared_ptr<const Event> ready;
@@ -143,7 +142,6 @@ class DeviceRing {
   std::shared_ptr<Pool> memory_;
   const std::shared_ptr<EventPool> ends_;  ///< of batches
   const std::size_t slot_bytes_;
-  const std::size_t indices_offset_;
   const std::size_t depth_;
   const std::chrono::milliseconds patience_;  ///< how long take() waits while the ring is full
   std::vector<DeviceField> fields_;           ///< as in each slot, `data` an offset

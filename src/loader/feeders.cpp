@@ -280,10 +280,7 @@ class KernelFeeder final : public Feeder {
       GatherRequest request = gather_request(context_, f, batch);
       request.source = context_.addresses[f].streamed;
       request.source_rows = plan.fields[f].samples;
-      request.indices =
-          plan.orders_on_device
-              ? batch.slot.indices
-              : reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + plan.staging_indices);
+      request.indices = batch.order;
       batch.copy.stream.gather(request);
       if (plan.fields[f].is_rows()) enqueue_split(context_, batch, request.destination);
     }

@@ -2,6 +2,7 @@
 
 #include "loader/copy_pacer.hpp"
 #include "loader/device_ring.hpp"
+#include "loader/order_ahead.hpp"
 
 #include <penstock/core/host_workers.hpp>
 #include <penstock/data/dataset.hpp>
@@ -18,6 +19,7 @@
 namespace penstock {
 
 /// Pinned memory for one batch: the samples that the host gathers, and the indices and positions for kernels.
+/// Null if a plan needs none of these.
 struct StagingSlot {
   std::byte* memory = nullptr;
   std::byte* on_device = nullptr;  ///< its address for kernels
@@ -27,6 +29,7 @@ struct StagingSlot {
 struct CopyStream {
   Stream stream;
   Buffer staging;
+  OrderAhead order;  ///< in the staging buffer
 };
 
 /// Samples that one host thread computes the indices of, or gathers if they are small, at a time. Such work
@@ -40,7 +43,8 @@ struct BatchToFeed {
   const CopyStream& copy;
   CopyPacer& pacer;                        ///< of the batch's copies
   std::size_t count = 0;                   ///< samples
-  std::span<const std::uint64_t> indices;  ///< empty if the device computes them, into the slot
+  std::span<const std::uint64_t> indices;  ///< empty if the device computes them
+  const std::uint64_t* order = nullptr;    ///< the device's address of the indices, for kernels
 };
 
 /// The device's addresses of one field's memory; null if the field does not have that memory.

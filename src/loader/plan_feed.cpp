@@ -174,7 +174,7 @@ Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedF
 // Memory.
 
 std::size_t slot_bytes(const FeedPlan& plan) {
-  std::size_t bytes = align_up(plan.batch * sizeof(std::uint64_t), kSlotAlignment);
+  std::size_t bytes = 0;
   for (const FieldPlan& field : plan.fields) {
     std::size_t batch = 0;
     if (__builtin_mul_overflow(plan.batch, field.delivered_bytes, &batch) || batch > std::size_t{1} << 60) {
@@ -263,6 +263,20 @@ std::size_t landing_bytes(const FeedPlan& plan, const Residency& residency) noex
   if (rows == nullptr) return 0;
   const bool joins = rows->path != GatherPath::zero_copy && residency.kind != Residency::Kind::none;
   return kCopyStreams * (joins ? 2 : 1) * align_up(plan.batch * rows->sample_bytes, kSlotAlignment);
+}
+
+/// Device memory for so many indices on each copy stream.
+std::size_t order_bytes(std::size_t samples) noexcept {
+  return kCopyStreams * align_up(samples * sizeof(std::uint64_t), kSlotAlignment);
+}
+
+/// How many indices the device computes at once: those of several batches, or of one, if there is room beside
+/// `others`. 0: there is none.
+std::size_t order_samples(const FeedPlan& plan, const DeviceFacts& device, std::size_t others) noexcept {
+  const std::size_t batches = device.tuning.order_ahead_bytes / sizeof(std::uint64_t) / plan.batch;
+  const std::size_t samples = std::max<std::size_t>(batches, 1) * plan.batch;
+  const auto fits = [&](std::size_t count) { return others + order_bytes(count) <= plan.budget_bytes; };
+  return fits(samples) ? samples : fits(plan.batch) ? plan.batch : 0;
 }
 
 std::size_t device_staging_bytes(const FeedPlan& plan) noexcept {
@@ -382,8 +396,11 @@ void lay_out(FeedPlan& plan) {
     }
   }
   lay_out_columns(plan);
-  plan.slot_indices = take(plan.slot_bytes, plan.batch * sizeof(std::uint64_t));
-  plan.staging_indices = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
+  if (plan.orders_on_device()) {
+    plan.order_offset = take(plan.device_staging_bytes, plan.order_samples * sizeof(std::uint64_t));
+  } else {
+    plan.staging_indices = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
+  }
   for (FieldPlan& field : plan.fields) {
     if (field.is_listed() && field.resident_samples > 0) {
       field.staging_positions = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
@@ -430,14 +447,14 @@ FeedPlan plan_travel(FeedFacts facts, const LoaderOptions& options, const LinkPr
   const std::size_t resident = choose_residents_and_leave_room(plan, options, available);
   const std::size_t staged = stage_on_device(plan, choices, options, facts.device, resident, available);
   for (const FieldPlan& field : plan.fields) plan.resident_bytes += field.resident_bytes();
-  plan.reserved_bytes =
-      std::min(plan.budget_bytes / kSlotAlignment * kSlotAlignment, needed + resident + staged);
-
   choose_sources(plan, facts, options);
-  lay_out(plan);
+  const std::size_t others = needed + resident + staged;
   const bool host_orders = std::ranges::any_of(
       plan.fields, [](const FieldPlan& field) { return field.is_listed() || field.in_two_parts(); });
-  plan.orders_on_device = !options.batch_sampler && !host_orders;
+  if (!options.batch_sampler && !host_orders) plan.order_samples = order_samples(plan, facts.device, others);
+  plan.reserved_bytes =
+      std::min(plan.budget_bytes / kSlotAlignment * kSlotAlignment, others + order_bytes(plan.order_samples));
+  lay_out(plan);
   return plan;
 }
 

@@ -12,7 +12,9 @@ namespace penstock {
 
 namespace {
 
-std::size_t staging_count(std::size_t prefetch_depth) {
+/// No staging slots if kernels read all samples where they lie, in an order of the device's own.
+std::size_t staging_count(const FeedPlan& plan, std::size_t prefetch_depth) {
+  if (plan.staging_bytes == 0) return 0;
   return std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
 }
 
@@ -40,17 +42,22 @@ Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_mem
               .pieces = context_.plan.batch,
               .link_rate = context_.link_rate}),
       pinned_(make_pinned_pool(
-          context_.device, {.segment_bytes = staging_count(prefetch_depth) * staging_bytes(context_.plan)})),
-      staging_(context_.device, pinned_, staging_count(prefetch_depth), staging_bytes(context_.plan)) {
+          context_.device,
+          {.segment_bytes = staging_count(context_.plan, prefetch_depth) * staging_bytes(context_.plan)})),
+      staging_(context_.device, pinned_, staging_count(context_.plan, prefetch_depth),
+               staging_bytes(context_.plan)) {
   for (std::size_t i = 0; i < staging_.size(); ++i) {
     std::byte* const memory = staging_[i].data();
     staging_slots_.push_back({memory, static_cast<std::byte*>(context_.device.device_address(memory))});
   }
-  const std::size_t bytes = context_.plan.device_staging_bytes;
+  const FeedPlan& plan = context_.plan;
   for (std::size_t i = 0; i < kCopyStreams; ++i) {
-    CopyStream& copy =
-        copy_streams_.emplace_back(CopyStream{context_.device.create_stream(StreamPriority::high), {}});
-    if (bytes > 0) copy.staging = device_memory.allocate(bytes);
+    Stream stream = context_.device.create_stream(StreamPriority::high);
+    Buffer staging;
+    if (plan.device_staging_bytes > 0) staging = device_memory.allocate(plan.device_staging_bytes);
+    auto* const indices = reinterpret_cast<std::uint64_t*>(staging.data() + plan.order_offset);
+    const OrderAhead order(plan.orders_on_device() ? indices : nullptr, plan.order_samples);
+    copy_streams_.push_back({std::move(stream), std::move(staging), order});
   }
 }
 
@@ -66,16 +73,20 @@ void Producer::synchronize() const {
 }
 
 void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& account, bool& may_be_written) {
-  // Polling would keep a processor busy for each batch. Noticing the slot's end late costs nothing, since
-  // batches of other slots are still queued.
-  PinnedRing::Slot& pinned = staging_.next_in_naps();
-  const StagingSlot& staging = staging_slots_[turn_ % staging_slots_.size()];
-  const CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
+  const FeedPlan& plan = context_.plan;
+  PinnedRing::Slot* pinned = nullptr;
+  StagingSlot staging;
+  if (!staging_slots_.empty()) {
+    // Polling would keep a processor busy for each batch. Noticing the slot's end late costs nothing, since
+    // batches of other slots are still queued.
+    pinned = &staging_.next_in_naps();
+    staging = staging_slots_[turn_ % staging_slots_.size()];
+  }
+  CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
   const CopyStream& next = copy_streams_[turn_ % copy_streams_.size()];
   const Stream& stream = copy.stream;
-  const FeedPlan& plan = context_.plan;
   BatchToFeed batch{slot, staging, copy, pacer_, static_cast<std::size_t>(slot.run.count), {}};
-  if (!plan.orders_on_device) {
+  if (!plan.orders_on_device()) {
     const std::span indices(reinterpret_cast<std::uint64_t*>(staging.memory + plan.staging_indices),
                             batch.count);
     const std::size_t pieces = (batch.count + kSamplesAtATime - 1) / kSamplesAtATime;
@@ -85,6 +96,7 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
     };
     context_.workers.for_each(pieces, fill_piece, context_.threads);
     batch.indices = indices;
+    batch.order = reinterpret_cast<const std::uint64_t*>(staging.on_device + plan.staging_indices);
   }
   const double begin = account.now();
   for (const auto& feeder : feeders_) item.times.link_bytes += feeder->prepare(batch);
@@ -97,11 +109,11 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   const auto mark = [&] {
     pacer_.join();
     ring_.mark_end(slot, stream, item.timed);
-    pinned.sent(slot.ready);
+    if (pinned != nullptr) pinned->sent(slot.ready);
   };
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);
-    if (plan.orders_on_device) stream.fill_order({slot.run, slot.indices});
+    if (plan.orders_on_device()) batch.order = copy.order.order(slot.run, slot.epoch, stream);
     pacer_.begin(slot, stream, next.stream);
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
     mark();

@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kRow = 1024;
 constexpr std::size_t kBatch = 8;
-constexpr std::size_t kSlotBytes = kRow * kBatch + 256;
+constexpr std::size_t kSlotBytes = kRow * kBatch;
+constexpr std::size_t kOrders = 2 * 256;  ///< of both copy streams
 
 class LoaderLeases : public FaultyLoaderTest {
  protected:
@@ -32,7 +33,7 @@ class LoaderLeases : public FaultyLoaderTest {
     return {.batch_size = kBatch,
             .shuffle = true,
             .prefetch_depth = depth,
-            .device_budget_bytes = slots * kSlotBytes,
+            .device_budget_bytes = slots * kSlotBytes + kOrders,
             .when_full = when_full};
   }
 

@@ -50,9 +50,11 @@ FieldFacts with(FieldFacts facts, const std::function<void(FieldFacts&)>& change
 }
 
 FeedFacts facts_of(std::vector<FieldFacts> fields, std::size_t batch = 256) {
-  return {.fields = std::move(fields),
-          .device = {.batched_copies = true, .free_bytes = std::size_t{80} << 30},
-          .batch = batch};
+  FeedFacts facts{.fields = std::move(fields),
+                  .device = {.batched_copies = true, .free_bytes = std::size_t{80} << 30},
+                  .batch = batch};
+  facts.device.tuning.order_ahead_bytes = 0;
+  return facts;
 }
 
 LoaderOptions shuffled() {
@@ -318,10 +320,9 @@ TEST(PlanTest, ABatchPastAnyMemoryIsRefused) {
 constexpr std::size_t kBatch = 256;
 
 std::size_t aligned(std::size_t bytes) { return align_up(bytes, 256); }
+const std::size_t kOrders = kCopyStreams * aligned(kBatch * 8);  ///< what the device needs to order a batch
 /// A slot of one field, with the batch's indices.
-std::size_t slot(std::size_t delivered_bytes) {
-  return aligned(kBatch * delivered_bytes) + aligned(kBatch * 8);
-}
+std::size_t slot(std::size_t delivered_bytes) { return aligned(kBatch * delivered_bytes); }
 
 struct ShareRow {
   const char* name;
@@ -356,7 +357,7 @@ TEST_P(ShareTest, OfTheResidents) {
   const ShareRow& row = GetParam();
   const FeedFacts facts =
       facts_of({in_memory("a", 1000, 1000), in_memory("b", 100, 1000), in_memory("c", 10, 1000)});
-  const std::size_t one_slot = aligned(kBatch * 1000) + aligned(kBatch * 100) + aligned(kBatch * 10) + 2048;
+  const std::size_t one_slot = aligned(kBatch * 1000) + aligned(kBatch * 100) + aligned(kBatch * 10);
   const LoaderOptions options = with(shuffled(), [&](auto& o) {
     o.residency = row.residency;
     o.device_budget_bytes = 3 * one_slot + row.beside_ring;
@@ -377,10 +378,10 @@ TEST_P(ShareTest, OfTheResidents) {
 TEST(PlanTest, TheBudgetIsHalfOfTheFreeMemory) {
   const FeedPlan made = plan(facts_of({in_memory("x", 784)}));
   EXPECT_EQ(made.budget_bytes, std::size_t{40} << 30);
-  EXPECT_EQ(made.reserved_bytes, 3 * slot(784));
+  EXPECT_EQ(made.reserved_bytes, 3 * slot(784) + kOrders);
   const FeedPlan deep =
       plan(facts_of({in_memory("x", 784)}), with(shuffled(), [](auto& o) { o.prefetch_depth = 9; }));
-  EXPECT_EQ(deep.reserved_bytes, 10 * slot(784));
+  EXPECT_EQ(deep.reserved_bytes, 10 * slot(784) + kOrders);
 }
 
 // Staging on the device: what passes through it, and what happens without room for it.
@@ -456,7 +457,8 @@ TEST_P(StagingTest, OnTheDevice) {
   EXPECT_EQ(field.staged_on_device, row.staged);
   EXPECT_EQ(field.path, row.path);
   EXPECT_THAT(field.reason, HasSubstr(row.reason));
-  EXPECT_EQ(made.device_staging_bytes, row.staged ? aligned(kBatch * row.field.sample_bytes) : 0);
+  const std::size_t order = made.order_samples * sizeof(std::uint64_t);
+  EXPECT_EQ(made.device_staging_bytes, order + (row.staged ? aligned(kBatch * row.field.sample_bytes) : 0));
   EXPECT_LE(3 * made.slot_bytes + made.resident_bytes + kCopyStreams * made.device_staging_bytes,
             made.budget_bytes);
 }
@@ -520,9 +522,8 @@ TEST(PlanTest, PlainCopiesLieSideBySideInBothSlots) {
   EXPECT_EQ(c.slot_offset, a.slot_offset + aligned(kBatch * 10));
   EXPECT_EQ(b.slot_offset, c.slot_offset + aligned(kBatch * 30));
   EXPECT_EQ(b.staging_offset, c.staging_offset + aligned(kBatch * 30));
-  EXPECT_EQ(made.slot_indices, b.slot_offset + aligned(kBatch * 80));
   EXPECT_EQ(made.staging_indices, b.staging_offset + aligned(kBatch * 20));
-  EXPECT_EQ(made.slot_bytes, made.slot_indices + aligned(kBatch * 8));
+  EXPECT_EQ(made.slot_bytes, b.slot_offset + aligned(kBatch * 80));
   EXPECT_EQ(made.staging_bytes, made.staging_indices + aligned(kBatch * 8));
   EXPECT_EQ(made.delivered_sample_bytes(), 10U + 80U + 30U);
 }
@@ -637,7 +638,8 @@ TEST(PlanTest, RowsTravelForTheirColumns) {
   EXPECT_EQ(rows.path, GatherPath::zero_copy);
   EXPECT_EQ(rows.source, Source::copied);
   EXPECT_EQ(rows.delivered_bytes, 0U);
-  EXPECT_EQ(made.device_staging_bytes, aligned(kBatch * 16)) << "where the kernel gathers them";
+  EXPECT_EQ(made.device_staging_bytes, aligned(kBatch * 16) + aligned(kBatch * 8))
+      << "where the kernel gathers them, and their order";
   EXPECT_FALSE(rows.staged_on_device);
   for (const std::size_t f : {0, 2, 3}) {
     EXPECT_EQ(made.fields[f].source, Source::none);
@@ -646,7 +648,7 @@ TEST(PlanTest, RowsTravelForTheirColumns) {
   EXPECT_EQ(made.delivered_sample_bytes(), 8U + 784 + 2 + 4);
   EXPECT_EQ(made.slot_bytes, slot(784) + aligned(kBatch * 8) + aligned(kBatch * 2) + aligned(kBatch * 4));
   EXPECT_EQ(made.table_bytes, 512U) << "three values, and the first value of each segment";
-  EXPECT_EQ(made.reserved_bytes, 3 * made.slot_bytes + 512 + 2 * aligned(kBatch * 16));
+  EXPECT_EQ(made.reserved_bytes, 3 * made.slot_bytes + 512 + 2 * aligned(kBatch * 16) + kOrders);
   EXPECT_EQ(made.describe()[3],
             "c: uint8 scalar, in rows of 16 bytes, zero-copy gather, delivered as float32");
   EXPECT_EQ(made.describe().size(), 4U);
@@ -679,7 +681,7 @@ TEST(PlanTest, RowsLandOnTheDevice) {
   {
     const auto [rows, device, pinned] = rows_of(GatherPath::automatic, "all");
     EXPECT_EQ(rows.resident_samples, 100'000U);
-    EXPECT_EQ(device, bytes);
+    EXPECT_EQ(device, bytes + aligned(kBatch * 8));
     EXPECT_EQ(rows.source, Source::none);
     EXPECT_EQ(rows.upload, Upload::gathered) << "there is no copy on the host";
   }
@@ -721,7 +723,7 @@ TEST(PlanTest, ColumnsLieAWholeNumberOfSamplesApart) {
   EXPECT_EQ(made.column_samples(made.fields[0]), 128U) << "12 x 64 is the first multiple of 256";
   EXPECT_EQ(made.fields[1].slot_offset - made.fields[0].slot_offset, 128U * 12);
   EXPECT_EQ(made.column_samples(made.fields[2]), 128U);
-  EXPECT_EQ(made.slot_bytes, 2 * 128U * 12 + 2 * 128U * 8 + aligned(100 * 8));
+  EXPECT_EQ(made.slot_bytes, 2 * 128U * 12 + 2 * 128U * 8);
 }
 
 TEST(PlanTest, EachValueOfARowHasItsPlace) {
@@ -786,9 +788,28 @@ TEST(PlanTest, TheDeviceOrdersIfTheHostNeedsNoIndices) {
        false},
   };
   for (const OrderRow& row : rows) {
-    EXPECT_EQ(plan(facts_of(row.fields), with(shuffled(), row.change)).orders_on_device, row.on_device)
+    EXPECT_EQ(plan(facts_of(row.fields), with(shuffled(), row.change)).orders_on_device(), row.on_device)
         << row.name;
   }
+}
+
+TEST(PlanTest, TheDeviceOrdersBatchesAheadIfThereIsRoom) {
+  constexpr std::size_t kAhead = 3;  // batches
+  FeedFacts facts = facts_of({in_memory("a", 10)});
+  facts.device.tuning.order_ahead_bytes = kAhead * kBatch * 8 + 100;
+  const std::size_t ring = 3 * slot(10);
+  const auto ordered_with = [&](std::size_t beside_ring) {
+    return plan(facts, with(shuffled(),
+                            [&](auto& o) {
+                              o.gather = GatherPath::zero_copy;
+                              o.device_budget_bytes = ring + beside_ring;
+                            }))
+        .order_samples;
+  };
+  EXPECT_EQ(ordered_with(kAhead * kOrders), kAhead * kBatch);
+  EXPECT_EQ(ordered_with(kAhead * kOrders - 1), kBatch);
+  EXPECT_EQ(ordered_with(kOrders), kBatch);
+  EXPECT_EQ(ordered_with(kOrders - 1), 0U) << "the host does";
 }
 
 TEST(PlanTest, ResidentsAreMovedFromWhereTheyLieIfThatIsSafe) {

@@ -102,7 +102,6 @@ struct FeedPlan {
   std::size_t batch = 0;          ///< samples of a whole batch
 
   std::size_t slot_bytes = 0;            ///< of device memory, for one batch
-  std::size_t slot_indices = 0;          ///< offset of the batch's indices in a slot
   std::size_t staging_bytes = 0;         ///< of a pinned staging slot
   std::size_t staging_indices = 0;       ///< offset of the batch's indices in a staging slot
   std::size_t device_staging_bytes = 0;  ///< of each copy stream's staging buffer on the device
@@ -114,8 +113,11 @@ struct FeedPlan {
   /// Device memory for the ring, the residents, the factors and the staging buffers, within the budget.
   std::size_t reserved_bytes = 0;
 
-  /// The device computes each batch's indices: the host needs none to gather or to count bytes.
-  bool orders_on_device = false;
+  /// Indices that the device computes at once, in each copy stream's staging buffer at `order_offset`. 0: the
+  /// host needs the indices, to gather or to count bytes, and writes them.
+  std::size_t order_samples = 0;
+  std::size_t order_offset = 0;
+  [[nodiscard]] bool orders_on_device() const noexcept { return order_samples > 0; }
 
   [[nodiscard]] std::size_t delivered_sample_bytes() const noexcept;  ///< of one sample with all its fields
   [[nodiscard]] bool gathers_on_host() const noexcept;
