@@ -8,7 +8,9 @@
 
 namespace penstock {
 
-/// Two streams on which parts of large copies are enqueued in turn, with two parts under way at most.
+/// Two streams on which copies are enqueued in turn, in parts: a piece of a large copy, several smaller
+/// copies, or a round of a packed transfer. Two parts are under way at most if each waits for may_enqueue(),
+/// and one if each comes behind the one before: see come_behind().
 ///
 /// A copy engine serves a stream for as long as it has work, and then the next one. If one stream always has
 /// work, copies of the program's own do not come at all. In this way they wait for two parts at most. Each
