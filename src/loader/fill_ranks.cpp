@@ -32,24 +32,32 @@ constexpr std::size_t kLeastParts = 8;
 // Of a part, for the threads that fill it.
 constexpr std::size_t kSamples = 32;
 constexpr std::size_t kPage = 4096;
+// Of the loader's rings: of whole batches, with a part of each process, and of this process's own parts. It
+// also has two parts where the others read them.
+constexpr std::size_t kSlots = 3;
+constexpr std::size_t kPartsRead = 2;
+// A ring takes its memory in pieces of at least this size.
+constexpr std::size_t kLeastSlot = std::size_t{1} << 20;
 constexpr std::chrono::milliseconds kBetweenQuestions{50};
 
 /// The bytes of blocks, one block after the other, as samples of equal size. The end of the
 /// last sample is not written.
 class BlockReader final : public FieldReader {
  public:
-  BlockReader(std::vector<FilledBlock> blocks, std::size_t processes) : blocks_(std::move(blocks)) {
+  /// A part has at most `room` bytes: kSmallestPart or more.
+  BlockReader(std::vector<FilledBlock> blocks, std::size_t processes, std::size_t room)
+      : blocks_(std::move(blocks)) {
     for (const FilledBlock& block : blocks_) {
       begins_.push_back(bytes_);
       bytes_ += block.bytes;
     }
-    const std::size_t part = std::clamp(bytes_ / processes / kLeastParts, kSmallestPart, kLargestPart);
+    const std::size_t part =
+        std::clamp(bytes_ / processes / kLeastParts, kSmallestPart, std::min(room, kLargestPart));
     const std::size_t sample = align_up(part / kSamples, kPage);
     field_ = {.name = "bytes", .dtype = DType::uint8, .shape = {sample}};
     batch_ = std::min<std::uint64_t>(processes * (part / sample), sample_count());
   }
 
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   /// Samples of a batch: a part for each process.
   [[nodiscard]] std::uint64_t batch() const noexcept { return batch_; }
 
@@ -143,14 +151,29 @@ void refuse_missing(const ProcessBoard& board) {
   if (left) throw Error(board.trouble(*left));
 }
 
+/// The bytes that a part may have: all that a process's device needs at once is at most half of its free
+/// memory. The same in all processes.
+std::size_t room_for_a_part(const Device& device, ProcessBoard& board) {
+  std::size_t free = device.memory().free;
+  for (const std::string& theirs : board.exchange(std::to_string(free))) {
+    free = std::min<std::size_t>(free, std::stoull(theirs));
+  }
+  return free / 2 / (kSlots * board.size() + kSlots + kPartsRead);
+}
+
 }  // namespace
 
 bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& facts,
                 std::vector<FilledBlock> blocks, const RankFillOptions& options) {
   const std::size_t processes = board.size();
-  const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes);
-  board.agree(fmt::format("{}; {} bytes", facts, reader->bytes()));
-  if (processes == 1 || reader->bytes() < kLeastInRanks) return false;
+  std::size_t bytes = 0;
+  for (const FilledBlock& block : blocks) bytes += block.bytes;
+  board.agree(fmt::format("{}; {} bytes", facts, bytes));
+  if (processes == 1 || bytes < kLeastInRanks) return false;
+  const std::size_t room = room_for_a_part(device, board);
+  if (room < kSmallestPart) return false;
+  const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes, room);
+  const std::size_t slot = static_cast<std::size_t>(reader->batch()) * reader->field().shape[0];
   const auto ask = [&] {
     if (board.options().meeting.while_waiting) board.options().meeting.while_waiting();
   };
@@ -166,6 +189,9 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
         Dataset({reader}), device, group,
         LoaderOptions{.batch_size = reader->batch(),
                       .batch_sampler = std::make_shared<OnceInOrder>(reader->sample_count(), reader->batch()),
+                      .prefetch_depth = kSlots - 1,
+                      // Half of it is for the ring of whole batches.
+                      .device_budget_bytes = 2 * kSlots * std::max(slot, kLeastSlot),
                       .profile = options.profile});
   } catch (const NoPeerMemory& error) {
     log_warning(

@@ -3,6 +3,7 @@
 #include "support/other_process.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/log.hpp>
 #include <penstock/loader/fill_ranks.hpp>
 #include <penstock/memory/pool.hpp>
 
@@ -39,9 +40,10 @@ struct FillSetup {
   std::array<std::uint64_t, 5> sizes{};
   int calls = 1;
   bool peer_access = true;
+  std::uint64_t free_bytes = 0;  ///< of the fake driver's device, beside the blocks; 0: as it is
   std::uint64_t throws_at = kNever;   ///< the byte of the first block whose filling throws
   std::uint64_t dies_after = kNever;  ///< bytes that it has written
-  bool dies_as_they_meet = false;     ///< once it has agreed on `all` bytes
+  bool dies_as_they_meet = false;     ///< once it has told of its memory, for `all` bytes
   std::uint64_t all = 0;
   int slow_us = 0;              ///< for each part
   bool is_interrupted = false;  ///< once it has filled something
@@ -53,6 +55,7 @@ struct FillAnswer {
   std::uint64_t wrong = 0;   ///< bytes in the blocks
   std::uint64_t bytes = 0;   ///< that this process's functions wrote
   bool is_busy = false;      ///< afterwards the stream that comes before had work left
+  int warnings = 0;
   std::array<char, 600> text{};
 
   [[nodiscard]] std::string error() const { return text.data(); }
@@ -79,9 +82,14 @@ class Filler {
   }
 
   void run(FillAnswer& answer) {
+    if (setup_.free_bytes > 0) {
+      const DeviceMemory memory = device_.memory();
+      FakeCuda(PENSTOCK_FAKE_DRIVER).set_memory(memory.total - memory.free + setup_.free_bytes);
+    }
     board_ = std::make_unique<ProcessBoard>(board());
     if (setup_.dies_as_they_meet) {
       board_->agree(setup_.facts.data() + std::string("; ") + std::to_string(setup_.all) + " bytes");
+      static_cast<void>(board_->exchange(std::to_string(device_.memory().free)));
       std::raise(SIGKILL);
     }
     for (int call = 0; call < setup_.calls; ++call) {
@@ -167,7 +175,9 @@ TEST(OtherFiller, DISABLED_Fills) {
     FakeCuda(PENSTOCK_FAKE_DRIVER).set_peer_access(setup.peer_access ? 1 : 0);
   }
   FillAnswer answer;
+  set_log_sink([&](std::string_view) { ++answer.warnings; });
   Filler(setup).run(answer);
+  set_log_sink({});
   starter.send(answer);
 }
 
@@ -233,6 +243,7 @@ TEST_P(FillRanksTest, FewBytesAreLeftToEach) {
   for (const FillAnswer& answer : run([](FillSetup& setup) { setup.sizes = {1000, 0, (1 << 20) - 1000}; })) {
     EXPECT_EQ(answer.filled, 1u);
     EXPECT_EQ(answer.wrong, 0u);
+    EXPECT_EQ(answer.warnings, 0) << "a ring had no room for all its slots";
   }
 }
 
@@ -309,9 +320,31 @@ INSTANTIATE_TEST_SUITE_P(Groups, FillRanksTest,
                                            Devices{"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}),
                          [](const auto& each) { return each.param.name; });
 
-class PlainFills : public FillRanksTest {};
+class FakeFills : public FillRanksTest {};
 
-TEST_P(PlainFills, WithoutPeerAccessTheBytesAreLeftToEach) {
+TEST_P(FakeFills, OneWithLittleMemoryGetsSmallParts) {
+  for (const FillAnswer& answer : run([](FillSetup& setup) {
+         if (setup.rank == 1) setup.free_bytes = 12 << 20;  // parts of 2 MiB need 22
+       })) {
+    EXPECT_EQ(answer.error(), "");
+    EXPECT_EQ(answer.filled, 1u);
+    EXPECT_EQ(answer.wrong, 0u);
+    EXPECT_EQ(answer.warnings, 0) << "a ring had no room for all its slots";
+  }
+}
+
+TEST_P(FakeFills, IfOneHasHardlyAnyMemoryTheBytesAreLeftToEach) {
+  for (const FillAnswer& answer : run([](FillSetup& setup) {
+         if (setup.rank == 1) setup.free_bytes = 2 << 20;
+       })) {
+    EXPECT_EQ(answer.error(), "");
+    EXPECT_EQ(answer.filled, 0u);
+    EXPECT_EQ(answer.wrong, 0u);
+    EXPECT_EQ(answer.bytes, 0u);
+  }
+}
+
+TEST_P(FakeFills, WithoutPeerAccessTheBytesAreLeftToEach) {
   for (const FillAnswer& answer : run([](FillSetup& setup) { setup.peer_access = setup.rank != 1; })) {
     EXPECT_EQ(answer.error(), "");
     EXPECT_EQ(answer.filled, 0u);
@@ -320,7 +353,7 @@ TEST_P(PlainFills, WithoutPeerAccessTheBytesAreLeftToEach) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, PlainFills, ::testing::Values(Devices{"FakeCuda", {"cuda:0", "cuda:1"}}),
+INSTANTIATE_TEST_SUITE_P(Groups, FakeFills, ::testing::Values(Devices{"FakeCuda", {"cuda:0", "cuda:1"}}),
                          [](const auto& each) { return each.param.name; });
 
 }  // namespace

@@ -35,11 +35,12 @@ struct RankFillOptions {
 ///
 /// Blocks the host until all bytes are there; no function is called any more then. Calls the board's
 /// `while_waiting` meanwhile. After an exception the bytes are unspecified, and nothing writes them any more.
-/// Takes device memory and pinned memory for some parts of at most 16 MiB, for the call: a quarter of the
-/// device's free memory has room for one part of each process, or it throws OutOfMemory.
+/// Takes device memory and pinned memory for some parts of at most 16 MiB, for the call. They are smaller if
+/// a device has little free memory, of which half is taken at most.
 ///
 /// False if nothing was written, and each process is to fill its blocks by itself: the group is one process,
-/// there is less than 1 MiB, or the devices cannot map each other's memory, which it logs. The same in all.
+/// there is less than 1 MiB, a device has no room for small parts, or the devices cannot map each other's
+/// memory, which it logs. The same in all.
 ///
 /// Throws as ProcessBoard::agree, RankLoader and RankLoader::next, and the exceptions of the functions.
 [[nodiscard]] bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& facts,
