@@ -17,6 +17,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 
 namespace penstock {
@@ -39,6 +40,9 @@ constexpr std::size_t kPartsRead = 2;
 // A ring takes its memory in pieces of at least this size.
 constexpr std::size_t kLeastSlot = std::size_t{1} << 20;
 constexpr std::chrono::milliseconds kBetweenQuestions{50};
+
+/// Words of the board that a process sets once.
+enum Word : std::size_t { kCannotReach, kHasWarned };
 
 /// The bytes of blocks, one block after the other, as samples of equal size. The end of the
 /// last sample is not written.
@@ -161,6 +165,13 @@ std::size_t room_for_a_part(const Device& device, ProcessBoard& board) {
   return free / 2 / (kSlots * board.size() + kSlots + kPartsRead);
 }
 
+/// Once for a board.
+void warn(ProcessBoard& board, std::string_view why) {
+  if (board.get(board.rank(), kHasWarned) != 0) return;
+  board.set(kHasWarned, 1);
+  log_warning(fmt::format("Each process of the group brings all bytes over its own link: {}.", why));
+}
+
 }  // namespace
 
 bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& facts,
@@ -169,9 +180,13 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
   std::size_t bytes = 0;
   for (const FilledBlock& block : blocks) bytes += block.bytes;
   board.agree(fmt::format("{}; {} bytes", facts, bytes));
-  if (processes == 1 || bytes < kLeastInRanks) return false;
+  const bool cannot_reach = board.get(board.rank(), kCannotReach) != 0;  // in all processes alike
+  if (processes == 1 || bytes < kLeastInRanks || cannot_reach) return false;
   const std::size_t room = room_for_a_part(device, board);
-  if (room < kSmallestPart) return false;
+  if (room < kSmallestPart) {
+    warn(board, "the device of one has no memory left for the parts of the others");
+    return false;
+  }
   const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes, room);
   const std::size_t slot = static_cast<std::size_t>(reader->batch()) * reader->field().shape[0];
   const auto ask = [&] {
@@ -194,10 +209,8 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
                       .device_budget_bytes = 2 * kSlots * std::max(slot, kLeastSlot),
                       .profile = options.profile});
   } catch (const NoPeerMemory& error) {
-    log_warning(
-        fmt::format("Each process of the group brings all bytes over its own link: they cannot read each "
-                    "other's memory ({}).",
-                    error.why()));
+    board.set(kCannotReach, 1);
+    warn(board, fmt::format("they cannot read each other's memory ({})", error.why()));
     return false;
   }
   const CopiesToBlocks copies(device, options.after);

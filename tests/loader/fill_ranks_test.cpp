@@ -16,6 +16,7 @@
 #include <csignal>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -40,7 +41,7 @@ struct FillSetup {
   std::array<std::uint64_t, 5> sizes{};
   int calls = 1;
   bool peer_access = true;
-  std::uint64_t free_bytes = 0;  ///< of the fake driver's device, beside the blocks; 0: as it is
+  std::uint64_t free_bytes = 0;       ///< of the fake driver's device, beside the blocks; 0: as it is
   std::uint64_t throws_at = kNever;   ///< the byte of the first block whose filling throws
   std::uint64_t dies_after = kNever;  ///< bytes that it has written
   bool dies_as_they_meet = false;     ///< once it has told of its memory, for `all` bytes
@@ -56,6 +57,7 @@ struct FillAnswer {
   std::uint64_t bytes = 0;   ///< that this process's functions wrote
   bool is_busy = false;      ///< afterwards the stream that comes before had work left
   int warnings = 0;
+  long met = 0;  ///< how often memory of the fake driver's device was to be read by others
   std::array<char, 600> text{};
 
   [[nodiscard]] std::string error() const { return text.data(); }
@@ -81,11 +83,12 @@ class Filler {
     }
   }
 
+  [[nodiscard]] std::size_t used_memory() const {
+    const DeviceMemory memory = device_.memory();
+    return memory.total - memory.free;
+  }
+
   void run(FillAnswer& answer) {
-    if (setup_.free_bytes > 0) {
-      const DeviceMemory memory = device_.memory();
-      FakeCuda(PENSTOCK_FAKE_DRIVER).set_memory(memory.total - memory.free + setup_.free_bytes);
-    }
     board_ = std::make_unique<ProcessBoard>(board());
     if (setup_.dies_as_they_meet) {
       board_->agree(setup_.facts.data() + std::string("; ") + std::to_string(setup_.all) + " bytes");
@@ -171,13 +174,18 @@ class Filler {
 TEST(OtherFiller, DISABLED_Fills) {
   const Talk starter = OtherProcess::starter();
   const auto setup = starter.receive<FillSetup>();
+  std::optional<FakeCuda> fake;
   if (std::string_view(setup.device.data()).starts_with("cuda")) {
-    FakeCuda(PENSTOCK_FAKE_DRIVER).set_peer_access(setup.peer_access ? 1 : 0);
+    fake.emplace(PENSTOCK_FAKE_DRIVER);
+    fake->set_peer_access(setup.peer_access ? 1 : 0);
   }
+  Filler filler(setup);
+  if (setup.free_bytes > 0) fake->set_memory(filler.used_memory() + setup.free_bytes);
   FillAnswer answer;
   set_log_sink([&](std::string_view) { ++answer.warnings; });
-  Filler(setup).run(answer);
+  filler.run(answer);
   set_log_sink({});
+  if (fake) answer.met = fake->calls("cuIpcGetMemHandle");
   starter.send(answer);
 }
 
@@ -336,20 +344,27 @@ TEST_P(FakeFills, OneWithLittleMemoryGetsSmallParts) {
 TEST_P(FakeFills, IfOneHasHardlyAnyMemoryTheBytesAreLeftToEach) {
   for (const FillAnswer& answer : run([](FillSetup& setup) {
          if (setup.rank == 1) setup.free_bytes = 2 << 20;
+         setup.calls = 2;
        })) {
     EXPECT_EQ(answer.error(), "");
     EXPECT_EQ(answer.filled, 0u);
     EXPECT_EQ(answer.wrong, 0u);
     EXPECT_EQ(answer.bytes, 0u);
+    EXPECT_EQ(answer.warnings, 1);
   }
 }
 
 TEST_P(FakeFills, WithoutPeerAccessTheBytesAreLeftToEach) {
-  for (const FillAnswer& answer : run([](FillSetup& setup) { setup.peer_access = setup.rank != 1; })) {
+  for (const FillAnswer& answer : run([](FillSetup& setup) {
+         setup.peer_access = setup.rank != 1;
+         setup.calls = 3;
+       })) {
     EXPECT_EQ(answer.error(), "");
     EXPECT_EQ(answer.filled, 0u);
     EXPECT_EQ(answer.wrong, 0u);
     EXPECT_EQ(answer.bytes, 0u);
+    EXPECT_EQ(answer.warnings, 1);
+    EXPECT_EQ(answer.met, 1);
   }
 }
 

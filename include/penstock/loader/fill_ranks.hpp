@@ -40,7 +40,7 @@ struct RankFillOptions {
 ///
 /// False if nothing was written, and each process is to fill its blocks by itself: the group is one process,
 /// there is less than 1 MiB, a device has no room for small parts, or the devices cannot map each other's
-/// memory, which it logs. The same in all.
+/// memory. The last is tried once for a board. It logs the last two, one time for a board. The same in all.
 ///
 /// Throws as ProcessBoard::agree, RankLoader and RankLoader::next, and the exceptions of the functions.
 [[nodiscard]] bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& facts,
