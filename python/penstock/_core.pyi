@@ -617,7 +617,7 @@ class RankOfGroup:
 
     def __init__(self, engine: Engine, group: GroupBoard) -> None: ...
 
-    def tell(self, error: str) -> None:
+    def tell(self, error: object) -> None:
         """Has the others fail, in place of sending."""
 
     def send(self, tree: object | None, expand: object) -> Flight:

@@ -77,7 +77,7 @@ def load_safetensors(
         load.start()
     except Exception as error:
         if place is not None:
-            place.tell(str(error))
+            place.tell(error)
         raise
     if place is None:
         _wait(load, load.wait)

@@ -163,7 +163,9 @@ void bind_loader(nb::module_& module) {
                           "This process's place in a group; use penstock.ProcessGroup.")
       .def(nb::init<std::shared_ptr<Engine>, std::shared_ptr<GroupBoard>>(), nb::arg("engine"),
            nb::arg("group"))
-      .def("tell", &RankOfGroup::tell, nb::arg("error"), "Has the others fail, in place of sending.")
+      .def(
+          "tell", [](const RankOfGroup& self, nb::handle error) { self.tell(message_of(error)); },
+          nb::arg("error"), "Has the others fail, in place of sending.")
       .def("send", &RankOfGroup::send, nb::arg("tree").none(), nb::arg("expand"),
            "Sends an equal nest together with the other processes. Blocks until it is there.");
   nb::class_<NativeRankLoader> rank(module, "NativeRankLoader",

@@ -37,7 +37,34 @@ FillFunction copies_of(std::vector<Source> sources, StoreKind stores) {
   };
 }
 
+/// What the exception that is being handled says.
+std::string reason() {
+  try {
+    throw;
+  } catch (const nb::python_error& error) {
+    const nb::gil_scoped_acquire locked;
+    return message_of(error.value());
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an unknown exception";
+  }
+}
+
 }  // namespace
+
+std::string message_of(nb::handle error) {
+  try {
+    const nb::str text(error);
+    const nb::object bytes = nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+    if (!bytes.is_valid()) throw nb::python_error();
+    const std::string message(PyBytes_AsString(bytes.ptr()),
+                              static_cast<std::size_t>(PyBytes_Size(bytes.ptr())));
+    if (!message.empty()) return message;
+  } catch (const nb::python_error&) {  // it cannot say
+  }
+  return nb::type_name(error.type()).c_str();
+}
 
 ProcessBoardOptions GroupBoard::options() const {
   return {.meeting = {.key = key_, .processes = processes_, .while_waiting = &hear_signals},
@@ -65,6 +92,7 @@ void GroupBoard::use(const std::function<void(ProcessBoard&)>& use, std::functio
   } catch (const InvalidArgument&) {  // in all processes alike
     throw;
   } catch (...) {
+    if (board_) board_->complain(reason());
     board_.reset();
     throw;
   }
@@ -90,7 +118,7 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
     shipment.emplace(engine->load(tree, expand, false, nullptr, nullptr));
     facts = "it sends " + shipment->nest.describe();
   } catch (const nb::python_error& error) {
-    tell(nb::cast<std::string>(nb::str(error.value())));
+    tell(message_of(error.value()));
     throw;
   } catch (const std::exception& error) {
     tell(error.what());

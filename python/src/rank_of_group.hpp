@@ -19,9 +19,12 @@
 
 namespace penstock::python {
 
+/// The message of a Python exception, or the name of its type if it has none. What is not UTF-8 is escaped.
+[[nodiscard]] std::string message_of(nb::handle error);
+
 /// The board of a group, where its processes meet when they first transfer something together. If one of them
-/// is killed, the others notice it there. After an error they meet anew. Called without the interpreter's
-/// lock.
+/// fails or is killed, the others learn it there. After an error they meet anew. Called without the
+/// interpreter's lock.
 class GroupBoard {
  public:
   GroupBoard(std::string key, std::size_t rank, std::size_t processes, double timeout_seconds)

@@ -189,7 +189,7 @@ def test_a_rank_that_closes_early_is_named(tmp_path):
     answer(said=said, batches=batches)
     """
     first, second = run_all(text, 2, tmp_path)
-    assert "has closed its loader" in first["said"]
+    assert "has left" in first["said"]
     assert 2 <= first["batches"] < 13
     assert second == {"said": "", "batches": 2}
 

@@ -204,8 +204,40 @@ def test_ctrl_c_is_heard_and_the_others_learn_it(tmp_path):
     first, second = run_all(text, 2, tmp_path)
     assert first["said"] == "heard"
     assert "Rank 0 of the group (PID" in second["said"]
+    assert "failed: KeyboardInterrupt" in second["said"]
     assert first["again"]
     assert second["again"]
+
+
+def test_an_error_of_any_text_reaches_the_others(tmp_path):
+    text = """
+    class Broken:
+        def __init__(self, error):
+            self.error = error
+        def to(self, *_, **__):
+            raise self.error
+    class Silent(Exception):
+        def __str__(self):
+            raise ValueError
+    group = penstock.ProcessGroup(timeout=60)
+    said = []
+    for error in (ValueError("no \\udcff"), Silent(), KeyError()):
+        try:
+            send([np.zeros(3), Broken(error) if rank else 5], group)
+        except Exception as caught:
+            said.append("its own" if caught is error else str(caught))
+    try:
+        penstock.load_safetensors("nowhere\\udcff" if rank else FILE, DEVICE, group=group)
+    except Exception as caught:
+        said.append(str(caught))
+    answer(said=said)
+    """
+    file = tmp_path / "file.safetensors"
+    penstock.save_safetensors({"x": np.zeros(3)}, file)
+    first, second = run_all(f"FILE = {str(file)!r}\n" + textwrap.dedent(text), 2, tmp_path)
+    assert second["said"][:3] == ["its own"] * 3
+    for said, message in zip(first["said"], ["no \\udcff", "__main__.Silent", "KeyError", "nowhere"], strict=True):
+        assert f"it failed: {message}" in said or message == "nowhere" in said
 
 
 WEIGHTS = """

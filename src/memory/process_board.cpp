@@ -228,8 +228,10 @@ std::string ProcessBoard::trouble(std::size_t rank) const {
                        std::string_view(theirs.complaint.data.data(), bytes));
   }
   if (has_left(rank)) {
-    return fmt::format("Rank {} of the group (PID {}) has closed its loader, and this one needs more of it.",
-                       rank, process(rank));
+    return fmt::format(
+        "Rank {} of the group (PID {}) has left, and this one needs more of it. It has closed its loader, or "
+        "goes on without the group.",
+        rank, process(rank));
   }
   if (has_ended(rank)) {
     return fmt::format("Rank {} of the group (PID {}) has ended. Its own error, or the system, says why.",

@@ -459,7 +459,7 @@ TEST_P(RankLoaderTest, OneThatClosesEarlyIsNamed) {
   EXPECT_EQ(one(1, {Do::close}).error(), "");
   const Answer answer = one(0, {Do::read, 100});
   EXPECT_FALSE(answer.wrong);
-  EXPECT_THAT(answer.error(), HasSubstr("has closed its loader"));
+  EXPECT_THAT(answer.error(), HasSubstr("has left"));
   expect_all_end();
 }
 
@@ -642,7 +642,7 @@ TEST_P(PlainRanks, OneThatFailsAsItClosesIsNamed) {
   EXPECT_THAT(one(0, {Do::close}).error(), HasSubstr("cuStreamSynchronize"));
   const Answer answer = one(1, {Do::read, 100});
   EXPECT_FALSE(answer.wrong);
-  EXPECT_THAT(answer.error(), HasSubstr("has closed its loader"));
+  EXPECT_THAT(answer.error(), HasSubstr("has left"));
   EXPECT_EQ(one(0, {Do::heal}).error(), "");
   expect_all_end();
 }
@@ -665,7 +665,7 @@ TEST_P(HostRanks, PartsOfOneThatHasClosedAndEndedAreNotBelieved) {
   const Answer answer = one(1, {Do::read, 100});
   EXPECT_FALSE(answer.wrong);
   EXPECT_EQ(answer.batches, 2u) << "those that were there before";
-  EXPECT_THAT(answer.error(), HasSubstr("has closed its loader"));
+  EXPECT_THAT(answer.error(), HasSubstr("has left"));
 }
 
 TEST_P(HostRanks, OneThatClosesStaysUntilTheOthersHaveItsParts) {

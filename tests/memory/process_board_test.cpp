@@ -168,7 +168,7 @@ TEST_F(ProcessBoardTest, AProcessLeavesAndComplains) {
   static_cast<void>(board.exchange("3"));
   EXPECT_EQ(board.trouble(1), "");
   static_cast<void>(board.exchange("4"));
-  EXPECT_THAT(refusal([&] { static_cast<void>(board.exchange("5")); }), HasSubstr("has closed its loader"));
+  EXPECT_THAT(refusal([&] { static_cast<void>(board.exchange("5")); }), HasSubstr("has left"));
   EXPECT_TRUE(board.has_left(1));
   EXPECT_TRUE(testing::comes_true([&] { return board.is_gone(1); }));
   EXPECT_FALSE(board.has_ended(1)) << "it has left before";
