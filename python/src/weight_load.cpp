@@ -174,7 +174,8 @@ void bind_weight_load(nb::module_& module) {
       .def("start", &WeightLoad::start, "Allocates the memory, makes the tensors, and begins to read.")
       .def("fill_with_ranks", &WeightLoad::fill_with_ranks,
            "Blocks until all bytes are in their place, in all processes. False: call `send_all`.")
-      .def("send_all", &WeightLoad::send_all, "Begins to read, for this process alone.")
+      .def("send_all", &WeightLoad::send_all, nb::call_guard<nb::gil_scoped_release>(),
+           "Begins to read, for this process alone.")
       .def("wait", &WeightLoad::wait, "Blocks until all bytes are in their place.")
       .def("cancel", &WeightLoad::cancel, "Has `wait` end soon.")
       .def("finish", &WeightLoad::finish,

@@ -95,6 +95,35 @@ def test_the_current_stream_sees_the_bytes(tmp_path):
 
 
 @over_the_fake_driver_with_torch
+def test_other_threads_run_while_a_process_of_a_group_begins_to_read(tmp_path):
+    path = files.write(tmp_path / "model", {"w": ("U8", (1000,), os.urandom(1000))})
+    engine = engine_for("cuda:0")
+    place = penstock.ProcessGroup(rank=0, processes=1).place(engine)
+    load = _core.WeightLoad([engine], None, place, [str(path)], None)
+    load.start()
+    assert not load.fill_with_ranks()
+    ticks, over = 0, threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not over.wait(0.01):
+            ticks += 1
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    driver.delay("cuEventRecord", 1_000_000_000)
+    before = ticks
+    load.send_all()
+    during = ticks - before
+    driver.delay("cuEventRecord", 0)
+    over.set()
+    ticker.join()
+    load.wait()
+    load.finish()
+    assert during > 3
+
+
+@over_the_fake_driver_with_torch
 def test_memory_that_the_current_stream_still_reads_is_not_overwritten(tmp_path):
     contents, read = [os.urandom(2_000_000) for _ in range(4)], []
     paths = [files.write(tmp_path / str(i), {"w": ("U8", (len(data),), data)}) for i, data in enumerate(contents)]
