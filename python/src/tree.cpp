@@ -24,6 +24,7 @@ class RecursionGuard {
 };
 
 constexpr std::size_t kDeepest = 10000;
+constexpr Py_ssize_t kLongestKey = 200;  // in the name of a place
 
 bool is_plain_value(PyObject* object) {
   return object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
@@ -35,6 +36,27 @@ bool is_array(PyObject* object) {
   NumPy* const numpy = NumPy::get();
   return (torch != nullptr && torch->is_tensor_exactly(object)) ||
          (numpy != nullptr && numpy->is_array_exactly(object));
+}
+
+bool is_plain_key(PyObject* key) {
+  if (!PyTuple_CheckExact(key)) return is_plain_value(key);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(key); ++i) {
+    if (!is_plain_value(PyTuple_GetItem(key, i))) return false;
+  }
+  return true;
+}
+
+/// A dict's key as Python writes it, if that is the same in all processes. Otherwise its type: the address of
+/// an object is another one in each, and code of the user may fail. After `most` characters it is cut.
+std::string name_of_key(PyObject* key, Py_ssize_t most) {
+  nb::object text;
+  if (is_plain_key(key)) text = nb::steal(PyObject_Repr(key));
+  if (!text.is_valid()) {
+    PyErr_Clear();  // an int may have too many digits
+    text = nb::inst_name(key);
+  }
+  if (PyUnicode_GetLength(text.ptr()) <= most) return nb::cast<std::string>(text);
+  return nb::cast<std::string>(nb::steal(PyUnicode_Substring(text.ptr(), 0, most))) + "...";
 }
 
 /// "float32 [3, 4]", with the strides if the elements do not lie in the order of the axes.
@@ -163,7 +185,7 @@ std::string Tree::place() const {
   std::string text = name_;
   for (const Step& step : path_) {
     text += '[';
-    text += step.key == nullptr ? std::to_string(step.index) : nb::cast<std::string>(nb::repr(step.key));
+    text += step.key == nullptr ? std::to_string(step.index) : name_of_key(step.key, kLongestKey);
     text += ']';
   }
   return text;
@@ -275,7 +297,7 @@ void Tree::describe_next(std::string& text, std::size_t& node, std::size_t& leaf
       PyObject* value = nullptr;
       add_all("{", "}", [&] {
         PyDict_Next(here.object.ptr(), &position, &key, &value);
-        text += nb::cast<std::string>(nb::repr(key)) + ": ";
+        text += name_of_key(key, PY_SSIZE_T_MAX) + ": ";
       });
       break;
     }

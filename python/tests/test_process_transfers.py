@@ -240,6 +240,23 @@ def test_an_error_of_any_text_reaches_the_others(tmp_path):
         assert f"it failed: {message}" in said or message == "nowhere" in said
 
 
+def test_keys_of_any_type(tmp_path):
+    text = """
+    class Loud:
+        def __repr__(self):
+            raise ValueError
+    group = penstock.ProcessGroup(timeout=60)
+    array = random_bytes(1, 2 << 20)
+    tree = {object(): array, Loud(): array[:7], 10**5000: 1, ("a", 1): array[:8], (Loud(),): 5}
+    tree["x" * 50_000] = [array[:1]]
+    there = send(tree, group)
+    answer(good=bool(same(on_host(there), tree)), said=refusal(lambda: send({("a", rank): array[:8]}, group)))
+    """
+    for said in run_all(text, 2, tmp_path):
+        assert said["good"]
+        assert "Rank 1: it sends {('a', 1): uint8 [8]}" in said["said"]
+
+
 WEIGHTS = """
 group = penstock.ProcessGroup()
 def load(files, **options):

@@ -415,6 +415,23 @@ def test_arrays_that_cannot_be_sent_are_named(device, bad, message):
     assert "batch['x'][1][0]" in str(caught.value)
 
 
+class Loud:
+    def __repr__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [(Loud(), "Loud"), (10**5000, "int"), (("a", 1), "('a', 1)"), (("a", Loud()), "tuple"), ("x" * 10_000, "'xxx")],
+    ids=["loud", "int", "tuple", "loud_tuple", "long"],
+)
+def test_places_have_a_name_for_any_key(key, name):
+    with pytest.raises(TypeError) as caught:
+        penstock.to_device({key: np.ma.masked_array([1, 2], [True, False])}, "host")
+    assert name in str(caught.value).partition(":")[0]
+    assert len(str(caught.value)) < 1000
+
+
 def test_a_nest_that_holds_itself():
     nest = []
     nest.append(nest)
