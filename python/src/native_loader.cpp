@@ -170,25 +170,31 @@ nb::list NativeLoader::make_again(const std::shared_ptr<LeaseStorage>& storage) 
   const DeviceBatch& leased = storage->batch();
   const std::byte* const data = leased.field(0).data;
   const std::uint64_t samples = leased.size();
-  auto known = std::ranges::find_if(
+  const auto known = std::ranges::find_if(
       fixed_, [&](const FixedLease& one) { return one.data == data && one.samples == samples; });
-  if (known == fixed_.end()) {
-    FixedLease made;
-    made.data = data;
-    made.samples = samples;
-    made.storage = storage;
-    const OutsideInferenceMode mode;
-    for (std::size_t i = 0; i < leased.field_count(); ++i) {
-      made.arrays.emplace_back(make(storage, leased.field(i)), mark_);
-    }
-    fixed_.push_back(std::move(made));
-    known = fixed_.end() - 1;
-  } else {
+  const auto listed = [](const FixedLease& lease) {
+    nb::list arrays;
+    for (const FixedArray& array : lease.arrays) arrays.append(array.object());
+    return arrays;
+  };
+  // Whatever throws comes first: it leaves the batch in `storage`, for the next call.
+  if (known != fixed_.end()) {
+    nb::list arrays = listed(*known);
     known->storage->lease(storage->take());
+    known->number = handed_out_++;
+    return arrays;
   }
-  known->number = handed_out_++;
-  nb::list arrays;
-  for (const FixedArray& array : known->arrays) arrays.append(array.object());
+  FixedLease made;
+  made.data = data;
+  made.samples = samples;
+  made.storage = storage;
+  const OutsideInferenceMode mode;
+  for (std::size_t i = 0; i < leased.field_count(); ++i) {
+    made.arrays.emplace_back(make(storage, leased.field(i)), mark_);
+  }
+  nb::list arrays = listed(made);
+  made.number = handed_out_++;
+  fixed_.push_back(std::move(made));
   return arrays;
 }
 

@@ -229,6 +229,39 @@ def test_a_native_batch_is_not_overwritten_before_it_was_read(gather):
     loader.close()
 
 
+@over_the_fake_driver
+def test_a_native_batch_comes_again_after_memory_was_short():
+    short = pytest.importorskip("_testcapi")
+    samples, count, got, failures = np.arange(400), 4, [], []
+    loader = _core.NativeLoader(
+        engine_for("host:6"),
+        [("x", samples)],
+        [],
+        **dict(batch_size=count, shuffle=False, seed=0, drop_last=False, batch_sampler=None, rank=0, world_size=1),
+        **dict(prefetch_depth=2, residency="none", gather="auto", gather_blocks=0, narrow=False, data_may_change=False),
+        **dict(device_budget_bytes=1 << 30, threads=0, when_full="fail", mark=[].append),
+    )
+    while len(got) * count < len(samples):
+        assert loader.end_leases()
+        made = [None, None]
+        made.pop()  # there is room for one
+        which = len(got) + len(failures)
+        if len(got) >= 3:  # all arrays are made
+            short.set_nomemory(which % 8, which % 8 + 1)
+        try:
+            loader.next_into(made)
+        except MemoryError:
+            failures.append(which)
+            continue
+        finally:
+            short.remove_mem_hooks()
+        got.append(made[1][0].tobytes())
+        del made
+    assert failures
+    assert b"".join(got) == samples.tobytes()
+    loader.close()
+
+
 @over_the_fake_driver()
 def test_without_pytorch_it_is_refused():
     with pytest.raises(penstock.InvalidArgument, match="for PyTorch"):
