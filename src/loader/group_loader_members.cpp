@@ -17,7 +17,7 @@ namespace penstock {
 
 namespace {
 
-// Of a member that relays: more than are under way and overlap.
+// Of a relay and its receiver: more than are under way and overlap.
 constexpr std::size_t kWatchedBatches = 16;
 
 LoaderOptions checked(LoaderOptions options, bool relays) {
@@ -145,7 +145,7 @@ void GroupLoaderState::add_loader(std::size_t self, const GroupLinks& links, std
   LoaderOptions own = options_of_parts(options_, member.sampler, shares.largest(plan_.batch, member.number));
   if (!links.profiles.empty()) own.profile = links.profiles[self];
   own.device_budget_bytes = std::max<std::size_t>(budget, 1);
-  if (relays) own.timeline_batches = kWatchedBatches;
+  if (receiver_) own.timeline_batches = kWatchedBatches;
   try {
     member.loader.emplace(dataset_, group_[self], std::move(own));
   } catch (const OutOfMemory& error) {

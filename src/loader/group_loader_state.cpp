@@ -135,11 +135,13 @@ void GroupLoaderState::go_on() {
 }
 
 void GroupLoaderState::see_who_gives_way() {
+  if (receiver_) own_link_.see(members_[*receiver_].loader->timeline());
   for (Member& member : members_) {
     if (!member.watch) continue;
     Lane& lane = lanes_[member.lane];
     const std::vector<BatchTimes> pulled = member.loader->timeline();
-    lane.shares->set_gives_way(member.number, member.watch->is_busy(pulled, lane.carriers.size() - 1));
+    lane.shares->set_gives_way(member.number,
+                               member.watch->is_busy(pulled, lane.carriers.size() - 1, own_link_.pace()));
   }
 }
 

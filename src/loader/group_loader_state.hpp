@@ -127,6 +127,7 @@ class GroupLoaderState {
   std::unique_ptr<Account> account_;  ///< on the first receiver's device
   std::vector<Lane> lanes_;
   std::vector<Member> members_;
+  OwnLinkWatch own_link_;  ///< of the receiver that others relay to
 
   Sampler sampler_;  ///< only for the group's thread; with a batch sampler, only its epoch counts
   std::uint64_t index_ = 0;

@@ -24,7 +24,15 @@ double link_rate_of(std::span<const BatchTimes> transfers, std::size_t place) no
   // Of two on different streams, the second may come first.
   const double seconds = std::ranges::max(shared, {}, &BatchTimes::transfer_end).transfer_end -
                          std::ranges::min(shared, {}, &BatchTimes::transfer_begin).transfer_begin;
-  return seconds > 0 ? bytes / seconds : RelayPace::kUnknown;
+  return seconds > 0 ? bytes / seconds : ChunkRates::kUnknown;
+}
+
+void OwnLinkWatch::see(std::span<const BatchTimes> pulled) noexcept {
+  for (std::size_t i = 0; i < pulled.size(); ++i) {
+    if (std::pair(pulled[i].epoch, pulled[i].batch) < next_) continue;
+    next_ = {pulled[i].epoch, pulled[i].batch + 1};
+    if (pulled[i].link_bytes >= kLeastJudged) rates_.note(link_rate_of(pulled, i));
+  }
 }
 
 void RelayWatch::drop_open() noexcept {
@@ -54,7 +62,7 @@ void RelayWatch::push_ends(const Stream& stream) {
   if (std::exchange(is_open_, false)) pushes_.back().end.record(stream);
 }
 
-bool RelayWatch::is_busy(std::span<const BatchTimes> pulled, std::size_t relays) {
+bool RelayWatch::is_busy(std::span<const BatchTimes> pulled, std::size_t relays, double own) {
   drop_open();
   while (!pushes_.empty() && pushes_.front().end.query()) {
     const Push& push = pushes_.front();
@@ -63,13 +71,13 @@ bool RelayWatch::is_busy(std::span<const BatchTimes> pulled, std::size_t relays)
     });
     const double pull = same != pulled.end()
                             ? link_rate_of(pulled, static_cast<std::size_t>(same - pulled.begin()))
-                            : RelayPace::kUnknown;
+                            : ChunkRates::kUnknown;
     const double seconds = push.end.seconds_since(push.begin);
-    pace_.note(pull, seconds > 0 ? static_cast<double>(push.bytes) / seconds : RelayPace::kUnknown);
+    pace_.note(pull, seconds > 0 ? static_cast<double>(push.bytes) / seconds : ChunkRates::kUnknown);
     spare_.push_back(std::move(pushes_.front()));
     pushes_.pop_front();
   }
-  return pace_.is_busy(relays);
+  return pace_.is_busy(relays, own);
 }
 
 }  // namespace penstock

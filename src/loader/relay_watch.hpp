@@ -9,14 +9,28 @@
 #include <cstdint>
 #include <deque>
 #include <span>
+#include <utility>
 
 namespace penstock {
 
 /// The rate at which a link brought the batch at `place`, in bytes/s. Transfers that overlap share the link,
 /// so it is that of the batch and of up to five before it, as far as each overlaps with the next. It is too
-/// low if others share the first or the last of these, and never too high. RelayPace::kUnknown if it cannot
+/// low if others share the first or the last of these, and never too high. ChunkRates::kUnknown if it cannot
 /// be told. `transfers`: in their order.
 [[nodiscard]] double link_rate_of(std::span<const BatchTimes> transfers, std::size_t place) noexcept;
+
+/// Watches the receiver's own link, by the account of its loader. Not for smaller parts than 1 MiB, as below.
+/// One thread at a time.
+class OwnLinkWatch {
+ public:
+  /// `pulled`: the latest parts, oldest first.
+  void see(std::span<const BatchTimes> pulled) noexcept;
+  [[nodiscard]] double pace() const noexcept { return rates_.pace(); }
+
+ private:
+  std::pair<std::uint64_t, std::uint64_t> next_;  ///< epoch and batch of the first part not seen yet
+  ChunkRates rates_;
+};
 
 /// Watches the parts of batches that one member relays: over its own link, by the account of the loader that
 /// pulls them, and on to the receiver, by events of its own. Not for smaller parts than 1 MiB: their latency
@@ -31,8 +45,8 @@ class RelayWatch {
   void push_ends(const Stream& stream);
 
   /// True if others use the member's link, or its way to the receiver. `pulled`: the latest parts, oldest
-  /// first. `relays`: as RelayPace::is_busy. Does not block. Throws DeviceError.
-  [[nodiscard]] bool is_busy(std::span<const BatchTimes> pulled, std::size_t relays);
+  /// first. `relays`, `own`: as RelayPace::is_busy. Does not block. Throws DeviceError.
+  [[nodiscard]] bool is_busy(std::span<const BatchTimes> pulled, std::size_t relays, double own);
 
  private:
   struct Push {

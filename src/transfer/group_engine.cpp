@@ -321,7 +321,9 @@ class GroupEngineImpl {
       return;
     }
     std::unique_lock lock(monitor_->mutex);
-    const std::optional<ImageRange> chunk = job.take_chunk(self, members_[self]->should_give_way(job, self));
+    const double own = members_[job.lane_of(self).receivers.front()]->link_pace();
+    const std::optional<ImageRange> chunk =
+        job.take_chunk(self, members_[self]->should_give_way(job, self, own));
     if (!chunk) return;
     monitor_->changed.notify_all();  // who gives way may have waited for this
     lock.unlock();

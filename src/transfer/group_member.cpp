@@ -19,7 +19,12 @@ constexpr std::size_t kMemberSegment = std::size_t{1} << 20;  // larger requests
 constexpr std::size_t kFewCopies = 8;
 
 double rate_of(std::size_t bytes, std::size_t copies, double seconds) {
-  return copies <= kFewCopies ? static_cast<double>(bytes) / seconds : RelayPace::kUnknown;
+  return copies <= kFewCopies ? static_cast<double>(bytes) / seconds : ChunkRates::kUnknown;
+}
+
+bool others_relay_to(std::size_t self, const GroupJob& job) {
+  const GroupJob::Lane& lane = job.lane_of(self);
+  return lane.receivers.size() == 1 && lane.receivers.front() == self && lane.carriers.size() > 1;
 }
 
 }  // namespace
@@ -51,6 +56,11 @@ PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t se
   while (relays && relays_.size() < options_.slots) {
     relays_.emplace_back(device_, memory_.allocate(options_.chunk_bytes));
   }
+  const bool is_relayed_to = others_relay_to(self, job);
+  while (is_relayed_to && own_.size() < options_.slots) {
+    own_.push_back(
+        {.begins = device_.create_event(EventTiming::on), .pulled = device_.create_event(EventTiming::on)});
+  }
   const auto begin = std::chrono::steady_clock::now();
   PinnedRing::Slot& slot = ring->next();
   if (relays) {
@@ -58,6 +68,7 @@ PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t se
     if (next.chunk) next.pushed.synchronize();
     read_times();
   }
+  if (is_relayed_to) read_own_times(own_[own_turn_ % own_.size()]);
   job.state->account(0, 0, seconds_since(begin));
   return slot;
 }
@@ -75,11 +86,18 @@ void GroupMember::read_times() {
   }
 }
 
-bool GroupMember::should_give_way(const GroupJob& job, std::size_t self) const {
+void GroupMember::read_own_times(OwnChunk& chunk) {
+  const std::size_t bytes = std::exchange(chunk.bytes, 0);
+  if (2 * bytes < options_.chunk_bytes || !chunk.pulled.query()) return;
+  own_rates_.note(rate_of(bytes, chunk.copies, chunk.pulled.seconds_since(chunk.begins)));
+  link_pace_ = own_rates_.pace();
+}
+
+bool GroupMember::should_give_way(const GroupJob& job, std::size_t self, double own) const {
   const GroupJob::Lane& lane = job.lane_of(self);
   const auto pace = paces_.find(lane.receivers.front());
   return job.destinations[self] == nullptr && pace != paces_.end() &&
-         pace->second.is_busy(lane.carriers.size() - 1);
+         pace->second.is_busy(lane.carriers.size() - 1, own);
 }
 
 void GroupMember::carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
@@ -119,7 +137,9 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, Pin
   std::size_t copies = 0;
 
   if (job.after[self]) link_.wait(*job.after[self]);
+  OwnChunk* const own = others_relay_to(self, job) ? &own_[own_turn_++ % own_.size()] : nullptr;
   if (relay != nullptr) relay->pull_begins.record(link_);
+  if (own != nullptr) own->begins.record(link_);
   if (job.locked[self]) {
     job.image.sources->for_each_part(
         range, [&](const TransferPiece& piece, std::size_t from, std::size_t in_range, std::size_t bytes) {
@@ -138,9 +158,13 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, Pin
   slot.sent(link_);
   const std::size_t pulls = copies;
 
-  Event& pulled = relay != nullptr ? relay->pulled : pulled_;
+  Event& pulled = relay != nullptr ? relay->pulled : own != nullptr ? own->pulled : pulled_;
   pulled.record(link_);
   push_.wait(pulled);
+  if (own != nullptr) {
+    own->bytes = range.bytes();
+    own->copies = pulls;
+  }
   const std::vector<std::size_t>& receivers = job.lane_of(self).receivers;
   // Each begins with the one after itself, so that not all push to the same one.
   const auto next = std::ranges::upper_bound(receivers, self);

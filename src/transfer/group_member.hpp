@@ -9,6 +9,7 @@
 #include <penstock/transfer/pinned_ring.hpp>
 #include <penstock/transfer/relay_pace.hpp>
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <map>
@@ -34,7 +35,8 @@ struct GroupMemberOptions {
 /// pinned memory is free once the link's copy is done, a relay buffer once the push is. The host waits for
 /// both. It thereby has at most as many chunks of a transfer on the link as there are slots.
 ///
-/// The device times what it relays. The host reads the times later, and never waits for them.
+/// The device times what it relays, and what it pulls while others relay to it. The host reads the times
+/// later, and never waits for them.
 class GroupMember {
  public:
   GroupMember(Device device, GroupMemberOptions options);
@@ -42,8 +44,11 @@ class GroupMember {
   /// Makes what `job` needs and blocks the host until the link has room for a chunk. Returns the slot that
   /// the chunk takes. Throws OutOfMemory, DeviceError.
   [[nodiscard]] PinnedRing::Slot& wait_for_room(const GroupJob& job, std::size_t self);
-  /// True if others use the wires over which this member would relay. Call it after wait_for_room.
-  [[nodiscard]] bool should_give_way(const GroupJob& job, std::size_t self) const;
+  /// True if others use the wires over which this member would relay. Call it after wait_for_room. `own`:
+  /// link_pace() of the receiver.
+  [[nodiscard]] bool should_give_way(const GroupJob& job, std::size_t self, double own) const;
+  /// ChunkRates::pace of the link, by what it brought to this member while others relayed to it. Any thread.
+  [[nodiscard]] double link_pace() const noexcept { return link_pace_; }
   /// Enqueues a chunk of `job`, and marks its end. If it throws, nothing is on its way. Throws DeviceError,
   /// or what the job's fill throws.
   void carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
@@ -71,8 +76,17 @@ class GroupMember {
     std::optional<RelayedChunk> chunk;  ///< until its times are read
   };
 
+  /// A chunk that lands in its destination, while others relay to the same one.
+  struct OwnChunk {
+    Event begins;
+    Event pulled;
+    std::size_t bytes = 0;  ///< 0: nothing to be read
+    std::size_t copies = 0;
+  };
+
   /// Reads the times of the chunks whose push is done. Does not block.
   void read_times();
+  void read_own_times(OwnChunk& chunk);
   void fill(const GroupJob& job, ImageRange range, std::byte* slot) const;
   void enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
 
@@ -91,6 +105,10 @@ class GroupMember {
   std::deque<RelayBuffer> relays_;
   std::size_t relay_turn_ = 0;
   std::map<std::size_t, RelayPace> paces_;  // by receiver
+  std::vector<OwnChunk> own_;
+  std::size_t own_turn_ = 0;
+  ChunkRates own_rates_;
+  std::atomic<double> link_pace_ = 1;
 };
 
 }  // namespace penstock

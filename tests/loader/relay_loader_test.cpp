@@ -313,6 +313,10 @@ TEST_P(RelayLoaderPaceTest, GivesWayWithinAFewBatches) {
   expect_gives_way_soon(kProbes + 8 * kPart, 1, kProbes);
 }
 
+TEST_P(RelayLoaderPaceTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) {
+  expect_keeps_its_share_if_all_are_slow(kPart);
+}
+
 TEST_P(RelayLoaderPaceTest, SmallPartsAreNotJudged) {
   loader_.emplace(relay(*data_, {.batch_size = 21, .prefetch_depth = 1}));
   loader_->start_epoch(1);
@@ -346,7 +350,31 @@ TEST(RelayWatch, TellsTheRateOfALinkThatTransfersShare) {
   EXPECT_EQ(shared[6], 6 / 7.0) << "without the first";
   EXPECT_EQ(link_rates({{1, 3}, {0, 1}})[1], 2 / 3.0) << "the second came first";
   EXPECT_EQ(link_rates({{0, 2}, {0, 2}})[1], 1.0);
-  EXPECT_EQ(link_rates({{1, 1}})[0], RelayPace::kUnknown);
+  EXPECT_EQ(link_rates({{1, 1}})[0], ChunkRates::kUnknown);
+}
+
+TEST(OwnLinkWatch, SeesEachLargePartOnce) {
+  constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
+  OwnLinkWatch watch;
+  std::vector<BatchTimes> pulled;
+  double now = 0;
+  const auto pull = [&](std::uint64_t epoch, std::uint64_t batch, std::uint64_t bytes, double seconds) {
+    pulled.push_back({.epoch = epoch,
+                      .batch = batch,
+                      .link_bytes = bytes,
+                      .transfer_begin = now,
+                      .transfer_end = now + seconds});
+    now += 2 * seconds;
+    watch.see(pulled);
+    return watch.pace();
+  };
+  EXPECT_EQ(pull(0, 7, kLarge, 1), 1);
+  EXPECT_EQ(pull(1, 0, kLarge, 4), 1);
+  watch.see(pulled);
+  EXPECT_EQ(watch.pace(), 1) << "the same parts";
+  EXPECT_EQ(pull(1, 1, kLarge - 1, 4), 1) << "too small";
+  EXPECT_EQ(pull(1, 2, 2 * kLarge, 4), 0.5);
+  EXPECT_EQ(pull(1, 3, kLarge, 4), 0.25);
 }
 
 }  // namespace

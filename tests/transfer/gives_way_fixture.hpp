@@ -4,6 +4,7 @@
 #include "transfer/traffic.hpp"
 
 #include <cstddef>
+#include <deque>
 #include <vector>
 
 namespace penstock::testing {
@@ -51,6 +52,22 @@ class GivesWayTest : public Base {
       }
       EXPECT_TRUE(soon_carries_its_share(1));
     }
+  }
+
+  /// All links are slow together, with parts of `bytes` on them. No member gives way, or not for long: its
+  /// first chunks may be read first.
+  void expect_keeps_its_share_if_all_are_slow(std::size_t bytes) {
+    EXPECT_TRUE(soon_carries_its_share(1));
+    EXPECT_TRUE(soon_carries_its_share(2));
+    const std::vector<Buffer> there = this->poisoned_for_all(2 * bytes);
+    const LockedForAll host(this->plain_, bytes);
+    std::deque<Traffic> traffic;
+    for (std::size_t i = 0; i < there.size(); ++i) {
+      traffic.emplace_back(this->plain_[i], there[i].data(), host.data(), bytes, CopyDirection::h2d);
+    }
+    carried_once();
+    EXPECT_TRUE(soon_carries_its_share(1));
+    EXPECT_TRUE(soon_carries_its_share(2));
   }
 
   /// A member that seems slow carries at most `most` at once, and from then on between `probe` and `probes`.

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 namespace penstock::testing {
 namespace {
 
@@ -27,44 +30,77 @@ TEST(RelayPace, SeesThatTheLinkOrTheWayToTheReceiverIsBusy) {
                                          {1.0, 0.65, true}}) {
     RelayPace pace = undisturbed();
     note(pace, 3, pull * kPull, push * kPush);
-    EXPECT_EQ(pace.is_busy(1), busy) << pull << " " << push;
+    EXPECT_EQ(pace.is_busy(1, 1), busy) << pull << " " << push;
     pace.note(kPull, kPush);
-    EXPECT_FALSE(pace.is_busy(1));
+    EXPECT_FALSE(pace.is_busy(1, 1));
   }
 }
 
 TEST(RelayPace, IsNotMovedByTwoSlowChunks) {
   RelayPace pace = undisturbed();
   note(pace, 2, kPull / 10, kPush / 10);
-  EXPECT_FALSE(pace.is_busy(1));
+  EXPECT_FALSE(pace.is_busy(1, 1));
   pace.note(kPull / 10, kPush / 10);
-  EXPECT_TRUE(pace.is_busy(1));
+  EXPECT_TRUE(pace.is_busy(1, 1));
 }
 
 TEST(RelayPace, KnowsNothingBeforeItsFirstChunks) {
   RelayPace pace;
-  EXPECT_FALSE(pace.is_busy(1));
+  EXPECT_FALSE(pace.is_busy(1, 1));
   note(pace, 3, kPull, kPush);
-  EXPECT_FALSE(pace.is_busy(1));
+  EXPECT_FALSE(pace.is_busy(1, 1));
 }
 
 TEST(RelayPace, TakesAChunkThatTellsNothingForAGoodOne) {
   RelayPace pace = undisturbed();
   note(pace, 3, kPull / 10, kPush / 10);
-  pace.note(RelayPace::kUnknown, RelayPace::kUnknown);
-  EXPECT_FALSE(pace.is_busy(1));
+  pace.note(ChunkRates::kUnknown, ChunkRates::kUnknown);
+  EXPECT_FALSE(pace.is_busy(1, 1));
   note(pace, 3, kPull, kPush);
-  EXPECT_FALSE(pace.is_busy(1)) << "it is not the best";
+  EXPECT_FALSE(pace.is_busy(1, 1)) << "it is not the best";
 }
 
 // Three relays bring 150 GB/s. What two of them leave of 400 is 300.
 TEST(RelayPace, ExpectsThatOtherRelaysPushToTheSameReceiver) {
   RelayPace pace = undisturbed();
   note(pace, 3, kPull, 250e9);
-  EXPECT_TRUE(pace.is_busy(1));
-  EXPECT_FALSE(pace.is_busy(3));
+  EXPECT_TRUE(pace.is_busy(1, 1));
+  EXPECT_FALSE(pace.is_busy(3, 1));
   note(pace, 3, kPull, 200e9);
-  EXPECT_TRUE(pace.is_busy(3));
+  EXPECT_TRUE(pace.is_busy(3, 1));
+}
+
+// The host is busy, and all links are slow together.
+TEST(RelayPace, IsNotBusyIfTheReceiversLinkIsAsSlow) {
+  for (const double slow : {0.5, 0.1, 0.001}) {
+    RelayPace pace = undisturbed();
+    note(pace, 3, slow * kPull, slow * kPush);
+    EXPECT_FALSE(pace.is_busy(1, slow));
+    EXPECT_FALSE(pace.is_busy(1, slow / 0.75)) << "they differ by some percent";
+    EXPECT_TRUE(pace.is_busy(1, 2 * slow));
+    note(pace, 3, slow * kPull / 2, slow * kPush);
+    EXPECT_TRUE(pace.is_busy(1, slow)) << "others use the link, too";
+    note(pace, 3, slow * kPull, slow * kPush / 2);
+    EXPECT_TRUE(pace.is_busy(1, slow)) << "others use the way to the receiver, too";
+  }
+}
+
+TEST(ChunkRates, ThePaceFallsWithTheSecondSlowChunkAndRisesWithTheSecondFastOne) {
+  ChunkRates rates;
+  EXPECT_EQ(rates.pace(), 1);
+  std::vector<double> paces;
+  for (const double rate : {8, 2, 2, 8, 2, 4, 8, 8, 16}) {
+    rates.note(rate);
+    paces.push_back(rates.pace());
+  }
+  EXPECT_EQ(paces, (std::vector<double>{1, 1, 0.25, 0.25, 0.25, 0.5, 0.5, 1, 0.5}));
+}
+
+TEST(ChunkRates, AChunkThatTellsNothingSlowsNoPace) {
+  ChunkRates rates;
+  for (const double rate : {8.0, 2.0, ChunkRates::kUnknown, 2.0, ChunkRates::kUnknown}) rates.note(rate);
+  EXPECT_EQ(rates.pace(), 1);
+  EXPECT_EQ(rates.best(), 8);
 }
 
 }  // namespace

@@ -62,6 +62,8 @@ TEST_P(RelayTest, GivesWayWithinAFewChunks) {
   expect_gives_way_soon(kProbes + 6 * kChunk, kChunk / 2 + 1, kProbes);
 }
 
+TEST_P(RelayTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) { expect_keeps_its_share_if_all_are_slow(kChunk); }
+
 // Their latency, and the gaps between copies, would show in the rates of the following two. So they are not
 // judged, even if they take long.
 

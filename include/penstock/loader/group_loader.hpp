@@ -44,10 +44,11 @@ class GroupLoader {
   GroupLoader(Dataset dataset, DeviceGroup group, LoaderOptions options = {}, GroupLinks links = {});
   /// Feeds one member, the `receiver`, over the links of all that reach it: the others pull parts of each
   /// batch into buffers of their own, and push them on. They give way: if others use such a member's link, or
-  /// its way to the receiver, its parts take longer, and it gets only a probe now and then, until it finds
-  /// the wires free again. Batches whose parts are smaller than 1 MiB do not tell. A member without memory
-  /// for its parts sits out. If no member reaches the receiver, or `links.measured` says that relays do not
-  /// pay, its own link carries all. next() takes and gives one stream and one batch: the receiver's.
+  /// its way to the receiver, its parts take longer, and those over the receiver's own link do not. Then it
+  /// gets only a probe now and then, until it finds the wires free again. Batches whose parts are smaller
+  /// than 1 MiB do not tell. A member without memory for its parts sits out. If no member reaches the
+  /// receiver, or `links.measured` says that relays do not pay, its own link carries all. next() takes and
+  /// gives one stream and one batch: the receiver's.
   ///
   /// Otherwise as the constructor. Also throws InvalidArgument for a residency.
   [[nodiscard]] static GroupLoader relay(std::size_t receiver, Dataset dataset, DeviceGroup group,

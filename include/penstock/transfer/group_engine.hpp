@@ -86,8 +86,9 @@ class GroupEngine {
 
   /// Sends to one member, the `receiver`, over the links of all that reach it. The others pull into buffers
   /// of their own, and give way: if others use such a member's link, or its way to the receiver, its chunks
-  /// take longer. It then carries only a probe now and then, until it finds the wires free again. Others are
-  /// not noticed if they are there from the first chunk of the engine on. Otherwise as feed_once.
+  /// take longer, and those over the receiver's own link do not. It then carries only a probe now and then,
+  /// until it finds the wires free again. Others are not noticed if they are there from the first chunk of
+  /// the engine on. Otherwise as feed_once.
   [[nodiscard]] Transfer relay(std::size_t receiver, std::byte* destination,
                                std::span<const GroupPiece> pieces, const GroupCopyOptions& options = {});
   [[nodiscard]] Transfer relay(std::size_t receiver, void* destination, const void* source, std::size_t bytes,

@@ -7,16 +7,49 @@
 
 namespace penstock {
 
-/// How fast one member relays chunks to another: over its own link (pull), and on to the receiver (push). It
-/// shows whether others use the same wires, such as the member's own work or a collective.
-///
-/// A chunk is compared with the best one so far. So it is not noticed if others use the wires from the first
-/// chunk on, until they pause once.
-class RelayPace {
+/// The rates of the chunks that cross one wire, in bytes/s.
+class ChunkRates {
  public:
   /// A rate that tells nothing.
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
+  void note(double rate) noexcept {
+    std::shift_left(latest_.begin(), latest_.end(), 1);
+    latest_.back() = rate;
+    if (rate != kUnknown) best_ = std::max(best_, rate);
+  }
+  [[nodiscard]] double best() const noexcept { return best_; }
+  /// The latest rate beside the best: less than 1 if the wire is slower than it can be. 1 if that is not
+  /// known. One slow chunk does not count, two do: fewer than is_below needs.
+  [[nodiscard]] double pace() const noexcept {
+    const auto [a, b, c] = latest_;
+    const double median = std::max(std::min(a, b), std::min(std::max(a, b), c));
+    return median < best_ ? median / best_ : 1;
+  }
+  /// True if the latest chunks were all slower than `rate`, by much.
+  [[nodiscard]] bool is_below(double rate) const noexcept {
+    return *std::max_element(latest_.begin(), latest_.end()) < kFarBelow * rate;
+  }
+
+ private:
+  // Who shares a wire with one other gets half of it. Beside NCCL's all-reduce on two H200s, pushes get an
+  // estimated 50 to 65 %: they take 52 GB/s, and the all-reduce loses 35. Without others, rates of large
+  // chunks differ by some percent.
+  static constexpr double kFarBelow = 0.7;
+
+  double best_ = 0;
+  // In a row. One slow chunk may be a hiccup of the host, or have met the push of another relay.
+  std::array<double, 3> latest_ = {kUnknown, kUnknown, kUnknown};
+};
+
+/// How fast one member relays chunks to another: over its own link (pull), and on to the receiver (push). It
+/// shows whether others use the same wires, such as the member's own work or a collective.
+///
+/// A chunk is compared with the best one so far, and with the receiver's own link: if the host is busy, all
+/// links are slow together, and nobody uses the member's. So it is not noticed if others use the wires from
+/// the first chunk on, until they pause once, or if they slow the receiver's link as much.
+class RelayPace {
+ public:
   /// The rates of one chunk, in bytes/s.
   void note(double pull, double push) noexcept {
     pull_.note(pull);
@@ -24,36 +57,16 @@ class RelayPace {
   }
 
   /// True if others use the link, or the way to the receiver. `relays`: the members that relay to the
-  /// receiver now. Each of the others takes as much of that way as its link brings.
-  [[nodiscard]] bool is_busy(std::size_t relays) const noexcept {
-    const double taken = static_cast<double>(relays - 1) * pull_.best;
-    return pull_.is_below(pull_.best) || push_.is_below(push_.best - taken);
+  /// receiver now. Each of the others takes as much of that way as its link brings. `own`: the pace of the
+  /// receiver's link.
+  [[nodiscard]] bool is_busy(std::size_t relays, double own) const noexcept {
+    const double taken = static_cast<double>(relays - 1) * pull_.best();
+    return pull_.is_below(own * pull_.best()) || push_.is_below(own * (push_.best() - taken));
   }
 
  private:
-  // Who shares a wire with one other gets half of it. Beside NCCL's all-reduce on two H200s, pushes get an
-  // estimated 50 to 65 %: they take 52 GB/s, and the all-reduce loses 35. Without others, rates of large
-  // chunks differ by some percent.
-  static constexpr double kBusyBelow = 0.7;
-  // In a row. One slow chunk may be a hiccup of the host, or have met the push of another relay.
-  static constexpr std::size_t kSlowChunks = 3;
-
-  struct Rates {
-    double best = 0;
-    std::array<double, kSlowChunks> latest = {kUnknown, kUnknown, kUnknown};
-
-    void note(double rate) noexcept {
-      std::shift_left(latest.begin(), latest.end(), 1);
-      latest.back() = rate;
-      if (rate != kUnknown) best = std::max(best, rate);
-    }
-    [[nodiscard]] bool is_below(double undisturbed) const noexcept {
-      return *std::max_element(latest.begin(), latest.end()) < kBusyBelow * undisturbed;
-    }
-  };
-
-  Rates pull_;
-  Rates push_;
+  ChunkRates pull_;
+  ChunkRates push_;
 };
 
 }  // namespace penstock
