@@ -38,17 +38,21 @@ case "${1:-}" in
     echo "built after $SECONDS s"
     tools/python.sh beside &
     package=$!
+    # run_program FOLDER PROGRAM [PART FILTER]
     run_program() {
-      timeout 300 "$1" --gtest_brief=1 --gtest_output="xml:$2/${1##*/}.xml" >"$2/${1##*/}.log" 2>&1
-      local status=$?
+      local name=${2##*/}${3:+-$3} status
+      timeout 300 "$2" --gtest_brief=1 "--gtest_filter=${4:-*}" --gtest_output="xml:$1/$name.xml" >"$1/$name.log" 2>&1
+      status=$?
       # Programs that tests start say what is running, too.
-      echo "${1##*/}: $(tail -n 40 "$2/${1##*/}.log" | grep -v '^Running main')"
+      echo "$name: $(grep -E 'Failure|FAILED|PASSED|tests ran|Actual|Which is' "$1/$name.log" | tail -n 12)"
+      if [ $status -eq 124 ]; then echo "$name: stopped after 300 s"; fi
       return $status
     }
     export -f run_program
-    # The largest, which takes longest, begins first.
+    # The largest, which takes longest, begins first, in parts: suites name the device that a test runs on.
     find build/release/tests -maxdepth 1 -name 'test_*' -type f -executable -printf '%s %p\n' | sort -rn | cut -d' ' -f2- |
-      xargs -P 3 -I PROGRAM bash -c 'run_program PROGRAM "$1"' - "$results" || status=1
+      sed '1{h;s|$| cuda *Cuda*|p;g;s|$| other -*Cuda*|}' |
+      xargs -P 5 -L 1 bash -c 'run_program "$@"' - "$results" || status=1
     wait $package || status=1
     echo "C++ tests and the package after $SECONDS s"
     tools/python.sh gpu-test "$results" python/tests/test_*.py || status=1

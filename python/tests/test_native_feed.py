@@ -738,7 +738,7 @@ def test_another_way_to_collate_tensors_is_obeyed(device, monkeypatch):
 
 
 def test_a_batch_that_the_device_cannot_hold_goes_the_loaders_way():
-    fed = penstock.feed(loader_of(X), device="host:memory=512")
+    fed = penstock.feed(loader_of(X), device="host:memory=256")
     assert "one batch does not fit" in fed.describe()[0]
 
 
