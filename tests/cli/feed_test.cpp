@@ -214,7 +214,8 @@ TEST_F(Feed, PrintsThePlanAndTheAccount) {
 }
 
 TEST_F(Feed, ShowsABarOnATerminal) {
-  const CommandResult result = command.run_on_terminal(feed({"--epochs", "40", "--step-ms", "2", "--verify"}));
+  const CommandResult result =
+      command.run_on_terminal(feed({"--epochs", "40", "--step-ms", "2", "--verify"}));
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_THAT(result.errors, AllOf(HasSubstr("\r["), HasSubstr("/40, "), HasSubstr(" samples/s, "),
                                    HasSubstr(" left"), EndsWith("\r\033[K")));
