@@ -158,7 +158,7 @@ TEST_P(EnginePacing, AStreamThatWaitsGetsTheRestAtOnce) {
 }
 
 TEST_P(EnginePacing, PartsEnqueuedAtOnceComeOneAfterTheOther) {
-  const Ends ends = this->ends(4 * kSmall);
+  const Ends ends = this->ends(6 * kSmall);
   GatedStream first(*device_);
   GatedStream second(*device_);
   faulty_->hold_back_all(first.word());
@@ -171,11 +171,12 @@ TEST_P(EnginePacing, PartsEnqueuedAtOnceComeOneAfterTheOther) {
   first.open();
   EXPECT_FALSE(is_done_soon(consumer));
   // The last part is on the stream that is not held back.
-  const auto there = read(ends.destination.data() + 3 * kSmall, kSmall, device_->create_stream());
-  EXPECT_EQ(first_difference(there, ends.source.bytes().subspan(3 * kSmall)), 0);
+  const auto there = read(ends.destination.data() + 4 * kSmall, 2 * kSmall, device_->create_stream());
+  EXPECT_EQ(first_difference(there, ends.source.bytes().subspan(4 * kSmall)), 0);
   second.open();
   transfer.synchronize();
   expect_whole(ends);
+  EXPECT_EQ(transfer.report().copies, 4U) << "of those, one is under way: they are as large as two";
 }
 
 TEST_P(EnginePacing, PartsGrowUpToALargeOne) {
