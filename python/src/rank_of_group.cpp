@@ -22,8 +22,13 @@ struct Source {
   std::span<const std::byte> bytes;
 };
 
-/// Writes arrays side by side. Those between `sources`, which ascend, stay as they are.
-FillFunction copies_of(std::vector<Source> sources, StoreKind stores) {
+/// Writes the arrays at these offsets, which ascend. What lies between them stays as it is.
+FillFunction copies_of(const std::vector<Leaf>& leaves, const std::vector<std::size_t>& offsets,
+                       StoreKind stores) {
+  std::vector<Source> sources;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].bytes > 0) sources.push_back({offsets[i], {leaves[i].data, leaves[i].bytes}});
+  }
   return [sources = std::move(sources), stores](std::size_t offset, std::span<std::byte> destination) {
     const std::size_t end = offset + destination.size();
     auto source = std::ranges::upper_bound(
@@ -113,9 +118,22 @@ void RankOfGroup::tell(const std::string& error) const {
 
 Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
   std::optional<Shipment> shipment;
+  Engine::Layout layout;
+  std::vector<FilledBlock> blocks;
+  std::optional<Stream> after;
   std::string facts;
   try {
     shipment.emplace(engine->load(tree, expand, false, nullptr, nullptr));
+    const std::vector<Leaf>& leaves = shipment->nest.leaves();
+    // Groups depend on how the memory of this process is locked, and the others have another.
+    layout = Engine::lay_out_in_order(leaves);
+    const StoreKind stores =
+        engine->transfers().profile().streaming_stores ? StoreKind::streaming : StoreKind::cached;
+    if (!leaves.empty()) {
+      blocks.push_back({shipment->flight.pending_.storage->data(), layout.bytes,
+                        copies_of(leaves, layout.offsets, stores)});
+    }
+    after = engine->stream_of(shipment->flight);
     facts = "it sends " + shipment->nest.describe();
   } catch (const nb::python_error& error) {
     tell(message_of(error.value()));
@@ -124,20 +142,6 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
     tell(error.what());
     throw;
   }
-  const std::vector<Leaf>& leaves = shipment->nest.leaves();
-  const bool streaming = engine->transfers().profile().streaming_stores;
-  // Groups depend on how the memory of this process is locked, and the others have another.
-  Engine::Layout layout = Engine::lay_out_in_order(leaves);
-  std::vector<Source> sources;
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    if (leaves[i].bytes > 0) sources.push_back({layout.offsets[i], {leaves[i].data, leaves[i].bytes}});
-  }
-  std::vector<FilledBlock> blocks;
-  if (!leaves.empty()) {
-    blocks.push_back({shipment->flight.pending_.storage->data(), layout.bytes,
-                      copies_of(std::move(sources), streaming ? StoreKind::streaming : StoreKind::cached)});
-  }
-  const std::optional<Stream> after = engine->stream_of(shipment->flight);
   {
     const nb::gil_scoped_release unlocked;
     const Stream* const stream = after ? &*after : nullptr;
@@ -148,7 +152,7 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
     });
     if (filled) {
       shipment->offsets = std::move(layout.offsets);
-    } else if (!leaves.empty()) {
+    } else if (!shipment->nest.leaves().empty()) {
       engine->enqueue(*shipment, {.after = stream});
     }
   }
