@@ -31,6 +31,7 @@ struct Arguments {
   std::string profile;
   std::string json;
   std::string measured;
+  std::string gather;  ///< only such feeds, if it is not empty
   std::size_t mib = 1024;
   double seconds = 0.8;
 };
@@ -154,7 +155,11 @@ class Bench {
                                         {602112, 64}}) {
       const std::size_t samples = std::max(2 * batch, arguments_.mib * kMiB / sample);
       const Dataset dataset({make_field("x", DType::uint8, {sample}, samples)});
-      for (const Setting& setting : settings_of(sample, batch)) compare(dataset, setting);
+      for (const Setting& setting : settings_of(sample, batch)) {
+        if (arguments_.gather.empty() || gather_path_name(setting.path) == arguments_.gather) {
+          compare(dataset, setting);
+        }
+      }
     }
   }
 
@@ -269,8 +274,10 @@ int run(int argc, char** argv) {
   app.add_option("--json", arguments.json, "Write each setting's stages here");
   app.add_option("--mib", arguments.mib, "Size of each dataset");
   app.add_option("--seconds", arguments.seconds, "Time of each setting");
+  app.add_option("--gather", arguments.gather, "Only feeds that gather so: host, zero-copy or copy-engine");
   app.add_option("--measured", arguments.measured, "An earlier run's --json: compare the model with it");
   CLI11_PARSE(app, argc, argv);
+  if (!arguments.gather.empty()) static_cast<void>(parse_gather_path(arguments.gather));  // throws
   if (!arguments.measured.empty()) return compare_with(arguments.measured), 0;
   Bench bench(arguments);
   bench.run();
