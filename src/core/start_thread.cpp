@@ -1,6 +1,7 @@
 #include <penstock/core/start_thread.hpp>
 
 #include <pthread.h>
+#include <sys/prctl.h>
 
 #include <csignal>
 #include <utility>
@@ -32,6 +33,7 @@ std::thread start_thread(const char* name, std::function<void()> body) {
   const SignalShield shield;
   return std::thread([name, run = std::move(body)] {
     pthread_setname_np(pthread_self(), name);
+    prctl(PR_SET_TIMERSLACK, 1UL);  // ns
     run();
   });
 }

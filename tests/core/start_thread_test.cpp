@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 
 #include <csignal>
 #include <string>
@@ -47,6 +48,14 @@ TEST(StartThread, LeavesTheSignalsOfItsCallerAsTheyWere) {
   EXPECT_EQ(sigismember(&after, SIGUSR2), 1);
   EXPECT_EQ(sigismember(&after, SIGINT), sigismember(&before, SIGINT));
   EXPECT_EQ(sigismember(&after, SIGUSR1), sigismember(&before, SIGUSR1));
+}
+
+TEST(StartThread, SleepsNoLongerThanItShould) {
+  const int before = prctl(PR_GET_TIMERSLACK);
+  int slack = -1;
+  start_thread("penstock-test", [&] { slack = prctl(PR_GET_TIMERSLACK); }).join();
+  EXPECT_EQ(slack, 1);
+  EXPECT_EQ(prctl(PR_GET_TIMERSLACK), before);
 }
 
 }  // namespace
