@@ -18,6 +18,13 @@ constexpr std::size_t kAheadBytes = 4096;
 
 constexpr std::size_t kLargeRow = 4096;
 
+// Pieces: a small row takes 5 to 30 ns, and handing work to another thread some µs.
+constexpr std::size_t kPiecesAThread = 4;
+constexpr std::size_t kMostPieceBytes = std::size_t{256} << 10;
+constexpr std::size_t kMostPieceRows = 1024;
+constexpr std::size_t kLeastPieceBytes = std::size_t{16} << 10;
+constexpr std::size_t kLeastPieceRows = 256;
+
 void prefetch(const std::byte* row, std::size_t bytes) noexcept {
   for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(row + offset, 0, 3);
   __builtin_prefetch(row + bytes - 1, 0, 3);
@@ -88,6 +95,12 @@ void gather_rows(const std::byte* rows, std::size_t row_bytes, std::span<const s
     default:
       return gather_small(rows, indices, destination, AnyCopy{row_bytes});
   }
+}
+
+std::size_t rows_of_piece(std::size_t rows, std::size_t row_bytes, std::size_t threads) noexcept {
+  const std::size_t most = std::clamp<std::size_t>(kMostPieceBytes / row_bytes, 1, kMostPieceRows);
+  const std::size_t least = std::clamp<std::size_t>(kLeastPieceBytes / row_bytes, 1, kLeastPieceRows);
+  return std::clamp(rows / (kPiecesAThread * threads), least, most);
 }
 
 }  // namespace penstock

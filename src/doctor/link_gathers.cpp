@@ -37,7 +37,6 @@ constexpr std::size_t kDeviceBatchBytes = 32 * kMiB;  // delivered; more than a 
 constexpr std::size_t kMostSamples = 16384;
 constexpr std::size_t kMostDeviceSamples = 262144;
 constexpr std::size_t kMostCopies = 1024;  // in one call
-constexpr std::size_t kGatheredPiece = 256 * kKiB;
 constexpr double kShortestTime = 1e-12;
 
 bool is_on_device(Gather gather) { return gather == Gather::resident || gather == Gather::widening; }
@@ -168,7 +167,7 @@ class GatherBench {
   /// Returns the seconds of the host's threads, while the link carries earlier batches.
   double gather_on_host(std::size_t batch) {
     std::byte* const staging = bench_.pinned_target() + batch * slot_bytes_;
-    const std::size_t piece = std::clamp<std::size_t>(kGatheredPiece / sample_bytes_, 1, 1024);
+    const std::size_t piece = rows_of_piece(samples_, sample_bytes_, threads());
     const auto begin = std::chrono::steady_clock::now();
     workers_->for_each((samples_ + piece - 1) / piece,
                        [&](std::size_t i) {

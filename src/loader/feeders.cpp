@@ -1,23 +1,12 @@
 #include "loader/feeders.hpp"
 
+#include <penstock/core/gather_rows.hpp>
+
 #include <algorithm>
 
 namespace penstock {
 
 namespace {
-
-constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
-// Enough pieces that a thread that comes late costs little, and none so small that taking it does.
-constexpr std::size_t kPiecesAThread = 4;
-constexpr std::size_t kLeastPieceBytes = std::size_t{16} << 10;
-constexpr std::size_t kLeastPieceSamples = 256;
-
-/// Samples that one thread gathers at a time, of `samples` samples of `bytes` bytes.
-std::size_t samples_of_piece(std::size_t samples, std::size_t bytes, std::size_t threads) noexcept {
-  const std::size_t most = std::clamp<std::size_t>(kPieceBytes / bytes, 1, kSamplesAtATime);
-  const std::size_t least = std::clamp<std::size_t>(kLeastPieceBytes / bytes, 1, kLeastPieceSamples);
-  return std::clamp(samples / (kPiecesAThread * threads), least, most);
-}
 
 const std::byte* end_of(const CopyPiece& piece) {
   return static_cast<const std::byte*>(piece.source) + piece.bytes;
@@ -131,8 +120,7 @@ class HostFeeder final : public Feeder {
     for (GatheredField& gathered : fields_) {
       gathered.list.choose(batch);
       const std::size_t samples = gathered.list.samples().size();
-      gathered.piece_samples =
-          samples_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
+      gathered.piece_samples = rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
       gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
       pieces += gathered.pieces;
       bytes += gathered.list.bytes();

@@ -32,8 +32,8 @@ struct CopyStream {
   OrderAhead order;  ///< in the staging buffer
 };
 
-/// Samples that one host thread computes the indices of, or gathers if they are small, at a time. Such work
-/// takes 5 to 30 ns a sample, and handing it to another thread some µs.
+/// Samples that one host thread computes the indices of at a time. That takes some ns a sample, and handing
+/// it to another thread some µs.
 inline constexpr std::size_t kSamplesAtATime = 1024;
 
 /// One batch on its way into its slot.

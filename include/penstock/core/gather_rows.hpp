@@ -13,6 +13,11 @@ namespace penstock {
 void gather_rows(const std::byte* rows, std::size_t row_bytes, std::span<const std::uint64_t> indices,
                  std::byte* destination, StoreKind stores) noexcept;
 
+/// How many of `rows` rows one of `threads` threads gathers before it takes others: enough pieces for each
+/// thread that one that comes late costs little, and none so small that taking it does. At least 1.
+[[nodiscard]] std::size_t rows_of_piece(std::size_t rows, std::size_t row_bytes,
+                                        std::size_t threads) noexcept;
+
 /// Calls `copy(first_index, rows, offset)` for each run of successive indices. The run's rows begin at byte
 /// `offset` of the destination.
 template <typename Copy>
