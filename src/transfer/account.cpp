@@ -126,7 +126,7 @@ void Account::Request::answer(const Delivery& delivery) {
   const BatchTimes& times = delivery.times;
   TimedBatch* const timed = mark(delivery.timed, times, false);
   const std::lock_guard lock(account_.mutex_);
-  if (timed != nullptr) account_.pending_.push_back(timed);
+  account_.add_pending(timed);
   const double seen = account_.now();
   account_.update(times.epoch, [&](Sum& sum) {
     FeedStatistics& s = sum.statistics;
@@ -145,7 +145,7 @@ void Account::Request::answer(const Delivery& delivery) {
 void Account::Request::end(std::uint64_t epoch) {
   TimedBatch* const timed = mark(account_.open(), {.epoch = epoch}, true);
   const std::lock_guard lock(account_.mutex_);
-  if (timed != nullptr) account_.pending_.push_back(timed);
+  account_.add_pending(timed);
   const double seen = account_.now();
   account_.update(epoch, [&](Sum& sum) {
     if (sum.statistics.batches == 0) sum.first_asked = asked_;
@@ -170,6 +170,15 @@ void Account::update(std::uint64_t epoch, Update&& update) {
   fed_seconds_ += found->seconds() - before;
 }
 
+/// The work before a batch belongs to none if the batch before goes untimed.
+void Account::add_pending(TimedBatch* timed) {
+  if (timed != nullptr) {
+    timed->is_first |= follows_untimed_;
+    pending_.push_back(timed);
+  }
+  follows_untimed_ = timed == nullptr;
+}
+
 void Account::harvest() {
   while (!pending_.empty() && is_over(*pending_.front())) {
     TimedBatch* const timed = pending_.front();
@@ -178,6 +187,7 @@ void Account::harvest() {
       read(*timed);
     } catch (...) {
       free_.push_back(timed);
+      (pending_.empty() ? follows_untimed_ : pending_.front()->is_first) = true;
       throw;
     }
   }

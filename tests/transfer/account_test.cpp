@@ -164,6 +164,31 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
   }
 }
 
+/// The consumer's stream works for `step` after each of three batches, of which the second is not timed.
+TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
+  constexpr double kStep = 0.02;
+  for (const bool is_refused : {false, true}) {  // or its times cannot be read
+    make_account();
+    for (int i = 0; i < 3; ++i) {
+      Account::Request request(*account_, &*stream_);
+      if (i == 1 && is_refused) {
+        request.answer({.times = {.samples = 3}, .delivered_bytes = 1});
+      } else {
+        answer_with_batch(request);
+      }
+      stream_->occupy(kStep);
+      stream_->synchronize();
+      if (i == 1 && !is_refused) {
+        faulty_->fail(Entry::event_elapsed);
+        EXPECT_THROW(static_cast<void>(account_->total()), DeviceError);
+        faulty_->heal();
+      }
+    }
+    EXPECT_EQ(account_->total().timed_batches, 2U);
+    EXPECT_LT(account_->total().compute_seconds, 1.5 * kStep);
+  }
+}
+
 TEST_P(TransferAccount, AHostThatIsLateToSeeItsDeviceTakesNothingFromTheStep) {
   constexpr double kStep = 0.02;
   faulty_->delay(Entry::event_synchronize, std::chrono::milliseconds(20));

@@ -54,7 +54,8 @@ struct Delivery {
 
 /// Adds up the counts and times of a feed. The host's are added at once. Times on the device are read from
 /// events once these are done, in the order of the batches. The host never waits for them. If the device lags
-/// by more batches than there are events, further batches are not timed. Thread-safe. If an event fails, its
+/// by more batches than there are events, further batches are not timed, nor is the consumer's work on them.
+/// Thread-safe. If an event fails, its
 /// batch is not timed, or the call throws DeviceError and may be made again.
 class Account {
  public:
@@ -121,6 +122,7 @@ class Account {
   template <typename Update>
   void update(std::uint64_t epoch, Update&& update);
   void add_record();
+  void add_pending(TimedBatch* timed);
   void harvest();
   /// Times in seconds since `anchor`.
   [[nodiscard]] BatchTimes device_times(const TimedBatch& timed, const Event& anchor) const;
@@ -137,6 +139,7 @@ class Account {
   std::vector<std::unique_ptr<TimedBatch>> records_;
   std::vector<TimedBatch*> free_;
   std::vector<TimedBatch*> pending_;  ///< answered, oldest first
+  bool follows_untimed_ = false;      ///< what is answered next
   std::vector<Event> spare_;          ///< for requests
   TimedBatch* previous_ = nullptr;    ///< the last one read; the next times are measured from its `asked`
   double previous_asked_ = 0;
