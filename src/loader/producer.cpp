@@ -3,6 +3,7 @@
 #include "loader/plan_feed.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/core/pause.hpp>
 
 #include <algorithm>
 #include <span>
@@ -12,10 +13,14 @@ namespace penstock {
 
 namespace {
 
+/// Batches that are enqueued and have not arrived, at most.
+std::size_t most_under_way(std::size_t prefetch_depth) {
+  return std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
+}
+
 /// No staging slots if kernels read all samples where they lie, in an order of the device's own.
 std::size_t staging_count(const FeedPlan& plan, std::size_t prefetch_depth) {
-  if (plan.staging_bytes == 0) return 0;
-  return std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
+  return plan.staging_bytes == 0 ? 0 : most_under_way(prefetch_depth);
 }
 
 /// The bytes of a batch that copies bring, and not kernels.
@@ -45,7 +50,8 @@ Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_mem
           context_.device,
           {.segment_bytes = staging_count(context_.plan, prefetch_depth) * staging_bytes(context_.plan)})),
       staging_(context_.device, pinned_, staging_count(context_.plan, prefetch_depth),
-               staging_bytes(context_.plan)) {
+               staging_bytes(context_.plan)),
+      ends_(most_under_way(prefetch_depth)) {
   for (std::size_t i = 0; i < staging_.size(); ++i) {
     std::byte* const memory = staging_[i].data();
     staging_slots_.push_back({memory, static_cast<std::byte*>(context_.device.device_address(memory))});
@@ -82,6 +88,10 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
     pinned = &staging_.next_in_naps();
     staging = staging_slots_[turn_ % staging_slots_.size()];
   }
+  // As a staging slot does, this keeps the host near the device. Otherwise it would enqueue as many batches
+  // as a program asks for whose own work runs late: the account could not time them all.
+  std::shared_ptr<const Event>& end = ends_[turn_ % ends_.size()];
+  if (pinned == nullptr && end != nullptr) nap_until([&] { return end->query(); });
   CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
   const CopyStream& next = copy_streams_[turn_ % copy_streams_.size()];
   const Stream& stream = copy.stream;
@@ -110,6 +120,7 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
     pacer_.join();
     ring_.mark_end(slot, stream, item.timed);
     if (pinned != nullptr) pinned->sent(slot.ready);
+    end = slot.ready;
   };
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);

@@ -41,7 +41,8 @@ class Producer {
   std::vector<CopyStream> copy_streams_;
   Pool pinned_;
   PinnedRing staging_;
-  std::vector<StagingSlot> staging_slots_;  ///< the slots of staging_, in their order
+  std::vector<StagingSlot> staging_slots_;          ///< the slots of staging_, in their order
+  std::vector<std::shared_ptr<const Event>> ends_;  ///< of the latest batches, each in the place of its turn
   std::size_t turn_ = 0;
 };
 

@@ -178,6 +178,19 @@ TEST_P(LoaderAccount, BatchesGoUntimedWhereTheDeviceLags) {
   EXPECT_EQ(loader.epoch_stats(2)->timed_batches, 150U);
 }
 
+TEST_P(LoaderAccount, AllBatchesAreTimedOfAProgramThatRunsAheadOfItsDevice) {
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(::testing::PrintToString(way));
+    Loader loader(dataset_, *device_,
+                  {.residency = Residency::parse(way.residency), .gather = way.gather, .threads = 1});
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      while (loader.next(*stream_)) stream_->occupy(0.0003);
+    }
+    stream_->synchronize();
+    EXPECT_EQ(loader.stats().timed_batches, 3 * 90U);
+  }
+}
+
 /// A link of known speed. All batches are asked for before the first crosses it, or cross it before the
 /// consumer comes to the first, so that threads of the host have no part in the times. Margins are wide: the
 /// tests check which of two figures is many times the other.
