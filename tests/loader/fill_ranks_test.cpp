@@ -1,5 +1,6 @@
 #include "fake_driver/fake_cuda_controls.hpp"
 #include "loader/ranks.hpp"
+#include "support/device_cases.hpp"
 #include "support/other_process.hpp"
 
 #include <penstock/core/error.hpp>
@@ -322,10 +323,10 @@ TEST_P(FillRanksTest, AQuickFillCanBeEnded) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Groups, FillRanksTest,
-                         ::testing::Values(Devices{"Host", {"host:0", "host:1"}},
-                                           Devices{"HostLate3",
-                                                   {"host:0,late=1", "host:1,late=1", "host:2,late=1"}},
-                                           Devices{"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}),
+                         ::testing::ValuesIn(needed_here(std::vector<Devices>{
+                             {"Host", {"host:0", "host:1"}},
+                             {"HostLate3", {"host:0,late=1", "host:1,late=1", "host:2,late=1"}},
+                             {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}})),
                          [](const auto& each) { return each.param.name; });
 
 class FakeFills : public FillRanksTest {};

@@ -1,6 +1,7 @@
 #include "fake_driver/fake_cuda_controls.hpp"
 #include "loader/loader_fixture.hpp"
 #include "loader/ranks.hpp"
+#include "support/device_cases.hpp"
 #include "support/fork.hpp"
 #include "support/other_process.hpp"
 
@@ -581,17 +582,15 @@ TEST_P(RankLoaderTest, OneThatIsKilledOnTheWayToAnotherPlaceIsNamed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, RankLoaderTest,
-                         ::testing::Values(Devices{"Host", {"host:0,memory=64MiB", "host:1,memory=64MiB"}},
-                                           Devices{
-                                               "HostLate3",
-                                               {"host:0,memory=64MiB,late=1", "host:1,memory=64MiB,late=1",
-                                                "host:2,memory=64MiB,late=1"}},
-                                           Devices{"HostSlow",
-                                                   {"host:0,memory=64MiB,link=0.05,peer=0.05",
-                                                    "host:1,memory=64MiB,link=0.05,peer=0.05"}},
-                                           Devices{"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}),
-                         [](const auto& each) { return each.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Groups, RankLoaderTest,
+    ::testing::ValuesIn(needed_here(std::vector<Devices>{
+        {"Host", {"host:0,memory=64MiB", "host:1,memory=64MiB"}},
+        {"HostLate3",
+         {"host:0,memory=64MiB,late=1", "host:1,memory=64MiB,late=1", "host:2,memory=64MiB,late=1"}},
+        {"HostSlow", {"host:0,memory=64MiB,link=0.05,peer=0.05", "host:1,memory=64MiB,link=0.05,peer=0.05"}},
+        {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}})),
+    [](const auto& each) { return each.param.name; });
 
 class PlainRanks : public RankLoaderTest {};
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "support/bytes.hpp"
+#include "support/device_cases.hpp"
 #include "support/faulty_backend.hpp"
 
 #include <penstock/core/error.hpp>
@@ -38,14 +39,14 @@ inline std::vector<GroupCase> group_cases() {
     for (int i = 0; i < 3; ++i) specs.push_back("host:" + std::to_string(i) + ",memory=256MiB" + options);
     return specs;
   };
-  return {
+  return needed_here(std::vector<GroupCase>{
       {"Host", hosts("")},
       {"HostLate", hosts(",late=1")},
       {"HostSlowPeers", hosts(",link=2,peer=0.5,latency=5")},
       {"HostSlowLinks", hosts(",link=0.2,peer=2,latency=5")},
       {"FakeCuda", {"cuda:0", "cuda:1"}, true},
       {"Cuda", {"cuda:0", "cuda:1"}},
-  };
+  });
 }
 
 /// Host memory that every device of a group reads in place.
