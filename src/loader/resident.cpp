@@ -38,7 +38,8 @@ bool move_memory(TransferEngine& engine, std::byte* destination, std::span<const
 /// Moves samples that must be read one by one, through two pinned slots.
 bool move_gathered(const Device& device, const Dataset& dataset, std::size_t f, const FieldPlan& field,
                    std::byte* destination, HostWorkers& workers, FunctionRef<bool()> stopped) {
-  const std::uint64_t chunk_samples = std::max<std::uint64_t>(1, kGatherBytes / field.sample_bytes);
+  const std::uint64_t chunk_samples =
+      std::clamp<std::uint64_t>(kGatherBytes / field.sample_bytes, 1, field.resident_samples);
   const std::size_t chunk_bytes = static_cast<std::size_t>(chunk_samples) * field.sample_bytes;
   const Stream stream = device.create_stream();
   Pool pinned = make_pinned_pool(device, {.segment_bytes = 2 * align_up(chunk_bytes, 256)});
