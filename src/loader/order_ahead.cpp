@@ -6,8 +6,9 @@ namespace penstock {
 
 const std::uint64_t* OrderAhead::order(const SampleRun& batch, std::uint64_t epoch, const Stream& stream) {
   if (!has(batch, epoch)) {
-    // Those past the epoch's end are never asked for.
-    SampleRun ahead = batch.part(0, std::max<std::uint64_t>(batch.count, room_));
+    // The last batch may go past the epoch's end, and no other is asked for there.
+    const std::uint64_t left = (batch.size - batch.first % batch.size) / batch.stride + batch.count;
+    SampleRun ahead = batch.part(0, std::max(batch.count, std::min<std::uint64_t>(room_, left)));
     stream.fill_order({ahead, indices_});
     ahead_ = std::move(ahead);
     epoch_ = epoch;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -67,6 +68,16 @@ TEST_P(LoaderOrderAhead, OneLaunchServesSeveralBatches) {
     const std::size_t batches = sampler.batches_per_epoch();
     EXPECT_EQ(launches() - before, 3 * ((batches + kAhead - 1) / kAhead));
   }
+}
+
+TEST_P(LoaderOrderAhead, NothingIsOrderedPastTheEpoch) {
+  std::memset(indices_->data(), 0xA5, indices_->size());
+  Sampler sampler = LoaderOrderAhead::sampler(0, 1);
+  SampleRun last;
+  for (SampleRun batch = sampler.next_run(); batch.count > 0; batch = sampler.next_run()) last = batch;
+  ASSERT_EQ(last.count, kSamples % kBatch);
+  expect_order(last, 0);
+  EXPECT_EQ(here_[2 * last.count], 0xA5A5A5A5A5A5A5A5);
 }
 
 TEST_P(LoaderOrderAhead, EverySecondBatchIsServed) {
