@@ -40,17 +40,17 @@ def torchrun(processes, restarts, directory, kills):
 
 
 def test_torchruns_restarts_lose_no_sample(tmp_path):
-    """A start with two ranks, which loses one. Then one with three: it loses one too, and torchrun restarts it."""
-    assert torchrun(2, 0, tmp_path, kills=2).returncode != 0
-    done = torchrun(3, 1, tmp_path, kills=2)
+    """A start with one rank, which is killed. Then one with two: it loses one, and torchrun restarts it."""
+    assert torchrun(1, 0, tmp_path, kills=2).returncode != 0
+    done = torchrun(2, 1, tmp_path, kills=2)
     assert done.returncode == 0, done.stderr[-6000:]
     saved = json.loads((tmp_path / "checkpoint.json").read_text())
     assert saved["starts"] == 3
-    assert {len(shares) for _, shares in saved["steps"]} == {2, 3}
+    assert {len(shares) for _, shares in saved["steps"]} == {1, 2}
     for epoch in range(2):
         sampler = penstock.Sampler(COUNT, shuffle=True, seed=1)
         sampler.set_epoch(epoch)
         order = list(sampler)
         steps = [shares for of, shares in saved["steps"] if of == epoch]
         seen = [index for shares in steps for row in zip(*shares, strict=True) for index in row]
-        assert seen[:COUNT] == order and seen[COUNT:] == order[: len(seen) - COUNT] and len(seen) - COUNT < 3
+        assert seen[:COUNT] == order and seen[COUNT:] == order[: len(seen) - COUNT] and len(seen) - COUNT < 2

@@ -774,7 +774,7 @@ def test_programs(program, status):
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
 
 
-# Links so slow that the host waits for most batches for a third of a second.
+# Links so slow that the host waits for most batches for an eighth of a second.
 SLOW = ",link=0.01"
 SIGNALLED = {
     "one": lambda link: {"device": f"host:13{link}"},
@@ -787,7 +787,7 @@ SIGNALLED = {
 @pytest.mark.parametrize("kind", SIGNALLED)
 def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
     """Nor does that batch come after the loader went elsewhere."""
-    x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(240_000, np.float32)
+    x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(80_000, np.float32)
     loader = penstock.Loader(x, 4, residency="none", **SIGNALLED[kind](SLOW))
 
     def first(batch):
@@ -826,7 +826,7 @@ def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
 @pytest.mark.parametrize("kind", SIGNALLED)
 def test_a_signals_handler_sees_the_place_of_what_the_program_has(kind):
     """While the loader waits for a batch that the program does not have yet."""
-    x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(240_000, np.float32)
+    x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(80_000, np.float32)
     loader = penstock.Loader(x, 4, residency="none", **SIGNALLED[kind](SLOW))
     given, seen = 0, []
 

@@ -14,12 +14,6 @@ from ranks import answers, kill_one_of_three, start
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "3"))
 
 HELPERS = """
-torch = None
-if not DEVICE.startswith("cuda"):  # the fake driver has no PyTorch
-    try:
-        import torch
-    except ImportError:
-        pass
 def on_host(tree):
     return penstock.to_host(tree)
 def bytes_of(array):
@@ -57,6 +51,11 @@ def run_all(text, ranks, tmp_path, device="host:{rank}", **more):
 
 SAME_TREES = """
 import dataclasses
+torch = None
+try:
+    import torch
+except ImportError:
+    pass
 @dataclasses.dataclass
 class Pair:
     left: object

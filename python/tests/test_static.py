@@ -127,8 +127,7 @@ def graph_of(array):
     return (array * torch.ones(1, device=array.device, requires_grad=True)).sum()
 
 
-@pytest.mark.parametrize("what", KEEP)
-@pytest.mark.parametrize("which", [0, 2])
+@pytest.mark.parametrize(("what", "which"), [(what, number % 2 * 2) for number, what in enumerate(KEEP)])
 def test_keeping_is_an_error_and_nothing_is_lost(make, what, which, device):
     feed = penstock.feed(make(), device, static=True)
     expected = list(make())
@@ -161,7 +160,7 @@ def test_the_last_two_batches_may_be_used_together(make, device):
     assert same(pairs, list(itertools.pairwise(expected)))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+@pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_variable_of_a_loop_that_was_left_is_not_in_the_way(make, depth, device):
     feed, expected = penstock.feed(make(), device, depth, static=True), list(make())
     for count in (1, 2, 1, 5):

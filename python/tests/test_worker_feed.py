@@ -868,6 +868,14 @@ def begun(loader):
     return feed
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Has PyTorch look after its workers every half second, not every five."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    workers = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(workers._try_get_data, "__defaults__", (0.5,))
+
+
 class Owner:
     """Has a loader whose collate_fn is its own method."""
 
@@ -878,7 +886,7 @@ class Owner:
         return torch.stack([image for image, _ in samples])
 
 
-def test_persistent_workers_go_with_the_owner_of_their_loader():
+def test_persistent_workers_go_with_the_owner_of_their_loader(impatient):
     owner = Owner()
     gone = weakref.ref(owner)
     kept(penstock.feed(owner.loader, "host"))
@@ -997,7 +1005,7 @@ class Turning:
         return COUNT
 
 
-def test_a_message_of_killed_workers_is_not_taken_for_another():
+def test_a_message_of_killed_workers_is_not_taken_for_another(impatient):
     def loader():
         return DataLoader(Tensors(), 5, num_workers=1, sampler=Turning())
 
