@@ -264,7 +264,8 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::Option* budget =
       add_file(*command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3");
   CLI::Option* profile =
-      add_file(*command, "--profile", options.profile, "Link profile of the machine that was recorded");
+      add_file(*command, "--profile", options.profile,
+               "Link profile of the machine that was recorded; for a program, in place of the stored one");
   CLI::Option* html = add_file(*command, "--html", options.html,
                                "Write a page with the findings, a timeline and the link's curve to FILE");
   CLI::Option* perfetto = add_file(

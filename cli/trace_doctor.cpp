@@ -25,6 +25,8 @@ namespace penstock::cli {
 
 namespace {
 
+namespace fs = std::filesystem;
+
 std::string read_text(const std::string& file) {
   constexpr std::streamsize kMostBytes = 1 << 20;
   std::ifstream in(file, std::ios::binary);
@@ -52,6 +54,22 @@ double recorded_seconds(const Timeline& timeline) {
   return whole.begin < whole.end ? static_cast<double>(whole.end - whole.begin) * 1e-9 : 0;
 }
 
+/// Those that are stored for this machine's GPUs. Without any, no driver is opened.
+std::vector<LinkProfile> profiles_here(const Environment& environment) {
+  std::vector<LinkProfile> profiles;
+  std::error_code error;
+  if (!environment.cache_directory || !fs::is_directory(*environment.cache_directory / "penstock", error)) {
+    return profiles;
+  }
+  for (const DeviceInfo& info : Device::inventory(environment.device).devices) {
+    if (info.in_host_memory) continue;
+    if (auto profile = stored_profile(LinkProfile::file_for(*environment.cache_directory, info), info)) {
+      profiles.push_back(std::move(*profile));
+    }
+  }
+  return profiles;
+}
+
 }  // namespace
 
 Examiner::Examiner(const DoctorOptions& options, const Environment& environment)
@@ -75,22 +93,37 @@ Examiner::Examiner(const DoctorOptions& options, const Environment& environment)
   has_standard_output_ = streams == 1;
   if (has_budget_) budget_ = parse_budget(read_text(options.budget), options.budget);
   if (html_) chart_library_ = chart_library(environment.chart_libraries);
-  if (options.profile.empty()) return;
+  if (options.profile.empty()) {
+    // What was recorded elsewhere says nothing of this machine's links.
+    if (!options.command.empty()) here_ = profiles_here(environment);
+    return;
+  }
   try {
-    profile_ = LinkProfile::parse(read_text(options.profile));
+    named_ = LinkProfile::parse(read_text(options.profile));
   } catch (const InvalidArgument& error) {
     throw Error(fmt::format("{}: {}", options.profile, error.what()));
   }
 }
 
+const LinkProfile* Examiner::profile_of(const Timeline& timeline) const {
+  if (named_) return &*named_;
+  if (timeline.devices.empty() && !here_.empty()) return &here_.front();
+  for (const auto& [number, name] : timeline.devices) {
+    const auto found = std::ranges::find(here_, name, &LinkProfile::device_name);
+    if (found != here_.end()) return &*found;
+  }
+  return nullptr;
+}
+
 TraceReport Examiner::examine(std::string name, const Timeline& timeline) const {
+  const LinkProfile* const profile = profile_of(timeline);
   TraceReport report;
   report.file = std::move(name);
   report.events = timeline.events;
   report.recorded_seconds = recorded_seconds(timeline);
-  report.diagnosis =
-      diagnose_timeline(timeline, {.h2d_ceiling = profile_ ? profile_->ceiling(CopyDirection::h2d) : 0,
-                                   .profile = profile_ ? &*profile_ : nullptr});
+  report.diagnosis = diagnose_timeline(
+      timeline,
+      {.h2d_ceiling = profile != nullptr ? profile->ceiling(CopyDirection::h2d) : 0, .profile = profile});
   if (has_budget_) report.breaches = check_budget(budget_, report.diagnosis);
   return report;
 }
@@ -101,7 +134,7 @@ int Examiner::status(const TraceReport& report) {
 
 void Examiner::draw(const TraceReport& report, const Timeline& timeline) {
   const auto write_html = [&] {
-    if (html_) html_.write(trace_page(report, timeline, profile_, chart_library_));
+    if (html_) html_.write(trace_page(report, timeline, profile_of(timeline), chart_library_));
   };
   const auto write_perfetto = [&](TextSink sink) {
     write_chrome_trace(timeline, report.diagnosis, sink, packs_);

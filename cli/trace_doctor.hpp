@@ -34,13 +34,17 @@ class Examiner {
   [[nodiscard]] bool has_standard_output() const noexcept { return has_standard_output_; }
 
  private:
+  /// Null if there is none.
+  [[nodiscard]] const LinkProfile* profile_of(const Timeline& timeline) const;
+
   OutputFile json_;
   OutputFile html_;
   OutputFile perfetto_;
   bool packs_ = false;
   bool has_standard_output_ = false;
   std::optional<std::string> chart_library_;
-  std::optional<LinkProfile> profile_;
+  std::optional<LinkProfile> named_;  ///< by --profile
+  std::vector<LinkProfile> here_;     ///< of this machine's GPUs, if the program runs on it
   bool has_budget_ = false;
   std::vector<BudgetLine> budget_;
 };

@@ -195,8 +195,7 @@ std::string copies_table(const std::vector<CopyRate>& rates) {
   return html + "</tbody></table>";
 }
 
-Json link_json(const std::vector<CopyRate>& rates, const std::optional<LinkProfile>& profile,
-               double ceiling) {
+Json link_json(const std::vector<CopyRate>& rates, const LinkProfile* profile, double ceiling) {
   using Curve = LinkProfile::Curve;
   Json curves = Json::array();
   const auto add = [&](Curve curve, const char* colour, const char* name) {
@@ -227,7 +226,7 @@ Json link_json(const std::vector<CopyRate>& rates, const std::optional<LinkProfi
   return {{"curves", curves}, {"ceiling", ceiling}, {"copies", copies}};
 }
 
-std::string link_text_of(const std::optional<LinkProfile>& profile, double ceiling) {
+std::string link_text_of(const LinkProfile* profile, double ceiling) {
   const std::string circles =
       "Each circle stands for copies of about one size and rate; the more time they take, the larger it is.";
   if (profile) {
@@ -305,8 +304,7 @@ std::string page_data(const TimelineExcerpt& excerpt, Json link) {
 
 }  // namespace
 
-std::string trace_page(const TraceReport& report, const Timeline& timeline,
-                       const std::optional<LinkProfile>& profile,
+std::string trace_page(const TraceReport& report, const Timeline& timeline, const LinkProfile* profile,
                        const std::optional<std::string>& chart_library) {
   const Diagnosis& diagnosis = report.diagnosis;
   const TimelineExcerpt excerpt = excerpt_timeline(timeline, diagnosis, {.most_bars = 8000});

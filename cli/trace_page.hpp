@@ -14,7 +14,7 @@ namespace penstock::cli {
 /// there is one. `chart_library` is d3's text. Without it the page has no timeline and no curves, and says
 /// what is missing.
 [[nodiscard]] std::string trace_page(const TraceReport& report, const Timeline& timeline,
-                                     const std::optional<LinkProfile>& profile,
+                                     const LinkProfile* profile,
                                      const std::optional<std::string>& chart_library);
 
 }  // namespace penstock::cli

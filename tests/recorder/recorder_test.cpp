@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -71,6 +72,28 @@ TEST_F(Recorder, ExaminesAProgramAndPassesItsOutputAndStatusOn) {
                     HasSubstr("Copies from pageable memory: 1 in a step, 1.91 MiB at 10.0 GB/s"),
                     HasSubstr("Waits of the host for the GPU: 1 in a step"),
                     Not(HasSubstr("without its exit handlers"))));
+}
+
+TEST_F(Recorder, KnowsTheLinksOfTheMachineThatTheProgramRanOn) {
+  constexpr const char* kKnown = "The lines are what the link profile of Fake GPU";
+  command_.environment.insert(command_.environment.end(),
+                              {"PENSTOCK_LIBCUDA=" PENSTOCK_FAKE_DRIVER, "HOME=" + command_.home().string()});
+  const auto page = [&](const std::string& name) {
+    EXPECT_EQ(run({"init", "steps=20"}, {"--html", path(name), "--record", path(name + ".records")}).status,
+              0);
+    std::ifstream file(path(name));
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_THAT(page("before.html"), Not(HasSubstr(kKnown)));
+  ASSERT_EQ(
+      command_.run({"link", "--device", "cuda:0", "--quick", "--max-bytes", "64KiB", "--repetitions", "2"})
+          .status,
+      0);
+  EXPECT_THAT(page("after.html"), HasSubstr(kKnown));
+  // A recording may be another machine's.
+  ASSERT_EQ(command_.run({"doctor", path("after.html.records"), "--html", path("elsewhere.html")}).status, 0);
+  std::ifstream file(path("elsewhere.html"));
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}), Not(HasSubstr(kKnown)));
 }
 
 TEST_F(Recorder, CountsEveryCallOnce) {
