@@ -1,5 +1,6 @@
 import os
 import signal
+import tempfile
 
 import numpy as np
 import pytest
@@ -13,6 +14,13 @@ DEVICES = [
     "host:late=1",
     pytest.param("cuda:0", marks=gpu),
 ]
+
+
+def pytest_configure(config):
+    """No test finds a link profile of the user's."""
+    folder = tempfile.TemporaryDirectory(prefix="penstock-test-cache-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_CACHE_HOME"] = folder.name
 
 
 def pytest_collection_modifyitems(config, items):
