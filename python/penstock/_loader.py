@@ -37,11 +37,11 @@ class Loader:
     """Feeds arrays to a device, epoch after epoch: shuffled, batched, and ahead of the consumer.
 
     `data`: one array, or a tuple, list or dict of them, a TensorDataset or a TensorDict; the first axis of each counts
-    samples. NumPy arrays, memory maps and PyTorch tensors are read in place, without a copy, so they must not change
-    meanwhile. Other arrays are converted to NumPy. Batches have the same structure. A table (pandas, polars, Arrow,
-    a Hugging Face dataset, anything with an Arrow C stream) becomes a dict of its columns, each in its own type; nulls
-    are refused. A `SharedDataset` is one copy for all processes of a host. The order of the samples follows from `seed`
-    and the epoch.
+    samples. NumPy arrays, memory maps and PyTorch tensors without gaps are read in place, without a copy, so they must
+    not change meanwhile. Strided ones are copied once, and other arrays are converted to NumPy. Batches have the same
+    structure. A table (pandas, polars, Arrow, a Hugging Face dataset, anything with an Arrow C stream) becomes a dict
+    of its columns, each in its own type; nulls are refused. A `SharedDataset` is one copy for all processes of a host.
+    The order of the samples follows from `seed` and the epoch.
 
     A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
     GPU. Its memory is a slot of a ring. The slot goes back to the loader when the last tensor of the batch and the last

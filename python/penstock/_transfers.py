@@ -49,10 +49,11 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
     there. If the trees differ, all raise InvalidArgument. If a process ends or fails, the others raise Error.
 
     `relay`: a list of other devices, whose links help to fill `device`. They pull parts of the bytes into buffers of
-    their own, at most 4 chunks of some MiB, and push them on. The less room their links have, the less they carry. A
-    neighbour's link is the neighbour's, so nothing is relayed unless this is given. "auto" takes all devices that reach
-    the memory of `device`: of the GPUs that this process sees, or of the host devices that it has open. Each GPU that
-    it takes is opened here, which costs some hundred MB of its memory.
+    their own, at most 4 chunks of some MiB each, and push them on. A stored profile of the group may say other chunks,
+    at most 8 of 16 MiB. The less room their links have, the less they carry. Nests of less than 1 MiB are not relayed.
+    A neighbour's link is the neighbour's, so nothing is relayed unless this is given. "auto" takes all devices that
+    reach the memory of `device`: of the GPUs that this process sees, or of the host devices that it has open. It opens
+    all GPUs that this process sees, which costs some hundred MB of memory on each.
     """
     if isinstance(group, ProcessGroup):
         group.refuse(False, relay)
