@@ -133,17 +133,22 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   Finding finding = copy_finding(view, copies);
   std::vector<TimeSpan> gaps;
   TraceTime waited = 0;
+  TraceTime waited_before = 0;
   for (const ViewedCopy& viewed : copies) {
     const TimeSpan wait = view.call(*viewed.waited).time;
     waited += wait.end - wait.begin;
+    waited_before += std::clamp(viewed.copy->time.begin, wait.begin, wait.end) - wait.begin;
     gaps.push_back(gap_after(view, wait));
   }
   const double blocked = view.account.per_step(waited);
   const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
   finding.gain = {std::min(blocked, gap) / 2, std::min(blocked, exposed_seconds(view, copies) + gap)};
   finding.text = fmt::format(
-      "Copies from pinned memory that the host waits for: {}. It waits {}, and the GPU idles {} after.",
-      count_text(view, finding), format_seconds(blocked), format_seconds(gap));
+      "Copies from pinned memory that the host waits for: {}. It waits {}, of that {} for earlier work "
+      "before "
+      "the copies begin, and the GPU idles {} after.",
+      count_text(view, finding), format_seconds(blocked),
+      format_seconds(view.account.per_step(waited_before)), format_seconds(gap));
   finding.meaning = "The memory is pinned, so the copy could run by itself while the host launches kernels.";
   finding.change = "x = x.to(device, non_blocking=True)";
   finding.penstock_change = "for batch in penstock.feed(loader): ...";

@@ -1,4 +1,4 @@
-#include <penstock/doctor/recording.hpp>
+#include <penstock/doctor/timeline.hpp>
 
 #include <algorithm>
 #include <cstddef>

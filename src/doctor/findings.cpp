@@ -187,8 +187,8 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   for (const std::string& note : timeline.notes) list.push_back({{}, note});
   if (timeline.steps.empty()) {
     list.push_back({{"round-trips", "step"},
-                    say("No steps are marked, so all figures are of the whole recording. Call the profiler's "
-                        "step() in the loop.",
+                    say("No steps are marked, and no sequence of kernels and copies repeats exactly. So all "
+                        "figures are of the whole recording. Call the profiler's step() in the loop.",
                         "No steps were found, as no sequence of kernels and copies repeats exactly. So all "
                         "figures are of the whole recording.")});
   }

@@ -11,8 +11,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -107,6 +109,7 @@ class TraceParser {
           "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]");
     }
     sort_timeline(timeline_);
+    if (timeline_.steps.empty()) timeline_.steps = find_steps(timeline_);
     return std::move(timeline_);
   }
 
@@ -271,7 +274,7 @@ class TraceParser {
   void keep_event() {
     const std::string_view category = event_.category;
     if (category == "kernel" || category == "gpu_memset") {
-      timeline_.work.push_back({event_.time, stream(), device(), 0});
+      timeline_.work.push_back({event_.time, stream(), device(), label()});
     } else if (category == "gpu_memcpy") {
       TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}};
       if (read_copy_name(event_.name, copy)) timeline_.copies.push_back(copy);
@@ -300,6 +303,11 @@ class TraceParser {
     const auto [to, from] = event_.element_bytes;
     if (event_.name != "aten::copy_" || from == 0 || to <= from) return;
     timeline_.widenings.push_back({event_.time.begin, event_.elements, thread(), from, to});
+  }
+
+  /// Two kernels in 65,535 may share one.
+  std::uint16_t label() const {
+    return static_cast<std::uint16_t>(1 + std::hash<std::string>{}(event_.name) % 65535);
   }
 
   std::uint16_t device() {

@@ -188,6 +188,17 @@ TimelineBuilder pinned_copies_and_waits(std::string_view copied, std::string_vie
   return builder;
 }
 
+TEST(Findings, TellTheWaitForEarlierWorkFromThatForTheCopy) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 74, t + 104);
+        b.call(CallKind::stream_synchronize, t + 4, t + 105);
+      },
+      155);
+  EXPECT_THAT(only_finding(builder).text,
+              HasSubstr("It waits 101 µs, of that 70.0 µs for earlier work before"));
+}
+
 TEST(Findings, NameBlockingCopiesWhoseWaitsComeLaterInTheSameLine) {
   EXPECT_EQ(only_finding(pinned_copies_and_waits("train.py(7)", "train.py(7)")).id, "blocking-copies");
   EXPECT_THAT(ids(diagnose(pinned_copies_and_waits("train.py(7)", "train.py(8)"))),

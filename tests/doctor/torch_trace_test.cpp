@@ -5,6 +5,7 @@
 #include <penstock/core/error.hpp>
 #include <penstock/doctor/timeline.hpp>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
@@ -85,6 +86,28 @@ std::string complaint(std::string_view text, std::size_t most = std::numeric_lim
     return error.what();
   }
   return "";
+}
+
+/// `count` times two kernels, a step every 100 us; `mark`: an event more.
+std::string repeated(int count, const std::string& mark = "") {
+  std::string text = R"({"traceEvents": [)" + mark;
+  for (int i = 0; i < 2 * count; ++i) {
+    text += fmt::format(R"({}{{"ph": "X", "cat": "kernel", "name": "{}", "ts": {}, "dur": 10,
+                        "args": {{"device": 0, "stream": 7}}}})",
+                        i > 0 ? "," : "", i % 2 == 0 ? "gemm" : "relu", 50 * i + (i % 2 == 0 ? 20 : 0));
+  }
+  return text + "]}";
+}
+
+TEST(TorchTrace, FindsStepsThatNobodyMarked) {
+  const std::vector<TimeSpan> steps = parse(repeated(20)).steps;
+  ASSERT_GE(steps.size(), 18U);
+  for (const TimeSpan& step : steps) EXPECT_EQ(step.end - step.begin, 100'000);
+  EXPECT_THAT(parse(repeated(3)).steps, ::testing::IsEmpty());
+  const std::string marked = repeated(
+      20, R"({"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 9, "tid": 9, "ts": 100,
+              "dur": 50.5},)");
+  EXPECT_THAT(parse(marked).steps, ElementsAre(TimeSpan{100'000, 150'500}));
 }
 
 TEST(TorchTrace, KeepsTheRecordsThatRulesNeed) {

@@ -38,9 +38,4 @@ struct Recording {
 /// and if the folder has none.
 [[nodiscard]] std::vector<Recording> read_recordings(const std::filesystem::path& folder);
 
-/// The steps of a program that marks none: the shortest sequence of labelled kernels and copies on the
-/// busiest device that repeats exactly, at least five times in turn, and that most of the work belongs to. A
-/// step begins with the longest idle time within the sequence. Empty if there is none. `timeline` is sorted.
-[[nodiscard]] std::vector<TimeSpan> find_steps(const Timeline& timeline);
-
 }  // namespace penstock

@@ -102,7 +102,7 @@ struct Timeline {
   std::vector<TimelineCall> calls;
   std::vector<TimelineHostSpan> host;
   std::vector<TimelineWidening> widenings;
-  std::vector<TimeSpan> steps;                   ///< empty: the recording does not mark any
+  std::vector<TimeSpan> steps;                   ///< empty: none are marked, and none were found
   std::vector<std::string> names;                ///< of operators ("aten::copy_") and frames
   std::map<std::uint16_t, std::string> devices;  ///< names of those that the recording describes
   std::uint64_t events = 0;                      ///< of the recording, also those that are not kept
@@ -122,5 +122,10 @@ void sort_timeline(Timeline& timeline);
 /// records above are kept. Throws Error with the place for a file that is damaged or is not such a trace, and
 /// if it holds no work of a GPU.
 [[nodiscard]] Timeline read_torch_trace(const std::filesystem::path& file);
+
+/// The steps of a program that marks none: the shortest sequence of labelled kernels and copies on the
+/// busiest device that repeats exactly, at least five times in turn, and that most of the work belongs to. A
+/// step begins with the longest idle time within the sequence. Empty if there is none. `timeline` is sorted.
+[[nodiscard]] std::vector<TimeSpan> find_steps(const Timeline& timeline);
 
 }  // namespace penstock
