@@ -132,6 +132,20 @@ def test_the_group_says_what_each_device_carried(group):
     assert sum(members.carried()) - sum(before) == LARGE
 
 
+def test_relays_carry_a_part_over_their_own_links(group, random, tmp_path):
+    members = group_of(group)
+    path = files.write(tmp_path / "large.safetensors", {"large": ("U8", (4 * LARGE,), bytes(4 * LARGE))})
+    for relayed in (
+        lambda: penstock.to_device(torch.zeros(4 * LARGE, dtype=torch.uint8), group[0], relay=group[1:]),
+        lambda: penstock.load_safetensors(path, group[0], relay=group[1:]),
+    ):
+        before = members.carried()
+        relayed()
+        carried = [now - then for now, then in zip(members.carried(), before, strict=True)]
+        assert sum(carried) == 4 * LARGE
+        assert carried[0] < 4 * LARGE
+
+
 def group_of(specs):
     return group_for([engine_for(spec) for spec in specs])
 
