@@ -137,9 +137,9 @@ def save_safetensors(
         with _saving:
             if _last is not None:
                 _last._end()
-            memory, _kept = _kept, None
             hosts = [engine_for("host"), *host_engines()]
-            save = _core.copy_weights(names, arrays, types, texts, hosts, engine_of_gpu, memory)
+            save = _core.copy_weights(names, arrays, types, texts, hosts, engine_of_gpu, _kept)
+            _kept = None
             pending = _last = PendingSave(save, path, report=not wait)
             pending._begin()
         if wait:

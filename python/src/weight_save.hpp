@@ -21,8 +21,11 @@ class WeightSave {
 
   /// True if the memory serves a file of so many bytes as well, with less than half of it idle.
   [[nodiscard]] bool serves(const std::shared_ptr<Engine>& engine, std::size_t bytes) const noexcept;
-  /// Frees the memory. Nothing else may be called then.
-  void release() noexcept { memory_.reset(); }
+  /// Frees the memory, which serves no file then.
+  void release() noexcept {
+    memory_.reset();
+    capacity_ = 0;
+  }
   /// Begins anew, with a file of so many bytes.
   void begin(std::size_t bytes);
 

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import pathlib
 import resource
 import signal
 import subprocess
@@ -185,6 +186,34 @@ def test_the_memory_is_kept_for_the_next_save(path):
     small = save(1000)
     assert small is not large
     assert files.content(path)[0]["a"][2] == bytes(1000)
+
+
+def save_ones(count, path):
+    """The memory that is kept after it."""
+    penstock.save_safetensors({"a": torch.ones(count, dtype=torch.uint8)}, path)
+    assert files.content(path)[0]["a"][2] == b"\1" * count
+    return _saving._kept
+
+
+def test_a_save_that_is_refused_leaves_the_memory_for_the_next(path):
+    first = save_ones(9 << 20, path)
+    with pytest.raises(penstock.InvalidArgument, match="'__metadata__'"):
+        penstock.save_safetensors({"__metadata__": torch.zeros(1)}, path)
+    assert save_ones(9 << 20, path) is first
+
+
+def test_memory_that_was_freed_for_a_save_without_room_serves_no_other(path):
+    first = save_ones(9 << 20, path)
+    large = torch.zeros(256 << 20, dtype=torch.uint8)
+    addresses = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (addresses + (64 << 20), before[1]))
+    try:
+        with pytest.raises(MemoryError):
+            penstock.save_safetensors({"a": large}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert save_ones(9 << 20, path) is not first
 
 
 def test_threads_may_save_at_once(device, tmp_path):
