@@ -343,6 +343,19 @@ def test_on_the_host_a_batch_lies_in_its_slot():
     del iterator
 
 
+def test_slots_are_not_pinned_by_the_loader_too(monkeypatch):
+    """DataLoader's thread would copy each batch out of its slot, which is locked already."""
+    started = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.utils.data._utils.pin_memory, "_pin_memory_loop", lambda *_: started.append(1))
+    loader = DataLoader(Tensors(), 5, num_workers=1, pin_memory=True)
+    pool = _worker_feed._Pool("host", 1, 3)
+    pool._engine = types.SimpleNamespace(is_cuda=True)
+    assert len(list(_worker_feed._Epoch(loader, pool))) == COUNT // 5
+    assert loader.pin_memory and not started
+
+
 def test_batches_that_are_kept_stay_as_they_are(device):
     loader = DataLoader(Tensors(), 3, num_workers=2, persistent_workers=True)
     expected = kept(loader)
