@@ -343,6 +343,22 @@ def test_on_the_host_a_batch_lies_in_its_slot():
     del iterator
 
 
+class Stacked(dict):
+    """A sample. Of a batch it notes, in the worker, how far apart its tensors lie."""
+
+    def update(self, items):
+        super().update(items, apart=items["b"].data_ptr() - items["a"].data_ptr())
+
+
+def test_pytorchs_collate_stacks_into_the_slot(monkeypatch):
+    counted = Counting(monkeypatch)
+    samples = [Stacked(a=noise(i, 300), b=noise(i, 300)) for i in range(COUNT)]
+    feed = penstock.feed(DataLoader(samples, 4, num_workers=1), "host")
+    apart = [batch["apart"] for _ in range(2) for batch in feed]
+    # 4 * 300 bytes, aligned. Outside of slots each tensor begins a page.
+    assert apart.count(1280) == counted.slots > 0
+
+
 def test_slots_are_not_pinned_by_the_loader_too(monkeypatch):
     """DataLoader's thread would copy each batch out of its slot, which is locked already."""
     started = []
