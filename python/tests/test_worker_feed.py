@@ -473,6 +473,55 @@ def test_an_exception_of_a_sample_is_the_workers(device, persistent):
         del iterator
 
 
+class Slow(Tensors):
+    seconds = 0
+
+    def __getitem__(self, i):
+        if i == 25:
+            time.sleep(self.seconds)
+        return super().__getitem__(i)
+
+
+def test_a_timeout_is_pytorchs_error():
+    dataset = Slow()
+    loader = DataLoader(dataset, 5, num_workers=1)
+    feed = penstock.feed(loader, "host")
+    kept(feed)
+    dataset.seconds, loader.timeout = 2, 1
+    assert message_of(kept, feed) == message_of(kept, loader) == "RuntimeError: DataLoader timed out after 1 seconds"
+    dataset.seconds, loader.timeout = 0, 0
+    equal(kept(feed), kept(loader))
+    assert SHARED in feed.describe()
+
+
+class Overtaken(Tensors):
+    """The first sample comes only after a batch that the loader makes once it has given others."""
+
+    def __init__(self):
+        super().__init__()
+        self.overtaken = multiprocessing.Event()
+
+    def __getitem__(self, i):
+        if i == 0:
+            assert self.overtaken.wait(300)
+        if i == COUNT - 1:
+            self.overtaken.set()
+        return super().__getitem__(i)
+
+
+def test_batches_in_any_order_are_whole(monkeypatch):
+    counted = Counting(monkeypatch)
+    dataset = Overtaken()
+    feed = penstock.feed(DataLoader(dataset, 4, num_workers=2, in_order=False), "host")
+    for _ in range(3):
+        dataset.overtaken.clear()
+        images, labels = map(torch.cat, zip(*kept(feed), strict=True))
+        assert labels[0] != 0 and sorted(labels.tolist()) == list(range(COUNT))
+        assert all(torch.equal(image, noise(int(i), 16, 33)) for image, i in zip(images, labels, strict=True))
+    assert counted.slots > 0
+    assert SHARED in feed.describe()
+
+
 def test_samples_that_do_not_stack_are_pytorchs_error():
     feed = penstock.feed(DataLoader(Growing(), 4, num_workers=1), "host")
     assert "stack expects each tensor to be equal size" in message_of(kept, feed)
