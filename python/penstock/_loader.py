@@ -82,7 +82,8 @@ class Loader:
     - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: how many gather; 0: at most 8.
     - `row_budget_bytes`: arrays in memory with samples of 64 bytes or less, such as the columns of a table, are copied
       into rows at the beginning, a row for each sample, and travel together. This is the most locked host memory that
-      the rows take; 0: an eighth of the machine's. What does not fit is read where it lies.
+      the rows take; 0: an eighth of the machine's, shared between the processes that torchrun started on it. What
+      does not fit is read where it lies.
     - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
 
@@ -197,7 +198,7 @@ class Loader:
             narrow=bool(narrow),
             data_may_change=False,
             device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
-            row_budget_bytes=whole("row_budget_bytes", row_budget_bytes, 0, what="a number of bytes"),
+            row_budget_bytes=_row_budget(row_budget_bytes),
             threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
             when_full=str(when_full),
         )
@@ -357,6 +358,11 @@ def _refuse(name: str) -> None:
     if name in _NOT_TAKEN:
         raise InvalidArgument(f"A Loader does not take {name}: {_NOT_TAKEN[name]}.")
     raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
+
+
+def _row_budget(given: int) -> int:
+    given = whole("row_budget_bytes", given, 0, what="a number of bytes")
+    return given or _core.host_memory_bytes() // 8 // _others.processes_of_host()
 
 
 def _need_bfloat16(engine: _core.Engine, options: list) -> None:

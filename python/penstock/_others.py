@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -63,6 +64,12 @@ def processes() -> int:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
     return distributed.get_world_size()
+
+
+def processes_of_host() -> int:
+    """The number of processes that torchrun started on this machine; 1 if it did not start this one."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(count)) if count.isdecimal() else 1
 
 
 def warn_unless_sharded(loader: Any, what: str) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import collections
-import functools
-import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _core
+from . import _core, _others
 from ._checks import whole
 from ._engines import engine_for
 from ._errors import Unsupported
@@ -37,13 +35,7 @@ def worker_memory_limit(limit: int | None = None) -> int:
     global _limit
     if limit is not None:
         _limit = whole("limit", limit, 0, what="a number of bytes")
-    return _core.host_memory_bytes() // 4 // _local_processes() if _limit is None else _limit
-
-
-@functools.cache
-def _local_processes() -> int:
-    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, int(count)) if count.isdecimal() else 1
+    return _core.host_memory_bytes() // 4 // _others.processes_of_host() if _limit is None else _limit
 
 
 def granted() -> int:

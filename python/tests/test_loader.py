@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 from interrupts import CtrlC, taken_amid_alarms
+from penstock import _core
 from support import place
 
 
@@ -105,6 +106,21 @@ def test_a_budget_for_rows(random):
     loader = penstock.Loader(table, 50, device="host", row_budget_bytes=1)
     assert not any("in rows of" in line for line in loader.describe())
     assert torch.equal(torch.cat([batch["i3"].clone() for batch in loader]), table["i3"])
+
+
+def test_processes_of_torchrun_on_one_host_share_the_default_budget_for_rows(random, monkeypatch):
+    table = {f"i{k}": torch.from_numpy(random.integers(0, 256, 1000)) for k in range(64)}
+
+    def in_rows(row_budget_bytes=0):
+        loader = penstock.Loader(table, 50, device="host", row_budget_bytes=row_budget_bytes)
+        return sum("in rows of" in line for line in loader.describe())
+
+    monkeypatch.setattr(_core, "host_memory_bytes", lambda: 8 * 64 * 1000)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert in_rows() == 64
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert in_rows() == 32
+    assert in_rows(64 * 1000) == 64
 
 
 @pytest.mark.parametrize("gather_blocks", [1, 7, 1000])
