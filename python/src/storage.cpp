@@ -1,5 +1,6 @@
 #include "storage.hpp"
 
+#include <penstock/core/error.hpp>
 #include <penstock/core/host_workers.hpp>
 
 #include <sys/mman.h>
@@ -51,7 +52,8 @@ Managed* export_view(const TensorView& view) {
 
 HostStorage::HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t alignment)
     : alignment_(alignment_of(bytes, alignment)) {
-  data_ = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), alignment_));
+  data_ = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), alignment_, std::nothrow));
+  if (data_ == nullptr) throw OutOfMemory("host memory", bytes, 0, 0);
   if (alignment_ != std::align_val_t{kHugePage}) return;
   const std::size_t whole_pages = bytes / kHugePage;
   madvise(data_, whole_pages * kHugePage, MADV_HUGEPAGE);

@@ -36,7 +36,8 @@ class Storage {
 /// present: threads that copy to parts of one page would each clear a whole one.
 class HostStorage final : public Storage {
  public:
-  /// `alignment`: at least that of a cache line. Blocks the host until large memory is present.
+  /// `alignment`: at least that of a cache line. Blocks the host until large memory is present. Throws
+  /// OutOfMemory.
   HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t alignment = 64);
   ~HostStorage() override;
 

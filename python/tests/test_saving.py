@@ -209,7 +209,7 @@ def test_memory_that_was_freed_for_a_save_without_room_serves_no_other(path):
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (addresses + (64 << 20), before[1]))
     try:
-        with pytest.raises(MemoryError):
+        with pytest.raises(penstock.OutOfMemory, match="cannot give 258 MiB"):
             penstock.save_safetensors({"a": large}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

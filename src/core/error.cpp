@@ -6,13 +6,22 @@
 
 namespace penstock {
 
+namespace {
+
+std::string use_text(std::size_t used, std::size_t free) {
+  if (used == 0 && free == 0) return "";  // not known
+  return fmt::format(": {} are used and {} are free", format_bytes(used), format_bytes(free));
+}
+
+}  // namespace
+
 Error::Error(const std::string& message, std::source_location where)
     : std::runtime_error(printable(message)), where_(where) {}
 
 OutOfMemory::OutOfMemory(const std::string& place, std::size_t asked, std::size_t used, std::size_t free,
                          const std::string& advice, std::source_location where)
-    : Error(fmt::format("{} cannot give {}: {} are used and {} are free.{}{}", place, format_bytes(asked),
-                        format_bytes(used), format_bytes(free), advice.empty() ? "" : " ", advice),
+    : Error(fmt::format("{} cannot give {}{}.{}{}", place, format_bytes(asked), use_text(used, free),
+                        advice.empty() ? "" : " ", advice),
             where),
       asked_(asked),
       used_(used),

@@ -26,6 +26,11 @@ TEST(ErrorTest, OutOfMemorySaysAllFigures) {
                "pinned pool cannot give 4 KiB: 1 KiB are used and 512 B are free. Raise the budget.");
 }
 
+TEST(ErrorTest, OutOfMemorySaysNoFiguresThatAreNotKnown) {
+  EXPECT_STREQ(OutOfMemory("host memory", 4096, 0, 0, "Free some.").what(),
+               "host memory cannot give 4 KiB. Free some.");
+}
+
 TEST(ErrorTest, DeviceErrorNamesCallAndCode) {
   const DeviceError error("CUDA_ERROR_UNKNOWN", "cuInit", 999, "");
   EXPECT_EQ(error.name(), "CUDA_ERROR_UNKNOWN");

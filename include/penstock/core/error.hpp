@@ -38,7 +38,7 @@ class Closed : public Error {
 };
 
 /// A request did not fit. All figures are bytes. `used` and `free` are those of the pool, budget or device
-/// that refused, when it refused.
+/// that refused, when it refused. If both are 0, they are not known.
 class OutOfMemory : public Error {
  public:
   /// `place` names what refused ("pinned pool", "device memory of cuda:0").
