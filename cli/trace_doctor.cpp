@@ -57,10 +57,10 @@ double recorded_seconds(const Timeline& timeline) {
 /// Those that are stored for this machine's GPUs. Without any, no driver is opened.
 std::vector<LinkProfile> profiles_here(const Environment& environment) {
   std::vector<LinkProfile> profiles;
+  if (!environment.cache_directory) return profiles;
+  const fs::path folder = LinkProfile::file_for(*environment.cache_directory, {}).parent_path();
   std::error_code error;
-  if (!environment.cache_directory || !fs::is_directory(*environment.cache_directory / "penstock", error)) {
-    return profiles;
-  }
+  if (!fs::is_directory(folder, error)) return profiles;
   for (const DeviceInfo& info : Device::inventory(environment.device).devices) {
     if (info.in_host_memory) continue;
     if (auto profile = stored_profile(LinkProfile::file_for(*environment.cache_directory, info), info)) {

@@ -145,8 +145,7 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   finding.gain = {std::min(blocked, gap) / 2, std::min(blocked, exposed_seconds(view, copies) + gap)};
   finding.text = fmt::format(
       "Copies from pinned memory that the host waits for: {}. It waits {}, of that {} for earlier work "
-      "before "
-      "the copies begin, and the GPU idles {} after.",
+      "before the copies begin, and the GPU idles {} after.",
       count_text(view, finding), format_seconds(blocked),
       format_seconds(view.account.per_step(waited_before)), format_seconds(gap));
   finding.meaning = "The memory is pinned, so the copy could run by itself while the host launches kernels.";

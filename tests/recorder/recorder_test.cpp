@@ -55,6 +55,10 @@ class Recorder : public ::testing::Test {
     return json::parse(file, nullptr, false);
   }
   [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
+  [[nodiscard]] std::string read(const std::string& name) const {
+    std::ifstream file(path(name));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
   void write(const std::string& name, const std::string& text) const {
     fs::create_directories((command_.home() / name).parent_path());
     std::ofstream(command_.home() / name) << text;
@@ -81,8 +85,7 @@ TEST_F(Recorder, KnowsTheLinksOfTheMachineThatTheProgramRanOn) {
   const auto page = [&](const std::string& name) {
     EXPECT_EQ(run({"init", "steps=20"}, {"--html", path(name), "--record", path(name + ".records")}).status,
               0);
-    std::ifstream file(path(name));
-    return std::string(std::istreambuf_iterator<char>(file), {});
+    return read(name);
   };
   EXPECT_THAT(page("before.html"), Not(HasSubstr(kKnown)));
   ASSERT_EQ(
@@ -92,8 +95,7 @@ TEST_F(Recorder, KnowsTheLinksOfTheMachineThatTheProgramRanOn) {
   EXPECT_THAT(page("after.html"), HasSubstr(kKnown));
   // A recording may be another machine's.
   ASSERT_EQ(command_.run({"doctor", path("after.html.records"), "--html", path("elsewhere.html")}).status, 0);
-  std::ifstream file(path("elsewhere.html"));
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}), Not(HasSubstr(kKnown)));
+  EXPECT_THAT(read("elsewhere.html"), Not(HasSubstr(kKnown)));
 }
 
 TEST_F(Recorder, CountsEveryCallOnce) {

@@ -55,8 +55,8 @@ struct Delivery {
 /// Adds up the counts and times of a feed. The host's are added at once. Times on the device are read from
 /// events once these are done, in the order of the batches. The host never waits for them. If the device lags
 /// by more batches than there are events, further batches are not timed, nor is the consumer's work on them.
-/// Thread-safe. If an event fails, its
-/// batch is not timed, or the call throws DeviceError and may be made again.
+/// Thread-safe. If an event fails, its batch is not timed, or the call throws DeviceError and may be made
+/// again.
 class Account {
  public:
   /// Batches whose times are not read yet.
