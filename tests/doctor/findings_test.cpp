@@ -732,7 +732,7 @@ TEST(Findings, SayWhenTheirEvidenceRan) {
 }
 
 TEST(Findings, AreExplained) {
-  std::ifstream file(PENSTOCK_DOCTOR_PAGE);
+  std::ifstream file(PENSTOCK_SOURCE "/docs/doctor.md");
   const std::string page(std::istreambuf_iterator<char>(file), {});
   for (const std::string_view id : finding_ids()) {
     EXPECT_THAT(page, HasSubstr("| `" + std::string(id) + "` | "));

@@ -327,12 +327,14 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
   EXPECT_THAT(run({"init", "steps=3"}).errors, HasSubstr("/nowhere.so"));
 }
 
+constexpr const char* kProgramSource = PENSTOCK_SOURCE "/tests/fake_cupti/program.cpp";
+
 /// "program.cpp(12)": the line of the test's program that has this text.
 std::string line_with(const std::string& text) {
-  std::ifstream source(PENSTOCK_RECORDER_SOURCE);
+  std::ifstream source(kProgramSource);
   int number = 1;
   for (std::string line; std::getline(source, line) && line.find(text) == std::string::npos;) ++number;
-  return std::string(PENSTOCK_RECORDER_SOURCE) + "(" + std::to_string(number) + ")";
+  return std::string(kProgramSource) + "(" + std::to_string(number) + ")";
 }
 
 /// The first place of each finding.

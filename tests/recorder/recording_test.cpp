@@ -296,7 +296,7 @@ TEST(Recordings, DamagedAnywhereGiveAnAccountThatAddsUp) {
 
 TEST(RecordingCorpus, OpensOrIsRefusedAsItsNameSays) {
   std::size_t files = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_FUZZ_CORPUS) / "recording")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_SOURCE "/fuzz/corpus") / "recording")) {
     const std::string name = entry.path().filename().string();
     SCOPED_TRACE(name);
     ++files;
