@@ -39,8 +39,8 @@ TEST(DTypeTest, UnknownNameListsTheKnown) {
     static_cast<void>(parse_dtype("float8"));
     FAIL();
   } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("float8"));
-    EXPECT_THAT(error.what(), testing::HasSubstr("bfloat16"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("float8"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("bfloat16"));
   }
 }
 

@@ -6,7 +6,7 @@
 namespace penstock {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(ErrorTest, RemembersWhereItWasThrown) {
   try {

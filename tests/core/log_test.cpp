@@ -11,7 +11,7 @@
 namespace penstock {
 namespace {
 
-class Log : public testing::Test {
+class Log : public ::testing::Test {
  protected:
   void TearDown() override { set_log_sink({}); }
 };

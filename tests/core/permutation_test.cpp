@@ -68,10 +68,10 @@ TEST(KeyedPermutation, StaysTheSameFromVersionToVersion) {
   const KeyedPermutation large(1000000000000, 42, 7);
   std::vector<std::uint64_t> indices(6);
   small.fill(0, 1, indices);
-  EXPECT_THAT(indices, testing::ElementsAre(5, 2, 7, 0, 3, 1));
+  EXPECT_THAT(indices, ::testing::ElementsAre(5, 2, 7, 0, 3, 1));
   large.fill(0, 1, indices);
-  EXPECT_THAT(indices, testing::ElementsAre(500270377274u, 47709651617u, 587619992204u, 700957131993u,
-                                            977719907875u, 293066582836u));
+  EXPECT_THAT(indices, ::testing::ElementsAre(500270377274u, 47709651617u, 587619992204u, 700957131993u,
+                                              977719907875u, 293066582836u));
 }
 
 TEST(KeyedPermutation, DiffersBetweenSeedsAndEpochsAndNotOtherwise) {
@@ -190,8 +190,8 @@ TEST(KeyedPermutation, RefusesNoneAndTooMany) {
     }
     return "no error";
   };
-  EXPECT_THAT(message(0), testing::HasSubstr("0 elements"));
-  EXPECT_THAT(message((1ull << 62) + 1), testing::HasSubstr("2^62"));
+  EXPECT_THAT(message(0), ::testing::HasSubstr("0 elements"));
+  EXPECT_THAT(message((1ull << 62) + 1), ::testing::HasSubstr("2^62"));
 }
 
 }  // namespace
