@@ -22,15 +22,15 @@
 namespace {
 
 constexpr int kPopulateWrite = 23;
-std::atomic<int> refusal{0};
+std::atomic<int> refused_with{0};
 std::atomic<int> refusals{0};
 
 }  // namespace
 
-/// Replaces the C library's madvise: the next `refusals` requests for pages fail with `refusal`.
+/// Replaces the C library's madvise: the next `refusals` requests for pages fail with `refused_with`.
 extern "C" int madvise(void* data, std::size_t bytes, int advice) noexcept {
   if (advice == kPopulateWrite && refusals.fetch_sub(1) > 0) {
-    errno = refusal;
+    errno = refused_with;
     return -1;
   }
   return static_cast<int>(syscall(SYS_madvise, data, bytes, advice));
@@ -45,19 +45,19 @@ class TouchTest : public ::testing::Test {
   void TearDown() override { refusals = 0; }
 
   static void refuse(int error, int times) {
-    refusal = error;
+    refused_with = error;
     refusals = times;
   }
 
   static void expect_all_present() {
-    constexpr std::size_t kBytes = 64 * kKiB;
+    constexpr std::size_t kTouched = 64 * kKiB;
     HostWorkers workers({.threads = 1, .on_start = {}});
-    void* const data = map_host_pages(kBytes);
-    EXPECT_TRUE(touch_host_pages(data, kBytes, workers));
-    std::vector<unsigned char> present(kBytes / page_bytes());
-    ASSERT_EQ(mincore(data, kBytes, present.data()), 0);
+    void* const data = map_host_pages(kTouched);
+    EXPECT_TRUE(touch_host_pages(data, kTouched, workers));
+    std::vector<unsigned char> present(kTouched / page_bytes());
+    ASSERT_EQ(mincore(data, kTouched, present.data()), 0);
     EXPECT_TRUE(std::ranges::all_of(present, [](unsigned char page) { return (page & 1) != 0; }));
-    unmap_host_pages(data, kBytes);
+    unmap_host_pages(data, kTouched);
   }
 };
 
