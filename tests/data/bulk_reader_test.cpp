@@ -19,8 +19,8 @@ namespace penstock {
 namespace {
 
 using test::cached_pages;
+using testing::kPoison;
 
-constexpr std::byte kPoison{0xA5};
 constexpr std::size_t kWindow = BulkReader::kWindow;
 
 std::atomic<int> calls{0};

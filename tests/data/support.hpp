@@ -1,5 +1,6 @@
 #pragma once
 
+#include "support/bytes.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
@@ -69,7 +70,7 @@ inline std::vector<std::uint64_t> random_indices(std::size_t count, std::uint64_
 inline std::vector<std::byte> gather(const Dataset& dataset, std::size_t field,
                                      std::span<const std::uint64_t> indices,
                                      StoreKind stores = StoreKind::cached) {
-  std::vector<std::byte> result(indices.size() * dataset.sample_bytes(field), std::byte{0xA5});
+  std::vector<std::byte> result(indices.size() * dataset.sample_bytes(field), testing::kPoison);
   dataset.gather(field, indices, result, stores);
   return result;
 }

@@ -16,8 +16,7 @@ namespace {
 
 using test::expect_error;
 using test::Weight;
-
-constexpr std::byte kPoison{0xA5};
+using testing::kPoison;
 
 class Weights : public ::testing::Test {
  protected:
