@@ -15,8 +15,6 @@
 namespace penstock::testing {
 namespace {
 
-constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
-
 class TransferAccount : public FaultyEngineTest {
  protected:
   void SetUp() override {

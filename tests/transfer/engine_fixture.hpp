@@ -22,6 +22,8 @@
 
 namespace penstock::testing {
 
+inline constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
+
 /// A device with memory at both ends, on each of device_cases().
 class EngineTest : public ::testing::TestWithParam<DeviceCase> {
  protected:

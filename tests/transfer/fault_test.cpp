@@ -17,8 +17,6 @@ namespace {
 class EngineFaultTest : public FaultyEngineTest {};
 PENSTOCK_DEVICE_SUITE(EngineFaultTest);
 
-constexpr TransferPath kPaths[] = {TransferPath::direct, TransferPath::staged, TransferPath::packed};
-
 TEST_P(EngineFaultTest, AFailedCopyReachesWhoeverAsksAndLeavesNothingBehind) {
   const auto source = random_bytes(2 << 20, 1);
   for (const TransferPath path : kPaths) {

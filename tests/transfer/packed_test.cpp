@@ -100,7 +100,7 @@ class PackedTest : public EngineTest {
 };
 PENSTOCK_DEVICE_SUITE(PackedTest);
 
-constexpr TransferPath kPaths[] = {TransferPath::packed, TransferPath::staged};
+constexpr TransferPath kPackedPaths[] = {TransferPath::packed, TransferPath::staged};
 
 TEST_P(PackedTest, PiecesSideBySideTravelInFewCopies) {
   TransferEngine engine(*device_, many_chunks());
@@ -128,7 +128,7 @@ TEST_P(PackedTest, ScatteredPiecesToTheDeviceAndBack) {
     offsets[i] = at;
     at += sizes_[i] + 300 + i % 7;
   }
-  for (const TransferPath path : kPaths) {
+  for (const TransferPath path : kPackedPaths) {
     SCOPED_TRACE(transfer_path_name(path));
     to_the_device_and_back(engine, path, offsets, at, path == TransferPath::packed ? 8 : 2 * sizes_.size());
   }
@@ -145,7 +145,7 @@ TEST_P(PackedTest, FewLargePiecesApart) {
       offsets.push_back((count - 1 - i) * 900000 + 1);
     }
     host_ = random_bytes(count * 700002, count);
-    for (const TransferPath path : kPaths) {
+    for (const TransferPath path : kPackedPaths) {
       SCOPED_TRACE(transfer_path_name(path));
       to_the_device_and_back(engine, path, offsets, count * 900000 + 300);
     }
@@ -159,7 +159,7 @@ TEST_P(PackedTest, WhatLiesBetweenPiecesStays) {
   host_offsets_ = {0, 700, 1200};
   host_ = random_bytes(2200, 9);
   const std::vector<std::size_t> offsets{0, 1024, 1792};
-  for (const TransferPath path : kPaths) {
+  for (const TransferPath path : kPackedPaths) {
     const Buffer device = poisoned_on_device(4096);
     engine.copy_pieces(to_device(device.data(), offsets), CopyDirection::h2d, {.path = path}).synchronize();
     expect_pieces(read(device), offsets);
@@ -262,12 +262,12 @@ TEST_P(PackedTest, RefusesOverlapNullAndStagingOnTheDevice) {
   const Buffer device = memory_->allocate(8192);
   const std::vector<TransferPiece> overlap{{host.data(), device.data() + 1000, 100},
                                            {host.data(), device.data() + 901, 100}};
-  for (const TransferPath path : kPaths) {
+  for (const TransferPath path : kPackedPaths) {
     EXPECT_THROW((void)engine.copy_pieces(overlap, CopyDirection::h2d, {.path = path}), InvalidArgument);
   }
   const std::vector<TransferPiece> null{{host.data(), device.data(), 100},
                                         {nullptr, device.data() + 901, 100}};
-  for (const TransferPath path : kPaths) {
+  for (const TransferPath path : kPackedPaths) {
     EXPECT_THROW((void)engine.copy_pieces(null, CopyDirection::h2d, {.path = path}), InvalidArgument);
   }
   const std::vector<TransferPiece> good{{device.data() + 4096, device.data(), 100}};

@@ -9,10 +9,10 @@
 namespace penstock::testing {
 namespace {
 
-constexpr std::size_t kChunk = 256 * 1024;
+constexpr std::size_t kRelayChunk = 256 * 1024;
 constexpr std::size_t kChunks = 80;
 // One at the start, and one for each 16 chunks that others carry; each is half a chunk.
-constexpr std::size_t kProbes = (1 + kChunks / 16) * kChunk / 2;
+constexpr std::size_t kProbes = (1 + kChunks / 16) * kRelayChunk / 2;
 
 class RelayTest : public GivesWayTest<GroupTest> {
  protected:
@@ -20,13 +20,14 @@ class RelayTest : public GivesWayTest<GroupTest> {
     GroupTest::SetUp();
     if (IsSkipped()) return;
     make_engine();
-    data_ = random_bytes(kChunks * kChunk, 1);
+    data_ = random_bytes(kChunks * kRelayChunk, 1);
     locked_.emplace(plain_, data_);
     received_.emplace(poisoned(0, data_.size()));
   }
 
   void make_engine() {
-    engine_.emplace(DeviceGroup(devices_), GroupOptions{.threads = 2, .chunk_bytes = kChunk, .slots = 2});
+    engine_.emplace(DeviceGroup(devices_),
+                    GroupOptions{.threads = 2, .chunk_bytes = kRelayChunk, .slots = 2});
   }
 
   std::vector<std::size_t> carried_once() override {
@@ -44,7 +45,7 @@ class RelayTest : public GivesWayTest<GroupTest> {
     return carried;
   }
 
-  [[nodiscard]] std::size_t least_share() const override { return kChunks * kChunk / 5; }
+  [[nodiscard]] std::size_t least_share() const override { return kChunks * kRelayChunk / 5; }
 
   std::optional<GroupEngine> engine_;
   std::vector<std::byte> data_;
@@ -54,15 +55,17 @@ class RelayTest : public GivesWayTest<GroupTest> {
 PENSTOCK_GIVES_WAY_SUITE(RelayTest);
 
 TEST_P(RelayTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
-  expect_gives_way_until_the_others_are_gone(kChunk, kProbes);
+  expect_gives_way_until_the_others_are_gone(kRelayChunk, kProbes);
 }
 
 TEST_P(RelayTest, GivesWayWithinAFewChunks) {
   // After the first probe there is another.
-  expect_gives_way_soon(kProbes + 6 * kChunk, kChunk / 2 + 1, kProbes);
+  expect_gives_way_soon(kProbes + 6 * kRelayChunk, kRelayChunk / 2 + 1, kProbes);
 }
 
-TEST_P(RelayTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) { expect_keeps_its_share_if_all_are_slow(kChunk); }
+TEST_P(RelayTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) {
+  expect_keeps_its_share_if_all_are_slow(kRelayChunk);
+}
 
 // Their latency, and the gaps between copies, would show in the rates of the following two. So they are not
 // judged, even if they take long.
@@ -72,7 +75,7 @@ TEST_P(RelayTest, SmallChunksAreNotJudged) {
   tuning.first_staged_chunk = 4096;
   faulty_[0]->tune(tuning);
   make_engine();
-  const GroupPiece small{locked_->data(), 0, kChunk / 2};
+  const GroupPiece small{locked_->data(), 0, kRelayChunk / 2};
   const auto others_carry = [&] {
     std::size_t bytes = 0;
     for (int i = 0; i < 10; ++i) {

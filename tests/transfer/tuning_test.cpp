@@ -5,7 +5,7 @@
 namespace penstock::testing {
 namespace {
 
-constexpr std::size_t kBytes = 256 * kKiB;
+constexpr std::size_t kTunedBytes = 256 * kKiB;
 
 /// Transfers use the device's figures.
 class TuningTest : public FaultyEngineTest {};
@@ -19,26 +19,26 @@ TEST_P(TuningTest, ChunksAreTheDevices) {
   tuning.staged_chunks.front() = 32 * kKiB;
   faulty_->tune(tuning);
   TransferEngine engine(*faulty_device_);
-  const auto source = random_bytes(kBytes, 1);
-  const Buffer device = poisoned_on_device(kBytes);
+  const auto source = random_bytes(kTunedBytes, 1);
+  const Buffer device = poisoned_on_device(kTunedBytes);
   const auto copies = [&](TransferPath path) {
-    const Transfer transfer = engine.copy(device.data(), source.data(), kBytes, {.path = path});
+    const Transfer transfer = engine.copy(device.data(), source.data(), kTunedBytes, {.path = path});
     transfer.synchronize();
     EXPECT_EQ(first_difference(read(device), source), -1);
     return transfer.report().copies;
   };
-  EXPECT_EQ(copies(TransferPath::packed), kBytes / (16 * kKiB));
+  EXPECT_EQ(copies(TransferPath::packed), kTunedBytes / (16 * kKiB));
   const std::size_t most = copies(TransferPath::staged);
-  EXPECT_GT(most, kBytes / (32 * kKiB)) << "the first chunks are smaller than the largest";
-  EXPECT_LT(most, kBytes / (8 * kKiB)) << "later ones are larger than the first";
+  EXPECT_GT(most, kTunedBytes / (32 * kKiB)) << "the first chunks are smaller than the largest";
+  EXPECT_LT(most, kTunedBytes / (8 * kKiB)) << "later ones are larger than the first";
 }
 
 TEST_P(TuningTest, ShortRunsGoThroughAKernel) {
   constexpr std::size_t kRun = 1 * kKiB;
-  const auto source = random_bytes(kBytes, 2);
-  const Buffer device = poisoned_on_device(kBytes);
+  const auto source = random_bytes(kTunedBytes, 2);
+  const Buffer device = poisoned_on_device(kTunedBytes);
   std::vector<TransferPiece> pieces;
-  for (std::size_t at = 0; at < kBytes; at += 16 * kRun) {
+  for (std::size_t at = 0; at < kTunedBytes; at += 16 * kRun) {
     pieces.push_back({source.data() + at, device.data() + at, kRun});
   }
   const auto kernels = [&](std::size_t shortest_run) {
