@@ -18,13 +18,13 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::size_t kBytes = 4096;
+constexpr std::size_t kPageBytes = 4096;
 
 /// A page that can be registered.
 class Page {
  public:
-  Page() : data_(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
-  ~Page() { munmap(data_, kBytes); }
+  Page() : data_(mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
+  ~Page() { munmap(data_, kPageBytes); }
   Page(const Page&) = delete;
   Page& operator=(const Page&) = delete;
   [[nodiscard]] void* data() const { return data_; }
@@ -40,11 +40,11 @@ class CudaBackend : public CudaTest {
 
   /// Copies some bytes there and back.
   void expect_usable() {
-    const auto bytes = random_bytes(kBytes, 7);
-    std::vector<std::byte> back(kBytes, kPoison);
-    void* memory = backend().device_allocate(kBytes);
-    backend().copy(memory, bytes.data(), kBytes, CopyDirection::h2d, stream());
-    backend().copy(back.data(), memory, kBytes, CopyDirection::d2h, stream());
+    const auto bytes = random_bytes(kPageBytes, 7);
+    std::vector<std::byte> back(kPageBytes, kPoison);
+    void* memory = backend().device_allocate(kPageBytes);
+    backend().copy(memory, bytes.data(), kPageBytes, CopyDirection::h2d, stream());
+    backend().copy(back.data(), memory, kPageBytes, CopyDirection::d2h, stream());
     backend().stream_synchronize(stream());
     backend().device_free(memory);
     EXPECT_EQ(first_difference(bytes, back), -1);
@@ -68,13 +68,13 @@ class CudaBackend : public CudaTest {
         {"cuEventRecord", [&b, s, e] { b.event_record(e, s); }},
         {"cuEventQuery", [&b, e] { static_cast<void>(b.event_query(e)); }},
         {"cuEventSynchronize", [&b, e] { b.event_synchronize(e); }},
-        {"cuMemAlloc", [&b] { b.device_free(b.device_allocate(kBytes)); }},
+        {"cuMemAlloc", [&b] { b.device_free(b.device_allocate(kPageBytes)); }},
         {"cuMemHostRegister",
          [&b, this] {
-           b.host_register(page_.data(), kBytes, false);
+           b.host_register(page_.data(), kPageBytes, false);
            b.host_unregister(page_.data());
          }},
-        {"cuMemHostAlloc", [&b] { b.host_free(b.host_allocate(kBytes)); }},
+        {"cuMemHostAlloc", [&b] { b.host_free(b.host_allocate(kPageBytes)); }},
         {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.kind_of(memory_)); }},
         {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.owns(memory_)); }},
         {"cuPointerGetAttributes", [&b, this] { static_cast<void>(b.device_address(pinned_)); }},
@@ -125,13 +125,13 @@ class CudaBackend : public CudaTest {
   Device peer_ = open("cuda:1");
   Stream stream_ = device_.create_stream();
   Event event_ = device_.create_event();
-  std::byte* memory_ = static_cast<std::byte*>(backend().device_allocate(kBytes));
-  void* pinned_ = backend().host_allocate(kBytes);
+  std::byte* memory_ = static_cast<std::byte*>(backend().device_allocate(kPageBytes));
+  void* pinned_ = backend().host_allocate(kPageBytes);
   Page page_;
   // Beyond the bytes of the copies, which may be in flight while a call reads these.
-  std::uint32_t* word_ = new (static_cast<std::byte*>(pinned_) + kBytes / 2) std::uint32_t(0);
+  std::uint32_t* word_ = new (static_cast<std::byte*>(pinned_) + kPageBytes / 2) std::uint32_t(0);
   CopyPiece* piece_ =
-      new (static_cast<std::byte*>(pinned_) + kBytes / 4) CopyPiece{memory_, memory_ + 32, 16};
+      new (static_cast<std::byte*>(pinned_) + kPageBytes / 4) CopyPiece{memory_, memory_ + 32, 16};
 
   void TearDown() override {
     fake.reset();  // after a failure of the device even freeing fails
@@ -165,9 +165,9 @@ TEST_F(CudaBackend, GathersTakeNoMoreBlocksThanTheyMay) {
   GatherRequest request{.source = memory_,
                         .source_rows = 1,
                         .row_elements = 1,
-                        .count = kBytes / 2,
+                        .count = kPageBytes / 2,
                         .destination = memory_ + 1};
-  request.destination = memory_ + kBytes / 2;
+  request.destination = memory_ + kPageBytes / 2;
   const auto blocks = [&] {
     backend().gather(request, stream());
     return fake.last_grid();
@@ -254,7 +254,7 @@ TEST_F(CudaBackend, ManyThreadsUseOneDevice) {
 
 TEST_F(CudaBackend, FailedCopySurfacesAndStays) {
   fake.fail_work("cuMemcpyHtoDAsync", 1, 700);
-  backend().copy(memory_, pinned_, kBytes, CopyDirection::h2d, stream());
+  backend().copy(memory_, pinned_, kPageBytes, CopyDirection::h2d, stream());
   const DeviceError error = device_error([&] { backend().stream_synchronize(stream()); });
   EXPECT_EQ(error.name(), "CUDA_ERROR_ILLEGAL_ADDRESS");
   EXPECT_EQ(error.call(), "cuStreamSynchronize");
@@ -287,37 +287,37 @@ TEST_F(CudaBackend, NotReadyIsNoFailure) {
 }
 
 TEST_F(CudaBackend, ExhaustedDeviceMemoryGivesFigures) {
-  fake.set_memory(64 * kBytes);
+  fake.set_memory(64 * kPageBytes);
   try {
-    backend().device_allocate(64 * kBytes);
+    backend().device_allocate(64 * kPageBytes);
     FAIL() << "it fitted";
   } catch (const OutOfMemory& error) {
-    EXPECT_EQ(error.asked(), 64 * kBytes);
-    EXPECT_EQ(error.used(), kBytes);
-    EXPECT_EQ(error.free(), 63 * kBytes);
+    EXPECT_EQ(error.asked(), 64 * kPageBytes);
+    EXPECT_EQ(error.used(), kPageBytes);
+    EXPECT_EQ(error.free(), 63 * kPageBytes);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("cuda:0"), HasSubstr("256 KiB")));
   }
-  backend().device_free(backend().device_allocate(63 * kBytes));
+  backend().device_free(backend().device_allocate(63 * kPageBytes));
   expect_usable();
 }
 
 TEST_F(CudaBackend, ExhaustedLockedMemoryIsOutOfMemory) {
-  fake.set_lock_limit(2 * kBytes);
+  fake.set_lock_limit(2 * kPageBytes);
   try {
-    backend().host_allocate(2 * kBytes);
+    backend().host_allocate(2 * kPageBytes);
     FAIL() << "it fitted";
   } catch (const OutOfMemory& error) {
-    EXPECT_EQ(error.asked(), 2 * kBytes);
+    EXPECT_EQ(error.asked(), 2 * kPageBytes);
     EXPECT_THAT(error.what(), HasSubstr("ulimit"));
   }
-  backend().host_free(backend().host_allocate(kBytes));
+  backend().host_free(backend().host_allocate(kPageBytes));
 }
 
 TEST_F(CudaBackend, RefusedRegistrationsSayWhy) {
   const auto refusal = [&](int code) -> std::string {
     fake.fail("cuMemHostRegister", 1, code);
     try {
-      backend().host_register(page_.data(), kBytes, false);
+      backend().host_register(page_.data(), kPageBytes, false);
     } catch (const Unsupported& error) {
       EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pageable);
       expect_usable();
@@ -330,57 +330,57 @@ TEST_F(CudaBackend, RefusedRegistrationsSayWhy) {
   EXPECT_THAT(refusal(712), HasSubstr("registered already"));
   EXPECT_THAT(refusal(801), HasSubstr("does not allow"));
   EXPECT_THAT(refusal(1), HasSubstr("does not take"));
-  fake.set_lock_limit(kBytes);
-  EXPECT_THROW(backend().host_register(page_.data(), kBytes, false), Unsupported);
-  fake.set_lock_limit(2 * kBytes);
-  backend().host_register(page_.data(), kBytes, false);
+  fake.set_lock_limit(kPageBytes);
+  EXPECT_THROW(backend().host_register(page_.data(), kPageBytes, false), Unsupported);
+  fake.set_lock_limit(2 * kPageBytes);
+  backend().host_register(page_.data(), kPageBytes, false);
   EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pinned);
   backend().host_unregister(page_.data());
-  EXPECT_EQ(fake.locked_bytes(), kBytes);
+  EXPECT_EQ(fake.locked_bytes(), kPageBytes);
 }
 
 TEST_F(CudaBackend, FailedRegistrationIsNoRefusal) {
   fake.fail("cuMemHostRegister", 1, 700);
-  EXPECT_EQ(device_error([&] { backend().host_register(page_.data(), kBytes, false); }).code(), 700);
+  EXPECT_EQ(device_error([&] { backend().host_register(page_.data(), kPageBytes, false); }).code(), 700);
 }
 
 TEST_F(CudaBackend, ReadOnlyPagesNeedReadOnlyRegistration) {
-  ASSERT_EQ(mprotect(page_.data(), kBytes, PROT_READ), 0);
+  ASSERT_EQ(mprotect(page_.data(), kPageBytes, PROT_READ), 0);
   try {
-    backend().host_register(page_.data(), kBytes, false);
+    backend().host_register(page_.data(), kPageBytes, false);
     FAIL() << "it was registered";
   } catch (const Unsupported& error) {
     EXPECT_THAT(error.what(), HasSubstr("read-only"));
   }
-  backend().host_register(page_.data(), kBytes, true);
+  backend().host_register(page_.data(), kPageBytes, true);
   EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pinned);
-  EXPECT_THROW(backend().copy(page_.data(), memory_, kBytes, CopyDirection::d2h, stream()), DeviceError);
+  EXPECT_THROW(backend().copy(page_.data(), memory_, kPageBytes, CopyDirection::d2h, stream()), DeviceError);
   backend().host_unregister(page_.data());
   fake.set_read_only_register(0);
   try {
-    backend().host_register(page_.data(), kBytes, true);
+    backend().host_register(page_.data(), kPageBytes, true);
     FAIL() << "it was registered";
   } catch (const Unsupported& error) {
     EXPECT_THAT(error.what(), HasSubstr("without write permission"));
   }
-  ASSERT_EQ(mprotect(page_.data(), kBytes, PROT_READ | PROT_WRITE), 0);
-  backend().host_register(page_.data(), kBytes, true);
+  ASSERT_EQ(mprotect(page_.data(), kPageBytes, PROT_READ | PROT_WRITE), 0);
+  backend().host_register(page_.data(), kPageBytes, true);
   backend().host_unregister(page_.data());
 }
 
 TEST_F(CudaBackend, UnmappedMemoryIsAnInvalidArgument) {
   // At an address that the kernel does not choose by itself: elsewhere another thread could get the hole.
-  void* hole = mmap(reinterpret_cast<void*>(std::uintptr_t{1} << 30), kBytes, PROT_READ,
+  void* hole = mmap(reinterpret_cast<void*>(std::uintptr_t{1} << 30), kPageBytes, PROT_READ,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
   ASSERT_NE(hole, MAP_FAILED);
-  munmap(hole, kBytes);
-  EXPECT_THROW(backend().host_register(hole, kBytes, false), InvalidArgument);
+  munmap(hole, kPageBytes);
+  EXPECT_THROW(backend().host_register(hole, kPageBytes, false), InvalidArgument);
   expect_usable();
 }
 
 TEST_F(CudaBackend, KindsAreWhatTheDriverSays) {
   int local = 0;
-  EXPECT_EQ(backend().kind_of(memory_ + kBytes - 1), MemoryKind::device);
+  EXPECT_EQ(backend().kind_of(memory_ + kPageBytes - 1), MemoryKind::device);
   EXPECT_EQ(backend().kind_of(pinned_), MemoryKind::pinned);
   EXPECT_EQ(backend().kind_of(&local), MemoryKind::pageable);
   fake.fail("cuPointerGetAttributes", 1, 1);
@@ -402,17 +402,17 @@ TEST_F(CudaBackend, ForeignMemoryAndStreamsAreShared) {
   fake.entry<int (*)(void*)>("cuCtxPushCurrent")(context);
   unsigned long long address = 0;
   void* foreign = nullptr;
-  ASSERT_EQ(fake.entry<int (*)(unsigned long long*, std::size_t)>("cuMemAlloc")(&address, kBytes), 0);
+  ASSERT_EQ(fake.entry<int (*)(unsigned long long*, std::size_t)>("cuMemAlloc")(&address, kPageBytes), 0);
   ASSERT_EQ(fake.entry<int (*)(void**, unsigned, int)>("cuStreamCreateWithPriority")(&foreign, 1, 0), 0);
   fake.entry<int (*)(void**)>("cuCtxPopCurrent")(&context);
   auto* memory = reinterpret_cast<std::byte*>(address);
   EXPECT_EQ(backend().kind_of(memory), MemoryKind::device);
-  const auto bytes = random_bytes(kBytes, 3);
-  std::vector<std::byte> back(kBytes, kPoison);
+  const auto bytes = random_bytes(kPageBytes, 3);
+  std::vector<std::byte> back(kPageBytes, kPoison);
   {
     const Stream wrapped = device_.wrap_stream(foreign);
-    backend().copy(memory, bytes.data(), kBytes, CopyDirection::h2d, wrapped.native());
-    backend().copy(back.data(), memory, kBytes, CopyDirection::d2h, wrapped.native());
+    backend().copy(memory, bytes.data(), kPageBytes, CopyDirection::h2d, wrapped.native());
+    backend().copy(back.data(), memory, kPageBytes, CopyDirection::d2h, wrapped.native());
     wrapped.synchronize();
   }
   EXPECT_EQ(fake.live_streams(), 2) << "whoever made it destroys it";
@@ -426,29 +426,29 @@ TEST_F(CudaBackend, RegisteredMemoryIsReachedAtTheAddressThatTheDeviceHasForIt) 
   for (const bool equal : {false, true}) {
     fake.set_equal_addresses(equal);
     auto* const bytes = static_cast<std::byte*>(page_.data());
-    backend().host_register(bytes, kBytes, false);
+    backend().host_register(bytes, kPageBytes, false);
     EXPECT_EQ(backend().device_address(bytes) == bytes, equal);
     EXPECT_EQ(backend().device_address(backend().device_address(bytes)), backend().device_address(bytes));
-    std::ranges::copy(random_bytes(kBytes, 8), bytes);
+    std::ranges::copy(random_bytes(kPageBytes, 8), bytes);
     auto* const word = new (bytes) std::uint32_t(0);
     backend().stream_wait_value(stream(), word, 1);
     backend().gather({.source = backend().device_address(bytes),
                       .source_rows = 1,
-                      .row_elements = kBytes,
+                      .row_elements = kPageBytes,
                       .count = 1,
                       .destination = memory_},
                      stream());
     std::atomic_ref(*word).store(1);
-    std::vector<std::byte> back(kBytes, kPoison);
-    backend().copy(back.data(), memory_, kBytes, CopyDirection::d2h, stream());
-    EXPECT_EQ(first_difference({bytes, kBytes}, back), -1);
+    std::vector<std::byte> back(kPageBytes, kPoison);
+    backend().copy(back.data(), memory_, kPageBytes, CopyDirection::d2h, stream());
+    EXPECT_EQ(first_difference({bytes, kPageBytes}, back), -1);
     backend().host_unregister(bytes);
   }
 }
 
 TEST_F(CudaBackend, LockedMemoryIsLockedForEveryDevice) {
   const Device other = open("cuda:1");
-  backend().host_register(page_.data(), kBytes, false);
+  backend().host_register(page_.data(), kPageBytes, false);
   for (void* const locked : {page_.data(), pinned_}) {
     EXPECT_EQ(other.backend().kind_of(locked), MemoryKind::pinned);
     EXPECT_EQ(other.backend().device_address(locked), backend().device_address(locked));
@@ -462,7 +462,7 @@ TEST_F(CudaBackend, LockedMemoryThatIsNotMappedHasNoAddressOnTheDevice) {
   fake.entry<int (*)(void*)>("cuCtxPushCurrent")(context);
   constexpr unsigned kPortable = 1;
   const auto lock = fake.entry<int (*)(void*, std::size_t, unsigned)>("cuMemHostRegister");
-  ASSERT_EQ(lock(page_.data(), kBytes, kPortable), 0);
+  ASSERT_EQ(lock(page_.data(), kPageBytes, kPortable), 0);
   EXPECT_EQ(backend().kind_of(page_.data()), MemoryKind::pinned);
   EXPECT_THROW(static_cast<void>(backend().device_address(page_.data())), Unsupported);
   backend().host_unregister(page_.data());
@@ -539,8 +539,8 @@ TEST_F(CudaTest, NothingIsLeft) {
     const Device device = open();
     const Stream stream = device.create_stream(StreamPriority::high);
     const Event event = device.create_event(EventTiming::on);
-    device.backend().host_free(device.backend().host_allocate(kBytes));
-    device.backend().device_free(device.backend().device_allocate(kBytes));
+    device.backend().host_free(device.backend().host_allocate(kPageBytes));
+    device.backend().device_free(device.backend().device_allocate(kPageBytes));
     EXPECT_EQ(fake.live_streams(), 1);
     EXPECT_EQ(fake.live_events(), 1);
     EXPECT_EQ(fake.live_modules(), 1);

@@ -12,28 +12,28 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::size_t kBytes = 10000;
+constexpr std::size_t kBlockBytes = 10000;
 constexpr int kIllegalAddress = 700;
 
 /// Two GPUs of the fake driver, each with a stream and a block of memory. Neither is the other's peer yet.
 class CudaPeers : public CudaTest {
  protected:
   [[nodiscard]] static std::byte* block_of(const Device& device) {
-    return static_cast<std::byte*>(device.allocate(kBytes));
+    return static_cast<std::byte*>(device.allocate(kBlockBytes));
   }
-  void pull() const { stream.copy(mine, theirs, kBytes, CopyDirection::d2d); }
-  void push() const { stream.copy(theirs, mine, kBytes, CopyDirection::d2d); }
+  void pull() const { stream.copy(mine, theirs, kBlockBytes, CopyDirection::d2d); }
+  void push() const { stream.copy(theirs, mine, kBlockBytes, CopyDirection::d2d); }
   void gather_theirs() const {
     stream.gather(
-        {.source = theirs, .source_rows = 1, .row_elements = kBytes, .count = 1, .destination = mine});
+        {.source = theirs, .source_rows = 1, .row_elements = kBlockBytes, .count = 1, .destination = mine});
   }
   void upload(const Stream& on, std::byte* to) const {
-    on.copy(to, bytes.data(), kBytes, CopyDirection::h2d);
+    on.copy(to, bytes.data(), kBlockBytes, CopyDirection::h2d);
     on.synchronize();
   }
   [[nodiscard]] static std::vector<std::byte> download(const Stream& on, const std::byte* from) {
-    std::vector<std::byte> result(kBytes, kPoison);
-    on.copy(result.data(), from, kBytes, CopyDirection::d2h);
+    std::vector<std::byte> result(kBlockBytes, kPoison);
+    on.copy(result.data(), from, kBlockBytes, CopyDirection::d2h);
     return result;
   }
 
@@ -49,7 +49,7 @@ class CudaPeers : public CudaTest {
   const Stream there = second->create_stream();
   std::byte* const mine = block_of(first);
   std::byte* const theirs = block_of(*second);
-  const std::vector<std::byte> bytes = random_bytes(kBytes, 1);
+  const std::vector<std::byte> bytes = random_bytes(kBlockBytes, 1);
 };
 
 TEST_F(CudaPeers, ACopyWithoutAccessFailsAndTheDeviceGoesOn) {
@@ -70,7 +70,7 @@ TEST_F(CudaPeers, AKernelReadsThePeersMemoryOnlyWithAccess) {
   EXPECT_EQ(first_difference(bytes, download(stream, mine)), -1);
   const Device third = open("cuda:0");  // the same GPU has the same access
   const Stream other = third.create_stream();
-  other.copy(mine, theirs, kBytes, CopyDirection::d2d);
+  other.copy(mine, theirs, kBlockBytes, CopyDirection::d2d);
   other.synchronize();
 }
 

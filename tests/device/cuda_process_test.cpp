@@ -14,7 +14,7 @@ namespace {
 
 using CudaProcess = CudaTest;
 
-constexpr std::size_t kBytes = 1 << 20;
+constexpr std::size_t kParentBytes = 1 << 20;
 
 /// Runs a function in a child, and says how the child ended. The alarm ends a child that hangs.
 template <typename Function>
@@ -49,8 +49,8 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
   std::optional<Stream> stream(device->create_stream());
   std::optional<Event> event(device->create_event());
   Backend& backend = device->backend();
-  void* memory = backend.device_allocate(kBytes);
-  void* pinned = backend.host_allocate(kBytes);
+  void* memory = backend.device_allocate(kParentBytes);
+  void* pinned = backend.host_allocate(kParentBytes);
   const Device peer = open("cuda:1");
   EXPECT_EQ(
       in_child([&] {
@@ -113,7 +113,7 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
         return failures + static_cast<int>(fake.calls_after_fork());
       }),
       0);
-  backend.copy(memory, pinned, kBytes, CopyDirection::h2d, stream->native());
+  backend.copy(memory, pinned, kParentBytes, CopyDirection::h2d, stream->native());
   stream->synchronize();
   backend.device_free(memory);
   backend.host_free(pinned);
@@ -136,12 +136,12 @@ struct InFlight {
   Device device = Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER});
   Stream stream = device.create_stream();
   Event event = device.create_event();
-  void* memory = device.backend().device_allocate(kBytes);
-  void* pinned = device.backend().host_allocate(kBytes);
+  void* memory = device.backend().device_allocate(kParentBytes);
+  void* pinned = device.backend().host_allocate(kParentBytes);
 
   InFlight() {
     for (int i = 0; i < 4; ++i) {
-      device.backend().copy(memory, pinned, kBytes, CopyDirection::h2d, stream.native());
+      device.backend().copy(memory, pinned, kParentBytes, CopyDirection::h2d, stream.native());
     }
     event.record(stream);
   }

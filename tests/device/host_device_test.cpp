@@ -169,7 +169,7 @@ TEST(DeviceTest, AnAttachmentIsMadeOnceForAllCopiesOfADeviceAndGoesWithTheLast) 
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(Book::made, 1);
-  EXPECT_THAT(seen, testing::Each(&device->attachment<Book>()));
+  EXPECT_THAT(seen, ::testing::Each(&device->attachment<Book>()));
   EXPECT_NE(&other.attachment<Book>(), seen.front());
   device.reset();
   EXPECT_EQ(Book::alive, 2);

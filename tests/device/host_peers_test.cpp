@@ -11,7 +11,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::size_t kBytes = 10000;
+constexpr std::size_t kPeerBytes = 10000;
 
 class HostPeers : public ::testing::Test {
  protected:
@@ -19,9 +19,9 @@ class HostPeers : public ::testing::Test {
   const Device second = Device::open("host:1,memory=8MiB");
   const Stream stream = first.create_stream();
   const Stream there = second.create_stream();
-  const std::vector<std::byte> bytes = random_bytes(kBytes, 1);
-  DeviceBytes mine{first, kBytes};
-  DeviceBytes theirs{second, kBytes};
+  const std::vector<std::byte> bytes = random_bytes(kPeerBytes, 1);
+  DeviceBytes mine{first, kPeerBytes};
+  DeviceBytes theirs{second, kPeerBytes};
 
   [[nodiscard]] static std::string refusal(const std::function<void()>& call) {
     try {
@@ -37,18 +37,18 @@ TEST_F(HostPeers, EachOpenDeviceHasItsOwnBudget) {
   const Device again = Device::open("host:1,memory=8MiB");
   const std::size_t before = again.memory().free;
   EXPECT_EQ(second.memory().total, std::size_t{8} << 20);
-  EXPECT_EQ(second.memory().free, second.memory().total - kBytes);
+  EXPECT_EQ(second.memory().free, second.memory().total - kPeerBytes);
   EXPECT_EQ(before, again.memory().total);
-  const DeviceBytes most(first, (std::size_t{4} << 20) - kBytes);
+  const DeviceBytes most(first, (std::size_t{4} << 20) - kPeerBytes);
   EXPECT_EQ(first.memory().free, 0u);
   EXPECT_THROW(static_cast<void>(first.allocate(1)), OutOfMemory);
-  EXPECT_EQ(second.memory().free, second.memory().total - kBytes);
+  EXPECT_EQ(second.memory().free, second.memory().total - kPeerBytes);
   EXPECT_EQ(again.memory().free, before);
 }
 
 TEST_F(HostPeers, ACopyWithoutAccessIsRefusedAndSaysWhatToDo) {
-  const auto pull = [&] { stream.copy(mine.data(), theirs.data(), kBytes, CopyDirection::d2d); };
-  const auto push = [&] { stream.copy(theirs.data(), mine.data(), kBytes, CopyDirection::d2d); };
+  const auto pull = [&] { stream.copy(mine.data(), theirs.data(), kPeerBytes, CopyDirection::d2d); };
+  const auto push = [&] { stream.copy(theirs.data(), mine.data(), kPeerBytes, CopyDirection::d2d); };
   EXPECT_THAT(refusal(pull), HasSubstr("enable_peer"));
   EXPECT_THAT(refusal(push), HasSubstr("enable_peer"));
   second.enable_peer(first);
@@ -63,7 +63,7 @@ TEST_F(HostPeers, MemoryOfAnEnabledPeerIsDeviceMemory) {
   EXPECT_EQ(first.kind_of(theirs.data()), MemoryKind::pageable);
   first.enable_peer(second);
   EXPECT_EQ(first.kind_of(theirs.data()), MemoryKind::device);
-  EXPECT_EQ(first.kind_of(theirs.data() + kBytes - 1), MemoryKind::device);
+  EXPECT_EQ(first.kind_of(theirs.data() + kPeerBytes - 1), MemoryKind::device);
   EXPECT_EQ(second.kind_of(mine.data()), MemoryKind::pageable);
   PinnedBytes locked(second, 64);
   EXPECT_EQ(first.kind_of(locked.data()), MemoryKind::pageable) << "it is locked for the other device";
@@ -71,10 +71,10 @@ TEST_F(HostPeers, MemoryOfAnEnabledPeerIsDeviceMemory) {
 
 TEST_F(HostPeers, OnlyCopiesBetweenDevicesNameTheMemoryOfAPeer) {
   first.enable_peer(second);
-  PinnedBytes locked(first, kBytes);
-  EXPECT_THROW(stream.copy(theirs.data(), locked.data(), kBytes, CopyDirection::h2d), DeviceError);
-  EXPECT_THROW(stream.copy(locked.data(), theirs.data(), kBytes, CopyDirection::d2h), DeviceError);
-  EXPECT_THROW(stream.fill(theirs.data(), 1, kBytes), DeviceError);
+  PinnedBytes locked(first, kPeerBytes);
+  EXPECT_THROW(stream.copy(theirs.data(), locked.data(), kPeerBytes, CopyDirection::h2d), DeviceError);
+  EXPECT_THROW(stream.copy(locked.data(), theirs.data(), kPeerBytes, CopyDirection::d2h), DeviceError);
+  EXPECT_THROW(stream.fill(theirs.data(), 1, kPeerBytes), DeviceError);
   EXPECT_THROW(stream.gather({.source = theirs.data(),
                               .source_rows = 1,
                               .row_elements = 1,
@@ -86,20 +86,20 @@ TEST_F(HostPeers, OnlyCopiesBetweenDevicesNameTheMemoryOfAPeer) {
 
 TEST_F(HostPeers, CopiesStayInsideTheMemoryOfThePeer) {
   first.enable_peer(second);
-  EXPECT_THROW(stream.copy(mine.data(), theirs.data() + 1, kBytes, CopyDirection::d2d), DeviceError);
-  EXPECT_THROW(stream.copy(theirs.data() + 1, mine.data(), kBytes, CopyDirection::d2d), DeviceError);
+  EXPECT_THROW(stream.copy(mine.data(), theirs.data() + 1, kPeerBytes, CopyDirection::d2d), DeviceError);
+  EXPECT_THROW(stream.copy(theirs.data() + 1, mine.data(), kPeerBytes, CopyDirection::d2d), DeviceError);
 }
 
 TEST_F(HostPeers, ThreeDevicesCopyFromAnyToAny) {
   const Device third = Device::open("host:2,memory=1MiB");
-  DeviceBytes last(third, kBytes);
+  DeviceBytes last(third, kPeerBytes);
   first.enable_peer(second);
   first.enable_peer(third);
-  there.copy(theirs.data(), bytes.data(), kBytes, CopyDirection::h2d);
+  there.copy(theirs.data(), bytes.data(), kPeerBytes, CopyDirection::h2d);
   there.synchronize();
-  stream.copy(last.data(), theirs.data(), kBytes, CopyDirection::d2d);
+  stream.copy(last.data(), theirs.data(), kPeerBytes, CopyDirection::d2d);
   stream.synchronize();
-  EXPECT_TRUE(same_bytes(bytes, {last.data(), kBytes}));
+  EXPECT_TRUE(same_bytes(bytes, {last.data(), kPeerBytes}));
 }
 
 TEST_F(HostPeers, DevicesThatCannotReachEachOtherSayWhich) {
@@ -123,7 +123,7 @@ TEST_F(HostPeers, PeersKeepNeitherOpen) {
   const std::byte* old = nullptr;
   {
     std::optional<Device> brief(Device::open("host:2,memory=1MiB"));
-    const DeviceBytes gone(*brief, kBytes);
+    const DeviceBytes gone(*brief, kPeerBytes);
     brief->enable_peer(first);
     first.enable_peer(*brief);
     old = gone.data();

@@ -12,7 +12,7 @@
 namespace penstock::testing {
 namespace {
 
-constexpr std::size_t kBytes = 10000;
+constexpr std::size_t kSlotBytes = 10000;
 
 bool all_are(std::span<const std::byte> bytes, std::byte value) {
   return std::all_of(bytes.begin(), bytes.end(), [&](std::byte byte) { return byte == value; });
@@ -29,20 +29,20 @@ class Late : public ::testing::TestWithParam<std::string> {
   Backend& backend = device.backend();
   const Stream stream = device.create_stream();
   const Stream consumer = device.create_stream();
-  const std::vector<std::byte> bytes = random_bytes(kBytes, 1);
-  PinnedBytes source{device, kBytes};
-  PinnedBytes result{device, kBytes};
-  DeviceBytes slot{device, kBytes};
+  const std::vector<std::byte> bytes = random_bytes(kSlotBytes, 1);
+  PinnedBytes source{device, kSlotBytes};
+  PinnedBytes result{device, kSlotBytes};
+  DeviceBytes slot{device, kSlotBytes};
 
   [[nodiscard]] std::vector<std::byte> download(const std::byte* from) const {
-    std::vector<std::byte> read(kBytes);
-    stream.copy(read.data(), from, kBytes, CopyDirection::d2h);
+    std::vector<std::byte> read(kSlotBytes);
+    stream.copy(read.data(), from, kSlotBytes, CopyDirection::d2h);
     return read;
   }
 
   void SetUp() override {
     source.assign(bytes);
-    backend.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+    backend.copy(slot.data(), source.data(), kSlotBytes, CopyDirection::h2d, stream.native());
   }
 };
 
@@ -50,7 +50,7 @@ TEST_P(Late, ConsumerThatWaitsSeesTheBytes) {
   Event ready = device.create_event();
   ready.record(stream);
   consumer.wait(ready);
-  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, consumer.native());
+  backend.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h, consumer.native());
   consumer.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
@@ -60,12 +60,12 @@ TEST_P(Late, AskingAgainAndAgainCountsAsWaiting) {
   ready.record(stream);
   EXPECT_FALSE(ready.query());
   while (!ready.query()) std::this_thread::yield();
-  EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
+  EXPECT_TRUE(same_bytes(bytes, {slot.data(), kSlotBytes}));
 }
 
 TEST_P(Late, AskingTheStreamCountsAsWaitingToo) {
   while (!stream.query()) std::this_thread::yield();
-  EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
+  EXPECT_TRUE(same_bytes(bytes, {slot.data(), kSlotBytes}));
 }
 
 TEST_P(Late, DestroyedStreamFinishesUnasked) {
@@ -76,7 +76,7 @@ TEST_P(Late, DestroyedStreamFinishesUnasked) {
     Event copied = device.create_event();
     copied.record(stream);
     doomed.wait(copied);
-    backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, doomed.native());
+    backend.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h, doomed.native());
     done.record(doomed);
   }
   while (!done.query()) std::this_thread::yield();
@@ -85,17 +85,17 @@ TEST_P(Late, DestroyedStreamFinishesUnasked) {
 
 TEST_P(Late, WorkThatIsRightlyAheadIsNotPoisoned) {
   // The slot's old bytes are not read yet when its next copy is enqueued, in order, on another stream.
-  const auto next = random_bytes(kBytes, 4);
-  PinnedBytes next_source(device, kBytes);
-  PinnedBytes next_result(device, kBytes);
+  const auto next = random_bytes(kSlotBytes, 4);
+  PinnedBytes next_source(device, kSlotBytes);
+  PinnedBytes next_result(device, kSlotBytes);
   next_source.assign(next);
   stream.synchronize();
-  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
+  backend.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h, stream.native());
   Event read = device.create_event();
   read.record(stream);
   consumer.wait(read);
-  backend.copy(slot.data(), next_source.data(), kBytes, CopyDirection::h2d, consumer.native());
-  backend.copy(next_result.data(), slot.data(), kBytes, CopyDirection::d2h, consumer.native());
+  backend.copy(slot.data(), next_source.data(), kSlotBytes, CopyDirection::h2d, consumer.native());
+  backend.copy(next_result.data(), slot.data(), kSlotBytes, CopyDirection::d2h, consumer.native());
   consumer.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
   EXPECT_TRUE(same_bytes(next, next_result.bytes()));
@@ -107,11 +107,11 @@ TEST_P(Late, HeadThatAGatherReadsIsNotPoisoned) {
   request.source_rows = 1;
   request.head = slot.data();
   request.head_rows = 1;
-  request.row_elements = kBytes;
+  request.row_elements = kSlotBytes;
   request.count = 1;
   request.destination = result.data();
   backend.gather(request, stream.native());
-  backend.fill(slot.data(), 0, kBytes, stream.native());
+  backend.fill(slot.data(), 0, kSlotBytes, stream.native());
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
@@ -135,16 +135,16 @@ TEST_P(Late, WhatWasNeededOnceStaysNeeded) {
 TEST_P(Late, WhatPiecesReadIsNotPoisoned) {
   stream.synchronize();
   PinnedBytes table(device, sizeof(CopyPiece));
-  *table.as<CopyPiece>() = {slot.data(), result.data(), kBytes};
+  *table.as<CopyPiece>() = {slot.data(), result.data(), kSlotBytes};
   backend.copy_pieces(table.as<CopyPiece>(), 1, stream.native());
-  backend.fill(slot.data(), 0, kBytes, stream.native());
+  backend.fill(slot.data(), 0, kSlotBytes, stream.native());
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
 TEST_P(Late, RowsThatASplitReadsAreNotPoisoned) {
   stream.synchronize();
-  static_assert(kBytes % 16 == 0);
+  static_assert(kSlotBytes % 16 == 0);
   PinnedBytes tables(device, 64);
   auto* const firsts = reinterpret_cast<std::uint32_t*>(tables.data() + 32);
   *tables.as<RowValue>() = {.destination_stride = 1};
@@ -152,15 +152,15 @@ TEST_P(Late, RowsThatASplitReadsAreNotPoisoned) {
   firsts[1] = 1;
   backend.split_rows({.rows = slot.data(),
                       .row_bytes = 16,
-                      .count = kBytes / 16,
+                      .count = kSlotBytes / 16,
                       .destination = result.data(),
                       .values = tables.as<RowValue>(),
                       .firsts = firsts,
                       .value_count = 1},
                      stream.native());
-  backend.fill(slot.data(), 0, kBytes, stream.native());
+  backend.fill(slot.data(), 0, kSlotBytes, stream.native());
   stream.synchronize();
-  for (std::size_t i = 0; i < kBytes / 16; ++i) ASSERT_EQ(result.data()[i], bytes[16 * i]);
+  for (std::size_t i = 0; i < kSlotBytes / 16; ++i) ASSERT_EQ(result.data()[i], bytes[16 * i]);
 }
 
 TEST_P(Late, WhatAPeerRightlyReadsIsNotPoisoned) {
@@ -168,17 +168,17 @@ TEST_P(Late, WhatAPeerRightlyReadsIsNotPoisoned) {
   const Device peer = Device::open("host:1,memory=16MiB,late=1" + GetParam());
   const Stream of_peer = peer.create_stream();
   peer.enable_peer(device);
-  const auto next = random_bytes(kBytes, 5);
-  DeviceBytes there(peer, kBytes);
-  PinnedBytes next_source(peer, kBytes);
+  const auto next = random_bytes(kSlotBytes, 5);
+  DeviceBytes there(peer, kSlotBytes);
+  PinnedBytes next_source(peer, kSlotBytes);
   next_source.assign(next);
   stream.synchronize();
-  of_peer.copy(there.data(), next_source.data(), kBytes, CopyDirection::h2d);
-  stream.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h);
+  of_peer.copy(there.data(), next_source.data(), kSlotBytes, CopyDirection::h2d);
+  stream.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h);
   Event read = device.create_event();
   read.record(stream);
   of_peer.wait(read);
-  of_peer.copy(slot.data(), there.data(), kBytes, CopyDirection::d2d);
+  of_peer.copy(slot.data(), there.data(), kSlotBytes, CopyDirection::d2d);
   of_peer.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
   EXPECT_TRUE(same_bytes(next, download(slot.data())));
@@ -186,9 +186,9 @@ TEST_P(Late, WhatAPeerRightlyReadsIsNotPoisoned) {
 
 TEST_P(Late, WorkAheadStaysKnownWhenAnotherDeviceCloses) {
   stream.synchronize();
-  stream.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h);
+  stream.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h);
   static_cast<void>(Device::open("host:1,memory=1MiB,late=1"));
-  stream.fill(slot.data(), 0, kBytes);
+  stream.fill(slot.data(), 0, kSlotBytes);
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
@@ -202,13 +202,13 @@ TEST_P(Late, FreshMemoryOfTheDeviceShowsPoison) {
 
 TEST_P(Late, WhatNothingUsesAnyMoreIsPoisoned) {
   stream.synchronize();
-  backend.fill(slot.data(), 0, kBytes, stream.native());
-  EXPECT_TRUE(poisoned({slot.data(), kBytes}));
+  backend.fill(slot.data(), 0, kSlotBytes, stream.native());
+  EXPECT_TRUE(poisoned({slot.data(), kSlotBytes}));
   stream.synchronize();
 }
 
 TEST_P(Late, ConsumerThatSkipsTheWaitSeesPoison) {
-  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, consumer.native());
+  backend.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h, consumer.native());
   consumer.synchronize();
   EXPECT_TRUE(poisoned(result.bytes()));
 }
@@ -217,11 +217,11 @@ TEST_P(Late, PeerThatSkipsTheWaitSeesPoison) {
   const Device peer = Device::open("host:1,memory=16MiB,late=1" + GetParam());
   const Stream of_peer = peer.create_stream();
   peer.enable_peer(device);
-  DeviceBytes there(peer, kBytes);
-  PinnedBytes there_result(peer, kBytes);
-  of_peer.copy(there.data(), slot.data(), kBytes, CopyDirection::d2d);
-  EXPECT_TRUE(poisoned({there.data(), kBytes}));
-  of_peer.copy(there_result.data(), there.data(), kBytes, CopyDirection::d2h);
+  DeviceBytes there(peer, kSlotBytes);
+  PinnedBytes there_result(peer, kSlotBytes);
+  of_peer.copy(there.data(), slot.data(), kSlotBytes, CopyDirection::d2d);
+  EXPECT_TRUE(poisoned({there.data(), kSlotBytes}));
+  of_peer.copy(there_result.data(), there.data(), kSlotBytes, CopyDirection::d2h);
   of_peer.synchronize();
   EXPECT_TRUE(poisoned(there_result.bytes()));
   stream.synchronize();
@@ -229,25 +229,25 @@ TEST_P(Late, PeerThatSkipsTheWaitSeesPoison) {
 
 TEST_P(Late, WaitingForAnEventOfBeforeTheCopyIsNotEnough) {
   Event early = device.create_event();
-  const DeviceBytes other(device, kBytes);
+  const DeviceBytes other(device, kSlotBytes);
   early.record(stream);
-  backend.copy(other.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+  backend.copy(other.data(), source.data(), kSlotBytes, CopyDirection::h2d, stream.native());
   consumer.wait(early);
-  backend.copy(result.data(), other.data(), kBytes, CopyDirection::d2h, consumer.native());
+  backend.copy(result.data(), other.data(), kSlotBytes, CopyDirection::d2h, consumer.native());
   consumer.synchronize();
   EXPECT_TRUE(poisoned(result.bytes()));
 }
 
 TEST_P(Late, HostThatSkipsTheWaitSeesPoison) {
-  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
+  backend.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h, stream.native());
   EXPECT_TRUE(poisoned(result.bytes()));
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
 TEST_P(Late, SourceReusedTooEarlyShows) {
-  source.assign(random_bytes(kBytes, 2));
-  backend.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h, stream.native());
+  source.assign(random_bytes(kSlotBytes, 2));
+  backend.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h, stream.native());
   stream.synchronize();
   EXPECT_FALSE(same_bytes(bytes, result.bytes()));
 }
@@ -292,21 +292,21 @@ TEST_P(Late, OrdersAreLateToo) {
 }
 
 TEST_P(Late, PiecesAreLateToo) {
-  std::memset(result.data(), 0, kBytes);
+  std::memset(result.data(), 0, kSlotBytes);
   PinnedBytes table(device, sizeof(CopyPiece));
-  *table.as<CopyPiece>() = {source.data(), result.data(), kBytes};
+  *table.as<CopyPiece>() = {source.data(), result.data(), kSlotBytes};
   backend.copy_pieces(table.as<CopyPiece>(), 1, stream.native());
   EXPECT_TRUE(all_are(result.bytes(), std::byte{0}));
   stream.synchronize();
   EXPECT_TRUE(same_bytes(bytes, result.bytes()));
 }
 
-/// Devices whose links take 20 ms for `kBytes`, and that are not late. A forgotten wait shows while the link
-/// is busy.
+/// Devices whose links take 20 ms for `kSlotBytes`, and that are not late. A forgotten wait shows while the
+/// link is busy.
 class SlowLink : public ::testing::Test {
  protected:
   static constexpr std::byte kOld{0xA5};
-  static constexpr std::size_t kEarly = kBytes * 6 / 10;
+  static constexpr std::size_t kEarly = kSlotBytes * 6 / 10;
 
   SlowLink() {
     first.enable_peer(second);
@@ -336,7 +336,7 @@ class SlowLink : public ::testing::Test {
     const volatile std::byte* const early = at + byte;
     EXPECT_TRUE(comes_true([&] { return *early != kOld; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return {at, at + kBytes};
+    return {at, at + kSlotBytes};
   }
 
   [[nodiscard]] ::testing::AssertionResult is_right(std::span<const std::byte> part, std::size_t at) const {
@@ -348,11 +348,11 @@ class SlowLink : public ::testing::Test {
   const Stream stream = first.create_stream();
   const Stream consumer = first.create_stream();
   const Stream there = second.create_stream();
-  const std::vector<std::byte> bytes = random_bytes(kBytes, 1);
-  PinnedBytes source{first, kBytes};
-  PinnedBytes result{first, kBytes};
-  DeviceBytes slot{first, kBytes};
-  DeviceBytes other{second, kBytes};
+  const std::vector<std::byte> bytes = random_bytes(kSlotBytes, 1);
+  PinnedBytes source{first, kSlotBytes};
+  PinnedBytes result{first, kSlotBytes};
+  DeviceBytes slot{first, kSlotBytes};
+  DeviceBytes other{second, kSlotBytes};
 };
 
 TEST_F(SlowLink, HostThatSkipsTheWaitSeesOldBytes) {
@@ -360,17 +360,17 @@ TEST_F(SlowLink, HostThatSkipsTheWaitSeesOldBytes) {
   expect_shown(
       stream,
       [&] {
-        std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
-        stream.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d);
+        std::memset(slot.data(), std::to_integer<int>(kOld), kSlotBytes);
+        stream.copy(slot.data(), source.data(), kSlotBytes, CopyDirection::h2d);
         seen = look(slot.data(), kEarly);
       },
       [&] { return !is_right(seen, 0); });
-  EXPECT_TRUE(is_right({slot.data(), kBytes}, 0));
+  EXPECT_TRUE(is_right({slot.data(), kSlotBytes}, 0));
   expect_shown(
       stream,
       [&] {
-        std::memset(result.data(), std::to_integer<int>(kOld), kBytes);
-        stream.copy(result.data(), slot.data(), kBytes, CopyDirection::d2h);
+        std::memset(result.data(), std::to_integer<int>(kOld), kSlotBytes);
+        stream.copy(result.data(), slot.data(), kSlotBytes, CopyDirection::d2h);
         seen = look(result.data(), kEarly);
       },
       [&] { return !is_right(seen, 0); });
@@ -378,12 +378,12 @@ TEST_F(SlowLink, HostThatSkipsTheWaitSeesOldBytes) {
 }
 
 TEST_F(SlowLink, ConsumerThatSkipsTheWaitSeesOldBytes) {
-  constexpr std::size_t kPart = kBytes / 4;
+  constexpr std::size_t kPart = kSlotBytes / 4;
   expect_shown(
       stream,
       [&] {
-        std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
-        stream.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d);
+        std::memset(slot.data(), std::to_integer<int>(kOld), kSlotBytes);
+        stream.copy(slot.data(), source.data(), kSlotBytes, CopyDirection::h2d);
         consumer.copy(result.data(), slot.data(), kPart, CopyDirection::d2h);
         consumer.synchronize();
       },
@@ -391,12 +391,12 @@ TEST_F(SlowLink, ConsumerThatSkipsTheWaitSeesOldBytes) {
 }
 
 TEST_F(SlowLink, PeerThatSkipsTheWaitSeesOldBytes) {
-  constexpr std::size_t kPart = kBytes / 4;
+  constexpr std::size_t kPart = kSlotBytes / 4;
   expect_shown(
       there,
       [&] {
-        std::memset(other.data(), std::to_integer<int>(kOld), kBytes);
-        there.copy(other.data(), bytes.data(), kBytes, CopyDirection::h2d);
+        std::memset(other.data(), std::to_integer<int>(kOld), kSlotBytes);
+        there.copy(other.data(), bytes.data(), kSlotBytes, CopyDirection::h2d);
         stream.copy(slot.data(), other.data(), kPart, CopyDirection::d2d);
         stream.synchronize();
       },
@@ -404,29 +404,29 @@ TEST_F(SlowLink, PeerThatSkipsTheWaitSeesOldBytes) {
 }
 
 TEST_F(SlowLink, ConsumerOfWhatCameFromThePeerMustWaitToo) {
-  constexpr std::size_t kPart = kBytes / 2;
-  std::memcpy(other.data(), bytes.data(), kBytes);
+  constexpr std::size_t kPart = kSlotBytes / 2;
+  std::memcpy(other.data(), bytes.data(), kSlotBytes);
   expect_shown(
       stream,
       [&] {
-        std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
-        stream.copy(slot.data(), other.data(), kBytes, CopyDirection::d2d);
+        std::memset(slot.data(), std::to_integer<int>(kOld), kSlotBytes);
+        stream.copy(slot.data(), other.data(), kSlotBytes, CopyDirection::d2d);
         consumer.copy(result.data(), slot.data() + kPart / 2, kPart, CopyDirection::d2h);
         consumer.synchronize();
       },
       [&] { return !is_right(result.bytes().first(kPart), kPart / 2); });
-  EXPECT_TRUE(is_right({slot.data(), kBytes}, 0));
+  EXPECT_TRUE(is_right({slot.data(), kSlotBytes}, 0));
 }
 
 TEST_F(SlowLink, GatheredRowsAndPiecesThatAreNotWaitedForAreOld) {
   PinnedBytes table(first, 2 * sizeof(CopyPiece));
-  table.as<CopyPiece>()[0] = {source.data(), slot.data(), kBytes / 2};
-  table.as<CopyPiece>()[1] = {source.data() + kBytes / 2, slot.data() + kBytes / 2, kBytes / 2};
+  table.as<CopyPiece>()[0] = {source.data(), slot.data(), kSlotBytes / 2};
+  table.as<CopyPiece>()[1] = {source.data() + kSlotBytes / 2, slot.data() + kSlotBytes / 2, kSlotBytes / 2};
   const auto pieces = [&] { stream.copy_pieces(table.as<CopyPiece>(), 2); };
   const auto gather = [&] {
     stream.gather({.source = source.data(),
                    .source_rows = 10,
-                   .row_elements = kBytes / 10,
+                   .row_elements = kSlotBytes / 10,
                    .count = 10,
                    .destination = slot.data()});
   };
@@ -435,12 +435,12 @@ TEST_F(SlowLink, GatheredRowsAndPiecesThatAreNotWaitedForAreOld) {
     expect_shown(
         stream,
         [&] {
-          std::memset(slot.data(), std::to_integer<int>(kOld), kBytes);
+          std::memset(slot.data(), std::to_integer<int>(kOld), kSlotBytes);
           work();
           seen = look(slot.data(), kEarly);
         },
         [&] { return !is_right(seen, 0); });
-    EXPECT_TRUE(is_right({slot.data(), kBytes}, 0));
+    EXPECT_TRUE(is_right({slot.data(), kSlotBytes}, 0));
   }
 }
 
@@ -449,12 +449,12 @@ TEST_F(SlowLink, SourceReusedTooEarlyShows) {
       stream,
       [&] {
         source.assign(bytes);
-        stream.copy(slot.data(), source.data(), kBytes, CopyDirection::h2d);
-        std::memset(source.data(), std::to_integer<int>(kOld), kBytes);
+        stream.copy(slot.data(), source.data(), kSlotBytes, CopyDirection::h2d);
+        std::memset(source.data(), std::to_integer<int>(kOld), kSlotBytes);
       },
       [&] {
         stream.synchronize();
-        return !is_right({slot.data(), kBytes}, 0);
+        return !is_right({slot.data(), kSlotBytes}, 0);
       });
 }
 
@@ -472,20 +472,20 @@ void consume(bool wait_first) {
   constexpr std::byte kValue{0x3C};
   const Device device = Device::open("host:memory=16MiB");
   const Stream stream = device.create_stream();
-  PinnedBytes pinned(device, kBytes);
-  DeviceBytes slot(device, kBytes);
-  std::memset(pinned.data(), std::to_integer<int>(kValue), kBytes);
-  std::memset(slot.data(), 0, kBytes);
+  PinnedBytes pinned(device, kSlotBytes);
+  DeviceBytes slot(device, kSlotBytes);
+  std::memset(pinned.data(), std::to_integer<int>(kValue), kSlotBytes);
+  std::memset(slot.data(), 0, kSlotBytes);
   Event before = device.create_event();
   Event ready = device.create_event();
   before.record(stream);
   before.synchronize();
-  device.backend().copy(slot.data(), pinned.data(), kBytes, CopyDirection::h2d, stream.native());
+  device.backend().copy(slot.data(), pinned.data(), kSlotBytes, CopyDirection::h2d, stream.native());
   ready.record(stream);
-  while (!has_arrived(slot.data() + kBytes / 2, kValue)) std::this_thread::yield();
+  while (!has_arrived(slot.data() + kSlotBytes / 2, kValue)) std::this_thread::yield();
   before.record(stream);
   if (wait_first) ready.synchronize();
-  volatile auto sink = slot.data()[kBytes / 2];
+  volatile auto sink = slot.data()[kSlotBytes / 2];
   static_cast<void>(sink);
   std::exit(0);
 }
@@ -528,16 +528,16 @@ TEST(HostRace, AnEventMayBeRecordedWhileOthersLookAtIt) {
 TEST(HostRace, ALookThatFindsTheEndOrdersTheBytes) {
   const Device device = Device::open("host");
   const Stream stream = device.create_stream();
-  PinnedBytes source{device, kBytes};
-  DeviceBytes slot{device, kBytes};
+  PinnedBytes source{device, kSlotBytes};
+  DeviceBytes slot{device, kSlotBytes};
   Event event = device.create_event();
   for (unsigned round = 0; round < 20; ++round) {
-    const auto bytes = random_bytes(kBytes, round);
+    const auto bytes = random_bytes(kSlotBytes, round);
     source.assign(bytes);
-    device.backend().copy(slot.data(), source.data(), kBytes, CopyDirection::h2d, stream.native());
+    device.backend().copy(slot.data(), source.data(), kSlotBytes, CopyDirection::h2d, stream.native());
     event.record(stream);
     while (!event.query()) std::this_thread::yield();
-    EXPECT_TRUE(same_bytes(bytes, {slot.data(), kBytes}));
+    EXPECT_TRUE(same_bytes(bytes, {slot.data(), kSlotBytes}));
   }
 }
 

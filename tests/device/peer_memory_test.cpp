@@ -20,9 +20,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::size_t kBytes = 3'000'000;
+constexpr std::size_t kMemoryBytes = 3'000'000;
 constexpr std::size_t kOffset = 1'000'000;
-constexpr std::size_t kRest = kBytes - kOffset;
+constexpr std::size_t kRest = kMemoryBytes - kOffset;
 
 Device open_any(const std::string& spec) {
   return Device::open(spec, {.driver_library = spec.starts_with("cuda") ? PENSTOCK_FAKE_DRIVER : ""});
@@ -32,8 +32,8 @@ enum class Order : int { rewrite, free, replace, name, end };
 
 void write(const Device& device, std::byte* to, std::uint64_t seed) {
   const Stream stream = device.create_stream();
-  const std::vector<std::byte> bytes = random_bytes(kBytes, seed);
-  stream.copy(to, bytes.data(), kBytes, CopyDirection::h2d);
+  const std::vector<std::byte> bytes = random_bytes(kMemoryBytes, seed);
+  stream.copy(to, bytes.data(), kMemoryBytes, CopyDirection::h2d);
   stream.synchronize();
 }
 
@@ -41,7 +41,7 @@ void write(const Device& device, std::byte* to, std::uint64_t seed) {
 TEST(OtherSide, DISABLED_Exporter) {
   const Talk starter = OtherProcess::starter();
   const Device device = open_any(OtherProcess::argument());
-  auto* memory = static_cast<std::byte*>(device.allocate_shared(kBytes));
+  auto* memory = static_cast<std::byte*>(device.allocate_shared(kMemoryBytes));
   write(device, memory, 1);
   for (;;) {
     switch (starter.receive<Order>()) {
@@ -53,7 +53,7 @@ TEST(OtherSide, DISABLED_Exporter) {
         break;
       case Order::replace:
         device.deallocate(memory);
-        memory = static_cast<std::byte*>(device.allocate_shared(kBytes));
+        memory = static_cast<std::byte*>(device.allocate_shared(kMemoryBytes));
         static_cast<void>(name_memory(device, memory));
         break;
       case Order::name:
@@ -97,7 +97,7 @@ class PeerMemoryTest : public ::testing::TestWithParam<Places> {
     return result;
   }
   [[nodiscard]] static std::vector<std::byte> expected(std::uint64_t seed) {
-    std::vector<std::byte> bytes = random_bytes(kBytes, seed);
+    std::vector<std::byte> bytes = random_bytes(kMemoryBytes, seed);
     bytes.erase(bytes.begin(), bytes.begin() + kOffset);
     return bytes;
   }
@@ -176,10 +176,10 @@ TEST_P(PeerMemoryTest, IsUnmappedAfterTheWorkThatReadsIt) {
 }
 
 TEST_P(PeerMemoryTest, OfThisProcessIsRefused) {
-  auto* const mine = static_cast<std::byte*>(device.allocate_shared(kBytes));
+  auto* const mine = static_cast<std::byte*>(device.allocate_shared(kMemoryBytes));
   const PeerMemoryHandle handle = name_memory(device, mine + 5);
   EXPECT_EQ(handle.offset, 5u);
-  EXPECT_EQ(handle.bytes, kBytes - 5);
+  EXPECT_EQ(handle.bytes, kMemoryBytes - 5);
   EXPECT_THROW(PeerMemory(device, handle), Unsupported);
   device.deallocate(mine);
 }
@@ -195,12 +195,14 @@ TEST_P(PeerMemoryTest, OnlyDeviceMemoryHasAName) {
 
 TEST_P(PeerMemoryTest, SharedMemoryIsLikeOther) {
   const std::size_t free = device.memory().free;
-  void* const memory = device.allocate_shared(kBytes);
-  EXPECT_EQ(device.memory().free, free - kBytes);
+  void* const memory = device.allocate_shared(kMemoryBytes);
+  EXPECT_EQ(device.memory().free, free - kMemoryBytes);
   EXPECT_TRUE(device.owns(memory));
   write(device, static_cast<std::byte*>(memory), 3);
   static_cast<void>(name_memory(device, memory));  // which keeps the bytes
-  EXPECT_EQ(first_difference(pull(static_cast<std::byte*>(memory), kBytes), random_bytes(kBytes, 3)), -1);
+  EXPECT_EQ(
+      first_difference(pull(static_cast<std::byte*>(memory), kMemoryBytes), random_bytes(kMemoryBytes, 3)),
+      -1);
   device.deallocate(memory);
   EXPECT_EQ(device.memory().free, free);
   EXPECT_THROW(static_cast<void>(device.allocate_shared(std::size_t{1} << 60)), OutOfMemory);
@@ -216,7 +218,7 @@ TEST_P(PeerMemoryTest, LeavesNoFilesOpen) {
   const std::size_t before = open_files();
   for (int i = 0; i < 3; ++i) {
     const PeerMemory memory(device, handle);
-    void* const mine = device.allocate_shared(kBytes);
+    void* const mine = device.allocate_shared(kMemoryBytes);
     static_cast<void>(name_memory(device, mine));
     device.deallocate(mine);
   }
@@ -253,13 +255,13 @@ struct HostPeerMemoryTest : ::testing::Test {
 
 TEST_F(HostPeerMemoryTest, MayOnlyBeReadAndNotPastItsEnd) {
   const PeerMemory memory(device, name());
-  const DeviceBytes mine(device, kBytes);
+  const DeviceBytes mine(device, kMemoryBytes);
   const Stream stream = device.create_stream();
   auto* const there = const_cast<std::byte*>(memory.data());
   EXPECT_THAT(refusal([&] { stream.copy(there, mine.data(), 1, CopyDirection::d2d); }),
               HasSubstr("another process"));
   EXPECT_THAT(refusal([&] { stream.copy(there, mine.data(), 1, CopyDirection::h2d); }), HasSubstr("copy"));
-  EXPECT_THROW(stream.copy(mine.data(), there + 1, kBytes, CopyDirection::d2d), DeviceError);
+  EXPECT_THROW(stream.copy(mine.data(), there + 1, kMemoryBytes, CopyDirection::d2d), DeviceError);
   std::byte byte{};
   EXPECT_THROW(stream.copy(&byte, there, 1, CopyDirection::d2h), DeviceError);
 }
@@ -282,15 +284,15 @@ TEST_F(HostPeerMemoryTest, WrongNamesAreRefused) {
 }
 
 TEST_F(HostPeerMemoryTest, OrdinaryMemoryIsNotNamed) {
-  const DeviceBytes mine(device, kBytes);
+  const DeviceBytes mine(device, kMemoryBytes);
   EXPECT_THAT(refusal([&] { static_cast<void>(name_memory(device, mine.data())); }),
               HasSubstr("allocate_shared"));
 }
 
 TEST_F(HostPeerMemoryTest, AForkedChildDoesNotHaveSharedMemory) {
-  void* const memory = device.allocate_shared(kBytes);
-  EXPECT_TRUE(inspect_mapping(memory, kBytes).readable);
-  EXPECT_TRUE(succeeds_in_child([&] { return !inspect_mapping(memory, kBytes).readable; }));
+  void* const memory = device.allocate_shared(kMemoryBytes);
+  EXPECT_TRUE(inspect_mapping(memory, kMemoryBytes).readable);
+  EXPECT_TRUE(succeeds_in_child([&] { return !inspect_mapping(memory, kMemoryBytes).readable; }));
   EXPECT_TRUE(succeeds_in_child(
       [&] { return says_forked([&] { static_cast<void>(name_memory(device, memory)); }); }));
   EXPECT_TRUE(succeeds_in_child([&] { return says_forked([&] { PeerMemory(device, {}); }); }));
@@ -299,12 +301,12 @@ TEST_F(HostPeerMemoryTest, AForkedChildDoesNotHaveSharedMemory) {
 
 TEST(HostSharedMemory, AForkedChildUnmapsNothingOfItsOwn) {
   auto device = std::make_unique<Device>(Device::open("host:memory=16MiB"));
-  void* const memory = device->allocate_shared(kBytes);
+  void* const memory = device->allocate_shared(kMemoryBytes);
   EXPECT_TRUE(succeeds_in_child([&] {
     void* const own =
-        mmap(memory, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        mmap(memory, kMemoryBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     device.reset();
-    return inspect_mapping(own, kBytes).readable;
+    return inspect_mapping(own, kMemoryBytes).readable;
   }));
   device->deallocate(memory);
 }
@@ -313,7 +315,7 @@ class CudaPeerMemory : public CudaTest {};
 
 TEST_F(CudaPeerMemory, WhatTheDriverCannotNameIsUnsupported) {
   const Device device = open();
-  void* const memory = device.allocate_shared(kBytes);
+  void* const memory = device.allocate_shared(kMemoryBytes);
   fake.fail("cuIpcGetMemHandle", 1, 1);
   EXPECT_THAT(refusal([&] { static_cast<void>(name_memory(device, memory)); }), HasSubstr("cuMemAlloc"));
   fake.fail("cuIpcGetMemHandle", 1, 999);
