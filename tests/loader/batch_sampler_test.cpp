@@ -14,22 +14,16 @@
 namespace penstock::testing {
 namespace {
 
-constexpr std::size_t kSamples = 97;
-
 /// Batches of one epoch, the first.
 std::shared_ptr<ListedBatches> listed(Batches batches) {
   return std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, std::move(batches)}});
 }
 
-Batches random_batches(std::size_t count, std::size_t most, std::uint64_t seed) {
-  return testing::random_batches(count, most, seed, kSamples);
-}
-
 class BatchSamplerTest : public LoaderTest {
  protected:
   static Dataset dataset() {
-    return Dataset({random_field("images", DType::uint8, {3, 5, 7}, kSamples, 1),
-                    random_field("labels", DType::int64, {}, kSamples, 2)});
+    return Dataset({random_field("images", DType::uint8, {3, 5, 7}, kListedSamples, 1),
+                    random_field("labels", DType::int64, {}, kListedSamples, 2)});
   }
   /// Of batches of at most 16 samples.
   Loader make_loader(std::shared_ptr<BatchSampler> sampler, const Dataset& data,
@@ -54,7 +48,7 @@ class BatchSamplerTest : public LoaderTest {
   static std::vector<std::pair<std::vector<std::uint64_t>, std::string>> unfit_batches() {
     return {{{}, "empty batch"},
             {std::vector<std::uint64_t>(17), "17 samples, and the loader's batch size is 16"},
-            {{3, kSamples, 1}, "the index 97, and there are 97 samples"}};
+            {{3, kListedSamples, 1}, "the index 97, and there are 97 samples"}};
   }
   void expect_second_is_refused(Loader& loader, const std::string& text) {
     EXPECT_TRUE(loader.next(*stream_));
@@ -91,8 +85,8 @@ TEST_P(BatchSamplerTest, GivesTheChosenSamplesInEveryWay) {
 
 TEST_P(BatchSamplerTest, BatchesMayBeLargerThanTheDataset) {
   const Dataset data = dataset();
-  std::vector<std::uint64_t> all(3 * kSamples);
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i % kSamples;
+  std::vector<std::uint64_t> all(3 * kListedSamples);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i % kListedSamples;
   Loader loader(data, *device_, {.batch_size = all.size(), .batch_sampler = listed({all})});
   expect_batches(data, read_epoch(loader), {all});
 }
@@ -114,7 +108,7 @@ TEST_P(BatchSamplerTest, RunsNoFurtherAheadThanThePrefetchDepth) {
 
 TEST_P(BatchSamplerTest, BatchesAheadAreFilledWhileNobodyAsks) {
   std::atomic<std::size_t> filled{0};
-  const Dataset data({read_callback({.name = "x", .dtype = DType::uint8, .shape = {1}}, kSamples,
+  const Dataset data({read_callback({.name = "x", .dtype = DType::uint8, .shape = {1}}, kListedSamples,
                                     [&](std::uint64_t, std::span<std::byte> sample) {
                                       ++filled;
                                       filled.notify_all();
@@ -187,7 +181,7 @@ class LentBatches final : public BatchSampler {
     if (at_ == batches_.size()) return false;
     auto* const memory = new Batches::value_type(batches_[at_++]);
     lent = {*memory, std::shared_ptr<const void>(memory->data(), [memory, this](const void*) {
-              std::ranges::fill(*memory, kSamples);
+              std::ranges::fill(*memory, kListedSamples);
               delete memory;
               ++returned;
             })};
@@ -344,7 +338,7 @@ TEST_P(BatchSamplerTest, AnInterruptionIsThrownAtOnceAndNothingIsLost) {
 TEST(DrawnBatchesTest, WhatAnEarlierGenerationGaveOutDoesNotCount) {
   const auto sampler = std::make_shared<ListedBatches>(
       std::map<std::uint64_t, Batches>{{0, {{1}, {2}, {3}}}, {4, {{4}, {5}, {6}, {7}}}});
-  DrawnBatches drawn(sampler, kSamples, 16, 2);
+  DrawnBatches drawn(sampler, kListedSamples, 16, 2);
   std::vector<std::uint64_t> indices;
   for (const bool is_end : {false, true}) {
     auto asking = std::make_optional<DrawnBatches::Asking>(drawn);

@@ -8,7 +8,7 @@
 namespace penstock::testing {
 namespace {
 
-constexpr std::size_t kSamples = 40;
+constexpr std::size_t kChangingSamples = 40;
 constexpr std::size_t kPixels = 300;
 
 class ChangingDataTest : public LoaderTest {
@@ -32,15 +32,15 @@ class ChangingDataTest : public LoaderTest {
   /// The device reads the images where they lie; the labels are small.
   [[nodiscard]] LoaderOptions options(GatherPath gather = GatherPath::automatic) const {
     return {.batch_size = 16,
-            .batch_sampler = std::make_shared<TwiceInOrder>(kSamples),
+            .batch_sampler = std::make_shared<TwiceInOrder>(kChangingSamples),
             .gather = gather,
             .data_may_change = true,
             .copy_limit_bytes = labels_.size(),
             .threads = 2};
   }
 
-  std::vector<std::byte> images_ = std::vector<std::byte>(kSamples * kPixels);
-  std::vector<std::byte> labels_ = std::vector<std::byte>(kSamples * sizeof(std::uint64_t));
+  std::vector<std::byte> images_ = std::vector<std::byte>(kChangingSamples * kPixels);
+  std::vector<std::byte> labels_ = std::vector<std::byte>(kChangingSamples * sizeof(std::uint64_t));
 };
 PENSTOCK_DEVICE_SUITE(ChangingDataTest);
 

@@ -29,7 +29,6 @@ enum class Learns { by_event, by_waiting, never };
 
 class LoaderFailedBatch : public FaultyLoaderTest {
  protected:
-  static constexpr std::size_t kBatch = 8;
   static constexpr std::size_t kSlotBytes = kBatch * 512 + 256;
 
   /// `x` is copied as it is, and then a kernel widens `y`.

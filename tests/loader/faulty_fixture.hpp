@@ -3,10 +3,13 @@
 #include "loader/loader_fixture.hpp"
 #include "support/faulty_backend.hpp"
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 
 namespace penstock::testing {
+
+inline constexpr std::size_t kBatch = 8;  ///< samples, where a test does not need another number
 
 /// The suite's device behind a decorator that fails and delays chosen calls, counts calls, and knows which
 /// handles are alive. Loaders are made on `faulty_device_`.

@@ -11,15 +11,10 @@
 namespace penstock::testing {
 namespace {
 
-constexpr std::size_t kSamples = 97;
-
 using Epochs = std::map<std::uint64_t, Batches>;
 
 class GroupSamplerTest : public GroupLoaderTest {
  protected:
-  static Batches batches(std::size_t count, std::size_t most, std::uint64_t seed) {
-    return random_batches(count, most, seed, kSamples);
-  }
   static LoaderOptions options(std::shared_ptr<BatchSampler> sampler, std::size_t depth = 2) {
     return {.batch_size = 16,
             .batch_sampler = std::move(sampler),
@@ -36,11 +31,11 @@ class GroupSamplerTest : public GroupLoaderTest {
 PENSTOCK_GROUP_SUITE(GroupSamplerTest);
 
 TEST_P(GroupSamplerTest, EveryMemberGetsTheChosenSamples) {
-  const Dataset data = dataset(kSamples);
+  const Dataset data = dataset(kListedSamples);
   for (const std::size_t depth : {1U, 2U, 5U}) {
     for (const std::size_t most : {1U, 16U}) {
-      const auto first = batches(9, most, 1);
-      const auto second = batches(4, most, 2);
+      const auto first = random_batches(9, most, 1);
+      const auto second = random_batches(4, most, 2);
       const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, first}, {1, second}});
       GroupLoader loader(data, group(), options(sampler, depth));
       EXPECT_EQ(loader.batches_per_epoch(), 0U);
@@ -57,8 +52,8 @@ TEST_P(GroupSamplerTest, EveryMemberGetsTheChosenSamples) {
 }
 
 TEST_P(GroupSamplerTest, AReceiverGetsTheChosenSamplesOverAllLinks) {
-  const Dataset data = dataset(kSamples);
-  const auto chosen = batches(9, 16, 3);
+  const Dataset data = dataset(kListedSamples);
+  const auto chosen = random_batches(9, 16, 3);
   const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, chosen}});
   GroupLoader loader = GroupLoader::relay(0, data, group(), options(sampler));
   std::vector<HostBatches> got;
@@ -68,7 +63,7 @@ TEST_P(GroupSamplerTest, AReceiverGetsTheChosenSamplesOverAllLinks) {
 
 TEST_P(GroupSamplerTest, BatchesAheadAreMadeWhileNobodyAsks) {
   std::atomic<std::size_t> read{0};
-  const Dataset data({read_callback({.name = "x", .dtype = DType::uint8, .shape = {1}}, kSamples,
+  const Dataset data({read_callback({.name = "x", .dtype = DType::uint8, .shape = {1}}, kListedSamples,
                                     [&](std::uint64_t, std::span<std::byte> sample) {
                                       ++read;
                                       read.notify_all();
@@ -86,10 +81,10 @@ TEST_P(GroupSamplerTest, BatchesAheadAreMadeWhileNobodyAsks) {
 }
 
 TEST_P(GroupSamplerTest, AnEpochThatIsLeftIsDropped) {
-  const auto first = batches(9, 16, 4);
-  const auto third = batches(5, 16, 5);
+  const auto first = random_batches(9, 16, 4);
+  const auto third = random_batches(5, 16, 5);
   const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, first}, {2, third}});
-  const Dataset data = dataset(kSamples);
+  const Dataset data = dataset(kListedSamples);
   GroupLoader loader(data, group(), options(sampler));
   loader.start_epoch(0);
   EXPECT_TRUE(sampler->begun.empty()) << "it comes next anyway";
@@ -108,8 +103,8 @@ TEST_P(GroupSamplerTest, AnEpochThatIsLeftIsDropped) {
 }
 
 TEST_P(GroupSamplerTest, ItsErrorsComeInTheirPlace) {
-  const auto chosen = batches(9, 16, 6);
-  const Dataset data = dataset(kSamples);
+  const auto chosen = random_batches(9, 16, 6);
+  const Dataset data = dataset(kListedSamples);
   for (const std::size_t good : {0U, 1U, 5U}) {
     const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, chosen}});
     sampler->fails_at = good + 1;
@@ -127,7 +122,7 @@ TEST_P(GroupSamplerTest, ItsErrorsComeInTheirPlace) {
 }
 
 TEST_P(GroupSamplerTest, AnInterruptionIsThrownAtOnceAndNothingIsLost) {
-  const Dataset data = dataset(kSamples);
+  const Dataset data = dataset(kListedSamples);
   GroupLoader loader(data, group(), options(std::make_shared<InterruptedBatches>()));
   EXPECT_THROW((void)loader.next(streams_), BatchSampler::Interrupted) << "the second batch is drawn ahead";
   expect_batches(data, 0, read_epoch(loader), {{0}, {1}, {2}, {3}});
@@ -135,7 +130,7 @@ TEST_P(GroupSamplerTest, AnInterruptionIsThrownAtOnceAndNothingIsLost) {
 
 TEST_P(GroupSamplerTest, WhoeverWaitsGetsTheEpochThatAnotherThreadBegins) {
   Hold hold;
-  const Dataset data = dataset(kSamples);
+  const Dataset data = dataset(kListedSamples);
   GroupLoader loader(data, group(), options(std::make_shared<HeldBatches>(hold)));
   std::optional<std::vector<DeviceBatch>> batch;
   Background waiting([&] { batch = loader.next(streams_); });
@@ -160,7 +155,7 @@ void wait_until_it_sleeps() {
 }
 
 TEST_P(GroupSamplerTest, ClosesWhileNothingIsDrawn) {
-  const Dataset data = dataset(kSamples);
+  const Dataset data = dataset(kListedSamples);
   GroupLoader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{})));
   wait_until_it_sleeps();
   loader.close();
@@ -168,9 +163,9 @@ TEST_P(GroupSamplerTest, ClosesWhileNothingIsDrawn) {
 }
 
 TEST_P(GroupSamplerTest, ClosesWhilePartsAheadAreNotDrawn) {
-  const Dataset data = dataset(kSamples);
+  const Dataset data = dataset(kListedSamples);
   GroupLoader loader(data, group(),
-                     options(std::make_shared<ListedBatches>(Epochs{{0, batches(20, 16, 9)}})));
+                     options(std::make_shared<ListedBatches>(Epochs{{0, random_batches(20, 16, 9)}})));
   EXPECT_TRUE(loader.next(streams_));
   wait_until_it_sleeps();
   loader.close();
@@ -178,11 +173,11 @@ TEST_P(GroupSamplerTest, ClosesWhilePartsAheadAreNotDrawn) {
 }
 
 TEST_P(GroupSamplerTest, RefusesWhatTheSamplerDecides) {
-  const Dataset data = dataset(kSamples);
+  const Dataset data = dataset(kListedSamples);
   LoaderOptions shuffled = options(std::make_shared<ListedBatches>(Epochs{}));
   shuffled.shuffle = true;
   EXPECT_THROW(GroupLoader(data, group(), shuffled), InvalidArgument);
-  Batches far{{kSamples}};
+  Batches far{{kListedSamples}};
   GroupLoader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{{0, far}})));
   EXPECT_THROW((void)loader.next(streams_), InvalidArgument);
 }
@@ -196,14 +191,14 @@ class GroupChangingDataTest : public GroupSamplerTest {
     return copied ? Dataset({read_array(field, bytes_)}) : Dataset({read_array(field, bytes_, nullptr)});
   }
   static LoaderOptions options_of(GatherPath gather) {
-    LoaderOptions all = options(std::make_shared<TwiceInOrder>(kSamples));
+    LoaderOptions all = options(std::make_shared<TwiceInOrder>(kListedSamples));
     all.gather = gather;
     all.data_may_change = true;
     return all;
   }
 
   static constexpr std::size_t kPixels = 300;
-  std::vector<std::byte> bytes_ = std::vector<std::byte>(kSamples * kPixels);
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(kListedSamples * kPixels);
 };
 PENSTOCK_GROUP_SUITE(GroupChangingDataTest);
 
@@ -213,7 +208,7 @@ TEST_P(GroupChangingDataTest, EachEpochGivesWhatTheArraysHold) {
     GroupLoader loader(images(false), group(), options_of(gather));
     for (std::uint64_t epoch = 1; epoch <= 3; ++epoch) {
       const auto got = read_epoch(loader);
-      ASSERT_EQ(got.size(), (2 * kSamples + 15) / 16);
+      ASSERT_EQ(got.size(), (2 * kListedSamples + 15) / 16);
       for (std::size_t i = 0; i < got.size(); ++i) {
         expect_batch(loader.dataset(), got[i], epoch - 1, i, got[i][0].indices);
       }

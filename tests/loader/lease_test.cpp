@@ -21,9 +21,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-constexpr std::size_t kRow = 1024;
-constexpr std::size_t kBatch = 8;
-constexpr std::size_t kSlotBytes = kRow * kBatch;
+constexpr std::size_t kLeaseRow = 1024;
+constexpr std::size_t kSlotBytes = kLeaseRow * kBatch;
 constexpr std::size_t kOrders = 2 * 256;  ///< of both copy streams
 
 class LoaderLeases : public FaultyLoaderTest {
@@ -51,13 +50,13 @@ class LoaderLeases : public FaultyLoaderTest {
     const Buffer pinned = pinned_->allocate(field.bytes);
     stream_->copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h);
     stream_->synchronize();
-    std::vector<std::byte> expected(batch.size() * kRow);
+    std::vector<std::byte> expected(batch.size() * kLeaseRow);
     dataset_.gather(0, batch.indices(), expected);
     EXPECT_EQ(first_difference(pinned.bytes(), expected), -1)
         << "epoch " << batch.epoch() << ", batch " << batch.index();
   }
 
-  const Dataset dataset_{{random_field("x", DType::uint8, {kRow}, 160, 1)}};
+  const Dataset dataset_{{random_field("x", DType::uint8, {kLeaseRow}, 160, 1)}};
 };
 PENSTOCK_DEVICE_SUITE(LoaderLeases);
 PENSTOCK_SLOW_LINK_SUITE(LoaderLeases);
@@ -293,7 +292,7 @@ TEST_P(LoaderLeases, ASlotStaysUntilTheWorkOfEveryStreamItWasUsedOnIsDone) {
       SCOPED_TRACE(second ? "use_on" : "next");
       Loader loader(dataset_, *device_, {.batch_size = kBatch, .shuffle = true, .gather = gather});
       GatedStream gated(*device_);
-      const Buffer pinned = pinned_->allocate(kBatch * kRow);
+      const Buffer pinned = pinned_->allocate(kBatch * kLeaseRow);
       auto batch = loader.next(second ? *stream_ : gated.stream());
       if (second) batch->use_on(gated.stream());
       std::byte* const slot = batch->field(0).data;

@@ -23,6 +23,8 @@ namespace penstock::testing {
 
 using Batches = std::vector<std::vector<std::uint64_t>>;
 
+inline constexpr std::size_t kListedSamples = 97;
+
 /// Gives the listed batches of each epoch, and notes what it was asked for.
 class ListedBatches final : public BatchSampler {
  public:
@@ -57,14 +59,13 @@ class ListedBatches final : public BatchSampler {
   Batches left_;
 };
 
-/// Of up to `most` of `samples` samples each.
-inline Batches random_batches(std::size_t count, std::size_t most, std::uint64_t seed,
-                              std::uint64_t samples) {
+/// Of up to `most` of kListedSamples samples each.
+inline Batches random_batches(std::size_t count, std::size_t most, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Batches batches(count);
   for (auto& batch : batches) {
     batch.resize(1 + random() % most);
-    for (std::uint64_t& index : batch) index = random() % samples;
+    for (std::uint64_t& index : batch) index = random() % kListedSamples;
   }
   return batches;
 }

@@ -15,9 +15,8 @@
 namespace penstock::testing {
 namespace {
 
-constexpr std::size_t kBatch = 8;
 constexpr std::size_t kAhead = 4;  // batches
-constexpr std::size_t kSamples = 100;
+constexpr std::size_t kOrderedSamples = 100;
 
 class LoaderOrderAhead : public FaultyLoaderTest {
  protected:
@@ -43,10 +42,10 @@ class LoaderOrderAhead : public FaultyLoaderTest {
   [[nodiscard]] std::size_t launches() const { return faulty_->calls(Entry::fill_order); }
 
   static Sampler sampler(std::uint64_t rank, std::uint64_t world_size) {
-    return Sampler(kSamples, {.shuffle = true,
-                              .seed = 3,
-                              .batch_size = kBatch,
-                              .shard = {.rank = rank, .world_size = world_size}});
+    return Sampler(kOrderedSamples, {.shuffle = true,
+                                     .seed = 3,
+                                     .batch_size = kBatch,
+                                     .shard = {.rank = rank, .world_size = world_size}});
   }
 
   std::optional<Buffer> indices_;
@@ -75,7 +74,7 @@ TEST_P(LoaderOrderAhead, NothingIsOrderedPastTheEpoch) {
   Sampler sampler = LoaderOrderAhead::sampler(0, 1);
   SampleRun last;
   for (SampleRun batch = sampler.next_run(); batch.count > 0; batch = sampler.next_run()) last = batch;
-  ASSERT_EQ(last.count, kSamples % kBatch);
+  ASSERT_EQ(last.count, kOrderedSamples % kBatch);
   expect_order(last, 0);
   EXPECT_EQ(here_[2 * last.count], 0xA5A5A5A5A5A5A5A5);
 }
@@ -112,7 +111,7 @@ TEST_P(LoaderOrderAhead, ABatchOfElsewhereIsOrderedAnew) {
 
 TEST_P(LoaderOrderAhead, ALongerBatchThanThereIsRoomForIsNotShortened) {
   SampleRun batch;
-  batch.size = kSamples;
+  batch.size = kOrderedSamples;
   batch.count = kAhead * kBatch;
   expect_order(batch, 0);
 }
@@ -135,7 +134,7 @@ TEST_P(LoaderOrderAhead, BatchesOfALoaderHoldTheirSamples) {
   DeviceTuning tuning = device_->info().tuning;
   tuning.order_ahead_bytes = kAhead * kBatch * sizeof(std::uint64_t);
   faulty_->tune(tuning);
-  const Dataset dataset({random_field("x", DType::uint8, {5}, kSamples, 1)});
+  const Dataset dataset({random_field("x", DType::uint8, {5}, kOrderedSamples, 1)});
   for (const std::size_t depth : {1, 5}) {
     const std::size_t before = launches();
     Loader loader(
@@ -156,7 +155,7 @@ TEST_P(LoaderOrderAhead, BatchesOfALoaderHoldTheirSamples) {
     expect_stored(dataset, batches);
     EXPECT_EQ(batches[2].indices, second[2].indices);
     loader.close();
-    EXPECT_GT(launches() - before, 2 * (kSamples / kBatch / kAhead));
+    EXPECT_GT(launches() - before, 2 * (kOrderedSamples / kBatch / kAhead));
   }
 }
 

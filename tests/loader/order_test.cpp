@@ -14,8 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kRow = 2048;
-constexpr std::size_t kBatch = 8;
+constexpr std::size_t kOrderRow = 2048;
 
 class LoaderOrder : public FaultyLoaderTest {
  protected:
@@ -43,12 +42,12 @@ class LoaderOrder : public FaultyLoaderTest {
     expect_bytes(pinned, batch.indices());
   }
   void expect_bytes(const Buffer& pinned, const std::vector<std::uint64_t>& indices) {
-    std::vector<std::byte> expected(indices.size() * kRow);
+    std::vector<std::byte> expected(indices.size() * kOrderRow);
     dataset_.gather(0, indices, expected);
     EXPECT_EQ(first_difference(pinned.bytes(), expected), -1);
   }
 
-  const Dataset dataset_{{random_field("x", DType::uint8, {kRow}, 160, 1)}};
+  const Dataset dataset_{{random_field("x", DType::uint8, {kOrderRow}, 160, 1)}};
 };
 PENSTOCK_DEVICE_SUITE(LoaderOrder);
 PENSTOCK_SLOW_LINK_SUITE(LoaderOrder);

@@ -17,10 +17,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kRow = 1000;
-constexpr std::size_t kBatch = 24;
-constexpr std::size_t kPart = 4096;                   // four rows
-constexpr std::size_t kEvenPart = kBatch * kRow / 6;  // as few parts of a batch as there can be, all alike
+constexpr std::size_t kPacedRow = 1000;
+constexpr std::size_t kPacedBatch = 24;
+constexpr std::size_t kPart = 4096;  // four rows
+constexpr std::size_t kEvenPart =
+    kPacedBatch * kPacedRow / 6;  // as few parts of a batch as there can be, all alike
 constexpr std::size_t kBatches = 7;
 
 class LoaderPacing : public FaultyLoaderTest {
@@ -41,7 +42,7 @@ class LoaderPacing : public FaultyLoaderTest {
   }
 
   static LoaderOptions options(GatherPath gather) {
-    return {.batch_size = kBatch, .shuffle = true, .gather = gather, .narrow = false, .threads = 2};
+    return {.batch_size = kPacedBatch, .shuffle = true, .gather = gather, .narrow = false, .threads = 2};
   }
 
   /// A profile of a link on which `bytes` take `seconds`.
@@ -55,7 +56,7 @@ class LoaderPacing : public FaultyLoaderTest {
     return faulty_->calls(Entry::copy) + faulty_->calls(Entry::copy_each);
   }
 
-  const Dataset dataset_{{random_field("x", DType::uint8, {kRow}, kBatches* kBatch, 1)}};
+  const Dataset dataset_{{random_field("x", DType::uint8, {kPacedRow}, kBatches* kPacedBatch, 1)}};
   const Dataset one_long_sample_{{random_field("x", DType::uint8, {3 * kPart + 5}, 12, 2)}};
   static constexpr GatherPath kByCopies[] = {GatherPath::host, GatherPath::copy_engine};
 };
@@ -93,10 +94,10 @@ TEST_P(LoaderPacing, ConvertedBatchesInPartsAreWhole) {
     LoaderOptions asked = options(gather);
     asked.fields = {{.name = "x", .to = DType::float32}};
     // Large enough for a staging buffer on the device.
-    const Dataset dataset({random_field("x", DType::uint8, {4 * kRow}, kBatches * kBatch, 3)});
+    const Dataset dataset({random_field("x", DType::uint8, {4 * kPacedRow}, kBatches * kPacedBatch, 3)});
     Loader loader(dataset, *faulty_device_, asked);
     for (const HostBatch& batch : read_epoch(loader)) {
-      std::vector<std::byte> stored(batch.indices.size() * 4 * kRow);
+      std::vector<std::byte> stored(batch.indices.size() * 4 * kPacedRow);
       dataset.gather(0, batch.indices, stored);
       std::vector<float> expected;
       for (const std::byte value : stored) expected.push_back(std::to_integer<std::uint8_t>(value));
@@ -107,12 +108,12 @@ TEST_P(LoaderPacing, ConvertedBatchesInPartsAreWhole) {
 
 TEST_P(LoaderPacing, OnePartIsQueuedOnEachStream) {
   for (const GatherPath gather : kByCopies) {
-    for (const std::size_t batch : {kBatch, std::size_t{1}}) {
+    for (const std::size_t batch : {kPacedBatch, std::size_t{1}}) {
       SCOPED_TRACE(gather_path_name(gather));
       LoaderOptions asked = options(gather);
       asked.batch_size = batch;
       asked.prefetch_depth = 20;
-      const std::size_t part = batch == 1 ? kRow : kEvenPart;
+      const std::size_t part = batch == 1 ? kPacedRow : kEvenPart;
       const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
       const auto queued = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
       GatedStream gate(*device_);
@@ -155,7 +156,7 @@ TEST_P(LoaderPacing, AfterABatchThatWasWaitedForThePartsWaitAgain) {
     Loader loader(dataset_, *faulty_device_, options(gather));
     auto batch = loader.next(*stream_);
     std::this_thread::sleep_for(120ms);  // longer than a consumer waits before the ring is in a hurry
-    EXPECT_EQ(faulty_->copied_bytes(CopyDirection::h2d) - earlier, kBatch * kRow);
+    EXPECT_EQ(faulty_->copied_bytes(CopyDirection::h2d) - earlier, kPacedBatch * kPacedRow);
     batch.reset();
     faulty_->hold_back_all(nullptr);
     gate.open();
@@ -170,15 +171,15 @@ TEST_P(LoaderPacing, PartsAreAlike) {
     LoaderOptions asked = options(gather);
     asked.batch_size = kRows;
     asked.prefetch_depth = 20;
-    const Dataset dataset({random_field("x", DType::uint8, {kRow}, 4 * kRows, 5)});
+    const Dataset dataset({random_field("x", DType::uint8, {kPacedRow}, 4 * kRows, 5)});
     const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
     const auto queued = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
     GatedStream gate(*device_);
     faulty_->hold_back_all(gate.word());
     Loader loader(dataset, *faulty_device_, asked);
-    EXPECT_TRUE(comes_true([&] { return queued() == 6 * kRow; })) << queued();
+    EXPECT_TRUE(comes_true([&] { return queued() == 6 * kPacedRow; })) << queued();
     std::this_thread::sleep_for(20ms);
-    EXPECT_EQ(queued(), 6 * kRow);
+    EXPECT_EQ(queued(), 6 * kPacedRow);
     faulty_->hold_back_all(nullptr);
     gate.open();
     expect_stored(dataset, read_epoch(loader));
@@ -186,7 +187,7 @@ TEST_P(LoaderPacing, PartsAreAlike) {
 }
 
 TEST_P(LoaderPacing, FewBytesAheadAreNotCut) {
-  const std::size_t ahead = (options(GatherPath::host).prefetch_depth + 1) * kBatch * kRow;
+  const std::size_t ahead = (options(GatherPath::host).prefetch_depth + 1) * kPacedBatch * kPacedRow;
   for (const GatherPath gather : kByCopies) {
     for (const bool cut : {false, true}) {
       tune(kPart, cut ? ahead / 2 - 1 : ahead / 2);
@@ -204,7 +205,7 @@ TEST_P(LoaderPacing, FewBytesAheadAreNotCut) {
 }
 
 TEST_P(LoaderPacing, PartsAreSmallIfTheLinkHasTimeToSpare) {
-  tune(kBatch * kRow, kPart);
+  tune(kPacedBatch * kPacedRow, kPart);
   for (const GatherPath gather : kByCopies) {
     for (const bool spare : {false, true}) {
       LoaderOptions asked = options(gather);
@@ -231,14 +232,14 @@ TEST_P(LoaderPacing, AnIdleLinkAndAFreeSlotAreNoReasonForWholeBatches) {
     const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
     const auto bytes = [&] { return faulty_->copied_bytes(CopyDirection::h2d) - before; };
     Loader loader(dataset_, *faulty_device_, asked);
-    EXPECT_TRUE(comes_true([&] { return bytes() == kBatch * kRow; }));
+    EXPECT_TRUE(comes_true([&] { return bytes() == kPacedBatch * kPacedRow; }));
     loader.synchronize();
     GatedStream gate(*device_);
     faulty_->hold_back_all(gate.word());
     const auto batch = loader.next(*stream_);  // nobody waits for the next one
-    EXPECT_TRUE(comes_true([&] { return bytes() == kBatch * kRow + 2 * kEvenPart; }));
+    EXPECT_TRUE(comes_true([&] { return bytes() == kPacedBatch * kPacedRow + 2 * kEvenPart; }));
     std::this_thread::sleep_for(20ms);
-    EXPECT_EQ(bytes(), kBatch * kRow + 2 * kEvenPart);
+    EXPECT_EQ(bytes(), kPacedBatch * kPacedRow + 2 * kEvenPart);
     faulty_->hold_back_all(nullptr);
     gate.open();
     expect_stored(dataset_, read(*batch));
@@ -258,9 +259,9 @@ TEST_P(LoaderPacing, AStepThatSetsThePaceMakesPartsWait) {
     static_cast<void>(loader.next(step.stream()));
     static_cast<void>(loader.next(step.stream()));
     // Both slots are in use until the step ends. The first parts of the third batch are queued behind it.
-    EXPECT_TRUE(comes_true([&] { return bytes() == 2 * (kBatch * kRow + kEvenPart); }));
+    EXPECT_TRUE(comes_true([&] { return bytes() == 2 * (kPacedBatch * kPacedRow + kEvenPart); }));
     std::this_thread::sleep_for(20ms);
-    EXPECT_EQ(bytes(), 2 * (kBatch * kRow + kEvenPart));
+    EXPECT_EQ(bytes(), 2 * (kPacedBatch * kPacedRow + kEvenPart));
     step.open();
     expect_stored(dataset_, read_epoch(loader));
   }
@@ -326,7 +327,8 @@ TEST_P(LoaderPacing, ALoaderIsRestartedWhileItsCopiesWait) {
     const std::size_t before = faulty_->copied_bytes(CopyDirection::h2d);
     faulty_->hold_back_all(gate.word());
     Loader loader(dataset_, *faulty_device_, options(gather));
-    EXPECT_TRUE(comes_true([&] { return faulty_->copied_bytes(CopyDirection::h2d) - before >= 8 * kRow; }));
+    EXPECT_TRUE(
+        comes_true([&] { return faulty_->copied_bytes(CopyDirection::h2d) - before >= 8 * kPacedRow; }));
     loader.start_epoch(3);
     faulty_->hold_back_all(nullptr);
     gate.open();

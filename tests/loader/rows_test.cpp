@@ -10,14 +10,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::size_t kSamples = 1'003;
+constexpr std::size_t kTableSamples = 1'003;
 constexpr std::size_t kOff = 1;  // a budget in which no rows fit
 
 /// Integers below `limit`, so that they can be narrowed.
 template <typename T>
 FieldReaderPtr integers(std::string name, DType dtype, Shape shape, std::uint64_t limit, std::uint64_t seed) {
   Field field{.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
-  std::vector<T> values(kSamples * element_count(field.shape));
+  std::vector<T> values(kTableSamples * element_count(field.shape));
   std::mt19937_64 random(seed);
   for (T& value : values) value = static_cast<T>(random() % limit);
   return read_array(std::move(field), std::move(values));
@@ -26,17 +26,17 @@ FieldReaderPtr integers(std::string name, DType dtype, Shape shape, std::uint64_
 /// Narrow columns of many types, a field that is too wide for rows, and one that is made by a function.
 Dataset table(std::size_t integer_columns = 40) {
   std::vector<FieldReaderPtr> fields{
-      random_field("image", DType::uint8, {12, 12}, kSamples, 1),
-      random_field("u8", DType::uint8, {}, kSamples, 2),
-      random_field("flag", DType::boolean, {}, kSamples, 3),
-      random_field("f64", DType::float64, {}, kSamples, 4),
-      as_callback(random_field("made", DType::int16, {}, kSamples, 5)),
-      random_field("point", DType::float32, {3}, kSamples, 6),
-      random_field("half", DType::float16, {}, kSamples, 7),
-      random_field("pixel", DType::uint8, {3, 2}, kSamples, 8),
-      random_field("i16", DType::int16, {}, kSamples, 11),
+      random_field("image", DType::uint8, {12, 12}, kTableSamples, 1),
+      random_field("u8", DType::uint8, {}, kTableSamples, 2),
+      random_field("flag", DType::boolean, {}, kTableSamples, 3),
+      random_field("f64", DType::float64, {}, kTableSamples, 4),
+      as_callback(random_field("made", DType::int16, {}, kTableSamples, 5)),
+      random_field("point", DType::float32, {3}, kTableSamples, 6),
+      random_field("half", DType::float16, {}, kTableSamples, 7),
+      random_field("pixel", DType::uint8, {3, 2}, kTableSamples, 8),
+      random_field("i16", DType::int16, {}, kTableSamples, 11),
       integers<std::int32_t>("i32", DType::int32, {2}, 70'000, 9),
-      random_field("i64", DType::int64, {}, kSamples, 10),
+      random_field("i64", DType::int64, {}, kTableSamples, 10),
   };
   for (std::size_t c = 0; c < integer_columns; ++c) {
     const std::uint64_t limit = c % 3 == 0 ? 200 : c % 3 == 1 ? 60'000 : 1'000'000;
@@ -155,10 +155,10 @@ TEST_P(LoaderRows, ReplaceWhatTheyWereMadeOf) {
   const Loader loader(dataset, *device_, options());
   ASSERT_NE(loader.plan().rows(), nullptr);
   ASSERT_EQ(loader.dataset().field_count(), dataset.field_count());
-  const auto all = numbers(kSamples);
+  const auto all = numbers(kTableSamples);
   for (std::size_t f = 0; f < dataset.field_count(); ++f) {
     if (dataset.field(f).dtype != loader.dataset().field(f).dtype) continue;
-    std::vector<std::byte> expected(kSamples * dataset.sample_bytes(f));
+    std::vector<std::byte> expected(kTableSamples * dataset.sample_bytes(f));
     std::vector<std::byte> got(expected.size());
     dataset.gather(f, all, expected);
     loader.dataset().gather(f, all, got);
@@ -170,7 +170,7 @@ TEST_P(LoaderRows, ReplaceWhatTheyWereMadeOf) {
 TEST_P(LoaderRows, TakeNoMoreThanTheBudget) {
   const Dataset dataset = table();
   LoaderOptions tight = options();
-  tight.row_budget_bytes = 32 * kSamples;
+  tight.row_budget_bytes = 32 * kTableSamples;
   Loader loader(dataset, *device_, tight);
   ASSERT_NE(loader.plan().rows(), nullptr);
   EXPECT_EQ(loader.plan().rows()->sample_bytes, 32U);
@@ -189,7 +189,7 @@ TEST_P(LoaderRows, CrossTheLinkTogether) {
   Loader loader(dataset, *device_, asked);
   const std::size_t row_bytes = loader.plan().rows()->sample_bytes;
   static_cast<void>(read_epoch(loader));
-  EXPECT_EQ(loader.stats().link_bytes, kSamples * (row_bytes + dataset.sample_bytes(0)));
+  EXPECT_EQ(loader.stats().link_bytes, kTableSamples * (row_bytes + dataset.sample_bytes(0)));
   EXPECT_THAT(loader.describe().back(), HasSubstr("in rows of " + std::to_string(row_bytes) + " bytes"));
 }
 
@@ -218,8 +218,8 @@ TEST_P(LoaderRows, AreMadeByDrawnBatches) {
 }
 
 TEST_P(LoaderRows, AreLeftOutWithoutMemoryForThem) {
-  const Dataset dataset({random_field("a", DType::int64, {}, kSamples, 1),
-                         random_field("b", DType::float32, {2}, kSamples, 2)});
+  const Dataset dataset({random_field("a", DType::int64, {}, kTableSamples, 1),
+                         random_field("b", DType::float32, {2}, kTableSamples, 2)});
   faulty_->fail(Entry::host_register, 1, 1, [] { throw Unsupported("no locking today"); });
   faulty_->fail(Entry::host_allocate, 1, 1, [] { throw OutOfMemory("locked memory", 1, 1, 0); });
   LoaderOptions asked = options();
