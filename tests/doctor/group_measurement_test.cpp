@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using testing::LiveHandles;
 using testing::WrongBytesBackend;
 
-GroupMeasurementOptions hasty() {
+GroupMeasurementOptions hasty_group() {
   return {.bytes = 2 * kMiB, .quick = true, .repetitions = 1, .progress = {}};
 }
 
@@ -59,27 +59,28 @@ void expect_whole(const GroupMeasurement& measurement, std::size_t members) {
 
 TEST(GroupMeasurement, MeasuresEveryLinkAndPair) {
   const GroupMeasurement measurement = measure_group(
-      group_of({"host:0,link=2,peer=8", "host:1,link=2,peer=8", "host:2,link=2,peer=8"}), hasty());
+      group_of({"host:0,link=2,peer=8", "host:1,link=2,peer=8", "host:2,link=2,peer=8"}), hasty_group());
   expect_whole(measurement, 3);
   EXPECT_TRUE(measurement.notes.empty());
   EXPECT_EQ(measurement.bytes, 2 * kMiB);
-  const auto json = nlohmann::json::parse(measurement.to_json());
-  EXPECT_EQ(json["trials"].size(), measurement.trials.size());
-  EXPECT_EQ(GroupProfile::parse(json["profile"].dump()).to_json(), measurement.profile.to_json());
+  const auto value = nlohmann::json::parse(measurement.to_json());
+  EXPECT_EQ(value["trials"].size(), measurement.trials.size());
+  EXPECT_EQ(GroupProfile::parse(value["profile"].dump()).to_json(), measurement.profile.to_json());
 }
 
 TEST(GroupMeasurement, MeasuresTheFakeDriversDevices) {
   expect_whole(
-      measure_group(group_of({"cuda:0", "cuda:1"}, {.driver_library = PENSTOCK_FAKE_DRIVER}), hasty()), 2);
+      measure_group(group_of({"cuda:0", "cuda:1"}, {.driver_library = PENSTOCK_FAKE_DRIVER}), hasty_group()),
+      2);
 }
 
 TEST(GroupMeasurement, HoldsItsOrderOnDevicesThatCopyLate) {
-  expect_whole(measure_group(group_of({"host:0,late=1", "host:1,late=1"}), hasty()), 2);
+  expect_whole(measure_group(group_of({"host:0,late=1", "host:1,late=1"}), hasty_group()), 2);
 }
 
 // The modelled rates differ by more than what a busy machine takes: the links carry 0.05 GB/s.
 TEST(GroupMeasurement, FindsThatRelaysDoNotPayOverASlowWire) {
-  GroupMeasurementOptions options = hasty();
+  GroupMeasurementOptions options = hasty_group();
   options.bytes = kMiB;
   const GroupProfile profile =
       measure_group(group_of({"host:0,link=0.05,peer=0.01", "host:1,link=0.05,peer=0.01"}), options).profile;
@@ -87,7 +88,7 @@ TEST(GroupMeasurement, FindsThatRelaysDoNotPayOverASlowWire) {
 }
 
 TEST(GroupMeasurement, SaysWhichMembersDoNotReachEachOther) {
-  const GroupMeasurement measurement = measure_group(group_of({"host:0", "host:1,late=1"}), hasty());
+  const GroupMeasurement measurement = measure_group(group_of({"host:0", "host:1,late=1"}), hasty_group());
   ASSERT_EQ(measurement.notes.size(), 1u);
   EXPECT_THAT(measurement.notes[0], HasSubstr("do not reach each other"));
   EXPECT_EQ(measurement.profile.members[0].peers[1], 0);
@@ -103,8 +104,8 @@ TEST(GroupMeasurement, TakesWhatFits) {
 }
 
 TEST(GroupMeasurement, RefusesOneDeviceAndSmallCopies) {
-  EXPECT_THROW((void)measure_group(group_of({"host"}), hasty()), InvalidArgument);
-  GroupMeasurementOptions options = hasty();
+  EXPECT_THROW((void)measure_group(group_of({"host"}), hasty_group()), InvalidArgument);
+  GroupMeasurementOptions options = hasty_group();
   options.bytes = 4096;
   EXPECT_THROW((void)measure_group(group_of({"host:0", "host:1"}), options), InvalidArgument);
 }
@@ -117,7 +118,7 @@ TEST(GroupMeasurement, TrustsNoWrongBytes) {
         });
     const DeviceGroup group({Device::open("host:0"), Device(spoilt)});
     try {
-      (void)measure_group(group, hasty());
+      (void)measure_group(group, hasty_group());
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("brought wrong bytes"));
@@ -131,14 +132,15 @@ TEST(GroupMeasurement, PassesOnFailuresAndStopsWithoutLeaks) {
   for (const Entry entry : {Entry::copy, Entry::event_record, Entry::fill, Entry::event_elapsed}) {
     for (const std::size_t nth : {1u, 2u}) {
       faulty->fail(entry, nth);
-      EXPECT_THROW((void)measure_group(group(), hasty()), DeviceError) << static_cast<int>(entry) << nth;
+      EXPECT_THROW((void)measure_group(group(), hasty_group()), DeviceError)
+          << static_cast<int>(entry) << nth;
       faulty->heal();
       EXPECT_EQ(faulty->live(), LiveHandles{});
     }
   }
   struct Stop {};
   for (const double at : {0.0, 0.5, 0.9}) {
-    GroupMeasurementOptions options = hasty();
+    GroupMeasurementOptions options = hasty_group();
     options.progress = [at](const LinkProgress& now) {
       if (now.fraction >= at) throw Stop{};
     };

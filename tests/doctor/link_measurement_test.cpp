@@ -131,10 +131,10 @@ TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {
   // Each of the 9 + 3 series of single copies compares each size once, and both directions twice.
   EXPECT_GE(measurement.verified_bytes, 14u * 500 * kKiB);
 
-  const auto json = nlohmann::json::parse(measurement.to_json());
-  EXPECT_EQ(json["series"].size(), measurement.series.size());
-  EXPECT_EQ(json["series"][0]["points"][0]["bytes"], 4096);
-  EXPECT_EQ(LinkProfile::parse(json["profile"].dump()).to_json(), profile.to_json());
+  const auto value = nlohmann::json::parse(measurement.to_json());
+  EXPECT_EQ(value["series"].size(), measurement.series.size());
+  EXPECT_EQ(value["series"][0]["points"][0]["bytes"], 4096);
+  EXPECT_EQ(LinkProfile::parse(value["profile"].dump()).to_json(), profile.to_json());
 }
 
 TEST(LinkMeasurement, TriesTheChunksOfTheDevice) {
