@@ -1,6 +1,7 @@
 #include "cli/command.hpp"
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -149,6 +150,18 @@ CommandResult Command::run_script(const std::string& script) const {
 
 CommandResult Command::run_on_terminal(const std::vector<std::string>& arguments) const {
   return finish(start(words_of(arguments), environment, true), [](const std::string&) {});
+}
+
+std::string read_text(const std::filesystem::path& file) {
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+nlohmann::json data_of(const std::string& page) {
+  const std::string start = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t begin = page.find(start) + start.size();
+  return nlohmann::json::parse(page.substr(begin, page.find("</script>", begin) - begin));
 }
 
 }  // namespace penstock::testing

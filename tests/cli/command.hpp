@@ -1,5 +1,7 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -40,5 +42,10 @@ class Command {
  private:
   std::filesystem::path home_;
 };
+
+[[nodiscard]] std::string read_text(const std::filesystem::path& file);
+
+/// What the page of a report shows.
+[[nodiscard]] nlohmann::json data_of(const std::string& page);
 
 }  // namespace penstock::testing

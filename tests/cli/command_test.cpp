@@ -13,8 +13,6 @@
 #include <algorithm>
 #include <csignal>
 #include <fstream>
-#include <iterator>
-#include <sstream>
 
 namespace penstock {
 namespace {
@@ -25,6 +23,7 @@ using testing::Command;
 using testing::CommandResult;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::read_text;
 using ::testing::StartsWith;
 
 const std::vector<std::string> kMeasure{"link",        "--device", "host",          "--quick",
@@ -34,12 +33,6 @@ std::vector<std::string> measure_and(std::vector<std::string> more) {
   std::vector<std::string> arguments = kMeasure;
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
-}
-
-std::string read_text(const fs::path& file) {
-  std::stringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
 }
 
 std::vector<fs::path> files_below(const fs::path& directory) {
@@ -237,8 +230,7 @@ TEST(CommandLink, OverwritesNoDatasetWithAProfile) {
   const fs::path file = command.home() / "images.npy";
   std::ofstream(file) << "\x93NUMPY and what follows";
   expect_complaint(command.run(measure_and({"--profile", file.string()})), 1, "is not a link profile");
-  std::ifstream kept(file);
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "\x93NUMPY and what follows");
+  EXPECT_EQ(read_text(file), "\x93NUMPY and what follows");
 }
 
 TEST(CommandLink, EndsCleanlyWhenInterrupted) {

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -54,8 +53,7 @@ class Doctor : public ::testing::Test {
     EXPECT_EQ(result.output, "");
   }
   [[nodiscard]] std::string read(const std::string& name) const {
-    std::ifstream file(command_.home() / name);
-    return {std::istreambuf_iterator<char>(file), {}};
+    return testing::read_text(command_.home() / name);
   }
 
   Command command_;

@@ -13,7 +13,6 @@
 #include <csignal>
 #include <fstream>
 #include <regex>
-#include <sstream>
 
 namespace penstock {
 namespace {
@@ -24,22 +23,18 @@ using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
 using ::testing::ContainsRegex;
+using testing::data_of;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::random_values;
+using testing::read_text;
 using ::testing::StartsWith;
 
 using Arguments = std::vector<std::string>;
 
 constexpr std::size_t kSamples = 100;
 constexpr std::size_t kPixels = std::size_t{3} * 5 * 7;
-
-std::string read_text(const fs::path& file) {
-  std::stringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
-}
 
 /// A home with a dataset of two .npy files in it.
 class Feed : public ::testing::Test {
@@ -288,12 +283,6 @@ std::size_t count_of(const std::string& text, const std::string& words) {
   std::size_t count = 0;
   for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
   return count;
-}
-
-json data_of(const std::string& page) {
-  const std::string start = "<script type=\"application/json\" id=\"data\">";
-  const std::size_t begin = page.find(start) + start.size();
-  return json::parse(page.substr(begin, page.find("</script>", begin) - begin));
 }
 
 TEST_F(Feed, TheReportSaysWhenAndHowItWasMadeAndWhatItsFiguresMean) {

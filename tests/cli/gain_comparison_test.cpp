@@ -18,7 +18,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-constexpr TraceTime kMillisecond = 1'000'000;
+constexpr TraceTime kTraceMillisecond = 1'000'000;
 
 /// A report of one GPU, whose steps take `milliseconds`, 4 of them with kernels. No steps: of the recording.
 TraceReport report(double milliseconds, std::size_t steps, std::vector<Finding> findings = {}) {
@@ -26,8 +26,8 @@ TraceReport report(double milliseconds, std::size_t steps, std::vector<Finding> 
   DeviceAccount account;
   account.steps = steps;
   const auto count = static_cast<TraceTime>(steps == 0 ? 1 : steps);
-  account.window = {0, static_cast<TraceTime>(milliseconds * kMillisecond) * count};
-  account.parts[static_cast<std::size_t>(DevicePart::kernel)] = 4 * kMillisecond * count;
+  account.window = {0, static_cast<TraceTime>(milliseconds * kTraceMillisecond) * count};
+  account.parts[static_cast<std::size_t>(DevicePart::kernel)] = 4 * kTraceMillisecond * count;
   report.recorded_seconds = 2 * static_cast<double>(account.total()) * 1e-9;
   report.diagnosis.accounts.push_back(std::move(account));
   report.diagnosis.findings = std::move(findings);

@@ -16,7 +16,6 @@
 #include <array>
 #include <csignal>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
 namespace penstock {
@@ -42,11 +41,7 @@ class Output : public ::testing::Test {
   [[nodiscard]] CommandResult feed(const std::string& more) const {
     return command.run_script("\"$PENSTOCK\" feed images.npy --device host " + more);
   }
-  [[nodiscard]] std::string text_of(const std::string& file) const {
-    std::stringstream text;
-    text << std::ifstream(home / file).rdbuf();
-    return text.str();
-  }
+  [[nodiscard]] std::string text_of(const std::string& file) const { return testing::read_text(home / file); }
   /// The files in the home, with hidden ones.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> found;

@@ -11,7 +11,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <sstream>
 #include <string>
@@ -30,6 +29,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
+using testing::data_of;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -77,8 +77,7 @@ class TraceDoctor : public ::testing::Test {
     return command_.run(words);
   }
   [[nodiscard]] std::string read(const std::string& name) const {
-    std::ifstream file(command_.home() / name);
-    return {std::istreambuf_iterator<char>(file), {}};
+    return testing::read_text(command_.home() / name);
   }
   void expect_complaint(const CommandResult& result, int status, const std::string& words) const {
     EXPECT_EQ(result.status, status) << result.errors;
@@ -134,12 +133,6 @@ TEST_F(TraceDoctor, WritesTextAndAFile) {
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_EQ(result.output, examine().output);
   EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
-}
-
-json data_of(const std::string& page) {
-  const std::string start = "<script type=\"application/json\" id=\"data\">";
-  const std::size_t begin = page.find(start) + start.size();
-  return json::parse(page.substr(begin, page.find("</script>", begin) - begin));
 }
 
 TEST_F(TraceDoctor, WritesATraceForPerfetto) {
