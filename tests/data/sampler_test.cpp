@@ -202,7 +202,7 @@ TEST(Sampler, ResumesAtOtherWorldSizesWithoutLosingOrRepeatingASample) {
       ASSERT_LT(leg, 300);
       options.batch_size = random() % 6 + 1;
       options.shard.world_size = random() % 8 + 1;
-      const std::uint64_t steps = leg < 5 ? random() % 6 : 1000;
+      const std::uint64_t steps = leg < 5 ? random() % 6 : n;
       std::vector<SamplerState> states;
       std::size_t taken = 0;
       for (options.shard.rank = 0; options.shard.rank < options.shard.world_size; ++options.shard.rank) {
