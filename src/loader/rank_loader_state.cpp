@@ -44,6 +44,20 @@ std::string facts_of(const Dataset& dataset, const Device& device, const LoaderO
   return facts;
 }
 
+/// Throws InvalidArgument, in all processes, if two have one GPU. An instance of MIG is a GPU of its own.
+/// Memory of host devices is each process's own, whatever their names.
+void refuse_shared_gpus(const Device& device, ProcessBoard& board) {
+  const std::vector<std::string> gpus = board.exchange(device.info().uuid);
+  for (std::size_t rank = 0; rank < gpus.size(); ++rank) {
+    const auto first = static_cast<std::size_t>(std::ranges::find(gpus, gpus[rank]) - gpus.begin());
+    if (gpus[rank].empty() || first == rank) continue;
+    throw InvalidArgument(fmt::format(
+        "Ranks {} and {} of the group (PIDs {} and {}) have one GPU, {}. Give each rank its own, such as "
+        "cuda:N for the local rank N.",
+        first, rank, board.process(first), board.process(rank), gpus[rank]));
+  }
+}
+
 }  // namespace
 
 RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOptions group,
@@ -61,6 +75,7 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
       sampler_(first_sampler_) {
   try {
     board_.agree(facts_of(dataset_, device_, options_));
+    refuse_shared_gpus(device_, board_);
     meet();
     add_loader();
     if (feeds_once()) begin_production();

@@ -189,6 +189,7 @@ TEST(OtherFiller, DISABLED_Fills) {
   std::optional<FakeCuda> fake;
   if (std::string_view(setup.device.data()).starts_with("cuda")) {
     fake.emplace(PENSTOCK_FAKE_DRIVER);
+    fake->set_devices(3);
     fake->set_peer_access(setup.peer_access ? 1 : 0);
   }
   Filler filler(setup);
@@ -337,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, FillRanksTest,
                          ::testing::ValuesIn(needed_here(std::vector<Devices>{
                              {"Host", {"host:0", "host:1"}},
                              {"HostLate3", {"host:0,late=1", "host:1,late=1", "host:2,late=1"}},
-                             {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}})),
+                             {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:2"}}})),
                          [](const auto& each) { return each.param.name; });
 
 class FakeFills : public FillRanksTest {};
@@ -363,6 +364,13 @@ TEST_P(FakeFills, IfOneHasHardlyAnyMemoryTheBytesAreLeftToEach) {
     EXPECT_EQ(answer.wrong, 0u);
     EXPECT_EQ(answer.bytes, 0u);
     EXPECT_EQ(answer.warnings, 1);
+  }
+}
+
+TEST_P(FakeFills, TwoOnOneGpuAreRefusedInAll) {
+  for (const FillAnswer& answer : run([](FillSetup& setup) { put(setup.device, "cuda:0"); })) {
+    EXPECT_THAT(answer.error(), HasSubstr("Ranks 0 and 1"));
+    EXPECT_EQ(answer.bytes, 0u);
   }
 }
 

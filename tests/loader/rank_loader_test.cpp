@@ -242,7 +242,9 @@ TEST(OtherRank, DISABLED_Feeds) {
   const Talk starter = OtherProcess::starter();
   const auto setup = starter.receive<RankSetup>();
   if (std::string_view(setup.device.data()).starts_with("cuda")) {
-    FakeCuda(PENSTOCK_FAKE_DRIVER).set_peer_access(setup.peer_access ? 1 : 0);
+    const FakeCuda fake(PENSTOCK_FAKE_DRIVER);
+    fake.set_devices(3);
+    fake.set_peer_access(setup.peer_access ? 1 : 0);
   }
   std::unique_ptr<Rank> rank;
   Answer made;
@@ -589,7 +591,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"HostLate3",
          {"host:0,memory=64MiB,late=1", "host:1,memory=64MiB,late=1", "host:2,memory=64MiB,late=1"}},
         {"HostSlow", {"host:0,memory=64MiB,link=0.05,peer=0.05", "host:1,memory=64MiB,link=0.05,peer=0.05"}},
-        {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:0"}}})),
+        {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:2"}}})),
     [](const auto& each) { return each.param.name; });
 
 class PlainRanks : public RankLoaderTest {};
@@ -615,6 +617,14 @@ TEST_P(PlainRanks, ASamplerIsRefusedWithoutPeerAccess) {
          setup.has_sampler = true;
        })) {
     EXPECT_THAT(error, HasSubstr("without a way to see whether their samplers agree"));
+  }
+  expect_all_end();
+}
+
+TEST_P(PlainRanks, TwoOnOneGpuAreRefusedInAll) {
+  for (const std::string& error : start([](RankSetup& setup) { put(setup.device, "cuda:1"); })) {
+    EXPECT_THAT(error,
+                AllOf(HasSubstr("Ranks 0 and 1"), HasSubstr("GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01")));
   }
   expect_all_end();
 }
@@ -689,6 +699,14 @@ TEST_P(HostRanks, AProcessIsNotBlamedForTheTimeThatAnotherTook) {
     setup.slow_ms = setup.rank == 0 ? 2800 : 3100;
   });
   expect_good(all({Do::read, 3}), 3);
+  expect_all_end();
+}
+
+TEST_P(HostRanks, HostDevicesOfOneNameAreDifferent) {
+  for (const std::string& error : start([](RankSetup& setup) { put(setup.device, "host:0"); })) {
+    EXPECT_EQ(error, "");
+  }
+  expect_good(all({Do::read, 20}), 20);
   expect_all_end();
 }
 
