@@ -43,6 +43,7 @@ using recording::RecordType;
 constexpr std::uint64_t kDefaultRecords = 2'000'000;
 constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver; there are some 900
 constexpr std::uint8_t kNotKept = 0xFF;
+constexpr std::uint8_t kNoLoader = std::size(recording::kLoaders);
 constexpr std::uint32_t kForcedFlush = 1;
 constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
@@ -57,7 +58,7 @@ struct DriverLaunch {
   std::uint64_t end = 0;
 };
 
-/// A Python thread that called CUDA, whose waits for a DataLoader are looked for.
+/// A Python thread that called CUDA, whose waits for a loader are looked for.
 struct WatchedThread {
   std::atomic<const void*> thread{nullptr};
   std::uint32_t number = 0;
@@ -67,6 +68,7 @@ struct WatchedThread {
   std::atomic<bool> is_seen{false};
   std::atomic<std::uint64_t> seen_until{0};
   std::uint64_t seen_from = 0;
+  std::uint8_t loader = 0;
   std::size_t frame_count = 0;
   PythonFrame frames[recording::kMostFrames];
 };
@@ -166,6 +168,7 @@ void note_wait(WatchedThread& watched) noexcept {
   bool alive = true;
   for (const PythonFrame& frame : frames) alive = alive && python.is_alive(frame);
   Record record = record_of(RecordType::wait, watched.seen_from, watched.seen_until.load());
+  record.detail = watched.loader;
   record.stream = watched.number;
   record.place = alive ? places.number(frames) : 0;
   file.add(record);
@@ -414,37 +417,41 @@ void note_device_names(std::uint64_t& noted) noexcept {
   }
 }
 
-/// Asks for the names of a code object only once.
-bool is_next(const PythonFrame& frame) noexcept {
-  constexpr std::uint32_t kNo = 1;
-  constexpr std::uint32_t kYes = 2;
+/// The loader whose next() a frame is in; kNoLoader: it is in none. Asks for the names of a code object only
+/// once.
+std::uint8_t loader_of(const PythonFrame& frame) noexcept {
   const std::uint64_t key = code_key(frame);
-  if (const std::uint32_t known = next_codes.find(key)) return known == kYes;
-  const bool found = python.is_in(frame, "torch/utils/data/dataloader.py", "__next__");
-  next_codes.add(key, found ? kYes : kNo);
-  return found;
+  if (const std::uint32_t known = next_codes.find(key)) return static_cast<std::uint8_t>(known - 1);
+  std::uint8_t loader = 0;
+  while (loader < kNoLoader && !python.is_in(frame, recording::kLoaders[loader].file, "__next__")) ++loader;
+  next_codes.add(key, loader + 1U);
+  return loader;
 }
 
-/// How many of the frames, from the innermost on, are within next() of a DataLoader; 0: it is not there.
-std::size_t frames_in_next(std::span<const PythonFrame> frames) noexcept {
+struct SeenWait {
+  std::size_t inner = 0;  ///< frames, from the innermost on, that are within next(); 0: it is in none
+  std::uint8_t loader = kNoLoader;
+};
+SeenWait wait_in(std::span<const PythonFrame> frames) noexcept {
   for (std::size_t i = 0; i < frames.size(); ++i) {
-    if (is_next(frames[i])) return i + 1;
+    if (const std::uint8_t loader = loader_of(frames[i]); loader != kNoLoader) return {i + 1, loader};
   }
-  return 0;
+  return {};
 }
 
 /// What a thread waits for that is not in a call of CUDA: it tells nobody, so it is looked at. If it is in a
-/// DataLoader's next(), it counts as that from half a period before to half a period after.
+/// loader's next(), it counts as that from half a period before to half a period after.
 void look_at(WatchedThread& watched) noexcept {
   PythonFrame frames[recording::kMostFrames];
   const std::size_t count = python.of(watched.thread.load(std::memory_order_acquire), frames);
-  const std::size_t inner = frames_in_next(std::span(frames).first(count));
+  const auto [inner, loader] = wait_in(std::span(frames).first(count));
   if (inner == 0 || inner == count) return;
   const std::uint64_t time = now();
   const std::span<const PythonFrame> outside = std::span(frames).subspan(inner, count - inner);
   if (!watched.is_seen.load(std::memory_order_acquire)) {
     std::copy(outside.begin(), outside.end(), watched.frames);
     watched.frame_count = outside.size();
+    watched.loader = loader;
     watched.seen_from = time - kSamplePeriod / 2;
     watched.seen_until.store(time + kSamplePeriod / 2);
     watched.is_seen.store(true, std::memory_order_release);

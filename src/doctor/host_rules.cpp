@@ -130,13 +130,17 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   places.fill(finding, view.timeline);
   finding.seconds = waiting;
   finding.gain = {0, waiting};
-  finding.text = fmt::format("The GPU idles while the loop waits for the DataLoader: {} of {} a step.",
+  finding.text = fmt::format("The GPU idles while the loop waits for its loader: {} of {} a step.",
                              format_seconds(waiting), format_seconds(view.account.step_seconds()));
   finding.meaning =
       "Batches are made more slowly than they are used. A loader that keeps up saves all of this.";
   finding.change =
       "penstock doctor --loader train.py:loader   says which stage is slow, and how many workers pay";
   finding.penstock_change = "penstock.feed(loader), or penstock.Loader for data in arrays";
+  if (!finding.places.empty() && finding.places.front().op.starts_with("penstock.")) {
+    finding.change = "print(loader.stats())   says what limits it";
+    finding.penstock_change.clear();
+  }
   return finding;
 }
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string_view>
 #include <unordered_map>
@@ -269,8 +270,9 @@ class RecordingParser {
         return true;
       }
       case RecordType::wait: {
+        if (record.detail >= std::size(recording::kLoaders)) return false;
         const auto thread = thread_number(record.stream);
-        if (thread) waits_.push_back({own, frame_of(record.place), *thread});
+        if (thread) waits_.push_back({own, frame_of(record.place), *thread, record.detail});
         return thread.has_value();
       }
     }
@@ -307,15 +309,15 @@ class RecordingParser {
       if (wait.time.begin >= wait.time.end) continue;
       Wait* const last = merged.empty() ? nullptr : &merged.back();
       if (last != nullptr && last->thread == wait.thread && last->frame == wait.frame &&
-          call_end <= last->time.begin && wait.time.begin - last->time.end <= kWaitGap) {
+          last->loader == wait.loader && call_end <= last->time.begin &&
+          wait.time.begin - last->time.end <= kWaitGap) {
         last->time.end = wait.time.end;
       } else {
         merged.push_back(wait);
       }
     }
-    if (merged.empty()) return;
-    const std::uint32_t next = name("DataLoader.__next__");
     for (const Wait& wait : merged) {
+      const std::uint32_t next = name(std::string(recording::kLoaders[wait.loader].name));
       timeline.host.push_back({wait.time, next, wait.thread, HostSpanKind::loader_wait});
       if (wait.frame != kNone)
         timeline.host.push_back(
@@ -383,6 +385,7 @@ class RecordingParser {
     TimeSpan time;
     std::uint32_t frame = kNone;
     std::uint16_t thread = 0;
+    std::uint8_t loader = 0;
   };
 
   BytesAt bytes_;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 /// The file that the recorder writes and `read_recording` reads, one for each process. It is mapped while the
 /// program runs, so that what was written survives the program's end, however it comes. Little endian, as all
@@ -27,6 +28,16 @@ inline constexpr std::size_t kSampleBytes = 4096;
 inline constexpr std::size_t kSamplePieces = 32;
 /// Of file names: the process's number stands before it.
 inline constexpr char kSuffix[] = ".penstock";
+
+/// Loaders whose waits are looked for: a thread is in `__next__` of a file whose path ends so.
+struct LoaderKind {
+  std::string_view file;
+  std::string_view name;  ///< in a report
+};
+inline constexpr LoaderKind kLoaders[] = {{"torch/utils/data/dataloader.py", "DataLoader.__next__"},
+                                          {"penstock/_loader.py", "penstock.Loader.__next__"},
+                                          {"penstock/_feed.py", "penstock.feed.__next__"},
+                                          {"penstock/_native_feed.py", "penstock.feed.__next__"}};
 
 enum class State : std::uint32_t {
   running = 0,
@@ -70,7 +81,7 @@ enum class RecordType : std::uint8_t {
              ///< CUPTI's
   work = 2,  ///< extra: the same for the same kernel
   call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none
-  wait = 4,  ///< a thread was seen in next() of a DataLoader
+  wait = 4,  ///< a thread was seen in next() of a loader; detail: its index in kLoaders
 };
 
 struct Record {

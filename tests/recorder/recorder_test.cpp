@@ -459,6 +459,33 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
   EXPECT_THAT(result.errors, AllOf(HasSubstr("other.py(22): train"), Not(HasSubstr("waiting-for-data"))));
 }
 
+TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
+  const auto pythons = interpreters();
+  if (pythons.empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
+  command_.environment.push_back("PYTHONPATH=" + path("lib/site-packages"));
+  write("lib/site-packages/penstock/__init__.py", "");
+  for (const std::string module : {"_loader", "_feed", "_native_feed", "_other"}) {
+    SCOPED_TRACE(module);
+    write("lib/site-packages/penstock/" + module + ".py", kPackage);
+    std::string program = kTraining;
+    program.replace(program.find("torch.utils.data.dataloader"), 27, "penstock." + module);
+    write("train.py", program);
+    const CommandResult result =
+        command_.run({"doctor", "--json", path("report.json"), "--", *pythons.begin(), path("train.py")});
+    ASSERT_EQ(result.status, 0) << result.errors;
+    std::ifstream file(path("report.json"));
+    const json report = json::parse(file);
+    if (module == "_other") {
+      EXPECT_THAT(found_in(report), Not(Contains("waiting-for-data")));
+      continue;
+    }
+    EXPECT_EQ(places_in(report)["waiting-for-data"], path("train.py") + "(13): batches");
+    EXPECT_THAT(result.errors,
+                HasSubstr(module == "_loader" ? "penstock.Loader.__next__" : "penstock.feed.__next__"));
+    EXPECT_THAT(result.errors, HasSubstr("change: print(loader.stats())"));
+  }
+}
+
 // Code that is gone before anybody can ask for its name, and bytes of no sense in its place.
 constexpr const char* kShortLived = R"(import ctypes, os, time
 gpu = ctypes.CDLL(os.environ['PENSTOCK_LIBCUPTI'])

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
+#include <iterator>
 #include <random>
 #include <span>
 #include <string>
@@ -332,6 +333,23 @@ TEST(Recordings, WaitsEndAtTheNextCall) {
   ASSERT_THAT(waits, SizeIs(1));
   EXPECT_EQ(waits[0].begin, 9'600'000);
   EXPECT_EQ(waits[0].end, 14'300'000);
+}
+
+TEST(Recordings, TellTheLoaderThatWasWaitedFor) {
+  Bytes bytes = ten_steps();
+  for (std::uint8_t loader = 0; loader <= std::size(recording::kLoaders); ++loader) {
+    Record wait = wait_at(5'010'100'000 + loader * 1'000'000);
+    wait.detail = loader;
+    bytes.add(wait);
+  }
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  std::vector<std::string> names;
+  for (const TimelineHostSpan& span : timeline.host) {
+    if (span.kind == HostSpanKind::loader_wait) names.push_back(timeline.names[span.name]);
+  }
+  EXPECT_THAT(names, ElementsAre("DataLoader.__next__", "penstock.Loader.__next__", "penstock.feed.__next__",
+                                 "penstock.feed.__next__"));
+  EXPECT_EQ(timeline.notes.size(), 1U) << "a loader of a later version is left out";
 }
 
 TEST(Steps, AreTheShortestSequenceThatRepeats) {
