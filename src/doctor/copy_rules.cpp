@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -17,9 +18,12 @@ namespace penstock {
 
 namespace {
 
-constexpr double kSmallCopies = 16;     // of a step
-constexpr double kExposed = 0.05;       // of a step
-constexpr TraceTime kRunGap = 200'000;  // between copies that could have been one
+constexpr double kSmallCopies = 16;  // of a step
+constexpr double kExposed = 0.05;    // of a step
+constexpr double kContended = 0.05;  // of a step
+constexpr TraceTime kBackToBack = 5'000;
+constexpr std::size_t kMostBefore = 64;  // copies that one waits for
+constexpr TraceTime kRunGap = 200'000;   // between copies that could have been one
 // Without a profile, one copy in place of many small ones: whatever its size, and its bytes per second.
 constexpr double kPackedCopy = 10e-6;
 constexpr double kPackedRate = 10e9;
@@ -95,6 +99,64 @@ std::string count_text(const DeviceView& view, const Finding& finding) {
 
 std::string rate_text(const Finding& finding) {
   return finding.seconds > 0 ? fmt::format(" at {}", format_gbps(finding.bytes / finding.seconds)) : "";
+}
+
+/// What runs on each stream of a device, in order.
+class StreamOrder {
+ public:
+  explicit StreamOrder(const DeviceView& view) {
+    const std::uint16_t device = view.account.device;
+    for (const TimelineWork& work : view.timeline.work) {
+      if (work.device == device) streams_[work.stream].push_back({work.time, true});
+    }
+    for (const TimelineCopy& copy : view.timeline.copies) {
+      if (copy.device == device) streams_[copy.stream].push_back({copy.time, false});
+    }
+    for (auto& [stream, items] : streams_)
+      std::ranges::sort(items, {},
+                        [](const Item& item) { return std::pair(item.time.begin, item.time.end); });
+  }
+  /// When the copy's stream was done with what stands before the copy; nullopt if no kernel is next on it.
+  [[nodiscard]] std::optional<TraceTime> ready_before_kernel(const TimelineCopy& copy) const {
+    const std::vector<Item>& items = streams_.at(copy.stream);
+    const auto at = std::ranges::partition_point(
+        items, [&copy](const Item& item) { return item.time.begin < copy.time.begin; });
+    const auto next = std::ranges::find_if(
+        at, items.end(), [&copy](const Item& item) { return item.time.begin >= copy.time.end; });
+    if (next == items.end() || !next->is_kernel) return std::nullopt;
+    return at == items.begin() ? std::numeric_limits<TraceTime>::min() : std::prev(at)->time.end;
+  }
+
+ private:
+  struct Item {
+    TimeSpan time;
+    bool is_kernel;
+  };
+  std::unordered_map<std::uint32_t, std::vector<Item>> streams_;
+};
+
+/// When a copy could have run, but copies of other streams that were called before did, one after the other
+/// up to its own beginning. Empty if there is no such time. `copies` are of one direction.
+TimeSpan wait_for_engine(const DeviceView& view, const StreamOrder& order,
+                         const std::vector<ViewedCopy>& copies, std::size_t i) {
+  const ViewedCopy& late = copies[i];
+  if (late.made == nullptr) return {};
+  const std::optional<TraceTime> free = order.ready_before_kernel(*late.copy);
+  if (!free) return {};
+  const TimeSpan call = view.call(*late.made).time;
+  const TraceTime ready = std::max(*free, call.end);
+  TraceTime begin = late.copy->time.begin;
+  for (std::size_t before = i; before-- > 0 && i - before <= kMostBefore && begin > ready;) {
+    const ViewedCopy& other = copies[before];
+    const TimeSpan time = other.copy->time;
+    const bool in_the_way = other.copy->stream != late.copy->stream && time.end <= begin &&
+                            begin - time.end <= kBackToBack &&
+                            (other.made == nullptr || view.call(*other.made).time.begin < call.begin);
+    if (!in_the_way) break;
+    begin = time.begin;
+  }
+  if (begin == late.copy->time.begin) return {};
+  return {std::min(std::max(begin, ready), late.copy->time.begin), late.copy->time.begin};
 }
 
 template <typename Test>
@@ -314,6 +376,42 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
   finding.meaning =
       "If it is the same data, it could stay on the GPU. The trace shows sizes and no contents.";
   finding.change = "compute it on the GPU, without .cpu() and .numpy()";
+  return finding;
+}
+
+std::optional<Finding> find_contended_copies(const DeviceView& view) {
+  const auto copies = copies_that(
+      view, [](const ViewedCopy& viewed) { return viewed.copy->direction == CopyDirection::h2d; });
+  const StreamOrder order(view);
+  std::vector<ViewedCopy> late;
+  std::vector<TimeSpan> waits;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const TimeSpan wait = wait_for_engine(view, order, copies, i);
+    const TimeSpan time = copies[i].copy->time;
+    if (wait.end - wait.begin <= time.end - time.begin) continue;
+    late.push_back(copies[i]);
+    waits.push_back(wait);
+  }
+  const double exposed = view.account.per_step(uncovered(span_list(std::move(waits)), view.kernels));
+  if (!is_regular(view, late.size()) || exposed < kContended * view.account.step_seconds())
+    return std::nullopt;
+  Finding finding = copy_finding(view, late);
+  const double room =
+      std::max(0.0, view.account.step_seconds() - view.account.per_step(view.account.h2d.busy));
+  finding.gain = {std::min(exposed, room) / 2, exposed};
+  finding.text = fmt::format(
+      "Copies that wait for copies of other streams, while kernels wait for them: {}. In {} of that no "
+      "kernel "
+      "runs.",
+      count_text(view, finding), format_seconds(exposed));
+  finding.meaning =
+      "A GPU copies in one direction in the order of the calls. A small copy behind a large one waits for "
+      "all of "
+      "it, whatever their streams.";
+  finding.change =
+      "call the copy that is needed first before the large one, or make that in parts: for part in "
+      "batch.split(rows): ...";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...   sends a batch's tensors together";
   return finding;
 }
 

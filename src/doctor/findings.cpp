@@ -35,6 +35,7 @@ constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_wait
                                                   {"widened-copies", find_widened_copies},
                                                   {"same-data-again", find_same_data_again},
                                                   {"round-trips", find_round_trips},
+                                                  {"contended-copies", find_contended_copies},
                                                   {"synchronizations", find_synchronizations},
                                                   {"pinning", find_pinning},
                                                   {"device-allocations", find_device_allocations}});
@@ -65,6 +66,9 @@ constexpr auto kCompiledChanges = std::to_array<CompiledChange>(
      {"same-data-again", "copy it once, before the loop",
       "penstock::Loader loader(dataset, device, {.residency = penstock::Residency::parse(\"auto\")})"},
      {"round-trips", "compute it on the GPU", ""},
+     {"contended-copies",
+      "call the copy that is needed first before the large one, or make that in parts of some MiB",
+      "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
      {"synchronizations", "keep values on the GPU, and read them every 100 steps", ""},
      {"pinning", "allocate pinned buffers once, before the loop", "penstock::make_pinned_pool(device)"},
      {"device-allocations", "allocate buffers once, before the loop; or cudaMallocAsync and cudaFreeAsync",
@@ -223,9 +227,10 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                         "record_shapes=True tells types.")});
   }
   if (timeline.calls.empty()) {
-    list.push_back(
-        {{"synchronizations", "blocking-copies", "exposed-copies", "pinning", "device-allocations"},
-         "Synchronizations, blocking copies, pinning and allocations: no calls of CUDA were recorded."});
+    list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "contended-copies", "pinning",
+                     "device-allocations"},
+                    "Synchronizations, blocking copies, copies that wait for others, pinning and "
+                    "allocations: no calls of CUDA were recorded."});
   }
   const auto unknown = std::count_if(
       timeline.copies.begin(), timeline.copies.end(),
@@ -250,10 +255,8 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                                 without_contents)});
   }
   list.push_back({{},
-                  say("The NUMA node, and the default stream: no trace tells them. Copies that compete for a "
-                      "copy engine: no rule looks for them.",
-                      "The NUMA node: it is not recorded. The default stream, and copies that compete for a "
-                      "copy engine: no rule looks for them.")});
+                  say("The NUMA node, and the default stream: no trace tells them.",
+                      "The NUMA node, and the default stream: they are not recorded.")});
   return list;
 }
 

@@ -232,6 +232,61 @@ TEST(Findings, HideNoMoreThanThereAreKernels) {
   expect_gain(only_finding(builder), 50, 110);
 }
 
+TEST(Findings, LeaveCopiesAloneThatAreExposedForLessThanATwentieth) {
+  const auto exposed = [](std::int64_t took) {
+    return ids(diagnose(steps(
+        [took](TimelineBuilder& b, std::int64_t t) {
+          b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 4, t + 4 + took);
+        },
+        120)));
+  };
+  EXPECT_THAT(exposed(50), ElementsAre("exposed-copies"));
+  EXPECT_THAT(exposed(49), IsEmpty());
+}
+
+TEST(Findings, NameBlockingCopiesWhoseWaitsFollowAtOnce) {
+  const auto waiting = [](std::int64_t later) {
+    return ids(diagnose(steps(
+        [later](TimelineBuilder& b, std::int64_t t) {
+          b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 4, t + 104);
+          b.call(CallKind::stream_synchronize, t + 4 + later, t + 105);
+        },
+        155)));
+  };
+  EXPECT_THAT(waiting(10), Contains("blocking-copies"));
+  EXPECT_THAT(waiting(11), Not(Contains("blocking-copies")));
+}
+
+TEST(Findings, TakeARateOnlyFromLargeCopies) {
+  const auto rate = [](std::uint64_t bytes) {
+    return diagnose(steps(
+                        [bytes](TimelineBuilder& b, std::int64_t t) {
+                          b.copy(CopyDirection::h2d, MemoryKind::pinned, bytes, t + 3, t + 5, t + 300,
+                                 t + 380, 20);
+                        },
+                        200))
+        .h2d_ceiling;
+  };
+  EXPECT_NEAR(rate(1 << 20), (1 << 20) / 80e-6, 1);
+  EXPECT_EQ(rate((1 << 20) - 1), 0);
+}
+
+TEST(Findings, TakeSmallCopiesForOneRunUpToAGap) {
+  // 16 copies, of which the last one counts only if it is in the run of the others.
+  const auto with_gap = [](std::int64_t gap) {
+    return ids(diagnose(steps(
+        [gap](TimelineBuilder& b, std::int64_t t) {
+          for (std::int64_t i = 0; i < 16; ++i) {
+            const std::int64_t at = t + 10 + 10 * i + (i < 15 ? 0 : gap - 8);
+            b.copy(CopyDirection::h2d, MemoryKind::pinned, 1024, at - 5, at - 3, at, at + 2);
+          }
+        },
+        500)));
+  };
+  EXPECT_THAT(with_gap(200), ElementsAre("small-copies"));
+  EXPECT_THAT(with_gap(201), IsEmpty());
+}
+
 /// `count` copies of 1 KiB in each step, 10 us apart.
 TimelineBuilder small_copies(int count) {
   return steps(
@@ -415,6 +470,81 @@ TEST(Findings, TakeCopiesOfTwoStepsForNoRoundTrip) {
       },
       30);
   EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
+/// In each step, the next batch is copied on a stream of its own, and then 64 KiB on the kernels' stream.
+struct Contention {
+  std::int64_t prefetch = 200;  ///< how long it takes
+  std::int64_t gap = 0;         ///< between the two
+  std::int64_t small = 10;      ///< how long that takes
+  std::int64_t prefetch_called = 1;
+  std::uint32_t stream = 20;  ///< of the prefetch
+  std::uint32_t small_stream = 7;
+};
+TimelineBuilder contended(const Contention& c) {
+  const std::int64_t at = 10 + c.prefetch + c.gap;
+  return steps(
+      [=](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + c.prefetch_called,
+               t + c.prefetch_called + 1, t + 10, t + 10 + c.prefetch, c.stream);
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, 64 << 10, t + 4, t + 5, t + at, t + at + c.small,
+               c.small_stream);
+      },
+      at + c.small);
+}
+
+TEST(Findings, NameCopiesThatWaitForTheCopyEngine) {
+  const Diagnosis diagnosis = diagnose(contended({}));
+  const auto found = std::ranges::find(diagnosis.findings, "contended-copies", &Finding::id);
+  ASSERT_NE(found, diagnosis.findings.end());
+  EXPECT_DOUBLE_EQ(found->count, 1);
+  EXPECT_DOUBLE_EQ(found->bytes, 64 << 10);
+  EXPECT_EQ(found->places.at(0).function, "train.py(10): step");
+  expect_gain(*found, 100, 200);
+}
+
+TEST(Findings, NameOnlyCopiesThatOthersHoldUp) {
+  const auto names = [](const Contention& c) { return ids(diagnose(contended(c))); };
+  constexpr const char* kId = "contended-copies";
+  EXPECT_THAT(names({.gap = 5}), Contains(kId));
+  EXPECT_THAT(names({.gap = 6}), Not(Contains(kId))) << "the engine was free in between";
+  EXPECT_THAT(names({.prefetch = 50}), Contains(kId)) << "5 % of a step";
+  EXPECT_THAT(names({.prefetch = 49}), Not(Contains(kId)));
+  EXPECT_THAT(names({.small = 199}), Contains(kId));
+  EXPECT_THAT(names({.small = 200}), Not(Contains(kId))) << "it takes as long as it waits";
+  EXPECT_THAT(names({.prefetch_called = 6}), Not(Contains(kId))) << "it waited for something else";
+  EXPECT_THAT(names({.stream = 7}), Not(Contains(kId))) << "the stream's own order";
+  EXPECT_THAT(names({.small_stream = 21}), Not(Contains(kId))) << "no kernel is next";
+}
+
+TEST(Findings, TakeATurnBehindOtherWorkForNoContention) {
+  // The stream of the small copy is busy until the prefetch is done.
+  TimelineBuilder builder = contended({});
+  for (std::int64_t t = 0; t < 8000; t += 1000)
+    builder.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t, t + 1, t + 2, t + 205);
+  EXPECT_THAT(ids(diagnose(builder)), Not(Contains("contended-copies")));
+  // Other kernels hide all of the wait.
+  builder = contended({});
+  for (std::int64_t t = 0; t < 8000; t += 1000) builder.kernel(t, t + 5, t + 210, 9);
+  EXPECT_THAT(ids(diagnose(builder)), Not(Contains("contended-copies")));
+}
+
+TEST(Findings, AddUpTheCopiesThatOneWaitsFor) {
+  // The prefetch comes in parts of 10 us, from a thread that launches nothing. The copy is called after 4 us.
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        for (std::int64_t i = 0; i < 20; ++i) {
+          b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4 / 20, t + 1, t + 2, t + 10 + 10 * i,
+                 t + 20 + 10 * i, 20);
+          b.timeline.calls.back().thread = 3;
+        }
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, 64 << 10, t + 13, t + 14, t + 210, t + 220);
+      },
+      220);
+  const Diagnosis diagnosis = diagnose(builder);
+  const auto found = std::ranges::find(diagnosis.findings, "contended-copies", &Finding::id);
+  ASSERT_NE(found, diagnosis.findings.end());
+  EXPECT_NEAR(found->gain.high, 196 * kUs, 1e-9);
 }
 
 TEST(Findings, TakeAWaitBehindALaunchForNoneOfTheCopy) {

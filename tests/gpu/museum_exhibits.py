@@ -79,7 +79,7 @@ class Exhibit:
     @property
     def alone(self) -> bool:
         """What is found depends on how long the GPU idles, so no other program may use it meanwhile."""
-        return self.finding in (None, "exposed-copies", "waiting-for-data")
+        return self.finding in (None, "exposed-copies", "waiting-for-data", "contended-copies")
 
     def text(self, fixed: bool = False) -> str:
         source = self.source
@@ -289,6 +289,33 @@ for _ in range(80):
 """,
         "same-data-again",
         fix=(("pin_memory()", "pin_memory().to(device)"),),
+    ),
+    Exhibit(
+        "a small copy behind a large one",
+        """
+data = torch.rand(2, 8192, 1024).pin_memory()
+shifts = torch.rand(4, 16, 1024).pin_memory()
+side = torch.cuda.Stream()
+total = 0.0
+for i in range(60):
+    with torch.cuda.stream(side):
+        ahead = data[i % 2].to(device, non_blocking=True)
+    shift = shifts[i % 4].to(device, non_blocking=True)  # HERE
+    total += train(resident + shift.mean()).item()
+""",
+        "contended-copies",
+        fix=(
+            (
+                """    with torch.cuda.stream(side):
+        ahead = data[i % 2].to(device, non_blocking=True)
+    shift = shifts[i % 4].to(device, non_blocking=True)  # HERE
+""",
+                """    shift = shifts[i % 4].to(device, non_blocking=True)
+    with torch.cuda.stream(side):
+        ahead = data[i % 2].to(device, non_blocking=True)
+""",
+            ),
+        ),
     ),
     Exhibit(
         "a round trip over the host",
