@@ -149,8 +149,7 @@ TimeSpan wait_for_engine(const DeviceView& view, const StreamOrder& order,
   for (std::size_t before = i; before-- > 0 && i - before <= kMostBefore && begin > ready;) {
     const ViewedCopy& other = copies[before];
     const TimeSpan time = other.copy->time;
-    const bool in_the_way = other.copy->stream != late.copy->stream && time.end <= begin &&
-                            begin - time.end <= kBackToBack &&
+    const bool in_the_way = time.end <= begin && begin - time.end <= kBackToBack &&
                             (other.made == nullptr || view.call(*other.made).time.begin < call.begin);
     if (!in_the_way) break;
     begin = time.begin;

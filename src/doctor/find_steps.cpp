@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <set>
 #include <span>
 #include <tuple>
 #include <unordered_map>
@@ -54,9 +55,40 @@ std::pair<std::size_t, std::size_t> stretch(std::span<const Item> items, std::si
   return {first, last + period};
 }
 
+/// True if ranges of one name, in the order of their beginnings, may be steps.
+bool may_be_steps(std::span<const TimeSpan> ranges, TraceTime covered) {
+  if (ranges.size() < kRepeats || 2 * covered < ranges.back().end - ranges.front().begin) return false;
+  return std::ranges::adjacent_find(
+             ranges, [](const TimeSpan& a, const TimeSpan& b) { return b.begin < a.end; }) == ranges.end();
+}
+
+std::vector<TimeSpan> steps_of_ranges(const Timeline& timeline) {
+  std::set<std::uint16_t> launching;
+  for (const TimelineCall& call : timeline.calls) {
+    if (call.kind == CallKind::launch) launching.insert(call.thread);
+  }
+  std::map<std::pair<std::uint16_t, std::uint64_t>, std::vector<TimeSpan>> named;
+  for (const TimelineRange& range : timeline.ranges) {
+    if (launching.contains(range.thread)) named[{range.thread, range.label}].push_back(range.time);
+  }
+  std::vector<TimeSpan> steps;
+  TraceTime most = 0;
+  for (auto& [name, ranges] : named) {
+    std::ranges::sort(ranges, {}, &TimeSpan::begin);
+    TraceTime covered = 0;
+    for (const TimeSpan& range : ranges) covered += range.end - range.begin;
+    if (covered <= most || !may_be_steps(ranges, covered)) continue;
+    most = covered;
+    steps = ranges;
+  }
+  for (std::size_t i = 1; i < steps.size(); ++i) steps[i - 1].end = steps[i].begin;
+  return steps;
+}
+
 }  // namespace
 
 std::vector<TimeSpan> find_steps(const Timeline& timeline) {
+  if (std::vector<TimeSpan> marked = steps_of_ranges(timeline); !marked.empty()) return marked;
   const std::vector<Item> items = items_of(timeline);
   const std::size_t middle = items.size() / 2;
   std::size_t period = 0;

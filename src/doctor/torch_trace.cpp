@@ -26,6 +26,7 @@ namespace {
 constexpr std::size_t kMostNames = std::size_t{1} << 16;
 constexpr std::size_t kLongestName = 256;
 constexpr std::uint64_t kMostDevices = 1024;
+constexpr std::size_t kMostRanges = std::size_t{1} << 20;
 constexpr std::string_view kStep = "ProfilerStep#";
 constexpr std::string_view kLoader = "enumerate(DataLoader)#";
 
@@ -295,6 +296,8 @@ class TraceParser {
       if (event_.name.starts_with(kStep)) timeline_.steps.push_back(event_.time);
       if (event_.name.starts_with(kLoader)) {
         timeline_.host.push_back({event_.time, name(), thread(), HostSpanKind::loader_wait});
+      } else if (timeline_.ranges.size() < kMostRanges) {
+        timeline_.ranges.push_back({event_.time, std::hash<std::string>{}(event_.name), thread()});
       }
     }
   }

@@ -110,6 +110,19 @@ TEST(TorchTrace, FindsStepsThatNobodyMarked) {
   EXPECT_THAT(parse(marked).steps, ElementsAre(TimeSpan{100'000, 150'500}));
 }
 
+TEST(TorchTrace, TakesRangesOfTheProgramForSteps) {
+  std::string ranges =
+      R"({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 9, "ts": 0, "dur": 1},)";
+  for (int i = 0; i < 6; ++i) {
+    ranges += fmt::format(
+        R"({{"ph": "X", "cat": "user_annotation", "name": "train", "pid": 9, "tid": 9, "ts": {}, "dur": 150}},)",
+        200 * i);
+  }
+  const std::vector<TimeSpan> steps = parse(repeated(20, ranges)).steps;
+  ASSERT_EQ(steps.size(), 6U);
+  EXPECT_EQ(steps[1], (TimeSpan{200'000, 400'000}));
+}
+
 TEST(TorchTrace, KeepsTheRecordsThatRulesNeed) {
   const Timeline timeline = parse(kTrace);
   EXPECT_EQ(timeline.events, 21U);

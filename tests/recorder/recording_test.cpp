@@ -352,6 +352,43 @@ TEST(Recordings, TellTheLoaderThatWasWaitedFor) {
   EXPECT_EQ(timeline.notes.size(), 1U) << "a loader of a later version is left out";
 }
 
+/// A thread that launches something, and ranges of one name: each of `length` every 100.
+Timeline ranges(std::size_t count, TraceTime length, std::uint64_t label = 1) {
+  Timeline timeline;
+  timeline.calls.push_back({{0, 1}, 1, 0, CallKind::launch});
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto begin = static_cast<TraceTime>(100 * i);
+    timeline.ranges.push_back({{begin, begin + length}, label, 0});
+  }
+  return timeline;
+}
+
+TEST(Steps, AreTheRangesThatTheProgramMarks) {
+  EXPECT_THAT(find_steps(ranges(5, 60)), ElementsAre(TimeSpan{0, 100}, TimeSpan{100, 200}, TimeSpan{200, 300},
+                                                     TimeSpan{300, 400}, TimeSpan{400, 460}));
+  EXPECT_THAT(find_steps(ranges(4, 60)), IsEmpty()) << "too few";
+  EXPECT_THAT(find_steps(ranges(9, 48)), SizeIs(9));
+  EXPECT_THAT(find_steps(ranges(9, 45)), IsEmpty()) << "less than half of the time";
+  EXPECT_THAT(find_steps(ranges(9, 100)), SizeIs(9));
+  EXPECT_THAT(find_steps(ranges(9, 101)), IsEmpty()) << "they overlap";
+  Timeline elsewhere = ranges(9, 60);
+  elsewhere.calls[0].thread = 3;
+  EXPECT_THAT(find_steps(elsewhere), IsEmpty()) << "of a thread that launches nothing";
+  // A forward pass within each step, and an epoch around all.
+  for (const std::uint64_t inner : {0, 2}) {
+    Timeline nested = ranges(6, 90);
+    for (const TimelineRange& range : ranges(6, 60, inner).ranges) nested.ranges.push_back(range);
+    nested.ranges.push_back({{0, 600}, 3, 0});
+    EXPECT_EQ(find_steps(nested).back(), (TimeSpan{500, 590}));
+  }
+  Timeline two_names = ranges(3, 60);
+  for (TimelineRange range : ranges(3, 60, 2).ranges) {
+    range.time = {range.time.begin + 300, range.time.end + 300};
+    two_names.ranges.push_back(range);
+  }
+  EXPECT_THAT(find_steps(two_names), IsEmpty());
+}
+
 TEST(Steps, AreTheShortestSequenceThatRepeats) {
   Timeline timeline;
   TraceTime time = 0;

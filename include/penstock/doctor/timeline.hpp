@@ -89,6 +89,13 @@ struct TimelineWidening {
   std::uint8_t to_bytes = 0;
 };
 
+/// A range that the program marks, by NVTX or record_function.
+struct TimelineRange {
+  TimeSpan time;
+  std::uint64_t label = 0;  ///< the same for the same name
+  std::uint16_t thread = 0;
+};
+
 enum class TimelineSource : std::uint8_t {
   torch_profiler,  ///< a trace of PyTorch's profiler: frames name the first line of their function
   recorder,        ///< penstock's own: frames name the line of the call
@@ -102,6 +109,7 @@ struct Timeline {
   std::vector<TimelineCall> calls;
   std::vector<TimelineHostSpan> host;
   std::vector<TimelineWidening> widenings;
+  std::vector<TimelineRange> ranges;
   std::vector<TimeSpan> steps;                   ///< empty: none are marked, and none were found
   std::vector<std::string> names;                ///< of operators ("aten::copy_") and frames
   std::map<std::uint16_t, std::string> devices;  ///< names of those that the recording describes
@@ -123,9 +131,12 @@ void sort_timeline(Timeline& timeline);
 /// if it holds no work of a GPU.
 [[nodiscard]] Timeline read_torch_trace(const std::filesystem::path& file);
 
-/// The steps of a program that marks none: the shortest sequence of labelled kernels and copies on the
-/// busiest device that repeats exactly, at least five times in turn, and that most of the work belongs to. A
-/// step begins with the longest idle time within the sequence. Empty if there is none. `timeline` is sorted.
+/// The steps of a program that marks none as such. If it marks ranges: those of one name and thread that
+/// occur five times at least, do not overlap, and cover most, which must be half of the time from the first
+/// to the last. A step then goes from one range's beginning to the next one's. Otherwise: the shortest
+/// sequence of labelled kernels and copies on the busiest device that repeats exactly, at least five times in
+/// turn, and that most of the work belongs to. A step begins with the longest idle time within the sequence.
+/// Empty if there is none. `timeline` is sorted.
 [[nodiscard]] std::vector<TimeSpan> find_steps(const Timeline& timeline);
 
 }  // namespace penstock
