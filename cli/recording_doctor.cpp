@@ -33,6 +33,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kRecorder = "libpenstock_recorder.so";
 constexpr const char* kInjection = "CUDA_INJECTION64_PATH";
+constexpr const char* kRangeInjection = "NVTX_INJECTION64_PATH";
 
 /// Beside the command or the Python module; where `cmake --install` puts it.
 fs::path find_recorder(const std::string& named) {
@@ -180,6 +181,9 @@ class Recorder {
     Run run{std::move(name), std::nullopt, {}};
     std::vector<std::string> environment{fmt::format("{}={}", kInjection, library_.string()),
                                          fmt::format("PENSTOCK_RECORD={}", folder.path().string())};
+    // Ranges tell the steps. Another tool that wants them has them.
+    if (std::getenv(kRangeInjection) == nullptr)
+      environment.push_back(fmt::format("{}={}", kRangeInjection, library_.string()));
     if (!left_out_.empty())
       environment.push_back(fmt::format("PENSTOCK_RECORD_WITHOUT={}", fmt::join(left_out_, ",")));
     const pid_t process = start_program(words, environment, false,

@@ -115,6 +115,7 @@ bool open_cupti(Cupti& cupti, const char*& why) noexcept {
   find(library, "cuptiActivityEnableDriverApi", cupti.enable_driver_call);
   find(library, "cuptiActivityEnableRuntimeApi", cupti.enable_runtime_call);
   find(library, "cuptiGetThreadIdType", cupti.thread_id_type);
+  find(library, "cuptiNvtxInitialize2", cupti.start_nvtx);
   return true;
 }
 

@@ -52,6 +52,7 @@ enum CuptiActivity : std::int32_t {
   kActivityDriver = 4,
   kActivityRuntime = 5,
   kActivityKernel = 10,  // those of several streams at once; kind 3 would make them run one after the other
+  kActivityMarker = 12,
   kActivityPeerCopy = 22,
 };
 
@@ -116,6 +117,24 @@ struct CuptiCallRecord {
 };
 static_assert(sizeof(CuptiCallRecord) == 40);
 
+inline constexpr std::uint32_t kMarkerBegins = 2;
+inline constexpr std::uint32_t kMarkerEnds = 4;
+
+/// The beginning or the end of a range of NVTX.
+struct CuptiMarkerRecord {
+  std::int32_t activity;
+  std::uint32_t flags;
+  std::uint64_t time;
+  std::uint32_t range;  ///< its number
+  std::uint32_t object_kind;
+  std::uint32_t process;
+  std::uint32_t thread;
+  std::uint8_t unused[8];
+  const char* name;    ///< null at the end
+  const char* domain;  ///< null: the program's own
+};
+static_assert(offsetof(CuptiMarkerRecord, name) == 40 && sizeof(CuptiMarkerRecord) == 56);
+
 /// Null members: this CUPTI lacks them. All of those without a comment are there.
 struct Cupti {
   CuptiResult (*get_version)(std::uint32_t*);
@@ -132,6 +151,7 @@ struct Cupti {
   CuptiResult (*flush_all)(std::uint32_t flag);
   CuptiResult (*enable_driver_call)(std::uint32_t function, std::uint8_t on);   ///< may be null: before 12.8
   CuptiResult (*enable_runtime_call)(std::uint32_t function, std::uint8_t on);  ///< may be null: before 12.8
+  CuptiResult (*start_nvtx)(void* functions);                                   ///< may be null
   CuptiResult (*thread_id_type)(int*);                                          ///< may be null: before 12.1
 };
 

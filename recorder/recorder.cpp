@@ -49,7 +49,8 @@ constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
 constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
-constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel};
+constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel,
+                                        kActivityMarker};
 
 /// The latest launch through the driver that was read.
 struct DriverLaunch {
@@ -217,20 +218,37 @@ void give_buffer(std::uint8_t** buffer, std::size_t* bytes, std::size_t* most_re
   *most_records = 0;
 }
 
+std::uint64_t hash_of(const char* text) noexcept {
+  std::uint64_t hash = 0;
+  std::string_view rest = text == nullptr ? "" : text;
+  for (std::uint64_t part = 0; !rest.empty(); part = 0) {
+    const std::size_t bytes = std::min(rest.size(), sizeof part);
+    std::memcpy(&part, rest.data(), bytes);
+    hash = mix(hash, part);
+    rest.remove_prefix(bytes);
+  }
+  return hash;
+}
+
 /// The same for the same kernel with the same grid. Never 0. Names of templates have hundreds of characters.
 std::uint16_t label_of(const CuptiKernelRecord& kernel) noexcept {
-  std::uint64_t hash = 0;
-  std::string_view name = kernel.name == nullptr ? "" : kernel.name;
-  for (std::uint64_t part = 0; !name.empty(); part = 0) {
-    const std::size_t bytes = std::min(name.size(), sizeof part);
-    std::memcpy(&part, name.data(), bytes);
-    hash = mix(hash, part);
-    name.remove_prefix(bytes);
-  }
+  std::uint64_t hash = hash_of(kernel.name);
   for (const std::int32_t extent : kernel.grid) hash = mix(hash, static_cast<std::uint32_t>(extent));
   hash ^= hash >> 32;
   hash ^= hash >> 16;
   return static_cast<std::uint16_t>(hash | 1);
+}
+
+/// Ranges of libraries, which have domains of their own, are no steps of the program.
+void add_range_end(const CuptiMarkerRecord& marker) noexcept {
+  if (marker.time == 0 || marker.domain != nullptr || (marker.flags & (kMarkerBegins | kMarkerEnds)) == 0)
+    return;
+  Record record = record_of(RecordType::range, marker.time, marker.time);
+  record.detail = (marker.flags & kMarkerEnds) != 0 ? 1 : 0;
+  record.correlation = marker.range;
+  record.stream = marker.thread;
+  record.contents = hash_of(marker.name);
+  file.add(record);
 }
 
 void note_device(std::uint32_t device) noexcept {
@@ -290,6 +308,8 @@ void add_activity(const void* data) noexcept {
       record.device = static_cast<std::uint16_t>(kernel.device);
       break;
     }
+    case kActivityMarker:
+      return add_range_end(*static_cast<const CuptiMarkerRecord*>(data));
     case kActivityDriver:
     case kActivityRuntime:
       return add_call_activity(*static_cast<const CuptiCallRecord*>(data));
@@ -564,7 +584,7 @@ void start() noexcept {
   for (const std::int32_t activity : kActivities) {
     if (activity == kActivityKernel && !parts.kernels) continue;
     const CuptiResult result = cupti.enable(activity);
-    if (result != kCuptiSuccess) refused = result;
+    if (result != kCuptiSuccess && activity != kActivityMarker) refused = result;
   }
   if (refused != kCuptiSuccess) note_error("CUPTI refused to record copies or kernels", refused);
   switch_call_records(true);
@@ -589,4 +609,14 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
   if (const char* const most = std::getenv("PENSTOCK_RECORDS")) records = std::strtoull(most, nullptr, 10);
   if (file.open(folder, records)) start();
   return 1;
+}
+
+/// Called by NVTX at the program's first range. It has CUPTI's functions take the ranges. 0: they go nowhere.
+extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(void* functions) {
+  using namespace penstock::recorder;
+  Cupti found{};
+  const char* why = nullptr;
+  if (std::getenv("PENSTOCK_RECORD") == nullptr || !open_cupti(found, why) || found.start_nvtx == nullptr)
+    return 0;
+  return found.start_nvtx(functions) == kCuptiSuccess ? 1 : 0;
 }

@@ -99,6 +99,7 @@ class RecordingParser {
     read_text();
     read_records();
     keep_contents();
+    keep_ranges();
     Timeline& timeline = recording_.timeline;
     timeline.source = TimelineSource::recorder;
     timeline.is_compiled = !recording_.code_stacks.empty() && !has_python_;
@@ -269,6 +270,13 @@ class RecordingParser {
               {{own.begin, std::max(own.end, own.begin + 1)}, frame, *thread, HostSpanKind::frame});
         return true;
       }
+      case RecordType::range: {
+        const auto thread = thread_number(record.stream);
+        if (!thread || record.detail > 1) return false;
+        (record.detail == 0 ? range_begins_ : range_ends_)
+            .push_back({record.correlation, {own, record.contents, *thread}});
+        return true;
+      }
       case RecordType::wait: {
         if (record.detail >= std::size(recording::kLoaders)) return false;
         const auto thread = thread_number(record.stream);
@@ -284,6 +292,18 @@ class RecordingParser {
     for (TimelineCopy& copy : recording_.timeline.copies) {
       const auto known = contents_.find(copy.correlation);
       if (known != contents_.end()) copy.contents = known->second;
+    }
+  }
+
+  /// The ring does not give the records in the order of their times.
+  void keep_ranges() {
+    std::unordered_map<std::uint32_t, TraceTime> ends;
+    for (const auto& [number, end] : range_ends_) ends[number] = end.time.begin;
+    for (auto& [number, range] : range_begins_) {
+      const auto end = ends.find(number);
+      if (end == ends.end() || end->second < range.time.begin) continue;
+      range.time.end = end->second;
+      recording_.timeline.ranges.push_back(range);
     }
   }
 
@@ -395,6 +415,8 @@ class RecordingParser {
   std::vector<Frame> frames_;
   std::vector<std::uint32_t> stacks_;  ///< by number: the name of the first frame of the program itself
   std::vector<Wait> waits_;
+  std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
+  std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;
   std::unordered_map<std::uint32_t, std::uint64_t> contents_;  ///< by correlation
   std::unordered_map<std::string, std::uint32_t> names_;
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;

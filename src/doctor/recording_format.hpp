@@ -82,6 +82,8 @@ enum class RecordType : std::uint8_t {
   work = 2,  ///< extra: the same for the same kernel
   call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none
   wait = 4,  ///< a thread was seen in next() of a loader; detail: its index in kLoaders
+  range =
+      5,  ///< a range of NVTX begins (detail 0) or ends (1); correlation: its number; contents: of its name
 };
 
 struct Record {
@@ -98,8 +100,9 @@ struct Record {
   std::uint8_t detail;
   RecordType type;
   union {
-    std::uint64_t contents;  ///< of calls: a hash of the bytes that a copy takes to a device; 0: not known
-    std::uint16_t device;    ///< of copies and work
+    std::uint64_t contents;  ///< of calls: a hash of the bytes that a copy takes to a device; 0: not known.
+                             ///< Of ranges that begin: of the name
+    std::uint16_t device;  ///< of copies and work
   };
 };
 static_assert(sizeof(Record) == 48);

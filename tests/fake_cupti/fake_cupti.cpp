@@ -56,6 +56,7 @@ struct Fake {
   CuptiBufferCompleted completed = nullptr;
   std::vector<std::uint8_t> records;  ///< each with its bytes before it
   std::uint64_t device_free = 0;
+  bool nvtx = false;  ///< its ranges arrive here
   std::size_t dropped = 0;
 };
 Fake& fake() {
@@ -258,7 +259,8 @@ CuptiResult cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid_b
     std::int32_t activity = 0;
     std::memcpy(&activity, last, sizeof activity);
     at = static_cast<std::size_t>(last - buffer) +
-         (activity == kActivityKernel                                   ? sizeof(CuptiKernelRecord)
+         (activity == kActivityMarker                                   ? sizeof(CuptiMarkerRecord)
+          : activity == kActivityKernel                                 ? sizeof(CuptiKernelRecord)
           : activity == kActivityRuntime || activity == kActivityDriver ? sizeof(CuptiCallRecord)
                                                                         : sizeof(CuptiCopyRecord));
   }
@@ -334,6 +336,32 @@ void fake_launch_from(const char* kernel, std::uint64_t nanoseconds, int through
     fake_compute(5000);
   };
   call(kLaunch, act, {}, through_runtime != 0);
+}
+
+void fake_range(const char* name, std::uint32_t number, int library) {
+  const auto thread = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
+  if (!fake().nvtx) {
+    const char* const injected = std::getenv("NVTX_INJECTION64_PATH");
+    void* const recorder = injected == nullptr ? nullptr : ::dlopen(injected, RTLD_NOW | RTLD_LOCAL);
+    if (recorder == nullptr) return;
+    const auto start = reinterpret_cast<int (*)(void*)>(::dlsym(recorder, "InitializeInjectionNvtx2"));
+    if (start == nullptr || start(&fake()) != 1) return;
+  }
+  add_record(CuptiMarkerRecord{kActivityMarker,
+                               name != nullptr ? kMarkerBegins : kMarkerEnds,
+                               now(),
+                               number,
+                               2,
+                               0,
+                               thread,
+                               {},
+                               name,
+                               library != 0 ? "library" : nullptr});
+}
+CuptiResult cuptiNvtxInitialize2(void* functions) {
+  if (functions != &fake()) return kInvalid;
+  fake().nvtx = true;
+  return kCuptiSuccess;
 }
 
 void fake_pin() {

@@ -18,6 +18,8 @@ void fake_launch(const char* kernel, std::uint64_t nanoseconds);
 /// The same; without the runtime, it is cuLaunchKernel.
 void fake_launch_from(const char* kernel, std::uint64_t nanoseconds, int through_runtime);
 void fake_synchronize();
+/// nvtxRangePush and, without a name, nvtxRangePop. Of a library: with a domain of its own.
+void fake_range(const char* name, std::uint32_t number, int library);
 void fake_pin();
 /// cudaMalloc.
 void fake_allocate();

@@ -57,6 +57,16 @@ void act(std::string_view word) {
   if (word.starts_with("pinned=")) {
     for (long i = 0; i < number_of(word); ++i) step(false);
   }
+  // Steps of which every second one has a kernel more, so that only their ranges tell them.
+  if (word.starts_with("ranges=") || word.starts_with("library=")) {
+    for (long i = 0; i < number_of(word); ++i) {
+      const auto number = static_cast<std::uint32_t>(i + 1);
+      fake_range("step", number, word.starts_with("library=") ? 1 : 0);
+      for (long j = 0; j < i % 7 * i % 5; ++j) fake_launch("more", kMicrosecond);
+      step(true);
+      fake_range(nullptr, number, word.starts_with("library=") ? 1 : 0);
+    }
+  }
   if (word.starts_with("fresh=")) train(number_of(word), true, true);
   if (word.starts_with("again=")) train(number_of(word), false, true);
   if (word.starts_with("again-driver=")) train(number_of(word), false, false);

@@ -53,6 +53,18 @@ TEST(CuptiDeclarations, RecordsOfCallsAreNvidias) {
   EXPECT_SAME_PLACE(CuptiCallDetails, correlation, CUpti_CallbackData, correlationId);
 }
 
+TEST(CuptiDeclarations, RecordsOfRangesAreNvidias) {
+  EXPECT_EQ(sizeof(CuptiMarkerRecord), sizeof(CUpti_ActivityMarker2));
+  EXPECT_SAME_PLACE(CuptiMarkerRecord, time, CUpti_ActivityMarker2, timestamp);
+  EXPECT_SAME_PLACE(CuptiMarkerRecord, range, CUpti_ActivityMarker2, id);
+  EXPECT_SAME_PLACE(CuptiMarkerRecord, name, CUpti_ActivityMarker2, name);
+  EXPECT_SAME_PLACE(CuptiMarkerRecord, domain, CUpti_ActivityMarker2, domain);
+  EXPECT_EQ(offsetof(CuptiMarkerRecord, process), offsetof(CUpti_ActivityMarker2, objectId));
+  EXPECT_EQ(kActivityMarker, CUPTI_ACTIVITY_KIND_MARKER);
+  EXPECT_EQ(kMarkerBegins, CUPTI_ACTIVITY_FLAG_MARKER_START);
+  EXPECT_EQ(kMarkerEnds, CUPTI_ACTIVITY_FLAG_MARKER_END);
+}
+
 TEST(CuptiDeclarations, ParametersOfCopiesBeginAsNvidias) {
   EXPECT_SAME_PLACE(CuptiCopyParameters, source, cudaMemcpy_v3020_params, src);
   EXPECT_SAME_PLACE(CuptiCopyParameters, bytes, cudaMemcpy_v3020_params, count);

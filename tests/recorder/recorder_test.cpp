@@ -354,6 +354,14 @@ TEST_F(Recorder, NamesTheLinesOfCompiledPrograms) {
   EXPECT_THAT(places["synchronizations"], HasSubstr("work"));
 }
 
+TEST_F(Recorder, TakesRangesOfNvtxForSteps) {
+  EXPECT_THAT(run({"init", "ranges=23"}).errors, HasSubstr("GPU 0: 23 steps of "));
+  EXPECT_THAT(run({"init", "library=23"}).errors, HasSubstr("No steps were found"))
+      << "a library's own ranges";
+  command_.environment.emplace_back("NVTX_INJECTION64_PATH=/nowhere.so");
+  EXPECT_THAT(run({"init", "ranges=23"}).errors, HasSubstr("No steps were found")) << "another tool has them";
+}
+
 TEST_F(Recorder, SeesAllocationsOfTheGpusMemory) {
   const json report = examine({"init", "allocating=30"});
   EXPECT_THAT(found_in(report), Contains("device-allocations"));

@@ -352,6 +352,33 @@ TEST(Recordings, TellTheLoaderThatWasWaitedFor) {
   EXPECT_EQ(timeline.notes.size(), 1U) << "a loader of a later version is left out";
 }
 
+TEST(Recordings, PairTheEndsOfRanges) {
+  Bytes bytes = ten_steps();
+  const auto add = [&bytes](std::int64_t time, std::uint32_t number, std::uint8_t detail) {
+    Record record{};
+    record.type = RecordType::range;
+    record.begin = record.end = 5'000'000'000 + time;
+    record.correlation = number;
+    record.detail = detail;
+    record.stream = 5;
+    record.contents = detail == 0 ? 77 : 0;
+    bytes.add(record);
+  };
+  add(100, 2, 1);  // an end may come before its beginning in the ring
+  add(50, 2, 0);
+  add(60, 3, 0);  // never ends
+  add(70, 4, 1);  // began before the recording
+  add(90, 5, 0);
+  add(80, 5, 1);
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  ASSERT_THAT(timeline.ranges, SizeIs(1));
+  EXPECT_EQ(timeline.ranges[0].time, (TimeSpan{50, 100}));
+  EXPECT_EQ(timeline.ranges[0].label, 77U);
+  EXPECT_THAT(timeline.notes, IsEmpty());
+  add(95, 6, 2);
+  EXPECT_EQ(parse(bytes.bytes()).timeline.notes.size(), 1U) << "of a later version";
+}
+
 /// A thread that launches something, and ranges of one name: each of `length` every 100.
 Timeline ranges(std::size_t count, TraceTime length, std::uint64_t label = 1) {
   Timeline timeline;
