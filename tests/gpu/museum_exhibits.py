@@ -546,6 +546,25 @@ for x in loader:  # HERE
         fix=(("pin_memory=True", "pin_memory=True, num_workers=12"),),
     ),
     Exhibit(
+        "a feed of a slow generator",
+        """
+import time
+import penstock
+
+class Batches:
+    def __iter__(self):
+        for i in range(60):
+            time.sleep(0.01)
+            yield torch.full((2048, 1024), float(i % 7))
+
+for x in penstock.feed(Batches()):  # HERE
+    train(x)
+""",
+        "waiting-for-data",
+        fix=(("0.01", "0"),),
+        needs="penstock",
+    ),
+    Exhibit(
         "two workers where ten pay",
         loader(0.0004, 120)
         + """
