@@ -102,7 +102,7 @@ struct Record {
   union {
     std::uint64_t contents;  ///< of calls: a hash of the bytes that a copy takes to a device; 0: not known.
                              ///< Of ranges that begin: of the name
-    std::uint16_t device;  ///< of copies and work
+    std::uint16_t device;    ///< of copies and work
   };
 };
 static_assert(sizeof(Record) == 48);

@@ -73,7 +73,9 @@ class GroupEngineImpl {
           GroupMemberOptions{.threads = options.threads != 0 ? options.threads : profile.staging_threads,
                              .slots = options.slots,
                              .chunk_bytes = sizes_.largest,
-                             .stores = profile.streaming_stores ? StoreKind::streaming : StoreKind::cached}));
+                             .stores = profile.streaming_stores ? StoreKind::streaming : StoreKind::cached,
+                             .link = measured_ ? measured_->link_beside_others(i) : 0,
+                             .peers = measured_ ? measured_->members[i].peers : std::vector<double>{}}));
     }
     for (const std::string& pair : group_.unreached()) log_warning(pair);
     try {

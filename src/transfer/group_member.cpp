@@ -46,7 +46,13 @@ GroupMember::GroupMember(Device device, GroupMemberOptions options)
       memory_(make_device_pool(device_, {.segment_bytes = kMemberSegment})),
       link_(device_.create_stream()),
       push_(device_.create_stream()),
-      pulled_(device_.create_event()) {}
+      pulled_(device_.create_event()),
+      own_rates_(expected(options_.link)) {}
+
+/// Of the smallest chunk that is judged.
+double GroupMember::expected(double rate) const noexcept {
+  return ChunkRates::expected(rate, options_.chunk_bytes / 2);
+}
 
 PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t self) {
   const bool in_place = job.locked[self];
@@ -80,9 +86,11 @@ void GroupMember::read_times() {
     if (!relay.pushed.query()) return;
     const RelayedChunk chunk = *std::exchange(relay.chunk, std::nullopt);
     if (2 * chunk.bytes < options_.chunk_bytes) continue;  // its latency would show
-    paces_[chunk.receiver].note(
-        rate_of(chunk.bytes, chunk.pulls, relay.pulled.seconds_since(relay.pull_begins)),
-        rate_of(chunk.bytes, chunk.pushes, relay.pushed.seconds_since(relay.push_begins)));
+    const double way = options_.peers.empty() ? 0 : options_.peers[chunk.receiver];
+    RelayPace& pace =
+        paces_.try_emplace(chunk.receiver, expected(options_.link), expected(way)).first->second;
+    pace.note(rate_of(chunk.bytes, chunk.pulls, relay.pulled.seconds_since(relay.pull_begins)),
+              rate_of(chunk.bytes, chunk.pushes, relay.pushed.seconds_since(relay.push_begins)));
   }
 }
 

@@ -25,6 +25,10 @@ struct GroupMemberOptions {
   unsigned slots = 4;
   std::size_t chunk_bytes = 0;  ///< of the largest chunk
   StoreKind stores = StoreKind::streaming;
+  /// Measured rates, in bytes/s: of its link while all are used, and from it to each member. 0, or empty: not
+  /// known.
+  double link = 0;
+  std::vector<double> peers = {};
 };
 
 /// What one device needs to carry chunks. One thread at a time carries.
@@ -87,6 +91,7 @@ class GroupMember {
   /// Reads the times of the chunks whose push is done. Does not block.
   void read_times();
   void read_own_times(OwnChunk& chunk);
+  [[nodiscard]] double expected(double rate) const noexcept;
   void fill(const GroupJob& job, ImageRange range, std::byte* slot) const;
   void enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
 

@@ -108,6 +108,12 @@ GroupProfile in_order_of(const DeviceGroup& group, const GroupProfile& profile) 
 
 }  // namespace
 
+double GroupProfile::link_beside_others(std::size_t member) const {
+  double sum = 0;
+  for (const Member& each : members) sum += each.link;
+  return sum > 0 ? members.at(member).link * std::min(1.0, links_at_once / sum) : 0;
+}
+
 bool GroupProfile::relay_pays(std::size_t receiver) const {
   const Member& member = members.at(receiver);
   return member.relayed > kLeastGain * member.link;

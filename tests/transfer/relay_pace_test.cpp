@@ -51,6 +51,31 @@ TEST(RelayPace, KnowsNothingBeforeItsFirstChunks) {
   EXPECT_FALSE(pace.is_busy(1, 1));
 }
 
+TEST(RelayPace, ComparesItsFirstChunksWithTheMeasuredRates) {
+  for (const auto& [pull, push, busy] :
+       {std::tuple{1.0, 1.0, false}, {0.8, 0.8, false}, {0.5, 1.0, true}, {1.0, 0.5, true}}) {
+    RelayPace pace(kPull, kPush);
+    EXPECT_FALSE(pace.is_busy(1, 1));
+    note(pace, 3, pull * kPull, push * kPush);
+    EXPECT_EQ(pace.is_busy(1, 1), busy) << pull << " " << push;
+  }
+}
+
+TEST(ChunkRates, SmallChunksAreExpectedToBeSlower) {
+  EXPECT_NEAR(ChunkRates::expected(400e9, 8 << 20), 270e9, 2e9);
+  EXPECT_NEAR(ChunkRates::expected(50e9, 8 << 20), 47e9, 0.5e9);
+  EXPECT_NEAR(ChunkRates::expected(400e9, 100'000), 10e9, 0.5e9);
+  EXPECT_EQ(ChunkRates::expected(0, 8 << 20), 0);
+}
+
+TEST(ChunkRates, ThePaceIsBesideTheMeasuredRate) {
+  ChunkRates rates(8);
+  EXPECT_EQ(rates.pace(), 1);
+  rates.note(4);
+  rates.note(4);
+  EXPECT_EQ(rates.pace(), 0.5);
+}
+
 TEST(RelayPace, TakesAChunkThatTellsNothingForAGoodOne) {
   RelayPace pace = undisturbed();
   note(pace, 3, kPull / 10, kPush / 10);

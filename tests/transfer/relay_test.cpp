@@ -25,9 +25,21 @@ class RelayTest : public GivesWayTest<GroupTest> {
     received_.emplace(poisoned(0, data_.size()));
   }
 
-  void make_engine() {
-    engine_.emplace(DeviceGroup(devices_),
-                    GroupOptions{.threads = 2, .chunk_bytes = kRelayChunk, .slots = 2});
+  void make_engine(std::optional<GroupProfile> measured = std::nullopt) {
+    engine_.emplace(
+        DeviceGroup(devices_),
+        GroupOptions{.measured = std::move(measured), .threads = 2, .chunk_bytes = kRelayChunk, .slots = 2});
+  }
+  /// The rates of the modelled links.
+  [[nodiscard]] GroupProfile measured() const {
+    GroupProfile profile = GroupProfile::named_after(DeviceGroup(devices_));
+    for (GroupProfile::Member& member : profile.members) {
+      member.link = 0.1e9;
+      member.relayed = 0.3e9;
+      member.peers.assign(size(), 0.4e9);
+    }
+    profile.links_at_once = 0.3e9;
+    return profile;
   }
 
   std::vector<std::size_t> carried_once() override {
@@ -61,6 +73,26 @@ TEST_P(RelayTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) {
 TEST_P(RelayTest, GivesWayWithinAFewChunks) {
   // After the first probe there is another.
   expect_gives_way_soon(kProbes + 6 * kRelayChunk, kRelayChunk / 2 + 1, kProbes);
+}
+
+TEST_P(RelayTest, GivesWayWithinItsFirstChunksIfTheRatesWereMeasured) {
+  set_clock_rates(1000);
+  EXPECT_GE(carried_once()[1], least_share()) << "it has seen nothing else";
+  make_engine(measured());
+  const std::vector<std::size_t> carried = carried_once();
+  for (const std::size_t i : {1u, 2u}) EXPECT_LE(carried[i], kProbes + 6 * kRelayChunk);
+  set_clock_rates(1);
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+}
+
+TEST_P(RelayTest, AMemberWhoseLinkIsBusyFromTheBeginningGivesWay) {
+  const Buffer elsewhere = poisoned(1, 2 * kRelayChunk);
+  const LockedForAll host(plain_, kRelayChunk);
+  const Traffic traffic(plain_[1], elsewhere.data(), host.data(), kRelayChunk, CopyDirection::h2d);
+  make_engine(measured());
+  EXPECT_TRUE(soon([&](const auto& carried) { return carried[1] <= kProbes; }));
+  EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
 }
 
 TEST_P(RelayTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) {

@@ -35,8 +35,7 @@ class RankLoader {
   /// Meets the other processes, and blocks the host until all have come: see ProcessBoard. Allocates as
   /// Loader does, and two parts of a batch besides. Throws InvalidArgument if the options do not fit, if
   /// the processes feed different things or two of them have one GPU, and for data that may change without a
-  /// batch sampler. Throws Error
-  /// if another process fails or ends; OutOfMemory, DeviceError.
+  /// batch sampler. Throws Error if another process fails or ends; OutOfMemory, DeviceError.
   ///
   /// A batch sampler must give the same batches in all processes. They compare them before they take a part,
   /// and next() throws Error if they differ. It also compares the ends of epochs, so that all must have drawn

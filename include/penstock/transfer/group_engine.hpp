@@ -17,8 +17,9 @@ namespace penstock {
 struct GroupOptions {
   /// The profile of each member's link, in the group's order. Empty: LinkProfile::defaults of each.
   std::vector<LinkProfile> profiles = {};
-  /// The measured profile of the group. It gives chunks and slots that are not given here. If it shows that
-  /// relays to a member, or feeding once, do not pay, copies go over the link of each receiver alone.
+  /// The measured profile of the group. It gives chunks and slots that are not given here, and the rates with
+  /// which the chunks of a relay are compared. If it shows that relays to a member, or feeding once, do not
+  /// pay, copies go over the link of each receiver alone.
   std::optional<GroupProfile> measured = std::nullopt;
   /// Host threads of each member's team that fill its slots. 0: as its profile says.
   unsigned threads = 0;
@@ -87,8 +88,8 @@ class GroupEngine {
   /// Sends to one member, the `receiver`, over the links of all that reach it. The others pull into buffers
   /// of their own, and give way: if others use such a member's link, or its way to the receiver, its chunks
   /// take longer, and those over the receiver's own link do not. It then carries only a probe now and then,
-  /// until it finds the wires free again. Others are not noticed if they are there from the first chunk of
-  /// the engine on. Otherwise as feed_once.
+  /// until it finds the wires free again. Without a measured profile, others are not noticed if they are
+  /// there from the first chunk of the engine on. Otherwise as feed_once.
   [[nodiscard]] Transfer relay(std::size_t receiver, std::byte* destination,
                                std::span<const GroupPiece> pieces, const GroupCopyOptions& options = {});
   [[nodiscard]] Transfer relay(std::size_t receiver, void* destination, const void* source, std::size_t bytes,

@@ -36,6 +36,8 @@ struct GroupProfile {
   std::string processor;
   std::string measured_at;  ///< UTC, ISO 8601
 
+  /// What a member's link brings at least while all links are used: those that share a wire share its rate.
+  [[nodiscard]] double link_beside_others(std::size_t member) const;
   /// False if the member receives as fast over its own link alone. Its neighbours' links are left free then.
   [[nodiscard]] bool relay_pays(std::size_t receiver) const;
   /// False if each member receives as fast by pulling all for itself.

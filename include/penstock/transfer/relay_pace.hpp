@@ -13,6 +13,15 @@ class ChunkRates {
   /// A rate that tells nothing.
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
+  /// `best`: what a chunk reaches if nobody else uses the wire; 0: not known before the first chunks.
+  explicit ChunkRates(double best = 0) noexcept : best_(best) {}
+
+  /// What a chunk of so many bytes reaches on a wire that carries large transfers at `rate`; 0 if that is 0.
+  [[nodiscard]] static double expected(double rate, std::size_t bytes) noexcept {
+    const auto size = static_cast<double>(bytes);
+    return rate > 0 ? size / (size / rate + kLatencySeconds) : 0;
+  }
+
   void note(double rate) noexcept {
     std::shift_left(latest_.begin(), latest_.end(), 1);
     latest_.back() = rate;
@@ -36,8 +45,10 @@ class ChunkRates {
   // estimated 50 to 65 %: they take 52 GB/s, and the all-reduce loses 35. Without others, rates of large
   // chunks differ by some percent.
   static constexpr double kFarBelow = 0.7;
+  // Of a copy between two timed events, at most.
+  static constexpr double kLatencySeconds = 10e-6;
 
-  double best_ = 0;
+  double best_;
   // In a row. One slow chunk may be a hiccup of the host, or have met the push of another relay.
   std::array<double, 3> latest_ = {kUnknown, kUnknown, kUnknown};
 };
@@ -46,10 +57,14 @@ class ChunkRates {
 /// shows whether others use the same wires, such as the member's own work or a collective.
 ///
 /// A chunk is compared with the best one so far, and with the receiver's own link: if the host is busy, all
-/// links are slow together, and nobody uses the member's. So it is not noticed if others use the wires from
-/// the first chunk on, until they pause once, or if they slow the receiver's link as much.
+/// links are slow together, and nobody uses the member's. So others are not noticed if they slow the
+/// receiver's link as much. If the rates were not measured before, they are not noticed either if they use
+/// the wires from the first chunk on, until they pause once.
 class RelayPace {
  public:
+  /// As ChunkRates.
+  explicit RelayPace(double pull = 0, double push = 0) noexcept : pull_(pull), push_(push) {}
+
   /// The rates of one chunk, in bytes/s.
   void note(double pull, double push) noexcept {
     pull_.note(pull);
