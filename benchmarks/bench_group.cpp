@@ -40,11 +40,11 @@ namespace {
 class GroupBench {
  public:
   GroupBench(const std::vector<std::string>& specs, std::size_t bytes, std::size_t repetitions,
-             std::size_t chunk_bytes)
+             std::size_t chunk_bytes, unsigned threads)
       : group_(open(specs)),
         bytes_(bytes),
         repetitions_(repetitions),
-        engine_(group_, {.chunk_bytes = chunk_bytes}),
+        engine_(group_, {.threads = threads, .chunk_bytes = chunk_bytes}),
         pageable_(bytes) {
     std::mt19937_64 random(1);
     for (std::size_t i = 0; i + 8 <= bytes; i += 8) {
@@ -57,7 +57,7 @@ class GroupBench {
       memory_.push_back(pools_.back().allocate(bytes));
       places_.push_back(memory_.back().data());
       streams_.push_back(group_[i].create_stream());
-      plain_.push_back(std::make_unique<TransferEngine>(group_[i]));
+      plain_.push_back(std::make_unique<TransferEngine>(group_[i], TransferOptions{.threads = threads}));
       threads_ += plain_.back()->threads();
     }
     pinned_ = pinned_pools_.front().allocate(align_up(bytes, 4096));
@@ -82,6 +82,14 @@ class GroupBench {
                      }});
     race_.push_back({"host copy into pinned slots", [this] { fill_slots(); }});
     race_.push_back({"the first pulls, then pushes", [this] { pull_and_push(); }});
+    race_.push_back({"an engine for each, pageable", [this] {
+                       std::vector<Transfer> transfers;
+                       for (std::size_t i = 0; i < group_.size(); ++i) {
+                         transfers.push_back(plain_[i]->copy(places_[i], pageable_.data(), bytes_));
+                       }
+                       for (const Transfer& transfer : transfers) transfer.synchronize();
+                     }});
+    verify(race_.back(), group_.size());
     const std::size_t first = race_.size();
     const auto add = [&](const std::string& name, auto&& transfer) {
       race_.push_back({name, [this, name, transfer] {
@@ -104,6 +112,7 @@ class GroupBench {
     note("each pulls all, all at once", race_[links], sum / static_cast<double>(links), "a link, alone", 0);
     note("the first pulls all, then pushes to each", race_[links + 2], sum / static_cast<double>(links),
          "a link, alone", 0);
+    note_engines(race_[links + 3], filled, sum);
     for (std::size_t i = first; i < race_.size(); ++i) {
       const bool pageable = (i - first) % 2 != 0;
       const bool held_by_host = pageable && filled < sum;
@@ -161,6 +170,16 @@ class GroupBench {
     rows.push_back({work, fmt::format("{:.3f} GB/s", rate(contender) / kGB),
                     fmt::format("{:.3f} GB/s: {}", beside / kGB, what), fmt::format("{:.3f}", ratio),
                     goal == 0 ? "" : fmt::format("{:.2f}", goal), ratio >= goal});
+  }
+
+  /// Engines that know nothing of each other share the host's threads: each gets its part of what as many
+  /// threads fill.
+  void note_engines(const Contender& contender, double filled, double sum) {
+    const auto engines = static_cast<double>(group_.size());
+    note("an engine for each, pageable memory: each of them receives", contender,
+         std::min(filled, sum) / engines,
+         filled < sum ? fmt::format("{} threads into pinned slots, for each", threads_) : "a link, alone",
+         0.90);
   }
 
   /// Adds what each member has carried since `before`.
@@ -323,15 +342,18 @@ int run_group_bench(int argc, char** argv) {
   std::size_t mib = 128;
   std::size_t repetitions = 5;
   std::size_t chunk_kib = 0;
+  unsigned threads = 0;
   std::string json_file;
   app.add_option("--devices", devices, "two devices or more")->required();
   app.add_option("--mib", mib, "MiB of a transfer")->check(CLI::Range(1, 1 << 20));
   app.add_option("--repetitions", repetitions, "of each measurement")->check(CLI::Range(1, 1000));
   app.add_option("--chunk-kib", chunk_kib, "KiB of the largest chunk; 0: as the links' profiles say");
+  app.add_option("--threads", threads, "threads of each device's engine; 0: as the link's profile says")
+      ->check(CLI::Range(0, 16));
   app.add_option("--json", json_file, "a file for the figures");
   CLI11_PARSE(app, argc, argv);
   try {
-    GroupBench bench(devices, mib << 20, repetitions, chunk_kib << 10);
+    GroupBench bench(devices, mib << 20, repetitions, chunk_kib << 10, threads);
     bench.run();
     fmt::print("{}, transfers of {}\n\n", fmt::join(devices, " and "), format_bytes(mib << 20));
     print_table(bench.rows);
