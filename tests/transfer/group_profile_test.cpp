@@ -53,6 +53,18 @@ TEST(GroupProfile, IsTheSameAfterATripThroughJson) {
   EXPECT_EQ(again.chunk_bytes, std::size_t{8} << 20);
 }
 
+TEST(GroupProfile, SaysWhatALinkBringsBesideTheOthers) {
+  GroupProfile profile = profile_of(hosts(kSpecs));
+  profile.members[0].link = profile.members[1].link = 2e9;
+  profile.members[2].link = 1e9;
+  profile.links_at_once = 4e9;
+  EXPECT_DOUBLE_EQ(profile.link_beside_others(0), 1.6e9);
+  EXPECT_DOUBLE_EQ(profile.link_beside_others(2), 0.8e9);
+  profile.links_at_once = 6e9;
+  EXPECT_DOUBLE_EQ(profile.link_beside_others(0), 2e9);
+  EXPECT_EQ(GroupProfile::named_after(hosts(kSpecs)).link_beside_others(0), 0) << "nothing was measured";
+}
+
 TEST(GroupProfile, FollowsTheGroupsOrder) {
   const test::TempDirectory directory;
   const DeviceGroup group = hosts(kSpecs);

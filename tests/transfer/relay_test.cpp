@@ -95,6 +95,13 @@ TEST_P(RelayTest, AMemberWhoseLinkIsBusyFromTheBeginningGivesWay) {
   EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
 }
 
+TEST_P(RelayTest, KeepsItsShareIfAllAreSlowerThanTheyWereMeasured) {
+  for (const auto& member : faulty_) member->set_clock_rate(1000);
+  make_engine(measured());
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+}
+
 TEST_P(RelayTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) {
   expect_keeps_its_share_if_all_are_slow(kRelayChunk);
 }
