@@ -400,13 +400,11 @@ std::optional<Finding> find_contended_copies(const DeviceView& view) {
   finding.gain = {std::min(exposed, room) / 2, exposed};
   finding.text = fmt::format(
       "Copies that wait for copies of other streams, while kernels wait for them: {}. In {} of that no "
-      "kernel "
-      "runs.",
+      "kernel runs.",
       count_text(view, finding), format_seconds(exposed));
   finding.meaning =
       "A GPU copies in one direction in the order of the calls. A small copy behind a large one waits for "
-      "all of "
-      "it, whatever their streams.";
+      "all of it, whatever their streams.";
   finding.change =
       "call the copy that is needed first before the large one, or make that in parts: for part in "
       "batch.split(rows): ...";

@@ -216,8 +216,7 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
          say("Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
              "another loader count as other idle time.",
              "Waiting for data: the thread that launches kernels was never seen in next() of a DataLoader, "
-             "or of "
-             "penstock's Loader or feed. Waits for another loader count as other idle time.")});
+             "or of penstock's Loader or feed. Waits for another loader count as other idle time.")});
   }
   if (!timeline.has_types) {
     list.push_back({{"widened-copies"},
