@@ -63,6 +63,7 @@ bool may_be_steps(std::span<const TimeSpan> ranges, TraceTime covered) {
 }
 
 std::vector<TimeSpan> steps_of_ranges(const Timeline& timeline) {
+  if (timeline.ranges.empty()) return {};
   std::set<std::uint16_t> launching;
   for (const TimelineCall& call : timeline.calls) {
     if (call.kind == CallKind::launch) launching.insert(call.thread);
