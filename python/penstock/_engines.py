@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from . import _core
+from . import _core, _others
 from ._errors import DeviceError, InvalidArgument
 
 _engines: dict[str, _core.Engine] = {}
@@ -47,6 +47,7 @@ def engine_for(device: Any) -> _core.Engine:
     with _lock:
         engine = _engines.get(spec)
         if engine is None:
+            _core.share_processors(_others.processes_of_host())
             engine = _engines[spec] = _core.Engine(spec, _cache_directory())
         elif os.getpid() != _owner:
             raise DeviceError(

@@ -15,6 +15,7 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/device/topology.hpp>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
@@ -86,6 +87,8 @@ void bind_devices(nb::module_& module) {
         return std::pair(std::move(inventory.devices), std::move(inventory.missing));
       },
       "The devices of this machine, GPUs first, and a sentence for each that is missing.");
+  module.def("share_processors", &share_processors, nb::arg("processes"),
+             "Tells that so many processes of this host, with this one, move data at the same time.");
 }
 
 }  // namespace

@@ -90,9 +90,14 @@ struct HostWorkers::State {
   std::atomic<std::uint32_t> calls{0};  // bumped when workers should ask the sources; they sleep on it
   std::atomic<std::size_t> to_wake{0};  // workers that those who wake are still to wake
   std::atomic<std::size_t> pollers{0};  // workers that poll for the next call
+  std::atomic<std::size_t> works{0};    // of loops and sources, under way
 
   [[nodiscard]] bool works_alone() const noexcept {
     return workers.empty() || generation != fork_generation();
+  }
+
+  [[nodiscard]] std::size_t limited(std::size_t places) const noexcept {
+    return options.processors ? std::min(places, options.processors->workers()) : places;
   }
 
   /// Has as many workers ask the sources as `source` has places. Wakes some, which wake some each, and so on.
@@ -100,7 +105,8 @@ struct HostWorkers::State {
     // In this order, as poll() leaves and sleeps: a poller that is counted here sees the call.
     calls.fetch_add(1);
     const std::size_t awake = pollers.load() + source.inside_.load(std::memory_order_relaxed);
-    const std::size_t wanted = source.most_ - std::min(source.most_, awake);
+    const std::size_t places = limited(source.most_);
+    const std::size_t wanted = places - std::min(places, awake);
     std::size_t owed = to_wake.load(std::memory_order_relaxed);
     while (owed < wanted && !to_wake.compare_exchange_weak(owed, wanted, std::memory_order_relaxed)) {
     }
@@ -152,7 +158,7 @@ struct HostWorkers::State {
   /// True once there was a call. No more workers poll than there is work for: they take processors from those
   /// who work.
   [[nodiscard]] bool poll(std::uint32_t seen, std::chrono::nanoseconds limit, std::size_t places) noexcept {
-    const bool may_poll = pollers.fetch_add(1) < places;
+    const bool may_poll = pollers.fetch_add(1) < limited(places);
     const auto called = [&] { return calls.load(std::memory_order_acquire) != seen; };
     const bool was_called = spin_until(called, may_poll ? limit : std::chrono::nanoseconds(0));
     pollers.fetch_sub(1);
@@ -165,7 +171,7 @@ struct HostWorkers::State {
     bool worked = false;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       Source& source = *sources[i];
-      if (source.inside_.load(std::memory_order_relaxed) >= source.most_) continue;
+      if (source.inside_.load(std::memory_order_relaxed) >= limited(source.most_)) continue;
       source.inside_.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
       if (source.work()) {
@@ -212,6 +218,10 @@ HostWorkers::~HostWorkers() {
 
 std::size_t HostWorkers::threads() const noexcept { return state_->workers.size() + 1; }
 
+const std::shared_ptr<SharedProcessors>& HostWorkers::processors() const noexcept {
+  return state_->options.processors;
+}
+
 void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> body, std::size_t threads) {
   if (count < 2 || threads < 2 || state_->works_alone()) {
     for (std::size_t i = 0; i < count; ++i) body(i);
@@ -223,9 +233,11 @@ void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> bod
     state_->sources.push_back(&loop);
     if (state_->loops++ == 0) state_->polling.work_begins();
   }
+  work_begins();
   wake(loop);
   loop.work();
   remove(loop);
+  work_ends();
   {
     const std::lock_guard lock(state_->mutex);
     if (--state_->loops == 0) state_->polling.work_ends();
@@ -251,5 +263,14 @@ void HostWorkers::remove(Source& source) noexcept {
 }
 
 void HostWorkers::wake(const Source& source) noexcept { state_->call(source); }
+
+void HostWorkers::work_begins() noexcept {
+  if (state_->works.fetch_add(1) == 0 && state_->options.processors)
+    state_->options.processors->team_begins();
+}
+
+void HostWorkers::work_ends() noexcept {
+  if (state_->works.fetch_sub(1) == 1 && state_->options.processors) state_->options.processors->team_ends();
+}
 
 }  // namespace penstock

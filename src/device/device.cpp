@@ -26,6 +26,12 @@ namespace {
       "unknown device '{}'; use auto, cuda, cuda:N, host, host:N, or host:N,key=value,...", spec));
 }
 
+/// Those of this process, for all its devices.
+const std::shared_ptr<SharedProcessors>& processors() {
+  static const auto all = std::make_shared<SharedProcessors>(host_topology().processors);
+  return all;
+}
+
 int parse_index(std::string_view spec, std::string_view digits) {
   int index = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
@@ -137,14 +143,18 @@ void Device::enable_peer(const Device& peer) const {
   if (!same_memory(peer)) backend().enable_peer(peer.backend());
 }
 
+void share_processors(unsigned processes) { processors()->divide(processes); }
+
 std::shared_ptr<HostWorkers> Device::host_workers(std::size_t threads) const {
-  const auto make = [node = info().numa_node](std::size_t count) {
-    return std::make_shared<HostWorkers>(
-        HostWorkersOptions{.threads = count, .on_start = [node] { bind_thread_to_node(node); }});
+  const auto make = [node = info().numa_node](std::size_t count, std::shared_ptr<SharedProcessors> shared) {
+    return std::make_shared<HostWorkers>(HostWorkersOptions{.threads = count,
+                                                            .on_start = [node] { bind_thread_to_node(node); },
+                                                            .processors = std::move(shared)});
   };
-  if (threads != 0) return make(threads);
+  if (threads != 0) return make(threads, nullptr);
   std::call_once(state_->workers_made, [&] {
-    state_->workers = make(std::min(HostWorkersOptions::kMostThreads, host_topology().processors));
+    state_->workers =
+        make(std::min(HostWorkersOptions::kMostThreads, host_topology().processors), processors());
   });
   return state_->workers;
 }

@@ -129,7 +129,7 @@ void StagingRing::submit(const std::shared_ptr<TransferState>& state, std::vecto
   }
   stopped_.reserve(under_way_ + 1);
   jobs_.push_back(std::move(job));
-  if (under_way_++ == 0) polling_.work_begins();
+  if (under_way_++ == 0) work_begins();
   if (in_sequence_++ == 0) chunk_size_ = 0;
   monitor_->changed();
   workers_->wake(*this);
@@ -166,6 +166,16 @@ bool StagingRing::work() noexcept {
 
 std::chrono::nanoseconds StagingRing::polling() const noexcept {
   return under_way_.load(std::memory_order_relaxed) != 0 ? options_.spin : polling_.get();
+}
+
+void StagingRing::work_begins() {
+  polling_.work_begins();
+  workers_->work_begins();
+}
+
+void StagingRing::work_ends() {
+  workers_->work_ends();
+  polling_.work_ends();
 }
 
 void StagingRing::Monitor::wait_for_change(std::unique_lock<std::mutex>& lock, std::uint64_t seen,
@@ -408,7 +418,7 @@ void StagingRing::conclude(const std::shared_ptr<StagedJob>& job) {
     stopped_.push_back(job);
   } else {
     if (direction_ == CopyDirection::d2h) job->state->finish();
-    if (--under_way_ == 0) polling_.work_ends();
+    if (--under_way_ == 0) work_ends();
   }
   monitor_->changed();
 }
@@ -425,7 +435,7 @@ bool StagingRing::end_stopped_job(std::unique_lock<std::mutex>& lock) {
     job->state->cancelled();
   }
   lock.lock();
-  if (--under_way_ == 0) polling_.work_ends();
+  if (--under_way_ == 0) work_ends();
   return true;
 }
 

@@ -86,6 +86,8 @@ class StagingRing final : HostWorkers::Source {
   [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override;
 
   void start();
+  void work_begins();
+  void work_ends();
   void run();
   struct Monitor;
   /// Performs tasks of `job` until other threads have the last of them. Blocks the host until then. Leaves

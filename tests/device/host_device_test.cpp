@@ -2,7 +2,9 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/host_workers.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/device/topology.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -201,6 +203,18 @@ TEST(DeviceTest, TheBackendTunesTheDevice) {
   EXPECT_EQ(gpu.tuning.staged_chunks.front(), 12 * kMiB);
   EXPECT_TRUE(gpu.tuning.packing.streaming_stores);
 #endif
+}
+
+TEST(DeviceTest, TeamsOfDevicesShareTheProcessors) {
+  const Device device = Device::open("host");
+  const auto shared = device.host_workers()->processors();
+  ASSERT_NE(shared, nullptr);
+  EXPECT_EQ(Device::open("host:1").host_workers()->processors(), shared);
+  EXPECT_EQ(device.host_workers(2)->processors(), nullptr) << "it has as many as were asked for";
+  share_processors(HostWorkersOptions::kMostThreads * host_topology().processors);
+  EXPECT_EQ(shared->workers(), SharedProcessors::kLeastWorkers);
+  share_processors(1);
+  EXPECT_GE(shared->workers(), HostWorkersOptions::kMostThreads);
 }
 
 TEST(DeviceTest, NullBackendIsRefused) { EXPECT_THROW(Device(nullptr), InvalidArgument); }

@@ -52,8 +52,10 @@ class StagingRingTest : public FaultyEngineTest {
   }
 
   /// Beside the `workers`, the thread of the ring and whoever helps move bytes.
-  std::unique_ptr<StagingRing> make_ring(CopyDirection direction, unsigned workers, unsigned slots) {
-    workers_ = faulty_device_->host_workers(workers + 1);
+  std::unique_ptr<StagingRing> make_ring(CopyDirection direction, unsigned workers, unsigned slots,
+                                         const std::shared_ptr<SharedProcessors>& processors = nullptr) {
+    workers_ = std::make_shared<HostWorkers>(
+        HostWorkersOptions{.threads = workers + 1, .on_start = {}, .processors = processors});
     return std::make_unique<StagingRing>(
         *faulty_device_, workers_, slots_, events_, direction, *wire_,
         StagingOptions{.threads = workers + 2,
@@ -152,6 +154,39 @@ TEST_P(StagingRingTest, WorkersNeverWaitForTheDevice) {
     EXPECT_THROW(bring_home(*from, destination)->synchronize(), DeviceError);
   }
   EXPECT_EQ(waited, 0u);
+}
+
+TEST_P(StagingRingTest, LeavesProcessorsToOtherTeamsBetweenTransfers) {
+  constexpr std::size_t kAlone = HostWorkersOptions::kMostThreads;
+  const auto source = random_bytes(4 * kChunk, 12);  // of which two await the device
+  std::vector<std::byte> destination(source.size());
+  for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
+    for (const bool fails : {false, true}) {
+      const auto processors = std::make_shared<SharedProcessors>(8);
+      processors->team_begins();  // another one
+      auto ring = make_ring(direction, 1, 2, processors);
+      const auto begin = [&] {
+        return direction == CopyDirection::h2d ? send(*ring, source) : bring_home(*ring, destination);
+      };
+      begin()->synchronize();
+      if (fails) faulty_->fail(Entry::copy);
+      std::shared_ptr<TransferState> state;
+      {
+        const WireGate gate(*device_, *wire_);
+        state = begin();
+        if (!fails) {
+          EXPECT_EQ(processors->workers(), 3u);
+        }
+      }
+      if (fails) {
+        EXPECT_THROW(state->synchronize(), DeviceError);
+      } else {
+        state->synchronize();
+      }
+      ring.reset();
+      EXPECT_GE(processors->workers(), kAlone) << copy_direction_name(direction) << fails;
+    }
+  }
 }
 
 TEST_P(StagingRingTest, ASlotThatTheDeviceReadsHoldsUpNoWorker) {

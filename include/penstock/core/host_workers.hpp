@@ -1,6 +1,7 @@
 #pragma once
 
 #include <penstock/core/function_ref.hpp>
+#include <penstock/core/shared_processors.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +18,8 @@ struct HostWorkersOptions {
   std::size_t threads = 1;
   /// Called in each new thread, to bind it to a NUMA node's processors. May be empty; must not throw.
   std::function<void()> on_start;
+  /// Which this team shares with others. Null: it works as if there were no others.
+  std::shared_ptr<SharedProcessors> processors = nullptr;
 };
 
 /// A team of host threads, shared by all code that moves bytes: Device::host_workers gives a device's team.
@@ -32,6 +35,8 @@ class HostWorkers {
 
   /// The number of threads: as many as were asked for, or fewer if the system cannot start more.
   [[nodiscard]] std::size_t threads() const noexcept;
+  /// Null if this team shares them with none.
+  [[nodiscard]] const std::shared_ptr<SharedProcessors>& processors() const noexcept;
 
   /// Calls `body(i)` once for each i in [0, count), from the caller and from workers that are free, at most
   /// `threads` in all, in no particular order. Blocks the host until all calls have returned. The first
@@ -42,7 +47,7 @@ class HostWorkers {
   /// Work that comes bit by bit. Free workers ask for it.
   class Source {
    public:
-    /// At most `workers` of them work for it at a time.
+    /// At most `workers` of them work for it at a time; fewer while teams share processors.
     explicit Source(std::size_t workers) : most_(workers) {}
     Source(const Source&) = delete;
     Source& operator=(const Source&) = delete;
@@ -66,6 +71,10 @@ class HostWorkers {
   void remove(Source& source) noexcept;
   /// Wakes workers for new work of `source`. Does not block.
   void wake(const Source& source) noexcept;
+
+  /// Between these, a source has work. For as long, other teams leave processors to this one. Calls nest.
+  void work_begins() noexcept;
+  void work_ends() noexcept;
 
  private:
   struct State;

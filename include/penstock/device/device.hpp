@@ -110,9 +110,10 @@ class Device {
 
   /// The host threads that move bytes for this device, bound to its NUMA node: as many as there are
   /// processors but at most HostWorkersOptions::kMostThreads. Made at the first call and shared by all copies
-  /// of the Device. Engines, loaders and pinned pools use them unless they are given others. If `threads` is
-  /// not 0, makes a new team of that many, which is not shared. Throws InvalidArgument for more than
-  /// kMostThreads.
+  /// of the Device. Engines, loaders and pinned pools use them unless they are given others. Teams of several
+  /// devices that work at the same time share the processors in equal parts (SharedProcessors). If `threads`
+  /// is not 0, makes a new team of that many, which is not shared and has all of them. Throws InvalidArgument
+  /// for more than kMostThreads.
   [[nodiscard]] std::shared_ptr<HostWorkers> host_workers(std::size_t threads = 0) const;
 
   /// The T of this device, for layers that keep state for each device. Made at the first call, shared by all
