@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ._errors import InvalidArgument
@@ -100,7 +100,7 @@ def _tensordict(data: Any) -> Fields:
 
 
 def _array(value: Any, name: str) -> Any:
-    """The array in the form that the C++ side reads: a tensor or a NumPy array without gaps."""
+    """The array in the form that the C++ side reads: a tensor or a NumPy array whose samples have no gaps."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor(value, name, torch)
@@ -138,7 +138,9 @@ def _tensor(value: Any, name: str, torch: Any) -> Any:
         raise InvalidArgument(f"Field '{name}' is sparse or quantised; a Loader takes plain tensors.")
     if type(value).__name__ == "NonTensorData":
         raise InvalidArgument(f"Field '{name}' is not a tensor; a Loader takes bool, integer and float types.")
-    return value.detach().as_subclass(torch.Tensor).contiguous().resolve_conj().resolve_neg()
+    plain = value.detach().as_subclass(torch.Tensor)
+    whole = plain if _lies_apart(plain.shape, plain.stride(), 1) else plain.contiguous()
+    return whole.resolve_conj().resolve_neg()
 
 
 def _numbers(array: Any, name: str) -> Any:
@@ -151,7 +153,21 @@ def _numbers(array: Any, name: str) -> Any:
         )
     if array.ndim == 0:
         raise InvalidArgument(f"Field '{name}' is a scalar; its first axis must count samples.")
+    as_it_is = array.flags.aligned and array.dtype.isnative
+    if as_it_is and _lies_apart(array.shape, array.strides, array.itemsize):
+        return array
     return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _lies_apart(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """True if there are gaps between samples and none within them, as in a column of a matrix: it is read where it
+    lies. `item` is the size of a value, in the unit of the strides."""
+    sample = item
+    for extent, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
+        if extent != 1 and stride != sample:
+            return False
+        sample *= extent
+    return len(shape) > 0 and shape[0] > 1 and strides[0] > sample > 0
 
 
 # Tables: pandas, polars, Arrow, Hugging Face. Each column keeps its own type.

@@ -5,6 +5,7 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/readers.hpp>
+#include <penstock/data/rows.hpp>
 
 #include <algorithm>
 #include <array>
@@ -54,14 +55,31 @@ std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& le
   return enclosing(leaf, whole.data, whole.bytes);
 }
 
-FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
-  Leaf leaf;
-  if (!read_exactly(leaf, array.ptr())) {
+/// Bytes from one sample of an array to the next.
+std::size_t stride_of(const nb::object& array, const Leaf& leaf) {
+  if (leaf.framework != Framework::torch) return nb::cast<std::size_t>(array.attr("strides")[nb::int_(0)]);
+  return nb::cast<std::size_t>(array.attr("stride")(0)) * (leaf.dtype.bits / 8);
+}
+
+/// Describes an array of which each sample lies side by side, and returns the distance of the samples: 0 if
+/// they lie side by side, too. `leaf` then spans the gaps.
+std::size_t describe_samples(Leaf& leaf, const std::string& name, const nb::object& array) {
+  if (read_exactly(leaf, array.ptr())) return 0;
+  const std::size_t samples = nb::len(array);
+  if (samples < 2 || !read_exactly(leaf, nb::object(array[nb::slice(0, 1)]).ptr())) {
     throw InvalidArgument(
         "Field '" + name +
         "' is not an array of whole bytes that lie side by side, or its dtype is not known; "
         "convert it to a bool, integer or float type.");
   }
+  const std::size_t stride = stride_of(array, leaf);
+  leaf.bytes += (samples - 1) * stride;
+  return stride;
+}
+
+FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
+  Leaf leaf;
+  const std::size_t stride = describe_samples(leaf, name, array);
   if (leaf.ndim() == 0)
     throw InvalidArgument("Field '" + name + "' is a scalar; its first axis must count samples.");
   Field field;
@@ -77,7 +95,9 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   const nb::object owner = leaf.framework == Framework::torch
                                ? nb::object(nb::make_tuple(array, array.attr("untyped_storage")()))
                                : array;
-  return read_array(std::move(field), {leaf.data, leaf.bytes}, keep_alive(owner), allocation);
+  const std::span memory(leaf.data, leaf.bytes);
+  if (stride != 0) return read_strided(std::move(field), memory, stride, keep_alive(owner));
+  return read_array(std::move(field), memory, keep_alive(owner), allocation);
 }
 
 Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options) {

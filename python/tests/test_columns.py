@@ -191,6 +191,84 @@ class TestHuggingFace:
             penstock.Loader(self.datasets.DatasetDict({"train": self.dataset()}), device="host")
 
 
+class TestColumnsOfAMatrix:
+    """They are read where they lie, and copied only if they do not become rows."""
+
+    SAMPLES = 500
+
+    def matrix(self):
+        return np.random.default_rng(3).integers(-(2**40), 2**40, (2 * self.SAMPLES, 9))
+
+    def columns(self, matrix):
+        rows = matrix[::2]
+        return {"first": rows[:, 0], "last": rows[:, 8], "three": rows[:, 2:5], "wide": matrix[1::2]}
+
+    @pytest.mark.parametrize("as_tensors", [False, True])
+    @pytest.mark.parametrize("options", [{}, {"residency": "all"}, {"gather": "host"}])
+    def test_deliver_what_copies_do(self, device, as_tensors, options):
+        matrix = self.matrix()
+        data = self.columns(torch.from_numpy(matrix) if as_tensors else matrix)
+        assert not data["first"].is_contiguous() if as_tensors else not data["first"].flags.c_contiguous
+        loader = penstock.Loader(data, 64, device=device, shuffle=True, seed=1, **options)
+        copies = {key: torch.as_tensor(value).contiguous().clone() for key, value in data.items()}
+        of_copies = penstock.Loader(copies, 64, device=device, shuffle=True, seed=1)
+        for batch, expected in zip(loader, of_copies, strict=True):
+            for key, value in expected.items():
+                assert torch.equal(batch[key], value), key
+
+    def test_samples_of_the_dataset(self):
+        matrix = self.matrix()
+        loader = penstock.Loader(self.columns(matrix), 64, device="host")
+        assert loader.dataset[7]["first"] == matrix[14, 0]
+
+    def test_the_matrix_may_go(self, device):
+        matrix = self.matrix()
+        data = self.columns(matrix.copy())
+        loader = penstock.Loader(data, self.SAMPLES, device=device)
+        del data
+        batch = next(iter(loader))
+        for key, value in self.columns(matrix).items():
+            assert torch.equal(batch[key].cpu(), torch.from_numpy(np.ascontiguousarray(value))), key
+
+    def test_fields_of_records(self, device):
+        records = np.zeros(self.SAMPLES, np.dtype([("a", np.int32), ("b", np.float64, 2), ("c", np.int16)], align=True))
+        packed = np.zeros(self.SAMPLES, np.dtype([("a", np.int32), ("b", np.float64, 2), ("c", np.int16)]))
+        matrix = self.matrix()
+        for some in (records, packed):
+            some["a"], some["b"], some["c"] = matrix[::2, 0] % 1000, matrix[::2, 1:3] / 7, matrix[::2, 3] % 100
+            got = batches({name: some[name] for name in some.dtype.names}, device)
+            expect(got, **{name: np.ascontiguousarray(some[name]) for name in some.dtype.names})
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda column: column[::-1],
+            lambda column: np.broadcast_to(column[:1], column.shape),
+            lambda column: column.astype(">i8"),
+            lambda column: np.lib.stride_tricks.sliding_window_view(column, 4),
+            lambda column: column[:1],
+        ],
+        ids=["reversed", "repeated", "other byte order", "overlapping", "one sample"],
+    )
+    def test_others_are_copied(self, device, change):
+        column = change(self.matrix()[:, 4])
+        got = batches({"x": column, "y": np.arange(len(column))}, device)
+        expect(got, x=np.ascontiguousarray(column, column.dtype.newbyteorder("=")), y=np.arange(len(column)))
+
+    def test_a_frame_of_a_matrix(self, device):
+        pd = pytest.importorskip("pandas")
+        matrix = self.matrix()
+        frame = pd.DataFrame(matrix, columns=[f"c{i}" for i in range(9)])
+        expect(batches(frame, device), **{f"c{i}": matrix[:, i].copy() for i in range(9)})
+
+    def test_a_storage_that_was_cut_is_refused(self):
+        matrix = torch.from_numpy(self.matrix()).clone()
+        column = matrix[:, 3]
+        matrix.untyped_storage().resize_(9 * 8 * 20)
+        with pytest.raises(penstock.InvalidArgument, match="storage is smaller"):
+            penstock.Loader({"x": column, "y": torch.zeros(len(column))}, device="host")
+
+
 def test_tensordicts(device):
     tensordict = pytest.importorskip("tensordict")
     x, y = torch.arange(10).reshape(5, 2), torch.rand(5)

@@ -147,6 +147,8 @@ void Dataset::gather(std::size_t field, std::span<const std::uint64_t> indices,
 
 std::span<const std::byte> Dataset::memory(std::size_t field) const { return state_->at(field).memory(); }
 
+bool Dataset::is_strided(std::size_t field) const { return state_->at(field).is_strided(); }
+
 std::span<const std::byte> Dataset::allocation(std::size_t field) const {
   return state_->at(field).allocation();
 }

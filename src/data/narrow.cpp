@@ -238,18 +238,18 @@ std::uint64_t scan(const Dataset& dataset, std::size_t field, std::uint64_t firs
   return bits_of(values.data(), bytes, value_bytes);
 }
 
-FieldReaderPtr narrowed_copy(const Dataset& narrow, std::size_t field, HostWorkers* workers) {
-  const std::size_t sample_bytes = narrow.sample_bytes(field);
-  HostPages pages(static_cast<std::size_t>(narrow.sample_count()) * sample_bytes);
-  for_each_part(narrow.sample_count(), sample_bytes, workers, [&](std::uint64_t first, std::uint64_t count) {
+}  // namespace
+
+FieldReaderPtr copy_field(const Dataset& dataset, std::size_t field, HostWorkers* workers) {
+  const std::size_t sample_bytes = dataset.sample_bytes(field);
+  HostPages pages(static_cast<std::size_t>(dataset.sample_count()) * sample_bytes);
+  for_each_part(dataset.sample_count(), sample_bytes, workers, [&](std::uint64_t first, std::uint64_t count) {
     const auto begin = static_cast<std::size_t>(first) * sample_bytes;
-    gather_part(narrow, field, first, count,
+    gather_part(dataset, field, first, count,
                 pages.bytes().subspan(begin, static_cast<std::size_t>(count) * sample_bytes));
   });
-  return read_pages(narrow.field(field), std::move(pages));
+  return read_pages(dataset.field(field), std::move(pages));
 }
-
-}  // namespace
 
 DType narrowest_dtype(const Dataset& dataset, std::size_t field, HostWorkers* workers) {
   const DType wide = dataset.field(field).dtype;
@@ -287,7 +287,7 @@ Dataset narrow_integers(const Dataset& dataset, const NarrowOptions& options) {
       reader = narrow_field(std::move(reader), dtype);
       const Dataset narrow({reader});
       const bool keep = narrow.sample_count() <= options.copy_limit / narrow.sample_bytes();
-      if (keep) reader = narrowed_copy(narrow, 0, options.workers);
+      if (keep) reader = copy_field(narrow, 0, options.workers);
     }
     readers.push_back(std::move(reader));
   }

@@ -79,27 +79,28 @@ class RowsReader final : public FieldReader {
   std::size_t block_ = 1;  ///< rows that are made together
 };
 
-class ColumnReader final : public FieldReader {
+class StridedReader final : public FieldReader {
  public:
-  ColumnReader(Field field, std::span<const std::byte> rows, std::size_t stride, std::size_t offset,
-               std::shared_ptr<const void> keep_alive)
+  StridedReader(Field field, std::span<const std::byte> memory, std::size_t stride,
+                std::shared_ptr<const void> keep_alive)
       : field_(std::move(field)),
         sample_bytes_(field_.sample_bytes()),
-        rows_(rows),
+        memory_(memory),
         stride_(stride),
-        offset_(offset),
         keep_alive_(std::move(keep_alive)) {}
 
   const Field& field() const noexcept override { return field_; }
-  std::uint64_t sample_count() const noexcept override { return rows_.size() / stride_; }
+  std::uint64_t sample_count() const noexcept override {
+    return (memory_.size() - sample_bytes_) / stride_ + 1;
+  }
+  bool is_strided() const noexcept override { return true; }
 
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind /*stores*/) const override {
-    const std::byte* const first = rows_.data() + offset_;
     with_size(sample_bytes_, [&](auto size) {
       std::byte* to = destination.data();
       for (const std::uint64_t index : indices) {
-        std::memcpy(to, first + index * stride_, size);
+        std::memcpy(to, memory_.data() + index * stride_, size);
         to += size;
       }
     });
@@ -108,9 +109,8 @@ class ColumnReader final : public FieldReader {
  private:
   Field field_;
   std::size_t sample_bytes_;
-  std::span<const std::byte> rows_;
+  std::span<const std::byte> memory_;
   std::size_t stride_;
-  std::size_t offset_;
   std::shared_ptr<const void> keep_alive_;
 };
 
@@ -156,16 +156,15 @@ std::shared_ptr<const FieldReader> read_rows(std::string name,
   return std::make_shared<RowsReader>(std::move(rows), std::move(fields), std::move(layout));
 }
 
-std::shared_ptr<const FieldReader> read_column(Field field, std::span<const std::byte> rows,
-                                               std::size_t stride, std::size_t offset,
-                                               std::shared_ptr<const void> keep_alive) {
+std::shared_ptr<const FieldReader> read_strided(Field field, std::span<const std::byte> memory,
+                                                std::size_t stride, std::shared_ptr<const void> keep_alive) {
   const std::size_t bytes = field.sample_bytes();
-  if (stride == 0 || rows.size() % stride != 0 || offset > stride || bytes > stride - offset) {
+  if (bytes == 0 || stride < bytes || memory.size() < bytes || (memory.size() - bytes) % stride != 0) {
     throw InvalidArgument(
-        fmt::format("Field '{}' of {} bytes does not lie at byte {} of each row of {} bytes, in {} bytes.",
-                    field.name, bytes, offset, stride, rows.size()));
+        fmt::format("Samples of field '{}' have {} bytes: {} bytes do not hold one every {} bytes.",
+                    field.name, bytes, memory.size(), stride));
   }
-  return std::make_shared<ColumnReader>(std::move(field), rows, stride, offset, std::move(keep_alive));
+  return std::make_shared<StridedReader>(std::move(field), memory, stride, std::move(keep_alive));
 }
 
 }  // namespace penstock

@@ -44,6 +44,7 @@ FeedFacts collect_facts(const Dataset& dataset, const Device& device, std::size_
     field.stored = dataset.field(f);
     field.samples = dataset.sample_count();
     field.sample_bytes = dataset.sample_bytes(f);
+    field.strided = dataset.is_strided(f);
     const auto memory = dataset.memory(f);
     if (memory.empty()) continue;
     const auto allocation = dataset.allocation(f);

@@ -24,6 +24,7 @@ struct FieldFacts {
   std::uint64_t samples = 0;
   std::size_t sample_bytes = 0;
   bool in_memory = false;     ///< the samples lie side by side in the address space
+  bool strided = false;       ///< the samples lie in memory, with gaps between them
   bool file_mapping = false;  ///< the samples lie in a mapping of a file, which anybody can cut short
   bool aligned = false;       ///< to the type of the field
   PageLock page_lock = PageLock::none;

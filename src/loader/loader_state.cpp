@@ -8,6 +8,7 @@
 #include <penstock/core/error.hpp>
 #include <penstock/core/start_thread.hpp>
 #include <penstock/data/narrow.hpp>
+#include <penstock/data/readers.hpp>
 
 #include <fmt/format.h>
 
@@ -42,8 +43,9 @@ Dataset narrow_small_fields(const Dataset& dataset, HostWorkers& workers) {
   std::vector<std::shared_ptr<const FieldReader>> readers(dataset.field_count());
   for (std::size_t f = 0; f < readers.size(); ++f) {
     readers[f] = dataset.reader(f);
-    const std::size_t bytes = dataset.memory(f).size();
-    if (bytes == 0 || bytes > kCheapToNarrow) continue;
+    const bool in_memory = !dataset.memory(f).empty() || dataset.is_strided(f);
+    const std::size_t bytes = static_cast<std::size_t>(dataset.sample_count()) * dataset.sample_bytes(f);
+    if (!in_memory || bytes > kCheapToNarrow) continue;
     const Dataset alone({readers[f]});
     readers[f] = narrow_integers(alone, {.copy_limit = kCheapToNarrow, .workers = &workers}).reader(0);
   }
@@ -108,6 +110,7 @@ void LoaderState::set_up() {
 /// Locks the memory that the device reads under the plan. Plans again while a lock or copy is refused.
 void LoaderState::make_plan(FeedFacts& facts) {
   do {
+    close_gaps(facts);
     plan_ = plan_feed(facts, options_, profile_);
     travelling_ = with_rows(dataset_, plan_);
     sources_ = lock_sources(plan_, *travelling_, device_, *workers_, facts);
@@ -116,6 +119,23 @@ void LoaderState::make_plan(FeedFacts& facts) {
   // The arrays that the rows were made of are not needed any more.
   travelling_ = with_rows(dataset_, plan_, {sources_.rows->data(), sources_.rows->size()}, sources_.rows);
   dataset_ = first_fields(*travelling_, dataset_.field_count());
+}
+
+/// Copies the fields whose samples have gaps between them, but for those that become columns: their rows are
+/// made of what lies there. If the data may change, the host gathers it where it lies.
+void LoaderState::close_gaps(FeedFacts& facts) {
+  if (options_.data_may_change) return;
+  const std::vector<std::size_t> columns = choose_columns(facts, options_);
+  std::vector<FieldReaderPtr> readers;
+  bool copies = false;
+  for (std::size_t f = 0; f < dataset_.field_count(); ++f) {
+    const bool copied = dataset_.is_strided(f) && !std::ranges::binary_search(columns, f);
+    readers.push_back(copied ? copy_field(dataset_, f, workers_.get()) : dataset_.reader(f));
+    copies = copies || copied;
+  }
+  if (!copies) return;
+  dataset_ = Dataset(std::move(readers));
+  facts.fields = collect_facts(dataset_, device_, facts.batch).fields;
 }
 
 /// Reserves in one piece, so that a tight budget is not lost between pieces. If the device has less than the

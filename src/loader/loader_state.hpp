@@ -62,6 +62,7 @@ class LoaderState {
  private:
   void set_up();
   void make_plan(FeedFacts& facts);
+  void close_gaps(FeedFacts& facts);
   void reserve_memory(FeedFacts& facts);
   void run();
   void produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index);

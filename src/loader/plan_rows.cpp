@@ -17,31 +17,7 @@ constexpr std::size_t kPartOfHost = 8;
 constexpr const char* kRowsName = "(rows)";
 
 bool can_be_column(const FieldFacts& facts) {
-  return facts.in_memory && !facts.file_mapping && facts.sample_bytes <= kMostColumnBytes;
-}
-
-/// The fields that become columns: the narrowest ones, as the budget allows, in the dataset's order.
-std::vector<std::size_t> choose_columns(const FeedFacts& facts, const LoaderOptions& options) {
-  if (facts.rows_refused || options.data_may_change || options.copy_limit_bytes == 0) return {};
-  if (options.gather == GatherPath::copy_engine) return {};
-  std::vector<std::size_t> columns;
-  for (std::size_t f = 0; f < facts.fields.size(); ++f) {
-    if (can_be_column(facts.fields[f])) columns.push_back(f);
-  }
-  if (columns.size() < 2) return {};
-  const std::size_t budget =
-      options.row_budget_bytes != 0 ? options.row_budget_bytes : facts.host_bytes / kPartOfHost;
-  const std::size_t most_row_bytes = budget / static_cast<std::size_t>(facts.fields.front().samples);
-  std::ranges::sort(columns, {}, [&](std::size_t f) { return std::pair(facts.fields[f].sample_bytes, f); });
-  const auto row_bytes = [&] {
-    std::vector<Field> fields;
-    for (const std::size_t f : columns) fields.push_back(facts.fields[f].stored);
-    return lay_out_row(fields).row_bytes;
-  };
-  while (columns.size() > 1 && row_bytes() > most_row_bytes) columns.pop_back();
-  if (columns.size() < 2) return {};
-  std::ranges::sort(columns);
-  return columns;
+  return (facts.in_memory || facts.strided) && !facts.file_mapping && facts.sample_bytes <= kMostColumnBytes;
 }
 
 std::vector<Field> stored_columns(const FeedPlan& plan) {
@@ -72,6 +48,29 @@ std::string name_beside(const Dataset& dataset) {
 }
 
 }  // namespace
+
+std::vector<std::size_t> choose_columns(const FeedFacts& facts, const LoaderOptions& options) {
+  if (facts.rows_refused || options.data_may_change || options.copy_limit_bytes == 0) return {};
+  if (options.gather == GatherPath::copy_engine) return {};
+  std::vector<std::size_t> columns;
+  for (std::size_t f = 0; f < facts.fields.size(); ++f) {
+    if (can_be_column(facts.fields[f])) columns.push_back(f);
+  }
+  if (columns.size() < 2) return {};
+  const std::size_t budget =
+      options.row_budget_bytes != 0 ? options.row_budget_bytes : facts.host_bytes / kPartOfHost;
+  const std::size_t most_row_bytes = budget / static_cast<std::size_t>(facts.fields.front().samples);
+  std::ranges::sort(columns, {}, [&](std::size_t f) { return std::pair(facts.fields[f].sample_bytes, f); });
+  const auto row_bytes = [&] {
+    std::vector<Field> fields;
+    for (const std::size_t f : columns) fields.push_back(facts.fields[f].stored);
+    return lay_out_row(fields).row_bytes;
+  };
+  while (columns.size() > 1 && row_bytes() > most_row_bytes) columns.pop_back();
+  if (columns.size() < 2) return {};
+  std::ranges::sort(columns);
+  return columns;
+}
 
 void plan_rows(FeedPlan& plan, FeedFacts& facts, const LoaderOptions& options) {
   const std::vector<std::size_t> columns = choose_columns(facts, options);
@@ -136,9 +135,11 @@ Dataset with_rows(const Dataset& dataset, const FeedPlan& plan, std::span<const 
   const FieldPlan& planned = *plan.rows();
   for (std::size_t f = 0; f < readers.size(); ++f) {
     const FieldPlan& column = plan.fields[f];
-    if (column.is_column()) {
-      readers[f] = read_column(column.stored, rows, planned.sample_bytes, column.row_offset, keep_alive);
-    }
+    if (!column.is_column()) continue;
+    const std::size_t all_but_last = rows.size() - planned.sample_bytes;
+    readers[f] =
+        read_strided(column.stored, rows.subspan(column.row_offset, all_but_last + column.sample_bytes),
+                     planned.sample_bytes, keep_alive);
   }
   Field field = planned.stored;
   field.name = name_beside(dataset);

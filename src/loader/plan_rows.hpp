@@ -6,12 +6,17 @@
 #include <penstock/device/requests.hpp>
 #include <penstock/loader/feed_plan.hpp>
 
+#include <cstddef>
 #include <vector>
 
 namespace penstock {
 
-/// Makes columns of the fields with small samples if there are several, and adds the rows to the plan and to
-/// the facts. Changes nothing if rows do not help, are not allowed, or were refused. A pure function.
+/// The fields that become columns: those with the smallest samples, as the budget allows, in the dataset's
+/// order. Empty if rows do not help, are not allowed, or were refused. A pure function.
+[[nodiscard]] std::vector<std::size_t> choose_columns(const FeedFacts& facts, const LoaderOptions& options);
+
+/// Makes columns of the fields that choose_columns names, and adds the rows to the plan and to the facts. A
+/// pure function.
 void plan_rows(FeedPlan& plan, FeedFacts& facts, const LoaderOptions& options);
 
 /// The columns' values in a row, as Stream::split_rows takes them. Destinations count from a slot's

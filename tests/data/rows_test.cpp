@@ -1,5 +1,7 @@
 #include "data/support.hpp"
 
+#include <penstock/core/host_workers.hpp>
+#include <penstock/data/narrow.hpp>
 #include <penstock/data/readers.hpp>
 #include <penstock/data/rows.hpp>
 
@@ -8,6 +10,9 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <span>
+#include <utility>
+#include <vector>
 
 namespace penstock {
 namespace {
@@ -73,8 +78,11 @@ TEST(Rows, AreReadAsColumns) {
   std::iota(all.begin(), all.end(), 0);
   read_rows("rows", fields, layout)->gather(all, *rows, StoreKind::cached);
   for (std::size_t f = 0; f < fields.size(); ++f) {
-    const Dataset column({read_column(kFields[f], *rows, layout.row_bytes, layout.offsets[f], rows)});
+    const std::span column_bytes = std::span(*rows).subspan(
+        layout.offsets[f], (kSamples - 1) * layout.row_bytes + kFields[f].sample_bytes());
+    const Dataset column({read_strided(kFields[f], column_bytes, layout.row_bytes, rows)});
     EXPECT_EQ(column.sample_count(), kSamples);
+    EXPECT_TRUE(column.is_strided(0));
     EXPECT_TRUE(column.memory(0).empty());
     std::vector<std::uint64_t> indices{299, 0, 7, 7, 150};
     std::vector<std::byte> got(indices.size() * column.sample_bytes(0));
@@ -101,14 +109,40 @@ TEST(Rows, RefuseWhatDoesNotFit) {
   expect_error<InvalidArgument>([&] { (void)read_rows("rows", {}, {}); }, {"0 fields"});
   expect_error<InvalidArgument>([&] { (void)read_rows("rows", {wide}, layout_of({wide})); },
                                 {"'wide' is too wide to lie in rows"});
-  const std::vector<std::byte> rows(64);
+}
+
+TEST(StridedField, RefusesWhatDoesNotFit) {
+  const std::vector<std::byte> memory(56);
   const Field number{"number", DType::int64, {}};
-  for (const auto& [stride, offset] :
-       {std::pair<std::size_t, std::size_t>{0, 0}, {48, 0}, {16, 9}, {16, 17}, {4, 0}}) {
-    expect_error<InvalidArgument>([&] { (void)read_column(number, rows, stride, offset, nullptr); },
-                                  {"'number' of 8 bytes does not lie at byte"});
+  for (const auto& [bytes, stride] :
+       {std::pair<std::size_t, std::size_t>{56, 0}, {56, 7}, {55, 16}, {48, 16}, {7, 16}, {0, 8}}) {
+    expect_error<InvalidArgument>(
+        [&] { (void)read_strided(number, std::span(memory).first(bytes), stride, nullptr); },
+        {"'number' have 8 bytes"});
   }
-  EXPECT_EQ(read_column(number, rows, 16, 8, nullptr)->sample_count(), 4U);
+  expect_error<InvalidArgument>([&] { (void)read_strided({"none", DType::int64, {0}}, memory, 16, nullptr); },
+                                {"'none' have 0 bytes"});
+  EXPECT_EQ(read_strided(number, memory, 16, nullptr)->sample_count(), 4U);
+  EXPECT_EQ(read_strided(number, std::span(memory).first(8), 16, nullptr)->sample_count(), 1U);
+}
+
+TEST(StridedField, IsCopied) {
+  constexpr std::size_t kSamples = 200'001;  // more than one part of a copy
+  const auto matrix = random_column({"matrix", DType::int32, {5}}, kSamples, 3);
+  const Field pair{"pair", DType::int32, {2}};
+  const auto memory = matrix->memory().subspan(8, (kSamples - 1) * 20 + 8);
+  const Dataset strided({read_strided(pair, memory, 20, matrix)});
+  HostWorkers workers({.threads = 3, .on_start = {}});
+  for (HostWorkers* team : {static_cast<HostWorkers*>(nullptr), &workers}) {
+    const auto copy = copy_field(strided, 0, team);
+    ASSERT_EQ(copy->memory().size(), kSamples * 8);
+    EXPECT_FALSE(copy->is_strided());
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < kSamples; ++i) {
+      wrong += std::memcmp(copy->memory().data() + i * 8, memory.data() + i * 20, 8) != 0 ? 1 : 0;
+    }
+    EXPECT_EQ(wrong, 0U);
+  }
 }
 
 }  // namespace

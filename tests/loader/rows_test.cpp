@@ -245,6 +245,70 @@ TEST_P(LoaderRows, ThatCannotBeSplitEndTheEpoch) {
   expect_stored(dataset, read_epoch(loader));
 }
 
+/// Fields that are columns of one matrix of int64, 24 wide: 20 single ones, one of three values, and one of
+/// all 24 which is too wide for rows, of every second row.
+Dataset columns_of_a_matrix() {
+  constexpr std::size_t kWide = 24;
+  const auto matrix = integers<std::int64_t>("m", DType::int64, {2 * kWide}, 60'000, 17);
+  const auto columns = [&](std::string name, std::size_t first, Shape shape) {
+    const Field field{.name = std::move(name), .dtype = DType::int64, .shape = std::move(shape)};
+    const std::size_t stride = 2 * kWide * 8;
+    const auto memory =
+        matrix->memory().subspan(first * 8, (kTableSamples - 1) * stride + field.sample_bytes());
+    return read_strided(field, memory, stride, matrix);
+  };
+  std::vector<FieldReaderPtr> fields;
+  for (std::size_t c = 0; c < 20; ++c) fields.push_back(columns("c" + std::to_string(c), c, {}));
+  fields.push_back(columns("three", 21, {3}));
+  fields.push_back(columns("all", 0, {kWide}));
+  return Dataset(std::move(fields));
+}
+
+TEST_P(LoaderRows, AreMadeOfColumnsOfAMatrix) {
+  const Dataset dataset = columns_of_a_matrix();
+  LoaderOptions asked = options();
+  asked.fields.clear();
+  expect_the_same(dataset, asked, "narrowed");
+  EXPECT_EQ(Loader(dataset, *device_, asked).plan().rows()->sample_bytes, 96U) << "`all`, too";
+  asked.narrow = false;
+  expect_the_same(dataset, asked, "as they are");
+  Loader loader(dataset, *device_, asked);
+  EXPECT_EQ(loader.plan().rows()->sample_bytes, (20 + 3 + 1) * 8U);
+  expect_stored(dataset, read_epoch(loader));
+  EXPECT_FALSE(loader.dataset().is_strided(21)) << "kernels read the field that is no column";
+  asked.gather = GatherPath::zero_copy;
+  Loader by_kernels(dataset, *device_, asked);
+  expect_stored(dataset, read_epoch(by_kernels));
+  asked.row_budget_bytes = kOff;
+  Loader without(dataset, *device_, asked);
+  EXPECT_EQ(without.plan().rows(), nullptr);
+  expect_stored(dataset, read_epoch(without));
+}
+
+TEST_P(LoaderRows, ColumnsOfAMatrixAreCopiedWithoutMemoryForRows) {
+  faulty_->fail(Entry::host_register, 1, 1, [] { throw Unsupported("no locking today"); });
+  faulty_->fail(Entry::host_allocate, 1, 1, [] { throw OutOfMemory("locked memory", 1, 1, 0); });
+  const Dataset all = columns_of_a_matrix();
+  const Dataset dataset({all.reader(0), all.reader(1), all.reader(20)});
+  LoaderOptions asked = options();
+  asked.fields.clear();
+  asked.narrow = false;
+  Loader loader(dataset, *faulty_device_, asked);
+  EXPECT_EQ(loader.plan().rows(), nullptr);
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) EXPECT_FALSE(loader.dataset().is_strided(f));
+  expect_stored(dataset, read_epoch(loader));
+}
+
+TEST_P(LoaderRows, ColumnsOfAMatrixThatMayChangeAreReadWhereTheyLie) {
+  const Dataset dataset = columns_of_a_matrix();
+  LoaderOptions asked = options();
+  asked.fields.clear();
+  asked.data_may_change = true;
+  Loader loader(dataset, *device_, asked);
+  EXPECT_TRUE(loader.dataset().is_strided(0));
+  expect_stored(dataset, read_epoch(loader));
+}
+
 TEST_P(LoaderRows, AreNotMadeOfDataThatMayChange) {
   LoaderOptions asked = options();
   asked.data_may_change = true;

@@ -43,6 +43,9 @@ class FieldReader {
   /// All samples, if they lie side by side in the address space; otherwise empty.
   [[nodiscard]] virtual std::span<const std::byte> memory() const noexcept { return {}; }
 
+  /// True if the samples lie in memory, at equal distances and not side by side.
+  [[nodiscard]] virtual bool is_strided() const noexcept { return false; }
+
   /// See Dataset::allocation.
   [[nodiscard]] virtual std::span<const std::byte> allocation() const noexcept { return memory(); }
 
@@ -78,6 +81,10 @@ class Dataset {
   /// All samples of `field`, if they lie side by side in memory; otherwise empty. Lets a device read them
   /// over the link, or move them in one copy. Valid as long as a copy of this handle lives.
   [[nodiscard]] std::span<const std::byte> memory(std::size_t field) const;
+
+  /// True if the samples lie in memory with gaps between them, as a column of a matrix does. memory(field) is
+  /// then empty.
+  [[nodiscard]] bool is_strided(std::size_t field) const;
 
   /// The memory that memory(field) is a part of, as far as is known: the whole array of which samples are a
   /// slice.

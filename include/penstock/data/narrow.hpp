@@ -31,4 +31,9 @@ struct NarrowOptions {
 [[nodiscard]] std::shared_ptr<const FieldReader> narrow_field(std::shared_ptr<const FieldReader> wide,
                                                               DType dtype);
 
+/// A copy of one field, whose samples lie side by side in memory. Blocks the host; `workers` may be null, and
+/// splits the reading. Throws what reading throws.
+[[nodiscard]] std::shared_ptr<const FieldReader> copy_field(const Dataset& dataset, std::size_t field,
+                                                            HostWorkers* workers);
+
 }  // namespace penstock

@@ -27,11 +27,11 @@ struct RowLayout {
 [[nodiscard]] std::shared_ptr<const FieldReader> read_rows(
     std::string name, std::vector<std::shared_ptr<const FieldReader>> fields, RowLayout layout);
 
-/// One field whose sample i lies at byte i * `stride` + `offset` of `rows`, which the caller owns;
-/// `keep_alive` as for read_array. Its memory() is empty. Throws InvalidArgument if a sample does not lie in
-/// its row, or the bytes are not a whole number of rows.
-[[nodiscard]] std::shared_ptr<const FieldReader> read_column(Field field, std::span<const std::byte> rows,
-                                                             std::size_t stride, std::size_t offset,
-                                                             std::shared_ptr<const void> keep_alive);
+/// Samples that lie at equal distances: sample i at byte i * `stride` of `memory`, which the last one ends.
+/// The caller owns `memory`; `keep_alive` as for read_array. The reader's memory() is empty. Throws
+/// InvalidArgument if samples overlap, or `memory` does not end with a sample.
+[[nodiscard]] std::shared_ptr<const FieldReader> read_strided(Field field, std::span<const std::byte> memory,
+                                                              std::size_t stride,
+                                                              std::shared_ptr<const void> keep_alive);
 
 }  // namespace penstock
