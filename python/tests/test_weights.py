@@ -162,6 +162,18 @@ def test_files_that_are_not_sound(tmp_path, content, message):
         penstock.load_safetensors([path], "host")
 
 
+def test_a_type_that_is_not_known_is_left_out(device, tmp_path):
+    entries = {
+        "x": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]},
+        "y": {"dtype": "U8", "shape": [3], "data_offsets": [8, 11]},
+    }
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(files.raw(json.dumps(entries).encode(), b"12345678abc"))
+    with pytest.raises(penstock.Error, match=rf"{path} \(x\), byte 8: .*C64"):
+        penstock.load_safetensors(path, device, names=["x", "y"])
+    assert penstock.load_safetensors(path, device, names=["y"])["y"].cpu().tolist() == list(b"abc")
+
+
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(penstock.Error, match="missing cannot be opened: No such file"):
         penstock.load_safetensors(tmp_path / "missing", "host")

@@ -68,7 +68,7 @@ std::vector<std::uint64_t> numbers_of(const json& entry, const char* key, const 
   return found->get<std::vector<std::uint64_t>>();
 }
 
-[[noreturn]] void refuse_type(const std::string& name, const std::string& within) {
+[[noreturn]] void refuse_type(std::string_view name, const std::string& within) {
   throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'",
                   fmt::format("\"{}\", which penstock does not move", name));
 }
@@ -81,9 +81,9 @@ void read_type(const json& entry, const std::string& within, SafeTensor& tensor)
   }
   tensor.type = found->get<std::string>();
   const std::optional<SafetensorsType> type = parse_safetensors_type(tensor.type);
-  if (!type) refuse_type(tensor.type, within);
-  tensor.dtype = type->dtype;
-  tensor.is_opaque = type->is_opaque;
+  tensor.is_known = type.has_value();
+  tensor.is_opaque = !type || type->is_opaque;
+  if (type) tensor.dtype = type->dtype;
 }
 
 SafeTensor read_entry(const std::string& name, const json& entry, std::uint64_t data,
@@ -98,8 +98,13 @@ SafeTensor read_entry(const std::string& name, const json& entry, std::uint64_t 
   const auto extents = numbers_of(entry, "shape", within);
   tensor.shape.assign(extents.begin(), extents.end());
   const auto offsets = numbers_of(entry, "data_offsets", within);
-  tensor.bytes = tensor_bytes(tensor.dtype, tensor.shape, kLengthBytes, within);
-  if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] - offsets[0] != tensor.bytes) {
+  const bool in_order = offsets.size() == 2 && offsets[0] <= offsets[1];
+  if (tensor.is_known) {
+    tensor.bytes = tensor_bytes(tensor.dtype, tensor.shape, kLengthBytes, within);
+  } else if (in_order) {
+    tensor.bytes = offsets[1] - offsets[0];
+  }
+  if (!in_order || offsets[1] - offsets[0] != tensor.bytes) {
     throw_malformed(within, kLengthBytes,
                     fmt::format("'data_offsets' that are {} bytes apart ({} of {})", tensor.bytes,
                                 format_shape(tensor.shape), tensor.type),
@@ -143,6 +148,10 @@ std::optional<SafetensorsType> parse_safetensors_type(std::string_view name) {
     if (text == name) return SafetensorsType{DType::uint8, true};
   }
   return std::nullopt;
+}
+
+void require_known_type(std::string_view type, const std::string& tensor, const std::string& file) {
+  if (!parse_safetensors_type(type)) refuse_type(type, fmt::format("{} ({})", file, tensor));
 }
 
 std::string_view safetensors_type(DType dtype) {

@@ -33,6 +33,7 @@ struct SafeTensor {
   std::string type;            ///< as the file writes it: "F32"
   DType dtype = DType::uint8;  ///< uint8 also for types of one byte that penstock does not have
   bool is_opaque = false;      ///< true for such a type: "F8_E4M3"
+  bool is_known = true;        ///< false for a type that penstock does not move: "F4"
   Shape shape;                 ///< of the whole tensor; may be a scalar, or have no elements
   std::uint64_t offset = 0;    ///< of its data in the file
   std::uint64_t bytes = 0;
@@ -43,8 +44,11 @@ struct SafeTensor {
 
 /// Reads the header of a .safetensors file of `file_bytes` bytes; gives the tensors in the order of their
 /// names; there may be none. Checks that together they fill the file exactly. Throws Error that names `file`,
-/// the tensor, the offset and the expected content.
+/// the tensor, the offset and the expected content. Types need not be known.
 [[nodiscard]] std::vector<SafeTensor> read_safetensors_header(ReadAt read, std::uint64_t file_bytes,
                                                               const std::string& file);
+
+/// Throws Error that names `file` and the tensor if `type`, the tensor's, is none that penstock moves.
+void require_known_type(std::string_view type, const std::string& tensor, const std::string& file);
 
 }  // namespace penstock

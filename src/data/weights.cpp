@@ -104,6 +104,7 @@ struct WeightFile::State {
                          .type = each.type,
                          .dtype = each.dtype,
                          .is_opaque = each.is_opaque,
+                         .is_known = each.is_known,
                          .shape = each.shape,
                          .offset = bytes,
                          .bytes = size});
@@ -215,14 +216,15 @@ std::vector<WeightFile> open_weights(const std::vector<std::filesystem::path>& f
                               opened[known->second].name(), opened.back().name(), tensor.name));
     }
   }
-  if (!names) return opened;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names.value_or(std::vector<std::string>())) {
     if (!holders.contains(name)) refuse_name(name, holders, files.size());
   }
   std::vector<WeightFile> chosen;
-  for (const WeightFile& file : opened) {
-    WeightFile part = file.select(*names);
-    if (!part.tensors().empty()) chosen.push_back(std::move(part));
+  for (WeightFile& file : opened) {
+    WeightFile part = names ? file.select(*names) : std::move(file);
+    for (const WeightTensor& tensor : part.tensors())
+      require_known_type(tensor.type, tensor.name, part.name());
+    if (!names || !part.tensors().empty()) chosen.push_back(std::move(part));
   }
   return chosen;
 }

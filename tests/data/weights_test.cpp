@@ -240,13 +240,34 @@ TEST_F(Weights, FilesThatLieAreRefused) {
   refuses(header(a, tensor("b", "U8", "[13]", "[12, 25]")), {"(b)", "end of the file"});
   refuses(header(a, tensor("b", "U8", "[12]", "[9223372036854775807, 9223372036854775819]")), {"(b)"});
   refuses(header(a, tensor("a", "U8", "[12]", "[12, 24]")), {"'a' twice"});
-  refuses(header(a, tensor("b", "F4", "[24]", "[12, 24]")), {"(b)", "F4"});
-  refuses(header(a, tensor("b", "C64", "[]", "[12, 20]")), {"(b)", "C64"});
+  refuses(header(a, tensor("b", "F4", "[24]", "[12, 25]")), {"(b)", "end of the file"});
+  refuses(header(a, tensor("b", "F4", "[24]", "[24, 12]")), {"(b)", "'data_offsets'"});
+  refuses(header(a, tensor("b", "F4", "[24]", "[12, 20]")), {"4 bytes more"});
   refuses(header(a, tensor("b", "F32", "[4]", "[12, 24]")), {"(b)", "16 bytes apart"});
   refuses(header(a, tensor("b", "U8", "[0, 4611686018427387904, 4]", "[12, 12]")), {"(b)", "address space"});
   refuses("{" + a + "}", {"12 bytes more"});
   refuses("{" + a + "}", {"a length of 9223372036854775808"}, std::size_t{1} << 63);
   refuses("{}", {"24 bytes more"});
+}
+
+TEST_F(Weights, TypesThatAreNotKnownAreLeftOut) {
+  const auto bytes = [](std::size_t count, std::uint64_t seed) { return test::random_bytes(count, seed); };
+  const auto path = directory_.write(
+      "x.safetensors", test::safetensors(R"({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+                            "b": {"dtype": "F4", "shape": [24], "data_offsets": [4, 16]},
+                            "c": {"dtype": "C64", "shape": [], "data_offsets": [16, 24]},
+                            "d": {"dtype": "U8", "shape": [6], "data_offsets": [24, 30]}})",
+                                         bytes(30, 7)));
+  expect_error<Error>([&] { return open_weights({path}); }, {path.string(), "(b)", "F4", "does not move"});
+  expect_error<Error>([&] { return open_weights({path}, std::vector<std::string>{"a", "c"}); },
+                      {path.string(), "(c)", "C64"});
+  const auto files = open_weights({path}, std::vector<std::string>{"a", "d"});
+  ASSERT_EQ(files.size(), 1u);
+  std::vector<std::byte> block(files[0].bytes());
+  files[0].read(0, block);
+  const auto expected = bytes(30, 7);
+  EXPECT_TRUE(std::equal(expected.begin(), expected.begin() + 4, block.begin()));
+  EXPECT_TRUE(std::equal(expected.begin() + 24, expected.end(), block.begin() + WeightFile::kAlignment));
 }
 
 TEST_F(Weights, ADatasetOfThemIsRefused) {

@@ -592,6 +592,7 @@ TEST(PlanTest, SmallSamplesInMemoryLieInRows) {
       {"up to a line", {a, in_memory("w", 64)}, kAsStored, "aw"},
       {"one alone", {a, in_memory("w", 784)}, kAsStored, ""},
       {"of a function", {a, b, computed("c", 8)}, kAsStored, "ab"},
+      {"of a matrix", {a, b, with(computed("c", 8), [](auto& f) { f.strided = true; })}, kAsStored, "abc"},
       {"of a mapped file",
        {a, b, with(number("m"), [](auto& f) { f.file_mapping = true; })},
        kAsStored,

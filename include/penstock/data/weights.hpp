@@ -21,6 +21,7 @@ struct WeightTensor {
   std::string type;            ///< as the file writes it: "F32", "F8_E4M3"
   DType dtype = DType::uint8;  ///< of the elements; uint8 also if they are bytes of a type that DType lacks
   bool is_opaque = false;      ///< true for such a type
+  bool is_known = true;        ///< false if open_weights refuses the type: "F4", "C64"
   Shape shape;                 ///< {} for a scalar; extents may be 0
   std::size_t offset = 0;      ///< in the block, a multiple of WeightFile::kAlignment
   std::size_t bytes = 0;
@@ -77,8 +78,8 @@ class WeightFile {
 
 /// Opens .safetensors files that hold one set of tensors together. `names`: those to load, in any order;
 /// files without any of them are left out. None: all. Throws InvalidArgument if no file is given, or if none
-/// holds one of the names, and tells similar ones. Throws Error as WeightFile does, and if two files hold a
-/// tensor of the same name.
+/// holds one of the names, and tells similar ones. Throws Error as WeightFile does, if two files hold a
+/// tensor of the same name, and if one to load is of a type that penstock does not move.
 [[nodiscard]] std::vector<WeightFile> open_weights(
     const std::vector<std::filesystem::path>& files,
     const std::optional<std::vector<std::string>>& names = std::nullopt);
