@@ -1,6 +1,7 @@
 #include "doctor/device_view.hpp"
 #include "doctor/recording_format.hpp"
 #include "doctor/rule_tools.hpp"
+#include "doctor/stream_order.hpp"
 
 #include <penstock/core/bytes.hpp>
 
@@ -8,7 +9,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -101,48 +101,13 @@ std::string rate_text(const Finding& finding) {
   return finding.seconds > 0 ? fmt::format(" at {}", format_gbps(finding.bytes / finding.seconds)) : "";
 }
 
-/// What runs on each stream of a device, in order.
-class StreamOrder {
- public:
-  explicit StreamOrder(const DeviceView& view) {
-    const std::uint16_t device = view.account.device;
-    for (const TimelineWork& work : view.timeline.work) {
-      if (work.device == device) streams_[work.stream].push_back({work.time, true});
-    }
-    for (const TimelineCopy& copy : view.timeline.copies) {
-      if (copy.device == device) streams_[copy.stream].push_back({copy.time, false});
-    }
-    for (auto& [stream, items] : streams_)
-      std::ranges::sort(items, {},
-                        [](const Item& item) { return std::pair(item.time.begin, item.time.end); });
-  }
-  /// When the copy's stream was done with what stands before the copy; nullopt if no kernel is next on it.
-  [[nodiscard]] std::optional<TraceTime> ready_before_kernel(const TimelineCopy& copy) const {
-    const std::vector<Item>& items = streams_.at(copy.stream);
-    const auto at = std::ranges::partition_point(
-        items, [&copy](const Item& item) { return item.time.begin < copy.time.begin; });
-    const auto next = std::ranges::find_if(
-        at, items.end(), [&copy](const Item& item) { return item.time.begin >= copy.time.end; });
-    if (next == items.end() || !next->is_kernel) return std::nullopt;
-    return at == items.begin() ? std::numeric_limits<TraceTime>::min() : std::prev(at)->time.end;
-  }
-
- private:
-  struct Item {
-    TimeSpan time;
-    bool is_kernel;
-  };
-  std::unordered_map<std::uint32_t, std::vector<Item>> streams_;
-};
-
 /// When a copy could have run, but copies of other streams that were called before did, one after the other
-/// up to its own beginning. Empty if there is no such time. `copies` are of one direction.
-TimeSpan wait_for_engine(const DeviceView& view, const StreamOrder& order,
+/// up to its own beginning. Empty if there is no such time. `copies` are of one direction. `free`: since when
+/// the copy's stream had nothing else to do, and nullopt if no kernel is next on it.
+TimeSpan wait_for_engine(const DeviceView& view, std::optional<TraceTime> free,
                          const std::vector<ViewedCopy>& copies, std::size_t i) {
   const ViewedCopy& late = copies[i];
-  if (late.made == nullptr) return {};
-  const std::optional<TraceTime> free = order.ready_before_kernel(*late.copy);
-  if (!free) return {};
+  if (late.made == nullptr || !free) return {};
   const TimeSpan call = view.call(*late.made).time;
   const TraceTime ready = std::max(*free, call.end);
   TraceTime begin = late.copy->time.begin;
@@ -381,12 +346,12 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
 std::optional<Finding> find_contended_copies(const DeviceView& view) {
   const auto copies = copies_that(
       view, [](const ViewedCopy& viewed) { return viewed.copy->direction == CopyDirection::h2d; });
-  if (copies.size() < 2) return std::nullopt;  // the order of 10 million kernels takes 240 MB
-  const StreamOrder order(view);
+  if (copies.size() < 2) return std::nullopt;
+  const auto free = ready_before_kernels(view.timeline, view.account.device, copies);
   std::vector<ViewedCopy> late;
   std::vector<TimeSpan> waits;
   for (std::size_t i = 0; i < copies.size(); ++i) {
-    const TimeSpan wait = wait_for_engine(view, order, copies, i);
+    const TimeSpan wait = wait_for_engine(view, free[i], copies, i);
     const TimeSpan time = copies[i].copy->time;
     if (wait.end - wait.begin <= time.end - time.begin) continue;
     late.push_back(copies[i]);
