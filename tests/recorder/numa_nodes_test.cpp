@@ -137,6 +137,7 @@ TEST(NumaNodes, AreOneIfTheMachineHasOnlyOne) {
   EXPECT_EQ(only("0\n"), 1U);
   EXPECT_EQ(only("3\n"), 4U);
   EXPECT_EQ(only("0-1\n"), 0U);
+  EXPECT_EQ(only("1-2\n"), 0U);
   EXPECT_EQ(only("0,2\n"), 0U);
   EXPECT_EQ(only(""), 0U);
   EXPECT_EQ(only("\n"), 0U);
