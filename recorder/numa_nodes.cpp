@@ -38,7 +38,7 @@ long number_in(const char* path) noexcept {
 
 std::uint8_t node_of_memory(const void* begin, std::uint64_t bytes) noexcept {
   const std::uintptr_t middle = reinterpret_cast<std::uintptr_t>(begin) + bytes / 2;
-  void* const page = reinterpret_cast<void*>(middle / kPage * kPage);
+  const std::uintptr_t page = middle / kPage * kPage;
   int node = -1;
   // Without nodes to move to, it is a question. The library's own wrapper needs libnuma.
   const long result = ::syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0);
