@@ -411,6 +411,7 @@ RECORDING = {
     "ok-steps": recording(STEPS, PLACES),
     "ok-code": recording(STEPS, CODE),
     "ok-code-cut": recording(STEPS, entry(5, b"1234567") + entry(5, bytes(8)) + entry(2, struct.pack("<II", 0, 1))),
+    "ok-nodes": recording(STEPS, PLACES + entry(6, struct.pack("<II", 0, 1)) + entry(6, b"123") + entry(7, struct.pack("<I", 0))),
     "ok-empty": recording(),
     "ok-cut": recording(STEPS, PLACES)[:-100],
     "ok-cut-text": recording(STEPS, PLACES)[:4140],

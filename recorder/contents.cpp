@@ -14,7 +14,6 @@ namespace {
 using recording::kSampleBytes;
 using recording::kSamplePieces;
 
-constexpr std::int32_t kToDevice = 1;  // cudaMemcpyHostToDevice
 constexpr std::size_t kPieceBytes = kSampleBytes / kSamplePieces;
 constexpr std::size_t kWords = kSampleBytes / sizeof(std::uint64_t);
 constexpr std::size_t kLeastChanges = 16;  // between neighbouring words
@@ -33,21 +32,12 @@ bool take_sample(const char* source, std::uint64_t bytes, std::uint64_t (&sample
 
 }  // namespace
 
-bool has_copy_parameters(int domain, std::string_view name) noexcept {
-  // With what follows the name: the version, or the default stream that is meant.
-  if (domain == kDriverDomain)
-    return name.starts_with("cuMemcpyHtoD_v2") || name.starts_with("cuMemcpyHtoDAsync_v2");
-  return name.starts_with("cudaMemcpy_") || name.starts_with("cudaMemcpyAsync_");
-}
-
-std::uint64_t hash_input(int domain, const CuptiCopyParameters& call) noexcept {
-  // Memory of unknown whereabouts (cudaMemcpyDefault) may be managed: reading that would move it.
-  if (domain == kRuntimeDomain && call.direction != kToDevice) return 0;
-  if (call.bytes <= recording::kSmallCopyBytes) return 0;
+std::uint64_t hash_input(const HostMemory& memory) noexcept {
+  if (!memory.is_source || memory.bytes <= recording::kSmallCopyBytes) return 0;
   std::uint64_t sample[kWords];
-  if (!take_sample(static_cast<const char*>(call.source), call.bytes, sample)) return 0;
+  if (!take_sample(static_cast<const char*>(memory.begin), memory.bytes, sample)) return 0;
   std::size_t changes = 0;
-  std::uint64_t hash = mix(0, call.bytes);
+  std::uint64_t hash = mix(0, memory.bytes);
   for (std::size_t i = 0; i < kWords; ++i) {
     hash = mix(hash, sample[i]);
     changes += i > 0 && sample[i] != sample[i - 1] ? 1 : 0;

@@ -3,14 +3,17 @@
 // of copies and waits, into a mapped file (recording_format.hpp).
 //
 // It works in someone else's program. So it throws nothing, changes nothing that the program sees, calls the
-// driver only for the names of devices, and stops if the program's own profiler starts.
+// driver only for the names and places of devices, and stops if the program's own profiler starts.
 
 #include "activity_buffers.hpp"
 #include "contents.hpp"
 #include "cupti.hpp"
+#include "devices.hpp"
 #include "doctor/call_names.hpp"
+#include "host_memory.hpp"
 #include "mix.hpp"
 #include "native_stack.hpp"
+#include "numa_nodes.hpp"
 #include "parts.hpp"
 #include "places.hpp"
 #include "python_stack.hpp"
@@ -98,13 +101,13 @@ CuptiSubscriber subscriber = nullptr;
 bool system_threads = false;
 struct Function {
   std::uint8_t kind;
-  bool has_copy_parameters;
+  CopyCall copy;
   std::atomic<bool> is_doubled{
       false};  ///< a launch of the runtime, of which the driver's call is recorded, too
 };
 Function driver_functions[kMostFunctions];
 Function runtime_functions[kMostFunctions];
-std::atomic<std::uint64_t> devices_seen{0};
+Devices devices;  // noted with the lock of `stopping`
 WatchedThread watched_threads[16];
 std::atomic<std::size_t> watched_count{0};
 NumberTable next_codes;  // of the worker
@@ -122,7 +125,7 @@ std::uint32_t this_thread() noexcept {
 }
 
 const Function& function_of(int domain, std::uint32_t function) noexcept {
-  static const Function unknown{kNotKept, false};
+  static const Function unknown{kNotKept, CopyCall::unknown};
   if (function >= kMostFunctions) return unknown;
   return domain == kDriverDomain ? driver_functions[function] : runtime_functions[function];
 }
@@ -141,14 +144,21 @@ Record record_of(RecordType type, std::uint64_t begin, std::uint64_t end) noexce
   return record;
 }
 
+/// What is recorded of the host memory that a call copies.
+struct CopiedMemory {
+  std::uint64_t contents = 0;
+  std::uint16_t nodes = 0;
+};
+
 void add_call(std::uint8_t kind, std::uint64_t begin, std::uint64_t end, std::uint32_t correlation,
-              std::uint32_t thread, std::uint64_t place, std::uint64_t contents) noexcept {
+              std::uint32_t thread, std::uint64_t place, const CopiedMemory& memory) noexcept {
   Record record = record_of(RecordType::call, begin, end);
   record.detail = kind;
   record.correlation = correlation;
   record.stream = thread;
   record.place = place;
-  record.contents = contents;
+  record.contents = memory.contents;
+  record.extra = memory.nodes;
   file.add(record);
 }
 
@@ -176,12 +186,19 @@ void note_wait(WatchedThread& watched) noexcept {
   watched.is_seen.store(false, std::memory_order_release);
 }
 
-/// A hash of the bytes that a call copies to a device, 0 if it is none or it is not known. They are read once
-/// the call has been made, while the device is already at work.
-std::uint64_t contents_of(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
-  if (!parts.contents || details.parameters == nullptr || !function_of(domain, function).has_copy_parameters)
-    return 0;
-  return hash_input(domain, *static_cast<const CuptiCopyParameters*>(details.parameters));
+/// Looks at the host memory that a call copies, once the call has been made, while the device is already at
+/// work.
+CopiedMemory look_at_memory(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
+  const CopyCall copy = function_of(domain, function).copy;
+  if (copy == CopyCall::unknown || details.parameters == nullptr) return {};
+  const HostMemory memory = host_memory(copy, *static_cast<const CuptiCopyParameters*>(details.parameters));
+  if (memory.bytes <= recording::kSmallCopyBytes) return {};
+  CopiedMemory seen;
+  if (parts.contents) seen.contents = hash_input(memory);
+  if (parts.nodes)
+    seen.nodes =
+        static_cast<std::uint16_t>(node_of_memory(memory.begin, memory.bytes) | node_of_this_thread() << 8);
+  return seen;
 }
 
 /// A call of the runtime makes calls of the driver. The outermost counts, with the driver's correlation: that
@@ -208,7 +225,7 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   }
   if (call.watched != nullptr) note_wait(*call.watched);
   add_call(call.kind, call.begin, end, call.correlation, call.thread, parts.lines ? places.own() : 0,
-           contents_of(domain, function, details));
+           look_at_memory(domain, function, details));
   call.correlation = 0;
 }
 
@@ -251,10 +268,6 @@ void add_range_end(const CuptiMarkerRecord& marker) noexcept {
   file.add(record);
 }
 
-void note_device(std::uint32_t device) noexcept {
-  if (device < 64) devices_seen.fetch_or(std::uint64_t{1} << device, std::memory_order_relaxed);
-}
-
 /// A launch of the runtime may be recorded twice, as the driver's call within it, too. Then the driver's is
 /// enough: see `leave_doubled_launches`. CUPTI's buffers hold the calls of a thread in the order of their
 /// ends.
@@ -273,7 +286,7 @@ void add_call_activity(const CuptiCallRecord& call) noexcept {
   // Others come with their places from the callbacks, if there are any.
   if (call.end == 0 || kind == kNotKept || (!is_launch(kind) && subscriber != nullptr)) return;
   if (is_launch(kind)) look_for_doubled(call);
-  add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, 0);
+  add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, {});
 }
 
 void add_activity(const void* data) noexcept {
@@ -317,7 +330,7 @@ void add_activity(const void* data) noexcept {
       return;
   }
   if (record.end == 0) return;  // it had not ended yet when its buffer was asked for
-  note_device(record.device);
+  devices.see(record.device);
   file.add(record);
 }
 
@@ -350,7 +363,7 @@ void find_functions(int domain, Function* functions) noexcept {
     const auto kind = call_kind(name);
     if (!kind || !(*kind == CallKind::launch ? parts.launches : parts.calls)) continue;
     functions[function].kind = static_cast<std::uint8_t>(*kind);
-    functions[function].has_copy_parameters = has_copy_parameters(domain, name);
+    functions[function].copy = copy_call(domain, name);
   }
 }
 
@@ -394,6 +407,7 @@ void finish(recording::State state) noexcept {
   if (!active.load()) return;
   cupti.flush_all(kForcedFlush);
   read_buffers();
+  devices.note(file);
   __atomic_store_n(&file.header().state, state, __ATOMIC_RELEASE);
   active.store(false);
 }
@@ -421,20 +435,6 @@ void yield_to_program() {
 void stop_in_child() {
   active.store(false);
   places.after_fork();
-}
-
-void note_device_names(std::uint64_t& noted) noexcept {
-  const std::uint64_t fresh = devices_seen.load() & ~noted;
-  if (fresh == 0) return;
-  noted |= fresh;
-  void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (driver == nullptr) return;
-  const auto name_of = reinterpret_cast<int (*)(char*, int, int)>(::dlsym(driver, "cuDeviceGetName"));
-  for (std::uint32_t device = 0; name_of != nullptr && device < 64; ++device) {
-    char name[128];
-    if ((fresh >> device & 1) != 0 && name_of(name, sizeof name, static_cast<int>(device)) == 0)
-      file.add_text(recording::TextType::device, &device, sizeof device, name);
-  }
 }
 
 /// The loader whose next() a frame is in; kNoLoader: it is in none. Asks for the names of a code object only
@@ -482,7 +482,6 @@ void look_at(WatchedThread& watched) noexcept {
 }
 
 void* work(void*) {
-  std::uint64_t noted = 0;
   std::uint64_t flushed = now();
   while (active.load()) {
     const std::size_t watched = std::min(watched_count.load(), std::size(watched_threads));
@@ -498,7 +497,7 @@ void* work(void*) {
     cupti.flush_all(0);
     read_buffers();
     leave_doubled_launches();
-    note_device_names(noted);
+    devices.note(file);
     flushed = now();
   }
   return nullptr;
@@ -564,6 +563,7 @@ void start() noexcept {
     std::snprintf(note, sizeof note, "Left out of the recording, as it was asked for: %s.", left_out);
     file.note(note);
   }
+  note_only_node(file);
   native.hide(reinterpret_cast<const void*>(&start));
   native.hide(reinterpret_cast<const void*>(cupti.get_version));
   if (!python.attach() && python.version()[0] != 0) {

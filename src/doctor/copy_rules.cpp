@@ -1,6 +1,7 @@
 #include "doctor/device_view.hpp"
 #include "doctor/recording_format.hpp"
 #include "doctor/rule_tools.hpp"
+#include "doctor/stream_order.hpp"
 
 #include <penstock/core/bytes.hpp>
 
@@ -8,7 +9,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -21,6 +21,7 @@ namespace {
 constexpr double kSmallCopies = 16;  // of a step
 constexpr double kExposed = 0.05;    // of a step
 constexpr double kContended = 0.05;  // of a step
+constexpr double kFar = 0.05;        // of a step
 constexpr TraceTime kBackToBack = 5'000;
 constexpr std::size_t kMostBefore = 64;  // copies that one waits for
 constexpr TraceTime kRunGap = 200'000;   // between copies that could have been one
@@ -33,9 +34,23 @@ bool is_large_input(const ViewedCopy& viewed, MemoryKind kind) {
   return copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && copy.source == kind;
 }
 
-/// Seconds of one copy from pinned memory, as the link profile knows it.
-double pinned_seconds(const LinkProfile& profile, std::uint64_t bytes) {
-  return profile.predict(static_cast<std::size_t>(bytes), 1, {MemoryKind::pinned, MemoryKind::device});
+bool is_elsewhere(std::uint8_t node, std::uint8_t home) { return node != kUnknownNode && node != home; }
+
+/// True if the thread that called the copy itself copies, on another NUMA node than `home`.
+bool is_made_elsewhere(const DeviceView& view, const ViewedCopy& viewed, std::uint8_t home) {
+  const TimelineCopy& copy = *viewed.copy;
+  const auto host = copy.direction == CopyDirection::h2d ? copy.source : copy.destination;
+  return host == MemoryKind::pageable && viewed.made != nullptr &&
+         is_elsewhere(view.call(*viewed.made).node, home);
+}
+
+/// Seconds of one copy from or to pinned memory, as the link profile knows it.
+double pinned_seconds(const LinkProfile& profile, std::uint64_t bytes,
+                      CopyDirection direction = CopyDirection::h2d) {
+  const TransferKinds kinds = direction == CopyDirection::h2d
+                                  ? TransferKinds{MemoryKind::pinned, MemoryKind::device}
+                                  : TransferKinds{MemoryKind::device, MemoryKind::pinned};
+  return profile.predict(static_cast<std::size_t>(bytes), 1, kinds);
 }
 
 /// Seconds of a step that these copies would take from pinned memory; those that they take if it is not
@@ -101,48 +116,13 @@ std::string rate_text(const Finding& finding) {
   return finding.seconds > 0 ? fmt::format(" at {}", format_gbps(finding.bytes / finding.seconds)) : "";
 }
 
-/// What runs on each stream of a device, in order.
-class StreamOrder {
- public:
-  explicit StreamOrder(const DeviceView& view) {
-    const std::uint16_t device = view.account.device;
-    for (const TimelineWork& work : view.timeline.work) {
-      if (work.device == device) streams_[work.stream].push_back({work.time, true});
-    }
-    for (const TimelineCopy& copy : view.timeline.copies) {
-      if (copy.device == device) streams_[copy.stream].push_back({copy.time, false});
-    }
-    for (auto& [stream, items] : streams_)
-      std::ranges::sort(items, {},
-                        [](const Item& item) { return std::pair(item.time.begin, item.time.end); });
-  }
-  /// When the copy's stream was done with what stands before the copy; nullopt if no kernel is next on it.
-  [[nodiscard]] std::optional<TraceTime> ready_before_kernel(const TimelineCopy& copy) const {
-    const std::vector<Item>& items = streams_.at(copy.stream);
-    const auto at = std::ranges::partition_point(
-        items, [&copy](const Item& item) { return item.time.begin < copy.time.begin; });
-    const auto next = std::ranges::find_if(
-        at, items.end(), [&copy](const Item& item) { return item.time.begin >= copy.time.end; });
-    if (next == items.end() || !next->is_kernel) return std::nullopt;
-    return at == items.begin() ? std::numeric_limits<TraceTime>::min() : std::prev(at)->time.end;
-  }
-
- private:
-  struct Item {
-    TimeSpan time;
-    bool is_kernel;
-  };
-  std::unordered_map<std::uint32_t, std::vector<Item>> streams_;
-};
-
 /// When a copy could have run, but copies of other streams that were called before did, one after the other
-/// up to its own beginning. Empty if there is no such time. `copies` are of one direction.
-TimeSpan wait_for_engine(const DeviceView& view, const StreamOrder& order,
+/// up to its own beginning. Empty if there is no such time. `copies` are of one direction. `free`: since when
+/// the copy's stream had nothing else to do, and nullopt if no kernel is next on it.
+TimeSpan wait_for_engine(const DeviceView& view, std::optional<TraceTime> free,
                          const std::vector<ViewedCopy>& copies, std::size_t i) {
   const ViewedCopy& late = copies[i];
-  if (late.made == nullptr) return {};
-  const std::optional<TraceTime> free = order.ready_before_kernel(*late.copy);
-  if (!free) return {};
+  if (late.made == nullptr || !free) return {};
   const TimeSpan call = view.call(*late.made).time;
   const TraceTime ready = std::max(*free, call.end);
   TraceTime begin = late.copy->time.begin;
@@ -381,12 +361,12 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
 std::optional<Finding> find_contended_copies(const DeviceView& view) {
   const auto copies = copies_that(
       view, [](const ViewedCopy& viewed) { return viewed.copy->direction == CopyDirection::h2d; });
-  if (copies.size() < 2) return std::nullopt;  // the order of 10 million kernels takes 240 MB
-  const StreamOrder order(view);
+  if (copies.size() < 2) return std::nullopt;
+  const auto free = ready_before_kernels(view.timeline, view.account.device, copies);
   std::vector<ViewedCopy> late;
   std::vector<TimeSpan> waits;
   for (std::size_t i = 0; i < copies.size(); ++i) {
-    const TimeSpan wait = wait_for_engine(view, order, copies, i);
+    const TimeSpan wait = wait_for_engine(view, free[i], copies, i);
     const TimeSpan time = copies[i].copy->time;
     if (wait.end - wait.begin <= time.end - time.begin) continue;
     late.push_back(copies[i]);
@@ -410,6 +390,45 @@ std::optional<Finding> find_contended_copies(const DeviceView& view) {
       "call the copy that is needed first before the large one, or make that in parts: for part in "
       "batch.split(rows): ...";
   finding.penstock_change = "for batch in penstock.feed(loader): ...   sends a batch's tensors together";
+  return finding;
+}
+
+std::optional<Finding> find_far_memory(const DeviceView& view) {
+  const auto known = view.timeline.device_nodes.find(view.account.device);
+  if (known == view.timeline.device_nodes.end()) return std::nullopt;
+  const std::uint8_t home = known->second;
+  std::size_t far = 0;
+  std::size_t made_elsewhere = 0;
+  double pinned = 0;  // seconds of the same copies, as the profile measured them at the GPU's node
+  const auto copies = copies_that(view, [&](const ViewedCopy& viewed) {
+    const TimelineCopy& copy = *viewed.copy;
+    const bool is_far = is_elsewhere(copy.host_node, home);
+    const bool by_far = is_made_elsewhere(view, viewed, home);
+    if (copy.bytes <= kSmallBytes || !(is_far || by_far)) return false;
+    far += is_far ? 1 : 0;
+    made_elsewhere += by_far ? 1 : 0;
+    if (view.profile != nullptr) pinned += pinned_seconds(*view.profile, copy.bytes, copy.direction);
+    return true;
+  });
+  const double exposed = exposed_seconds(view, copies);
+  if (!is_regular(view, copies.size()) || exposed < kFar * view.account.step_seconds()) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  finding.gain = {0, exposed * std::max(0.0, 1 - pinned / view.steps() / finding.seconds)};
+  finding.text = fmt::format(
+      "Copies between NUMA nodes: {}{}. The GPU is at node {}; at another is the memory of {:.3g}, and the "
+      "thread that copies {:.3g}. Nothing hides {} of their {}.",
+      count_text(view, finding), rate_text(finding), home, static_cast<double>(far) / view.steps(),
+      static_cast<double>(made_elsewhere) / view.steps(), format_seconds(exposed),
+      format_seconds(finding.seconds));
+  finding.meaning =
+      "The bytes also pass the link between the processors. The driver copies pageable memory in the thread "
+      "that calls, so that thread's node matters, too.";
+  finding.change = fmt::format("numactl --cpunodebind={0} --membind={0} {1}", home,
+                               view.timeline.is_compiled ? "./program" : "python train.py");
+  finding.penstock_change = view.timeline.is_compiled
+                                ? "penstock::make_pinned_pool(device)   is memory at the GPU's node"
+                                : "for batch in penstock.feed(loader): ...   stages pageable batches at the "
+                                  "GPU's node";
   return finding;
 }
 

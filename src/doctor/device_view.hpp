@@ -57,6 +57,7 @@ std::optional<Finding> find_small_copies(const DeviceView& view);
 std::optional<Finding> find_widened_copies(const DeviceView& view);
 std::optional<Finding> find_round_trips(const DeviceView& view);
 std::optional<Finding> find_contended_copies(const DeviceView& view);
+std::optional<Finding> find_far_memory(const DeviceView& view);
 std::optional<Finding> find_synchronizations(const DeviceView& view);
 std::optional<Finding> find_pinning(const DeviceView& view);
 std::optional<Finding> find_device_allocations(const DeviceView& view);

@@ -36,6 +36,7 @@ constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_wait
                                                   {"same-data-again", find_same_data_again},
                                                   {"round-trips", find_round_trips},
                                                   {"contended-copies", find_contended_copies},
+                                                  {"far-memory", find_far_memory},
                                                   {"synchronizations", find_synchronizations},
                                                   {"pinning", find_pinning},
                                                   {"device-allocations", find_device_allocations}});
@@ -46,8 +47,8 @@ constexpr auto kIds = [] {
   return ids;
 }();
 
-/// The change in C++, and with penstock. Rules that are not here find nothing in compiled programs, or have
-/// no change.
+/// The change in C++, and with penstock. Rules that are not here find nothing in compiled programs, have no
+/// change, or tell it themselves.
 struct CompiledChange {
   std::string_view id;
   std::string_view change;
@@ -181,6 +182,17 @@ void judge(Finding& finding, const DeviceAccount& account, double fed) {
                                                            : Severity::note;
 }
 
+/// Large copies between host and device within the window for which it is not known whether their memory is
+/// at the device's NUMA node.
+std::size_t copies_without_node(const Timeline& timeline, TimeSpan window) {
+  return static_cast<std::size_t>(
+      std::count_if(timeline.copies.begin(), timeline.copies.end(), [&](const TimelineCopy& copy) {
+        return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes &&
+               copy.time.begin >= window.begin && copy.time.begin < window.end &&
+               (copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device));
+      }));
+}
+
 /// What nobody looked at, and how to record it. A recording of our own lacks other things than a trace.
 std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
   const bool trace = timeline.source == TimelineSource::torch_profiler;
@@ -253,9 +265,19 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
                                 "not known.",
                                 without_contents)});
   }
-  list.push_back({{},
-                  say("The NUMA node, and the default stream: no trace tells them.",
-                      "The NUMA node, and the default stream: they are not recorded.")});
+  if (trace) {
+    list.push_back({{"far-memory"}, "The NUMA node, and the default stream: no trace tells them."});
+  } else {
+    if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
+      list.push_back(
+          {{"far-memory"},
+           fmt::format(
+               "Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} "
+               "copies of more than 64 KiB. Containers often forbid to ask for it (move_pages).",
+               without_node)});
+    }
+    list.push_back({{}, "The default stream: it is not recorded."});
+  }
   return list;
 }
 

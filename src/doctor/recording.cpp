@@ -98,7 +98,8 @@ class RecordingParser {
     read_header();
     read_text();
     read_records();
-    keep_contents();
+    keep_memory();
+    keep_only_node();
     keep_ranges();
     Timeline& timeline = recording_.timeline;
     timeline.source = TimelineSource::recorder;
@@ -206,6 +207,16 @@ class RecordingParser {
         if (bytes.size() >= kNumber && number_at(bytes, 0) < kMostRecordedDevices)
           timeline.devices[static_cast<std::uint16_t>(number_at(bytes, 0))] = text_of(bytes.subspan(kNumber));
         break;
+      case TextType::device_node:
+        if (bytes.size() >= 2 * kNumber && number_at(bytes, 0) < kMostRecordedDevices &&
+            number_at(bytes, 1) < kUnknownNode)
+          timeline.device_nodes[static_cast<std::uint16_t>(number_at(bytes, 0))] =
+              static_cast<std::uint8_t>(number_at(bytes, 1));
+        break;
+      case TextType::only_node:
+        if (bytes.size() >= kNumber && number_at(bytes, 0) < kUnknownNode)
+          only_node_ = static_cast<std::uint8_t>(number_at(bytes, 0));
+        break;
     }
   }
 
@@ -251,7 +262,8 @@ class RecordingParser {
         if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
         if (to) {
           timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
-                                     memory_kind(record.extra & 0xFFu), memory_kind(record.extra >> 8u)});
+                                     memory_kind(record.extra & 0xFFu), memory_kind(record.extra >> 8u),
+                                     kUnknownNode});
         }
         return true;
       }
@@ -263,8 +275,11 @@ class RecordingParser {
         if (record.detail > static_cast<std::uint8_t>(CallKind::free)) return false;
         const auto thread = thread_number(record.stream);
         if (!thread) return false;
-        timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail)});
-        if (record.contents != 0) contents_[record.correlation] = record.contents;
+        const std::uint8_t host_node = node_of(record.extra & 0xFFu);
+        timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail),
+                                  node_of(record.extra >> 8u)});
+        if (record.contents != 0 || host_node != kUnknownNode)
+          memory_.push_back({record.contents, record.correlation, host_node});
         if (const std::uint32_t frame = frame_of(record.place); frame != kNone)
           timeline.host.push_back(
               {{own.begin, std::max(own.end, own.begin + 1)}, frame, *thread, HostSpanKind::frame});
@@ -287,11 +302,24 @@ class RecordingParser {
     return false;
   }
 
-  /// Calls have the contents of the copies that they made.
-  void keep_contents() {
+  /// Calls tell of the memory of the copies that they made.
+  void keep_memory() {
+    std::ranges::sort(memory_, {}, &CopiedMemory::correlation);
     for (TimelineCopy& copy : recording_.timeline.copies) {
-      const auto known = contents_.find(copy.correlation);
-      if (known != contents_.end()) copy.contents = known->second;
+      const auto known = std::ranges::lower_bound(memory_, copy.correlation, {}, &CopiedMemory::correlation);
+      if (known == memory_.end() || known->correlation != copy.correlation) continue;
+      copy.contents = known->contents;
+      copy.host_node = known->node;
+    }
+  }
+
+  /// If the machine has one NUMA node, all that nobody could ask for is there.
+  void keep_only_node() {
+    if (only_node_ == kUnknownNode) return;
+    Timeline& timeline = recording_.timeline;
+    for (TimelineCopy& copy : timeline.copies) {
+      if (copy.host_node == kUnknownNode) copy.host_node = only_node_;
+      timeline.device_nodes.try_emplace(copy.device, only_node_);
     }
   }
 
@@ -367,6 +395,11 @@ class RecordingParser {
 
   static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
+  /// 0 stands for an unknown one, and is all that earlier recorders wrote.
+  static std::uint8_t node_of(unsigned number_plus_one) {
+    return number_plus_one == 0 ? kUnknownNode : static_cast<std::uint8_t>(number_plus_one - 1);
+  }
+
   std::uint32_t frame_of(std::uint64_t place) const {
     return place > 0 && place <= stacks_.size() ? stacks_[static_cast<std::size_t>(place - 1)] : kNone;
   }
@@ -408,6 +441,12 @@ class RecordingParser {
     std::uint8_t loader = 0;
   };
 
+  struct CopiedMemory {
+    std::uint64_t contents = 0;
+    std::uint32_t correlation = 0;
+    std::uint8_t node = kUnknownNode;
+  };
+
   BytesAt bytes_;
   const std::string& file_;
   Header header_{};
@@ -417,10 +456,11 @@ class RecordingParser {
   std::vector<Wait> waits_;
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;
-  std::unordered_map<std::uint32_t, std::uint64_t> contents_;  ///< by correlation
+  std::vector<CopiedMemory> memory_;
   std::unordered_map<std::string, std::uint32_t> names_;
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
+  std::uint8_t only_node_ = kUnknownNode;
   bool has_python_ = false;
   std::uint64_t kept_ = 0;
   std::uint64_t incomplete_ = 0;

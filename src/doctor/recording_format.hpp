@@ -70,6 +70,8 @@ enum class TextType : std::uint32_t {
   device = 4,  ///< its number (u32) and its name
   code = 5,  ///< a frame of compiled code: the address in its file (u64), and the file's name. Numbered with
              ///< the other frames
+  device_node = 6,  ///< a device's number (u32), and that of its NUMA node (u32)
+  only_node = 7,    ///< the machine has one NUMA node: its number (u32)
 };
 struct TextEntry {
   std::uint32_t bytes;
@@ -80,7 +82,9 @@ enum class RecordType : std::uint8_t {
   copy = 1,  ///< detail: kind of copy; extra: kinds of memory, the source's in the lower half. Numbers as
              ///< CUPTI's
   work = 2,  ///< extra: the same for the same kernel
-  call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none
+  call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none; extra: of large copies,
+             ///< the NUMA node of the host memory in the lower half, that of the thread in the upper. They
+             ///< are numbers plus one; 0: not known
   wait = 4,  ///< a thread was seen in next() of a loader; detail: its index in kLoaders
   range =
       5,  ///< a range of NVTX begins (detail 0) or ends (1); correlation: its number; contents: of its name

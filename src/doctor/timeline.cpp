@@ -6,6 +6,9 @@
 
 namespace penstock {
 
+// A recording may have ten million of each.
+static_assert(sizeof(TimelineCopy) == 48 && sizeof(TimelineCall) == 24);
+
 namespace {
 
 /// Sorts what usually is in order already.

@@ -2,6 +2,7 @@
 
 #include "fake_gpu.hpp"
 
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +52,7 @@ long number_of(std::string_view word) {
 
 void act(std::string_view word) {
   if (word == "init") fake_init();
+  if (word.starts_with("driver=")) ::dlopen(std::string(word.substr(7)).c_str(), RTLD_NOW);
   if (word.starts_with("steps=")) {
     for (long i = 0; i < number_of(word); ++i) step(true);
   }

@@ -1,6 +1,7 @@
 #include "recorder/contents.hpp"
 
 #include "doctor/recording_format.hpp"
+#include "kernel_pages.hpp"
 #include "recorder/careful_copy.hpp"
 
 #include <gtest/gtest.h>
@@ -11,9 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <random>
-#include <string>
 #include <vector>
 
 namespace penstock::recorder {
@@ -26,9 +25,7 @@ std::vector<char> random_bytes(std::size_t count, unsigned seed = 1) {
   return bytes;
 }
 
-std::uint64_t hash(const void* source, std::size_t bytes) {
-  return hash_input(kRuntimeDomain, {nullptr, source, bytes, 1});
-}
+std::uint64_t hash(const void* source, std::size_t bytes) { return hash_input({source, bytes, true}); }
 
 TEST(Contents, HaveTheSameHashIfTheyAreTheSame) {
   const std::vector<char> bytes = random_bytes(1 << 20);
@@ -62,9 +59,7 @@ TEST(Contents, OfOtherCopiesAreNotLookedAt) {
   const std::vector<char> bytes = random_bytes(1 << 20);
   EXPECT_EQ(hash(bytes.data(), recording::kSmallCopyBytes), 0U);
   EXPECT_NE(hash(bytes.data(), recording::kSmallCopyBytes + 1), 0U);
-  EXPECT_EQ(hash_input(kRuntimeDomain, {nullptr, bytes.data(), bytes.size(), 2}), 0U) << "to the host";
-  EXPECT_EQ(hash_input(kRuntimeDomain, {nullptr, bytes.data(), bytes.size(), 4}), 0U) << "it is not said";
-  EXPECT_NE(hash_input(kDriverDomain, {nullptr, bytes.data(), bytes.size(), 0}), 0U);
+  EXPECT_EQ(hash_input({bytes.data(), bytes.size(), false}), 0U) << "to the host";
 }
 
 TEST(Contents, OfNearlyOneValueAreNotTold) {
@@ -92,32 +87,12 @@ TEST(Contents, ThatCannotBeReadAreNotTold) {
   ::munmap(memory, kBytes);
 }
 
-/// Where the kernel's own pages begin that are mapped as a driver maps memory; 0: there are none.
-std::uintptr_t kernel_pages() {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find("[vvar]") != std::string::npos) return std::stoul(line, nullptr, 16);
-  }
-  return 0;
-}
-
 // Pinned memory may be mapped by the driver. process_vm_readv() is refused there, and a program reads it.
 TEST(Contents, OfADriversMappingAreRead) {
-  const std::uintptr_t pages = kernel_pages();
+  const std::uintptr_t pages = test::kernel_pages();
   if (pages == 0) GTEST_SKIP() << "this kernel maps none of its pages";
   char bytes[64];
   EXPECT_EQ(copy_carefully(reinterpret_cast<const void*>(pages), bytes), sizeof bytes);
-}
-
-TEST(Contents, AreThoseOfCallsWhoseParametersAreKnown) {
-  for (const char* const name : {"cuMemcpyHtoD_v2", "cuMemcpyHtoDAsync_v2_ptsz"})
-    EXPECT_TRUE(has_copy_parameters(kDriverDomain, name)) << name;
-  for (const char* const name : {"cudaMemcpy_v3020", "cudaMemcpyAsync_ptsz_v7000"})
-    EXPECT_TRUE(has_copy_parameters(kRuntimeDomain, name)) << name;
-  for (const char* const name : {"cuMemcpyHtoD", "cuMemcpyHtoA_v2", "cuMemcpyDtoH_v2", "cuMemcpyAsync"})
-    EXPECT_FALSE(has_copy_parameters(kDriverDomain, name)) << name;
-  for (const char* const name : {"cudaMemcpy2D_v3020", "cudaMemcpyToArray_v3020", "cudaMemcpyPeer_v4000"})
-    EXPECT_FALSE(has_copy_parameters(kRuntimeDomain, name)) << name;
 }
 
 }  // namespace

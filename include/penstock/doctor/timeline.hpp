@@ -23,6 +23,8 @@ struct TimeSpan {
   friend bool operator==(const TimeSpan&, const TimeSpan&) = default;
 };
 
+inline constexpr std::uint8_t kUnknownNode = 0xFF;
+
 /// A copy on a device.
 struct TimelineCopy {
   TimeSpan time;
@@ -33,6 +35,7 @@ struct TimelineCopy {
   CopyDirection direction = CopyDirection::h2d;
   std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
   std::optional<MemoryKind> destination;
+  std::uint8_t host_node = kUnknownNode;  ///< NUMA node of the host memory, of its middle
   std::uint64_t contents = 0;  ///< of copies to a device: the same for the same bytes; 0: not known
 };
 
@@ -64,6 +67,7 @@ struct TimelineCall {
   std::uint32_t correlation = 0;
   std::uint16_t thread = 0;
   CallKind kind = CallKind::launch;
+  std::uint8_t node = kUnknownNode;  ///< of copies: the NUMA node that its thread ran on
 };
 
 enum class HostSpanKind : std::uint8_t {
@@ -110,14 +114,15 @@ struct Timeline {
   std::vector<TimelineHostSpan> host;
   std::vector<TimelineWidening> widenings;
   std::vector<TimelineRange> ranges;
-  std::vector<TimeSpan> steps;                   ///< empty: none are marked, and none were found
-  std::vector<std::string> names;                ///< of operators ("aten::copy_") and frames
-  std::map<std::uint16_t, std::string> devices;  ///< names of those that the recording describes
-  std::uint64_t events = 0;                      ///< of the recording, also those that are not kept
-  bool has_ops = false;                          ///< operators were recorded
-  bool has_frames = false;                       ///< stacks were recorded
-  bool is_compiled = false;                      ///< all stacks are of compiled code, and none of Python's
-  bool has_types = false;                        ///< types and shapes of the operators' inputs were recorded
+  std::vector<TimeSpan> steps;                         ///< empty: none are marked, and none were found
+  std::vector<std::string> names;                      ///< of operators ("aten::copy_") and frames
+  std::map<std::uint16_t, std::string> devices;        ///< names of those that the recording describes
+  std::map<std::uint16_t, std::uint8_t> device_nodes;  ///< NUMA nodes of those for which it tells them
+  std::uint64_t events = 0;                            ///< of the recording, also those that are not kept
+  bool has_ops = false;                                ///< operators were recorded
+  bool has_frames = false;                             ///< stacks were recorded
+  bool is_compiled = false;  ///< all stacks are of compiled code, and none of Python's
+  bool has_types = false;    ///< types and shapes of the operators' inputs were recorded
   TimelineSource source = TimelineSource::torch_profiler;
   std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why
 };
