@@ -86,9 +86,9 @@ def feed(
     gives lists with one batch for each device, as `Loader(group=...)` does. Each byte crosses one link, if the devices
     reach each other's memory: see `to_device`. If one device fails or has no memory for a batch, the error comes in
     that batch's place. Or a `ProcessGroup`: each of its processes has one device and feeds an equal DataLoader, whose
-    sampler gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch. It
-    is then an InvalidArgument if samples cannot be gathered natively, and an Error if the samplers differ. A group
-    excludes `static`.
+    sampler gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch, or
+    all of it if the devices do not reach each other's memory. It is then an InvalidArgument if samples cannot be
+    gathered natively, and an Error if the samplers differ. A group excludes `static`.
 
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
     handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop

@@ -43,7 +43,7 @@ def alone(**options):
 
 
 def body(text, device="host:{rank}"):
-    return f'DEVICE = "{device}".format(rank=rank)\n' + DATA + textwrap.dedent(text)
+    return f'DEVICE = "{device}".format(rank=rank, late=rank % 2)\n' + DATA + textwrap.dedent(text)
 
 
 def run_all(text, ranks, tmp_path, device="host:{rank}", **more):
@@ -87,6 +87,20 @@ def test_all_ranks_get_the_batches_of_a_loader_on_one(ranks, device, tmp_path):
         whole = 203 * (33 + 1)  # labels are narrowed on the wire
         # Of 3 processes one has 6 samples of 16; and what is ahead is dropped three times.
         assert 3 * whole / ranks < said["carried"] < (7 + ranks) * whole / ranks
+
+
+# Host devices reach each other only if both are late, or none is.
+APART = "host:{rank},late={late}"
+DEVICES = pytest.mark.parametrize("device", ["host:{rank}", APART], ids=["together", "apart"])
+
+
+def test_ranks_whose_devices_do_not_reach_each_other_bring_whole_batches(tmp_path):
+    for said in run_all(SAME_BATCHES, 2, tmp_path, APART):
+        assert said["good"]
+        assert said["first"].startswith("whole batches over this link: ")
+        assert "host devices reach each other only if `late` is the same" in said["first"]
+        whole = 203 * (33 + 1)
+        assert 3 * whole < said["carried"] < 9 * whole
 
 
 def test_gpus_of_several_processes(tmp_path):
@@ -154,7 +168,8 @@ def test_a_group_of_torch_distributed(tmp_path):
     assert [said["total"] for said in run_all(text, 2, tmp_path, job=port)] == [4950, 4950]
 
 
-def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
+@DEVICES
+def test_a_killed_rank_is_named_and_nothing_is_left(device, tmp_path):
     text = """
     loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=penstock.ProcessGroup())
     print("started", flush=True, file=sys.stderr)
@@ -171,10 +186,11 @@ def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
     """
     chance = random.Random(3)
     for turn in range(ROUNDS):
-        kill_one_of_three(body(text), "started", chance, 0.3, tmp_path / str(turn))
+        kill_one_of_three(body(text, device), "started", chance, 0.3, tmp_path / str(turn))
 
 
-def test_a_rank_that_closes_early_is_named(tmp_path):
+@DEVICES
+def test_a_rank_that_closes_early_is_named(device, tmp_path):
     text = """
     loader = penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup())
     said, batches = "", 0
@@ -188,7 +204,7 @@ def test_a_rank_that_closes_early_is_named(tmp_path):
         said = str(error)
     answer(said=said, batches=batches)
     """
-    first, second = run_all(text, 2, tmp_path)
+    first, second = run_all(text, 2, tmp_path, device)
     assert "has left" in first["said"]
     assert 2 <= first["batches"] < 13
     assert second == {"said": "", "batches": 2}
@@ -314,17 +330,19 @@ answer(good=bool(good), described=fed.describe()[:2], batches=fed.stats().batche
 
 
 @pytest.mark.parametrize(
-    ("ranks", "device"), [(2, "host:{rank}"), (3, "host:{rank},late=1"), (2, "host:{rank},link=1")]
+    ("ranks", "device"), [(2, "host:{rank}"), (3, "host:{rank},late=1"), (2, "host:{rank},link=1"), (2, APART)]
 )
 def test_feeds_get_the_batches_of_the_loader_in_all_processes(ranks, device, tmp_path):
     pytest.importorskip("torch")
     for said in feed_all(FEEDS, ranks, tmp_path, device):
         assert said["good"]
-        assert said["described"][1].startswith(f"1/{ranks} of each batch")
+        how = "whole batches over this link: " if device == APART else f"1/{ranks} of each batch"
+        assert said["described"][1].startswith(how)
         assert said["batches"] == 3 * 203 + 3
 
 
-def test_feeds_whose_samplers_differ_are_refused_in_the_place_of_the_batch(tmp_path):
+@DEVICES
+def test_feeds_whose_samplers_differ_are_refused_in_the_place_of_the_batch(device, tmp_path):
     pytest.importorskip("torch")
     text = """
     torch.manual_seed(rank)
@@ -335,13 +353,14 @@ def test_feeds_whose_samplers_differ_are_refused_in_the_place_of_the_batch(tmp_p
     answer(batches=batches, said=said, good=good)
     """
     text = "def loader_with(seed):\n    torch.manual_seed(seed)\n    return list(loader_of())\n" + textwrap.dedent(text)
-    for said in feed_all(text, 2, tmp_path):
+    for said in feed_all(text, 2, tmp_path, device):
         assert said["batches"] == 0
         assert "drawn other samples" in said["said"]
         assert said["good"]
 
 
-def test_feeds_of_which_one_has_fewer_batches_are_refused_at_its_end(tmp_path):
+@DEVICES
+def test_feeds_of_which_one_has_fewer_batches_are_refused_at_its_end(device, tmp_path):
     pytest.importorskip("torch")
     text = """
     class Some(Sampler):
@@ -353,12 +372,13 @@ def test_feeds_of_which_one_has_fewer_batches_are_refused_at_its_end(tmp_path):
     batches, said = taken(fed)
     answer(batches=batches, said=said)
     """
-    for said in feed_all(text, 2, tmp_path):
+    for said in feed_all(text, 2, tmp_path, device):
         assert said["batches"] == 4
         assert "drawn other samples" in said["said"]
 
 
-def test_a_feed_that_leaves_early_keeps_nobody_waiting_and_one_that_goes_on_alone_is_named(tmp_path):
+@DEVICES
+def test_a_feed_that_leaves_early_keeps_nobody_waiting_and_one_that_goes_on_alone_is_named(device, tmp_path):
     pytest.importorskip("torch")
     text = """
     fed = penstock.feed(loader_of(shuffle=False), device=DEVICE, group=penstock.ProcessGroup())
@@ -381,14 +401,15 @@ def test_a_feed_that_leaves_early_keeps_nobody_waiting_and_one_that_goes_on_alon
         said = str(error)
     answer(taken=taken, said=said)
     """
-    first, second = feed_all(text, 2, tmp_path)
+    first, second = feed_all(text, 2, tmp_path, device)
     assert 4 <= first["taken"] < 13
     assert "went to another epoch or place" in first["said"]
     assert second["taken"] == 4
     assert second["said"]
 
 
-def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(tmp_path):
+@DEVICES
+def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(device, tmp_path):
     pytest.importorskip("torch")
     text = """
     class Fails(Sampler):
@@ -403,7 +424,7 @@ def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(tmp_path):
     batches, said = taken(fed)
     answer(batches=batches, said=said)
     """
-    first, second = feed_all(text, 2, tmp_path)
+    first, second = feed_all(text, 2, tmp_path, device)
     assert (first["batches"], second["batches"]) == (2, 2)
     assert "its sampler raised an exception" in first["said"]
     assert second["said"] == "LookupError: no more of them"
@@ -443,7 +464,8 @@ def test_what_a_feed_of_processes_cannot_gather_is_refused(monkeypatch):
         pickle.dumps(fed)
 
 
-def test_loaders_of_processes_take_samplers_that_agree(tmp_path):
+@DEVICES
+def test_loaders_of_processes_take_samplers_that_agree(device, tmp_path):
     text = """
     order = np.random.default_rng(3).permutation(203)
     group = penstock.ProcessGroup()
@@ -456,6 +478,6 @@ def test_loaders_of_processes_take_samplers_that_agree(tmp_path):
     _, said = taken(other)
     answer(good=bool(good), said=said)
     """
-    for said in run_all(text, 2, tmp_path):
+    for said in run_all(text, 2, tmp_path, device):
         assert said["good"]
         assert "drawn other samples" in said["said"]

@@ -42,7 +42,7 @@ def refusal(call):
 
 
 def body(text, device="host:{rank}"):
-    return f'DEVICE = "{device}".format(rank=rank)\n' + HELPERS + textwrap.dedent(text)
+    return f'DEVICE = "{device}".format(rank=rank, late=rank % 2)\n' + HELPERS + textwrap.dedent(text)
 
 
 def run_all(text, ranks, tmp_path, device="host:{rank}", **more):
@@ -98,8 +98,10 @@ answer(good=good)
 """
 
 
+# Host devices reach each other only if both are late, or none is.
 @pytest.mark.parametrize(
-    ("ranks", "device"), [(2, "host:{rank}"), (3, "host:{rank},late=1"), (2, "host:{rank},link=1")]
+    ("ranks", "device"),
+    [(2, "host:{rank}"), (3, "host:{rank},late=1"), (2, "host:{rank},link=1"), (2, "host:{rank},late={late}")],
 )
 def test_all_ranks_get_the_tree(ranks, device, tmp_path):
     for said in run_all(SAME_TREES, ranks, tmp_path, device):

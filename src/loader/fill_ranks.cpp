@@ -1,5 +1,3 @@
-#include "loader/no_peer_memory.hpp"
-
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
@@ -198,19 +196,19 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
     ask();
     refuse_missing(board);
   };
-  std::optional<RankLoader> loader;
-  try {
-    loader.emplace(
-        Dataset({reader}), device, group,
-        LoaderOptions{.batch_size = reader->batch(),
-                      .batch_sampler = std::make_shared<OnceInOrder>(reader->sample_count(), reader->batch()),
-                      .prefetch_depth = kSlots - 1,
-                      // Half of it is for the ring of whole batches.
-                      .device_budget_bytes = 2 * kSlots * std::max(slot, kLeastSlot),
-                      .profile = options.profile});
-  } catch (const NoPeerMemory& error) {
+  std::string why;
+  std::optional<RankLoader> loader = RankLoader::if_it_feeds_once(
+      Dataset({reader}), device, group,
+      LoaderOptions{.batch_size = reader->batch(),
+                    .batch_sampler = std::make_shared<OnceInOrder>(reader->sample_count(), reader->batch()),
+                    .prefetch_depth = kSlots - 1,
+                    // Half of it is for the ring of whole batches.
+                    .device_budget_bytes = 2 * kSlots * std::max(slot, kLeastSlot),
+                    .profile = options.profile},
+      why);
+  if (!loader) {
     board.set(kCannotReach, 1);
-    warn(board, fmt::format("they cannot read each other's memory ({})", error.why()));
+    warn(board, fmt::format("they cannot read each other's memory ({})", why));
     return false;
   }
   const CopiesToBlocks copies(device, options.after);

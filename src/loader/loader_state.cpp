@@ -60,8 +60,9 @@ Dataset first_fields(const Dataset& dataset, std::size_t count) {
 
 }  // namespace
 
-LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options)
+LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options, RankDuties duties)
     : options_(checked(std::move(options))),
+      duties_(std::move(duties)),
       device_(std::move(device)),
       profile_(options_.profile ? *options_.profile : LinkProfile::defaults(device_.info())),
       workers_(options_.workers ? options_.workers : device_.host_workers(options_.threads)),
@@ -186,7 +187,7 @@ void LoaderState::run() {
   } catch (...) {
     failed.error = std::current_exception();
     failed.times.epoch = sampler_.epoch();
-    ring_->publish(std::move(failed));
+    publish_failure(std::move(failed));
   }
 }
 
@@ -194,6 +195,7 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
   PublishedItem item;
   item.times.epoch = sampler_.epoch();
   take_samples(slot, item);
+  if (!agree(slot)) return;
   if (slot.run.count == 0) {
     ring_->put_back(slot, false);
     sampler_.start_epoch(sampler_.epoch() + 1);
@@ -235,6 +237,25 @@ void LoaderState::take_samples(DeviceSlot& slot, PublishedItem& item) {
   slot.run = {.order = std::nullopt, .count = slot.drawn.size()};
 }
 
+/// False if production is to stop; the slot is free then.
+bool LoaderState::agree(DeviceSlot& slot) {
+  if (!duties_.agree) return true;
+  bool agreed = false;
+  try {
+    agreed = duties_.agree(slot, [this] { return stopping_.load(); });
+  } catch (...) {
+    ring_->put_back(slot, false);
+    throw;
+  }
+  if (!agreed) ring_->put_back(slot, false);
+  return agreed;
+}
+
+void LoaderState::publish_failure(PublishedItem failed) {
+  if (duties_.fail) duties_.fail(failed.error);
+  ring_->publish(std::move(failed));
+}
+
 void LoaderState::refuse_fork() const {
   if (is_forked()) {
     throw DeviceError(
@@ -261,6 +282,11 @@ std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const Functio
   return batch;
 }
 
+/// The ring goes on at `position`.
+void LoaderState::drop_batches(const SamplerState& position) {
+  for (const PublishedItem& dropped : ring_->reset(position)) account_->discard(dropped.timed);
+}
+
 template <typename Change>
 void LoaderState::go_to(Change&& change) {
   refuse_fork();
@@ -270,12 +296,13 @@ void LoaderState::go_to(Change&& change) {
   change(changed);
   end_production();
   sampler_ = changed;
-  for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
+  drop_batches(sampler_.state());
   if (drawn_) drawn_->restart(sampler_.epoch());
   try {
+    if (duties_.meet) duties_.meet(sampler_.state());
     begin_production();
   } catch (...) {
-    ring_->publish({.error = std::current_exception(), .state = sampler_.state()});
+    publish_failure({.error = std::current_exception(), .state = sampler_.state()});
     throw;
   }
   if (drawn_) drawn_->draw();  // for those who are in next() now
@@ -295,6 +322,15 @@ void LoaderState::synchronize() {
 void LoaderState::restore(const SamplerState& state) {
   if (drawn_) refuse_place();
   go_to([&](Sampler& sampler) { sampler.restore(state); });
+}
+
+void LoaderState::leave_epoch(const std::exception_ptr& error) {
+  const std::lock_guard control(control_mutex_);
+  if (closed_) return;
+  end_production();
+  drop_batches(ring_->position());
+  ring_->publish({.error = error, .state = ring_->position()});
+  producer_->synchronize();
 }
 
 SamplerState LoaderState::state() const {

@@ -6,6 +6,7 @@
 #include "loader/producer.hpp"
 #include "loader/resident.hpp"
 
+#include <penstock/core/function_ref.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/loader/loader.hpp>
 #include <penstock/memory/pool.hpp>
@@ -13,6 +14,8 @@
 #include <penstock/transfer/account.hpp>
 
 #include <atomic>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,19 +24,34 @@
 
 namespace penstock {
 
+/// What the loader of one of several processes does besides, so that all of them get the same batches. Empty
+/// functions are not called.
+struct RankDuties {
+  /// On the loader's thread: the batch of `slot`, or an epoch's end, which has no samples, comes next.
+  /// Returns once it comes next in all processes. False if `stopped` is true. Its exception is that of the
+  /// batch.
+  std::function<bool(const DeviceSlot& slot, FunctionRef<bool()> stopped)> agree;
+  /// All processes go to `place`. No batch is made meanwhile. After an exception none is made until the next
+  /// call.
+  std::function<void(const SamplerState& place)> meet;
+  /// This process makes no batches until it goes to another place.
+  std::function<void(const std::exception_ptr& error)> fail;
+};
+
 /// The loader's stages, in the order in which a batch goes through them:
 ///
 ///   sampler -> acquire a slot -> gather and copy (Producer) -> publish    on the producer's thread
 ///   take -> the consumer's stream waits -> lease                          in next()
 ///   lease ends -> done events -> the slot is free                         in DeviceBatch
 ///
-/// If a batch sampler takes the sampler's place, its batches are drawn in next().
+/// If a batch sampler takes the sampler's place, its batches are drawn in next(). With RankDuties, a batch is
+/// gathered once all processes have come to it.
 ///
 /// set_up lists the steps before the first batch. Loader closes it, and shares it with running calls of
 /// next().
 class LoaderState {
  public:
-  LoaderState(Dataset dataset, Device device, LoaderOptions options);
+  LoaderState(Dataset dataset, Device device, LoaderOptions options, RankDuties duties = {});
   LoaderState(const LoaderState&) = delete;
   LoaderState& operator=(const LoaderState&) = delete;
 
@@ -43,6 +61,8 @@ class LoaderState {
   void start_epoch(std::uint64_t epoch);
   void synchronize();
   void restore(const SamplerState& state);
+  /// Makes no batches until start_epoch or restore: next() throws `error` until then. Blocks as synchronize.
+  void leave_epoch(const std::exception_ptr& error);
   [[nodiscard]] SamplerState state() const;
   [[nodiscard]] std::uint64_t batches_left() const;
   void close();
@@ -67,6 +87,9 @@ class LoaderState {
   void run();
   void produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index);
   void take_samples(DeviceSlot& slot, PublishedItem& item);
+  [[nodiscard]] bool agree(DeviceSlot& slot);
+  void publish_failure(PublishedItem failed);
+  void drop_batches(const SamplerState& position);
   void begin_production();
   void end_production();
   template <typename Change>
@@ -76,6 +99,7 @@ class LoaderState {
 
   const std::uint64_t generation_ = fork_generation();
   LoaderOptions options_;
+  const RankDuties duties_;
   Device device_;
   const LinkProfile profile_;
   const std::shared_ptr<HostWorkers> workers_;

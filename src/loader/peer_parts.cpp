@@ -55,7 +55,9 @@ PeerParts::PeerParts(Device device, ProcessBoard& board, const FeedPlan& whole, 
     leave(0, {});
     throw;
   }
-  if (!refusal_.empty()) leave(0, {});
+  if (refusal_.empty()) return;
+  detach();
+  free_places();
 }
 
 PeerParts::~PeerParts() { leave(0, {}); }
@@ -194,29 +196,37 @@ void PeerParts::detach() noexcept {
   board_.set(kDetached, 1);
 }
 
-void PeerParts::leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept {
-  if (std::exchange(left_, true)) return;
-  const auto all = [&](auto&& is_done) {
+template <typename IsDone>
+bool PeerParts::wait_for_others(Clock::time_point end, IsDone&& is_done) const noexcept {
+  const auto all_are_done = [&] {
     for (std::size_t rank = 0; rank < board_.size(); ++rank) {
       if (rank != board_.rank() && !board_.has_ended(rank) && !is_done(rank)) return false;
     }
     return true;
   };
-  const auto wait_until = [&](Clock::time_point end, auto&& is_done) {
-    bool done = false;
-    nap_until([&] { return (done = all(is_done)) || Clock::now() >= end; });
-    return done;
-  };
-  wait_until(Clock::now() + patience, [&](std::size_t rank) {
+  bool done = false;
+  nap_until([&] { return (done = all_are_done()) || Clock::now() >= end; });
+  return done;
+}
+
+void PeerParts::leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept {
+  if (std::exchange(left_, true)) return;
+  wait_for_others(Clock::now() + patience, [&](std::size_t rank) {
     return board_.get(rank, kTaken) >= count || !board_.trouble(rank).empty() ||
            board_.get(rank, kGeneration) != generation_;
   });
   detach();
   board_.leave();
-  const bool unmapped = wait_until(Clock::now() + std::chrono::seconds(2), [&](std::size_t rank) {
+  free_places();
+}
+
+void PeerParts::free_places() noexcept {
+  if (own_ == nullptr) return;
+  const bool unmapped = wait_for_others(Clock::now() + std::chrono::seconds(2), [&](std::size_t rank) {
     return board_.get(rank, kDetached) != 0 || board_.has_left(rank);
   });
   if (unmapped) device_.deallocate(own_);
+  own_ = nullptr;
 }
 
 }  // namespace penstock

@@ -24,6 +24,9 @@ namespace penstock {
 ///
 /// For each batch in turn: put and offer; wait_for_offers; take all parts; taken. A part then stays in its
 /// place until all have taken it.
+///
+/// If the processes cannot read each other's memory, there are no places: see refusal. For each batch in
+/// turn: offer; wait_for_offers. It says that all have come to the batch, with the same samples.
 class PeerParts {
  public:
   using Clock = std::chrono::steady_clock;
@@ -36,7 +39,8 @@ class PeerParts {
   PeerParts(const PeerParts&) = delete;
   PeerParts& operator=(const PeerParts&) = delete;
 
-  /// Why the processes cannot read each other's parts; empty if they can. The same in all of them.
+  /// Why the processes cannot read each other's parts; empty if they can. It is empty in all of them or in
+  /// none. If it is not, put, take and taken may not be called.
   [[nodiscard]] const std::string& refusal() const noexcept { return refusal_; }
 
   /// Enqueues the copy of this process's part to its place. The parts of the batch before are taken.
@@ -75,8 +79,8 @@ class PeerParts {
   /// parts are under way.
   void end_if_over() noexcept;
   /// Waits, for at most `patience`, until the others have taken the parts of the first `count` batches, and
-  /// takes part no more. The memory is freed once the others have unmapped it. If that takes longer than two
-  /// seconds, it goes with the process. No work of this process is under way.
+  /// takes part no more. Frees the memory once the others have unmapped it, or lets it go with the process.
+  /// No work of this process is under way.
   void leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept;
 
  private:
@@ -94,13 +98,20 @@ class PeerParts {
   /// Throws Error if another process has offered other samples than this one.
   void check_draw(std::size_t rank, std::uint64_t turn) const;
   void detach() noexcept;
+  /// Waits until all others have ended or `is_done(rank)` is true for them, at most until `end`. Returns
+  /// whether that is so.
+  template <typename IsDone>
+  bool wait_for_others(Clock::time_point end, IsDone&& is_done) const noexcept;
+  /// Frees the places once the others have unmapped them. If that takes longer than two seconds, they go with
+  /// the process.
+  void free_places() noexcept;
 
   const Device device_;
   ProcessBoard& board_;
   const FeedPlan& whole_;
   std::vector<std::vector<std::size_t>> offsets_;  ///< by rank and field
   std::vector<std::size_t> place_bytes_;           ///< by rank
-  std::byte* own_ = nullptr;
+  std::byte* own_ = nullptr;                       ///< null: there are no places
   std::vector<std::optional<PeerMemory>> others_;
   std::string refusal_;
   std::uint64_t generation_ = 0;

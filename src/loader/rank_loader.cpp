@@ -8,7 +8,19 @@ namespace penstock {
 
 RankLoader::RankLoader(Dataset dataset, Device device, ProcessBoardOptions group, LoaderOptions options)
     : state_(std::make_shared<RankLoaderState>(std::move(dataset), std::move(device), std::move(group),
-                                               std::move(options))) {}
+                                               std::move(options), /*only_once=*/false)) {}
+
+RankLoader::RankLoader(std::shared_ptr<RankLoaderState> state) noexcept : state_(std::move(state)) {}
+
+std::optional<RankLoader> RankLoader::if_it_feeds_once(Dataset dataset, Device device,
+                                                       ProcessBoardOptions group, LoaderOptions options,
+                                                       std::string& why) {
+  RankLoader loader(std::make_shared<RankLoaderState>(std::move(dataset), std::move(device), std::move(group),
+                                                      std::move(options), /*only_once=*/true));
+  if (loader.feeds_once()) return loader;
+  why = loader.state_->refusal();
+  return std::nullopt;
+}
 
 RankLoader::~RankLoader() {
   if (state_ == nullptr) return;

@@ -1,6 +1,5 @@
 #include "loader/rank_loader_state.hpp"
 
-#include "loader/no_peer_memory.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/error.hpp>
@@ -58,10 +57,29 @@ void refuse_shared_gpus(const Device& device, ProcessBoard& board) {
   }
 }
 
+/// A number that says which samples a batch has.
+std::uint64_t number_of(const std::vector<std::uint64_t>& indices) {
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, of whole numbers
+  for (const std::uint64_t index : indices) {
+    hash = (hash ^ index) * 0x100000001b3;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+std::string text_of(const SamplerState& place) {
+  return fmt::format("sample {} of epoch {}", place.consumed, place.epoch);
+}
+
+std::exception_ptr error_of_left_epoch() {
+  return std::make_exception_ptr(
+      InvalidArgument("The epoch was left. Start one, in all processes of the group, and ask then."));
+}
+
 }  // namespace
 
 RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOptions group,
-                                 LoaderOptions options)
+                                 LoaderOptions options, bool only_once)
     : options_(checked_for_group(std::move(options))),
       device_(std::move(device)),
       dataset_(std::move(dataset)),
@@ -77,7 +95,7 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
     board_.agree(facts_of(dataset_, device_, options_));
     refuse_shared_gpus(device_, board_);
     meet();
-    add_loader();
+    if (feeds_once() || !only_once) add_loader();
     if (feeds_once()) begin_production();
   } catch (const std::exception& error) {
     board_.complain(error.what());
@@ -94,21 +112,34 @@ void RankLoaderState::meet() {
   }
   parts_ = std::make_unique<PeerParts>(device_, board_, plan_, split_);
   refusal_ = parts_->refusal();
-  if (refusal_.empty()) return;
-  parts_.reset();
-  if (options_.batch_sampler) throw NoPeerMemory(refusal_);
-  log_warning(
-      fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
-                  "other's memory "
-                  "({}). To use one link for each byte, feed shares and gather them with torch.distributed.",
-                  refusal_));
 }
 
 void RankLoaderState::add_loader() {
-  if (!feeds_once()) {
-    loader_.emplace(dataset_, device_, options_);
-    return;
+  if (feeds_once()) return add_loader_of_parts();
+  if (parts_ != nullptr) {
+    log_warning(
+        fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
+                    "other's memory ({}). To use one link for each byte, feed shares and gather them with "
+                    "torch.distributed.",
+                    refusal_));
   }
+  whole_ = std::make_unique<LoaderState>(dataset_, device_, options_, duties());
+}
+
+/// Of the loader of whole batches.
+RankDuties RankLoaderState::duties() {
+  RankDuties duties;
+  if (parts_ == nullptr) return duties;
+  duties.agree = [this](const DeviceSlot& slot, FunctionRef<bool()> stopped) { return agree(slot, stopped); };
+  duties.meet = [this](const SamplerState& place) { meet_at(place); };
+  duties.fail = [this](const std::exception_ptr& error) {
+    complain(error);
+    parts_->end_if_over();
+  };
+  return duties;
+}
+
+void RankLoaderState::add_loader_of_parts() {
   drawn_ = draws_of_whole(options_, dataset_.sample_count());
   if (drawn_) draws_ = std::make_shared<SharedDraws>(*drawn_);
   sampler_of_parts_ = std::make_shared<PartSampler>(first_sampler_, draws_, shares_, rank_);
@@ -165,15 +196,20 @@ bool RankLoaderState::make_end(PublishedItem& end) {
 /// Also tells the other processes of an exception.
 void RankLoaderState::publish(const PublishedItem& item) {
   if (item.error == nullptr) return ring_->publish(item);
+  complain(item.error);
+  ring_->publish(item);
+  parts_->end_if_over();
+}
+
+/// Tells the other processes of an exception.
+void RankLoaderState::complain(const std::exception_ptr& failure) noexcept {
   try {
-    std::rethrow_exception(item.error);
+    std::rethrow_exception(failure);
   } catch (const std::exception& error) {
     board_.complain(error.what());
   } catch (...) {
     board_.complain("an unknown exception");
   }
-  ring_->publish(item);
-  parts_->end_if_over();
 }
 
 /// False if it is to stop.
@@ -226,19 +262,8 @@ bool RankLoaderState::offer() {
   }
   shares_->forget_before(turn_);
   if (draws_ != nullptr) draws_->forget_before(turn_);
-  parts_->offer(turn_, draw_of_turn());
+  parts_->offer(turn_, draws_ == nullptr ? 0 : number_of(draws_->of(turn_)));
   return true;
-}
-
-/// A number that says which samples the batch of this turn has.
-std::uint64_t RankLoaderState::draw_of_turn() const {
-  if (draws_ == nullptr) return 0;
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, of whole numbers
-  for (const std::uint64_t index : draws_->of(turn_)) {
-    hash = (hash ^ index) * 0x100000001b3;
-    hash ^= hash >> 32;
-  }
-  return hash;
 }
 
 /// Brings the parts of all processes into a slot. False if it is to stop.
@@ -275,32 +300,64 @@ bool RankLoaderState::drain() const noexcept {
   return wait_quietly([&] { arrive_->synchronize(); }) && placed;
 }
 
+/// On the thread of the loader of whole batches. False if it is to stop.
+bool RankLoaderState::agree(const DeviceSlot& slot, FunctionRef<bool()> stopped) {
+  const bool is_drawn = options_.batch_sampler != nullptr;
+  if (slot.run.count == 0 && !is_drawn) return true;
+  parts_->offer(turn_, is_drawn ? number_of(slot.drawn) : 0);
+  if (!parts_->wait_for_offers(turn_, stopped)) return false;
+  ++turn_;
+  return true;
+}
+
+/// All processes go to `place`, and count from there.
+void RankLoaderState::meet_at(const SamplerState& place) {
+  parts_->start_anew(text_of(place));
+  turn_ = 0;
+}
+
 std::optional<DeviceBatch> RankLoaderState::next(const Stream& stream,
                                                  const FunctionRef<void()>* while_waiting) {
   refuse_fork();
-  if (!feeds_once()) {
-    return while_waiting != nullptr ? loader_->next(stream, *while_waiting) : loader_->next(stream);
-  }
-  Account::Request request(*account_, &stream);
   const auto since = PeerParts::Clock::now();
   const auto look = [&] {
     if (while_waiting != nullptr) (*while_waiting)();
-    const std::optional<PeerParts::Awaited> awaited = parts_->awaited();
-    if (!awaited) return;
-    if (PeerParts::Clock::now() - std::max(since, awaited->since) <= board_.options().timeout) return;
-    throw Error(fmt::format(
-        "No batch came within {} s: rank {} of the group (PID {}) lives, and has not done its part. All "
-        "processes of a group must ask for equally many batches.",
-        static_cast<double>(board_.options().timeout.count()) / 1000, awaited->rank,
-        board_.process(awaited->rank)));
+    refuse_late(since);
   };
   const FunctionRef<void()> look_meanwhile(look);
+  return feeds_once() ? next_of_parts(stream, look_meanwhile) : next_whole(stream, look_meanwhile);
+}
+
+/// Throws Error if another process has been waited for for too long, by a call that began at `since`.
+void RankLoaderState::refuse_late(PeerParts::Clock::time_point since) const {
+  if (parts_ == nullptr) return;
+  const std::optional<PeerParts::Awaited> awaited = parts_->awaited();
+  if (!awaited) return;
+  if (PeerParts::Clock::now() - std::max(since, awaited->since) <= board_.options().timeout) return;
+  throw Error(fmt::format(
+      "No batch came within {} s: rank {} of the group (PID {}) lives, and has not done its part. All "
+      "processes of a group must ask for equally many batches.",
+      static_cast<double>(board_.options().timeout.count()) / 1000, awaited->rank,
+      board_.process(awaited->rank)));
+}
+
+std::optional<DeviceBatch> RankLoaderState::next_whole(const Stream& stream,
+                                                       const FunctionRef<void()>& while_waiting) {
+  between_epochs_ = false;
+  std::optional<DeviceBatch> batch = whole_->next(stream, &while_waiting);
+  between_epochs_ = !batch && options_.batch_sampler != nullptr;
+  return batch;
+}
+
+std::optional<DeviceBatch> RankLoaderState::next_of_parts(const Stream& stream,
+                                                          const FunctionRef<void()>& while_waiting) {
+  Account::Request request(*account_, &stream);
   std::optional<DrawnBatches::Asking> asking;
   if (drawn_ && !ring_->is_closed()) {
     between_epochs_ = false;
     asking.emplace(*drawn_);
   }
-  PublishedItem item = ring_->take(stream, &look_meanwhile);
+  PublishedItem item = ring_->take(stream, &while_waiting);
   if (asking) {
     between_epochs_ = item.slot == nullptr;
     asking->has(item.generation, item.slot == nullptr);
@@ -328,10 +385,9 @@ void RankLoaderState::go_to(Change&& change) {
       parts_->give_up();
       throw DeviceError("PENSTOCK_LOST_WORK", "synchronize", 0, "Copies of parts cannot be waited for.");
     }
-    parts_->start_anew(fmt::format("sample {} of epoch {}", changed.state().consumed, changed.epoch()));
+    meet_at(changed.state());
     sampler_ = changed;
     index_ = first_sampler_.batches_per_epoch() - sampler_.batches_left();
-    turn_ = 0;
     handed_out_ = 0;
     for (const PublishedItem& dropped : ring_->reset(sampler_.state())) account_->discard(dropped.timed);
     shares_->restart();
@@ -353,8 +409,7 @@ void RankLoaderState::go_to(Change&& change) {
 void RankLoaderState::leave_epoch() {
   refuse_fork();
   if (!feeds_once()) {
-    loader_->start_epoch(loader_->state().epoch + 1);
-    return loader_->synchronize();
+    return between_epochs_ ? whole_->synchronize() : whole_->leave_epoch(error_of_left_epoch());
   }
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
@@ -362,36 +417,34 @@ void RankLoaderState::leave_epoch() {
     end_production();
     for (const PublishedItem& dropped : ring_->reset(ring_->position())) account_->discard(dropped.timed);
     loader_->start_epoch(loader_->state().epoch + 1);
-    ring_->publish({.error = std::make_exception_ptr(InvalidArgument(
-                        "The epoch was left. Start one, in all processes of the group, and ask then.")),
-                    .state = ring_->position()});
+    ring_->publish({.error = error_of_left_epoch(), .state = ring_->position()});
   }
   loader_->synchronize();
 }
 
 void RankLoaderState::start_epoch(std::uint64_t epoch) {
   refuse_fork();
-  if (!feeds_once()) return loader_->start_epoch(epoch);
+  if (!feeds_once()) return whole_->start_epoch(epoch);
   if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
 }
 
 void RankLoaderState::restore(const SamplerState& state) {
   if (options_.batch_sampler) refuse_place();
-  if (!feeds_once()) return loader_->restore(state);
+  if (!feeds_once()) return whole_->restore(state);
   go_to([&](Sampler& sampler) { sampler.restore(state); });
 }
 
 SamplerState RankLoaderState::state() const {
   refuse_fork();
-  return feeds_once() ? ring_->position() : loader_->state();
+  return feeds_once() ? ring_->position() : whole_->state();
 }
 
 void RankLoaderState::close() {
   if (is_forked()) return;
   const std::lock_guard control(control_mutex_);
   if (std::exchange(closed_, true)) return;
-  if (!feeds_once()) return loader_->close();
+  if (!feeds_once()) return close_whole();
   end_production();
   ring_->close();
   static_cast<void>(drain());
@@ -399,10 +452,21 @@ void RankLoaderState::close() {
   loader_->close();  // the last: it throws if the device failed
 }
 
+void RankLoaderState::close_whole() {
+  std::exception_ptr failure;
+  try {
+    if (whole_ != nullptr) whole_->close();
+  } catch (...) {  // a failed device
+    failure = std::current_exception();
+  }
+  if (parts_ != nullptr) parts_->leave(0, {});
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
+
 FeedStatistics RankLoaderState::stats() const {
   refuse_fork();
-  FeedStatistics own = loader_->stats();
-  if (!feeds_once()) return own;
+  if (!feeds_once()) return whole_->stats();
+  const FeedStatistics own = loader_->stats();
   FeedStatistics statistics = account_->total();
   const RingSize size = ring_->size();
   statistics.link_bytes = own.link_bytes;
@@ -418,11 +482,11 @@ FeedStatistics RankLoaderState::stats() const {
 
 std::vector<BatchTimes> RankLoaderState::timeline() const {
   refuse_fork();
-  return feeds_once() ? account_->timeline() : loader_->timeline();
+  return feeds_once() ? account_->timeline() : whole_->timeline();
 }
 
 std::vector<std::string> RankLoaderState::describe() const {
-  std::vector<std::string> lines = loader_->describe();
+  std::vector<std::string> lines = feeds_once() ? loader_->describe() : whole_->plan().describe();
   lines.insert(lines.begin(),
                feeds_once()
                    ? fmt::format("1/{} of each batch over this link, the rest from {} other processes",

@@ -2,6 +2,7 @@
 
 #include "loader/batch_parts.hpp"
 #include "loader/device_ring.hpp"
+#include "loader/loader_state.hpp"
 #include "loader/peer_parts.hpp"
 
 #include <penstock/core/fork.hpp>
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,9 +36,16 @@ namespace penstock {
 /// If a batch sampler chooses the samples, its batches are drawn in next(). With each part a process offers a
 /// number that says which samples the whole batch has, and with none at an epoch's end. So processes whose
 /// samplers differ notice it before they take a part.
+///
+/// If the processes cannot read each other's memory, each has a loader of whole batches. That loader's thread
+/// makes the same offers, for each batch before it gathers it, and waits for those of the others. A process
+/// that is alone in its group has such a loader, too, and offers nothing.
 class RankLoaderState {
  public:
-  RankLoaderState(Dataset dataset, Device device, ProcessBoardOptions group, LoaderOptions options);
+  /// `only_once`: if feeds_once() is false, there is no loader. Only feeds_once, refusal and close may be
+  /// called then.
+  RankLoaderState(Dataset dataset, Device device, ProcessBoardOptions group, LoaderOptions options,
+                  bool only_once);
   ~RankLoaderState();
   RankLoaderState(const RankLoaderState&) = delete;
   RankLoaderState& operator=(const RankLoaderState&) = delete;
@@ -53,7 +62,9 @@ class RankLoaderState {
   [[nodiscard]] FeedStatistics stats() const;
   [[nodiscard]] std::vector<BatchTimes> timeline() const;
   [[nodiscard]] std::vector<std::string> describe() const;
-  [[nodiscard]] bool feeds_once() const noexcept { return parts_ != nullptr; }
+  [[nodiscard]] bool feeds_once() const noexcept { return refusal_.empty(); }
+  /// Why it does not feed once; empty if it does.
+  [[nodiscard]] const std::string& refusal() const noexcept { return refusal_; }
 
   [[nodiscard]] const Sampler& first_sampler() const noexcept { return first_sampler_; }
   [[nodiscard]] const Dataset& dataset() const noexcept { return dataset_; }
@@ -64,12 +75,22 @@ class RankLoaderState {
  private:
   void meet();
   void add_loader();
+  void add_loader_of_parts();
+  [[nodiscard]] RankDuties duties();
+  [[nodiscard]] std::optional<DeviceBatch> next_of_parts(const Stream& stream,
+                                                         const FunctionRef<void()>& while_waiting);
+  [[nodiscard]] std::optional<DeviceBatch> next_whole(const Stream& stream,
+                                                      const FunctionRef<void()>& while_waiting);
+  void close_whole();
+  void refuse_late(PeerParts::Clock::time_point since) const;
   void run();
   [[nodiscard]] SampleRun next_run();
   [[nodiscard]] bool make_batch(const SampleRun& run);
   [[nodiscard]] bool make_end(PublishedItem& end);
   [[nodiscard]] bool offer();
-  [[nodiscard]] std::uint64_t draw_of_turn() const;
+  [[nodiscard]] bool agree(const DeviceSlot& slot, FunctionRef<bool()> stopped);
+  void meet_at(const SamplerState& place);
+  void complain(const std::exception_ptr& error) noexcept;
   [[nodiscard]] bool fill(DeviceSlot& slot, PublishedItem& item);
   [[nodiscard]] bool wait_for(const Event& event) const;
   [[nodiscard]] bool drain() const noexcept;
@@ -91,27 +112,29 @@ class RankLoaderState {
       shares_;  ///< the same split for each batch; only for the loader's thread
   ProcessBoard board_;
   const std::size_t rank_;
-  std::unique_ptr<PeerParts> parts_;     ///< null if each process brings whole batches
-  std::string refusal_;                  ///< why it is null
-  std::unique_ptr<DrawnBatches> drawn_;  ///< of the batch sampler; null without one, and if parts_ is null
-  std::shared_ptr<SharedDraws> draws_;   ///< the same, for the loader's thread
-  std::shared_ptr<PartSampler> sampler_of_parts_;
-  std::optional<Loader> loader_;  ///< of the parts, or of whole batches
+  std::unique_ptr<PeerParts> parts_;  ///< null if the group is one process
+  std::string refusal_;
+  /// Batches since the processes were last at one place; with a batch sampler, also ends of epochs. Only for
+  /// the thread that makes batches.
+  std::uint64_t turn_ = 0;
+  std::atomic<bool> between_epochs_{false};  ///< with a batch sampler: an end was handed out last
+  std::unique_ptr<LoaderState> whole_;       ///< null if it feeds once
 
   // The rest is for feeding once.
+  std::unique_ptr<DrawnBatches> drawn_;  ///< of the batch sampler; null without one
+  std::shared_ptr<SharedDraws> draws_;   ///< the same, for the loader's thread
+  std::shared_ptr<PartSampler> sampler_of_parts_;
+  std::optional<Loader> loader_;  ///< of the parts
   std::unique_ptr<Account> account_;
   std::shared_ptr<DeviceRing> ring_;
   std::optional<Stream> put_;     ///< copies this process's part to its place
   std::optional<Stream> arrive_;  ///< copies all parts to a slot
   std::optional<Event> placed_;
 
-  Sampler sampler_;  ///< only for the loader's thread, as the next two
+  Sampler sampler_;  ///< only for the loader's thread, as the next one
   std::uint64_t index_ = 0;
-  /// Batches since the processes were last at one place; with a batch sampler, also ends of epochs.
-  std::uint64_t turn_ = 0;
 
-  std::atomic<std::uint64_t> handed_out_{0};  ///< the same, of next()
-  std::atomic<bool> between_epochs_{false};   ///< with a batch sampler: an end was handed out last
+  std::atomic<std::uint64_t> handed_out_{0};  ///< as turn_, of next()
   std::atomic<bool> stopped_{false};
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore and close

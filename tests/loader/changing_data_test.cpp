@@ -1,8 +1,13 @@
 #include "loader/listed_batches.hpp"
 #include "loader/loader_fixture.hpp"
 
+#include <penstock/loader/rank_loader.hpp>
+
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 /// Arrays that the program writes to between epochs.
 namespace penstock::testing {
@@ -82,6 +87,33 @@ TEST_P(ChangingDataTest, AnEpochThatIsLeftReadsNothingMore) {
   ASSERT_TRUE(held);
   expect_stored(before, read(*held));
   expect_stored(loader.dataset(), read_epoch(loader));
+}
+
+// A process that is alone in its group brings whole batches, as those do that cannot read each other's
+// memory.
+TEST_P(ChangingDataTest, AnEpochThatAProcessOfAGroupLeavesReadsNothingMore) {
+  write(0);
+  RankLoader loader(dataset(), *device_,
+                    {.meeting = {.key = "changes " + std::to_string(getpid()), .processes = 1}}, options());
+  EXPECT_FALSE(loader.feeds_once());
+  Dataset before = copy_of_dataset();
+  const auto first = loader.next(*stream_);
+  loader.leave_epoch();
+  write(1);
+  ASSERT_TRUE(first);
+  expect_stored(before, read(*first));
+  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), InvalidArgument);
+  loader.start_epoch(1);
+  before = copy_of_dataset();
+  std::vector<DeviceBatch> held;
+  while (auto batch = loader.next(*stream_)) held.push_back(std::move(*batch));
+  loader.leave_epoch();
+  write(2);
+  ASSERT_EQ(held.size(), 5U);
+  for (const DeviceBatch& batch : held) expect_stored(before, read(batch));
+  const auto next = loader.next(*stream_);
+  ASSERT_TRUE(next) << "the epoch had ended, so the next one begins";
+  expect_stored(loader.dataset(), read(*next));
 }
 
 TEST_P(ChangingDataTest, CannotBeResident) {

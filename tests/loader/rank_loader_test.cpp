@@ -27,6 +27,7 @@ namespace penstock::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 struct RankSetup {
@@ -60,6 +61,7 @@ struct Command {
 struct Answer {
   std::uint64_t batches = 0;
   std::uint64_t link_bytes = 0;
+  std::uint64_t slots = 0;
   bool wrong = false;  ///< a batch had other bytes than expected
   std::array<char, 600> text{};
 
@@ -169,7 +171,9 @@ class Rank {
       case Do::end:
         return;
     }
-    answer.link_bytes = loader_->stats().link_bytes;
+    const FeedStatistics statistics = loader_->stats();
+    answer.link_bytes = statistics.link_bytes;
+    answer.slots = statistics.slots;
   }
 
  private:
@@ -276,7 +280,7 @@ class RankLoaderTest : public ::testing::TestWithParam<Devices> {
     static int group = 0;
     const std::string key = "ranks of " + std::to_string(getpid()) + " " + std::to_string(++group);
     for (std::size_t rank = 0; rank < GetParam().specs.size(); ++rank) {
-      RankSetup setup{.rank = rank, .ranks = GetParam().specs.size()};
+      RankSetup setup{.rank = rank, .ranks = GetParam().specs.size(), .peer_access = !are_apart()};
       put(setup.device, GetParam().specs[rank]);
       put(setup.key, key);
       if (change) change(setup);
@@ -317,22 +321,28 @@ class RankLoaderTest : public ::testing::TestWithParam<Devices> {
     for (const auto& rank : ranks_) EXPECT_TRUE(rank->wait());
   }
   [[nodiscard]] std::size_t size() const { return ranks_.size(); }
+  /// True if the devices do not reach each other.
+  [[nodiscard]] static bool are_apart() { return GetParam().name.ends_with("Apart"); }
 
   std::vector<std::unique_ptr<OtherProcess>> ranks_;
 };
 
 constexpr std::uint64_t kSampleBytes = 3 * 11 * 7 + 8 + 5 * 4;
 
-TEST_P(RankLoaderTest, AllGetTheSameBatchesAndEachByteCrossesOneLink) {
+TEST_P(RankLoaderTest, AllGetTheSameBatchesAndEachByteCrossesOneLinkIfTheyReachEachOther) {
   for (const std::string& error : start()) EXPECT_EQ(error, "");
   const std::vector<Answer> answers = all({Do::read, 3 * 13});  // three epochs
   expect_good(answers, 3 * 13);
+  const std::size_t parts = are_apart() ? 1 : size();
   for (const Answer& answer : answers) {
     // With a few batches that are ahead. Labels are narrowed on the wire.
-    EXPECT_GT(answer.link_bytes, 3 * 203 * (kSampleBytes - 7) * 9 / 10 / size());
-    EXPECT_LT(answer.link_bytes, (3 * 203 + 6 * 16) * kSampleBytes / size() + 6 * 16 * kSampleBytes);
+    EXPECT_GT(answer.link_bytes, 3 * 203 * (kSampleBytes - 7) * 9 / 10 / parts);
+    EXPECT_LT(answer.link_bytes, (3 * 203 + 6 * 16) * kSampleBytes / parts + 6 * 16 * kSampleBytes);
   }
-  EXPECT_THAT(one(0, {Do::describe}).error(), HasSubstr("1/" + std::to_string(size()) + " of each batch"));
+  const std::string how = are_apart()
+                              ? "whole batches over this link: (rank .: )?(host devices reach|.* cannot map)"
+                              : "1/" + std::to_string(size()) + " of each batch";
+  for (const Answer& answer : all({Do::describe})) EXPECT_THAT(answer.error(), ContainsRegex(how));
   expect_good(all({Do::close}));
   for (const Answer& answer : all({Do::live})) EXPECT_EQ(answer.error(), "0 bytes");
   expect_all_end();
@@ -445,15 +455,18 @@ TEST_P(RankLoaderTest, OneWhoseEpochEndsEarlierIsNamed) {
 }
 
 TEST_P(RankLoaderTest, AnEpochIsLeftWithoutTheOthersAndStartedWithThem) {
-  start([](RankSetup& setup) { setup.has_sampler = true; });
-  expect_good(all({Do::read, 4}), 4);
-  for (std::size_t rank = 0; rank < size(); ++rank) {
-    expect_good({one(rank, {Do::leave_epoch})});
-    EXPECT_THAT(one(rank, {Do::read, 1}).error(), HasSubstr("The epoch was left"));
+  for (const bool has_sampler : {false, true}) {
+    start([&](RankSetup& setup) { setup.has_sampler = has_sampler; });
+    expect_good(all({Do::read, 4}), 4);
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      expect_good({one(rank, {Do::leave_epoch})});
+      EXPECT_THAT(one(rank, {Do::read, 1}).error(), HasSubstr("The epoch was left"));
+    }
+    expect_good(all({Do::start_epoch, 1}));
+    expect_good(all({Do::read, 13}), 13);
+    expect_all_end();
+    ranks_.clear();
   }
-  expect_good(all({Do::start_epoch, 1}));
-  expect_good(all({Do::read, 13}), 13);
-  expect_all_end();
 }
 
 TEST_P(RankLoaderTest, OneThatClosesEarlyIsNamed) {
@@ -490,7 +503,18 @@ TEST_P(RankLoaderTest, OneThatFailsIsNamedAndMayGoOn) {
     setup.zeros = true;
     if (setup.rank + 1 == setup.ranks) setup.fails_at = 202;  // in its part of the last batch
   });
-  expect_all_fail(12, "this sample is broken");
+  if (are_apart()) {
+    // The others have it in the batch that they bring themselves, and miss its next one.
+    for (std::size_t rank = 0; rank < size(); ++rank) ranks_[rank]->send(Command{Do::read, 100});
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      const auto answer = ranks_[rank]->receive<Answer>();
+      EXPECT_FALSE(answer.wrong);
+      EXPECT_EQ(answer.batches, rank + 1 == size() ? 12u : 13u);
+      EXPECT_THAT(answer.error(), HasSubstr("this sample is broken"));
+    }
+  } else {
+    expect_all_fail(12, "this sample is broken");
+  }
   expect_good(all({Do::start_epoch, 1}));
   expect_good(all({Do::read, 12}), 12);
   expect_all_end();
@@ -591,7 +615,9 @@ INSTANTIATE_TEST_SUITE_P(
         {"HostLate3",
          {"host:0,memory=64MiB,late=1", "host:1,memory=64MiB,late=1", "host:2,memory=64MiB,late=1"}},
         {"HostSlow", {"host:0,memory=64MiB,link=0.05,peer=0.05", "host:1,memory=64MiB,link=0.05,peer=0.05"}},
-        {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:2"}}})),
+        {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:2"}},
+        {"HostsApart", {"host:0,memory=64MiB", "host:1,memory=64MiB,late=1", "host:2,memory=64MiB"}},
+        {"FakeCudasApart", {"cuda:0", "cuda:1"}}})),
     [](const auto& each) { return each.param.name; });
 
 class PlainRanks : public RankLoaderTest {};
@@ -605,19 +631,7 @@ TEST_P(PlainRanks, WithoutPeerAccessEachBringsWholeBatches) {
   for (const Answer& answer : all({Do::describe})) {
     EXPECT_THAT(answer.error(), AllOf(HasSubstr("whole batches"), HasSubstr("cannot map the memory")));
   }
-  expect_good(all({Do::start_epoch, 4}));
-  expect_good(all({Do::read, 2}), 2);
   expect_good(all({Do::close}));
-  expect_all_end();
-}
-
-TEST_P(PlainRanks, ASamplerIsRefusedWithoutPeerAccess) {
-  for (const std::string& error : start([](RankSetup& setup) {
-         setup.peer_access = false;
-         setup.has_sampler = true;
-       })) {
-    EXPECT_THAT(error, HasSubstr("without a way to see whether their samplers agree"));
-  }
   expect_all_end();
 }
 
@@ -645,18 +659,106 @@ TEST_P(PlainRanks, OneThatCannotGoElsewhereEndsTheGroupForAll) {
 }
 
 TEST_P(PlainRanks, OneThatFailsAsItClosesIsNamed) {
-  start([](RankSetup& setup) { setup.timeout_ms = 5000; });
-  expect_good(all({Do::read, 3}), 3);
-  EXPECT_EQ(one(0, {Do::fail}).error(), "");
-  EXPECT_THAT(one(0, {Do::close}).error(), HasSubstr("cuStreamSynchronize"));
-  const Answer answer = one(1, {Do::read, 100});
-  EXPECT_FALSE(answer.wrong);
-  EXPECT_THAT(answer.error(), HasSubstr("has left"));
-  EXPECT_EQ(one(0, {Do::heal}).error(), "");
-  expect_all_end();
+  for (const bool peer_access : {true, false}) {
+    start([&](RankSetup& setup) {
+      setup.timeout_ms = 5000;
+      setup.peer_access = peer_access;
+    });
+    expect_good(all({Do::read, 3}), 3);
+    EXPECT_EQ(one(0, {Do::fail}).error(), "");
+    EXPECT_THAT(one(0, {Do::close}).error(), HasSubstr("cuStreamSynchronize"));
+    const Answer answer = one(1, {Do::read, 100});
+    EXPECT_FALSE(answer.wrong);
+    EXPECT_THAT(answer.error(), HasSubstr("has left"));
+    EXPECT_EQ(one(0, {Do::heal}).error(), "");
+    expect_all_end();
+    ranks_.clear();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Groups, PlainRanks, ::testing::Values(Devices{"FakeCuda", {"cuda:0", "cuda:1"}}),
+                         [](const auto& each) { return each.param.name; });
+
+class RanksApart : public RankLoaderTest {};
+
+TEST_P(RanksApart, NoneIsAheadOfOneThatDoesNotAsk) {
+  start([](RankSetup& setup) {
+    setup.has_sampler = true;
+    if (setup.rank == 0) setup.timeout_ms = 300;
+  });
+  Answer first = one(0, {Do::read, 5});
+  EXPECT_EQ(first.batches, 0u);
+  EXPECT_THAT(first.error(), HasSubstr("lives, and has not done its part"));
+  ranks_[1]->send(Command{Do::read, 5});
+  std::uint64_t batches = 0;
+  while (!first.error().empty() && !first.wrong) {
+    first = one(0, {Do::read, 5 - batches});
+    batches += first.batches;
+  }
+  EXPECT_EQ(batches, 5u);
+  expect_good({ranks_[1]->receive<Answer>()}, 5);
+  expect_all_end();
+}
+
+TEST_P(RanksApart, OneThatFailsWithASamplerIsNamedAndMayGoOn) {
+  start([](RankSetup& setup) {
+    setup.shuffle = false;
+    setup.has_sampler = true;
+    setup.zeros = true;
+    if (setup.rank == 1) setup.fails_at = 100;  // in batch 6
+  });
+  for (const auto& rank : ranks_) rank->send(Command{Do::read, 100});
+  for (std::size_t rank = 0; rank < size(); ++rank) {
+    const auto answer = ranks_[rank]->receive<Answer>();
+    EXPECT_FALSE(answer.wrong);
+    EXPECT_EQ(answer.batches, rank == 1 ? 6u : 7u);
+    EXPECT_THAT(answer.error(), HasSubstr("this sample is broken"));
+  }
+  expect_good(all({Do::start_epoch, 1}));
+  expect_good(all({Do::read, 6}), 6);
+  expect_all_end();
+}
+
+TEST_P(RanksApart, NoSlotIsLostWhereOneWaitsForTheOthersOrDiffers) {
+  for (const bool differs : {false, true}) {
+    start([&](RankSetup& setup) {
+      setup.has_sampler = differs;
+      if (differs && setup.rank == 1) setup.differs_at = 2;
+    });
+    for (std::uint64_t epoch = 1; epoch < 6; ++epoch) {
+      // If they do not differ, the first one's thread then waits for the others to come to its third batch.
+      differs ? expect_all_fail(2, "drawn other samples") : expect_good({one(0, {Do::read, 2})}, 2);
+      expect_good(all({Do::start_epoch, epoch}));
+    }
+    for (const Answer& answer : all({Do::read, 2})) EXPECT_EQ(answer.slots, 3u);
+    expect_all_end();
+    ranks_.clear();
+  }
+}
+
+TEST_P(RanksApart, OneThatIsWaitedForMayCloseAndSoMayThoseWhoWait) {
+  start([](RankSetup& setup) { setup.has_sampler = true; });
+  expect_good(all({Do::read, 3}), 3);
+  ranks_[0]->send(Command{Do::read, 100});
+  EXPECT_EQ(one(1, {Do::close}).error(), "");
+  EXPECT_THAT(ranks_[0]->receive<Answer>().error(), HasSubstr("has left"));
+  for (const Answer& answer : all({Do::close})) EXPECT_EQ(answer.error(), "");
+  for (const Answer& answer : all({Do::live})) EXPECT_EQ(answer.error(), "0 bytes");
+  expect_all_end();
+}
+
+TEST_P(RanksApart, AForkedChildIsRefused) {
+  start();
+  expect_good(all({Do::read, 2}), 2);
+  EXPECT_FALSE(one(0, {Do::fork}).wrong);
+  expect_good(all({Do::read, 20}), 20);
+  expect_all_end();
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, RanksApart,
+                         ::testing::Values(Devices{"HostsApart",
+                                                   {"host:0,memory=64MiB", "host:1,memory=64MiB,late=1"}},
+                                           Devices{"FakeCudasApart", {"cuda:0", "cuda:1"}}),
                          [](const auto& each) { return each.param.name; });
 
 class HostRanks : public RankLoaderTest {};
@@ -707,6 +809,19 @@ TEST_P(HostRanks, HostDevicesOfOneNameAreDifferent) {
     EXPECT_EQ(error, "");
   }
   expect_good(all({Do::read, 20}), 20);
+  expect_all_end();
+}
+
+TEST_P(HostRanks, OneWithoutMemoryForWholeBatchesIsNamed) {
+  const std::vector<std::string> errors = start([](RankSetup& setup) {
+    setup.batch = 203;
+    put(setup.device, setup.rank == 1 ? "host:1,memory=64KiB,late=1" : "host:0,memory=64MiB");
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_THAT(errors[1], HasSubstr("memory"));
+  const Answer answer = one(0, {Do::read, 100});
+  EXPECT_EQ(answer.batches, 0u);
+  EXPECT_THAT(answer.error(), AllOf(HasSubstr("Rank 1"), HasSubstr("memory")));
   expect_all_end();
 }
 
