@@ -52,6 +52,11 @@ def inventory() -> tuple[list[DeviceInfo], list[str]]:
     The devices of this machine, GPUs first, and a sentence for each that is missing.
     """
 
+def share_processors(processes: int) -> None:
+    """
+    Tells that so many processes of this host, with this one, move data at the same time.
+    """
+
 class Array:
     """
     An array on a GPU, which penstock returns if PyTorch is not imported. CuPy, JAX and

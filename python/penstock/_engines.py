@@ -47,7 +47,7 @@ def engine_for(device: Any) -> _core.Engine:
     with _lock:
         engine = _engines.get(spec)
         if engine is None:
-            _core.share_processors(_others.processes_of_host())
+            _core.share_processors(_others.processes_on_these_processors())
             engine = _engines[spec] = _core.Engine(spec, _cache_directory())
         elif os.getpid() != _owner:
             raise DeviceError(

@@ -72,6 +72,17 @@ def processes_of_host() -> int:
     return max(1, int(count)) if count.isdecimal() else 1
 
 
+def processes_on_these_processors() -> int:
+    """The number of processes of this host that use the processors of this one. Those that torchrun has bound to
+    processors of their own, fewer than it has itself, use only these."""
+    own = len(os.sched_getaffinity(0))
+    try:
+        of_all = len(os.sched_getaffinity(os.getppid()))
+    except OSError:  # the parent has ended
+        of_all = own
+    return max(1, round(processes_of_host() * min(1.0, own / of_all)))
+
+
 def warn_unless_sharded(loader: Any, what: str) -> None:
     """Warns once in each process if several train together and nothing shards the samples."""
     count = processes()

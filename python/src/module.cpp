@@ -15,7 +15,6 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
-#include <penstock/device/topology.hpp>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>

@@ -55,26 +55,27 @@ std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& le
   return enclosing(leaf, whole.data, whole.bytes);
 }
 
+[[noreturn]] void refuse_array(const std::string& name) {
+  throw InvalidArgument("Field '" + name +
+                        "' is not an array of whole bytes that lie side by side, or its dtype is not known; "
+                        "convert it to a bool, integer or float type.");
+}
+
 /// Bytes from one sample of an array to the next.
-std::size_t stride_of(const nb::object& array, const Leaf& leaf) {
-  if (leaf.framework != Framework::torch) return nb::cast<std::size_t>(array.attr("strides")[nb::int_(0)]);
-  return nb::cast<std::size_t>(array.attr("stride")(0)) * (leaf.dtype.bits / 8);
+std::int64_t stride_of(const nb::object& array, const Leaf& leaf) {
+  if (leaf.framework != Framework::torch) return nb::cast<std::int64_t>(array.attr("strides")[nb::int_(0)]);
+  return nb::cast<std::int64_t>(array.attr("stride")(0)) * (leaf.dtype.bits / 8);
 }
 
 /// Describes an array of which each sample lies side by side, and returns the distance of the samples: 0 if
-/// they lie side by side, too. `leaf` then spans the gaps.
+/// they lie side by side, too. Otherwise `leaf` spans the gaps between them.
 std::size_t describe_samples(Leaf& leaf, const std::string& name, const nb::object& array) {
   if (read_exactly(leaf, array.ptr())) return 0;
-  const std::size_t samples = nb::len(array);
-  if (samples < 2 || !read_exactly(leaf, nb::object(array[nb::slice(0, 1)]).ptr())) {
-    throw InvalidArgument(
-        "Field '" + name +
-        "' is not an array of whole bytes that lie side by side, or its dtype is not known; "
-        "convert it to a bool, integer or float type.");
-  }
-  const std::size_t stride = stride_of(array, leaf);
-  leaf.bytes += (samples - 1) * stride;
-  return stride;
+  if (nb::len(array) < 2 || !read_exactly(leaf, nb::object(array[nb::slice(0, 1)]).ptr())) refuse_array(name);
+  const std::int64_t stride = stride_of(array, leaf);
+  if (stride <= static_cast<std::int64_t>(leaf.bytes)) refuse_array(name);
+  leaf.bytes += (nb::len(array) - 1) * static_cast<std::size_t>(stride);
+  return static_cast<std::size_t>(stride);
 }
 
 FieldReaderPtr read_field(const std::string& name, const nb::object& array) {

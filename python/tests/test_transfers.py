@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import _core
+from penstock import _core, _others
 from penstock._engines import engine_for
 from penstock._transfers import expander_for
 from support import place, same
@@ -480,3 +480,27 @@ def test_devices_of_other_threads(random):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize(
+    ("started", "own", "of_parent", "sharers"),
+    [("1", 16, 16, 1), ("8", 128, 128, 8), ("8", 16, 128, 1), ("8", 64, 128, 4), ("8", 16, 16, 8), ("junk", 4, 4, 1)],
+)
+def test_processes_of_torchrun_share_the_processors(monkeypatch, started, own, of_parent, sharers):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", started)
+    monkeypatch.setattr(_others.os, "sched_getaffinity", lambda process: range(own if process == 0 else of_parent))
+    told = []
+    monkeypatch.setattr(_core, "share_processors", told.append)
+    penstock.to_device(np.zeros(3), f"host:15,memory={sharers + own + of_parent}MiB")
+    assert told == [sharers]
+
+
+def test_a_parent_that_has_ended_bound_nobody(monkeypatch):
+    def affinity(process):
+        if process != 0:
+            raise ProcessLookupError
+        return range(4)
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(_others.os, "sched_getaffinity", affinity)
+    assert _others.processes_on_these_processors() == 2

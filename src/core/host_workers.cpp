@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -31,22 +32,53 @@ constexpr int kWakings = 4;
 /// How long a caller polls for workers to leave: about as long as a piece of work takes.
 constexpr std::chrono::microseconds kLeavePolling{50};
 
+/// The workers of a team, and how many may work while others share the processors.
+class Places {
+ public:
+  explicit Places(std::shared_ptr<SharedProcessors> processors) : processors_(std::move(processors)) {}
+
+  [[nodiscard]] const std::shared_ptr<SharedProcessors>& processors() const noexcept { return processors_; }
+  [[nodiscard]] std::size_t most() const noexcept {
+    return processors_ ? processors_->workers() : std::numeric_limits<std::size_t>::max();
+  }
+  [[nodiscard]] bool has_room() const noexcept { return taken_.load(std::memory_order_relaxed) < most(); }
+  /// Since one more team works, some worker should leave.
+  [[nodiscard]] bool is_crowded() const noexcept { return taken_.load(std::memory_order_relaxed) > most(); }
+  void take() noexcept { taken_.fetch_add(1, std::memory_order_relaxed); }
+  void leave() noexcept { taken_.fetch_sub(1, std::memory_order_relaxed); }
+
+ private:
+  const std::shared_ptr<SharedProcessors> processors_;
+  std::atomic<std::size_t> taken_{0};  ///< by workers that are in a source
+};
+
 /// The indices of a for_each.
 class Loop final : public HostWorkers::Source {
  public:
   Loop(std::size_t count, const FunctionRef<void(std::size_t)>& body, std::size_t threads,
-       const PollingTime& polling)
-      : Source(std::min(threads, count) - 1), count_(count), body_(body), polling_(polling) {}
+       const PollingTime& polling, const Places& places)
+      : Source(std::min(threads, count) - 1),
+        count_(count),
+        body_(body),
+        polling_(polling),
+        places_(places) {}
 
   bool work() noexcept override {
     bool worked = false;
-    while (!failed_.load(std::memory_order_relaxed)) {
-      const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count_) break;
-      run(i);
+    while (run_next()) {
       worked = true;
+      if (places_.is_crowded()) break;
     }
     return worked;
+  }
+  /// By the caller, who wakes more workers with `call` once other teams leave more processors.
+  void work_to_the_end(FunctionRef<void()> call) noexcept {
+    std::size_t most = places_.most();
+    while (run_next()) {
+      const std::size_t now = places_.most();
+      if (now > most) call();
+      most = now;
+    }
   }
   [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return polling_.get(); }
 
@@ -56,17 +88,22 @@ class Loop final : public HostWorkers::Source {
   }
 
  private:
-  void run(std::size_t i) noexcept {
+  bool run_next() noexcept {
+    if (failed_.load(std::memory_order_relaxed)) return false;
+    const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
+    if (i >= count_) return false;
     try {
       body_(i);
     } catch (...) {
       if (!failed_.exchange(true)) failure_ = std::current_exception();
     }
+    return true;
   }
 
   const std::size_t count_;
   const FunctionRef<void(std::size_t)>& body_;
   const PollingTime& polling_;
+  const Places& places_;
   alignas(64) std::atomic<std::size_t> next_{0};
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
@@ -75,10 +112,11 @@ class Loop final : public HostWorkers::Source {
 }  // namespace
 
 struct HostWorkers::State {
-  explicit State(HostWorkersOptions given) : options(std::move(given)) {}
+  explicit State(HostWorkersOptions given) : options(std::move(given)), places(options.processors) {}
 
   const HostWorkersOptions options;
   const std::uint64_t generation = fork_generation();
+  Places places;
   std::vector<std::thread> workers;
 
   std::mutex mutex;
@@ -96,17 +134,13 @@ struct HostWorkers::State {
     return workers.empty() || generation != fork_generation();
   }
 
-  [[nodiscard]] std::size_t limited(std::size_t places) const noexcept {
-    return options.processors ? std::min(places, options.processors->workers()) : places;
-  }
-
   /// Has as many workers ask the sources as `source` has places. Wakes some, which wake some each, and so on.
   void call(const Source& source) noexcept {
     // In this order, as poll() leaves and sleeps: a poller that is counted here sees the call.
     calls.fetch_add(1);
     const std::size_t awake = pollers.load() + source.inside_.load(std::memory_order_relaxed);
-    const std::size_t places = limited(source.most_);
-    const std::size_t wanted = places - std::min(places, awake);
+    const std::size_t most = std::min(source.most_, places.most());
+    const std::size_t wanted = most - std::min(most, awake);
     std::size_t owed = to_wake.load(std::memory_order_relaxed);
     while (owed < wanted && !to_wake.compare_exchange_weak(owed, wanted, std::memory_order_relaxed)) {
     }
@@ -157,8 +191,8 @@ struct HostWorkers::State {
 
   /// True once there was a call. No more workers poll than there is work for: they take processors from those
   /// who work.
-  [[nodiscard]] bool poll(std::uint32_t seen, std::chrono::nanoseconds limit, std::size_t places) noexcept {
-    const bool may_poll = pollers.fetch_add(1) < limited(places);
+  [[nodiscard]] bool poll(std::uint32_t seen, std::chrono::nanoseconds limit, std::size_t wanted) noexcept {
+    const bool may_poll = pollers.fetch_add(1) < std::min(wanted, places.most());
     const auto called = [&] { return calls.load(std::memory_order_acquire) != seen; };
     const bool was_called = spin_until(called, may_poll ? limit : std::chrono::nanoseconds(0));
     pollers.fetch_sub(1);
@@ -171,8 +205,9 @@ struct HostWorkers::State {
     bool worked = false;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       Source& source = *sources[i];
-      if (source.inside_.load(std::memory_order_relaxed) >= limited(source.most_)) continue;
+      if (source.inside_.load(std::memory_order_relaxed) >= source.most_ || !places.has_room()) continue;
       source.inside_.fetch_add(1, std::memory_order_relaxed);
+      places.take();
       lock.unlock();
       if (source.work()) {
         worked = true;
@@ -180,6 +215,7 @@ struct HostWorkers::State {
         latest = {&source, std::max(latest.places, source.most_)};
       }
       lock_soon(lock);
+      places.leave();
       // From here on the source may be removed.
       if (source.inside_.fetch_sub(1, std::memory_order_release) == 1) left.notify_all();
     }
@@ -219,7 +255,7 @@ HostWorkers::~HostWorkers() {
 std::size_t HostWorkers::threads() const noexcept { return state_->workers.size() + 1; }
 
 const std::shared_ptr<SharedProcessors>& HostWorkers::processors() const noexcept {
-  return state_->options.processors;
+  return state_->places.processors();
 }
 
 void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> body, std::size_t threads) {
@@ -227,7 +263,7 @@ void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> bod
     for (std::size_t i = 0; i < count; ++i) body(i);
     return;
   }
-  Loop loop(count, body, threads, state_->polling);
+  Loop loop(count, body, threads, state_->polling, state_->places);
   {
     const std::lock_guard lock(state_->mutex);
     state_->sources.push_back(&loop);
@@ -235,7 +271,7 @@ void HostWorkers::for_each(std::size_t count, FunctionRef<void(std::size_t)> bod
   }
   work_begins();
   wake(loop);
-  loop.work();
+  loop.work_to_the_end([&] { wake(loop); });
   remove(loop);
   work_ends();
   {
@@ -265,12 +301,11 @@ void HostWorkers::remove(Source& source) noexcept {
 void HostWorkers::wake(const Source& source) noexcept { state_->call(source); }
 
 void HostWorkers::work_begins() noexcept {
-  if (state_->works.fetch_add(1) == 0 && state_->options.processors)
-    state_->options.processors->team_begins();
+  if (state_->works.fetch_add(1) == 0 && processors()) processors()->team_begins();
 }
 
 void HostWorkers::work_ends() noexcept {
-  if (state_->works.fetch_sub(1) == 1 && state_->options.processors) state_->options.processors->team_ends();
+  if (state_->works.fetch_sub(1) == 1 && processors()) processors()->team_ends();
 }
 
 }  // namespace penstock

@@ -2,6 +2,7 @@
 #include "device/host/host_backend.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/fork.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/device/backend.hpp>
 #include <penstock/device/device.hpp>
@@ -10,9 +11,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <cstdint>
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <typeindex>
 #include <utility>
@@ -26,10 +30,21 @@ namespace {
       "unknown device '{}'; use auto, cuda, cuda:N, host, host:N, or host:N,key=value,...", spec));
 }
 
-/// Those of this process, for all its devices.
-const std::shared_ptr<SharedProcessors>& processors() {
-  static const auto all = std::make_shared<SharedProcessors>(host_topology().processors);
-  return all;
+/// Those of this process, for all its devices. A forked child has its own: the parent's teams do not end in
+/// it. Never blocks, as a lock that another thread held during the fork would.
+std::shared_ptr<SharedProcessors> processors() {
+  struct OfProcess {
+    std::uint64_t generation;
+    std::shared_ptr<SharedProcessors> all;
+  };
+  static std::atomic<const OfProcess*> latest{nullptr};
+  const OfProcess* known = latest.load();
+  while (known == nullptr || known->generation != fork_generation()) {
+    auto made = std::make_unique<const OfProcess>(
+        fork_generation(), std::make_shared<SharedProcessors>(host_topology().processors));
+    if (latest.compare_exchange_strong(known, made.get())) known = made.release();  // one for each fork
+  }
+  return known->all;
 }
 
 int parse_index(std::string_view spec, std::string_view digits) {

@@ -1,6 +1,8 @@
 // How a group's loader is made: which members carry and receive, and the loader and ring of each.
 
+#include "loader/gaps.hpp"
 #include "loader/group_loader_state.hpp"
+#include "loader/plan_rows.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -40,13 +42,25 @@ std::vector<std::size_t> receivers_of(const DeviceGroup& group, std::optional<st
   return all;
 }
 
+/// Members copy fields with gaps between their samples each for itself, but for columns. So the wide ones are
+/// copied here, once.
+Dataset without_wide_gaps(Dataset dataset, const LoaderOptions& options, const Device& device) {
+  if (options.data_may_change) return dataset;
+  std::vector<std::size_t> narrow;
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) {
+    if (dataset.sample_bytes(f) <= kMostColumnBytes) narrow.push_back(f);
+  }
+  const std::vector<std::size_t> wide = fields_with_gaps(dataset, narrow);
+  return wide.empty() ? std::move(dataset) : with_copies(dataset, wide, *device.host_workers());
+}
+
 }  // namespace
 
 GroupLoaderState::GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOptions options,
                                    const GroupLinks& links, std::optional<std::size_t> receiver)
     : options_(checked(std::move(options), receiver.has_value())),
       group_(std::move(group)),
-      dataset_(std::move(dataset)),
+      dataset_(without_wide_gaps(std::move(dataset), options_, group_[0])),
       receiver_(receiver),
       receivers_(receivers_of(group_, receiver)),
       first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),

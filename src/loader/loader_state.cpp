@@ -1,5 +1,6 @@
 #include "loader/loader_state.hpp"
 
+#include "loader/gaps.hpp"
 #include "loader/plan_feed.hpp"
 #include "loader/plan_rows.hpp"
 #include "loader/whole_batches.hpp"
@@ -8,7 +9,6 @@
 #include <penstock/core/error.hpp>
 #include <penstock/core/start_thread.hpp>
 #include <penstock/data/narrow.hpp>
-#include <penstock/data/readers.hpp>
 
 #include <fmt/format.h>
 
@@ -111,8 +111,7 @@ void LoaderState::set_up() {
 /// Locks the memory that the device reads under the plan. Plans again while a lock or copy is refused.
 void LoaderState::make_plan(FeedFacts& facts) {
   do {
-    close_gaps(facts);
-    plan_ = plan_feed(facts, options_, profile_);
+    plan_without_gaps(facts);
     travelling_ = with_rows(dataset_, plan_);
     sources_ = lock_sources(plan_, *travelling_, device_, *workers_, facts);
   } while (sources_.refused);
@@ -122,21 +121,27 @@ void LoaderState::make_plan(FeedFacts& facts) {
   dataset_ = first_fields(*travelling_, dataset_.field_count());
 }
 
-/// Copies the fields whose samples have gaps between them, but for those that become columns: their rows are
-/// made of what lies there. If the data may change, the host gathers it where it lies.
-void LoaderState::close_gaps(FeedFacts& facts) {
-  if (options_.data_may_change) return;
-  const std::vector<std::size_t> columns = choose_columns(facts, options_);
-  std::vector<FieldReaderPtr> readers;
-  bool copies = false;
-  for (std::size_t f = 0; f < dataset_.field_count(); ++f) {
-    const bool copied = dataset_.is_strided(f) && !std::ranges::binary_search(columns, f);
-    readers.push_back(copied ? copy_field(dataset_, f, workers_.get()) : dataset_.reader(f));
-    copies = copies || copied;
+/// Plans a feed in which no field has gaps between its samples but for columns, whose rows are made of what
+/// lies there. If the data may change, the host gathers it where it lies.
+void LoaderState::plan_without_gaps(FeedFacts& facts) {
+  if (!options_.data_may_change) copy_apart_from(choose_columns(facts, options_), facts);
+  try {
+    plan_ = plan_feed(facts, options_, profile_);
+  } catch (const OutOfMemory&) {
+    if (facts.rows_refused || options_.data_may_change) throw;
+    facts.rows_refused = true;
+    copy_apart_from({}, facts);
+    plan_ = plan_feed(facts, options_, profile_);
   }
-  if (!copies) return;
-  dataset_ = Dataset(std::move(readers));
-  facts.fields = collect_facts(dataset_, device_, facts.batch).fields;
+}
+
+/// Copies the fields with gaps that are none of `columns`.
+void LoaderState::copy_apart_from(const std::vector<std::size_t>& columns, FeedFacts& facts) {
+  const std::vector<std::size_t> copied = fields_with_gaps(dataset_, columns);
+  if (copied.empty()) return;
+  dataset_ = with_copies(dataset_, copied, *workers_);
+  const FeedFacts now = collect_facts(dataset_, device_, facts.batch);
+  for (const std::size_t f : copied) facts.fields[f] = now.fields[f];
 }
 
 /// Reserves in one piece, so that a tight budget is not lost between pieces. If the device has less than the

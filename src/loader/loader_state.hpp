@@ -82,7 +82,8 @@ class LoaderState {
  private:
   void set_up();
   void make_plan(FeedFacts& facts);
-  void close_gaps(FeedFacts& facts);
+  void plan_without_gaps(FeedFacts& facts);
+  void copy_apart_from(const std::vector<std::size_t>& columns, FeedFacts& facts);
   void reserve_memory(FeedFacts& facts);
   void run();
   void produce(DeviceSlot& slot, double slot_wait_seconds, std::uint64_t& index);

@@ -467,6 +467,8 @@ FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const L
   try {
     return plan_travel(facts, options, profile);
   } catch (const OutOfMemory&) {
+    // Fields with gaps are to be copied before they travel by themselves.
+    if (std::ranges::any_of(facts.fields, &FieldFacts::strided)) throw;
     // Rows need a little device memory more than the fields by themselves.
     return plan_travel(std::move(without_rows), options, profile);
   }

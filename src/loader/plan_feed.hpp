@@ -18,7 +18,8 @@ inline constexpr std::size_t kCopyStreams = 2;
 ///
 /// Throws InvalidArgument if options do not fit the fields, or a field cannot take the gather path that was
 /// asked for. Throws Unsupported if the pages that such a path needs cannot be locked. Throws OutOfMemory if
-/// the budget is too small for one batch, for the residency, or for the path that was asked for.
+/// the budget is too small for one batch, for the residency, or for the path that was asked for; and if it is
+/// too small for rows, while fields have gaps between their samples: copy these, and plan without rows.
 [[nodiscard]] FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options,
                                  const LinkProfile& profile);
 

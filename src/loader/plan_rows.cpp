@@ -11,8 +11,6 @@ namespace penstock {
 
 namespace {
 
-// Samples of more than a cache line are read well one by one.
-constexpr std::size_t kMostColumnBytes = 64;
 constexpr std::size_t kPartOfHost = 8;
 constexpr const char* kRowsName = "(rows)";
 

@@ -11,6 +11,9 @@
 
 namespace penstock {
 
+/// Of a column's sample. Samples of more than a cache line are read well one by one.
+inline constexpr std::size_t kMostColumnBytes = 64;
+
 /// The fields that become columns: those with the smallest samples, as the budget allows, in the dataset's
 /// order. Empty if rows do not help, are not allowed, or were refused. A pure function.
 [[nodiscard]] std::vector<std::size_t> choose_columns(const FeedFacts& facts, const LoaderOptions& options);

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace penstock {
 namespace {
@@ -104,6 +106,94 @@ TEST(SharedProcessorsTest, ALoopCountsForOtherTeams) {
   checked = true;
   looping.join();
   EXPECT_TRUE(all_come(other, 6)) << "the loop has ended";
+}
+
+/// Work that takes until `go` is set.
+class HeldWork final : public HostWorkers::Source {
+ public:
+  HeldWork() : Source(HostWorkersOptions::kMostThreads) {}
+  bool work() noexcept override {
+    ++begun;
+    while (!go.load()) std::this_thread::yield();
+    return false;
+  }
+  [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override { return {}; }
+
+  std::atomic<std::size_t> begun{0};
+  std::atomic<bool> go{false};
+};
+
+TEST(SharedProcessorsTest, ATeamsSourcesHaveItsPartTogether) {
+  const auto processors = std::make_shared<SharedProcessors>(8);
+  HostWorkers team(sharing(processors, 8));
+  processors->team_begins();
+  processors->team_begins();  // two others: 3 workers each, of which the team has 7
+  HeldWork one;
+  HeldWork other;
+  for (HeldWork* work : {&one, &other}) {
+    team.add(*work);
+    team.wake(*work);
+  }
+  while (one.begun + other.begun < 3) std::this_thread::yield();
+  for (int look = 0; look < 2000; ++look) {
+    team.wake(other);
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(one.begun + other.begun, 3u);
+  one.go = other.go = true;
+  team.remove(one);
+  team.remove(other);
+}
+
+TEST(SharedProcessorsTest, WorkersLeaveALoopOnceAnotherTeamWorks) {
+  const auto processors = std::make_shared<SharedProcessors>(6);
+  HostWorkers team(sharing(processors, 6));
+  HostWorkers other(sharing(processors, 6));
+  std::mutex mutex;
+  std::size_t inside = 0;
+  std::size_t most = 0;
+  std::atomic<int> together{0};
+  std::atomic<bool> begun{false};
+  team.for_each(2000, [&](std::size_t i) {
+    if (i < 6) {  // all six come
+      ++together;
+      while (together.load() < 6) std::this_thread::yield();
+      if (i == 0) {
+        other.work_begins();
+        begun = true;
+      }
+      while (!begun.load()) std::this_thread::yield();
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex);
+      most = std::max(most, ++inside);
+    }
+    std::this_thread::yield();
+    const std::lock_guard lock(mutex);
+    --inside;
+  });
+  other.work_ends();
+  EXPECT_LE(most, 3u);
+}
+
+TEST(SharedProcessorsTest, ALoopGetsWorkersOnceAnotherTeamIsDone) {
+  const auto processors = std::make_shared<SharedProcessors>(6);
+  HostWorkers team(sharing(processors, 6));
+  HostWorkers other(sharing(processors, 6));
+  other.work_begins();
+  std::atomic<int> together{0};
+  const auto caller = std::this_thread::get_id();
+  bool is_done = false;
+  team.for_each(100, [&](std::size_t) {
+    if (std::this_thread::get_id() == caller) {
+      if (!std::exchange(is_done, true)) return other.work_ends();
+    } else {
+      ++together;
+    }
+    while (together.load() < 5) std::this_thread::yield();
+  });
+  EXPECT_GE(together.load(), 5);
 }
 
 TEST(SharedProcessorsTest, WorksOfATeamCountOnce) {

@@ -1,4 +1,5 @@
 #include "device/host/host_backend.hpp"
+#include "support/fork.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -215,6 +216,18 @@ TEST(DeviceTest, TeamsOfDevicesShareTheProcessors) {
   EXPECT_EQ(shared->workers(), SharedProcessors::kLeastWorkers);
   share_processors(1);
   EXPECT_GE(shared->workers(), HostWorkersOptions::kMostThreads);
+}
+
+TEST(DeviceTest, TeamsOfTheParentTakeNoProcessorsFromAForkedChild) {
+  const auto shared = Device::open("host").host_workers()->processors();
+  shared->team_begins();
+  shared->team_begins();
+  EXPECT_TRUE(testing::succeeds_in_child([&] {
+    const auto own = Device::open("host:1").host_workers()->processors();
+    return own != shared && own->workers() >= HostWorkersOptions::kMostThreads;
+  }));
+  shared->team_ends();
+  shared->team_ends();
 }
 
 TEST(DeviceTest, NullBackendIsRefused) { EXPECT_THROW(Device(nullptr), InvalidArgument); }

@@ -2,6 +2,8 @@
 #include "loader/group_loader_fixture.hpp"
 #include "support/gate.hpp"
 
+#include <penstock/data/rows.hpp>
+
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -120,6 +122,23 @@ TEST_P(GroupLoaderTest, EveryMemberGetsTheBatchesOfALoaderOnOneDevice) {
       EXPECT_EQ((*first)[0].field(1).shape, same->field(1).shape);
     }
   }
+}
+
+TEST_P(GroupLoaderTest, SamplesWithGapsBetweenThemAreCopiedOnce) {
+  constexpr std::size_t kSamples = 203;
+  const auto matrix = random_field("matrix", DType::int64, {40}, kSamples, 4);
+  const auto columns = [&](std::string name, std::size_t first, std::size_t wide) {
+    const Field field{.name = std::move(name), .dtype = DType::int64, .shape = {wide}};
+    return read_strided(field, matrix->memory().subspan(first * 8, (kSamples - 1) * 320 + wide * 8), 320,
+                        matrix);
+  };
+  const Dataset data({columns("wide", 3, 30), columns("a", 0, 1), columns("b", 39, 1)});
+  LoaderOptions options{.batch_size = 20, .shuffle = true, .seed = 7, .narrow = false};
+  GroupLoader loader(data, group(), options);
+  EXPECT_FALSE(loader.dataset().is_strided(0)) << "each member would copy it";
+  EXPECT_TRUE(loader.dataset().is_strided(1));
+  Sampler sampler = sampler_of(data, options);
+  expect_rest(data, sampler, read_epoch(loader));
 }
 
 TEST_P(GroupLoaderTest, GathersAndDeliversAsALoaderDoes) {

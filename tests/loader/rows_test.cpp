@@ -299,6 +299,31 @@ TEST_P(LoaderRows, ColumnsOfAMatrixAreCopiedWithoutMemoryForRows) {
   expect_stored(dataset, read_epoch(loader));
 }
 
+TEST_P(LoaderRows, ColumnsOfAMatrixAreCopiedWithoutRoomForRows) {
+  const Dataset all = columns_of_a_matrix();
+  std::vector<FieldReaderPtr> singles;
+  for (std::size_t f = 0; f < 20; ++f) singles.push_back(all.reader(f));
+  const Dataset dataset(std::move(singles));
+  LoaderOptions asked = options();
+  asked.fields.clear();
+  asked.narrow = false;
+  asked.gather = GatherPath::zero_copy;
+  bool without_rows = false;
+  for (std::size_t budget = 30'000; budget < 200'000; budget += 2'000) {
+    asked.device_budget_bytes = budget;
+    try {
+      Loader loader(dataset, *device_, asked);
+      if (loader.plan().rows() != nullptr) continue;
+      without_rows = true;
+      EXPECT_FALSE(loader.dataset().is_strided(0));
+      expect_stored(dataset, read_epoch(loader));
+    } catch (const OutOfMemory&) {
+      EXPECT_FALSE(without_rows) << "less was enough";
+    }
+  }
+  EXPECT_TRUE(without_rows);
+}
+
 TEST_P(LoaderRows, ColumnsOfAMatrixThatMayChangeAreReadWhereTheyLie) {
   const Dataset dataset = columns_of_a_matrix();
   LoaderOptions asked = options();

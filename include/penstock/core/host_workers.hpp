@@ -35,7 +35,7 @@ class HostWorkers {
 
   /// The number of threads: as many as were asked for, or fewer if the system cannot start more.
   [[nodiscard]] std::size_t threads() const noexcept;
-  /// Null if this team shares them with none.
+  /// Null if this team shares them with none. A program's own team shares them, too, if it is given these.
   [[nodiscard]] const std::shared_ptr<SharedProcessors>& processors() const noexcept;
 
   /// Calls `body(i)` once for each i in [0, count), from the caller and from workers that are free, at most
@@ -47,7 +47,8 @@ class HostWorkers {
   /// Work that comes bit by bit. Free workers ask for it.
   class Source {
    public:
-    /// At most `workers` of them work for it at a time; fewer while teams share processors.
+    /// At most `workers` of them work for it at a time. While teams share processors, all sources of a team
+    /// together have no more than its part.
     explicit Source(std::size_t workers) : most_(workers) {}
     Source(const Source&) = delete;
     Source& operator=(const Source&) = delete;

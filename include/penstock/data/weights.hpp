@@ -46,7 +46,8 @@ class WeightFile {
   static constexpr std::size_t kAlignment = 512;
 
   /// Reads the header. Throws Error if it is not that of a sound file. The error names the file, the tensor,
-  /// the offset and the expected content.
+  /// the offset and the expected content. Tensors of a type that is not known are bytes: their shape is not
+  /// compared.
   explicit WeightFile(const std::filesystem::path& path);
   /// The same with the tensors whose names are in `names`, which it has.
   [[nodiscard]] WeightFile select(const std::vector<std::string>& names) const;

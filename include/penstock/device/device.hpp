@@ -135,4 +135,9 @@ class Device {
   std::shared_ptr<State> state_;
 };
 
+/// Tells this process that `processes`, with itself, move data at the same time on the processors that it may
+/// use: the teams of its devices (Device::host_workers) take their part of them. Holds until the next call; a
+/// forked child begins with 1. Thread-safe.
+void share_processors(unsigned processes);
+
 }  // namespace penstock

@@ -49,10 +49,6 @@ bool bind_memory_to_node(void* data, std::size_t bytes, int numa_node) noexcept;
 /// process may use, a page each in turn. False if it refuses.
 bool interleave_memory(void* data, std::size_t bytes) noexcept;
 
-/// Tells this process that `processes` of the host, with itself, move data at the same time and share its
-/// processors: its teams of threads (Device::host_workers) take their part. Thread-safe.
-void share_processors(unsigned processes);
-
 /// Bytes this process may lock (RLIMIT_MEMLOCK's soft limit). Nullopt if unlimited or privileged.
 [[nodiscard]] std::optional<std::size_t> lock_limit() noexcept;
 
