@@ -23,13 +23,26 @@ BatchSplit::BatchSplit(const std::vector<double>& weights) : bounds_{0} {
 }
 
 BatchSplit::Part BatchSplit::part(std::uint64_t samples, std::size_t number) const noexcept {
-  const auto place = [&](std::size_t bound) { return samples * bounds_[bound] / bounds_.back(); };
+  const std::uint64_t sum = bounds_.back();
+  const auto place = [&](std::size_t bound) { return (2 * samples * bounds_[bound] + sum) / (2 * sum); };
   return {place(number), place(number + 1) - place(number)};
 }
 
 std::uint64_t BatchSplit::largest(std::uint64_t samples, std::size_t number) const noexcept {
-  const std::uint64_t share = bounds_[number + 1] - bounds_[number];
-  return (samples * share + bounds_.back() - 1) / bounds_.back();
+  return (samples * share_of(number) + bounds_.back() - 1) / bounds_.back();
+}
+
+std::uint64_t BatchSplit::batch_of(std::uint64_t samples) const noexcept {
+  std::uint64_t largest = 0;
+  for (std::size_t n = 0; n + 1 < bounds_.size(); ++n) largest = std::max(largest, share_of(n));
+  return samples * bounds_.back() / largest;
+}
+
+bool BatchSplit::is_even() const noexcept {
+  for (std::size_t n = 1; n + 1 < bounds_.size(); ++n) {
+    if (share_of(n) != share_of(0)) return false;
+  }
+  return true;
 }
 
 BatchShares::BatchShares(std::vector<double> weights, std::optional<std::size_t> receiver)

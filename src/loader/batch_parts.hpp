@@ -14,7 +14,8 @@
 
 namespace penstock {
 
-/// How devices share a batch: consecutive samples for each, in proportion to their weights. A value.
+/// How devices share a batch: consecutive samples for each, in proportion to their weights. Where a part ends
+/// is rounded to the nearest sample. A value.
 class BatchSplit {
  public:
   struct Part {
@@ -29,8 +30,16 @@ class BatchSplit {
   [[nodiscard]] Part part(std::uint64_t samples, std::size_t number) const noexcept;
   /// The most that a part of batches of up to `samples` holds.
   [[nodiscard]] std::uint64_t largest(std::uint64_t samples, std::size_t number) const noexcept;
+  /// The largest batch of which no part has more than `samples`.
+  [[nodiscard]] std::uint64_t batch_of(std::uint64_t samples) const noexcept;
+  /// True if all devices have one weight.
+  [[nodiscard]] bool is_even() const noexcept;
 
  private:
+  [[nodiscard]] std::uint64_t share_of(std::size_t number) const noexcept {
+    return bounds_[number + 1] - bounds_[number];
+  }
+
   std::vector<std::uint64_t> bounds_;  ///< of the devices' shares, from 0; the last is the sum
 };
 

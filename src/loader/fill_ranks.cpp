@@ -1,3 +1,6 @@
+#include "loader/batch_parts.hpp"
+#include "loader/link_weights.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
@@ -46,8 +49,9 @@ enum Word : std::size_t { kCannotReach, kHasWarned };
 /// last sample is not written.
 class BlockReader final : public FieldReader {
  public:
-  /// A part has at most `room` bytes: kSmallestPart or more.
-  BlockReader(std::vector<FilledBlock> blocks, std::size_t processes, std::size_t room)
+  /// `split`: of a batch among `processes`. A part has at most `room` bytes: kSmallestPart or more.
+  BlockReader(std::vector<FilledBlock> blocks, std::size_t processes, const BatchSplit& split,
+              std::size_t room)
       : blocks_(std::move(blocks)) {
     for (const FilledBlock& block : blocks_) {
       begins_.push_back(bytes_);
@@ -57,7 +61,7 @@ class BlockReader final : public FieldReader {
         std::clamp(bytes_ / processes / kLeastParts, kSmallestPart, std::min(room, kLargestPart));
     const std::size_t sample = align_up(part / kSamples, kPage);
     field_ = {.name = "bytes", .dtype = DType::uint8, .shape = {sample}};
-    batch_ = std::min<std::uint64_t>(processes * (part / sample), sample_count());
+    batch_ = std::min(split.batch_of(part / sample), sample_count());
   }
 
   /// Samples of a batch: a part for each process.
@@ -185,7 +189,8 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
     warn(board, "the device of one has no memory left for the parts of the others");
     return false;
   }
-  const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes, room);
+  const BatchSplit split(weights_of_links(options.profile, board));  // as that of the loader
+  const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes, split, room);
   const std::size_t slot = static_cast<std::size_t>(reader->batch()) * reader->field().shape[0];
   const auto ask = [&] {
     if (board.options().meeting.while_waiting) board.options().meeting.while_waiting();

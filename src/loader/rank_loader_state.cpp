@@ -1,5 +1,6 @@
 #include "loader/rank_loader_state.hpp"
 
+#include "loader/link_weights.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/error.hpp>
@@ -85,9 +86,6 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
       dataset_(std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),
       plan_(plan_of_whole(dataset_, options_, largest_batch(options_, first_sampler_))),
-      split_(std::vector<double>(std::max<std::size_t>(group.meeting.processes, 1), 1.0)),
-      shares_(std::make_shared<BatchShares>(
-          std::vector<double>(std::max<std::size_t>(group.meeting.processes, 1), 1.0))),
       board_(std::move(group)),
       rank_(board_.rank()),
       sampler_(first_sampler_) {
@@ -110,7 +108,10 @@ void RankLoaderState::meet() {
     refusal_ = "the group is one process";
     return;
   }
-  parts_ = std::make_unique<PeerParts>(device_, board_, plan_, split_);
+  const std::vector<double> weights = weights_of_links(options_.profile, board_);
+  split_.emplace(weights);
+  shares_ = std::make_shared<BatchShares>(weights);
+  parts_ = std::make_unique<PeerParts>(device_, board_, plan_, *split_);
   refusal_ = parts_->refusal();
 }
 
@@ -143,7 +144,7 @@ void RankLoaderState::add_loader_of_parts() {
   drawn_ = draws_of_whole(options_, dataset_.sample_count());
   if (drawn_) draws_ = std::make_shared<SharedDraws>(*drawn_);
   sampler_of_parts_ = std::make_shared<PartSampler>(first_sampler_, draws_, shares_, rank_);
-  LoaderOptions own = options_of_parts(options_, sampler_of_parts_, split_.largest(plan_.batch, rank_));
+  LoaderOptions own = options_of_parts(options_, sampler_of_parts_, split_->largest(plan_.batch, rank_));
   const std::size_t budget =
       options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device_.memory().free / 2;
   const std::size_t ring_budget = group_ring_budget(options_, budget, plan_.slot_bytes);
@@ -279,7 +280,7 @@ bool RankLoaderState::fill(DeviceSlot& slot, PublishedItem& item) {
   // Each begins with its own part, so that not all read from the same device at once.
   for (std::size_t i = 0; i < board_.size(); ++i) {
     const std::size_t rank = (rank_ + i) % board_.size();
-    parts_->take(rank, turn_, split_.part(slot.run.count, rank), slot.fields, *arrive_);
+    parts_->take(rank, turn_, split_->part(slot.run.count, rank), slot.fields, *arrive_);
   }
   ring_->mark_end(slot, *arrive_, item.timed);
   if (!wait_for(*slot.ready)) return false;
@@ -488,11 +489,15 @@ std::vector<BatchTimes> RankLoaderState::timeline() const {
 std::vector<std::string> RankLoaderState::describe() const {
   std::vector<std::string> lines = feeds_once() ? loader_->describe() : whole_->plan().describe();
   lines.insert(lines.begin(),
-               feeds_once()
-                   ? fmt::format("1/{} of each batch over this link, the rest from {} other processes",
-                                 board_.size(), board_.size() - 1)
-                   : fmt::format("whole batches over this link: {}", refusal_));
+               feeds_once() ? fmt::format("{} of each batch over this link, the rest from {} other processes",
+                                          describe_part(), board_.size() - 1)
+                            : fmt::format("whole batches over this link: {}", refusal_));
   return lines;
+}
+
+std::string RankLoaderState::describe_part() const {
+  if (split_->is_even()) return fmt::format("1/{}", board_.size());
+  return fmt::format("by its measured rate, {}/{}", split_->part(plan_.batch, rank_).count, plan_.batch);
 }
 
 void RankLoaderState::refuse_fork() const {

@@ -74,6 +74,7 @@ class RankLoaderState {
 
  private:
   void meet();
+  [[nodiscard]] std::string describe_part() const;
   void add_loader();
   void add_loader_of_parts();
   [[nodiscard]] RankDuties duties();
@@ -107,12 +108,11 @@ class RankLoaderState {
   const Dataset dataset_;
   const Sampler first_sampler_;
   const FeedPlan plan_;  ///< of a whole batch: how it lies in a slot
-  const BatchSplit split_;
-  const std::shared_ptr<BatchShares>
-      shares_;  ///< the same split for each batch; only for the loader's thread
   ProcessBoard board_;
   const std::size_t rank_;
-  std::unique_ptr<PeerParts> parts_;  ///< null if the group is one process
+  std::optional<BatchSplit> split_;      ///< of each batch; nullopt if the group is one process
+  std::shared_ptr<BatchShares> shares_;  ///< the same; only for the loader's thread
+  std::unique_ptr<PeerParts> parts_;     ///< null if the group is one process
   std::string refusal_;
   /// Batches since the processes were last at one place; with a batch sampler, also ends of epochs. Only for
   /// the thread that makes batches.

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -53,6 +54,7 @@ struct FillSetup {
   int slow_us = 0;              ///< for each part
   bool is_interrupted = false;  ///< once it has filled something
   double busy_seconds = 0;      ///< the stream that comes before
+  double link_rate = 0;         ///< of its profile, bytes per second; 0: it has none
 };
 
 struct FillAnswer {
@@ -61,7 +63,8 @@ struct FillAnswer {
   std::uint64_t bytes = 0;   ///< that this process's functions wrote
   bool is_busy = false;      ///< afterwards the stream that comes before had work left
   int warnings = 0;
-  long met = 0;  ///< how often memory of the fake driver's device was to be read by others
+  std::uint64_t taken = 0;  ///< the most device memory, of what was free before
+  long met = 0;             ///< how often memory of the fake driver's device was to be read by others
   std::array<char, 600> text{};
 
   [[nodiscard]] std::string error() const { return text.data(); }
@@ -105,8 +108,11 @@ class Filler {
     if (setup_.dies_as_they_meet) {
       board_->agree(setup_.facts.data() + std::string("; ") + std::to_string(setup_.all) + " bytes");
       static_cast<void>(board_->exchange(std::to_string(device_.memory().free)));
+      static_cast<void>(board_->exchange("0"));  // the rate of its link
       std::raise(SIGKILL);
     }
+    const std::size_t free = device_.memory().free;
+    least_free_ = free;
     for (int call = 0; call < setup_.calls; ++call) {
       for (const Buffer& buffer : buffers_) stream_.fill(buffer.data(), 0xEE, buffer.size());
       stream_.synchronize();
@@ -115,7 +121,8 @@ class Filler {
         for (const Buffer& buffer : buffers_) stream_.fill(buffer.data(), 0x55, buffer.size());
       }
       try {
-        const bool filled = fill_ranks(device_, *board_, setup_.facts.data(), blocks(), {.after = &stream_});
+        const bool filled = fill_ranks(device_, *board_, setup_.facts.data(), blocks(),
+                                       {.after = &stream_, .profile = profile_of(device_, setup_.link_rate)});
         answer.filled += filled ? 1 : 0;
         answer.wrong += wrong_blocks(filled);
       } catch (const Error& error) {
@@ -124,6 +131,7 @@ class Filler {
     }
     answer.is_busy = !stream_.query();
     answer.bytes = written_;
+    answer.taken = free - least_free_;
   }
 
  private:
@@ -157,6 +165,8 @@ class Filler {
     if (setup_.slow_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(setup_.slow_us));
     write_values(block, offset, bytes);
     written_ += bytes.size();
+    const std::lock_guard guard(mutex_);
+    least_free_ = std::min(least_free_, device_.memory().free);
   }
 
   [[nodiscard]] std::uint64_t wrong_blocks(bool filled) {
@@ -181,6 +191,8 @@ class Filler {
   Pool pinned_;
   std::vector<Buffer> buffers_;
   std::atomic<std::uint64_t> written_{0};
+  std::mutex mutex_;            ///< guards it
+  std::size_t least_free_ = 0;  ///< memory of the device, while its blocks were filled
 };
 
 TEST(OtherFiller, DISABLED_Fills) {
@@ -243,6 +255,20 @@ TEST_P(FillRanksTest, AllGetAllBytesAndEachIsFilledOnce) {
     bytes += answer.bytes;
   }
   EXPECT_EQ(bytes, 3 * kAll);
+}
+
+TEST_P(FillRanksTest, FasterLinksBringMore) {
+  std::uint64_t bytes = 0;
+  for (const FillAnswer& answer :
+       run([](FillSetup& setup) { setup.link_rate = setup.rank == 0 ? 30e9 : 10e9; })) {
+    EXPECT_EQ(answer.error(), "");
+    EXPECT_EQ(answer.filled, 1u);
+    EXPECT_EQ(answer.wrong, 0u);
+    const double share = (bytes == 0 ? 3.0 : 1.0) / static_cast<double>(pids_.size() + 2);
+    EXPECT_NEAR(static_cast<double>(answer.bytes), kAll * share, kAll / 20.0);
+    bytes += answer.bytes;
+  }
+  EXPECT_EQ(bytes, kAll);
 }
 
 TEST_P(FillRanksTest, BlocksAreWrittenAfterTheStream) {
@@ -352,6 +378,21 @@ TEST_P(FakeFills, OneWithLittleMemoryGetsSmallParts) {
     EXPECT_EQ(answer.wrong, 0u);
     EXPECT_EQ(answer.warnings, 0) << "a ring had no room for all its slots";
   }
+}
+
+TEST_P(FakeFills, PartsOfFastLinksTakeNoMoreThanHalfOfTheFreeMemory) {
+  constexpr std::uint64_t kFree = std::uint64_t{24} << 20;
+  const std::vector<FillAnswer> answers = run([&](FillSetup& setup) {
+    setup.free_bytes = kFree;
+    setup.link_rate = setup.rank == 0 ? 90e9 : 10e9;
+  });
+  for (const FillAnswer& answer : answers) {
+    EXPECT_EQ(answer.error(), "");
+    EXPECT_EQ(answer.filled, 1u);
+    EXPECT_EQ(answer.wrong, 0u);
+    EXPECT_LE(answer.taken, kFree / 2);
+  }
+  EXPECT_GT(answers[0].taken, kFree / 4);
 }
 
 TEST_P(FakeFills, IfOneHasHardlyAnyMemoryTheBytesAreLeftToEach) {

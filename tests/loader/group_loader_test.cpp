@@ -26,11 +26,29 @@ TEST(BatchSplit, CoversEachBatchOnceAndKeepsToItsLimits) {
         if (samples > 0) {
           EXPECT_LE(part.count, split.largest(samples, i));
         }
+        EXPECT_LE(split.largest(split.batch_of(samples), i), samples);
       }
       EXPECT_EQ(end, samples);
     }
   }
   EXPECT_EQ(BatchSplit({3, 1}).part(100, 0).count, 75u);
+}
+
+TEST(BatchSplit, GivesTheSamplesOfSmallBatchesToTheNearest) {
+  EXPECT_EQ(BatchSplit({2, 1}).part(1, 0).count, 1u);
+  EXPECT_EQ(BatchSplit({1, 2}).part(1, 1).count, 1u);
+  EXPECT_EQ(BatchSplit({98, 100}).part(16, 0).count, 8u);
+}
+
+TEST(BatchSplit, SaysHowLargeABatchMayBe) {
+  EXPECT_EQ(BatchSplit({1, 1, 1}).batch_of(5), 15u);
+  EXPECT_EQ(BatchSplit({1, 2, 1}).batch_of(5), 10u);
+  EXPECT_EQ(BatchSplit({1, 3}).batch_of(1), 1u);
+}
+
+TEST(BatchSplit, IsEvenIfAllWeightsAreOne) {
+  EXPECT_TRUE(BatchSplit({3, 3, 3}).is_even());
+  EXPECT_FALSE(BatchSplit({2, 1, 3}).is_even());
 }
 
 TEST(BatchSplit, GivesNothingToAWeightOfNothing) {

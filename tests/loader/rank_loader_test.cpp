@@ -49,6 +49,8 @@ struct RankSetup {
   bool has_sampler = false;                      ///< a batch sampler gives the same order
   std::uint64_t differs_at = ~std::uint64_t{0};  ///< the batch from which on its samples are others
   std::uint64_t ends_at = ~std::uint64_t{0};     ///< the batch in whose place its first epoch ends
+  double link_rate = 0;                          ///< of its profile, bytes per second; 0: it has none
+  bool is_measured = true;                       ///< its profile
 };
 
 /// fail: waits for the device fail from now on.
@@ -90,9 +92,11 @@ class SamplerOfBatches final : public BatchSampler {
   std::uint64_t given_ = 0;
 };
 
-LoaderOptions options_of(const RankSetup& setup, const Sampler& order) {
+LoaderOptions options_of(const RankSetup& setup, const Device& device, const Sampler& order) {
   LoaderOptions options{.batch_size = setup.batch,
-                        .prefetch_depth = static_cast<std::size_t>(setup.prefetch)};
+                        .prefetch_depth = static_cast<std::size_t>(setup.prefetch),
+                        .profile = profile_of(device, setup.link_rate)};
+  if (options.profile) options.profile->measured = setup.is_measured;
   if (setup.has_sampler) {
     options.batch_sampler = std::make_shared<SamplerOfBatches>(setup, order);
     options.data_may_change = true;
@@ -122,7 +126,7 @@ class Rank {
                 .meeting = {.key = setup.key.data(), .processes = static_cast<std::size_t>(setup.ranks)},
                 .rank = static_cast<std::size_t>(setup.rank),
                 .timeout = std::chrono::milliseconds(setup.timeout_ms)},
-            options_of(setup, expected_))) {}
+            options_of(setup, device_, expected_))) {}
 
   void run(const Command& command, Answer& answer) {
     switch (command.what) {
@@ -381,6 +385,52 @@ TEST_P(RankLoaderTest, AllGoToAnotherPlaceTogether) {
   expect_good(all({Do::start_epoch, 1}));  // where they are
   expect_good(all({Do::read, 1}), 1);
   expect_all_end();
+}
+
+TEST_P(RankLoaderTest, TheirPartsAreAsLargeAsTheirLinksAreFast) {
+  for (const bool has_sampler : {false, true}) {
+    for (const std::string& error : start([&](RankSetup& setup) {
+           setup.has_sampler = has_sampler;
+           setup.samples = 204;
+           setup.batch = 12;
+           setup.link_rate = setup.rank == 1 ? 40e9 : 20e9;
+         })) {
+      EXPECT_EQ(error, "");
+    }
+    const std::vector<Answer> answers = all({Do::read, 200});
+    expect_good(answers, 200);
+    const auto bytes = [&](std::size_t rank) { return static_cast<double>(answers[rank].link_bytes); };
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      EXPECT_NEAR(bytes(rank) / bytes(1), rank == 1 || are_apart() ? 1 : 0.5, 0.06) << "rank " << rank;
+    }
+    const std::vector<std::string> parts = size() == 2 ? std::vector<std::string>{"4/12", "8/12"}
+                                                       : std::vector<std::string>{"3/12", "6/12", "3/12"};
+    const std::vector<Answer> said = all({Do::describe});
+    for (std::size_t rank = 0; rank < size() && !are_apart(); ++rank) {
+      EXPECT_THAT(said[rank].error(), HasSubstr("by its measured rate, " + parts[rank] + " of each batch"));
+    }
+    expect_good(all({Do::close}));
+    for (const Answer& answer : all({Do::live})) EXPECT_EQ(answer.error(), "0 bytes");
+    expect_all_end();
+    ranks_.clear();
+  }
+}
+
+TEST_P(RankLoaderTest, UnequalPartsOfOddBatchesGoToAnotherPlaceTogether) {
+  for (const std::uint64_t batch : {1, 2, 7, 16}) {
+    start([&](RankSetup& setup) {
+      setup.samples = 31;
+      setup.batch = batch;
+      setup.link_rate = 1e9 * static_cast<double>(1 + 10 * setup.rank);
+    });
+    expect_good(all({Do::read, 40}), 40);
+    expect_good(all({Do::restore, 16}));
+    expect_good(all({Do::read, 20}), 20);
+    expect_good(all({Do::start_epoch, 7}));
+    expect_good(all({Do::read, 20}), 20);
+    expect_all_end();
+    ranks_.clear();
+  }
 }
 
 TEST_P(RankLoaderTest, DifferentPlacesAreRefused) {
@@ -802,6 +852,32 @@ TEST_P(HostRanks, AProcessIsNotBlamedForTheTimeThatAnotherTook) {
   });
   expect_good(all({Do::read, 3}), 3);
   expect_all_end();
+}
+
+TEST_P(HostRanks, PartsAreEqualIfOneLinkWasNotMeasured) {
+  for (const bool has_defaults : {false, true}) {
+    start([&](RankSetup& setup) {
+      if (setup.rank == 0 || has_defaults) setup.link_rate = 1e9 * static_cast<double>(10 + 10 * setup.rank);
+      setup.is_measured = setup.rank == 0;
+    });
+    expect_good(all({Do::read, 20}), 20);
+    for (const Answer& answer : all({Do::describe})) EXPECT_EQ(answer.error().substr(0, 4), "1/2 ");
+    expect_all_end();
+    ranks_.clear();
+  }
+}
+
+TEST_P(HostRanks, PartsAreEqualIfTheirLinksAreAbout) {
+  for (const auto& [rate, part] : {std::pair{9.6e9, "1/2 of"}, {9.4e9, "by its measured rate, 4"}}) {
+    start([rate = rate](RankSetup& setup) {
+      setup.samples = setup.batch = 1000;
+      setup.link_rate = setup.rank == 0 ? 10e9 : rate;
+    });
+    EXPECT_EQ(one(1, {Do::describe}).error().find(part), 0u);
+    expect_good(all({Do::read, 4}), 4);
+    expect_all_end();
+    ranks_.clear();
+  }
 }
 
 TEST_P(HostRanks, HostDevicesOfOneNameAreDifferent) {

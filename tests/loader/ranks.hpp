@@ -1,8 +1,12 @@
 #pragma once
 
+#include <penstock/device/device.hpp>
+#include <penstock/transfer/link_profile.hpp>
+
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -15,6 +19,15 @@ struct Devices {
   std::vector<std::string> specs;
 };
 inline void PrintTo(const Devices& devices, std::ostream* out) { *out << devices.name; }
+
+/// A measured profile of a link with this ceiling; nullopt for 0.
+inline std::optional<LinkProfile> profile_of(const Device& device, double bytes_per_second) {
+  if (bytes_per_second == 0) return std::nullopt;
+  LinkProfile profile = LinkProfile::defaults(device.info());
+  profile.measured = true;
+  profile.curves[LinkProfile::Curve::pinned_h2d] = {{1 << 20, (1 << 20) / bytes_per_second}};
+  return profile;
+}
 
 /// Writes a text into what is sent to a process. Its end is cut if there is no room.
 template <std::size_t N>

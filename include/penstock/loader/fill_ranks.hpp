@@ -22,7 +22,8 @@ struct FilledBlock {
 struct RankFillOptions {
   /// The blocks are written after the work that is on this stream now. Null: at once.
   const Stream* after = nullptr;
-  /// The link's measured profile. None: LinkProfile::defaults.
+  /// The link's measured profile. If all processes have one, faster links bring more: see RankLoader. None:
+  /// LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
 };
 

@@ -22,6 +22,9 @@ namespace penstock {
 /// brings its part of a batch over its own link, and copies the parts of the others from their devices'
 /// memory.
 ///
+/// The parts are in proportion to the ceilings of the links, if all processes have a measured
+/// LoaderOptions::profile. They are equal if one has none, or if the links differ by at most 5 %.
+///
 /// The processes do the same: they make it with the same data and options, and call start_epoch, restore and
 /// next equally often. No device waits for another process, and none writes to another's memory. If a process
 /// ends, the others get an Error in place of the batches that need its part.
