@@ -869,9 +869,9 @@ TEST_P(HostRanks, PartsAreEqualIfOneLinkWasNotMeasured) {
 
 TEST_P(HostRanks, PartsAreEqualIfTheirLinksAreAbout) {
   for (const auto& [rate, part] : {std::pair{9.6e9, "1/2 of"}, {9.4e9, "by its measured rate, 4"}}) {
-    start([rate = rate](RankSetup& setup) {
+    start([ceiling = rate](RankSetup& setup) {
       setup.samples = setup.batch = 1000;
-      setup.link_rate = setup.rank == 0 ? 10e9 : rate;
+      setup.link_rate = setup.rank == 0 ? 10e9 : ceiling;
     });
     EXPECT_EQ(one(1, {Do::describe}).error().find(part), 0u);
     expect_good(all({Do::read, 4}), 4);
