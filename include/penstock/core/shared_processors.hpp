@@ -12,7 +12,7 @@ namespace penstock {
 class SharedProcessors {
  public:
   /// That a team may have, however few processors there are. Two teams on 4 processors moved a quarter more
-  /// with 2 workers each than with 1.
+  /// with 3 threads each, which are 2 workers and who they work for, than with 2.
   static constexpr std::size_t kLeastWorkers = 2;
 
   explicit SharedProcessors(std::size_t processors) noexcept : processors_(processors) {}
