@@ -1,3 +1,5 @@
+#include "support/threads.hpp"
+
 #include <penstock/core/host_workers.hpp>
 #include <penstock/core/shared_processors.hpp>
 
@@ -65,6 +67,16 @@ std::size_t most_together(HostWorkers& workers) {
     --inside;
   });
   return most;
+}
+
+/// Returns once all workers of this process sleep: from then on they come only if they are called.
+void wait_until_workers_sleep() {
+  const auto is_awake = [](pid_t thread) {
+    return testing::name_of(thread) == "penstock-worker" && !testing::is_asleep(thread);
+  };
+  for (int asleep = 0; asleep < 50; ++asleep) {
+    if (std::ranges::any_of(testing::live_threads(), is_awake)) asleep = 0;
+  }
 }
 
 /// True once `threads` threads are in one loop together.
@@ -182,6 +194,7 @@ TEST(SharedProcessorsTest, ALoopGetsWorkersOnceAnotherTeamIsDone) {
   HostWorkers team(sharing(processors, 6));
   HostWorkers other(sharing(processors, 6));
   other.work_begins();
+  wait_until_workers_sleep();
   std::atomic<int> together{0};
   const auto caller = std::this_thread::get_id();
   bool is_done = false;
