@@ -247,6 +247,7 @@ def main() -> None:
             runs.append(run(options.document, options.section, options.block, options.length, int(limit)))
     (options.output / f"{rank}.json").write_text(json.dumps(runs))
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # one that is done early would close connections that another still opens
         torch.distributed.destroy_process_group()
 
 
