@@ -73,17 +73,17 @@ std::vector<std::uint64_t> numbers_of(const json& entry, const char* key, const 
                   fmt::format("\"{}\", which penstock does not move", name));
 }
 
-/// Sets `tensor`'s type.
-void read_type(const json& entry, const std::string& within, SafeTensor& tensor) {
+/// Sets `tensor`'s type. False if penstock does not move it.
+bool read_type(const json& entry, const std::string& within, SafeTensor& tensor) {
   const auto found = entry.find("dtype");
   if (found == entry.end() || !found->is_string()) {
     throw_malformed(within, kLengthBytes, "a dtype such as \"F32\" under 'dtype'", "none");
   }
   tensor.type = found->get<std::string>();
   const std::optional<SafetensorsType> type = parse_safetensors_type(tensor.type);
-  tensor.is_known = type.has_value();
   tensor.is_opaque = !type || type->is_opaque;
   if (type) tensor.dtype = type->dtype;
+  return type.has_value();
 }
 
 SafeTensor read_entry(const std::string& name, const json& entry, std::uint64_t data,
@@ -94,12 +94,12 @@ SafeTensor read_entry(const std::string& name, const json& entry, std::uint64_t 
   }
   SafeTensor tensor;
   tensor.name = name;
-  read_type(entry, within, tensor);
+  const bool is_known = read_type(entry, within, tensor);
   const auto extents = numbers_of(entry, "shape", within);
   tensor.shape.assign(extents.begin(), extents.end());
   const auto offsets = numbers_of(entry, "data_offsets", within);
   const bool in_order = offsets.size() == 2 && offsets[0] <= offsets[1];
-  if (tensor.is_known) {
+  if (is_known) {
     tensor.bytes = tensor_bytes(tensor.dtype, tensor.shape, kLengthBytes, within);
   } else if (in_order) {
     tensor.bytes = offsets[1] - offsets[0];

@@ -32,8 +32,7 @@ struct SafeTensor {
   std::string name;
   std::string type;            ///< as the file writes it: "F32"
   DType dtype = DType::uint8;  ///< uint8 also for types of one byte that penstock does not have
-  bool is_opaque = false;      ///< true for such a type: "F8_E4M3"
-  bool is_known = true;        ///< false for a type that penstock does not move: "F4"
+  bool is_opaque = false;      ///< true for such a type, "F8_E4M3", and for one that is not known, "F4"
   Shape shape;                 ///< of the whole tensor; may be a scalar, or have no elements
   std::uint64_t offset = 0;    ///< of its data in the file
   std::uint64_t bytes = 0;

@@ -104,7 +104,6 @@ struct WeightFile::State {
                          .type = each.type,
                          .dtype = each.dtype,
                          .is_opaque = each.is_opaque,
-                         .is_known = each.is_known,
                          .shape = each.shape,
                          .offset = bytes,
                          .bytes = size});

@@ -43,6 +43,13 @@ class ChangingDataTest : public LoaderTest {
             .copy_limit_bytes = labels_.size(),
             .threads = 2};
   }
+  /// The batches up to the epoch's end. `AnyLoader`: Loader or RankLoader.
+  template <typename AnyLoader>
+  std::vector<DeviceBatch> hold_epoch(AnyLoader& loader) {
+    std::vector<DeviceBatch> held;
+    while (auto batch = loader.next(*stream_)) held.push_back(std::move(*batch));
+    return held;
+  }
 
   std::vector<std::byte> images_ = std::vector<std::byte>(kChangingSamples * kPixels);
   std::vector<std::byte> labels_ = std::vector<std::byte>(kChangingSamples * sizeof(std::uint64_t));
@@ -68,8 +75,7 @@ TEST_P(ChangingDataTest, WhatWasHandedOutStaysAsItWas) {
   write(0);
   Loader loader(dataset(), *device_, options());
   const Dataset before = copy_of_dataset();
-  std::vector<DeviceBatch> held;
-  while (auto batch = loader.next(*stream_)) held.push_back(std::move(*batch));
+  const std::vector<DeviceBatch> held = hold_epoch(loader);
   loader.synchronize();
   write(1);
   ASSERT_EQ(held.size(), 5U);
@@ -105,8 +111,7 @@ TEST_P(ChangingDataTest, AnEpochThatAProcessOfAGroupLeavesReadsNothingMore) {
   EXPECT_THROW(static_cast<void>(loader.next(*stream_)), InvalidArgument);
   loader.start_epoch(1);
   before = copy_of_dataset();
-  std::vector<DeviceBatch> held;
-  while (auto batch = loader.next(*stream_)) held.push_back(std::move(*batch));
+  const std::vector<DeviceBatch> held = hold_epoch(loader);
   loader.leave_epoch();
   write(2);
   ASSERT_EQ(held.size(), 5U);

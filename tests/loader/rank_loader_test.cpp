@@ -324,6 +324,14 @@ class RankLoaderTest : public ::testing::TestWithParam<Devices> {
     for (const auto& rank : ranks_) rank->send(Command{Do::end});
     for (const auto& rank : ranks_) EXPECT_TRUE(rank->wait());
   }
+  /// In the first rank. The ranks go on.
+  void expect_a_forked_child_refused() {
+    start();
+    expect_good(all({Do::read, 2}), 2);
+    EXPECT_FALSE(one(0, {Do::fork}).wrong);
+    expect_good(all({Do::read, 20}), 20);
+    expect_all_end();
+  }
   [[nodiscard]] std::size_t size() const { return ranks_.size(); }
   /// True if the devices do not reach each other.
   [[nodiscard]] static bool are_apart() { return GetParam().name.ends_with("Apart"); }
@@ -797,13 +805,7 @@ TEST_P(RanksApart, OneThatIsWaitedForMayCloseAndSoMayThoseWhoWait) {
   expect_all_end();
 }
 
-TEST_P(RanksApart, AForkedChildIsRefused) {
-  start();
-  expect_good(all({Do::read, 2}), 2);
-  EXPECT_FALSE(one(0, {Do::fork}).wrong);
-  expect_good(all({Do::read, 20}), 20);
-  expect_all_end();
-}
+TEST_P(RanksApart, AForkedChildIsRefused) { expect_a_forked_child_refused(); }
 
 INSTANTIATE_TEST_SUITE_P(Groups, RanksApart,
                          ::testing::Values(Devices{"HostsApart",
@@ -901,13 +903,7 @@ TEST_P(HostRanks, OneWithoutMemoryForWholeBatchesIsNamed) {
   expect_all_end();
 }
 
-TEST_P(HostRanks, AForkedChildIsRefused) {
-  start();
-  expect_good(all({Do::read, 2}), 2);
-  EXPECT_FALSE(one(0, {Do::fork}).wrong);
-  expect_good(all({Do::read, 20}), 20);
-  expect_all_end();
-}
+TEST_P(HostRanks, AForkedChildIsRefused) { expect_a_forked_child_refused(); }
 
 INSTANTIATE_TEST_SUITE_P(Groups, HostRanks,
                          ::testing::Values(Devices{"Host", {"host:0,memory=64MiB", "host:1,memory=64MiB"}}),

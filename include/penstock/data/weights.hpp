@@ -21,7 +21,6 @@ struct WeightTensor {
   std::string type;            ///< as the file writes it: "F32", "F8_E4M3"
   DType dtype = DType::uint8;  ///< of the elements; uint8 also if they are bytes of a type that DType lacks
   bool is_opaque = false;      ///< true for such a type
-  bool is_known = true;        ///< false if open_weights refuses the type: "F4", "C64"
   Shape shape;                 ///< {} for a scalar; extents may be 0
   std::size_t offset = 0;      ///< in the block, a multiple of WeightFile::kAlignment
   std::size_t bytes = 0;
