@@ -55,8 +55,9 @@ class Alarm(BaseException):
     pass
 
 
-def taken_amid_alarms(fed, keep, every=0.013):
-    """The batches of an epoch, in which alarms come while a batch is asked for; how many came, and the iterator."""
+def taken_amid_alarms(fed, keep, delays=(0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)):
+    """The batches of an epoch, in which alarms come while a batch is asked for; how many came, and the iterator. Each
+    request has an alarm of its own, after one of the delays in turn: the long ones let slow requests end."""
     inside, alarms, got = False, 0, []
 
     def ring(*_):
@@ -69,11 +70,11 @@ def taken_amid_alarms(fed, keep, every=0.013):
     try:
         iterator = iter(fed)
         got += map(keep, itertools.islice(iterator, 1))
-        signal.setitimer(signal.ITIMER_REAL, every, every)
-        while True:
+        for delay in itertools.cycle(delays):
             taken = []
             with contextlib.suppress(Alarm):
                 inside = True
+                signal.setitimer(signal.ITIMER_REAL, delay)
                 taken.extend(itertools.islice(iterator, 1))
                 inside = False
                 if not taken:

@@ -928,7 +928,7 @@ def test_signals_at_random_moments_lose_no_batch(kind):
     alarms = 0
     with torch.device("cpu"):
         for _ in range(10):  # epochs, until enough came: on a fast machine one takes 30 ms
-            got, came, _ = taken_amid_alarms(loader, kept, every=0.0017)
+            got, came, _ = taken_amid_alarms(loader, kept, delays=(13e-6, 61e-6, 0.0017))
             assert [number for numbers in got for number in numbers] == list(range(4000))
             alarms += came
             if alarms > 20:
