@@ -57,7 +57,7 @@ class DeviceBatch {
  private:
   friend class LoaderState;
   friend class GroupLoaderState;
-  friend class RankLoaderState;
+  friend class RankFeedOnce;
   DeviceBatch(std::shared_ptr<class DeviceRing> ring, struct DeviceSlot* slot) noexcept;
 
   std::shared_ptr<class DeviceRing> ring_;
