@@ -1,6 +1,5 @@
 # The commands of this project. Each target first installs or names its needs (tools/setup.sh), and then works
-# without a
-# network. JOBS=N limits the parallel jobs.
+# without a network. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build check test test-frameworks repeat mutants demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean

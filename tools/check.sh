@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks after each edit. Builds build/ci, runs the unit tests and the contract of the backends on the
-# host device and
-# over the fake driver, and lints the files that differ from the commit before (BASE=REV: from REV).
+# host device and over the fake driver, and lints the files that differ from the commit before (BASE=REV: from
+# REV).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Feeds a real dataset to this machine's device and says where the time went: Debian's Fashion-MNIST, or the
-# files, the
-# directory or the dataset's name in DATA. Needs the build.
+# files, the directory or the dataset's name in DATA. Needs the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

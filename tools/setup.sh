@@ -2,8 +2,7 @@
 # Provides the needs of a target: setup.sh GROUP...
 #
 # Groups: build, test, bench, python, lint, tsan, demo, report, pages. Installs missing packages with apt-get if that
-# is allowed.
-# Otherwise names them and exits with a non-zero status.
+# is allowed. Otherwise names them and exits with a non-zero status.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Makes wheels that need no other package, in build/wheels: wheels.sh build | check
 #
-# build  one for 3.10, one for 3.11, and one for 3.12 and newer (VERSIONS='3.12' makes only that one),
-# compiled by Zig for
-#        a glibc that is older than this machine's, with libraries from the package index
+# build  one for 3.10, one for 3.11, and one for 3.12 and newer (VERSIONS='3.12' makes only that one), compiled by
+#        Zig for a glibc that is older than this machine's, with libraries from the package index
 # check  audits them, and tries each in new environments: alone in 3.10, 3.12 and the newest Python that is here, and
 #        with PyTorch (TORCH_VERSIONS='3.11') under the whole of python/tests
 set -euo pipefail

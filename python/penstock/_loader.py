@@ -58,7 +58,8 @@ class Loader:
       the same indices in all of them; if they do not, iterating raises Error.
     - `relay`: a list of other devices, whose links help to feed `device`, or "auto" for all that reach its memory. They
       pull parts of each batch into buffers of their own, and give way if others use their wires. A neighbour's link is
-      the neighbour's, so nothing is relayed unless this is given. Takes no `residency`.
+      the neighbour's, so nothing is relayed unless this is given. "auto" opens all GPUs that this process sees: see
+      `to_device`. Takes no `residency`.
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
       WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
       the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
@@ -255,7 +256,7 @@ class Loader:
 
     def describe(self) -> list[str]:
         """A line for each field: how it travels, and why. If there are several devices, the last line says how many
-        bytes each link has carried."""
+        bytes each link has carried. With a ProcessGroup, the first line says what part this process brings."""
         return self._native.describe()
 
     def stats(self) -> LoaderStatistics:

@@ -21,11 +21,12 @@ class ProcessGroup:
         group = penstock.ProcessGroup()
         loader = penstock.Loader(data, batch_size=256, shuffle=True, seed=1, group=group)
 
-    Each brings its part of a batch over its own link, and copies the parts of the others from their GPUs' memory. If
-    the GPUs do not reach each other, each brings whole batches; `describe()` says so, and why. The processes make the
-    same Loaders in the same order, with the same data, and ask for equally many batches. If one ends, the others raise
-    Error. `feed` takes one, too: its processes then wrap equal DataLoaders. `to_device` and `load_safetensors` take one
-    for trees and weights.
+    Each brings its part of a batch over its own link, and copies the parts of the others from their GPUs' memory. The
+    parts are in proportion to the rates that `penstock link` measured for each GPU. They are equal if one was not
+    measured, or if the slowest has at least 95 % of the fastest one's rate. If the GPUs do not reach each other, each
+    brings whole batches; `describe()` says so, and why. The processes make the same Loaders in the same order, with the
+    same data, and ask for equally many batches. If one ends, the others raise Error. `feed` takes one, too: its
+    processes then wrap equal DataLoaders. `to_device` and `load_safetensors` take one for trees and weights.
 
     `ranks`: the ranks of the group's processes, as torch.distributed counts them, or a process group of
     torch.distributed. By default all processes of the job; they are on this host then. If there are several groups,

@@ -45,15 +45,18 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
 
     Or `group` is a ProcessGroup: all its processes call this together, with trees of the same structure, shapes, dtypes
     and strides. Each sends a part of the bytes to its own `device`, and copies the parts of the others from their
-    devices' memory. That the arrays hold the same values is up to the caller. The call returns when the arrays are
-    there. If the trees differ, all raise InvalidArgument. If a process ends or fails, the others raise Error.
+    devices' memory. The parts are those of a ProcessGroup. That the arrays hold the same values is up to the caller.
+    The call returns when the arrays are there. Trees of less than 1 MiB, and those on devices that do not reach each
+    other, are sent by each process for itself. If the trees differ, all raise InvalidArgument. If a process ends or
+    fails, the others raise Error.
 
     `relay`: a list of other devices, whose links help to fill `device`. They pull parts of the bytes into buffers of
     their own, at most 4 chunks of some MiB each, and push them on. A stored profile of the group may say other chunks,
     at most 8 of 16 MiB. The less room their links have, the less they carry. Nests of less than 1 MiB are not relayed.
     A neighbour's link is the neighbour's, so nothing is relayed unless this is given. "auto" takes all devices that
     reach the memory of `device`: of the GPUs that this process sees, or of the host devices that it has open. It opens
-    all GPUs that this process sees, which costs some hundred MB of memory on each.
+    all GPUs that this process sees, which costs some hundred MB of memory on each. They may be those of other processes
+    of torchrun, which do nothing.
     """
     if isinstance(group, ProcessGroup):
         group.refuse(False, relay)

@@ -49,9 +49,9 @@ def load_safetensors(
     done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile.
 
     Raises InvalidArgument for an unknown device, or for a name that no file holds, with similar names. Raises Error for
-    a file that cannot be read, is not sound or is cut short meanwhile, with the file, the tensor and the offset; and if
-    two files hold a tensor of the same name. Raises Unsupported for a dtype that the library of the tensors lacks, and
-    OutOfMemory, DeviceError.
+    a file that cannot be read, is not sound or is cut short meanwhile, with the file, the tensor and the offset. Raises
+    Error, too, if two files hold a tensor of the same name, and for a type that penstock does not move. Raises
+    Unsupported for a dtype that the library of the tensors lacks; OutOfMemory, DeviceError.
     """
     paths = _paths(files)
     wanted = None if names is None else _names(names)

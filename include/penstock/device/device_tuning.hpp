@@ -77,21 +77,21 @@ struct DeviceTuning {
   unsigned most_blocks = 32;
   /// Host threads that gather a batch, unless a number is given.
   unsigned gather_threads = 8;
-  /// Indices that a kernel computes at once, for several batches. A launch costs the host 7.6 us beside
-  /// another thread that uses the device, and a small batch costs it 25 us in all. 0: one batch's.
+  /// Indices that a kernel computes at once, for several batches. A launch costs the host 7.6 µs beside
+  /// another thread that uses the device, and a small batch costs it 25 µs in all. 0: one batch's.
   std::size_t order_ahead_bytes = 1 * kMiB;
 
   /// What the model of a feed (transfer/feed_model.hpp) cannot take from a LinkProfile. The figures are from
   /// docs/performance.md.
   struct Feeding {
     /// Seconds of the loader's thread for a batch whatever its size, and for each field of it: resident
-    /// batches of 1 and 28 columns took 48 and 205 us.
+    /// batches of 1 and 28 columns took 48 and 205 µs.
     double batch_seconds = 40e-6;
     double field_seconds = 6e-6;
     /// Seconds of the same thread for a copy among those of a batch.
     double copy_seconds = 0.5e-6;
     /// Seconds of the link for each part of a batch's copies, and of the loader's thread, which enqueues it,
-    /// records an event and asks one: on an H100, 3.4, 0.5 and 0.5 us of the overhead that `penstock link`
+    /// records an event and asks one: on an H100, 3.4, 0.5 and 0.5 µs of the overhead that `penstock link`
     /// shows.
     double part_seconds = 4e-6;
     double enqueue_seconds = 4.4e-6;

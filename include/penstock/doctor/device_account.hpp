@@ -13,12 +13,14 @@ namespace penstock {
 
 /// What a device does at a time. If it does several things, the first of them counts.
 enum class DevicePart : std::uint8_t {
-  kernel,            ///< kernels, memory sets and copies within devices run
-  exposed_copy,      ///< copies between host and device run, and nothing hides them
-  waiting_for_data,  ///< nothing runs, while a thread that launches kernels waits in `next()` of a DataLoader
-  launch_or_sync,    ///< nothing runs, while such a thread is in an operator or in a call of the driver
-  other_idle,        ///< nothing runs, and no such thread is in any of these
-  not_observed,      ///< nothing runs, and the recording does not hold what the host did
+  kernel,        ///< kernels, memory sets and copies within devices run
+  exposed_copy,  ///< copies between host and device run, and nothing hides them
+  /// Nothing runs, while a thread that launches kernels waits in `next()` of a DataLoader, or of penstock's
+  /// Loader or feed.
+  waiting_for_data,
+  launch_or_sync,  ///< nothing runs, while such a thread is in an operator or in a call of the driver
+  other_idle,      ///< nothing runs, and no such thread is in any of these
+  not_observed,    ///< nothing runs, and the recording does not hold what the host did
 };
 inline constexpr std::size_t kDeviceParts = 6;
 /// "kernel", "exposed_copy", ...: the names in JSON and in budgets.

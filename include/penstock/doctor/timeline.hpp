@@ -73,7 +73,7 @@ struct TimelineCall {
 enum class HostSpanKind : std::uint8_t {
   frame,        ///< a Python function outside PyTorch, which is on the thread's stack meanwhile
   op,           ///< an operator of PyTorch
-  loader_wait,  ///< `next()` of a DataLoader
+  loader_wait,  ///< `next()` of a DataLoader, or of penstock's Loader or feed
 };
 
 /// What a host thread does. The spans of a thread nest.

@@ -52,7 +52,8 @@ class Transfer {
   Transfer() noexcept;
 
   /// True if the destination holds all bytes. Does not block. If the transfer failed, throws its DeviceError
-  /// or OutOfMemory. If it was cancelled, or its engine was destroyed first, throws Closed.
+  /// or OutOfMemory, or what its FillFunction threw. If it was cancelled, or its engine was destroyed first,
+  /// throws Closed.
   [[nodiscard]] bool query() const;
   /// Blocks the host until the destination holds all bytes. Throws as query does.
   void synchronize() const;

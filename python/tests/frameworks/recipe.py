@@ -177,7 +177,8 @@ def names_for(section: str, length: int, journal: Journal) -> dict:
     else:
         names["model"] = Model(journal, named="transformers" in section)
         names["optimizer"] = CountingSGD(names["model"].parameters(), journal)
-    if section.endswith("a Loader") or section == "A Loader" or section.startswith(("One copy", "The same batches")):
+    arrays = ("One copy", "The same batches", "Over the links")
+    if section.endswith("a Loader") or section == "A Loader" or section.startswith(arrays):
         ids = torch.arange(length)
         names["data"] = {"id": ids, "x": expected(ids)}
     if section.startswith("Tensors"):

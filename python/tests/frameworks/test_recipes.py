@@ -69,6 +69,7 @@ OTHERS = [
     TOGETHER := Recipe("The same batches in several processes", 0, "", document="docs/distributed.md"),
     FED_TOGETHER := Recipe("The same batches in several processes", 1, "", document="docs/distributed.md"),
     SENT_TOGETHER := Recipe("The same batches in several processes", 2, "", document="docs/distributed.md"),
+    RELAYED := Recipe("Over the links of other GPUs", 0, "", document="docs/distributed.md"),
 ]
 
 
@@ -152,6 +153,11 @@ def test_the_same_batches_in_all_processes(recipe, tmp_path):
 def test_the_same_tree_in_all_processes(tmp_path):
     for [done] in run(SENT_TOGETHER, 2, [0], tmp_path / "run"):
         assert done["steps"] == [list(range(LENGTH))]
+
+
+def test_a_tree_for_one_process_over_the_links_of_all(tmp_path):
+    first, second = (runs[0]["steps"] for runs in run(RELAYED, 2, [0], tmp_path / "run"))
+    assert first == [list(range(LENGTH))] and second == []
 
 
 def test_what_may_be_fed(capsys):
