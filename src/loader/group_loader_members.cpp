@@ -54,6 +54,12 @@ Dataset without_wide_gaps(Dataset dataset, const LoaderOptions& options, const D
   return wide.empty() ? std::move(dataset) : with_copies(dataset, wide, *device.host_workers());
 }
 
+/// The rate of large copies between two members; 0 if it was not measured.
+double measured_way(const GroupLinks& links, std::size_t from, std::size_t to) {
+  if (!links.measured || links.measured->members[from].peers.empty()) return 0;
+  return links.measured->members[from].peers[to];
+}
+
 }  // namespace
 
 GroupLoaderState::GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOptions options,
@@ -168,7 +174,7 @@ void GroupLoaderState::add_loader(std::size_t self, const GroupLinks& links, std
     log_warning(fmt::format("{} relays nothing: {}", group_[self].info().spec, error.what()));
     return;
   }
-  if (relays) member.watch.emplace(group_[self]);
+  if (relays) member.watch.emplace(group_[self], measured_way(links, self, *receiver_));
   const std::optional<LinkProfile>& profile = member.loader->options().profile;
   link_ceiling_ += profile && profile->measured ? profile->ceiling(CopyDirection::h2d) : 0;
 }

@@ -44,6 +44,7 @@ void RelayWatch::push_begins(const DeviceBatch& part, const Stream& stream) {
   std::size_t bytes = 0;
   for (std::size_t f = 0; f < part.field_count(); ++f) bytes += part.field(f).bytes;
   if (bytes < kLeastJudged) return;
+  if (!pace_) pace_.emplace(0, ChunkRates::expected(way_, bytes, part.field_count()));
   if (spare_.empty()) {
     spare_.push_back(
         {.begin = device_.create_event(EventTiming::on), .end = device_.create_event(EventTiming::on)});
@@ -73,11 +74,11 @@ bool RelayWatch::is_busy(std::span<const BatchTimes> pulled, std::size_t relays,
                             ? link_rate_of(pulled, static_cast<std::size_t>(same - pulled.begin()))
                             : ChunkRates::kUnknown;
     const double seconds = push.end.seconds_since(push.begin);
-    pace_.note(pull, seconds > 0 ? static_cast<double>(push.bytes) / seconds : ChunkRates::kUnknown);
+    pace_->note(pull, seconds > 0 ? static_cast<double>(push.bytes) / seconds : ChunkRates::kUnknown);
     spare_.push_back(std::move(pushes_.front()));
     pushes_.pop_front();
   }
-  return pace_.is_busy(relays, own);
+  return pace_ && pace_->is_busy(relays, own);
 }
 
 }  // namespace penstock

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -37,7 +38,10 @@ class OwnLinkWatch {
 /// would show. One thread at a time.
 class RelayWatch {
  public:
-  explicit RelayWatch(const Device& device) : device_(device) {}
+  /// `way`: the measured rate of large copies from the member to the receiver, in bytes/s; 0: not known
+  /// before the first parts. The rate of the member's own link depends on how its samples are gathered, so
+  /// it is never known before.
+  RelayWatch(const Device& device, double way) : device_(device), way_(way) {}
 
   /// Call these around the copies of a part to the receiver, which are enqueued on `stream`. Do not block.
   /// Throw DeviceError.
@@ -61,10 +65,11 @@ class RelayWatch {
   void drop_open() noexcept;
 
   Device device_;
+  const double way_;
   std::deque<Push> pushes_;  ///< oldest first
   std::deque<Push> spare_;
-  bool is_open_ = false;  ///< the latest push has no end yet
-  RelayPace pace_;
+  bool is_open_ = false;           ///< the latest push has no end yet
+  std::optional<RelayPace> pace_;  ///< from the first part on, as which the others are at most as large
 };
 
 }  // namespace penstock

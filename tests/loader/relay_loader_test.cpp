@@ -283,7 +283,20 @@ class RelayLoaderPaceTest : public GivesWayTest<RelayLoaderTest> {
                         std::copy_n(memory + index % 64 * kSample, kSample, to.data());
                         return to.size();
                       })});
-    loader_.emplace(relay(*data_, {.batch_size = 24, .prefetch_depth = 1}));
+    make_loader();
+  }
+  void make_loader(GroupLinks links = {}) {
+    loader_.emplace(relay(*data_, {.batch_size = 24, .prefetch_depth = 1}, std::move(links)));
+  }
+  /// The rates of the modelled links.
+  [[nodiscard]] GroupLinks measured() const {
+    GroupProfile profile = GroupProfile::named_after(group());
+    for (GroupProfile::Member& member : profile.members) {
+      member.link = 0.1e9;
+      member.relayed = 0.3e9;
+      member.peers.assign(size(), 0.4e9);
+    }
+    return {.measured = std::move(profile)};
   }
   /// In an epoch.
   std::vector<std::size_t> carried_once() override {
@@ -311,6 +324,26 @@ TEST_P(RelayLoaderPaceTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) 
 
 TEST_P(RelayLoaderPaceTest, GivesWayWithinAFewBatches) {
   expect_gives_way_soon(kProbes + 8 * kPart, 1, kProbes);
+}
+
+TEST_P(RelayLoaderPaceTest, GivesWayWithinItsFirstBatchesIfTheWaysWereMeasured) {
+  set_clock_rates(1000);
+  EXPECT_GE(carried_once()[1], least_share()) << "it has seen nothing else";
+  make_loader(measured());
+  const std::vector<std::size_t> carried = carried_once();
+  for (const std::size_t i : {1u, 2u}) EXPECT_LE(carried[i], kProbes + 8 * kPart);
+  set_clock_rates(1);
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+}
+
+TEST_P(RelayLoaderPaceTest, AMemberWhoseWayIsBusyFromTheBeginningGivesWay) {
+  const Buffer there = poisoned(1, 2 * kPart);
+  const Buffer elsewhere = poisoned(2, 4 * kPart);
+  const Traffic traffic(plain_[1], elsewhere.data(), there.data(), 2 * kPart, CopyDirection::d2d);
+  make_loader(measured());
+  EXPECT_TRUE(soon([&](const auto& carried) { return carried[1] <= kProbes; }));
+  EXPECT_TRUE(soon_carries_its_share(2)) << "its wires are free";
 }
 
 TEST_P(RelayLoaderPaceTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) {

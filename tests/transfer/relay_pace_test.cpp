@@ -65,6 +65,7 @@ TEST(ChunkRates, SmallChunksAreExpectedToBeSlower) {
   EXPECT_NEAR(ChunkRates::expected(400e9, 8 << 20), 270e9, 2e9);
   EXPECT_NEAR(ChunkRates::expected(50e9, 8 << 20), 47e9, 0.5e9);
   EXPECT_NEAR(ChunkRates::expected(400e9, 100'000), 10e9, 0.5e9);
+  EXPECT_NEAR(ChunkRates::expected(400e9, 8 << 20, 9), 75e9, 1e9) << "in nine copies";
   EXPECT_EQ(ChunkRates::expected(0, 8 << 20), 0);
 }
 

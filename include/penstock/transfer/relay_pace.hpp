@@ -16,10 +16,11 @@ class ChunkRates {
   /// `best`: what a chunk reaches if nobody else uses the wire; 0: not known before the first chunks.
   explicit ChunkRates(double best = 0) noexcept : best_(best) {}
 
-  /// What a chunk of so many bytes reaches on a wire that carries large transfers at `rate`; 0 if that is 0.
-  [[nodiscard]] static double expected(double rate, std::size_t bytes) noexcept {
+  /// What a chunk of so many bytes, in so many copies, reaches on a wire that carries large transfers at
+  /// `rate`; 0 if that is 0.
+  [[nodiscard]] static double expected(double rate, std::size_t bytes, std::size_t copies = 1) noexcept {
     const auto size = static_cast<double>(bytes);
-    return rate > 0 ? size / (size / rate + kLatencySeconds) : 0;
+    return rate > 0 ? size / (size / rate + static_cast<double>(copies) * kLatencySeconds) : 0;
   }
 
   void note(double rate) noexcept {
