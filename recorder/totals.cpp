@@ -19,7 +19,7 @@ void add(std::uint64_t& sum, std::uint64_t more) noexcept {
 /// The key's slot, or a free one that it takes; null if it finds none.
 Total* find_slot(std::span<Total> slots, std::uint64_t key) noexcept {
   std::size_t at = static_cast<std::size_t>((mix(0, key) >> 32) * slots.size() >> 32);
-  for (std::size_t i = 0; i < kMostLooks && i < slots.size(); ++i) {
+  for (std::size_t i = 0; i < kMostLooks; ++i) {
     Total& slot = slots[at];
     std::uint64_t known = __atomic_load_n(&slot.key, __ATOMIC_RELAXED);
     // If another thread takes the slot first, its key is known then.

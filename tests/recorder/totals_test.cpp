@@ -483,5 +483,15 @@ TEST_F(TotalsOfAFile, DamagedAnywhereGiveSumsOrNone) {
   }
 }
 
+TEST(RecordingCorpus, HasWholeRuns) {
+  const fs::path folder = fs::path(PENSTOCK_SOURCE "/fuzz/corpus") / "recording";
+  const auto run_of = [&folder](const char* name) { return read_recording(folder / name).whole_run; };
+  EXPECT_TRUE(run_of("ok-totals"));
+  EXPECT_EQ(run_of("ok-totals-others").value_or(WholeRun{}).other_calls.count, 5U);
+  for (const char* const name :
+       {"ok-totals-damaged", "ok-totals-huge", "ok-totals-far", "ok-totals-unused", "ok-ring"})
+    EXPECT_FALSE(run_of(name)) << name;
+}
+
 }  // namespace
 }  // namespace penstock

@@ -1,10 +1,16 @@
 #include "cli/command.hpp"
+#include "doctor/recording_format.hpp"
+#include "recorder/recording_file.hpp"
+
+#include <penstock/doctor/timeline.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <csignal>
+#include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,6 +25,7 @@ using testing::Command;
 using testing::CommandResult;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 class WholeRuns : public ::testing::Test {
  protected:
@@ -101,6 +108,45 @@ TEST_F(WholeRuns, AreCountedIfTheProgramIsKilled) {
   const CommandResult result = run({"init", "steps=30", "sleep=1500", "kill"});
   EXPECT_EQ(result.status, 128 + SIGKILL);
   EXPECT_THAT(result.errors, HasSubstr("GPU 0, kernels: 60 times"));
+}
+
+/// Ten records of the last of a run, each of whose calls was at another line.
+void write_run_of_lines(const std::string& folder, std::uint32_t lines) {
+  static recorder::RecordingFile file;
+  std::filesystem::create_directory(folder);
+  ASSERT_TRUE(file.open(folder.c_str(), 10));
+  for (std::uint32_t i = 0; i < lines; ++i) {
+    const std::uint32_t head[] = {i, 8};
+    file.add_text(recording::TextType::frame, head, sizeof head, "train.py", "main");
+    file.add_text(recording::TextType::stack, &i, sizeof i, {});
+    recording::Record record{};
+    record.type = recording::RecordType::call;
+    record.detail = static_cast<std::uint8_t>(CallKind::copy);
+    record.begin = 1000 * (i + 1);
+    record.end = record.begin + 10;
+    record.place = i + 1;
+    file.add(record);
+    record.type = recording::RecordType::work;
+    record.device = 0;
+    file.add(record);
+  }
+  file.header().state = recording::State::finished;
+}
+
+TEST_F(WholeRuns, ShowOnlySoManyLinesOnThePage) {
+  write_run_of_lines(path("run"), 230);
+  const CommandResult result =
+      command_.run({"doctor", path("run"), "--json", path("report.json"), "--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(process().at("whole_run").at("lines"), SizeIs(230));
+  EXPECT_THAT(result.output, HasSubstr("and 220 more lines; --json has all"));
+  const std::string page = read("page.html");
+  EXPECT_THAT(page, HasSubstr("30 more lines are not shown."));
+  std::size_t rows = 0;
+  for (std::size_t at = page.find("main, copy</th>"); at != std::string::npos;
+       at = page.find("main, copy</th>", at + 1))
+    ++rows;
+  EXPECT_EQ(rows, 200U);
 }
 
 }  // namespace
