@@ -119,6 +119,7 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));
+      examined.reports.back().whole_run = whole_run_report(recording);
       Json process_json{{"process", recording.process}};
       process_json.update(Json::parse(trace_json(examined.reports.back())));
       examined.processes.push_back(std::move(process_json));

@@ -15,6 +15,7 @@
 #include <array>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -118,6 +119,28 @@ std::string findings_html(const Diagnosis& diagnosis) {
   return html;
 }
 
+std::string rows_html(std::span<const FindingPlace> places) {
+  std::string html;
+  for (const FindingPlace& place : places) {
+    html += fmt::format("<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+                        escaped(printable(place_name(place))), place.count,
+                        place.bytes > 0 ? format_bytes(place.bytes) : "", prose(seconds_text(place.seconds)));
+  }
+  return html;
+}
+
+std::string whole_run_html(const WholeRunReport& report) {
+  constexpr std::size_t kMostLines = 200;
+  const std::size_t lines = std::min(kMostLines, report.lines.size());
+  const std::size_t more = report.lines.size() - lines;
+  return fmt::format(
+      "<section>\n<h2>The whole run</h2>\n<p class=\"explain\">{} This counts all of it.{}</p>\n"
+      "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th></th><th>count</th><th>bytes</th>"
+      "<th>time</th></tr></thead><tbody>\n{}{}{}</tbody></table></div>\n</section>\n",
+      prose(coverage_text(report)), more > 0 ? fmt::format(" {} more lines are not shown.", more) : "",
+      rows_html(report.devices), rows_html(std::span(report.lines).first(lines)), rows_html(report.others));
+}
+
 /// "Kernels run in 51.1 % of a step of 2.35 ms."
 std::string headline(const Diagnosis& diagnosis) {
   const auto kernels = [](const DeviceAccount& account) { return account.share(DevicePart::kernel); };
@@ -149,6 +172,7 @@ std::string trace_notes(const TraceReport& report, bool pictures) {
     for (const BudgetBreach& breach : *report.breaches)
       note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
   }
+  if (report.whole_run) note("", coverage_text(*report.whole_run));
   for (const std::string& line : report.verified) note("", line);
   if (!pictures) note("", kNoPictures);
   return html;
@@ -323,6 +347,7 @@ std::string trace_page(const TraceReport& report, const Timeline& timeline, cons
                              {"notes", trace_notes(report, chart_library.has_value())},
                              {"accounts", accounts},
                              {"findings", findings_html(diagnosis)},
+                             {"whole_run", report.whole_run ? whole_run_html(*report.whole_run) : ""},
                              {"steps", steps_title(excerpt, timeline.steps.size())},
                              {"steps_text", prose(steps_text(excerpt))},
                              {"link_text", prose(printable(link_text_of(profile, diagnosis.h2d_ceiling)))},

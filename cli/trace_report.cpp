@@ -76,9 +76,14 @@ std::string account_text(const DeviceAccount& account, const Look& look) {
 
 }  // namespace
 
+std::string place_name(const FindingPlace& place) {
+  std::string name = place.function.empty() ? "(place not recorded)" : one_line(place.function);
+  if (!place.op.empty()) name += ", " + one_line(place.op);
+  return name;
+}
+
 std::string place_text(const FindingPlace& place) {
-  std::string text = place.function.empty() ? "(place not recorded)" : one_line(place.function);
-  if (!place.op.empty()) text += ", " + one_line(place.op);
+  std::string text = place_name(place);
   fmt::format_to(std::back_inserter(text), ": {} {}", place.count, place.count == 1 ? "time" : "times");
   if (place.bytes > 0) text += ", " + format_bytes(place.bytes);
   return text + ", " + seconds_text(place.seconds);
@@ -178,11 +183,13 @@ Json finding_json(const Finding& finding) {
 std::string trace_text(const TraceReport& report, const Look& look) {
   const Diagnosis& diagnosis = report.diagnosis;
   std::string text = fmt::format("{}: {} events\n", report.file, report.events);
+  if (report.whole_run) text += paragraph(coverage_text(*report.whole_run), look);
   for (const DeviceAccount& account : diagnosis.accounts) text += account_text(account, look);
   for (const Finding& finding : diagnosis.findings) {
     text += finding_text(finding, step_of(diagnosis, finding.device), diagnosis.accounts.size() > 1, look);
   }
   if (diagnosis.findings.empty()) text += "Nothing was found in what the trace shows.\n\n";
+  if (report.whole_run) text += whole_run_text(*report.whole_run, look);
   text += "not examined\n";
   for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);
   if (!report.breaches) return text;
@@ -200,6 +207,7 @@ std::string trace_json(const TraceReport& report) {
                 {"events", report.events},
                 {"devices", Json::array()},
                 {"findings", Json::array()},
+                {"whole_run", report.whole_run ? whole_run_json(*report.whole_run) : Json(nullptr)},
                 {"not_examined", Json::array()},
                 {"budget", nullptr}};
   for (const DeviceAccount& account : report.diagnosis.accounts)

@@ -2,6 +2,7 @@
 
 #include "budget.hpp"
 #include "terminal.hpp"
+#include "whole_run.hpp"
 
 #include <penstock/doctor/findings.hpp>
 
@@ -18,6 +19,7 @@ struct TraceReport {
   std::uint64_t events = 0;
   double recorded_seconds = 0;  ///< from the first to the last record
   Diagnosis diagnosis;
+  std::optional<WholeRunReport> whole_run;            ///< nullopt: the diagnosis is of the whole run
   std::optional<std::vector<BudgetBreach>> breaches;  ///< nullopt: there was no budget
   std::vector<std::string> verified;                  ///< lines about the changed program of --verify, if any
 };
@@ -28,6 +30,8 @@ struct TraceReport {
 [[nodiscard]] std::string window_text(const DeviceAccount& account);
 /// "copies to the GPU a step: 2, 7.63 MiB at ..."
 [[nodiscard]] std::string copies_text(const DeviceAccount& account, CopyDirection direction);
+/// "train.py(12): main, aten::to"
+[[nodiscard]] std::string place_name(const FindingPlace& place);
 /// "train.py(12): main, aten::to: 40 times, 153 MiB, 16.1 ms"
 [[nodiscard]] std::string place_text(const FindingPlace& place);
 /// Of a step. A gain below is next to nothing.

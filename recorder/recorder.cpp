@@ -144,8 +144,9 @@ Record record_of(RecordType type, std::uint64_t begin, std::uint64_t end) noexce
   return record;
 }
 
-/// What is recorded of the host memory that a call copies.
+/// What is recorded of what a call copies.
 struct CopiedMemory {
+  std::uint64_t bytes = 0;
   std::uint64_t contents = 0;
   std::uint16_t nodes = 0;
 };
@@ -159,7 +160,7 @@ void add_call(std::uint8_t kind, std::uint64_t begin, std::uint64_t end, std::ui
   record.place = place;
   record.contents = memory.contents;
   record.extra = memory.nodes;
-  file.add(record);
+  file.add(record, memory.bytes);
 }
 
 WatchedThread* watch_this_thread() noexcept {
@@ -186,14 +187,15 @@ void note_wait(WatchedThread& watched) noexcept {
   watched.is_seen.store(false, std::memory_order_release);
 }
 
-/// Looks at the host memory that a call copies, once the call has been made, while the device is already at
+/// Looks at what a call copies, once the call has been made, while the device is already at
 /// work.
 CopiedMemory look_at_memory(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
   const CopyCall copy = function_of(domain, function).copy;
   if (copy == CopyCall::unknown || details.parameters == nullptr) return {};
-  const HostMemory memory = host_memory(copy, *static_cast<const CuptiCopyParameters*>(details.parameters));
-  if (memory.bytes <= recording::kSmallCopyBytes) return {};
-  CopiedMemory seen;
+  const auto& parameters = *static_cast<const CuptiCopyParameters*>(details.parameters);
+  const HostMemory memory = host_memory(copy, parameters);
+  CopiedMemory seen{parameters.bytes, 0, 0};
+  if (memory.bytes <= recording::kSmallCopyBytes) return seen;
   if (parts.contents) seen.contents = hash_input(memory);
   if (parts.nodes)
     seen.nodes =
@@ -308,7 +310,7 @@ void add_activity(const void* data) noexcept {
     case kActivitySet: {
       const auto& set = *static_cast<const CuptiSetRecord*>(data);
       record = record_of(RecordType::work, set.begin, set.end);
-      record.extra = 2;
+      record.extra = recording::kMemorySet;
       record.stream = set.stream;
       record.device = static_cast<std::uint16_t>(set.device);
       break;

@@ -1,5 +1,7 @@
 #include "doctor/recording.hpp"
 
+#include "doctor/cupti_kinds.hpp"
+#include "doctor/recorded_totals.hpp"
 #include "doctor/recording_format.hpp"
 
 #include <penstock/core/error.hpp>
@@ -26,11 +28,11 @@ using recording::Record;
 using recording::RecordType;
 using recording::TextEntry;
 using recording::TextType;
+using recording::Total;
 
 constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
-constexpr TraceTime kWaitGap = 50'000'000;  // between two looks at a thread that has called nothing since
-constexpr std::uint16_t kMostRecordedDevices = 1024;
+constexpr TraceTime kWaitGap = 50'000'000;      // between two looks at a thread that has called nothing since
 constexpr std::size_t kLongestFileName = 4096;  // of a file, and four times what the recorder writes
 
 /// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
@@ -61,35 +63,6 @@ bool is_user_code(std::string_view file) {
   return !name.empty();
 }
 
-std::optional<MemoryKind> memory_kind(unsigned kind) {
-  switch (kind) {
-    case 1:
-      return MemoryKind::pageable;
-    case 2:
-      return MemoryKind::pinned;
-    case 3:
-      return MemoryKind::device;
-    default:
-      return std::nullopt;
-  }
-}
-
-/// nullopt: a copy within the host.
-std::optional<CopyDirection> direction(std::uint8_t kind) {
-  switch (kind) {
-    case 1:  // host to device
-    case 3:  // host to array
-      return CopyDirection::h2d;
-    case 2:  // device to host
-    case 4:  // array to host
-      return CopyDirection::d2h;
-    case 9:  // host to host
-      return std::nullopt;
-    default:
-      return CopyDirection::d2d;
-  }
-}
-
 class RecordingParser {
  public:
   RecordingParser(BytesAt bytes, const std::string& file) : bytes_(bytes), file_(file) {}
@@ -107,6 +80,7 @@ class RecordingParser {
     sort_timeline(timeline);
     keep_waits();
     sort_timeline(timeline);
+    read_totals();
     timeline.steps = find_steps(timeline);
     note_losses();
     return std::move(recording_);
@@ -131,15 +105,23 @@ class RecordingParser {
                          header_.version, recording::kVersion));
     // A ring within the header makes the difference huge.
     if (header_.capacity > recording::kMostRecords ||
-        header_.ring_offset - recording::kTextOffset > kMostTextBytes) {
+        header_.ring_offset - recording::kTextOffset > kMostTextBytes || !has_room_for_totals()) {
       refuse("its header is damaged");
     }
     recording_.process = header_.process;
     recording_.began = header_.began;
   }
 
+  [[nodiscard]] bool has_room_for_totals() const {
+    if (header_.totals_offset == 0) return true;
+    const std::uint64_t room = header_.ring_offset - header_.totals_offset;
+    return header_.totals_offset >= recording::kTextOffset && header_.totals_offset <= header_.ring_offset &&
+           room % sizeof(Total) == 0 && room / sizeof(Total) >= recording::kOtherTotals;
+  }
+
   void read_text() {
-    const std::uint64_t room = header_.ring_offset - recording::kTextOffset;
+    const std::uint64_t end = header_.totals_offset != 0 ? header_.totals_offset : header_.ring_offset;
+    const std::uint64_t room = end - recording::kTextOffset;
     std::vector<std::byte> text(static_cast<std::size_t>(std::min(header_.text_bytes, room)));
     text.resize(bytes_(recording::kTextOffset, text));
     std::size_t at = 0;
@@ -236,6 +218,8 @@ class RecordingParser {
         const std::uint64_t index = last - (last - (slot + i)) % header_.capacity;
         if (chunk[i].sequence == static_cast<std::uint32_t>(index + 1) && keep(chunk[i])) {
           ++kept_;
+          covered_.begin = std::min(covered_.begin, chunk[i].begin - *origin_);
+          covered_.end = std::max(covered_.end, chunk[i].end - *origin_);
         } else {
           ++incomplete_;
         }
@@ -248,6 +232,33 @@ class RecordingParser {
     recording_.timeline.events = kept_;
   }
 
+  /// If the ring did not go round, the timeline tells it all.
+  void read_totals() {
+    if (header_.written <= header_.capacity || kept_ == 0) return;
+    if (header_.totals_offset == 0) return note("Totals of the whole run: an earlier recorder kept none.");
+    recording_.whole_run = whole_run();
+    if (!recording_.whole_run)
+      note("Totals of the whole run: the recording is cut short or damaged there, so they are left out.");
+  }
+
+  /// nullopt: it is damaged.
+  std::optional<WholeRun> whole_run() {
+    if (header_.first <= 0) return std::nullopt;
+    const TraceTime began = std::min(header_.first - *origin_, covered_.begin);
+    if (began < -kLongest) return std::nullopt;
+    std::vector<Total> totals(
+        static_cast<std::size_t>((header_.ring_offset - header_.totals_offset) / sizeof(Total)));
+    const std::span<std::byte> room = std::as_writable_bytes(std::span(totals));
+    if (bytes_(header_.totals_offset, room) < room.size()) return std::nullopt;
+    const auto place = [this](std::uint64_t number) { return place_name(number); };
+    const auto loader = [this](std::uint8_t index) { return loader_name(index); };
+    std::optional<WholeRun> run = sort_totals(totals, {place, loader});
+    if (!run) return run;
+    run->seconds = static_cast<double>(covered_.end - began) * 1e-9;
+    run->timeline_seconds = static_cast<double>(covered_.end - covered_.begin) * 1e-9;
+    return run;
+  }
+
   bool keep(const Record& record) {
     const TimeSpan time{record.begin, record.end};
     if (time.begin < 0 || time.end < time.begin) return false;
@@ -258,12 +269,12 @@ class RecordingParser {
     Timeline& timeline = recording_.timeline;
     switch (record.type) {
       case RecordType::copy: {
-        const auto to = direction(record.detail);
+        const auto to = cupti_direction(record.detail);
         if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
         if (to) {
           timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
-                                     memory_kind(record.extra & 0xFFu), memory_kind(record.extra >> 8u),
-                                     kUnknownNode});
+                                     cupti_memory_kind(record.extra & 0xFFu),
+                                     cupti_memory_kind(record.extra >> 8u), kUnknownNode});
         }
         return true;
       }
@@ -365,8 +376,7 @@ class RecordingParser {
       }
     }
     for (const Wait& wait : merged) {
-      const std::uint32_t next = name(std::string(recording::kLoaders[wait.loader].name));
-      timeline.host.push_back({wait.time, next, wait.thread, HostSpanKind::loader_wait});
+      timeline.host.push_back({wait.time, loader_name(wait.loader), wait.thread, HostSpanKind::loader_wait});
       if (wait.frame != kNone)
         timeline.host.push_back(
             {{wait.time.begin - 1, wait.time.end}, wait.frame, wait.thread, HostSpanKind::frame});
@@ -402,6 +412,15 @@ class RecordingParser {
 
   std::uint32_t frame_of(std::uint64_t place) const {
     return place > 0 && place <= stacks_.size() ? stacks_[static_cast<std::size_t>(place - 1)] : kNone;
+  }
+
+  std::optional<std::uint32_t> place_name(std::uint64_t place) const {
+    const std::uint32_t frame = frame_of(place);
+    return frame == kNone ? std::nullopt : std::optional(frame);
+  }
+
+  std::uint32_t loader_name(std::uint8_t loader) {
+    return name(std::string(recording::kLoaders[loader].name));
   }
 
   /// The name of a stack's place. Frames are the program's own, the innermost first.
@@ -460,6 +479,7 @@ class RecordingParser {
   std::unordered_map<std::string, std::uint32_t> names_;
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
+  TimeSpan covered_{kLongest, -kLongest};  ///< by the records that are kept
   std::uint8_t only_node_ = kUnknownNode;
   bool has_python_ = false;
   std::uint64_t kept_ = 0;

@@ -350,11 +350,12 @@ TEST_F(Recorder, CountsRecordsThatWereDropped) {
 }
 
 TEST_F(Recorder, AProgramAtItsLimitForFilesGoesOn) {
-  const CommandResult result = command_.run_script("ulimit -f 7500; PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI
+  const CommandResult result = command_.run_script("ulimit -f 9550; PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI
                                                    " \"$PENSTOCK\" doctor -- " PENSTOCK_RECORDER_PROGRAM
                                                    " init steps=8000 say=done; echo status $?");
   EXPECT_EQ(result.output, "done\nstatus 0\n");
   EXPECT_THAT(result.errors, HasSubstr("The recording keeps the last 32768 of 72000 records"));
+  EXPECT_THAT(result.errors, HasSubstr("GPU 0, kernels: 16000 times"));
 }
 
 TEST_F(Recorder, PassesSignalsOn) {
