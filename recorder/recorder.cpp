@@ -46,7 +46,7 @@ using recording::RecordType;
 constexpr std::uint64_t kDefaultRecords = 2'000'000;
 constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver; there are some 900
 constexpr std::uint8_t kNotKept = 0xFF;
-constexpr std::uint8_t kNoLoader = std::size(recording::kLoaders);
+constexpr std::uint8_t kNoLoader = recording::kCompiledLoader;  // of Python
 constexpr std::uint32_t kForcedFlush = 1;
 constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
@@ -505,6 +505,17 @@ void* work(void*) {
   return nullptr;
 }
 
+/// The calling thread has just waited for a compiled loader. Threads of Python are looked at.
+void note_compiled_wait(std::uint64_t nanoseconds) noexcept {
+  if (!active.load(std::memory_order_relaxed) || python.this_thread() != nullptr) return;
+  const std::uint64_t end = now();
+  Record record = record_of(RecordType::wait, end - nanoseconds, end);
+  record.detail = recording::kCompiledLoader;
+  record.stream = this_thread();
+  record.place = parts.lines ? places.own() : 0;
+  file.add(record);
+}
+
 /// The program's signals are for its own threads.
 bool start_worker() noexcept {
   sigset_t all;
@@ -611,6 +622,11 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
   if (const char* const most = std::getenv("PENSTOCK_RECORDS")) records = std::strtoull(most, nullptr, 10);
   if (file.open(folder, records)) start();
   return 1;
+}
+
+/// Called by penstock in the program (report_wait.cpp), by a thread that has just waited so long.
+extern "C" __attribute__((visibility("default"))) void penstock_recorder_waited(std::uint64_t nanoseconds) {
+  penstock::recorder::note_compiled_wait(nanoseconds);
 }
 
 /// Called by NVTX at the program's first range. It has CUPTI's functions take the ranges. 0: they go nowhere.

@@ -41,13 +41,16 @@ bool is_user_source(std::string_view file) {
   return file.find("/include/c++/") == std::string_view::npos;
 }
 
-std::string name_of(const CodeStack& stack, const KnownPlaces& known) {
+bool is_penstocks(const CodePlace& place) { return place.function.starts_with("penstock::"); }
+
+/// Of the innermost place; with `penstocks`, it may be one of penstock's own.
+std::string name_of(const CodeStack& stack, const KnownPlaces& known, bool penstocks) {
   const auto places_of = [&known](const CodeAddress& call) -> const std::vector<CodePlace>& {
     return known.at({call.file, call.address});
   };
   for (const CodeAddress& call : stack.calls) {
     for (const CodePlace& place : places_of(call)) {
-      if (place.line == 0 || !is_user_source(place.file)) continue;
+      if (place.line == 0 || !is_user_source(place.file) || (is_penstocks(place) && !penstocks)) continue;
       const std::string line =
           fmt::format("{}({})", std::filesystem::path(place.file).lexically_normal().string(), place.line);
       return place.function.empty() ? line : line + ": " + place.function;
@@ -55,11 +58,18 @@ std::string name_of(const CodeStack& stack, const KnownPlaces& known) {
   }
   for (const CodeAddress& call : stack.calls) {
     for (const CodePlace& place : places_of(call)) {
-      if (!place.function.empty() && !is_cuda_function(place.function))
+      const bool is_users = !is_cuda_function(place.function) && (penstocks || !is_penstocks(place));
+      if (!place.function.empty() && is_users)
         return fmt::format("{}: {}", call.file.filename().string(), place.function);
     }
   }
   return {};
+}
+
+/// In a program that uses penstock, the line is the program's.
+std::string name_of(const CodeStack& stack, const KnownPlaces& known) {
+  std::string name = name_of(stack, known, false);
+  return name.empty() ? name_of(stack, known, true) : name;
 }
 
 KnownPlaces find_places(Recording& recording, CodeReader reader) {

@@ -70,6 +70,7 @@ constexpr auto kCompiledChanges = std::to_array<CompiledChange>(
      {"contended-copies",
       "call the copy that is needed first before the large one, or make that in parts of some MiB",
       "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
+     {"waiting-for-data", "loader.stats()   says what limits the loader", ""},
      {"synchronizations", "keep values on the GPU, and read them every 100 steps", ""},
      {"pinning", "allocate pinned buffers once, before the loop", "penstock::make_pinned_pool(device)"},
      {"device-allocations", "allocate buffers once, before the loop; or cudaMallocAsync and cudaFreeAsync",

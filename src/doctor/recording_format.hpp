@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 /// The file that the recorder writes and `read_recording` reads, one for each process. It is mapped while the
@@ -29,15 +30,18 @@ inline constexpr std::size_t kSamplePieces = 32;
 /// Of file names: the process's number stands before it.
 inline constexpr char kSuffix[] = ".penstock";
 
-/// Loaders whose waits are looked for: a thread is in `__next__` of a file whose path ends so.
+/// Loaders whose waits are known. Those of Python are looked for: a thread is in `__next__` of a file whose
+/// path ends so. The last one tells of its waits itself (report_wait.hpp).
 struct LoaderKind {
-  std::string_view file;
+  std::string_view file;  ///< empty: compiled
   std::string_view name;  ///< in a report
 };
 inline constexpr LoaderKind kLoaders[] = {{"torch/utils/data/dataloader.py", "DataLoader.__next__"},
                                           {"penstock/_loader.py", "penstock.Loader.__next__"},
                                           {"penstock/_feed.py", "penstock.feed.__next__"},
-                                          {"penstock/_native_feed.py", "penstock.feed.__next__"}};
+                                          {"penstock/_native_feed.py", "penstock.feed.__next__"},
+                                          {"", "penstock::Loader::next"}};
+inline constexpr std::size_t kCompiledLoader = std::size(kLoaders) - 1;
 
 enum class State : std::uint32_t {
   running = 0,

@@ -3,6 +3,7 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
+#include <penstock/core/report_wait.hpp>
 
 #include <fmt/format.h>
 
@@ -211,6 +212,7 @@ void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const Functio
   const auto asked = Clock::now();
   auto question = asked + kQuestionInterval;
   const Waiting waiting(*this, lock, asked);
+  const bool waits = published_.empty();
   while (!closed_ && published_.empty()) {
     const auto end = gives_up_at(asked);
     const auto now = Clock::now();
@@ -227,6 +229,7 @@ void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const Functio
       consumer_.wait(lock);
     }
   }
+  if (waits) report_wait(Clock::now() - asked);
 }
 
 PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {

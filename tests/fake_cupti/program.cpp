@@ -2,6 +2,10 @@
 
 #include "fake_gpu.hpp"
 
+#include <penstock/data/dataset.hpp>
+#include <penstock/data/readers.hpp>
+#include <penstock/loader/loader.hpp>
+
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,6 +50,21 @@ void train(long steps, bool differ, bool through_runtime) {
   }
 }
 
+/// Steps with a batch each of a loader that takes 5 ms for one.
+void feed(std::uint64_t steps) {
+  using namespace penstock;
+  const FieldReaderPtr samples = read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}},
+                                               steps, [](std::uint64_t, std::span<std::byte> to) {
+                                                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                                                 return to.size();
+                                               });
+  const Device device = Device::open("host");
+  const Stream stream = device.create_stream();
+  Loader loader(Dataset(std::vector<FieldReaderPtr>{samples}), device,
+                {.batch_size = 1, .prefetch_depth = 1});
+  while (loader.next(stream)) step(false);
+}
+
 long number_of(std::string_view word) {
   return std::atol(std::string(word.substr(word.find('=') + 1)).c_str());
 }
@@ -79,6 +98,7 @@ void act(std::string_view word) {
   if (word.starts_with("allocating=")) {
     for (long i = 0; i < number_of(word); ++i) fake_allocate(), step(false);
   }
+  if (word.starts_with("fed=")) feed(static_cast<std::uint64_t>(number_of(word)));
   if (word.starts_with("say=")) std::printf("%s\n", std::string(word.substr(4)).c_str());
   if (word.starts_with("complain=")) std::fprintf(stderr, "%s\n", std::string(word.substr(9)).c_str());
   if (word.starts_with("sleep=")) std::this_thread::sleep_for(std::chrono::milliseconds(number_of(word)));

@@ -179,6 +179,19 @@ TEST_F(CodePlaces, AreFunctionsIfThereAreNoLines) {
   EXPECT_THAT(names(), ElementsAre("program: customers::send(int)", "program: +0x5"));
 }
 
+TEST_F(CodePlaces, AreNotPenstocksOwnInProgramsThatUseIt) {
+  code_[1] = {{"penstock::Stream::copy(int)", "/src/penstock/stream.cpp", 3}};
+  code_[2] = {{"main", "/src/main.cpp", 30}};
+  code_[3] = {{"penstock::Loader::next(int)", "", 0}};
+  code_[4] = {{"customers::feed(int)", "", 0}};
+  call({1, 2});
+  call({3, 4});
+  call({1, 3});
+  EXPECT_THAT(names(), ElementsAre("/src/main.cpp(30): main", "program: customers::feed(int)",
+                                   "/src/penstock/stream.cpp(3): penstock::Stream::copy(int)"))
+      << "the last is a program of its own";
+}
+
 TEST_F(CodePlaces, OfOneLineAreOnePlace) {
   code_[1] = code_[2] = {{"main", "/src/main.cpp", 30}};
   call({1});

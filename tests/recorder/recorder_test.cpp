@@ -569,6 +569,13 @@ TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
   }
 }
 
+TEST_F(Recorder, HearsOfWaitsForLoadersOfCompiledPrograms) {
+  const CommandResult result = run({"init", "fed=30"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("waiting-for-data"), HasSubstr("penstock::Loader::next"),
+                                   HasSubstr("program.cpp(65): ")));
+}
+
 // Code that is gone before anybody can ask for its name, and bytes of no sense in its place.
 constexpr const char* kShortLived = R"(import ctypes, os, time
 gpu = ctypes.CDLL(os.environ['PENSTOCK_LIBCUPTI'])

@@ -391,7 +391,7 @@ TEST(Recordings, TellTheLoaderThatWasWaitedFor) {
     if (span.kind == HostSpanKind::loader_wait) names.push_back(timeline.names[span.name]);
   }
   EXPECT_THAT(names, ElementsAre("DataLoader.__next__", "penstock.Loader.__next__", "penstock.feed.__next__",
-                                 "penstock.feed.__next__"));
+                                 "penstock.feed.__next__", "penstock::Loader::next"));
   EXPECT_EQ(timeline.notes.size(), 1U) << "a loader of a later version is left out";
 }
 
