@@ -188,30 +188,54 @@ TEST(RunTotals, AreExactIfThreadsAddAtOnce) {
   }
 }
 
-TEST(RunTotals, AreExactIfThreadsTakeSlotsAtOnce) {
-  constexpr int kThreads = 4;
-  constexpr std::uint64_t kPlaces = 100;
-  for (int round = 0; round < 200; ++round) {
-    std::vector<Total> totals(kOtherTotals + 1024);
-    // Each has keys of its own, which want the same slots.
-    run_at_once(kThreads, [&](int thread) {
-      for (std::uint64_t i = 0; i < kPlaces; ++i)
-        add_to_totals(totals, call_of(1 + i * kThreads + static_cast<std::uint64_t>(thread)), 0);
-    });
-    ASSERT_EQ(count_of(totals), kThreads * kPlaces);
-    ASSERT_EQ(std::ranges::count(slots_of(totals), 1U, &Total::count), kThreads * static_cast<int>(kPlaces));
-  }
+/// Two threads call `act` with their numbers, at the same moment, thousands of times. `look` is called by one
+/// of them after each time.
+template <typename Act, typename Look>
+void race(const Act& act, const Look& look) {
+  constexpr int kRounds = 4000;
+  std::atomic<int> arrived{0};
+  const auto meet = [&arrived](int threads) {
+    ++arrived;
+    for (int looks = 0; arrived.load() < threads; ++looks) {
+      if (looks > 1000) std::this_thread::yield();
+    }
+  };
+  run_at_once(2, [&](int thread) {
+    for (int round = 0; round < kRounds; ++round) {
+      meet(4 * round + 2);
+      act(thread);
+      meet(4 * round + 4);
+      if (thread == 0) look();
+    }
+  });
+}
+
+TEST(RunTotals, TakeASlotForOneThreadAlone) {
+  std::vector<Total> totals(kOtherTotals + 1);
+  Total& slot = totals.back();
+  Total& others = totals[static_cast<std::size_t>(RecordType::call)];
+  std::uint64_t wrong = 0;
+  race([&](int thread) { add_to_totals(totals, call_of(static_cast<std::uint64_t>(1 + thread)), 0); },
+       [&] {
+         wrong += slot.count != 1 || others.count != 1 ? 1 : 0;
+         slot = others = {};
+       });
+  EXPECT_EQ(wrong, 0U);
 }
 
 TEST(RunTotals, KnowTheEarliestTime) {
-  for (int round = 0; round < 50; ++round) {
-    std::int64_t first = 0;
-    run_at_once(4, [&](int thread) {
-      for (std::int64_t i = 2000; i > 0; --i) recorder::keep_earliest(first, 4 * i + thread);
-      for (std::int64_t i = 1; i < 100; ++i) recorder::keep_earliest(first, 4 * i + thread);
-    });
-    ASSERT_EQ(first, 4);
-  }
+  std::int64_t first = 0;
+  std::uint64_t wrong = 0;
+  race([&](int thread) { recorder::keep_earliest(first, 7 + thread); },
+       [&] {
+         wrong += first != 7 ? 1 : 0;
+         first = 0;
+       });
+  EXPECT_EQ(wrong, 0U);
+  recorder::keep_earliest(first, 9);
+  recorder::keep_earliest(first, 8);
+  recorder::keep_earliest(first, 10);
+  EXPECT_EQ(first, 8);
 }
 
 /// A recording of steps of 1 ms from 5 s on, in whose program the lines 1 and 2 copy in turn.
