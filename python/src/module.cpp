@@ -97,19 +97,18 @@ void bind_model(nb::module_& module) {
       "processors", [] { return host_topology().processors; }, "The processors that this process may use.");
   module.def(
       "predict_loader",
-      [](double fetch, double collate, double waiting, double receive, double pin, unsigned workers,
+      [](double fetch, double collate, double waiting, double receive, unsigned workers,
          unsigned processors) {
         return predict_loader({.fetch_seconds = fetch,
                                .collate_seconds = collate,
                                .waiting_seconds = waiting,
                                .receive_seconds = receive,
-                               .pin_seconds = pin,
                                .workers = workers,
                                .processors = processors})
             .seconds;
       },
       nb::kw_only(), nb::arg("fetch"), nb::arg("collate"), nb::arg("waiting"), nb::arg("receive"),
-      nb::arg("pin"), nb::arg("workers"), nb::arg("processors"),
+      nb::arg("workers"), nb::arg("processors"),
       "The seconds of a batch of a DataLoader, from the seconds of its stages: see predict_loader in "
       "feed_model.hpp.");
 }

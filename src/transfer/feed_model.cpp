@@ -22,9 +22,9 @@
 /// A wrapped loader with workers, of a batch (predict_loader):
 ///
 ///   workers     the seconds of fetch and collate, shared by the workers
-///   processors  the seconds of fetch, collate, receive and pin without those of waiting, shared by the
+///   processors  the seconds of fetch, collate and receive without those of waiting, shared by the
 ///               processors. So busy workers beyond the processors gain nothing
-///   caller      the seconds of receive and pin
+///   caller      the seconds of receive: one batch at a time
 ///
 /// The loader's thread does the wrapped loader's, the gather's and the batch's work one after another.
 /// Workers go on while it gathers, so it only waits for the rest of their time. It enqueues copies in parts,
@@ -223,16 +223,16 @@ FeedLimit limit_of(const FeedPrediction& batch) {
 
 LoaderPrediction predict_loader(const ModelledLoader& loader) {
   const double made = loader.fetch_seconds + loader.collate_seconds;
-  check(loader.fetch_seconds >= 0 && loader.collate_seconds >= 0, "a time of the loader is negative");
-  check(loader.receive_seconds >= 0 && loader.pin_seconds >= 0, "a time of the loader is negative");
+  check(loader.fetch_seconds >= 0 && loader.collate_seconds >= 0 && loader.receive_seconds >= 0,
+        "a time of the loader is negative");
   check(loader.waiting_seconds >= 0 && loader.waiting_seconds <= made,
         "the loader waits for longer than it fetches and collates");
   check(loader.processors > 0, "the loader has no processor");
   LoaderPrediction result;
   if (loader.workers == 0) {
-    result.caller_seconds = made + loader.pin_seconds;
+    result.caller_seconds = made;
   } else {
-    result.caller_seconds = loader.receive_seconds + loader.pin_seconds;
+    result.caller_seconds = loader.receive_seconds;
     result.worker_seconds = made / loader.workers;
     result.processor_seconds = (made - loader.waiting_seconds + result.caller_seconds) / loader.processors;
   }

@@ -32,8 +32,7 @@ struct ModelledLoader {
   double fetch_seconds = 0;    ///< a process makes its samples
   double collate_seconds = 0;  ///< a process makes a batch of them; a worker also sends it
   double waiting_seconds = 0;  ///< of both, the process needs no processor, such as for a disk
-  double receive_seconds = 0;  ///< the calling process takes it from a worker, one batch at a time
-  double pin_seconds = 0;      ///< the same process copies it to pinned memory; 0: the loader does not pin
+  double receive_seconds = 0;  ///< the calling process takes it from a worker, and pins it if it does so
   unsigned workers = 0;        ///< 0: the calling thread does everything in turn
   unsigned processors = 1;     ///< that the workers and the calling process share
 };
