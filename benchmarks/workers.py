@@ -3,10 +3,10 @@
 
     workers.py --seconds 1 --json workers.json > workers.md
 
-Planted datasets wait or compute for each sample, and their batches are of several sizes. `penstock.diagnose` measures the
-stages of each loader with one worker. From them alone the model predicts other numbers of workers. The numbers are then
-measured in turn, several times over, and the median counts. The table goes to standard output as Markdown, progress to
-standard error.
+Planted datasets wait or compute for each sample, and their batches are of several sizes. As `penstock.diagnose` does, it
+measures the stages of each loader with one worker. From them alone the model predicts each number of workers. Then each
+is measured. All of that is done in several rounds, and medians count. The table goes to standard output as Markdown,
+progress to standard error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import platform
 import statistics
 import sys
 import time
+import warnings
 from dataclasses import asdict, dataclass
 
 import torch
@@ -86,11 +87,10 @@ class Collate:
         return torch.utils.data.default_collate(samples)
 
 
-def stages(loader: DataLoader, seconds: float) -> dict[str, float]:
-    """Of a loader with one worker: what predict_loader takes."""
-    examination = _Examination(loader, seconds, "cpu")
+def stages(examination: _Examination) -> dict[str, float]:
+    """Of the loader with one worker: what predict_loader takes."""
     times = examination.run(examination.staged(1, {"transport"})).batches
-    fetch, collate, busy = (statistics.median(each) for each in zip(*times, strict=True))
+    fetch, collate, busy = (statistics.mean(each) for each in zip(*times, strict=True))
     receive = examination.run(examination.clone(1)).busy
     return {
         "fetch": fetch,
@@ -102,24 +102,20 @@ def stages(loader: DataLoader, seconds: float) -> dict[str, float]:
 
 
 def measure(plan: Plan, workers: list[int], seconds: float, rounds: int) -> list[dict[str, float]]:
-    examination = _Examination(DataLoader(Planted(plan), BATCH, num_workers=1, collate_fn=Collate(plan)), seconds, "cpu")
-    found: list[dict[str, float]] = []
-    taken: dict[int, list[float]] = {number: [] for number in workers}
+    loader = DataLoader(Planted(plan), BATCH, num_workers=1, collate_fn=Collate(plan))
+    examination = _Examination(loader, seconds, "cpu")
     predicted: dict[int, list[float]] = {number: [] for number in workers}
+    measured: dict[int, list[float]] = {number: [] for number in workers}
     for _ in range(rounds):
-        measured = stages(examination.loader, seconds)
+        known = stages(examination)
         for number in workers:
-            predicted[number].append(_core.predict_loader(workers=number, **measured))
-            taken[number].append(examination.run(examination.clone(number)).seconds)
+            predicted[number].append(_core.predict_loader(workers=number, **known))
+            measured[number].append(examination.run(examination.clone(number)).seconds)
+    rows = []
     for number in workers:
-        row = {
-            "workers": number,
-            "predicted": statistics.median(predicted[number]),
-            "measured": statistics.median(taken[number]),
-        }
-        row["ratio"] = row["predicted"] / row["measured"]
-        found.append(row)
-    return found
+        model, clock = (statistics.median(found[number]) for found in (predicted, measured))
+        rows.append({"workers": number, "predicted": model, "measured": clock, "ratio": model / clock})
+    return rows
 
 
 def share_within(rows: list[dict[str, float]], part: float) -> str:
@@ -136,8 +132,9 @@ def main() -> None:
     parser.add_argument("--json", help="write all figures here")
     arguments = parser.parse_args()
     workers = [int(number) for number in arguments.workers.split(",")]
+    warnings.filterwarnings("ignore", "This DataLoader will create")
     torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, {_core.processors()} processors, PyTorch {torch.__version__}\n")
+    print(f"{platform.machine()}, {_core.processors()} processors, PyTorch {torch.__version__}\n")
     print("| a batch | workers | predicted ms | measured ms | ratio |\n| --- | --- | --- | --- | --- |")
     results, rows = [], []
     for plan in PLANS:

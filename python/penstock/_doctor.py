@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -162,7 +163,9 @@ class _Examination:
     def try_number(self, timings: Timings, number: int) -> bool:
         """False, and a note, if the loader fails with this number of workers."""
         try:
-            run = self.run(self.clone(number, untried=True))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This DataLoader will create")  # more than processors
+                run = self.run(self.clone(number, untried=True))
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
             self.notes.append(f"{number} workers were not measured: {type(error).__name__}: {first}")

@@ -344,7 +344,7 @@ TEST(CommandPredict, TellsWhatWorkersWouldGive) {
   ASSERT_EQ(result.status, 0) << result.errors;
   for (const char* line : {"\n  loader           33", "\n  workers     a batch every   samples/s\n",
                            "\n  3                  333 ms         300   given\n",
-                           "\n  16                62.5 ms        1600   pays\n"}) {
+                           "\n  32                51.0 ms        1961   pays\n"}) {
     EXPECT_THAT(result.output, HasSubstr(line));
   }
   std::vector<std::string> for_programs = words;
@@ -358,7 +358,7 @@ TEST(CommandPredict, TellsWhatWorkersWouldGive) {
     numbers.push_back(each["workers"]);
     EXPECT_NEAR(each["samples_per_second"].get<double>() * each["seconds"].get<double>(), 100, 1e-6);
   }
-  EXPECT_EQ(numbers, (std::vector<unsigned>{0, 1, 2, 3, 4, 8, 16, 32}));
+  EXPECT_EQ(numbers, (std::vector<unsigned>{0, 1, 2, 3, 4, 8, 16, 32, 64}));
   EXPECT_EQ(value["workers"]["pays"], 32) << "two processors have 102 ms of each batch to do";
 }
 
