@@ -3,10 +3,10 @@
 
     workers.py --seconds 1 --json workers.json > workers.md
 
-Planted datasets wait or compute for each sample, and their batches are of several sizes. As `penstock.diagnose` does, it
-measures the stages of each loader with one worker. From them alone the model predicts each number of workers. Then each
-is measured. All of that is done in several rounds, and medians count. The table goes to standard output as Markdown,
-progress to standard error.
+Planted datasets wait or compute for each sample, and their batches are of several sizes. As `penstock.diagnose` does,
+it measures the stages of each loader with one worker. From them alone the model predicts each number of workers. Then
+each is measured. All of that is done in several rounds, and medians count. The table goes to standard output as
+Markdown, progress to standard error.
 """
 
 from __future__ import annotations
