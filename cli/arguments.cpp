@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMostWorkers = 1 << 16;
 constexpr double kLongestMilliseconds = 1e6;
 
 const CLI::Validator kNotEmpty([](const std::string& text) { return text.empty() ? "it is empty" : ""; }, "");
@@ -200,6 +201,41 @@ void add_feed(CLI::App& app, FeedOptions& options) {
       "  penstock feed fashion-mnist --json -                a dataset by its name, for programs");
 }
 
+namespace {
+
+/// The loader that a feed wraps: its rate, or the seconds of its stages.
+void add_other_loader(CLI::App& command, CLI::Option* samples, PredictOptions& options) {
+  const auto add = [&](const char* name, auto& milliseconds, const char* description) {
+    return add_time(
+        command, name, "milliseconds", 0, kLongestMilliseconds,
+        [&milliseconds](double number) { milliseconds = number; }, description);
+  };
+  CLI::Option* rate =
+      add("--loader-ms", options.loader_ms,
+          "The milliseconds that another loader and its workers take for a batch, as measured")
+          ->needs(samples);
+  CLI::Option* fetch = add("--fetch-ms", options.fetch_ms,
+                           "In place of --loader-ms: the milliseconds in which one process makes the samples "
+                           "of a batch, such as a worker of a DataLoader")
+                           ->needs(samples)
+                           ->excludes(rate);
+  add("--collate-ms", options.collate_ms, "The milliseconds in which it makes the batch of them")
+      ->needs(fetch);
+  add("--waiting-ms", options.waiting_ms,
+      "Of both, the milliseconds in which it waits for a disk or a network, and needs no processor")
+      ->needs(fetch);
+  add("--receive-ms", options.receive_ms,
+      "The milliseconds in which the calling process takes a batch from a worker")
+      ->needs(fetch);
+  add_count(command, "--workers", options.workers, 0, kMostWorkers, "Processes that make the batches", "0")
+      ->needs(fetch);
+  add_count(command, "--processors", options.processors, 1, kMostWorkers,
+            "Processors that the workers and the calling process share", "those of this machine")
+      ->needs(fetch);
+}
+
+}  // namespace
+
 void add_predict(CLI::App& app, PredictOptions& options) {
   CLI::App* command = app.add_subcommand(
       "predict", "Print the time that a transfer will take, or the time of a batch that is fed");
@@ -228,10 +264,7 @@ void add_predict(CLI::App& app, PredictOptions& options) {
   of_feed(add_time(
       *command, "--step-ms", "milliseconds", 0, kLongestMilliseconds,
       [&options](double number) { options.step_ms = number; }, "The milliseconds of your step for a batch"));
-  of_feed(add_time(
-      *command, "--loader-ms", "milliseconds", 0, kLongestMilliseconds,
-      [&options](double number) { options.loader_ms = number; },
-      "The milliseconds that another loader and its workers take for a batch, if they make it"));
+  add_other_loader(*command, samples, options);
   of_feed(add_residency(*command, options.residency, "none, all or a fraction such as 0.25"));
   of_feed(add_gather(*command, options.gather));
   of_feed(add_count(*command, "--prefetch", options.prefetch, 1, 64, "Batches that run ahead", "2"));
@@ -248,7 +281,8 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       "  penstock predict 4MB --pieces 1000 --from pinned\n"
       "  penstock predict 1GiB --from device --to pageable --json -\n"
       "  penstock predict --samples 147KiB --batch 256 --shuffle --step-ms 5 --to float32\n"
-      "  penstock predict --samples 1KiB --batch 4096 --shuffle --residency 0.5 --gather zero-copy");
+      "  penstock predict --samples 1KiB --batch 4096 --shuffle --residency 0.5 --gather zero-copy\n"
+      "  penstock predict --samples 147KiB --step-ms 5 --fetch-ms 80 --collate-ms 10 --workers 4");
 }
 
 void add_doctor(CLI::App& app, DoctorOptions& options) {

@@ -58,7 +58,13 @@ struct PredictOptions {
   std::uint64_t batch = 256;
   bool shuffle = false;
   double step_ms = 0;
-  double loader_ms = 0;
+  std::optional<double> loader_ms;  ///< of a loader whose rate was measured, in place of what follows
+  std::optional<double> fetch_ms;
+  double collate_ms = 0;
+  double waiting_ms = 0;
+  double receive_ms = 0;
+  unsigned workers = 0;
+  unsigned processors = 0;  ///< 0: those of this machine
   std::string residency = "none";
   std::string gather = "automatic";
   std::size_t prefetch = 2;

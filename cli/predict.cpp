@@ -3,13 +3,20 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/device/topology.hpp>
 #include <penstock/loader/loader_options.hpp>
 #include <penstock/transfer/feed_model.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace penstock::cli {
 
@@ -110,6 +117,75 @@ GatherPath choose_gather(const Question& question, const ModelledField& field) {
   return kernels_pay(rates) ? GatherPath::zero_copy : GatherPath::host;
 }
 
+/// The loader that the feed wraps.
+ModelledLoader parse_loader(const PredictOptions& options) {
+  ModelledLoader loader;
+  loader.fetch_seconds = options.loader_ms.value_or(options.fetch_ms.value_or(0)) / 1000;
+  loader.collate_seconds = options.collate_ms / 1000;
+  loader.waiting_seconds = options.waiting_ms / 1000;
+  loader.receive_seconds = options.receive_ms / 1000;
+  loader.workers = options.workers;
+  loader.processors = options.processors != 0 ? options.processors : host_topology().processors;
+  checked("--waiting-ms", [&] { return predict_loader(loader); });
+  return loader;
+}
+
+/// What numbers of workers would give: seconds of a batch of the feed.
+struct WorkersCurve {
+  std::map<unsigned, double> seconds;
+  unsigned pays = 0;  ///< the smallest number within 5 % of the best
+};
+
+/// Doubles the number of workers until that gains nothing, or until there are 1024.
+WorkersCurve predict_workers(const Question& question, ModelledFeed feed) {
+  constexpr double kEnough = 0.95;
+  constexpr unsigned kMostPredicted = 1024;
+  WorkersCurve curve;
+  const auto predict = [&](unsigned workers) {
+    feed.loader.workers = workers;
+    const double seconds = predict_feed(question.profile, question.info.tuning, feed).seconds;
+    return curve.seconds[workers] = seconds;
+  };
+  double best = std::min({predict(feed.loader.workers), predict(0), predict(1)});
+  double halved = curve.seconds[1];
+  for (unsigned workers = 2; workers <= kMostPredicted; workers *= 2) {
+    const double seconds = predict(workers);
+    best = std::min(best, seconds);
+    if (seconds > kEnough * halved) break;
+    halved = seconds;
+  }
+  const auto pays =
+      std::ranges::find_if(curve.seconds, [&](const auto& each) { return kEnough * each.second <= best; });
+  curve.pays = pays->first;
+  return curve;
+}
+
+std::string workers_text(const WorkersCurve& curve, const ModelledFeed& feed) {
+  std::string text = fmt::format("\n  {:<10}{:>15}{:>12}\n", "workers", "a batch every", "samples/s");
+  for (const auto& [workers, seconds] : curve.seconds) {
+    std::vector<const char*> marks;
+    if (workers == feed.loader.workers) marks.push_back("given");
+    if (workers == curve.pays) marks.push_back("pays");
+    text += fmt::format("  {:<10}{:>15}{:>12.0f}{}{}\n", workers, format_seconds(seconds),
+                        static_cast<double>(feed.batch) / seconds, marks.empty() ? "" : "   ",
+                        fmt::join(marks, ", "));
+  }
+  return text + "\n";
+}
+
+json workers_json(const WorkersCurve& curve, const ModelledFeed& feed) {
+  json predicted = json::array();
+  for (const auto& [workers, seconds] : curve.seconds) {
+    predicted.push_back({{"workers", workers},
+                         {"seconds", seconds},
+                         {"samples_per_second", static_cast<double>(feed.batch) / seconds}});
+  }
+  return {{"given", feed.loader.workers},
+          {"pays", curve.pays},
+          {"processors", feed.loader.processors},
+          {"predicted", std::move(predicted)}};
+}
+
 std::string feed_text(const ModelledFeed& feed, const FeedPrediction& batch, const std::string& device) {
   const ModelledField& field = feed.fields.front();
   std::string text =
@@ -141,30 +217,36 @@ int predict_feed_of(const PredictOptions& options, const Environment& environmen
   const ModelledFeed feed{.fields = {field},
                           .batch = static_cast<std::size_t>(options.batch),
                           .step_seconds = options.step_ms / 1000,
-                          .loader_seconds = options.loader_ms / 1000,
+                          .loader = parse_loader(options),
                           .prefetch_depth = options.prefetch,
                           .threads = options.threads};
   const FeedPrediction batch = predict_feed(question.profile, question.info.tuning, feed);
-  const json value{{"device", question.info.spec},
-                   {"sample_bytes", field.sample_bytes},
-                   {"delivered_bytes", field.delivered_bytes},
-                   {"batch", feed.batch},
-                   {"gather", gather_path_name(field.path)},
-                   {"resident", field.resident},
-                   {"seconds", batch.seconds},
-                   {"samples_per_second", static_cast<double>(feed.batch) / batch.seconds},
-                   {"step_seconds", batch.step_seconds},
-                   {"stall_seconds", batch.stall_seconds},
-                   {"exposed_transfer_seconds", batch.exposed_transfer_seconds},
-                   {"loader_seconds", batch.loader_seconds},
-                   {"gather_seconds", batch.gather_seconds},
-                   {"transfer_seconds", batch.transfer_seconds},
-                   {"kernel_seconds", batch.kernel_seconds},
-                   {"batch_seconds", batch.batch_seconds},
-                   {"pacing_seconds", batch.pacing_seconds},
-                   {"limited_by", feed_limit_name(batch.limited_by)},
-                   {"measured", question.profile.measured}};
-  return question.answer(value, feed_text(feed, batch, question.info.spec));
+  json value{{"device", question.info.spec},
+             {"sample_bytes", field.sample_bytes},
+             {"delivered_bytes", field.delivered_bytes},
+             {"batch", feed.batch},
+             {"gather", gather_path_name(field.path)},
+             {"resident", field.resident},
+             {"seconds", batch.seconds},
+             {"samples_per_second", static_cast<double>(feed.batch) / batch.seconds},
+             {"step_seconds", batch.step_seconds},
+             {"stall_seconds", batch.stall_seconds},
+             {"exposed_transfer_seconds", batch.exposed_transfer_seconds},
+             {"loader_seconds", batch.loader_seconds},
+             {"gather_seconds", batch.gather_seconds},
+             {"transfer_seconds", batch.transfer_seconds},
+             {"kernel_seconds", batch.kernel_seconds},
+             {"batch_seconds", batch.batch_seconds},
+             {"pacing_seconds", batch.pacing_seconds},
+             {"limited_by", feed_limit_name(batch.limited_by)},
+             {"measured", question.profile.measured}};
+  std::string text = feed_text(feed, batch, question.info.spec);
+  if (options.fetch_ms) {
+    const WorkersCurve curve = predict_workers(question, feed);
+    value["workers"] = workers_json(curve, feed);
+    text += workers_text(curve, feed);
+  }
+  return question.answer(value, text);
 }
 
 }  // namespace

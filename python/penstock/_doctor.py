@@ -9,9 +9,11 @@ import os
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from . import _core
 from ._errors import InvalidArgument
 from ._verdict import ENOUGH, LoaderVerdict, Timings
 from ._worth import _gpu, _Measure
@@ -79,13 +81,16 @@ class _Examination:
         loader, workers = self.loader, self.loader.num_workers
         whole = self.run(self.clone(workers))
         stage_times = self.run(self.staged(workers, {"transport"}))
-        fetch, collate = (sum(times) / len(times) for times in zip(*stage_times.batches, strict=True))
+        fetch, collate, busy = (sum(times) / len(times) for times in zip(*stage_times.batches, strict=True))
         timings = Timings(
             workers=workers,
             samples=self.order.samples_per_batch(),
             whole=whole.seconds,
             fetch=fetch,
             collate=collate,
+            busy=busy,
+            receive=whole.busy if workers else None,
+            processors=_core.processors(),
             step=step,
             pins=bool(loader.pin_memory) and self.gpu is not None,
             start=whole.start,
@@ -131,26 +136,44 @@ class _Examination:
         timings.copy = measure(copy_all)
 
     def try_workers(self, timings: Timings, batch_bytes: int) -> None:
-        """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor."""
+        """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
+
+        More than that are tried if the model promises a gain, as it does if the workers wait for most of their time.
+        """
         timings.by_workers[timings.workers] = timings.whole
         best, idle = float("inf"), 0
-        for number in _numbers_to_try(len(os.sched_getaffinity(0)), timings.workers):
+        numbers = _numbers_to_try(timings.processors, timings.workers)
+        for number in numbers:
             if number not in timings.by_workers:
+                if number > timings.processors and not timings.promises(number):
+                    continue
                 needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
                 if number and needed > _free_shared_memory():
                     self.notes.append(f"{number} workers were not tried: their batches would not fit into /dev/shm.")
+                    timings.left_out = [other for other in numbers if other >= number]
                     return
-                try:
-                    timings.by_workers[number] = self.run(self.clone(number, untried=True)).seconds
-                except Exception as error:
-                    first = (str(error).strip().splitlines() or [""])[0]
-                    self.notes.append(f"{number} workers were not measured: {type(error).__name__}: {first}")
+                if not self.try_number(timings, number):
                     continue
             turn = timings.turn_with(number)
             idle = 0 if turn < best * ENOUGH else idle + 1
             best = min(best, turn)
             if idle == 2 and number >= timings.workers:
                 return
+
+    def try_number(self, timings: Timings, number: int) -> bool:
+        """False, and a note, if the loader fails with this number of workers."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This DataLoader will create")  # more than processors
+                run = self.run(self.clone(number, untried=True))
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            self.notes.append(f"{number} workers were not measured: {type(error).__name__}: {first}")
+            return False
+        timings.by_workers[number] = run.seconds
+        if number:
+            timings.receive = run.busy
+        return True
 
     def clone(self, workers: int, untried: bool = False, **changed: Any) -> Any:
         """A DataLoader like the user's that goes on with the order where the last one stopped."""
@@ -203,7 +226,7 @@ class _Examination:
                 batch = next(iterator)
                 done += 1
             result = _Run(start - begin)
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             count = 0
             while True:
                 batch = next(iterator)
@@ -214,6 +237,7 @@ class _Examination:
                 if count % round_size == 0 and taken >= self.seconds:
                     break
             result.seconds, result.last = taken / count, batch
+            result.busy = (time.process_time() - busy) / count
             return result
         finally:
             if clone.num_workers:
@@ -261,7 +285,8 @@ class _Run:
     def __init__(self, start: float):
         self.start = start  # seconds until the first batch
         self.seconds = 0.0  # a batch
-        self.batches: list[tuple[float, float]] = []  # fetch and collate
+        self.busy = 0.0  # processor seconds of this process for a batch
+        self.batches: list[tuple[float, float, float]] = []  # fetch, collate, and processor seconds of both
         self.last: Any = None
 
 
@@ -295,13 +320,13 @@ class _Staged:
         self._made: Any = _NOTHING
         self._is_aliased = True
 
-    def __getitem__(self, index: Any) -> tuple[Any, float]:
-        begin = time.perf_counter()
+    def __getitem__(self, index: Any) -> tuple[Any, float, float]:
+        begin, busy = time.perf_counter(), time.process_time()
         if "fetch" in self.left_out and self._samples is not _NOTHING:
             samples = _fresh(self._samples) if self._is_aliased else _shallow(self._samples)
         else:
             samples = self._fetch(index)
-        return samples, time.perf_counter() - begin
+        return samples, time.perf_counter() - begin, time.process_time() - busy
 
     __getitems__ = __getitem__
 
@@ -312,9 +337,9 @@ class _Staged:
             return self.dataset.__getitems__(index)
         return [self.dataset[i] for i in index]
 
-    def collate(self, fetched: tuple[Any, float]) -> Any:
-        samples, fetch_seconds = fetched
-        begin = time.perf_counter()
+    def collate(self, fetched: tuple[Any, float, float]) -> Any:
+        samples, fetch_seconds, fetch_busy = fetched
+        begin, busy = time.perf_counter(), time.process_time()
         if "collate" in self.left_out and self._made is not _NOTHING:
             batch = _fresh(self._made)
         else:
@@ -326,14 +351,14 @@ class _Staged:
                 self._samples = _fresh(kept) if self._is_aliased else kept
             if "collate" in self.left_out:
                 self._made = _fresh(batch)
-        times = fetch_seconds, time.perf_counter() - begin
+        times = fetch_seconds, time.perf_counter() - begin, fetch_busy + time.process_time() - busy
         return _StageTimes(times) if "transport" in self.left_out else batch
 
 
 class _StageTimes:
-    """The seconds of fetch and of collate, in place of a batch."""
+    """The seconds of fetch and of collate, and the processor seconds of both, in place of a batch."""
 
-    def __init__(self, times: tuple[float, float]):
+    def __init__(self, times: tuple[float, float, float]):
         self.times = times
 
 
@@ -364,7 +389,7 @@ _NOTHING = _Nothing()
 
 def _numbers_to_try(processors: int, configured: int) -> list[int]:
     doubled = itertools.takewhile(lambda number: number < processors, (2**power for power in itertools.count()))
-    return sorted({0, *doubled, processors, configured})
+    return sorted({0, *doubled, processors, 2 * processors, 4 * processors, configured})
 
 
 def _free_shared_memory() -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from . import _core
 from ._worth import _time
 
 WORTHWHILE = 1.1  # times as many batches: less is within what two runs differ by
@@ -13,6 +14,7 @@ HIGH = 1.5  # times as many batches: severity "high"
 ENOUGH = 0.95  # of the best rate: fewer workers that reach it are enough
 DOMINATES = 0.5  # of the time of a worker
 STARTING = 0.1  # of an epoch
+EXPLAINED = 1.25  # times what the model says, or the other way round: it explains what was measured
 
 IN_THE_LOADER = ("fetch", "collate", "transport", "pin")
 
@@ -29,10 +31,14 @@ class Timings:
     transport: float | None = None  # with the loader's workers; None without workers
     pin: float | None = None
     copy: float | None = None
+    busy: float | None = None  # processor seconds of fetch and collate
+    receive: float | None = None  # processor seconds of this process, with workers
+    processors: int = 1  # that workers and this process share
     step: float | None = None  # what the consumer does with a batch; None if it was not told
     pins: bool = False  # the loader pins its batches
     without: dict[str, float] = field(default_factory=dict)  # the loader with a stage left out; empty without workers
     by_workers: dict[int, float] = field(default_factory=dict)  # the loader with other numbers of workers
+    left_out: list[int] = field(default_factory=list)  # numbers of workers whose batches do not fit into /dev/shm
     start: float = 0.0  # seconds until the first batch
     batches: int | None = None  # of an epoch; None if the loader cannot tell
     persistent: bool = False  # workers outlive an epoch
@@ -54,6 +60,42 @@ class Timings:
 
     def turn_with(self, workers: int) -> float:
         return self.loop(self.by_workers[workers], workers, self.consumer)
+
+    def predicted(self, workers: int) -> float | None:
+        """The loader with a number of workers that was not tried: from the largest that was, by the model of a loader.
+
+        None if none was tried, or if that one is more than 25 % off what the model says. Something else limits it then.
+        """
+        tried = max(self.by_workers, default=0)
+        if tried == 0 or self.busy is None:
+            return None
+        measured, modelled = self.by_workers[tried], self._modelled(tried)
+        if max(measured, modelled) > EXPLAINED * min(measured, modelled):
+            return None
+        return measured * self._modelled(workers) / modelled
+
+    def _modelled(self, workers: int) -> float:
+        return _core.predict_loader(
+            fetch=self.fetch,
+            collate=self.collate,
+            waiting=max(0.0, self.fetch + self.collate - (self.busy or 0)),
+            receive=self.receive or 0,
+            workers=workers,
+            processors=self.processors,
+        )
+
+    @property
+    def left_out_predicted(self) -> dict[int, float]:
+        """The loader with each number of workers that was left out, if it is predicted."""
+        predicted = {number: self.predicted(number) for number in self.left_out}
+        return {number: seconds for number, seconds in predicted.items() if seconds is not None}
+
+    def promises(self, workers: int) -> bool:
+        """True if so many workers, which were not tried, are predicted to be 5 % faster than all that were."""
+        seconds = self.predicted(workers)
+        if seconds is None:
+            return False
+        return self.loop(seconds, workers, self.consumer) < ENOUGH * min(map(self.turn_with, self.by_workers))
 
 
 @dataclass
@@ -126,6 +168,22 @@ def more_workers(timings: Timings) -> Finding | None:
         return None
     text = f"{_workers(timings.workers)} where {number} {'pay' if number > 1 else 'pays'}: "
     return _gain("more-workers", timings, timings.turn_with(number), text, f"num_workers={number}")
+
+
+def small_shared_memory(timings: Timings) -> Finding | None:
+    """/dev/shm has no room for workers that are predicted to give 10 % more batches than all that were tried."""
+    predicted = timings.left_out_predicted
+    turns = {number: timings.loop(seconds, number, timings.consumer) for number, seconds in predicted.items()}
+    best = min(turns.values(), default=float("inf"))
+    if min(map(timings.turn_with, timings.by_workers)) < WORTHWHILE * best:
+        return None
+    number = min(number for number, turn in turns.items() if turn * ENOUGH <= best)
+    text = (
+        f"/dev/shm has no room for the batches of {_workers(number)}. With it, as predicted from "
+        f"{_workers(max(timings.by_workers))}: "
+    )
+    change = f"a larger /dev/shm (docker run --shm-size) or a smaller prefetch_factor, and num_workers={number}"
+    return _gain("small-shared-memory", timings, turns[number], text, change)
 
 
 def fewer_workers(timings: Timings) -> Finding | None:
@@ -204,6 +262,7 @@ def slow_start(timings: Timings) -> Finding | None:
 
 RULES: tuple[Callable[[Timings], Finding | None], ...] = (
     more_workers,
+    small_shared_memory,
     fewer_workers,
     fetch_dominates,
     collate_dominates,
@@ -243,14 +302,17 @@ class LoaderVerdict:
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings, lists and dicts."""
         timings = self.timings
-        tried = [
-            {
-                "workers": number,
-                "batches_per_second": _rate(seconds),
-                "samples_per_second": _rate(seconds, timings.samples),
-            }
-            for number, seconds in sorted(timings.by_workers.items())
-        ]
+
+        def rates(by_workers: dict[int, float]) -> list[dict[str, Any]]:
+            return [
+                {
+                    "workers": number,
+                    "batches_per_second": _rate(seconds),
+                    "samples_per_second": _rate(seconds, timings.samples),
+                }
+                for number, seconds in sorted(by_workers.items())
+            ]
+
         return {
             "schema": "penstock-loader-verdict/1",
             "limited_by": self.limited_by,
@@ -262,7 +324,14 @@ class LoaderVerdict:
             "start_seconds": timings.start,
             "stages": stages(timings),
             "ceilings": {name: None if left is None else _rate(left) for name, left in ceilings(timings).items()},
-            "workers": {"configured": timings.workers, "pays": workers_that_pay(timings), "tried": tried},
+            "busy_seconds": timings.busy,
+            "workers": {
+                "configured": timings.workers,
+                "pays": workers_that_pay(timings),
+                "tried": rates(timings.by_workers),
+                "predicted": rates(timings.left_out_predicted),
+                "processors": timings.processors,
+            },
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(timings.notes),
         }
@@ -286,6 +355,8 @@ class LoaderVerdict:
         for number, seconds in sorted(timings.by_workers.items()):
             marks = [mark for mark, is_so in (("yours", number == timings.workers), ("pays", number == pays)) if is_so]
             lines.append(f"{number:<10}{_number(_rate(seconds)):>12}   {', '.join(marks)}".rstrip())
+        for number, seconds in timings.left_out_predicted.items():
+            lines.append(f"{number:<10}{_number(_rate(seconds)):>12}   predicted, not tried")
         lines.append("")
         for finding in self.findings:
             lines.append(f"{finding.severity}: {finding.text}")

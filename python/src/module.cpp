@@ -15,6 +15,8 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/device/topology.hpp>
+#include <penstock/transfer/feed_model.hpp>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
@@ -90,6 +92,27 @@ void bind_devices(nb::module_& module) {
              "Tells that so many processes of this host, with this one, move data at the same time.");
 }
 
+void bind_model(nb::module_& module) {
+  module.def(
+      "processors", [] { return host_topology().processors; }, "The processors that this process may use.");
+  module.def(
+      "predict_loader",
+      [](double fetch, double collate, double waiting, double receive, unsigned workers,
+         unsigned processors) {
+        return predict_loader({.fetch_seconds = fetch,
+                               .collate_seconds = collate,
+                               .waiting_seconds = waiting,
+                               .receive_seconds = receive,
+                               .workers = workers,
+                               .processors = processors})
+            .seconds;
+      },
+      nb::kw_only(), nb::arg("fetch"), nb::arg("collate"), nb::arg("waiting"), nb::arg("receive"),
+      nb::arg("workers"), nb::arg("processors"),
+      "The seconds of a batch of a DataLoader, from the seconds of its stages: see predict_loader in "
+      "feed_model.hpp.");
+}
+
 }  // namespace
 }  // namespace penstock::python
 
@@ -103,6 +126,7 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(translate);
   pass_warnings_on(module);
   bind_devices(module);
+  bind_model(module);
   bind_arrays(module);
   bind_engine(module);
   bind_group(module);

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 import penstock
-from penstock import _verdict
+from penstock import _core, _verdict
 from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Order, _Staged
 from penstock._verdict import Timings
 
@@ -41,6 +41,12 @@ def times(**changed):
         "batches": 1000,
     }
     return Timings(**(planted | changed))
+
+
+def waiting(**changed):
+    """Two processors and two workers, which wait for most of their time. /dev/shm has no room for more."""
+    planted = {"busy": 0.003, "receive": 0.001, "processors": 2, "by_workers": {0: 0.024, 1: 0.024, 2: 0.012}}
+    return times(**(planted | {"left_out": [4, 8]} | changed))
 
 
 def serial(**changed):
@@ -126,6 +132,14 @@ def test_workers_that_pay(measured, number):
         (_verdict.copy_dominates, times(copy=0.024), "high"),
         (_verdict.copy_dominates, times(copy=0.013), None),
         (_verdict.copy_dominates, times(copy=0.024, step=0.1), None),
+        (_verdict.small_shared_memory, waiting(), "high"),  # four workers would give twice as many batches
+        (_verdict.small_shared_memory, waiting(step=0.009), "medium"),
+        (_verdict.small_shared_memory, waiting(step=0.0115), None),
+        (_verdict.small_shared_memory, waiting(left_out=[]), None),
+        (_verdict.small_shared_memory, waiting(busy=0.024), None),  # all processors work already
+        (_verdict.small_shared_memory, waiting(by_workers={0: 0.024}), None),  # nothing to predict from
+        (_verdict.small_shared_memory, waiting(by_workers={0: 0.024, 2: 0.0151}), None),  # the model says 12 ms
+        (_verdict.small_shared_memory, waiting(by_workers={0: 0.024, 2: 0.0095}), None),
         (_verdict.slow_start, times(start=2.0), "medium"),  # of an epoch of 12 s
         (_verdict.slow_start, times(start=1.0), None),
         (_verdict.slow_start, times(start=2.0, persistent=True), None),
@@ -168,11 +182,43 @@ def test_the_verdict_as_text_and_as_a_dict():
     assert set(told["findings"][0]) == {"id", "severity", "text", "change"}
 
 
+def test_workers_that_were_left_out_are_predicted_from_those_that_were_tried():
+    measured = waiting(by_workers={0: 0.024, 1: 0.024, 2: 0.0126})
+    assert measured.predicted(4) == pytest.approx(0.0063), "the level is measured, and the model adds the ratio"
+    assert measured.predicted(100) == pytest.approx(0.0126 / 0.012 * 0.002), "two processors do 4 ms of each batch"
+    assert waiting(receive=0.011).predicted(4) == pytest.approx(0.011), "this process takes one batch after another"
+    verdict = penstock.LoaderVerdict(measured)
+    assert [finding.id for finding in verdict.findings] == ["small-shared-memory", "fetch-dominates"]
+    finding = verdict.findings[0]
+    assert "/dev/shm has no room for the batches of 8 workers" in finding.text and "num_workers=8" in finding.change
+    assert "as predicted from 2 workers: 3.8 times as many batches." in finding.text
+    assert "\n4                  159   predicted, not tried\n" in str(verdict)
+    told = json.loads(json.dumps(verdict.as_dict()))
+    assert [row["workers"] for row in told["workers"]["predicted"]] == [4, 8]
+    assert told["workers"]["predicted"][0]["batches_per_second"] == pytest.approx(1 / 0.0063)
+    assert told["busy_seconds"] == 0.003 and told["workers"]["processors"] == 2
+
+
+@pytest.mark.parametrize(
+    ("measured", "promises"),
+    [
+        (waiting(), True),
+        (waiting(busy=0.024), False),
+        (waiting(busy=0.030), False),  # several threads in a worker
+        (waiting(step=0.0115), False),  # 4 % fewer seconds
+        (waiting(step=0.011), True),  # 8 %
+        (times(by_workers={2: 0.012}), False),  # nothing says how busy workers are
+    ],
+)
+def test_more_workers_than_processors_are_tried_if_the_model_promises_a_gain(measured, promises):
+    assert measured.promises(4) == promises
+
+
 def test_numbers_of_workers_that_are_tried():
-    assert _numbers_to_try(1, 0) == [0, 1]
-    assert _numbers_to_try(2, 2) == [0, 1, 2]
-    assert _numbers_to_try(12, 3) == [0, 1, 2, 3, 4, 8, 12]
-    assert _numbers_to_try(4, 20) == [0, 1, 2, 4, 20]
+    assert _numbers_to_try(1, 0) == [0, 1, 2, 4]
+    assert _numbers_to_try(2, 2) == [0, 1, 2, 4, 8]
+    assert _numbers_to_try(12, 3) == [0, 1, 2, 3, 4, 8, 12, 24, 48]
+    assert _numbers_to_try(4, 20) == [0, 1, 2, 4, 8, 16, 20]
 
 
 def test_the_order_goes_on_and_begins_again():
@@ -194,6 +240,16 @@ class Samples(Dataset):
     def __getitem__(self, index):
         time.sleep(self.seconds)
         return {"x": torch.full((4,), float(index)), "noise": np.random.rand() + random.random() + torch.rand(())}
+
+
+class Spinning(Samples):
+    """Samples of which each takes 20 ms of a processor."""
+
+    def __getitem__(self, index):
+        begin = time.process_time()
+        while time.process_time() - begin < 0.02:
+            pass
+        return super().__getitem__(index)
 
 
 class Whole(Samples):
@@ -530,6 +586,35 @@ def test_a_stage_is_left_out_after_it_was_done_once():
 )
 def test_what_may_share_memory(one, other, may):
     assert _may_share_memory(one, other) == may
+
+
+@pytest.mark.parametrize("promised", [True, False])
+@pytest.mark.filterwarnings("error:This DataLoader will create")
+def test_more_workers_than_processors_are_measured_only_if_they_are_promised_to_pay(monkeypatch, promised):
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    monkeypatch.setattr(Timings, "promises", lambda timings, workers: promised and workers < 4)
+    verdict = diagnose(DataLoader(Samples(), 4))
+    assert set(verdict.timings.by_workers) - {0, 1} == ({2} if promised else set())
+    assert verdict.timings.processors == 1
+
+
+def test_how_busy_processes_are():
+    verdict = diagnose(DataLoader(Samples(seconds=SLOW / 4), 4, num_workers=1))
+    timings = verdict.timings
+    assert timings.fetch >= SLOW > 2 * timings.busy > 0, "sleeping needs no processor"
+    assert 0 < timings.receive < SLOW / 2
+    assert timings.processors == _core.processors()
+    verdict = diagnose(DataLoader(Spinning(), 1))
+    assert verdict.timings.busy >= 0.02
+
+
+def test_workers_that_do_not_fit_into_shared_memory_are_left_out(monkeypatch):
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 4)
+    monkeypatch.setattr("penstock._doctor._free_shared_memory", lambda: 400)
+    verdict = diagnose(DataLoader(Samples(), 4))
+    assert set(verdict.timings.by_workers) == {0, 1}
+    assert verdict.timings.left_out == [2, 4, 8, 16]
 
 
 def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(monkeypatch):

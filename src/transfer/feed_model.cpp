@@ -19,12 +19,19 @@
 ///              link, only if they widen
 ///   batch      the fixed costs of the batch, of each field, and of each copy
 ///
-/// The loader's thread does the loader's, the gather's and the batch's work one after another. It enqueues
-/// copies in parts, two at a time (CopyPacer in the loader), and waits for the others. That sets no pace: if
-/// the link is idle when a batch begins and the consumer waits, the parts are enqueued at once. Two copy
-/// streams take turns, so that one batch's transfer hides another's kernel, and half of a kernel's latency. A
-/// slot goes through transfer, kernel and step before it is used again, and there is one more slot than
-/// batches ahead.
+/// A wrapped loader with workers, of a batch (predict_loader):
+///
+///   workers     the seconds of fetch and collate, shared by the workers
+///   processors  the seconds of fetch, collate and receive without those of waiting, shared by the
+///               processors. So busy workers beyond the processors gain nothing
+///   caller      the seconds of receive: one batch at a time
+///
+/// The loader's thread does the wrapped loader's, the gather's and the batch's work one after another.
+/// Workers go on while it gathers, so it only waits for the rest of their time. It enqueues copies in parts,
+/// two at a time (CopyPacer in the loader), and waits for the others. That sets no pace: if the link is idle
+/// when a batch begins and the consumer waits, the parts are enqueued at once. Two copy streams take turns,
+/// so that one batch's transfer hides another's kernel, and half of a kernel's latency. A slot goes through
+/// transfer, kernel and step before it is used again, and there is one more slot than batches ahead.
 namespace penstock {
 
 namespace {
@@ -42,6 +49,10 @@ constexpr double kMeasuredWidening = 4;
 constexpr double kWorthMultiprocessors = 1.25;
 // The host must be this many times as fast as either to be worth its processors.
 constexpr double kWorthProcessors = 2.0;
+
+void check(bool holds, const char* message) {
+  if (!holds) throw InvalidArgument(fmt::format("This feed cannot be modelled: {}.", message));
+}
 
 /// Bytes per second of the largest copy of a curve; `otherwise` if it has none.
 double last_rate(const LinkProfile& profile, Curve curve, double otherwise) {
@@ -92,7 +103,11 @@ double link_blocks(const DeviceTuning& tuning, const ModelledField& field) {
 class Stages {
  public:
   Stages(const LinkProfile& profile, const DeviceTuning& tuning, const ModelledFeed& feed)
-      : profile_(profile), tuning_(tuning), feed_(feed), link_rate_(link_rate(profile, tuning)) {}
+      : profile_(profile),
+        tuning_(tuning),
+        feed_(feed),
+        loader_(predict_loader(feed.loader)),
+        link_rate_(link_rate(profile, tuning)) {}
 
   void add(const ModelledField& field, FeedPrediction& sums) {
     const auto batch = static_cast<double>(feed_.batch);
@@ -121,7 +136,9 @@ class Stages {
     const double more = parts * tuning_.feeding.part_seconds;
     batch.transfer_seconds += more;
     batch.batch_seconds += parts * tuning_.feeding.enqueue_seconds;
-    const double host = batch.loader_seconds + batch.gather_seconds + batch.batch_seconds;
+    const double own = batch.gather_seconds + batch.batch_seconds;
+    batch.loader_seconds = std::max(loader_.caller_seconds, loader_.seconds - own);
+    const double host = batch.loader_seconds + own;
     const double step = batch.step_seconds + tuning_.feeding.step_seconds;
     const double slot = batch.transfer_seconds + batch.kernel_seconds + step;
     const double others = std::max({batch.transfer_seconds, batch.kernel_seconds, step,
@@ -169,19 +186,16 @@ class Stages {
   const LinkProfile& profile_;
   const DeviceTuning& tuning_;
   const ModelledFeed& feed_;
+  const LoaderPrediction loader_;
   const double link_rate_;
   double copied_bytes_ = 0;
   double copy_seconds_ = 0;
 };
 
-void check(bool holds, const char* message) {
-  if (!holds) throw InvalidArgument(fmt::format("This feed cannot be modelled: {}.", message));
-}
-
 void check(const ModelledFeed& feed) {
   check(feed.batch > 0, "a batch has no samples");
   check(feed.prefetch_depth > 0, "no batch is ahead of the consumer");
-  check(feed.step_seconds >= 0 && feed.loader_seconds >= 0, "a time is negative");
+  check(feed.step_seconds >= 0, "the step's time is negative");
   for (const ModelledField& field : feed.fields) {
     check(field.sample_bytes > 0 && field.delivered_bytes > 0, "a sample has no bytes");
     check(field.path != GatherPath::automatic, "a field has no gather path");
@@ -206,6 +220,25 @@ FeedLimit limit_of(const FeedPrediction& batch) {
 }
 
 }  // namespace
+
+LoaderPrediction predict_loader(const ModelledLoader& loader) {
+  const double made = loader.fetch_seconds + loader.collate_seconds;
+  check(loader.fetch_seconds >= 0 && loader.collate_seconds >= 0 && loader.receive_seconds >= 0,
+        "a time of the loader is negative");
+  check(loader.waiting_seconds >= 0 && loader.waiting_seconds <= made,
+        "the loader waits for longer than it fetches and collates");
+  check(loader.processors > 0, "the loader has no processor");
+  LoaderPrediction result;
+  if (loader.workers == 0) {
+    result.caller_seconds = made;
+  } else {
+    result.caller_seconds = loader.receive_seconds;
+    result.worker_seconds = made / loader.workers;
+    result.processor_seconds = (made - loader.waiting_seconds + result.caller_seconds) / loader.processors;
+  }
+  result.seconds = std::max({result.worker_seconds, result.processor_seconds, result.caller_seconds});
+  return result;
+}
 
 double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
                       std::size_t bytes) {
@@ -251,7 +284,6 @@ FeedPrediction predict_feed(const LinkProfile& profile, const DeviceTuning& tuni
                             const ModelledFeed& feed) {
   check(feed);
   FeedPrediction result;
-  result.loader_seconds = feed.loader_seconds;
   result.step_seconds = feed.step_seconds;
   result.batch_seconds = tuning.feeding.batch_seconds;
   Stages stages(profile, tuning, feed);

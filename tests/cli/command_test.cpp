@@ -314,7 +314,7 @@ TEST(CommandPredict, AsksTheModelForAFeed) {
                                                             .resident = 0.25}},
                                                 .batch = 128,
                                                 .step_seconds = 2e-3,
-                                                .loader_seconds = 0.5e-3,
+                                                .loader = {.fetch_seconds = 0.5e-3},
                                                 .prefetch_depth = 3,
                                                 .threads = 2});
   const json value = json::parse(result.output);
@@ -331,6 +331,44 @@ TEST(CommandPredict, AsksTheModelForAFeed) {
   EXPECT_EQ(value["limited_by"], feed_limit_name(expected.limited_by));
   EXPECT_EQ(value["gather"], "host");
   EXPECT_EQ(value["delivered_bytes"], 16384);
+  EXPECT_FALSE(value.contains("workers"));
+}
+
+TEST(CommandPredict, TellsWhatWorkersWouldGive) {
+  const Command command;
+  const std::vector<std::string> words{
+      "predict", "--samples",    "8KiB", "--batch",      "100", "--fetch-ms", "800", "--collate-ms",
+      "200",     "--waiting-ms", "900",  "--receive-ms", "2",   "--workers",  "3",   "--processors",
+      "2",       "--device",     "host"};
+  const CommandResult result = command.run(words);
+  ASSERT_EQ(result.status, 0) << result.errors;
+  for (const char* line : {"\n  loader           33", "\n  workers     a batch every   samples/s\n",
+                           "\n  3                  333 ms         300   given\n",
+                           "\n  32                51.0 ms        1961   pays\n"}) {
+    EXPECT_THAT(result.output, HasSubstr(line));
+  }
+  std::vector<std::string> for_programs = words;
+  for_programs.insert(for_programs.end(), {"--json", "-"});
+  const json value = json::parse(command.run(for_programs).output);
+  EXPECT_EQ(value["workers"]["given"], 3);
+  EXPECT_EQ(value["workers"]["processors"], 2);
+  EXPECT_NEAR(value["seconds"].get<double>(), 1.0 / 3, 1e-9);
+  std::vector<unsigned> numbers;
+  for (const json& each : value["workers"]["predicted"]) {
+    numbers.push_back(each["workers"]);
+    EXPECT_NEAR(each["samples_per_second"].get<double>() * each["seconds"].get<double>(), 100, 1e-6);
+  }
+  EXPECT_EQ(numbers, (std::vector<unsigned>{0, 1, 2, 3, 4, 8, 16, 32, 64}));
+  EXPECT_EQ(value["workers"]["pays"], 32) << "two processors have 102 ms of each batch to do";
+}
+
+TEST(CommandPredict, TakesTheMachinesProcessorsForWorkers) {
+  const Command command;
+  const json value = json::parse(
+      command.run({"predict", "--samples", "8KiB", "--fetch-ms", "800", "--device", "host", "--json", "-"})
+          .output);
+  EXPECT_EQ(value["workers"]["processors"], host_topology().processors);
+  EXPECT_EQ(value["workers"]["given"], 0);
 }
 
 TEST(CommandPredict, ChoosesAFeedsGatherAsALoaderDoes) {
@@ -387,6 +425,11 @@ TEST(CommandPredict, RefusesAFeedThatCannotBe) {
   refused({"--samples", "1KiB", "--residency", "auto"}, "name a fraction");
   refused({"--samples", "1KiB", "--residency", "half"}, "--residency");
   refused({"--samples", "1KiB", "--gather", "hand"}, "--gather");
+  refused({"--samples", "1KiB", "--workers", "2"}, "--fetch-ms");
+  refused({"1MiB", "--fetch-ms", "2"}, "--samples");
+  refused({"--samples", "1KiB", "--fetch-ms", "2", "--loader-ms", "2"}, "excludes");
+  refused({"--samples", "1KiB", "--fetch-ms", "2", "--waiting-ms", "3"}, "--waiting-ms");
+  refused({"--samples", "1KiB", "--fetch-ms", "2", "--processors", "0"}, "--processors");
 }
 
 }  // namespace

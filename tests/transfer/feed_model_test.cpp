@@ -282,7 +282,7 @@ std::vector<Row> rows() {
       {"AWrappedLoader",
        feed(engine, 100,
             [](auto& f) {
-              f.loader_seconds = 4000 * kMicro;
+              f.loader.fetch_seconds = 4000 * kMicro;
               f.fields[0].in_sequence = true;
             }),
        {.loader = 4000,
@@ -290,6 +290,36 @@ std::vector<Row> rows() {
         .transfer = 102,
         .period = 4035,
         .stall = 3935,
+        .exposed = 102,
+        .limited_by = FeedLimit::loader}},
+      // Four workers make a batch in 1000 us, of which 35 us pass while the thread does its own work.
+      {"WorkersGoOnWhileTheThreadWorks",
+       feed(engine, 100,
+            [](auto& f) {
+              f.loader = {.fetch_seconds = 4000 * kMicro, .workers = 4, .processors = 8};
+              f.fields[0].in_sequence = true;
+            }),
+       {.loader = 965,
+        .batch = 35,
+        .transfer = 102,
+        .period = 1000,
+        .stall = 900,
+        .exposed = 102,
+        .limited_by = FeedLimit::loader}},
+      {"TakingABatchFromAWorkerIsTheThreadsWork",
+       feed(engine, 100,
+            [](auto& f) {
+              f.loader = {.fetch_seconds = 1000 * kMicro,
+                          .receive_seconds = 990 * kMicro,
+                          .workers = 4,
+                          .processors = 8};
+              f.fields[0].in_sequence = true;
+            }),
+       {.loader = 990,
+        .batch = 35,
+        .transfer = 102,
+        .period = 1025,
+        .stall = 925,
         .exposed = 102,
         .limited_by = FeedLimit::loader}},
       {"FieldsAddUp",
@@ -341,7 +371,7 @@ TEST(FeedModel, RefusesWhatIsNoFeed) {
   EXPECT_THAT(refused([](auto& f) { f.batch = 0; }), HasSubstr("no samples"));
   EXPECT_THAT(refused([](auto& f) { f.prefetch_depth = 0; }), HasSubstr("ahead"));
   EXPECT_THAT(refused([](auto& f) { f.step_seconds = -1; }), HasSubstr("negative"));
-  EXPECT_THAT(refused([](auto& f) { f.loader_seconds = std::numeric_limits<double>::quiet_NaN(); }),
+  EXPECT_THAT(refused([](auto& f) { f.loader.fetch_seconds = std::numeric_limits<double>::quiet_NaN(); }),
               HasSubstr("negative"));
   EXPECT_THAT(refused([](auto& f) { f.fields[0].sample_bytes = 0; }), HasSubstr("no bytes"));
   EXPECT_THAT(refused([](auto& f) { f.fields[0].delivered_bytes = 0; }), HasSubstr("no bytes"));
@@ -408,6 +438,89 @@ TEST(FeedModel, WithoutACurveOfTheDeviceTheTuningTells) {
   tuned.feeding.kernel_share = 0.5;
   const auto all = feed(GatherPath::zero_copy, 0, [](auto& f) { f.fields[0].resident = 1; });
   EXPECT_NEAR(predict_feed(curves, tuned, all).kernel_seconds / kMicro, 40, 1e-6);
+}
+
+// Workers.
+
+/// Fetch takes 80 ms, collate 10, taking a batch from a worker 6.
+ModelledLoader loader(unsigned workers, unsigned processors,
+                      const std::function<void(ModelledLoader&)>& change = nullptr) {
+  ModelledLoader made{.fetch_seconds = 80e-3,
+                      .collate_seconds = 10e-3,
+                      .receive_seconds = 6e-3,
+                      .workers = workers,
+                      .processors = processors};
+  if (change) change(made);
+  return made;
+}
+
+double milliseconds(const ModelledLoader& loader) { return predict_loader(loader).seconds * 1e3; }
+
+TEST(FeedModel, WithoutWorkersTheStagesFollowEachOther) {
+  const LoaderPrediction result = predict_loader(loader(0, 8));
+  EXPECT_NEAR(result.seconds * 1e3, 90, 1e-9);
+  EXPECT_EQ(result.seconds, result.caller_seconds);
+  EXPECT_EQ(result.worker_seconds, 0);
+  EXPECT_EQ(result.processor_seconds, 0);
+}
+
+TEST(FeedModel, WorkersShareTheBatches) {
+  const LoaderPrediction result = predict_loader(loader(3, 8));
+  EXPECT_NEAR(result.worker_seconds * 1e3, 30, 1e-9);
+  EXPECT_NEAR(result.processor_seconds * 1e3, 96 / 8.0, 1e-9);
+  EXPECT_NEAR(result.caller_seconds * 1e3, 6, 1e-9);
+  EXPECT_EQ(result.seconds, result.worker_seconds);
+  EXPECT_NEAR(milliseconds(loader(30, 80)), 6, 1e-9) << "the calling process takes one after another";
+}
+
+TEST(FeedModel, BusyWorkersGainNothingBeyondTheProcessors) {
+  EXPECT_NEAR(milliseconds(loader(1, 2)), 90, 1e-9);
+  EXPECT_NEAR(milliseconds(loader(2, 2)), 48, 1e-9) << "the calling process needs a processor, too";
+  EXPECT_NEAR(milliseconds(loader(8, 2)), 48, 1e-9);
+  EXPECT_NEAR(milliseconds(loader(1, 1)), 96, 1e-9) << "slower than without a worker";
+}
+
+TEST(FeedModel, WaitingNeedsNoProcessor) {
+  const auto waits = [](auto& l) { l.waiting_seconds = 75e-3; };
+  EXPECT_NEAR(milliseconds(loader(4, 2, waits)), 22.5, 1e-9);
+  EXPECT_NEAR(milliseconds(loader(16, 2, waits)), 21 / 2.0, 1e-9) << "what does not wait";
+  EXPECT_NEAR(milliseconds(loader(0, 2, waits)), 90, 1e-9);
+}
+
+TEST(FeedModel, WorkersNeverSlowEachOtherDown) {
+  for (const unsigned processors : {1u, 2u, 5u, 64u}) {
+    for (const double waiting : {0.0, 40e-3, 90e-3}) {
+      double fewer = std::numeric_limits<double>::infinity();
+      for (unsigned workers = 1; workers <= 70; ++workers) {
+        const LoaderPrediction result =
+            predict_loader(loader(workers, processors, [&](auto& l) { l.waiting_seconds = waiting; }));
+        for (const double stage : {result.worker_seconds, result.processor_seconds, result.caller_seconds}) {
+          ASSERT_GE(result.seconds, stage);
+        }
+        ASSERT_LE(result.seconds, fewer);
+        fewer = result.seconds;
+      }
+    }
+  }
+}
+
+TEST(FeedModel, RefusesWhatIsNoLoader) {
+  const auto refused = [](const std::function<void(ModelledLoader&)>& change) -> std::string {
+    try {
+      static_cast<void>(predict_loader(loader(1, 1, change)));
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(refused([](auto& l) { l.fetch_seconds = -1; }), HasSubstr("negative"));
+  EXPECT_THAT(refused([](auto& l) { l.collate_seconds = -1e-9; }), HasSubstr("negative"));
+  EXPECT_THAT(refused([](auto& l) { l.receive_seconds = std::numeric_limits<double>::quiet_NaN(); }),
+              HasSubstr("negative"));
+  EXPECT_THAT(refused([](auto& l) { l.waiting_seconds = -1; }), HasSubstr("waits"));
+  EXPECT_THAT(refused([](auto& l) { l.waiting_seconds = 90.1e-3; }), HasSubstr("waits for longer"));
+  EXPECT_THAT(refused([](auto& l) { l.processors = 0; }), HasSubstr("no processor"));
+  EXPECT_EQ(refused([](auto& l) { l.waiting_seconds = 90e-3; }), "no error");
 }
 
 // What a loader chooses by.

@@ -25,20 +25,45 @@ struct ModelledField {
   bool in_sequence = false;                 ///< successive samples: one copy takes a batch
 };
 
+/// Another loader that makes the batches, such as PyTorch's DataLoader, whose workers are processes. Seconds
+/// are those of a batch. A loader whose rate was measured is one without workers, of which only
+/// `fetch_seconds` is set. By default there is none.
+struct ModelledLoader {
+  double fetch_seconds = 0;    ///< a process makes its samples
+  double collate_seconds = 0;  ///< a process makes a batch of them; a worker also sends it
+  double waiting_seconds = 0;  ///< of both, the process needs no processor, such as for a disk
+  double receive_seconds = 0;  ///< the calling process takes it from a worker, and pins it if it does so
+  unsigned workers = 0;        ///< 0: the calling thread does everything in turn
+  unsigned processors = 1;     ///< that the workers and the calling process share
+};
+
+/// Seconds from one batch to the next, in the steady state, if only that stage set the pace.
+struct LoaderPrediction {
+  double worker_seconds = 0;     ///< the workers side by side; 0 without workers
+  double processor_seconds = 0;  ///< what all processes ask of the processors; 0 without workers
+  double caller_seconds = 0;     ///< the calling process; without workers, it does everything
+  double seconds = 0;            ///< the longest of these
+};
+
+/// How fast a loader makes batches, if its consumer does not hold it up. A worker that waits needs no
+/// processor, so more workers than processors may pay. How many batches a worker prefetches does not matter
+/// in the steady state. Throws InvalidArgument for negative seconds, a waiting longer than fetch and collate,
+/// and no processor.
+[[nodiscard]] LoaderPrediction predict_loader(const ModelledLoader& loader);
+
 struct ModelledFeed {
   std::vector<ModelledField> fields;
   std::size_t batch = 0;  ///< samples
   /// Seconds of the consumer's stream between two batches. The host does not wait for that work.
   double step_seconds = 0;
-  /// Seconds of a wrapped loader for a batch, such as 1 / (batches per second) of its workers; 0: none.
-  double loader_seconds = 0;
+  ModelledLoader loader;  ///< that is wrapped
   std::size_t prefetch_depth = 2;
   unsigned threads = 0;  ///< of the host, that gather; 0: as many as were measured
 };
 
 /// Seconds of each stage for a batch, in the steady state.
 struct FeedPrediction {
-  double loader_seconds = 0;    ///< the wrapped loader
+  double loader_seconds = 0;    ///< the loader's thread is in the wrapped loader
   double gather_seconds = 0;    ///< host threads that gather
   double batch_seconds = 0;     ///< fixed costs of the loader's thread
   double pacing_seconds = 0;    ///< the same thread then waits until parts of the batch's copies are done
@@ -52,7 +77,7 @@ struct FeedPrediction {
 };
 
 /// Throws InvalidArgument for a field without bytes or of the path `automatic`, a batch of no samples, a
-/// prefetch depth of 0, a resident share outside 0 to 1, and negative seconds.
+/// prefetch depth of 0, a resident share outside 0 to 1, negative seconds, and what predict_loader refuses.
 [[nodiscard]] FeedPrediction predict_feed(const LinkProfile& profile, const DeviceTuning& tuning,
                                           const ModelledFeed& feed);
 
