@@ -55,33 +55,48 @@ class Alarm(BaseException):
     pass
 
 
-def taken_amid_alarms(fed, keep, delays=(0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)):
-    """The batches of an epoch, in which alarms come while a batch is asked for; how many came, and the iterator. Each
-    request has an alarm of its own, after one of the delays in turn: the long ones let slow requests end."""
-    inside, alarms, got = False, 0, []
+@contextlib.contextmanager
+def alarms():
+    """Gives a function that asks an iterator for a batch, and has an alarm come after a delay, unless the batch comes
+    first. It returns a list, in which the batch is if it came, and whether the alarm did."""
+    inside = False
 
     def ring(*_):
-        nonlocal alarms, inside
+        nonlocal inside
         if inside:
-            alarms, inside = alarms + 1, False
+            inside = False
             raise Alarm
+
+    def asked(iterator, delay):
+        nonlocal inside
+        taken, rang = [], False
+        try:
+            inside = True
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            taken.extend(itertools.islice(iterator, 1))
+            inside = False
+        except Alarm:
+            rang = True
+        return taken, rang
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        iterator = iter(fed)
-        got += map(keep, itertools.islice(iterator, 1))
-        for delay in itertools.cycle(delays):
-            taken = []
-            with contextlib.suppress(Alarm):
-                inside = True
-                signal.setitimer(signal.ITIMER_REAL, delay)
-                taken.extend(itertools.islice(iterator, 1))
-                inside = False
-                if not taken:
-                    break
-            inside = False
-            got += map(keep, taken)
+        yield asked
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    return got, alarms, iterator
+
+
+def taken_amid_alarms(fed, keep, delays=(0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)):
+    """The batches of an epoch, in which alarms come while a batch is asked for; how many came, and the iterator. Each
+    request has an alarm of its own, after one of the delays in turn: the long ones let slow requests end."""
+    count, iterator = 0, iter(fed)
+    got = [keep(batch) for batch in itertools.islice(iterator, 1)]
+    with alarms() as asked:
+        for delay in itertools.cycle(delays):
+            taken, rang = asked(iterator, delay)
+            got += map(keep, taken)
+            count += rang
+            if not taken and not rang:
+                break
+    return got, count, iterator

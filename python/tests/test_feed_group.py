@@ -184,9 +184,9 @@ def test_signals_lose_no_batch():
     x = torch.rand(40, 60_000)
     group = ["host:14,link=0.01,peer=1", "host:15,link=0.01,peer=1"]
     fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4, sampler=native_tests.Slow(40)), group=group)
-    got, alarms, _ = taken_amid_alarms(fed, copied)
+    got, count, _ = taken_amid_alarms(fed, copied)
     native_tests.same(got, [[rows] for rows in x.split(4)])
-    assert alarms > 0
+    assert count > 0
     assert fed.stats().batches == 10, "all of them were gathered natively"
 
 

@@ -473,6 +473,14 @@ def test_an_exception_of_a_sample_is_the_workers(device, persistent):
         del iterator
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Has PyTorch look after its workers every half second, not every five."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    workers = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(workers._try_get_data, "__defaults__", (0.5,))
+
+
 class Slow(Tensors):
     seconds = 0
 
@@ -482,12 +490,12 @@ class Slow(Tensors):
         return super().__getitem__(i)
 
 
-def test_a_timeout_is_pytorchs_error():
+def test_a_timeout_is_pytorchs_error(impatient):
     dataset = Slow()
     loader = DataLoader(dataset, 5, num_workers=1)
     feed = penstock.feed(loader, "host")
     kept(feed)
-    dataset.seconds, loader.timeout = 2, 1
+    dataset.seconds, loader.timeout = 300, 1  # the worker is ended before
     assert message_of(kept, feed) == message_of(kept, loader) == "RuntimeError: DataLoader timed out after 1 seconds"
     dataset.seconds, loader.timeout = 0, 0
     equal(kept(feed), kept(loader))
@@ -944,14 +952,6 @@ def begun(loader):
     feed = penstock.feed(loader, "host")
     kept(feed)
     return feed
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """Has PyTorch look after its workers every half second, not every five."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
-    workers = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
-    monkeypatch.setattr(workers._try_get_data, "__defaults__", (0.5,))
 
 
 class Owner:

@@ -232,7 +232,7 @@ TEST_F(BulkReads, SeveralThreadsReadAtOnce) {
 TEST_F(BulkReads, AFileSystemOfMemory) {
   const std::filesystem::path folder = "/dev/shm";
   if (!std::filesystem::is_directory(folder)) GTEST_SKIP() << "there is no /dev/shm";
-  const auto path = folder / ("penstock-" + std::to_string(::getpid()));
+  const auto path = folder / ("bulk-reader-" + std::to_string(::getpid()));
   content_ = test::random_bytes(kWindow + 777, 2);
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(content_.data()), static_cast<std::streamsize>(content_.size()));

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <iterator>
 #include <mutex>
 #include <set>
@@ -58,6 +58,7 @@ struct Fake {
   std::uint64_t device_free = 0;
   bool nvtx = false;  ///< its ranges arrive here
   std::size_t dropped = 0;
+  int flushes = 0;
 };
 Fake& fake() {
   static Fake* const one = new Fake;  // outlives the exit handlers
@@ -66,10 +67,12 @@ Fake& fake() {
 std::atomic<std::uint64_t> skew{0};
 std::atomic<std::uint32_t> correlations{100};
 
+std::atomic<clockid_t> clock_id{CLOCK_MONOTONIC};
+
 std::uint64_t now() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count()) +
+  timespec time{};
+  ::clock_gettime(clock_id, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec) +
          skew;
 }
 
@@ -226,6 +229,7 @@ CuptiResult cuptiActivityFlushAll(std::uint32_t) {
   CuptiBufferCompleted completed = nullptr;
   {
     const std::lock_guard lock(fake().mutex);
+    ++fake().flushes;
     if (fake().requested == nullptr) return kInvalid;
     records.swap(fake().records);
     requested = fake().requested;
@@ -287,6 +291,8 @@ void fake_init() {
 }
 
 void fake_compute(std::uint64_t nanoseconds) { skew += nanoseconds; }
+
+void fake_leave_out_waits() { clock_id = CLOCK_PROCESS_CPUTIME_ID; }
 
 void fake_copy(std::uint64_t bytes, int pageable) { fake_copy_from(nullptr, bytes, pageable, 1); }
 
@@ -379,5 +385,9 @@ int fake_subscribers() {
 std::uint64_t fake_activities() {
   const std::lock_guard lock(fake().mutex);
   return fake().activities;
+}
+int fake_flushes() {
+  const std::lock_guard lock(fake().mutex);
+  return fake().flushes;
 }
 }

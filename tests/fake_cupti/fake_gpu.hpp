@@ -25,8 +25,13 @@ void fake_pin();
 void fake_allocate();
 /// Time passes on the host.
 void fake_compute(std::uint64_t nanoseconds);
+/// From now on, time in which the program does not run is none, so that a busy machine changes no figure.
+/// Call it before fake_init.
+void fake_leave_out_waits();
 /// As from another profiler: the next cuptiSubscribe is refused.
 int fake_subscribers();
 /// Activities that are recorded: a bit for each kind.
 std::uint64_t fake_activities();
+/// Calls of cuptiActivityFlushAll that have begun.
+int fake_flushes();
 }

@@ -69,6 +69,17 @@ long number_of(std::string_view word) {
   return std::atol(std::string(word.substr(word.find('=') + 1)).c_str());
 }
 
+/// Lets time pass until the recorder has read all that there is by now: it does so before it flushes once
+/// more. Gives up after a time, since a recorder that is broken may never do so.
+void wait_for_recorder() {
+  const int before = fake_flushes();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  while (fake_flushes() < before + 2 && std::chrono::steady_clock::now() < end) {
+    fake_compute(10'000 * kMicrosecond);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void act(std::string_view word) {
   if (word == "init") fake_init();
   if (word.starts_with("driver=")) ::dlopen(std::string(word.substr(7)).c_str(), RTLD_NOW);
@@ -101,6 +112,7 @@ void act(std::string_view word) {
   if (word.starts_with("fed=")) feed(static_cast<std::uint64_t>(number_of(word)));
   if (word.starts_with("say=")) std::printf("%s\n", std::string(word.substr(4)).c_str());
   if (word.starts_with("complain=")) std::fprintf(stderr, "%s\n", std::string(word.substr(9)).c_str());
+  if (word == "recorded") wait_for_recorder();
   if (word.starts_with("sleep=")) std::this_thread::sleep_for(std::chrono::milliseconds(number_of(word)));
   if (word == "profiler") {
     const int result = start_profiler();
@@ -126,6 +138,7 @@ void act(std::string_view word) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  fake_leave_out_waits();
   for (int i = 1; i < argc; ++i) act(argv[i]);
   return 0;
 }

@@ -403,19 +403,24 @@ TEST_P(GroupLoaderTest, GoesElsewhereAndClosesBeforeAllResidentSamplesAreThere) 
   constexpr std::size_t kSample = std::size_t{8} << 20;  // a chunk of the fill
   constexpr std::size_t kSamples = 12;
   std::atomic<std::size_t> reads{0};
+  std::atomic<bool> is_ready{false};
   const Dataset data({read_callback({.name = "slow", .dtype = DType::uint8, .shape = {kSample}}, kSamples,
                                     [&](std::uint64_t, std::span<std::byte> to) {
                                       ++reads;
+                                      is_ready.wait(false);
                                       std::this_thread::sleep_for(std::chrono::milliseconds(50));
                                       return to.size();
                                     })});
   for (const bool closes : {false, true}) {
     reads = 0;
+    is_ready = false;
     GroupLoader loader(data, group(),
                        {.batch_size = 1,
                         .residency = Residency::parse("all"),
                         .device_budget_bytes = std::size_t{220} << 20});
     while (reads == 0) std::this_thread::yield();
+    is_ready = true;
+    is_ready.notify_all();
     if (closes) {
       loader.close();
     } else {

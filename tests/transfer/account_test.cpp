@@ -162,9 +162,9 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
   }
 }
 
-/// The consumer's stream works for `step` after each of three batches, of which the second is not timed.
+/// The consumer's stream works after each of three batches. The second is not timed, and has most of the work.
 TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
-  constexpr double kStep = 0.02;
+  constexpr double kStep = 0.01;
   for (const bool is_refused : {false, true}) {  // or its times cannot be read
     make_account();
     for (int i = 0; i < 3; ++i) {
@@ -174,7 +174,7 @@ TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
       } else {
         answer_with_batch(request);
       }
-      stream_->occupy(kStep);
+      stream_->occupy(i == 1 ? 10 * kStep : kStep);
       stream_->synchronize();
       if (i == 1 && !is_refused) {
         faulty_->fail(Entry::event_elapsed);
@@ -183,7 +183,7 @@ TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
       }
     }
     EXPECT_EQ(account_->total().timed_batches, 2U);
-    EXPECT_LT(account_->total().compute_seconds, 1.5 * kStep);
+    EXPECT_LT(account_->total().compute_seconds, 8 * kStep);
   }
 }
 

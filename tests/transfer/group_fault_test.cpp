@@ -89,15 +89,17 @@ TEST_P(GroupFaultTest, ATransferFailsOnceTheOthersHaveDrained) {
       std::vector<std::size_t> before;
       for (const auto& one : faulty_) before.push_back(one->calls(Entry::copy));
       // It fails when each of the others has a chunk on its link.
-      faulty_[broken]->before(Entry::copy, [&] {
+      const auto wait_for_others = [&] {
         for (std::size_t i = 0; i < size(); ++i) {
           while (i != broken && faulty_[i]->calls(Entry::copy) < before[i] + size())
             std::this_thread::yield();
         }
-      });
+      };
+      faulty_[broken]->before(Entry::copy, wait_for_others);
       faulty_[broken]->fail(Entry::copy, nth);
       const Transfer transfer = engine.feed_once(places(buffers), locked.data(), data.size());
       while (faulty_[broken]->calls(Entry::copy) < before[broken] + nth) std::this_thread::yield();
+      wait_for_others();
       // Time for one that does not wait.
       for (int i = 0; i < 20; ++i) {
         EXPECT_NO_THROW(EXPECT_FALSE(transfer.query()));

@@ -7,9 +7,12 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 namespace penstock::testing {
 namespace {
@@ -177,8 +180,14 @@ TEST_P(MeasuredGroupTest, RelaysOnlyIfThatPays) {
   const auto data = random_bytes(3000000, 1);
   for (const double gain : {1.02, 2.0}) {
     GroupEngine engine(DeviceGroup(devices_), measured(gain, 2));
-    // So that the receiver's link does not carry all before the others are awake.
-    faulty_[0]->before(Entry::copy, [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+    // The receiver's link does not carry all before the others are awake, if they shall carry.
+    std::atomic<bool> others_carry{false};
+    for (std::size_t i = 1; i < size(); ++i) faulty_[i]->before(Entry::copy, [&] { others_carry = true; });
+    faulty_[0]->before(Entry::copy, [&] {
+      const auto patience = gain > 1.5 ? std::chrono::milliseconds(1000) : std::chrono::milliseconds(1);
+      const auto end = std::chrono::steady_clock::now() + patience;
+      while (!others_carry && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    });
     const Buffer there = poisoned(0, data.size());
     const Transfer transfer = engine.relay(0, there.data(), data.data(), data.size());
     streams_[0].wait(transfer);
@@ -187,7 +196,7 @@ TEST_P(MeasuredGroupTest, RelaysOnlyIfThatPays) {
     if (gain < 1.5) {
       EXPECT_EQ(engine.carried()[0], data.size());
     }
-    faulty_[0]->before(Entry::copy, {});
+    for (const auto& one : faulty_) one->before(Entry::copy, {});
   }
 }
 

@@ -77,7 +77,11 @@ TEST_P(RelayTest, GivesWayWithinAFewChunks) {
 
 TEST_P(RelayTest, GivesWayWithinItsFirstChunksIfTheRatesWereMeasured) {
   set_clock_rates(1000);
-  EXPECT_GE(carried_once()[1], least_share()) << "it has seen nothing else";
+  const auto carries_its_share = [&](const std::vector<std::size_t>& carried) {
+    make_engine();  // for the next try, if this one failed
+    return carried[1] >= least_share();
+  };
+  EXPECT_TRUE(soon(carries_its_share)) << "it has seen nothing else";
   make_engine(measured());
   const std::vector<std::size_t> carried = carried_once();
   for (const std::size_t i : {1u, 2u}) EXPECT_LE(carried[i], kProbes + 6 * kRelayChunk);
