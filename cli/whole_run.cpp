@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <map>
 #include <span>
+#include <tuple>
 #include <utility>
 
 namespace penstock::cli {
@@ -46,7 +47,9 @@ std::vector<FindingPlace> lines_of(const WholeRun& run, const std::vector<std::s
     sums.add(name(calls.name), std::string(call_kind_name(calls.kind)), calls.sum);
   for (const RunWaits& waits : run.waits) sums.add(name(waits.name), names[waits.loader], waits.sum);
   std::vector<FindingPlace> lines = sums.places();
-  std::ranges::stable_sort(lines, std::ranges::greater{}, &FindingPlace::seconds);
+  std::ranges::sort(lines, [](const FindingPlace& a, const FindingPlace& b) {
+    return std::tie(b.seconds, a.function, a.op) < std::tie(a.seconds, b.function, b.op);
+  });
   return lines;
 }
 
