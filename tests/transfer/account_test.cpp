@@ -162,7 +162,8 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
   }
 }
 
-/// The consumer's stream works after each of three batches. The second is not timed, and has most of the work.
+/// The consumer's stream works after each of three batches. The second is not timed, and has most of the
+/// work.
 TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
   constexpr double kStep = 0.01;
   for (const bool is_refused : {false, true}) {  // or its times cannot be read
