@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -87,7 +88,20 @@ class Collate:
         return torch.utils.data.default_collate(samples)
 
 
-def stages(examination: _Examination) -> dict[str, float]:
+def spin(seconds: float) -> float:
+    begin, busy = time.perf_counter(), time.process_time()
+    while time.perf_counter() - begin < seconds:
+        pass
+    return (time.process_time() - busy) / seconds
+
+
+def free_processors() -> float:
+    """How many processors as many busy processes get beside the machine's other work."""
+    with multiprocessing.Pool(_core.processors()) as pool:
+        return sum(pool.map(spin, [1.0] * _core.processors(), chunksize=1))
+
+
+def stages(examination: _Examination, processors: int) -> dict[str, float]:
     """Of the loader with one worker: what predict_loader takes."""
     times = examination.run(examination.staged(1, {"transport"})).batches
     fetch, collate, busy = (statistics.mean(each) for each in zip(*times, strict=True))
@@ -97,17 +111,17 @@ def stages(examination: _Examination) -> dict[str, float]:
         "collate": collate,
         "waiting": max(0.0, fetch + collate - busy),
         "receive": receive,
-        "processors": _core.processors(),
+        "processors": processors,
     }
 
 
-def measure(plan: Plan, workers: list[int], seconds: float, rounds: int) -> list[dict[str, float]]:
+def measure(plan: Plan, workers: list[int], seconds: float, rounds: int, processors: int) -> list[dict[str, float]]:
     loader = DataLoader(Planted(plan), BATCH, num_workers=1, collate_fn=Collate(plan))
     examination = _Examination(loader, seconds, "cpu")
     predicted: dict[int, list[float]] = {number: [] for number in workers}
     measured: dict[int, list[float]] = {number: [] for number in workers}
     for _ in range(rounds):
-        known = stages(examination)
+        known = stages(examination, processors)
         for number in workers:
             predicted[number].append(_core.predict_loader(workers=number, **known))
             measured[number].append(examination.run(examination.clone(number)).seconds)
@@ -128,20 +142,22 @@ def main() -> None:
     parser.add_argument("--workers", default="0,1,2,4", help="numbers of workers, with commas between")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measured run")
     parser.add_argument("--rounds", type=int, default=3, help="measured runs of each number")
+    parser.add_argument("--processors", type=int, default=_core.processors(), help="that the model counts on")
     parser.add_argument("--only", default="", metavar="TEXT", help="plans whose names have it")
     parser.add_argument("--json", help="write all figures here")
     arguments = parser.parse_args()
     workers = [int(number) for number in arguments.workers.split(",")]
     warnings.filterwarnings("ignore", "This DataLoader will create")
     torch.set_num_threads(1)
-    print(f"{platform.machine()}, {_core.processors()} processors, PyTorch {torch.__version__}\n")
+    print(f"{platform.machine()}, {_core.processors()} processors, PyTorch {torch.__version__}")
+    print(f"Busy processes get {free_processors():.1f} processors; the model counts on {arguments.processors}.\n")
     print("| a batch | workers | predicted ms | measured ms | ratio |\n| --- | --- | --- | --- | --- |")
     results, rows = [], []
     for plan in PLANS:
         if arguments.only not in plan.name:
             continue
         print(f"{plan.name}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-        measured = measure(plan, workers, arguments.seconds, arguments.rounds)
+        measured = measure(plan, workers, arguments.seconds, arguments.rounds, arguments.processors)
         for row in measured:
             cells = [plan.name, row["workers"], f"{1e3 * row['predicted']:.2f}", f"{1e3 * row['measured']:.2f}"]
             print("|", " | ".join(map(str, [*cells, f"{row['ratio']:.2f}"])), "|", flush=True)
