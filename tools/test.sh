@@ -21,7 +21,9 @@ step() {
   fi
 }
 
-run_tests() { ctest --preset "$1" --parallel "${JOBS:-$(nproc)}" --output-junit ctest.xml; }
+# Many tests wait for modelled links and other processes, so there are three for two processors.
+export TEST_JOBS=${JOBS:-$((($(nproc) * 3 + 1) / 2))}
+run_tests() { ctest --preset "$1" --parallel "$TEST_JOBS" --output-junit ctest.xml; }
 
 step build-asan tools/build.sh asan && step test-asan run_tests asan
 step build-tsan tools/build.sh tsan && step test-tsan run_tests tsan
