@@ -15,8 +15,8 @@
 
 namespace penstock {
 
-/// A way in which a process of a group gets its batches: see RankLoader, whose functions these are. next(),
-/// state() and the accounts are for any thread; the others come one at a time, and none after close().
+/// A way in which a process of a group gets its batches: see RankLoader, whose functions these are.
+/// Thread-safe. close() comes once.
 class RankFeed {
  public:
   RankFeed() = default;

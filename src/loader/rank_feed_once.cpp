@@ -210,6 +210,8 @@ void RankFeedOnce::drop_batches(const SamplerState& position) {
 }
 
 void RankFeedOnce::go_to(const Sampler& place) {
+  const std::lock_guard control(control_mutex_);
+  if (ring_->is_closed()) throw Closed("The loader was closed; make another one.");
   end_production();
   try {
     if (!drain()) {
@@ -239,7 +241,7 @@ void RankFeedOnce::go_to(const Sampler& place) {
 }
 
 void RankFeedOnce::start_epoch(std::uint64_t epoch) {
-  if (ring_->is_at_start_of(epoch)) return;
+  if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
   Sampler place = first_sampler_;
   place.start_epoch(epoch);
   go_to(place);
@@ -252,6 +254,8 @@ void RankFeedOnce::restore(const SamplerState& state) {
 }
 
 void RankFeedOnce::leave_epoch() {
+  const std::lock_guard control(control_mutex_);
+  if (ring_->is_closed()) return;
   if (!between_epochs_) {
     end_production();
     drop_batches(ring_->position());
@@ -262,6 +266,7 @@ void RankFeedOnce::leave_epoch() {
 }
 
 void RankFeedOnce::close() {
+  const std::lock_guard control(control_mutex_);
   end_production();
   ring_->close();
   static_cast<void>(drain());

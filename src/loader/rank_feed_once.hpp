@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 namespace penstock {
@@ -81,6 +82,8 @@ class RankFeedOnce final : public RankFeed {
   std::atomic<std::uint64_t> handed_out_{0};  ///< as turn_, of next()
   std::atomic<bool> between_epochs_{false};   ///< with a batch sampler: an end was handed out last
   std::atomic<bool> stopped_{false};
+
+  std::mutex control_mutex_;  ///< held by start_epoch, restore, leave_epoch and close
   std::thread thread_;
 };
 

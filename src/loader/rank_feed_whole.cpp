@@ -1,7 +1,5 @@
 #include "loader/rank_feed_whole.hpp"
 
-#include <penstock/core/log.hpp>
-
 #include <fmt/format.h>
 
 namespace penstock {
@@ -10,14 +8,7 @@ RankFeedWhole::RankFeedWhole(RankGroup& group, const Dataset& dataset, const Dev
                              const LoaderOptions& options)
     : group_(group),
       is_drawn_(options.batch_sampler != nullptr),
-      loader_(dataset, device, options, duties()) {
-  if (group_.size() == 1) return;
-  log_warning(
-      fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
-                  "other's memory ({}). To use one link for each byte, feed shares and gather them with "
-                  "torch.distributed.",
-                  group_.refusal()));
-}
+      loader_(dataset, device, options, duties()) {}
 
 RankDuties RankFeedWhole::duties() {
   RankDuties duties;

@@ -5,6 +5,9 @@
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/log.hpp>
+
+#include <fmt/format.h>
 
 #include <utility>
 
@@ -29,6 +32,13 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
 
 std::unique_ptr<RankFeed> RankLoaderState::make_feed() {
   if (feeds_once()) return std::make_unique<RankFeedOnce>(group_, dataset_, device_, options_, plan_);
+  if (group_.size() > 1) {
+    log_warning(
+        fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
+                    "other's memory ({}). To use one link for each byte, feed shares and gather them with "
+                    "torch.distributed.",
+                    group_.refusal()));
+  }
   return std::make_unique<RankFeedWhole>(group_, dataset_, device_, options_);
 }
 
@@ -43,33 +53,25 @@ std::optional<DeviceBatch> RankLoaderState::next(const Stream& stream,
   return feed_->next(stream, look);
 }
 
-/// One change at a time, and none of a loader that is closed.
-template <typename Change>
-void RankLoaderState::change(Change&& change) {
-  refuse_fork();
-  const std::lock_guard control(control_mutex_);
-  if (closed_) throw Closed("The loader was closed; make another one.");
-  change();
-}
-
 void RankLoaderState::start_epoch(std::uint64_t epoch) {
-  change([&] { feed_->start_epoch(epoch); });
+  refuse_fork();
+  feed_->start_epoch(epoch);
 }
 
 void RankLoaderState::restore(const SamplerState& state) {
+  refuse_fork();
   if (options_.batch_sampler) refuse_place();
-  change([&] { feed_->restore(state); });
+  feed_->restore(state);
 }
 
 void RankLoaderState::leave_epoch() {
   refuse_fork();
-  const std::lock_guard control(control_mutex_);
-  if (!closed_) feed_->leave_epoch();
+  feed_->leave_epoch();
 }
 
 void RankLoaderState::close() {
   if (is_forked()) return;
-  const std::lock_guard control(control_mutex_);
+  const std::lock_guard closing(closing_mutex_);
   if (std::exchange(closed_, true)) return;
   if (feed_ != nullptr) return feed_->close();
   group_.leave(0, {});
@@ -90,10 +92,7 @@ std::vector<BatchTimes> RankLoaderState::timeline() const {
   return feed_->timeline();
 }
 
-std::vector<std::string> RankLoaderState::describe() const {
-  refuse_fork();
-  return feed_->describe();
-}
+std::vector<std::string> RankLoaderState::describe() const { return feed_->describe(); }
 
 void RankLoaderState::refuse_fork() const {
   if (is_forked()) {

@@ -54,8 +54,6 @@ class RankLoaderState {
 
  private:
   [[nodiscard]] std::unique_ptr<RankFeed> make_feed();
-  template <typename Change>
-  void change(Change&& change);
   void refuse_fork() const;
 
   const std::uint64_t generation_ = fork_generation();
@@ -67,7 +65,7 @@ class RankLoaderState {
   RankGroup group_;
   std::unique_ptr<RankFeed> feed_;
 
-  std::mutex control_mutex_;  ///< held by start_epoch, restore, leave_epoch and close
+  std::mutex closing_mutex_;
   bool closed_ = false;
 };
 
