@@ -187,8 +187,7 @@ void note_wait(WatchedThread& watched) noexcept {
   watched.is_seen.store(false, std::memory_order_release);
 }
 
-/// Looks at what a call copies, once the call has been made, while the device is already at
-/// work.
+/// Looks at what a call copies, once the call has been made, while the device is already at work.
 CopiedMemory look_at_memory(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
   const CopyCall copy = function_of(domain, function).copy;
   if (copy == CopyCall::unknown || details.parameters == nullptr) return {};
@@ -505,11 +504,11 @@ void* work(void*) {
   return nullptr;
 }
 
-/// The calling thread has just waited for a compiled loader. Threads of Python are looked at.
+/// The calling thread has just waited for a compiled loader. Threads of Python are looked at instead.
 void note_compiled_wait(std::uint64_t nanoseconds) noexcept {
   if (!active.load(std::memory_order_relaxed) || python.this_thread() != nullptr) return;
   const std::uint64_t end = now();
-  Record record = record_of(RecordType::wait, end - nanoseconds, end);
+  Record record = record_of(RecordType::wait, end - std::min(nanoseconds, end), end);
   record.detail = recording::kCompiledLoader;
   record.stream = this_thread();
   record.place = parts.lines ? places.own() : 0;

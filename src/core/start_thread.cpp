@@ -27,11 +27,16 @@ class SignalShield {
   sigset_t before_{};
 };
 
+thread_local bool is_own = false;
+
 }  // namespace
+
+bool is_own_thread() noexcept { return is_own; }
 
 std::thread start_thread(const char* name, std::function<void()> body) {
   const SignalShield shield;
   return std::thread([name, run = std::move(body)] {
+    is_own = true;
     pthread_setname_np(pthread_self(), name);
     prctl(PR_SET_TIMERSLACK, 1UL);  // ns
     run();

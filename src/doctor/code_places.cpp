@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 namespace penstock {
 
@@ -41,27 +44,45 @@ bool is_user_source(std::string_view file) {
   return file.find("/include/c++/") == std::string_view::npos;
 }
 
-bool is_penstocks(const CodePlace& place) { return place.function.starts_with("penstock::"); }
+/// The names of templates begin with the type that they return.
+bool is_penstocks(const CodePlace& place) {
+  const std::string_view name =
+      std::string_view(place.function).substr(0, place.function.find_first_of("(<"));
+  return name.starts_with("penstock::") || name.find(" penstock::") != std::string_view::npos;
+}
+
+/// A lambda belongs to what calls it, also through the standard library.
+bool belongs_to_penstock(std::span<const CodePlace> outwards) {
+  const auto owner = std::ranges::find_if(outwards, [](const CodePlace& place) {
+    return place.function != "operator()" && !place.function.starts_with("std::");
+  });
+  return owner != outwards.end() && is_penstocks(*owner);
+}
 
 /// Of the innermost place; with `penstocks`, it may be one of penstock's own.
 std::string name_of(const CodeStack& stack, const KnownPlaces& known, bool penstocks) {
-  const auto places_of = [&known](const CodeAddress& call) -> const std::vector<CodePlace>& {
-    return known.at({call.file, call.address});
-  };
+  std::vector<CodePlace> places;
+  std::vector<std::string> programs;
   for (const CodeAddress& call : stack.calls) {
-    for (const CodePlace& place : places_of(call)) {
-      if (place.line == 0 || !is_user_source(place.file) || (is_penstocks(place) && !penstocks)) continue;
-      const std::string line =
-          fmt::format("{}({})", std::filesystem::path(place.file).lexically_normal().string(), place.line);
-      return place.function.empty() ? line : line + ": " + place.function;
+    for (const CodePlace& place : known.at({call.file, call.address})) {
+      places.push_back(place);
+      programs.push_back(call.file.filename().string());
     }
   }
-  for (const CodeAddress& call : stack.calls) {
-    for (const CodePlace& place : places_of(call)) {
-      const bool is_users = !is_cuda_function(place.function) && (penstocks || !is_penstocks(place));
-      if (!place.function.empty() && is_users)
-        return fmt::format("{}: {}", call.file.filename().string(), place.function);
-    }
+  const auto is_wanted = [&](std::size_t i) {
+    return penstocks || !belongs_to_penstock(std::span(places).subspan(i));
+  };
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const CodePlace& place = places[i];
+    if (place.line == 0 || !is_user_source(place.file) || !is_wanted(i)) continue;
+    const std::string line =
+        fmt::format("{}({})", std::filesystem::path(place.file).lexically_normal().string(), place.line);
+    return place.function.empty() ? line : line + ": " + place.function;
+  }
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const std::string& function = places[i].function;
+    if (!function.empty() && !is_cuda_function(function) && is_wanted(i))
+      return fmt::format("{}: {}", programs[i], function);
   }
   return {};
 }

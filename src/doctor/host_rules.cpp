@@ -137,7 +137,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   finding.change =
       "penstock doctor --loader train.py:loader   says which stage is slow, and how many workers pay";
   finding.penstock_change = "penstock.feed(loader), or penstock.Loader for data in arrays";
-  if (!finding.places.empty() && finding.places.front().op.starts_with("penstock.")) {
+  if (!finding.places.empty() && finding.places.front().op.starts_with("penstock")) {
     finding.change = "print(loader.stats())   says what limits it";
     finding.penstock_change.clear();
   }

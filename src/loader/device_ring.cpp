@@ -212,7 +212,6 @@ void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const Functio
   const auto asked = Clock::now();
   auto question = asked + kQuestionInterval;
   const Waiting waiting(*this, lock, asked);
-  const bool waits = published_.empty();
   while (!closed_ && published_.empty()) {
     const auto end = gives_up_at(asked);
     const auto now = Clock::now();
@@ -229,13 +228,15 @@ void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const Functio
       consumer_.wait(lock);
     }
   }
-  if (waits) report_wait(Clock::now() - asked);
 }
 
 PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
+  const bool waits = published_.empty();
+  const auto asked = Clock::now();
   wait_for_item(lock, while_waiting);
+  const auto waited = Clock::now() - asked;
   if (closed_) throw Closed("The loader was closed. Make a new one to get more batches.");
   if (published_.empty()) refuse_full();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
@@ -251,6 +252,7 @@ PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* 
   producer_.note_change();
   lock.unlock();
   producer_.notify_one();
+  if (waits) report_wait(waited);
   return item;
 }
 

@@ -4,6 +4,7 @@
 
 #include <penstock/data/dataset.hpp>
 #include <penstock/data/readers.hpp>
+#include <penstock/loader/group_loader.hpp>
 #include <penstock/loader/loader.hpp>
 
 #include <dlfcn.h>
@@ -50,12 +51,29 @@ void train(long steps, bool differ, bool through_runtime) {
   }
 }
 
+/// Steps of 20 ms with a batch each of a loader that takes less, whose own threads wait for each other.
+void feed_group(std::uint64_t steps) {
+  using namespace penstock;
+  const FieldReaderPtr samples =
+      read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}}, 2 * steps,
+                    [](std::uint64_t, std::span<std::byte> to) { return to.size(); });
+  GroupLoader loader(Dataset(std::vector<FieldReaderPtr>{samples}),
+                     DeviceGroup({Device::open("host:1"), Device::open("host:2")}), {.batch_size = 2});
+  std::vector<Stream> streams;
+  for (std::size_t i = 0; i < 2; ++i) streams.push_back(loader.group()[i].create_stream());
+  while (loader.next(streams)) {
+    step(false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
 /// Steps with a batch each of a loader that takes 5 ms for one.
 void feed(std::uint64_t steps) {
   using namespace penstock;
   const FieldReaderPtr samples = read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}},
                                                steps, [](std::uint64_t, std::span<std::byte> to) {
                                                  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                                                 fake_compute(5000 * kMicrosecond);
                                                  return to.size();
                                                });
   const Device device = Device::open("host");
@@ -110,6 +128,7 @@ void act(std::string_view word) {
     for (long i = 0; i < number_of(word); ++i) fake_allocate(), step(false);
   }
   if (word.starts_with("fed=")) feed(static_cast<std::uint64_t>(number_of(word)));
+  if (word.starts_with("group=")) feed_group(static_cast<std::uint64_t>(number_of(word)));
   if (word.starts_with("say=")) std::printf("%s\n", std::string(word.substr(4)).c_str());
   if (word.starts_with("complain=")) std::fprintf(stderr, "%s\n", std::string(word.substr(9)).c_str());
   if (word == "recorded") wait_for_recorder();

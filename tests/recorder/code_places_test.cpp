@@ -184,10 +184,19 @@ TEST_F(CodePlaces, AreNotPenstocksOwnInProgramsThatUseIt) {
   code_[2] = {{"main", "/src/main.cpp", 30}};
   code_[3] = {{"penstock::Loader::next(int)", "", 0}};
   code_[4] = {{"customers::feed(int)", "", 0}};
+  code_[5] = {{"operator()", "/src/penstock/ring.cpp", 4}};
+  code_[6] = {{"void penstock::nap_until<bool (*)()>(bool)", "/src/penstock/ring.cpp", 9}};
+  code_[7] = {{"std::_Function_handler<bool (int)>::_M_invoke(int)", "", 0}};
+  code_[8] = {{"operator()", "/src/main.cpp", 25}};
   call({1, 2});
   call({3, 4});
+  call({5, 6, 2});
+  call({7, 3, 4});
+  call({1, 8, 2});
   call({1, 3});
   EXPECT_THAT(names(), ElementsAre("/src/main.cpp(30): main", "program: customers::feed(int)",
+                                   "/src/main.cpp(30): main", "program: customers::feed(int)",
+                                   "/src/main.cpp(25): operator()",
                                    "/src/penstock/stream.cpp(3): penstock::Stream::copy(int)"))
       << "the last is a program of its own";
 }

@@ -570,10 +570,10 @@ TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
 }
 
 TEST_F(Recorder, HearsOfWaitsForLoadersOfCompiledPrograms) {
-  const CommandResult result = run({"init", "fed=30"});
+  const CommandResult result = run({"fed=2", "init", "fed=30"});
   EXPECT_EQ(result.status, 0);
   EXPECT_THAT(result.errors, AllOf(HasSubstr("waiting-for-data"), HasSubstr("penstock::Loader::next"),
-                                   HasSubstr("program.cpp(65): ")));
+                                   HasSubstr("program.cpp(83): ")));
 }
 
 // Code that is gone before anybody can ask for its name, and bytes of no sense in its place.

@@ -103,9 +103,19 @@ TEST_F(WholeRuns, AreNotToldIfTheTimelineHasThem) {
   EXPECT_THAT(read("page.html"), Not(HasSubstr("whole run")));
 }
 
+TEST_F(WholeRuns, HaveNoWaitsOfPenstocksOwnThreads) {
+  command_.environment.emplace_back("PENSTOCK_RECORDS=40");
+  ASSERT_EQ(run({"init", "group=30"}).status, 0);
+  std::uint64_t waits = 0;
+  for (const json& line : process().at("whole_run").at("lines")) {
+    if (line.at("call") == "penstock::Loader::next") waits += line.at("count").get<std::uint64_t>();
+  }
+  EXPECT_LT(waits, 15U) << "the program waits for the first batches, and those of a busy machine";
+}
+
 TEST_F(WholeRuns, AreCountedIfTheProgramIsKilled) {
   command_.environment.emplace_back("PENSTOCK_RECORDS=90");
-  const CommandResult result = run({"init", "steps=30", "sleep=1500", "kill"});
+  const CommandResult result = run({"init", "steps=30", "recorded", "kill"});
   EXPECT_EQ(result.status, 128 + SIGKILL);
   EXPECT_THAT(result.errors, HasSubstr("GPU 0, kernels: 60 times"));
 }

@@ -11,4 +11,7 @@ namespace penstock {
 /// prctl(2)). Throws std::system_error if the system cannot start a thread.
 [[nodiscard]] std::thread start_thread(const char* name, std::function<void()> body);
 
+/// True on such a thread.
+[[nodiscard]] bool is_own_thread() noexcept;
+
 }  // namespace penstock

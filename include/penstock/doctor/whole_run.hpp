@@ -29,8 +29,8 @@ struct RunCalls {
   RunSum sum;
 };
 
-/// What threads waited for a loader, from one stack. They are looked at now and then, so the count is of the
-/// waits that were seen.
+/// What threads waited for a loader, from one stack. Those of Python are looked at now and then, so theirs
+/// are the waits that were seen.
 struct RunWaits {
   std::optional<std::uint32_t> name;
   std::uint32_t loader = 0;  ///< index into the timeline's names
