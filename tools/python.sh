@@ -88,7 +88,7 @@ case "${1:-}" in
       driver=$PWD/$driver/tests/fake_driver/libfake_cuda.so
       if [ -e "$driver" ]; then export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$driver}; fi
     done
-    "$build/venv/bin/python" -m pytest --numprocesses "${TEST_JOBS:-$(nproc)}" "$@"
+    "$build/venv/bin/python" -m pytest --numprocesses "${TEST_JOBS:-${JOBS:-$(nproc)}}" "$@"
     ;;
   environment)
     [ -e "$build/venv/bin/pytest" ] || make_test_environment

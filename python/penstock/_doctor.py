@@ -150,7 +150,7 @@ class _Examination:
                 needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
                 if number and needed > _free_shared_memory():
                     self.notes.append(f"{number} workers were not tried: their batches would not fit into /dev/shm.")
-                    timings.left_out = [other for other in numbers if other >= number]
+                    timings.left_out = [other for other in numbers if other > max(number - 1, *timings.by_workers)]
                     return
                 if not self.try_number(timings, number):
                     continue

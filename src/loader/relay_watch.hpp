@@ -69,7 +69,7 @@ class RelayWatch {
   std::deque<Push> pushes_;  ///< oldest first
   std::deque<Push> spare_;
   bool is_open_ = false;           ///< the latest push has no end yet
-  std::optional<RelayPace> pace_;  ///< from the first part on, as which the others are at most as large
+  std::optional<RelayPace> pace_;  ///< from the first part on
 };
 
 }  // namespace penstock

@@ -225,7 +225,8 @@ LoaderPrediction predict_loader(const ModelledLoader& loader) {
   const double made = loader.fetch_seconds + loader.collate_seconds;
   check(loader.fetch_seconds >= 0 && loader.collate_seconds >= 0 && loader.receive_seconds >= 0,
         "a time of the loader is negative");
-  check(loader.waiting_seconds >= 0 && loader.waiting_seconds <= made,
+  // Sums are rounded.
+  check(loader.waiting_seconds >= 0 && loader.waiting_seconds <= made * (1 + 1e-9),
         "the loader waits for longer than it fetches and collates");
   check(loader.processors > 0, "the loader has no processor");
   LoaderPrediction result;
@@ -234,7 +235,8 @@ LoaderPrediction predict_loader(const ModelledLoader& loader) {
   } else {
     result.caller_seconds = loader.receive_seconds;
     result.worker_seconds = made / loader.workers;
-    result.processor_seconds = (made - loader.waiting_seconds + result.caller_seconds) / loader.processors;
+    result.processor_seconds =
+        (std::max(0.0, made - loader.waiting_seconds) + result.caller_seconds) / loader.processors;
   }
   result.seconds = std::max({result.worker_seconds, result.processor_seconds, result.caller_seconds});
   return result;
