@@ -609,7 +609,8 @@ TEST_P(RankLoaderTest, OneThatDoesNotComeEndsTheGroupForAll) {
   for (std::size_t rank = 1; rank < size(); ++rank) ranks_[rank]->send(Command{Do::start_epoch, 7});
   for (std::size_t rank = 1; rank < size(); ++rank) {
     EXPECT_THAT(ranks_[rank]->receive<Answer>().error(),
-                AllOf(HasSubstr("Rank 0"), HasSubstr("has not followed")));
+                AllOf(HasSubstr("Rank 0"), HasSubstr("failed"), HasSubstr("has not followed")))
+        << "it has told them";
   }
   for (const Answer& answer : all({Do::start_epoch, 8})) {
     EXPECT_THAT(answer.error(), HasSubstr("make another loader"));
