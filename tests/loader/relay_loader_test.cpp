@@ -285,18 +285,9 @@ class RelayLoaderPaceTest : public GivesWayTest<RelayLoaderTest> {
                       })});
     make_loader();
   }
-  void make_loader(GroupLinks links = {}) {
-    loader_.emplace(relay(*data_, {.batch_size = 24, .prefetch_depth = 1}, std::move(links)));
-  }
-  /// The rates of the modelled links.
-  [[nodiscard]] GroupLinks measured() const {
-    GroupProfile profile = GroupProfile::named_after(group());
-    for (GroupProfile::Member& member : profile.members) {
-      member.link = 0.1e9;
-      member.relayed = 0.3e9;
-      member.peers.assign(size(), 0.4e9);
-    }
-    return {.measured = std::move(profile)};
+  void make_loader(std::optional<GroupProfile> measured = std::nullopt) {
+    loader_.emplace(
+        relay(*data_, {.batch_size = 24, .prefetch_depth = 1}, {.measured = std::move(measured)}));
   }
   /// In an epoch.
   std::vector<std::size_t> carried_once() override {

@@ -1,6 +1,6 @@
-#include "cli/command.hpp"
 #include "doctor/recording_format.hpp"
 #include "recorder/numa_nodes.hpp"
+#include "recorder/recorder_fixture.hpp"
 
 #include <penstock/doctor/timeline.hpp>
 
@@ -21,15 +21,12 @@
 #include <string>
 #include <vector>
 
-// The whole way: the command runs a program, whose driver is a fake one that loads the recorder, which finds
-// a CUPTI that makes up what a GPU does.
 namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::AllOf;
-using testing::Command;
 using testing::CommandResult;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -41,38 +38,17 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
-class Recorder : public ::testing::Test {
+class Recorder : public testing::RecorderTest {
  protected:
-  Recorder() {
-    command_.environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI};
-  }
-
-  /// Runs the test's program with `words`, under the doctor with `options`.
-  [[nodiscard]] CommandResult run(const std::vector<std::string>& words,
-                                  const std::vector<std::string>& options = {}) const {
-    std::vector<std::string> all{"doctor"};
-    all.insert(all.end(), options.begin(), options.end());
-    all.insert(all.end(), {"--", PENSTOCK_RECORDER_PROGRAM});
-    all.insert(all.end(), words.begin(), words.end());
-    return command_.run(all);
-  }
-  /// The same, as JSON.
+  /// The report of the test's program with `words`.
   [[nodiscard]] json examine(const std::vector<std::string>& words) const {
     const CommandResult result = run(words, {"--json", path("report.json")});
-    std::ifstream file(path("report.json"));
-    return json::parse(file, nullptr, false);
-  }
-  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
-  [[nodiscard]] std::string read(const std::string& name) const {
-    std::ifstream file(path(name));
-    return {std::istreambuf_iterator<char>(file), {}};
+    return read_report();
   }
   void write(const std::string& name, const std::string& text) const {
     fs::create_directories((command_.home() / name).parent_path());
     std::ofstream(command_.home() / name) << text;
   }
-
-  Command command_;
 };
 
 TEST_F(Recorder, ExaminesAProgramAndPassesItsOutputAndStatusOn) {
@@ -330,8 +306,7 @@ TEST_F(Recorder, RecordsEachProcess) {
       command_.run({"doctor", "--json", path("report.json"), "--", "sh", "-c",
                     "$PROGRAM init steps=20 & $PROGRAM init pinned=20; wait; $PROGRAM init"});
   ASSERT_EQ(result.status, 0) << result.errors;
-  std::ifstream file(path("report.json"));
-  const json report = json::parse(file);
+  const json report = read_report();
   EXPECT_THAT(report.at("processes"), SizeIs(2));
   EXPECT_THAT(report.at("remarks"), SizeIs(1));
   EXPECT_NE(report.at("processes")[0].at("process"), report.at("processes")[1].at("process"));
@@ -525,8 +500,7 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
     const CommandResult result =
         command_.run({"doctor", "--json", path("report.json"), "--", python, path("träin.py")});
     ASSERT_EQ(result.status, 0) << result.errors;
-    std::ifstream file(path("report.json"));
-    const json report = json::parse(file);
+    const json report = read_report();
     ASSERT_THAT(report.at("processes"), SizeIs(1)) << result.errors;
     std::map<std::string, std::string> places = places_in(report);
     EXPECT_EQ(places["pageable-copies"], path("träin.py") + "(9): to_gpu");
@@ -556,8 +530,7 @@ TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
     const CommandResult result =
         command_.run({"doctor", "--json", path("report.json"), "--", *pythons.begin(), path("train.py")});
     ASSERT_EQ(result.status, 0) << result.errors;
-    std::ifstream file(path("report.json"));
-    const json report = json::parse(file);
+    const json report = read_report();
     if (module == "_other") {
       EXPECT_THAT(found_in(report), Not(Contains("waiting-for-data")));
       continue;

@@ -1,11 +1,9 @@
-#include "cli/command.hpp"
+#include "recorder/recorder_fixture.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -15,33 +13,22 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
-using testing::Command;
 using testing::CommandResult;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-class Verify : public ::testing::Test {
+class Verify : public testing::RecorderTest {
  protected:
-  Verify() {
-    command_.environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI,
-                            "PROGRAM=" PENSTOCK_RECORDER_PROGRAM};
-  }
+  Verify() { command_.environment.emplace_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM); }
 
   [[nodiscard]] CommandResult verify(const std::string& changed,
                                      const std::vector<std::string>& words) const {
-    std::vector<std::string> all{
-        "doctor", "--json", file(), "--verify", changed, "--", PENSTOCK_RECORDER_PROGRAM};
-    all.insert(all.end(), words.begin(), words.end());
-    return command_.run(all);
+    return run(words, {"--json", path("report.json"), "--verify", changed});
   }
-  [[nodiscard]] std::string file() const { return (command_.home() / "report.json").string(); }
   /// The part about the changed program.
-  [[nodiscard]] json verified() const {
-    std::ifstream in(file());
-    return json::parse(in).at("verify");
-  }
+  [[nodiscard]] json verified() const { return read_report().at("verify"); }
 
   static json gone(const json& comparison, const std::string& id) {
     for (const json& finding : comparison.at("findings")) {
@@ -49,8 +36,6 @@ class Verify : public ::testing::Test {
     }
     return nullptr;
   }
-
-  Command command_;
 };
 
 TEST_F(Verify, SetsTheGainBesideThePrediction) {
@@ -73,14 +58,12 @@ TEST_F(Verify, SetsTheGainBesideThePrediction) {
 }
 
 TEST_F(Verify, IsOnThePage) {
-  const std::string page = (command_.home() / "page.html").string();
-  const CommandResult result = command_.run({"doctor", "--html", page, "--verify", "$PROGRAM init pinned=30",
-                                             "--", PENSTOCK_RECORDER_PROGRAM, "init", "steps=20"});
+  const CommandResult result =
+      run({"init", "steps=20"}, {"--html", path("page.html"), "--verify", "$PROGRAM init pinned=30"});
   EXPECT_EQ(result.status, 0) << result.errors;
-  std::ifstream in(page);
-  const std::string text(std::istreambuf_iterator<char>(in), {});
-  EXPECT_THAT(text, AllOf(HasSubstr("Verified with $PROGRAM init pinned=30"),
-                          HasSubstr("pageable-copies: gone"), HasSubstr("predicted for what is gone")));
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("Verified with $PROGRAM init pinned=30"), HasSubstr("pageable-copies: gone"),
+                    HasSubstr("predicted for what is gone")));
 }
 
 TEST_F(Verify, ComparesWholeRecordingsIfThereAreNoSteps) {
@@ -122,9 +105,9 @@ TEST_F(Verify, ComparesProcessesInTheirOrder) {
   EXPECT_EQ(other.status, 0);
   EXPECT_THAT(other.errors,
               HasSubstr("2 of its processes used a GPU, and 1 before, so nothing is compared."));
-  const CommandResult result =
-      command_.run({"doctor", "--json", file(), "--verify", "$PROGRAM init pinned=20; $PROGRAM init steps=20",
-                    "--", "sh", "-c", "$PROGRAM init steps=20; $PROGRAM init steps=20"});
+  const CommandResult result = command_.run({"doctor", "--json", path("report.json"), "--verify",
+                                             "$PROGRAM init pinned=20; $PROGRAM init steps=20", "--", "sh",
+                                             "-c", "$PROGRAM init steps=20; $PROGRAM init steps=20"});
   EXPECT_EQ(result.status, 0);
   const json comparisons = verified().at("comparisons");
   ASSERT_THAT(comparisons, SizeIs(2));

@@ -1,5 +1,5 @@
-#include "cli/command.hpp"
 #include "doctor/recording_format.hpp"
+#include "recorder/recorder_fixture.hpp"
 #include "recorder/recording_file.hpp"
 
 #include <penstock/doctor/timeline.hpp>
@@ -21,31 +21,17 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
-using testing::Command;
 using testing::CommandResult;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-class WholeRuns : public ::testing::Test {
+class WholeRuns : public testing::RecorderTest {
  protected:
-  WholeRuns() {
-    command_.environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PENSTOCK_LIBCUPTI=" PENSTOCK_FAKE_CUPTI};
-  }
-
   [[nodiscard]] CommandResult run(const std::vector<std::string>& words) const {
-    std::vector<std::string> all{"doctor",          "--json", path("report.json"),      "--html",
-                                 path("page.html"), "--",     PENSTOCK_RECORDER_PROGRAM};
-    all.insert(all.end(), words.begin(), words.end());
-    return command_.run(all);
+    return RecorderTest::run(words, {"--json", path("report.json"), "--html", path("page.html")});
   }
-  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
-  [[nodiscard]] std::string read(const std::string& name) const {
-    return testing::read_text(command_.home() / name);
-  }
-  [[nodiscard]] json process() const { return json::parse(read("report.json")).at("processes")[0]; }
-
-  Command command_;
+  [[nodiscard]] json process() const { return read_report().at("processes")[0]; }
 };
 
 /// The sums by what they are of, as "count, bytes".

@@ -3,6 +3,8 @@
 #include "transfer/group_fixture.hpp"
 #include "transfer/traffic.hpp"
 
+#include <penstock/transfer/group_profile.hpp>
+
 #include <cstddef>
 #include <deque>
 #include <vector>
@@ -18,6 +20,18 @@ class GivesWayTest : public Base {
   virtual std::vector<std::size_t> carried_once() = 0;
   /// The least that a member carries at once which does not give way.
   [[nodiscard]] virtual std::size_t least_share() const = 0;
+
+  /// The rates of the modelled links.
+  [[nodiscard]] GroupProfile measured() const {
+    GroupProfile profile = GroupProfile::named_after(DeviceGroup(this->devices_));
+    for (GroupProfile::Member& member : profile.members) {
+      member.link = 0.1e9;
+      member.relayed = 0.3e9;
+      member.peers.assign(this->size(), 0.4e9);
+    }
+    profile.links_at_once = 0.3e9;
+    return profile;
+  }
 
   /// True once it is carried as `expected` says. It is tried often: on a busy host some parts are late.
   template <typename Expected>

@@ -30,17 +30,6 @@ class RelayTest : public GivesWayTest<GroupTest> {
         DeviceGroup(devices_),
         GroupOptions{.measured = std::move(measured), .threads = 2, .chunk_bytes = kRelayChunk, .slots = 2});
   }
-  /// The rates of the modelled links.
-  [[nodiscard]] GroupProfile measured() const {
-    GroupProfile profile = GroupProfile::named_after(DeviceGroup(devices_));
-    for (GroupProfile::Member& member : profile.members) {
-      member.link = 0.1e9;
-      member.relayed = 0.3e9;
-      member.peers.assign(size(), 0.4e9);
-    }
-    profile.links_at_once = 0.3e9;
-    return profile;
-  }
 
   std::vector<std::size_t> carried_once() override {
     poison(0, *received_);
