@@ -330,7 +330,7 @@ TEST_P(RelayLoaderPaceTest, GivesWayWithinItsFirstBatchesIfTheWaysWereMeasured) 
 
 TEST_P(RelayLoaderPaceTest, AMemberWhoseWayIsBusyFromTheBeginningGivesWay) {
   const Buffer there = poisoned(1, 2 * kPart);
-  const Buffer elsewhere = poisoned(2, 4 * kPart);
+  const Buffer elsewhere = poisoned(2, 6 * kPart);
   const Traffic traffic(plain_[1], elsewhere.data(), there.data(), 2 * kPart, CopyDirection::d2d);
   make_loader(measured());
   EXPECT_TRUE(soon([&](const auto& carried) { return carried[1] <= kProbes; }));

@@ -52,8 +52,8 @@ class GivesWayTest : public Base {
   /// Others use a member's link, and then its way to the receiver, with parts of `bytes`. `probes`: the most
   /// that it carries meanwhile.
   void expect_gives_way_until_the_others_are_gone(std::size_t bytes, std::size_t probes) {
-    const Buffer there = this->poisoned(1, 4 * bytes);
-    const Buffer elsewhere = this->poisoned(2, 4 * bytes);
+    const Buffer there = this->poisoned(1, 6 * bytes);
+    const Buffer elsewhere = this->poisoned(2, 6 * bytes);
     const LockedForAll host(this->plain_, bytes);
     for (const bool on_link : {false, true}) {
       EXPECT_TRUE(soon_carries_its_share(1));
@@ -73,7 +73,7 @@ class GivesWayTest : public Base {
   void expect_keeps_its_share_if_all_are_slow(std::size_t bytes) {
     EXPECT_TRUE(soon_carries_its_share(1));
     EXPECT_TRUE(soon_carries_its_share(2));
-    const std::vector<Buffer> there = this->poisoned_for_all(2 * bytes);
+    const std::vector<Buffer> there = this->poisoned_for_all(3 * bytes);
     const LockedForAll host(this->plain_, bytes);
     std::deque<Traffic> traffic;
     for (std::size_t i = 0; i < there.size(); ++i) {

@@ -80,7 +80,7 @@ TEST_P(RelayTest, GivesWayWithinItsFirstChunksIfTheRatesWereMeasured) {
 }
 
 TEST_P(RelayTest, AMemberWhoseLinkIsBusyFromTheBeginningGivesWay) {
-  const Buffer elsewhere = poisoned(1, 2 * kRelayChunk);
+  const Buffer elsewhere = poisoned(1, 3 * kRelayChunk);
   const LockedForAll host(plain_, kRelayChunk);
   const Traffic traffic(plain_[1], elsewhere.data(), host.data(), kRelayChunk, CopyDirection::h2d);
   make_engine(measured());

@@ -4,24 +4,31 @@
 
 #include <atomic>
 #include <cstddef>
+#include <deque>
 #include <thread>
 #include <vector>
 
 namespace penstock::testing {
 
-/// Copies from one place to two others, side by side, all the time. Whoever else uses the wire waits for one
-/// or two copies.
+/// Copies from one place to three others, side by side, all the time: the next copies are queued before one
+/// is done. Whoever else uses the wire waits for some of them.
 class Traffic {
  public:
   Traffic(const Device& device, std::byte* to, const std::byte* from, std::size_t bytes,
           CopyDirection direction) {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 3; ++i) {
       threads_.emplace_back([=, this, stream = device.create_stream()] {
         std::byte* const own = to + static_cast<std::size_t>(i) * bytes;
+        std::deque<Event> queued;
         while (!over_) {
-          for (int each = 0; each < 8; ++each) stream.copy(own, from, bytes, direction);
-          stream.synchronize();
+          stream.copy(own, from, bytes, direction);
+          queued.push_back(device.create_event());
+          queued.back().record(stream);
+          if (queued.size() < kQueued) continue;
+          queued.front().synchronize();
+          queued.pop_front();
         }
+        stream.synchronize();
       });
     }
   }
@@ -33,6 +40,8 @@ class Traffic {
   Traffic& operator=(const Traffic&) = delete;
 
  private:
+  static constexpr std::size_t kQueued = 4;
+
   std::atomic<bool> over_{false};
   std::vector<std::thread> threads_;
 };
