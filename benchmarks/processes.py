@@ -14,6 +14,8 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
   torch.distributed.broadcast gives them to the others (NCCL on GPUs, otherwise gloo; without PyTorch this is left out);
   and by a Loader of a ProcessGroup, which brings each byte over one link
 - the samples, as one array, to all devices by to_device: each process brings all, and with a ProcessGroup
+- the first process alone, by a Loader: over its own link, and with relay= over the links of all devices
+- on GPUs: an all-reduce of 1 GiB by all processes (NCCL), alone and beside these two Loaders
 - with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
   Accelerate's dispatch_batches=True, in which the first process reads for all
 
@@ -31,6 +33,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -223,6 +226,73 @@ class Rank:
 
             self.together(f"a tree for all, {name}", trees)
 
+    def first_alone(self, **more: Any) -> Any:
+        """A Loader of all samples, in the first process; None in the others, whose links idle."""
+        import penstock
+
+        if self.rank != 0:
+            return None
+        options = {"shuffle": True, "device": self.device, "rank": 0, "world_size": 1}
+        return penstock.Loader(self.shared, self.arguments.batch, **options, threads=self.arguments.threads, **more)
+
+    def relays(self) -> None:
+        if self.is_gpu:
+            self.join_torch()
+            self.all_reduce("all-reduce, alone", None)
+        ways = {"over its own link": {}, "over all links": {"relay": self.arguments.devices[1:]}}
+        for name, more in ways.items():
+            loader = self.first_alone(**more)
+            if loader is not None:
+                verified(loader, self.samples, loader_to_host)
+
+            def feed(loader: Any = loader) -> int:
+                return 0 if loader is None else self.feed_for(loader)
+
+            self.together(f"the first alone, {name}", feed)
+            if self.is_gpu:
+                self.all_reduce(f"all-reduce, beside the first {name}", loader)
+            if loader is not None:
+                loader.close()
+
+    def all_reduce(self, name: str, loader: Any) -> None:
+        """Notes the bytes that NCCL reduces, and those that `loader` brings meanwhile."""
+        import torch
+
+        times = int(self.arguments.seconds * 200)  # as many in each process
+        values = torch.ones(1 << 28, device=self.device)
+        torch.distributed.all_reduce(values)
+        over, fed = threading.Event(), 0
+
+        def feed() -> None:
+            nonlocal fed
+            while not over.is_set():
+                for batch in loader:
+                    fed += batch.shape[0] * self.sample_bytes
+                    torch.cuda.current_stream().synchronize()
+                    if over.is_set():
+                        break
+
+        feeding = threading.Thread(target=feed)
+        if loader is not None:
+            feeding.start()
+            while fed == 0:
+                time.sleep(0.001)
+
+        def reduce() -> int:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(times):
+                    torch.distributed.all_reduce(values)
+            stream.synchronize()
+            return times * values.nbytes if self.rank == 0 else 0
+
+        at_first = fed
+        self.together(name, reduce)
+        self.figures[f"{name}: what it brings"] = (fed - at_first, *self.figures[name][1:])
+        over.set()
+        if loader is not None:
+            feeding.join()
+
     def join_torch(self) -> bool:
         """Makes all processes known to torch.distributed. False without PyTorch."""
         try:
@@ -354,6 +424,7 @@ def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answ
     here.first_epoch()
     here.same_batches()
     here.same_tree()
+    here.relays()
     if arguments.dataloader is not None:
         here.dataloader()
     if here.join_torch():
