@@ -1,12 +1,15 @@
 // The model of a feed against measured feeds: some 70 settings, a consumer that takes a given time. Only
-// times are compared here; tests and bench_loader compare bytes. With --measured, the feeds are those that an
-// earlier run has measured on a GPU, and its profile's: so a change of the model is tried without one.
+// times are compared here; tests and bench_loader compare bytes. A host whose memory others use, too, changes
+// from second to second. So all is done in rounds: each measures the link, and then each feed once. Of a
+// setting, the round whose error is in the middle counts. With --measured, the feeds are those that an
+// earlier run has measured on a GPU, and its profiles': so a change of the model is tried without one.
 
 #include "random_field.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
+#include <penstock/doctor/link_measurement.hpp>
 #include <penstock/loader/loader.hpp>
 #include <penstock/transfer/feed_model.hpp>
 
@@ -19,8 +22,9 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
-#include <optional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock::bench {
@@ -33,7 +37,9 @@ struct Arguments {
   std::string measured;
   std::string gather;  ///< only such feeds, if it is not empty
   std::size_t mib = 1024;
-  double seconds = 0.8;
+  std::size_t rounds = 3;
+  double seconds = 0.3;
+  double link_seconds = 15;
 };
 
 /// One feed.
@@ -71,9 +77,12 @@ std::vector<Setting> settings_of(std::size_t sample, std::size_t batch) {
   return settings;
 }
 
-struct Measured {
-  double seconds = 0;  ///< from one batch to the next
-  FeedStatistics account;
+/// A feed in one round.
+struct Compared {
+  FeedPrediction model;
+  double seconds = 0;  ///< measured, from one batch to the next
+  std::string limited_by;
+  [[nodiscard]] double error() const { return model.seconds / seconds - 1; }
 };
 
 ModelledFeed modelled(const Setting& setting) {
@@ -93,34 +102,52 @@ void print_heading() {
              "step", "model", "measured", "", "limited by: model, measured");
 }
 
-void print_row(const Setting& setting, const FeedPrediction& model, double seconds, const std::string& limit,
-               double tolerance) {
-  const double error = model.seconds / seconds - 1;
+void print_row(const Setting& setting, const Compared& feed, double tolerance) {
   fmt::print("{:>9} {:<11} {:<7} {:>3.0f}% {:>6}  {:>9} {:>9} {:>+5.0f}%{} {}, {}\n",
              format_bytes(setting.sample_bytes), gather_path_name(setting.path),
              setting.widened ? "float32" : "uint8", 100 * setting.resident,
-             format_seconds(setting.step_seconds), format_seconds(model.seconds), format_seconds(seconds),
-             100 * error, std::abs(error) <= tolerance ? " " : "*", feed_limit_name(model.limited_by), limit);
+             format_seconds(setting.step_seconds), format_seconds(feed.model.seconds),
+             format_seconds(feed.seconds), 100 * feed.error(),
+             std::abs(feed.error()) <= tolerance ? " " : "*", feed_limit_name(feed.model.limited_by),
+             feed.limited_by);
   std::fflush(stdout);
 }
 
-void print_errors(std::vector<double> errors, double tolerance) {
-  const auto within = std::ranges::count_if(errors, [&](double error) { return error <= tolerance; });
-  std::ranges::sort(errors);
-  fmt::print("{} of {} settings within {:.0f} % ({:.0f} %; goal 90 %), median {:.1f} % off, worst {:.0f} %\n",
-             within, errors.size(), 100 * tolerance,
-             100 * static_cast<double>(within) / static_cast<double>(errors.size()),
-             100 * errors[errors.size() / 2], 100 * errors.back());
-}
+/// The settings, each by the round whose error is in the middle.
+class Comparison {
+ public:
+  explicit Comparison(double tolerance) : tolerance_(tolerance) { print_heading(); }
+
+  void add(const Setting& setting, std::vector<Compared> rounds) {
+    const auto middle = rounds.begin() + static_cast<std::ptrdiff_t>(rounds.size() / 2);
+    std::ranges::nth_element(rounds, middle, {}, &Compared::error);
+    print_row(setting, *middle, tolerance_);
+    errors_.push_back(std::abs(middle->error()));
+  }
+
+  void print_errors() {
+    if (errors_.empty()) return;
+    const auto within = std::ranges::count_if(errors_, [&](double error) { return error <= tolerance_; });
+    std::ranges::sort(errors_);
+    fmt::print(
+        "{} of {} settings within {:.0f} % ({:.0f} %; goal 90 %), median {:.1f} % off, worst {:.0f} %\n",
+        within, errors_.size(), 100 * tolerance_,
+        100 * static_cast<double>(within) / static_cast<double>(errors_.size()),
+        100 * errors_[errors_.size() / 2], 100 * errors_.back());
+  }
+
+ private:
+  const double tolerance_;
+  std::vector<double> errors_;
+};
 
 /// The model against an earlier run's measurements.
 void compare_with(const std::string& file) {
   std::ifstream in(file);
   const auto run = nlohmann::json::parse(in);
-  const LinkProfile profile = LinkProfile::parse(run.at("profile").dump());
-  const double tolerance = run.at("tolerance");
-  std::vector<double> errors;
-  print_heading();
+  std::vector<LinkProfile> profiles;
+  for (const auto& profile : run.at("profiles")) profiles.push_back(LinkProfile::parse(profile.dump()));
+  Comparison comparison(run.at("tolerance"));
   for (const auto& known : run.at("settings")) {
     const Setting setting{parse_gather_path(known.at("gather").get<std::string>()),
                           known.at("sample_bytes"),
@@ -128,13 +155,24 @@ void compare_with(const std::string& file) {
                           known.at("step_seconds"),
                           known.at("resident"),
                           known.at("widened")};
-    const FeedPrediction model = predict_feed(profile, DeviceTuning{}, modelled(setting));
-    const double seconds = known.at("measured").at("seconds");
-    errors.push_back(std::abs(model.seconds / seconds - 1));
-    print_row(setting, model, seconds, known.at("measured").at("limited_by"), tolerance);
+    std::vector<Compared> rounds;
+    for (std::size_t i = 0; i < profiles.size(); ++i) {
+      const auto& measured = known.at("rounds").at(i).at("measured");
+      rounds.push_back({predict_feed(profiles[i], DeviceTuning{}, modelled(setting)), measured.at("seconds"),
+                        measured.at("limited_by")});
+    }
+    comparison.add(setting, std::move(rounds));
   }
-  print_errors(errors, tolerance);
+  comparison.print_errors();
 }
+
+/// A setting, its dataset, and what each round found.
+struct Examined {
+  Setting setting;
+  const Dataset* dataset = nullptr;
+  std::vector<Compared> rounds;
+  std::vector<nlohmann::json> figures;  ///< of each round
+};
 
 class Bench {
  public:
@@ -142,11 +180,7 @@ class Bench {
       : arguments_(arguments),
         device_(Device::open(arguments.device)),
         tuning_(device_.info().tuning),
-        profile_(load_profile()),
-        tolerance_(device_.info().in_host_memory ? 0.25 : 0.1) {}
-
-  void run() {
-    print_heading();
+        tolerance_(device_.info().in_host_memory ? 0.25 : 0.1) {
     for (const auto& [sample, batch] : {std::pair<std::size_t, std::size_t>{256, 8192},
                                         {kKiB, 4096},
                                         {4 * kKiB, 2048},
@@ -154,53 +188,70 @@ class Bench {
                                         {150528, 256},
                                         {602112, 64}}) {
       const std::size_t samples = std::max(2 * batch, arguments_.mib * kMiB / sample);
-      const Dataset dataset({make_field("x", DType::uint8, {sample}, samples)});
+      datasets_.push_back(
+          std::make_unique<Dataset>(Dataset({make_field("x", DType::uint8, {sample}, samples)})));
       for (const Setting& setting : settings_of(sample, batch)) {
         if (arguments_.gather.empty() || gather_path_name(setting.path) == arguments_.gather) {
-          compare(dataset, setting);
+          examined_.push_back({setting, datasets_.back().get(), {}, {}});
         }
       }
     }
   }
 
+  void run() {
+    for (std::size_t round = 0; round < arguments_.rounds; ++round) {
+      profiles_.push_back(profile());
+      for (Examined& examined : examined_) compare(examined);
+      fmt::print(stderr, "bench_model: round {} of {}\n", round + 1, arguments_.rounds);
+    }
+  }
+
   void report() const {
-    print_errors(errors_, tolerance_);
+    Comparison comparison(tolerance_);
+    for (const Examined& examined : examined_) comparison.add(examined.setting, examined.rounds);
+    comparison.print_errors();
     if (arguments_.json.empty()) return;
-    const auto within = std::ranges::count_if(errors_, [&](double error) { return error <= tolerance_; });
-    nlohmann::json json{
-        {"device", device_.info().name}, {"spec", device_.info().spec},
-        {"tolerance", tolerance_},       {"within", within},
-        {"settings", settings_},         {"profile", nlohmann::json::parse(profile_.to_json())}};
+    nlohmann::json json{{"device", device_.info().name},
+                        {"spec", device_.info().spec},
+                        {"tolerance", tolerance_},
+                        {"profiles", nlohmann::json::array()},
+                        {"settings", nlohmann::json::array()}};
+    for (const LinkProfile& profile : profiles_) {
+      json["profiles"].push_back(nlohmann::json::parse(profile.to_json()));
+    }
+    for (const Examined& examined : examined_) json["settings"].push_back(to_json(examined));
     std::ofstream(arguments_.json) << json.dump(1) << '\n';
   }
 
  private:
-  LinkProfile load_profile() const {
-    if (!arguments_.profile.empty()) {
-      std::string why;
-      if (auto profile = LinkProfile::load(arguments_.profile, device_.info(), &why)) return *profile;
-      fmt::print(stderr, "bench_model: {}\n", why);
+  [[nodiscard]] LinkProfile profile() const {
+    if (arguments_.profile.empty()) {
+      LinkMeasurementOptions options;
+      options.seconds = arguments_.link_seconds;
+      return measure_link(device_, options).profile;
     }
-    return LinkProfile::defaults(device_.info());
+    std::string why;
+    if (auto profile = LinkProfile::load(arguments_.profile, device_.info(), &why)) return *profile;
+    throw Error(why);
   }
 
-  void compare(const Dataset& dataset, const Setting& setting) {
-    const FeedPrediction model = predict_feed(profile_, tuning_, modelled(setting));
-    const Measured measured = measure(dataset, setting, model.seconds);
-    errors_.push_back(std::abs(model.seconds / measured.seconds - 1));
-    add(setting, model, measured);
-    print_row(setting, model, measured.seconds, std::string(feed_limit_name(measured.account.limited_by())),
-              tolerance_);
+  void compare(Examined& examined) {
+    const Setting& setting = examined.setting;
+    const FeedPrediction model = predict_feed(profiles_.back(), tuning_, modelled(setting));
+    const auto [seconds, account] = measure(*examined.dataset, setting, model.seconds);
+    examined.rounds.push_back({model, seconds, std::string(feed_limit_name(account.limited_by()))});
+    examined.figures.push_back(figures(model, seconds, account));
   }
 
-  Measured measure(const Dataset& dataset, const Setting& setting, double expected) {
+  [[nodiscard]] std::pair<double, FeedStatistics> measure(const Dataset& dataset, const Setting& setting,
+                                                          double expected) const {
     LoaderOptions options;
     options.batch_size = setting.batch;
     options.shuffle = options.drop_last = true;
     options.gather = setting.path;
     options.residency = {.kind = Residency::Kind::fraction, .fraction = setting.resident};
     if (setting.widened) options.fields = {{.name = "x", .to = DType::float32}};
-    options.profile = profile_;
+    options.profile = profiles_.back();
     Loader loader(dataset, device_, options);
     const Stream stream = device_.create_stream();
     Event begin = device_.create_event(EventTiming::on);
@@ -225,55 +276,64 @@ class Bench {
     return {end.seconds_since(begin) / static_cast<double>(count), loader.stats()};
   }
 
-  void add(const Setting& setting, const FeedPrediction& model, const Measured& measured) {
-    const FeedStatistics& account = measured.account;
+  [[nodiscard]] static nlohmann::json figures(const FeedPrediction& model, double seconds,
+                                              const FeedStatistics& account) {
     const auto batches = static_cast<double>(std::max<std::uint64_t>(account.batches, 1));
     const auto timed = static_cast<double>(std::max<std::uint64_t>(account.timed_batches, 1));
-    settings_.push_back({{"gather", gather_path_name(setting.path)},
-                         {"sample_bytes", setting.sample_bytes},
-                         {"batch", setting.batch},
-                         {"step_seconds", setting.step_seconds},
-                         {"resident", setting.resident},
-                         {"widened", setting.widened},
-                         {"model",
-                          {{"seconds", model.seconds},
-                           {"gather_seconds", model.gather_seconds},
-                           {"batch_seconds", model.batch_seconds},
-                           {"pacing_seconds", model.pacing_seconds},
-                           {"transfer_seconds", model.transfer_seconds},
-                           {"kernel_seconds", model.kernel_seconds},
-                           {"stall_seconds", model.stall_seconds},
-                           {"exposed_transfer_seconds", model.exposed_transfer_seconds},
-                           {"limited_by", feed_limit_name(model.limited_by)}}},
-                         {"measured",
-                          {{"seconds", measured.seconds},
-                           {"gather_seconds", account.gather_seconds / batches},
-                           {"slot_wait_seconds", account.slot_wait_seconds / batches},
-                           {"transfer_seconds", account.transfer_seconds / timed},
-                           {"kernel_seconds", account.kernel_seconds / timed},
-                           {"compute_seconds", account.compute_seconds / timed},
-                           {"stall_seconds", account.stall_seconds / timed},
-                           {"exposed_transfer_seconds", account.exposed_transfer_seconds / timed},
-                           {"limited_by", feed_limit_name(account.limited_by())}}}});
+    return {{"model",
+             {{"seconds", model.seconds},
+              {"gather_seconds", model.gather_seconds},
+              {"batch_seconds", model.batch_seconds},
+              {"pacing_seconds", model.pacing_seconds},
+              {"transfer_seconds", model.transfer_seconds},
+              {"kernel_seconds", model.kernel_seconds},
+              {"stall_seconds", model.stall_seconds},
+              {"exposed_transfer_seconds", model.exposed_transfer_seconds},
+              {"limited_by", feed_limit_name(model.limited_by)}}},
+            {"measured",
+             {{"seconds", seconds},
+              {"gather_seconds", account.gather_seconds / batches},
+              {"slot_wait_seconds", account.slot_wait_seconds / batches},
+              {"transfer_seconds", account.transfer_seconds / timed},
+              {"kernel_seconds", account.kernel_seconds / timed},
+              {"compute_seconds", account.compute_seconds / timed},
+              {"stall_seconds", account.stall_seconds / timed},
+              {"exposed_transfer_seconds", account.exposed_transfer_seconds / timed},
+              {"limited_by", feed_limit_name(account.limited_by())}}}};
+  }
+
+  [[nodiscard]] static nlohmann::json to_json(const Examined& examined) {
+    const Setting& setting = examined.setting;
+    return {{"gather", gather_path_name(setting.path)},
+            {"sample_bytes", setting.sample_bytes},
+            {"batch", setting.batch},
+            {"step_seconds", setting.step_seconds},
+            {"resident", setting.resident},
+            {"widened", setting.widened},
+            {"rounds", examined.figures}};
   }
 
   const Arguments& arguments_;
   const Device device_;
   const DeviceTuning tuning_;
-  const LinkProfile profile_;
   const double tolerance_;
-  std::vector<double> errors_;
-  std::vector<nlohmann::json> settings_;
+  std::vector<std::unique_ptr<Dataset>> datasets_;
+  std::vector<Examined> examined_;
+  std::vector<LinkProfile> profiles_;  ///< of each round
 };
 
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("The model of a feed against measured feeds.");
   app.add_option("--device", arguments.device);
-  app.add_option("--profile", arguments.profile, "Link profile");
+  app.add_option("--profile", arguments.profile,
+                 "Link profile. Without it, each round measures the link first");
   app.add_option("--json", arguments.json, "Write each setting's stages here");
   app.add_option("--mib", arguments.mib, "Size of each dataset");
-  app.add_option("--seconds", arguments.seconds, "Time of each setting");
+  app.add_option("--rounds", arguments.rounds, "Measurements of each setting")->check(CLI::PositiveNumber);
+  app.add_option("--seconds", arguments.seconds, "Time of a setting in each round");
+  app.add_option("--link-seconds", arguments.link_seconds,
+                 "About the time in which a round measures the link");
   app.add_option("--gather", arguments.gather, "Only feeds that gather so")
       ->check(CLI::IsMember({"host", "zero-copy", "copy-engine"}));
   app.add_option("--measured", arguments.measured, "An earlier run's --json: compare the model with it");

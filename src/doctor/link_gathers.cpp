@@ -10,7 +10,9 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <deque>
 #include <random>
+#include <string>
 
 /// How gathers are measured: as a loader gathers, batch after batch on two streams in turn, with samples
 /// drawn at random from the whole source. Each repetition draws others, or a processor's cache would hold
@@ -18,6 +20,9 @@
 /// enqueuing the copies of one takes the host some hundred us, in which the link idles before the first: so
 /// copies are timed by the device's clock, from the end of a batch before the others. Kernels that do not use
 /// the link are timed on one stream, by the device's clock.
+///
+/// A host whose memory others use, too, changes from second to second. So all sizes of all gathers are
+/// measured in some passes, and of each the pass in the middle counts.
 namespace penstock {
 
 namespace {
@@ -38,8 +43,11 @@ constexpr std::size_t kMostSamples = 16384;
 constexpr std::size_t kMostDeviceSamples = 262144;
 constexpr std::size_t kMostCopies = 1024;  // in one call
 constexpr double kShortestTime = 1e-12;
+constexpr std::size_t kPasses = 3;
 
 bool is_on_device(Gather gather) { return gather == Gather::resident || gather == Gather::widening; }
+
+std::string series_name(Gather gather) { return fmt::format("gather_{}", gather_name(gather)); }
 
 std::size_t delivered_bytes(Gather gather, std::size_t sample_bytes) {
   return gather == Gather::widening ? sizeof(float) * sample_bytes : sample_bytes;
@@ -221,6 +229,30 @@ class GatherBench {
   std::vector<CopyPiece> copies_;
 };
 
+/// Samples of one size, gathered in one way.
+struct Measured {
+  Gather gather;
+  std::size_t sample_bytes;
+  std::size_t slot_bytes;
+  GatherBench batches;
+  std::vector<Summary> passes;
+
+  Measured(LinkRun& run, Gather way, std::size_t sample, std::size_t slot)
+      : gather(way), sample_bytes(sample), slot_bytes(slot), batches(run, way, sample, slot) {}
+
+  void measure(LinkBench& bench) {
+    bench.poison_device(kBatches * slot_bytes);
+    passes.push_back(bench.repeat(batches.bytes(), [this] { return batches.seconds(); }));
+    batches.check(series_name(gather));
+  }
+
+  [[nodiscard]] LinkMeasuredPoint point() {
+    const auto middle = passes.begin() + static_cast<std::ptrdiff_t>(passes.size() / 2);
+    std::ranges::nth_element(passes, middle, {}, &Summary::median);
+    return {.bytes = sample_bytes, .pieces = 1, .seconds = *middle};
+  }
+};
+
 }  // namespace
 
 void measure_gathers(LinkRun& run) {
@@ -229,23 +261,30 @@ void measure_gathers(LinkRun& run) {
   const double bytes = std::clamp(profile.ceiling(CopyDirection::h2d) * kBatchSeconds,
                                   static_cast<double>(64 * kKiB), static_cast<double>(kMostBatchBytes));
   const std::size_t room = bench.capacity() / kBatches;
-  double done = 0;
+  std::deque<Measured> gathers;
   for (const Gather gather : kGathers) {
-    const std::string name = fmt::format("gather_{}", gather_name(gather));
-    LinkSeries series{.name = name, .timing = LinkTiming::call, .points = {}};
     const std::size_t slot_bytes = std::min(
         room, is_on_device(gather) ? kDeviceBatchBytes : std::bit_floor(static_cast<std::size_t>(bytes)));
-    std::vector<LinkProfile::Point> points;
     for (const std::size_t sample : kSampleBytes) {
-      if (4 * sample > slot_bytes) break;
-      GatherBench batches(run, gather, sample, slot_bytes);
-      bench.poison_device(kBatches * slot_bytes);
-      const Summary seconds = bench.repeat(batches.bytes(), [&] { return batches.seconds(); });
-      batches.check(name);
-      series.points.push_back({.bytes = sample, .pieces = 1, .seconds = seconds});
-      points.push_back({sample, std::max(seconds.median, kShortestTime)});
-      if (gather == Gather::host) profile.gather_threads = batches.threads();
-      run.advance(done += 1.0 / static_cast<double>(kGathers.size() * kSampleBytes.size()));
+      if (4 * sample <= slot_bytes) gathers.emplace_back(run, gather, sample, slot_bytes);
+    }
+  }
+  const std::size_t passes = bench.quick() ? 1 : kPasses;
+  double done = 0;
+  for (std::size_t pass = 0; pass < passes; ++pass) {
+    for (Measured& one : gathers) {
+      one.measure(bench);
+      run.advance(++done / static_cast<double>(passes * gathers.size()));
+    }
+  }
+  for (const Gather gather : kGathers) {
+    LinkSeries series{.name = series_name(gather), .timing = LinkTiming::call, .points = {}};
+    std::vector<LinkProfile::Point> points;
+    for (Measured& one : gathers) {
+      if (one.gather != gather) continue;
+      if (gather == Gather::host) profile.gather_threads = one.batches.threads();
+      series.points.push_back(one.point());
+      points.push_back({one.sample_bytes, std::max(series.points.back().seconds.median, kShortestTime)});
     }
     profile.gathers[gather] = std::move(points);
     run.result.series.push_back(std::move(series));

@@ -52,7 +52,7 @@ LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions&
       call("pinned H2D", 1.5, Curve::pinned_h2d),
       call("pinned D2H", 1.5, Curve::pinned_d2h),
       call("pinned, both at once", 1.5, Curve::pinned_both),
-      Step{"gathers of samples", 2, measure_gathers},
+      Step{"gathers of samples", 6, measure_gathers},
       wire("pinned H2D on the wire", 1.5, Curve::pinned_h2d),
       wire("pinned D2H on the wire", 1.5, Curve::pinned_d2h),
       wire("both at once on the wire", 1.5, Curve::pinned_both),

@@ -36,13 +36,13 @@ constexpr std::uint64_t kMicrosecond = 1000;
 }
 
 /// 1 ms: a copy, two kernels, and a synchronization.
-void step(bool pageable) {
+[[gnu::noinline]] void step(bool pageable) {
   fake_copy(2'000'000, pageable ? 1 : 0);
   work();
 }
 
 /// Steps with a batch each, which all `differ` or come again after three steps.
-void train(long steps, bool differ, bool through_runtime) {
+[[gnu::noinline]] void train(long steps, bool differ, bool through_runtime) {
   std::vector<std::uint64_t> batch(250'000);
   for (long i = 0; i < steps; ++i) {
     std::iota(batch.begin(), batch.end(), differ ? i : i % 3);
