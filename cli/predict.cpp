@@ -110,9 +110,9 @@ ModelledField parse_field(const PredictOptions& options) {
 }
 
 /// As a loader chooses for samples in memory that can be locked.
-GatherPath choose_gather(const Question& question, const ModelledField& field) {
+GatherPath choose_gather(const Question& question, const ModelledField& field, std::size_t batch) {
   const GatherRates rates =
-      gather_rates(question.profile, question.info.tuning, field.sample_bytes, field.in_sequence);
+      gather_rates(question.profile, question.info.tuning, field.sample_bytes, batch, field.in_sequence);
   if (question.info.batched_copies && copies_pay(rates)) return GatherPath::copy_engine;
   return kernels_pay(rates) ? GatherPath::zero_copy : GatherPath::host;
 }
@@ -213,7 +213,8 @@ std::string feed_text(const ModelledFeed& feed, const FeedPrediction& batch, con
 int predict_feed_of(const PredictOptions& options, const Environment& environment) {
   ModelledField field = parse_field(options);
   Question question(options, environment);
-  if (field.path == GatherPath::automatic) field.path = choose_gather(question, field);
+  if (field.path == GatherPath::automatic)
+    field.path = choose_gather(question, field, static_cast<std::size_t>(options.batch));
   const ModelledFeed feed{.fields = {field},
                           .batch = static_cast<std::size_t>(options.batch),
                           .step_seconds = options.step_ms / 1000,

@@ -29,17 +29,19 @@ namespace {
 
 using Gather = LinkProfile::Gather;
 
-constexpr std::array kGathers{Gather::host, Gather::zero_copy, Gather::copy_engine, Gather::resident,
-                              Gather::widening};
+constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine, Gather::resident, Gather::widening};
 constexpr std::array<std::size_t, 8> kSampleBytes{64,        256,       kKiB,       4 * kKiB,
                                                   16 * kKiB, 32 * kKiB, 128 * kKiB, 512 * kKiB};
 constexpr std::size_t kBatches = 4;  // of a repetition, each with a slot of its own
 constexpr std::size_t kStreams = 2;
 constexpr double kBatchSeconds = 1.5e-3;  // on the link, much more than a batch costs the host
-// Such as a batch of pictures has. Of smaller batches a processor's cache holds all that travels.
 constexpr std::size_t kMostBatchBytes = 32 * kMiB;
 constexpr std::size_t kDeviceBatchBytes = 32 * kMiB;  // delivered; more than a cache holds
 constexpr std::size_t kMostSamples = 16384;
+// The host's gathers: the processor's cache holds small batches while they travel.
+constexpr std::array<std::size_t, 6> kHostSamples{64, 256, 1024, 4096, 16384, 65536};
+constexpr std::array<std::size_t, 7> kHostBatchBytes{16 * kKiB, 64 * kKiB, 256 * kKiB, kMiB,
+                                                     4 * kMiB,  16 * kMiB, 64 * kMiB};
 constexpr std::size_t kMostDeviceSamples = 262144;
 constexpr std::size_t kMostCopies = 1024;  // in one call
 constexpr double kShortestTime = 1e-12;
@@ -53,6 +55,11 @@ std::size_t delivered_bytes(Gather gather, std::size_t sample_bytes) {
   return gather == Gather::widening ? sizeof(float) * sample_bytes : sample_bytes;
 }
 
+unsigned gather_threads(const Device& device) {
+  return static_cast<unsigned>(
+      std::min<std::size_t>(device.host_workers()->threads(), device.info().tuning.gather_threads));
+}
+
 std::size_t samples_in(Gather gather, std::size_t sample_bytes, std::size_t slot_bytes) {
   const std::size_t room = slot_bytes / delivered_bytes(gather, sample_bytes);
   return std::min(room, is_on_device(gather)            ? kMostDeviceSamples
@@ -63,15 +70,16 @@ std::size_t samples_in(Gather gather, std::size_t sample_bytes, std::size_t slot
 /// Batches of samples of one size, made in one way.
 class GatherBench {
  public:
-  GatherBench(LinkRun& run, Gather gather, std::size_t sample_bytes, std::size_t slot_bytes)
+  GatherBench(LinkRun& run, Gather gather, std::size_t sample_bytes, std::size_t samples)
       : bench_(run.bench),
         gather_(gather),
         sample_bytes_(sample_bytes),
-        slot_bytes_(slot_bytes),
-        samples_(samples_in(gather, sample_bytes, slot_bytes)),
+        slot_bytes_(samples * delivered_bytes(gather, sample_bytes)),
+        samples_(samples),
         stores_(run.result.profile.streaming_stores ? StoreKind::streaming : StoreKind::cached),
         workers_(bench_.device().host_workers()),
-        random_(sample_bytes),
+        threads_(gather_threads(bench_.device())),
+        random_(sample_bytes + samples),
         indices_(kBatches * samples_),
         device_indices_(make_device_pool(bench_.device(), {.segment_bytes = 64 * kKiB})
                             .allocate(indices_.size() * sizeof(std::uint64_t))),
@@ -116,10 +124,7 @@ class GatherBench {
   }
 
   [[nodiscard]] std::size_t bytes() const noexcept { return indices_.size() * sample_bytes_; }
-  [[nodiscard]] unsigned threads() const {
-    return static_cast<unsigned>(
-        std::min<std::size_t>(workers_->threads(), bench_.device().info().tuning.gather_threads));
-  }
+  [[nodiscard]] std::size_t slot_bytes() const noexcept { return slot_bytes_; }
 
  private:
   void draw() {
@@ -175,7 +180,7 @@ class GatherBench {
   /// Returns the seconds of the host's threads, while the link carries earlier batches.
   double gather_on_host(std::size_t batch) {
     std::byte* const staging = bench_.pinned_target() + batch * slot_bytes_;
-    const std::size_t piece = rows_of_piece(samples_, sample_bytes_, threads());
+    const std::size_t piece = rows_of_piece(samples_, sample_bytes_, threads_);
     const auto begin = std::chrono::steady_clock::now();
     workers_->for_each((samples_ + piece - 1) / piece,
                        [&](std::size_t i) {
@@ -184,7 +189,7 @@ class GatherBench {
                                      indices(batch).subspan(first, std::min(piece, samples_ - first)),
                                      staging + first * sample_bytes_, stores_);
                        },
-                       threads());
+                       threads_);
     const double seconds = seconds_since(begin);
     const Stream& stream = streams_[batch % kStreams];
     stream.copy(slot(batch), staging, samples_ * sample_bytes_, CopyDirection::h2d);
@@ -219,6 +224,7 @@ class GatherBench {
   const std::size_t samples_;
   const StoreKind stores_;
   std::shared_ptr<HostWorkers> workers_;
+  const unsigned threads_;
   std::mt19937_64 random_;
   std::vector<std::uint64_t> indices_;
   Buffer device_indices_;
@@ -229,65 +235,97 @@ class GatherBench {
   std::vector<CopyPiece> copies_;
 };
 
-/// Samples of one size, gathered in one way.
-struct Measured {
-  Gather gather;
-  std::size_t sample_bytes;
-  std::size_t slot_bytes;
-  GatherBench batches;
-  std::vector<Summary> passes;
-
-  Measured(LinkRun& run, Gather way, std::size_t sample, std::size_t slot)
-      : gather(way), sample_bytes(sample), slot_bytes(slot), batches(run, way, sample, slot) {}
+/// Batches of one kind, measured pass after pass.
+class MeasuredGather {
+ public:
+  MeasuredGather(LinkRun& run, Gather gather, std::size_t sample_bytes, std::size_t samples)
+      : gather_(gather),
+        sample_bytes_(sample_bytes),
+        samples_(samples),
+        batches_(run, gather, sample_bytes, samples) {}
 
   void measure(LinkBench& bench) {
-    bench.poison_device(kBatches * slot_bytes);
-    passes.push_back(bench.repeat(batches.bytes(), [this] { return batches.seconds(); }));
-    batches.check(series_name(gather));
+    bench.poison_device(kBatches * batches_.slot_bytes());
+    passes_.push_back(bench.repeat(batches_.bytes(), [this] { return batches_.seconds(); }));
+    batches_.check(series_name(gather_));
   }
 
-  [[nodiscard]] LinkMeasuredPoint point() {
+  [[nodiscard]] Gather gather() const noexcept { return gather_; }
+  /// Of the host's gathers a batch, of the others a sample.
+  [[nodiscard]] LinkMeasuredPoint point() const {
+    std::vector<Summary> passes = passes_;
     const auto middle = passes.begin() + static_cast<std::ptrdiff_t>(passes.size() / 2);
     std::ranges::nth_element(passes, middle, {}, &Summary::median);
-    return {.bytes = sample_bytes, .pieces = 1, .seconds = *middle};
+    if (gather_ != Gather::host) return {.bytes = sample_bytes_, .pieces = 1, .seconds = *middle};
+    const auto samples = static_cast<double>(samples_);
+    for (double Summary::* value :
+         {&Summary::median, &Summary::minimum, &Summary::maximum, &Summary::p99, &Summary::mean}) {
+      (*middle).*value *= samples;
+    }
+    return {.bytes = samples_ * sample_bytes_, .pieces = samples_, .seconds = *middle};
   }
+
+ private:
+  const Gather gather_;
+  const std::size_t sample_bytes_;
+  const std::size_t samples_;
+  GatherBench batches_;
+  std::vector<Summary> passes_;
 };
+
+/// All that is measured, in the order of its points.
+std::deque<MeasuredGather> list_gathers(LinkRun& run) {
+  const double link = run.result.profile.ceiling(CopyDirection::h2d);
+  const std::size_t room = run.bench.capacity() / kBatches;
+  const auto most = std::max(64 * kKiB, static_cast<std::size_t>(link * kBatchSeconds));
+  std::deque<MeasuredGather> gathers;
+  for (const std::size_t samples : kHostSamples) {
+    for (const std::size_t bytes : kHostBatchBytes) {
+      const std::size_t sample = bytes / samples;
+      if (sample < kSampleBytes.front() || sample > 2 * kSampleBytes.back()) continue;
+      if (bytes <= std::min(room, most)) gathers.emplace_back(run, Gather::host, sample, samples);
+    }
+  }
+  for (const Gather gather : kGathers) {
+    const std::size_t slot_bytes = std::min(
+        room, is_on_device(gather) ? kDeviceBatchBytes : std::bit_floor(std::min(most, kMostBatchBytes)));
+    for (const std::size_t sample : kSampleBytes) {
+      if (4 * sample > slot_bytes) break;
+      gathers.emplace_back(run, gather, sample, samples_in(gather, sample, slot_bytes));
+    }
+  }
+  return gathers;
+}
 
 }  // namespace
 
 void measure_gathers(LinkRun& run) {
-  LinkBench& bench = run.bench;
   LinkProfile& profile = run.result.profile;
-  const double bytes = std::clamp(profile.ceiling(CopyDirection::h2d) * kBatchSeconds,
-                                  static_cast<double>(64 * kKiB), static_cast<double>(kMostBatchBytes));
-  const std::size_t room = bench.capacity() / kBatches;
-  std::deque<Measured> gathers;
-  for (const Gather gather : kGathers) {
-    const std::size_t slot_bytes = std::min(
-        room, is_on_device(gather) ? kDeviceBatchBytes : std::bit_floor(static_cast<std::size_t>(bytes)));
-    for (const std::size_t sample : kSampleBytes) {
-      if (4 * sample <= slot_bytes) gathers.emplace_back(run, gather, sample, slot_bytes);
-    }
-  }
-  const std::size_t passes = bench.quick() ? 1 : kPasses;
+  std::deque<MeasuredGather> gathers = list_gathers(run);
+  const std::size_t passes = run.bench.quick() ? 1 : kPasses;
   double done = 0;
   for (std::size_t pass = 0; pass < passes; ++pass) {
-    for (Measured& one : gathers) {
-      one.measure(bench);
+    for (MeasuredGather& gather : gathers) {
+      gather.measure(run.bench);
       run.advance(++done / static_cast<double>(passes * gathers.size()));
     }
   }
-  for (const Gather gather : kGathers) {
-    LinkSeries series{.name = series_name(gather), .timing = LinkTiming::call, .points = {}};
-    std::vector<LinkProfile::Point> points;
-    for (Measured& one : gathers) {
-      if (one.gather != gather) continue;
-      if (gather == Gather::host) profile.gather_threads = one.batches.threads();
-      series.points.push_back(one.point());
-      points.push_back({one.sample_bytes, std::max(series.points.back().seconds.median, kShortestTime)});
+  profile.gathers.clear();
+  profile.host_gathers.clear();
+  profile.gather_threads = gather_threads(run.bench.device());
+  for (const MeasuredGather& gather : gathers) {
+    const std::string name = series_name(gather.gather());
+    if (run.result.series.back().name != name) {
+      run.result.series.push_back({.name = name, .timing = LinkTiming::call, .points = {}});
     }
-    profile.gathers[gather] = std::move(points);
-    run.result.series.push_back(std::move(series));
+    const LinkMeasuredPoint point = gather.point();
+    run.result.series.back().points.push_back(point);
+    const double seconds = std::max(point.seconds.median, kShortestTime);
+    if (gather.gather() == Gather::host) {
+      profile.host_gathers.push_back({point.pieces, point.bytes, seconds});
+    } else {
+      profile.gathers[gather.gather()].push_back({point.bytes, seconds});
+    }
   }
 }
 

@@ -148,12 +148,12 @@ struct Choices {
 };
 
 Choices choose_path(const FieldPlan& field, const FieldFacts& facts, const FeedFacts& all,
-                    const LoaderOptions& options, const LinkProfile& profile) {
+                    const LoaderOptions& options, const LinkProfile& profile, std::size_t batch) {
   const GatherPath asked = options.gather;
   if (asked == GatherPath::host) return {{GatherPath::host, "asked for"}, {}};
   // Successive samples are one copy.
   const bool in_sequence = !options.shuffle && !options.batch_sampler && options.shard.world_size == 1;
-  const GatherRates rates = gather_rates(profile, all.device.tuning, field.sample_bytes, in_sequence);
+  const GatherRates rates = gather_rates(profile, all.device.tuning, field.sample_bytes, batch, in_sequence);
   const bool by_engine = all.device.batched_copies && options.gather_blocks == 0 && copies_pay(rates);
   const GatherPath path = is_forced(asked) ? asked
                           : by_engine      ? GatherPath::copy_engine
@@ -434,7 +434,7 @@ FeedPlan plan_travel(FeedFacts facts, const LoaderOptions& options, const LinkPr
   std::vector<Choices> choices;
   for (std::size_t f = 0; f < plan.fields.size(); ++f) {
     FieldPlan& field = plan.fields[f];
-    choices.push_back(choose_path(field, facts.fields[f], facts, options, profile));
+    choices.push_back(choose_path(field, facts.fields[f], facts, options, profile, plan.batch));
     field.path = choices[f].first.path;
     field.reason = choices[f].first.reason;
   }

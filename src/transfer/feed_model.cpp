@@ -10,7 +10,7 @@
 /// Each stage's seconds for a batch are a sum over its fields. With n samples that stream, of s bytes as
 /// stored:
 ///
-///   gather     n times the seconds of a sample that the host gathers
+///   gather     the seconds of n samples that the host gathers
 ///   transfer   host: the bytes n s at the link's ceiling, and the cost of a copy
 ///              kernel or copy engine: n times the seconds of a sample
 ///              copies in sequence: as for the host
@@ -79,9 +79,9 @@ double kernel_seconds(const LinkProfile& profile, const DeviceTuning& tuning, co
   const auto read = static_cast<double>(field.sample_bytes);
   const auto written = static_cast<double>(field.delivered_bytes);
   const Gather gather = field.converts ? Gather::widening : Gather::resident;
-  if (const auto measured = profile.gather_seconds(gather, field.sample_bytes)) {
+  if (const auto measured = profile.gather_seconds(gather, field.sample_bytes, samples)) {
     const double measured_bytes = (field.converts ? 1 + kMeasuredWidening : 2) * read;
-    return samples * *measured * (read + written) / measured_bytes;
+    return *measured * (read + written) / measured_bytes;
   }
   const double copied = samples * (read + written) / 2;
   const auto found = profile.curves.find(Curve::device_d2d);
@@ -153,7 +153,7 @@ class Stages {
   void add_listed(const ModelledField& field, double streamed, FeedPrediction& sums) {
     const auto stored = static_cast<double>(field.sample_bytes);
     if (field.path == GatherPath::host) {
-      double seconds = streamed * sample_seconds(profile_, tuning_, GatherPath::host, field.sample_bytes);
+      double seconds = shuffled_seconds(profile_, tuning_, GatherPath::host, field.sample_bytes, streamed);
       if (feed_.threads != 0 && profile_.gather_threads != 0) {
         seconds *= static_cast<double>(profile_.gather_threads) / feed_.threads;
       }
@@ -162,7 +162,7 @@ class Stages {
     const bool each = field.path == GatherPath::copy_engine && !field.in_sequence;
     if (each) sums.batch_seconds += streamed * tuning_.feeding.copy_seconds;
     const double seconds =
-        each ? streamed * sample_seconds(profile_, tuning_, GatherPath::copy_engine, field.sample_bytes)
+        each ? shuffled_seconds(profile_, tuning_, GatherPath::copy_engine, field.sample_bytes, streamed)
              : streamed * stored / link_rate_ + profile_.copy_interval;
     sums.transfer_seconds += seconds;
     copy_seconds_ += seconds;
@@ -174,12 +174,12 @@ class Stages {
   void add_kernel(const ModelledField& field, FeedPrediction& sums) const {
     const auto batch = static_cast<double>(feed_.batch);
     const double resident = batch * field.resident;
-    const double seconds = sample_seconds(profile_, tuning_, GatherPath::zero_copy, field.sample_bytes);
+    const double seconds =
+        shuffled_seconds(profile_, tuning_, GatherPath::zero_copy, field.sample_bytes, batch - resident);
     const double read = resident * static_cast<double>(field.sample_bytes);
     const double copied = std::max(kernel_seconds(profile_, tuning_, field, resident),
                                    read / (link_blocks(tuning_, field) * tuning_.feeding.block_rate));
-    sums.transfer_seconds +=
-        (batch - resident) * seconds + copied + latency(profile_, Curve::zero_copy_h2d) / kCopyStreams;
+    sums.transfer_seconds += seconds + copied + latency(profile_, Curve::zero_copy_h2d) / kCopyStreams;
     if (field.converts) sums.kernel_seconds += kernel_seconds(profile_, tuning_, field, batch);
   }
 
@@ -242,31 +242,34 @@ LoaderPrediction predict_loader(const ModelledLoader& loader) {
   return result;
 }
 
-double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
-                      std::size_t bytes) {
+double shuffled_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
+                        std::size_t bytes, double samples) {
   check(path != GatherPath::automatic, "a field has no gather path");
   const Gather gather = path == GatherPath::host        ? Gather::host
                         : path == GatherPath::zero_copy ? Gather::zero_copy
                                                         : Gather::copy_engine;
-  if (const auto measured = profile.gather_seconds(gather, bytes)) return *measured;
+  if (const auto measured = profile.gather_seconds(gather, bytes, samples)) return *measured;
   const DeviceTuning::Feeding& feeding = tuning.feeding;
   const auto size = static_cast<double>(bytes);
   const double link = link_rate(profile, tuning);
   if (path == GatherPath::host) {
-    return std::max(size / last_rate(profile, Curve::staged_h2d, link), feeding.host_sample_seconds);
+    return samples *
+           std::max(size / last_rate(profile, Curve::staged_h2d, link), feeding.host_sample_seconds);
   }
   if (path == GatherPath::zero_copy) {
-    return std::max(size / last_rate(profile, Curve::zero_copy_h2d, link), feeding.link_sample_seconds);
+    return samples *
+           std::max(size / last_rate(profile, Curve::zero_copy_h2d, link), feeding.link_sample_seconds);
   }
-  if (bytes >= tuning.copied_sample_bytes) return size / link;
-  return std::max(size / (feeding.small_copy_share * link), feeding.small_copy_seconds);
+  if (bytes >= tuning.copied_sample_bytes) return samples * size / link;
+  return samples * std::max(size / (feeding.small_copy_share * link), feeding.small_copy_seconds);
 }
 
 GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes,
-                         bool in_sequence) {
+                         std::size_t samples, bool in_sequence) {
   const double link = link_rate(profile, tuning);
+  const auto count = static_cast<double>(samples);
   const auto rate = [&](GatherPath path) {
-    return static_cast<double>(bytes) / sample_seconds(profile, tuning, path, bytes);
+    return count * static_cast<double>(bytes) / shuffled_seconds(profile, tuning, path, bytes, count);
   };
   return {.by_host = std::min(rate(GatherPath::host), link),
           .by_kernels = rate(GatherPath::zero_copy),

@@ -2,6 +2,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/core/function_ref.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <fmt/format.h>
@@ -13,8 +14,9 @@
 /// How a profile predicts a time.
 ///
 /// A single copy has one variable, its bytes, and a curve over it. A packed transfer has two, bytes and
-/// pieces. It has a grid of rows, one for each number of pieces; each row is a curve over bytes. Both are
-/// interpolated in logarithms, in which latency (flat) and bandwidth (a slope of one) are straight lines.
+/// pieces, and so has a batch that host threads gather. They have grids of rows, one for each number of
+/// pieces; each row is a curve over bytes. Both are interpolated in logarithms, in which latency (flat) and
+/// bandwidth (a slope of one) are straight lines.
 namespace penstock {
 
 namespace {
@@ -97,10 +99,32 @@ std::span<const PackedPoint> row_from(std::span<const PackedPoint> grid, std::si
 }
 
 /// Past its largest size a row grows as staging does, since large pieces behave like staged copies.
-double on_row(const LinkProfile& profile, std::span<const PackedPoint> row, Curve staged, double bytes) {
+double on_packed_row(const LinkProfile& profile, std::span<const PackedPoint> row, Curve staged,
+                     double bytes) {
   const auto largest = static_cast<double>(row.back().bytes);
   if (bytes <= largest) return on_curve(row, bytes);
   return row.back().seconds * seconds_of(profile, staged, bytes) / seconds_of(profile, staged, largest);
+}
+
+/// `on_row` gives the seconds of any bytes in a row.
+double on_grid(std::span<const PackedPoint> grid, double bytes, double pieces,
+               FunctionRef<double(std::span<const PackedPoint>, double)> on_row) {
+  auto row = row_from(grid, 0);
+  auto below = row;
+  while (static_cast<double>(row.front().pieces) < pieces) {
+    const auto next = static_cast<std::size_t>(row.data() - grid.data()) + row.size();
+    if (next == grid.size()) {
+      // More pieces than in any row: the last row's pieces of this size, as often as needed.
+      const double share = static_cast<double>(row.front().pieces) / pieces;
+      return on_row(row, bytes * share) / share;
+    }
+    below = row;
+    row = row_from(grid, next);
+  }
+  const double upper = on_row(row, bytes);
+  if (below.data() == row.data()) return upper;
+  return interpolate(pieces, static_cast<double>(below.front().pieces), on_row(below, bytes),
+                     static_cast<double>(row.front().pieces), upper);
 }
 
 double packed_seconds(const LinkProfile& profile, double bytes, double pieces, CopyDirection direction) {
@@ -112,22 +136,9 @@ double packed_seconds(const LinkProfile& profile, double bytes, double pieces, C
         fmt::format("This link profile has no packed {} transfers; measure the link with `penstock link`.",
                     copy_direction_name(direction)));
   }
-  auto row = row_from(grid, 0);
-  auto below = row;
-  while (static_cast<double>(row.front().pieces) < pieces) {
-    const auto next = static_cast<std::size_t>(row.data() - grid.data()) + row.size();
-    if (next == grid.size()) {
-      // More pieces than in any row: the last row's transfer of pieces of this size, as often as needed.
-      const double share = static_cast<double>(row.front().pieces) / pieces;
-      return on_row(profile, row, staged, bytes * share) / share;
-    }
-    below = row;
-    row = row_from(grid, next);
-  }
-  const double upper = on_row(profile, row, staged, bytes);
-  if (below.data() == row.data()) return upper;
-  return interpolate(pieces, static_cast<double>(below.front().pieces), on_row(profile, below, staged, bytes),
-                     static_cast<double>(row.front().pieces), upper);
+  return on_grid(grid, bytes, pieces, [&](std::span<const PackedPoint> row, double some) {
+    return on_packed_row(profile, row, staged, some);
+  });
 }
 
 /// Seconds of one kernel that moves all pieces: a copy, after the table of pieces was copied.
@@ -213,10 +224,17 @@ TransferPath LinkProfile::choose_path(std::size_t bytes, std::size_t pieces, Tra
   return pack ? TransferPath::packed : other;
 }
 
-std::optional<double> LinkProfile::gather_seconds(Gather gather, std::size_t sample_bytes) const {
+std::optional<double> LinkProfile::gather_seconds(Gather gather, std::size_t sample_bytes,
+                                                  double samples) const {
+  const auto size = static_cast<double>(sample_bytes);
+  if (gather == Gather::host) {
+    if (host_gathers.empty()) return std::nullopt;
+    const auto on_row = [](std::span<const PackedPoint> row, double bytes) { return on_curve(row, bytes); };
+    return on_grid(host_gathers, size * samples, samples, on_row);
+  }
   const auto found = gathers.find(gather);
   if (found == gathers.end() || found->second.empty()) return std::nullopt;
-  return on_curve(std::span<const Point>(found->second), static_cast<double>(sample_bytes));
+  return samples * on_curve(std::span<const Point>(found->second), size);
 }
 
 double LinkProfile::ceiling(CopyDirection direction) const {

@@ -26,13 +26,12 @@ using pj::to_positive;
 using Curve = LinkProfile::Curve;
 using Gather = LinkProfile::Gather;
 
-constexpr pj::Format kLinkProfileFormat{"link profile", "penstock-link-profile", 2, "penstock link"};
+constexpr pj::Format kLinkProfileFormat{"link profile", "penstock-link-profile", 3, "penstock link"};
 
 constexpr std::array kCurves{Curve::pinned_h2d,   Curve::pinned_d2h,    Curve::pinned_both,
                              Curve::pageable_h2d, Curve::pageable_d2h,  Curve::staged_h2d,
                              Curve::staged_d2h,   Curve::zero_copy_h2d, Curve::device_d2d};
-constexpr std::array kGathers{Gather::host, Gather::zero_copy, Gather::copy_engine, Gather::resident,
-                              Gather::widening};
+constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine, Gather::resident, Gather::widening};
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
 
@@ -57,9 +56,10 @@ std::vector<LinkProfile::Point> read_curve(const json& curves, std::string_view 
   return points;
 }
 
-std::vector<LinkProfile::PackedPoint> read_packed(const json& profile, const char* name) {
+std::vector<LinkProfile::PackedPoint> read_grid(const json& profile, const char* name,
+                                                bool may_be_empty = false) {
   const json& rows = member(profile, name);
-  if (!rows.is_array() || rows.empty()) refuse(fmt::format("'{}' has no points", name));
+  if (!rows.is_array() || (rows.empty() && !may_be_empty)) refuse(fmt::format("'{}' has no points", name));
   std::vector<LinkProfile::PackedPoint> points;
   for (const json& row : rows) {
     const json& point = to_row(row, name, 3);
@@ -81,7 +81,7 @@ json curve_rows(const std::vector<LinkProfile::Point>& points) {
   return rows;
 }
 
-json packed_rows(const std::vector<LinkProfile::PackedPoint>& points) {
+json grid_rows(const std::vector<LinkProfile::PackedPoint>& points) {
   json rows = json::array();
   for (const auto& point : points) rows.push_back({point.pieces, point.bytes, point.seconds});
   return rows;
@@ -111,10 +111,11 @@ json to_value(const LinkProfile& profile) {
           {"chunk_bytes", profile.chunk_bytes},
           {"streaming_stores", profile.streaming_stores},
           {"curves", std::move(curves)},
-          {"packed_h2d", packed_rows(profile.packed_h2d)},
-          {"packed_d2h", packed_rows(profile.packed_d2h)},
+          {"packed_h2d", grid_rows(profile.packed_h2d)},
+          {"packed_d2h", grid_rows(profile.packed_d2h)},
           {"copy_interval", profile.copy_interval},
           {"gathers", std::move(gathers)},
+          {"host_gathers", grid_rows(profile.host_gathers)},
           {"gather_threads", profile.gather_threads}};
 }
 
@@ -143,8 +144,8 @@ LinkProfile from_value(const json& value) {
                                    [&](Curve curve) { return curve_name(curve) == item.key(); });
     if (!known) refuse(fmt::format("it has an unknown curve '{}'", item.key()));
   }
-  profile.packed_h2d = read_packed(value, "packed_h2d");
-  profile.packed_d2h = read_packed(value, "packed_d2h");
+  profile.packed_h2d = read_grid(value, "packed_h2d");
+  profile.packed_d2h = read_grid(value, "packed_d2h");
   profile.copy_interval = read_positive(value, "copy_interval", true);
   const json& gathers = member(value, "gathers");
   for (const auto& item : gathers.items()) {
@@ -153,6 +154,7 @@ LinkProfile from_value(const json& value) {
     if (gather == kGathers.end()) refuse(fmt::format("it has an unknown gather '{}'", item.key()));
     profile.gathers[*gather] = read_curve(gathers, item.key());
   }
+  profile.host_gathers = read_grid(value, "host_gathers", true);
   profile.gather_threads = static_cast<unsigned>(read_count(value, "gather_threads", 0, 1024));
   return profile;
 }

@@ -28,7 +28,9 @@ using testing::FaultyBackend;
 using testing::LiveHandles;
 using testing::WrongBytesBackend;
 using Curve = LinkProfile::Curve;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 /// The least that measures everything: small copies, two repetitions.
 LinkMeasurementOptions hasty(std::size_t max_bytes = 64 * kKiB) {
@@ -75,21 +77,39 @@ TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
 TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
   const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
   const LinkProfile& profile = measurement.profile;
-  for (int i = 0; i <= static_cast<int>(LinkProfile::Gather::widening); ++i) {
-    const auto gather = static_cast<LinkProfile::Gather>(i);
+  for (const auto& [gather, points] : profile.gathers) {
     const LinkSeries* series =
         measurement.find("gather_" + std::string(gather_name(gather)), LinkTiming::call);
     ASSERT_NE(series, nullptr);
     expect_sound(*series);
-    const auto& points = profile.gathers.at(gather);
     ASSERT_EQ(points.size(), 5U);  // up to a quarter of a slot, which has a quarter of the capacity
     for (std::size_t p = 0; p < points.size(); ++p) {
       EXPECT_EQ(points[p].bytes, std::size_t{64} << (2 * p));
       EXPECT_EQ(points[p].seconds, series->points[p].seconds.median);
     }
   }
+  EXPECT_EQ(profile.gathers.size(), 4U);
   EXPECT_EQ(profile.gather_threads, std::min<std::size_t>(Device::open("host").host_workers()->threads(),
                                                           DeviceTuning{}.gather_threads));
+}
+
+TEST(LinkMeasurement, GathersBatchesOfSeveralSizesOnTheHost) {
+  const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
+  const LinkSeries* series = measurement.find("gather_host", LinkTiming::call);
+  ASSERT_NE(series, nullptr);
+  expect_sound(*series);
+  const auto& batches = measurement.profile.host_gathers;
+  std::vector<std::pair<std::size_t, std::size_t>> sizes;
+  for (const auto& batch : batches) sizes.emplace_back(batch.pieces, batch.bytes);
+  // Samples of 64 bytes at least, in batches of a quarter of the capacity at most.
+  EXPECT_THAT(sizes, ElementsAre(Pair(64, 16 * kKiB), Pair(64, 64 * kKiB), Pair(256, 16 * kKiB),
+                                 Pair(256, 64 * kKiB), Pair(1024, 64 * kKiB)));
+  ASSERT_EQ(series->points.size(), batches.size());
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    EXPECT_EQ(series->points[i].pieces, batches[i].pieces);
+    EXPECT_EQ(series->points[i].bytes, batches[i].bytes);
+    EXPECT_EQ(series->points[i].seconds.median, batches[i].seconds);
+  }
 }
 
 TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {
@@ -274,7 +294,8 @@ TEST(LinkMeasurement, FailsLoudlyIfAGatherBringsWrongBytes) {
       return gathers && direction == CopyDirection::h2d && bytes == wanted ? Harm::change : Harm::none;
     };
   };
-  EXPECT_THAT(error_with(copies_of(16 * kKiB), {}, progress), HasSubstr("gather_host of 64 B brought wrong"));
+  EXPECT_THAT(error_with(copies_of(16 * kKiB), {}, progress),
+              HasSubstr("gather_host of 256 B brought wrong"));
   EXPECT_THAT(error_with(copies_of(64), {}, progress), HasSubstr("gather_copy_engine of 64 B brought wrong"));
   const void* source = nullptr;  // of the first gather, over the link
   const auto first = [&](const GatherRequest& request) {

@@ -21,6 +21,14 @@ using ::testing::HasSubstr;
 
 constexpr double kMicro = 1e-6;
 
+/// Batches that host threads gather, if a sample of 1000 bytes takes `seconds` and larger ones as much more.
+std::vector<LinkProfile::PackedPoint> host_gathers(double seconds) {
+  return {{1, 1, seconds / 1000},
+          {1, 1000, seconds},
+          {1'000'000, 1, seconds / 1000},
+          {1'000'000, 1'000'000'000, seconds * 1'000'000}};
+}
+
 /// A link of 10 GB/s and device memory of 100 GB/s. A copy costs 2 us, and the smallest kernel 6 us. Samples
 /// of 1000 bytes take the host 200 ns (with 4 threads), a kernel 125 ns, and the copy engine 500 ns.
 LinkProfile profile() {
@@ -29,7 +37,7 @@ LinkProfile profile() {
   made.curves[Curve::zero_copy_h2d] = {{1000, 6 * kMicro}, {100'000'000, 1e-2}};
   made.curves[Curve::device_d2d] = {{10'000, 0.1 * kMicro}, {100'000'000, 1e-3}};
   made.copy_interval = 2 * kMicro;
-  made.gathers[Gather::host] = {{1000, 200e-9}, {100'000, 20'000e-9}};
+  made.host_gathers = host_gathers(200e-9);
   made.gathers[Gather::zero_copy] = {{1000, 125e-9}, {100'000, 10'000e-9}};
   made.gathers[Gather::copy_engine] = {{1000, 500e-9}, {100'000, 10'000e-9}};
   made.gather_threads = 4;
@@ -378,13 +386,14 @@ TEST(FeedModel, RefusesWhatIsNoFeed) {
   EXPECT_THAT(refused([](auto& f) { f.fields[0].path = GatherPath::automatic; }),
               HasSubstr("no gather path"));
   EXPECT_THAT(refused([](auto& f) { f.fields[0].resident = 1.01; }), HasSubstr("resident share"));
-  EXPECT_THROW((void)sample_seconds(profile(), tuning(), GatherPath::automatic, 1), InvalidArgument);
+  EXPECT_THROW((void)shuffled_seconds(profile(), tuning(), GatherPath::automatic, 1, 1), InvalidArgument);
 }
 
 // Without measured gathers, the seconds of a sample follow from the curves and from the tuning.
 TEST(FeedModel, WithoutMeasuredGathersCurvesAndTuningTell) {
   LinkProfile curves = profile();
   curves.gathers.clear();
+  curves.host_gathers.clear();
   DeviceTuning tuned = tuning();
   tuned.copied_sample_bytes = 1000;
   tuned.feeding.host_sample_seconds = 20e-9;
@@ -392,7 +401,7 @@ TEST(FeedModel, WithoutMeasuredGathersCurvesAndTuningTell) {
   tuned.feeding.small_copy_share = 0.1;
   tuned.feeding.small_copy_seconds = 500e-9;
   const auto nanoseconds = [&](GatherPath path, std::size_t bytes) {
-    return sample_seconds(curves, tuned, path, bytes) * 1e9;
+    return shuffled_seconds(curves, tuned, path, bytes, 10) / 10 * 1e9;
   };
   EXPECT_NEAR(nanoseconds(GatherPath::host, 1000), 100, 1e-9);
   EXPECT_NEAR(nanoseconds(GatherPath::host, 10), 20, 1e-9);
@@ -527,13 +536,28 @@ TEST(FeedModel, RefusesWhatIsNoLoader) {
 
 TEST(FeedModel, RatesAreThoseOfTheSlowestPart) {
   LinkProfile measured = profile();
-  const auto rates = [&](bool in_sequence) { return gather_rates(measured, tuning(), 1000, in_sequence); };
+  const auto rates = [&](bool in_sequence) {
+    return gather_rates(measured, tuning(), 1000, 500, in_sequence);
+  };
   EXPECT_NEAR(rates(false).by_host, 5e9, 1);
   EXPECT_NEAR(rates(false).by_kernels, 8e9, 1);
   EXPECT_NEAR(rates(false).by_copies, 2e9, 1);
   EXPECT_NEAR(rates(true).by_copies, 10e9, 1) << "the link";
-  measured.gathers[Gather::host] = {{1000, 50e-9}};
+  measured.host_gathers = host_gathers(50e-9);
   EXPECT_NEAR(rates(false).by_host, 10e9, 1) << "the link is slower than the host";
+}
+
+TEST(FeedModel, TheHostsRateIsThatOfBatchesOfThisSize) {
+  LinkProfile measured = profile();
+  measured.host_gathers = {{64, 64'000, 64e-6}, {1024, 1'024'000, 256e-6}};
+  const auto rate = [&](std::size_t samples) {
+    return gather_rates(measured, tuning(), 1000, samples, false).by_host;
+  };
+  EXPECT_NEAR(rate(64), 1e9, 1);
+  EXPECT_NEAR(rate(1024), 4e9, 1);
+  EXPECT_NEAR(rate(4096), 4e9, 1) << "as often as needed";
+  const auto small = feed(GatherPath::host, 0, [](auto& f) { f.batch = 64; });
+  EXPECT_NEAR(predict_feed(measured, tuning(), small).gather_seconds, 64e-6, 1e-12);
 }
 
 TEST(FeedModel, CopiesPayIfOthersAreHardlyFaster) {

@@ -194,17 +194,30 @@ TEST(LinkProfilePredict, LetsAsynchronousCopiesOverlapAndPageableOnesNot) {
 
 TEST(LinkProfilePredict, KnowsTheGathersThatWereMeasured) {
   LinkProfile profile = affine_profile();
-  EXPECT_EQ(profile.gather_seconds(LinkProfile::Gather::host, 100), std::nullopt);
-  profile.gathers[LinkProfile::Gather::host] = {{100, 1e-6}, {400, 4e-6}};
+  EXPECT_EQ(LinkProfile::parse(profile.to_json()).gather_seconds(LinkProfile::Gather::host, 100, 1),
+            std::nullopt);
+  EXPECT_EQ(profile.gather_seconds(LinkProfile::Gather::widening, 100, 1), std::nullopt);
+  profile.gathers[LinkProfile::Gather::widening] = {{100, 1e-6}, {400, 4e-6}};
   profile.gathers[LinkProfile::Gather::zero_copy] = {};
+  profile.host_gathers = {{10, 1000, 5e-6}, {10, 4000, 8e-6}, {40, 4000, 16e-6}};
   profile.gather_threads = 3;
   const LinkProfile read = LinkProfile::parse(profile.to_json());
   EXPECT_EQ(read.gather_threads, 3U);
-  EXPECT_EQ(read.gather_seconds(LinkProfile::Gather::zero_copy, 100), std::nullopt);
+  EXPECT_EQ(read.gather_seconds(LinkProfile::Gather::zero_copy, 100, 1), std::nullopt);
   for (const auto& [bytes, seconds] : {std::pair{1, 1e-6}, {100, 1e-6}, {200, 2e-6}, {800, 8e-6}}) {
-    EXPECT_NEAR(read.gather_seconds(LinkProfile::Gather::host, static_cast<std::size_t>(bytes)).value(),
-                seconds, 1e-15);
+    EXPECT_NEAR(
+        read.gather_seconds(LinkProfile::Gather::widening, static_cast<std::size_t>(bytes), 3).value(),
+        3 * seconds, 1e-15);
   }
+  const auto batch = [&](double samples, std::size_t bytes) {
+    return 1e6 * read.gather_seconds(LinkProfile::Gather::host, bytes, samples).value();
+  };
+  EXPECT_NEAR(batch(10, 50), 5, 1e-9) << "no less than the smallest";
+  EXPECT_NEAR(batch(10, 100), 5, 1e-9);
+  EXPECT_NEAR(batch(10, 400), 8, 1e-9);
+  EXPECT_NEAR(batch(10, 800), 16, 1e-9) << "in proportion";
+  EXPECT_NEAR(batch(20, 200), std::sqrt(8.0 * 16), 1e-9) << "between rows";
+  EXPECT_NEAR(batch(80, 100), 32, 1e-9) << "as often as needed";
 }
 
 TEST(LinkProfilePredict, TakesNoTimeForNothing) {
@@ -369,7 +382,10 @@ TEST(LinkProfileJson, RefusesNonsenseWithAGoodChecksum) {
   refused("/profile/curves", 3, "missing");
   refused("/profile/gathers/warp", json::array({{1, 1.0}}), "unknown gather 'warp'");
   refused("/profile/gathers/zero-copy", json::array({{1, 1.0}}), "unknown gather 'zero-copy'");
-  refused("/profile/gathers/host", json::array(), "no points");
+  refused("/profile/gathers/host", json::array({{1, 1.0}}), "unknown gather 'host'");
+  refused("/profile/gathers/widening", json::array(), "no points");
+  refused("/profile/host_gathers", json::array({{1, 1.0}}), "3 numbers");
+  refused("/profile/host_gathers", json::array({{1, 2, 1.0}, {1, 2, 1.0}}), "do not ascend");
   refused("/profile/gathers", 3, "unknown gather");
   refused("/profile/gather_threads", 2000, "gather_threads");
   refused("/profile/packed_h2d/4/0", 0, "within");
@@ -384,7 +400,8 @@ TEST(LinkProfileJson, RefusesNonsenseWithAGoodChecksum) {
   refused("/version", 1, "version 1");
   refused("/version", "1", "version");
   refused("/format", "other", "format");
-  for (const char* key : {"curves", "packed_h2d", "link", "driver", "gathers", "gather_threads"}) {
+  for (const char* key :
+       {"curves", "packed_h2d", "link", "driver", "gathers", "host_gathers", "gather_threads"}) {
     json document = good;
     document["profile"].erase(key);
     EXPECT_THROW((void)LinkProfile::parse(with_checksum(document)), InvalidArgument) << key;

@@ -81,20 +81,20 @@ struct FeedPrediction {
 [[nodiscard]] FeedPrediction predict_feed(const LinkProfile& profile, const DeviceTuning& tuning,
                                           const ModelledFeed& feed);
 
-/// Seconds that a further sample of `bytes` adds to a shuffled batch: of the host's threads for `host`, of
-/// the link for the others. Throws InvalidArgument for `automatic`.
-[[nodiscard]] double sample_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
-                                    std::size_t bytes);
+/// Seconds that `samples` of `bytes` each take in a shuffled batch: of the host's threads for `host`, of the
+/// link for the others. Throws InvalidArgument for `automatic`.
+[[nodiscard]] double shuffled_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
+                                      std::size_t bytes, double samples);
 
-/// Bytes per second at which samples of `bytes` of a shuffled batch, or of one `in_sequence`, reach the
-/// device.
+/// Bytes per second at which batches of `samples` of `bytes` each reach the device, shuffled or
+/// `in_sequence`.
 struct GatherRates {
   double by_host = 0;  ///< host threads, or the link if that is slower
   double by_kernels = 0;
   double by_copies = 0;
 };
 [[nodiscard]] GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning,
-                                       std::size_t bytes, bool in_sequence);
+                                       std::size_t bytes, std::size_t samples, bool in_sequence);
 /// True if the copy engines are nearly as fast as kernels, or faster, and the host is not twice as fast.
 /// Copies take no multiprocessor, and kernels no processor time, so a slower way may be the better one.
 [[nodiscard]] bool copies_pay(const GatherRates& rates) noexcept;

@@ -39,7 +39,8 @@ class LinkProfile {
   };
   /// Ways to make a batch out of samples drawn at random.
   enum class Gather : std::uint8_t {
-    host,         ///< host threads copy them into a pinned slot, while the link carries the batch before
+    host,         ///< host threads copy them into a pinned slot, while the link carries the batch before.
+                  ///< What a processor's cache holds counts, so their rate depends on the batch's bytes
     zero_copy,    ///< a kernel reads them over the link
     copy_engine,  ///< the copy engines fetch them
     resident,     ///< a kernel reads them in device memory
@@ -50,7 +51,7 @@ class LinkProfile {
     std::size_t bytes = 0;
     double seconds = 0;
   };
-  /// Seconds of a packed transfer of `pieces` equal pieces of `bytes` in all.
+  /// Seconds for `pieces` equal pieces of `bytes` in all.
   struct PackedPoint {
     std::size_t pieces = 0;
     std::size_t bytes = 0;
@@ -83,9 +84,10 @@ class LinkProfile {
   /// The path that takes the least time.
   [[nodiscard]] TransferPath choose_path(std::size_t bytes, std::size_t pieces, TransferKinds kinds) const;
 
-  /// Seconds that a further sample of `sample_bytes` adds to a shuffled batch, interpolated as above; nullopt
+  /// Seconds that `samples` of `sample_bytes` each take in a shuffled batch, interpolated as above; nullopt
   /// if this way of gathering was not measured.
-  [[nodiscard]] std::optional<double> gather_seconds(Gather gather, std::size_t sample_bytes) const;
+  [[nodiscard]] std::optional<double> gather_seconds(Gather gather, std::size_t sample_bytes,
+                                                     double samples) const;
 
   /// Best measured bandwidth in bytes per second, each way: the link's ceiling.
   [[nodiscard]] double ceiling(CopyDirection direction) const;
@@ -112,9 +114,12 @@ class LinkProfile {
   /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 if not measured.
   double copy_interval = 0;
   /// By the bytes of a sample: seconds that a further sample adds to a large shuffled batch. Empty for
-  /// defaults.
+  /// defaults. The host's gathers have their own:
   std::map<Gather, std::vector<Point>> gathers;
-  unsigned gather_threads = 0;  ///< of the host's gather; 0 if not measured
+  /// Shuffled batches that host threads gather, a sample a piece. Ascending in pieces, then in bytes. Empty
+  /// for defaults.
+  std::vector<PackedPoint> host_gathers;
+  unsigned gather_threads = 0;  ///< of the host's gathers; 0 if not measured
 };
 
 [[nodiscard]] std::string_view gather_name(LinkProfile::Gather gather) noexcept;
