@@ -10,16 +10,22 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <deque>
 #include <random>
 #include <string>
 
-/// How gathers are measured: as a loader gathers, batch after batch on two streams in turn, with samples
-/// drawn at random from the whole source. Each repetition draws others, or a processor's cache would hold
-/// them from the second one on. A batch is so large that its fixed costs do not count. But
-/// enqueuing the copies of one takes the host some hundred us, in which the link idles before the first: so
-/// copies are timed by the device's clock, from the end of a batch before the others. Kernels that do not use
-/// the link are timed on one stream, by the device's clock.
+/// How gathers are measured: as a loader gathers, batch after batch, with samples drawn at random from the
+/// whole source. Each repetition draws others, or a processor's cache would hold them from the second one on.
+///
+/// - Host threads fill as many slots in turn as a loader has, each once its copy is done. More slots would
+/// not
+///   stay in a cache. The first batches do not count: the threads sleep, and the slots are elsewhere.
+/// - Kernels that read the link have two streams in turn. A batch is so large that its fixed costs do not
+/// count.
+/// - Copy engines have one stream. With two, two engines share the samples' fixed costs. But a loader's
+/// copies
+///   follow each other. Enqueuing a batch takes the host some hundred us, in which the link idles before the
+///   first: so copies are timed by the device's clock, from the end of a batch before the others.
+/// - Kernels that do not use the link have one stream, and are timed by the device's clock.
 ///
 /// A host whose memory others use, too, changes from second to second. So all sizes of all gathers are
 /// measured in some passes, and of each the pass in the middle counts.
@@ -33,6 +39,8 @@ constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine, Gather::re
 constexpr std::array<std::size_t, 8> kSampleBytes{64,        256,       kKiB,       4 * kKiB,
                                                   16 * kKiB, 32 * kKiB, 128 * kKiB, 512 * kKiB};
 constexpr std::size_t kBatches = 4;  // of a repetition, each with a slot of its own
+constexpr std::size_t kHostBatches = 12;
+constexpr std::size_t kHostSlots = 3;
 constexpr std::size_t kStreams = 2;
 constexpr double kBatchSeconds = 1.5e-3;  // on the link, much more than a batch costs the host
 constexpr std::size_t kMostBatchBytes = 32 * kMiB;
@@ -48,6 +56,9 @@ constexpr double kShortestTime = 1e-12;
 constexpr std::size_t kPasses = 3;
 
 bool is_on_device(Gather gather) { return gather == Gather::resident || gather == Gather::widening; }
+
+/// Kernels do.
+bool reads_indices(Gather gather) { return gather != Gather::host && gather != Gather::copy_engine; }
 
 std::string series_name(Gather gather) { return fmt::format("gather_{}", gather_name(gather)); }
 
@@ -70,48 +81,51 @@ std::size_t samples_in(Gather gather, std::size_t sample_bytes, std::size_t slot
 /// Batches of samples of one size, made in one way.
 class GatherBench {
  public:
-  GatherBench(LinkRun& run, Gather gather, std::size_t sample_bytes, std::size_t samples)
+  GatherBench(LinkRun& run, Gather gather, std::size_t sample_bytes, std::size_t samples, std::size_t seed)
       : bench_(run.bench),
         gather_(gather),
         sample_bytes_(sample_bytes),
         slot_bytes_(samples * delivered_bytes(gather, sample_bytes)),
         samples_(samples),
+        batches_(gather == Gather::host ? kHostBatches : kBatches),
+        slots_(gather == Gather::host ? kHostSlots : kBatches),
         stores_(run.result.profile.streaming_stores ? StoreKind::streaming : StoreKind::cached),
         workers_(bench_.device().host_workers()),
         threads_(gather_threads(bench_.device())),
-        random_(sample_bytes + samples),
-        indices_(kBatches * samples_),
-        device_indices_(make_device_pool(bench_.device(), {.segment_bytes = 64 * kKiB})
-                            .allocate(indices_.size() * sizeof(std::uint64_t))),
+        random_(seed),
+        indices_(batches_ * samples_),
         begin_(bench_.device().create_event(EventTiming::on)),
         end_(bench_.device().create_event(EventTiming::on)) {
+    if (reads_indices(gather)) {
+      device_indices_ = make_device_pool(bench_.device(), {.segment_bytes = 64 * kKiB})
+                            .allocate(indices_.size() * sizeof(std::uint64_t));
+    }
     for (std::size_t i = 0; i < kStreams; ++i) streams_.push_back(bench_.device().create_stream());
-    for (std::size_t i = 0; i < kStreams; ++i) sent_.push_back(bench_.device().create_event());
+    for (std::size_t i = 0; i < kHostSlots; ++i) sent_.push_back(bench_.device().create_event());
   }
 
   /// Draws the batches' samples, and makes them once. Returns the seconds for each sample.
   double seconds() {
     draw();
-    if (is_on_device(gather_)) return device_seconds();
-    if (gather_ == Gather::copy_engine) return copying_seconds();
-    double gathering = 0;
-    const auto begin = std::chrono::steady_clock::now();
-    for (std::size_t batch = 0; batch < kBatches; ++batch) {
-      if (gather_ == Gather::host) {
-        gathering += gather_on_host(batch);
-      } else {
-        streams_[batch % kStreams].gather(request(batch));
-      }
+    switch (gather_) {
+      case Gather::host:
+        return hosts_seconds();
+      case Gather::zero_copy:
+        return link_seconds();
+      case Gather::copy_engine:
+        return copying_seconds();
+      case Gather::resident:
+      case Gather::widening:
+        break;
     }
-    for (const Stream& stream : streams_) stream.synchronize();
-    const double all = gather_ == Gather::host ? gathering : seconds_since(begin);
-    return all / static_cast<double>(indices_.size());
+    return device_seconds();
   }
 
+  /// Compares the batches that the slots hold.
   void check(std::string_view what) {
-    bench_.read_back(kBatches * slot_bytes_);
-    for (std::size_t batch = 0; batch < kBatches; ++batch) {
-      const std::byte* sample = bench_.pinned_target() + batch * slot_bytes_;
+    bench_.read_back(slots_ * slot_bytes_);
+    for (std::size_t batch = batches_ - slots_; batch < batches_; ++batch) {
+      const std::byte* sample = bench_.pinned_target() + offset(batch);
       for (const std::uint64_t index : indices(batch)) {
         if (gather_ == Gather::widening) {
           check_widened(what, sample, index * sample_bytes_);
@@ -124,11 +138,13 @@ class GatherBench {
   }
 
   [[nodiscard]] std::size_t bytes() const noexcept { return indices_.size() * sample_bytes_; }
-  [[nodiscard]] std::size_t slot_bytes() const noexcept { return slot_bytes_; }
+  /// Of all slots.
+  [[nodiscard]] std::size_t target_bytes() const noexcept { return slots_ * slot_bytes_; }
 
  private:
   void draw() {
     for (std::uint64_t& index : indices_) index = random_() % (bench_.capacity() / sample_bytes_);
+    if (!reads_indices(gather_)) return;
     bench_.stream().copy(device_indices_.data(), indices_.data(), indices_.size() * sizeof(std::uint64_t),
                          CopyDirection::h2d);
     bench_.stream().synchronize();
@@ -137,9 +153,8 @@ class GatherBench {
   [[nodiscard]] std::span<const std::uint64_t> indices(std::size_t batch) const {
     return std::span(indices_).subspan(batch * samples_, samples_);
   }
-  [[nodiscard]] std::byte* slot(std::size_t batch) const {
-    return bench_.device_target() + batch * slot_bytes_;
-  }
+  [[nodiscard]] std::size_t offset(std::size_t batch) const { return batch % slots_ * slot_bytes_; }
+  [[nodiscard]] std::byte* slot(std::size_t batch) const { return bench_.device_target() + offset(batch); }
 
   [[nodiscard]] GatherRequest request(std::size_t batch) const {
     const Device& device = bench_.device();
@@ -157,29 +172,48 @@ class GatherBench {
   double device_seconds() {
     const Stream& stream = streams_.front();
     begin_.record(stream);
-    for (std::size_t batch = 0; batch < kBatches; ++batch) stream.gather(request(batch));
+    for (std::size_t batch = 0; batch < batches_; ++batch) stream.gather(request(batch));
     end_.record(stream);
     end_.synchronize();
     return end_.seconds_since(begin_) / static_cast<double>(indices_.size());
   }
 
+  void synchronize() const {
+    for (const Stream& stream : streams_) stream.synchronize();
+  }
+
+  double link_seconds() {
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::size_t batch = 0; batch < batches_; ++batch) streams_[batch % kStreams].gather(request(batch));
+    synchronize();
+    return seconds_since(begin) / static_cast<double>(indices_.size());
+  }
+
   double copying_seconds() {
     gather_by_copies(0);  // it is made again at its turn
     begin_.record(streams_[0]);
-    for (std::size_t i = 1; i < kStreams; ++i) streams_[i].wait(begin_);
-    for (std::size_t batch = 0; batch < kBatches; ++batch) gather_by_copies(batch);
-    for (std::size_t i = 1; i < kStreams; ++i) {
-      sent_[i].record(streams_[i]);
-      streams_[0].wait(sent_[i]);
-    }
+    for (std::size_t batch = 0; batch < batches_; ++batch) gather_by_copies(batch);
     end_.record(streams_[0]);
     end_.synchronize();
     return end_.seconds_since(begin_) / static_cast<double>(indices_.size());
   }
 
+  double hosts_seconds() {
+    double seconds = 0;
+    for (std::size_t batch = 0; batch < batches_; ++batch) {
+      Event& sent = sent_[batch % slots_];
+      if (batch >= slots_) sent.synchronize();
+      const double once = gather_on_host(batch);
+      if (batch >= slots_) seconds += once;
+      sent.record(streams_[batch % kStreams]);
+    }
+    synchronize();
+    return seconds / static_cast<double>((batches_ - slots_) * samples_);
+  }
+
   /// Returns the seconds of the host's threads, while the link carries earlier batches.
   double gather_on_host(std::size_t batch) {
-    std::byte* const staging = bench_.pinned_target() + batch * slot_bytes_;
+    std::byte* const staging = bench_.pinned_target() + offset(batch);
     const std::size_t piece = rows_of_piece(samples_, sample_bytes_, threads_);
     const auto begin = std::chrono::steady_clock::now();
     workers_->for_each((samples_ + piece - 1) / piece,
@@ -203,7 +237,7 @@ class GatherBench {
       copies_.push_back({bench_.pinned_source() + index * sample_bytes_, destination, sample_bytes_});
       destination += sample_bytes_;
     }
-    streams_[batch % kStreams].copy_each(copies_, CopyDirection::h2d);
+    streams_[0].copy_each(copies_, CopyDirection::h2d);
   }
 
   void check_widened(std::string_view what, const std::byte* sample, std::size_t offset) const {
@@ -222,6 +256,8 @@ class GatherBench {
   const std::size_t sample_bytes_;
   const std::size_t slot_bytes_;
   const std::size_t samples_;
+  const std::size_t batches_;
+  const std::size_t slots_;
   const StoreKind stores_;
   std::shared_ptr<HostWorkers> workers_;
   const unsigned threads_;
@@ -238,16 +274,14 @@ class GatherBench {
 /// Batches of one kind, measured pass after pass.
 class MeasuredGather {
  public:
-  MeasuredGather(LinkRun& run, Gather gather, std::size_t sample_bytes, std::size_t samples)
-      : gather_(gather),
-        sample_bytes_(sample_bytes),
-        samples_(samples),
-        batches_(run, gather, sample_bytes, samples) {}
+  MeasuredGather(Gather gather, std::size_t sample_bytes, std::size_t samples)
+      : gather_(gather), sample_bytes_(sample_bytes), samples_(samples) {}
 
-  void measure(LinkBench& bench) {
-    bench.poison_device(kBatches * batches_.slot_bytes());
-    passes_.push_back(bench.repeat(batches_.bytes(), [this] { return batches_.seconds(); }));
-    batches_.check(series_name(gather_));
+  void measure(LinkRun& run) {
+    GatherBench batches(run, gather_, sample_bytes_, samples_, sample_bytes_ + samples_ + passes_.size());
+    run.bench.poison_device(batches.target_bytes());
+    passes_.push_back(run.bench.repeat(batches.bytes(), [&] { return batches.seconds(); }));
+    batches.check(series_name(gather_));
   }
 
   [[nodiscard]] Gather gather() const noexcept { return gather_; }
@@ -266,24 +300,23 @@ class MeasuredGather {
   }
 
  private:
-  const Gather gather_;
-  const std::size_t sample_bytes_;
-  const std::size_t samples_;
-  GatherBench batches_;
+  Gather gather_;
+  std::size_t sample_bytes_;
+  std::size_t samples_;
   std::vector<Summary> passes_;
 };
 
 /// All that is measured, in the order of its points.
-std::deque<MeasuredGather> list_gathers(LinkRun& run) {
+std::vector<MeasuredGather> list_gathers(const LinkRun& run) {
   const double link = run.result.profile.ceiling(CopyDirection::h2d);
   const std::size_t room = run.bench.capacity() / kBatches;
   const auto most = std::max(64 * kKiB, static_cast<std::size_t>(link * kBatchSeconds));
-  std::deque<MeasuredGather> gathers;
+  std::vector<MeasuredGather> gathers;
   for (const std::size_t samples : kHostSamples) {
     for (const std::size_t bytes : kHostBatchBytes) {
       const std::size_t sample = bytes / samples;
       if (sample < kSampleBytes.front() || sample > 2 * kSampleBytes.back()) continue;
-      if (bytes <= std::min(room, most)) gathers.emplace_back(run, Gather::host, sample, samples);
+      if (bytes <= std::min(room, most)) gathers.emplace_back(Gather::host, sample, samples);
     }
   }
   for (const Gather gather : kGathers) {
@@ -291,7 +324,7 @@ std::deque<MeasuredGather> list_gathers(LinkRun& run) {
         room, is_on_device(gather) ? kDeviceBatchBytes : std::bit_floor(std::min(most, kMostBatchBytes)));
     for (const std::size_t sample : kSampleBytes) {
       if (4 * sample > slot_bytes) break;
-      gathers.emplace_back(run, gather, sample, samples_in(gather, sample, slot_bytes));
+      gathers.emplace_back(gather, sample, samples_in(gather, sample, slot_bytes));
     }
   }
   return gathers;
@@ -301,12 +334,12 @@ std::deque<MeasuredGather> list_gathers(LinkRun& run) {
 
 void measure_gathers(LinkRun& run) {
   LinkProfile& profile = run.result.profile;
-  std::deque<MeasuredGather> gathers = list_gathers(run);
+  std::vector<MeasuredGather> gathers = list_gathers(run);
   const std::size_t passes = run.bench.quick() ? 1 : kPasses;
   double done = 0;
   for (std::size_t pass = 0; pass < passes; ++pass) {
     for (MeasuredGather& gather : gathers) {
-      gather.measure(run.bench);
+      gather.measure(run);
       run.advance(++done / static_cast<double>(passes * gathers.size()));
     }
   }
