@@ -18,8 +18,9 @@ constexpr std::size_t kMemberSegment = std::size_t{1} << 20;  // larger requests
 // The gaps between more copies than these would show in a chunk's rate.
 constexpr std::size_t kFewCopies = 8;
 
-double rate_of(std::size_t bytes, std::size_t copies, double seconds) {
-  return copies <= kFewCopies ? static_cast<double>(bytes) / seconds : ChunkRates::kUnknown;
+void note(ChunkRates& rates, ChunkSize size, double seconds) {
+  rates.note(size.copies <= kFewCopies ? static_cast<double>(size.bytes) / seconds : ChunkRates::kUnknown,
+             size);
 }
 
 bool others_relay_to(std::size_t self, const GroupJob& job) {
@@ -47,12 +48,7 @@ GroupMember::GroupMember(Device device, GroupMemberOptions options)
       link_(device_.create_stream()),
       push_(device_.create_stream()),
       pulled_(device_.create_event()),
-      own_rates_(expected(options_.link)) {}
-
-/// Of the smallest chunk that is judged.
-double GroupMember::expected(double rate) const noexcept {
-  return ChunkRates::expected(rate, options_.chunk_bytes / 2);
-}
+      own_rates_(options_.link) {}
 
 PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t self) {
   const bool in_place = job.locked[self];
@@ -87,17 +83,17 @@ void GroupMember::read_times() {
     const RelayedChunk chunk = *std::exchange(relay.chunk, std::nullopt);
     if (2 * chunk.bytes < options_.chunk_bytes) continue;  // its latency would show
     const double way = options_.peers.empty() ? 0 : options_.peers[chunk.receiver];
-    RelayPace& pace =
-        paces_.try_emplace(chunk.receiver, expected(options_.link), expected(way)).first->second;
-    pace.note(rate_of(chunk.bytes, chunk.pulls, relay.pulled.seconds_since(relay.pull_begins)),
-              rate_of(chunk.bytes, chunk.pushes, relay.pushed.seconds_since(relay.push_begins)));
+    const RelayPace measured{.pull = ChunkRates(options_.link), .push = ChunkRates(way)};
+    RelayPace& pace = paces_.try_emplace(chunk.receiver, measured).first->second;
+    note(pace.pull, {chunk.bytes, chunk.pulls}, relay.pulled.seconds_since(relay.pull_begins));
+    note(pace.push, {chunk.bytes, chunk.pushes}, relay.pushed.seconds_since(relay.push_begins));
   }
 }
 
 void GroupMember::read_own_times(OwnChunk& chunk) {
   const std::size_t bytes = std::exchange(chunk.bytes, 0);
   if (2 * bytes < options_.chunk_bytes || !chunk.pulled.query()) return;
-  own_rates_.note(rate_of(bytes, chunk.copies, chunk.pulled.seconds_since(chunk.begins)));
+  note(own_rates_, {bytes, chunk.copies}, chunk.pulled.seconds_since(chunk.begins));
   link_pace_ = own_rates_.pace();
 }
 

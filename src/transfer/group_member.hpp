@@ -91,7 +91,6 @@ class GroupMember {
   /// Reads the times of the chunks whose push is done. Does not block.
   void read_times();
   void read_own_times(OwnChunk& chunk);
-  [[nodiscard]] double expected(double rate) const noexcept;
   void fill(const GroupJob& job, ImageRange range, std::byte* slot) const;
   void enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
 
