@@ -275,25 +275,37 @@ class GroupEngineImpl {
     return Transfer(state);
   }
 
+  /// A chunk that a member has taken and not returned.
+  struct Carried {
+    std::shared_ptr<GroupJob> job;
+    ImageRange chunk;
+    GroupMember::Room room;
+  };
+
   void run(std::size_t self) {
     bind_thread_to_node(group_[self].info().numa_node);
+    std::optional<Carried> carried;
     std::unique_lock lock(monitor_->mutex);
     for (;;) {
       std::shared_ptr<GroupJob> over;
       std::shared_ptr<GroupJob> job;
       monitor_->changed.wait(lock, [&] {
         over = monitor_->take_over();
-        if (!over) job = monitor_->with_chunk_for(self);
-        return over || job || monitor_->closing;
+        if (!over && !carried) job = monitor_->with_chunk_for(self);
+        return over || carried || job || monitor_->closing;
       });
       if (over) {
         lock.unlock();
         end(*over);
         over.reset();
         lock.lock();
+      } else if (carried) {
+        lock.unlock();
+        carried = finish_chunk(*std::exchange(carried, std::nullopt), self);
+        lock.lock();
       } else if (job) {
         lock.unlock();
-        carry_chunk(*job, self);
+        carried = begin_chunk(job, self);
         job.reset();
         lock.lock();
       } else {
@@ -302,42 +314,78 @@ class GroupEngineImpl {
     }
   }
 
-  /// Waits until the member's link has room, and carries the next chunk if there still is one by then.
-  void carry_chunk(GroupJob& job, std::size_t self) noexcept {
-    PinnedRing::Slot* slot = nullptr;
+  /// Waits until the member's link has room, and begins with the next chunk if there still is one by then.
+  std::optional<Carried> begin_chunk(const std::shared_ptr<GroupJob>& job, std::size_t self) noexcept {
     try {
-      slot = &members_[self]->wait_for_room(job, self);
+      const GroupMember::Room room = members_[self]->wait_for_room(*job, self);
+      return take_chunk(job, self, room);
     } catch (const OutOfMemory& error) {
       {
         const std::lock_guard lock(monitor_->mutex);
-        if (job.is_over()) return;
-        if (!job.sit_out(self)) return job.fail(std::current_exception());
+        if (job->is_over()) return std::nullopt;
+        if (!job->sit_out(self)) {
+          job->fail(std::current_exception());
+          return std::nullopt;
+        }
         monitor_->changed.notify_all();  // who gave way to it
       }
       log_warning(fmt::format("{} carries nothing of a group's transfer: {}", group_[self].info().spec,
                               error.what()));
-      return;
     } catch (...) {
       const std::lock_guard lock(monitor_->mutex);
-      if (!job.is_over()) job.fail(std::current_exception());
-      return;
+      if (!job->is_over()) job->fail(std::current_exception());
     }
-    std::unique_lock lock(monitor_->mutex);
-    const double own = members_[job.lane_of(self).receivers.front()]->link_pace();
-    const std::optional<ImageRange> chunk =
-        job.take_chunk(self, members_[self]->should_give_way(job, self, own));
-    if (!chunk) return;
-    monitor_->changed.notify_all();  // who gives way may have waited for this
-    lock.unlock();
+    return std::nullopt;
+  }
+
+  /// Sends a chunk once it is filled. Returns the next one, if its bytes are being filled by then.
+  std::optional<Carried> finish_chunk(Carried carried, std::size_t self) noexcept {
+    GroupJob& job = *carried.job;
+    std::optional<Carried> next;
+    std::unique_lock lock(monitor_->mutex, std::defer_lock);
     try {
-      members_[self]->carry(job, self, *chunk, *slot);
+      members_[self]->finish(job, self, carried.chunk, carried.room,
+                             [&] { next = begin_chunk_if_room(carried.job, self); });
       lock.lock();
-      carried_[self] += chunk->bytes();
+      carried_[self] += carried.chunk.bytes();
     } catch (...) {
       lock.lock();
       job.fail(std::current_exception());
     }
     job.return_chunk();
+    return next;
+  }
+
+  std::optional<Carried> begin_chunk_if_room(const std::shared_ptr<GroupJob>& job,
+                                             std::size_t self) noexcept {
+    try {
+      const std::optional<GroupMember::Room> room = members_[self]->find_room(*job, self);
+      return room ? take_chunk(job, self, *room) : std::nullopt;
+    } catch (...) {
+      const std::lock_guard lock(monitor_->mutex);
+      job->fail(std::current_exception());
+      return std::nullopt;
+    }
+  }
+
+  std::optional<Carried> take_chunk(const std::shared_ptr<GroupJob>& job, std::size_t self,
+                                    const GroupMember::Room& room) noexcept {
+    std::unique_lock lock(monitor_->mutex);
+    const double own = members_[job->lane_of(self).receivers.front()]->link_pace();
+    const std::optional<ImageRange> chunk =
+        job->take_chunk(self, members_[self]->should_give_way(*job, self, own));
+    if (!chunk) return std::nullopt;
+    monitor_->changed.notify_all();  // who gives way may have waited for this
+    lock.unlock();
+    try {
+      members_[self]->begin(*job, self, *chunk, room);
+    } catch (...) {
+      lock.lock();
+      job->fail(std::current_exception());
+      job->return_chunk();
+      return std::nullopt;
+    }
+    return Carried{.job = job, .chunk = *chunk, .room = room};
   }
 
   void end(GroupJob& job) {

@@ -12,14 +12,13 @@ namespace {
 
 // Chunks are large, so there is always more than one on the link while the host notices the end of the first.
 constexpr EventWait kRoomWait = EventWait::sleep;
-constexpr std::size_t kSmallestFill = std::size_t{64} << 10;
-constexpr std::size_t kLargestFill = std::size_t{512} << 10;
 constexpr std::size_t kMemberSegment = std::size_t{1} << 20;  // larger requests take their exact size
 // The gaps between more copies than these would show in a chunk's rate.
 constexpr std::size_t kFewCopies = 8;
 
-double rate_of(std::size_t bytes, std::size_t copies, double seconds) {
-  return copies <= kFewCopies ? static_cast<double>(bytes) / seconds : ChunkRates::kUnknown;
+void note(ChunkRates& rates, ChunkSize size, double seconds) {
+  rates.note(size.copies <= kFewCopies ? static_cast<double>(size.bytes) / seconds : ChunkRates::kUnknown,
+             size);
 }
 
 bool others_relay_to(std::size_t self, const GroupJob& job) {
@@ -47,14 +46,10 @@ GroupMember::GroupMember(Device device, GroupMemberOptions options)
       link_(device_.create_stream()),
       push_(device_.create_stream()),
       pulled_(device_.create_event()),
-      own_rates_(expected(options_.link)) {}
+      own_rates_(options_.link),
+      filler_(workers_, threads_) {}
 
-/// Of the smallest chunk that is judged.
-double GroupMember::expected(double rate) const noexcept {
-  return ChunkRates::expected(rate, options_.chunk_bytes / 2);
-}
-
-PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t self) {
+GroupMember::Room GroupMember::wait_for_room(const GroupJob& job, std::size_t self) {
   const bool in_place = job.locked[self];
   std::optional<PinnedRing>& ring = in_place ? in_place_ : staged_;
   if (!ring) ring.emplace(device_, pinned_, options_.slots, in_place ? 0 : options_.chunk_bytes, kRoomWait);
@@ -68,15 +63,30 @@ PinnedRing::Slot& GroupMember::wait_for_room(const GroupJob& job, std::size_t se
         {.begins = device_.create_event(EventTiming::on), .pulled = device_.create_event(EventTiming::on)});
   }
   const auto begin = std::chrono::steady_clock::now();
-  PinnedRing::Slot& slot = ring->next();
-  if (relays) {
-    const RelayBuffer& next = relays_[relay_turn_ % relays_.size()];
-    if (next.chunk) next.pushed.synchronize();
-    read_times();
-  }
-  if (is_relayed_to) read_own_times(own_[own_turn_ % own_.size()]);
+  if (relays && next_relay().chunk) next_relay().pushed.synchronize();
+  const Room room = take_room(job, self);
   job.state->account(0, 0, seconds_since(begin));
-  return slot;
+  return room;
+}
+
+std::optional<GroupMember::Room> GroupMember::find_room(const GroupJob& job, std::size_t self) {
+  if (!staged_->next_is_free()) return std::nullopt;
+  const bool relays = job.destinations[self] == nullptr;
+  if (relays && next_relay().chunk && !next_relay().pushed.query()) return std::nullopt;
+  return take_room(job, self);
+}
+
+GroupMember::Room GroupMember::take_room(const GroupJob& job, std::size_t self) {
+  Room room{.slot = &(job.locked[self] ? in_place_ : staged_)->next()};
+  if (job.destinations[self] == nullptr) {
+    read_times();
+    room.relay = &relays_[relay_turn_++ % relays_.size()];
+  }
+  if (others_relay_to(self, job)) {
+    room.own = &own_[own_turn_++ % own_.size()];
+    read_own_times(*room.own);
+  }
+  return room;
 }
 
 void GroupMember::read_times() {
@@ -87,17 +97,17 @@ void GroupMember::read_times() {
     const RelayedChunk chunk = *std::exchange(relay.chunk, std::nullopt);
     if (2 * chunk.bytes < options_.chunk_bytes) continue;  // its latency would show
     const double way = options_.peers.empty() ? 0 : options_.peers[chunk.receiver];
-    RelayPace& pace =
-        paces_.try_emplace(chunk.receiver, expected(options_.link), expected(way)).first->second;
-    pace.note(rate_of(chunk.bytes, chunk.pulls, relay.pulled.seconds_since(relay.pull_begins)),
-              rate_of(chunk.bytes, chunk.pushes, relay.pushed.seconds_since(relay.push_begins)));
+    const RelayPace measured{.pull = ChunkRates(options_.link), .push = ChunkRates(way)};
+    RelayPace& pace = paces_.try_emplace(chunk.receiver, measured).first->second;
+    note(pace.pull, {chunk.bytes, chunk.pulls}, relay.pulled.seconds_since(relay.pull_begins));
+    note(pace.push, {chunk.bytes, chunk.pushes}, relay.pushed.seconds_since(relay.push_begins));
   }
 }
 
 void GroupMember::read_own_times(OwnChunk& chunk) {
   const std::size_t bytes = std::exchange(chunk.bytes, 0);
   if (2 * bytes < options_.chunk_bytes || !chunk.pulled.query()) return;
-  own_rates_.note(rate_of(bytes, chunk.copies, chunk.pulled.seconds_since(chunk.begins)));
+  note(own_rates_, {bytes, chunk.copies}, chunk.pulled.seconds_since(chunk.begins));
   link_pace_ = own_rates_.pace();
 }
 
@@ -108,36 +118,37 @@ bool GroupMember::should_give_way(const GroupJob& job, std::size_t self, double 
          pace->second.is_busy(lane.carriers.size() - 1, own);
 }
 
-void GroupMember::carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
-  if (!job.locked[self]) fill(job, range, slot.data());
+void GroupMember::begin(const GroupJob& job, std::size_t self, ImageRange range, const Room& room) {
+  if (job.locked[self]) return;
+  const auto fill = [&job, range, slot = room.slot->data(), stores = options_.stores](std::size_t from,
+                                                                                      std::size_t bytes) {
+    const auto begin = std::chrono::steady_clock::now();
+    const ImageRange part{range.begin + from, range.begin + from + bytes};
+    if (job.image.sources) {
+      job.image.sources->pack(part, slot + from, stores);
+    } else {
+      job.image.fill(part.begin, {slot + from, bytes});
+    }
+    job.state->account(0, seconds_since(begin), 0);
+  };
+  filler_.open(range.bytes(), fill);
+}
+
+void GroupMember::finish(GroupJob& job, std::size_t self, ImageRange range, const Room& room,
+                         FunctionRef<void()> begin_next) {
+  if (!job.locked[self]) filler_.finish_first(begin_next);
   try {
-    enqueue(job, self, range, slot);
+    enqueue(job, self, range, room);
   } catch (...) {
     drain();
     throw;
   }
 }
 
-void GroupMember::fill(const GroupJob& job, ImageRange range, std::byte* slot) const {
-  const auto begin = std::chrono::steady_clock::now();
-  const std::size_t part = std::clamp(align_up(range.bytes() / threads_, 4096), kSmallestFill, kLargestFill);
-  const auto fill_part = [&](std::size_t number) {
-    const std::size_t from = range.begin + number * part;
-    const ImageRange here{from, std::min(from + part, range.end)};
-    std::byte* const there = slot + (from - range.begin);
-    if (job.image.sources) {
-      job.image.sources->pack(here, there, options_.stores);
-    } else {
-      job.image.fill(here.begin, {there, here.bytes()});
-    }
-  };
-  workers_->for_each((range.bytes() + part - 1) / part, fill_part, threads_);
-  job.state->account(0, seconds_since(begin), 0);
-}
-
-void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot) {
+void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, const Room& room) {
   std::byte* const here = job.destinations[self];
-  RelayBuffer* const relay = here != nullptr ? nullptr : &relays_[relay_turn_++ % relays_.size()];
+  PinnedRing::Slot& slot = *room.slot;
+  RelayBuffer* const relay = room.relay;
   const std::byte* const first = job.image.base;
   const auto place = [&](std::size_t offset, std::size_t in_range) {
     return here != nullptr ? here + offset : relay->memory.data() + in_range;
@@ -145,7 +156,7 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, Pin
   std::size_t copies = 0;
 
   if (job.after[self]) link_.wait(*job.after[self]);
-  OwnChunk* const own = others_relay_to(self, job) ? &own_[own_turn_++ % own_.size()] : nullptr;
+  OwnChunk* const own = room.own;
   if (relay != nullptr) relay->pull_begins.record(link_);
   if (own != nullptr) own->begins.record(link_);
   if (job.locked[self]) {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include "transfer/chunk_filler.hpp"
 #include "transfer/group_job.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
+#include <penstock/core/function_ref.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
@@ -37,7 +39,8 @@ struct GroupMemberOptions {
 ///
 /// The push of a chunk waits for the link's copy of that chunk alone, so that both go on at once. A slot of
 /// pinned memory is free once the link's copy is done, a relay buffer once the push is. The host waits for
-/// both. It thereby has at most as many chunks of a transfer on the link as there are slots.
+/// both. It thereby has at most as many chunks of a transfer on the link as there are slots. While it fills
+/// one, it begins with the next one if there is room.
 ///
 /// The device times what it relays, and what it pulls while others relay to it. The host reads the times
 /// later, and never waits for them.
@@ -45,17 +48,27 @@ class GroupMember {
  public:
   GroupMember(Device device, GroupMemberOptions options);
 
-  /// Makes what `job` needs and blocks the host until the link has room for a chunk. Returns the slot that
-  /// the chunk takes. Throws OutOfMemory, DeviceError.
-  [[nodiscard]] PinnedRing::Slot& wait_for_room(const GroupJob& job, std::size_t self);
+  /// What a chunk takes while it is on its way.
+  struct Room;
+
+  /// Makes what `job` needs and blocks the host until the link has room for a chunk. Throws OutOfMemory,
+  /// DeviceError.
+  [[nodiscard]] Room wait_for_room(const GroupJob& job, std::size_t self);
+  /// Room for one more chunk of `job`, which is not locked and for which there was room before. None if the
+  /// link has none now. Does not block. Throws DeviceError.
+  [[nodiscard]] std::optional<Room> find_room(const GroupJob& job, std::size_t self);
   /// True if others use the wires over which this member would relay. Call it after wait_for_room. `own`:
   /// link_pace() of the receiver.
   [[nodiscard]] bool should_give_way(const GroupJob& job, std::size_t self, double own) const;
   /// ChunkRates::pace of the link, by what it brought to this member while others relayed to it. Any thread.
   [[nodiscard]] double link_pace() const noexcept { return link_pace_; }
-  /// Enqueues a chunk of `job`, and marks its end. If it throws, nothing is on its way. Throws DeviceError,
-  /// or what the job's fill throws.
-  void carry(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
+  /// Host workers begin to fill the room of a chunk. Does not block. The job and the room outlive the chunk.
+  void begin(const GroupJob& job, std::size_t self, ImageRange range, const Room& room);
+  /// Fills the chunk that was begun first, enqueues it, and marks its end. `begin_next`: may begin another
+  /// one; called once, before the host threads run out of work, unless there is only one or nothing to fill.
+  /// If it throws, nothing is on its way. Throws DeviceError, or what the job's fill throws.
+  void finish(GroupJob& job, std::size_t self, ImageRange range, const Room& room,
+              FunctionRef<void()> begin_next);
   /// Blocks the host until the device has done what was carried so far, or has failed.
   void drain() noexcept;
 
@@ -88,12 +101,13 @@ class GroupMember {
     std::size_t copies = 0;
   };
 
+  /// The next slot, relay buffer and times in turn, all of which are free.
+  [[nodiscard]] Room take_room(const GroupJob& job, std::size_t self);
+  [[nodiscard]] RelayBuffer& next_relay() noexcept { return relays_[relay_turn_ % relays_.size()]; }
   /// Reads the times of the chunks whose push is done. Does not block.
   void read_times();
   void read_own_times(OwnChunk& chunk);
-  [[nodiscard]] double expected(double rate) const noexcept;
-  void fill(const GroupJob& job, ImageRange range, std::byte* slot) const;
-  void enqueue(GroupJob& job, std::size_t self, ImageRange range, PinnedRing::Slot& slot);
+  void enqueue(GroupJob& job, std::size_t self, ImageRange range, const Room& room);
 
   const Device device_;
   const GroupMemberOptions options_;
@@ -114,6 +128,13 @@ class GroupMember {
   std::size_t own_turn_ = 0;
   ChunkRates own_rates_;
   std::atomic<double> link_pace_ = 1;
+  ChunkFiller filler_;
+};
+
+struct GroupMember::Room {
+  PinnedRing::Slot* slot = nullptr;
+  RelayBuffer* relay = nullptr;  ///< null: the chunk lands in its destination
+  OwnChunk* own = nullptr;       ///< null: others do not relay to this member
 };
 
 }  // namespace penstock

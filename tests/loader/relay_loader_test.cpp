@@ -1,6 +1,7 @@
 // A loader that feeds one device over the links of several.
 
 #include "loader/group_loader_fixture.hpp"
+#include "loader/listed_batches.hpp"
 #include "loader/relay_watch.hpp"
 #include "support/gate.hpp"
 #include "transfer/gives_way_fixture.hpp"
@@ -352,14 +353,72 @@ TEST_P(RelayLoaderPaceTest, SmallPartsAreNotJudged) {
   set_clock_rates(1);
 }
 
-/// A link of 1 byte a second, and transfers of one byte.
-std::vector<double> link_rates(std::vector<std::pair<double, double>> spans) {
-  std::vector<BatchTimes> transfers;
-  std::vector<double> rates;
-  for (const auto& [begin, end] : spans) {
-    transfers.push_back({.link_bytes = 1, .transfer_begin = begin, .transfer_end = end});
+/// A link of 0.1 GB/s and a way of 1 GB/s, whose copies have a latency of 9 ms. The clocks run slow, so that
+/// it seems to be 9 µs, and the wires a thousand times as fast.
+class RelayLoaderSizesTest : public RelayLoaderTest {
+ protected:
+  static constexpr std::size_t kSample = std::size_t{1} << 20;
+  static constexpr std::size_t kSmallBatches = 32;
+
+  void SetUp() override {
+    RelayLoaderTest::SetUp();
+    for (const auto& member : faulty_) member->set_clock_rate(kClockRate);
+    const auto fill = [](std::uint64_t, std::span<std::byte> to) {
+      std::ranges::fill(to, std::byte{7});
+      return to.size();
+    };
+    const Dataset data(std::vector<FieldReaderPtr>{
+        read_callback({.name = "images", .dtype = DType::uint8, .shape = {kSample}}, kListedSamples, fill)});
+    std::map<std::uint64_t, Batches> epochs{{0, Batches(4, std::vector<std::uint64_t>(16))}};
+    for (std::uint64_t e = 1; e < 50; ++e) epochs[e] = Batches(kSmallBatches, {1, 2});
+    loader_.emplace(relay(
+        data,
+        {.batch_size = 16, .batch_sampler = std::make_shared<ListedBatches>(epochs), .prefetch_depth = 1}));
   }
-  for (std::size_t i = 0; i < transfers.size(); ++i) rates.push_back(link_rate_of(transfers, i));
+  /// The bytes that the neighbour carries in an epoch.
+  std::size_t relayed_once() {
+    const std::size_t before = carried(*loader_)[1];
+    while (next(*loader_)) {
+    }
+    return carried(*loader_)[1] - before;
+  }
+  template <typename Expected>
+  [[nodiscard]] bool soon(Expected&& expected) {
+    for (int i = 0; i < 12; ++i) {
+      if (expected(relayed_once())) return true;
+    }
+    return false;
+  }
+
+  static constexpr double kClockRate = 1e-3;
+  std::optional<GroupLoader> loader_;
+};
+INSTANTIATE_TEST_SUITE_P(, RelayLoaderSizesTest,
+                         ::testing::Values(GroupCase{"HostLatency",
+                                                     {"host:0,memory=1GiB,link=0.1,peer=1,latency=9000",
+                                                      "host:1,memory=1GiB,link=0.1,peer=1,latency=9000"}}),
+                         [](const auto& each) { return each.param.name; });
+
+TEST_P(RelayLoaderSizesTest, SmallPartsAreNotComparedWithLargeOnes) {
+  EXPECT_GE(relayed_once(), 4 * 8 * kSample);
+  EXPECT_TRUE(soon([](std::size_t relayed) { return relayed >= kSmallBatches * kSample * 3 / 4; }));
+  faulty_[1]->set_clock_rate(30 * kClockRate);
+  EXPECT_TRUE(soon([](std::size_t relayed) { return relayed <= 3 * kSample; })) << "small parts are judged";
+}
+
+/// On a link of 1 byte a second, transfers of one byte.
+std::vector<BatchTimes> transfers(const std::vector<std::pair<double, double>>& spans) {
+  std::vector<BatchTimes> times;
+  for (const auto& [begin, end] : spans) {
+    times.push_back({.batch = times.size(), .link_bytes = 1, .transfer_begin = begin, .transfer_end = end});
+  }
+  return times;
+}
+
+std::vector<double> link_rates(const std::vector<std::pair<double, double>>& spans) {
+  const std::vector<BatchTimes> times = transfers(spans);
+  std::vector<double> rates;
+  for (std::size_t i = 0; i < times.size(); ++i) rates.push_back(link_rate_of(times, i).rate);
   return rates;
 }
 
@@ -369,36 +428,129 @@ TEST(RelayWatch, TellsTheRateOfALinkThatTransfersShare) {
   // Two at a time, each at half of the rate.
   const Rates shared =
       link_rates({{0, 1.5}, {0.5, 2.5}, {1.5, 3.5}, {2.5, 4.5}, {3.5, 5.5}, {4.5, 6.5}, {5.5, 7.5}});
-  EXPECT_EQ(shared[1], 2 / 2.5);
-  EXPECT_EQ(shared[5], 6 / 6.5);
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(shared[i], 6 / 6.5) << "with those after it";
   EXPECT_EQ(shared[6], 6 / 7.0) << "without the first";
   EXPECT_EQ(link_rates({{1, 3}, {0, 1}})[1], 2 / 3.0) << "the second came first";
-  EXPECT_EQ(link_rates({{0, 2}, {0, 2}})[1], 1.0);
+  EXPECT_EQ(link_rates({{0, 2}, {0, 2}}), (Rates{1, 1}));
   EXPECT_EQ(link_rates({{1, 1}})[0], ChunkRates::kUnknown);
 }
 
-TEST(OwnLinkWatch, SeesEachLargePartOnce) {
-  constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
-  OwnLinkWatch watch;
-  std::vector<BatchTimes> pulled;
-  double now = 0;
-  const auto pull = [&](std::uint64_t epoch, std::uint64_t batch, std::uint64_t bytes, double seconds) {
-    pulled.push_back({.epoch = epoch,
+TEST(RelayWatch, ARateIsFinalOnceNoLaterTransferMayRaiseIt) {
+  const auto is_final = [](const std::vector<std::pair<double, double>>& spans, std::size_t place) {
+    return link_rate_of(transfers(spans), place).is_final;
+  };
+  EXPECT_FALSE(is_final({{0, 2}}, 0));
+  EXPECT_FALSE(is_final({{0, 2}, {1, 3}}, 0));
+  EXPECT_TRUE(is_final({{0, 2}, {1, 3}, {3, 5}}, 0));
+  EXPECT_TRUE(is_final({{0, 2}, {1, 3}, {3, 5}}, 1));
+  EXPECT_FALSE(is_final({{0, 2}, {1, 3}, {3, 5}}, 2));
+  const std::vector<std::pair<double, double>> six{{0, 2}, {1, 3}, {2, 4}, {3, 5}, {4, 6}, {5, 7}};
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_TRUE(is_final(six, i)) << i;
+  EXPECT_FALSE(is_final({six.begin(), six.end() - 1}, 4));
+}
+
+/// The least that is judged.
+constexpr std::uint64_t kJudgedPart = std::uint64_t{1} << 20;
+
+/// The account of a loader's parts. Each overlaps with the ones around it, or none does.
+class PulledParts {
+ public:
+  std::vector<BatchTimes>& pull(std::uint64_t epoch, std::uint64_t batch, std::uint64_t bytes, double seconds,
+                                bool overlaps = false) {
+    times_.push_back({.epoch = epoch,
                       .batch = batch,
                       .link_bytes = bytes,
-                      .transfer_begin = now,
-                      .transfer_end = now + seconds});
-    now += 2 * seconds;
-    watch.see(pulled);
+                      .transfer_begin = now_,
+                      .transfer_end = now_ + (overlaps ? 2 : 1) * seconds});
+    now_ += (overlaps ? 1 : 2) * seconds;
+    return times_;
+  }
+  /// Later ones do not overlap with those before.
+  std::vector<BatchTimes>& pause() {
+    now_ += 100;
+    return times_;
+  }
+
+ private:
+  std::vector<BatchTimes> times_;
+  double now_ = 0;
+};
+
+TEST(OwnLinkWatch, SeesEachLargePartOnce) {
+  OwnLinkWatch watch;
+  PulledParts parts;
+  const auto pull = [&](std::uint64_t epoch, std::uint64_t batch, std::uint64_t bytes, double seconds) {
+    watch.see(parts.pull(epoch, batch, bytes, seconds));
     return watch.pace();
   };
-  EXPECT_EQ(pull(0, 7, kLarge, 1), 1);
-  EXPECT_EQ(pull(1, 0, kLarge, 4), 1);
-  watch.see(pulled);
+  EXPECT_EQ(pull(0, 7, kJudgedPart, 1), 1);
+  EXPECT_EQ(pull(1, 0, kJudgedPart, 4), 1);
+  EXPECT_EQ(pull(1, 1, kJudgedPart - 1, 4), 1) << "one is slow";
+  watch.see(parts.pause());
   EXPECT_EQ(watch.pace(), 1) << "the same parts";
-  EXPECT_EQ(pull(1, 1, kLarge - 1, 4), 1) << "too small";
-  EXPECT_EQ(pull(1, 2, 2 * kLarge, 4), 0.5);
-  EXPECT_EQ(pull(1, 3, kLarge, 4), 0.25);
+  EXPECT_EQ(pull(1, 2, 2 * kJudgedPart, 4), 1) << "the one before is too small";
+  EXPECT_EQ(pull(1, 3, kJudgedPart, 4), 0.5);
+  EXPECT_EQ(pull(1, 4, kJudgedPart, 4), 0.25);
+}
+
+// Two at a time, each at half of the rate: so the first seems to be half as fast as the link, if those after
+// it are not known.
+TEST(OwnLinkWatch, IsNotSlowAtAnEpochsBeginning) {
+  OwnLinkWatch watch;
+  PulledParts parts;
+  for (std::uint64_t batch = 0; batch < 3; ++batch) watch.see(parts.pull(0, batch, kJudgedPart, 1));
+  for (std::uint64_t epoch = 1; epoch < 4; ++epoch) {
+    parts.pause();
+    for (std::uint64_t batch = 0; batch < 9; ++batch) {
+      watch.see(parts.pull(epoch, batch, kJudgedPart, 1, true));
+      EXPECT_GE(watch.pace(), 6 / 7.0) << epoch << " " << batch;
+    }
+  }
+  parts.pause();
+  for (std::uint64_t batch = 0; batch < 6; ++batch) watch.see(parts.pull(4, batch, kJudgedPart, 4, true));
+  EXPECT_LE(watch.pace(), 0.25) << "they are slow";
+}
+
+TEST(LinkWatch, NotesAtOnceThatALinkIsFast) {
+  PulledParts parts;
+  for (std::uint64_t batch = 0; batch < 3; ++batch) parts.pull(0, batch, kJudgedPart, 1);
+  for (const bool at_once : {false, true}) {
+    PulledParts later = parts;
+    LinkWatch watch(at_once);
+    ChunkRates rates;
+    watch.see(later.pull(0, 3, kJudgedPart, 9), rates);
+    EXPECT_EQ(rates.best(), kJudgedPart);
+    for (const std::uint64_t batch : {4, 5, 6}) watch.see(later.pull(0, batch, kJudgedPart, 9), rates);
+    EXPECT_TRUE(rates.is_below(1));
+    watch.see(later.pull(0, 7, kJudgedPart, 1), rates);
+    EXPECT_EQ(rates.is_below(1), !at_once);
+    watch.see(later.pull(0, 8, kJudgedPart, 9), rates);
+    EXPECT_FALSE(rates.is_below(1));
+  }
+}
+
+TEST(LinkWatch, NothingIsFastBeforeAnyRateIsKnown) {
+  LinkWatch watch(true);
+  ChunkRates rates;
+  PulledParts parts;
+  watch.see(parts.pull(0, 0, kJudgedPart, 1, true), rates);
+  EXPECT_EQ(rates.best(), 0);
+}
+
+// 50 GB/s, and 10 µs before each.
+TEST(LinkWatch, SmallPartsAreNotComparedWithLargeOnes) {
+  LinkWatch watch(false);
+  ChunkRates rates;
+  PulledParts parts;
+  const auto pull = [&](std::uint64_t batch, std::uint64_t bytes, double slower = 1) {
+    watch.see(parts.pull(0, batch, bytes, slower * (10e-6 + static_cast<double>(bytes) / 50e9)), rates);
+  };
+  for (std::uint64_t batch = 0; batch < 3; ++batch) pull(batch, 16 * kJudgedPart);
+  for (std::uint64_t batch = 3; batch < 9; ++batch) pull(batch, kJudgedPart);
+  EXPECT_FALSE(rates.is_below(1));
+  EXPECT_GE(rates.pace(), 0.95);
+  for (std::uint64_t batch = 9; batch < 13; ++batch) pull(batch, kJudgedPart, 2);
+  EXPECT_TRUE(rates.is_below(1));
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include "support/comes_true.hpp"
 #include "support/gate.hpp"
 #include "transfer/filler.hpp"
 #include "transfer/group_fixture.hpp"
@@ -102,6 +103,68 @@ TEST_P(GroupFillTest, ComesAfterTheWorkThatItShall) {
     gate.open();
     transfer.synchronize();
     EXPECT_EQ(first_difference(read(0, buffers[0], data.size()), data), -1);
+  }
+}
+
+// A member's threads would have nothing to do while its own thread sends a chunk.
+TEST_P(GroupFillTest, TheNextChunkIsFilledWhileOneIsSent) {
+  constexpr std::size_t kChunkBytes = 256 * 1024;
+  if (devices_[0].host_workers()->threads() < 2) GTEST_SKIP() << "waived: one processor";
+  GroupEngine engine(DeviceGroup({devices_[0]}), {.threads = 2, .chunk_bytes = kChunkBytes, .slots = 3});
+  std::vector<Buffer> buffer;
+  buffer.push_back(poisoned(0, 8 * kChunkBytes));
+  Filler filler(random_bytes(buffer[0].size(), 3));
+  std::atomic<std::size_t> asked{0};
+  const auto fill = [&](std::size_t offset, std::span<std::byte> bytes) {
+    filler.fill(offset, bytes);
+    asked += bytes.size();
+  };
+  std::atomic<bool> is_first{true};
+  std::atomic<bool> went_on{false};
+  faulty_[0]->before(Entry::copy, [&] {
+    if (!is_first.exchange(false)) return;
+    went_on = comes_true([&] { return asked > kChunkBytes; }, std::chrono::seconds(20));
+  });
+  engine.feed_once_filled(places(buffer), buffer[0].size(), fill).synchronize();
+  faulty_[0]->before(Entry::copy, {});
+  EXPECT_TRUE(went_on);
+  filler.expect_all();
+  EXPECT_EQ(first_difference(read(0, buffer[0], buffer[0].size()), filler.source()), -1);
+}
+
+// A member that waited for room would not send what it has filled.
+TEST_P(GroupFillTest, TheNextChunkWaitsForRoomAndHoldsUpNone) {
+  constexpr std::size_t kChunkBytes = 64 * 1024;
+  for (const bool relays : {false, true}) {
+    GroupEngine engine(DeviceGroup(devices_), {.threads = 2, .chunk_bytes = kChunkBytes, .slots = 2});
+    const auto data = random_bytes(200 * kChunkBytes, 4);
+    const auto buffers = poisoned_for_all(data.size());
+    Filler filler(data);
+    std::vector<std::unique_ptr<GatedStream>> gates;
+    std::vector<std::size_t> before;
+    for (std::size_t i = 0; i < size(); ++i) {
+      gates.push_back(std::make_unique<GatedStream>(plain_[i]));
+      faulty_[i]->hold_back_all(gates.back()->word());
+      before.push_back(faulty_[i]->copied_bytes(CopyDirection::h2d));
+    }
+    const Transfer transfer = relays
+                                  ? engine.relay_filled(0, buffers[0].data(), data.size(), filler.function())
+                                  : engine.feed_once_filled(places(buffers), data.size(), filler.function());
+    const auto sent = [&](std::size_t member) {
+      return faulty_[member]->copied_bytes(CopyDirection::h2d) - before[member];
+    };
+    for (std::size_t i = 0; i < size(); ++i) {
+      EXPECT_TRUE(comes_true([&] { return sent(i) == 2 * kChunkBytes; }, std::chrono::seconds(20))) << i;
+    }
+    for (std::size_t i = 0; i < size(); ++i) {
+      gates[i]->open();
+      faulty_[i]->hold_back_all(nullptr);
+    }
+    transfer.synchronize();
+    filler.expect_all();
+    for (std::size_t i = 0; i < (relays ? 1 : size()); ++i) {
+      EXPECT_EQ(first_difference(read(i, buffers[i], data.size()), data), -1) << i;
+    }
   }
 }
 

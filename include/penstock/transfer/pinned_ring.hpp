@@ -70,6 +70,8 @@ class PinnedRing {
   /// call then asks for the same slot.
   [[nodiscard]] Slot& next();
   [[nodiscard]] Slot& next_in_naps();
+  /// True if next() would not block. Does not block. Throws DeviceError.
+  [[nodiscard]] bool next_is_free() { return slots_[turn_ % slots_.size()].is_free(); }
 
  private:
   std::deque<Slot> slots_;

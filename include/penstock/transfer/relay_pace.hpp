@@ -7,41 +7,71 @@
 
 namespace penstock {
 
-/// The rates of the chunks that cross one wire, in bytes/s.
+/// The bytes of a chunk, and the copies that move them.
+struct ChunkSize {
+  std::size_t bytes = 0;
+  std::size_t copies = 1;
+};
+
+/// The rates of the chunks that cross one wire, in bytes/s. They are compared with the best one so far.
+/// Copies have a latency, so a chunk that is smaller than the best one is expected to be slower.
 class ChunkRates {
  public:
   /// A rate that tells nothing.
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
-  /// `best`: what a chunk reaches if nobody else uses the wire; 0: not known before the first chunks.
-  explicit ChunkRates(double best = 0) noexcept : best_(best) {}
+  /// `measured`: what large transfers reach if nobody else uses the wire; 0: not known before the first
+  /// chunks.
+  explicit ChunkRates(double measured = 0) noexcept : best_(measured) {}
 
-  /// What a chunk of so many bytes, in so many copies, reaches on a wire that carries large transfers at
-  /// `rate`; 0 if that is 0.
-  [[nodiscard]] static double expected(double rate, std::size_t bytes, std::size_t copies = 1) noexcept {
-    const auto size = static_cast<double>(bytes);
-    return rate > 0 ? size / (size / rate + static_cast<double>(copies) * kLatencySeconds) : 0;
-  }
-
-  void note(double rate) noexcept {
+  void note(double rate, ChunkSize size) noexcept {
     std::shift_left(latest_.begin(), latest_.end(), 1);
-    latest_.back() = rate;
-    if (rate != kUnknown) best_ = std::max(best_, rate);
+    latest_.back() = {rate, size};
+    if (rate == kUnknown || rate <= best_) return;
+    best_ = rate;
+    copies_per_byte_ = static_cast<double>(size.copies) / static_cast<double>(size.bytes);
   }
   [[nodiscard]] double best() const noexcept { return best_; }
-  /// The latest rate beside the best: less than 1 if the wire is slower than it can be. 1 if that is not
-  /// known. One slow chunk does not count, two do: fewer than is_below needs.
-  [[nodiscard]] double pace() const noexcept {
-    const auto [a, b, c] = latest_;
-    const double median = std::max(std::min(a, b), std::min(std::max(a, b), c));
-    return median < best_ ? median / best_ : 1;
+  /// The least that a chunk reaches if nobody else uses the wire, or others take `taken` of it. 0 if that is
+  /// not known.
+  [[nodiscard]] double expected(ChunkSize size, double taken = 0) const noexcept {
+    const double rate = best_ - taken;
+    if (rate <= 0) return 0;
+    const auto bytes = static_cast<double>(size.bytes);
+    const double more_copies = static_cast<double>(size.copies) - bytes * copies_per_byte_;
+    return bytes / (bytes / rate + std::max(more_copies, 0.0) * kLatencySeconds);
   }
-  /// True if the latest chunks were all slower than `rate`, by much.
-  [[nodiscard]] bool is_below(double rate) const noexcept {
-    return *std::max_element(latest_.begin(), latest_.end()) < kFarBelow * rate;
+  /// The latest rate beside what is expected: less than 1 if the wire is slower than it can be. 1 if that is
+  /// not known. One slow chunk does not count, two do: fewer than is_below needs.
+  [[nodiscard]] double pace() const noexcept {
+    const double a = beside_expected(latest_[0]);
+    const double b = beside_expected(latest_[1]);
+    const double c = beside_expected(latest_[2]);
+    const double median = std::max(std::min(a, b), std::min(std::max(a, b), c));
+    return median < 1 ? median : 1;
+  }
+  /// True if a chunk with this rate is not slow, by much. False if that is not known.
+  [[nodiscard]] bool is_fast(double rate, ChunkSize size) const noexcept {
+    return best_ > 0 && rate >= kFarBelow * expected(size);
+  }
+  /// True if the latest chunks were all slower than `share` of what is expected, by much. `taken`: as in
+  /// expected.
+  [[nodiscard]] bool is_below(double share, double taken = 0) const noexcept {
+    return std::ranges::all_of(latest_, [&](const Chunk& chunk) {
+      return chunk.rate < kFarBelow * share * expected(chunk.size, taken);
+    });
   }
 
  private:
+  struct Chunk {
+    double rate = kUnknown;
+    ChunkSize size;
+  };
+
+  [[nodiscard]] double beside_expected(const Chunk& chunk) const noexcept {
+    return chunk.rate / expected(chunk.size);
+  }
+
   // Who shares a wire with one other gets half of it. Beside NCCL's all-reduce on two H200s, pushes get an
   // estimated 50 to 65 %: they take 52 GB/s, and the all-reduce loses 35. Without others, rates of large
   // chunks differ by some percent.
@@ -50,39 +80,29 @@ class ChunkRates {
   static constexpr double kLatencySeconds = 10e-6;
 
   double best_;
+  double copies_per_byte_ = 0;  ///< of the best chunk: its latency is part of its rate
   // In a row. One slow chunk may be a hiccup of the host, or have met the push of another relay.
-  std::array<double, 3> latest_ = {kUnknown, kUnknown, kUnknown};
+  std::array<Chunk, 3> latest_;
 };
 
-/// How fast one member relays chunks to another: over its own link (pull), and on to the receiver (push). It
-/// shows whether others use the same wires, such as the member's own work or a collective.
+/// How fast one member relays chunks to another. It shows whether others use the same wires, such as the
+/// member's own work or a collective.
 ///
 /// A chunk is compared with the best one so far, and with the receiver's own link: if the host is busy, all
 /// links are slow together, and nobody uses the member's. So others are not noticed if they slow the
 /// receiver's link as much. If the rates were not measured before, they are not noticed either if they use
 /// the wires from the first chunk on, until they pause once.
-class RelayPace {
- public:
-  /// As ChunkRates.
-  explicit RelayPace(double pull = 0, double push = 0) noexcept : pull_(pull), push_(push) {}
-
-  /// The rates of one chunk, in bytes/s.
-  void note(double pull, double push) noexcept {
-    pull_.note(pull);
-    push_.note(push);
-  }
+struct RelayPace {
+  ChunkRates pull;  ///< over the member's own link
+  ChunkRates push;  ///< on to the receiver
 
   /// True if others use the link, or the way to the receiver. `relays`: the members that relay to the
   /// receiver now. Each of the others takes as much of that way as its link brings. `own`: the pace of the
   /// receiver's link.
   [[nodiscard]] bool is_busy(std::size_t relays, double own) const noexcept {
-    const double taken = static_cast<double>(relays - 1) * pull_.best();
-    return pull_.is_below(own * pull_.best()) || push_.is_below(own * (push_.best() - taken));
+    const double taken = static_cast<double>(relays - 1) * pull.best();
+    return pull.is_below(own) || push.is_below(own, taken);
   }
-
- private:
-  ChunkRates pull_;
-  ChunkRates push_;
 };
 
 }  // namespace penstock
