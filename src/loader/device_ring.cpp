@@ -208,14 +208,16 @@ bool DeviceRing::is_awaited() const {
   return waiting_ > 0;
 }
 
-void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting) {
+DeviceRing::Clock::duration DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock,
+                                                      const FunctionRef<void()>* while_waiting) {
+  if (closed_ || !published_.empty()) return {};
   const auto asked = Clock::now();
   auto question = asked + kQuestionInterval;
   const Waiting waiting(*this, lock, asked);
   while (!closed_ && published_.empty()) {
     const auto end = gives_up_at(asked);
     const auto now = Clock::now();
-    if (end && *end <= now) return;
+    if (end && *end <= now) break;
     if (while_waiting != nullptr && question <= now) {
       lock.unlock();
       (*while_waiting)();
@@ -228,15 +230,13 @@ void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const Functio
       consumer_.wait(lock);
     }
   }
+  return Clock::now() - asked;
 }
 
 PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
-  const bool waits = published_.empty();
-  const auto asked = Clock::now();
-  wait_for_item(lock, while_waiting);
-  const auto waited = Clock::now() - asked;
+  const Clock::duration waited = wait_for_item(lock, while_waiting);
   if (closed_) throw Closed("The loader was closed. Make a new one to get more batches.");
   if (published_.empty()) refuse_full();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
@@ -252,7 +252,7 @@ PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* 
   producer_.note_change();
   lock.unlock();
   producer_.notify_one();
-  if (waits) report_wait(waited);
+  if (waited.count() > 0) report_wait(waited);
   return item;
 }
 

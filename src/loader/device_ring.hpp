@@ -130,8 +130,10 @@ class DeviceRing {
   using Clock = std::chrono::steady_clock;
   class Waiting;
 
-  /// Returns once take() can answer: there is a batch, an end or an error, or the ring stays full.
-  void wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting);
+  /// Returns once take() can answer: there is a batch, an end or an error, or the ring stays full. How long
+  /// it has waited: zero if take() could answer at once.
+  [[nodiscard]] Clock::duration wait_for_item(std::unique_lock<std::mutex>& lock,
+                                              const FunctionRef<void()>* while_waiting);
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
   /// When a consumer that has waited since `asked` gives up on the full ring; nullopt if it is not full.
