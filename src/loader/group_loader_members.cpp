@@ -81,7 +81,7 @@ GroupLoaderState::GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOpt
   for (const std::string& pair : group_.unreached()) log_warning(pair);
   try {
     add_members(links);
-    begin_production();
+    thread_.begin();
   } catch (...) {
     end_members();
     throw;

@@ -5,7 +5,6 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/core/wait_quietly.hpp>
 
 #include <fmt/format.h>
@@ -33,16 +32,10 @@ void GroupLoaderState::end_members() noexcept {
   while (!members_.empty()) members_.pop_back();
 }
 
-void GroupLoaderState::begin_production() {
-  stopping_ = false;
-  thread_ = start_thread("penstock-group", [this] { run(); });
-}
-
-void GroupLoaderState::end_production() {
-  stopping_ = true;
+/// Those of the group's thread.
+void GroupLoaderState::end_waits() {
   for (const std::size_t i : receivers_) members_[i].ring->stop();
   if (drawn_) drawn_->stop();
-  if (thread_.joinable()) thread_.join();
 }
 
 void GroupLoaderState::run() {
@@ -78,7 +71,7 @@ void GroupLoaderState::publish(const PublishedItem& item) {
 /// The parts of the next batch. A member without a part says so, since its loader's epoch ends.
 GroupLoaderState::Parts GroupLoaderState::take_parts() {
   const auto end_if_stopping = [this] {
-    if (stopping_) throw ProductionStopped{};
+    if (thread_.is_ending()) throw ProductionStopped{};
   };
   Parts parts(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -277,7 +270,7 @@ void GroupLoaderState::go_to(Change&& change) {
   if (closed_) throw Closed("The loader was closed; make another one.");
   Sampler changed = first_sampler_;
   change(changed);
-  end_production();
+  thread_.end();
   sampler_ = changed;
   index_ = first_sampler_.batches_per_epoch() - sampler_.batches_left();
   made_ = 0;
@@ -302,7 +295,7 @@ void GroupLoaderState::go_to(Change&& change) {
       member.sampler->go_to(sampler_);
       member.loader->start_epoch(member.loader->state().epoch + 1);  // not the one that it is in
     }
-    begin_production();
+    thread_.begin();
   } catch (...) {
     publish(failed_item(sampler_));
     throw;
@@ -350,7 +343,7 @@ void GroupLoaderState::close() {
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
   closed_ = true;
-  end_production();
+  thread_.end();
   for (const std::size_t i : receivers_) members_[i].ring->close();
   for (Member& member : members_) {
     if (member.loader) member.loader->close();

@@ -7,7 +7,6 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/data/narrow.hpp>
 
 #include <fmt/format.h>
@@ -75,7 +74,7 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options, 
                                                   options_.batch_size, options_.prefetch_depth + 1)
                  : nullptr) {
   set_up();
-  begin_production();
+  thread_.begin();
 }
 
 void LoaderState::set_up() {
@@ -158,16 +157,10 @@ void LoaderState::reserve_memory(FeedFacts& facts) {
   }
 }
 
-void LoaderState::begin_production() {
-  stopping_ = false;
-  thread_ = start_thread("penstock-loader", [this] { run(); });
-}
-
-void LoaderState::end_production() {
-  stopping_ = true;
+/// Those of the loader's thread.
+void LoaderState::end_waits() {
   ring_->stop();
   if (drawn_) drawn_->stop();
-  if (thread_.joinable()) thread_.join();
 }
 
 void LoaderState::run() {
@@ -177,7 +170,7 @@ void LoaderState::run() {
     if (!is_resident_) {
       const double begin = account_->now();
       is_resident_ =
-          resident_->fill(*travelling_, plan_, profile_, workers_, [this] { return stopping_.load(); });
+          resident_->fill(*travelling_, plan_, profile_, workers_, [this] { return thread_.is_ending(); });
       if (!is_resident_) return;
       account_->count_resident(plan_.resident_bytes, account_->now() - begin);
     }
@@ -247,7 +240,7 @@ bool LoaderState::agree(DeviceSlot& slot) {
   if (!duties_.agree) return true;
   bool agreed = false;
   try {
-    agreed = duties_.agree(slot, [this] { return stopping_.load(); });
+    agreed = duties_.agree(slot, [this] { return thread_.is_ending(); });
   } catch (...) {
     ring_->put_back(slot, false);
     throw;
@@ -299,13 +292,13 @@ void LoaderState::go_to(Change&& change) {
   if (closed_) throw Closed("The loader was closed; make another one.");
   Sampler changed = first_sampler_;
   change(changed);
-  end_production();
+  thread_.end();
   sampler_ = changed;
   drop_batches(sampler_.state());
   if (drawn_) drawn_->restart(sampler_.epoch());
   try {
     if (duties_.meet) duties_.meet(sampler_.state());
-    begin_production();
+    thread_.begin();
   } catch (...) {
     publish_failure({.error = std::current_exception(), .state = sampler_.state()});
     throw;
@@ -332,7 +325,7 @@ void LoaderState::restore(const SamplerState& state) {
 void LoaderState::leave_epoch(const std::exception_ptr& error) {
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
-  end_production();
+  thread_.end();
   drop_batches(ring_->position());
   ring_->publish({.error = error, .state = ring_->position()});
   producer_->synchronize();
@@ -355,7 +348,7 @@ void LoaderState::close() {
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
   closed_ = true;
-  end_production();
+  thread_.end();
   ring_->close();
   producer_->synchronize();
 }

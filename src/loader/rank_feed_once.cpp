@@ -4,7 +4,6 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/pause.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/core/wait_quietly.hpp>
 
 #include <fmt/format.h>
@@ -45,19 +44,13 @@ RankFeedOnce::RankFeedOnce(RankGroup& group, const Dataset& dataset, const Devic
   own.device_budget_bytes = std::max<std::size_t>(budget - ring_budget, 1);  // 0 would be half of the memory
   ring_ = make_group_ring(device, ring_budget, plan_, options_, sampler_.state());
   loader_.emplace(dataset, device, std::move(own));
-  begin_production();
+  thread_.begin();
 }
 
-void RankFeedOnce::begin_production() {
-  stopped_ = false;
-  thread_ = start_thread("penstock-rank", [this] { run(); });
-}
-
-void RankFeedOnce::end_production() {
-  stopped_ = true;
+/// Those of the thread.
+void RankFeedOnce::end_waits() {
   ring_->stop();
   if (drawn_) drawn_->stop();
-  if (thread_.joinable()) thread_.join();
 }
 
 void RankFeedOnce::run() {
@@ -77,7 +70,7 @@ SampleRun RankFeedOnce::next_run() {
 /// All processes come to it, if a sampler chooses the samples. False if it is to stop.
 bool RankFeedOnce::make_end(PublishedItem& end) {
   if (draws_ == nullptr) return true;
-  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+  const auto stopped = [this] { return thread_.is_ending(); };
   if (!offer() || !group_.parts().wait_for_offers(turn_, stopped)) return false;
   group_.parts().taken(turn_++);
   end.generation = draws_->generation();
@@ -132,7 +125,7 @@ bool RankFeedOnce::make_batch(const SampleRun& run) {
 /// Puts this process's part where the others find it. False if it is to stop.
 bool RankFeedOnce::offer() {
   const auto end_if_stopped = [this] {
-    if (stopped_.load(std::memory_order_relaxed)) throw ProductionStopped{};
+    if (thread_.is_ending()) throw ProductionStopped{};
   };
   if (std::optional<DeviceBatch> part = loader_->next(put_, end_if_stopped)) {
     group_.parts().put(turn_, *part, put_);
@@ -153,7 +146,7 @@ bool RankFeedOnce::fill(DeviceSlot& slot, PublishedItem& item) {
     slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
   }
   PeerParts& parts = group_.parts();
-  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+  const auto stopped = [this] { return thread_.is_ending(); };
   if (!parts.wait_for_offers(turn_, stopped)) return false;
   ring_->wait_for_users(slot, arrive_);
   if (item.timed != nullptr) item.timed->begin.record(arrive_);
@@ -171,7 +164,7 @@ bool RankFeedOnce::fill(DeviceSlot& slot, PublishedItem& item) {
 /// Blocks the host. False if it is to stop.
 bool RankFeedOnce::wait_for(const Event& event) const {
   bool done = false;
-  nap_until([&] { return (done = event.query()) || stopped_.load(std::memory_order_relaxed); });
+  nap_until([&] { return (done = event.query()) || thread_.is_ending(); });
   return done;
 }
 
@@ -212,7 +205,7 @@ void RankFeedOnce::drop_batches(const SamplerState& position) {
 void RankFeedOnce::go_to(const Sampler& place) {
   const std::lock_guard control(control_mutex_);
   if (ring_->is_closed()) throw Closed("The loader was closed; make another one.");
-  end_production();
+  thread_.end();
   try {
     if (!drain()) {
       group_.parts().give_up();
@@ -231,7 +224,7 @@ void RankFeedOnce::go_to(const Sampler& place) {
     }
     sampler_of_parts_->go_to(sampler_);
     loader_->start_epoch(loader_->state().epoch + 1);  // not the one that it is in
-    begin_production();
+    thread_.begin();
   } catch (...) {
     drop_batches(sampler_.state());
     publish(failed_item(sampler_));
@@ -257,7 +250,7 @@ void RankFeedOnce::leave_epoch() {
   const std::lock_guard control(control_mutex_);
   if (ring_->is_closed()) return;
   if (!between_epochs_) {
-    end_production();
+    thread_.end();
     drop_batches(ring_->position());
     loader_->start_epoch(loader_->state().epoch + 1);
     ring_->publish({.error = error_of_left_epoch(), .state = ring_->position()});
@@ -267,7 +260,7 @@ void RankFeedOnce::leave_epoch() {
 
 void RankFeedOnce::close() {
   const std::lock_guard control(control_mutex_);
-  end_production();
+  thread_.end();
   ring_->close();
   static_cast<void>(drain());
   group_.leave(handed_out_, std::min(group_.options().timeout, kLongestFarewell));

@@ -3,6 +3,7 @@
 #include "loader/batch_parts.hpp"
 #include "loader/device_ring.hpp"
 #include "loader/drawn_batches.hpp"
+#include "loader/production_thread.hpp"
 #include "loader/rank_feed.hpp"
 #include "loader/rank_group.hpp"
 
@@ -13,7 +14,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 namespace penstock {
 
@@ -54,8 +54,7 @@ class RankFeedOnce final : public RankFeed {
   [[nodiscard]] bool drain() const noexcept;
   void publish(const PublishedItem& item);
   void drop_batches(const SamplerState& position);
-  void begin_production();
-  void end_production();
+  void end_waits();
   void go_to(const Sampler& place);
   [[nodiscard]] std::string describe_part() const;
 
@@ -81,10 +80,9 @@ class RankFeedOnce final : public RankFeed {
 
   std::atomic<std::uint64_t> handed_out_{0};  ///< as turn_, of next()
   std::atomic<bool> between_epochs_{false};   ///< with a batch sampler: an end was handed out last
-  std::atomic<bool> stopped_{false};
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore, leave_epoch and close
-  std::thread thread_;
+  ProductionThread thread_{"penstock-rank", [this] { run(); }, [this] { end_waits(); }};
 };
 
 }  // namespace penstock
