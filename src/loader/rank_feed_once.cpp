@@ -21,12 +21,12 @@ constexpr std::chrono::milliseconds kLongestFarewell{60'000};
 }  // namespace
 
 RankFeedOnce::RankFeedOnce(RankGroup& group, const Dataset& dataset, const Device& device,
-                           const LoaderOptions& options, const FeedPlan& whole)
+                           const LoaderOptions& options, const Sampler& first, const FeedPlan& whole)
     : group_(group),
       options_(options),
       plan_(whole),
       sample_bytes_(dataset.sample_bytes()),
-      first_sampler_(dataset.sample_count(), sampler_options_of(options_)),
+      first_sampler_(first),
       sampler_(first_sampler_),
       shares_(std::make_shared<BatchShares>(group.weights())),
       drawn_(draws_of_whole(options_, dataset.sample_count())),

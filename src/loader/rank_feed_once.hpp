@@ -27,9 +27,10 @@ namespace penstock {
 /// that had its parts still live. Meanwhile the Loader brings the next parts over the link.
 class RankFeedOnce final : public RankFeed {
  public:
-  /// `group` and `whole` outlive it. Throws as Loader.
+  /// `group`, `options`, `first` and `whole` outlive it. `first`: the sampler at its first place. Throws as
+  /// Loader.
   RankFeedOnce(RankGroup& group, const Dataset& dataset, const Device& device, const LoaderOptions& options,
-               const FeedPlan& whole);
+               const Sampler& first, const FeedPlan& whole);
 
   [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream,
                                                 const FunctionRef<void()>& while_waiting) override;
@@ -59,10 +60,10 @@ class RankFeedOnce final : public RankFeed {
   [[nodiscard]] std::string describe_part() const;
 
   RankGroup& group_;
-  const LoaderOptions options_;
+  const LoaderOptions& options_;
   const FeedPlan& plan_;  ///< of a whole batch
   const std::size_t sample_bytes_;
-  const Sampler first_sampler_;
+  const Sampler& first_sampler_;
   Sampler sampler_;          ///< only for the thread, as the next two
   std::uint64_t index_ = 0;  ///< of the next batch in its epoch
   /// Batches since the processes were last at one place; with a batch sampler, also ends of epochs.

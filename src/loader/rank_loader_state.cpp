@@ -31,7 +31,9 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
 }
 
 std::unique_ptr<RankFeed> RankLoaderState::make_feed() {
-  if (feeds_once()) return std::make_unique<RankFeedOnce>(group_, dataset_, device_, options_, plan_);
+  if (feeds_once()) {
+    return std::make_unique<RankFeedOnce>(group_, dataset_, device_, options_, first_sampler_, plan_);
+  }
   if (group_.size() > 1) {
     log_warning(
         fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
