@@ -1,5 +1,6 @@
 #include "loader/group_loader_state.hpp"
 
+#include "loader/loader_handle.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -392,12 +393,7 @@ std::vector<std::string> GroupLoaderState::describe() const {
 }
 
 void GroupLoaderState::refuse_fork() const {
-  if (is_forked()) {
-    throw DeviceError(
-        "PENSTOCK_FORKED", "GroupLoader", 0,
-        "this process was forked from the one that made the loader, and cannot use its devices: make the "
-        "loader in this process, or start processes with spawn");
-  }
+  if (is_forked()) refuse_forked_loader("GroupLoader", "devices");
 }
 
 }  // namespace penstock

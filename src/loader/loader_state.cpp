@@ -1,6 +1,7 @@
 #include "loader/loader_state.hpp"
 
 #include "loader/gaps.hpp"
+#include "loader/loader_handle.hpp"
 #include "loader/plan_feed.hpp"
 #include "loader/plan_rows.hpp"
 #include "loader/whole_batches.hpp"
@@ -255,12 +256,7 @@ void LoaderState::publish_failure(PublishedItem failed) {
 }
 
 void LoaderState::refuse_fork() const {
-  if (is_forked()) {
-    throw DeviceError(
-        "PENSTOCK_FORKED", "Loader", 0,
-        "this process was forked from the one that made the loader, and cannot use its device: make the "
-        "loader in this process, or start processes with spawn");
-  }
+  if (is_forked()) refuse_forked_loader("Loader", "device");
 }
 
 std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
