@@ -320,7 +320,7 @@ SamplerState DeviceRing::position() const {
 bool DeviceRing::is_at_start_of(std::uint64_t epoch) const {
   const std::lock_guard lock(mutex_);
   const bool has_failed = !published_.empty() && published_.front().error != nullptr;
-  return position_.epoch == epoch && position_.consumed == 0 && !has_failed;
+  return !closed_ && position_.epoch == epoch && position_.consumed == 0 && !has_failed;
 }
 
 bool DeviceRing::is_closed() const {

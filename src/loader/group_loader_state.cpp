@@ -313,10 +313,7 @@ void GroupLoaderState::synchronize() {
 
 void GroupLoaderState::start_epoch(std::uint64_t epoch) {
   refuse_fork();
-  const auto is_there = [&](std::size_t receiver) {
-    const DeviceRing& ring = *members_[receiver].ring;
-    return !ring.is_closed() && ring.is_at_start_of(epoch);
-  };
+  const auto is_there = [&](std::size_t receiver) { return members_[receiver].ring->is_at_start_of(epoch); };
   if (std::ranges::all_of(receivers_, is_there)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
 }

@@ -304,7 +304,7 @@ void LoaderState::go_to(Change&& change) {
 
 void LoaderState::start_epoch(std::uint64_t epoch) {
   refuse_fork();
-  if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
+  if (ring_->is_at_start_of(epoch)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
 }
 

@@ -234,7 +234,7 @@ void RankFeedOnce::go_to(const Sampler& place) {
 }
 
 void RankFeedOnce::start_epoch(std::uint64_t epoch) {
-  if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
+  if (ring_->is_at_start_of(epoch)) return;
   Sampler place = first_sampler_;
   place.start_epoch(epoch);
   go_to(place);
