@@ -30,6 +30,13 @@ void DeviceSlot::fill(std::span<std::uint64_t> to, std::size_t begin) const {
   std::ranges::copy(std::span(drawn).subspan(begin, to.size()), to.begin());
 }
 
+void DeviceSlot::size_fields(const FeedPlan& plan) {
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    fields[f].shape[0] = static_cast<std::size_t>(run.count);
+    fields[f].bytes = fields[f].shape[0] * plan.fields[f].delivered_bytes;
+  }
+}
+
 DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan,
                        const LoaderOptions& options, const SamplerState& position)
     : device_(std::move(device)),

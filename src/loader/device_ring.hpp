@@ -45,6 +45,8 @@ struct DeviceSlot {
 
   /// Writes the indices of the batch's samples, from sample `begin` on, as many as `to` has room for.
   void fill(std::span<std::uint64_t> to, std::size_t begin = 0) const;
+  /// Makes the fields as large as the run's samples in `plan`, that of the ring.
+  void size_fields(const FeedPlan& plan);
 };
 
 /// An item that the producer passes to the consumer: a batch, an epoch's end (without a slot), or an error.

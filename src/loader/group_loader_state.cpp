@@ -142,10 +142,7 @@ void GroupLoaderState::see_who_gives_way() {
 /// Enqueues the copies of all parts into a receiver's slot.
 void GroupLoaderState::fill(std::size_t member, DeviceSlot& slot, const Parts& parts, PublishedItem& item) {
   const Member& receiver = members_[member];
-  for (std::size_t f = 0; f < slot.fields.size(); ++f) {
-    slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
-    slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
-  }
+  slot.size_fields(plan_);
   if (item.timed != nullptr) item.timed->begin.record(receiver.arrive);
   const Lane& lane = lanes_[receiver.lane];
   const BatchSplit& split = lane.shares->of(made_);

@@ -212,10 +212,7 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
   item.timed = account_->open();
   bool may_be_written = false;
   try {
-    for (std::size_t f = 0; f < slot.fields.size(); ++f) {
-      slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
-      slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
-    }
+    slot.size_fields(plan_);
     producer_->fill(slot, item, *account_, may_be_written);
   } catch (...) {
     account_->discard(item.timed);

@@ -141,10 +141,7 @@ bool RankFeedOnce::offer() {
 
 /// Brings the parts of all processes into a slot. False if it is to stop.
 bool RankFeedOnce::fill(DeviceSlot& slot, PublishedItem& item) {
-  for (std::size_t f = 0; f < slot.fields.size(); ++f) {
-    slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
-    slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
-  }
+  slot.size_fields(plan_);
   PeerParts& parts = group_.parts();
   const auto stopped = [this] { return thread_.is_ending(); };
   if (!parts.wait_for_offers(turn_, stopped)) return false;
