@@ -282,9 +282,7 @@ void GroupLoaderState::go_to(Change&& change) {
     draws_->restart();
   }
   for (const std::size_t i : receivers_) {
-    for (const PublishedItem& dropped : members_[i].ring->reset(sampler_.state())) {
-      account_->discard(dropped.timed);
-    }
+    drop_batches(*members_[i].ring, *account_, sampler_.state());
   }
   try {
     for (Lane& lane : lanes_) lane.shares->restart();

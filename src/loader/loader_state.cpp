@@ -70,10 +70,7 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options, 
                                                             : std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),
       sampler_(first_sampler_),
-      drawn_(options_.batch_sampler
-                 ? std::make_unique<DrawnBatches>(options_.batch_sampler, dataset_.sample_count(),
-                                                  options_.batch_size, options_.prefetch_depth + 1)
-                 : nullptr) {
+      drawn_(draws_of_whole(options_, dataset_.sample_count())) {
   set_up();
   thread_.begin();
 }
@@ -273,11 +270,6 @@ std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const Functio
   return batch;
 }
 
-/// The ring goes on at `position`.
-void LoaderState::drop_batches(const SamplerState& position) {
-  for (const PublishedItem& dropped : ring_->reset(position)) account_->discard(dropped.timed);
-}
-
 template <typename Change>
 void LoaderState::go_to(Change&& change) {
   refuse_fork();
@@ -287,7 +279,7 @@ void LoaderState::go_to(Change&& change) {
   change(changed);
   thread_.end();
   sampler_ = changed;
-  drop_batches(sampler_.state());
+  drop_batches(*ring_, *account_, sampler_.state());
   if (drawn_) drawn_->restart(sampler_.epoch());
   try {
     if (duties_.meet) duties_.meet(sampler_.state());
@@ -319,7 +311,7 @@ void LoaderState::leave_epoch(const std::exception_ptr& error) {
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
   thread_.end();
-  drop_batches(ring_->position());
+  drop_batches(*ring_, *account_, ring_->position());
   ring_->publish({.error = error, .state = ring_->position()});
   producer_->synchronize();
 }

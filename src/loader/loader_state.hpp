@@ -89,7 +89,6 @@ class LoaderState {
   void take_samples(DeviceSlot& slot, PublishedItem& item);
   [[nodiscard]] bool agree(DeviceSlot& slot);
   void publish_failure(PublishedItem failed);
-  void drop_batches(const SamplerState& position);
   void end_waits();
   template <typename Change>
   void go_to(Change&& change);

@@ -194,11 +194,6 @@ std::optional<DeviceBatch> RankFeedOnce::next(const Stream& stream,
   return batch;
 }
 
-/// The ring goes on at `position`.
-void RankFeedOnce::drop_batches(const SamplerState& position) {
-  for (const PublishedItem& dropped : ring_->reset(position)) account_.discard(dropped.timed);
-}
-
 void RankFeedOnce::go_to(const Sampler& place) {
   const std::lock_guard control(control_mutex_);
   if (ring_->is_closed()) throw Closed("The loader was closed; make another one.");
@@ -213,7 +208,7 @@ void RankFeedOnce::go_to(const Sampler& place) {
     sampler_ = place;
     index_ = first_sampler_.batches_per_epoch() - sampler_.batches_left();
     handed_out_ = 0;
-    drop_batches(sampler_.state());
+    drop_batches(*ring_, account_, sampler_.state());
     shares_->restart();
     if (drawn_) {
       drawn_->restart(sampler_.epoch());
@@ -223,7 +218,7 @@ void RankFeedOnce::go_to(const Sampler& place) {
     loader_->start_epoch(loader_->state().epoch + 1);  // not the one that it is in
     thread_.begin();
   } catch (...) {
-    drop_batches(sampler_.state());
+    drop_batches(*ring_, account_, sampler_.state());
     publish(failed_item(sampler_));
     throw;
   }
@@ -248,7 +243,7 @@ void RankFeedOnce::leave_epoch() {
   if (ring_->is_closed()) return;
   if (!between_epochs_) {
     thread_.end();
-    drop_batches(ring_->position());
+    drop_batches(*ring_, account_, ring_->position());
     loader_->start_epoch(loader_->state().epoch + 1);
     ring_->publish({.error = error_of_left_epoch(), .state = ring_->position()});
   }

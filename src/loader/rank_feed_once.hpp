@@ -54,7 +54,6 @@ class RankFeedOnce final : public RankFeed {
   [[nodiscard]] bool wait_for(const Event& event) const;
   [[nodiscard]] bool drain() const noexcept;
   void publish(const PublishedItem& item);
-  void drop_batches(const SamplerState& position);
   void end_waits();
   void go_to(const Sampler& place);
   [[nodiscard]] std::string describe_part() const;

@@ -140,6 +140,10 @@ PublishedItem failed_item(const Sampler& sampler) {
   return failed;
 }
 
+void drop_batches(DeviceRing& ring, Account& account, const SamplerState& position) {
+  for (const PublishedItem& dropped : ring.reset(position)) account.discard(dropped.timed);
+}
+
 Delivery delivery_of(const PublishedItem& batch, std::size_t sample_bytes) noexcept {
   return {.timed = batch.timed,
           .times = batch.times,

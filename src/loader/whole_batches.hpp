@@ -27,7 +27,8 @@ void check_sampler(const LoaderOptions& options);
 /// Throws the InvalidArgument of a loader with a batch sampler that is asked for a place within an epoch.
 [[noreturn]] void refuse_place();
 
-/// What draws the batches of `options.batch_sampler`, as far ahead as on one device; null without one.
+/// What draws the batches of `options.batch_sampler`, as far ahead as on one device; null without one. A
+/// Loader of one device asks here, too.
 [[nodiscard]] std::unique_ptr<DrawnBatches> draws_of_whole(const LoaderOptions& options,
                                                            std::uint64_t samples);
 
@@ -74,6 +75,10 @@ struct BatchMaking {
 void make_batches(Sampler& sampler, std::uint64_t& index, const BatchMaking& making);
 /// The exception that is being handled, at the sampler's place.
 [[nodiscard]] PublishedItem failed_item(const Sampler& sampler);
+
+/// Drops what the ring has published, and has it go on at `position`. The producer must not be at work. A
+/// Loader of one device asks here, too.
+void drop_batches(DeviceRing& ring, Account& account, const SamplerState& position);
 
 /// How a batch is delivered, whose samples have so many bytes each. A Loader of one device asks here, too.
 [[nodiscard]] Delivery delivery_of(const PublishedItem& batch, std::size_t sample_bytes) noexcept;
