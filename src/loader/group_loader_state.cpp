@@ -41,16 +41,10 @@ void GroupLoaderState::end_waits() {
 
 void GroupLoaderState::run() {
   make_batches(sampler_, index_,
-               {.next = [this] { return next_run(); },
+               {.next = [this] { return next_run(sampler_, draws_.get(), made_); },
                 .make = [this](const SampleRun& run) { return make_batch(run); },
                 .make_end = [this](PublishedItem& end) { return make_end(end); },
                 .publish = [this](const PublishedItem& item) { publish(item); }});
-}
-
-/// The samples of the next batch; none at an epoch's end.
-SampleRun GroupLoaderState::next_run() {
-  if (draws_ == nullptr) return sampler_.next_run();
-  return {.order = std::nullopt, .count = draws_->of(made_).size()};
 }
 
 /// Takes the ends of the members' own epochs, too.

@@ -94,7 +94,6 @@ class GroupLoaderState {
   void add_loader(std::size_t member, const GroupLinks& links, std::size_t budget);
   void end_members() noexcept;
   void run();
-  [[nodiscard]] SampleRun next_run();
   [[nodiscard]] bool make_end(PublishedItem& end);
   [[nodiscard]] bool make_batch(const SampleRun& run);
   [[nodiscard]] Parts take_parts();

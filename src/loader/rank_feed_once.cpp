@@ -55,16 +55,10 @@ void RankFeedOnce::end_waits() {
 
 void RankFeedOnce::run() {
   make_batches(sampler_, index_,
-               {.next = [this] { return next_run(); },
+               {.next = [this] { return next_run(sampler_, draws_.get(), turn_); },
                 .make = [this](const SampleRun& run) { return make_batch(run); },
                 .make_end = [this](PublishedItem& end) { return make_end(end); },
                 .publish = [this](const PublishedItem& item) { publish(item); }});
-}
-
-/// The samples of the next batch; none at an epoch's end.
-SampleRun RankFeedOnce::next_run() {
-  if (draws_ == nullptr) return sampler_.next_run();
-  return {.order = std::nullopt, .count = draws_->of(turn_).size()};
 }
 
 /// All processes come to it, if a sampler chooses the samples. False if it is to stop.

@@ -46,7 +46,6 @@ class RankFeedOnce final : public RankFeed {
 
  private:
   void run();
-  [[nodiscard]] SampleRun next_run();
   [[nodiscard]] bool make_batch(const SampleRun& run);
   [[nodiscard]] bool make_end(PublishedItem& end);
   [[nodiscard]] bool offer();

@@ -109,6 +109,11 @@ std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t bu
   return std::make_shared<DeviceRing>(device, memory, whole, options, position);
 }
 
+SampleRun next_run(Sampler& sampler, SharedDraws* draws, std::uint64_t item) {
+  if (draws == nullptr) return sampler.next_run();
+  return {.order = std::nullopt, .count = draws->of(item).size()};
+}
+
 void make_batches(Sampler& sampler, std::uint64_t& index, const BatchMaking& making) {
   try {
     for (;;) {

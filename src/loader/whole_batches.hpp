@@ -57,6 +57,10 @@ void check_sampler(const LoaderOptions& options);
                                                           const FeedPlan& whole, const LoaderOptions& options,
                                                           const SamplerState& position);
 
+/// The samples of the next batch: of `sampler`, or of an item of `draws`, unless it is null. None at an
+/// epoch's end.
+[[nodiscard]] SampleRun next_run(Sampler& sampler, SharedDraws* draws, std::uint64_t item);
+
 /// Ends make_batches: the loader's thread is to stop.
 struct ProductionStopped {};
 
