@@ -38,11 +38,9 @@ RankFeedOnce::RankFeedOnce(RankGroup& group, const Dataset& dataset, const Devic
       placed_(device.create_event()) {
   LoaderOptions own =
       options_of_parts(options_, sampler_of_parts_, group_.split().largest(plan_.batch, group_.rank()));
-  const std::size_t budget =
-      options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device.memory().free / 2;
-  const std::size_t ring_budget = group_ring_budget(options_, budget, plan_.slot_bytes);
-  own.device_budget_bytes = std::max<std::size_t>(budget - ring_budget, 1);  // 0 would be half of the memory
-  ring_ = make_group_ring(device, ring_budget, plan_, options_, sampler_.state());
+  const GroupBudget budget = group_budget(options_, device, /*receives=*/true, plan_.slot_bytes);
+  own.device_budget_bytes = budget.parts;
+  ring_ = make_group_ring(device, budget.ring, plan_, options_, sampler_.state());
   loader_.emplace(dataset, device, std::move(own));
   thread_.begin();
 }

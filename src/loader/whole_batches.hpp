@@ -48,9 +48,14 @@ void check_sampler(const LoaderOptions& options);
 [[nodiscard]] LoaderOptions options_of_parts(const LoaderOptions& whole, std::shared_ptr<PartSampler> sampler,
                                              std::uint64_t largest);
 
-/// The share of a device's budget that the ring of whole batches has; the parts have the rest.
-[[nodiscard]] std::size_t group_ring_budget(const LoaderOptions& options, std::size_t budget,
-                                            std::size_t slot_bytes);
+/// How a device's budget is shared.
+struct GroupBudget {
+  std::size_t ring = 0;   ///< of whole batches
+  std::size_t parts = 0;  ///< at least 1: 0 would be half of the memory that is free
+};
+/// `receives`: the device has a ring of whole batches, each of which takes `slot_bytes`.
+[[nodiscard]] GroupBudget group_budget(const LoaderOptions& options, const Device& device, bool receives,
+                                       std::size_t slot_bytes);
 
 /// The ring of whole batches, which takes up to `budget` bytes of the device.
 [[nodiscard]] std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t budget,
