@@ -108,17 +108,22 @@ class GroupBench {
     double sum = 0;
     for (std::size_t i = 0; i < links; ++i) sum += rate(race_[i]);
     run_loaders(sum);
+    const double link = sum / static_cast<double>(links);
     const double filled = rate(race_[links + 1]);
-    note("each pulls all, all at once", race_[links], sum / static_cast<double>(links), "a link, alone", 0);
-    note("the first pulls all, then pushes to each", race_[links + 2], sum / static_cast<double>(links),
-         "a link, alone", 0);
-    note_engines(race_[links + 3], filled, sum);
+    const bool host_is_slower = filled < sum;
+    const std::string host = fmt::format("{} threads into pinned slots", threads_);
+    note("each pulls all, all at once", race_[links], link, "a link, alone", 0);
+    note("the first pulls all, then pushes to each", race_[links + 2], link, "a link, alone", 0);
+    // Engines that know nothing of each other share the host's threads: each gets its part of what as many
+    // threads fill.
+    note("an engine for each, pageable memory: each of them receives", race_[links + 3],
+         host_is_slower ? filled / static_cast<double>(links) : link,
+         host_is_slower ? host + ", for each" : "a link, alone", 0.90);
     for (std::size_t i = first; i < race_.size(); ++i) {
       const bool pageable = (i - first) % 2 != 0;
-      const bool held_by_host = pageable && filled < sum;
+      const bool held_by_host = pageable && host_is_slower;
       note(race_[i].name + (i < first + 2 ? ": each of them receives" : ": one of them receives"), race_[i],
-           held_by_host ? filled : sum,
-           held_by_host ? fmt::format("{} threads into pinned slots", threads_) : "the sum of the links",
+           held_by_host ? filled : sum, held_by_host ? host : "the sum of the links",
            held_by_host ? 0.90 : 0.95);
     }
     for (const Contender& contender : race_) {
@@ -170,16 +175,6 @@ class GroupBench {
     rows.push_back({work, fmt::format("{:.3f} GB/s", rate(contender) / kGB),
                     fmt::format("{:.3f} GB/s: {}", beside / kGB, what), fmt::format("{:.3f}", ratio),
                     goal == 0 ? "" : fmt::format("{:.2f}", goal), ratio >= goal});
-  }
-
-  /// Engines that know nothing of each other share the host's threads: each gets its part of what as many
-  /// threads fill.
-  void note_engines(const Contender& contender, double filled, double sum) {
-    const auto engines = static_cast<double>(group_.size());
-    note("an engine for each, pageable memory: each of them receives", contender,
-         std::min(filled, sum) / engines,
-         filled < sum ? fmt::format("{} threads into pinned slots, for each", threads_) : "a link, alone",
-         0.90);
   }
 
   /// Adds what each member has carried since `before`.

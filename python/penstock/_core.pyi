@@ -684,6 +684,11 @@ class NativeRankLoader:
 
     def close(self) -> None: ...
 
+def default_row_budget(host_bytes: int) -> int:
+    """
+    The bytes of rows that a loader makes at most on a host with so much memory.
+    """
+
 def can_widen(from_dtype: str, to_dtype: str) -> bool:
     """True if a Loader can deliver one dtype as the other."""
 

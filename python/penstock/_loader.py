@@ -363,7 +363,7 @@ def _refuse(name: str) -> None:
 
 def _row_budget(given: int) -> int:
     given = whole("row_budget_bytes", given, 0, what="a number of bytes")
-    return given or _core.host_memory_bytes() // 8 // _others.processes_of_host()
+    return given or _core.default_row_budget(_core.host_memory_bytes()) // _others.processes_of_host()
 
 
 def _need_bfloat16(engine: _core.Engine, options: list) -> None:

@@ -180,6 +180,8 @@ void bind_loader(nb::module_& module) {
       "True if each byte crosses one link. False: each process brings whole batches.");
   define_loader(rank);
 
+  module.def("default_row_budget", &LoaderOptions::default_row_budget, nb::arg("host_bytes"),
+             "The bytes of rows that a loader makes at most on a host with so much memory.");
   module.def(
       "can_widen",
       [](const std::string& from, const std::string& to) {

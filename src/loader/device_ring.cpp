@@ -30,6 +30,13 @@ void DeviceSlot::fill(std::span<std::uint64_t> to, std::size_t begin) const {
   std::ranges::copy(std::span(drawn).subspan(begin, to.size()), to.begin());
 }
 
+void DeviceSlot::size_fields(const FeedPlan& plan) {
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    fields[f].shape[0] = static_cast<std::size_t>(run.count);
+    fields[f].bytes = fields[f].shape[0] * plan.fields[f].delivered_bytes;
+  }
+}
+
 DeviceRing::DeviceRing(Device device, std::shared_ptr<Pool> memory, const FeedPlan& plan,
                        const LoaderOptions& options, const SamplerState& position)
     : device_(std::move(device)),
@@ -208,14 +215,16 @@ bool DeviceRing::is_awaited() const {
   return waiting_ > 0;
 }
 
-void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting) {
+DeviceRing::Clock::duration DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock,
+                                                      const FunctionRef<void()>* while_waiting) {
+  if (closed_ || !published_.empty()) return {};
   const auto asked = Clock::now();
   auto question = asked + kQuestionInterval;
   const Waiting waiting(*this, lock, asked);
   while (!closed_ && published_.empty()) {
     const auto end = gives_up_at(asked);
     const auto now = Clock::now();
-    if (end && *end <= now) return;
+    if (end && *end <= now) break;
     if (while_waiting != nullptr && question <= now) {
       lock.unlock();
       (*while_waiting)();
@@ -228,15 +237,13 @@ void DeviceRing::wait_for_item(std::unique_lock<std::mutex>& lock, const Functio
       consumer_.wait(lock);
     }
   }
+  return Clock::now() - asked;
 }
 
 PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   std::unique_lock lock(mutex_);
   const std::size_t ready = ready_;
-  const bool waits = published_.empty();
-  const auto asked = Clock::now();
-  wait_for_item(lock, while_waiting);
-  const auto waited = Clock::now() - asked;
+  const Clock::duration waited = wait_for_item(lock, while_waiting);
   if (closed_) throw Closed("The loader was closed. Make a new one to get more batches.");
   if (published_.empty()) refuse_full();
   if (published_.front().error != nullptr) std::rethrow_exception(published_.front().error);
@@ -252,7 +259,7 @@ PublishedItem DeviceRing::take(const Stream& stream, const FunctionRef<void()>* 
   producer_.note_change();
   lock.unlock();
   producer_.notify_one();
-  if (waits) report_wait(waited);
+  if (waited.count() > 0) report_wait(waited);
   return item;
 }
 
@@ -320,7 +327,7 @@ SamplerState DeviceRing::position() const {
 bool DeviceRing::is_at_start_of(std::uint64_t epoch) const {
   const std::lock_guard lock(mutex_);
   const bool has_failed = !published_.empty() && published_.front().error != nullptr;
-  return position_.epoch == epoch && position_.consumed == 0 && !has_failed;
+  return !closed_ && position_.epoch == epoch && position_.consumed == 0 && !has_failed;
 }
 
 bool DeviceRing::is_closed() const {

@@ -45,6 +45,8 @@ struct DeviceSlot {
 
   /// Writes the indices of the batch's samples, from sample `begin` on, as many as `to` has room for.
   void fill(std::span<std::uint64_t> to, std::size_t begin = 0) const;
+  /// Makes the fields as large as the run's samples in `plan`, that of the ring.
+  void size_fields(const FeedPlan& plan);
 };
 
 /// An item that the producer passes to the consumer: a batch, an epoch's end (without a slot), or an error.
@@ -130,8 +132,10 @@ class DeviceRing {
   using Clock = std::chrono::steady_clock;
   class Waiting;
 
-  /// Returns once take() can answer: there is a batch, an end or an error, or the ring stays full.
-  void wait_for_item(std::unique_lock<std::mutex>& lock, const FunctionRef<void()>* while_waiting);
+  /// Returns once take() can answer: there is a batch, an end or an error, or the ring stays full. How long
+  /// it has waited: zero if take() could answer at once.
+  [[nodiscard]] Clock::duration wait_for_item(std::unique_lock<std::mutex>& lock,
+                                              const FunctionRef<void()>* while_waiting);
   [[nodiscard]] std::unique_ptr<DeviceSlot> make_slot();
   void grow(std::unique_lock<std::mutex>& lock);
   /// When a consumer that has waited since `asked` gives up on the full ring; nullopt if it is not full.

@@ -1,4 +1,5 @@
 #include "loader/group_loader_state.hpp"
+#include "loader/loader_handle.hpp"
 
 #include <penstock/loader/group_loader.hpp>
 
@@ -18,19 +19,7 @@ GroupLoader GroupLoader::relay(std::size_t receiver, Dataset dataset, DeviceGrou
                                                         std::move(options), links, receiver));
 }
 
-GroupLoader::~GroupLoader() {
-  if (state_ == nullptr) return;
-  if (state_->is_forked()) {
-    // As a Loader: a forked child has neither the threads nor the locks.
-    static_cast<void>(new std::shared_ptr<GroupLoaderState>(std::move(state_)));
-    return;
-  }
-  try {
-    state_->close();
-  } catch (...) {  // a failed device does no more work
-  }
-}
-
+GroupLoader::~GroupLoader() { let_go(std::move(state_)); }
 GroupLoader::GroupLoader(GroupLoader&&) noexcept = default;
 GroupLoader& GroupLoader::operator=(GroupLoader&& other) noexcept {
   GroupLoader old(std::move(*this));

@@ -81,7 +81,7 @@ GroupLoaderState::GroupLoaderState(Dataset dataset, DeviceGroup group, LoaderOpt
   for (const std::string& pair : group_.unreached()) log_warning(pair);
   try {
     add_members(links);
-    begin_production();
+    thread_.begin();
   } catch (...) {
     end_members();
     throw;
@@ -132,15 +132,13 @@ void GroupLoaderState::add_members(const GroupLinks& links) {
   for (std::size_t i = 0; i < count; ++i) {
     const Device& device = group_[i];
     const bool receives = std::ranges::find(receivers_, i) != receivers_.end();
-    const std::size_t budget =
-        options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device.memory().free / 2;
-    const std::size_t ring_budget = receives ? group_ring_budget(options_, budget, plan_.slot_bytes) : 0;
+    const GroupBudget budget = group_budget(options_, device, receives, plan_.slot_bytes);
     members_.push_back({.push = device.create_stream(StreamPriority::high),
                         .arrive = device.create_stream(StreamPriority::high),
                         .pushed = device.create_event()});
-    add_loader(i, links, budget - ring_budget);
+    add_loader(i, links, budget.parts);
     if (receives) {
-      members_[i].ring = make_group_ring(device, ring_budget, plan_, options_, sampler_.state());
+      members_[i].ring = make_group_ring(device, budget.ring, plan_, options_, sampler_.state());
     }
   }
   if (links.measured) {
@@ -164,7 +162,7 @@ void GroupLoaderState::add_loader(std::size_t self, const GroupLinks& links, std
 
   LoaderOptions own = options_of_parts(options_, member.sampler, shares.largest(plan_.batch, member.number));
   if (!links.profiles.empty()) own.profile = links.profiles[self];
-  own.device_budget_bytes = std::max<std::size_t>(budget, 1);
+  own.device_budget_bytes = budget;
   if (receiver_) own.timeline_batches = kWatchedBatches;
   try {
     member.loader.emplace(dataset_, group_[self], std::move(own));

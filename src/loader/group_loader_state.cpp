@@ -1,11 +1,11 @@
 #include "loader/group_loader_state.hpp"
 
+#include "loader/loader_handle.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/core/wait_quietly.hpp>
 
 #include <fmt/format.h>
@@ -33,30 +33,18 @@ void GroupLoaderState::end_members() noexcept {
   while (!members_.empty()) members_.pop_back();
 }
 
-void GroupLoaderState::begin_production() {
-  stopping_ = false;
-  thread_ = start_thread("penstock-group", [this] { run(); });
-}
-
-void GroupLoaderState::end_production() {
-  stopping_ = true;
+/// Those of the group's thread.
+void GroupLoaderState::end_waits() {
   for (const std::size_t i : receivers_) members_[i].ring->stop();
   if (drawn_) drawn_->stop();
-  if (thread_.joinable()) thread_.join();
 }
 
 void GroupLoaderState::run() {
   make_batches(sampler_, index_,
-               {.next = [this] { return next_run(); },
+               {.next = [this] { return next_run(sampler_, draws_.get(), made_); },
                 .make = [this](const SampleRun& run) { return make_batch(run); },
                 .make_end = [this](PublishedItem& end) { return make_end(end); },
                 .publish = [this](const PublishedItem& item) { publish(item); }});
-}
-
-/// The samples of the next batch; none at an epoch's end.
-SampleRun GroupLoaderState::next_run() {
-  if (draws_ == nullptr) return sampler_.next_run();
-  return {.order = std::nullopt, .count = draws_->of(made_).size()};
 }
 
 /// Takes the ends of the members' own epochs, too.
@@ -78,7 +66,7 @@ void GroupLoaderState::publish(const PublishedItem& item) {
 /// The parts of the next batch. A member without a part says so, since its loader's epoch ends.
 GroupLoaderState::Parts GroupLoaderState::take_parts() {
   const auto end_if_stopping = [this] {
-    if (stopping_) throw ProductionStopped{};
+    if (thread_.is_ending()) throw ProductionStopped{};
   };
   Parts parts(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -148,10 +136,7 @@ void GroupLoaderState::see_who_gives_way() {
 /// Enqueues the copies of all parts into a receiver's slot.
 void GroupLoaderState::fill(std::size_t member, DeviceSlot& slot, const Parts& parts, PublishedItem& item) {
   const Member& receiver = members_[member];
-  for (std::size_t f = 0; f < slot.fields.size(); ++f) {
-    slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
-    slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
-  }
+  slot.size_fields(plan_);
   if (item.timed != nullptr) item.timed->begin.record(receiver.arrive);
   const Lane& lane = lanes_[receiver.lane];
   const BatchSplit& split = lane.shares->of(made_);
@@ -277,7 +262,7 @@ void GroupLoaderState::go_to(Change&& change) {
   if (closed_) throw Closed("The loader was closed; make another one.");
   Sampler changed = first_sampler_;
   change(changed);
-  end_production();
+  thread_.end();
   sampler_ = changed;
   index_ = first_sampler_.batches_per_epoch() - sampler_.batches_left();
   made_ = 0;
@@ -291,9 +276,7 @@ void GroupLoaderState::go_to(Change&& change) {
     draws_->restart();
   }
   for (const std::size_t i : receivers_) {
-    for (const PublishedItem& dropped : members_[i].ring->reset(sampler_.state())) {
-      account_->discard(dropped.timed);
-    }
+    drop_batches(*members_[i].ring, *account_, sampler_.state());
   }
   try {
     for (Lane& lane : lanes_) lane.shares->restart();
@@ -302,7 +285,7 @@ void GroupLoaderState::go_to(Change&& change) {
       member.sampler->go_to(sampler_);
       member.loader->start_epoch(member.loader->state().epoch + 1);  // not the one that it is in
     }
-    begin_production();
+    thread_.begin();
   } catch (...) {
     publish(failed_item(sampler_));
     throw;
@@ -319,10 +302,7 @@ void GroupLoaderState::synchronize() {
 
 void GroupLoaderState::start_epoch(std::uint64_t epoch) {
   refuse_fork();
-  const auto is_there = [&](std::size_t receiver) {
-    const DeviceRing& ring = *members_[receiver].ring;
-    return !ring.is_closed() && ring.is_at_start_of(epoch);
-  };
+  const auto is_there = [&](std::size_t receiver) { return members_[receiver].ring->is_at_start_of(epoch); };
   if (std::ranges::all_of(receivers_, is_there)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
 }
@@ -350,7 +330,7 @@ void GroupLoaderState::close() {
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
   closed_ = true;
-  end_production();
+  thread_.end();
   for (const std::size_t i : receivers_) members_[i].ring->close();
   for (Member& member : members_) {
     if (member.loader) member.loader->close();
@@ -399,12 +379,7 @@ std::vector<std::string> GroupLoaderState::describe() const {
 }
 
 void GroupLoaderState::refuse_fork() const {
-  if (is_forked()) {
-    throw DeviceError(
-        "PENSTOCK_FORKED", "GroupLoader", 0,
-        "this process was forked from the one that made the loader, and cannot use its devices: make the "
-        "loader in this process, or start processes with spawn");
-  }
+  if (is_forked()) refuse_forked_loader("GroupLoader", "devices");
 }
 
 }  // namespace penstock

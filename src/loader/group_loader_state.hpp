@@ -2,6 +2,7 @@
 
 #include "loader/batch_parts.hpp"
 #include "loader/device_ring.hpp"
+#include "loader/production_thread.hpp"
 #include "loader/relay_watch.hpp"
 
 #include <penstock/core/fork.hpp>
@@ -10,7 +11,6 @@
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/account.hpp>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -18,7 +18,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace penstock {
@@ -95,7 +94,6 @@ class GroupLoaderState {
   void add_loader(std::size_t member, const GroupLinks& links, std::size_t budget);
   void end_members() noexcept;
   void run();
-  [[nodiscard]] SampleRun next_run();
   [[nodiscard]] bool make_end(PublishedItem& end);
   [[nodiscard]] bool make_batch(const SampleRun& run);
   [[nodiscard]] Parts take_parts();
@@ -107,8 +105,7 @@ class GroupLoaderState {
   void take_all(std::span<const Stream> streams, const FunctionRef<void()>* while_waiting);
   void drop(std::optional<Taken>& taken) noexcept;
   [[nodiscard]] bool drop_outdated() noexcept;
-  void begin_production();
-  void end_production();
+  void end_waits();
   template <typename Change>
   void go_to(Change&& change);
   void refuse_fork() const;
@@ -141,8 +138,7 @@ class GroupLoaderState {
   std::uint64_t generation_ = 0;  ///< changes with each go_to, as that of the drawn batches does
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore and close
-  std::thread thread_;
-  std::atomic<bool> stopping_ = false;
+  ProductionThread thread_{"penstock-group", [this] { run(); }, [this] { end_waits(); }};
   bool closed_ = false;
 };
 

@@ -1,3 +1,4 @@
+#include "loader/loader_handle.hpp"
 #include "loader/loader_state.hpp"
 
 #include <penstock/core/error.hpp>
@@ -35,19 +36,7 @@ Residency Residency::parse(std::string_view text) {
 Loader::Loader(Dataset dataset, Device device, LoaderOptions options)
     : state_(std::make_shared<LoaderState>(std::move(dataset), std::move(device), std::move(options))) {}
 
-Loader::~Loader() {
-  if (state_ == nullptr) return;
-  if (state_->is_forked()) {
-    // A forked child has neither the threads nor the locks that closing needs, so the state is leaked.
-    static_cast<void>(new std::shared_ptr<LoaderState>(std::move(state_)));
-    return;
-  }
-  try {
-    state_->close();
-  } catch (...) {  // a failed device does no more work
-  }
-}
-
+Loader::~Loader() { let_go(std::move(state_)); }
 Loader::Loader(Loader&&) noexcept = default;
 Loader& Loader::operator=(Loader&& other) noexcept {
   Loader old(std::move(*this));

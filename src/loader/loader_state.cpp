@@ -1,13 +1,13 @@
 #include "loader/loader_state.hpp"
 
 #include "loader/gaps.hpp"
+#include "loader/loader_handle.hpp"
 #include "loader/plan_feed.hpp"
 #include "loader/plan_rows.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/data/narrow.hpp>
 
 #include <fmt/format.h>
@@ -70,12 +70,9 @@ LoaderState::LoaderState(Dataset dataset, Device device, LoaderOptions options, 
                                                             : std::move(dataset)),
       first_sampler_(dataset_.sample_count(), sampler_options_of(options_)),
       sampler_(first_sampler_),
-      drawn_(options_.batch_sampler
-                 ? std::make_unique<DrawnBatches>(options_.batch_sampler, dataset_.sample_count(),
-                                                  options_.batch_size, options_.prefetch_depth + 1)
-                 : nullptr) {
+      drawn_(draws_of_whole(options_, dataset_.sample_count())) {
   set_up();
-  begin_production();
+  thread_.begin();
 }
 
 void LoaderState::set_up() {
@@ -158,16 +155,10 @@ void LoaderState::reserve_memory(FeedFacts& facts) {
   }
 }
 
-void LoaderState::begin_production() {
-  stopping_ = false;
-  thread_ = start_thread("penstock-loader", [this] { run(); });
-}
-
-void LoaderState::end_production() {
-  stopping_ = true;
+/// Those of the loader's thread.
+void LoaderState::end_waits() {
   ring_->stop();
   if (drawn_) drawn_->stop();
-  if (thread_.joinable()) thread_.join();
 }
 
 void LoaderState::run() {
@@ -177,7 +168,7 @@ void LoaderState::run() {
     if (!is_resident_) {
       const double begin = account_->now();
       is_resident_ =
-          resident_->fill(*travelling_, plan_, profile_, workers_, [this] { return stopping_.load(); });
+          resident_->fill(*travelling_, plan_, profile_, workers_, [this] { return thread_.is_ending(); });
       if (!is_resident_) return;
       account_->count_resident(plan_.resident_bytes, account_->now() - begin);
     }
@@ -218,10 +209,7 @@ void LoaderState::produce(DeviceSlot& slot, double slot_wait_seconds, std::uint6
   item.timed = account_->open();
   bool may_be_written = false;
   try {
-    for (std::size_t f = 0; f < slot.fields.size(); ++f) {
-      slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
-      slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
-    }
+    slot.size_fields(plan_);
     producer_->fill(slot, item, *account_, may_be_written);
   } catch (...) {
     account_->discard(item.timed);
@@ -247,7 +235,7 @@ bool LoaderState::agree(DeviceSlot& slot) {
   if (!duties_.agree) return true;
   bool agreed = false;
   try {
-    agreed = duties_.agree(slot, [this] { return stopping_.load(); });
+    agreed = duties_.agree(slot, [this] { return thread_.is_ending(); });
   } catch (...) {
     ring_->put_back(slot, false);
     throw;
@@ -262,12 +250,7 @@ void LoaderState::publish_failure(PublishedItem failed) {
 }
 
 void LoaderState::refuse_fork() const {
-  if (is_forked()) {
-    throw DeviceError(
-        "PENSTOCK_FORKED", "Loader", 0,
-        "this process was forked from the one that made the loader, and cannot use its device: make the "
-        "loader in this process, or start processes with spawn");
-  }
+  if (is_forked()) refuse_forked_loader("Loader", "device");
 }
 
 std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
@@ -287,11 +270,6 @@ std::optional<DeviceBatch> LoaderState::next(const Stream& stream, const Functio
   return batch;
 }
 
-/// The ring goes on at `position`.
-void LoaderState::drop_batches(const SamplerState& position) {
-  for (const PublishedItem& dropped : ring_->reset(position)) account_->discard(dropped.timed);
-}
-
 template <typename Change>
 void LoaderState::go_to(Change&& change) {
   refuse_fork();
@@ -299,13 +277,13 @@ void LoaderState::go_to(Change&& change) {
   if (closed_) throw Closed("The loader was closed; make another one.");
   Sampler changed = first_sampler_;
   change(changed);
-  end_production();
+  thread_.end();
   sampler_ = changed;
-  drop_batches(sampler_.state());
+  drop_batches(*ring_, *account_, sampler_.state());
   if (drawn_) drawn_->restart(sampler_.epoch());
   try {
     if (duties_.meet) duties_.meet(sampler_.state());
-    begin_production();
+    thread_.begin();
   } catch (...) {
     publish_failure({.error = std::current_exception(), .state = sampler_.state()});
     throw;
@@ -315,7 +293,7 @@ void LoaderState::go_to(Change&& change) {
 
 void LoaderState::start_epoch(std::uint64_t epoch) {
   refuse_fork();
-  if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
+  if (ring_->is_at_start_of(epoch)) return;
   go_to([&](Sampler& sampler) { sampler.start_epoch(epoch); });
 }
 
@@ -332,8 +310,8 @@ void LoaderState::restore(const SamplerState& state) {
 void LoaderState::leave_epoch(const std::exception_ptr& error) {
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
-  end_production();
-  drop_batches(ring_->position());
+  thread_.end();
+  drop_batches(*ring_, *account_, ring_->position());
   ring_->publish({.error = error, .state = ring_->position()});
   producer_->synchronize();
 }
@@ -355,7 +333,7 @@ void LoaderState::close() {
   const std::lock_guard control(control_mutex_);
   if (closed_) return;
   closed_ = true;
-  end_production();
+  thread_.end();
   ring_->close();
   producer_->synchronize();
 }

@@ -4,6 +4,7 @@
 #include "loader/drawn_batches.hpp"
 #include "loader/locked_sources.hpp"
 #include "loader/producer.hpp"
+#include "loader/production_thread.hpp"
 #include "loader/resident.hpp"
 
 #include <penstock/core/function_ref.hpp>
@@ -13,13 +14,11 @@
 #include <penstock/memory/registration.hpp>
 #include <penstock/transfer/account.hpp>
 
-#include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
 namespace penstock {
@@ -90,9 +89,7 @@ class LoaderState {
   void take_samples(DeviceSlot& slot, PublishedItem& item);
   [[nodiscard]] bool agree(DeviceSlot& slot);
   void publish_failure(PublishedItem failed);
-  void drop_batches(const SamplerState& position);
-  void begin_production();
-  void end_production();
+  void end_waits();
   template <typename Change>
   void go_to(Change&& change);
   void refuse_fork() const;
@@ -118,10 +115,9 @@ class LoaderState {
   std::unique_ptr<Account> account_;
   std::unique_ptr<Producer> producer_;
   bool is_resident_ = false;
-  std::atomic<bool> stopping_{false};
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore and close
-  std::thread thread_;
+  ProductionThread thread_{"penstock-loader", [this] { run(); }, [this] { end_waits(); }};
   bool closed_ = false;
 };
 

@@ -11,7 +11,6 @@ namespace penstock {
 
 namespace {
 
-constexpr std::size_t kPartOfHost = 8;
 constexpr const char* kRowsName = "(rows)";
 
 bool can_be_column(const FieldFacts& facts) {
@@ -55,8 +54,9 @@ std::vector<std::size_t> choose_columns(const FeedFacts& facts, const LoaderOpti
     if (can_be_column(facts.fields[f])) columns.push_back(f);
   }
   if (columns.size() < 2) return {};
-  const std::size_t budget =
-      options.row_budget_bytes != 0 ? options.row_budget_bytes : facts.host_bytes / kPartOfHost;
+  const std::size_t budget = options.row_budget_bytes != 0
+                                 ? options.row_budget_bytes
+                                 : LoaderOptions::default_row_budget(facts.host_bytes);
   const std::size_t most_row_bytes = budget / static_cast<std::size_t>(facts.fields.front().samples);
   std::ranges::sort(columns, {}, [&](std::size_t f) { return std::pair(facts.fields[f].sample_bytes, f); });
   const auto row_bytes = [&] {

@@ -4,7 +4,6 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/pause.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/core/wait_quietly.hpp>
 
 #include <fmt/format.h>
@@ -22,12 +21,12 @@ constexpr std::chrono::milliseconds kLongestFarewell{60'000};
 }  // namespace
 
 RankFeedOnce::RankFeedOnce(RankGroup& group, const Dataset& dataset, const Device& device,
-                           const LoaderOptions& options, const FeedPlan& whole)
+                           const LoaderOptions& options, const Sampler& first, const FeedPlan& whole)
     : group_(group),
       options_(options),
       plan_(whole),
       sample_bytes_(dataset.sample_bytes()),
-      first_sampler_(dataset.sample_count(), sampler_options_of(options_)),
+      first_sampler_(first),
       sampler_(first_sampler_),
       shares_(std::make_shared<BatchShares>(group.weights())),
       drawn_(draws_of_whole(options_, dataset.sample_count())),
@@ -39,45 +38,31 @@ RankFeedOnce::RankFeedOnce(RankGroup& group, const Dataset& dataset, const Devic
       placed_(device.create_event()) {
   LoaderOptions own =
       options_of_parts(options_, sampler_of_parts_, group_.split().largest(plan_.batch, group_.rank()));
-  const std::size_t budget =
-      options_.device_budget_bytes != 0 ? options_.device_budget_bytes : device.memory().free / 2;
-  const std::size_t ring_budget = group_ring_budget(options_, budget, plan_.slot_bytes);
-  own.device_budget_bytes = std::max<std::size_t>(budget - ring_budget, 1);  // 0 would be half of the memory
-  ring_ = make_group_ring(device, ring_budget, plan_, options_, sampler_.state());
+  const GroupBudget budget = group_budget(options_, device, /*receives=*/true, plan_.slot_bytes);
+  own.device_budget_bytes = budget.parts;
+  ring_ = make_group_ring(device, budget.ring, plan_, options_, sampler_.state());
   loader_.emplace(dataset, device, std::move(own));
-  begin_production();
+  thread_.begin();
 }
 
-void RankFeedOnce::begin_production() {
-  stopped_ = false;
-  thread_ = start_thread("penstock-rank", [this] { run(); });
-}
-
-void RankFeedOnce::end_production() {
-  stopped_ = true;
+/// Those of the thread.
+void RankFeedOnce::end_waits() {
   ring_->stop();
   if (drawn_) drawn_->stop();
-  if (thread_.joinable()) thread_.join();
 }
 
 void RankFeedOnce::run() {
   make_batches(sampler_, index_,
-               {.next = [this] { return next_run(); },
+               {.next = [this] { return next_run(sampler_, draws_.get(), turn_); },
                 .make = [this](const SampleRun& run) { return make_batch(run); },
                 .make_end = [this](PublishedItem& end) { return make_end(end); },
                 .publish = [this](const PublishedItem& item) { publish(item); }});
 }
 
-/// The samples of the next batch; none at an epoch's end.
-SampleRun RankFeedOnce::next_run() {
-  if (draws_ == nullptr) return sampler_.next_run();
-  return {.order = std::nullopt, .count = draws_->of(turn_).size()};
-}
-
 /// All processes come to it, if a sampler chooses the samples. False if it is to stop.
 bool RankFeedOnce::make_end(PublishedItem& end) {
   if (draws_ == nullptr) return true;
-  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+  const auto stopped = [this] { return thread_.is_ending(); };
   if (!offer() || !group_.parts().wait_for_offers(turn_, stopped)) return false;
   group_.parts().taken(turn_++);
   end.generation = draws_->generation();
@@ -132,7 +117,7 @@ bool RankFeedOnce::make_batch(const SampleRun& run) {
 /// Puts this process's part where the others find it. False if it is to stop.
 bool RankFeedOnce::offer() {
   const auto end_if_stopped = [this] {
-    if (stopped_.load(std::memory_order_relaxed)) throw ProductionStopped{};
+    if (thread_.is_ending()) throw ProductionStopped{};
   };
   if (std::optional<DeviceBatch> part = loader_->next(put_, end_if_stopped)) {
     group_.parts().put(turn_, *part, put_);
@@ -148,12 +133,9 @@ bool RankFeedOnce::offer() {
 
 /// Brings the parts of all processes into a slot. False if it is to stop.
 bool RankFeedOnce::fill(DeviceSlot& slot, PublishedItem& item) {
-  for (std::size_t f = 0; f < slot.fields.size(); ++f) {
-    slot.fields[f].shape[0] = static_cast<std::size_t>(slot.run.count);
-    slot.fields[f].bytes = slot.fields[f].shape[0] * plan_.fields[f].delivered_bytes;
-  }
+  slot.size_fields(plan_);
   PeerParts& parts = group_.parts();
-  const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+  const auto stopped = [this] { return thread_.is_ending(); };
   if (!parts.wait_for_offers(turn_, stopped)) return false;
   ring_->wait_for_users(slot, arrive_);
   if (item.timed != nullptr) item.timed->begin.record(arrive_);
@@ -171,7 +153,7 @@ bool RankFeedOnce::fill(DeviceSlot& slot, PublishedItem& item) {
 /// Blocks the host. False if it is to stop.
 bool RankFeedOnce::wait_for(const Event& event) const {
   bool done = false;
-  nap_until([&] { return (done = event.query()) || stopped_.load(std::memory_order_relaxed); });
+  nap_until([&] { return (done = event.query()) || thread_.is_ending(); });
   return done;
 }
 
@@ -204,15 +186,10 @@ std::optional<DeviceBatch> RankFeedOnce::next(const Stream& stream,
   return batch;
 }
 
-/// The ring goes on at `position`.
-void RankFeedOnce::drop_batches(const SamplerState& position) {
-  for (const PublishedItem& dropped : ring_->reset(position)) account_.discard(dropped.timed);
-}
-
 void RankFeedOnce::go_to(const Sampler& place) {
   const std::lock_guard control(control_mutex_);
   if (ring_->is_closed()) throw Closed("The loader was closed; make another one.");
-  end_production();
+  thread_.end();
   try {
     if (!drain()) {
       group_.parts().give_up();
@@ -223,7 +200,7 @@ void RankFeedOnce::go_to(const Sampler& place) {
     sampler_ = place;
     index_ = first_sampler_.batches_per_epoch() - sampler_.batches_left();
     handed_out_ = 0;
-    drop_batches(sampler_.state());
+    drop_batches(*ring_, account_, sampler_.state());
     shares_->restart();
     if (drawn_) {
       drawn_->restart(sampler_.epoch());
@@ -231,9 +208,9 @@ void RankFeedOnce::go_to(const Sampler& place) {
     }
     sampler_of_parts_->go_to(sampler_);
     loader_->start_epoch(loader_->state().epoch + 1);  // not the one that it is in
-    begin_production();
+    thread_.begin();
   } catch (...) {
-    drop_batches(sampler_.state());
+    drop_batches(*ring_, account_, sampler_.state());
     publish(failed_item(sampler_));
     throw;
   }
@@ -241,7 +218,7 @@ void RankFeedOnce::go_to(const Sampler& place) {
 }
 
 void RankFeedOnce::start_epoch(std::uint64_t epoch) {
-  if (!ring_->is_closed() && ring_->is_at_start_of(epoch)) return;
+  if (ring_->is_at_start_of(epoch)) return;
   Sampler place = first_sampler_;
   place.start_epoch(epoch);
   go_to(place);
@@ -257,8 +234,8 @@ void RankFeedOnce::leave_epoch() {
   const std::lock_guard control(control_mutex_);
   if (ring_->is_closed()) return;
   if (!between_epochs_) {
-    end_production();
-    drop_batches(ring_->position());
+    thread_.end();
+    drop_batches(*ring_, account_, ring_->position());
     loader_->start_epoch(loader_->state().epoch + 1);
     ring_->publish({.error = error_of_left_epoch(), .state = ring_->position()});
   }
@@ -267,7 +244,7 @@ void RankFeedOnce::leave_epoch() {
 
 void RankFeedOnce::close() {
   const std::lock_guard control(control_mutex_);
-  end_production();
+  thread_.end();
   ring_->close();
   static_cast<void>(drain());
   group_.leave(handed_out_, std::min(group_.options().timeout, kLongestFarewell));

@@ -3,6 +3,7 @@
 #include "loader/batch_parts.hpp"
 #include "loader/device_ring.hpp"
 #include "loader/drawn_batches.hpp"
+#include "loader/production_thread.hpp"
 #include "loader/rank_feed.hpp"
 #include "loader/rank_group.hpp"
 
@@ -13,7 +14,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 namespace penstock {
 
@@ -27,9 +27,10 @@ namespace penstock {
 /// that had its parts still live. Meanwhile the Loader brings the next parts over the link.
 class RankFeedOnce final : public RankFeed {
  public:
-  /// `group` and `whole` outlive it. Throws as Loader.
+  /// `group`, `options`, `first` and `whole` outlive it. `first`: the sampler at its first place. Throws as
+  /// Loader.
   RankFeedOnce(RankGroup& group, const Dataset& dataset, const Device& device, const LoaderOptions& options,
-               const FeedPlan& whole);
+               const Sampler& first, const FeedPlan& whole);
 
   [[nodiscard]] std::optional<DeviceBatch> next(const Stream& stream,
                                                 const FunctionRef<void()>& while_waiting) override;
@@ -45,7 +46,6 @@ class RankFeedOnce final : public RankFeed {
 
  private:
   void run();
-  [[nodiscard]] SampleRun next_run();
   [[nodiscard]] bool make_batch(const SampleRun& run);
   [[nodiscard]] bool make_end(PublishedItem& end);
   [[nodiscard]] bool offer();
@@ -53,17 +53,15 @@ class RankFeedOnce final : public RankFeed {
   [[nodiscard]] bool wait_for(const Event& event) const;
   [[nodiscard]] bool drain() const noexcept;
   void publish(const PublishedItem& item);
-  void drop_batches(const SamplerState& position);
-  void begin_production();
-  void end_production();
+  void end_waits();
   void go_to(const Sampler& place);
   [[nodiscard]] std::string describe_part() const;
 
   RankGroup& group_;
-  const LoaderOptions options_;
+  const LoaderOptions& options_;
   const FeedPlan& plan_;  ///< of a whole batch
   const std::size_t sample_bytes_;
-  const Sampler first_sampler_;
+  const Sampler& first_sampler_;
   Sampler sampler_;          ///< only for the thread, as the next two
   std::uint64_t index_ = 0;  ///< of the next batch in its epoch
   /// Batches since the processes were last at one place; with a batch sampler, also ends of epochs.
@@ -81,10 +79,9 @@ class RankFeedOnce final : public RankFeed {
 
   std::atomic<std::uint64_t> handed_out_{0};  ///< as turn_, of next()
   std::atomic<bool> between_epochs_{false};   ///< with a batch sampler: an end was handed out last
-  std::atomic<bool> stopped_{false};
 
   std::mutex control_mutex_;  ///< held by start_epoch, restore, leave_epoch and close
-  std::thread thread_;
+  ProductionThread thread_{"penstock-rank", [this] { run(); }, [this] { end_waits(); }};
 };
 
 }  // namespace penstock

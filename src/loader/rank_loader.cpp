@@ -1,3 +1,4 @@
+#include "loader/loader_handle.hpp"
 #include "loader/rank_loader_state.hpp"
 
 #include <penstock/loader/rank_loader.hpp>
@@ -22,19 +23,7 @@ std::optional<RankLoader> RankLoader::if_it_feeds_once(Dataset dataset, Device d
   return std::nullopt;
 }
 
-RankLoader::~RankLoader() {
-  if (state_ == nullptr) return;
-  if (state_->is_forked()) {
-    // As a Loader: a forked child has neither the threads nor the locks.
-    static_cast<void>(new std::shared_ptr<RankLoaderState>(std::move(state_)));
-    return;
-  }
-  try {
-    state_->close();
-  } catch (...) {  // a failed device does no more work
-  }
-}
-
+RankLoader::~RankLoader() { let_go(std::move(state_)); }
 RankLoader::RankLoader(RankLoader&&) noexcept = default;
 RankLoader& RankLoader::operator=(RankLoader&& other) noexcept {
   RankLoader old(std::move(*this));

@@ -1,10 +1,10 @@
 #include "loader/rank_loader_state.hpp"
 
+#include "loader/loader_handle.hpp"
 #include "loader/rank_feed_once.hpp"
 #include "loader/rank_feed_whole.hpp"
 #include "loader/whole_batches.hpp"
 
-#include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
 
 #include <fmt/format.h>
@@ -31,7 +31,9 @@ RankLoaderState::RankLoaderState(Dataset dataset, Device device, ProcessBoardOpt
 }
 
 std::unique_ptr<RankFeed> RankLoaderState::make_feed() {
-  if (feeds_once()) return std::make_unique<RankFeedOnce>(group_, dataset_, device_, options_, plan_);
+  if (feeds_once()) {
+    return std::make_unique<RankFeedOnce>(group_, dataset_, device_, options_, first_sampler_, plan_);
+  }
   if (group_.size() > 1) {
     log_warning(
         fmt::format("Each process of the group brings whole batches over its own link: they cannot read each "
@@ -95,12 +97,7 @@ std::vector<BatchTimes> RankLoaderState::timeline() const {
 std::vector<std::string> RankLoaderState::describe() const { return feed_->describe(); }
 
 void RankLoaderState::refuse_fork() const {
-  if (is_forked()) {
-    throw DeviceError(
-        "PENSTOCK_FORKED", "RankLoader", 0,
-        "this process was forked from the one that made the loader, and cannot use its device: make the "
-        "loader in this process, or start processes with spawn");
-  }
+  if (is_forked()) refuse_forked_loader("RankLoader", "device");
 }
 
 }  // namespace penstock

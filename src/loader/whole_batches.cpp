@@ -93,12 +93,17 @@ LoaderOptions options_of_parts(const LoaderOptions& whole, std::shared_ptr<PartS
   return parts;
 }
 
-std::size_t group_ring_budget(const LoaderOptions& options, std::size_t budget, std::size_t slot_bytes) {
+GroupBudget group_budget(const LoaderOptions& options, const Device& device, bool receives,
+                         std::size_t slot_bytes) {
+  const std::size_t all =
+      options.device_budget_bytes != 0 ? options.device_budget_bytes : device.memory().free / 2;
+  std::size_t ring = receives ? all / 2 : 0;
   // Parts take little if nothing is resident. Otherwise the ring has room for as many slots again as it
   // begins with.
-  return options.residency.kind == Residency::Kind::none
-             ? budget / 2
-             : std::min(budget / 2, 2 * (options.prefetch_depth + 1) * slot_bytes);
+  if (options.residency.kind != Residency::Kind::none) {
+    ring = std::min(ring, 2 * (options.prefetch_depth + 1) * slot_bytes);
+  }
+  return {.ring = ring, .parts = std::max<std::size_t>(all - ring, 1)};
 }
 
 std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t budget, const FeedPlan& whole,
@@ -107,6 +112,11 @@ std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t bu
       make_device_pool(device, {.budget_bytes = std::max<std::size_t>(budget, 1),
                                 .segment_bytes = std::max(whole.slot_bytes, std::size_t{1} << 20)}));
   return std::make_shared<DeviceRing>(device, memory, whole, options, position);
+}
+
+SampleRun next_run(Sampler& sampler, SharedDraws* draws, std::uint64_t item) {
+  if (draws == nullptr) return sampler.next_run();
+  return {.order = std::nullopt, .count = draws->of(item).size()};
 }
 
 void make_batches(Sampler& sampler, std::uint64_t& index, const BatchMaking& making) {
@@ -138,6 +148,10 @@ PublishedItem failed_item(const Sampler& sampler) {
   failed.times.epoch = sampler.epoch();
   failed.state = sampler.state();
   return failed;
+}
+
+void drop_batches(DeviceRing& ring, Account& account, const SamplerState& position) {
+  for (const PublishedItem& dropped : ring.reset(position)) account.discard(dropped.timed);
 }
 
 Delivery delivery_of(const PublishedItem& batch, std::size_t sample_bytes) noexcept {

@@ -27,7 +27,8 @@ void check_sampler(const LoaderOptions& options);
 /// Throws the InvalidArgument of a loader with a batch sampler that is asked for a place within an epoch.
 [[noreturn]] void refuse_place();
 
-/// What draws the batches of `options.batch_sampler`, as far ahead as on one device; null without one.
+/// What draws the batches of `options.batch_sampler`, as far ahead as on one device; null without one. A
+/// Loader of one device asks here, too.
 [[nodiscard]] std::unique_ptr<DrawnBatches> draws_of_whole(const LoaderOptions& options,
                                                            std::uint64_t samples);
 
@@ -47,14 +48,23 @@ void check_sampler(const LoaderOptions& options);
 [[nodiscard]] LoaderOptions options_of_parts(const LoaderOptions& whole, std::shared_ptr<PartSampler> sampler,
                                              std::uint64_t largest);
 
-/// The share of a device's budget that the ring of whole batches has; the parts have the rest.
-[[nodiscard]] std::size_t group_ring_budget(const LoaderOptions& options, std::size_t budget,
-                                            std::size_t slot_bytes);
+/// How a device's budget is shared.
+struct GroupBudget {
+  std::size_t ring = 0;   ///< of whole batches
+  std::size_t parts = 0;  ///< at least 1: 0 would be half of the memory that is free
+};
+/// `receives`: the device has a ring of whole batches, each of which takes `slot_bytes`.
+[[nodiscard]] GroupBudget group_budget(const LoaderOptions& options, const Device& device, bool receives,
+                                       std::size_t slot_bytes);
 
 /// The ring of whole batches, which takes up to `budget` bytes of the device.
 [[nodiscard]] std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t budget,
                                                           const FeedPlan& whole, const LoaderOptions& options,
                                                           const SamplerState& position);
+
+/// The samples of the next batch: of `sampler`, or of an item of `draws`, unless it is null. None at an
+/// epoch's end.
+[[nodiscard]] SampleRun next_run(Sampler& sampler, SharedDraws* draws, std::uint64_t item);
 
 /// Ends make_batches: the loader's thread is to stop.
 struct ProductionStopped {};
@@ -74,6 +84,10 @@ struct BatchMaking {
 void make_batches(Sampler& sampler, std::uint64_t& index, const BatchMaking& making);
 /// The exception that is being handled, at the sampler's place.
 [[nodiscard]] PublishedItem failed_item(const Sampler& sampler);
+
+/// Drops what the ring has published, and has it go on at `position`. The producer must not be at work. A
+/// Loader of one device asks here, too.
+void drop_batches(DeviceRing& ring, Account& account, const SamplerState& position);
 
 /// How a batch is delivered, whose samples have so many bytes each. A Loader of one device asks here, too.
 [[nodiscard]] Delivery delivery_of(const PublishedItem& batch, std::size_t sample_bytes) noexcept;

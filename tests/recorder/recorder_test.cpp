@@ -117,7 +117,7 @@ TEST_F(Recorder, ReadsMoreBuffersThanMayWait) {
 }
 
 TEST_F(Recorder, LeavesOutWhatIsNotWanted) {
-  const CommandResult lines = run({"init", "steps=20"}, {"--no-lines", "--json", path("report.json")});
+  const CommandResult lines = run({"init", "steps=20"}, {"--no-lines"});
   EXPECT_THAT(lines.errors,
               AllOf(HasSubstr("Left out of the recording, as it was asked for: lines."),
                     HasSubstr("no stack of a call could be read"), Not(HasSubstr("program.cpp"))));

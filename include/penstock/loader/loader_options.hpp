@@ -97,9 +97,13 @@ struct LoaderOptions {
   std::size_t copy_limit_bytes = std::size_t{32} << 20;
   /// If several fields have small samples (64 bytes or less) in memory, they are copied into rows when the
   /// loader is made, a row for each sample, and cross the link together. The most locked host memory that the
-  /// rows take; what does not fit stays where it is, the widest fields first. 0: an eighth of the host's
-  /// memory. With a `copy_limit_bytes` of 0 there are no rows.
+  /// rows take; what does not fit stays where it is, the widest fields first. 0: default_row_budget. With a
+  /// `copy_limit_bytes` of 0 there are no rows.
   std::size_t row_budget_bytes = 0;
+  /// An eighth of the host's memory.
+  [[nodiscard]] static constexpr std::size_t default_row_budget(std::size_t host_bytes) noexcept {
+    return host_bytes / 8;
+  }
   /// The team of threads that gather. Null: the device's, or the loader's own if `threads` is given.
   std::shared_ptr<HostWorkers> workers = nullptr;
   /// Host threads that gather a batch, with the loader's own: at most kMostThreads. 0: at most 8, within the
