@@ -109,7 +109,7 @@ std::string finding_html(const Finding& finding, double step, bool many_devices)
 }
 
 std::string findings_html(const Diagnosis& diagnosis) {
-  if (diagnosis.findings.empty()) return "<p>Nothing was found in what the trace shows.</p>";
+  if (diagnosis.findings.empty()) return fmt::format("<p>{}</p>", nothing_found_text(diagnosis));
   std::string html =
       "<p class=\"explain\">What gains most comes first. Gains do not add up: two findings may be about the "
       "same time.</p>\n";
@@ -150,12 +150,15 @@ std::string headline(const Diagnosis& diagnosis) {
   const std::string share =
       least == most ? fmt::format("{:.1f} %", 100 * kernels(*least))
                     : fmt::format("{:.1f} to {:.1f} %", 100 * kernels(*least), 100 * kernels(*most));
+  const std::string step = seconds_text(least->step_seconds());
+  if (!least->has_kernels)
+    return fmt::format("No kernels were recorded in {}{}.", least->steps > 0 ? "steps of " : "", step);
   return fmt::format("Kernels run in {} of {} {}.", share, least->steps > 0 ? "a step of" : "the recorded",
-                     seconds_text(least->step_seconds()));
+                     step);
 }
 
 std::string trace_advice(const Diagnosis& diagnosis) {
-  if (diagnosis.findings.empty()) return "Nothing was found in what the trace shows.";
+  if (diagnosis.findings.empty()) return nothing_found_text(diagnosis);
   const Finding& first = diagnosis.findings.front();
   if (!gains(first, step_of(diagnosis, first.device))) return "None of the findings below gains much.";
   return fmt::format("The most to gain is by {}: {}.", first.id,

@@ -52,12 +52,15 @@ std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
   if (copies.count == 0) return label + ": none";
   const double steps = static_cast<double>(std::max<std::size_t>(account.steps, 1));
   const double seconds = static_cast<double>(copies.busy) * kNanosecond;
+  const std::string hidden =
+      account.has_kernels
+          ? fmt::format("{} hidden, {} exposed", seconds_text(account.per_step(copies.busy - copies.exposed)),
+                        seconds_text(account.per_step(copies.exposed)))
+          : "what hides them is not known";
   return fmt::format(
-      "{}: {:.3g}, {} at {}; {} hidden, {} exposed", label, static_cast<double>(copies.count) / steps,
+      "{}: {:.3g}, {} at {}; {}", label, static_cast<double>(copies.count) / steps,
       format_bytes(static_cast<std::uint64_t>(static_cast<double>(copies.bytes) / steps)),
-      seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate",
-      seconds_text(account.per_step(copies.busy - copies.exposed)),
-      seconds_text(account.per_step(copies.exposed)));
+      seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate", hidden);
 }
 
 namespace {
@@ -101,6 +104,12 @@ std::string gain_text(const Finding& finding, double step) {
                      share_of(gain.low, step), share_of(gain.high, step));
 }
 
+std::string nothing_found_text(const Diagnosis& diagnosis) {
+  const bool judged = std::ranges::any_of(diagnosis.accounts, &DeviceAccount::has_kernels);
+  return judged || diagnosis.accounts.empty() ? "Nothing was found in what the trace shows."
+                                              : "Nothing was judged, as no kernels were recorded.";
+}
+
 double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
   for (const DeviceAccount& account : diagnosis.accounts) {
     if (account.device == device) return account.step_seconds();
@@ -130,12 +139,15 @@ std::string finding_text(const Finding& finding, double step, bool many_devices,
 }
 
 Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
+  const auto known = [&account](double seconds) {
+    return account.has_kernels ? Json(seconds) : Json(nullptr);
+  };
   return {{"count", copies.count},
           {"bytes", copies.bytes},
           {"seconds", static_cast<double>(copies.busy) * kNanosecond},
-          {"exposed_seconds", static_cast<double>(copies.exposed) * kNanosecond},
-          {"hidden_seconds", static_cast<double>(copies.busy - copies.exposed) * kNanosecond},
-          {"exposed_seconds_per_step", account.per_step(copies.exposed)}};
+          {"exposed_seconds", known(static_cast<double>(copies.exposed) * kNanosecond)},
+          {"hidden_seconds", known(static_cast<double>(copies.busy - copies.exposed) * kNanosecond)},
+          {"exposed_seconds_per_step", known(account.per_step(copies.exposed))}};
 }
 
 Json account_json(const DeviceAccount& account) {
@@ -188,7 +200,7 @@ std::string trace_text(const TraceReport& report, const Look& look) {
   for (const Finding& finding : diagnosis.findings) {
     text += finding_text(finding, step_of(diagnosis, finding.device), diagnosis.accounts.size() > 1, look);
   }
-  if (diagnosis.findings.empty()) text += "Nothing was found in what the trace shows.\n\n";
+  if (diagnosis.findings.empty()) text += nothing_found_text(diagnosis) + "\n\n";
   if (report.whole_run) text += whole_run_text(*report.whole_run, look);
   text += "not examined\n";
   for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);

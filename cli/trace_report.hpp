@@ -40,6 +40,8 @@ inline constexpr double kNothingToGain = 0.02;
 [[nodiscard]] bool gains(const Finding& finding, double step);
 /// "at most 804 µs of a step, 34.3 %"
 [[nodiscard]] std::string gain_text(const Finding& finding, double step);
+/// What a report says in place of findings.
+[[nodiscard]] std::string nothing_found_text(const Diagnosis& diagnosis);
 /// Seconds of a step of a device.
 [[nodiscard]] double step_of(const Diagnosis& diagnosis, std::uint16_t device);
 

@@ -110,6 +110,9 @@ class RecordingParser {
     }
     recording_.process = header_.process;
     recording_.began = header_.began;
+    recording_.timeline.has_kernels = (header_.left_out & recording::kWithoutKernels) == 0;
+    recording_.timeline.has_launches = (header_.left_out & recording::kWithoutLaunches) == 0;
+    recording_.timeline.has_calls = (header_.left_out & recording::kWithoutCalls) == 0;
   }
 
   [[nodiscard]] bool has_room_for_totals() const {

@@ -23,6 +23,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
 using ::testing::SizeIs;
 
@@ -950,6 +951,32 @@ TEST(NotExamined, NamesWhatTheRecordingLacks) {
   EXPECT_THAT(not_examined(no_contents), Contains("same-data-again"));
   no_contents.timeline.copies[3].bytes = 64 << 10;
   EXPECT_THAT(not_examined(no_contents), Not(Contains("same-data-again"))) << "small ones are left alone";
+}
+
+TEST(NotExamined, NamesWhatTheCallsThatWereLeftOutWouldTell) {
+  // The copies could be asynchronous or not: nobody saw their calls.
+  const TimelineBuilder whole = pinned_copies(true);
+  EXPECT_THAT(ids(diagnose(whole)), Contains("blocking-copies"));
+  for (const auto part : {&Timeline::has_launches, &Timeline::has_calls}) {
+    TimelineBuilder builder = whole;
+    builder.timeline.*part = false;
+    std::erase_if(builder.timeline.calls, [part](const TimelineCall& call) {
+      return (call.kind == CallKind::launch) == (part == &Timeline::has_launches);
+    });
+    EXPECT_THAT(not_examined(builder),
+                IsSupersetOf({"synchronizations", "blocking-copies", "exposed-copies", "contended-copies",
+                              "pinning", "device-allocations", "launch_or_sync", "other_idle"}));
+    EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+  }
+}
+
+TEST(NotExamined, JudgesNothingIfKernelsWereLeftOut) {
+  TimelineBuilder builder = steps(pageable, 410);
+  builder.timeline.has_kernels = false;
+  builder.timeline.work.clear();
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+  EXPECT_THAT(not_examined(builder), IsSupersetOf(finding_ids().begin(), finding_ids().end()));
+  EXPECT_THAT(not_examined(builder), IsSupersetOf({"kernel", "exposed_copy", "launch_or_sync"}));
 }
 
 TEST(NotExamined, NamesCopiesOfUnknownNumaNodes) {

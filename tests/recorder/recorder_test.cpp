@@ -154,6 +154,36 @@ std::set<std::string> not_examined_in(const json& report) {
   return names;
 }
 
+TEST_F(Recorder, JudgesNothingThatWasLeftOut) {
+  std::ofstream(path("budget.txt")) << "no synchronizations\nno blocking-copies\nno pinning\n"
+                                       "no device-allocations\nlaunch_or_sync below 90 %\n";
+  const auto broken = [&](const std::string& without) {
+    command_.environment.back() = "PENSTOCK_RECORD_WITHOUT=" + without;
+    const CommandResult result =
+        run({"init", "pinned=20"},
+            {"--budget", path("budget.txt"), "--html", path("page.html"), "--json", path("report.json")});
+    EXPECT_EQ(result.status, 3) << result.errors;
+    return read_report().at("processes")[0].at("budget").at("broken").size();
+  };
+  command_.environment.emplace_back();
+  for (const char* const without : {"calls", "launches"}) {
+    SCOPED_TRACE(without);
+    EXPECT_EQ(broken(without), 5U);
+    EXPECT_THAT(found_in(read_report()), IsEmpty());
+    const json parts = read_report().at("processes")[0].at("devices")[0].at("parts");
+    EXPECT_EQ(parts.at("other_idle").at("seconds"), 0);
+    EXPECT_GT(parts.at("not_observed").at("seconds"), 0);
+  }
+  EXPECT_EQ(broken("kernels"), 5U);
+  const json process = read_report().at("processes")[0];
+  EXPECT_THAT(process.at("findings"), IsEmpty());
+  EXPECT_EQ(process.at("devices")[0].at("parts").at("not_observed").at("share"), 1);
+  EXPECT_EQ(process.at("devices")[0].at("copies_to_device").at("exposed_seconds"), nullptr);
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("No kernels were recorded in"), HasSubstr("Nothing was judged"),
+                    HasSubstr("what hides them is not known<br>"), Not(HasSubstr("Kernels run in"))));
+}
+
 TEST_F(Recorder, SeesTheSameDataSentAgain) {
   for (const char* const word : {"again=30", "again-driver=30"}) {
     SCOPED_TRACE(word);
