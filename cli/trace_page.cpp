@@ -92,14 +92,14 @@ std::string change_html(std::string_view title, std::string_view code) {
   return fmt::format("<div><span>{}</span><pre>{}</pre></div>", title, escaped(code));
 }
 
-std::string finding_html(const Finding& finding, double step, bool many_devices) {
+std::string finding_html(const Finding& finding, const Diagnosis& diagnosis) {
   const std::string_view severity = severity_name(finding.severity);
   std::string html = fmt::format(
       "<article>\n<h3><span class=\"severity {}\">{}</span>{}{}</h3>\n<p>{}</p>\n"
       "<p class=\"gain\">Gain: {}</p>\n<ul>\n",
       finding.severity == Severity::note ? "note-severity" : severity, severity, escaped(finding.id),
-      many_devices ? fmt::format(" on GPU {}", finding.device) : "", prose(printable(finding.text)),
-      prose(gain_text(finding, step)));
+      diagnosis.accounts.size() > 1 ? fmt::format(" on GPU {}", finding.device) : "",
+      prose(printable(finding.text)), prose(gain_text(finding, diagnosis)));
   for (const FindingPlace& place : finding.places)
     html += fmt::format("<li>{}</li>\n", escaped(printable(place_text(place))));
   return html +
@@ -113,9 +113,7 @@ std::string findings_html(const Diagnosis& diagnosis) {
   std::string html =
       "<p class=\"explain\">What gains most comes first. Gains do not add up: two findings may be about the "
       "same time.</p>\n";
-  for (const Finding& finding : diagnosis.findings) {
-    html += finding_html(finding, step_of(diagnosis, finding.device), diagnosis.accounts.size() > 1);
-  }
+  for (const Finding& finding : diagnosis.findings) html += finding_html(finding, diagnosis);
   return html;
 }
 
@@ -161,8 +159,7 @@ std::string trace_advice(const Diagnosis& diagnosis) {
   if (diagnosis.findings.empty()) return nothing_found_text(diagnosis);
   const Finding& first = diagnosis.findings.front();
   if (!gains(first, step_of(diagnosis, first.device))) return "None of the findings below gains much.";
-  return fmt::format("The most to gain is by {}: {}.", first.id,
-                     gain_text(first, step_of(diagnosis, first.device)));
+  return fmt::format("The most to gain is by {}: {}.", first.id, gain_text(first, diagnosis));
 }
 
 std::string trace_notes(const TraceReport& report, bool pictures) {

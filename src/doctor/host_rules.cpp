@@ -130,8 +130,9 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   places.fill(finding, view.timeline);
   finding.seconds = waiting;
   finding.gain = {0, waiting};
-  finding.text = fmt::format("The GPU idles while the loop waits for its loader: {} of {} a step.",
-                             format_seconds(waiting), format_seconds(view.account.step_seconds()));
+  finding.text =
+      fmt::format("The GPU idles while the loop waits for its loader: {} of {}{}.", format_seconds(waiting),
+                  format_seconds(view.account.step_seconds()), view.account.steps > 0 ? " a step" : "");
   finding.meaning =
       "Batches are made more slowly than they are used. A loader that keeps up saves all of this.";
   finding.change =

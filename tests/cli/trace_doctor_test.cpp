@@ -45,9 +45,9 @@ std::string event(const char* category, const std::string& name, int begin, int 
 }
 
 /// Steps of 1 ms: a pageable copy of 4 MB for 400 us, then a kernel. `frame` is the function around it.
-std::string trace_text(const std::string& frame = "train.py(3): main") {
+std::string trace_text(const std::string& frame = "train.py(3): main", int steps = 5) {
   std::string text = R"({"deviceProperties": [{"id": 0, "name": "A GPU"}], "traceEvents": [{"ph": "M"})";
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < steps; ++i) {
     const int t = i * 1000;
     const auto args = [i](int call) {
       return fmt::format(R"({{"device":0,"stream":7,"correlation":{},"bytes":4000000}})", 10 * i + call);
@@ -99,6 +99,24 @@ TEST_F(TraceDoctor, TellsWhereTheTimeWentAndWhatToChange) {
   EXPECT_THAT(result.output, HasSubstr("at train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms\n"));
   EXPECT_THAT(result.output, HasSubstr("gain: at most 402 µs of a step, 40.2 %\n"));
   EXPECT_THAT(result.output, HasSubstr("not examined\n  Waiting for data:"));
+}
+
+TEST_F(TraceDoctor, SpeaksOfTheRecordingIfThereAreNoSteps) {
+  std::string text = trace_text("train.py(3): main", 4);  // too few for steps to be found
+  for (std::size_t at = text.find("ProfilerStep#"); at != std::string::npos; at = text.find("ProfilerStep#"))
+    text.replace(at, 12, "other");
+  const std::size_t wait = text.rfind(']');
+  text.insert(wait, event("user_annotation", "enumerate(DataLoader)#x.__next__", 4000, 5000) +
+                        event("kernel", "last", 5000, 5010, R"({"device":0,"stream":7,"correlation":99})"));
+  write("trace.json", text);
+  const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("GPU 0 (A GPU): 5.01 ms, no steps found\n"),
+                    HasSubstr("gain: at most 1.61 ms of the recording"),
+                    HasSubstr("waits for its loader: 1.00 ms of 5.01 ms."), Not(HasSubstr("of a step"))));
+  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("ms of the recording, "), Not(HasSubstr("of a step,"))));
+  EXPECT_THAT(read("found.json"), AllOf(HasSubstr("\"gain, to (s)\""), Not(HasSubstr("gain of a step"))));
 }
 
 TEST_F(TraceDoctor, WritesTheSameAsJson) {

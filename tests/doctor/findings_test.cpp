@@ -916,7 +916,7 @@ TEST(Findings, AreOrderedByTheirGain) {
 TimelineBuilder burst(const std::function<void(TimelineBuilder&, std::int64_t)>& one, std::int64_t count) {
   return steps(
       [&](TimelineBuilder& b, std::int64_t t) {
-        for (std::int64_t i = 0; i < count && t == 5000; ++i) one(b, t + 5 + 10 * i);
+        for (std::int64_t i = 0; i < count && t == 5000; ++i) one(b, t + 5 + 6 * i);
       },
       990);
 }
@@ -931,7 +931,7 @@ TEST(Findings, LeaveWhatComesOftenInOneStep) {
     const auto copy = [bytes](TimelineBuilder& b, std::int64_t t) {
       b.copy(CopyDirection::h2d, MemoryKind::pageable, bytes, t, t + 5, t, t + 5);
     };
-    EXPECT_THAT(ids(diagnose(burst(copy, bytes == kMiB4 ? 40 : 90))), IsEmpty()) << bytes;
+    EXPECT_THAT(ids(diagnose(burst(copy, 140))), IsEmpty()) << bytes;
   }
 }
 
