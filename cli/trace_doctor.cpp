@@ -54,6 +54,35 @@ double recorded_seconds(const Timeline& timeline) {
   return whole.begin < whole.end ? static_cast<double>(whole.end - whole.begin) * 1e-9 : 0;
 }
 
+bool is_program(const fs::path& file) {
+  return fs::is_regular_file(file) && ::access(file.c_str(), X_OK) == 0;
+}
+
+/// Says what to write in place of a trace, if something else was named. Throws UsageError.
+void refuse_other_than_trace(const std::string& name) {
+  const fs::path file(name);
+  const std::size_t colon = name.rfind(':');
+  const bool is_there = fs::exists(file);
+  if (file.extension() == ".penstock") {
+    throw UsageError(fmt::format("{} is one recording; pass its folder: penstock doctor {}", name,
+                                 file.has_parent_path() ? file.parent_path().string() : "."));
+  }
+  if (name.ends_with(".py")) {
+    throw UsageError(
+        fmt::format("{0} is a program and not a trace; write penstock doctor -- python {0}, or "
+                    "--loader {0}:NAME to examine its DataLoader",
+                    name));
+  }
+  if (!is_there && colon != std::string::npos && name.substr(0, colon).ends_with(".py"))
+    throw UsageError(fmt::format("{0} is not a trace; write penstock doctor --loader {0}", name));
+  const bool has_format = name.ends_with(".json") || name.ends_with(".gz");
+  if ((is_there && !has_format && is_program(file)) ||
+      (!is_there && name.find_first_of("./") == std::string::npos)) {
+    throw UsageError(
+        fmt::format("{0} is not a trace; if it is a program, write penstock doctor -- {0}", name));
+  }
+}
+
 /// Those that are stored for this machine's GPUs. Without any, no driver is opened.
 std::vector<LinkProfile> profiles_here(const Environment& environment) {
   std::vector<LinkProfile> profiles;
@@ -150,7 +179,8 @@ std::string Examiner::missing() const {
 }
 
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {
-  if (std::filesystem::is_directory(options.trace)) return run_recording_doctor(options, environment);
+  if (fs::is_directory(options.trace)) return run_recording_doctor(options, environment);
+  refuse_other_than_trace(options.trace);
   Examiner examiner(options, environment);
   const Timeline timeline = read_torch_trace(options.trace);
   const TraceReport report = examiner.examine(options.trace, timeline);

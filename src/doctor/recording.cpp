@@ -587,8 +587,9 @@ std::vector<Recording> read_recordings(const std::filesystem::path& folder) {
   }
   if (error) throw Error(fmt::format("{} cannot be read: {}.", folder.string(), error.message()));
   if (recordings.empty()) {
-    throw Error(fmt::format("{} holds no recording; make one with penstock doctor --record {} -- COMMAND",
-                            folder.string(), folder.string()));
+    throw Error(fmt::format(
+        "{} holds no recording; penstock doctor --record FOLDER -- COMMAND makes a new folder of them",
+        folder.string()));
   }
   std::sort(recordings.begin(), recordings.end(),
             [](const Recording& a, const Recording& b) { return a.process < b.process; });

@@ -324,6 +324,26 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
 }
 
+TEST_F(TraceDoctor, SaysWhatToWriteInPlaceOfATrace) {
+  write("train.py", "import torch");
+  write("program", "#!/bin/sh\n");
+  fs::permissions(path("program"), fs::perms::owner_all);
+  const std::string train = path("train.py");
+  expect_complaint(command_.run({"doctor", train}), 2,
+                   "write penstock doctor -- python " + train + ", or --loader " + train + ":NAME");
+  expect_complaint(command_.run({"doctor", train + ":loader"}), 2,
+                   "write penstock doctor --loader " + train + ":loader");
+  expect_complaint(command_.run({"doctor", path("program")}), 2,
+                   "write penstock doctor -- " + path("program"));
+  expect_complaint(command_.run({"doctor", "no-program"}), 2, "write penstock doctor -- no-program");
+  expect_complaint(command_.run({"doctor", "python", "train.py"}), 2,
+                   "write penstock doctor -- python train.py; see penstock doctor --help");
+  expect_complaint(command_.run({"doctor", "--loud"}), 2, "--loud; see penstock doctor --help");
+  expect_complaint(command_.run({"--loud"}), 2, "see penstock --help");
+  write("trace.json", "");
+  expect_complaint(examine(), 1, "trace.json is empty: its export did not finish.");
+}
+
 TEST_F(TraceDoctor, LetsNamesOfATraceNeitherForgeLinesNorMoveTheCursor) {
   write("trace.json", trace_text(R"(a.py(1): x\nhigh: forged\u001b[2J)"));
   const CommandResult result = examine();

@@ -381,13 +381,19 @@ TEST_F(Recorder, KeepsRecordingsAndReadsThemAgain) {
   const CommandResult third = run({"init"}, {"--record", path("run")});
   EXPECT_EQ(third.status, 2);
   EXPECT_THAT(third.errors, HasSubstr("is not empty; name a new folder"));
+  const std::string file = fs::directory_iterator(path("run"))->path().string();
+  const CommandResult alone = command_.run({"doctor", file});
+  EXPECT_EQ(alone.status, 2);
+  EXPECT_THAT(alone.errors, HasSubstr("is one recording; pass its folder: penstock doctor " + path("run")));
 }
 
 TEST_F(Recorder, AFolderWithoutRecordingsIsRefused) {
   fs::create_directory(path("empty"));
   const CommandResult result = command_.run({"doctor", path("empty")});
   EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.errors, HasSubstr("holds no recording; make one with penstock doctor --record"));
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("holds no recording; penstock doctor --record FOLDER -- COMMAND makes"),
+                    Not(HasSubstr("--record " + path("empty")))));
 }
 
 TEST_F(Recorder, ABudgetHoldsForEachProcess) {
