@@ -75,12 +75,12 @@ void refuse_other_than_trace(const std::string& name) {
   }
   if (!is_there && colon != std::string::npos && name.substr(0, colon).ends_with(".py"))
     throw UsageError(fmt::format("{0} is not a trace; write penstock doctor --loader {0}", name));
-  const bool has_format = name.ends_with(".json") || name.ends_with(".gz");
-  if ((is_there && !has_format && is_program(file)) ||
-      (!is_there && name.find_first_of("./") == std::string::npos)) {
-    throw UsageError(
-        fmt::format("{0} is not a trace; if it is a program, write penstock doctor -- {0}", name));
+  if (!is_there && name.find_first_of("./") == std::string::npos) {
+    throw UsageError(fmt::format(
+        "there is no file or folder '{0}'; if it is a program, write penstock doctor -- {0}", name));
   }
+  if (is_program(file) && !name.ends_with(".json") && !name.ends_with(".gz"))
+    throw UsageError(fmt::format("{0} is a program and not a trace; write penstock doctor -- {0}", name));
 }
 
 /// Those that are stored for this machine's GPUs. Without any, no driver is opened.

@@ -137,7 +137,7 @@ TEST_F(Recorder, LeavesOutRecordsOfTheGpuAndOfCalls) {
   EXPECT_EQ(events("launches"), 7 * 20);
   EXPECT_EQ(events("calls"), 6 * 20);
   EXPECT_EQ(events("launches,calls"), 4 * 20);
-  EXPECT_EQ(events("launches,,nothing known"), 7 * 20);
+  EXPECT_EQ(events("launches,,"), 7 * 20);
 }
 
 /// The ids of the first process's findings, and of what was not examined.
@@ -152,6 +152,29 @@ std::set<std::string> not_examined_in(const json& report) {
     for (const json& name : part.at("names")) names.insert(name);
   }
   return names;
+}
+
+TEST_F(Recorder, RefusesVariablesThatItCannotUse) {
+  const auto refused = [&](const std::string& variable, const std::vector<std::string>& options = {}) {
+    command_.environment.back() = variable;
+    const CommandResult result = run({"init", "say=started"}, options);
+    EXPECT_EQ(result.output, result.status == 0 ? "started\n" : "");
+    return result.errors;
+  };
+  command_.environment.emplace_back();
+  for (const std::string records : {"abc", "0", "", "12k", "-1", "268435457"}) {
+    EXPECT_THAT(refused("PENSTOCK_RECORDS=" + records),
+                HasSubstr("is '" + records + "', and not a number of records from 1 to 268435456"));
+  }
+  EXPECT_THAT(refused("PENSTOCK_RECORDS=268435456"), Not(HasSubstr("not a number")));
+  for (const std::string without : {"foo", "calls,foo"}) {
+    EXPECT_THAT(
+        refused("PENSTOCK_RECORD_WITHOUT=" + without),
+        HasSubstr("PENSTOCK_RECORD_WITHOUT names 'foo'; it may have kernels, launches, calls, lines"));
+  }
+  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=foo", {"--no-lines"}), Not(HasSubstr("foo")));
+  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=kernels,launches,calls,lines,contents,nodes"),
+              Not(HasSubstr("it may have")));
 }
 
 TEST_F(Recorder, JudgesNothingThatWasLeftOut) {
