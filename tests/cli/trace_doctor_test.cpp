@@ -296,6 +296,10 @@ TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
       {"\n\nfast\n", "line 3: 'fast' is not 'no FINDING', 'PART below N %' or 'step below N ms'"},
       {"copies below 2 %\n", "line 1: there is no part 'copies'; there are step, kernel, exposed_copy"},
       {"exposed_copy below two %\n", "'two' is not a number"},
+      {"exposed_copy below two%\n", "'two' is not a number"},
+      {"exposed_copy below 2\n", "is not 'no FINDING'"},
+      {"exposed_copy below %\n", "is not 'no FINDING'"},
+      {"step below 2%\n", "'%' is not ms"},
       {"exposed_copy below -1 %\n", "'-1' is not a number"},
       {"exposed_copy below nan %\n", "'nan' is not a number"},
       {"exposed_copy below 2 ms\n", "'ms' is not %"},
@@ -388,6 +392,24 @@ TEST(Budget, HoldsForEachDevice) {
   EXPECT_THAT(broken("exposed_copy below 1 %", diagnosis), SizeIs(2));
   EXPECT_THAT(broken("step below 0.001 ms", diagnosis), SizeIs(2));
   EXPECT_THAT(broken("step below 0.0011 ms", diagnosis), IsEmpty());
+}
+
+TEST(Budget, AllowsFindingsThatAreAboutNothing) {
+  Diagnosis diagnosis;
+  diagnosis.accounts.emplace_back().window = {0, 1'000'000};
+  diagnosis.findings.emplace_back().id = "synchronizations";
+  diagnosis.findings.back().gain = {0, 19e-6};
+  EXPECT_THAT(broken("no synchronizations", diagnosis), IsEmpty());
+  diagnosis.findings.back().gain = {0, 21e-6};
+  EXPECT_THAT(broken("no synchronizations", diagnosis), SizeIs(1));
+}
+
+TEST(Budget, NeedsNoSpaceBeforeAUnit) {
+  const auto budget = parse_budget("exposed_copy below 2.5%\nstep below 3ms # quick\n", "b");
+  ASSERT_THAT(budget, SizeIs(2));
+  EXPECT_EQ(budget[0].text, "exposed_copy below 2.5%");
+  EXPECT_DOUBLE_EQ(*budget[0].most, 0.025);
+  EXPECT_DOUBLE_EQ(*budget[1].most, 3e-3);
 }
 
 TEST(Budget, KnowsEveryFinding) {
