@@ -145,9 +145,9 @@ std::string headline(const Diagnosis& diagnosis) {
   const auto [least, most] = std::minmax_element(
       diagnosis.accounts.begin(), diagnosis.accounts.end(),
       [&](const DeviceAccount& a, const DeviceAccount& b) { return kernels(a) < kernels(b); });
-  const std::string share =
-      least == most ? fmt::format("{:.1f} %", 100 * kernels(*least))
-                    : fmt::format("{:.1f} to {:.1f} %", 100 * kernels(*least), 100 * kernels(*most));
+  const std::string low = fmt::format("{:.1f}", 100 * kernels(*least));
+  const std::string high = fmt::format("{:.1f}", 100 * kernels(*most));
+  const std::string share = low == high ? low + " %" : fmt::format("{} to {} %", low, high);
   const std::string step = seconds_text(least->step_seconds());
   if (!least->has_kernels)
     return fmt::format("No kernels were recorded in {}{}.", least->steps > 0 ? "steps of " : "", step);
@@ -162,6 +162,12 @@ std::string trace_advice(const Diagnosis& diagnosis) {
   return fmt::format("The most to gain is by {}: {}.", first.id, gain_text(first, diagnosis));
 }
 
+std::string verified_html(const std::vector<std::string>& lines) {
+  std::string html;
+  for (const std::string& line : lines) html += (html.empty() ? "" : "<br>\n") + prose(printable(line));
+  return fmt::format("<p class=\"note\">{}</p>\n", html);
+}
+
 std::string trace_notes(const TraceReport& report, bool pictures) {
   std::string html;
   const auto note = [&](const char* kind, std::string_view text) {
@@ -173,7 +179,7 @@ std::string trace_notes(const TraceReport& report, bool pictures) {
       note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
   }
   if (report.whole_run) note("", coverage_text(*report.whole_run));
-  for (const std::string& line : report.verified) note("", line);
+  if (!report.verified.empty()) html += verified_html(report.verified);
   if (!pictures) note("", kNoPictures);
   return html;
 }

@@ -205,6 +205,22 @@ TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
   }
 }
 
+TEST_F(TraceDoctor, SaysOnceWhatTwoGpusHaveInCommon) {
+  const auto headline = [this](int kernels) {
+    std::string text = trace_text();
+    for (int i = 0; i < kernels; ++i) {
+      text.insert(text.rfind(']'),
+                  event("kernel", "gemm", 1000 * i + 424, 1000 * i + 1000, R"({"device":1,"stream":7})"));
+    }
+    write("trace.json", text);
+    EXPECT_EQ(examine({"--html", path("page.html")}).status, 0);
+    const std::string page = read("page.html");
+    return page.substr(page.find("<h1>"), 60);
+  };
+  EXPECT_THAT(headline(1), StartsWith("<h1>Kernels run in 11.5&nbsp;to 57.6&nbsp;% of a step"));
+  EXPECT_THAT(headline(5), StartsWith("<h1>Kernels run in 57.6&nbsp;% of a step"));
+}
+
 TEST_F(TraceDoctor, WritesAPageWithoutPicturesWhereThereIsNoChartLibrary) {
   command_.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
   const CommandResult result = examine({"--html", path("page.html")});
