@@ -8,6 +8,7 @@
 #include <penstock/doctor/chrome_trace.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -144,6 +145,17 @@ const LinkProfile* Examiner::profile_of(const Timeline& timeline) const {
   return nullptr;
 }
 
+std::optional<NotExamined> Examiner::other_profile(const Timeline& timeline) const {
+  std::vector<std::string> names;
+  for (const auto& [number, name] : timeline.devices) names.push_back(name);
+  if (!named_ || names.empty() || std::ranges::find(names, named_->device_name) != names.end())
+    return std::nullopt;
+  return NotExamined{{},
+                     fmt::format("The link: the profile of --profile is of {}, and the recorded GPU is {}. "
+                                 "Gains are those of the profile's link.",
+                                 named_->device_name, fmt::join(names, ", "))};
+}
+
 TraceReport Examiner::examine(std::string name, const Timeline& timeline) const {
   const LinkProfile* const profile = profile_of(timeline);
   TraceReport report;
@@ -153,6 +165,8 @@ TraceReport Examiner::examine(std::string name, const Timeline& timeline) const 
   report.diagnosis = diagnose_timeline(
       timeline,
       {.h2d_ceiling = profile != nullptr ? profile->ceiling(CopyDirection::h2d) : 0, .profile = profile});
+  if (auto other = other_profile(timeline))
+    report.diagnosis.not_examined.insert(report.diagnosis.not_examined.begin(), std::move(*other));
   if (has_budget_) report.breaches = check_budget(budget_, report.diagnosis);
   return report;
 }

@@ -243,6 +243,22 @@ TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
   EXPECT_THAT(read("page.html"), HasSubstr("The lines are what the link profile of "));
 }
 
+TEST_F(TraceDoctor, SaysThatTheProfileIsOfAnotherDevice) {
+  ASSERT_EQ(command_
+                .run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2",
+                      "--profile", path("link.json")})
+                .status,
+            0);
+  const std::string device = json::parse(read("link.json")).at("profile").at("device_name");
+  const std::string said = "the profile of --profile is of " + device + ", and the recorded GPU is A GPU.";
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output, HasSubstr(said));
+  std::string text = trace_text();
+  text.replace(text.find("A GPU"), 5, device);
+  write("trace.json", text);
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output,
+              AllOf(StartsWith("{"), Not(HasSubstr("the profile of --profile"))));
+}
+
 TEST_F(TraceDoctor, LetsNamesOfATraceRunNothingInThePage) {
   write("trace.json", trace_text(R"(a.py(1): </script><script>evil()</script>{{data}}\u202e\u0007\udcff)"));
   const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
