@@ -1,5 +1,7 @@
 #include "budget.hpp"
 
+#include "trace_report.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
@@ -45,10 +47,23 @@ std::vector<std::string_view> known_parts() {
   return names;
 }
 
+/// "2%" and "2.5ms" are two words each.
+void part_unit(std::vector<std::string>& words) {
+  if (words.size() != 3) return;
+  for (const std::string_view unit : {"%", "ms"}) {
+    std::string& last = words.back();
+    if (!last.ends_with(unit) || last.size() == unit.size()) continue;
+    last.resize(last.size() - unit.size());
+    words.emplace_back(unit);
+    return;
+  }
+}
+
 /// Throws Error that says what is wrong, but not where.
 BudgetLine parse_line(const std::string& text) {
-  const std::vector<std::string> words = words_of(text);
+  std::vector<std::string> words = words_of(text);
   BudgetLine line{fmt::format("{}", fmt::join(words, " ")), {}, {}};
+  part_unit(words);
   if (words.size() == 2 && words[0] == "no") {
     const auto ids = finding_ids();
     if (std::find(ids.begin(), ids.end(), words[1]) == ids.end()) {
@@ -121,7 +136,8 @@ std::vector<BudgetBreach> check_budget(const std::vector<BudgetLine>& budget, co
       continue;
     }
     for (const Finding& finding : diagnosis.findings) {
-      if (finding.id == line.name) breaches.push_back({line.text, finding.text});
+      if (finding.id == line.name && gains(finding, step_of(diagnosis, finding.device)))
+        breaches.push_back({line.text, finding.text});
     }
   }
   return breaches;

@@ -42,6 +42,11 @@ std::vector<FindingChange> finding_changes(const Diagnosis& before, const Diagno
     }
     changes.push_back(std::move(change));
   }
+  for (const Finding& finding : after.findings) {
+    const bool is_known = find(before, finding.id, device) != nullptr;
+    if (finding.device != device || is_known || !gains(finding, step_of(after, device))) continue;
+    changes.push_back({finding.id, std::nullopt, finding.gain, false, was_examined(before, finding.id)});
+  }
   return changes;
 }
 
@@ -51,8 +56,8 @@ std::optional<GainRange> range_of_gone(const std::vector<FindingChange>& changes
   for (const FindingChange& change : changes) {
     if (!change.gone) continue;
     if (!range) range.emplace();
-    range->low = std::max(range->low, change.before.low);
-    range->high += change.before.high;
+    range->low = std::max(range->low, change.before->low);
+    range->high += change.before->high;
   }
   if (!range) return range;
   const double without_kernels = account.step_seconds() - account.per_step(account.part(DevicePart::kernel));
@@ -99,6 +104,17 @@ std::string prediction_text(const GainComparison& comparison) {
                      verdict);
 }
 
+std::string change_text(const FindingChange& change) {
+  if (!change.before) {
+    return fmt::format("{}: {}, {}", change.id, change.examined ? "new" : "found, but not examined before",
+                       range_text(*change.after));
+  }
+  return fmt::format("{}: {}", change.id,
+                     !change.examined ? "not examined"
+                     : change.gone    ? "gone"
+                                      : "still found");
+}
+
 Json range_json(const std::optional<GainRange>& range) {
   if (!range) return nullptr;
   return {{"low", range->low}, {"high", range->high}};
@@ -128,10 +144,7 @@ std::vector<std::string> gain_comparison_lines(const GainComparison& comparison)
         "Steps were not found in both programs. Whole recordings tell a gain only if both programs do the "
         "same work.");
   }
-  for (const FindingChange& change : comparison.findings) {
-    const std::string_view state = !change.examined ? "not examined" : change.gone ? "gone" : "still found";
-    lines.push_back(fmt::format("{}: {}", change.id, state));
-  }
+  for (const FindingChange& change : comparison.findings) lines.push_back(change_text(change));
   lines.push_back(prediction_text(comparison));
   return lines;
 }
@@ -148,6 +161,7 @@ Json gain_comparison_json(const GainComparison& comparison) {
   for (const FindingChange& change : comparison.findings) {
     findings.push_back({{"id", change.id},
                         {"gone", change.gone},
+                        {"new", !change.before && change.examined},
                         {"examined", change.examined},
                         {"gain_seconds_per_step", range_json(change.before)},
                         {"changed_gain_seconds_per_step", range_json(change.after)}});

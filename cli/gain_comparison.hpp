@@ -15,13 +15,14 @@
 
 namespace penstock::cli {
 
-/// A finding of a program, and whether a changed program still has it. Gains are seconds of a step.
+/// A finding of a program, and whether a changed program still has it; or one that only the changed program
+/// has, and that is worth a change. Gains are seconds of a step.
 struct FindingChange {
   std::string id;
-  GainRange before;
-  std::optional<GainRange> after;  ///< nullopt: it is not found
-  bool gone = false;               ///< not found, or no longer worth a change
-  bool examined = true;            ///< false: the changed program could not be examined for it
+  std::optional<GainRange> before;  ///< nullopt: it was not found
+  std::optional<GainRange> after;   ///< nullopt: it is not found
+  bool gone = false;                ///< not found, or no longer worth a change
+  bool examined = true;             ///< false: the program that does not have it could not be examined for it
 };
 
 /// What a change to a program gained on one GPU, beside what the findings that it removed had predicted.

@@ -15,12 +15,18 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,6 +40,11 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kRecorder = "libpenstock_recorder.so";
 constexpr const char* kInjection = "CUDA_INJECTION64_PATH";
 constexpr const char* kRangeInjection = "NVTX_INJECTION64_PATH";
+constexpr const char* kRecordWithout = "PENSTOCK_RECORD_WITHOUT";
+// As the recorder knows them (recorder/parts.hpp, recording_format.hpp).
+constexpr std::array<std::string_view, 6> kRecordedParts = {"kernels", "launches", "calls",
+                                                            "lines",   "contents", "nodes"};
+constexpr std::uint64_t kMostRecords = std::uint64_t{1} << 28;
 
 /// Beside the command or the Python module; where `cmake --install` puts it.
 fs::path find_recorder(const std::string& named) {
@@ -102,6 +113,28 @@ void refuse_other_injection() {
       kInjection, other));
 }
 
+/// The recorder takes its options from the environment, and cannot complain in the program. Throws
+/// UsageError.
+void check_recorder_variables(bool has_own_parts) {
+  if (const char* const records = std::getenv("PENSTOCK_RECORDS")) {
+    const std::string_view text = records;
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size() || number < 1 || number > kMostRecords) {
+      throw UsageError(fmt::format("PENSTOCK_RECORDS is '{}', and not a number of records from 1 to {}", text,
+                                   kMostRecords));
+    }
+  }
+  const char* const without = std::getenv(kRecordWithout);
+  if (without == nullptr || has_own_parts) return;
+  std::istringstream names{std::string(without)};
+  for (std::string name; std::getline(names, name, ',');) {
+    if (name.empty() || std::ranges::find(kRecordedParts, name) != kRecordedParts.end()) continue;
+    throw UsageError(fmt::format("{} names '{}'; it may have {}, with commas between them", kRecordWithout,
+                                 name, fmt::join(kRecordedParts, ", ")));
+  }
+}
+
 struct Examined {
   std::vector<TraceReport> reports;  ///< of the processes that used a GPU
   Timeline first;                    ///< of the first of them, if a page or a trace is asked for
@@ -167,12 +200,14 @@ struct Run {
 /// Runs programs under the recorder, and examines what they did.
 class Recorder {
  public:
-  /// Throws Error if the library is missing or another one is to record the program.
+  /// Throws Error if the library is missing, another one is to record the program, or a variable for it is
+  /// wrong.
   Recorder(const Examiner& examiner, const DoctorOptions& options)
       : examiner_(examiner), library_(find_recorder(options.recorder)) {
     refuse_other_injection();
     if (options.no_lines) left_out_.emplace_back("lines");
     if (options.no_contents) left_out_.emplace_back("contents");
+    check_recorder_variables(!left_out_.empty());
   }
 
   /// `record` names the folder of the recordings; empty: they are not kept.
@@ -186,7 +221,7 @@ class Recorder {
     if (std::getenv(kRangeInjection) == nullptr)
       environment.push_back(fmt::format("{}={}", kRangeInjection, library_.string()));
     if (!left_out_.empty())
-      environment.push_back(fmt::format("PENSTOCK_RECORD_WITHOUT={}", fmt::join(left_out_, ",")));
+      environment.push_back(fmt::format("{}={}", kRecordWithout, fmt::join(left_out_, ",")));
     const pid_t process = start_program(words, environment, false,
                                         fmt::format("there is no program '{}' in the PATH", words[0]));
     run.exit_status = wait_for_program(process);

@@ -8,6 +8,7 @@
 #include <penstock/core/log.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -140,6 +141,22 @@ int complain(std::string what, int code) {
   return code;
 }
 
+/// What the user wrote wrongly, and where to look.
+std::string usage_text(const CLI::ParseError& error, const std::vector<std::string>& arguments,
+                       const std::vector<CLI::App*>& commands) {
+  const std::string first = arguments.size() > 1 ? arguments[1] : "-";
+  const bool is_command =
+      std::ranges::any_of(commands, [&](CLI::App* command) { return command->get_name() == first; });
+  if (!is_command && first[0] != '-') return fmt::format("unknown command '{}'; see penstock --help", first);
+  std::string text = error.what();
+  const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  if (is_extra && first == "doctor" && arguments[2][0] != '-') {
+    text += fmt::format("; to run a program, write penstock doctor -- {}",
+                        fmt::join(arguments.begin() + 2, arguments.end(), " "));
+  }
+  return text + fmt::format("; see penstock {}--help", is_command ? first + " " : "");
+}
+
 /// Called from any thread, also while a progress bar is drawn.
 void warn(std::string_view message) {
   if (::isatty(STDERR_FILENO) != 0) draw("\r\033[K");
@@ -190,12 +207,7 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
     print(answer(app, success));
     return 0;
   } catch (const CLI::ParseError& error) {
-    const std::string first = arguments.size() > 1 ? arguments[1] : "-";
-    const bool known =
-        first[0] == '-' || std::any_of(commands.begin(), commands.end(),
-                                       [&](CLI::App* command) { return command->get_name() == first; });
-    if (!known) return complain(fmt::format("unknown command '{}'; see penstock --help", first), kUsage);
-    return complain(std::string(error.what()) + "; see penstock --help", kUsage);
+    return complain(usage_text(error, arguments, commands), kUsage);
   }
   const Environment environment = read_environment(chart_library);
   if (app.got_subcommand("doctor")) return run_doctor(doctor, environment);

@@ -8,6 +8,7 @@
 #include <penstock/doctor/chrome_trace.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,35 @@ double recorded_seconds(const Timeline& timeline) {
   widen(timeline.calls);
   widen(timeline.host);
   return whole.begin < whole.end ? static_cast<double>(whole.end - whole.begin) * 1e-9 : 0;
+}
+
+bool is_program(const fs::path& file) {
+  return fs::is_regular_file(file) && ::access(file.c_str(), X_OK) == 0;
+}
+
+/// Says what to write in place of a trace, if something else was named. Throws UsageError.
+void refuse_other_than_trace(const std::string& name) {
+  const fs::path file(name);
+  const std::size_t colon = name.rfind(':');
+  const bool is_there = fs::exists(file);
+  if (file.extension() == ".penstock") {
+    throw UsageError(fmt::format("{} is one recording; pass its folder: penstock doctor {}", name,
+                                 file.has_parent_path() ? file.parent_path().string() : "."));
+  }
+  if (name.ends_with(".py")) {
+    throw UsageError(
+        fmt::format("{0} is a program and not a trace; write penstock doctor -- python {0}, or "
+                    "--loader {0}:NAME to examine its DataLoader",
+                    name));
+  }
+  if (!is_there && colon != std::string::npos && name.substr(0, colon).ends_with(".py"))
+    throw UsageError(fmt::format("{0} is not a trace; write penstock doctor --loader {0}", name));
+  if (!is_there && name.find_first_of("./") == std::string::npos) {
+    throw UsageError(fmt::format(
+        "there is no file or folder '{0}'; if it is a program, write penstock doctor -- {0}", name));
+  }
+  if (is_program(file) && !name.ends_with(".json") && !name.ends_with(".gz"))
+    throw UsageError(fmt::format("{0} is a program and not a trace; write penstock doctor -- {0}", name));
 }
 
 /// Those that are stored for this machine's GPUs. Without any, no driver is opened.
@@ -115,6 +145,17 @@ const LinkProfile* Examiner::profile_of(const Timeline& timeline) const {
   return nullptr;
 }
 
+std::optional<NotExamined> Examiner::other_profile(const Timeline& timeline) const {
+  std::vector<std::string> names;
+  for (const auto& [number, name] : timeline.devices) names.push_back(name);
+  if (!named_ || names.empty() || std::ranges::find(names, named_->device_name) != names.end())
+    return std::nullopt;
+  return NotExamined{{},
+                     fmt::format("The link: the profile of --profile is of {}, and the recorded GPU is {}. "
+                                 "Gains are those of the profile's link.",
+                                 named_->device_name, fmt::join(names, ", "))};
+}
+
 TraceReport Examiner::examine(std::string name, const Timeline& timeline) const {
   const LinkProfile* const profile = profile_of(timeline);
   TraceReport report;
@@ -124,6 +165,8 @@ TraceReport Examiner::examine(std::string name, const Timeline& timeline) const 
   report.diagnosis = diagnose_timeline(
       timeline,
       {.h2d_ceiling = profile != nullptr ? profile->ceiling(CopyDirection::h2d) : 0, .profile = profile});
+  if (auto other = other_profile(timeline))
+    report.diagnosis.not_examined.insert(report.diagnosis.not_examined.begin(), std::move(*other));
   if (has_budget_) report.breaches = check_budget(budget_, report.diagnosis);
   return report;
 }
@@ -150,7 +193,8 @@ std::string Examiner::missing() const {
 }
 
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {
-  if (std::filesystem::is_directory(options.trace)) return run_recording_doctor(options, environment);
+  if (fs::is_directory(options.trace)) return run_recording_doctor(options, environment);
+  refuse_other_than_trace(options.trace);
   Examiner examiner(options, environment);
   const Timeline timeline = read_torch_trace(options.trace);
   const TraceReport report = examiner.examine(options.trace, timeline);

@@ -36,6 +36,8 @@ class Examiner {
  private:
   /// Null if there is none.
   [[nodiscard]] const LinkProfile* profile_of(const Timeline& timeline) const;
+  /// What the report says if --profile is of none of the recorded devices.
+  [[nodiscard]] std::optional<NotExamined> other_profile(const Timeline& timeline) const;
 
   OutputFile json_;
   OutputFile html_;

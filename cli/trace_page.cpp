@@ -92,14 +92,14 @@ std::string change_html(std::string_view title, std::string_view code) {
   return fmt::format("<div><span>{}</span><pre>{}</pre></div>", title, escaped(code));
 }
 
-std::string finding_html(const Finding& finding, double step, bool many_devices) {
+std::string finding_html(const Finding& finding, const Diagnosis& diagnosis) {
   const std::string_view severity = severity_name(finding.severity);
   std::string html = fmt::format(
       "<article>\n<h3><span class=\"severity {}\">{}</span>{}{}</h3>\n<p>{}</p>\n"
       "<p class=\"gain\">Gain: {}</p>\n<ul>\n",
       finding.severity == Severity::note ? "note-severity" : severity, severity, escaped(finding.id),
-      many_devices ? fmt::format(" on GPU {}", finding.device) : "", prose(printable(finding.text)),
-      prose(gain_text(finding, step)));
+      diagnosis.accounts.size() > 1 ? fmt::format(" on GPU {}", finding.device) : "",
+      prose(printable(finding.text)), prose(gain_text(finding, diagnosis)));
   for (const FindingPlace& place : finding.places)
     html += fmt::format("<li>{}</li>\n", escaped(printable(place_text(place))));
   return html +
@@ -109,13 +109,11 @@ std::string finding_html(const Finding& finding, double step, bool many_devices)
 }
 
 std::string findings_html(const Diagnosis& diagnosis) {
-  if (diagnosis.findings.empty()) return "<p>Nothing was found in what the trace shows.</p>";
+  if (diagnosis.findings.empty()) return fmt::format("<p>{}</p>", nothing_found_text(diagnosis));
   std::string html =
       "<p class=\"explain\">What gains most comes first. Gains do not add up: two findings may be about the "
       "same time.</p>\n";
-  for (const Finding& finding : diagnosis.findings) {
-    html += finding_html(finding, step_of(diagnosis, finding.device), diagnosis.accounts.size() > 1);
-  }
+  for (const Finding& finding : diagnosis.findings) html += finding_html(finding, diagnosis);
   return html;
 }
 
@@ -147,19 +145,27 @@ std::string headline(const Diagnosis& diagnosis) {
   const auto [least, most] = std::minmax_element(
       diagnosis.accounts.begin(), diagnosis.accounts.end(),
       [&](const DeviceAccount& a, const DeviceAccount& b) { return kernels(a) < kernels(b); });
-  const std::string share =
-      least == most ? fmt::format("{:.1f} %", 100 * kernels(*least))
-                    : fmt::format("{:.1f} to {:.1f} %", 100 * kernels(*least), 100 * kernels(*most));
+  const std::string low = fmt::format("{:.1f}", 100 * kernels(*least));
+  const std::string high = fmt::format("{:.1f}", 100 * kernels(*most));
+  const std::string share = low == high ? low + " %" : fmt::format("{} to {} %", low, high);
+  const std::string step = seconds_text(least->step_seconds());
+  if (!least->has_kernels)
+    return fmt::format("No kernels were recorded in {}{}.", least->steps > 0 ? "steps of " : "", step);
   return fmt::format("Kernels run in {} of {} {}.", share, least->steps > 0 ? "a step of" : "the recorded",
-                     seconds_text(least->step_seconds()));
+                     step);
 }
 
 std::string trace_advice(const Diagnosis& diagnosis) {
-  if (diagnosis.findings.empty()) return "Nothing was found in what the trace shows.";
+  if (diagnosis.findings.empty()) return nothing_found_text(diagnosis);
   const Finding& first = diagnosis.findings.front();
   if (!gains(first, step_of(diagnosis, first.device))) return "None of the findings below gains much.";
-  return fmt::format("The most to gain is by {}: {}.", first.id,
-                     gain_text(first, step_of(diagnosis, first.device)));
+  return fmt::format("The most to gain is by {}: {}.", first.id, gain_text(first, diagnosis));
+}
+
+std::string verified_html(const std::vector<std::string>& lines) {
+  std::string html;
+  for (const std::string& line : lines) html += (html.empty() ? "" : "<br>\n") + prose(printable(line));
+  return fmt::format("<p class=\"note\">{}</p>\n", html);
 }
 
 std::string trace_notes(const TraceReport& report, bool pictures) {
@@ -173,7 +179,7 @@ std::string trace_notes(const TraceReport& report, bool pictures) {
       note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
   }
   if (report.whole_run) note("", coverage_text(*report.whole_run));
-  for (const std::string& line : report.verified) note("", line);
+  if (!report.verified.empty()) html += verified_html(report.verified);
   if (!pictures) note("", kNoPictures);
   return html;
 }

@@ -30,6 +30,12 @@ std::string seconds_text(double seconds) { return seconds > 0 ? format_seconds(s
 
 namespace {
 
+/// Null if there is none.
+const DeviceAccount* account_of(const Diagnosis& diagnosis, std::uint16_t device) {
+  const auto account = std::ranges::find(diagnosis.accounts, device, &DeviceAccount::device);
+  return account != diagnosis.accounts.end() ? &*account : nullptr;
+}
+
 std::string share_of(double seconds, double step) {
   return fmt::format("{:.1f} %", step > 0 ? 100 * seconds / step : 0);
 }
@@ -41,7 +47,7 @@ std::string window_text(const DeviceAccount& account) {
   const std::string time = seconds_text(account.step_seconds());
   return fmt::format(
       "GPU {}{}: {}", account.device, name,
-      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, time) : time + ", no steps marked");
+      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, time) : time + ", no steps found");
 }
 
 std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
@@ -52,12 +58,15 @@ std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
   if (copies.count == 0) return label + ": none";
   const double steps = static_cast<double>(std::max<std::size_t>(account.steps, 1));
   const double seconds = static_cast<double>(copies.busy) * kNanosecond;
+  const std::string hidden =
+      account.has_kernels
+          ? fmt::format("{} hidden, {} exposed", seconds_text(account.per_step(copies.busy - copies.exposed)),
+                        seconds_text(account.per_step(copies.exposed)))
+          : "what hides them is not known";
   return fmt::format(
-      "{}: {:.3g}, {} at {}; {} hidden, {} exposed", label, static_cast<double>(copies.count) / steps,
+      "{}: {:.3g}, {} at {}; {}", label, static_cast<double>(copies.count) / steps,
       format_bytes(static_cast<std::uint64_t>(static_cast<double>(copies.bytes) / steps)),
-      seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate",
-      seconds_text(account.per_step(copies.busy - copies.exposed)),
-      seconds_text(account.per_step(copies.exposed)));
+      seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate", hidden);
 }
 
 namespace {
@@ -91,26 +100,34 @@ std::string place_text(const FindingPlace& place) {
 
 bool gains(const Finding& finding, double step) { return finding.gain.high >= kNothingToGain * step; }
 
-std::string gain_text(const Finding& finding, double step) {
+std::string gain_text(const Finding& finding, const Diagnosis& diagnosis) {
   const GainRange& gain = finding.gain;
+  const double step = step_of(diagnosis, finding.device);
   if (!gains(finding, step)) return "about nothing: leave it";
+  const DeviceAccount* const account = account_of(diagnosis, finding.device);
+  const std::string_view whole = account != nullptr && account->steps > 0 ? "a step" : "the recording";
   if (gain.low <= 0) {
-    return fmt::format("at most {} of a step, {}", seconds_text(gain.high), share_of(gain.high, step));
+    return fmt::format("at most {} of {}, {}", seconds_text(gain.high), whole, share_of(gain.high, step));
   }
-  return fmt::format("{} to {} of a step, {} to {}", seconds_text(gain.low), seconds_text(gain.high),
+  return fmt::format("{} to {} of {}, {} to {}", seconds_text(gain.low), seconds_text(gain.high), whole,
                      share_of(gain.low, step), share_of(gain.high, step));
 }
 
+std::string nothing_found_text(const Diagnosis& diagnosis) {
+  const bool judged = std::ranges::any_of(diagnosis.accounts, &DeviceAccount::has_kernels);
+  return judged || diagnosis.accounts.empty() ? "Nothing was found in what the trace shows."
+                                              : "Nothing was judged, as no kernels were recorded.";
+}
+
 double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
-  for (const DeviceAccount& account : diagnosis.accounts) {
-    if (account.device == device) return account.step_seconds();
-  }
-  return 0;
+  const DeviceAccount* const account = account_of(diagnosis, device);
+  return account != nullptr ? account->step_seconds() : 0;
 }
 
 namespace {
 
-std::string finding_text(const Finding& finding, double step, bool many_devices, const Look& look) {
+std::string finding_text(const Finding& finding, const Diagnosis& diagnosis, const Look& look) {
+  const bool many_devices = diagnosis.accounts.size() > 1;
   std::string text = fmt::format("{}: {}{}\n{}", severity_name(finding.severity), finding.id,
                                  many_devices ? fmt::format(" on GPU {}", finding.device) : "",
                                  paragraph(finding.text, look));
@@ -126,16 +143,19 @@ std::string finding_text(const Finding& finding, double step, bool many_devices,
   if (!finding.penstock_change.empty()) {
     text += paragraph("with penstock: " + finding.penstock_change, look, 2, 2);
   }
-  return text + fmt::format("  gain: {}\n\n", gain_text(finding, step));
+  return text + fmt::format("  gain: {}\n\n", gain_text(finding, diagnosis));
 }
 
 Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
+  const auto known = [&account](double seconds) {
+    return account.has_kernels ? Json(seconds) : Json(nullptr);
+  };
   return {{"count", copies.count},
           {"bytes", copies.bytes},
           {"seconds", static_cast<double>(copies.busy) * kNanosecond},
-          {"exposed_seconds", static_cast<double>(copies.exposed) * kNanosecond},
-          {"hidden_seconds", static_cast<double>(copies.busy - copies.exposed) * kNanosecond},
-          {"exposed_seconds_per_step", account.per_step(copies.exposed)}};
+          {"exposed_seconds", known(static_cast<double>(copies.exposed) * kNanosecond)},
+          {"hidden_seconds", known(static_cast<double>(copies.busy - copies.exposed) * kNanosecond)},
+          {"exposed_seconds_per_step", known(account.per_step(copies.exposed))}};
 }
 
 Json account_json(const DeviceAccount& account) {
@@ -185,10 +205,8 @@ std::string trace_text(const TraceReport& report, const Look& look) {
   std::string text = fmt::format("{}: {} events\n", report.file, report.events);
   if (report.whole_run) text += paragraph(coverage_text(*report.whole_run), look);
   for (const DeviceAccount& account : diagnosis.accounts) text += account_text(account, look);
-  for (const Finding& finding : diagnosis.findings) {
-    text += finding_text(finding, step_of(diagnosis, finding.device), diagnosis.accounts.size() > 1, look);
-  }
-  if (diagnosis.findings.empty()) text += "Nothing was found in what the trace shows.\n\n";
+  for (const Finding& finding : diagnosis.findings) text += finding_text(finding, diagnosis, look);
+  if (diagnosis.findings.empty()) text += nothing_found_text(diagnosis) + "\n\n";
   if (report.whole_run) text += whole_run_text(*report.whole_run, look);
   text += "not examined\n";
   for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);

@@ -38,8 +38,10 @@ struct TraceReport {
 inline constexpr double kNothingToGain = 0.02;
 /// False if the gain is next to nothing. `step` in seconds.
 [[nodiscard]] bool gains(const Finding& finding, double step);
-/// "at most 804 µs of a step, 34.3 %"
-[[nodiscard]] std::string gain_text(const Finding& finding, double step);
+/// "at most 804 µs of a step, 34.3 %"; of the recording, if it has no steps.
+[[nodiscard]] std::string gain_text(const Finding& finding, const Diagnosis& diagnosis);
+/// What a report says in place of findings.
+[[nodiscard]] std::string nothing_found_text(const Diagnosis& diagnosis);
 /// Seconds of a step of a device.
 [[nodiscard]] double step_of(const Diagnosis& diagnosis, std::uint16_t device);
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include "doctor/recording_format.hpp"
+
+#include <cstdint>
 #include <string_view>
 
 namespace penstock::recorder {
@@ -27,6 +30,12 @@ struct Parts {
     if (name == "nodes") parts.nodes = false;
   }
   return parts;
+}
+
+/// As the header of a recording has it.
+[[nodiscard]] inline std::uint32_t bits_left_out(const Parts& parts) noexcept {
+  return (parts.kernels ? 0U : recording::kWithoutKernels) |
+         (parts.launches ? 0U : recording::kWithoutLaunches) | (parts.calls ? 0U : recording::kWithoutCalls);
 }
 
 }  // namespace penstock::recorder

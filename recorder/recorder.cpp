@@ -619,7 +619,9 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
   if (const char* const left_out = std::getenv("PENSTOCK_RECORD_WITHOUT")) parts = parts_without(left_out);
   std::uint64_t records = kDefaultRecords;
   if (const char* const most = std::getenv("PENSTOCK_RECORDS")) records = std::strtoull(most, nullptr, 10);
-  if (file.open(folder, records)) start();
+  if (!file.open(folder, records)) return 1;
+  file.header().left_out = bits_left_out(parts);
+  start();
   return 1;
 }
 

@@ -193,12 +193,13 @@ class ChromeTraceWriter {
     Json places = Json::array();
     for (const FindingPlace& place : finding.places)
       places.push_back(place.function + (place.op.empty() ? "" : ", " + place.op));
+    const std::string gain = account->steps > 0 ? "gain of a step" : "gain";
     const Json arguments = {{"text", finding.text},
                             {"why", finding.meaning},
                             {"change", finding.change},
                             {"with penstock", finding.penstock_change},
-                            {"gain of a step, from (s)", finding.gain.low},
-                            {"gain of a step, to (s)", finding.gain.high},
+                            {gain + ", from (s)", finding.gain.low},
+                            {gain + ", to (s)", finding.gain.high},
                             {"places", places}};
     Track track{kDoctorProcess, name, {}};
     const TimeSpan window = account->window;

@@ -150,7 +150,7 @@ std::vector<ViewedCopy> copies_that(const DeviceView& view, const Test& test) {
 std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   const auto copies = copies_that(
       view, [](const ViewedCopy& viewed) { return is_large_input(viewed, MemoryKind::pageable); });
-  if (!is_regular(view, copies.size())) return std::nullopt;
+  if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
   const double pinned = seconds_if_pinned(view, copies, finding);
@@ -170,7 +170,7 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
     return is_large_input(viewed, MemoryKind::pinned) && viewed.waited != nullptr;
   });
-  if (!is_regular(view, copies.size())) return std::nullopt;
+  if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   std::vector<TimeSpan> gaps;
   TraceTime waited = 0;
@@ -200,8 +200,7 @@ std::optional<Finding> find_exposed_copies(const DeviceView& view) {
     return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;
   });
   const double exposed = exposed_seconds(view, copies);
-  if (!is_regular(view, copies.size()) || exposed < kExposed * view.account.step_seconds())
-    return std::nullopt;
+  if (!is_regular(view, copies) || exposed < kExposed * view.account.step_seconds()) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const bool shared = shares_stream(view, copies);
   const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
@@ -246,7 +245,8 @@ std::optional<Finding> find_small_copies(const DeviceView& view) {
     }
     first = next;
   }
-  if (static_cast<double>(in_runs.size()) < kSmallCopies * view.steps()) return std::nullopt;
+  if (static_cast<double>(in_runs.size()) < kSmallCopies * view.steps() || !is_regular(view, in_runs))
+    return std::nullopt;
   Finding finding = copy_finding(view, in_runs);
   const double alone = view.account.per_step(uncovered_time);
   const double saved = view.account.per_step(uncovered_time - packed_time);
@@ -274,7 +274,7 @@ std::optional<Finding> find_widened_copies(const DeviceView& view) {
     saved += exposed_seconds(view, {viewed}) *
              (1 - static_cast<double>(widening->from_bytes) / widening->to_bytes);
   }
-  if (!is_regular(view, copies.size())) return std::nullopt;
+  if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   finding.gain = {saved / 2, saved};
   finding.text =
@@ -309,7 +309,7 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
     if (sent_again.insert(copy.contents).second) kept += copy.bytes;
     return true;
   });
-  if (!is_regular(view, copies.size())) return std::nullopt;
+  if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
   finding.gain = {exposed / 2, exposed + idle_before(view, copies)};
@@ -346,7 +346,7 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
     copies.push_back(viewed);
     same.pop_back();
   }
-  if (!is_regular(view, copies.size() / 2)) return std::nullopt;
+  if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   finding.gain = {0, exposed_seconds(view, copies)};
   finding.text =
@@ -373,8 +373,7 @@ std::optional<Finding> find_contended_copies(const DeviceView& view) {
     waits.push_back(wait);
   }
   const double exposed = view.account.per_step(uncovered(span_list(std::move(waits)), view.kernels));
-  if (!is_regular(view, late.size()) || exposed < kContended * view.account.step_seconds())
-    return std::nullopt;
+  if (!is_regular(view, late) || exposed < kContended * view.account.step_seconds()) return std::nullopt;
   Finding finding = copy_finding(view, late);
   const double room =
       std::max(0.0, view.account.step_seconds() - view.account.per_step(view.account.h2d.busy));
@@ -411,7 +410,7 @@ std::optional<Finding> find_far_memory(const DeviceView& view) {
     return true;
   });
   const double exposed = exposed_seconds(view, copies);
-  if (!is_regular(view, copies.size()) || exposed < kFar * view.account.step_seconds()) return std::nullopt;
+  if (!is_regular(view, copies) || exposed < kFar * view.account.step_seconds()) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   finding.gain = {0, exposed * std::max(0.0, 1 - pinned / view.steps() / finding.seconds)};
   finding.text = fmt::format(

@@ -36,8 +36,8 @@ std::string_view device_part_name(DevicePart part) noexcept {
 
 std::string_view device_part_label(DevicePart part) noexcept {
   constexpr std::array<std::string_view, kDeviceParts> kLabels = {
-      "kernels",     "exposed copies",    "idle, waiting for data", "idle, launch or synchronization",
-      "idle, other", "idle, not observed"};
+      "kernels",     "exposed copies", "idle, waiting for data", "idle, launch or synchronization",
+      "idle, other", "not observed"};
   return kLabels[static_cast<std::size_t>(part)];
 }
 
@@ -77,6 +77,7 @@ HostActivity host_activity(const Timeline& timeline) {
   host.waits = span_list(std::move(waits));
   host.observed = timeline.has_ops || timeline.has_frames || !host.waits.empty() ||
                   (timeline.source == TimelineSource::recorder && !host.busy.empty());
+  if (!timeline.has_launches || !timeline.has_calls) host.observed = false;
   return host;
 }
 
@@ -122,14 +123,20 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   if (name != timeline.devices.end()) account.name = name->second;
   account.window = window;
   account.steps = timeline.steps.size();
+  account.has_kernels = timeline.has_kernels;
   const auto set = [&account](DevicePart part, TraceTime time) {
     account.parts[static_cast<std::size_t>(part)] = time;
   };
-  set(DevicePart::kernel, total_length(activity.kernels));
+  const TraceTime kernels = total_length(activity.kernels);
   const TraceTime busy = total_length(activity.busy);
   const TraceTime idle = account.total() - busy;
-  set(DevicePart::exposed_copy, busy - account.part(DevicePart::kernel));
-  if (host.observed) {
+  if (timeline.has_kernels) {
+    set(DevicePart::kernel, kernels);
+    set(DevicePart::exposed_copy, busy - kernels);
+  }
+  if (!timeline.has_kernels) {
+    set(DevicePart::not_observed, account.total());
+  } else if (host.observed) {
     const SpanList waits = intersect({window}, host.waits);
     const SpanList launches = subtract(intersect({window}, host.busy), waits);
     const TraceTime waiting = total_length(waits) - overlap(waits, activity.busy);

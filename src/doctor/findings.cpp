@@ -1,5 +1,5 @@
 #include "doctor/device_view.hpp"
-#include "doctor/recording_format.hpp"
+#include "doctor/not_examined.hpp"
 
 #include <penstock/device/device_tuning.hpp>
 #include <penstock/doctor/findings.hpp>
@@ -183,105 +183,6 @@ void judge(Finding& finding, const DeviceAccount& account, double fed) {
                                                            : Severity::note;
 }
 
-/// Large copies between host and device within the window for which it is not known whether their memory is
-/// at the device's NUMA node.
-std::size_t copies_without_node(const Timeline& timeline, TimeSpan window) {
-  return static_cast<std::size_t>(
-      std::count_if(timeline.copies.begin(), timeline.copies.end(), [&](const TimelineCopy& copy) {
-        return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes &&
-               copy.time.begin >= window.begin && copy.time.begin < window.end &&
-               (copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device));
-      }));
-}
-
-/// What nobody looked at, and how to record it. A recording of our own lacks other things than a trace.
-std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
-  const bool trace = timeline.source == TimelineSource::torch_profiler;
-  const auto say = [trace](const char* in_trace, const char* in_recording) {
-    return trace ? in_trace : in_recording;
-  };
-  std::vector<NotExamined> list;
-  for (const std::string& note : timeline.notes) list.push_back({{}, note});
-  if (timeline.steps.empty()) {
-    list.push_back({{"round-trips", "step"},
-                    say("No steps are marked, and no sequence of kernels and copies repeats exactly. So all "
-                        "figures are of the whole recording. Call the profiler's step() in the loop.",
-                        "No steps were found, as no sequence of kernels and copies repeats exactly. So all "
-                        "figures are of the whole recording.")});
-  }
-  if (timeline.steps.size() < kSteadySteps) {
-    list.push_back({{"pinning", "device-allocations"},
-                    "Pinning and allocations after the first steps: fewer than 4 steps were recorded."});
-  }
-  if (!timeline.has_frames) {
-    list.push_back({{},
-                    say("Places in the program: no stacks were recorded. Profile with with_stack=True.",
-                        "Places in the program: no stack of a call could be read.")});
-  }
-  if (!host.observed) {
-    list.push_back(
-        {{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
-         say("Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too.",
-             "Why the GPU idles: no calls of CUDA were recorded.")});
-  } else if (host.waits.empty()) {
-    list.push_back(
-        {{"waiting-for-data", "waiting_for_data"},
-         say("Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
-             "another loader count as other idle time.",
-             "Waiting for data: the thread that launches kernels was never seen in next() of a DataLoader, "
-             "or of penstock's Loader or feed. Waits for another loader count as other idle time.")});
-  }
-  if (!timeline.has_types) {
-    list.push_back({{"widened-copies"},
-                    say("Values widened before the copy: no types were recorded. Profile with "
-                        "record_shapes=True.",
-                        "Values widened before the copy: only a trace of PyTorch's profiler with "
-                        "record_shapes=True tells types.")});
-  }
-  if (timeline.calls.empty()) {
-    list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "contended-copies", "pinning",
-                     "device-allocations"},
-                    "Synchronizations, blocking copies, copies that wait for others, pinning and "
-                    "allocations: no calls of CUDA were recorded."});
-  }
-  const auto unknown = std::count_if(
-      timeline.copies.begin(), timeline.copies.end(),
-      [](const TimelineCopy& copy) { return copy.direction == CopyDirection::h2d && !copy.source; });
-  if (unknown > 0) {
-    list.push_back(
-        {{"pageable-copies", "blocking-copies", "exposed-copies"},
-         fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
-                     unknown)});
-  }
-  const auto without_contents =
-      std::count_if(timeline.copies.begin(), timeline.copies.end(), [window](const TimelineCopy& copy) {
-        return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
-               copy.contents == 0 && copy.time.begin >= window.begin && copy.time.begin < window.end;
-      });
-  if (trace) {
-    list.push_back({{"same-data-again"}, "The same data sent again: a trace has no contents of copies."});
-  } else if (without_contents > 0) {
-    list.push_back({{"same-data-again"},
-                    fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are "
-                                "not known.",
-                                without_contents)});
-  }
-  if (trace) {
-    list.push_back({{"far-memory"}, "The NUMA node, and the default stream: no trace tells them."});
-  } else {
-    if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
-      list.push_back(
-          {{"far-memory"},
-           fmt::format(
-               "Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} "
-               "copies of more than 64 KiB. Containers often forbid to ask for it (move_pages).",
-               without_node)});
-    }
-    list.push_back({{}, "The default stream: it is not recorded."});
-  }
-  return list;
-}
-
 /// The calls whose beginning lies in the window, of threads that launch kernels.
 std::vector<KnownCall> calls_within(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
   std::vector<KnownCall> calls = find_call_sites(timeline);
@@ -314,6 +215,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   const SpanIndex waits(host.waits);
   const TimeSpan window = account_window(timeline);
   const std::vector<KnownCall> calls = calls_within(timeline, host, window);
+  const std::vector<NotExamined> left_out = not_recorded(timeline);
   for (const std::uint16_t device : active_devices(timeline)) {
     DeviceActivity activity = device_activity(timeline, device, window);
     const DeviceAccount account = device_account(timeline, device, window, activity, host);
@@ -333,6 +235,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
     if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
     diagnosis.h2d_ceiling = std::max(diagnosis.h2d_ceiling, view.h2d_ceiling);
     for (const auto& [id, rule] : kRules) {
+      if (is_among(left_out, id)) continue;
       std::optional<Finding> finding = rule(view);
       if (!finding) continue;
       finding->id = id;

@@ -87,19 +87,19 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   Places places;
   TraceTime took = 0;
   std::vector<TimeSpan> gaps;
-  std::size_t count = 0;
+  std::vector<TraceTime> times;
   for (const KnownCall& known : view.calls) {
     const TimelineCall& call = view.call(known);
     if (call.kind != kind && call.kind != opposite) continue;
     if (call.time.begin < steps[first].begin) continue;
-    ++count;
+    times.push_back(call.time.begin);
     took += call.time.end - call.time.begin;
     gaps.push_back(gap_after(view, call.time));
     places.add(known.site, 0, call.time);
   }
-  if (static_cast<double>(count) < steady / 2) return std::nullopt;
+  if (static_cast<double>(steps_with(view, times)) < steady / 2) return std::nullopt;
   places.fill(finding, view.timeline);
-  finding.count = static_cast<double>(count) / steady;
+  finding.count = static_cast<double>(times.size()) / steady;
   finding.seconds = static_cast<double>(took) * 1e-9 / steady;
   // New memory is slow at first, too, so all that the device idles then may go.
   finding.gain = {0, static_cast<double>(uncovered(span_list(std::move(gaps)), view.waits)) * 1e-9 / steady};
@@ -130,8 +130,9 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   places.fill(finding, view.timeline);
   finding.seconds = waiting;
   finding.gain = {0, waiting};
-  finding.text = fmt::format("The GPU idles while the loop waits for its loader: {} of {} a step.",
-                             format_seconds(waiting), format_seconds(view.account.step_seconds()));
+  finding.text =
+      fmt::format("The GPU idles while the loop waits for its loader: {} of {}{}.", format_seconds(waiting),
+                  format_seconds(view.account.step_seconds()), view.account.steps > 0 ? " a step" : "");
   finding.meaning =
       "Batches are made more slowly than they are used. A loader that keeps up saves all of this.";
   finding.change =
@@ -146,7 +147,9 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
 
 std::optional<Finding> find_synchronizations(const DeviceView& view) {
   const std::vector<HostWait> waits = host_waits(view);
-  if (!is_regular(view, waits.size())) return std::nullopt;
+  std::vector<TraceTime> times;
+  for (const HostWait& wait : waits) times.push_back(wait.time.begin);
+  if (!is_regular(view, times)) return std::nullopt;
   Finding finding;
   Places places;
   std::vector<TimeSpan> gaps;

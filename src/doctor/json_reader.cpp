@@ -54,11 +54,15 @@ JsonReader::JsonReader(TextSource source, std::string file)
 
 void JsonReader::fail(std::string_view expected, std::string_view found) const {
   std::string what(found);
-  if (what.empty()) {
-    what = value_ < end_ ? fmt::format("'{}'", std::string_view(window_.data() + value_,
-                                                                std::min<std::size_t>(end_ - value_, 20)))
-                         : "the end of the text";
+  if (what.empty() && value_ >= end_) {
+    if (before_ + value_ == 0) throw Error(fmt::format("{} is empty: its export did not finish.", file_));
+    throw Error(fmt::format(
+        "{}, byte {} of the text: expected {}, but the file ends there: its export did not finish.", file_,
+        before_ + value_, expected));
   }
+  if (what.empty())
+    what = fmt::format("'{}'",
+                       std::string_view(window_.data() + value_, std::min<std::size_t>(end_ - value_, 20)));
   throw Error(fmt::format("{}, byte {} of the text: expected {}, found {}.", file_, before_ + value_,
                           expected, what));
 }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -44,6 +45,21 @@ bool is_user_file(std::string_view file) {
   return !file.empty() && file != "?";
 }
 
+/// The path within the installed package that a file is of. Empty: it is of none, or of one that only does
+/// what others ask for.
+std::string_view path_in_package(std::string_view file) {
+  for (const std::string_view folder : {"/site-packages/", "/dist-packages/"}) {
+    const std::size_t at = file.rfind(folder);
+    if (at == std::string_view::npos) continue;
+    const std::string_view path = file.substr(at + folder.size());
+    for (const std::string_view known : {"torch/", "numpy/", "penstock/"}) {
+      if (path.starts_with(known)) return {};
+    }
+    return path;
+  }
+  return {};
+}
+
 /// Of the program itself, and not of CUDA, the system, an installed package or the interpreter.
 bool is_user_code(std::string_view file) {
   for (const std::string_view folder : {"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/local/cuda"}) {
@@ -70,6 +86,7 @@ class RecordingParser {
   Recording parse() {
     read_header();
     read_text();
+    name_stacks();
     read_records();
     keep_memory();
     keep_only_node();
@@ -91,6 +108,15 @@ class RecordingParser {
     bool of_user = false;
     std::string name;
     std::optional<CodeAddress> code;
+    std::string name_in_package;  ///< empty: it is in none that a place may name
+  };
+
+  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
+  /// Numbers of frames, the innermost first.
+  struct Stack {
+    std::vector<std::uint32_t> of_user;
+    std::uint32_t in_package = kNone;  ///< within the first of the user's
   };
 
   [[noreturn]] void refuse(std::string_view why) const { throw Error(fmt::format("{}: {}.", file_, why)); }
@@ -110,6 +136,9 @@ class RecordingParser {
     }
     recording_.process = header_.process;
     recording_.began = header_.began;
+    recording_.timeline.has_kernels = (header_.left_out & recording::kWithoutKernels) == 0;
+    recording_.timeline.has_launches = (header_.left_out & recording::kWithoutLaunches) == 0;
+    recording_.timeline.has_calls = (header_.left_out & recording::kWithoutCalls) == 0;
   }
 
   [[nodiscard]] bool has_room_for_totals() const {
@@ -153,13 +182,16 @@ class RecordingParser {
         const bool whole = bytes.size() >= 2 * kNumber && number_at(bytes, 1) <= bytes.size() - 2 * kNumber;
         const std::string_view text = whole ? text_of(bytes.subspan(2 * kNumber)) : std::string_view{};
         const std::string_view name = text.substr(0, whole ? number_at(bytes, 1) : 0);
+        const auto in = [&](std::string_view file) {
+          return fmt::format("{}({}): {}", file, static_cast<std::int32_t>(number_at(bytes, 0)),
+                             text.substr(name.size()));
+        };
+        const std::string_view path = path_in_package(name);
         has_python_ = true;
-        frames_.push_back(
-            {is_user_file(name),
-             whole ? fmt::format("{}({}): {}", name, static_cast<std::int32_t>(number_at(bytes, 0)),
-                                 text.substr(name.size()))
-                   : std::string(),
-             {}});
+        frames_.push_back({is_user_file(name),
+                           whole ? in(name) : std::string(),
+                           {},
+                           path.empty() ? std::string() : in(path)});
         break;
       }
       case TextType::code: {
@@ -169,16 +201,19 @@ class RecordingParser {
         const std::string_view file =
             whole ? text_of(bytes.subspan(sizeof call.address)) : std::string_view{};
         call.file = file;
-        frames_.push_back({is_user_code(file), std::string(), std::move(call)});
+        frames_.push_back({is_user_code(file), std::string(), std::move(call), std::string()});
         break;
       }
       case TextType::stack: {
-        std::vector<const Frame*> of_user;
+        Stack stack;
         for (std::size_t i = 0; i < std::min(bytes.size() / kNumber, recording::kMostFrames); ++i) {
           const std::uint32_t frame = number_at(bytes, i);
-          if (frame < frames_.size() && frames_[frame].of_user) of_user.push_back(&frames_[frame]);
+          if (frame >= frames_.size()) continue;
+          if (frames_[frame].of_user) stack.of_user.push_back(frame);
+          if (stack.in_package == kNone && stack.of_user.empty() && !frames_[frame].name_in_package.empty())
+            stack.in_package = frame;
         }
-        stacks_.push_back(place_of(of_user));
+        stacks_.push_back(std::move(stack));
         timeline.has_frames = true;
         break;
       }
@@ -200,6 +235,15 @@ class RecordingParser {
           only_node_ = static_cast<std::uint8_t>(number_at(bytes, 0));
         break;
     }
+  }
+
+  /// If one line of the program makes all calls, such as that of a trainer, it says little by itself.
+  void name_stacks() {
+    std::set<std::string_view> lines;
+    for (const Stack& stack : stacks_) {
+      if (!stack.of_user.empty()) lines.insert(frames_[stack.of_user[0]].name);
+    }
+    for (const Stack& stack : stacks_) places_.push_back(place_of(stack, lines.size() == 1));
   }
 
   void read_records() {
@@ -403,15 +447,13 @@ class RecordingParser {
     }
   }
 
-  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
-
   /// 0 stands for an unknown one, and is all that earlier recorders wrote.
   static std::uint8_t node_of(unsigned number_plus_one) {
     return number_plus_one == 0 ? kUnknownNode : static_cast<std::uint8_t>(number_plus_one - 1);
   }
 
   std::uint32_t frame_of(std::uint64_t place) const {
-    return place > 0 && place <= stacks_.size() ? stacks_[static_cast<std::size_t>(place - 1)] : kNone;
+    return place > 0 && place <= places_.size() ? places_[static_cast<std::size_t>(place - 1)] : kNone;
   }
 
   std::optional<std::uint32_t> place_name(std::uint64_t place) const {
@@ -423,19 +465,28 @@ class RecordingParser {
     return name(std::string(recording::kLoaders[loader].name));
   }
 
-  /// The name of a stack's place. Frames are the program's own, the innermost first.
-  std::uint32_t place_of(const std::vector<const Frame*>& frames) {
-    if (frames.empty()) return kNone;
-    if (!frames[0]->code) return name(frames[0]->name);
-    CodeStack stack;
-    for (const Frame* frame : frames) {
-      if (frame->code) stack.calls.push_back(*frame->code);
+  /// The name of a stack's place: the program's own innermost frame, with that in a package if
+  /// `with_package`.
+  std::uint32_t place_of(const Stack& stack, bool with_package) {
+    const std::string in_package =
+        stack.in_package != kNone ? frames_[stack.in_package].name_in_package : std::string();
+    if (stack.of_user.empty()) return in_package.empty() ? kNone : name(in_package);
+    const Frame& own = frames_[stack.of_user[0]];
+    if (own.code) return code_place_of(stack);
+    return name(with_package && !in_package.empty() ? fmt::format("{}, in {}", own.name, in_package)
+                                                    : own.name);
+  }
+
+  std::uint32_t code_place_of(const Stack& stack) {
+    CodeStack place;
+    for (const std::uint32_t frame : stack.of_user) {
+      if (frames_[frame].code) place.calls.push_back(*frames_[frame].code);
     }
-    stack.name = static_cast<std::uint32_t>(recording_.timeline.names.size());
-    const CodeAddress& call = stack.calls[0];
+    place.name = static_cast<std::uint32_t>(recording_.timeline.names.size());
+    const CodeAddress& call = place.calls[0];
     recording_.timeline.names.push_back(
         fmt::format("{}: +{:#x}", call.file.filename().string(), call.address));
-    recording_.code_stacks.push_back(std::move(stack));
+    recording_.code_stacks.push_back(std::move(place));
     return recording_.code_stacks.back().name;
   }
 
@@ -471,7 +522,8 @@ class RecordingParser {
   Header header_{};
   Recording recording_;
   std::vector<Frame> frames_;
-  std::vector<std::uint32_t> stacks_;  ///< by number: the name of the first frame of the program itself
+  std::vector<Stack> stacks_;          ///< by number
+  std::vector<std::uint32_t> places_;  ///< by number of the stack: its name
   std::vector<Wait> waits_;
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;
@@ -535,8 +587,9 @@ std::vector<Recording> read_recordings(const std::filesystem::path& folder) {
   }
   if (error) throw Error(fmt::format("{} cannot be read: {}.", folder.string(), error.message()));
   if (recordings.empty()) {
-    throw Error(fmt::format("{} holds no recording; make one with penstock doctor --record {} -- COMMAND",
-                            folder.string(), folder.string()));
+    throw Error(fmt::format(
+        "{} holds no recording; penstock doctor --record FOLDER -- COMMAND makes a new folder of them",
+        folder.string()));
   }
   std::sort(recordings.begin(), recordings.end(),
             [](const Recording& a, const Recording& b) { return a.process < b.process; });

@@ -66,8 +66,13 @@ struct Header {
   // Earlier recorders wrote no totals, and left zeros here.
   std::uint64_t totals_offset;  ///< the totals reach from here to the ring
   std::int64_t first;           ///< when the first of all records began; 0: there is none
+  std::uint32_t left_out;       ///< LeftOut, in bits
+  std::uint32_t reserved;
 };
-static_assert(sizeof(Header) == 104);
+static_assert(sizeof(Header) == 112);
+
+/// Records that the program was recorded without, as somebody wanted.
+enum LeftOut : std::uint32_t { kWithoutKernels = 1, kWithoutLaunches = 2, kWithoutCalls = 4 };
 
 enum class TextType : std::uint32_t {
   frame = 1,   ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.

@@ -29,9 +29,23 @@ void Places::fill(Finding& finding, const Timeline& timeline) const {
   finding.evidence = span_list(times_);
 }
 
-bool is_regular(const DeviceView& view, std::size_t count) {
+std::size_t steps_with(const DeviceView& view, const std::vector<TraceTime>& times) {
+  std::set<std::size_t> steps;
+  for (const TraceTime time : times) steps.insert(step_at(view, time));
+  return steps.size();
+}
+
+bool is_regular(const DeviceView& view, const std::vector<TraceTime>& times) {
   constexpr std::size_t kOften = 3;
-  return view.account.steps > 0 ? 2 * count >= view.account.steps && count > 0 : count >= kOften;
+  if (view.account.steps == 0) return times.size() >= kOften;
+  return !times.empty() && 2 * steps_with(view, times) >= view.account.steps;
+}
+
+bool is_regular(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TraceTime> times;
+  times.reserve(copies.size());
+  for (const ViewedCopy& viewed : copies) times.push_back(viewed.copy->time.begin);
+  return is_regular(view, times);
 }
 
 TraceTime uncovered(const SpanList& list, const SpanIndex& by) {

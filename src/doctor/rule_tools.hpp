@@ -22,9 +22,13 @@ class Places {
   std::vector<TimeSpan> times_;
 };
 
-/// True if something that happened `count` times does so in most steps: in every second one at least. Without
-/// marked steps: three times.
-[[nodiscard]] bool is_regular(const DeviceView& view, std::size_t count);
+/// The number of steps in which one of these times lies.
+[[nodiscard]] std::size_t steps_with(const DeviceView& view, const std::vector<TraceTime>& times);
+
+/// True if what happened at these times did so in every second step at least; without steps, three times.
+/// What comes often in few steps is not regular.
+[[nodiscard]] bool is_regular(const DeviceView& view, const std::vector<TraceTime>& times);
+[[nodiscard]] bool is_regular(const DeviceView& view, const std::vector<ViewedCopy>& copies);
 
 [[nodiscard]] TraceTime uncovered(const SpanList& list, const SpanIndex& by);
 

@@ -80,6 +80,10 @@ ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std
   const auto add = [&lane](DevicePart part, const SpanList& spans) {
     for (const TimeSpan& time : spans) lane.bars.push_back(bar(time, device_part_label(part)));
   };
+  if (!timeline.has_kernels) {
+    add(DevicePart::not_observed, {window});
+    return lane;
+  }
   add(DevicePart::kernel, activity.kernels);
   add(DevicePart::exposed_copy, subtract(activity.busy, activity.kernels));
   if (host.observed) {

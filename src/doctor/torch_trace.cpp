@@ -369,9 +369,10 @@ class PackedText {
     // zlib gives what came before the damage, and tells of a file that is cut short only at its end.
     if (got >= 0 && (error == Z_OK || error == Z_STREAM_END || got > 0)) return static_cast<std::size_t>(got);
     throw Error(fmt::format("{} cannot be read: {}.", name_,
-                            error == Z_ERRNO       ? std::strerror(errno)
-                            : error == Z_BUF_ERROR ? "its gzip data is cut short"
-                                                   : why));
+                            error == Z_ERRNO ? std::strerror(errno)
+                            : error == Z_BUF_ERROR
+                                ? "its gzip data is cut short, as its export did not finish"
+                                : why));
   }
 
  private:

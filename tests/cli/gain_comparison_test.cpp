@@ -96,6 +96,26 @@ TEST(GainComparisons, PredictNothingIfNoFindingIsGone) {
   EXPECT_TRUE(gain_comparison_json(result).at("in_range").is_null());
 }
 
+TEST(GainComparisons, ListFindingsThatAreNew) {
+  const auto before = report(10, 20, {finding("pageable-copies", 1, 3)});
+  auto after = report(8, 20, {finding("pinning", 0, 2), finding("small-copies", 0, 0.1)});
+  EXPECT_EQ(text(compared(before, after)),
+            "GPU 0: a step takes 8.00 ms in place of 10.0 ms: 2.00 ms less, 20.0 %\n"
+            "  pageable-copies: gone\n"
+            "  pinning: new, at most 2.00 ms\n"
+            "  predicted for what is gone: 1.00 ms to 3.00 ms. The gain is as predicted.\n");
+  const auto change = gain_comparison_json(compared(before, after)).at("findings").at(1);
+  EXPECT_EQ(change.at("id"), "pinning");
+  EXPECT_EQ(change.at("new"), true);
+  EXPECT_EQ(change.at("gain_seconds_per_step"), nullptr);
+  auto unexamined = before;
+  unexamined.diagnosis.not_examined.push_back({{"pinning"}, "Nobody looked."});
+  EXPECT_THAT(text(compared(unexamined, after)),
+              HasSubstr("pinning: found, but not examined before, at most 2.00 ms"));
+  after.diagnosis.findings[0].device = 1;
+  EXPECT_THAT(text(compared(before, after)), Not(HasSubstr("pinning")));
+}
+
 TEST(GainComparisons, BoundTheSumOfSeveralFindings) {
   const auto before = report(10, 20, {finding("pageable-copies", 1, 4), finding("synchronizations", 2, 5)});
   const auto result = compared(before, report(5, 20));

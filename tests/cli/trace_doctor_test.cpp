@@ -45,9 +45,9 @@ std::string event(const char* category, const std::string& name, int begin, int 
 }
 
 /// Steps of 1 ms: a pageable copy of 4 MB for 400 us, then a kernel. `frame` is the function around it.
-std::string trace_text(const std::string& frame = "train.py(3): main") {
+std::string trace_text(const std::string& frame = "train.py(3): main", int steps = 5) {
   std::string text = R"({"deviceProperties": [{"id": 0, "name": "A GPU"}], "traceEvents": [{"ph": "M"})";
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < steps; ++i) {
     const int t = i * 1000;
     const auto args = [i](int call) {
       return fmt::format(R"({{"device":0,"stream":7,"correlation":{},"bytes":4000000}})", 10 * i + call);
@@ -99,6 +99,24 @@ TEST_F(TraceDoctor, TellsWhereTheTimeWentAndWhatToChange) {
   EXPECT_THAT(result.output, HasSubstr("at train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms\n"));
   EXPECT_THAT(result.output, HasSubstr("gain: at most 402 µs of a step, 40.2 %\n"));
   EXPECT_THAT(result.output, HasSubstr("not examined\n  Waiting for data:"));
+}
+
+TEST_F(TraceDoctor, SpeaksOfTheRecordingIfThereAreNoSteps) {
+  std::string text = trace_text("train.py(3): main", 4);  // too few for steps to be found
+  for (std::size_t at = text.find("ProfilerStep#"); at != std::string::npos; at = text.find("ProfilerStep#"))
+    text.replace(at, 12, "other");
+  const std::size_t wait = text.rfind(']');
+  text.insert(wait, event("user_annotation", "enumerate(DataLoader)#x.__next__", 4000, 5000) +
+                        event("kernel", "last", 5000, 5010, R"({"device":0,"stream":7,"correlation":99})"));
+  write("trace.json", text);
+  const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("GPU 0 (A GPU): 5.01 ms, no steps found\n"),
+                    HasSubstr("gain: at most 1.61 ms of the recording"),
+                    HasSubstr("waits for its loader: 1.00 ms of 5.01 ms."), Not(HasSubstr("of a step"))));
+  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("ms of the recording, "), Not(HasSubstr("of a step,"))));
+  EXPECT_THAT(read("found.json"), AllOf(HasSubstr("\"gain, to (s)\""), Not(HasSubstr("gain of a step"))));
 }
 
 TEST_F(TraceDoctor, WritesTheSameAsJson) {
@@ -187,6 +205,22 @@ TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
   }
 }
 
+TEST_F(TraceDoctor, SaysOnceWhatTwoGpusHaveInCommon) {
+  const auto headline = [this](int kernels) {
+    std::string text = trace_text();
+    for (int i = 0; i < kernels; ++i) {
+      text.insert(text.rfind(']'),
+                  event("kernel", "gemm", 1000 * i + 424, 1000 * i + 1000, R"({"device":1,"stream":7})"));
+    }
+    write("trace.json", text);
+    EXPECT_EQ(examine({"--html", path("page.html")}).status, 0);
+    const std::string page = read("page.html");
+    return page.substr(page.find("<h1>"), 60);
+  };
+  EXPECT_THAT(headline(1), StartsWith("<h1>Kernels run in 11.5&nbsp;to 57.6&nbsp;% of a step"));
+  EXPECT_THAT(headline(5), StartsWith("<h1>Kernels run in 57.6&nbsp;% of a step"));
+}
+
 TEST_F(TraceDoctor, WritesAPageWithoutPicturesWhereThereIsNoChartLibrary) {
   command_.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
   const CommandResult result = examine({"--html", path("page.html")});
@@ -207,6 +241,22 @@ TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
   ASSERT_THAT(link["curves"], SizeIs(3));
   EXPECT_GT(link["curves"][0]["points"].size(), 3U);
   EXPECT_THAT(read("page.html"), HasSubstr("The lines are what the link profile of "));
+}
+
+TEST_F(TraceDoctor, SaysThatTheProfileIsOfAnotherDevice) {
+  ASSERT_EQ(command_
+                .run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2",
+                      "--profile", path("link.json")})
+                .status,
+            0);
+  const std::string device = json::parse(read("link.json")).at("profile").at("device_name");
+  const std::string said = "the profile of --profile is of " + device + ", and the recorded GPU is A GPU.";
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output, HasSubstr(said));
+  std::string text = trace_text();
+  text.replace(text.find("A GPU"), 5, device);
+  write("trace.json", text);
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output,
+              AllOf(StartsWith("{"), Not(HasSubstr("the profile of --profile"))));
 }
 
 TEST_F(TraceDoctor, LetsNamesOfATraceRunNothingInThePage) {
@@ -278,6 +328,10 @@ TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
       {"\n\nfast\n", "line 3: 'fast' is not 'no FINDING', 'PART below N %' or 'step below N ms'"},
       {"copies below 2 %\n", "line 1: there is no part 'copies'; there are step, kernel, exposed_copy"},
       {"exposed_copy below two %\n", "'two' is not a number"},
+      {"exposed_copy below two%\n", "'two' is not a number"},
+      {"exposed_copy below 2\n", "is not 'no FINDING'"},
+      {"exposed_copy below %\n", "is not 'no FINDING'"},
+      {"step below 2%\n", "'%' is not ms"},
       {"exposed_copy below -1 %\n", "'-1' is not a number"},
       {"exposed_copy below nan %\n", "'nan' is not a number"},
       {"exposed_copy below 2 ms\n", "'ms' is not %"},
@@ -304,6 +358,26 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
   write("link.json", "{}");
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
+}
+
+TEST_F(TraceDoctor, SaysWhatToWriteInPlaceOfATrace) {
+  write("train.py", "import torch");
+  write("program", "#!/bin/sh\n");
+  fs::permissions(path("program"), fs::perms::owner_all);
+  const std::string train = path("train.py");
+  expect_complaint(command_.run({"doctor", train}), 2,
+                   "write penstock doctor -- python " + train + ", or --loader " + train + ":NAME");
+  expect_complaint(command_.run({"doctor", train + ":loader"}), 2,
+                   "write penstock doctor --loader " + train + ":loader");
+  expect_complaint(command_.run({"doctor", path("program")}), 2,
+                   "write penstock doctor -- " + path("program"));
+  expect_complaint(command_.run({"doctor", "no-program"}), 2, "write penstock doctor -- no-program");
+  expect_complaint(command_.run({"doctor", "python", "train.py"}), 2,
+                   "write penstock doctor -- python train.py; see penstock doctor --help");
+  expect_complaint(command_.run({"doctor", "--loud"}), 2, "--loud; see penstock doctor --help");
+  expect_complaint(command_.run({"--loud"}), 2, "see penstock --help");
+  write("trace.json", "");
+  expect_complaint(examine(), 1, "trace.json is empty: its export did not finish.");
 }
 
 TEST_F(TraceDoctor, LetsNamesOfATraceNeitherForgeLinesNorMoveTheCursor) {
@@ -350,6 +424,24 @@ TEST(Budget, HoldsForEachDevice) {
   EXPECT_THAT(broken("exposed_copy below 1 %", diagnosis), SizeIs(2));
   EXPECT_THAT(broken("step below 0.001 ms", diagnosis), SizeIs(2));
   EXPECT_THAT(broken("step below 0.0011 ms", diagnosis), IsEmpty());
+}
+
+TEST(Budget, AllowsFindingsThatAreAboutNothing) {
+  Diagnosis diagnosis;
+  diagnosis.accounts.emplace_back().window = {0, 1'000'000};
+  diagnosis.findings.emplace_back().id = "synchronizations";
+  diagnosis.findings.back().gain = {0, 19e-6};
+  EXPECT_THAT(broken("no synchronizations", diagnosis), IsEmpty());
+  diagnosis.findings.back().gain = {0, 21e-6};
+  EXPECT_THAT(broken("no synchronizations", diagnosis), SizeIs(1));
+}
+
+TEST(Budget, NeedsNoSpaceBeforeAUnit) {
+  const auto budget = parse_budget("exposed_copy below 2.5%\nstep below 3ms # quick\n", "b");
+  ASSERT_THAT(budget, SizeIs(2));
+  EXPECT_EQ(budget[0].text, "exposed_copy below 2.5%");
+  EXPECT_DOUBLE_EQ(*budget[0].most, 0.025);
+  EXPECT_DOUBLE_EQ(*budget[1].most, 3e-3);
 }
 
 TEST(Budget, KnowsEveryFinding) {

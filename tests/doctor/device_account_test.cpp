@@ -131,6 +131,27 @@ TEST(DeviceAccount, BlamesNobodyIfTheHostWasNotRecorded) {
   EXPECT_EQ(sum_of(account), account.total());
 }
 
+TEST(DeviceAccount, BlamesNobodyIfCallsWereLeftOut) {
+  for (const auto part : {&Timeline::has_launches, &Timeline::has_calls}) {
+    TimelineBuilder builder = whole_step();
+    builder.timeline.*part = false;
+    const DeviceAccount account = account_of(builder);
+    EXPECT_EQ(account.part(DevicePart::kernel), 50'000);
+    EXPECT_EQ(account.part(DevicePart::not_observed), 34'000);
+  }
+}
+
+TEST(DeviceAccount, ObservesNothingIfKernelsWereLeftOut) {
+  TimelineBuilder builder = whole_step();
+  builder.timeline.has_kernels = false;
+  builder.timeline.work.clear();
+  const DeviceAccount account = account_of(builder);
+  EXPECT_FALSE(account.has_kernels);
+  EXPECT_EQ(account.part(DevicePart::not_observed), account.total());
+  EXPECT_EQ(sum_of(account), account.total());
+  EXPECT_EQ(account.h2d.bytes, 1000U);
+}
+
 TEST(DeviceAccount, LooksOnlyAtThreadsThatLaunchKernels) {
   TimelineBuilder builder = whole_step();
   builder.loader_wait(50, 70, 1);  // a thread that reads ahead

@@ -116,7 +116,18 @@ TEST(TimelineExcerpt, SaysIfTheHostWasNotRecorded) {
   builder.timeline.has_ops = builder.timeline.has_frames = false;
   builder.timeline.host.clear();
   const std::vector<ExcerptBar> parts = bars(excerpt(builder), "where the time goes");
-  EXPECT_EQ(parts.front().kind, "idle, not observed");
+  EXPECT_EQ(parts.front().kind, "not observed");
+}
+
+TEST(TimelineExcerpt, SaysIfKernelsWereNotRecorded) {
+  TimelineBuilder builder = pageable_steps(8);
+  builder.timeline.has_kernels = false;
+  builder.timeline.work.clear();
+  const TimelineExcerpt shown = excerpt(builder);
+  const std::vector<ExcerptBar> parts = bars(shown, "where the time goes");
+  ASSERT_EQ(parts.size(), 1U);
+  EXPECT_EQ(parts.front().kind, "not observed");
+  EXPECT_EQ(parts.front().time, shown.window);
 }
 
 TEST(TimelineExcerpt, ChoosesStepsThatShowTheFindings) {

@@ -223,8 +223,11 @@ TEST(TorchTrace, SaysWhereItIsDamaged) {
       R"({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "args": {"device": 0}}]})";
   EXPECT_EQ(complaint(right), "");
   for (const std::size_t most : {std::size_t{1}, right.size()}) {
-    EXPECT_EQ(complaint(right.substr(0, right.size() - 2), most),
-              "x.json, byte 77 of the text: expected a comma or the array's end, found the end of the text.");
+    EXPECT_EQ(
+        complaint(right.substr(0, right.size() - 2), most),
+        "x.json, byte 77 of the text: expected a comma or the array's end, but the file ends there: its "
+        "export did not finish.");
+    EXPECT_EQ(complaint("", most), "x.json is empty: its export did not finish.");
     EXPECT_EQ(complaint(R"({"traceEvents": [{"ph": 7}]})", most),
               most == 1 ? "x.json, byte 24 of the text: expected a string, found '7'."
                         : "x.json, byte 24 of the text: expected a string, found '7}]}'.");
@@ -310,7 +313,8 @@ TEST_F(TraceFile, IsReadPlainAndPacked) {
 
 TEST_F(TraceFile, IsRefusedIfItsPackedBytesAreCutOrDamaged) {
   const std::string packed = pack(kTrace);
-  EXPECT_THAT(complaint_of(write("a.gz", packed.substr(0, packed.size() / 2))), HasSubstr("cut short"));
+  EXPECT_THAT(complaint_of(write("a.gz", packed.substr(0, packed.size() / 2))),
+              HasSubstr("cut short, as its export did not finish."));
   EXPECT_THAT(complaint_of(write("b.gz", packed.substr(0, packed.size() - 4))), HasSubstr("cut short"));
   std::string damaged = packed;
   damaged[damaged.size() - 6] = static_cast<char>(damaged[damaged.size() - 6] ^ 1);

@@ -1,4 +1,5 @@
-"""Looks at the pages of `penstock doctor --html` in a browser without a window: check_pages.py PENSTOCK MAKE_TRACE.
+"""Looks at the pages of `penstock doctor --html` in a browser without a window:
+check_pages.py PENSTOCK MAKE_TRACE RECORDED_PROGRAM LIBCUPTI.
 
 Ends with status 77 if there is no Chromium or no d3; `tools/setup.sh pages` gets both.
 """
@@ -14,6 +15,7 @@ import tempfile
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 D3 = pathlib.Path("/usr/share/nodejs/d3/dist/d3.min.js")
+LONG_PLACE = "/home/somebody/experiments/of-this-year/a-model/train_for_a_long_time.py(120): train_one_step, copy"
 EVIL = "train.py(14): </script><script>window.evil = 1</script><img src=x onerror=evil()>"
 
 WATCH = """<script>
@@ -63,6 +65,9 @@ LOOK = """<script>
   seen.curves = shown("#link .curve").length;
   seen.bars = all(".bar").map((bar) => [box(bar).width, [...bar.children].reduce((sum, part) => sum + box(part).width, 0)]);
   seen.too_wide = document.documentElement.scrollWidth - window.innerWidth;
+  const whole = all("section").filter((section) => section.querySelector("h2")?.textContent === "The whole run");
+  seen.hidden_of_the_whole_run = whole.map((section) => section.querySelector(".scroll"))
+    .map((scroll) => scroll.scrollWidth - scroll.clientWidth);
   seen.background = getComputedStyle(document.body).backgroundColor;
   seen.loaded = performance.getEntriesByType("resource").map((entry) => entry.name);
   seen.evil = window.evil === undefined && all("img").length === 0 ? "" : "ran";
@@ -108,6 +113,7 @@ def check(seen, page, width):
     expect(seen["evil"] == "", "a name of the trace ran as a script")
     expect(seen["too_wide"] <= 0, "it is wider than the window")
     expect(seen["overlaps"] == [], "labels overlap")
+    expect(all(hidden <= 0 for hidden in seen["hidden_of_the_whole_run"]), "columns of the whole run are out of sight")
     expect(all(abs(whole - parts) < 1 for whole, parts in seen["bars"]), "the account's parts do not fill its bar")
     expect(abs(milliseconds(seen["all"]) / milliseconds(seen["closer"]) - 8) < 0.2, "three clicks do not zoom 8 times")
     expect(0 < seen["closer"][1] < seen["all"][1], "zooming in shows as many bars")
@@ -119,7 +125,7 @@ def check(seen, page, width):
     expect(len(set(seen["legend"])) == len(seen["legend"]) > 3, "the legend is wrong")
 
 
-def main(penstock, make_trace):
+def main(penstock, make_trace, program, cupti):
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None or not D3.exists():
         print("There is no Chromium or no d3: tools/setup.sh pages")
@@ -128,8 +134,8 @@ def main(penstock, make_trace):
         folder = pathlib.Path(name)
         environment = {"HOME": name, "LC_ALL": "C"}
 
-        def run(*command):
-            subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True)
+        def run(*command, **more):
+            subprocess.run(command, check=True, cwd=folder, env=environment | more, capture_output=True)
 
         link = folder / "link.json"
         run(penstock, "link", "--device", "host", "--quick", "--max-bytes", "1MiB", "--repetitions", "2", "--profile", link)
@@ -143,8 +149,12 @@ def main(penstock, make_trace):
         run(sys.executable, make_trace, trace, "--steps", "8", "--tensors", "40", "--bytes", "20000",
             "--kernels", "4000", "--kernel-us", "6", "--blocking")  # fmt: skip
         run(penstock, "doctor", trace, "--html", dense)
+        whole_run = folder / "whole_run.html"
+        run(penstock, "doctor", "--html", whole_run, "--", program, "init", "steps=80",
+            PENSTOCK_LIBCUPTI=cupti, PENSTOCK_RECORDS="100")  # fmt: skip
+        whole_run.write_text(whole_run.read_text().replace("<th>GPU 0, kernels</th>", f"<th>{LONG_PLACE}</th>"))
         backgrounds = set()
-        for page in (mistakes, dense):
+        for page in (mistakes, dense, whole_run):
             for width, dark in ((1200, False), (420, True)):
                 seen = look(browser, page, folder, width, dark)
                 check(seen, page, width)
@@ -152,6 +162,8 @@ def main(penstock, make_trace):
                 if page == mistakes:
                     assert seen["copies"] == 2 and seen["curves"] == 3, seen
                     assert "pageable-copies" in seen["lanes"] and EVIL in seen["text"], seen
+                elif page == whole_run:
+                    assert len(seen["hidden_of_the_whole_run"]) == 1 and LONG_PLACE in seen["text"], seen
                 else:
                     assert seen["all"][1] < 9000, "the picture's size is not bounded"
                     assert "small-copies" in seen["lanes"], seen

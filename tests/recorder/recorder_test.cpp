@@ -137,7 +137,7 @@ TEST_F(Recorder, LeavesOutRecordsOfTheGpuAndOfCalls) {
   EXPECT_EQ(events("launches"), 7 * 20);
   EXPECT_EQ(events("calls"), 6 * 20);
   EXPECT_EQ(events("launches,calls"), 4 * 20);
-  EXPECT_EQ(events("launches,,nothing known"), 7 * 20);
+  EXPECT_EQ(events("launches,,"), 7 * 20);
 }
 
 /// The ids of the first process's findings, and of what was not examined.
@@ -152,6 +152,59 @@ std::set<std::string> not_examined_in(const json& report) {
     for (const json& name : part.at("names")) names.insert(name);
   }
   return names;
+}
+
+TEST_F(Recorder, RefusesVariablesThatItCannotUse) {
+  const auto refused = [&](const std::string& variable, const std::vector<std::string>& options = {}) {
+    command_.environment.back() = variable;
+    const CommandResult result = run({"init", "say=started"}, options);
+    EXPECT_EQ(result.output, result.status == 0 ? "started\n" : "");
+    return result.errors;
+  };
+  command_.environment.emplace_back();
+  for (const std::string records : {"abc", "0", "", "12k", "-1", "268435457"}) {
+    EXPECT_THAT(refused("PENSTOCK_RECORDS=" + records),
+                HasSubstr("is '" + records + "', and not a number of records from 1 to 268435456"));
+  }
+  EXPECT_THAT(refused("PENSTOCK_RECORDS=268435456"), Not(HasSubstr("not a number")));
+  for (const std::string without : {"foo", "calls,foo"}) {
+    EXPECT_THAT(
+        refused("PENSTOCK_RECORD_WITHOUT=" + without),
+        HasSubstr("PENSTOCK_RECORD_WITHOUT names 'foo'; it may have kernels, launches, calls, lines"));
+  }
+  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=foo", {"--no-lines"}), Not(HasSubstr("foo")));
+  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=kernels,launches,calls,lines,contents,nodes"),
+              Not(HasSubstr("it may have")));
+}
+
+TEST_F(Recorder, JudgesNothingThatWasLeftOut) {
+  std::ofstream(path("budget.txt")) << "no synchronizations\nno blocking-copies\nno pinning\n"
+                                       "no device-allocations\nlaunch_or_sync below 90 %\n";
+  const auto broken = [&](const std::string& without) {
+    command_.environment.back() = "PENSTOCK_RECORD_WITHOUT=" + without;
+    const CommandResult result =
+        run({"init", "pinned=20"},
+            {"--budget", path("budget.txt"), "--html", path("page.html"), "--json", path("report.json")});
+    EXPECT_EQ(result.status, 3) << result.errors;
+    return read_report().at("processes")[0].at("budget").at("broken").size();
+  };
+  command_.environment.emplace_back();
+  for (const char* const without : {"calls", "launches"}) {
+    SCOPED_TRACE(without);
+    EXPECT_EQ(broken(without), 5U);
+    EXPECT_THAT(found_in(read_report()), IsEmpty());
+    const json parts = read_report().at("processes")[0].at("devices")[0].at("parts");
+    EXPECT_EQ(parts.at("other_idle").at("seconds"), 0);
+    EXPECT_GT(parts.at("not_observed").at("seconds"), 0);
+  }
+  EXPECT_EQ(broken("kernels"), 5U);
+  const json process = read_report().at("processes")[0];
+  EXPECT_THAT(process.at("findings"), IsEmpty());
+  EXPECT_EQ(process.at("devices")[0].at("parts").at("not_observed").at("share"), 1);
+  EXPECT_EQ(process.at("devices")[0].at("copies_to_device").at("exposed_seconds"), nullptr);
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("No kernels were recorded in"), HasSubstr("Nothing was judged"),
+                    HasSubstr("what hides them is not known<br>"), Not(HasSubstr("Kernels run in"))));
 }
 
 TEST_F(Recorder, SeesTheSameDataSentAgain) {
@@ -351,13 +404,19 @@ TEST_F(Recorder, KeepsRecordingsAndReadsThemAgain) {
   const CommandResult third = run({"init"}, {"--record", path("run")});
   EXPECT_EQ(third.status, 2);
   EXPECT_THAT(third.errors, HasSubstr("is not empty; name a new folder"));
+  const std::string file = fs::directory_iterator(path("run"))->path().string();
+  const CommandResult alone = command_.run({"doctor", file});
+  EXPECT_EQ(alone.status, 2);
+  EXPECT_THAT(alone.errors, HasSubstr("is one recording; pass its folder: penstock doctor " + path("run")));
 }
 
 TEST_F(Recorder, AFolderWithoutRecordingsIsRefused) {
   fs::create_directory(path("empty"));
   const CommandResult result = command_.run({"doctor", path("empty")});
   EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.errors, HasSubstr("holds no recording; make one with penstock doctor --record"));
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("holds no recording; penstock doctor --record FOLDER -- COMMAND makes"),
+                    Not(HasSubstr("--record " + path("empty")))));
 }
 
 TEST_F(Recorder, ABudgetHoldsForEachProcess) {

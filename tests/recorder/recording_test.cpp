@@ -163,6 +163,63 @@ TEST(Recordings, TellWhatWasRecorded) {
   EXPECT_EQ(diagnosis.findings[0].places[0].function, "train.py(12): main");
 }
 
+/// The names of the places of calls through these stacks, in their order.
+std::vector<std::string> places_of(Bytes& bytes, std::size_t stacks) {
+  for (std::size_t i = 0; i < stacks; ++i)
+    bytes.step(5'000'000'000 + static_cast<std::int64_t>(i) * 1'000'000, i + 1);
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  std::vector<std::string> places;
+  for (const TimelineHostSpan& span : timeline.host) places.push_back(timeline.names[span.name]);
+  return places;
+}
+
+/// Frames 0 to 5: of PyTorch, of an installed trainer, its main function, Python's, and two of the user.
+Bytes frames_of_a_trainer() {
+  const std::string packages = "/venv/lib/python3.12/site-packages/";
+  Bytes bytes(100);
+  bytes.frame(30, packages + "torch/_tensor.py", "to");
+  bytes.frame(88, packages + "trainer/loop.py", "step");
+  bytes.frame(7, packages + "trainer/__main__.py", "<module>");
+  bytes.frame(88, "<frozen runpy>", "_run_code");
+  bytes.frame(5, "main.py", "<module>");
+  bytes.frame(9, "main.py", "log");
+  return bytes;
+}
+
+TEST(Recordings, NameTheInnermostFrameOfAnInstalledProgram) {
+  Bytes bytes = frames_of_a_trainer();
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(2) + Bytes::number(3));
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(2) + Bytes::number(3));
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(3));
+  EXPECT_THAT(places_of(bytes, 3),
+              ElementsAre("trainer/loop.py(88): step", "trainer/__main__.py(7): <module>"));
+}
+
+TEST(Recordings, NameTheTrainersFrameIfOneLineOfTheProgramMakesAllCalls) {
+  Bytes bytes = frames_of_a_trainer();
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(4));
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(4) + Bytes::number(1));
+  EXPECT_THAT(places_of(bytes, 2),
+              ElementsAre("main.py(5): <module>, in trainer/loop.py(88): step", "main.py(5): <module>"));
+  bytes = frames_of_a_trainer();
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(4));
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(5));
+  EXPECT_THAT(places_of(bytes, 2), ElementsAre("main.py(5): <module>", "main.py(9): log"));
+}
+
+TEST(Recordings, TellWhatWasLeftOut) {
+  Bytes bytes = ten_steps();
+  const auto recorded = [&bytes](std::uint32_t left_out) {
+    bytes.header().left_out = left_out;
+    const Timeline timeline = parse(bytes.bytes()).timeline;
+    return std::vector<bool>{timeline.has_kernels, timeline.has_launches, timeline.has_calls};
+  };
+  EXPECT_THAT(recorded(0), ElementsAre(true, true, true));
+  EXPECT_THAT(recorded(recording::kWithoutKernels), ElementsAre(false, true, true));
+  EXPECT_THAT(recorded(recording::kWithoutLaunches), ElementsAre(true, false, true));
+  EXPECT_THAT(recorded(recording::kWithoutCalls), ElementsAre(true, true, false));
+}
+
 TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
   Bytes bytes = ten_steps();
   bytes.ring()[0].contents = 55;  // the call of the first copy

@@ -20,7 +20,8 @@ enum class DevicePart : std::uint8_t {
   waiting_for_data,
   launch_or_sync,  ///< nothing runs, while such a thread is in an operator or in a call of the driver
   other_idle,      ///< nothing runs, and no such thread is in any of these
-  not_observed,    ///< nothing runs, and the recording does not hold what the host did
+  /// Nothing runs, and the recording does not hold what the host did. Everything, if it holds no kernels.
+  not_observed,
 };
 inline constexpr std::size_t kDeviceParts = 6;
 /// "kernel", "exposed_copy", ...: the names in JSON and in budgets.
@@ -32,8 +33,9 @@ inline constexpr std::size_t kDeviceParts = 6;
 struct CopyFigures {
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
-  TraceTime busy = 0;     ///< at least one of them runs
-  TraceTime exposed = 0;  ///< the part of it in which nothing else runs on the device
+  TraceTime busy = 0;  ///< at least one of them runs
+  /// The part of it in which nothing else runs on the device. Unknown if the account has no kernels.
+  TraceTime exposed = 0;
 };
 
 /// Where the wall-clock time of a device went, in nanoseconds.
@@ -42,6 +44,7 @@ struct DeviceAccount {
   std::string name;                             ///< empty: not known
   TimeSpan window;                              ///< all marked steps, or from the first to the last record
   std::size_t steps = 0;                        ///< 0: the recording marks none, and the window counts as one
+  bool has_kernels = true;                      ///< kernels were recorded
   std::array<TraceTime, kDeviceParts> parts{};  ///< they add up to the window
   CopyFigures h2d;
   CopyFigures d2h;

@@ -122,6 +122,9 @@ struct Timeline {
   bool has_ops = false;                                ///< operators were recorded
   bool has_frames = false;                             ///< stacks were recorded
   bool is_compiled = false;  ///< all stacks are of compiled code, and none of Python's
+  bool has_kernels = true;   ///< kernels were recorded, as far as there were any
+  bool has_launches = true;  ///< calls that launch kernels were
+  bool has_calls = true;     ///< all other calls were
   bool has_types = false;    ///< types and shapes of the operators' inputs were recorded
   TimelineSource source = TimelineSource::torch_profiler;
   std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why

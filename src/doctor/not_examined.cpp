@@ -1,0 +1,174 @@
+#include "doctor/not_examined.hpp"
+
+#include "doctor/device_view.hpp"
+#include "doctor/recording_format.hpp"
+
+#include <penstock/doctor/device_account.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+/// Large copies between host and device within the window for which it is not known whether their memory is
+/// at the device's NUMA node.
+std::size_t copies_without_node(const Timeline& timeline, TimeSpan window) {
+  return static_cast<std::size_t>(
+      std::count_if(timeline.copies.begin(), timeline.copies.end(), [&](const TimelineCopy& copy) {
+        return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes &&
+               copy.time.begin >= window.begin && copy.time.begin < window.end &&
+               (copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device));
+      }));
+}
+
+using List = std::vector<NotExamined>;
+
+bool is_trace(const Timeline& timeline) { return timeline.source == TimelineSource::torch_profiler; }
+
+void add_steps(List& list, const Timeline& timeline) {
+  if (timeline.steps.empty()) {
+    list.push_back({{"round-trips", "step"},
+                    is_trace(timeline) ? "No steps are marked, and no sequence of kernels and copies repeats "
+                                         "exactly. So all figures are "
+                                         "of the whole recording. Call the profiler's step() in the loop."
+                                       : "No steps were found, as no sequence of kernels and copies repeats "
+                                         "exactly. So all figures are "
+                                         "of the whole recording."});
+  }
+  if (timeline.steps.size() < kSteadySteps) {
+    list.push_back({{"pinning", "device-allocations"},
+                    "Pinning and allocations after the first steps: fewer than 4 steps were recorded."});
+  }
+}
+
+void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
+  const bool trace = is_trace(timeline);
+  if (!timeline.has_frames) {
+    list.push_back({{},
+                    trace ? "Places in the program: no stacks were recorded. Profile with with_stack=True."
+                          : "Places in the program: no stack of a call could be read."});
+  }
+  if (!host.observed) {
+    list.push_back(
+        {{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
+         trace ? "Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too."
+               : "Why the GPU idles: not all calls of CUDA were recorded."});
+  } else if (host.waits.empty()) {
+    list.push_back(
+        {{"waiting-for-data", "waiting_for_data"},
+         trace
+             ? "Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
+               "another loader count as other idle time."
+             : "Waiting for data: the thread that launches kernels was never seen in next() of a DataLoader, "
+               "or of penstock's Loader or feed. Waits for another loader count as other idle time."});
+  }
+}
+
+void add_memory(List& list, const Timeline& timeline) {
+  if (!timeline.has_types) {
+    list.push_back({{"widened-copies"},
+                    is_trace(timeline)
+                        ? "Values widened before the copy: no types were recorded. Profile with "
+                          "record_shapes=True."
+                        : "Values widened before the copy: only a trace of PyTorch's profiler with "
+                          "record_shapes=True tells types."});
+  }
+  const auto unknown = std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) {
+    return copy.direction == CopyDirection::h2d && !copy.source;
+  });
+  if (unknown > 0) {
+    list.push_back(
+        {{"pageable-copies", "blocking-copies", "exposed-copies"},
+         fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
+                     unknown)});
+  }
+}
+
+void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
+  const auto without_contents = std::ranges::count_if(timeline.copies, [window](const TimelineCopy& copy) {
+    return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
+           copy.contents == 0 && copy.time.begin >= window.begin && copy.time.begin < window.end;
+  });
+  if (is_trace(timeline)) {
+    list.push_back({{"same-data-again"}, "The same data sent again: a trace has no contents of copies."});
+  } else if (without_contents > 0) {
+    list.push_back({{"same-data-again"},
+                    fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are "
+                                "not known.",
+                                without_contents)});
+  }
+}
+
+void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) {
+    list.push_back({{"far-memory"}, "The NUMA node, and the default stream: no trace tells them."});
+    return;
+  }
+  if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
+    list.push_back(
+        {{"far-memory"},
+         fmt::format("Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} "
+                     "copies of more than 64 KiB. Containers often forbid to ask for it (move_pages).",
+                     without_node)});
+  }
+  list.push_back({{}, "The default stream: it is not recorded."});
+}
+
+/// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account.
+std::vector<std::string> all_that_kernels_tell() {
+  std::vector<std::string> names(finding_ids().begin(), finding_ids().end());
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
+    if (part != DevicePart::not_observed) names.emplace_back(device_part_name(part));
+  }
+  return names;
+}
+
+}  // namespace
+
+std::vector<NotExamined> not_recorded(const Timeline& timeline) {
+  List list;
+  if (!timeline.has_kernels) {
+    list.push_back(
+        {all_that_kernels_tell(),
+         "Kernels, exposed copies, idle time, and so all findings and gains: kernels were left out "
+         "of the recording. Record them."});
+  }
+  if (timeline.has_launches && timeline.has_calls && !timeline.calls.empty()) return list;
+  const char* const why =
+      !timeline.has_launches ? "the calls that launch kernels were left out of the recording. Record them."
+      : !timeline.has_calls  ? "all calls but launches were left out of the recording. Record them."
+                             : "no calls of CUDA were recorded.";
+  list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "contended-copies", "pinning",
+                   "device-allocations"},
+                  fmt::format("Synchronizations, blocking copies, asynchronous ones, copies that wait for "
+                              "others, pinning and allocations: {}",
+                              why)});
+  return list;
+}
+
+std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
+  List list;
+  for (const std::string& note : timeline.notes) list.push_back({{}, note});
+  std::ranges::move(not_recorded(timeline), std::back_inserter(list));
+  add_steps(list, timeline);
+  add_host(list, timeline, host);
+  add_memory(list, timeline);
+  add_contents(list, timeline, window);
+  add_nodes(list, timeline, window);
+  return list;
+}
+
+bool is_among(const std::vector<NotExamined>& list, std::string_view name) {
+  return std::ranges::any_of(list, [name](const NotExamined& missing) {
+    return std::ranges::find(missing.names, name) != missing.names.end();
+  });
+}
+
+}  // namespace penstock
