@@ -44,6 +44,7 @@ def _load(file: str, name: str) -> Any:
     if module_name in sys.modules:
         _refuse(f"{file}: Python has a module {module_name} of its own. Rename the file.")
     sys.path.insert(0, folder)
+    sys.argv = [file]
     module = importlib.import_module(module_name)
     if not os.path.samefile(module.__file__ or "/", file):
         _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")

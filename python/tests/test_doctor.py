@@ -492,6 +492,21 @@ def test_the_program_of_the_command(tmp_path):
     assert "imported as __mp_main__" not in done.stdout
 
 
+def test_the_file_gets_no_arguments_of_the_command(tmp_path):
+    text = """
+        import argparse, sys
+        from torch.utils.data import DataLoader
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--size", type=int, default=4)
+        options = parser.parse_args()
+        print("arguments", sys.argv)
+        loader = DataLoader(list(range(16)), options.size)
+    """
+    done = run_main(tmp_path, "loader", "0.05", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+    assert f"arguments {[str(tmp_path / 'train_it.py')]}" in done.stdout
+
+
 def test_the_json_of_the_command(tmp_path):
     out = os.open(tmp_path / "verdict.json", os.O_RDWR | os.O_CREAT)
     text = PROGRAM.replace("spawn", "fork")
