@@ -93,7 +93,7 @@ class _Examination:
             processors=_core.processors(),
             step=step,
             pins=bool(loader.pin_memory) and self.gpu is not None,
-            start=whole.start,
+            starts={workers: whole.start},
             batches=self.length(),
             persistent=loader.persistent_workers,
             notes=self.notes,
@@ -139,10 +139,12 @@ class _Examination:
         """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
 
         More than that are tried if the model promises a gain, as it does if the workers wait for most of their time.
+        More workers than an epoch has batches gain nothing.
         """
         timings.by_workers[timings.workers] = timings.whole
         best, idle = float("inf"), 0
-        numbers = _numbers_to_try(timings.processors, timings.workers)
+        most = max(timings.workers, timings.batches) if timings.batches else None
+        numbers = [n for n in _numbers_to_try(timings.processors, timings.workers) if most is None or n <= most]
         for number in numbers:
             if number not in timings.by_workers:
                 if number > timings.processors and not timings.promises(number):
@@ -171,6 +173,7 @@ class _Examination:
             self.notes.append(f"{number} workers were not measured: {type(error).__name__}: {first}")
             return False
         timings.by_workers[number] = run.seconds
+        timings.starts[number] = run.start
         if number:
             timings.receive = run.busy
         return True

@@ -140,11 +140,19 @@ def test_workers_that_pay(measured, number):
         (_verdict.small_shared_memory, waiting(by_workers={0: 0.024}), None),  # nothing to predict from
         (_verdict.small_shared_memory, waiting(by_workers={0: 0.024, 2: 0.0151}), None),  # the model says 12 ms
         (_verdict.small_shared_memory, waiting(by_workers={0: 0.024, 2: 0.0095}), None),
-        (_verdict.slow_start, times(start=2.0), "medium"),  # of an epoch of 12 s
-        (_verdict.slow_start, times(start=1.0), None),
-        (_verdict.slow_start, times(start=2.0, persistent=True), None),
-        (_verdict.slow_start, times(start=2.0, batches=None), None),
-        (_verdict.slow_start, serial(start=5.0), None),
+        (_verdict.slow_start, times(starts={2: 2.0}), "medium"),  # of an epoch of 12 s
+        (_verdict.slow_start, times(starts={2: 1.0}), None),
+        (_verdict.slow_start, times(starts={2: 2.0}, persistent=True), None),
+        (_verdict.slow_start, times(starts={2: 2.0}, batches=None), None),
+        (_verdict.slow_start, serial(starts={0: 5.0}), None),
+        (_verdict.more_workers, times(batches=20, starts={2: 0.1, 4: 0.3}), None),  # 328 ms an epoch, and 414
+        (_verdict.more_workers, times(batches=20, starts={2: 0.1, 4: 0.3}, persistent=True), "high"),
+        (_verdict.more_workers, times(batches=20, starts={2: 0.5, 4: 0.01}, by_workers={2: 0.012, 4: 0.006}), "medium"),
+        (_verdict.more_workers, times(batches=None, starts={2: 0.1, 4: 9.0}), "high"),
+        (_verdict.more_workers, serial(batches=1), None),
+        (_verdict.more_workers, serial(batches=2), "high"),
+        (_verdict.fewer_workers, times(batches=1, starts={2: 0.1}), "high"),
+        (_verdict.small_shared_memory, waiting(batches=20, starts={2: 0.5}), None),  # without workers it takes 480 ms
     ],
 )
 def test_rules(rule, measured, severity):
@@ -155,8 +163,20 @@ def test_rules(rule, measured, severity):
         assert finding.text.endswith(".") and finding.change
 
 
+def test_workers_of_short_epochs_are_persistent():
+    assert _verdict.more_workers(serial(batches=20, starts={4: 0.3})).change == "num_workers=4, persistent_workers=True"
+    assert _verdict.more_workers(serial(batches=9000, starts={4: 0.3})).change == "num_workers=4"
+    assert _verdict.more_workers(serial(starts={4: 0.3}, batches=None)).change == "num_workers=4"
+
+
+def test_an_epoch_too_short_for_the_rates_of_workers_is_noted():
+    [note] = _verdict.notes(serial(batches=1))
+    assert note.startswith("An epoch has 1 batch, so that its first one counts.")
+    assert _verdict.notes(serial()) == [] and _verdict.notes(serial(batches=1, notes=["No GPU."]))[0] == "No GPU."
+
+
 def test_findings_are_in_order_and_never_empty():
-    found = _verdict.findings(times(start=2.0))
+    found = _verdict.findings(times(starts={2: 2.0}))
     assert [finding.id for finding in found] == ["more-workers", "fetch-dominates", "slow-start"]
     [nothing] = _verdict.findings(times(step=0.013))
     assert nothing.id == "nothing-to-gain" and "Nothing to gain from the loader" in nothing.text
@@ -191,7 +211,7 @@ def test_workers_that_were_left_out_are_predicted_from_those_that_were_tried():
     assert [finding.id for finding in verdict.findings] == ["small-shared-memory", "fetch-dominates"]
     finding = verdict.findings[0]
     assert "/dev/shm has no room for the batches of 8 workers" in finding.text and "num_workers=8" in finding.change
-    assert "as predicted from 2 workers: 3.8 times as many batches." in finding.text
+    assert "as predicted from 2 workers: 4.0 times as many batches." in finding.text
     assert "\n4                  159   predicted, not tried\n" in str(verdict)
     told = json.loads(json.dumps(verdict.as_dict()))
     assert [row["workers"] for row in told["workers"]["predicted"]] == [4, 8]
@@ -353,6 +373,13 @@ def test_more_workers_pay_while_samples_only_wait():
     assert min(verdict.timings.by_workers) == 0
     if not torch.cuda.is_available():
         assert any("not measured" in note for note in verdict.timings.notes), "the GPU's stages"
+
+
+def test_workers_gain_nothing_in_an_epoch_of_one_batch():
+    verdict = diagnose(DataLoader(Samples(5, seconds=0.02), 16))
+    assert set(verdict.timings.by_workers) == {0, 1} and "more-workers" not in ids(verdict)
+    assert verdict.as_dict()["workers"]["pays"] == 0
+    assert verdict.timings.starts[1] > 0
 
 
 @pytest.mark.parametrize(
