@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import signal
 import sys
-import types
+import traceback
 from typing import Any
 
-from ._doctor import check_loader, diagnose
+from ._doctor import diagnose
 from ._errors import InvalidArgument
 
 INTERRUPTED = 130
@@ -23,13 +24,13 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
             signal.signal(number, _stop)
     try:
         loader = _load(file, name)
-        try:
-            check_loader(loader)
-        except InvalidArgument as error:
-            _refuse(f"{file}:{name}: {error}")
         verdict = diagnose(loader, seconds=float(seconds), step_seconds=float(step_ms) / 1e3 if step_ms else None)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except InvalidArgument as error:
+        if not _is_of_doctor(error):
+            raise
+        _refuse(f"{file}:{name}: {error}")
     print(verdict)
     if descriptor:
         with open(int(descriptor), "w") as out:
@@ -38,7 +39,7 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
 
 
 def _load(file: str, name: str) -> Any:
-    """The loader, or what a function of this name returns. The file is a module, as if another file imported it."""
+    """The object of this name, or what it returns if it can be called. The file is a module, as if it were imported."""
     folder, base = os.path.split(os.path.abspath(file))
     module_name = os.path.splitext(base)[0]
     if module_name in sys.modules:
@@ -54,7 +55,27 @@ def _load(file: str, name: str) -> Any:
             "module, or into a function without arguments that returns the loader."
         )
     found = getattr(module, name)
-    return found() if isinstance(found, types.FunctionType) else found
+    return _call(f"{file}:{name}", found) if callable(found) else found
+
+
+def _call(name: str, function: Any) -> Any:
+    try:
+        signature = inspect.signature(function)
+        signature.bind()
+    except TypeError:
+        _refuse(
+            f"{name} needs arguments: {signature}. Pass the name of a function that needs none, such as one that calls "
+            "this one."
+        )
+    except ValueError:
+        pass  # some built-in functions do not tell their arguments
+    return function()
+
+
+def _is_of_doctor(error: InvalidArgument) -> bool:
+    """False if the user's own code raised it, such as a dataset that uses penstock."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__") == diagnose.__module__
 
 
 def _stop(number: int, frame: Any) -> None:

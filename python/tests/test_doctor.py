@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import json
 import multiprocessing
 import multiprocessing.util
@@ -19,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 import penstock
-from penstock import _core, _verdict
+from penstock import _core, _doctor_command, _verdict
 from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Order, _Staged
 from penstock._verdict import Timings
 
@@ -498,8 +499,20 @@ PROGRAM = """
     print("imported as", __name__)
     loader = DataLoader(Samples(), 4, num_workers=1, multiprocessing_context="spawn")
     number = 7
+    empty = DataLoader([], 4)
     def made():
         return loader
+    def sized(size, other=3):
+        return DataLoader(Samples(), size)
+    def refusing():
+        import penstock
+        raise penstock.InvalidArgument("of the user")
+    class Uncopied:
+        def __iter__(self):
+            return iter([[0]])
+        def __deepcopy__(self, memo):
+            raise TypeError("no copy")
+    uncopied = DataLoader(Samples(), batch_sampler=Uncopied())
     if __name__ == "__main__":
         hidden = loader
 """
@@ -517,6 +530,22 @@ def test_the_program_of_the_command(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "imported as train_it" in done.stdout and "limited by consumer" in done.stdout
     assert "imported as __mp_main__" not in done.stdout
+
+
+class Maker:
+    def __call__(self, size=4):
+        return DataLoader([size] * 8, size)
+
+
+@pytest.mark.parametrize("function", [functools.partial(DataLoader, [1], 4), Maker(), Maker().__call__, lambda: [1]])
+def test_what_can_be_called_without_arguments_is_called(function):
+    assert isinstance(_doctor_command._call("train.py:made", function), DataLoader | list)
+
+
+@pytest.mark.parametrize("function", [DataLoader, functools.partial(DataLoader, batch_size=4), lambda size, *, of: 1])
+def test_what_needs_arguments_is_not_called(function):
+    with pytest.raises(SystemExit, match=r"penstock: train.py:made needs arguments: \("):
+        _doctor_command._call("train.py:made", function)
 
 
 def test_the_file_gets_no_arguments_of_the_command(tmp_path):
@@ -550,6 +579,10 @@ def test_the_json_of_the_command(tmp_path):
         ("nothing", PROGRAM, "train_it.py", "defines no nothing"),
         ("hidden", PROGRAM, "train_it.py", "move it to the level of the module"),
         ("number", PROGRAM, "train_it.py", "not a int"),
+        ("empty", PROGRAM, "train_it.py", "penstock: {file}:empty: The loader has no batches."),
+        ("uncopied", PROGRAM, "train_it.py", "penstock: {file}:uncopied: The loader's Uncopied cannot be copied"),
+        ("sized", PROGRAM, "train_it.py", "penstock: {file}:sized needs arguments: (size, other=3)."),
+        ("refusing", PROGRAM, "train_it.py", "InvalidArgument: of the user"),
         ("loader", PROGRAM, "random.py", "Rename the file"),
         ("loader", "import no_such_module", "train_it.py", "No module named 'no_such_module'"),
         ("loader", "1 / 0", "train_it.py", "ZeroDivisionError"),
@@ -557,8 +590,8 @@ def test_the_json_of_the_command(tmp_path):
 )
 def test_what_the_command_refuses(tmp_path, name, text, file, words):
     done = run_main(tmp_path, name, "0.1", "", "", text=text, file=file)
-    assert done.returncode == 1 and words in done.stderr
-    assert ("Traceback" in done.stderr) == (words.startswith(("No module", "Zero")))
+    assert done.returncode == 1 and words.format(file=tmp_path / file) in done.stderr
+    assert ("Traceback" in done.stderr) == (words.startswith(("No module", "Zero", "Invalid")))
 
 
 def test_an_interrupted_command_ends_its_workers(tmp_path):
