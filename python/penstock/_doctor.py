@@ -7,8 +7,10 @@ import copy
 import itertools
 import os
 import random
+import re
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -220,19 +222,17 @@ class _Examination:
         begin = time.perf_counter()
         iterator = iter(clone)
         try:
-            batch = next(iterator, _NOTHING)
-            if batch is _NOTHING:
-                raise InvalidArgument("The loader has no batches. Pass one whose dataset and sampler are not empty.")
+            batch = self.next_of(iterator)
             start = time.perf_counter()
             done = 1
             while done < round_size or (done < warm_up and time.perf_counter() - start < self.seconds):
-                batch = next(iterator)
+                batch = self.next_of(iterator)
                 done += 1
             result = _Run(start - begin)
             start, busy = time.perf_counter(), time.process_time()
             count = 0
             while True:
-                batch = next(iterator)
+                batch = self.next_of(iterator)
                 count += 1
                 if isinstance(batch, _StageTimes):
                     result.batches.append(batch.times)
@@ -245,6 +245,20 @@ class _Examination:
         finally:
             if clone.num_workers:
                 _end_workers(iterator)
+
+    def next_of(self, iterator: Iterator[Any]) -> Any:
+        """The next batch. The order of a loader never ends, unless it is empty."""
+        try:
+            return next(iterator)
+        except StopIteration as error:
+            if self.order.taken == 0:
+                raise InvalidArgument(
+                    "The loader has no batches. Pass one whose dataset and sampler are not empty."
+                ) from None
+            raise InvalidArgument(
+                f"The dataset or its collate_fn raises StopIteration{_place_of(error)}. An epoch ends there, without "
+                "an error. Let it raise another error, such as IndexError."
+            ) from error
 
     def length(self) -> int | None:
         try:
@@ -263,6 +277,14 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Where it was raised, also if a worker raised it: then the worker's traceback is its message."""
+    frames = re.findall(
+        r'^ *File "(.+)", line (\d+), in (.+)$', "".join(traceback.format_exception(error)), re.MULTILINE
+    )
+    return " at {}({}): {}".format(*frames[-1]) if frames else ""
 
 
 def _end_workers(iterator: Any) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -432,6 +433,21 @@ def test_errors_of_the_dataset_pass_through(workers):
         diagnose(DataLoader(Broken(), 4, num_workers=workers))
     assert "test_doctor.py" in str(raised.value) or raised.traceback[-1].path.name == "test_doctor.py"
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Ended(Samples):
+    def __getitem__(self, index):
+        return next(iter(()))  # here
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_raises_stop_iteration_is_told(workers):
+    with open(__file__) as file:
+        line = next(number for number, text in enumerate(file, 1) if text.endswith("# here\n"))
+    place = re.escape(f"raises StopIteration at {__file__}({line}): __getitem__. An epoch ends there")
+    with workers_are_ended(), pytest.raises(penstock.InvalidArgument, match=place) as raised:
+        diagnose(DataLoader(Ended(), 4, num_workers=workers))
+    assert isinstance(raised.value.__cause__, StopIteration)
 
 
 def die_at_the_end(worker):
