@@ -171,8 +171,7 @@ class _Examination:
                 warnings.filterwarnings("ignore", "This DataLoader will create")  # more than processors
                 run = self.run(self.clone(number, untried=True))
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            self.notes.append(f"{number} workers were not measured: {type(error).__name__}: {first}")
+            self.notes.append(f"{number} workers were not measured: {_reason(error)}")
             return False
         timings.by_workers[number] = run.seconds
         timings.starts[number] = run.start
@@ -277,6 +276,14 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The error in a line. PyTorch puts the traceback of a worker into the message, and the reason below it."""
+    lines = str(error).strip().splitlines() or [""]
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    below = [line for line in lines[frames[-1] :] if line and not line.startswith(" ")] if frames else []
+    return below[0] if below else f"{type(error).__name__}: {lines[0]}"
 
 
 def _place_of(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Order, _Staged
+from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Order, _reason, _Staged
 from penstock._verdict import Timings
 
 BOX = 0.2
@@ -460,16 +460,29 @@ def test_workers_that_die_as_they_are_ended_spoil_nothing():
     assert set(verdict.timings.by_workers) >= {0, 1, 2}
 
 
+class Shared(RuntimeError):
+    pass
+
+
 class OnlyHere(Samples):
     def __getitem__(self, index):
-        assert get_worker_info() is None
+        if get_worker_info() is not None:
+            raise Shared("the file is open\nin another process")
         return super().__getitem__(index)
 
 
 def test_numbers_of_workers_that_fail_are_told():
     verdict = diagnose(DataLoader(OnlyHere(), 4))
     assert list(verdict.timings.by_workers) == [0]
-    assert any(note.startswith("1 workers were not measured: AssertionError") for note in verdict.timings.notes)
+    [note] = [note for note in verdict.timings.notes if note.startswith("1 workers")]
+    assert re.fullmatch(r"1 workers were not measured: (\w+\.)?Shared: the file is open", note)
+
+
+def test_the_reason_of_an_error():
+    assert _reason(ValueError()) == "ValueError: "
+    assert _reason(RuntimeError("no room\nat all")) == "RuntimeError: no room"
+    unfinished = 'Caught KeyError in DataLoader worker process 0.\n  File "a.py", line 1, in f\n    x'
+    assert _reason(KeyError(unfinished)).startswith("KeyError: ")
 
 
 class Stream(IterableDataset):
