@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
 import os
 import signal
 import sys
+import tokenize
 import traceback
+from pathlib import Path
 from typing import Any
 
 from ._doctor import diagnose
@@ -40,10 +43,11 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
 
 def _load(file: str, name: str) -> Any:
     """The object of this name, or what it returns if it can be called. The file is a module, as if it were imported."""
-    folder, base = os.path.split(os.path.abspath(file))
-    module_name = os.path.splitext(base)[0]
-    if module_name in sys.modules:
-        _refuse(f"{file}: Python has a module {module_name} of its own. Rename the file.")
+    folder, module_name = _module_of(file)
+    package = module_name.partition(".")[0]
+    if package in sys.modules:
+        what = "file" if package == module_name else "folder"
+        _refuse(f"{file}: Python has a module {package} of its own. Rename the {what}.")
     sys.path.insert(0, folder)
     sys.argv = [file]
     module = importlib.import_module(module_name)
@@ -56,6 +60,24 @@ def _load(file: str, name: str) -> Any:
         )
     found = getattr(module, name)
     return _call(f"{file}:{name}", found) if callable(found) else found
+
+
+def _module_of(file: str) -> tuple[str, str]:
+    """The folder where Python finds the file, and the module's name. If it imports relatively, it is in a package."""
+    path = Path(os.path.abspath(file))
+    with tokenize.open(path) as text:
+        nodes = ast.walk(ast.parse(text.read(), file))
+    above = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
+    folder = path.parent
+    names = [path.stem]
+    while len(names) <= above or (above and (folder / "__init__.py").exists()):
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if not all(name.isidentifier() for name in names[:-1]):
+        _refuse(
+            f"{file} imports relatively, but its folder cannot be a package: rename the folder, or import by names."
+        )
+    return str(folder), ".".join(names)
 
 
 def _call(name: str, function: Any) -> Any:

@@ -561,6 +561,36 @@ def test_the_program_of_the_command(tmp_path):
     assert "imported as __mp_main__" not in done.stdout
 
 
+@pytest.mark.parametrize("beside", ["sizes.py", "__init__.py"])
+def test_a_file_with_relative_imports_is_a_part_of_its_package(tmp_path, beside):
+    package = tmp_path / "project" / "inner"
+    package.mkdir(parents=True)
+    for name in {beside, "sizes.py"}:
+        (package / name).write_text("SIZE = 4")
+    (package.parent / beside).write_text("")
+    text = """
+        from torch.utils.data import DataLoader
+        from .sizes import SIZE
+        print("imported as", __name__)
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(package, "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+    name = "project.inner.train_it" if beside == "__init__.py" else "inner.train_it"
+    assert f"imported as {name}\n" in done.stdout
+
+
+def test_modules_of_files(tmp_path):
+    (tmp_path / "v1.2").mkdir()
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "v1.2" / "plain.py").write_text("import os")
+    (tmp_path / "v1.2" / "up.py").write_text("def made():\n    from .. import loader\n")
+    plain = _doctor_command._module_of(str(tmp_path / "v1.2" / "plain.py"))
+    assert plain == (str(tmp_path / "v1.2"), "plain")
+    with pytest.raises(SystemExit, match="its folder cannot be a package"):
+        _doctor_command._module_of(str(tmp_path / "v1.2" / "up.py"))
+
+
 class Maker:
     def __call__(self, size=4):
         return DataLoader([size] * 8, size)
