@@ -14,7 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ._doctor import diagnose
+from ._doctor import examine
+from ._doctor_progress import Progress
 from ._errors import InvalidArgument
 
 INTERRUPTED = 130
@@ -27,7 +28,9 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
             signal.signal(number, _stop)
     try:
         loader = _load(file, name)
-        verdict = diagnose(loader, seconds=float(seconds), step_seconds=float(step_ms) / 1e3 if step_ms else None)
+        step_seconds = float(step_ms) / 1e3 if step_ms else None
+        with Progress() as progress:
+            verdict = examine(loader, progress, seconds=float(seconds), step_seconds=step_seconds)
     except KeyboardInterrupt:
         return INTERRUPTED
     except InvalidArgument as error:
@@ -97,7 +100,7 @@ def _call(name: str, function: Any) -> Any:
 def _is_of_doctor(error: InvalidArgument) -> bool:
     """False if the user's own code raised it, such as a dataset that uses penstock."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__") == diagnose.__module__
+    return frame.f_globals.get("__name__") == examine.__module__
 
 
 def _stop(number: int, frame: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import multiprocessing.util
 import os
+import pty
 import random
 import re
 import signal
@@ -22,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Order, _reason, _Staged
+from penstock._doctor import _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Staged, examine
+from penstock._doctor_progress import Progress
 from penstock._verdict import Timings
 
 BOX = 0.2
@@ -237,10 +239,12 @@ def test_more_workers_than_processors_are_tried_if_the_model_promises_a_gain(mea
 
 
 def test_numbers_of_workers_that_are_tried():
-    assert _numbers_to_try(1, 0) == [0, 1, 2, 4]
-    assert _numbers_to_try(2, 2) == [0, 1, 2, 4, 8]
-    assert _numbers_to_try(12, 3) == [0, 1, 2, 3, 4, 8, 12, 24, 48]
-    assert _numbers_to_try(4, 20) == [0, 1, 2, 4, 8, 16, 20]
+    assert _numbers_to_try(1, 0, None) == [0, 1, 2, 4]
+    assert _numbers_to_try(2, 2, 1000) == [0, 1, 2, 4, 8]
+    assert _numbers_to_try(12, 3, 0) == [0, 1, 2, 3, 4, 8, 12, 24, 48]
+    assert _numbers_to_try(4, 20, 5) == [0, 1, 2, 4, 8, 16, 20]
+    assert _numbers_to_try(12, 3, 9) == [0, 1, 2, 3, 4, 8]
+    assert _numbers_to_try(12, 3, 1) == [0, 1, 2, 3]
 
 
 def test_the_order_goes_on_and_begins_again():
@@ -672,6 +676,75 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
         assert process.wait(60) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+class Listed(Watch):
+    def __init__(self):
+        self.runs, self.batches = [], 0
+
+    def begins(self, what, number, most):
+        self.runs.append((what, number, most))
+
+    def arrived(self):
+        self.batches += 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_watch_sees_each_run_and_batch(workers):
+    watch = Listed()
+    with workers_are_ended():
+        examine(DataLoader(Samples(12), 4, num_workers=workers), watch, seconds=0.01)
+    names = [what for what, _, _ in watch.runs]
+    assert names[:2] == ["the loader as it is", "fetch and collate"]
+    left_out = ["transport", "the loader without collate", "the loader without fetch"]
+    assert names[2:] == [*left_out, *names[5:]] if workers else all("worker" in name for name in names[2:])
+    assert [number for _, number, _ in watch.runs] == list(range(1, len(names) + 1))
+    [most] = {most for _, _, most in watch.runs}
+    assert most >= len(names) and watch.batches >= 2 * len(names)
+
+
+def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("penstock._doctor_progress.time.monotonic", lambda: clock[0])
+    master, terminal = pty.openpty()
+    reader, pipe = os.pipe()
+    for descriptor, read in ((terminal, master), (pipe, reader)):
+        with Progress(descriptor, 60) as progress:
+            progress.begins("fetch", 2, 8)
+            clock[0] += 59
+            progress.look()
+            progress.arrived()
+            clock[0] += 59
+            progress.look()
+            clock[0] += 1
+            progress.look()
+            progress.look()
+        text = os.read(read, 1000).decode()
+        assert text.count("no batch has come for 60 s, measuring fetch.") == 1
+        assert ("\rmeasuring fetch, 2 of at most 8\033[K" in text) == (descriptor == terminal)
+        assert text.endswith("\r\033[K") == (descriptor == terminal)
+    for descriptor in (master, terminal, reader, pipe):
+        os.close(descriptor)
+
+
+def test_a_loader_that_hangs_is_told(tmp_path):
+    (tmp_path / "hangs.py").write_text(
+        "import threading, torch.utils.data as data\n"
+        "class Hanging:\n"
+        "    def __len__(self): return 64\n"
+        "    def __getitem__(self, index): threading.Event().wait()\n"
+        "loader = data.DataLoader(Hanging(), num_workers=1)\n"
+    )
+    program = (
+        "import sys; from penstock import _doctor_command as command; from penstock._doctor_progress import Progress\n"
+        "command.Progress = lambda: Progress(patience=0.1)\n"
+        "sys.exit(command.main('hangs.py', 'loader', '60', '', ''))"
+    )
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert "no batch has come" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
 
 
 LARGE = torch.ones(8)
