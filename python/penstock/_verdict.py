@@ -130,6 +130,14 @@ class Timings:
 
 
 @dataclass
+class Gain:
+    """What a change would save of a turn of the loop, in seconds. The truth is expected between the two."""
+
+    low: float = 0.0
+    high: float = 0.0
+
+
+@dataclass
 class Finding:
     """One result. `severity` is "high", "medium" or "note"; `change` says what to write, "" if there is nothing."""
 
@@ -137,6 +145,7 @@ class Finding:
     severity: str
     text: str
     change: str
+    gain_seconds_per_step: Gain = field(default_factory=Gain)
 
 
 def stages(timings: Timings) -> dict[str, float | None]:
@@ -198,14 +207,14 @@ def _enough(turns: dict[int, float]) -> int:
 def more_workers(timings: Timings) -> Finding | None:
     """More workers pay if they give 10 % more batches in an epoch."""
     number = workers_that_pay(timings)
-    times = timings.turn_with(timings.workers) / timings.turn_with(number)
-    if number <= timings.workers or times < WORTHWHILE:
+    turns = timings.turn_with(timings.workers), timings.turn_with(number)
+    if number <= timings.workers or turns[0] < WORTHWHILE * turns[1]:
         return None
     text = f"{_workers(timings.workers)} where {number} {'pay' if number > 1 else 'pays'}: "
     change = f"num_workers={number}"
     if timings.workers == 0 and timings.starts_slowly(number):
         change += ", persistent_workers=True"
-    return _gain("more-workers", times, text, change)
+    return _gain("more-workers", turns, text, change)
 
 
 def small_shared_memory(timings: Timings) -> Finding | None:
@@ -221,7 +230,8 @@ def small_shared_memory(timings: Timings) -> Finding | None:
         f"{_workers(max(timings.by_workers))}: "
     )
     change = f"a larger /dev/shm (docker run --shm-size) or a smaller prefetch_factor, and num_workers={number}"
-    return _gain("small-shared-memory", timings.turn_with(timings.workers) / turns[number], text, change)
+    now = timings.turn_with(timings.workers)
+    return _gain("small-shared-memory", (now, turns[number]), text, change, is_sure=False)
 
 
 def fewer_workers(timings: Timings) -> Finding | None:
@@ -229,10 +239,10 @@ def fewer_workers(timings: Timings) -> Finding | None:
     number = workers_that_pay(timings)
     if number >= timings.workers:
         return None
-    times = timings.turn_with(timings.workers) / timings.turn_with(number)
-    if times >= WORTHWHILE:
+    turns = timings.turn_with(timings.workers), timings.turn_with(number)
+    if turns[0] >= WORTHWHILE * turns[1]:
         text = f"{_workers(timings.workers)} where {number or 'none'} {'pay' if number > 1 else 'pays'}: "
-        return _gain("fewer-workers", times, text, f"num_workers={number}")
+        return _gain("fewer-workers", turns, text, f"num_workers={number}")
     text = f"{_workers(timings.workers)} where {number or 'none'} would do: each takes memory and a process."
     return Finding("fewer-workers", "note", text, f"num_workers={number}")
 
@@ -264,7 +274,7 @@ def transport_dominates(timings: Timings) -> Finding | None:
         return None
     text = f"Bringing a batch from its worker takes {_time(timings.transport or 0)}. Without that, "
     change = "penstock.feed(loader), whose workers write where the device reads; or narrower types, such as uint8"
-    return _gain("transport-dominates", _freed(timings, "transport"), text, change)
+    return _gain("transport-dominates", _freed(timings, "transport"), text, change, is_sure=False)
 
 
 def pin_dominates(timings: Timings) -> Finding | None:
@@ -272,7 +282,8 @@ def pin_dominates(timings: Timings) -> Finding | None:
     if limited_by(timings) != "pin" or not _frees(timings, "pin"):
         return None
     text = f"Pinning a batch takes {_time(timings.pin or 0)}. Without that, "
-    return _gain("pin-dominates", _freed(timings, "pin"), text, "pin_memory=False and penstock.feed(loader)")
+    change = "pin_memory=False and penstock.feed(loader)"
+    return _gain("pin-dominates", _freed(timings, "pin"), text, change, is_sure=False)
 
 
 def copy_dominates(timings: Timings) -> Finding | None:
@@ -281,7 +292,7 @@ def copy_dominates(timings: Timings) -> Finding | None:
         return None
     text = f"Copying a batch to the device takes {_time(timings.copy or 0)}. Without that, "
     change = "penstock.feed(loader), which copies ahead; or narrower types that are widened on the GPU"
-    return _gain("copy-dominates", _freed(timings, "copy"), text, change)
+    return _gain("copy-dominates", _freed(timings, "copy"), text, change, is_sure=False)
 
 
 def slow_start(timings: Timings) -> Finding | None:
@@ -292,7 +303,9 @@ def slow_start(timings: Timings) -> Finding | None:
         f"The first batch of an epoch takes {_time(timings.start_with(timings.workers))}, since the workers start "
         f"again. The rest takes {_time((timings.batches or 0) * timings.turn)}."
     )
-    return Finding("slow-start", "medium", text, "persistent_workers=True")
+    batch = timings.fetch + timings.collate + (timings.transport or 0)
+    saved = max(0.0, timings.start_with(timings.workers) - batch) / (timings.batches or 1)
+    return Finding("slow-start", "medium", text, "persistent_workers=True", Gain(saved, saved))
 
 
 RULES: tuple[Callable[[Timings], Finding | None], ...] = (
@@ -421,22 +434,29 @@ def _dominates(timings: Timings, stage: str, text: str, change: str) -> Finding 
     if limited_by(timings) != stage or share < DOMINATES or not _frees(timings, stage):
         return None
     text = f"{text} {_time(seconds)} a batch, {100 * share:.0f} % of a process's time for it. Without that, "
-    return _gain(f"{stage}-dominates", _freed(timings, stage), text, change)
+    return _gain(f"{stage}-dominates", _freed(timings, stage), text, change, is_sure=False)
 
 
 def _frees(timings: Timings, stage: str) -> bool:
-    return _freed(timings, stage) >= WORTHWHILE
+    now, without = _freed(timings, stage)
+    return now >= WORTHWHILE * without
 
 
-def _freed(timings: Timings, stage: str) -> float:
-    """How many times as many turns the loop makes without this stage."""
+def _freed(timings: Timings, stage: str) -> tuple[float, float]:
+    """A turn of the loop, and one without this stage."""
     left = ceilings(timings)[stage]
-    return 1.0 if left is None else timings.turn / max(left, 1e-9)
+    return timings.turn, timings.turn if left is None else left
 
 
-def _gain(name: str, times: float, text: str, change: str) -> Finding:
+def _gain(name: str, turns: tuple[float, float], text: str, change: str, is_sure: bool = True) -> Finding:
+    """A finding that makes the first turn the second. What was not measured so may gain anything up to that."""
+    now, then = turns
+    times = now / max(then, 1e-9)
     much = f"{times:.1f} times as many batches" if times < 100 else "more than 100 times as many batches"
-    return Finding(name, "high" if times >= HIGH else "medium", f"{text[0].upper()}{text[1:]}{much}.", change)
+    saved = max(0.0, now - then)
+    severity = "high" if times >= HIGH else "medium"
+    gain = Gain(saved if is_sure else 0.0, saved)
+    return Finding(name, severity, f"{text[0].upper()}{text[1:]}{much}.", change, gain)
 
 
 def _rate(seconds: float, count: float = 1.0) -> float:

@@ -167,6 +167,26 @@ def test_rules(rule, measured, severity):
         assert finding.text.endswith(".") and finding.change
 
 
+@pytest.mark.parametrize(
+    ("rule", "measured", "low", "high"),
+    [
+        (_verdict.more_workers, times(batches=None), 0.006, 0.006),
+        (_verdict.more_workers, times(batches=20, starts={2: 0.1, 4: 0.105}), 0.00545, 0.00545),
+        (_verdict.fewer_workers, times(by_workers={1: 0.0121, 2: 0.012}), 0, 0),
+        (_verdict.fewer_workers, times(by_workers={1: 0.006, 2: 0.012}, batches=None), 0.006, 0.006),
+        (_verdict.fetch_dominates, times(), 0, 0.009),
+        (_verdict.transport_dominates, times(without={"fetch": 0.011, "transport": 0.006}), 0, 0.006),
+        (_verdict.pin_dominates, times(pins=True, pin=0.01, without={"fetch": 0.011, "pin": 0.006}), 0, 0.006),
+        (_verdict.copy_dominates, times(copy=0.024), 0, 0.012),
+        (_verdict.small_shared_memory, waiting(), 0, 0.009),
+        (_verdict.slow_start, times(starts={2: 2.0}), 0.001974, 0.001974),
+    ],
+)
+def test_what_findings_gain(rule, measured, low, high):
+    gain = rule(measured).gain_seconds_per_step
+    assert (gain.low, gain.high) == pytest.approx((low, high))
+
+
 def test_workers_of_short_epochs_are_persistent():
     assert _verdict.more_workers(serial(batches=20, starts={4: 0.3})).change == "num_workers=4, persistent_workers=True"
     assert _verdict.more_workers(serial(batches=9000, starts={4: 0.3})).change == "num_workers=4"
@@ -203,7 +223,7 @@ def test_the_verdict_as_text_and_as_a_dict():
     assert [tried["workers"] for tried in told["workers"]["tried"]] == [0, 1, 2, 4, 8]
     assert set(told["stages"]) == set(told["ceilings"]) == {"fetch", "collate", "transport", "pin", "copy", "consumer"}
     assert told["stages"]["pin"] is None and told["ceilings"]["copy"] is None
-    assert set(told["findings"][0]) == {"id", "severity", "text", "change"}
+    assert set(told["findings"][0]) == {"id", "severity", "text", "change", "gain_seconds_per_step"}
 
 
 def test_workers_that_were_left_out_are_predicted_from_those_that_were_tried():
