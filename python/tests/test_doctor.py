@@ -752,7 +752,7 @@ def test_a_loader_that_hangs_is_told(tmp_path):
         "import threading, torch.utils.data as data\n"
         "class Hanging:\n"
         "    def __len__(self): return 64\n"
-        "    def __getitem__(self, index): threading.Event().wait()\n"
+        "    def __getitem__(self, index): threading.Event().wait(60)\n"
         "loader = data.DataLoader(Hanging(), num_workers=1)\n"
     )
     program = (
