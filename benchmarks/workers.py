@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from penstock import _core
-from penstock._doctor import _Examination
+from penstock._doctor import Watch, _Examination
 
 BATCH = 16
 
@@ -103,9 +103,9 @@ def free_processors() -> float:
 
 def stages(examination: _Examination, processors: int) -> dict[str, float]:
     """Of the loader with one worker: what predict_loader takes."""
-    times = examination.run(examination.staged(1, {"transport"})).batches
+    times = examination.run("fetch and collate", examination.staged(1, {"transport"})).batches
     fetch, collate, busy = (statistics.mean(each) for each in zip(*times, strict=True))
-    receive = examination.run(examination.clone(1)).busy
+    receive = examination.run("1 worker", examination.clone(1)).busy
     return {
         "fetch": fetch,
         "collate": collate,
@@ -117,14 +117,14 @@ def stages(examination: _Examination, processors: int) -> dict[str, float]:
 
 def measure(plan: Plan, workers: list[int], seconds: float, rounds: int, processors: int) -> list[dict[str, float]]:
     loader = DataLoader(Planted(plan), BATCH, num_workers=1, collate_fn=Collate(plan))
-    examination = _Examination(loader, seconds, "cpu")
+    examination = _Examination(loader, seconds, "cpu", Watch())
     predicted: dict[int, list[float]] = {number: [] for number in workers}
     measured: dict[int, list[float]] = {number: [] for number in workers}
     for _ in range(rounds):
         known = stages(examination, processors)
         for number in workers:
             predicted[number].append(_core.predict_loader(workers=number, **known))
-            measured[number].append(examination.run(examination.clone(number)).seconds)
+            measured[number].append(examination.run(f"{number} workers", examination.clone(number)).seconds)
     rows = []
     for number in workers:
         model, clock = (statistics.median(found[number]) for found in (predicted, measured))

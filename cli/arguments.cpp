@@ -315,7 +315,8 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   constexpr double kLongest = 3600;
   add_time(
       *command, "--seconds", "seconds", kShortest, kLongest,
-      [&options](double number) { options.seconds = number; }, "Time of each of some ten runs (default: 2)")
+      [&options](double number) { options.seconds = number; },
+      "Time of each run: two to six, and one for each number of workers (default: 2)")
       ->needs(loader);
   add_time(
       *command, "--step", "milliseconds", 0, kLongestMilliseconds,

@@ -99,7 +99,7 @@ int finish(pid_t process) {
     }
     std::this_thread::sleep_for(kGlance);
   }
-  SignalWatch::check();
+  if (SignalWatch::requested()) throw Interrupted{.outcome = "there is no verdict"};
   if (WIFSIGNALED(status)) throw Error(fmt::format("python3 was ended by signal {}", WTERMSIG(status)));
   return WEXITSTATUS(status);
 }

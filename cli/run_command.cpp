@@ -225,8 +225,8 @@ int run_command(const std::vector<std::string>& arguments, const std::filesystem
   set_log_sink(warn);
   try {
     return run(arguments, chart_library);
-  } catch (const Interrupted&) {
-    return complain("interrupted; nothing was stored", kInterrupted);
+  } catch (const Interrupted& interrupted) {
+    return complain(fmt::format("interrupted; {}", interrupted.outcome), kInterrupted);
   } catch (const UsageError& error) {
     return complain(error.what(), kUsage);
   } catch (const std::bad_alloc&) {

@@ -5,7 +5,9 @@
 namespace penstock::cli {
 
 /// The user asked to stop.
-struct Interrupted {};
+struct Interrupted {
+  const char* outcome = "nothing was stored";  ///< what the user is told of it
+};
 
 /// While it lives, a first SIGINT or SIGTERM is noted, and answered at the next step. A second one ends the
 /// process at once. One object at a time.

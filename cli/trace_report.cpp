@@ -1,5 +1,7 @@
 #include "trace_report.hpp"
 
+#include "place_json.hpp"
+
 #include <penstock/core/bytes.hpp>
 
 #include <fmt/format.h>
@@ -178,11 +180,9 @@ Json account_json(const DeviceAccount& account) {
 Json finding_json(const Finding& finding) {
   Json places = Json::array();
   for (const FindingPlace& place : finding.places) {
-    places.push_back({{"function", place.function},
-                      {"operator", place.op},
-                      {"count", place.count},
-                      {"bytes", place.bytes},
-                      {"seconds", place.seconds}});
+    places.push_back(place_json(place.function));
+    places.back().update(
+        {{"operator", place.op}, {"count", place.count}, {"bytes", place.bytes}, {"seconds", place.seconds}});
   }
   return {{"id", finding.id},
           {"severity", severity_name(finding.severity)},

@@ -1,5 +1,6 @@
 #include "whole_run.hpp"
 
+#include "place_json.hpp"
 #include "trace_report.hpp"
 
 #include <fmt/format.h>
@@ -142,8 +143,8 @@ nlohmann::ordered_json whole_run_json(const WholeRunReport& report) {
                                        copies.sum));
   }
   for (const FindingPlace& line : report.lines) {
-    value["lines"].push_back(
-        with_sum({{"function", line.function}, {"call", line.op}}, {line.count, line.bytes, line.seconds}));
+    value["lines"].push_back(place_json(line.function));
+    value["lines"].back().update(with_sum({{"call", line.op}}, {line.count, line.bytes, line.seconds}));
   }
   value["others"] = {{"calls", sum_json(run.other_calls)},
                      {"waits", sum_json(run.other_waits)},

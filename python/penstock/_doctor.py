@@ -7,8 +7,10 @@ import copy
 import itertools
 import os
 import random
+import re
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -35,13 +37,30 @@ def diagnose(
     NumPy and Python are left as they were. Side effects of the dataset are not undone. Exceptions of the dataset pass
     through. Raises InvalidArgument for other loaders, and ImportError without PyTorch.
     """
+    return examine(loader, Watch(), seconds=seconds, device=device, step_seconds=step_seconds)
+
+
+class Watch:
+    """Sees what an examination does. This one tells nobody."""
+
+    def begins(self, what: str, number: int, most: int) -> None:
+        """A run begins: the `number`th of at most `most`."""
+
+    def arrived(self) -> None:
+        """A batch has come."""
+
+
+def examine(
+    loader: Any, watch: Watch, *, seconds: float, device: Any = "auto", step_seconds: float | None = None
+) -> LoaderVerdict:
+    """`diagnose`, which tells the watch what it does."""
     check_loader(loader)
     if not seconds > 0:
         raise InvalidArgument(f"seconds is above 0, not {seconds!r}.")
     if step_seconds is not None and not step_seconds >= 0:
         raise InvalidArgument(f"step_seconds is 0 or more, not {step_seconds!r}.")
     with _random_states_kept():
-        return LoaderVerdict(_Examination(loader, seconds, device).timings(step_seconds))
+        return LoaderVerdict(_Examination(loader, seconds, device, watch).timings(step_seconds))
 
 
 def check_loader(loader: Any) -> None:
@@ -66,7 +85,7 @@ def check_loader(loader: Any) -> None:
 class _Examination:
     """The runs of one loader."""
 
-    def __init__(self, loader: Any, seconds: float, device: Any):
+    def __init__(self, loader: Any, seconds: float, device: Any, watch: Watch):
         import torch
 
         self.torch = torch
@@ -74,13 +93,17 @@ class _Examination:
         self.seconds = seconds
         self.gpu = _gpu(device, torch)[0]
         self.notes: list[str] = []
+        self.pins = bool(loader.pin_memory) and self.gpu is not None
+        self.numbers = _numbers_to_try(_core.processors(), loader.num_workers, self.length())
+        self.watch = watch
+        self.runs = 0
         self.auto = loader.batch_sampler is not None
         self.order = _Order(self._copy_of_order())
 
     def timings(self, step: float | None) -> Timings:
         loader, workers = self.loader, self.loader.num_workers
-        whole = self.run(self.clone(workers))
-        stage_times = self.run(self.staged(workers, {"transport"}))
+        whole = self.run("the loader as it is", self.clone(workers))
+        stage_times = self.run("fetch and collate", self.staged(workers, {"transport"}))
         fetch, collate, busy = (sum(times) / len(times) for times in zip(*stage_times.batches, strict=True))
         timings = Timings(
             workers=workers,
@@ -92,22 +115,23 @@ class _Examination:
             receive=whole.busy if workers else None,
             processors=_core.processors(),
             step=step,
-            pins=bool(loader.pin_memory) and self.gpu is not None,
-            start=whole.start,
+            pins=self.pins,
+            starts={workers: whole.start},
             batches=self.length(),
             persistent=loader.persistent_workers,
             notes=self.notes,
         )
         if workers:
-            transport = self.run(self.staged(workers, {"fetch", "collate"})).seconds
+            transport = self.run("transport", self.staged(workers, {"fetch", "collate"})).seconds
             timings.transport = min(transport, whole.seconds)  # a tensor that the dataset keeps is only shared once
             timings.without = {
                 "transport": stage_times.seconds,
-                "collate": self.run(self.staged(workers, {"collate"})).seconds,
-                "fetch": self.run(self.staged(workers, {"fetch"})).seconds,
+                "collate": self.run("the loader without collate", self.staged(workers, {"collate"})).seconds,
+                "fetch": self.run("the loader without fetch", self.staged(workers, {"fetch"})).seconds,
             }
             if timings.pins:
-                timings.without["pin"] = self.run(self.clone(workers, pin_memory=False)).seconds
+                unpinned = self.run("the loader without pinning", self.clone(workers, pin_memory=False))
+                timings.without["pin"] = unpinned.seconds
         self.measure_device(timings, whole.last)
         self.try_workers(timings, sum(tensor.nbytes for tensor in _tensors(whole.last)))
         if timings.batches and self.order.taken > timings.batches:
@@ -139,18 +163,18 @@ class _Examination:
         """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
 
         More than that are tried if the model promises a gain, as it does if the workers wait for most of their time.
+        More workers than an epoch has batches gain nothing.
         """
         timings.by_workers[timings.workers] = timings.whole
         best, idle = float("inf"), 0
-        numbers = _numbers_to_try(timings.processors, timings.workers)
-        for number in numbers:
+        for number in self.numbers:
             if number not in timings.by_workers:
                 if number > timings.processors and not timings.promises(number):
                     continue
                 needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
                 if number and needed > _free_shared_memory():
                     self.notes.append(f"{number} workers were not tried: their batches would not fit into /dev/shm.")
-                    timings.left_out = [other for other in numbers if other > max(number - 1, *timings.by_workers)]
+                    timings.left_out = [other for other in self.numbers if other > max(number - 1, *timings.by_workers)]
                     return
                 if not self.try_number(timings, number):
                     continue
@@ -165,12 +189,12 @@ class _Examination:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This DataLoader will create")  # more than processors
-                run = self.run(self.clone(number, untried=True))
+                run = self.run(f"{number} worker{'s' * (number != 1)}", self.clone(number, untried=True))
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            self.notes.append(f"{number} workers were not measured: {type(error).__name__}: {first}")
+            self.notes.append(f"{number} workers were not measured: {_reason(error)}")
             return False
         timings.by_workers[number] = run.seconds
+        timings.starts[number] = run.start
         if number:
             timings.receive = run.busy
         return True
@@ -210,26 +234,26 @@ class _Examination:
             changed["pin_memory"] = False
         return self.clone(workers, **changed)
 
-    def run(self, clone: Any) -> _Run:
+    def run(self, what: str, clone: Any) -> _Run:
         """Loads batches for about the time, in whole rounds of the workers. The workers are ended."""
+        self.runs += 1
+        self.watch.begins(what, self.runs, self.most_runs())
         round_size = max(1, clone.num_workers)
         warm_up = round_size * (clone.prefetch_factor or 1)
         begin = time.perf_counter()
         iterator = iter(clone)
         try:
-            batch = next(iterator, _NOTHING)
-            if batch is _NOTHING:
-                raise InvalidArgument("The loader has no batches. Pass one whose dataset and sampler are not empty.")
+            batch = self.next_of(iterator)
             start = time.perf_counter()
             done = 1
             while done < round_size or (done < warm_up and time.perf_counter() - start < self.seconds):
-                batch = next(iterator)
+                batch = self.next_of(iterator)
                 done += 1
             result = _Run(start - begin)
             start, busy = time.perf_counter(), time.process_time()
             count = 0
             while True:
-                batch = next(iterator)
+                batch = self.next_of(iterator)
                 count += 1
                 if isinstance(batch, _StageTimes):
                     result.batches.append(batch.times)
@@ -242,6 +266,26 @@ class _Examination:
         finally:
             if clone.num_workers:
                 _end_workers(iterator)
+
+    def most_runs(self) -> int:
+        with_workers = 3 + self.pins if self.loader.num_workers else 0
+        return 2 + with_workers + len(self.numbers) - 1
+
+    def next_of(self, iterator: Iterator[Any]) -> Any:
+        """The next batch. The order of a loader never ends, unless it is empty."""
+        try:
+            batch = next(iterator)
+        except StopIteration as error:
+            if self.order.taken == 0:
+                raise InvalidArgument(
+                    "The loader has no batches. Pass one whose dataset and sampler are not empty."
+                ) from None
+            raise InvalidArgument(
+                f"The dataset or its collate_fn raises StopIteration{_place_of(error)}. An epoch ends there, without "
+                "an error. Let it raise another error, such as IndexError."
+            ) from error
+        self.watch.arrived()
+        return batch
 
     def length(self) -> int | None:
         try:
@@ -260,6 +304,22 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The error in a line. PyTorch puts the traceback of a worker into the message, and the reason below it."""
+    lines = str(error).strip().splitlines() or [""]
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    below = [line for line in lines[frames[-1] :] if line and not line.startswith(" ")] if frames else []
+    return below[0] if below else f"{type(error).__name__}: {lines[0]}"
+
+
+def _place_of(error: BaseException) -> str:
+    """Where it was raised, also if a worker raised it: then the worker's traceback is its message."""
+    frames = re.findall(
+        r'^ *File "(.+)", line (\d+), in (.+)$', "".join(traceback.format_exception(error)), re.MULTILINE
+    )
+    return " at {}({}): {}".format(*frames[-1]) if frames else ""
 
 
 def _end_workers(iterator: Any) -> None:
@@ -387,9 +447,10 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-def _numbers_to_try(processors: int, configured: int) -> list[int]:
+def _numbers_to_try(processors: int, configured: int, batches: int | None) -> list[int]:
     doubled = itertools.takewhile(lambda number: number < processors, (2**power for power in itertools.count()))
-    return sorted({0, *doubled, processors, 2 * processors, 4 * processors, configured})
+    numbers = sorted({0, *doubled, processors, 2 * processors, 4 * processors, configured})
+    return [number for number in numbers if not batches or number <= max(configured, batches)]
 
 
 def _free_shared_memory() -> float:

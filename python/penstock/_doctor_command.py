@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import json
 import os
 import signal
 import sys
-import types
+import tokenize
+import traceback
+from pathlib import Path
 from typing import Any
 
-from ._doctor import check_loader, diagnose
+from ._doctor import examine
+from ._doctor_progress import Progress
 from ._errors import InvalidArgument
 
 INTERRUPTED = 130
@@ -23,13 +28,15 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
             signal.signal(number, _stop)
     try:
         loader = _load(file, name)
-        try:
-            check_loader(loader)
-        except InvalidArgument as error:
-            _refuse(f"{file}:{name}: {error}")
-        verdict = diagnose(loader, seconds=float(seconds), step_seconds=float(step_ms) / 1e3 if step_ms else None)
+        step_seconds = float(step_ms) / 1e3 if step_ms else None
+        with Progress() as progress:
+            verdict = examine(loader, progress, seconds=float(seconds), step_seconds=step_seconds)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except InvalidArgument as error:
+        if not _is_of_doctor(error):
+            raise
+        _refuse(f"{file}:{name}: {error}")
     print(verdict)
     if descriptor:
         with open(int(descriptor), "w") as out:
@@ -38,12 +45,14 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
 
 
 def _load(file: str, name: str) -> Any:
-    """The loader, or what a function of this name returns. The file is a module, as if another file imported it."""
-    folder, base = os.path.split(os.path.abspath(file))
-    module_name = os.path.splitext(base)[0]
-    if module_name in sys.modules:
-        _refuse(f"{file}: Python has a module {module_name} of its own. Rename the file.")
+    """The object of this name, or what it returns if it can be called. The file is a module, as if it were imported."""
+    folder, module_name = _module_of(file)
+    package = module_name.partition(".")[0]
+    if package in sys.modules:
+        what = "file" if package == module_name else "folder"
+        _refuse(f"{file}: Python has a module {package} of its own. Rename the {what}.")
     sys.path.insert(0, folder)
+    sys.argv = [file]
     module = importlib.import_module(module_name)
     if not os.path.samefile(module.__file__ or "/", file):
         _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
@@ -53,7 +62,45 @@ def _load(file: str, name: str) -> Any:
             "module, or into a function without arguments that returns the loader."
         )
     found = getattr(module, name)
-    return found() if isinstance(found, types.FunctionType) else found
+    return _call(f"{file}:{name}", found) if callable(found) else found
+
+
+def _module_of(file: str) -> tuple[str, str]:
+    """The folder where Python finds the file, and the module's name. If it imports relatively, it is in a package."""
+    path = Path(os.path.abspath(file))
+    with tokenize.open(path) as text:
+        nodes = ast.walk(ast.parse(text.read(), file))
+    above = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
+    folder = path.parent
+    names = [path.stem]
+    while len(names) <= above or (above and (folder / "__init__.py").exists()):
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if not all(name.isidentifier() for name in names[:-1]):
+        _refuse(
+            f"{file} imports relatively, but its folder cannot be a package: rename the folder, or import by names."
+        )
+    return str(folder), ".".join(names)
+
+
+def _call(name: str, function: Any) -> Any:
+    try:
+        signature = inspect.signature(function)
+        signature.bind()
+    except TypeError:
+        _refuse(
+            f"{name} needs arguments: {signature}. Pass the name of a function that needs none, such as one that calls "
+            "this one."
+        )
+    except ValueError:
+        pass  # some built-in functions do not tell their arguments
+    return function()
+
+
+def _is_of_doctor(error: InvalidArgument) -> bool:
+    """False if the user's own code raised it, such as a dataset that uses penstock."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__") == examine.__module__
 
 
 def _stop(number: int, frame: Any) -> None:

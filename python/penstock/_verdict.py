@@ -39,7 +39,7 @@ class Timings:
     without: dict[str, float] = field(default_factory=dict)  # the loader with a stage left out; empty without workers
     by_workers: dict[int, float] = field(default_factory=dict)  # the loader with other numbers of workers
     left_out: list[int] = field(default_factory=list)  # numbers of workers whose batches do not fit into /dev/shm
-    start: float = 0.0  # seconds until the first batch
+    starts: dict[int, float] = field(default_factory=dict)  # seconds until the first batch, by numbers of workers
     batches: int | None = None  # of an epoch; None if the loader cannot tell
     persistent: bool = False  # workers outlive an epoch
     notes: list[str] = field(default_factory=list)
@@ -58,8 +58,39 @@ class Timings:
         """A turn of the loop as it is configured."""
         return self.loop(self.whole, self.workers, self.consumer)
 
+    @property
+    def start(self) -> float:
+        """Seconds until the first batch of the loader as it is configured."""
+        return self.starts.get(self.workers, 0.0)
+
     def turn_with(self, workers: int) -> float:
-        return self.loop(self.by_workers[workers], workers, self.consumer)
+        """A turn of the loop with a number of workers that was tried, as the mean of an epoch."""
+        return self.in_epoch(self.by_workers[workers], workers)
+
+    def in_epoch(self, loader: float, workers: int) -> float:
+        """A turn of the loop as the mean of an epoch, of which workers make the first batch no faster than one does."""
+        turn = self.loop(loader, workers, self.consumer)
+        if workers == 0 or not self.batches:
+            return turn
+        return turn + max(0.0, self._first(workers) + self.consumer - turn) / self.batches
+
+    def _first(self, workers: int) -> float:
+        """Seconds until the first batch of an epoch. Workers of a loader without any may as well be persistent."""
+        if self.workers == 0:
+            return self.whole
+        return self.fetch + self.collate if self.persistent else self.start_with(workers)
+
+    def start_with(self, workers: int) -> float:
+        """Seconds until the first batch. More workers take no less than fewer, which may open files for them."""
+        return max((start for number, start in self.starts.items() if 0 < number <= workers), default=0.0)
+
+    def starts_slowly(self, workers: int) -> bool:
+        """True if this many workers are started for each epoch, and that takes at least 10 % of it."""
+        if workers == 0 or self.persistent or not self.batches:
+            return False
+        start = self.start_with(workers)
+        epoch = self.batches * self.loop(self.by_workers[workers], workers, self.consumer)
+        return start >= STARTING * (start + epoch)
 
     def predicted(self, workers: int) -> float | None:
         """The loader with a number of workers that was not tried: from the largest that was, by the model of a loader.
@@ -95,7 +126,15 @@ class Timings:
         seconds = self.predicted(workers)
         if seconds is None:
             return False
-        return self.loop(seconds, workers, self.consumer) < ENOUGH * min(map(self.turn_with, self.by_workers))
+        return self.in_epoch(seconds, workers) < ENOUGH * min(map(self.turn_with, self.by_workers))
+
+
+@dataclass
+class Gain:
+    """What a change would save of a turn of the loop, in seconds. The truth is expected between the two."""
+
+    low: float = 0.0
+    high: float = 0.0
 
 
 @dataclass
@@ -106,6 +145,7 @@ class Finding:
     severity: str
     text: str
     change: str
+    gain_seconds_per_step: Gain = field(default_factory=Gain)
 
 
 def stages(timings: Timings) -> dict[str, float | None]:
@@ -156,24 +196,31 @@ def limited_by(timings: Timings) -> str:
 
 
 def workers_that_pay(timings: Timings) -> int:
-    """The smallest tried number of workers that comes within 5 % of the best."""
-    best = min(map(timings.turn_with, timings.by_workers))
-    return min(number for number in timings.by_workers if timings.turn_with(number) * ENOUGH <= best)
+    """The smallest tried number of workers that comes within 5 % of the best, over an epoch."""
+    return _enough({number: timings.turn_with(number) for number in timings.by_workers})
+
+
+def _enough(turns: dict[int, float]) -> int:
+    return min(number for number in turns if turns[number] * ENOUGH <= min(turns.values()))
 
 
 def more_workers(timings: Timings) -> Finding | None:
-    """More workers pay if they give 10 % more batches."""
+    """More workers pay if they give 10 % more batches in an epoch."""
     number = workers_that_pay(timings)
-    if number <= timings.workers or timings.turn < WORTHWHILE * timings.turn_with(number):
+    turns = timings.turn_with(timings.workers), timings.turn_with(number)
+    if number <= timings.workers or turns[0] < WORTHWHILE * turns[1]:
         return None
     text = f"{_workers(timings.workers)} where {number} {'pay' if number > 1 else 'pays'}: "
-    return _gain("more-workers", timings, timings.turn_with(number), text, f"num_workers={number}")
+    change = f"num_workers={number}"
+    if timings.workers == 0 and timings.starts_slowly(number):
+        change += ", persistent_workers=True"
+    return _gain("more-workers", turns, text, change)
 
 
 def small_shared_memory(timings: Timings) -> Finding | None:
     """/dev/shm has no room for workers that are predicted to give 10 % more batches than all that were tried."""
     predicted = timings.left_out_predicted
-    turns = {number: timings.loop(seconds, number, timings.consumer) for number, seconds in predicted.items()}
+    turns = {number: timings.in_epoch(seconds, number) for number, seconds in predicted.items()}
     best = min(turns.values(), default=float("inf"))
     if min(map(timings.turn_with, timings.by_workers)) < WORTHWHILE * best:
         return None
@@ -183,7 +230,8 @@ def small_shared_memory(timings: Timings) -> Finding | None:
         f"{_workers(max(timings.by_workers))}: "
     )
     change = f"a larger /dev/shm (docker run --shm-size) or a smaller prefetch_factor, and num_workers={number}"
-    return _gain("small-shared-memory", timings, turns[number], text, change)
+    now = timings.turn_with(timings.workers)
+    return _gain("small-shared-memory", (now, turns[number]), text, change, is_sure=False)
 
 
 def fewer_workers(timings: Timings) -> Finding | None:
@@ -191,10 +239,10 @@ def fewer_workers(timings: Timings) -> Finding | None:
     number = workers_that_pay(timings)
     if number >= timings.workers:
         return None
-    times = timings.turn / timings.turn_with(number)
-    if times >= WORTHWHILE:
+    turns = timings.turn_with(timings.workers), timings.turn_with(number)
+    if turns[0] >= WORTHWHILE * turns[1]:
         text = f"{_workers(timings.workers)} where {number or 'none'} {'pay' if number > 1 else 'pays'}: "
-        return _gain("fewer-workers", timings, timings.turn_with(number), text, f"num_workers={number}")
+        return _gain("fewer-workers", turns, text, f"num_workers={number}")
     text = f"{_workers(timings.workers)} where {number or 'none'} would do: each takes memory and a process."
     return Finding("fewer-workers", "note", text, f"num_workers={number}")
 
@@ -226,7 +274,7 @@ def transport_dominates(timings: Timings) -> Finding | None:
         return None
     text = f"Bringing a batch from its worker takes {_time(timings.transport or 0)}. Without that, "
     change = "penstock.feed(loader), whose workers write where the device reads; or narrower types, such as uint8"
-    return _gain("transport-dominates", timings, ceilings(timings)["transport"], text, change)
+    return _gain("transport-dominates", _freed(timings, "transport"), text, change, is_sure=False)
 
 
 def pin_dominates(timings: Timings) -> Finding | None:
@@ -234,7 +282,8 @@ def pin_dominates(timings: Timings) -> Finding | None:
     if limited_by(timings) != "pin" or not _frees(timings, "pin"):
         return None
     text = f"Pinning a batch takes {_time(timings.pin or 0)}. Without that, "
-    return _gain("pin-dominates", timings, ceilings(timings)["pin"], text, "pin_memory=False and penstock.feed(loader)")
+    change = "pin_memory=False and penstock.feed(loader)"
+    return _gain("pin-dominates", _freed(timings, "pin"), text, change, is_sure=False)
 
 
 def copy_dominates(timings: Timings) -> Finding | None:
@@ -243,21 +292,20 @@ def copy_dominates(timings: Timings) -> Finding | None:
         return None
     text = f"Copying a batch to the device takes {_time(timings.copy or 0)}. Without that, "
     change = "penstock.feed(loader), which copies ahead; or narrower types that are widened on the GPU"
-    return _gain("copy-dominates", timings, ceilings(timings)["copy"], text, change)
+    return _gain("copy-dominates", _freed(timings, "copy"), text, change, is_sure=False)
 
 
 def slow_start(timings: Timings) -> Finding | None:
     """Workers that are started for each epoch take at least 10 % of it."""
-    if timings.workers == 0 or timings.persistent or not timings.batches:
-        return None
-    epoch = timings.batches * timings.turn
-    if timings.start < STARTING * (timings.start + epoch):
+    if not timings.starts_slowly(timings.workers):
         return None
     text = (
-        f"The first batch of an epoch takes {_time(timings.start)}, since the workers start again. The rest takes "
-        f"{_time(epoch)}."
+        f"The first batch of an epoch takes {_time(timings.start_with(timings.workers))}, since the workers start "
+        f"again. The rest takes {_time((timings.batches or 0) * timings.turn)}."
     )
-    return Finding("slow-start", "medium", text, "persistent_workers=True")
+    batch = timings.fetch + timings.collate + (timings.transport or 0)
+    saved = max(0.0, timings.start_with(timings.workers) - batch) / (timings.batches or 1)
+    return Finding("slow-start", "medium", text, "persistent_workers=True", Gain(saved, saved))
 
 
 RULES: tuple[Callable[[Timings], Finding | None], ...] = (
@@ -286,6 +334,17 @@ def findings(timings: Timings) -> list[Finding]:
                 text += " If your step takes longer than the loader, no loader makes training faster: pass its time."
         found.append(Finding("nothing-to-gain", "note", text, ""))
     return sorted(found, key=lambda finding: ("high", "medium", "note").index(finding.severity))
+
+
+def notes(timings: Timings) -> list[str]:
+    """The notes of the measurement, and one if the rates of workers are not those of so short an epoch."""
+    tried = timings.by_workers.items()
+    steady = {number: timings.loop(seconds, number, timings.consumer) for number, seconds in tried}
+    if _enough(steady) <= workers_that_pay(timings):
+        return list(timings.notes)
+    count = "1 batch" if timings.batches == 1 else f"{timings.batches} batches"
+    note = f"An epoch has {count}, so that its first one counts. The rates of workers are those of a long epoch."
+    return [*timings.notes, note]
 
 
 class LoaderVerdict:
@@ -333,7 +392,7 @@ class LoaderVerdict:
                 "processors": timings.processors,
             },
             "findings": [asdict(finding) for finding in self.findings],
-            "notes": list(timings.notes),
+            "notes": notes(timings),
         }
 
     def __str__(self) -> str:
@@ -362,7 +421,7 @@ class LoaderVerdict:
             lines.append(f"{finding.severity}: {finding.text}")
             if finding.change:
                 lines.append(f"  change: {finding.change}")
-        lines += [f"note: {note}" for note in timings.notes]
+        lines += [f"note: {note}" for note in notes(timings)]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -375,18 +434,29 @@ def _dominates(timings: Timings, stage: str, text: str, change: str) -> Finding 
     if limited_by(timings) != stage or share < DOMINATES or not _frees(timings, stage):
         return None
     text = f"{text} {_time(seconds)} a batch, {100 * share:.0f} % of a process's time for it. Without that, "
-    return _gain(f"{stage}-dominates", timings, ceilings(timings)[stage], text, change)
+    return _gain(f"{stage}-dominates", _freed(timings, stage), text, change, is_sure=False)
 
 
 def _frees(timings: Timings, stage: str) -> bool:
+    now, without = _freed(timings, stage)
+    return now >= WORTHWHILE * without
+
+
+def _freed(timings: Timings, stage: str) -> tuple[float, float]:
+    """A turn of the loop, and one without this stage."""
     left = ceilings(timings)[stage]
-    return left is not None and timings.turn >= WORTHWHILE * left
+    return timings.turn, timings.turn if left is None else left
 
 
-def _gain(name: str, timings: Timings, turn: float | None, text: str, change: str) -> Finding:
-    times = timings.turn / max(turn or 0.0, 1e-9)
+def _gain(name: str, turns: tuple[float, float], text: str, change: str, is_sure: bool = True) -> Finding:
+    """A finding that makes the first turn the second. What was not measured so may gain anything up to that."""
+    now, then = turns
+    times = now / max(then, 1e-9)
     much = f"{times:.1f} times as many batches" if times < 100 else "more than 100 times as many batches"
-    return Finding(name, "high" if times >= HIGH else "medium", f"{text[0].upper()}{text[1:]}{much}.", change)
+    saved = max(0.0, now - then)
+    severity = "high" if times >= HIGH else "medium"
+    gain = Gain(saved if is_sure else 0.0, saved)
+    return Finding(name, severity, f"{text[0].upper()}{text[1:]}{much}.", change, gain)
 
 
 def _rate(seconds: float, count: float = 1.0) -> float:

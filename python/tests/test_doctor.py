@@ -2,11 +2,14 @@
 
 import contextlib
 import copy
+import functools
 import json
 import multiprocessing
 import multiprocessing.util
 import os
+import pty
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +22,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 import penstock
-from penstock import _core, _verdict
-from penstock._doctor import _NOTHING, _may_share_memory, _numbers_to_try, _Order, _Staged
+from penstock import _core, _doctor_command, _verdict
+from penstock._doctor import _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Staged, examine
+from penstock._doctor_progress import Progress
 from penstock._verdict import Timings
 
 BOX = 0.2
@@ -140,11 +144,19 @@ def test_workers_that_pay(measured, number):
         (_verdict.small_shared_memory, waiting(by_workers={0: 0.024}), None),  # nothing to predict from
         (_verdict.small_shared_memory, waiting(by_workers={0: 0.024, 2: 0.0151}), None),  # the model says 12 ms
         (_verdict.small_shared_memory, waiting(by_workers={0: 0.024, 2: 0.0095}), None),
-        (_verdict.slow_start, times(start=2.0), "medium"),  # of an epoch of 12 s
-        (_verdict.slow_start, times(start=1.0), None),
-        (_verdict.slow_start, times(start=2.0, persistent=True), None),
-        (_verdict.slow_start, times(start=2.0, batches=None), None),
-        (_verdict.slow_start, serial(start=5.0), None),
+        (_verdict.slow_start, times(starts={2: 2.0}), "medium"),  # of an epoch of 12 s
+        (_verdict.slow_start, times(starts={2: 1.0}), None),
+        (_verdict.slow_start, times(starts={2: 2.0}, persistent=True), None),
+        (_verdict.slow_start, times(starts={2: 2.0}, batches=None), None),
+        (_verdict.slow_start, serial(starts={0: 5.0}), None),
+        (_verdict.more_workers, times(batches=20, starts={2: 0.1, 4: 0.3}), None),  # 328 ms an epoch, and 414
+        (_verdict.more_workers, times(batches=20, starts={2: 0.1, 4: 0.3}, persistent=True), "high"),
+        (_verdict.more_workers, times(batches=20, starts={2: 0.5, 4: 0.01}, by_workers={2: 0.012, 4: 0.006}), "medium"),
+        (_verdict.more_workers, times(batches=None, starts={2: 0.1, 4: 9.0}), "high"),
+        (_verdict.more_workers, serial(batches=1), None),
+        (_verdict.more_workers, serial(batches=2), "high"),
+        (_verdict.fewer_workers, times(batches=1, starts={2: 0.1}), "high"),
+        (_verdict.small_shared_memory, waiting(batches=20, starts={2: 0.5}), None),  # without workers it takes 480 ms
     ],
 )
 def test_rules(rule, measured, severity):
@@ -155,8 +167,40 @@ def test_rules(rule, measured, severity):
         assert finding.text.endswith(".") and finding.change
 
 
+@pytest.mark.parametrize(
+    ("rule", "measured", "low", "high"),
+    [
+        (_verdict.more_workers, times(batches=None), 0.006, 0.006),
+        (_verdict.more_workers, times(batches=20, starts={2: 0.1, 4: 0.105}), 0.00545, 0.00545),
+        (_verdict.fewer_workers, times(by_workers={1: 0.0121, 2: 0.012}), 0, 0),
+        (_verdict.fewer_workers, times(by_workers={1: 0.006, 2: 0.012}, batches=None), 0.006, 0.006),
+        (_verdict.fetch_dominates, times(), 0, 0.009),
+        (_verdict.transport_dominates, times(without={"fetch": 0.011, "transport": 0.006}), 0, 0.006),
+        (_verdict.pin_dominates, times(pins=True, pin=0.01, without={"fetch": 0.011, "pin": 0.006}), 0, 0.006),
+        (_verdict.copy_dominates, times(copy=0.024), 0, 0.012),
+        (_verdict.small_shared_memory, waiting(), 0, 0.009),
+        (_verdict.slow_start, times(starts={2: 2.0}), 0.001974, 0.001974),
+    ],
+)
+def test_what_findings_gain(rule, measured, low, high):
+    gain = rule(measured).gain_seconds_per_step
+    assert (gain.low, gain.high) == pytest.approx((low, high))
+
+
+def test_workers_of_short_epochs_are_persistent():
+    assert _verdict.more_workers(serial(batches=20, starts={4: 0.3})).change == "num_workers=4, persistent_workers=True"
+    assert _verdict.more_workers(serial(batches=9000, starts={4: 0.3})).change == "num_workers=4"
+    assert _verdict.more_workers(serial(starts={4: 0.3}, batches=None)).change == "num_workers=4"
+
+
+def test_an_epoch_too_short_for_the_rates_of_workers_is_noted():
+    [note] = _verdict.notes(serial(batches=1))
+    assert note.startswith("An epoch has 1 batch, so that its first one counts.")
+    assert _verdict.notes(serial()) == [] and _verdict.notes(serial(batches=1, notes=["No GPU."]))[0] == "No GPU."
+
+
 def test_findings_are_in_order_and_never_empty():
-    found = _verdict.findings(times(start=2.0))
+    found = _verdict.findings(times(starts={2: 2.0}))
     assert [finding.id for finding in found] == ["more-workers", "fetch-dominates", "slow-start"]
     [nothing] = _verdict.findings(times(step=0.013))
     assert nothing.id == "nothing-to-gain" and "Nothing to gain from the loader" in nothing.text
@@ -179,7 +223,7 @@ def test_the_verdict_as_text_and_as_a_dict():
     assert [tried["workers"] for tried in told["workers"]["tried"]] == [0, 1, 2, 4, 8]
     assert set(told["stages"]) == set(told["ceilings"]) == {"fetch", "collate", "transport", "pin", "copy", "consumer"}
     assert told["stages"]["pin"] is None and told["ceilings"]["copy"] is None
-    assert set(told["findings"][0]) == {"id", "severity", "text", "change"}
+    assert set(told["findings"][0]) == {"id", "severity", "text", "change", "gain_seconds_per_step"}
 
 
 def test_workers_that_were_left_out_are_predicted_from_those_that_were_tried():
@@ -191,7 +235,7 @@ def test_workers_that_were_left_out_are_predicted_from_those_that_were_tried():
     assert [finding.id for finding in verdict.findings] == ["small-shared-memory", "fetch-dominates"]
     finding = verdict.findings[0]
     assert "/dev/shm has no room for the batches of 8 workers" in finding.text and "num_workers=8" in finding.change
-    assert "as predicted from 2 workers: 3.8 times as many batches." in finding.text
+    assert "as predicted from 2 workers: 4.0 times as many batches." in finding.text
     assert "\n4                  159   predicted, not tried\n" in str(verdict)
     told = json.loads(json.dumps(verdict.as_dict()))
     assert [row["workers"] for row in told["workers"]["predicted"]] == [4, 8]
@@ -215,10 +259,12 @@ def test_more_workers_than_processors_are_tried_if_the_model_promises_a_gain(mea
 
 
 def test_numbers_of_workers_that_are_tried():
-    assert _numbers_to_try(1, 0) == [0, 1, 2, 4]
-    assert _numbers_to_try(2, 2) == [0, 1, 2, 4, 8]
-    assert _numbers_to_try(12, 3) == [0, 1, 2, 3, 4, 8, 12, 24, 48]
-    assert _numbers_to_try(4, 20) == [0, 1, 2, 4, 8, 16, 20]
+    assert _numbers_to_try(1, 0, None) == [0, 1, 2, 4]
+    assert _numbers_to_try(2, 2, 1000) == [0, 1, 2, 4, 8]
+    assert _numbers_to_try(12, 3, 0) == [0, 1, 2, 3, 4, 8, 12, 24, 48]
+    assert _numbers_to_try(4, 20, 5) == [0, 1, 2, 4, 8, 16, 20]
+    assert _numbers_to_try(12, 3, 9) == [0, 1, 2, 3, 4, 8]
+    assert _numbers_to_try(12, 3, 1) == [0, 1, 2, 3]
 
 
 def test_the_order_goes_on_and_begins_again():
@@ -355,6 +401,13 @@ def test_more_workers_pay_while_samples_only_wait():
         assert any("not measured" in note for note in verdict.timings.notes), "the GPU's stages"
 
 
+def test_workers_gain_nothing_in_an_epoch_of_one_batch():
+    verdict = diagnose(DataLoader(Samples(5, seconds=0.02), 16))
+    assert set(verdict.timings.by_workers) == {0, 1} and "more-workers" not in ids(verdict)
+    assert verdict.as_dict()["workers"]["pays"] == 0
+    assert verdict.timings.starts[1] > 0
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -406,6 +459,21 @@ def test_errors_of_the_dataset_pass_through(workers):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Ended(Samples):
+    def __getitem__(self, index):
+        return next(iter(()))  # here
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_raises_stop_iteration_is_told(workers):
+    with open(__file__) as file:
+        line = next(number for number, text in enumerate(file, 1) if text.endswith("# here\n"))
+    place = re.escape(f"raises StopIteration at {__file__}({line}): __getitem__. An epoch ends there")
+    with workers_are_ended(), pytest.raises(penstock.InvalidArgument, match=place) as raised:
+        diagnose(DataLoader(Ended(), 4, num_workers=workers))
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
 def die_at_the_end(worker):
     multiprocessing.util.Finalize(None, os.kill, (os.getpid(), signal.SIGKILL), exitpriority=0)
 
@@ -416,16 +484,29 @@ def test_workers_that_die_as_they_are_ended_spoil_nothing():
     assert set(verdict.timings.by_workers) >= {0, 1, 2}
 
 
+class Shared(RuntimeError):
+    pass
+
+
 class OnlyHere(Samples):
     def __getitem__(self, index):
-        assert get_worker_info() is None
+        if get_worker_info() is not None:
+            raise Shared("the file is open\nin another process")
         return super().__getitem__(index)
 
 
 def test_numbers_of_workers_that_fail_are_told():
     verdict = diagnose(DataLoader(OnlyHere(), 4))
     assert list(verdict.timings.by_workers) == [0]
-    assert any(note.startswith("1 workers were not measured: AssertionError") for note in verdict.timings.notes)
+    [note] = [note for note in verdict.timings.notes if note.startswith("1 workers")]
+    assert re.fullmatch(r"1 workers were not measured: (\w+\.)?Shared: the file is open", note)
+
+
+def test_the_reason_of_an_error():
+    assert _reason(ValueError()) == "ValueError: "
+    assert _reason(RuntimeError("no room\nat all")) == "RuntimeError: no room"
+    unfinished = 'Caught KeyError in DataLoader worker process 0.\n  File "a.py", line 1, in f\n    x'
+    assert _reason(KeyError(unfinished)).startswith("KeyError: ")
 
 
 class Stream(IterableDataset):
@@ -471,8 +552,20 @@ PROGRAM = """
     print("imported as", __name__)
     loader = DataLoader(Samples(), 4, num_workers=1, multiprocessing_context="spawn")
     number = 7
+    empty = DataLoader([], 4)
     def made():
         return loader
+    def sized(size, other=3):
+        return DataLoader(Samples(), size)
+    def refusing():
+        import penstock
+        raise penstock.InvalidArgument("of the user")
+    class Uncopied:
+        def __iter__(self):
+            return iter([[0]])
+        def __deepcopy__(self, memo):
+            raise TypeError("no copy")
+    uncopied = DataLoader(Samples(), batch_sampler=Uncopied())
     if __name__ == "__main__":
         hidden = loader
 """
@@ -492,6 +585,67 @@ def test_the_program_of_the_command(tmp_path):
     assert "imported as __mp_main__" not in done.stdout
 
 
+@pytest.mark.parametrize("beside", ["sizes.py", "__init__.py"])
+def test_a_file_with_relative_imports_is_a_part_of_its_package(tmp_path, beside):
+    package = tmp_path / "project" / "inner"
+    package.mkdir(parents=True)
+    for name in {beside, "sizes.py"}:
+        (package / name).write_text("SIZE = 4")
+    (package.parent / beside).write_text("")
+    text = """
+        from torch.utils.data import DataLoader
+        from .sizes import SIZE
+        print("imported as", __name__)
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(package, "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+    name = "project.inner.train_it" if beside == "__init__.py" else "inner.train_it"
+    assert f"imported as {name}\n" in done.stdout
+
+
+def test_modules_of_files(tmp_path):
+    (tmp_path / "v1.2").mkdir()
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "v1.2" / "plain.py").write_text("import os")
+    (tmp_path / "v1.2" / "up.py").write_text("def made():\n    from .. import loader\n")
+    plain = _doctor_command._module_of(str(tmp_path / "v1.2" / "plain.py"))
+    assert plain == (str(tmp_path / "v1.2"), "plain")
+    with pytest.raises(SystemExit, match="its folder cannot be a package"):
+        _doctor_command._module_of(str(tmp_path / "v1.2" / "up.py"))
+
+
+class Maker:
+    def __call__(self, size=4):
+        return DataLoader([size] * 8, size)
+
+
+@pytest.mark.parametrize("function", [functools.partial(DataLoader, [1], 4), Maker(), Maker().__call__, lambda: [1]])
+def test_what_can_be_called_without_arguments_is_called(function):
+    assert isinstance(_doctor_command._call("train.py:made", function), DataLoader | list)
+
+
+@pytest.mark.parametrize("function", [DataLoader, functools.partial(DataLoader, batch_size=4), lambda size, *, of: 1])
+def test_what_needs_arguments_is_not_called(function):
+    with pytest.raises(SystemExit, match=r"penstock: train.py:made needs arguments: \("):
+        _doctor_command._call("train.py:made", function)
+
+
+def test_the_file_gets_no_arguments_of_the_command(tmp_path):
+    text = """
+        import argparse, sys
+        from torch.utils.data import DataLoader
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--size", type=int, default=4)
+        options = parser.parse_args()
+        print("arguments", sys.argv)
+        loader = DataLoader(list(range(16)), options.size)
+    """
+    done = run_main(tmp_path, "loader", "0.05", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+    assert f"arguments {[str(tmp_path / 'train_it.py')]}" in done.stdout
+
+
 def test_the_json_of_the_command(tmp_path):
     out = os.open(tmp_path / "verdict.json", os.O_RDWR | os.O_CREAT)
     text = PROGRAM.replace("spawn", "fork")
@@ -508,6 +662,10 @@ def test_the_json_of_the_command(tmp_path):
         ("nothing", PROGRAM, "train_it.py", "defines no nothing"),
         ("hidden", PROGRAM, "train_it.py", "move it to the level of the module"),
         ("number", PROGRAM, "train_it.py", "not a int"),
+        ("empty", PROGRAM, "train_it.py", "penstock: {file}:empty: The loader has no batches."),
+        ("uncopied", PROGRAM, "train_it.py", "penstock: {file}:uncopied: The loader's Uncopied cannot be copied"),
+        ("sized", PROGRAM, "train_it.py", "penstock: {file}:sized needs arguments: (size, other=3)."),
+        ("refusing", PROGRAM, "train_it.py", "InvalidArgument: of the user"),
         ("loader", PROGRAM, "random.py", "Rename the file"),
         ("loader", "import no_such_module", "train_it.py", "No module named 'no_such_module'"),
         ("loader", "1 / 0", "train_it.py", "ZeroDivisionError"),
@@ -515,8 +673,8 @@ def test_the_json_of_the_command(tmp_path):
 )
 def test_what_the_command_refuses(tmp_path, name, text, file, words):
     done = run_main(tmp_path, name, "0.1", "", "", text=text, file=file)
-    assert done.returncode == 1 and words in done.stderr
-    assert ("Traceback" in done.stderr) == (words.startswith(("No module", "Zero")))
+    assert done.returncode == 1 and words.format(file=tmp_path / file) in done.stderr
+    assert ("Traceback" in done.stderr) == (words.startswith(("No module", "Zero", "Invalid")))
 
 
 def test_an_interrupted_command_ends_its_workers(tmp_path):
@@ -538,6 +696,75 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
         assert process.wait(60) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+class Listed(Watch):
+    def __init__(self):
+        self.runs, self.batches = [], 0
+
+    def begins(self, what, number, most):
+        self.runs.append((what, number, most))
+
+    def arrived(self):
+        self.batches += 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_watch_sees_each_run_and_batch(workers):
+    watch = Listed()
+    with workers_are_ended():
+        examine(DataLoader(Samples(12), 4, num_workers=workers), watch, seconds=0.01)
+    names = [what for what, _, _ in watch.runs]
+    assert names[:2] == ["the loader as it is", "fetch and collate"]
+    left_out = ["transport", "the loader without collate", "the loader without fetch"]
+    assert names[2:] == [*left_out, *names[5:]] if workers else all("worker" in name for name in names[2:])
+    assert [number for _, number, _ in watch.runs] == list(range(1, len(names) + 1))
+    [most] = {most for _, _, most in watch.runs}
+    assert most >= len(names) and watch.batches >= 2 * len(names)
+
+
+def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("penstock._doctor_progress.time.monotonic", lambda: clock[0])
+    master, terminal = pty.openpty()
+    reader, pipe = os.pipe()
+    for descriptor, read in ((terminal, master), (pipe, reader)):
+        with Progress(descriptor, 60) as progress:
+            progress.begins("fetch", 2, 8)
+            clock[0] += 59
+            progress.look()
+            progress.arrived()
+            clock[0] += 59
+            progress.look()
+            clock[0] += 1
+            progress.look()
+            progress.look()
+        text = os.read(read, 1000).decode()
+        assert text.count("no batch has come for 60 s, measuring fetch.") == 1
+        assert ("\rmeasuring fetch, 2 of at most 8\033[K" in text) == (descriptor == terminal)
+        assert text.endswith("\r\033[K") == (descriptor == terminal)
+    for descriptor in (master, terminal, reader, pipe):
+        os.close(descriptor)
+
+
+def test_a_loader_that_hangs_is_told(tmp_path):
+    (tmp_path / "hangs.py").write_text(
+        "import threading, torch.utils.data as data\n"
+        "class Hanging:\n"
+        "    def __len__(self): return 64\n"
+        "    def __getitem__(self, index): threading.Event().wait(60)\n"
+        "loader = data.DataLoader(Hanging(), num_workers=1)\n"
+    )
+    program = (
+        "import sys; from penstock import _doctor_command as command; from penstock._doctor_progress import Progress\n"
+        "command.Progress = lambda: Progress(patience=0.1)\n"
+        "sys.exit(command.main('hangs.py', 'loader', '60', '', ''))"
+    )
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert "no batch has come" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
 
 
 LARGE = torch.ones(8)

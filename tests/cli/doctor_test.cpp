@@ -129,7 +129,7 @@ TEST_F(Doctor, StopsPythonIfItIsInterrupted) {
       "while :; do /bin/sleep 0.05; done\n");
   const CommandResult result = command_.interrupt({"doctor", "--loader", loader()}, "ready", SIGINT);
   EXPECT_EQ(result.status, 130);
-  EXPECT_THAT(result.errors, HasSubstr("interrupted"));
+  EXPECT_THAT(result.errors, HasSubstr("penstock: interrupted; there is no verdict\n"));
   EXPECT_EQ(read("told"), "told\n");
 }
 

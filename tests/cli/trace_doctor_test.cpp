@@ -143,6 +143,8 @@ TEST_F(TraceDoctor, WritesTheSameAsJson) {
   EXPECT_EQ(finding["count_per_step"], 1.0);
   EXPECT_NEAR(finding["gain_seconds_per_step"]["high"].get<double>(), 402e-6, 1e-12);
   EXPECT_EQ(finding["places"][0]["function"], "train.py(3): main");
+  EXPECT_EQ(finding["places"][0]["file"], "train.py");
+  EXPECT_EQ(finding["places"][0]["line"], 3);
   EXPECT_EQ(value["not_examined"][0]["names"], json({"waiting-for-data", "waiting_for_data"}));
 }
 

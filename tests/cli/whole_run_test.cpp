@@ -53,6 +53,10 @@ TEST(WholeRunReports, JoinStacksOfOneLine) {
             "  (place not recorded), kernel launch: 50 times, 7.00 s\n"
             "  train.py(3): main, copy: 7 times, 4 KiB, 3.00 s\n"
             "  train.py(3): main, pinning: 1 time, 500 ms\n\n");
+  const nlohmann::ordered_json lines = whole_run_json(*whole_run_report(two))["lines"];
+  EXPECT_EQ(lines[0].dump(), R"({"function":"train.py(3): main","file":"train.py","line":3,)"
+                             R"("call":"DataLoader.__next__","count":5,"bytes":0,"seconds":20.0})");
+  EXPECT_EQ(lines[1]["line"], nullptr);
 }
 
 TEST(WholeRunReports, TellKindsOfCopiesAndWork) {
