@@ -117,7 +117,7 @@ std::string gain_text(const Finding& finding, const Diagnosis& diagnosis) {
 
 std::string nothing_found_text(const Diagnosis& diagnosis) {
   const bool judged = std::ranges::any_of(diagnosis.accounts, &DeviceAccount::has_kernels);
-  return judged || diagnosis.accounts.empty() ? "Nothing was found in what the trace shows."
+  return judged || diagnosis.accounts.empty() ? "Nothing was found in what was recorded."
                                               : "Nothing was judged, as no kernels were recorded.";
 }
 
