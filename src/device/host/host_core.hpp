@@ -28,7 +28,11 @@ struct HostCore : std::enable_shared_from_this<HostCore> {
         to_peers(options.peer_bytes_per_second, options.latency),
         from_peers(options.peer_bytes_per_second, options.latency),
         late_book(LateBook::of_process()),
-        spin(host_topology().processors > 1 ? std::chrono::microseconds(50) : std::chrono::microseconds(0)) {}
+        spin(host_topology().processors > kBusyThreads ? std::chrono::microseconds(50)
+                                                       : std::chrono::microseconds(0)) {}
+
+  /// A stream, who fills staging memory and who consumes: a thread that polls keeps a processor from them.
+  static constexpr unsigned kBusyThreads = 3;
 
   const bool late;
   HostMemory memory;
