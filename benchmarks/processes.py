@@ -265,6 +265,7 @@ class Rank:
 
         def feed() -> None:
             nonlocal fed
+            torch.cuda.set_device(self.device)  # a thread has its own
             while not over.is_set():
                 for batch in loader:
                     fed += batch.shape[0] * self.sample_bytes
@@ -276,9 +277,15 @@ class Rank:
         if loader is not None:
             feeding.start()
             while fed == 0:
+                if not feeding.is_alive():
+                    raise SystemExit(f"{name}: the Loader brought nothing")
                 time.sleep(0.001)
 
+        at_first = 0
+
         def reduce() -> int:
+            nonlocal at_first
+            at_first = fed
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
                 for _ in range(times):
@@ -286,7 +293,6 @@ class Rank:
             stream.synchronize()
             return times * values.nbytes if self.rank == 0 else 0
 
-        at_first = fed
         self.together(name, reduce)
         self.figures[f"{name}: what it brings"] = (fed - at_first, *self.figures[name][1:])
         over.set()

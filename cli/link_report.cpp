@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
+#include <string>
+#include <vector>
 
 namespace penstock::cli {
 
@@ -121,21 +124,47 @@ std::string packed_table(const LinkMeasurement& measurement, const Look& look) {
 }
 
 std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
-  Table table({"samples of", "host", "zero-copy", "copy-engine", "resident", "widening"});
-  const auto* const first = measurement.find("gather_host", LinkTiming::call);
-  if (first == nullptr) return {};
-  for (const auto& point : first->points) {
-    std::vector<std::string> cells{format_bytes(point.bytes)};
-    for (const char* name :
-         {"gather_host", "gather_zero_copy", "gather_copy_engine", "gather_resident", "gather_widening"}) {
-      cells.push_back(rate_cell(point_of(measurement.find(name, LinkTiming::call), point.bytes)));
+  Table table({"samples of", "zero-copy", "copy-engine", "resident", "widening"});
+  std::set<std::size_t> samples;
+  const std::array names{"gather_zero_copy", "gather_copy_engine", "gather_resident", "gather_widening"};
+  for (const char* name : names) {
+    const auto* series = measurement.find(name, LinkTiming::call);
+    if (series == nullptr) continue;
+    for (const auto& point : series->points) samples.insert(point.bytes);
+  }
+  for (const std::size_t sample : samples) {
+    std::vector<std::string> cells{format_bytes(sample)};
+    for (const char* name : names) {
+      cells.push_back(rate_cell(point_of(measurement.find(name, LinkTiming::call), sample)));
     }
     table.add(std::move(cells));
   }
   return fmt::format(
-      "GB/s of stored samples in shuffled batches, median (host: by {} threads; resident: in device memory; "
-      "widening: the same, uint8 to float32)\n{}",
-      measurement.profile.gather_threads, table.text(look));
+      "GB/s of stored samples in large shuffled batches, median (resident: in device memory; widening: the "
+      "same, uint8 to float32)\n{}",
+      table.text(look));
+}
+
+std::string host_gather_table(const LinkMeasurement& measurement, const Look& look) {
+  const auto* series = measurement.find("gather_host", LinkTiming::call);
+  if (series == nullptr) return {};
+  std::set<std::size_t> samples;
+  std::set<std::size_t> batches;
+  for (const auto& point : series->points) {
+    samples.insert(point.bytes / point.pieces);
+    batches.insert(point.bytes);
+  }
+  std::vector<std::string> header{"samples of"};
+  for (const std::size_t batch : batches) header.push_back(format_bytes(batch));
+  Table table(std::move(header));
+  for (const std::size_t sample : samples) {
+    std::vector<std::string> cells{format_bytes(sample)};
+    for (const std::size_t batch : batches)
+      cells.push_back(rate_cell(point_of(series, batch, batch / sample)));
+    table.add(std::move(cells));
+  }
+  return fmt::format("GB/s of shuffled batches that {} host threads gather, by the batch's bytes, median\n{}",
+                     measurement.profile.gather_threads, table.text(look));
 }
 
 std::string host_copy_table(const LinkMeasurement& measurement, const Look& look) {
@@ -193,7 +222,8 @@ std::string link_report(const DeviceInfo& device, const LinkMeasurement& measure
                   format_bytes(measurement.verified_bytes), format_seconds(measurement.seconds));
   text += bandwidth_table(measurement, look) + "\n" + pinned_table(measurement, look) + "\n" +
           packed_table(measurement, look) + "\n" + gather_table(measurement, look) + "\n" +
-          host_copy_table(measurement, look) + "\n" + costs(measurement) + "\n" + curves(measurement, look);
+          host_gather_table(measurement, look) + "\n" + host_copy_table(measurement, look) + "\n" +
+          costs(measurement) + "\n" + curves(measurement, look);
   for (const std::string& note : measurement.notes) text += fmt::format("\nnote: {}\n", note);
   return text + fmt::format("\nceiling {} GB/s H2D, {} GB/s D2H\n",
                             format_rate(measurement.profile.ceiling(CopyDirection::h2d)),

@@ -29,15 +29,14 @@ make_wheel() {
   make_environment "$build/tools"
   quietly "$build/tools/bin/python" -m pip install -r python/build-requirements.txt
   rm -rf "$build/wheels"
-  # Compiling takes a fifth less time so; no test asks for speed.
-  quietly "$build/tools/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" \
-    --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" .
+  quietly "$build/tools/bin/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheels" "$@" .
 }
 
 # Makes a new environment of the tests, so that it holds only the wheel and its requirements. pip's cache
 # makes it fast.
 make_test_environment() {
-  make_wheel
+  # Compiling takes a fifth less time so, and no test asks for speed. Tests in frameworks take the wheel of users.
+  make_wheel --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
   rm -rf "$build/venv"
   make_environment "$build/venv"
   quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl

@@ -46,7 +46,7 @@ void ChunkFiller::finish_first(FunctionRef<void()> open_next) {
   bool asks = threads_ > 1;
   while (first.left != 0) {
     const bool filled = fill_part(lock);
-    if (asks && runs_out(first)) {
+    if (asks && !first.failure && runs_out(first)) {
       asks = false;
       lock.unlock();
       open_next();
@@ -55,7 +55,7 @@ void ChunkFiller::finish_first(FunctionRef<void()> open_next) {
       wait_until_full(lock, first);
     }
   }
-  if (asks) {
+  if (asks && !first.failure) {
     lock.unlock();
     open_next();
     lock_soon(lock);

@@ -358,6 +358,11 @@ class GroupEngineImpl {
 
   std::optional<Carried> begin_chunk_if_room(const std::shared_ptr<GroupJob>& job,
                                              std::size_t self) noexcept {
+    {
+      // Room that is found counts as taken.
+      const std::lock_guard lock(monitor_->mutex);
+      if (!job->has_chunk(self)) return std::nullopt;
+    }
     try {
       const std::optional<GroupMember::Room> room = members_[self]->find_room(*job, self);
       return room ? take_chunk(job, self, *room) : std::nullopt;

@@ -8,6 +8,7 @@
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -71,6 +72,9 @@ class GroupJob {
   /// Marks the end of what each member has carried; null if it has carried nothing. The member's thread
   /// writes its own.
   std::vector<EventPool::Handle> ends;
+
+  /// A fill has thrown: no part that has not begun is filled, and no chunk is sent any more. Any thread.
+  std::atomic<bool> fill_failed{false};
 
   [[nodiscard]] const Lane& lane_of(std::size_t carrier) const { return *carriers_[carrier].lane; }
 

@@ -118,16 +118,22 @@ bool GroupMember::should_give_way(const GroupJob& job, std::size_t self, double 
          pace->second.is_busy(lane.carriers.size() - 1, own);
 }
 
-void GroupMember::begin(const GroupJob& job, std::size_t self, ImageRange range, const Room& room) {
+void GroupMember::begin(GroupJob& job, std::size_t self, ImageRange range, const Room& room) {
   if (job.locked[self]) return;
   const auto fill = [&job, range, slot = room.slot->data(), stores = options_.stores](std::size_t from,
                                                                                       std::size_t bytes) {
+    if (job.fill_failed) return;
     const auto begin = std::chrono::steady_clock::now();
     const ImageRange part{range.begin + from, range.begin + from + bytes};
-    if (job.image.sources) {
-      job.image.sources->pack(part, slot + from, stores);
-    } else {
-      job.image.fill(part.begin, {slot + from, bytes});
+    try {
+      if (job.image.sources) {
+        job.image.sources->pack(part, slot + from, stores);
+      } else {
+        job.image.fill(part.begin, {slot + from, bytes});
+      }
+    } catch (...) {
+      job.fill_failed = true;
+      throw;
     }
     job.state->account(0, seconds_since(begin), 0);
   };
@@ -137,6 +143,7 @@ void GroupMember::begin(const GroupJob& job, std::size_t self, ImageRange range,
 void GroupMember::finish(GroupJob& job, std::size_t self, ImageRange range, const Room& room,
                          FunctionRef<void()> begin_next) {
   if (!job.locked[self]) filler_.finish_first(begin_next);
+  if (job.fill_failed) return;  // parts may be missing; the job fails by who noticed
   try {
     enqueue(job, self, range, room);
   } catch (...) {

@@ -63,10 +63,11 @@ class GroupMember {
   /// ChunkRates::pace of the link, by what it brought to this member while others relayed to it. Any thread.
   [[nodiscard]] double link_pace() const noexcept { return link_pace_; }
   /// Host workers begin to fill the room of a chunk. Does not block. The job and the room outlive the chunk.
-  void begin(const GroupJob& job, std::size_t self, ImageRange range, const Room& room);
-  /// Fills the chunk that was begun first, enqueues it, and marks its end. `begin_next`: may begin another
-  /// one; called once, before the host threads run out of work, unless there is only one or nothing to fill.
-  /// If it throws, nothing is on its way. Throws DeviceError, or what the job's fill throws.
+  void begin(GroupJob& job, std::size_t self, ImageRange range, const Room& room);
+  /// Fills the chunk that was begun first, enqueues it unless a fill of the job has failed, and marks its
+  /// end. `begin_next`: may begin another one; called once, before the host threads run out of work, unless
+  /// there is only one or nothing to fill. If it throws, nothing is on its way. Throws DeviceError, or what
+  /// the job's fill throws.
   void finish(GroupJob& job, std::size_t self, ImageRange range, const Room& room,
               FunctionRef<void()> begin_next);
   /// Blocks the host until the device has done what was carried so far, or has failed.

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::Command;
 using testing::CommandResult;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::read_text;
@@ -140,6 +141,9 @@ TEST(CommandLink, MeasuresPrintsAndStores) {
                             "pinned pool", "ceiling", "GB/s", "The link profile is stored in"}) {
     EXPECT_THAT(result.output, HasSubstr(words));
   }
+  // By the size of a sample, and the host's by that of a batch, too.
+  EXPECT_THAT(result.output, ContainsRegex("\n64 B +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+\n"));
+  EXPECT_THAT(result.output, ContainsRegex("\n256 B +[0-9.]+ +[0-9.]+"));
   EXPECT_THAT(result.errors, HasSubstr("% staged H2D\n"));
   EXPECT_THAT(result.errors, Not(HasSubstr("\r"))) << "a bar is for terminals";
   EXPECT_TRUE(std::all_of(result.output.begin(), result.output.end(), [](char c) {

@@ -4,6 +4,7 @@
 #include "transfer/group_fixture.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -81,6 +82,52 @@ TEST_P(GroupFillTest, AnExceptionEndsItForAllAndLeavesTheEngineUsable) {
     Filler filler(data);
     expect_everywhere(engine.feed_once_filled(places(buffers), kBytes, filler.function()), buffers, data);
   }
+}
+
+TEST_P(GroupFillTest, NothingIsFilledAfterAnException) {
+  constexpr std::size_t kBytes = 32 << 20;
+  constexpr std::size_t kBad = 12 << 20;  // chunks are large by then
+  GroupEngine engine(DeviceGroup(devices_), {.threads = 2, .chunk_bytes = 8 << 20, .slots = 2});
+  const auto buffers = poisoned_for_all(kBytes);
+  std::atomic<bool> thrown{false};
+  std::atomic<std::size_t> later{0};
+  const auto refuse = [&](std::size_t offset, std::span<std::byte> bytes) {
+    if (thrown) ++later;
+    if (kBad - offset < bytes.size()) {
+      thrown = true;
+      throw Refusal("no byte");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  };
+  const Transfer transfer = engine.feed_once_filled(places(buffers), kBytes, refuse);
+  EXPECT_THROW(transfer.synchronize(), Refusal);
+  // A thread may be about to begin a part while another one throws. A chunk has 16 parts.
+  EXPECT_LE(later, 2 * size());
+}
+
+TEST_P(GroupFillTest, SmallTransfersUseAllSlotsOfALink) {
+  const auto data = random_bytes(4096, 3);
+  GroupEngine engine(DeviceGroup({devices_[0]}), {.threads = 2, .chunk_bytes = 64 * 1024, .slots = 2});
+  GatedStream gate(plain_[0]);
+  const auto buffers = poisoned_for_all(2 * data.size());
+  std::atomic<std::size_t> asked{0};
+  const auto fill = [&](std::size_t offset, std::span<std::byte> bytes) {
+    std::ranges::copy(std::span(data).subspan(offset, bytes.size()), bytes.begin());
+    asked += bytes.size();
+  };
+  std::vector<Transfer> transfers;
+  for (const std::size_t offset : {std::size_t{0}, data.size()}) {
+    GroupFillOptions options;
+    options.after.push_back(&gate.stream());
+    const std::array place{buffers[0].data() + offset};
+    transfers.push_back(engine.feed_once_filled(place, data.size(), fill, options));
+    EXPECT_TRUE(comes_true([&] { return asked == offset + data.size(); })) << "while the gate is closed";
+  }
+  gate.open();
+  for (const Transfer& transfer : transfers) transfer.synchronize();
+  const auto there = read(0, buffers[0], 2 * data.size());
+  EXPECT_EQ(first_difference(std::span(there).first(data.size()), data), -1);
+  EXPECT_EQ(first_difference(std::span(there).subspan(data.size()), data), -1);
 }
 
 TEST_P(GroupFillTest, ComesAfterTheWorkThatItShall) {

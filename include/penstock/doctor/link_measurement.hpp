@@ -48,7 +48,8 @@ struct LinkMeasuredPoint {
 
 struct LinkSeries {
   /// A curve's name, "packed_h2d", "packed_d2h", or a gather's name after "gather_". Of a gather, bytes and
-  /// seconds are those of one sample in a large shuffled batch.
+  /// seconds are those of one sample in a large shuffled batch. Of "gather_host" they are those of a batch of
+  /// `pieces` samples.
   std::string name;
   LinkTiming timing = LinkTiming::call;
   std::vector<LinkMeasuredPoint> points;
