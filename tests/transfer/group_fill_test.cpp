@@ -85,24 +85,25 @@ TEST_P(GroupFillTest, AnExceptionEndsItForAllAndLeavesTheEngineUsable) {
 }
 
 TEST_P(GroupFillTest, NothingIsFilledAfterAnException) {
-  constexpr std::size_t kBytes = 32 << 20;
-  constexpr std::size_t kBad = 12 << 20;  // chunks are large by then
-  GroupEngine engine(DeviceGroup(devices_), {.threads = 2, .chunk_bytes = 8 << 20, .slots = 2});
+  constexpr std::size_t kBytes = 48 << 20;
+  constexpr std::size_t kBad = 12 << 20;  // chunks have some 12 parts by then
+  constexpr unsigned kThreads = 2;
+  GroupEngine engine(DeviceGroup(devices_), {.threads = kThreads, .chunk_bytes = 8 << 20, .slots = 2});
   const auto buffers = poisoned_for_all(kBytes);
   std::atomic<bool> thrown{false};
   std::atomic<std::size_t> later{0};
   const auto refuse = [&](std::size_t offset, std::span<std::byte> bytes) {
-    if (thrown) ++later;
     if (kBad - offset < bytes.size()) {
       thrown = true;
       throw Refusal("no byte");
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (thrown) ++later;
+    // After those 50 ms the exception has arrived.
+    std::this_thread::sleep_for(std::chrono::milliseconds(thrown ? 50 : 2));
   };
-  const Transfer transfer = engine.feed_once_filled(places(buffers), kBytes, refuse);
-  EXPECT_THROW(transfer.synchronize(), Refusal);
-  // A thread may be about to begin a part while another one throws. A chunk has 16 parts.
-  EXPECT_LE(later, 2 * size());
+  EXPECT_THROW(engine.feed_once_filled(places(buffers), kBytes, refuse).synchronize(), Refusal);
+  EXPECT_LT(later, kThreads * size())
+      << "each other thread may begin a part while the exception is on its way";
 }
 
 TEST_P(GroupFillTest, SmallTransfersUseAllSlotsOfALink) {
