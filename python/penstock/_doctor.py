@@ -162,8 +162,8 @@ class _Examination:
     def try_workers(self, timings: Timings, batch_bytes: int) -> None:
         """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
 
-        More than that are tried if the model promises a gain, as it does if the workers wait for most of their time.
-        More workers than an epoch has batches gain nothing.
+        Their start does not count here: the verdict weighs it, and `persistent_workers` saves it. More than that are
+        tried if the model promises a gain, as it does if the workers wait for most of their time. More workers than an epoch has batches gain nothing.
         """
         timings.by_workers[timings.workers] = timings.whole
         best, idle = float("inf"), 0
@@ -178,7 +178,7 @@ class _Examination:
                     return
                 if not self.try_number(timings, number):
                     continue
-            turn = timings.turn_with(number)
+            turn = timings.steady_turn(number)
             idle = 0 if turn < best * ENOUGH else idle + 1
             best = min(best, turn)
             if idle == 2 and number >= timings.workers:

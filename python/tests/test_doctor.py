@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Staged, examine
+from penstock._doctor import _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Run, _Staged, examine
 from penstock._doctor_progress import Progress
 from penstock._verdict import Timings
 
@@ -155,7 +155,11 @@ def test_workers_that_pay(measured, number):
         (_verdict.more_workers, times(batches=None, starts={2: 0.1, 4: 9.0}), "high"),
         (_verdict.more_workers, serial(batches=1), None),
         (_verdict.more_workers, serial(batches=2), "high"),
-        (_verdict.fewer_workers, times(batches=1, starts={2: 0.1}), "high"),
+        (_verdict.fewer_workers, times(batches=1, starts={2: 0.1}), None),  # persistent workers are as fast as none
+        (_verdict.fewer_workers, times(batches=60, starts={2: 2.0}, by_workers={0: 0.012, 1: 0.012, 2: 0.012}), "high"),
+        (_verdict.fewer_workers, times(batches=60, starts={1: 2.0}, by_workers={0: 0.024, 1: 0.012, 2: 0.012}), "note"),
+        (_verdict.slow_start, times(batches=60, starts={2: 2.0}, by_workers={0: 0.012, 1: 0.012, 2: 0.012}), None),
+        (_verdict.slow_start, times(batches=60, starts={2: 2.0}, by_workers={0: 0.024, 2: 0.012}), "medium"),
         (_verdict.small_shared_memory, waiting(batches=20, starts={2: 0.5}), None),  # without workers it takes 480 ms
     ],
 )
@@ -399,6 +403,23 @@ def test_more_workers_pay_while_samples_only_wait():
     assert min(verdict.timings.by_workers) == 0
     if not torch.cuda.is_available():
         assert any("not measured" in note for note in verdict.timings.notes), "the GPU's stages"
+
+
+@pytest.mark.parametrize("processors", [2, 8])
+def test_numbers_of_workers_are_tried_whatever_their_start_takes(monkeypatch, processors):
+    def planted(examination, what, clone):
+        next(iter(examination.order))
+        result = _Run(2.0 if clone.num_workers else 0.05)
+        result.seconds = 0.05 / max(1, clone.num_workers)
+        result.batches = [(0.05, 0.0, 0.05)]
+        return result
+
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: processors)
+    monkeypatch.setattr("penstock._doctor._Examination.run", planted)
+    verdict = diagnose(DataLoader(Samples(60), 1, num_workers=1))
+    assert list(verdict.timings.by_workers) == [1, 0, 2] + ([4, 8] if processors == 8 else [])
+    assert "fewer-workers" not in ids(verdict) and "slow-start" in ids(verdict)
+    assert ("more-workers" in ids(verdict)) == (processors == 8)
 
 
 def test_workers_gain_nothing_in_an_epoch_of_one_batch():
