@@ -12,7 +12,7 @@ import sys
 import tokenize
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ._doctor import examine
 from ._doctor_progress import Progress
@@ -53,7 +53,13 @@ def _load(file: str, name: str) -> Any:
         _refuse(f"{file}: Python has a module {package} of its own. Rename the {what}.")
     sys.path.insert(0, folder)
     sys.argv = [file]
-    module = importlib.import_module(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except SystemExit as end:
+        _refuse(
+            f"{file} ends itself ({_code(end)}) when it is imported without arguments. Put what ends it, and what needs "
+            'arguments, below `if __name__ == "__main__":`, or give the loader a file of its own.'
+        )
     if not os.path.samefile(module.__file__ or "/", file):
         _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
     if not hasattr(module, name):
@@ -94,7 +100,17 @@ def _call(name: str, function: Any) -> Any:
         )
     except ValueError:
         pass  # some built-in functions do not tell their arguments
-    return function()
+    try:
+        return function()
+    except SystemExit as end:
+        _refuse(
+            f"{name} ends itself ({_code(end)}) when it is called without arguments. Pass the name of a function that "
+            "returns the loader."
+        )
+
+
+def _code(end: SystemExit) -> Any:
+    return 0 if end.code is None else end.code
 
 
 def _is_of_doctor(error: InvalidArgument) -> bool:
@@ -109,5 +125,5 @@ def _stop(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     sys.exit("penstock: " + " ".join(message.split()))

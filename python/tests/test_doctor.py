@@ -578,6 +578,8 @@ PROGRAM = """
         return loader
     def sized(size, other=3):
         return DataLoader(Samples(), size)
+    def leaving():
+        raise SystemExit(3)
     def refusing():
         import penstock
         raise penstock.InvalidArgument("of the user")
@@ -589,6 +591,14 @@ PROGRAM = """
     uncopied = DataLoader(Samples(), batch_sampler=Uncopied())
     if __name__ == "__main__":
         hidden = loader
+"""
+
+
+ARGUMENTS = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.parse_args()
 """
 
 
@@ -688,6 +698,9 @@ def test_the_json_of_the_command(tmp_path):
         ("sized", PROGRAM, "train_it.py", "penstock: {file}:sized needs arguments: (size, other=3)."),
         ("refusing", PROGRAM, "train_it.py", "InvalidArgument: of the user"),
         ("loader", PROGRAM, "random.py", "Rename the file"),
+        ("leaving", PROGRAM, "train_it.py", "penstock: {file}:leaving ends itself (3) when it is called without arguments."),
+        ("loader", "import sys; sys.exit()", "train_it.py", "penstock: {file} ends itself (0) when it is imported"),
+        ("loader", ARGUMENTS, "train_it.py", "penstock: {file} ends itself (2) when it is imported without arguments."),
         ("loader", "import no_such_module", "train_it.py", "No module named 'no_such_module'"),
         ("loader", "1 / 0", "train_it.py", "ZeroDivisionError"),
     ],
