@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
 import os
 import signal
 import sys
-import tokenize
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from ._doctor import examine
@@ -46,22 +45,8 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
 
 def _load(file: str, name: str) -> Any:
     """The object of this name, or what it returns if it can be called. The file is a module, as if it were imported."""
-    folder, module_name = _module_of(file)
-    package = module_name.partition(".")[0]
-    if package in sys.modules:
-        what = "file" if package == module_name else "folder"
-        _refuse(f"{file}: Python has a module {package} of its own. Rename the {what}.")
-    sys.path.insert(0, folder)
     sys.argv = [file]
-    try:
-        module = importlib.import_module(module_name)
-    except SystemExit as end:
-        _refuse(
-            f"{file} ends itself ({_code(end)}) when it is imported without arguments. Put what ends it, and what needs "
-            'arguments, below `if __name__ == "__main__":`, or give the loader a file of its own.'
-        )
-    if not os.path.samefile(module.__file__ or "/", file):
-        _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
+    module = _import(file)
     if not hasattr(module, name):
         _refuse(
             f'{file} defines no {name}. If it does so below `if __name__ == "__main__":`, move it to the level of the '
@@ -71,22 +56,56 @@ def _load(file: str, name: str) -> Any:
     return _call(f"{file}:{name}", found) if callable(found) else found
 
 
-def _module_of(file: str) -> tuple[str, str]:
-    """The folder where Python finds the file, and the module's name. If it imports relatively, it is in a package."""
+def _import(file: str) -> ModuleType:
+    """The module of the file: by itself or, if its relative imports fail so, as a part of its package."""
     path = Path(os.path.abspath(file))
-    with tokenize.open(path) as text:
-        nodes = ast.walk(ast.parse(text.read(), file))
-    above = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
-    folder = path.parent
-    names = [path.stem]
-    while len(names) <= above or (above and (folder / "__init__.py").exists()):
+    folder, names = path.parent, [path.stem]
+    others = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    if path.stem not in others or not _is_package(folder):
+        try:
+            return _import_as(path.stem, file, others)
+        except ImportError as error:
+            if "attempted relative import" not in str(error):
+                raise
+    sys.path.insert(0, "")
+    while True:
         names.insert(0, folder.name)
+        if not folder.name.isidentifier():
+            _refuse(
+                f"{file} imports relatively, but its folder cannot be a package: rename the folder, or import by names."
+            )
         folder = folder.parent
-    if not all(name.isidentifier() for name in names[:-1]):
+        if _is_package(folder):
+            continue
+        sys.path[0] = str(folder)
+        try:
+            return _import_as(".".join(names), file, others)
+        except ImportError as error:
+            if "attempted relative import beyond top-level package" not in str(error):
+                raise
+
+
+def _import_as(name: str, file: str, others: set[str]) -> ModuleType:
+    """The module of the file, by this name. The others were imported before the file."""
+    package = name.partition(".")[0]
+    if package in others:
+        what = "file" if package == name else "folder"
+        _refuse(f"{file}: Python has a module {package} of its own. Rename the {what}.")
+    try:
+        module = importlib.import_module(name)
+    except SystemExit as end:
         _refuse(
-            f"{file} imports relatively, but its folder cannot be a package: rename the folder, or import by names."
+            f"{file} ends itself ({_code(end)}) when it is imported without arguments. Put what ends it, and what needs "
+            'arguments, below `if __name__ == "__main__":`, or give the loader a file of its own.'
         )
-    return str(folder), ".".join(names)
+    if not os.path.samefile(module.__file__ or "/", file):
+        _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
+    return module
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").exists()
 
 
 def _call(name: str, function: Any) -> Any:

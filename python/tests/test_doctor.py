@@ -603,6 +603,7 @@ ARGUMENTS = """
 
 
 def run_main(folder, *arguments, text=PROGRAM, file="train_it.py", **options):
+    (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(textwrap.dedent(text))
     program = "import sys; from penstock._doctor_command import main; sys.exit(main(*sys.argv[1:]))"
     words = [sys.executable, "-c", program, str(folder / file), *arguments]
@@ -635,15 +636,51 @@ def test_a_file_with_relative_imports_is_a_part_of_its_package(tmp_path, beside)
     assert f"imported as {name}\n" in done.stdout
 
 
-def test_modules_of_files(tmp_path):
-    (tmp_path / "v1.2").mkdir()
-    (tmp_path / "__init__.py").write_text("")
-    (tmp_path / "v1.2" / "plain.py").write_text("import os")
-    (tmp_path / "v1.2" / "up.py").write_text("def made():\n    from .. import loader\n")
-    plain = _doctor_command._module_of(str(tmp_path / "v1.2" / "plain.py"))
-    assert plain == (str(tmp_path / "v1.2"), "plain")
-    with pytest.raises(SystemExit, match="its folder cannot be a package"):
-        _doctor_command._module_of(str(tmp_path / "v1.2" / "up.py"))
+@pytest.mark.parametrize("file", ["train_it.py", "copy.py"])
+def test_a_file_of_a_package_finds_its_folder_too(tmp_path, file):
+    package = tmp_path / "project" / "inner"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "../__init__.py"):
+        (package / name).write_text("")
+    (package / "sizes.py").write_text("SIZE = 4")
+    (package / "names.py").write_text("from .sizes import SIZE")
+    text = """
+        from sizes import SIZE
+        from .names import SIZE as size
+        from torch.utils.data import DataLoader
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(package, "loader", "0.02", "", "", text=text, file=file)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("above", [1, 2])
+def test_a_file_with_relative_imports_is_a_part_of_as_many_folders_as_it_needs(tmp_path, above):
+    package = tmp_path / "project" / "inner"
+    package.mkdir(parents=True)
+    ([package, package.parent][above - 1] / "sizes.py").write_text("SIZE = 4")
+    text = f"""
+        from torch.utils.data import DataLoader
+        from {"." * above}sizes import SIZE
+        print("imported as", __name__)
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(package, "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+    assert f"imported as {['inner', 'project.inner'][above - 1]}.train_it\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["try:\n    from .sizes import SIZE\nexcept ImportError:\n    from sizes import SIZE\n", "if False:\n    from .x import T\n"],
+)
+def test_relative_imports_that_need_not_succeed_make_no_package(tmp_path, imports):
+    folder = tmp_path / "v1.2"
+    folder.mkdir()
+    (folder / "sizes.py").write_text("SIZE = 4")
+    text = f"{imports}from sizes import SIZE\nfrom torch.utils.data import DataLoader\nloader = DataLoader([1], SIZE)\n"
+    done = run_main(folder, "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
 
 
 class Maker:
@@ -701,6 +738,8 @@ def test_the_json_of_the_command(tmp_path):
         ("leaving", PROGRAM, "train_it.py", "penstock: {file}:leaving ends itself (3) when it is called without arguments."),
         ("loader", "import sys; sys.exit()", "train_it.py", "penstock: {file} ends itself (0) when it is imported"),
         ("loader", ARGUMENTS, "train_it.py", "penstock: {file} ends itself (2) when it is imported without arguments."),
+        ("loader", "from .. import x", "v1.2/train_it.py", "its folder cannot be a package"),
+        ("loader", "from .x import y", "inner/train_it.py", "No module named 'inner.x'"),
         ("loader", "import no_such_module", "train_it.py", "No module named 'no_such_module'"),
         ("loader", "1 / 0", "train_it.py", "ZeroDivisionError"),
     ],
