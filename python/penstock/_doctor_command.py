@@ -53,7 +53,7 @@ def _load(file: str, name: str) -> Any:
             "module, or into a function without arguments that returns the loader."
         )
     found = getattr(module, name)
-    return _call(f"{file}:{name}", found) if callable(found) else found
+    return _call(f"{file}:{name}", found) if callable(found) and not _is_loader(found) else found
 
 
 def _import(file: str) -> ModuleType:
@@ -108,17 +108,24 @@ def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").exists()
 
 
+def _is_loader(found: Any) -> bool:
+    """A subclass of DataLoader may be callable."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(found, data.DataLoader)
+
+
 def _call(name: str, function: Any) -> Any:
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)  # a decorator may supply arguments
+    except (TypeError, ValueError):
+        signature = inspect.Signature()  # some objects do not tell their arguments
+    try:
         signature.bind()
     except TypeError:
         _refuse(
             f"{name} needs arguments: {signature}. Pass the name of a function that needs none, such as one that calls "
             "this one."
         )
-    except ValueError:
-        pass  # some built-in functions do not tell their arguments
     try:
         return function()
     except SystemExit as end:

@@ -580,6 +580,10 @@ PROGRAM = """
         return DataLoader(Samples(), size)
     def leaving():
         raise SystemExit(3)
+    class Called(DataLoader):
+        def __call__(self, batch):
+            raise AssertionError("it is a loader")
+    called = Called(Samples(), 4)
     def refusing():
         import penstock
         raise penstock.InvalidArgument("of the user")
@@ -610,8 +614,9 @@ def run_main(folder, *arguments, text=PROGRAM, file="train_it.py", **options):
     return subprocess.run(words, capture_output=True, text=True, cwd=folder.parent, timeout=600, check=False, **options)
 
 
-def test_the_program_of_the_command(tmp_path):
-    done = run_main(tmp_path, "made", "0.1", "1000000", "")
+@pytest.mark.parametrize("name", ["made", "called"])
+def test_the_program_of_the_command(tmp_path, name):
+    done = run_main(tmp_path, name, "0.1", "1000000", "")
     assert done.returncode == 0, done.stderr
     assert "imported as train_it" in done.stdout and "limited by consumer" in done.stdout
     assert "imported as __mp_main__" not in done.stdout
@@ -688,7 +693,26 @@ class Maker:
         return DataLoader([size] * 8, size)
 
 
-@pytest.mark.parametrize("function", [functools.partial(DataLoader, [1], 4), Maker(), Maker().__call__, lambda: [1]])
+def supplied(function):
+    return functools.wraps(function)(lambda *more: function(4, *more))
+
+
+@supplied
+def made_with(size):
+    return DataLoader([1], size)
+
+
+class Untold:
+    __signature__ = "none"
+
+    def __call__(self):
+        return DataLoader([1])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [functools.partial(DataLoader, [1], 4), Maker(), Maker().__call__, lambda: [1], made_with, Untold(), list],
+)
 def test_what_can_be_called_without_arguments_is_called(function):
     assert isinstance(_doctor_command._call("train.py:made", function), DataLoader | list)
 
