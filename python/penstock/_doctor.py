@@ -43,11 +43,11 @@ def diagnose(
 class Watch:
     """Sees what an examination does. This one tells nobody."""
 
-    def begins(self, what: str, number: int, most: int) -> None:
-        """A run begins: the `number`th of at most `most`."""
+    def begins(self, what: str, number: int, most: int, timeout: float) -> None:
+        """A run begins: the `number`th of at most `most`. It ends if no batch comes for the timeout, unless that is 0."""
 
     def arrived(self) -> None:
-        """A batch has come."""
+        """A batch has come, or was pinned or copied."""
 
 
 def examine(
@@ -150,13 +150,21 @@ class _Examination:
         ordinary = [tensor.clone() if tensor.is_pinned() else tensor for tensor in host]
         sent = [tensor.pin_memory() for tensor in host] if timings.pins else ordinary
 
+        def pin_all() -> None:
+            self.watch.arrived()
+            for tensor in ordinary:
+                tensor.pin_memory()
+
         def copy_all() -> None:
+            self.watch.arrived()
             moved = [tensor.to(gpu, non_blocking=timings.pins) for tensor in sent]
             torch.cuda.synchronize(gpu)
             del moved
 
         measure = _Measure(1000, self.seconds)
-        timings.pin = measure(lambda: [tensor.pin_memory() for tensor in ordinary])
+        self.begins("pinning")
+        timings.pin = measure(pin_all)
+        self.begins("the copy to the device")
         timings.copy = measure(copy_all)
 
     def try_workers(self, timings: Timings, batch_bytes: int) -> None:
@@ -236,8 +244,7 @@ class _Examination:
 
     def run(self, what: str, clone: Any) -> _Run:
         """Loads batches for about the time, in whole rounds of the workers. The workers are ended."""
-        self.runs += 1
-        self.watch.begins(what, self.runs, self.most_runs())
+        self.begins(what, clone.timeout)
         round_size = max(1, clone.num_workers)
         warm_up = round_size * (clone.prefetch_factor or 1)
         begin = time.perf_counter()
@@ -267,9 +274,14 @@ class _Examination:
             if clone.num_workers:
                 _end_workers(iterator)
 
+    def begins(self, what: str, timeout: float = 0) -> None:
+        self.runs += 1
+        self.watch.begins(what, self.runs, self.most_runs(), timeout)
+
     def most_runs(self) -> int:
         with_workers = 3 + self.pins if self.loader.num_workers else 0
-        return 2 + with_workers + len(self.numbers) - 1
+        with_gpu = 2 if self.gpu is not None else 0
+        return 2 + with_workers + with_gpu + len(self.numbers) - 1
 
     def next_of(self, iterator: Iterator[Any]) -> Any:
         """The next batch. The order of a loader never ends, unless it is empty."""

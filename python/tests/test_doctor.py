@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Run, _Staged, examine
+from penstock._doctor import UNTRIED_TIMEOUT, _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Run, _Staged, examine
 from penstock._doctor_progress import Progress
 from penstock._verdict import Timings
 
@@ -797,10 +797,11 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
 
 class Listed(Watch):
     def __init__(self):
-        self.runs, self.batches = [], 0
+        self.runs, self.timeouts, self.batches = [], [], 0
 
-    def begins(self, what, number, most):
+    def begins(self, what, number, most, timeout):
         self.runs.append((what, number, most))
+        self.timeouts.append(timeout)
 
     def arrived(self):
         self.batches += 1
@@ -818,6 +819,27 @@ def test_a_watch_sees_each_run_and_batch(workers):
     assert [number for _, number, _ in watch.runs] == list(range(1, len(names) + 1))
     [most] = {most for _, _, most in watch.runs}
     assert most >= len(names) and watch.batches >= 2 * len(names)
+    given_up = [UNTRIED_TIMEOUT if re.fullmatch("[1-9].* workers?", name) else 0 for name in names]
+    assert watch.timeouts == given_up
+
+
+def test_a_watch_sees_pinning_and_copies(monkeypatch):
+    class Counted(Listed):
+        def begins(self, what, *more):
+            super().begins(what, *more)
+            self.before = {**getattr(self, "before", {}), what: self.batches}
+
+    monkeypatch.setattr("penstock._doctor._gpu", lambda device, torch: (torch.device("cpu"), []))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor.clone())
+    watch = Counted()
+    examine(DataLoader(Samples(12), 12), watch, seconds=0.01)
+    names = [what for what, _, _ in watch.runs]
+    place = names.index("pinning")
+    assert names[place + 1] == "the copy to the device"
+    pinning, copying, after = (watch.before[name] for name in names[place : place + 3])
+    assert pinning + 2 <= copying <= after - 2
+    assert watch.runs[-1][1] == len(names) <= watch.runs[-1][2]
 
 
 def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
@@ -827,7 +849,7 @@ def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
     reader, pipe = os.pipe()
     for descriptor, read in ((terminal, master), (pipe, reader)):
         with Progress(descriptor, 60) as progress:
-            progress.begins("fetch", 2, 8)
+            progress.begins("fetch", 2, 8, 0)
             clock[0] += 59
             progress.look()
             progress.arrived()
@@ -836,8 +858,13 @@ def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
             clock[0] += 1
             progress.look()
             progress.look()
+            progress.begins("4 workers", 3, 8, 120)
+            clock[0] += 60
+            progress.look()
         text = os.read(read, 1000).decode()
         assert text.count("no batch has come for 60 s, measuring fetch.") == 1
+        own, other = text.index("waited for until you interrupt this."), text.index("given up after 120 s without")
+        assert own < text.index("measuring 4 workers.") < other
         assert ("\rmeasuring fetch, 2 of at most 8\033[K" in text) == (descriptor == terminal)
         assert text.endswith("\r\033[K") == (descriptor == terminal)
     for descriptor in (master, terminal, reader, pipe):
