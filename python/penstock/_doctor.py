@@ -181,7 +181,7 @@ class _Examination:
                     continue
                 needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
                 if number and needed > _free_shared_memory():
-                    self.notes.append(f"{number} workers were not tried: their batches would not fit into /dev/shm.")
+                    self.notes.append(f"{_workers_were(number)} not tried: the batches would not fit into /dev/shm.")
                     timings.left_out = [other for other in self.numbers if other > max(number - 1, *timings.by_workers)]
                     return
                 if not self.try_number(timings, number):
@@ -199,7 +199,7 @@ class _Examination:
                 warnings.filterwarnings("ignore", "This DataLoader will create")  # more than processors
                 run = self.run(f"{number} worker{'s' * (number != 1)}", self.clone(number, untried=True))
         except Exception as error:
-            self.notes.append(f"{number} workers were not measured: {_reason(error)}")
+            self.notes.append(f"{_workers_were(number)} not measured: {_reason(error)}")
             return False
         timings.by_workers[number] = run.seconds
         timings.starts[number] = run.start
@@ -316,6 +316,10 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
+
+
+def _workers_were(number: int) -> str:
+    return "1 worker was" if number == 1 else f"{number} workers were"
 
 
 def _reason(error: Exception) -> str:

@@ -516,11 +516,13 @@ class OnlyHere(Samples):
         return super().__getitem__(index)
 
 
-def test_numbers_of_workers_that_fail_are_told():
+def test_numbers_of_workers_that_fail_are_told(monkeypatch):
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 2)
     verdict = diagnose(DataLoader(OnlyHere(), 4))
     assert list(verdict.timings.by_workers) == [0]
-    [note] = [note for note in verdict.timings.notes if note.startswith("1 workers")]
-    assert re.fullmatch(r"1 workers were not measured: (\w+\.)?Shared: the file is open", note)
+    notes = [note for note in verdict.timings.notes if "worker" in note]
+    for note, count in zip(notes[:2], ("1 worker was", "2 workers were"), strict=True):
+        assert re.fullmatch(count + r" not measured: (\w+\.)?Shared: the file is open", note)
 
 
 def test_the_reason_of_an_error():
@@ -972,4 +974,4 @@ def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(monkeypatch):
     monkeypatch.setattr("penstock._doctor._free_shared_memory", lambda: 4 * 4 * 4)
     verdict = diagnose(DataLoader(Samples(), 4))
     assert list(verdict.timings.by_workers) == [0]
-    assert any("would not fit into /dev/shm" in note for note in verdict.timings.notes)
+    assert "1 worker was not tried: the batches would not fit into /dev/shm." in verdict.timings.notes
