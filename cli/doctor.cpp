@@ -136,10 +136,9 @@ int run_doctor(const DoctorOptions& options, const Environment& environment) {
   if (status == 0 && output) {
     const std::string text = verdict.read();
     if (text.empty()) {
-      throw Error(
-          fmt::format("python3 ended without a verdict; '{}' may end it, so guard what does by if __name__ == "
-                      "\"__main__\"",
-                      loader.file));
+      throw Error(fmt::format(
+          "python3 ended without a verdict; if '{}' ends it, put that below if __name__ == \"__main__\"",
+          loader.file));
     }
     output.write(text);
   }

@@ -44,7 +44,7 @@ class Watch:
     """Sees what an examination does. This one tells nobody."""
 
     def begins(self, what: str, number: int, most: int, timeout: float) -> None:
-        """A run begins: the `number`th of at most `most`. It ends if no batch comes for the timeout, unless that is 0."""
+        """The `number`th run of at most `most`. Unless the timeout is 0, so many seconds without a batch end it."""
 
     def arrived(self) -> None:
         """A batch has come, or was pinned or copied."""
@@ -171,7 +171,8 @@ class _Examination:
         """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
 
         Their start does not count here: the verdict weighs it, and `persistent_workers` saves it. More than that are
-        tried if the model promises a gain, as it does if the workers wait for most of their time. More workers than an epoch has batches gain nothing.
+        tried if the model promises a gain, as it does if the workers wait for most of their time. More workers
+        than an epoch has batches gain nothing.
         """
         timings.by_workers[timings.workers] = timings.whole
         best, idle = float("inf"), 0

@@ -96,8 +96,8 @@ def _import_as(name: str, file: str, others: set[str]) -> ModuleType:
         module = importlib.import_module(name)
     except SystemExit as end:
         _refuse(
-            f"{file} ends itself ({_code(end)}) when it is imported without arguments. Put what ends it, and what needs "
-            'arguments, below `if __name__ == "__main__":`, or give the loader a file of its own.'
+            f"{file} ends itself ({_code(end)}) when it is imported without arguments. Put what ends it, and what "
+            'needs arguments, below `if __name__ == "__main__":`, or give the loader a file of its own.'
         )
     if not os.path.samefile(module.__file__ or "/", file):
         _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")

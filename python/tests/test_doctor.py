@@ -23,7 +23,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import UNTRIED_TIMEOUT, _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Run, _Staged, examine
+from penstock._doctor import (
+    _NOTHING,
+    UNTRIED_TIMEOUT,
+    Watch,
+    _may_share_memory,
+    _numbers_to_try,
+    _Order,
+    _reason,
+    _Run,
+    _Staged,
+    examine,
+)
 from penstock._doctor_progress import Progress
 from penstock._verdict import Timings
 
@@ -679,7 +690,10 @@ def test_a_file_with_relative_imports_is_a_part_of_as_many_folders_as_it_needs(t
 
 @pytest.mark.parametrize(
     "imports",
-    ["try:\n    from .sizes import SIZE\nexcept ImportError:\n    from sizes import SIZE\n", "if False:\n    from .x import T\n"],
+    [
+        "try:\n    from .sizes import SIZE\nexcept ImportError:\n    from sizes import SIZE\n",
+        "if False:\n    from .x import T\n",
+    ],
 )
 def test_relative_imports_that_need_not_succeed_make_no_package(tmp_path, imports):
     folder = tmp_path / "v1.2"
@@ -761,7 +775,7 @@ def test_the_json_of_the_command(tmp_path):
         ("sized", PROGRAM, "train_it.py", "penstock: {file}:sized needs arguments: (size, other=3)."),
         ("refusing", PROGRAM, "train_it.py", "InvalidArgument: of the user"),
         ("loader", PROGRAM, "random.py", "Rename the file"),
-        ("leaving", PROGRAM, "train_it.py", "penstock: {file}:leaving ends itself (3) when it is called without arguments."),
+        ("leaving", PROGRAM, "train_it.py", "penstock: {file}:leaving ends itself (3) when it is called"),
         ("loader", "import sys; sys.exit()", "train_it.py", "penstock: {file} ends itself (0) when it is imported"),
         ("loader", ARGUMENTS, "train_it.py", "penstock: {file} ends itself (2) when it is imported without arguments."),
         ("loader", "from .. import x", "v1.2/train_it.py", "its folder cannot be a package"),
