@@ -66,7 +66,7 @@ def _import(file: str) -> ModuleType:
         try:
             return _import_as(path.stem, file, others)
         except ImportError as error:
-            if "attempted relative import" not in str(error):
+            if not _is_relative(error):
                 raise
     sys.path.insert(0, "")
     while True:
@@ -102,6 +102,13 @@ def _import_as(name: str, file: str, others: set[str]) -> ModuleType:
     if not os.path.samefile(module.__file__ or "/", file):
         _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
     return module
+
+
+def _is_relative(error: BaseException | None) -> bool:
+    """True if a relative import failed for want of a package, also if what was tried in its place failed then."""
+    if error is None:
+        return False
+    return "attempted relative import" in str(error) or _is_relative(error.__context__)
 
 
 def _is_package(folder: Path) -> bool:

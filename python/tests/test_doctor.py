@@ -672,6 +672,21 @@ def test_a_file_of_a_package_finds_its_folder_too(tmp_path, file):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_relative_import_is_tried_again_if_what_takes_its_place_fails_too(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "sizes.py").write_text("SIZE = 4")
+    text = """
+        from torch.utils.data import DataLoader
+        try:
+            from .sizes import SIZE
+        except ImportError:
+            from absent.sizes import SIZE
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(tmp_path / "inner", "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("above", [1, 2])
 def test_a_file_with_relative_imports_is_a_part_of_as_many_folders_as_it_needs(tmp_path, above):
     package = tmp_path / "project" / "inner"
@@ -877,7 +892,11 @@ def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
             progress.begins("4 workers", 3, 8, 120)
             clock[0] += 60
             progress.look()
-        text = os.read(read, 1000).decode()
+        os.write(descriptor, b"end")
+        text = ""
+        while not text.endswith("end"):  # a terminal passes it on in parts
+            text += os.read(read, 1000).decode()
+        text = text.removesuffix("end")
         assert text.count("no batch has come for 60 s, measuring fetch.") == 1
         own, other = text.index("waited for until you interrupt this."), text.index("given up after 120 s without")
         assert own < text.index("measuring 4 workers.") < other
