@@ -133,7 +133,15 @@ int run_doctor(const DoctorOptions& options, const Environment& environment) {
       "there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
       "package");
   const int status = finish(process);
-  if (status == 0 && output) output.write(verdict.read());
+  if (status == 0 && output) {
+    const std::string text = verdict.read();
+    if (text.empty()) {
+      throw Error(fmt::format(
+          "python3 ended without a verdict; if '{}' ends it, put that below if __name__ == \"__main__\"",
+          loader.file));
+    }
+    output.write(text);
+  }
   return status;
 }
 

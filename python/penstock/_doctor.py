@@ -43,11 +43,11 @@ def diagnose(
 class Watch:
     """Sees what an examination does. This one tells nobody."""
 
-    def begins(self, what: str, number: int, most: int) -> None:
-        """A run begins: the `number`th of at most `most`."""
+    def begins(self, what: str, number: int, most: int, timeout: float) -> None:
+        """The `number`th run of at most `most`. Unless the timeout is 0, so many seconds without a batch end it."""
 
     def arrived(self) -> None:
-        """A batch has come."""
+        """A batch has come, or was pinned or copied."""
 
 
 def examine(
@@ -150,20 +150,29 @@ class _Examination:
         ordinary = [tensor.clone() if tensor.is_pinned() else tensor for tensor in host]
         sent = [tensor.pin_memory() for tensor in host] if timings.pins else ordinary
 
+        def pin_all() -> None:
+            self.watch.arrived()
+            for tensor in ordinary:
+                tensor.pin_memory()
+
         def copy_all() -> None:
+            self.watch.arrived()
             moved = [tensor.to(gpu, non_blocking=timings.pins) for tensor in sent]
             torch.cuda.synchronize(gpu)
             del moved
 
         measure = _Measure(1000, self.seconds)
-        timings.pin = measure(lambda: [tensor.pin_memory() for tensor in ordinary])
+        self.begins("pinning")
+        timings.pin = measure(pin_all)
+        self.begins("the copy to the device")
         timings.copy = measure(copy_all)
 
     def try_workers(self, timings: Timings, batch_bytes: int) -> None:
         """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
 
-        More than that are tried if the model promises a gain, as it does if the workers wait for most of their time.
-        More workers than an epoch has batches gain nothing.
+        Their start does not count here: the verdict weighs it, and `persistent_workers` saves it. More than that are
+        tried if the model promises a gain, as it does if the workers wait for most of their time. More workers
+        than an epoch has batches gain nothing.
         """
         timings.by_workers[timings.workers] = timings.whole
         best, idle = float("inf"), 0
@@ -173,12 +182,12 @@ class _Examination:
                     continue
                 needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
                 if number and needed > _free_shared_memory():
-                    self.notes.append(f"{number} workers were not tried: their batches would not fit into /dev/shm.")
+                    self.notes.append(f"{_workers_were(number)} not tried: the batches would not fit into /dev/shm.")
                     timings.left_out = [other for other in self.numbers if other > max(number - 1, *timings.by_workers)]
                     return
                 if not self.try_number(timings, number):
                     continue
-            turn = timings.turn_with(number)
+            turn = timings.steady_turn(number)
             idle = 0 if turn < best * ENOUGH else idle + 1
             best = min(best, turn)
             if idle == 2 and number >= timings.workers:
@@ -191,7 +200,7 @@ class _Examination:
                 warnings.filterwarnings("ignore", "This DataLoader will create")  # more than processors
                 run = self.run(f"{number} worker{'s' * (number != 1)}", self.clone(number, untried=True))
         except Exception as error:
-            self.notes.append(f"{number} workers were not measured: {_reason(error)}")
+            self.notes.append(f"{_workers_were(number)} not measured: {_reason(error)}")
             return False
         timings.by_workers[number] = run.seconds
         timings.starts[number] = run.start
@@ -236,8 +245,7 @@ class _Examination:
 
     def run(self, what: str, clone: Any) -> _Run:
         """Loads batches for about the time, in whole rounds of the workers. The workers are ended."""
-        self.runs += 1
-        self.watch.begins(what, self.runs, self.most_runs())
+        self.begins(what, clone.timeout)
         round_size = max(1, clone.num_workers)
         warm_up = round_size * (clone.prefetch_factor or 1)
         begin = time.perf_counter()
@@ -267,9 +275,14 @@ class _Examination:
             if clone.num_workers:
                 _end_workers(iterator)
 
+    def begins(self, what: str, timeout: float = 0) -> None:
+        self.runs += 1
+        self.watch.begins(what, self.runs, self.most_runs(), timeout)
+
     def most_runs(self) -> int:
         with_workers = 3 + self.pins if self.loader.num_workers else 0
-        return 2 + with_workers + len(self.numbers) - 1
+        with_gpu = 2 if self.gpu is not None else 0
+        return 2 + with_workers + with_gpu + len(self.numbers) - 1
 
     def next_of(self, iterator: Iterator[Any]) -> Any:
         """The next batch. The order of a loader never ends, unless it is empty."""
@@ -304,6 +317,10 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
+
+
+def _workers_were(number: int) -> str:
+    return "1 worker was" if number == 1 else f"{number} workers were"
 
 
 def _reason(error: Exception) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
 import os
 import signal
 import sys
-import tokenize
 import traceback
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
 from ._doctor import examine
 from ._doctor_progress import Progress
@@ -46,55 +45,105 @@ def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> i
 
 def _load(file: str, name: str) -> Any:
     """The object of this name, or what it returns if it can be called. The file is a module, as if it were imported."""
-    folder, module_name = _module_of(file)
-    package = module_name.partition(".")[0]
-    if package in sys.modules:
-        what = "file" if package == module_name else "folder"
-        _refuse(f"{file}: Python has a module {package} of its own. Rename the {what}.")
-    sys.path.insert(0, folder)
     sys.argv = [file]
-    module = importlib.import_module(module_name)
-    if not os.path.samefile(module.__file__ or "/", file):
-        _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
+    module = _import(file)
     if not hasattr(module, name):
         _refuse(
             f'{file} defines no {name}. If it does so below `if __name__ == "__main__":`, move it to the level of the '
             "module, or into a function without arguments that returns the loader."
         )
     found = getattr(module, name)
-    return _call(f"{file}:{name}", found) if callable(found) else found
+    return _call(f"{file}:{name}", found) if callable(found) and not _is_loader(found) else found
 
 
-def _module_of(file: str) -> tuple[str, str]:
-    """The folder where Python finds the file, and the module's name. If it imports relatively, it is in a package."""
+def _import(file: str) -> ModuleType:
+    """The module of the file: by itself or, if its relative imports fail so, as a part of its package."""
     path = Path(os.path.abspath(file))
-    with tokenize.open(path) as text:
-        nodes = ast.walk(ast.parse(text.read(), file))
-    above = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
-    folder = path.parent
-    names = [path.stem]
-    while len(names) <= above or (above and (folder / "__init__.py").exists()):
+    folder, names = path.parent, [path.stem]
+    others = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    if path.stem not in others or not _is_package(folder):
+        try:
+            return _import_as(path.stem, file, others)
+        except ImportError as error:
+            if not _is_relative(error):
+                raise
+    sys.path.insert(0, "")
+    while True:
         names.insert(0, folder.name)
+        if not folder.name.isidentifier():
+            _refuse(
+                f"{file} imports relatively, but its folder cannot be a package: rename the folder, or import by names."
+            )
         folder = folder.parent
-    if not all(name.isidentifier() for name in names[:-1]):
+        if _is_package(folder):
+            continue
+        sys.path[0] = str(folder)
+        try:
+            return _import_as(".".join(names), file, others)
+        except ImportError as error:
+            if "attempted relative import beyond top-level package" not in str(error):
+                raise
+
+
+def _import_as(name: str, file: str, others: set[str]) -> ModuleType:
+    """The module of the file, by this name. The others were imported before the file."""
+    package = name.partition(".")[0]
+    if package in others:
+        what = "file" if package == name else "folder"
+        _refuse(f"{file}: Python has a module {package} of its own. Rename the {what}.")
+    try:
+        module = importlib.import_module(name)
+    except SystemExit as end:
         _refuse(
-            f"{file} imports relatively, but its folder cannot be a package: rename the folder, or import by names."
+            f"{file} ends itself ({_code(end)}) when it is imported without arguments. Put what ends it, and what "
+            'needs arguments, below `if __name__ == "__main__":`, or give the loader a file of its own.'
         )
-    return str(folder), ".".join(names)
+    if not os.path.samefile(module.__file__ or "/", file):
+        _refuse(f"{file}: Python finds {module.__file__} in its place. Rename the file.")
+    return module
+
+
+def _is_relative(error: BaseException | None) -> bool:
+    """True if a relative import failed for want of a package, also if what was tried in its place failed then."""
+    if error is None:
+        return False
+    return "attempted relative import" in str(error) or _is_relative(error.__context__)
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").exists()
+
+
+def _is_loader(found: Any) -> bool:
+    """A subclass of DataLoader may be callable."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(found, data.DataLoader)
 
 
 def _call(name: str, function: Any) -> Any:
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)  # a decorator may supply arguments
+    except (TypeError, ValueError):
+        signature = inspect.Signature()  # some objects do not tell their arguments
+    try:
         signature.bind()
     except TypeError:
         _refuse(
             f"{name} needs arguments: {signature}. Pass the name of a function that needs none, such as one that calls "
             "this one."
         )
-    except ValueError:
-        pass  # some built-in functions do not tell their arguments
-    return function()
+    try:
+        return function()
+    except SystemExit as end:
+        _refuse(
+            f"{name} ends itself ({_code(end)}) when it is called without arguments. Pass the name of a function that "
+            "returns the loader."
+        )
+
+
+def _code(end: SystemExit) -> Any:
+    return 0 if end.code is None else end.code
 
 
 def _is_of_doctor(error: InvalidArgument) -> bool:
@@ -109,5 +158,5 @@ def _stop(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     sys.exit("penstock: " + " ".join(message.split()))

@@ -21,6 +21,7 @@ class Progress(Watch):
         self._patience = patience
         self._draws = os.isatty(descriptor)
         self._what = ""
+        self._timeout = 0.0
         self._last = time.monotonic()
         self._is_told = True
         self._ended = threading.Event()
@@ -35,8 +36,9 @@ class Progress(Watch):
         self._thread.join()
         self._draw("")
 
-    def begins(self, what: str, number: int, most: int) -> None:
+    def begins(self, what: str, number: int, most: int, timeout: float) -> None:
         self._what = what
+        self._timeout = timeout
         self.arrived()
         self._is_told = False
         self._draw(f"measuring {what}, {number} of at most {most}")
@@ -50,9 +52,12 @@ class Progress(Watch):
             return
         self._is_told = True
         self._draw("")
+        end = "it is waited for until you interrupt this"
+        if self._timeout:
+            end = f"this run is given up after {self._timeout:.0f} s without one"
         self._write(
             f"penstock: no batch has come for {self._patience:.0f} s, measuring {self._what}. The loader may hang, or "
-            "be slow: it is waited for until you interrupt this.\n"
+            f"be slow: {end}.\n"
         )
 
     def _wait(self) -> None:

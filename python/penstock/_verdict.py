@@ -67,6 +67,10 @@ class Timings:
         """A turn of the loop with a number of workers that was tried, as the mean of an epoch."""
         return self.in_epoch(self.by_workers[workers], workers)
 
+    def steady_turn(self, workers: int) -> float:
+        """A turn of the loop with a number of workers that was tried, once they have started."""
+        return self.loop(self.by_workers[workers], workers, self.consumer)
+
     def in_epoch(self, loader: float, workers: int) -> float:
         """A turn of the loop as the mean of an epoch, of which workers make the first batch no faster than one does."""
         turn = self.loop(loader, workers, self.consumer)
@@ -89,7 +93,7 @@ class Timings:
         if workers == 0 or self.persistent or not self.batches:
             return False
         start = self.start_with(workers)
-        epoch = self.batches * self.loop(self.by_workers[workers], workers, self.consumer)
+        epoch = self.batches * self.steady_turn(workers)
         return start >= STARTING * (start + epoch)
 
     def predicted(self, workers: int) -> float | None:
@@ -200,6 +204,11 @@ def workers_that_pay(timings: Timings) -> int:
     return _enough({number: timings.turn_with(number) for number in timings.by_workers})
 
 
+def _steadily_enough(timings: Timings) -> int:
+    """The same over an epoch without an end."""
+    return _enough({number: timings.steady_turn(number) for number in timings.by_workers})
+
+
 def _enough(turns: dict[int, float]) -> int:
     return min(number for number in turns if turns[number] * ENOUGH <= min(turns.values()))
 
@@ -235,8 +244,8 @@ def small_shared_memory(timings: Timings) -> Finding | None:
 
 
 def fewer_workers(timings: Timings) -> Finding | None:
-    """Fewer workers are enough if they come within 5 % of the best."""
-    number = workers_that_pay(timings)
+    """Fewer workers are enough if they come within 5 % of the best. A slow start alone is none of their merit."""
+    number = _fewest(timings)
     if number >= timings.workers:
         return None
     turns = timings.turn_with(timings.workers), timings.turn_with(number)
@@ -245,6 +254,12 @@ def fewer_workers(timings: Timings) -> Finding | None:
         return _gain("fewer-workers", turns, text, f"num_workers={number}")
     text = f"{_workers(timings.workers)} where {number or 'none'} would do: each takes memory and a process."
     return Finding("fewer-workers", "note", text, f"num_workers={number}")
+
+
+def _fewest(timings: Timings) -> int:
+    """The workers that pay. If yours start slowly, as many as also pay once they have started."""
+    number = workers_that_pay(timings)
+    return max(number, _steadily_enough(timings)) if timings.starts_slowly(timings.workers) else number
 
 
 def fetch_dominates(timings: Timings) -> Finding | None:
@@ -296,8 +311,8 @@ def copy_dominates(timings: Timings) -> Finding | None:
 
 
 def slow_start(timings: Timings) -> Finding | None:
-    """Workers that are started for each epoch take at least 10 % of it."""
-    if not timings.starts_slowly(timings.workers):
+    """Workers that are started for each epoch take at least 10 % of it, and the loop is not faster without any."""
+    if not timings.starts_slowly(timings.workers) or _fewest(timings) == 0:
         return None
     text = (
         f"The first batch of an epoch takes {_time(timings.start_with(timings.workers))}, since the workers start "
@@ -338,9 +353,7 @@ def findings(timings: Timings) -> list[Finding]:
 
 def notes(timings: Timings) -> list[str]:
     """The notes of the measurement, and one if the rates of workers are not those of so short an epoch."""
-    tried = timings.by_workers.items()
-    steady = {number: timings.loop(seconds, number, timings.consumer) for number, seconds in tried}
-    if _enough(steady) <= workers_that_pay(timings):
+    if _steadily_enough(timings) <= workers_that_pay(timings):
         return list(timings.notes)
     count = "1 batch" if timings.batches == 1 else f"{timings.batches} batches"
     note = f"An epoch has {count}, so that its first one counts. The rates of workers are those of a long epoch."

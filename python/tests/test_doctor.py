@@ -23,7 +23,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import _NOTHING, Watch, _may_share_memory, _numbers_to_try, _Order, _reason, _Staged, examine
+from penstock._doctor import (
+    _NOTHING,
+    UNTRIED_TIMEOUT,
+    Watch,
+    _may_share_memory,
+    _numbers_to_try,
+    _Order,
+    _reason,
+    _Run,
+    _Staged,
+    examine,
+)
 from penstock._doctor_progress import Progress
 from penstock._verdict import Timings
 
@@ -155,7 +166,11 @@ def test_workers_that_pay(measured, number):
         (_verdict.more_workers, times(batches=None, starts={2: 0.1, 4: 9.0}), "high"),
         (_verdict.more_workers, serial(batches=1), None),
         (_verdict.more_workers, serial(batches=2), "high"),
-        (_verdict.fewer_workers, times(batches=1, starts={2: 0.1}), "high"),
+        (_verdict.fewer_workers, times(batches=1, starts={2: 0.1}), None),  # persistent workers are as fast as none
+        (_verdict.fewer_workers, times(batches=60, starts={2: 2.0}, by_workers={0: 0.012, 1: 0.012, 2: 0.012}), "high"),
+        (_verdict.fewer_workers, times(batches=60, starts={1: 2.0}, by_workers={0: 0.024, 1: 0.012, 2: 0.012}), "note"),
+        (_verdict.slow_start, times(batches=60, starts={2: 2.0}, by_workers={0: 0.012, 1: 0.012, 2: 0.012}), None),
+        (_verdict.slow_start, times(batches=60, starts={2: 2.0}, by_workers={0: 0.024, 2: 0.012}), "medium"),
         (_verdict.small_shared_memory, waiting(batches=20, starts={2: 0.5}), None),  # without workers it takes 480 ms
     ],
 )
@@ -401,6 +416,23 @@ def test_more_workers_pay_while_samples_only_wait():
         assert any("not measured" in note for note in verdict.timings.notes), "the GPU's stages"
 
 
+@pytest.mark.parametrize("processors", [2, 8])
+def test_numbers_of_workers_are_tried_whatever_their_start_takes(monkeypatch, processors):
+    def planted(examination, what, clone):
+        next(iter(examination.order))
+        result = _Run(2.0 if clone.num_workers else 0.05)
+        result.seconds = 0.05 / max(1, clone.num_workers)
+        result.batches = [(0.05, 0.0, 0.05)]
+        return result
+
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: processors)
+    monkeypatch.setattr("penstock._doctor._Examination.run", planted)
+    verdict = diagnose(DataLoader(Samples(60), 1, num_workers=1))
+    assert list(verdict.timings.by_workers) == [1, 0, 2] + ([4, 8] if processors == 8 else [])
+    assert "fewer-workers" not in ids(verdict) and "slow-start" in ids(verdict)
+    assert ("more-workers" in ids(verdict)) == (processors == 8)
+
+
 def test_workers_gain_nothing_in_an_epoch_of_one_batch():
     verdict = diagnose(DataLoader(Samples(5, seconds=0.02), 16))
     assert set(verdict.timings.by_workers) == {0, 1} and "more-workers" not in ids(verdict)
@@ -495,11 +527,13 @@ class OnlyHere(Samples):
         return super().__getitem__(index)
 
 
-def test_numbers_of_workers_that_fail_are_told():
+def test_numbers_of_workers_that_fail_are_told(monkeypatch):
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 2)
     verdict = diagnose(DataLoader(OnlyHere(), 4))
     assert list(verdict.timings.by_workers) == [0]
-    [note] = [note for note in verdict.timings.notes if note.startswith("1 workers")]
-    assert re.fullmatch(r"1 workers were not measured: (\w+\.)?Shared: the file is open", note)
+    notes = [note for note in verdict.timings.notes if "worker" in note]
+    for note, count in zip(notes[:2], ("1 worker was", "2 workers were"), strict=True):
+        assert re.fullmatch(count + r" not measured: (\w+\.)?Shared: the file is open", note)
 
 
 def test_the_reason_of_an_error():
@@ -557,6 +591,12 @@ PROGRAM = """
         return loader
     def sized(size, other=3):
         return DataLoader(Samples(), size)
+    def leaving():
+        raise SystemExit(3)
+    class Called(DataLoader):
+        def __call__(self, batch):
+            raise AssertionError("it is a loader")
+    called = Called(Samples(), 4)
     def refusing():
         import penstock
         raise penstock.InvalidArgument("of the user")
@@ -571,15 +611,25 @@ PROGRAM = """
 """
 
 
+ARGUMENTS = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.parse_args()
+"""
+
+
 def run_main(folder, *arguments, text=PROGRAM, file="train_it.py", **options):
+    (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(textwrap.dedent(text))
     program = "import sys; from penstock._doctor_command import main; sys.exit(main(*sys.argv[1:]))"
     words = [sys.executable, "-c", program, str(folder / file), *arguments]
     return subprocess.run(words, capture_output=True, text=True, cwd=folder.parent, timeout=600, check=False, **options)
 
 
-def test_the_program_of_the_command(tmp_path):
-    done = run_main(tmp_path, "made", "0.1", "1000000", "")
+@pytest.mark.parametrize("name", ["made", "called"])
+def test_the_program_of_the_command(tmp_path, name):
+    done = run_main(tmp_path, name, "0.1", "1000000", "")
     assert done.returncode == 0, done.stderr
     assert "imported as train_it" in done.stdout and "limited by consumer" in done.stdout
     assert "imported as __mp_main__" not in done.stdout
@@ -604,15 +654,69 @@ def test_a_file_with_relative_imports_is_a_part_of_its_package(tmp_path, beside)
     assert f"imported as {name}\n" in done.stdout
 
 
-def test_modules_of_files(tmp_path):
-    (tmp_path / "v1.2").mkdir()
-    (tmp_path / "__init__.py").write_text("")
-    (tmp_path / "v1.2" / "plain.py").write_text("import os")
-    (tmp_path / "v1.2" / "up.py").write_text("def made():\n    from .. import loader\n")
-    plain = _doctor_command._module_of(str(tmp_path / "v1.2" / "plain.py"))
-    assert plain == (str(tmp_path / "v1.2"), "plain")
-    with pytest.raises(SystemExit, match="its folder cannot be a package"):
-        _doctor_command._module_of(str(tmp_path / "v1.2" / "up.py"))
+@pytest.mark.parametrize("file", ["train_it.py", "copy.py"])
+def test_a_file_of_a_package_finds_its_folder_too(tmp_path, file):
+    package = tmp_path / "project" / "inner"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "../__init__.py"):
+        (package / name).write_text("")
+    (package / "sizes.py").write_text("SIZE = 4")
+    (package / "names.py").write_text("from .sizes import SIZE")
+    text = """
+        from sizes import SIZE
+        from .names import SIZE as size
+        from torch.utils.data import DataLoader
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(package, "loader", "0.02", "", "", text=text, file=file)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_relative_import_is_tried_again_if_what_takes_its_place_fails_too(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "sizes.py").write_text("SIZE = 4")
+    text = """
+        from torch.utils.data import DataLoader
+        try:
+            from .sizes import SIZE
+        except ImportError:
+            from absent.sizes import SIZE
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(tmp_path / "inner", "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("above", [1, 2])
+def test_a_file_with_relative_imports_is_a_part_of_as_many_folders_as_it_needs(tmp_path, above):
+    package = tmp_path / "project" / "inner"
+    package.mkdir(parents=True)
+    ([package, package.parent][above - 1] / "sizes.py").write_text("SIZE = 4")
+    text = f"""
+        from torch.utils.data import DataLoader
+        from {"." * above}sizes import SIZE
+        print("imported as", __name__)
+        loader = DataLoader([1, 2, 3], SIZE)
+    """
+    done = run_main(package, "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
+    assert f"imported as {['inner', 'project.inner'][above - 1]}.train_it\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "try:\n    from .sizes import SIZE\nexcept ImportError:\n    from sizes import SIZE\n",
+        "if False:\n    from .x import T\n",
+    ],
+)
+def test_relative_imports_that_need_not_succeed_make_no_package(tmp_path, imports):
+    folder = tmp_path / "v1.2"
+    folder.mkdir()
+    (folder / "sizes.py").write_text("SIZE = 4")
+    text = f"{imports}from sizes import SIZE\nfrom torch.utils.data import DataLoader\nloader = DataLoader([1], SIZE)\n"
+    done = run_main(folder, "loader", "0.02", "", "", text=text)
+    assert done.returncode == 0, done.stderr
 
 
 class Maker:
@@ -620,7 +724,26 @@ class Maker:
         return DataLoader([size] * 8, size)
 
 
-@pytest.mark.parametrize("function", [functools.partial(DataLoader, [1], 4), Maker(), Maker().__call__, lambda: [1]])
+def supplied(function):
+    return functools.wraps(function)(lambda *more: function(4, *more))
+
+
+@supplied
+def made_with(size):
+    return DataLoader([1], size)
+
+
+class Untold:
+    __signature__ = "none"
+
+    def __call__(self):
+        return DataLoader([1])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [functools.partial(DataLoader, [1], 4), Maker(), Maker().__call__, lambda: [1], made_with, Untold(), list],
+)
 def test_what_can_be_called_without_arguments_is_called(function):
     assert isinstance(_doctor_command._call("train.py:made", function), DataLoader | list)
 
@@ -667,6 +790,11 @@ def test_the_json_of_the_command(tmp_path):
         ("sized", PROGRAM, "train_it.py", "penstock: {file}:sized needs arguments: (size, other=3)."),
         ("refusing", PROGRAM, "train_it.py", "InvalidArgument: of the user"),
         ("loader", PROGRAM, "random.py", "Rename the file"),
+        ("leaving", PROGRAM, "train_it.py", "penstock: {file}:leaving ends itself (3) when it is called"),
+        ("loader", "import sys; sys.exit()", "train_it.py", "penstock: {file} ends itself (0) when it is imported"),
+        ("loader", ARGUMENTS, "train_it.py", "penstock: {file} ends itself (2) when it is imported without arguments."),
+        ("loader", "from .. import x", "v1.2/train_it.py", "its folder cannot be a package"),
+        ("loader", "from .x import y", "inner/train_it.py", "No module named 'inner.x'"),
         ("loader", "import no_such_module", "train_it.py", "No module named 'no_such_module'"),
         ("loader", "1 / 0", "train_it.py", "ZeroDivisionError"),
     ],
@@ -700,10 +828,11 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
 
 class Listed(Watch):
     def __init__(self):
-        self.runs, self.batches = [], 0
+        self.runs, self.timeouts, self.batches = [], [], 0
 
-    def begins(self, what, number, most):
+    def begins(self, what, number, most, timeout):
         self.runs.append((what, number, most))
+        self.timeouts.append(timeout)
 
     def arrived(self):
         self.batches += 1
@@ -721,6 +850,27 @@ def test_a_watch_sees_each_run_and_batch(workers):
     assert [number for _, number, _ in watch.runs] == list(range(1, len(names) + 1))
     [most] = {most for _, _, most in watch.runs}
     assert most >= len(names) and watch.batches >= 2 * len(names)
+    given_up = [UNTRIED_TIMEOUT if re.fullmatch("[1-9].* workers?", name) else 0 for name in names]
+    assert watch.timeouts == given_up
+
+
+def test_a_watch_sees_pinning_and_copies(monkeypatch):
+    class Counted(Listed):
+        def begins(self, what, *more):
+            super().begins(what, *more)
+            self.before = {**getattr(self, "before", {}), what: self.batches}
+
+    monkeypatch.setattr("penstock._doctor._gpu", lambda device, torch: (torch.device("cpu"), []))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor.clone())
+    watch = Counted()
+    examine(DataLoader(Samples(12), 12), watch, seconds=0.01)
+    names = [what for what, _, _ in watch.runs]
+    place = names.index("pinning")
+    assert names[place + 1] == "the copy to the device"
+    pinning, copying, after = (watch.before[name] for name in names[place : place + 3])
+    assert pinning + 2 <= copying <= after - 2
+    assert watch.runs[-1][1] == len(names) <= watch.runs[-1][2]
 
 
 def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
@@ -730,7 +880,7 @@ def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
     reader, pipe = os.pipe()
     for descriptor, read in ((terminal, master), (pipe, reader)):
         with Progress(descriptor, 60) as progress:
-            progress.begins("fetch", 2, 8)
+            progress.begins("fetch", 2, 8, 0)
             clock[0] += 59
             progress.look()
             progress.arrived()
@@ -739,8 +889,17 @@ def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
             clock[0] += 1
             progress.look()
             progress.look()
-        text = os.read(read, 1000).decode()
+            progress.begins("4 workers", 3, 8, 120)
+            clock[0] += 60
+            progress.look()
+        os.write(descriptor, b"end")
+        text = ""
+        while not text.endswith("end"):  # a terminal passes it on in parts
+            text += os.read(read, 1000).decode()
+        text = text.removesuffix("end")
         assert text.count("no batch has come for 60 s, measuring fetch.") == 1
+        own, other = text.index("waited for until you interrupt this."), text.index("given up after 120 s without")
+        assert own < text.index("measuring 4 workers.") < other
         assert ("\rmeasuring fetch, 2 of at most 8\033[K" in text) == (descriptor == terminal)
         assert text.endswith("\r\033[K") == (descriptor == terminal)
     for descriptor in (master, terminal, reader, pipe):
@@ -848,4 +1007,4 @@ def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(monkeypatch):
     monkeypatch.setattr("penstock._doctor._free_shared_memory", lambda: 4 * 4 * 4)
     verdict = diagnose(DataLoader(Samples(), 4))
     assert list(verdict.timings.by_workers) == [0]
-    assert any("would not fit into /dev/shm" in note for note in verdict.timings.notes)
+    assert "1 worker was not tried: the batches would not fit into /dev/shm." in verdict.timings.notes

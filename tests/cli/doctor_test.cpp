@@ -117,6 +117,14 @@ TEST_F(Doctor, KeepsAnOldFileIfPythonFails) {
   EXPECT_EQ(read("verdict.json"), "old");
 }
 
+TEST_F(Doctor, TellsThatPythonEndsWithoutAVerdict) {
+  write_python("exit 0");
+  write("verdict.json", "old");
+  const CommandResult result = examine({"--json", (command_.home() / "verdict.json").string()});
+  expect_complaint(result, 1, "python3 ended without a verdict");
+  EXPECT_EQ(read("verdict.json"), "old");
+}
+
 TEST_F(Doctor, DoesNotReplaceTheProgram) {
   write_python("exit 0");
   expect_complaint(examine({"--json", (command_.home() / "train.py").string()}), 2, "the loader's program");
