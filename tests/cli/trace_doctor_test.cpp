@@ -376,6 +376,15 @@ TEST_F(TraceDoctor, SaysWhatToWriteInPlaceOfATrace) {
   expect_complaint(command_.run({"doctor", "no-program"}), 2, "write penstock doctor -- no-program");
   expect_complaint(command_.run({"doctor", "python", "train.py"}), 2,
                    "write penstock doctor -- python train.py; see penstock doctor --help");
+  expect_complaint(command_.run({"doctor", "train.py", "--epochs", "3"}), 2,
+                   "write penstock doctor -- python train.py --epochs 3; see penstock doctor --help");
+  for (const std::string& recorded : {path("trace.json"), path("trace.json.gz"), path("")}) {
+    const CommandResult typo = command_.run({"doctor", recorded, "--htlm", "page.html"});
+    expect_complaint(typo, 2, "--htlm");
+    EXPECT_THAT(typo.errors, Not(HasSubstr("to run a program"))) << recorded;
+  }
+  expect_complaint(command_.run({"doctor", path(""), "train.py"}), 2,
+                   "write penstock doctor -- " + path("") + " train.py;");
   expect_complaint(command_.run({"doctor", "--loud"}), 2, "--loud; see penstock doctor --help");
   expect_complaint(command_.run({"--loud"}), 2, "see penstock --help");
   write("trace.json", "");
