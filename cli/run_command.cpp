@@ -141,6 +141,18 @@ int complain(std::string what, int code) {
   return code;
 }
 
+/// What to write if these words are a program to run. Empty if the first one is a trace, or a folder with an
+/// option behind it: a folder may be named as a program is.
+std::string program_hint(const std::vector<std::string>& words) {
+  const std::string& first = words.front();
+  std::error_code error;
+  const bool has_option = words.size() > 1 && words[1].starts_with('-');
+  const bool is_folder = has_option && std::filesystem::is_directory(first, error);
+  if (first.starts_with('-') || first.ends_with(".json") || first.ends_with(".gz") || is_folder) return "";
+  return fmt::format("; to run a program, write penstock doctor -- {}{}",
+                     first.ends_with(".py") ? "python " : "", fmt::join(words, " "));
+}
+
 /// What the user wrote wrongly, and where to look.
 std::string usage_text(const CLI::ParseError& error, const std::vector<std::string>& arguments,
                        const std::vector<CLI::App*>& commands) {
@@ -150,10 +162,7 @@ std::string usage_text(const CLI::ParseError& error, const std::vector<std::stri
   if (!is_command && first[0] != '-') return fmt::format("unknown command '{}'; see penstock --help", first);
   std::string text = error.what();
   const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-  if (is_extra && first == "doctor" && arguments[2][0] != '-') {
-    text += fmt::format("; to run a program, write penstock doctor -- {}",
-                        fmt::join(arguments.begin() + 2, arguments.end(), " "));
-  }
+  if (is_extra && first == "doctor") text += program_hint({arguments.begin() + 2, arguments.end()});
   return text + fmt::format("; see penstock {}--help", is_command ? first + " " : "");
 }
 

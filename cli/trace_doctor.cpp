@@ -18,6 +18,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -146,14 +147,14 @@ const LinkProfile* Examiner::profile_of(const Timeline& timeline) const {
 }
 
 std::optional<NotExamined> Examiner::other_profile(const Timeline& timeline) const {
-  std::vector<std::string> names;
-  for (const auto& [number, name] : timeline.devices) names.push_back(name);
-  if (!named_ || names.empty() || std::ranges::find(names, named_->device_name) != names.end())
-    return std::nullopt;
+  std::set<std::string> names;
+  for (const auto& [number, name] : timeline.devices) names.insert(name);
+  if (!named_ || names.empty() || names.contains(named_->device_name)) return std::nullopt;
   return NotExamined{{},
-                     fmt::format("The link: the profile of --profile is of {}, and the recorded GPU is {}. "
-                                 "Gains are those of the profile's link.",
-                                 named_->device_name, fmt::join(names, ", "))};
+                     one_line(fmt::format(
+                         "The link: the profile of --profile is of {}, and the recorded GPU is {}. Gains are "
+                         "those of the profile's link.",
+                         named_->device_name, fmt::join(names, ", ")))};
 }
 
 TraceReport Examiner::examine(std::string name, const Timeline& timeline) const {

@@ -344,7 +344,7 @@ std::string trace_page(const TraceReport& report, const Timeline& timeline, cons
   for (const DeviceAccount& account : diagnosis.accounts) accounts += account_html(account);
   std::string not_examined;
   for (const NotExamined& missing : diagnosis.not_examined)
-    not_examined += fmt::format("<li>{}</li>\n", prose(missing.text));
+    not_examined += fmt::format("<li>{}</li>\n", prose(printable(missing.text)));
   const std::string file = printable(report.file);
   return filled(kTracePage, {{"title", escaped(std::filesystem::path(file).filename().string())},
                              {"css", std::string(kPageStyle) + std::string(kTraceStyle) + pictures.style},

@@ -20,13 +20,12 @@ using Json = nlohmann::ordered_json;
 constexpr std::size_t kPlaces = 3;
 constexpr double kNanosecond = 1e-9;
 
-/// Names come from the trace; one must not look like several lines.
+}  // namespace
+
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
-
-}  // namespace
 
 std::string seconds_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "0 s"; }
 

@@ -26,6 +26,8 @@ struct TraceReport {
 
 /// Words that the text and the page share. Names of the trace stay in one line, but are not escaped.
 [[nodiscard]] std::string seconds_text(double seconds);
+/// Names come from the trace; one must not look like several lines.
+[[nodiscard]] std::string one_line(std::string text);
 /// "GPU 0 (H200): 20 steps of 2.35 ms"
 [[nodiscard]] std::string window_text(const DeviceAccount& account);
 /// "copies to the GPU a step: 2, 7.63 MiB at ..."

@@ -38,6 +38,8 @@ struct DeviceView {
   const SpanIndex& busy;                ///< kernels and copies
   const SpanIndex& waits;               ///< for a DataLoader
   const std::vector<KnownCall>& calls;  ///< within the window, of threads that launch kernels
+  const std::vector<bool>& host_steps;  ///< by step: threads that launch kernels make calls in it
+  std::vector<bool> device_steps;       ///< by step: the device's kernels or copies begin in it
   std::vector<ViewedCopy> copies;       ///< in the order of their beginnings
   double h2d_ceiling = 0;
   const LinkProfile* profile = nullptr;  ///< of the recorded machine; null: not known

@@ -1,3 +1,4 @@
+#include "doctor/active_steps.hpp"
 #include "doctor/device_view.hpp"
 #include "doctor/not_examined.hpp"
 
@@ -215,6 +216,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   const SpanIndex waits(host.waits);
   const TimeSpan window = account_window(timeline);
   const std::vector<KnownCall> calls = calls_within(timeline, host, window);
+  const std::vector<bool> host_steps = active_steps_of_host(timeline, host, window);
   const std::vector<NotExamined> left_out = not_recorded(timeline);
   for (const std::uint16_t device : active_devices(timeline)) {
     DeviceActivity activity = device_activity(timeline, device, window);
@@ -228,6 +230,8 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
                     busy,
                     waits,
                     calls,
+                    host_steps,
+                    active_steps_of_device(timeline, device, window),
                     view_copies(timeline, account, calls),
                     options.h2d_ceiling,
                     options.profile};

@@ -97,7 +97,7 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
     gaps.push_back(gap_after(view, call.time));
     places.add(known.site, 0, call.time);
   }
-  if (static_cast<double>(steps_with(view, times)) < steady / 2) return std::nullopt;
+  if (!in_half_of_steps(view, view.host_steps, first, times)) return std::nullopt;
   places.fill(finding, view.timeline);
   finding.count = static_cast<double>(times.size()) / steady;
   finding.seconds = static_cast<double>(took) * 1e-9 / steady;

@@ -8,6 +8,17 @@
 
 namespace penstock {
 
+namespace {
+
+bool is_regular(const DeviceView& view, const std::vector<bool>& active,
+                const std::vector<TraceTime>& times) {
+  constexpr std::size_t kOften = 3;
+  if (view.account.steps == 0) return times.size() >= kOften;
+  return in_half_of_steps(view, active, 0, times);
+}
+
+}  // namespace
+
 void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
   FindingPlace& place = places_[{site.frame, site.op}];
   ++place.count;
@@ -29,23 +40,26 @@ void Places::fill(Finding& finding, const Timeline& timeline) const {
   finding.evidence = span_list(times_);
 }
 
-std::size_t steps_with(const DeviceView& view, const std::vector<TraceTime>& times) {
-  std::set<std::size_t> steps;
-  for (const TraceTime time : times) steps.insert(step_at(view, time));
-  return steps.size();
+bool in_half_of_steps(const DeviceView& view, const std::vector<bool>& active, std::size_t first,
+                      const std::vector<TraceTime>& times) {
+  constexpr std::size_t kFewest = 3;  // what is in one step only may be there once
+  const std::size_t steps = active.size() - first;
+  const auto busy = static_cast<std::size_t>(
+      std::count(active.begin() + static_cast<std::ptrdiff_t>(first), active.end(), true));
+  std::set<std::size_t> with;
+  for (const TraceTime time : times) with.insert(step_at(view, time));
+  return 2 * times.size() >= steps && 2 * with.size() >= std::min(steps, std::max(busy, kFewest));
 }
 
 bool is_regular(const DeviceView& view, const std::vector<TraceTime>& times) {
-  constexpr std::size_t kOften = 3;
-  if (view.account.steps == 0) return times.size() >= kOften;
-  return !times.empty() && 2 * steps_with(view, times) >= view.account.steps;
+  return is_regular(view, view.host_steps, times);
 }
 
 bool is_regular(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   std::vector<TraceTime> times;
   times.reserve(copies.size());
   for (const ViewedCopy& viewed : copies) times.push_back(viewed.copy->time.begin);
-  return is_regular(view, times);
+  return is_regular(view, view.device_steps, times);
 }
 
 TraceTime uncovered(const SpanList& list, const SpanIndex& by) {

@@ -22,11 +22,13 @@ class Places {
   std::vector<TimeSpan> times_;
 };
 
-/// The number of steps in which one of these times lies.
-[[nodiscard]] std::size_t steps_with(const DeviceView& view, const std::vector<TraceTime>& times);
+/// True if there are half as many times as steps from `first` on, and half of the active ones among these
+/// hold one, but two at least. So what comes often in one step is not regular.
+[[nodiscard]] bool in_half_of_steps(const DeviceView& view, const std::vector<bool>& active,
+                                    std::size_t first, const std::vector<TraceTime>& times);
 
-/// True if what happened at these times did so in every second step at least; without steps, three times.
-/// What comes often in few steps is not regular.
+/// True if what happened at these times did so in every second step; without steps, three times. Steps in
+/// which the host does nothing do not count for times of the host, nor those of the device for its copies.
 [[nodiscard]] bool is_regular(const DeviceView& view, const std::vector<TraceTime>& times);
 [[nodiscard]] bool is_regular(const DeviceView& view, const std::vector<ViewedCopy>& copies);
 

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -84,6 +85,22 @@ class TraceDoctor : public ::testing::Test {
     EXPECT_THAT(result.errors, StartsWith("penstock: "));
     EXPECT_THAT(result.errors, HasSubstr(words));
     EXPECT_EQ(result.output, "");
+  }
+  /// Writes link.json for the host device, and returns that one's name.
+  std::string measure_link() const {
+    const CommandResult result = command_.run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB",
+                                               "--repetitions", "2", "--profile", path("link.json")});
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return json::parse(read("link.json")).at("profile").at("device_name");
+  }
+  /// Writes trace.json with these GPUs. `names` are as in JSON.
+  void name_devices(const std::vector<std::string>& names) const {
+    std::string described;
+    for (std::size_t i = 0; i < names.size(); ++i)
+      described += fmt::format(R"({}{{"id": {}, "name": "{}"}})", i > 0 ? "," : "", i, names[i]);
+    const std::string only = R"({"id": 0, "name": "A GPU"})";
+    std::string text = trace_text();
+    write("trace.json", text.replace(text.find(only), only.size(), described));
   }
 
   Command command_;
@@ -233,11 +250,7 @@ TEST_F(TraceDoctor, WritesAPageWithoutPicturesWhereThereIsNoChartLibrary) {
 }
 
 TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
-  ASSERT_EQ(command_
-                .run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2",
-                      "--profile", path("link.json")})
-                .status,
-            0);
+  measure_link();
   ASSERT_EQ(examine({"--profile", path("link.json"), "--html", path("page.html")}).status, 0);
   const json link = data_of(read("page.html"))["link"];
   ASSERT_THAT(link["curves"], SizeIs(3));
@@ -246,19 +259,25 @@ TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
 }
 
 TEST_F(TraceDoctor, SaysThatTheProfileIsOfAnotherDevice) {
-  ASSERT_EQ(command_
-                .run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2",
-                      "--profile", path("link.json")})
-                .status,
-            0);
-  const std::string device = json::parse(read("link.json")).at("profile").at("device_name");
+  const std::string device = measure_link();
   const std::string said = "the profile of --profile is of " + device + ", and the recorded GPU is A GPU.";
   EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output, HasSubstr(said));
-  std::string text = trace_text();
-  text.replace(text.find("A GPU"), 5, device);
-  write("trace.json", text);
+  name_devices({"A GPU", "Another", "A GPU"});
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output,
+              HasSubstr("the recorded GPU is A GPU, Another."));
+  name_devices({device});
   EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output,
               AllOf(StartsWith("{"), Not(HasSubstr("the profile of --profile"))));
+}
+
+TEST_F(TraceDoctor, LetsTheNameOfAnotherDeviceForgeNothing) {
+  measure_link();
+  name_devices({R"(A\nhigh: forged\u202e)"});
+  const CommandResult result = examine({"--profile", path("link.json"), "--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("the profile of --profile"), Not(HasSubstr("\nhigh: forged"))));
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("the recorded GPU is A high: forged\\xe2"), Not(HasSubstr("\u202e"))));
 }
 
 TEST_F(TraceDoctor, LetsNamesOfATraceRunNothingInThePage) {
@@ -376,6 +395,15 @@ TEST_F(TraceDoctor, SaysWhatToWriteInPlaceOfATrace) {
   expect_complaint(command_.run({"doctor", "no-program"}), 2, "write penstock doctor -- no-program");
   expect_complaint(command_.run({"doctor", "python", "train.py"}), 2,
                    "write penstock doctor -- python train.py; see penstock doctor --help");
+  expect_complaint(command_.run({"doctor", "train.py", "--epochs", "3"}), 2,
+                   "write penstock doctor -- python train.py --epochs 3; see penstock doctor --help");
+  for (const std::string& recorded : {path("trace.json"), path("trace.json.gz"), path("")}) {
+    const CommandResult typo = command_.run({"doctor", recorded, "--htlm", "page.html"});
+    expect_complaint(typo, 2, "--htlm");
+    EXPECT_THAT(typo.errors, Not(HasSubstr("to run a program"))) << recorded;
+  }
+  expect_complaint(command_.run({"doctor", path(""), "train.py"}), 2,
+                   "write penstock doctor -- " + path("") + " train.py;");
   expect_complaint(command_.run({"doctor", "--loud"}), 2, "--loud; see penstock doctor --help");
   expect_complaint(command_.run({"--loud"}), 2, "see penstock --help");
   write("trace.json", "");

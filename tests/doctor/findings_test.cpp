@@ -935,6 +935,71 @@ TEST(Findings, LeaveWhatComesOftenInOneStep) {
   }
 }
 
+TEST(Findings, NameWhatAHostAheadCopies) {
+  // Steps as the host marks them. It waits in every tenth one, and nearly all of the first GPU's work is
+  // there.
+  TimelineBuilder builder;
+  for (std::int64_t i = 0; i < 20; ++i) {
+    const std::int64_t host = i * 1000;
+    const std::int64_t device = i / 10 * 10'000 + 9000 + i % 10 * 100;
+    builder.step(host, host + 1000);
+    builder.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, host + 1, host + 3, device, device + 70);
+    builder.kernel(host + 5, device + 70, device + 100);
+    builder.kernel(host + 8, host + 10, host + 900, 7, 1);
+  }
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.id, "exposed-copies");
+  EXPECT_DOUBLE_EQ(finding.count, 1);
+}
+
+/// Thirty steps of 1000 us as the GPU does them. The host does its part of ten within the first of these,
+/// where `call` makes its calls for one. A loader's thread calls all the time.
+TimelineBuilder host_ahead(const std::function<void(TimelineBuilder&, std::int64_t, std::int64_t)>& call) {
+  TimelineBuilder builder;
+  for (std::int64_t i = 0; i < 30; ++i) {
+    const std::int64_t host = i / 10 * 10'000 + i % 10 * 50;
+    builder.step(i * 1000, i * 1000 + 1000);
+    builder.kernel(host, i * 1000 + 500, i * 1000 + 1000);
+    call(builder, i, host + 2);
+    builder.call(CallKind::stream_synchronize, i * 1000 + 1, i * 1000 + 2, 1);
+  }
+  return builder;
+}
+
+TEST(Findings, NameWhatAHostAheadCalls) {
+  const auto pins = [](TimelineBuilder& b, std::int64_t, std::int64_t t) {
+    b.call(CallKind::pin, t, t + 30);
+  };
+  EXPECT_EQ(only_finding(host_ahead(pins)).id, "pinning");
+}
+
+TEST(Findings, LeaveWorkBehindTheLastStepOut) {
+  TimelineBuilder builder;
+  for (std::int64_t i = 0; i < 5; ++i) {
+    const std::int64_t t = i * 1000;
+    builder.step(t, t + 1000);
+    if (i < 2) pageable(builder, t);
+    if (i < 2) pageable(builder, t + 420);
+    if (i < 4) builder.kernel(t + 850, t + 855, t + 900);
+  }
+  builder.kernel(5100, 5105, 5200);
+  EXPECT_THAT(ids(diagnose(builder)), Contains("pageable-copies")) << "in 2 of 4 steps";
+  builder.kernel(4100, 4105, 4200);
+  EXPECT_THAT(ids(diagnose(builder)), Not(Contains("pageable-copies"))) << "in 2 of 5 steps";
+}
+
+TEST(Findings, LeaveWhatAHostAheadSeldomDoes) {
+  const auto pins_once = [](TimelineBuilder& b, std::int64_t step, std::int64_t t) {
+    if (step >= 10 && step < 20) b.call(CallKind::pin, t, t + 20);
+    if (step >= 10 && step < 20) b.call(CallKind::pin, t + 20, t + 40);
+  };
+  EXPECT_THAT(ids(diagnose(host_ahead(pins_once))), IsEmpty()) << "20 calls, but in one step";
+  const auto waits = [](TimelineBuilder& b, std::int64_t step, std::int64_t t) {
+    if (step % 10 == 9) b.call(CallKind::device_synchronize, t, t + 100);
+  };
+  EXPECT_THAT(ids(diagnose(host_ahead(waits))), IsEmpty()) << "one wait for ten steps";
+}
+
 std::vector<std::string> not_examined(const TimelineBuilder& builder) {
   std::vector<std::string> names;
   for (const NotExamined& missing : diagnose(builder).not_examined) {
