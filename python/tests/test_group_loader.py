@@ -122,6 +122,8 @@ def test_each_byte_crosses_one_link(data):
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 5}, {"drop_last": True}, {"to": "float32"}])
 def test_a_device_gets_the_batches_of_a_loader_over_all_links(group, data, options):
+    for device in group:
+        penstock.to_device(data["labels"], device)  # opens it: "auto" takes the host devices that are open
     alone = penstock.Loader(data, 16, device="host", **options)
     expected = [[penstock.to_host(batch) for batch in alone] for _ in range(2)]
     for relay in "auto", group[1:]:
