@@ -13,9 +13,8 @@ namespace penstock::cli {
 /// One line of a budget: "no FINDING", "PART below N %" or "step below N ms".
 struct BudgetLine {
   std::string text;
-  std::string name;  ///< id of a finding, name of a part, or "step"
-  std::optional<double>
-      most;  ///< share or seconds; nullopt: there must be no such finding that gains anything
+  std::string name;            ///< id of a finding, name of a part, or "step"
+  std::optional<double> most;  ///< share or seconds; nullopt: no such finding may gain anything
 };
 
 /// Reads a budget: a condition a line, with empty lines and comments behind #. `file` names it in errors.

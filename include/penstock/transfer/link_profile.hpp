@@ -114,7 +114,7 @@ class LinkProfile {
   /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 if not measured.
   double copy_interval = 0;
   /// By the bytes of a sample: seconds that a further sample adds to a large shuffled batch. Empty for
-  /// defaults. The host's gathers have their own:
+  /// defaults. The host's are in host_gathers.
   std::map<Gather, std::vector<Point>> gathers;
   /// Shuffled batches that host threads gather, a sample a piece. Ascending in pieces, then in bytes. Empty
   /// for defaults.
