@@ -181,12 +181,22 @@ TEST_P(MeasuredGroupTest, RelaysOnlyIfThatPays) {
   const auto data = random_bytes(3000000, 1);
   for (const double gain : {1.02, 2.0}) {
     GroupEngine engine(DeviceGroup(devices_), measured(gain, 2));
-    // The receiver's link does not carry all before the others are awake.
+    // Nobody carries all before the others are awake.
+    std::atomic<bool> receiver_carries{false};
     std::atomic<bool> others_carry{false};
-    for (std::size_t i = 1; i < size(); ++i) faulty_[i]->before(Entry::copy, [&] { others_carry = true; });
+    const auto wait_for = [](const std::atomic<bool>& carries) {
+      static_cast<void>(comes_true([&] { return carries.load(); }, std::chrono::seconds(10)));
+    };
+    for (std::size_t i = 1; i < size(); ++i) {
+      faulty_[i]->before(Entry::copy, [&] {
+        others_carry = true;
+        wait_for(receiver_carries);
+      });
+    }
     faulty_[0]->before(Entry::copy, [&] {
+      receiver_carries = true;
       if (gain < 1.5) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      static_cast<void>(comes_true([&] { return others_carry.load(); }, std::chrono::seconds(10)));
+      wait_for(others_carry);
       others_carry = true;
     });
     const Buffer there = poisoned(0, data.size());
