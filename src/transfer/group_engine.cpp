@@ -65,7 +65,7 @@ class GroupEngineImpl {
     }
     if (options.slots == 0) options.slots = measured_ ? measured_->slots : kSlots;
     sizes_.largest = align_up(largest_chunk(options), kChunkAlignment);
-    sizes_.smallest = std::min(group_[0].info().tuning.first_staged_chunk, sizes_.largest);
+    sizes_.first = std::min(group_[0].info().tuning.first_staged_chunk, sizes_.largest);
     for (std::size_t i = 0; i < group_.size(); ++i) {
       const LinkProfile& profile = options.profiles[i];
       members_.push_back(std::make_unique<GroupMember>(
