@@ -65,7 +65,10 @@ class RelayWatch {
   /// before the first parts. The rate of the member's own link depends on how its samples are gathered, so
   /// it is never known before.
   RelayWatch(const Device& device, double way)
-      : device_(device), pace_{.pull = ChunkRates(), .push = ChunkRates(way)} {}
+      : device_(device),
+        pace_{.pull = ChunkRates(),
+              .push = ChunkRates(way),
+              .pushes_cross_host = device.info().in_host_memory} {}
 
   /// Call these around the copies of a part to the receiver, which are enqueued on `stream`. Do not block.
   /// Throw DeviceError.

@@ -342,6 +342,16 @@ TEST_P(RelayLoaderPaceTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) {
   expect_keeps_its_share_if_all_are_slow(kPart);
 }
 
+TEST_P(RelayLoaderPaceTest, PushesThatDoNotCrossTheHostAreNotSlowWithIt) {
+  for (const auto& member : faulty_) member->claim_memory_of_its_own();
+  make_loader();
+  EXPECT_TRUE(soon_carries_its_share(1));
+  EXPECT_TRUE(soon_carries_its_share(2));
+  for (const auto& member : faulty_) member->set_clock_rate(1000);
+  const auto gives_way = [](const auto& carried) { return carried[1] <= kProbes && carried[2] <= kProbes; };
+  EXPECT_TRUE(soon(gives_way)) << "all seem slow, also the receiver's link";
+}
+
 TEST_P(RelayLoaderPaceTest, SmallPartsAreNotJudged) {
   loader_.emplace(relay(*data_, {.batch_size = 21, .prefetch_depth = 1}));
   loader_->start_epoch(1);

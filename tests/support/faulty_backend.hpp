@@ -149,6 +149,8 @@ class FaultyBackend final : public Backend {
   const DeviceInfo& info() const noexcept override { return info_; }
   /// Call it before the first use.
   void claim_batched_copies(bool claimed) { info_.batched_copies = claimed; }
+  /// As a GPU: nothing but the claim changes. Call it before making anything that asks.
+  void claim_memory_of_its_own() { info_.in_host_memory = false; }
   /// Call it before making anything that reads the figures.
   void tune(const DeviceTuning& tuning) { info_.tuning = tuning; }
   DeviceMemory memory() const override {

@@ -99,6 +99,16 @@ TEST_P(RelayTest, KeepsItsShareIfTheReceiversLinkIsAsSlow) {
   expect_keeps_its_share_if_all_are_slow(kRelayChunk);
 }
 
+TEST_P(RelayTest, PushesThatDoNotCrossTheHostAreNotSlowWithIt) {
+  for (const auto& member : faulty_) {
+    member->claim_memory_of_its_own();
+    member->set_clock_rate(1000);
+  }
+  make_engine(measured());
+  const auto gives_way = [](const auto& carried) { return carried[1] <= kProbes && carried[2] <= kProbes; };
+  EXPECT_TRUE(soon(gives_way)) << "all seem slow, also the receiver's link";
+}
+
 // Their latency, and the gaps between copies, would show in the rates of the following two. So they are not
 // judged, even if they take long.
 
