@@ -52,8 +52,12 @@ make_frameworks() {
 }
 
 install_beside() {
+  local unity=ON
+  # On many processors, many small files are compiled sooner than a few large ones.
+  if [ "$(nproc)" -gt 8 ]; then unity=OFF; fi
   rm -rf "$build/beside"
-  quietly "${PYTHON:-python3}" -m pip install --no-build-isolation --no-deps --no-index --target "$build/beside" .
+  quietly "${PYTHON:-python3}" -m pip install --no-build-isolation --no-deps --no-index \
+    --config-settings="cmake.define.PENSTOCK_UNITY=$unity" --target "$build/beside" .
 }
 
 # Runs the tests of $2... in processes beside each other, without a plugin for it. Each says what it has in the
