@@ -31,7 +31,7 @@ bool others_relay_to(std::size_t self, const GroupJob& job) {
 GroupMember::RelayBuffer::RelayBuffer(const Device& device, Buffer buffer)
     : memory(std::move(buffer)),
       pull_begins(device.create_event(EventTiming::on)),
-      pulled(device.create_event(EventTiming::on)),
+      pulled(std::make_shared<Event>(device.create_event(EventTiming::on, kRoomWait))),
       push_begins(device.create_event(EventTiming::on)),
       pushed(device.create_event(EventTiming::on, kRoomWait)) {}
 
@@ -45,7 +45,6 @@ GroupMember::GroupMember(Device device, GroupMemberOptions options)
       memory_(make_device_pool(device_, {.segment_bytes = kMemberSegment})),
       link_(device_.create_stream()),
       push_(device_.create_stream()),
-      pulled_(device_.create_event()),
       own_rates_(options_.link),
       filler_(workers_, threads_) {}
 
@@ -59,8 +58,8 @@ GroupMember::Room GroupMember::wait_for_room(const GroupJob& job, std::size_t se
   }
   const bool is_relayed_to = others_relay_to(self, job);
   while (is_relayed_to && own_.size() < options_.slots) {
-    own_.push_back(
-        {.begins = device_.create_event(EventTiming::on), .pulled = device_.create_event(EventTiming::on)});
+    own_.push_back({.begins = device_.create_event(EventTiming::on),
+                    .pulled = std::make_shared<Event>(device_.create_event(EventTiming::on, kRoomWait))});
   }
   const auto begin = std::chrono::steady_clock::now();
   if (relays && next_relay().chunk) next_relay().pushed.synchronize();
@@ -101,15 +100,15 @@ void GroupMember::read_times() {
                              .push = ChunkRates(way),
                              .pushes_cross_host = device_.info().in_host_memory};
     RelayPace& pace = paces_.try_emplace(chunk.receiver, measured).first->second;
-    note(pace.pull, {chunk.bytes, chunk.pulls}, relay.pulled.seconds_since(relay.pull_begins));
+    note(pace.pull, {chunk.bytes, chunk.pulls}, relay.pulled->seconds_since(relay.pull_begins));
     note(pace.push, {chunk.bytes, chunk.pushes}, relay.pushed.seconds_since(relay.push_begins));
   }
 }
 
 void GroupMember::read_own_times(OwnChunk& chunk) {
   const std::size_t bytes = std::exchange(chunk.bytes, 0);
-  if (2 * bytes < options_.chunk_bytes || !chunk.pulled.query()) return;
-  note(own_rates_, {bytes, chunk.copies}, chunk.pulled.seconds_since(chunk.begins));
+  if (2 * bytes < options_.chunk_bytes || !chunk.pulled->query()) return;
+  note(own_rates_, {bytes, chunk.copies}, chunk.pulled->seconds_since(chunk.begins));
   link_pace_ = own_rates_.pace();
 }
 
@@ -183,12 +182,10 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, con
       ++copies;
     });
   }
-  slot.sent(link_);
+  mark_pulled(slot, relay != nullptr ? relay->pulled : own != nullptr ? own->pulled : nullptr);
   const std::size_t pulls = copies;
 
-  Event& pulled = relay != nullptr ? relay->pulled : own != nullptr ? own->pulled : pulled_;
-  pulled.record(link_);
-  push_.wait(pulled);
+  push_.wait(slot.mark());
   if (own != nullptr) {
     own->bytes = range.bytes();
     own->copies = pulls;
@@ -218,6 +215,17 @@ void GroupMember::enqueue(GroupJob& job, std::size_t self, ImageRange range, con
   if (!end) end = events_->take();
   end->record(push_);
   job.state->account(copies, 0, 0);
+}
+
+void GroupMember::mark_pulled(PinnedRing::Slot& slot, const std::shared_ptr<Event>& timed) {
+  if (timed == nullptr) return slot.sent(link_);
+  try {
+    timed->record(link_);
+  } catch (...) {
+    slot.sent(link_);
+    throw;
+  }
+  slot.sent(timed);
 }
 
 void GroupMember::drain() noexcept {

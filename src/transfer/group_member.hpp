@@ -88,7 +88,7 @@ class GroupMember {
 
     Buffer memory;
     Event pull_begins;
-    Event pulled;
+    std::shared_ptr<Event> pulled;
     Event push_begins;
     Event pushed;
     std::optional<RelayedChunk> chunk;  ///< until its times are read
@@ -97,7 +97,7 @@ class GroupMember {
   /// A chunk that lands in its destination, while others relay to the same one.
   struct OwnChunk {
     Event begins;
-    Event pulled;
+    std::shared_ptr<Event> pulled;
     std::size_t bytes = 0;  ///< 0: nothing to be read
     std::size_t copies = 0;
   };
@@ -109,6 +109,9 @@ class GroupMember {
   void read_times();
   void read_own_times(OwnChunk& chunk);
   void enqueue(GroupJob& job, std::size_t self, ImageRange range, const Room& room);
+  /// Marks the end of what the link has been given out of a slot, by `timed` if that is not null. Each event
+  /// costs the link some microseconds, so one serves all who ask. Throws as PinnedRing::Slot::sent.
+  void mark_pulled(PinnedRing::Slot& slot, const std::shared_ptr<Event>& timed);
 
   const Device device_;
   const GroupMemberOptions options_;
@@ -119,7 +122,6 @@ class GroupMember {
   Pool memory_;
   const Stream link_;
   const Stream push_;
-  Event pulled_;                        // of a chunk that lands in its destination
   std::optional<PinnedRing> staged_;    // made when first needed
   std::optional<PinnedRing> in_place_;  // slots without memory: only the number of chunks is bounded
   std::deque<RelayBuffer> relays_;

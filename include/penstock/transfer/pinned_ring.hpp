@@ -45,12 +45,13 @@ class PinnedRing {
     /// Notes that the work enqueued on `stream` so far uses the slot. Does not block the host. If the work
     /// cannot be marked, waits for the stream and throws DeviceError.
     void sent(const Stream& stream);
-    /// The same for the work that `marked` was recorded behind. Does not call the device.
+    /// The same for the work that `marked` was recorded behind. Does not call the device. If `marked` is
+    /// recorded again, the slot is in use until that work is done, too.
     void sent(std::shared_ptr<const Event> marked) noexcept;
-
-   private:
+    /// What marks the work that was sent last. Not if sent() has thrown since.
     [[nodiscard]] const Event& mark() const noexcept { return marked_ ? *marked_ : own_; }
 
+   private:
     Device device_;
     Buffer memory_;
     Event own_;
