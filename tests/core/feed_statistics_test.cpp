@@ -99,7 +99,7 @@ TEST(FeedStatisticsTest, NamesTheStageWithoutWhichTheLoaderIsFastest) {
   EXPECT_EQ(staged(0.1, 0.6, 0, 0).limited_by(), FeedLimit::collate);
   EXPECT_EQ(staged(0.1, 0.1, 0.6, 0).limited_by(), FeedLimit::transport) << "workers write for longest";
   EXPECT_EQ(staged(0.1, 0.1, 0, 0.7).limited_by(), FeedLimit::transport) << "they wait to be received";
-  EXPECT_EQ(staged(0.3, 0.2, 0.1, 0.5).limited_by(), FeedLimit::fetch)
+  EXPECT_EQ(staged(0.3, 0.2, 0, 0.4).limited_by(), FeedLimit::fetch)
       << "batches are received while workers make others";
   EXPECT_EQ(staged(0.4, 0.1, 0.3, 0.7).limited_by(), FeedLimit::transport)
       << "without it a batch takes 0.5, and without fetch 0.7";

@@ -66,7 +66,7 @@ struct FeedStatistics {
   double collate_seconds = 0;
   double write_seconds = 0;
   double receive_seconds = 0;
-  std::string stages_unknown;  ///< why no stage was timed: "it is not a DataLoader"; empty if they are timed
+  std::string stages_unknown{};  ///< why no stage was timed: "a list is not a DataLoader"; empty: they were
   double land_seconds = 0;
   double consumer_seconds = 0;
 
