@@ -388,6 +388,15 @@ class FeedStatistics:
     def loader_share(self) -> float: ...
 
     @property
+    def fetch_seconds(self) -> float: ...
+
+    @property
+    def collate_seconds(self) -> float: ...
+
+    @property
+    def transport_seconds(self) -> float: ...
+
+    @property
     def send_seconds(self) -> float: ...
 
     @property
@@ -500,6 +509,9 @@ class FeedAccount:
 
     def timeline(self) -> list[BatchTimes]: ...
 
+    def no_stages(self, why: str) -> None:
+        """Why the wrapped loader's stages are not timed; empty if they are."""
+
     @property
     def batches(self) -> int:
         """Batches that were handed out."""
@@ -514,6 +526,8 @@ class FeedIteration:
     def load(self) -> None: ...
 
     def loaded(self) -> None: ...
+
+    def staged(self, fetch: float, collate: float, write: float, receive: float) -> None: ...
 
     def send(self, tree: object | None, expand: object, pin: bool, slot: FilledSlot | None = None, fixed: FixedBatches | None = None) -> Flight: ...
 

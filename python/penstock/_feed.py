@@ -17,6 +17,7 @@ from ._native_feed import NativeFeed, NativeIterator, may_be_native, not_for_pro
 from ._receivers import Receivers
 from ._resume import Placed, TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from ._shared_slots import Received
+from ._stages import Watch, watch_batches, why_unknown
 from ._static import StaticBatches, check, refuse_unless_garbage
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
@@ -431,6 +432,7 @@ class FeedIterator:
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._source = source
+        self._watch: Watch | None = None
         self._state_after = None if source is None else lambda rest: rest.batches.state(rest.batches.samples)
         self._pending: collections.deque[Any] = collections.deque()
         self._turn = turn
@@ -477,8 +479,24 @@ class FeedIterator:
         feed._native.counted = None
         beginning = feed._beginning()
         self._state_after = feed._follow()
-        self._source = feed._workers.begin(feed) or iter(feed.loader)
+        self._source = self._begin_source()
         self._turn = feed._begin_turn(beginning)
+
+    def _begin_source(self) -> Iterator[Any]:
+        feed, why = self._feed, ""
+        source = feed._workers.begin(feed)
+        if source is None:
+            source = iter(feed.loader)
+            self._watch = watch_batches(source)
+            if self._watch is None:
+                why = why_unknown(feed.loader, feed._workers.why_ordinary())
+        feed._account.no_stages(why)
+        return source
+
+    def _note_stages(self, batch: Any) -> None:
+        stages = batch.stages if type(batch) is Received else self._watch and self._watch.take()
+        if stages is not None:
+            self._account.staged(*stages)
 
     def _fill(self) -> None:
         feed, account = self._feed, self._account
@@ -498,6 +516,7 @@ class FeedIterator:
                 if batch is _END:
                     self._reads = False
                     return
+                self._note_stages(batch)
                 state = None if self._state_after is None else self._state_after(self._source)
                 slot = None
                 if type(batch) is Received:

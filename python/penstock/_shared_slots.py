@@ -14,9 +14,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import reduction
+from types import FrameType
 from typing import Any, NamedTuple
 
 from . import _core
+from ._stages import Stages, Watch, monotonic, watch_fetch
 
 _ALIGNMENT = 256
 # The types of the arrays that lie in slots, with DLPack's codes: kind and bits.
@@ -32,11 +34,12 @@ _TYPES = {
 
 class Received(NamedTuple):
     """A batch from a worker. `slot`: where its arrays lie; None if nowhere. `wanted`: bytes of a slot that would have
-    held them all."""
+    held them all. `stages`: None if they are not known."""
 
     batch: Any
     slot: Any
     wanted: int
+    stages: Stages | None = None
 
 
 class Slots:
@@ -46,12 +49,24 @@ class Slots:
 
     def __init__(self, workers: int, each: int, most_bytes: int, numa_node: int):
         self.each = each
+        self.number_of_workers = workers
+        self.asked = 0.0  # when this process asked for a batch, or the latest one came, if that was later
         self.shared = _core.SharedSlots(workers * each, most_bytes, numa_node)
         self.key = _keep(self)
 
     def writer(self, collate: Callable[[Any], Any], stacks: bool) -> Writer:
         """What takes the place of a DataLoader's collate_fn."""
         return Writer(self, collate, stacks)
+
+    def stages(self, times: Any) -> Stages | None:
+        """Those of a batch that has just come, from the worker's times: when it began, had fetched, had collated and
+        had written."""
+        since, self.asked = self.asked, monotonic()
+        if times is None:
+            return None
+        began, fetched, collated, written = times
+        spans = fetched - began, collated - fetched, written - collated
+        return Stages(*(span / self.number_of_workers for span in spans), receive=self.asked - max(since, written))
 
 
 class Writer:
@@ -65,6 +80,7 @@ class Writer:
         self._slots: Slots | None = slots  # kept for as long as workers may send
         self._key, self._shared, self._each = slots.key, slots.shared, slots.each
         self._collate, self._stacks = collate, stacks
+        self._watch: Watch | None = None
 
     def __getstate__(self) -> dict:
         state = {**self.__dict__, "_slots": None}
@@ -81,10 +97,12 @@ class Writer:
             os.close(descriptor)
 
     def __call__(self, samples: Any) -> Any:
+        began, fetched = self._began(sys._getframe(1)), monotonic()
         number, memory = self._claim()
         try:
             slot = _Slot(memory)
             batch = slot.collate(samples) if self._stacks else self._collate(samples)
+            collated = monotonic()
             pickled = slot.pickle(batch)
         except BaseException:
             if number is not None:
@@ -93,7 +111,15 @@ class Writer:
         if number is not None and slot.used == 0:
             self._shared.give_up(number)
             number = None
-        return _Sent(self._key, number, slot.wanted, pickled)
+        times = None if began is None else (began, fetched, collated, monotonic())
+        return _Sent(self._key, number, slot.wanted, pickled, times)
+
+    def _began(self, caller: FrameType) -> float | None:
+        """When the fetcher, which calls this, began the batch; None for its first one. Each epoch has a fetcher."""
+        if self._watch is not None and self._watch.began is not None:
+            return self._watch.began
+        self._watch = watch_fetch(caller.f_locals.get("self"))
+        return None
 
     def _claim(self) -> tuple[int | None, memoryview | None]:
         info = sys.modules["torch.utils.data"].get_worker_info()
@@ -263,7 +289,7 @@ def _keep(slots: Slots) -> int:
         return _keys
 
 
-def _receive(key: int, number: int | None, wanted: int, pickled: bytes) -> Received:
+def _receive(key: int, number: int | None, wanted: int, pickled: bytes, times: Any = None) -> Received:
     """In the process that receives. If what it gives is dropped, the slot is free again."""
     slots = _opened.get(key)
     if slots is None:
@@ -272,9 +298,10 @@ def _receive(key: int, number: int | None, wanted: int, pickled: bytes) -> Recei
     outer = getattr(_arriving, "slot", None)
     _arriving.slot = slot
     try:
-        return Received(pickle.loads(pickled), slot, wanted)
+        batch = pickle.loads(pickled)
     finally:
         _arriving.slot = outer
+    return Received(batch, slot, wanted, slots.stages(times))
 
 
 def _array(for_torch: bool, at: int, name: str, shape: Any, strides: Any) -> Any:

@@ -15,6 +15,7 @@ from ._engines import engine_for
 from ._errors import Unsupported
 from ._receivers import Receivers
 from ._shared_slots import Received, Slots
+from ._stages import monotonic
 
 _MOST_SLOT_BYTES = 8 << 30  # addresses of each slot; a larger batch goes as any batch does
 _PAGES = 2 << 20
@@ -143,6 +144,10 @@ class WorkerFeed:
         pool = _Pool(self._receivers.specs[0], loader.num_workers, each)
         epoch = workers.epochs[key] = _Epoch(loader, pool)
         return epoch
+
+    def why_ordinary(self) -> str:
+        """Why the latest epoch's workers do not fill slots; empty if they do, or if there are none."""
+        return "" if self._why == _NONE else self._why
 
     def describe(self, loader: Any) -> list[str]:
         why = _why_ordinary(loader) or self._why
@@ -320,6 +325,7 @@ class _Epoch:
         return self
 
     def __next__(self) -> Any:
+        self.pool.asked = monotonic()
         try:
             return next(self._iterator)
         except StopIteration:

@@ -3,6 +3,7 @@
 #include "frameworks.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <utility>
@@ -38,6 +39,11 @@ FeedStatistics FeedAccount::statistics() {
   statistics.gather_seconds = host_.gather_seconds;
   statistics.startup_seconds = host_.startup_seconds;
   statistics.loader_seconds = host_.loader_seconds;
+  statistics.fetch_seconds = host_.fetch_seconds;
+  statistics.collate_seconds = host_.collate_seconds;
+  statistics.write_seconds = host_.write_seconds;
+  statistics.receive_seconds = host_.receive_seconds;
+  statistics.stages_unknown = host_.stages_unknown;
   statistics.land_seconds = host_.land_seconds;
   statistics.consumer_seconds = host_.consumer_seconds;
   statistics.prefetch_depth = host_.prefetch_depth;
@@ -87,6 +93,14 @@ void FeedIteration::loaded() {
   const double earlier = times_.loader_end - times_.loader_begin;
   times_.loader_begin = part_begin_ - earlier;
   times_.loader_end = part_begin_ = answered;
+}
+
+void FeedIteration::staged(double fetch, double collate, double write, double receive) {
+  FeedStatistics& host = feed_->host_;
+  host.fetch_seconds += fetch;
+  host.collate_seconds += collate;
+  host.write_seconds += write;
+  host.receive_seconds += receive;
 }
 
 Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
@@ -173,12 +187,16 @@ void bind_feed_account(nb::module_& module) {
            nb::arg("engine"), nb::arg("prefetch_depth"))
       .def("stats", &FeedAccount::statistics)
       .def("timeline", &FeedAccount::timeline)
+      .def("no_stages", &FeedAccount::no_stages, nb::arg("why"),
+           "Why the wrapped loader's stages are not timed; empty if they are.")
       .def_prop_ro("batches", &FeedAccount::batches, "Batches that were handed out.");
   nb::class_<FeedIteration>(module, "FeedIteration", "One iteration of a feed, for its account.")
       .def(nb::init<std::shared_ptr<FeedAccount>>(), nb::arg("account"))
       .def("ask", &FeedIteration::ask, nb::arg("ready"))
       .def("load", &FeedIteration::load)
       .def("loaded", &FeedIteration::loaded)
+      .def("staged", &FeedIteration::staged, nb::arg("fetch"), nb::arg("collate"), nb::arg("write"),
+           nb::arg("receive"))
       .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"),
            nb::arg("slot").none() = nb::none(), nb::arg("fixed").none() = nb::none())
       .def("send_to_all", &FeedIteration::send_to_all, nb::arg("group"), nb::arg("tree").none(),

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock::python {
@@ -23,6 +25,8 @@ class FeedAccount {
   /// Does not block. Throws DeviceError in a forked process, and if the device's events cannot be read.
   [[nodiscard]] FeedStatistics statistics();
   [[nodiscard]] std::vector<BatchTimes> timeline();
+  /// From here on the stages of the wrapped loader are not timed. Empty: they are.
+  void no_stages(std::string why) { host_.stages_unknown = std::move(why); }
   /// Batches that were handed out.
   [[nodiscard]] std::uint64_t batches() const noexcept { return host_.batches; }
 
@@ -47,6 +51,8 @@ class FeedIteration {
   /// The wrapped loader is asked for a batch, and has answered.
   void load();
   void loaded();
+  /// The seconds of the stages of the batch that was loaded, if they are known: see FeedStatistics.
+  void staged(double fetch, double collate, double write, double receive);
   /// Sends the loaded batch, as Engine::send does.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
                             FixedBatches* fixed);

@@ -177,6 +177,17 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      value_of<&S::loader_seconds>, nullptr, kWrapped},
     {"loader_share", Unit::share, "  loader", "Both of these waits as a share of the time.",
      value_of<&S::loader_share>, nullptr, kWrapped},
+    {"fetch_seconds", Unit::seconds, "    fetch",
+     "A DataLoader's dataset gave the samples of batches. The time of workers is divided by their number.",
+     value_of<&S::fetch_seconds>, time_of<&S::fetch_seconds>, kWrapped},
+    {"collate_seconds", Unit::seconds, "    collate",
+     "A DataLoader's `collate_fn` made batches of samples. The time of workers is divided by their number.",
+     value_of<&S::collate_seconds>, time_of<&S::collate_seconds>, kWrapped},
+    {"transport_seconds", Unit::seconds, "    transport",
+     "Workers wrote batches to send them, divided by the number of workers. Then those were received, one at "
+     "a "
+     "time.",
+     value_of<&S::transport_seconds>, [](const S& s) { return time_text(s.transport_seconds()); }, kWrapped},
     {"send_seconds", Unit::seconds, "  send",
      "Batches were taken apart and packed, and their transfers started.", value_of<&S::gather_seconds>,
      [](const S& s) { return stage_text(s.gather_seconds, s.gather_share()); }, kWrapped},

@@ -17,6 +17,8 @@ constexpr double kHardlyWaits = 0.02;
 constexpr double kBusy = 0.5;
 // Below this share of the link's ceiling, the way of reading is the limit, not the link.
 constexpr double kNearCeiling = 0.8;
+// Stages of a loader that take less than this share of the wait for it do not explain it.
+constexpr double kExplained = 0.5;
 // Among fewer batches, the first one takes most of the time, since nothing can hide it.
 constexpr std::uint64_t kFewest = 4;
 
@@ -25,14 +27,17 @@ struct LimitWords {
   std::string_view name;
   std::string_view label;
 };
-constexpr std::array<LimitWords, 8> kLimits{{{FeedLimit::unknown, "unknown", "too few batches"},
-                                             {FeedLimit::consumer, "consumer", "your step"},
-                                             {FeedLimit::link, "link", "transfer"},
-                                             {FeedLimit::loader, "loader", "loader"},
-                                             {FeedLimit::gather, "gather", "host gather"},
-                                             {FeedLimit::device, "device", "device gather"},
-                                             {FeedLimit::residency, "residency", "residency, once"},
-                                             {FeedLimit::batches, "batches", "cost of a batch"}}};
+constexpr std::array<LimitWords, 11> kLimits{{{FeedLimit::unknown, "unknown", "too few batches"},
+                                              {FeedLimit::consumer, "consumer", "your step"},
+                                              {FeedLimit::link, "link", "transfer"},
+                                              {FeedLimit::loader, "loader", "loader"},
+                                              {FeedLimit::fetch, "fetch", "fetch"},
+                                              {FeedLimit::collate, "collate", "collate"},
+                                              {FeedLimit::transport, "transport", "transport"},
+                                              {FeedLimit::gather, "gather", "host gather"},
+                                              {FeedLimit::device, "device", "device gather"},
+                                              {FeedLimit::residency, "residency", "residency, once"},
+                                              {FeedLimit::batches, "batches", "cost of a batch"}}};
 
 constexpr std::string_view kSendLess =
     "send fewer bytes: store narrower types and widen them on arrival (option `to`), or keep part of the "
@@ -106,16 +111,57 @@ std::string link_sentence(const FeedStatistics& s, const std::string& waited) {
       ran, speed, ceiling, waited, advice, less);
 }
 
+/// What follows "fetch took".
+std::string stage_times(const FeedStatistics& s) {
+  const std::string fetch = format_seconds(s.fetch_seconds);
+  const std::string collate = format_seconds(s.collate_seconds);
+  const double transport = s.transport_seconds();
+  return transport > 0
+             ? fmt::format("{}, collate {} and transport {}", fetch, collate, format_seconds(transport))
+             : fmt::format("{} and collate {}", fetch, collate);
+}
+
+std::string why_no_stage(const FeedStatistics& s) {
+  if (!s.stages_unknown.empty()) return s.stages_unknown;
+  if (s.fetch_seconds + s.collate_seconds + s.transport_seconds() <= 0) {
+    return "a worker's stages are timed from its second batch of an epoch on";
+  }
+  return fmt::format("fetch took only {}", stage_times(s));
+}
+
 std::string loader_sentence(const FeedStatistics& s, const std::string& waited) {
-  const std::string_view advice =
+  const std::string advice =
       s.startup_seconds > s.loader_seconds
           ? "Most of that was its start in each epoch: with `persistent_workers=True` a DataLoader's workers "
             "start once. Feed more batches to see the pace after it."
-          : "Give it more workers (`num_workers` of a DataLoader, with `persistent_workers`) or cheaper "
-            "transforms: penstock cannot make them faster. Arrays in memory need no workers with "
-            "`penstock.Loader`.";
+          : fmt::format(
+                "Whether its fetch, collate or transport is slow cannot be told: {}. Give it more workers "
+                "(`num_workers` of a DataLoader, with `persistent_workers`) or cheaper transforms: penstock "
+                "cannot make them faster. Arrays in memory need no workers with `penstock.Loader`.",
+                why_no_stage(s));
   return fmt::format("The wrapped loader sets the pace: it was waited for {} of the time{}. {}",
                      percent(s.loader_share()), waited, advice);
+}
+
+std::string_view stage_advice(FeedLimit stage) {
+  if (stage == FeedLimit::fetch) {
+    return "Do less for each sample, read a whole batch at once (`__getitems__`), or use more workers "
+           "(`num_workers`, with `persistent_workers`). Arrays in memory need no workers with "
+           "`penstock.Loader`.";
+  }
+  if (stage == FeedLimit::collate) {
+    return "Let `collate_fn` only stack. Do the rest for each sample in the dataset, or for the batch on the "
+           "device. More workers (`num_workers`) help, too.";
+  }
+  return "Yield arrays and tensors, of narrower types such as uint8, and widen them on the device. The "
+         "feed's "
+         "`describe()` says whether they come through shared memory.";
+}
+
+std::string stage_sentence(const FeedStatistics& s, FeedLimit stage, const std::string& waited) {
+  return fmt::format(
+      "The wrapped loader sets the pace by its {}: it was waited for {} of the time{}. Fetch took {}. {}",
+      feed_limit_name(stage), percent(s.loader_share()), waited, stage_times(s), stage_advice(stage));
 }
 
 std::string gather_sentence(const FeedStatistics& s, const std::string& waited) {
@@ -192,9 +238,28 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
   const double most = std::max({transfer_share(), kernel_share(), gather_share(), loader_share()});
   if (1 - stall_share() > std::max(most, kBusy)) return FeedLimit::consumer;
   if (most < kBusy) return FeedLimit::batches;
-  if (most == loader_share()) return FeedLimit::loader;
+  if (most == loader_share()) return slow_stage();
   if (most == transfer_share()) return FeedLimit::link;
   return most == gather_share() ? FeedLimit::gather : FeedLimit::device;
+}
+
+FeedLimit FeedStatistics::slow_stage() const noexcept {
+  const double made = fetch_seconds + collate_seconds + write_seconds;
+  const double whole = std::max(made, receive_seconds);
+  if (whole <= 0 || whole < kExplained * (startup_seconds + loader_seconds)) return FeedLimit::loader;
+  struct Stage {
+    FeedLimit name;
+    double seconds;
+    double without;
+  };
+  const std::array<Stage, 3> stages{
+      {{FeedLimit::fetch, fetch_seconds, std::max(made - fetch_seconds, receive_seconds)},
+       {FeedLimit::collate, collate_seconds, std::max(made - collate_seconds, receive_seconds)},
+       {FeedLimit::transport, transport_seconds(), fetch_seconds + collate_seconds}}};
+  const auto is_slower = [](const Stage& a, const Stage& b) {
+    return a.without < b.without || (a.without == b.without && a.seconds > b.seconds);
+  };
+  return std::ranges::min_element(stages, is_slower)->name;
 }
 
 std::string FeedStatistics::sentence() const {
@@ -203,7 +268,8 @@ std::string FeedStatistics::sentence() const {
   const std::string waited = 1 - stall_share() < kHardlyWaits
                                  ? std::string()
                                  : fmt::format(", and your step waited for data {} of the time", stalled);
-  switch (limited_by()) {
+  const FeedLimit limit = limited_by();
+  switch (limit) {
     case FeedLimit::unknown:
       return unknown_sentence(*this);
     case FeedLimit::consumer:
@@ -223,6 +289,10 @@ std::string FeedStatistics::sentence() const {
       return link_sentence(*this, waited);
     case FeedLimit::loader:
       return loader_sentence(*this, waited);
+    case FeedLimit::fetch:
+    case FeedLimit::collate:
+    case FeedLimit::transport:
+      return stage_sentence(*this, limit, waited);
     case FeedLimit::gather:
       return gather_sentence(*this, waited);
     case FeedLimit::device:

@@ -204,7 +204,7 @@ void check(const ModelledFeed& feed) {
 }
 
 /// What an account of such batches would say.
-FeedLimit limit_of(const FeedPrediction& batch) {
+FeedLimit limit_of(const FeedPrediction& batch, const ModelledLoader& loader) {
   constexpr std::uint64_t kBatches = 1000;
   const auto all = [](double seconds) { return seconds * static_cast<double>(kBatches); };
   FeedStatistics account;
@@ -212,6 +212,13 @@ FeedLimit limit_of(const FeedPrediction& batch) {
   account.stall_seconds = all(batch.stall_seconds);
   account.compute_seconds = all(batch.step_seconds);
   account.loader_seconds = all(batch.loader_seconds);
+  // If nothing but a rate was measured, it stands for all stages.
+  if (loader.workers > 0 || loader.collate_seconds > 0) {
+    const double workers = std::max(1U, loader.workers);
+    account.fetch_seconds = all(loader.fetch_seconds / workers);
+    account.collate_seconds = all(loader.collate_seconds / workers);
+    account.receive_seconds = loader.workers > 0 ? all(loader.receive_seconds) : 0;
+  }
   account.gather_seconds = all(batch.gather_seconds);
   // The account times a batch's copies and kernels together, and names them after the link if it is used.
   const double on_device = all(std::max(batch.transfer_seconds, batch.kernel_seconds));
@@ -297,7 +304,7 @@ FeedPrediction predict_feed(const LinkProfile& profile, const DeviceTuning& tuni
   result = stages.finished(result);
   result.stall_seconds = result.seconds - result.step_seconds;
   result.exposed_transfer_seconds = std::min(result.stall_seconds, result.transfer_seconds);
-  result.limited_by = limit_of(result);
+  result.limited_by = limit_of(result, feed.loader);
   return result;
 }
 

@@ -70,6 +70,10 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
   s.exposed_kernel_seconds = 0.4;
   s.startup_seconds = 0.25;
   s.loader_seconds = 0.375;
+  s.fetch_seconds = 0.01;
+  s.collate_seconds = 0.02;
+  s.write_seconds = 0.03;
+  s.receive_seconds = 0.04;
   s.gather_seconds = 1.25;
   s.transfer_seconds = 1.6;
   s.kernel_seconds = 0.8;
@@ -111,6 +115,9 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
       {"startup_seconds", 0.25},
       {"loader_seconds", 0.375},
       {"loader_share", 0.25},
+      {"fetch_seconds", 0.01},
+      {"collate_seconds", 0.02},
+      {"transport_seconds", 0.07},
       {"send_seconds", 1.25},
       {"send_share", 0.5},
       {"gather_seconds", 1.25},

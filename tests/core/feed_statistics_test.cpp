@@ -54,6 +54,22 @@ FeedStatistics wrapped(FeedStatistics s, double loader, double startup = 0) {
   return s;
 }
 
+/// A wrapped DataLoader whose stages were timed.
+FeedStatistics staged(double fetch, double collate, double write, double receive, double startup = 0) {
+  FeedStatistics s = wrapped(fed(0.6, 0.3, 0, 0.1), 0.8, startup);
+  s.fetch_seconds = fetch;
+  s.collate_seconds = collate;
+  s.write_seconds = write;
+  s.receive_seconds = receive;
+  return s;
+}
+
+FeedStatistics without_stages(const char* why) {
+  FeedStatistics s = wrapped(fed(0.6, 0.3, 0, 0.1), 0.8);
+  s.stages_unknown = why;
+  return s;
+}
+
 TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(FeedStatistics{}.limited_by(), FeedLimit::unknown);
   EXPECT_EQ(fed(0.01, 0.9, 0, 0.9).limited_by(), FeedLimit::consumer);
@@ -76,6 +92,39 @@ TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(untimed.limited_by(), FeedLimit::unknown);
   untimed.timed_batches = 4;
   EXPECT_EQ(untimed.limited_by(), FeedLimit::link);
+}
+
+TEST(FeedStatisticsTest, NamesTheStageWithoutWhichTheLoaderIsFastest) {
+  EXPECT_EQ(staged(0.6, 0.1, 0, 0).limited_by(), FeedLimit::fetch);
+  EXPECT_EQ(staged(0.1, 0.6, 0, 0).limited_by(), FeedLimit::collate);
+  EXPECT_EQ(staged(0.1, 0.1, 0.6, 0).limited_by(), FeedLimit::transport) << "workers write for longest";
+  EXPECT_EQ(staged(0.1, 0.1, 0, 0.7).limited_by(), FeedLimit::transport) << "they wait to be received";
+  EXPECT_EQ(staged(0.3, 0.2, 0, 0.4).limited_by(), FeedLimit::fetch)
+      << "batches are received while workers make others";
+  EXPECT_EQ(staged(0.4, 0.1, 0.3, 0.7).limited_by(), FeedLimit::transport)
+      << "without it a batch takes 0.5, and without fetch 0.7";
+  EXPECT_EQ(staged(0.2, 0.3, 0, 0.4).limited_by(), FeedLimit::collate)
+      << "receiving sets the pace without either, so it is the longer one";
+}
+
+TEST(FeedStatisticsTest, NamesNoStageThatDoesNotExplainTheWait) {
+  EXPECT_EQ(staged(0.2, 0.1, 0, 0).limited_by(), FeedLimit::loader) << "0.3 of 0.8";
+  EXPECT_EQ(staged(0.2, 0.21, 0, 0).limited_by(), FeedLimit::collate) << "0.41 of 0.8";
+  EXPECT_EQ(staged(0, 0, 0, 0).limited_by(), FeedLimit::loader);
+  EXPECT_EQ(staged(0.2, 0.1, 0, 0, 0.5).limited_by(), FeedLimit::loader) << "its start is waited for, too";
+  EXPECT_EQ(wrapped(fed(0.6, 0.3, 0, 0.1), 0).slow_stage(), FeedLimit::loader);
+  FeedStatistics idle = staged(0.6, 0.1, 0, 0);
+  idle.loader_seconds = 0.1;
+  EXPECT_EQ(idle.limited_by(), FeedLimit::batches) << "workers were slow, and nobody waited for them";
+}
+
+TEST(FeedStatisticsTest, SaysWhyNoStageOfTheLoaderIsNamed) {
+  EXPECT_THAT(without_stages("a list is not a DataLoader").sentence(),
+              HasSubstr("Whether its fetch, collate or transport is slow cannot be told: a list is not a "
+                        "DataLoader. Give it more workers"));
+  EXPECT_THAT(staged(0, 0, 0, 0).sentence(), HasSubstr("told: a worker's stages are timed from its second"));
+  EXPECT_THAT(staged(0.2, 0.1, 0.01, 0.02).sentence(),
+              HasSubstr("told: fetch took only 200 ms, collate 100 ms and transport 30.0 ms."));
 }
 
 TEST(FeedStatisticsTest, CountsOnlyTheBatchesThatWereTimed) {
@@ -168,6 +217,18 @@ const std::vector<Said>& all_cases() {
        "data "
        "60.0 % of the time. ",
        "`persistent_workers=True`"},
+      {staged(0.6, 0.1, 0, 0),
+       "The wrapped loader sets the pace by its fetch: it was waited for 80.0 % of the time, and your step "
+       "waited for data 60.0 % of the time. ",
+       "Fetch took 600 ms and collate 100 ms. Do less for each sample, read a whole batch"},
+      {staged(0.1, 0.6, 0, 0),
+       "The wrapped loader sets the pace by its collate: it was waited for 80.0 % of the time, and your step "
+       "waited for data 60.0 % of the time. ",
+       "Let `collate_fn` only stack"},
+      {staged(0.1, 0.1, 0.2, 0.7),
+       "The wrapped loader sets the pace by its transport: it was waited for 80.0 % of the time, and your "
+       "step waited for data 60.0 % of the time. ",
+       "transport 900 ms. Yield arrays"},
       {wrapped(fed(0.6, 0.3, 0, 0.8), 0.1),
        "Packing and sending batches on the host sets the pace: it ran 80.0 % of the time, and your step "
        "waited "
@@ -272,12 +333,13 @@ TEST(FeedLimitTest, EachLimitHasItsOwnWords) {
   std::set<std::string_view> labels;
   for (const FeedLimit limit :
        {FeedLimit::unknown, FeedLimit::consumer, FeedLimit::link, FeedLimit::loader, FeedLimit::gather,
-        FeedLimit::device, FeedLimit::residency, FeedLimit::batches}) {
+        FeedLimit::device, FeedLimit::residency, FeedLimit::batches, FeedLimit::fetch, FeedLimit::collate,
+        FeedLimit::transport}) {
     names.insert(feed_limit_name(limit));
     labels.insert(feed_limit_label(limit));
   }
-  EXPECT_EQ(names.size(), 8U);
-  EXPECT_EQ(labels.size(), 8U);
+  EXPECT_EQ(names.size(), 11U);
+  EXPECT_EQ(labels.size(), 11U);
 }
 
 TEST(StallPartsTest, AStallIsDividedAmongTheStagesOfItsBatch) {

@@ -313,7 +313,7 @@ std::vector<Row> rows() {
         .period = 1000,
         .stall = 900,
         .exposed = 102,
-        .limited_by = FeedLimit::loader}},
+        .limited_by = FeedLimit::fetch}},
       {"TakingABatchFromAWorkerIsTheThreadsWork",
        feed(engine, 100,
             [](auto& f) {
@@ -329,7 +329,21 @@ std::vector<Row> rows() {
         .period = 1025,
         .stall = 925,
         .exposed = 102,
-        .limited_by = FeedLimit::loader}},
+        .limited_by = FeedLimit::transport}},
+      {"ACollateThatTakesLonger",
+       feed(engine, 100,
+            [](auto& f) {
+              f.loader.fetch_seconds = 1000 * kMicro;
+              f.loader.collate_seconds = 3000 * kMicro;
+              f.fields[0].in_sequence = true;
+            }),
+       {.loader = 4000,
+        .batch = 35,
+        .transfer = 102,
+        .period = 4035,
+        .stall = 3935,
+        .exposed = 102,
+        .limited_by = FeedLimit::collate}},
       {"FieldsAddUp",
        feed(kernels, 0,
             [](auto& f) {

@@ -13,7 +13,10 @@ enum class FeedLimit : std::uint8_t {
   unknown,    ///< too few batches were timed to tell
   consumer,   ///< your step: the consumer's work between two batches
   link,       ///< transfers between host and device
-  loader,     ///< the wrapped loader, or its workers
+  loader,     ///< the wrapped loader, or its workers; which stage of it is not known
+  fetch,      ///< of a wrapped DataLoader: its dataset, which gives the samples of a batch
+  collate,    ///< of a wrapped DataLoader: its collate_fn, which makes a batch of them
+  transport,  ///< of a wrapped DataLoader: bringing a batch from its worker
   gather,     ///< host threads that gather samples, or that pack and send the batches of a wrapped loader
   device,     ///< kernels that gather samples from device memory
   residency,  ///< moving the resident samples to the device, which happens once
@@ -57,6 +60,13 @@ struct FeedStatistics {
   // Measured on the thread that iterates over a wrapped loader; 0 for penstock's own loader.
   double startup_seconds = 0;
   double loader_seconds = 0;
+  // Stages of a wrapped DataLoader that were timed. Those of workers are divided by the number of workers, so
+  // that each is the least time that the stage needs. A worker writes a batch, and the thread receives it.
+  double fetch_seconds = 0;
+  double collate_seconds = 0;
+  double write_seconds = 0;
+  double receive_seconds = 0;
+  std::string stages_unknown{};  ///< why no stage was timed: "a list is not a DataLoader"; empty: they were
   double land_seconds = 0;
   double consumer_seconds = 0;
 
@@ -82,11 +92,15 @@ struct FeedStatistics {
   [[nodiscard]] double kernel_share() const noexcept;
   [[nodiscard]] double gather_share() const noexcept;
   [[nodiscard]] double loader_share() const noexcept;  ///< of waiting for the wrapped loader
+  [[nodiscard]] double transport_seconds() const noexcept { return write_seconds + receive_seconds; }
   /// The rest of the stalls, which no stage explains. A batch was handed from thread to thread, waited for a
   /// free slot, or its copies were being launched.
   [[nodiscard]] double stall_other_seconds() const noexcept;
 
   [[nodiscard]] FeedLimit limited_by() const noexcept;
+  /// The stage without which the wrapped loader would be fastest: fetch, collate or transport. `loader` if
+  /// the stages that were timed explain less than half of the wait for it.
+  [[nodiscard]] FeedLimit slow_stage() const noexcept;
   /// Says what sets the pace, with figures of the table, and then what to do next. The first sentence ends at
   /// the first full stop before a space and can stand alone.
   [[nodiscard]] std::string sentence() const;
