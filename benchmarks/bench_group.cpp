@@ -11,8 +11,11 @@
 #include <penstock/core/error.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/data/readers.hpp>
+#include <penstock/data/save_weights.hpp>
+#include <penstock/data/weights.hpp>
 #include <penstock/device/device_group.hpp>
 #include <penstock/loader/group_loader.hpp>
+#include <penstock/loader/load_weights.hpp>
 #include <penstock/loader/loader.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/memory/registration.hpp>
@@ -23,10 +26,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -36,12 +41,41 @@
 namespace penstock::bench {
 namespace {
 
+/// The bytes as the one tensor of a file, which is removed at the end. It stays in the page cache.
+class CachedWeights {
+ public:
+  CachedWeights(const std::filesystem::path& folder, std::span<const std::byte> bytes)
+      : path_(folder / fmt::format("penstock-bench-{}.safetensors", ::getpid())) {
+    const std::vector<NewWeight> weights{{"weights", "U8", {bytes.size()}}};
+    const std::string head = lay_out_weights(weights).head;
+    std::ofstream out(path_, std::ios::binary);
+    out.write(head.data(), static_cast<std::streamsize>(head.size()));
+    out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    if (!out.flush()) throw Error(fmt::format("{} cannot be written", path_.string()));
+    out.close();
+    file_.emplace(path_);
+  }
+  ~CachedWeights() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  CachedWeights(const CachedWeights&) = delete;
+  CachedWeights& operator=(const CachedWeights&) = delete;
+
+  [[nodiscard]] const WeightFile& file() const { return *file_; }
+
+ private:
+  const std::filesystem::path path_;
+  std::optional<WeightFile> file_;
+};
+
 /// Memory on each device, and the same bytes in pinned and in pageable memory of the host.
 class GroupBench {
  public:
   GroupBench(const std::vector<std::string>& specs, std::size_t bytes, std::size_t repetitions,
-             std::size_t chunk_bytes, unsigned threads)
-      : group_(open(specs)),
+             std::size_t chunk_bytes, unsigned threads, std::filesystem::path folder)
+      : folder_(std::move(folder)),
+        group_(open(specs)),
         bytes_(bytes),
         repetitions_(repetitions),
         engine_(group_, {.threads = threads, .chunk_bytes = chunk_bytes}),
@@ -80,7 +114,11 @@ class GroupBench {
                        for (std::size_t i = 0; i < group_.size(); ++i) pull(i);
                        synchronize_all();
                      }});
-    race_.push_back({"host copy into pinned slots", [this] { fill_slots(); }});
+    race_.push_back({"host copy into pinned slots", [this] {
+                       fill_slots([this](std::byte* to, std::size_t from, std::size_t count) {
+                         copy_bytes(to, pageable_.data() + from, count, StoreKind::streaming);
+                       });
+                     }});
     race_.push_back({"the first pulls, then pushes", [this] { pull_and_push(); }});
     race_.push_back({"an engine for each, pageable", [this] {
                        std::vector<Transfer> transfers;
@@ -107,6 +145,7 @@ class GroupBench {
 
     double sum = 0;
     for (std::size_t i = 0; i < links; ++i) sum += rate(race_[i]);
+    run_weights(sum);
     run_loaders(sum);
     const double link = sum / static_cast<double>(links);
     const double filled = rate(race_[links + 1]);
@@ -183,6 +222,36 @@ class GroupBench {
     std::vector<std::size_t>& carried = carried_[name];
     carried.resize(after.size());
     for (std::size_t i = 0; i < after.size(); ++i) carried[i] += after[i] - before[i];
+  }
+
+  /// The same bytes out of a file in the page cache, beside as many threads that read it into pinned slots.
+  void run_weights(double sum) {
+    const CachedWeights weights(folder_, pageable_);
+    const WeightFile& file = weights.file();
+    std::vector<Contender> race_{
+        {"host reads of a file into pinned slots",
+         [&] {
+           fill_slots(
+               [&](std::byte* to, std::size_t from, std::size_t count) { file.read(from, {to, count}); });
+         }},
+        {"weights fed once", [&] { load_weights(engine_, file, places_).synchronize(); }},
+        {"weights over relays", [&] { load_weights(engine_, 0, file, places_[0]).synchronize(); }}};
+    verify(race_[1], group_.size());
+    verify(race_[2], 1);
+    race(race_, repetitions_, 1);
+    const double read = rate(race_[0]);
+    const bool held_by_host = read < sum;
+    for (std::size_t i = 1; i < race_.size(); ++i) {
+      note(fmt::format("load_weights, {}: {} receives", i == 1 ? "feed once" : "relay",
+                       i == 1 ? "each of them" : "one of them"),
+           race_[i], held_by_host ? read : sum,
+           held_by_host ? fmt::format("{} threads read it into pinned slots", threads_)
+                        : "the sum of the links",
+           0.90);
+    }
+    for (const Contender& contender : race_) {
+      json["measured"][contender.name]["median_seconds"] = contender.summary().median;
+    }
   }
 
   /// Shuffled epochs of the same bytes, in samples of 64 KiB: by a loader of the group, by one for each
@@ -276,8 +345,8 @@ class GroupBench {
     synchronize_all();
   }
 
-  /// What the host's threads can bring into slots, without a device.
-  void fill_slots() {
+  /// What the host's threads can bring into slots, without a device. `fill`: brings bytes from an offset on.
+  void fill_slots(const std::function<void(std::byte*, std::size_t, std::size_t)>& fill) {
     constexpr std::size_t kGranule = std::size_t{512} << 10;
     const std::size_t window = std::min(std::size_t{64} << 20, bytes_);
     const std::size_t granules = (bytes_ + kGranule - 1) / kGranule;
@@ -289,8 +358,7 @@ class GroupBench {
     team_->for_each(granules, [&](std::size_t granule) {
       const std::size_t from = granule * kGranule;
       const std::size_t count = std::min(kGranule, bytes_ - from);
-      copy_bytes(slots_.data() + from % (window - window % kGranule), pageable_.data() + from, count,
-                 StoreKind::streaming);
+      fill(slots_.data() + from % (window - window % kGranule), from, count);
     });
   }
 
@@ -309,6 +377,7 @@ class GroupBench {
     }
   }
 
+  const std::filesystem::path folder_;  ///< of a file
   const DeviceGroup group_;
   const std::size_t bytes_;
   const std::size_t repetitions_;
@@ -338,6 +407,7 @@ int run_group_bench(int argc, char** argv) {
   std::size_t repetitions = 5;
   std::size_t chunk_kib = 0;
   unsigned threads = 0;
+  std::string folder = std::filesystem::temp_directory_path().string();
   std::string json_file;
   app.add_option("--devices", devices, "two devices or more")->required();
   app.add_option("--mib", mib, "MiB of a transfer")->check(CLI::Range(1, 1 << 20));
@@ -345,10 +415,12 @@ int run_group_bench(int argc, char** argv) {
   app.add_option("--chunk-kib", chunk_kib, "KiB of the largest chunk; 0: as the links' profiles say");
   app.add_option("--threads", threads, "threads of each device's engine; 0: as the link's profile says")
       ->check(CLI::Range(0, 16));
+  app.add_option("--folder", folder, "a folder for a file of as many MiB, which stays in the page cache")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--json", json_file, "a file for the figures");
   CLI11_PARSE(app, argc, argv);
   try {
-    GroupBench bench(devices, mib << 20, repetitions, chunk_kib << 10, threads);
+    GroupBench bench(devices, mib << 20, repetitions, chunk_kib << 10, threads, folder);
     bench.run();
     fmt::print("{}, transfers of {}\n\n", fmt::join(devices, " and "), format_bytes(mib << 20));
     print_table(bench.rows);

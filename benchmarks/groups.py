@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -29,12 +31,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mib", type=int, default=2048, help="of a transfer in MiB, default %(default)s")
     parser.add_argument("--repetitions", type=int, default=9, help="of each measurement, default %(default)s")
     parser.add_argument("--seconds", type=float, default=3, help="of each all-reduce, default %(default)s")
+    parser.add_argument("--folder", help="for a file of as many MiB, which stays in the page cache")
     parser.add_argument("--json", help="write the figures here")
     return parser.parse_args()
 
 
 class Bench:
     def __init__(self, arguments: argparse.Namespace):
+        import penstock
         import torch
 
         self.torch = torch
@@ -44,6 +48,16 @@ class Bench:
         self.pinned = self.pageable.pin_memory()
         self.kept = [torch.empty_like(self.pageable, device=device) for device in self.devices]
         self.rates: dict[str, float] = {}
+        self.folder = tempfile.TemporaryDirectory(dir=arguments.folder)
+        self.file = os.path.join(self.folder.name, "weights.safetensors")
+        penstock.save_safetensors({"weights": self.pageable}, self.file)
+
+    def load(self, *device: str, **more: Any) -> list[Any]:
+        """The file, out of the page cache, on each device that receives it."""
+        import penstock
+
+        loaded = penstock.load_safetensors(self.file, *device, **more)
+        return [each["weights"] for each in (loaded if "group" in more else [loaded])]
 
     def synchronize(self) -> None:
         for device in self.devices:
@@ -77,6 +91,9 @@ class Bench:
             "to_device, to the first alone, pageable": lambda: [penstock.to_device(self.pageable, first)],
             "to_device(relay=), pinned": lambda: [penstock.to_device(self.pinned, first, relay=others)],
             "to_device(relay=), pageable": lambda: [penstock.to_device(self.pageable, first, relay=others)],
+            "load_safetensors(group=)": lambda: self.load(group=self.devices),
+            "load_safetensors, to the first alone": lambda: self.load(first),
+            "load_safetensors(relay=)": lambda: self.load(first, relay=others),
         }
 
     def verify(self, name: str, call: Callable[[], list[Any]]) -> None:
