@@ -38,8 +38,9 @@ def parse() -> argparse.Namespace:
 
 class Bench:
     def __init__(self, arguments: argparse.Namespace):
-        import penstock
         import torch
+
+        import penstock
 
         self.torch = torch
         self.arguments = arguments
