@@ -184,13 +184,11 @@ void judge(Finding& finding, const DeviceAccount& account, double fed) {
                                                            : Severity::note;
 }
 
-/// The calls whose beginning lies in the window, of threads that launch kernels.
-std::vector<KnownCall> calls_within(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
+/// The calls of threads that launch kernels.
+std::vector<KnownCall> calls_of_launching_threads(const Timeline& timeline, const HostActivity& host) {
   std::vector<KnownCall> calls = find_call_sites(timeline);
-  std::erase_if(calls, [&](const KnownCall& known) {
-    const TimelineCall& call = timeline.calls[known.call];
-    return !host.launches[call.thread] || call.time.begin < window.begin || call.time.begin >= window.end;
-  });
+  std::erase_if(calls,
+                [&](const KnownCall& known) { return !host.launches[timeline.calls[known.call].thread]; });
   return calls;
 }
 
@@ -215,7 +213,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   const HostActivity host = host_activity(timeline);
   const SpanIndex waits(host.waits);
   const TimeSpan window = account_window(timeline);
-  const std::vector<KnownCall> calls = calls_within(timeline, host, window);
+  const std::vector<KnownCall> calls = calls_of_launching_threads(timeline, host);
   const std::vector<bool> host_steps = active_steps_of_host(timeline, host, window);
   const std::vector<NotExamined> left_out = not_recorded(timeline);
   for (const std::uint16_t device : active_devices(timeline)) {

@@ -988,6 +988,25 @@ TEST(Findings, LeaveWorkBehindTheLastStepOut) {
   EXPECT_THAT(ids(diagnose(builder)), Not(Contains("pageable-copies"))) << "in 2 of 5 steps";
 }
 
+TEST(Findings, LeaveCallsOutsideTheStepsOut) {
+  for (const CallKind kind : {CallKind::pin, CallKind::device_synchronize}) {
+    TimelineBuilder builder =
+        steps([kind](TimelineBuilder& b, std::int64_t t) { b.call(kind, t + 10, t + 15); }, 20, 12);
+    builder.timeline.steps = {builder.timeline.steps.begin() + 2, builder.timeline.steps.end() - 2};
+    EXPECT_DOUBLE_EQ(only_finding(builder).count, 1) << call_kind_name(kind);
+  }
+}
+
+TEST(Findings, KnowTheCallsOfCopiesIfTheHostIsFarAhead) {
+  TimelineBuilder builder = pinned_copies(false);
+  for (TimelineCall& call : builder.timeline.calls) call.time = TimelineBuilder::us(-200, -190);
+  for (TimelineHostSpan& span : builder.timeline.host) span.time = TimelineBuilder::us(-250, -100);
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.id, "exposed-copies");
+  ASSERT_THAT(finding.places, SizeIs(1));
+  EXPECT_EQ(finding.places[0].function, "train.py(10): step");
+}
+
 TEST(Findings, LeaveWhatAHostAheadSeldomDoes) {
   const auto pins_once = [](TimelineBuilder& b, std::int64_t step, std::int64_t t) {
     if (step >= 10 && step < 20) b.call(CallKind::pin, t, t + 20);
