@@ -58,6 +58,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view);
 std::optional<Finding> find_pageable_copies(const DeviceView& view);
 std::optional<Finding> find_blocking_copies(const DeviceView& view);
 std::optional<Finding> find_exposed_copies(const DeviceView& view);
+std::optional<Finding> find_default_stream_waits(const DeviceView& view);
 std::optional<Finding> find_same_data_again(const DeviceView& view);
 std::optional<Finding> find_small_copies(const DeviceView& view);
 std::optional<Finding> find_widened_copies(const DeviceView& view);

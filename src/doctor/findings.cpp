@@ -32,6 +32,7 @@ constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_wait
                                                   {"pageable-copies", find_pageable_copies},
                                                   {"blocking-copies", find_blocking_copies},
                                                   {"exposed-copies", find_exposed_copies},
+                                                  {"default-stream-waits", find_default_stream_waits},
                                                   {"small-copies", find_small_copies},
                                                   {"widened-copies", find_widened_copies},
                                                   {"same-data-again", find_same_data_again},
@@ -62,6 +63,10 @@ constexpr auto kCompiledChanges = std::to_array<CompiledChange>(
      {"blocking-copies", "cudaMemcpyAsync in place of cudaMemcpy, and no synchronization behind it",
       "stream.wait(engine.copy(x, batch, bytes))"},
      {"exposed-copies", "copy the next batch on a stream of its own while this one is used",
+      "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
+     {"default-stream-waits",
+      "cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking); copy the next batch there, and let events "
+      "order the two. nvcc --default-stream per-thread also does without the default stream",
       "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
      {"small-copies", "put the pieces side by side in one pinned buffer, and copy that",
       "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
