@@ -414,6 +414,13 @@ CODE = (
     + entry(2, struct.pack("<III", 0, 1, 2))
 )
 
+STREAMS = (
+    entry(8, struct.pack("<II", 1, 0))
+    + entry(9, struct.pack("<III", 1, 0, 3))
+    + entry(9, struct.pack("<III", 1, 13, 1))
+    + entry(9, struct.pack("<III", 1, 13, 2))
+)
+
 OTHERS = bytes(3 * 32) + total(0, 0, 0, 0, 5, 0, 77) + bytes(4 * 32)
 SLOTS = (
     total(3, 1, 0, 1, 80, 8 << 20, 16000)
@@ -438,6 +445,8 @@ RECORDING = {
     "ok-code": recording(STEPS, CODE),
     "ok-code-cut": recording(STEPS, entry(5, b"1234567") + entry(5, bytes(8)) + entry(2, struct.pack("<II", 0, 1))),
     "ok-nodes": recording(STEPS, PLACES + entry(6, struct.pack("<II", 0, 1)) + entry(6, b"123") + entry(7, struct.pack("<I", 0))),
+    "ok-streams": recording(STEPS, PLACES + STREAMS),
+    "ok-streams-cut": recording(STEPS, entry(8, b"123") + entry(9, struct.pack("<II", 1, 0))),
     "ok-empty": recording(),
     "ok-cut": recording(STEPS, PLACES)[:-100],
     "ok-cut-text": recording(STEPS, PLACES)[:4140],

@@ -51,9 +51,11 @@ enum CuptiActivity : std::int32_t {
   kActivitySet = 2,
   kActivityDriver = 4,
   kActivityRuntime = 5,
+  kActivityContext = 9,
   kActivityKernel = 10,  // those of several streams at once; kind 3 would make them run one after the other
   kActivityMarker = 12,
   kActivityPeerCopy = 22,
+  kActivityStream = 37,
 };
 
 // All records are packed, and aligned to 8 bytes.
@@ -134,6 +136,26 @@ struct CuptiMarkerRecord {
   const char* domain;  ///< null: the program's own
 };
 static_assert(offsetof(CuptiMarkerRecord, name) == 40 && sizeof(CuptiMarkerRecord) == 56);
+
+/// A context that was made. Later versions have more members.
+struct CuptiContextRecord {
+  std::int32_t activity;
+  std::uint32_t context;
+  std::uint32_t device;
+  std::uint16_t unused[2];
+};
+static_assert(sizeof(CuptiContextRecord) == 16);
+
+/// A stream that was made. Each context has some from the beginning, its default stream among them.
+struct CuptiStreamRecord {
+  std::int32_t activity;
+  std::uint32_t context;
+  std::uint32_t stream;
+  std::uint32_t priority;
+  std::uint32_t kind;
+  std::uint32_t correlation;
+};
+static_assert(sizeof(CuptiStreamRecord) == 24);
 
 /// Null members: this CUPTI lacks them. All of those without a comment are there.
 struct Cupti {

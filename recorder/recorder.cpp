@@ -18,6 +18,7 @@
 #include "places.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
+#include "streams.hpp"
 #include "subscriber_watch.hpp"
 
 #include <dlfcn.h>
@@ -52,8 +53,8 @@ constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
 constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
-constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel,
-                                        kActivityMarker};
+constexpr std::int32_t kActivities[] = {kActivityCopy,   kActivityPeerCopy, kActivitySet,   kActivityKernel,
+                                        kActivityMarker, kActivityContext,  kActivityStream};
 
 /// The latest launch through the driver that was read.
 struct DriverLaunch {
@@ -108,6 +109,7 @@ struct Function {
 Function driver_functions[kMostFunctions];
 Function runtime_functions[kMostFunctions];
 Devices devices;  // noted with the lock of `stopping`
+Streams streams;
 WatchedThread watched_threads[16];
 std::atomic<std::size_t> watched_count{0};
 NumberTable next_codes;  // of the worker
@@ -132,6 +134,11 @@ const Function& function_of(int domain, std::uint32_t function) noexcept {
 
 std::uint8_t kind_of(int domain, std::uint32_t function) noexcept {
   return function_of(domain, function).kind;
+}
+
+/// Of a device; the others only tell more of it.
+bool is_work(std::int32_t activity) noexcept {
+  return activity != kActivityMarker && activity != kActivityContext && activity != kActivityStream;
 }
 
 bool is_launch(std::uint8_t kind) noexcept { return kind == static_cast<std::uint8_t>(CallKind::launch); }
@@ -324,6 +331,10 @@ void add_activity(const void* data) noexcept {
     }
     case kActivityMarker:
       return add_range_end(*static_cast<const CuptiMarkerRecord*>(data));
+    case kActivityContext:
+      return Streams::add(*static_cast<const CuptiContextRecord*>(data), file);
+    case kActivityStream:
+      return streams.add(*static_cast<const CuptiStreamRecord*>(data), file);
     case kActivityDriver:
     case kActivityRuntime:
       return add_call_activity(*static_cast<const CuptiCallRecord*>(data));
@@ -596,7 +607,7 @@ void start() noexcept {
   for (const std::int32_t activity : kActivities) {
     if (activity == kActivityKernel && !parts.kernels) continue;
     const CuptiResult result = cupti.enable(activity);
-    if (result != kCuptiSuccess && activity != kActivityMarker) refused = result;
+    if (result != kCuptiSuccess && is_work(activity)) refused = result;
   }
   if (refused != kCuptiSuccess) note_error("CUPTI refused to record copies or kernels", refused);
   switch_call_records(true);

@@ -1,3 +1,4 @@
+#include "doctor/default_stream.hpp"
 #include "doctor/device_view.hpp"
 #include "doctor/recording_format.hpp"
 #include "doctor/rule_tools.hpp"
@@ -145,6 +146,23 @@ std::vector<ViewedCopy> copies_that(const DeviceView& view, const Test& test) {
   return chosen;
 }
 
+/// Asynchronous copies from pinned memory: those that the default stream holds up, or all others.
+std::vector<ViewedCopy> asynchronous_copies(const DeviceView& view, bool are_held) {
+  const std::vector<bool> held = held_by_default_stream(view);
+  return copies_that(view, [&](const ViewedCopy& viewed) {
+    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr &&
+           held[static_cast<std::size_t>(&viewed - view.copies.data())] == are_held;
+  });
+}
+
+/// What is saved if kernels hide these copies. `exposed`: what they do not hide yet.
+GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& copies,
+                         const Finding& finding, double exposed) {
+  const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
+  const double room = std::max(0.0, kernel - (finding.seconds - exposed));
+  return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_before(view, copies)};
+}
+
 }  // namespace
 
 std::optional<Finding> find_pageable_copies(const DeviceView& view) {
@@ -196,16 +214,12 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
 }
 
 std::optional<Finding> find_exposed_copies(const DeviceView& view) {
-  const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
-    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;
-  });
+  const auto copies = asynchronous_copies(view, false);
   const double exposed = exposed_seconds(view, copies);
   if (!is_regular(view, copies) || exposed < kExposed * view.account.step_seconds()) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const bool shared = shares_stream(view, copies);
-  const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
-  const double room = std::max(0.0, kernel - (finding.seconds - exposed));
-  finding.gain = {std::min(exposed, room) / 2, std::min(exposed, room) + idle_before(view, copies)};
+  finding.gain = gain_if_hidden(view, copies, finding, exposed);
   finding.text = fmt::format("Asynchronous copies that nothing hides: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));
@@ -214,6 +228,29 @@ std::optional<Finding> find_exposed_copies(const DeviceView& view) {
              : "They have a stream of their own, but begin too late for a kernel to run meanwhile.";
   finding.change = shared ? "copy the next batch on a torch.cuda.Stream() of its own while this one is used"
                           : "copy the next batch before this one's kernels are launched";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  return finding;
+}
+
+std::optional<Finding> find_default_stream_waits(const DeviceView& view) {
+  const auto copies = asynchronous_copies(view, true);
+  const double exposed = exposed_seconds(view, copies);
+  if (!is_regular(view, copies) || exposed < kExposed * view.account.step_seconds()) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  finding.gain = gain_if_hidden(view, copies, finding, exposed);
+  const auto first = view.timeline.stream_kinds.find({view.account.device, copies[0].copy->stream});
+  const bool on_default = first->second == StreamKind::default_stream;
+  finding.text = fmt::format(
+      "Copies {}: {}{}. They and kernels on {} wait for each other. Nothing hides {} of their {}.",
+      on_default ? "on the default stream" : "on a stream that blocks on the default one",
+      count_text(view, finding), rate_text(finding), on_default ? "other streams" : "the default stream",
+      format_seconds(exposed), format_seconds(finding.seconds));
+  finding.meaning =
+      "Work on the default stream waits for earlier work of every stream that was made without "
+      "cudaStreamNonBlocking, and their later work waits for it.";
+  finding.change =
+      "copy the next batch on a torch.cuda.Stream(), or make the stream non-blocking, such as "
+      "cupy.cuda.Stream(non_blocking=True)";
   finding.penstock_change = "for batch in penstock.feed(loader): ...";
   return finding;
 }

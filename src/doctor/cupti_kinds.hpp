@@ -1,6 +1,7 @@
 #pragma once
 
 #include <penstock/device/memory_kind.hpp>
+#include <penstock/doctor/timeline.hpp>
 
 #include <cstdint>
 #include <optional>
@@ -34,6 +35,20 @@ namespace penstock {
       return std::nullopt;
     default:
       return CopyDirection::d2d;
+  }
+}
+
+/// Of those of streams; nullopt: another one.
+[[nodiscard]] constexpr std::optional<StreamKind> cupti_stream_kind(std::uint32_t kind) noexcept {
+  switch (kind) {
+    case 1:  // made without a flag
+      return StreamKind::blocking;
+    case 2:
+      return StreamKind::non_blocking;
+    case 3:  // the null stream
+      return StreamKind::default_stream;
+    default:
+      return std::nullopt;
   }
 }
 

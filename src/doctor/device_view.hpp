@@ -35,9 +35,10 @@ struct DeviceView {
   const HostActivity& host;
   const DeviceAccount& account;
   const SpanIndex& kernels;
-  const SpanIndex& busy;                ///< kernels and copies
-  const SpanIndex& waits;               ///< for a DataLoader
-  const std::vector<KnownCall>& calls;  ///< within the window, of threads that launch kernels
+  const SpanIndex& busy;   ///< kernels and copies
+  const SpanIndex& waits;  ///< for a DataLoader
+  /// Of threads that launch kernels. If the host runs ahead, those of the window's copies come before it.
+  const std::vector<KnownCall>& calls;
   const std::vector<bool>& host_steps;  ///< by step: threads that launch kernels make calls in it
   std::vector<bool> device_steps;       ///< by step: the device's kernels or copies begin in it
   std::vector<ViewedCopy> copies;       ///< in the order of their beginnings
@@ -45,6 +46,9 @@ struct DeviceView {
   const LinkProfile* profile = nullptr;  ///< of the recorded machine; null: not known
 
   [[nodiscard]] const TimelineCall& call(const KnownCall& known) const { return timeline.calls[known.call]; }
+  [[nodiscard]] bool is_within(TraceTime time) const {
+    return time >= account.window.begin && time < account.window.end;
+  }
   [[nodiscard]] double steps() const { return static_cast<double>(std::max<std::size_t>(account.steps, 1)); }
 };
 
@@ -54,6 +58,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view);
 std::optional<Finding> find_pageable_copies(const DeviceView& view);
 std::optional<Finding> find_blocking_copies(const DeviceView& view);
 std::optional<Finding> find_exposed_copies(const DeviceView& view);
+std::optional<Finding> find_default_stream_waits(const DeviceView& view);
 std::optional<Finding> find_same_data_again(const DeviceView& view);
 std::optional<Finding> find_small_copies(const DeviceView& view);
 std::optional<Finding> find_widened_copies(const DeviceView& view);

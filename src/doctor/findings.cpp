@@ -32,6 +32,7 @@ constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_wait
                                                   {"pageable-copies", find_pageable_copies},
                                                   {"blocking-copies", find_blocking_copies},
                                                   {"exposed-copies", find_exposed_copies},
+                                                  {"default-stream-waits", find_default_stream_waits},
                                                   {"small-copies", find_small_copies},
                                                   {"widened-copies", find_widened_copies},
                                                   {"same-data-again", find_same_data_again},
@@ -62,6 +63,10 @@ constexpr auto kCompiledChanges = std::to_array<CompiledChange>(
      {"blocking-copies", "cudaMemcpyAsync in place of cudaMemcpy, and no synchronization behind it",
       "stream.wait(engine.copy(x, batch, bytes))"},
      {"exposed-copies", "copy the next batch on a stream of its own while this one is used",
+      "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
+     {"default-stream-waits",
+      "cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking); copy the next batch there, and let events "
+      "order the two. nvcc --default-stream per-thread also does without the default stream",
       "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
      {"small-copies", "put the pieces side by side in one pinned buffer, and copy that",
       "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
@@ -184,13 +189,11 @@ void judge(Finding& finding, const DeviceAccount& account, double fed) {
                                                            : Severity::note;
 }
 
-/// The calls whose beginning lies in the window, of threads that launch kernels.
-std::vector<KnownCall> calls_within(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
+/// The calls of threads that launch kernels.
+std::vector<KnownCall> calls_of_launching_threads(const Timeline& timeline, const HostActivity& host) {
   std::vector<KnownCall> calls = find_call_sites(timeline);
-  std::erase_if(calls, [&](const KnownCall& known) {
-    const TimelineCall& call = timeline.calls[known.call];
-    return !host.launches[call.thread] || call.time.begin < window.begin || call.time.begin >= window.end;
-  });
+  std::erase_if(calls,
+                [&](const KnownCall& known) { return !host.launches[timeline.calls[known.call].thread]; });
   return calls;
 }
 
@@ -215,7 +218,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   const HostActivity host = host_activity(timeline);
   const SpanIndex waits(host.waits);
   const TimeSpan window = account_window(timeline);
-  const std::vector<KnownCall> calls = calls_within(timeline, host, window);
+  const std::vector<KnownCall> calls = calls_of_launching_threads(timeline, host);
   const std::vector<bool> host_steps = active_steps_of_host(timeline, host, window);
   const std::vector<NotExamined> left_out = not_recorded(timeline);
   for (const std::uint16_t device : active_devices(timeline)) {

@@ -61,7 +61,7 @@ std::vector<HostWait> host_waits(const DeviceView& view) {
   std::vector<HostWait> waits;
   for (const KnownCall& known : view.calls) {
     const TimelineCall& call = view.call(known);
-    if (known.site.in_wait || of_inputs.contains(&known)) continue;
+    if (!view.is_within(call.time.begin) || known.site.in_wait || of_inputs.contains(&known)) continue;
     if (const auto waiting = waiting_copies.find(&known); waiting != waiting_copies.end())
       waits.push_back({&known, call.time, waiting->second->copy->bytes});
     if (!is_synchronization(call.kind)) continue;
@@ -91,7 +91,7 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   for (const KnownCall& known : view.calls) {
     const TimelineCall& call = view.call(known);
     if (call.kind != kind && call.kind != opposite) continue;
-    if (call.time.begin < steps[first].begin) continue;
+    if (call.time.begin < steps[first].begin || !view.is_within(call.time.begin)) continue;
     times.push_back(call.time.begin);
     took += call.time.end - call.time.begin;
     gaps.push_back(gap_after(view, call.time));

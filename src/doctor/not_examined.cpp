@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -25,6 +27,23 @@ std::size_t copies_without_node(const Timeline& timeline, TimeSpan window) {
                copy.time.begin >= window.begin && copy.time.begin < window.end &&
                (copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device));
       }));
+}
+
+/// Streams on which a large copy to a device runs within the window, and if there are any, those of kernels,
+/// for which the recording does not tell whether the default stream and they wait for each other.
+std::size_t streams_of_unknown_kind(const Timeline& timeline, TimeSpan window) {
+  std::set<std::pair<std::uint16_t, std::uint32_t>> streams;
+  const auto see = [&](std::uint16_t device, std::uint32_t stream, TimeSpan time) {
+    if (time.begin >= window.begin && time.begin < window.end) streams.emplace(device, stream);
+  };
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes)
+      see(copy.device, copy.stream, copy.time);
+  }
+  if (streams.empty()) return 0;
+  for (const TimelineWork& work : timeline.work) see(work.device, work.stream, work.time);
+  return static_cast<std::size_t>(std::ranges::count_if(
+      streams, [&](const auto& stream) { return !timeline.stream_kinds.contains(stream); }));
 }
 
 using List = std::vector<NotExamined>;
@@ -107,7 +126,8 @@ void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
 
 void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) {
-    list.push_back({{"far-memory"}, "The NUMA node, and the default stream: no trace tells them."});
+    list.push_back({{"far-memory", "default-stream-waits"},
+                    "The NUMA node, and the default stream: no trace tells them."});
     return;
   }
   if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
@@ -117,7 +137,17 @@ void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
                      "copies of more than 64 KiB. Containers often forbid to ask for it (move_pages).",
                      without_node)});
   }
-  list.push_back({{}, "The default stream: it is not recorded."});
+}
+
+/// A trace has said it with the nodes.
+void add_streams(List& list, const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) return;
+  if (const std::size_t unknown = streams_of_unknown_kind(timeline, window); unknown > 0) {
+    list.push_back({{"default-stream-waits"},
+                    fmt::format("Copies and kernels that wait for the default stream: of {} streams it is "
+                                "not known whether they do. Earlier recorders did not write it down.",
+                                unknown)});
+  }
 }
 
 /// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account.
@@ -145,10 +175,10 @@ std::vector<NotExamined> not_recorded(const Timeline& timeline) {
       !timeline.has_launches ? "the calls that launch kernels were left out of the recording. Record them."
       : !timeline.has_calls  ? "all calls but launches were left out of the recording. Record them."
                              : "no calls of CUDA were recorded.";
-  list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "contended-copies", "pinning",
-                   "device-allocations"},
+  list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits",
+                   "contended-copies", "pinning", "device-allocations"},
                   fmt::format("Synchronizations, blocking copies, asynchronous ones, copies that wait for "
-                              "others, pinning and allocations: {}",
+                              "others or for the default stream, pinning and allocations: {}",
                               why)});
   return list;
 }
@@ -162,6 +192,7 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   add_memory(list, timeline);
   add_contents(list, timeline, window);
   add_nodes(list, timeline, window);
+  add_streams(list, timeline, window);
   return list;
 }
 

@@ -90,6 +90,7 @@ class RecordingParser {
     read_records();
     keep_memory();
     keep_only_node();
+    keep_stream_kinds();
     keep_ranges();
     Timeline& timeline = recording_.timeline;
     timeline.source = TimelineSource::recorder;
@@ -233,6 +234,14 @@ class RecordingParser {
       case TextType::only_node:
         if (bytes.size() >= kNumber && number_at(bytes, 0) < kUnknownNode)
           only_node_ = static_cast<std::uint8_t>(number_at(bytes, 0));
+        break;
+      case TextType::context:
+        if (bytes.size() >= 2 * kNumber && number_at(bytes, 1) < kMostRecordedDevices)
+          context_devices_[number_at(bytes, 0)] = static_cast<std::uint16_t>(number_at(bytes, 1));
+        break;
+      case TextType::stream:
+        if (bytes.size() >= 3 * kNumber)
+          streams_.push_back({number_at(bytes, 0), number_at(bytes, 1), number_at(bytes, 2)});
         break;
     }
   }
@@ -378,6 +387,21 @@ class RecordingParser {
     }
   }
 
+  /// Contexts have numbers of their own for streams. If two streams of a device have the same number and
+  /// other kinds, nobody knows which of them a record means.
+  void keep_stream_kinds() {
+    auto& kinds = recording_.timeline.stream_kinds;
+    std::set<std::pair<std::uint16_t, std::uint32_t>> unclear;
+    for (const RecordedStream& stream : streams_) {
+      const auto device = context_devices_.find(stream.context);
+      const std::optional<StreamKind> kind = cupti_stream_kind(stream.kind);
+      if (device == context_devices_.end() || !kind) continue;
+      const auto [known, added] = kinds.try_emplace({device->second, stream.number}, *kind);
+      if (known->second != *kind) unclear.insert(known->first);
+    }
+    for (const auto& stream : unclear) kinds.erase(stream);
+  }
+
   /// The ring does not give the records in the order of their times.
   void keep_ranges() {
     std::unordered_map<std::uint32_t, TraceTime> ends;
@@ -511,6 +535,12 @@ class RecordingParser {
     std::uint8_t loader = 0;
   };
 
+  struct RecordedStream {
+    std::uint32_t context = 0;
+    std::uint32_t number = 0;
+    std::uint32_t kind = 0;  ///< as CUPTI's
+  };
+
   struct CopiedMemory {
     std::uint64_t contents = 0;
     std::uint32_t correlation = 0;
@@ -528,6 +558,8 @@ class RecordingParser {
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;
   std::vector<CopiedMemory> memory_;
+  std::vector<RecordedStream> streams_;
+  std::unordered_map<std::uint32_t, std::uint16_t> context_devices_;
   std::unordered_map<std::string, std::uint32_t> names_;
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;

@@ -19,6 +19,7 @@ namespace penstock {
 namespace {
 
 using test::TimelineBuilder;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -221,6 +222,140 @@ TEST(Findings, TellCopiesOnAStreamOfTheirOwn) {
   TimelineBuilder builder = pinned_copies(false);
   for (TimelineCopy& copy : builder.timeline.copies) copy.stream = 20;
   EXPECT_THAT(only_finding(builder).meaning, HasSubstr("a stream of their own"));
+}
+
+constexpr std::uint32_t kDefaultStream = 7;
+constexpr std::uint32_t kBlockingStream = 13;
+constexpr std::uint32_t kOwnStream = 20;
+
+/// In each step, a copy is called at once. It runs when the kernel of the step before has ended, and a kernel
+/// follows it.
+struct DefaultStream {
+  static constexpr std::int64_t kNone = -1000;
+  std::uint32_t copies = kDefaultStream;
+  std::uint32_t kernels = kBlockingStream;
+  std::int64_t called = -50;  ///< in the step before, while its kernel runs
+  std::int64_t took = 200;
+  std::int64_t launched = 1;
+  std::int64_t gap = 5;             ///< until the kernel begins
+  std::int64_t own_kernel = kNone;  ///< when one ends on the copy's stream
+  std::int64_t hiding = 0;          ///< how much of the copy a kernel of a third stream hides
+  MemoryKind memory = MemoryKind::pinned;
+};
+TimelineBuilder with_default_stream(const DefaultStream& d) {
+  TimelineBuilder builder;
+  builder.timeline.source = TimelineSource::recorder;
+  builder.timeline.stream_kinds = {{{0, kDefaultStream}, StreamKind::default_stream},
+                                   {{0, kBlockingStream}, StreamKind::blocking},
+                                   {{0, kBlockingStream + 1}, StreamKind::blocking},
+                                   {{0, kOwnStream}, StreamKind::non_blocking}};
+  builder.kernel(0, 0, 1000, d.kernels);
+  for (std::int64_t t = 1000; t < 9000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.frame("train.cpp(10): step", t - 100, t + 899);
+    builder.copy(CopyDirection::h2d, d.memory, kMiB4, t + d.called, t + d.called + 2, t + 5, t + 5 + d.took,
+                 d.copies);
+    if (d.hiding > 0) builder.kernel(t + d.called + 2, t + 5, t + 5 + d.hiding, kOwnStream);
+    if (d.own_kernel != d.kNone) builder.kernel(t - 60, t - 40, t + d.own_kernel, d.copies);
+    builder.kernel(t + d.launched, t + 5 + d.took + d.gap, t + 1000, d.kernels);
+  }
+  return builder;
+}
+std::vector<std::string> with(const DefaultStream& d) { return ids(diagnose(with_default_stream(d))); }
+
+TEST(Findings, NameCopiesOnTheDefaultStreamThatWaitForKernels) {
+  const Finding finding = only_finding(with_default_stream({}));
+  EXPECT_EQ(finding.id, "default-stream-waits");
+  EXPECT_DOUBLE_EQ(finding.count, 1);
+  EXPECT_DOUBLE_EQ(finding.bytes, kMiB4);
+  EXPECT_EQ(finding.places.at(0).function, "train.cpp(10): step");
+  EXPECT_THAT(finding.text, AllOf(HasSubstr("Copies on the default stream: 1 in a step, 4 MiB at 21.0 GB/s"),
+                                  HasSubstr("kernels on other streams wait for each other"),
+                                  HasSubstr("Nothing hides 200 µs of their 200 µs")));
+  // With the 5 us from the kernel to the copy.
+  expect_gain(finding, 100, 205);
+}
+
+TEST(Findings, NameCopiesThatKernelsOnTheDefaultStreamHoldUp) {
+  const Finding finding = only_finding(with_default_stream({kBlockingStream, kDefaultStream}));
+  EXPECT_EQ(finding.id, "default-stream-waits");
+  EXPECT_THAT(finding.text, AllOf(HasSubstr("Copies on a stream that blocks on the default one: 1 in a step"),
+                                  HasSubstr("kernels on the default stream wait for each other")));
+}
+
+TEST(Findings, TakeCopiesForHeldUpOnlyIfTheDefaultStreamDoesIt) {
+  EXPECT_THAT(with({kDefaultStream, kDefaultStream}), ElementsAre("exposed-copies")) << "its own order";
+  EXPECT_THAT(with({kBlockingStream, kBlockingStream}), ElementsAre("exposed-copies"));
+  EXPECT_THAT(with({kBlockingStream, kBlockingStream + 1}), ElementsAre("exposed-copies"));
+  EXPECT_THAT(with({kOwnStream, kDefaultStream}), ElementsAre("exposed-copies")) << "non-blocking ones";
+  EXPECT_THAT(with({kDefaultStream, kOwnStream}), ElementsAre("exposed-copies"));
+  EXPECT_THAT(with({.memory = MemoryKind::pageable}), ElementsAre("pageable-copies"));
+  TimelineBuilder unknown = with_default_stream({});
+  unknown.timeline.stream_kinds.erase({0, kBlockingStream});
+  EXPECT_THAT(ids(diagnose(unknown)), ElementsAre("exposed-copies"));
+  TimelineBuilder elsewhere = with_default_stream({});
+  elsewhere.timeline.stream_kinds = {{{1, kDefaultStream}, StreamKind::default_stream},
+                                     {{1, kBlockingStream}, StreamKind::blocking}};
+  EXPECT_THAT(ids(diagnose(elsewhere)), ElementsAre("exposed-copies")) << "another device's streams";
+}
+
+TEST(Findings, TakeCopiesThatAreCalledLateForNoneThatWait) {
+  // The copy is called when the kernel has ended, and the next one is launched when the copy has.
+  EXPECT_THAT(with({.called = -3, .launched = 205}), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(with({.called = -2, .launched = 205}), ElementsAre("exposed-copies"));
+  EXPECT_THAT(with({.called = 0, .launched = 204}), ElementsAre("default-stream-waits"))
+      << "the kernel waits for it";
+  EXPECT_THAT(with({.called = 0, .launched = 205}), ElementsAre("exposed-copies"));
+  EXPECT_THAT(with({.called = 0, .gap = 20}), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(with({.called = 0, .gap = 21}), ElementsAre("exposed-copies")) << "it waits for something else";
+  EXPECT_THAT(with({.kernels = kOwnStream, .called = 0}), ElementsAre("exposed-copies"));
+  EXPECT_THAT(with({.called = 0, .hiding = 10}), ElementsAre("exposed-copies")) << "another kernel is next";
+}
+
+TEST(Findings, TakeCopiesThatWaitForTheirOwnStreamForNoneThatWait) {
+  EXPECT_THAT(with({.launched = 205, .own_kernel = -1}), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(with({.launched = 205, .own_kernel = 0}), ElementsAre("exposed-copies"));
+}
+
+TEST(Findings, TakeCopiesThatRunBesideKernelsForNoneThatWait) {
+  EXPECT_THAT(with({.called = 0, .gap = -10}), ElementsAre("exposed-copies"));
+  TimelineBuilder builder = with_default_stream({.launched = 205});
+  for (std::int64_t t = 1000; t < 9000; t += 1000) builder.kernel(t - 60, t - 40, t + 8, kBlockingStream);
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("exposed-copies"));
+}
+
+TEST(Findings, TakeKernelsOfAnotherDeviceOrThreadForNoneThatWait) {
+  TimelineBuilder device = with_default_stream({kDefaultStream, kDefaultStream});
+  for (std::int64_t t = 1000; t < 9000; t += 1000) device.kernel(t - 60, t - 40, t + 1, kBlockingStream, 1);
+  EXPECT_THAT(ids(diagnose(device)), ElementsAre("exposed-copies"));
+  // Each copy is called by a thread of its own, which launched something long ago.
+  TimelineBuilder threads = with_default_stream({.called = 0});
+  std::uint16_t thread = 0;
+  for (TimelineCall& call : threads.timeline.calls) {
+    if (call.kind == CallKind::copy) call.thread = ++thread;
+  }
+  for (; thread > 0; --thread) threads.call(CallKind::launch, 1, 2, thread);
+  EXPECT_THAT(ids(diagnose(threads)), ElementsAre("exposed-copies"));
+}
+
+TEST(Findings, TakeCopiesOfUnknownCallsForNoneThatWait) {
+  TimelineBuilder builder = with_default_stream({});
+  for (TimelineCopy& copy : builder.timeline.copies) copy.correlation = 0;
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("exposed-copies"));
+}
+
+TEST(Findings, LeaveCopiesAloneThatTheDefaultStreamHoldsUpForLessThanATwentieth) {
+  EXPECT_THAT(with({.took = 50}), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(with({.took = 49}), IsEmpty());
+  EXPECT_THAT(with({.hiding = 150}), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(with({.hiding = 151}), IsEmpty()) << "a kernel of a stream that does not wait hides the rest";
+}
+
+TEST(Findings, TellCompiledProgramsAStreamThatDoesNotWait) {
+  TimelineBuilder builder = with_default_stream({});
+  builder.timeline.is_compiled = true;
+  EXPECT_THAT(only_finding(builder).change,
+              HasSubstr("cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking)"));
 }
 
 TEST(Findings, HideNoMoreThanThereAreKernels) {
@@ -988,6 +1123,25 @@ TEST(Findings, LeaveWorkBehindTheLastStepOut) {
   EXPECT_THAT(ids(diagnose(builder)), Not(Contains("pageable-copies"))) << "in 2 of 5 steps";
 }
 
+TEST(Findings, LeaveCallsOutsideTheStepsOut) {
+  for (const CallKind kind : {CallKind::pin, CallKind::device_synchronize}) {
+    TimelineBuilder builder =
+        steps([kind](TimelineBuilder& b, std::int64_t t) { b.call(kind, t + 10, t + 15); }, 20, 12);
+    builder.timeline.steps = {builder.timeline.steps.begin() + 2, builder.timeline.steps.end() - 2};
+    EXPECT_DOUBLE_EQ(only_finding(builder).count, 1) << call_kind_name(kind);
+  }
+}
+
+TEST(Findings, KnowTheCallsOfCopiesIfTheHostIsFarAhead) {
+  TimelineBuilder builder = pinned_copies(false);
+  for (TimelineCall& call : builder.timeline.calls) call.time = TimelineBuilder::us(-200, -190);
+  for (TimelineHostSpan& span : builder.timeline.host) span.time = TimelineBuilder::us(-250, -100);
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.id, "exposed-copies");
+  ASSERT_THAT(finding.places, SizeIs(1));
+  EXPECT_EQ(finding.places[0].function, "train.py(10): step");
+}
+
 TEST(Findings, LeaveWhatAHostAheadSeldomDoes) {
   const auto pins_once = [](TimelineBuilder& b, std::int64_t step, std::int64_t t) {
     if (step >= 10 && step < 20) b.call(CallKind::pin, t, t + 20);
@@ -1010,22 +1164,24 @@ std::vector<std::string> not_examined(const TimelineBuilder& builder) {
 
 TEST(NotExamined, NamesWhatTheRecordingLacks) {
   const TimelineBuilder whole = starved(600);
-  EXPECT_THAT(not_examined(whole), ElementsAre("same-data-again", "far-memory")) << "a trace has neither";
+  EXPECT_THAT(not_examined(whole), ElementsAre("same-data-again", "far-memory", "default-stream-waits"))
+      << "a trace has none";
   TimelineBuilder no_steps = whole;
   no_steps.timeline.steps.clear();
   EXPECT_THAT(not_examined(no_steps), ElementsAre("round-trips", "step", "pinning", "device-allocations",
-                                                  "same-data-again", "far-memory"));
+                                                  "same-data-again", "far-memory", "default-stream-waits"));
   TimelineBuilder no_types = whole;
   no_types.timeline.has_types = false;
-  EXPECT_THAT(not_examined(no_types), ElementsAre("widened-copies", "same-data-again", "far-memory"));
+  EXPECT_THAT(not_examined(no_types),
+              ElementsAre("widened-copies", "same-data-again", "far-memory", "default-stream-waits"));
   TimelineBuilder no_host = whole;
   no_host.timeline.host.clear();
   no_host.timeline.has_ops = no_host.timeline.has_frames = false;
   EXPECT_THAT(not_examined(no_host), Contains("waiting-for-data"));
   EXPECT_THAT(not_examined(no_host), Contains("launch_or_sync"));
   TimelineBuilder no_waits = read_losses();
-  EXPECT_THAT(not_examined(no_waits),
-              ElementsAre("waiting-for-data", "waiting_for_data", "same-data-again", "far-memory"));
+  EXPECT_THAT(not_examined(no_waits), ElementsAre("waiting-for-data", "waiting_for_data", "same-data-again",
+                                                  "far-memory", "default-stream-waits"));
   TimelineBuilder no_kinds = pinned_copies(true);
   for (TimelineCopy& copy : no_kinds.timeline.copies) copy.source.reset();
   EXPECT_THAT(not_examined(no_kinds), Contains("pageable-copies"));
@@ -1051,9 +1207,9 @@ TEST(NotExamined, NamesWhatTheCallsThatWereLeftOutWouldTell) {
     std::erase_if(builder.timeline.calls, [part](const TimelineCall& call) {
       return (call.kind == CallKind::launch) == (part == &Timeline::has_launches);
     });
-    EXPECT_THAT(not_examined(builder),
-                IsSupersetOf({"synchronizations", "blocking-copies", "exposed-copies", "contended-copies",
-                              "pinning", "device-allocations", "launch_or_sync", "other_idle"}));
+    EXPECT_THAT(not_examined(builder), IsSupersetOf({"synchronizations", "blocking-copies", "exposed-copies",
+                                                     "default-stream-waits", "contended-copies", "pinning",
+                                                     "device-allocations", "launch_or_sync", "other_idle"}));
     EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   }
 }
@@ -1087,6 +1243,29 @@ TEST(NotExamined, NamesCopiesOfUnknownNumaNodes) {
   unknown = known;
   unknown.timeline.device_nodes.clear();
   EXPECT_TRUE(says(unknown, "is not known for 8 copies"));
+}
+
+TEST(NotExamined, NamesStreamsOfWhichNobodyKnowsTheKind) {
+  const auto names = [](const TimelineBuilder& builder) { return not_examined(builder); };
+  const TimelineBuilder known = with_default_stream({});
+  EXPECT_THAT(names(known), Not(Contains("default-stream-waits")));
+  for (const std::uint32_t stream : {kDefaultStream, kBlockingStream}) {
+    TimelineBuilder unknown = known;
+    unknown.timeline.stream_kinds.erase({0, stream});
+    EXPECT_THAT(names(unknown), Contains("default-stream-waits"));
+    const std::vector<NotExamined> missing = diagnose(unknown).not_examined;
+    EXPECT_THAT(missing.back().text, HasSubstr("of 1 streams it is not known"));
+    for (TimelineCopy& copy : unknown.timeline.copies) copy.bytes = 64 << 10;
+    EXPECT_THAT(names(unknown), Not(Contains("default-stream-waits"))) << "small ones are left alone";
+    unknown = known;
+    unknown.timeline.stream_kinds.erase({0, stream});
+    for (TimelineCopy& copy : unknown.timeline.copies) copy.direction = CopyDirection::d2h;
+    EXPECT_THAT(names(unknown), Not(Contains("default-stream-waits"))) << "so are those to the host";
+    unknown = known;
+    unknown.timeline.stream_kinds.erase({0, stream});
+    unknown.timeline.steps = {TimelineBuilder::us(20'000, 20'001)};
+    EXPECT_THAT(names(unknown), Not(Contains("default-stream-waits"))) << "and those of other times";
+  }
 }
 
 TEST(Findings, SayWhenTheirEvidenceRan) {

@@ -26,6 +26,7 @@ namespace {
 
 constexpr CuptiResult kInvalid = 1;
 constexpr CuptiResult kMaxLimit = 12;
+constexpr std::uint32_t kDefaultStream = 7;
 
 constexpr std::array kDriverNames = {"",
                                      "cuInit",
@@ -156,9 +157,17 @@ std::uint64_t run_on_device(std::uint64_t nanoseconds) {
   return begin;
 }
 
+/// With its default stream, and one of the driver's own.
+void make_context() {
+  add_record(CuptiStreamRecord{kActivityStream, 1, kDefaultStream, 0, 3, 0});
+  add_record(CuptiStreamRecord{kActivityStream, 1, kDefaultStream + 1, 0, 2, 0});
+  add_record(CuptiContextRecord{kActivityContext, 1, 0, {}});
+}
+
 CuptiCopyRecord copy_record(std::uint8_t kind, std::uint8_t from, std::uint8_t to, std::uint64_t bytes,
                             std::uint64_t begin, std::uint64_t nanoseconds, std::uint32_t correlation) {
-  return {kActivityCopy, kind, from, to, 1, bytes, begin, begin + nanoseconds, 0, 1, 7, correlation};
+  return {kActivityCopy,  kind,       from, to, 1, bytes, begin, begin + nanoseconds, 0, 1,
+          kDefaultStream, correlation};
 }
 
 }  // namespace
@@ -209,6 +218,7 @@ CuptiResult cuptiActivityRegisterCallbacks(CuptiBufferRequested requested, Cupti
 }
 CuptiResult cuptiActivityEnable(std::int32_t activity) {
   const std::lock_guard lock(fake().mutex);
+  if (activity == kActivityStream && std::getenv("FAKE_CUPTI_NO_STREAMS") != nullptr) return kInvalid;
   fake().activities |= std::uint64_t{1} << activity;
   return kCuptiSuccess;
 }
@@ -264,6 +274,8 @@ CuptiResult cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid_b
     std::memcpy(&activity, last, sizeof activity);
     at = static_cast<std::size_t>(last - buffer) +
          (activity == kActivityMarker                                   ? sizeof(CuptiMarkerRecord)
+          : activity == kActivityContext                                ? sizeof(CuptiContextRecord)
+          : activity == kActivityStream                                 ? sizeof(CuptiStreamRecord)
           : activity == kActivityKernel                                 ? sizeof(CuptiKernelRecord)
           : activity == kActivityRuntime || activity == kActivityDriver ? sizeof(CuptiCallRecord)
                                                                         : sizeof(CuptiCopyRecord));
@@ -288,6 +300,7 @@ void fake_init() {
   }
   const auto initialize = reinterpret_cast<int (*)()>(::dlsym(library, "InitializeInjection"));
   if (initialize == nullptr || initialize() != 1) std::fprintf(stderr, "fake driver: the injection failed\n");
+  make_context();
 }
 
 void fake_compute(std::uint64_t nanoseconds) { skew += nanoseconds; }
@@ -326,15 +339,28 @@ void fake_item() {
   fake_synchronize();
 }
 
+std::uint32_t fake_create_stream() {
+  static std::atomic<std::uint32_t> streams{kDefaultStream + 1};
+  const std::uint32_t stream = ++streams;
+  add_record(CuptiStreamRecord{kActivityStream, 1, stream, 0, 1, 0});
+  return stream;
+}
+
 void fake_launch(const char* kernel, std::uint64_t nanoseconds) { fake_launch_from(kernel, nanoseconds, 1); }
 
 void fake_launch_from(const char* kernel, std::uint64_t nanoseconds, int through_runtime) {
+  fake_launch_on(kDefaultStream, kernel, nanoseconds, through_runtime);
+}
+
+void fake_launch_on(std::uint32_t stream, const char* kernel, std::uint64_t nanoseconds,
+                    int through_runtime) {
   const auto act = [&](std::uint32_t correlation) {
     CuptiKernelRecord record{};
     record.activity = kActivityKernel;
     record.begin = run_on_device(nanoseconds);
     record.end = record.begin + nanoseconds;
-    record.stream = 7;
+    record.context = 1;
+    record.stream = stream;
     record.grid[0] = record.grid[1] = record.grid[2] = 1;
     record.correlation = correlation;
     record.name = kernel;

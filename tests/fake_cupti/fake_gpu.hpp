@@ -17,6 +17,10 @@ void fake_item();
 void fake_launch(const char* kernel, std::uint64_t nanoseconds);
 /// The same; without the runtime, it is cuLaunchKernel.
 void fake_launch_from(const char* kernel, std::uint64_t nanoseconds, int through_runtime);
+/// The same, on a stream.
+void fake_launch_on(std::uint32_t stream, const char* kernel, std::uint64_t nanoseconds, int through_runtime);
+/// cudaStreamCreate: the default stream and it wait for each other, as all work here does.
+std::uint32_t fake_create_stream();
 void fake_synchronize();
 /// nvtxRangePush and, without a name, nvtxRangePop. Of a library: with a domain of its own.
 void fake_range(const char* name, std::uint32_t number, int library);

@@ -83,6 +83,16 @@ void feed(std::uint64_t steps) {
   while (loader.next(stream)) step(false);
 }
 
+/// Steps of 1 ms without a wait: a copy on the default stream, and kernels on another.
+void copy_on_default_stream(long steps) {
+  const std::uint32_t stream = fake_create_stream();
+  for (long i = 0; i < steps; ++i) {
+    fake_copy(10'000'000, 0);
+    fake_launch_on(stream, "forward", 300 * kMicrosecond, 1);
+    fake_launch_on(stream, "backward", 500 * kMicrosecond, 1);
+  }
+}
+
 long number_of(std::string_view word) {
   return std::atol(std::string(word.substr(word.find('=') + 1)).c_str());
 }
@@ -117,6 +127,7 @@ void act(std::string_view word) {
       fake_range(nullptr, number, word.starts_with("library=") ? 1 : 0);
     }
   }
+  if (word.starts_with("default-stream=")) copy_on_default_stream(number_of(word));
   if (word.starts_with("fresh=")) train(number_of(word), true, true);
   if (word.starts_with("again=")) train(number_of(word), false, true);
   if (word.starts_with("again-driver=")) train(number_of(word), false, false);

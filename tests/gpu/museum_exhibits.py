@@ -79,7 +79,8 @@ class Exhibit:
     @property
     def alone(self) -> bool:
         """What is found depends on how long the GPU idles, so no other program may use it meanwhile."""
-        return self.finding in (None, "exposed-copies", "waiting-for-data", "contended-copies")
+        timed = ("exposed-copies", "default-stream-waits", "waiting-for-data", "contended-copies")
+        return self.finding is None or self.finding in timed
 
     def text(self, fixed: bool = False) -> str:
         source = self.source
@@ -330,6 +331,20 @@ for _ in range(60):
         known="without contents, a step's result and the next one's batch look alike: the longest pause parts steps",
     ),
     Exhibit("C++: 64 small copies", "small", "small-copies", native=True, fix=(("small", "one_copy"),)),
+    Exhibit(
+        "C++: copies on the default stream, kernels on a blocking one",
+        "default_stream",
+        "default-stream-waits",
+        native=True,
+        fix=(("default_stream", "two_buffers"),),
+    ),
+    Exhibit(
+        "C++: copies on a blocking stream, kernels on the default one",
+        "blocking_stream",
+        "default-stream-waits",
+        native=True,
+        fix=(("blocking_stream", "two_buffers"),),
+    ),
 ]
 
 WAITS = [

@@ -145,12 +145,8 @@ void pinned_memory(Model& model) {
   }
 }
 
-/// Clean: each batch is copied while the one before is used.
-void two_buffers(Model& model) {
-  cudaStream_t copies = nullptr;
-  cudaStream_t work = nullptr;
-  check(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking));
-  check(cudaStreamCreateWithFlags(&work, cudaStreamNonBlocking));
+/// Each batch is copied while the one before is used, if the two streams may work at once.
+void feed_two_buffers(Model& model, cudaStream_t copies, cudaStream_t work) {
   float* batches[2] = {model.input, nullptr};
   check(cudaMalloc(&batches[1], kBytes));
   cudaEvent_t copied[2];
@@ -162,11 +158,41 @@ void two_buffers(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
     const int slot = i % 2;
     check(cudaStreamWaitEvent(copies, used[slot]));
-    check(cudaMemcpyAsync(batches[slot], model.pinned, kBytes, kToGpu, copies));
+    check(cudaMemcpyAsync(batches[slot], model.pinned, kBytes, kToGpu, copies));  // HERE: blocking_stream
     check(cudaEventRecord(copied[slot], copies));
     check(cudaStreamWaitEvent(work, copied[slot]));
     model.train(work, batches[slot]);
     check(cudaEventRecord(used[slot], work));
+  }
+}
+
+/// Clean.
+void two_buffers(Model& model) {
+  cudaStream_t copies = nullptr;
+  cudaStream_t work = nullptr;
+  check(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking));
+  check(cudaStreamCreateWithFlags(&work, cudaStreamNonBlocking));
+  feed_two_buffers(model, copies, work);
+}
+
+/// The kernels are on the default stream, and that of the copies waits for them.
+void blocking_stream(Model& model) {
+  cudaStream_t copies = nullptr;
+  check(cudaStreamCreate(&copies));
+  feed_two_buffers(model, copies, nullptr);
+}
+
+/// The copies are on the default stream. They wait for the kernels, and these for them, so it needs no
+/// events.
+void default_stream(Model& model) {
+  cudaStream_t work = nullptr;
+  check(cudaStreamCreate(&work));
+  float* batches[2] = {model.input, nullptr};
+  check(cudaMalloc(&batches[1], kBytes));
+  check(cudaMemcpy(batches[0], model.pinned, kBytes, kToGpu));
+  for (int i = 0; i < kSteps; ++i) {
+    check(cudaMemcpyAsync(batches[(i + 1) % 2], model.pinned, kBytes, kToGpu));  // HERE: default_stream
+    model.train(work, batches[i % 2]);
   }
 }
 
@@ -184,7 +210,9 @@ int main(int argc, char** argv) {
       {"read_loss", read_loss},
       {"device_memory", device_memory},
       {"pinned_memory", pinned_memory},
-      {"two_buffers", two_buffers}};
+      {"two_buffers", two_buffers},
+      {"blocking_stream", blocking_stream},
+      {"default_stream", default_stream}};
   const auto program = programs.find(argc == 2 ? argv[1] : "");
   if (program == programs.end()) {
     std::fprintf(stderr, "there is no program of this name\n");

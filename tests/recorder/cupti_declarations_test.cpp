@@ -1,3 +1,4 @@
+#include "doctor/cupti_kinds.hpp"
 #include "recorder/cupti.hpp"
 
 #include <gtest/gtest.h>
@@ -63,6 +64,20 @@ TEST(CuptiDeclarations, RecordsOfRangesAreNvidias) {
   EXPECT_EQ(kActivityMarker, CUPTI_ACTIVITY_KIND_MARKER);
   EXPECT_EQ(kMarkerBegins, CUPTI_ACTIVITY_FLAG_MARKER_START);
   EXPECT_EQ(kMarkerEnds, CUPTI_ACTIVITY_FLAG_MARKER_END);
+}
+
+TEST(CuptiDeclarations, RecordsOfContextsAndStreamsAreNvidias) {
+  EXPECT_SAME_PLACE(CuptiContextRecord, context, CUpti_ActivityContext3, contextId);
+  EXPECT_SAME_PLACE(CuptiContextRecord, device, CUpti_ActivityContext3, deviceId);
+  EXPECT_EQ(sizeof(CuptiStreamRecord), sizeof(CUpti_ActivityStream));
+  EXPECT_SAME_PLACE(CuptiStreamRecord, context, CUpti_ActivityStream, contextId);
+  EXPECT_SAME_PLACE(CuptiStreamRecord, stream, CUpti_ActivityStream, streamId);
+  EXPECT_SAME_PLACE(CuptiStreamRecord, kind, CUpti_ActivityStream, flag);
+  EXPECT_EQ(kActivityContext, CUPTI_ACTIVITY_KIND_CONTEXT);
+  EXPECT_EQ(kActivityStream, CUPTI_ACTIVITY_KIND_STREAM);
+  EXPECT_EQ(cupti_stream_kind(CUPTI_ACTIVITY_STREAM_CREATE_FLAG_DEFAULT), StreamKind::blocking);
+  EXPECT_EQ(cupti_stream_kind(CUPTI_ACTIVITY_STREAM_CREATE_FLAG_NON_BLOCKING), StreamKind::non_blocking);
+  EXPECT_EQ(cupti_stream_kind(CUPTI_ACTIVITY_STREAM_CREATE_FLAG_NULL), StreamKind::default_stream);
 }
 
 TEST(CuptiDeclarations, ParametersOfCopiesBeginAsNvidias) {

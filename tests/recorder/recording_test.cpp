@@ -272,6 +272,42 @@ TEST(Recordings, HaveAllAtTheOnlyNodeOfAMachine) {
   EXPECT_EQ(parse(bytes.bytes()).timeline.copies[0].host_node, 2) << "somebody asked";
 }
 
+void stream(Bytes& bytes, std::uint32_t context, std::uint32_t number, std::uint32_t kind) {
+  bytes.text(TextType::stream, Bytes::number(context) + Bytes::number(number) + Bytes::number(kind));
+}
+
+TEST(Recordings, TellTheKindsOfStreams) {
+  Bytes bytes = ten_steps();
+  EXPECT_THAT(parse(bytes.bytes()).timeline.stream_kinds, IsEmpty()) << "as of all earlier recorders";
+  stream(bytes, 1, 7, 3);  // before its context
+  bytes.text(TextType::context, Bytes::number(1) + Bytes::number(0));
+  bytes.text(TextType::context, Bytes::number(2) + Bytes::number(4));
+  bytes.text(TextType::context, Bytes::number(3) + Bytes::number(0xFFFF));
+  bytes.text(TextType::context, Bytes::number(9));
+  stream(bytes, 1, 13, 1);
+  stream(bytes, 2, 13, 2);
+  stream(bytes, 1, 14, 0);
+  stream(bytes, 3, 15, 1);
+  stream(bytes, 9, 16, 1);
+  bytes.text(TextType::stream, Bytes::number(1) + Bytes::number(17));
+  bytes.text(TextType::note, "x");
+  using Kinds = std::map<std::pair<std::uint16_t, std::uint32_t>, StreamKind>;
+  EXPECT_EQ(parse(bytes.bytes()).timeline.stream_kinds, (Kinds{{{0, 7}, StreamKind::default_stream},
+                                                               {{0, 13}, StreamKind::blocking},
+                                                               {{4, 13}, StreamKind::non_blocking}}));
+}
+
+TEST(Recordings, TellNoKindIfTwoStreamsHaveOneNumber) {
+  Bytes bytes = ten_steps();
+  bytes.text(TextType::context, Bytes::number(1) + Bytes::number(0));
+  bytes.text(TextType::context, Bytes::number(2) + Bytes::number(0));
+  for (const std::uint32_t context : {1, 2}) stream(bytes, context, 7, 3);
+  EXPECT_THAT(parse(bytes.bytes()).timeline.stream_kinds, SizeIs(1));
+  stream(bytes, 2, 7, 2);
+  stream(bytes, 2, 7, 3);
+  EXPECT_THAT(parse(bytes.bytes()).timeline.stream_kinds, IsEmpty());
+}
+
 TEST(Recordings, TellTheProgramsOwnCallsOfCompiledCode) {
   Bytes bytes(100);
   const auto code = [&bytes](std::uint64_t address, const std::string& file) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -45,6 +46,13 @@ struct TimelineWork {
   std::uint32_t stream = 0;
   std::uint16_t device = 0;
   std::uint16_t label = 0;  ///< the same for the same kernel; 0: not known
+};
+
+/// How a stream's work is ordered with that of the device's others, if no event says it.
+enum class StreamKind : std::uint8_t {
+  default_stream,  ///< the context's legacy one: it and the blocking ones wait for each other
+  blocking,
+  non_blocking,  ///< made with cudaStreamNonBlocking: not at all
 };
 
 enum class CallKind : std::uint8_t {
@@ -118,9 +126,11 @@ struct Timeline {
   std::vector<std::string> names;                      ///< of operators ("aten::copy_") and frames
   std::map<std::uint16_t, std::string> devices;        ///< names of those that the recording describes
   std::map<std::uint16_t, std::uint8_t> device_nodes;  ///< NUMA nodes of those for which it tells them
-  std::uint64_t events = 0;                            ///< of the recording, also those that are not kept
-  bool has_ops = false;                                ///< operators were recorded
-  bool has_frames = false;                             ///< stacks were recorded
+  /// By device and stream, of those of which the recording tells it.
+  std::map<std::pair<std::uint16_t, std::uint32_t>, StreamKind> stream_kinds;
+  std::uint64_t events = 0;  ///< of the recording, also those that are not kept
+  bool has_ops = false;      ///< operators were recorded
+  bool has_frames = false;   ///< stacks were recorded
   bool is_compiled = false;  ///< all stacks are of compiled code, and none of Python's
   bool has_kernels = true;   ///< kernels were recorded, as far as there were any
   bool has_launches = true;  ///< calls that launch kernels were
