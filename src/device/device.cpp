@@ -136,6 +136,8 @@ MemoryKind Device::kind_of(const void* data) const { return backend().kind_of(da
 
 bool Device::owns(const void* data) const { return backend().owns(data); }
 
+bool Device::is_open_to_peers(const void* data) const { return backend().is_open_to_peers(data); }
+
 void* Device::device_address(void* locked) const { return backend().device_address(locked); }
 
 bool Device::same_memory(const Device& other) const noexcept {

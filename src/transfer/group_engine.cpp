@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <iterator>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -216,6 +218,33 @@ class GroupEngineImpl {
     std::size_t pieces = 0;
   };
 
+  /// A receiver to whose memory the others do not get pulls all for itself, in a lane of its own.
+  void take_out_closed(std::vector<GroupJob::Lane>& lanes, std::span<std::byte* const> destinations) {
+    std::vector<GroupJob::Lane> own;
+    for (GroupJob::Lane& lane : lanes) {
+      if (lane.carriers.size() < 2) continue;
+      const auto is_closed = [&](std::size_t receiver) {
+        return !group_[receiver].is_open_to_peers(destinations[receiver]);
+      };
+      const auto closed = std::ranges::stable_partition(lane.receivers, std::not_fn(is_closed));
+      for (const std::size_t receiver : closed) {
+        own.push_back({.carriers = {receiver}, .receivers = {receiver}});
+        std::erase(lane.carriers, receiver);
+      }
+      lane.receivers.erase(closed.begin(), closed.end());
+    }
+    if (own.empty()) return;
+    std::erase_if(lanes, [](const GroupJob::Lane& lane) { return lane.receivers.empty(); });
+    std::ranges::copy(own, std::back_inserter(lanes));
+    std::call_once(told_of_closed_, [&] {
+      log_warning(fmt::format(
+          "{} receives over its own link alone: other GPUs do not get to memory that is mapped for "
+          "one GPU or taken from a pool of the driver. If PyTorch allocated it, leave "
+          "expandable_segments and backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF.",
+          group_[own.front().receivers.front()].info().spec));
+    });
+  }
+
   /// `destinations` of the members that receive; the others' are null. `image_at` makes the image for one of
   /// them.
   Transfer submit(std::vector<GroupJob::Lane> lanes, std::vector<std::byte*> destinations, Amount amount,
@@ -237,6 +266,7 @@ class GroupEngineImpl {
                                           destination == nullptr ? "null" : "not memory of that device"));
       }
     }
+    take_out_closed(lanes, destinations);
     GroupImage image = image_at(destinations[receivers.front()]);
 
     std::vector<bool> locked(group_.size());
@@ -429,6 +459,7 @@ class GroupEngineImpl {
   const std::uint64_t generation_ = fork_generation();
   std::vector<std::unique_ptr<GroupMember>> members_;
   const std::shared_ptr<Monitor> monitor_ = std::make_shared<Monitor>();
+  std::once_flag told_of_closed_;
   std::vector<std::size_t> carried_ = std::vector<std::size_t>(group_.size());  // guarded by the monitor
   std::vector<std::thread> threads_;
 };

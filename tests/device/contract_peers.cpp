@@ -76,6 +76,13 @@ TEST_P(PeerContract, ADeviceOwnsItsOwnMemoryAlone) {
   EXPECT_FALSE(device(0).owns(nullptr));
 }
 
+TEST_P(PeerContract, MemoryOfADeviceIsOpenToPeers) {
+  for (const int i : {0, 1}) {
+    DeviceBytes memory(device(i), 1000);
+    for (const int at : {0, 999}) EXPECT_TRUE(device(i).is_open_to_peers(memory.data() + at));
+  }
+}
+
 TEST_P(PeerContract, CopiesWithinThePeerGoOnThisStreamToo) {
   const auto data = random_bytes(5000, 2);
   DeviceBytes source(device(1), data.size());

@@ -396,6 +396,17 @@ TEST_F(CudaBackend, ManagedMemoryIsTheDevicesWhereverItLies) {
   EXPECT_THROW(static_cast<void>(backend().device_address(memory_)), InvalidArgument);
 }
 
+TEST_F(CudaBackend, MemoryOfOneDeviceAloneIsClosedToPeers) {
+  EXPECT_TRUE(backend().is_open_to_peers(memory_ + kPageBytes - 1));
+  EXPECT_FALSE(backend().is_open_to_peers(pinned_)) << "not memory of the device";
+  fake.set_mapped(1);
+  EXPECT_FALSE(backend().is_open_to_peers(memory_));
+  fake.set_managed(1);
+  EXPECT_TRUE(backend().is_open_to_peers(memory_));
+  fake.fail("cuPointerGetAttributes", 1, 1);
+  EXPECT_FALSE(backend().is_open_to_peers(memory_)) << "the driver calls an unknown address invalid";
+}
+
 TEST_F(CudaBackend, ForeignMemoryAndStreamsAreShared) {
   void* context = nullptr;
   fake.entry<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);

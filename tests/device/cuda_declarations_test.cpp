@@ -118,6 +118,8 @@ TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(attribute(PointerAttribute::device_pointer), CU_POINTER_ATTRIBUTE_DEVICE_POINTER);
   EXPECT_EQ(attribute(PointerAttribute::is_managed), CU_POINTER_ATTRIBUTE_IS_MANAGED);
   EXPECT_EQ(attribute(PointerAttribute::device_ordinal), CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+  EXPECT_EQ(attribute(PointerAttribute::is_legacy_cuda_ipc_capable),
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
   EXPECT_EQ(kMemoryTypeHost, static_cast<unsigned>(CU_MEMORYTYPE_HOST));
   EXPECT_EQ(kMemoryTypeDevice, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
   EXPECT_EQ(kStreamNonBlocking, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));

@@ -59,6 +59,7 @@ class WrongBytesBackend final : public Backend {
   void host_free(void* data) noexcept override { inner_->host_free(data); }
   MemoryKind kind_of(const void* data) const override { return inner_->kind_of(data); }
   bool owns(const void* data) const override { return inner_->owns(data); }
+  bool is_open_to_peers(const void* data) const override { return inner_->is_open_to_peers(data); }
   void* device_address(void* locked) const override { return inner_->device_address(locked); }
 
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,

@@ -435,6 +435,11 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
         std::memcpy(answers[i], &managed, sizeof(managed));
         break;
       }
+      case PointerAttribute::is_legacy_cuda_ipc_capable: {
+        const unsigned capable = found.kind == Kind::device && !script().managed && !script().mapped ? 1 : 0;
+        std::memcpy(answers[i], &capable, sizeof(capable));
+        break;
+      }
       default:
         return kInvalidValue;
     }
@@ -515,6 +520,10 @@ Result cuMemcpyDtoDAsync(Address to, Address from, std::size_t bytes, Stream han
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoDAsync);
   FAKE_FIND_STREAM(handle);
   if (!is_device_memory(to, bytes) || !is_device_memory(from, bytes)) return kInvalidValue;
+  const auto is_here = [](Address end) {
+    return memory().find_for(current()->device, end).ordinal == current()->device;
+  };
+  if (script().mapped && !(is_here(to) && is_here(from))) return kInvalidValue;
   stream->push("cuMemcpyDtoDAsync", copy_work(to, from, bytes));
   return kSuccess;
 }

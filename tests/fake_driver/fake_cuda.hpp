@@ -26,7 +26,9 @@
   /* Whether devices see memory that is registered from now on at the address that the host does. */         \
   X(void, set_equal_addresses, (int equal)) /* 0 */                                                          \
   /* Whether device memory is managed: the driver then says that it lies on the host. */                     \
-  X(void, set_managed, (int managed))         /* 0 */                                                        \
+  X(void, set_managed, (int managed)) /* 0 */                                                                \
+  /* Whether device memory is that of cuMemMap, for its own device: peers do not get to it. */               \
+  X(void, set_mapped, (int mapped))           /* 0 */                                                        \
   X(void, set_init_result, (int code))        /* of cuInit; 0 */                                             \
   X(int, priority_of_stream, (void* handle))  /* as it was made */                                           \
   X(unsigned, flags_of_event, (void* handle)) /* the same */                                                 \

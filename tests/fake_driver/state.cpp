@@ -38,6 +38,7 @@ void Script::reset() {
   read_only_register = 1;
   equal_addresses = false;
   managed = false;
+  mapped = false;
   init_result = kSuccess;
 }
 

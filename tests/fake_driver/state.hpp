@@ -73,6 +73,7 @@ class Script {
   std::atomic<int> read_only_register{1};
   std::atomic<bool> equal_addresses{false};
   std::atomic<bool> managed{false};
+  std::atomic<bool> mapped{false};
   std::atomic<Result> init_result{kSuccess};
 
   std::atomic<unsigned> last_grid{0};

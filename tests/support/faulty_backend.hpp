@@ -48,6 +48,7 @@ enum class Entry : std::size_t {
   host_free,
   kind_of,
   owns,
+  is_open_to_peers,
   device_address,
   memory_export,
   memory_import,
@@ -108,6 +109,9 @@ class FaultyBackend final : public Backend {
     const std::lock_guard lock(mutex_);
     plans_[index(entry)].delay = time;
   }
+
+  /// Whether peers get to its memory, as far as it says.
+  void open_to_peers(bool open) { is_open_to_peers_ = open; }
 
   /// Multiplies the times between events.
   void set_clock_rate(double rate) { clock_rate_ = rate; }
@@ -259,6 +263,10 @@ class FaultyBackend final : public Backend {
     enter(Entry::owns);
     return inner_->owns(data);
   }
+  bool is_open_to_peers(const void* data) const override {
+    enter(Entry::is_open_to_peers);
+    return is_open_to_peers_ && inner_->is_open_to_peers(data);
+  }
   void* device_address(void* locked) const override {
     enter(Entry::device_address);
     return inner_->device_address(locked);
@@ -394,6 +402,7 @@ class FaultyBackend final : public Backend {
   std::atomic<const std::uint32_t*> copy_waits_for_{nullptr};
   std::atomic<const std::uint32_t*> all_wait_for_{nullptr};
   std::atomic<double> clock_rate_{1};
+  std::atomic<bool> is_open_to_peers_{true};
 };
 
 }  // namespace penstock::testing

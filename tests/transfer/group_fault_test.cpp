@@ -279,6 +279,25 @@ TEST_P(GroupFaultTest, AForkedChildIsToldAndLeavesCleanly) {
   expect_everywhere(engine->feed_once(places(buffers), data.data(), data.size()), buffers, data);
 }
 
+TEST(GroupOfGpus, MemoryThatIsMappedForOneGpuIsNotWrittenByOthers) {
+  FakeCuda fake(PENSTOCK_FAKE_DRIVER);
+  const auto data = random_bytes(3000000, 8);
+  std::vector<Device> devices;
+  std::vector<Buffer> buffers;
+  std::vector<std::byte*> places;
+  for (const char* spec : {"cuda:0", "cuda:1"}) {
+    devices.push_back(Device::open(spec, {.driver_library = PENSTOCK_FAKE_DRIVER}));
+    buffers.push_back(make_device_pool(devices.back()).allocate(data.size()));
+    places.push_back(buffers.back().data());
+  }
+  GroupEngine engine(DeviceGroup(devices), small_chunks());
+  fake.set_mapped(1);
+  EXPECT_NO_THROW(engine.feed_once(places, data.data(), data.size()).synchronize());
+  EXPECT_NO_THROW(engine.relay(1, places[1], data.data(), data.size()).synchronize());
+  fake.set_mapped(0);
+  EXPECT_EQ(engine.carried(), (std::vector<std::size_t>{data.size(), 2 * data.size()}));
+}
+
 TEST(GroupOfGpus, AFailureOnAGpuIsEverybodys) {
   constexpr int kIllegalAddress = 700;
   FakeCuda fake(PENSTOCK_FAKE_DRIVER);

@@ -318,6 +318,41 @@ class Said {
   std::string text_;
 };
 
+TEST_P(GroupEngineTest, AMemberWhoseMemoryIsClosedToTheOthersPullsAllForItself) {
+  GroupEngine engine(DeviceGroup(devices_), small_chunks());
+  const auto data = random_bytes(1000000, 2);
+  faulty_[1]->open_to_peers(false);
+  const Said said;
+  for (int round = 0; round < 2; ++round) {
+    const auto buffers = poisoned_for_all(data.size());
+    const std::vector<std::size_t> before = engine.carried();
+    const Transfer transfer = engine.feed_once(places(buffers), data.data(), data.size());
+    expect_everywhere(transfer, buffers, data);
+    const std::vector<std::size_t> after = engine.carried();
+    EXPECT_EQ(after[1] - before[1], data.size());
+    EXPECT_EQ(std::accumulate(after.begin(), after.end(), std::size_t{0}) -
+                  std::accumulate(before.begin(), before.end(), std::size_t{0}),
+              2 * data.size())
+        << "the others still share";
+  }
+  for (const std::size_t receiver : {0u, 1u}) {
+    const Buffer there = poisoned(receiver, data.size());
+    const std::size_t before = engine.carried()[1];
+    const std::size_t pushed = copied(CopyDirection::d2d);
+    const Transfer transfer = engine.relay(receiver, there.data(), data.data(), data.size());
+    streams_[receiver].wait(transfer);
+    EXPECT_EQ(first_difference(read(receiver, there, data.size()), data), -1);
+    if (receiver == 1) {
+      EXPECT_EQ(engine.carried()[1] - before, data.size());
+      EXPECT_EQ(copied(CopyDirection::d2d), pushed);
+    }
+  }
+  faulty_[1]->open_to_peers(true);
+  const std::string text = said.text();
+  EXPECT_THAT(text, AllOf(HasSubstr(plain_[1].info().spec), HasSubstr("expandable_segments")));
+  EXPECT_EQ(text.find("expandable_segments"), text.rfind("expandable_segments")) << "once";
+}
+
 TEST_P(GroupEngineTest, MembersThatDoNotReachEachOtherPullForThemselves) {
   // The first and the last do not.
   faulty_.back()->fail(Entry::enable_peer, 1);

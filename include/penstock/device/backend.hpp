@@ -65,6 +65,7 @@ class Backend {
   virtual void host_free(void* data) noexcept = 0;
   [[nodiscard]] virtual MemoryKind kind_of(const void* data) const = 0;
   [[nodiscard]] virtual bool owns(const void* data) const = 0;
+  [[nodiscard]] virtual bool is_open_to_peers(const void* data) const = 0;
   [[nodiscard]] virtual void* device_address(void* locked) const = 0;
 
   // Memory of other processes: see peer_memory.hpp.

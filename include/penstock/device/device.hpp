@@ -88,6 +88,10 @@ class Device {
   /// True if device memory at `data` is that of this device, and not of a peer. Managed memory is every
   /// GPU's. Does not block; takes a fraction of a µs.
   [[nodiscard]] bool owns(const void* data) const;
+  /// True if peers that reach this device get to its memory at `data`, too. False for memory that a library
+  /// has mapped for one GPU alone, or taken from a pool of the driver: PyTorch's with expandable_segments or
+  /// backend:cudaMallocAsync. Does not block; takes a fraction of a µs.
+  [[nodiscard]] bool is_open_to_peers(const void* data) const;
   /// The address at which kernels reach locked host memory. Does not block. Throws InvalidArgument if the
   /// memory is not locked, Unsupported if it is not mapped for the device.
   [[nodiscard]] void* device_address(void* locked) const;

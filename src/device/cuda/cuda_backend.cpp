@@ -230,6 +230,20 @@ class CudaBackend final : public Backend {
     return pointer.managed != 0 || (pointer.type == kMemoryTypeDevice && pointer.ordinal == info_.index);
   }
 
+  // Enabled peer access covers memory of cuMemAlloc, which is what other processes may open, too. Memory of
+  // cuMemMap and of pools is open to GPUs that its owner names, and nothing tells which.
+  [[nodiscard]] bool is_open_to_peers(const void* data) const override {
+    unsigned ipc = 0;
+    unsigned managed = 0;
+    std::array attributes{PointerAttribute::is_legacy_cuda_ipc_capable, PointerAttribute::is_managed};
+    std::array<void*, 2> answers{&ipc, &managed};
+    const Result result = try_call(context_, driver_.pointer_get_attributes, 2u, attributes.data(),
+                                   answers.data(), as_address(data));
+    if (result == kInvalidValue) return false;
+    driver_.check(result, driver_.pointer_get_attributes.name);
+    return ipc != 0 || managed != 0;
+  }
+
   [[nodiscard]] void* device_address(void* locked) const override {
     const Pointer pointer = look_up(locked, 3);
     if (pointer.managed != 0 || pointer.type != kMemoryTypeHost) {

@@ -75,6 +75,7 @@ enum class PointerAttribute : int {
   device_pointer = 3,
   is_managed = 8,
   device_ordinal = 9,
+  is_legacy_cuda_ipc_capable = 10,
 };
 
 /// Attributes of a batch of copies: CUmemcpyAttributes.

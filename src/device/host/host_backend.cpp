@@ -67,6 +67,7 @@ class HostBackend final : public Backend {
   void host_free(void* data) noexcept override;
   MemoryKind kind_of(const void* data) const override;
   bool owns(const void* data) const override;
+  bool is_open_to_peers(const void* data) const override;
   void* device_address(void* locked) const override;
   PeerMemoryHandle memory_export(const void* data) const override;
   void* memory_import(const PeerMemoryHandle& handle) override;
@@ -371,6 +372,11 @@ MemoryKind HostBackend::kind_of(const void* data) const {
 bool HostBackend::owns(const void* data) const {
   enter("owns");
   return core_->memory.kind_of(data, 1).kind == MemoryKind::device;
+}
+
+bool HostBackend::is_open_to_peers(const void* /*data*/) const {
+  enter("is_open_to_peers");
+  return true;
 }
 
 void* HostBackend::device_address(void* locked) const {
