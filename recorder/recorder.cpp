@@ -52,8 +52,17 @@ constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
 constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
-constexpr std::int32_t kActivities[] = {kActivityCopy, kActivityPeerCopy, kActivitySet, kActivityKernel,
-                                        kActivityMarker};
+/// What CUPTI tells of the device, and of ranges.
+struct Activity {
+  std::int32_t kind;
+  const char* name;        ///< null: the recorder does as well without
+  std::uint32_t left_out;  ///< of a recording without; 0: no rule looks for it
+};
+constexpr Activity kActivities[] = {{kActivityCopy, "copies", recording::kWithoutCopies},
+                                    {kActivityPeerCopy, "copies between GPUs", 0},
+                                    {kActivitySet, "memory sets", 0},
+                                    {kActivityKernel, "kernels", recording::kWithoutKernels},
+                                    {kActivityMarker, nullptr, 0}};
 
 /// The latest launch through the driver that was read.
 struct DriverLaunch {
@@ -380,17 +389,21 @@ void for_each_function(const Act& act) noexcept {
 
 /// Records of launches come from the activity interface: a callback for each would cost the program time. A
 /// CUPTI before 12.8 cannot choose functions, and gives records of all.
-void switch_call_records(bool on) noexcept {
-  if (!parts.launches && (!parts.calls || subscriber != nullptr)) return;
+CuptiResult switch_call_records(bool on) noexcept {
+  if (!parts.launches && (!parts.calls || subscriber != nullptr)) return kCuptiSuccess;
   bool chosen = cupti.enable_driver_call != nullptr && cupti.enable_runtime_call != nullptr;
   for_each_function([on, &chosen](int domain, std::uint32_t function, bool launch) {
     if (!chosen || (!launch && subscriber != nullptr)) return;
     const auto enable = domain == kDriverDomain ? cupti.enable_driver_call : cupti.enable_runtime_call;
     chosen = enable(function, on ? 1 : 0) == kCuptiSuccess;
   });
-  if (chosen) return;
-  for (const std::int32_t activity : {kActivityDriver, kActivityRuntime})
-    on ? cupti.enable(activity) : cupti.disable(activity);
+  CuptiResult refused = kCuptiSuccess;
+  if (chosen) return refused;
+  for (const std::int32_t activity : {kActivityDriver, kActivityRuntime}) {
+    const CuptiResult result = on ? cupti.enable(activity) : cupti.disable(activity);
+    if (result != kCuptiSuccess) refused = result;
+  }
+  return refused;
 }
 
 /// Two records of each launch would cost the program twice as much. A CUPTI before 12.8 makes them all the
@@ -419,12 +432,22 @@ void note_error(const char* what, CuptiResult error) noexcept {
   file.note(note);
 }
 
+/// Says that the recording is without what CUPTI refused, so that nobody takes it for healthy.
+void note_refused(const char* what, std::uint32_t left_out, CuptiResult error) noexcept {
+  char note[160];
+  std::snprintf(note, sizeof note, "CUPTI refused to record %s (error %d of CUPTI)%s.", what, error,
+                left_out == 0 ? ", so their time counts as idle" : "");
+  file.note(note);
+  file.header().left_out |= left_out;
+  file.header().refused |= left_out;
+}
+
 /// The program's own profiler is about to subscribe.
 void yield_to_program() {
   if (!active.load()) return;
   finish(recording::State::yielded);
   switch_call_records(false);
-  for (const std::int32_t activity : kActivities) cupti.disable(activity);
+  for (const Activity& activity : kActivities) cupti.disable(activity.kind);
   if (subscriber != nullptr) cupti.unsubscribe(subscriber);
   file.note(
       "The program started a profiler of its own, such as torch.profiler, which needs what the recorder "
@@ -551,12 +574,35 @@ void choose_calls() noexcept {
   find_functions(kDriverDomain, driver_functions);
   find_functions(kRuntimeDomain, runtime_functions);
   bool any = false;
-  for_each_function([&any](int domain, std::uint32_t function, bool launch) {
+  CuptiResult refused = kCuptiSuccess;
+  for_each_function([&](int domain, std::uint32_t function, bool launch) {
     any = true;
-    if (!launch && subscriber != nullptr) cupti.enable_callback(1, subscriber, domain, function);
+    if (launch || subscriber == nullptr) return;
+    const CuptiResult result = cupti.enable_callback(1, subscriber, domain, function);
+    if (result != kCuptiSuccess) refused = result;
   });
+  if (refused != kCuptiSuccess) note_refused("calls", recording::kWithoutCalls, refused);
   if (!any && (parts.calls || parts.launches))
     file.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
+}
+
+void enable_activities() noexcept {
+  for (const Activity& activity : kActivities) {
+    if (activity.kind == kActivityKernel && !parts.kernels) continue;
+    const CuptiResult result = cupti.enable(activity.kind);
+    if (result != kCuptiSuccess && activity.name != nullptr)
+      note_refused(activity.name, activity.left_out, result);
+  }
+}
+
+/// With callbacks, only launches need records of calls.
+void enable_call_records() noexcept {
+  const CuptiResult refused = switch_call_records(true);
+  if (refused == kCuptiSuccess) return;
+  const bool calls = parts.calls && subscriber == nullptr;
+  note_refused(calls ? "calls" : "launches of kernels",
+               (parts.launches ? recording::kWithoutLaunches : 0U) | (calls ? recording::kWithoutCalls : 0U),
+               refused);
 }
 
 void start() noexcept {
@@ -592,14 +638,8 @@ void start() noexcept {
     return;
   }
   active.store(true);
-  CuptiResult refused = kCuptiSuccess;
-  for (const std::int32_t activity : kActivities) {
-    if (activity == kActivityKernel && !parts.kernels) continue;
-    const CuptiResult result = cupti.enable(activity);
-    if (result != kCuptiSuccess && activity != kActivityMarker) refused = result;
-  }
-  if (refused != kCuptiSuccess) note_error("CUPTI refused to record copies or kernels", refused);
-  switch_call_records(true);
+  enable_activities();
+  enable_call_records();
   watch_for_subscribers(cupti, yield_to_program);
   ::pthread_atfork([] { places.before_fork(); }, [] { places.after_fork(); }, stop_in_child);
   std::atexit([] { finish(recording::State::finished); });

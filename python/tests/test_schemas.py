@@ -217,6 +217,12 @@ def process_of(told):
             )
             for part in ("kernels", "launches", "calls", "lines", "contents")
         ),
+        *(
+            pytest.param(
+                ["steps=20"], {"FAKE_CUPTI_REFUSES": part}, lambda of: of["not_examined"], id=f"refused {part}"
+            )
+            for part in ("1", "10", "callbacks")
+        ),
     ],
 )
 def test_diagnoses_of_a_program(tmp_path, words, environment, holds):
