@@ -56,6 +56,7 @@ std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
   const CopyFigures& copies = to_device ? account.h2d : account.d2h;
   const std::string label =
       fmt::format("copies to the {} {}", to_device ? "GPU" : "host", account.steps > 0 ? "a step" : "in all");
+  if (!account.has_copies) return label + ": not recorded";
   if (copies.count == 0) return label + ": none";
   const double steps = static_cast<double>(std::max<std::size_t>(account.steps, 1));
   const double seconds = static_cast<double>(copies.busy) * kNanosecond;
@@ -115,9 +116,10 @@ std::string gain_text(const Finding& finding, const Diagnosis& diagnosis) {
 }
 
 std::string nothing_found_text(const Diagnosis& diagnosis) {
-  const bool judged = std::ranges::any_of(diagnosis.accounts, &DeviceAccount::has_kernels);
-  return judged || diagnosis.accounts.empty() ? "Nothing was found in what was recorded."
-                                              : "Nothing was judged, as no kernels were recorded.";
+  const bool has_kernels = std::ranges::all_of(diagnosis.accounts, &DeviceAccount::has_kernels);
+  const bool has_copies = std::ranges::all_of(diagnosis.accounts, &DeviceAccount::has_copies);
+  if (has_kernels && has_copies) return "Nothing was found in what was recorded.";
+  return fmt::format("Nothing was judged, as no {} were recorded.", has_kernels ? "copies" : "kernels");
 }
 
 double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
@@ -148,15 +150,14 @@ std::string finding_text(const Finding& finding, const Diagnosis& diagnosis, con
 }
 
 Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
-  const auto known = [&account](double seconds) {
-    return account.has_kernels ? Json(seconds) : Json(nullptr);
-  };
-  return {{"count", copies.count},
-          {"bytes", copies.bytes},
-          {"seconds", static_cast<double>(copies.busy) * kNanosecond},
-          {"exposed_seconds", known(static_cast<double>(copies.exposed) * kNanosecond)},
-          {"hidden_seconds", known(static_cast<double>(copies.busy - copies.exposed) * kNanosecond)},
-          {"exposed_seconds_per_step", known(account.per_step(copies.exposed))}};
+  const auto known = [&account](Json value) { return account.has_copies ? std::move(value) : nullptr; };
+  const auto compared = [&](double seconds) { return known(account.has_kernels ? Json(seconds) : nullptr); };
+  return {{"count", known(copies.count)},
+          {"bytes", known(copies.bytes)},
+          {"seconds", known(static_cast<double>(copies.busy) * kNanosecond)},
+          {"exposed_seconds", compared(static_cast<double>(copies.exposed) * kNanosecond)},
+          {"hidden_seconds", compared(static_cast<double>(copies.busy - copies.exposed) * kNanosecond)},
+          {"exposed_seconds_per_step", compared(account.per_step(copies.exposed))}};
 }
 
 Json account_json(const DeviceAccount& account) {

@@ -1,4 +1,5 @@
-# `cmake --install` gives the library, its headers, the command, and what find_package(penstock) needs.
+# `cmake --install` gives the library, its headers, the command with the schemas of its JSON, and what
+# find_package(penstock) needs.
 include(CMakePackageConfigHelpers)
 set(penstock_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/penstock)
 
@@ -13,6 +14,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/penstockConfigVersion.cma
 install(FILES ${PROJECT_BINARY_DIR}/penstockConfig.cmake ${PROJECT_BINARY_DIR}/penstockConfigVersion.cmake
   DESTINATION ${penstock_package_dir})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs/schemas DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 if(TARGET penstock_cli AND penstock_library_type STREQUAL "SHARED_LIBRARY")
   set_target_properties(penstock_cli PROPERTIES INSTALL_RPATH "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")

@@ -8,8 +8,8 @@
 #include "activity_buffers.hpp"
 #include "contents.hpp"
 #include "cupti.hpp"
+#include "cupti_session.hpp"
 #include "devices.hpp"
-#include "doctor/call_names.hpp"
 #include "host_memory.hpp"
 #include "mix.hpp"
 #include "native_stack.hpp"
@@ -45,23 +45,12 @@ using recording::Record;
 using recording::RecordType;
 
 constexpr std::uint64_t kDefaultRecords = 2'000'000;
-constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver; there are some 900
-constexpr std::uint8_t kNotKept = 0xFF;
 constexpr std::uint8_t kNoLoader = recording::kCompiledLoader;  // of Python
 constexpr std::uint32_t kForcedFlush = 1;
 constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
 constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
-constexpr std::int32_t kActivities[] = {kActivityCopy,   kActivityPeerCopy, kActivitySet,   kActivityKernel,
-                                        kActivityMarker, kActivityContext,  kActivityStream};
-
-/// The latest launch through the driver that was read.
-struct DriverLaunch {
-  std::uint32_t thread = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-};
 
 /// A Python thread that called CUDA, whose waits for a loader are looked for.
 struct WatchedThread {
@@ -91,6 +80,7 @@ thread_local ThreadCall thread_call;
 
 Cupti cupti;
 RecordingFile file;
+CuptiSession session(cupti, file);
 ActivityBuffers buffers;
 Parts parts;
 PythonStack python;
@@ -98,16 +88,7 @@ NativeStack native;
 Places places(file, python, native);
 std::atomic<bool> active{false};
 pthread_mutex_t stopping = PTHREAD_MUTEX_INITIALIZER;
-CuptiSubscriber subscriber = nullptr;
 bool system_threads = false;
-struct Function {
-  std::uint8_t kind;
-  CopyCall copy;
-  std::atomic<bool> is_doubled{
-      false};  ///< a launch of the runtime, of which the driver's call is recorded, too
-};
-Function driver_functions[kMostFunctions];
-Function runtime_functions[kMostFunctions];
 Devices devices;  // noted with the lock of `stopping`
 Streams streams;
 WatchedThread watched_threads[16];
@@ -125,23 +106,6 @@ std::uint32_t this_thread() noexcept {
   return system_threads ? static_cast<std::uint32_t>(::syscall(SYS_gettid))
                         : static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(::pthread_self()));
 }
-
-const Function& function_of(int domain, std::uint32_t function) noexcept {
-  static const Function unknown{kNotKept, CopyCall::unknown};
-  if (function >= kMostFunctions) return unknown;
-  return domain == kDriverDomain ? driver_functions[function] : runtime_functions[function];
-}
-
-std::uint8_t kind_of(int domain, std::uint32_t function) noexcept {
-  return function_of(domain, function).kind;
-}
-
-/// Of a device; the others only tell more of it.
-bool is_work(std::int32_t activity) noexcept {
-  return activity != kActivityMarker && activity != kActivityContext && activity != kActivityStream;
-}
-
-bool is_launch(std::uint8_t kind) noexcept { return kind == static_cast<std::uint8_t>(CallKind::launch); }
 
 Record record_of(RecordType type, std::uint64_t begin, std::uint64_t end) noexcept {
   Record record{};
@@ -196,7 +160,7 @@ void note_wait(WatchedThread& watched) noexcept {
 
 /// Looks at what a call copies, once the call has been made, while the device is already at work.
 CopiedMemory look_at_memory(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
-  const CopyCall copy = function_of(domain, function).copy;
+  const CopyCall copy = session.copy_of(domain, function);
   if (copy == CopyCall::unknown || details.parameters == nullptr) return {};
   const auto& parameters = *static_cast<const CuptiCopyParameters*>(details.parameters);
   const HostMemory memory = host_memory(copy, parameters);
@@ -218,7 +182,7 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   if (domain == kDriverDomain && call.correlation == 0) call.correlation = details.correlation;
   if (details.site == 0) {
     if (call.depth++ > 0) return;
-    call.kind = kind_of(domain, function);
+    call.kind = session.kind_of(domain, function);
     call.correlation = domain == kDriverDomain ? details.correlation : 0;
     call.begin = now();
     return;
@@ -276,24 +240,12 @@ void add_range_end(const CuptiMarkerRecord& marker) noexcept {
   file.add(record);
 }
 
-/// A launch of the runtime may be recorded twice, as the driver's call within it, too. Then the driver's is
-/// enough: see `leave_doubled_launches`. CUPTI's buffers hold the calls of a thread in the order of their
-/// ends.
-void look_for_doubled(const CuptiCallRecord& call) noexcept {
-  static thread_local DriverLaunch latest;
-  if (call.activity == kActivityDriver) {
-    latest = {call.thread, call.begin, call.end};
-  } else if (latest.thread == call.thread && latest.begin >= call.begin && latest.end <= call.end) {
-    runtime_functions[call.function].is_doubled.store(true, std::memory_order_relaxed);
-  }
-}
-
 void add_call_activity(const CuptiCallRecord& call) noexcept {
   const std::uint8_t kind =
-      kind_of(call.activity == kActivityDriver ? kDriverDomain : kRuntimeDomain, call.function);
+      session.kind_of(call.activity == kActivityDriver ? kDriverDomain : kRuntimeDomain, call.function);
   // Others come with their places from the callbacks, if there are any.
-  if (call.end == 0 || kind == kNotKept || (!is_launch(kind) && subscriber != nullptr)) return;
-  if (is_launch(kind)) look_for_doubled(call);
+  if (call.end == 0 || kind == kNotKept || (!is_launch(kind) && session.has_callbacks())) return;
+  if (is_launch(kind)) session.look_for_doubled(call);
   add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, {});
 }
 
@@ -366,54 +318,6 @@ void read_buffers() noexcept {
   for (auto full = buffers.next(); full.buffer != nullptr; full = buffers.next()) read_buffer(full);
 }
 
-/// The names tell what a function does, so that new functions and versions of them need no table.
-void find_functions(int domain, Function* functions) noexcept {
-  for (std::uint32_t function = 0; function < kMostFunctions; ++function) {
-    functions[function].kind = kNotKept;
-    const char* name = nullptr;
-    if (cupti.callback_name(domain, function, &name) != kCuptiSuccess || name == nullptr) continue;
-    const auto kind = call_kind(name);
-    if (!kind || !(*kind == CallKind::launch ? parts.launches : parts.calls)) continue;
-    functions[function].kind = static_cast<std::uint8_t>(*kind);
-    functions[function].copy = copy_call(domain, name);
-  }
-}
-
-template <typename Act>
-void for_each_function(const Act& act) noexcept {
-  for (const int domain : {kDriverDomain, kRuntimeDomain}) {
-    for (std::uint32_t function = 0; function < kMostFunctions; ++function) {
-      const std::uint8_t kind = kind_of(domain, function);
-      if (kind != kNotKept) act(domain, function, is_launch(kind));
-    }
-  }
-}
-
-/// Records of launches come from the activity interface: a callback for each would cost the program time. A
-/// CUPTI before 12.8 cannot choose functions, and gives records of all.
-void switch_call_records(bool on) noexcept {
-  if (!parts.launches && (!parts.calls || subscriber != nullptr)) return;
-  bool chosen = cupti.enable_driver_call != nullptr && cupti.enable_runtime_call != nullptr;
-  for_each_function([on, &chosen](int domain, std::uint32_t function, bool launch) {
-    if (!chosen || (!launch && subscriber != nullptr)) return;
-    const auto enable = domain == kDriverDomain ? cupti.enable_driver_call : cupti.enable_runtime_call;
-    chosen = enable(function, on ? 1 : 0) == kCuptiSuccess;
-  });
-  if (chosen) return;
-  for (const std::int32_t activity : {kActivityDriver, kActivityRuntime})
-    on ? cupti.enable(activity) : cupti.disable(activity);
-}
-
-/// Two records of each launch would cost the program twice as much. A CUPTI before 12.8 makes them all the
-/// same.
-void leave_doubled_launches() noexcept {
-  if (cupti.enable_runtime_call == nullptr) return;
-  for (std::uint32_t function = 0; function < kMostFunctions; ++function) {
-    if (runtime_functions[function].is_doubled.exchange(false, std::memory_order_relaxed))
-      cupti.enable_runtime_call(function, 0);
-  }
-}
-
 void finish(recording::State state) noexcept {
   const Lock lock(stopping);
   if (!active.load()) return;
@@ -424,19 +328,11 @@ void finish(recording::State state) noexcept {
   active.store(false);
 }
 
-void note_error(const char* what, CuptiResult error) noexcept {
-  char note[160];
-  std::snprintf(note, sizeof note, "%s (error %d of CUPTI).", what, error);
-  file.note(note);
-}
-
 /// The program's own profiler is about to subscribe.
 void yield_to_program() {
   if (!active.load()) return;
   finish(recording::State::yielded);
-  switch_call_records(false);
-  for (const std::int32_t activity : kActivities) cupti.disable(activity);
-  if (subscriber != nullptr) cupti.unsubscribe(subscriber);
+  session.end();
   file.note(
       "The program started a profiler of its own, such as torch.profiler, which needs what the recorder "
       "used. "
@@ -508,7 +404,7 @@ void* work(void*) {
     watch_for_subscribers(cupti, yield_to_program);
     cupti.flush_all(0);
     read_buffers();
-    leave_doubled_launches();
+    session.leave_doubled_launches();
     devices.note(file);
     flushed = now();
   }
@@ -541,35 +437,6 @@ bool start_worker() noexcept {
   return true;
 }
 
-/// Gets the places of calls, unless CUPTI has another subscriber. False if nothing may be recorded at all.
-bool subscribe() noexcept {
-  const CuptiResult result = cupti.subscribe(&subscriber, on_call, nullptr);
-  if (result == kCuptiSuccess) return true;
-  subscriber = nullptr;
-  if (result == kCuptiMultipleSubscribers) {
-    file.note(
-        "Another profiler was recording the program already, and CUPTI serves only one. So nothing was "
-        "recorded. "
-        "Run the program without the other one.");
-    return false;
-  }
-  note_error("CUPTI refused callbacks, so there are no places of calls", result);
-  return true;
-}
-
-/// Once CUPTI is in use: before, newer versions may not tell the names.
-void choose_calls() noexcept {
-  find_functions(kDriverDomain, driver_functions);
-  find_functions(kRuntimeDomain, runtime_functions);
-  bool any = false;
-  for_each_function([&any](int domain, std::uint32_t function, bool launch) {
-    any = true;
-    if (!launch && subscriber != nullptr) cupti.enable_callback(1, subscriber, domain, function);
-  });
-  if (!any && (parts.calls || parts.launches))
-    file.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
-}
-
 void start() noexcept {
   const char* why = nullptr;
   if (!open_cupti(cupti, why)) {
@@ -595,22 +462,9 @@ void start() noexcept {
                   python.version());
     file.note(note);
   }
-  if (!subscribe()) return;
-  choose_calls();
-  if (cupti.register_callbacks(give_buffer, take_buffer) != kCuptiSuccess) {
-    file.note("CUPTI refused the recorder's buffers, so nothing was recorded.");
-    if (subscriber != nullptr) cupti.unsubscribe(subscriber);
-    return;
-  }
+  if (!session.begin(parts, on_call, give_buffer, take_buffer)) return;
   active.store(true);
-  CuptiResult refused = kCuptiSuccess;
-  for (const std::int32_t activity : kActivities) {
-    if (activity == kActivityKernel && !parts.kernels) continue;
-    const CuptiResult result = cupti.enable(activity);
-    if (result != kCuptiSuccess && is_work(activity)) refused = result;
-  }
-  if (refused != kCuptiSuccess) note_error("CUPTI refused to record copies or kernels", refused);
-  switch_call_records(true);
+  session.enable_records();
   watch_for_subscribers(cupti, yield_to_program);
   ::pthread_atfork([] { places.before_fork(); }, [] { places.after_fork(); }, stop_in_child);
   std::atexit([] { finish(recording::State::finished); });

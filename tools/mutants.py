@@ -52,6 +52,7 @@ SANITIZERS = {
     "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:external_symbolizer_path=/usr/bin/addr2line",
 }
+RECORDER = "libpenstock_recorder.so"  # beside the command
 PATIENCE_S = 600  # with tests that should pass; a mutant has a multiple of what they took
 
 
@@ -152,9 +153,17 @@ class Tree:
                 source = objects.get(line.split(":")[0])
         return found
 
-    def target(self, guard: Guard) -> str:
-        """What is linked, from the folder."""
+    def program(self, guard: Guard) -> str:
+        """The test program, from the folder."""
         return f"tests/test_{guard.program}"
+
+    def target(self, guard: Guard) -> str:
+        """What is linked, from the folder: the test program, or the recorder that it has the command load."""
+        program = self.program(guard)
+        of_recorder = guard.file.startswith("recorder/") and guard.file in self.commands
+        if of_recorder and self.commands[guard.file]["output"] not in self.link_command(program):
+            return RECORDER
+        return program
 
     @functools.cache
     def link_command(self, target: str) -> list[str]:
@@ -212,9 +221,13 @@ class Tree:
 
     def tests(self, guard: Guard, linked: Path | None) -> tuple[list[str], dict[str, str]]:
         """The command that runs the tests of a guard, with or without the program linked for it, and its environment."""
-        program = linked or self.folder / self.target(guard)
+        environment = SANITIZERS
+        program = linked or self.folder / self.program(guard)
+        if program.name == RECORDER:
+            environment = SANITIZERS | {"PENSTOCK_RECORDER": str(program)}
+            program = self.folder / self.program(guard)
         command = [str(program), "--gtest_fail_fast", "--gtest_color=no", f"--gtest_repeat={guard.repeat}"]
-        return [*command, f"--gtest_filter={guard.tests or '*'}"], SANITIZERS
+        return [*command, f"--gtest_filter={guard.tests or '*'}"], environment
 
 
 class Module(Tree):

@@ -124,6 +124,7 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   account.window = window;
   account.steps = timeline.steps.size();
   account.has_kernels = timeline.has_kernels;
+  account.has_copies = timeline.has_copies;
   const auto set = [&account](DevicePart part, TraceTime time) {
     account.parts[static_cast<std::size_t>(part)] = time;
   };
@@ -136,7 +137,7 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   }
   if (!timeline.has_kernels) {
     set(DevicePart::not_observed, account.total());
-  } else if (host.observed) {
+  } else if (timeline.has_copies && host.observed) {
     const SpanList waits = intersect({window}, host.waits);
     const SpanList launches = subtract(intersect({window}, host.busy), waits);
     const TraceTime waiting = total_length(waits) - overlap(waits, activity.busy);

@@ -150,14 +150,27 @@ void add_streams(List& list, const Timeline& timeline, TimeSpan window) {
   }
 }
 
-/// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account.
-std::vector<std::string> all_that_kernels_tell() {
+/// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account from
+/// `first` on.
+std::vector<std::string> all_that_needs_idle_time(DevicePart first) {
   std::vector<std::string> names(finding_ids().begin(), finding_ids().end());
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+  for (auto i = static_cast<std::size_t>(first); i < kDeviceParts; ++i) {
     const auto part = static_cast<DevicePart>(i);
     if (part != DevicePart::not_observed) names.emplace_back(device_part_name(part));
   }
   return names;
+}
+
+std::string why_missing(std::string_view what, bool refused) {
+  return refused ? fmt::format("CUPTI refused to record {}.", what)
+                 : fmt::format("{} were left out of the recording. Record them.", what);
+}
+
+/// Empty: calls were recorded.
+std::string why_calls_are_missing(const Timeline& timeline) {
+  if (!timeline.has_launches) return why_missing("the calls that launch kernels", timeline.refused.launches);
+  if (!timeline.has_calls) return why_missing("calls other than launches", timeline.refused.calls);
+  return timeline.calls.empty() ? "no calls of CUDA were recorded." : "";
 }
 
 }  // namespace
@@ -165,21 +178,22 @@ std::vector<std::string> all_that_kernels_tell() {
 std::vector<NotExamined> not_recorded(const Timeline& timeline) {
   List list;
   if (!timeline.has_kernels) {
-    list.push_back(
-        {all_that_kernels_tell(),
-         "Kernels, exposed copies, idle time, and so all findings and gains: kernels were left out "
-         "of the recording. Record them."});
+    list.push_back({all_that_needs_idle_time(DevicePart::kernel),
+                    "Kernels, exposed copies, idle time, and so all findings and gains: " +
+                        why_missing("kernels", timeline.refused.kernels)});
   }
-  if (timeline.has_launches && timeline.has_calls && !timeline.calls.empty()) return list;
-  const char* const why =
-      !timeline.has_launches ? "the calls that launch kernels were left out of the recording. Record them."
-      : !timeline.has_calls  ? "all calls but launches were left out of the recording. Record them."
-                             : "no calls of CUDA were recorded.";
-  list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits",
-                   "contended-copies", "pinning", "device-allocations"},
-                  fmt::format("Synchronizations, blocking copies, asynchronous ones, copies that wait for "
-                              "others or for the default stream, pinning and allocations: {}",
-                              why)});
+  if (!timeline.has_copies) {
+    list.push_back({all_that_needs_idle_time(DevicePart::exposed_copy),
+                    "Copies, idle time, and so all findings and gains: " +
+                        why_missing("copies", timeline.refused.copies)});
+  }
+  if (const std::string why = why_calls_are_missing(timeline); !why.empty()) {
+    list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits",
+                     "contended-copies", "pinning", "device-allocations"},
+                    "Synchronizations, blocking copies, asynchronous ones, copies that wait for others or for "
+                    "the default stream, pinning and allocations: " +
+                        why});
+  }
   return list;
 }
 

@@ -10,8 +10,8 @@
 
 namespace penstock {
 
-/// What cannot be judged at all, because kernels or calls were not recorded. Rules that these name are not
-/// asked: what they say would be about the records that are left.
+/// What cannot be judged at all, because kernels, copies or calls were not recorded. Rules that these name
+/// are not asked: what they say would be about the records that are left.
 [[nodiscard]] std::vector<NotExamined> not_recorded(const Timeline& timeline);
 
 /// What nobody looked at, and how to record it, with `not_recorded`. A recording of our own lacks other

@@ -137,9 +137,21 @@ class RecordingParser {
     }
     recording_.process = header_.process;
     recording_.began = header_.began;
-    recording_.timeline.has_kernels = (header_.left_out & recording::kWithoutKernels) == 0;
-    recording_.timeline.has_launches = (header_.left_out & recording::kWithoutLaunches) == 0;
-    recording_.timeline.has_calls = (header_.left_out & recording::kWithoutCalls) == 0;
+    note_left_out();
+  }
+
+  void note_left_out() {
+    const auto is_left_out = [this](std::uint32_t part) { return (header_.left_out & part) != 0; };
+    const auto is_refused = [&](std::uint32_t part) {
+      return is_left_out(part) && (header_.refused & part) != 0;
+    };
+    Timeline& timeline = recording_.timeline;
+    timeline.has_kernels = !is_left_out(recording::kWithoutKernels);
+    timeline.has_copies = !is_left_out(recording::kWithoutCopies);
+    timeline.has_launches = !is_left_out(recording::kWithoutLaunches);
+    timeline.has_calls = !is_left_out(recording::kWithoutCalls);
+    timeline.refused = {is_refused(recording::kWithoutKernels), is_refused(recording::kWithoutCopies),
+                        is_refused(recording::kWithoutLaunches), is_refused(recording::kWithoutCalls)};
   }
 
   [[nodiscard]] bool has_room_for_totals() const {

@@ -67,12 +67,17 @@ struct Header {
   std::uint64_t totals_offset;  ///< the totals reach from here to the ring
   std::int64_t first;           ///< when the first of all records began; 0: there is none
   std::uint32_t left_out;       ///< LeftOut, in bits
-  std::uint32_t reserved;
+  std::uint32_t refused;        ///< of these, the ones that CUPTI refused; earlier recorders did not say so
 };
 static_assert(sizeof(Header) == 112);
 
-/// Records that the program was recorded without, as somebody wanted.
-enum LeftOut : std::uint32_t { kWithoutKernels = 1, kWithoutLaunches = 2, kWithoutCalls = 4 };
+/// Records that the program was recorded without: somebody wanted that, or CUPTI refused them.
+enum LeftOut : std::uint32_t {
+  kWithoutKernels = 1,
+  kWithoutLaunches = 2,
+  kWithoutCalls = 4,
+  kWithoutCopies = 8,
+};
 
 enum class TextType : std::uint32_t {
   frame = 1,   ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.

@@ -86,7 +86,7 @@ ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std
   }
   add(DevicePart::kernel, activity.kernels);
   add(DevicePart::exposed_copy, subtract(activity.busy, activity.kernels));
-  if (host.observed) {
+  if (timeline.has_copies && host.observed) {
     add(DevicePart::waiting_for_data, intersect(idle, host.waits));
     add(DevicePart::launch_or_sync, intersect(unexplained, host.busy));
     add(DevicePart::other_idle, subtract(unexplained, host.busy));

@@ -55,6 +55,9 @@ Child start(std::vector<std::string> words, const std::vector<std::string>& envi
   std::vector<char*> argv, envp;
   for (auto& word : words) argv.push_back(word.data());
   std::vector<std::string> variables = environment;
+  // That of tools/mutants.py.
+  if (const char* const recorder = std::getenv("PENSTOCK_RECORDER"))
+    variables.push_back(std::string("PENSTOCK_RECORDER=") + recorder);
   for (auto& variable : variables) envp.push_back(variable.data());
   argv.push_back(nullptr);
   envp.push_back(nullptr);

@@ -1,6 +1,7 @@
 #include "budget.hpp"
 #include "cli/command.hpp"
 #include "terminal.hpp"
+#include "trace_report.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -431,6 +432,14 @@ std::vector<std::string> broken(const std::string& budget, const Diagnosis& diag
   for (const BudgetBreach& breach : check_budget(parse_budget(budget, "b"), diagnosis))
     list.push_back(breach.text);
   return list;
+}
+
+TEST(TraceReport, CountsNoCopiesWhereNoneWereRecorded) {
+  DeviceAccount account;
+  account.steps = 2;
+  EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: none");
+  account.has_copies = false;
+  EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: not recorded");
 }
 
 TEST(Budget, IsBrokenByWhatCannotBeJudged) {

@@ -152,6 +152,17 @@ TEST(DeviceAccount, ObservesNothingIfKernelsWereLeftOut) {
   EXPECT_EQ(account.h2d.bytes, 1000U);
 }
 
+TEST(DeviceAccount, ObservesOnlyKernelsIfCopiesWereNotRecorded) {
+  TimelineBuilder builder = whole_step();
+  builder.timeline.has_copies = false;
+  builder.timeline.copies.clear();
+  const DeviceAccount account = account_of(builder);
+  EXPECT_FALSE(account.has_copies);
+  EXPECT_EQ(account.part(DevicePart::kernel), 50'000);
+  EXPECT_EQ(account.part(DevicePart::not_observed), account.total() - 50'000);
+  EXPECT_EQ(sum_of(account), account.total());
+}
+
 TEST(DeviceAccount, LooksOnlyAtThreadsThatLaunchKernels) {
   TimelineBuilder builder = whole_step();
   builder.loader_wait(50, 70, 1);  // a thread that reads ahead

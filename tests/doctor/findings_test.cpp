@@ -1223,6 +1223,36 @@ TEST(NotExamined, JudgesNothingIfKernelsWereLeftOut) {
   EXPECT_THAT(not_examined(builder), IsSupersetOf({"kernel", "exposed_copy", "launch_or_sync"}));
 }
 
+TEST(NotExamined, JudgesNothingIfCopiesWereNotRecorded) {
+  TimelineBuilder builder = steps(pageable, 410);
+  builder.timeline.has_copies = false;
+  builder.timeline.copies.clear();
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+  EXPECT_THAT(not_examined(builder), IsSupersetOf(finding_ids().begin(), finding_ids().end()));
+  EXPECT_THAT(not_examined(builder), IsSupersetOf({"exposed_copy", "launch_or_sync"}));
+  EXPECT_THAT(not_examined(builder), Not(Contains("kernel")));
+}
+
+TEST(NotExamined, SaysWhoLeftItOut) {
+  const auto reasons = [](bool Timeline::* recorded, bool RefusedRecords::* refused) {
+    TimelineBuilder builder = steps(pageable, 410);
+    builder.timeline.*recorded = false;
+    std::vector<std::string> texts{diagnose(builder).not_examined.front().text};
+    builder.timeline.refused.*refused = true;
+    texts.push_back(diagnose(builder).not_examined.front().text);
+    return texts;
+  };
+  const auto tells = [](const char* what) {
+    return ElementsAre(HasSubstr(std::string(what) + " were left out of the recording."),
+                       HasSubstr(std::string("CUPTI refused to record ") + what + "."));
+  };
+  EXPECT_THAT(reasons(&Timeline::has_kernels, &RefusedRecords::kernels), tells("kernels"));
+  EXPECT_THAT(reasons(&Timeline::has_copies, &RefusedRecords::copies), tells("copies"));
+  EXPECT_THAT(reasons(&Timeline::has_launches, &RefusedRecords::launches),
+              tells("the calls that launch kernels"));
+  EXPECT_THAT(reasons(&Timeline::has_calls, &RefusedRecords::calls), tells("calls other than launches"));
+}
+
 TEST(NotExamined, NamesCopiesOfUnknownNumaNodes) {
   const auto says = [](const TimelineBuilder& builder, const char* text) {
     return std::ranges::any_of(diagnose(builder).not_examined, [text](const NotExamined& missing) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -128,6 +129,15 @@ TEST(TimelineExcerpt, SaysIfKernelsWereNotRecorded) {
   ASSERT_EQ(parts.size(), 1U);
   EXPECT_EQ(parts.front().kind, "not observed");
   EXPECT_EQ(parts.front().time, shown.window);
+}
+
+TEST(TimelineExcerpt, SaysIfCopiesWereNotRecorded) {
+  TimelineBuilder builder = pageable_steps(8);
+  builder.timeline.has_copies = false;
+  builder.timeline.copies.clear();
+  std::set<std::string> kinds;
+  for (const ExcerptBar& part : bars(excerpt(builder), "where the time goes")) kinds.emplace(part.kind);
+  EXPECT_EQ(kinds, (std::set<std::string>{"kernels", "not observed"}));
 }
 
 TEST(TimelineExcerpt, ChoosesStepsThatShowTheFindings) {

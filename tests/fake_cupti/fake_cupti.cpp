@@ -14,6 +14,8 @@
 #include <iterator>
 #include <mutex>
 #include <set>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,7 @@ namespace {
 constexpr CuptiResult kInvalid = 1;
 constexpr CuptiResult kMaxLimit = 12;
 constexpr std::uint32_t kDefaultStream = 7;
+constexpr CuptiResult kNotSupported = 27;
 
 constexpr std::array kDriverNames = {"",
                                      "cuInit",
@@ -75,6 +78,13 @@ std::uint64_t now() {
   ::clock_gettime(clock_id, &time);
   return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec) +
          skew;
+}
+
+/// True if FAKE_CUPTI_REFUSES names it: a number of an activity, "callbacks" or "subscribers".
+bool refuses(std::string_view what) {
+  const char* const refused = std::getenv("FAKE_CUPTI_REFUSES");
+  if (refused == nullptr) return false;
+  return (std::string(",") + refused + ',').find(std::string(",").append(what) + ',') != std::string::npos;
 }
 
 /// `chosen`: also if its kind of activity is not enabled.
@@ -179,6 +189,7 @@ CuptiResult cuptiGetTimestamp(std::uint64_t* time) { return *time = now(), kCupt
 
 CuptiResult cuptiSubscribe(CuptiSubscriber* subscriber, CuptiCallback callback, void* data) {
   const std::lock_guard lock(fake().mutex);
+  if (refuses("subscribers")) return kNotSupported;
   if (fake().callback != nullptr || std::getenv("FAKE_CUPTI_TAKEN") != nullptr)
     return kCuptiMultipleSubscribers;
   fake().callback = callback;
@@ -197,6 +208,7 @@ CuptiResult cuptiEnableCallback(std::uint32_t on, CuptiSubscriber subscriber, in
                                 std::uint32_t function) {
   const std::lock_guard lock(fake().mutex);
   if (subscriber != &fake()) return kInvalid;
+  if (refuses("callbacks")) return kNotSupported;
   if (on != 0) {
     fake().callbacks.insert({domain, function});
   } else {
@@ -219,6 +231,7 @@ CuptiResult cuptiActivityRegisterCallbacks(CuptiBufferRequested requested, Cupti
 CuptiResult cuptiActivityEnable(std::int32_t activity) {
   const std::lock_guard lock(fake().mutex);
   if (activity == kActivityStream && std::getenv("FAKE_CUPTI_NO_STREAMS") != nullptr) return kInvalid;
+  if (refuses(std::to_string(activity))) return kNotSupported;
   fake().activities |= std::uint64_t{1} << activity;
   return kCuptiSuccess;
 }

@@ -2,6 +2,7 @@
 #include "recorder/numa_nodes.hpp"
 #include "recorder/recorder_fixture.hpp"
 
+#include <penstock/doctor/recording.hpp>
 #include <penstock/doctor/timeline.hpp>
 
 #include <gmock/gmock.h>
@@ -19,6 +20,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -205,6 +207,75 @@ TEST_F(Recorder, JudgesNothingThatWasLeftOut) {
   EXPECT_THAT(read("page.html"),
               AllOf(HasSubstr("No kernels were recorded in"), HasSubstr("Nothing was judged"),
                     HasSubstr("what hides them is not known<br>"), Not(HasSubstr("Kernels run in"))));
+}
+
+/// Why something was not examined, as one text.
+std::string reasons_in(const json& report) {
+  std::string text;
+  for (const json& part : report.at("processes")[0].at("not_examined"))
+    text += part.at("text").get<std::string>() + "\n";
+  return text;
+}
+
+TEST_F(Recorder, JudgesNothingThatCuptiRefused) {
+  std::ofstream(path("budget.txt")) << "no synchronizations\nno pinning\nlaunch_or_sync below 90 %\n";
+  const auto examine_without = [&](const std::string& refused) {
+    command_.environment.back() = "FAKE_CUPTI_REFUSES=" + refused;
+    const CommandResult result =
+        run({"init", "steps=20"}, {"--budget", path("budget.txt"), "--json", path("report.json")});
+    EXPECT_EQ(result.status, 3) << result.errors;
+    EXPECT_THAT(read_report().at("processes")[0].at("budget").at("broken"), SizeIs(3));
+    EXPECT_THAT(reasons_in(read_report()),
+                AllOf(HasSubstr("(error 27 of CUPTI)."), Not(HasSubstr("were left out"))));
+    return result.errors;
+  };
+  command_.environment.emplace_back();
+  EXPECT_THAT(examine_without("10"), HasSubstr("Nothing was judged, as no kernels were recorded"));
+  EXPECT_THAT(reasons_in(read_report()), HasSubstr("gains: CUPTI refused to record kernels."));
+  EXPECT_THAT(found_in(read_report()), IsEmpty());
+  EXPECT_THAT(examine_without("1"), AllOf(HasSubstr("Nothing was judged, as no copies were recorded"),
+                                          HasSubstr("copies to the GPU a step: not recorded")));
+  EXPECT_THAT(reasons_in(read_report()), HasSubstr("gains: CUPTI refused to record copies."));
+  EXPECT_THAT(found_in(read_report()), IsEmpty());
+  const json device = read_report().at("processes")[0].at("devices")[0];
+  EXPECT_EQ(device.at("copies_to_device").at("count"), nullptr);
+  EXPECT_GT(device.at("parts").at("kernel").at("seconds"), 0);
+  static_cast<void>(examine_without("callbacks"));
+  EXPECT_THAT(reasons_in(read_report()), HasSubstr("CUPTI refused to record calls other than launches."));
+  EXPECT_THAT(not_examined_in(read_report()), Contains("blocking-copies"));
+  // This one cannot choose calls, so it is asked for all of the driver and of the runtime.
+  command_.environment.insert(command_.environment.begin(), "FAKE_CUPTI_OLD=1");
+  for (const char* const refused : {"4", "5", "4,5"}) {
+    static_cast<void>(examine_without(refused));
+    EXPECT_THAT(reasons_in(read_report()),
+                HasSubstr("CUPTI refused to record the calls that launch kernels."));
+  }
+}
+
+TEST_F(Recorder, LacksAllCallsIfCuptiRefusesCallbacksAndTheirRecords) {
+  command_.environment.insert(command_.environment.end(),
+                              {"FAKE_CUPTI_OLD=1", "FAKE_CUPTI_REFUSES=subscribers,5", ""});
+  const auto refused = [&](const std::string& without) {
+    command_.environment.back() = "PENSTOCK_RECORD_WITHOUT=" + without;
+    const std::string folder = path("without " + without);
+    EXPECT_THAT(run({"init", "steps=20"}, {"--record", folder}).errors, HasSubstr("CUPTI refused to record"));
+    const Timeline timeline = read_recordings(folder).at(0).timeline;
+    EXPECT_FALSE(timeline.has_launches && timeline.has_calls);
+    return std::pair(timeline.refused.launches, timeline.refused.calls);
+  };
+  EXPECT_EQ(refused(""), std::pair(true, true));
+  EXPECT_EQ(refused("launches"), std::pair(false, true));
+  EXPECT_EQ(refused("calls"), std::pair(true, false));
+}
+
+TEST_F(Recorder, SaysWhatItCountsAsIdleIfCuptiRefusedIt) {
+  command_.environment.emplace_back("FAKE_CUPTI_REFUSES=2,12,22");
+  const json report = examine({"init", "steps=20"});
+  const std::string refused = "CUPTI refused to record ";
+  const std::string idle = " (error 27 of CUPTI), so their time counts as idle.\n";
+  EXPECT_THAT(reasons_in(report), AllOf(HasSubstr(refused + "memory sets" + idle),
+                                        HasSubstr(refused + "copies between GPUs" + idle)));
+  EXPECT_THAT(found_in(report), Contains("pageable-copies"));
 }
 
 TEST_F(Recorder, SeesTheSameDataSentAgain) {

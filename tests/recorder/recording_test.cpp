@@ -220,6 +220,26 @@ TEST(Recordings, TellWhatWasLeftOut) {
   EXPECT_THAT(recorded(recording::kWithoutCalls), ElementsAre(true, true, false));
 }
 
+TEST(Recordings, TellWhatCuptiRefused) {
+  Bytes bytes = ten_steps();
+  const auto refused = [&bytes](std::uint32_t left_out, std::uint32_t bits) {
+    bytes.header().left_out = left_out;
+    bytes.header().refused = bits;
+    const Timeline timeline = parse(bytes.bytes()).timeline;
+    EXPECT_EQ(timeline.has_copies, (left_out & recording::kWithoutCopies) == 0);
+    const RefusedRecords& records = timeline.refused;
+    return std::vector<bool>{records.kernels, records.copies, records.launches, records.calls};
+  };
+  constexpr std::uint32_t kAll = recording::kWithoutKernels | recording::kWithoutCopies |
+                                 recording::kWithoutLaunches | recording::kWithoutCalls;
+  EXPECT_THAT(refused(kAll, 0), ElementsAre(false, false, false, false));
+  EXPECT_THAT(refused(kAll, recording::kWithoutKernels), ElementsAre(true, false, false, false));
+  EXPECT_THAT(refused(kAll, recording::kWithoutCopies), ElementsAre(false, true, false, false));
+  EXPECT_THAT(refused(kAll, recording::kWithoutLaunches), ElementsAre(false, false, true, false));
+  EXPECT_THAT(refused(kAll, recording::kWithoutCalls), ElementsAre(false, false, false, true));
+  EXPECT_THAT(refused(0, kAll), ElementsAre(false, false, false, false)) << "nothing is missing";
+}
+
 TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
   Bytes bytes = ten_steps();
   bytes.ring()[0].contents = 55;  // the call of the first copy

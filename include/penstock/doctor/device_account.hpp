@@ -20,7 +20,8 @@ enum class DevicePart : std::uint8_t {
   waiting_for_data,
   launch_or_sync,  ///< nothing runs, while such a thread is in an operator or in a call of the driver
   other_idle,      ///< nothing runs, and no such thread is in any of these
-  /// Nothing runs, and the recording does not hold what the host did. Everything, if it holds no kernels.
+  /// Nothing runs, and the recording does not hold what the host did. Everything, if it holds no kernels. All
+  /// but these, if it holds no copies.
   not_observed,
 };
 inline constexpr std::size_t kDeviceParts = 6;
@@ -29,7 +30,7 @@ inline constexpr std::size_t kDeviceParts = 6;
 /// The words of reports.
 [[nodiscard]] std::string_view device_part_label(DevicePart part) noexcept;
 
-/// Copies of one direction between host and device.
+/// Copies of one direction between host and device. Nothing is known if the account has no copies.
 struct CopyFigures {
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
@@ -45,6 +46,7 @@ struct DeviceAccount {
   TimeSpan window;                              ///< all marked steps, or from the first to the last record
   std::size_t steps = 0;                        ///< 0: the recording marks none, and the window counts as one
   bool has_kernels = true;                      ///< kernels were recorded
+  bool has_copies = true;                       ///< copies were
   std::array<TraceTime, kDeviceParts> parts{};  ///< they add up to the window
   CopyFigures h2d;
   CopyFigures d2h;

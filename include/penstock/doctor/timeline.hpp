@@ -113,6 +113,14 @@ enum class TimelineSource : std::uint8_t {
   recorder,        ///< penstock's own: frames name the line of the call
 };
 
+/// Records that CUPTI refused to make.
+struct RefusedRecords {
+  bool kernels = false;
+  bool copies = false;
+  bool launches = false;
+  bool calls = false;
+};
+
 /// What a program did, as it was recorded: plain values, without a device. All vectors are in the order that
 /// `sort_timeline` gives. Devices are numbered as CUDA does, threads in the order of their appearance.
 struct Timeline {
@@ -133,8 +141,10 @@ struct Timeline {
   bool has_frames = false;   ///< stacks were recorded
   bool is_compiled = false;  ///< all stacks are of compiled code, and none of Python's
   bool has_kernels = true;   ///< kernels were recorded, as far as there were any
+  bool has_copies = true;    ///< copies were
   bool has_launches = true;  ///< calls that launch kernels were
   bool has_calls = true;     ///< all other calls were
+  RefusedRecords refused;    ///< what CUPTI refused of those that were not; the others somebody left out
   bool has_types = false;    ///< types and shapes of the operators' inputs were recorded
   TimelineSource source = TimelineSource::torch_profiler;
   std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why
