@@ -2,6 +2,8 @@
 
 import collections
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -353,6 +355,46 @@ def test_two_gpus(random):
         assert (x.device.index, y.device.index) == (0, 1)
         assert torch.equal(x.cpu(), p) and torch.equal(y.cpu(), q)
     assert penstock.to_device(y, "cuda:0").device.index == 0
+
+
+CLOSED_MEMORY = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+import penstock
+
+data = np.random.default_rng(5).integers(0, 256, 24 << 20, dtype=np.uint8)
+tensor = torch.from_numpy(data)
+path = Path(sys.argv[1]) / "weights.safetensors"
+penstock.save_safetensors({"weights": tensor}, path)
+both = ["cuda:0", "cuda:1"]
+sent = {
+    "group": penstock.to_device(tensor, group=both),
+    "group, pinned": penstock.to_device(tensor.pin_memory(), group=both),
+    "relay": [penstock.to_device(tensor, "cuda:0", relay=["cuda:1"])],
+    "weights of a group": [each["weights"] for each in penstock.load_safetensors(path, group=both)],
+    "weights by a relay": [penstock.load_safetensors(path, "cuda:1", relay=["cuda:0"])["weights"]],
+}
+(sent["feed"],) = penstock.feed(DataLoader([tensor], batch_size=None), group=both)
+for name, tensors in sent.items():
+    for each in tensors:
+        assert torch.equal(each.cpu(), tensor), (name, each.device)
+print("all right")
+"""
+
+
+@pytest.mark.skipif(not HAS_GPU or torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("allocator", ["expandable_segments:True", "backend:cudaMallocAsync"])
+def test_memory_that_is_closed_to_other_gpus(allocator, tmp_path):
+    environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF=allocator, PYTORCH_ALLOC_CONF=allocator)
+    command = [sys.executable, "-c", CLOSED_MEMORY, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert "all right" in done.stdout, done.stdout + done.stderr
+    assert "receives over its own link alone" in done.stderr, done.stderr
 
 
 @pytest.fixture
