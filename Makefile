@@ -62,7 +62,7 @@ gpu-test: ## Run the tests on a GPU
 gpu-test-frameworks: ## Run the tests with the installed frameworks on a GPU
 	@tools/gpu.sh test-frameworks
 
-gpu-bench: ## Measure the figures of docs/performance.md on a GPU
+gpu-bench: ## Measure the figures of docs/performance.md on a GPU, and of docs/scale.md on several
 	@tools/gpu.sh bench
 
 kernels: ## Compile the CUDA kernels to the committed PTX (needs nvcc)

@@ -1,8 +1,8 @@
-// Several devices fed once, and one fed over the links of all, beside what their links carry, in one run,
-// bytes verified.
+// Several devices fed once, and one fed over the links of all, beside what their links carry and beside an
+// engine without a group, in one run, bytes verified.
 //
 //   bench_group --devices host:0,link=0.5,peer=4 host:1,link=0.5,peer=4
-//   bench_group --devices cuda:0 cuda:1 --mib 2048
+//   bench_group --devices cuda:0 cuda:1 --mib 2048 --profiles ~/.cache
 
 #include "harness.hpp"
 
@@ -29,10 +29,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <memory>
 #include <random>
@@ -69,16 +71,45 @@ class CachedWeights {
   std::optional<WeightFile> file_;
 };
 
+/// What `penstock link` has stored below a cache folder. Without a folder, nothing.
+struct StoredProfiles {
+  StoredProfiles(const std::filesystem::path& folder, const DeviceGroup& group) {
+    if (folder.empty()) return;
+    std::string why;
+    measured = GroupProfile::load(GroupProfile::file_for(folder, group), group, &why);
+    if (!measured) missing.push_back("the group: " + why);
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const DeviceInfo& device = group[i].info();
+      auto profile = LinkProfile::load(LinkProfile::file_for(folder, device), device, &why);
+      if (!profile) missing.push_back(fmt::format("{}: {}", device.spec, why));
+      links.push_back(profile ? *std::move(profile) : LinkProfile::defaults(device));
+    }
+  }
+
+  [[nodiscard]] std::optional<LinkProfile> link(std::size_t member) const {
+    return links.empty() ? std::nullopt : std::optional(links[member]);
+  }
+
+  std::optional<GroupProfile> measured;
+  std::vector<LinkProfile> links;    ///< of each member, in the group's order
+  std::vector<std::string> missing;  ///< why defaults stand in for a profile
+};
+
 /// Memory on each device, and the same bytes in pinned and in pageable memory of the host.
 class GroupBench {
  public:
   GroupBench(const std::vector<std::string>& specs, std::size_t bytes, std::size_t repetitions,
-             std::size_t chunk_bytes, unsigned threads, std::filesystem::path folder)
+             std::size_t chunk_bytes, unsigned threads, std::filesystem::path folder,
+             const std::filesystem::path& profiles)
       : folder_(std::move(folder)),
         group_(open(specs)),
+        profiles_(profiles, group_),
         bytes_(bytes),
         repetitions_(repetitions),
-        engine_(group_, {.threads = threads, .chunk_bytes = chunk_bytes}),
+        engine_(group_, {.profiles = profiles_.links,
+                         .measured = profiles_.measured,
+                         .threads = threads,
+                         .chunk_bytes = chunk_bytes}),
         pageable_(bytes) {
     std::mt19937_64 random(1);
     for (std::size_t i = 0; i + 8 <= bytes; i += 8) {
@@ -91,9 +122,13 @@ class GroupBench {
       memory_.push_back(pools_.back().allocate(bytes));
       places_.push_back(memory_.back().data());
       streams_.push_back(group_[i].create_stream());
-      plain_.push_back(std::make_unique<TransferEngine>(group_[i], TransferOptions{.threads = threads}));
-      threads_ += plain_.back()->threads();
+      plain_.push_back(std::make_unique<TransferEngine>(
+          group_[i], TransferOptions{.profile = profiles_.link(i), .threads = threads}));
+      teams_.push_back(std::make_unique<HostWorkers>(
+          HostWorkersOptions{.threads = plain_.back()->threads(), .on_start = {}}));
+      threads_ += teams_.back()->threads();
     }
+    slots_ = pinned_pools_.front().allocate(std::min(kWindow, bytes));
     pinned_ = pinned_pools_.front().allocate(align_up(bytes, 4096));
     std::memcpy(pinned_.data(), pageable_.data(), bytes);
     for (std::size_t i = 0; i < group_.size(); ++i) {
@@ -128,6 +163,10 @@ class GroupBench {
                        for (const Transfer& transfer : transfers) transfer.synchronize();
                      }});
     verify(race_.back(), group_.size());
+    const std::size_t first_alone = race_.size();
+    race_.push_back({"an engine of the first alone, pinned", [this] { send_alone(pinned_.data()); }});
+    race_.push_back({"an engine of the first alone, pageable", [this] { send_alone(pageable_.data()); }});
+    for (std::size_t i = first_alone; i < race_.size(); ++i) verify(race_[i], 1);
     const std::size_t first = race_.size();
     const auto add = [&](const std::string& name, auto&& transfer) {
       race_.push_back({name, [this, name, transfer] {
@@ -158,16 +197,25 @@ class GroupBench {
     note("an engine for each, pageable memory: each of them receives", race_[links + 3],
          host_is_slower ? filled / static_cast<double>(links) : link,
          host_is_slower ? host + ", for each" : "a link, alone", 0.90);
+    note("an engine of the first alone, pinned memory", race_[first_alone], rate(race_[0]), race_[0].name, 0);
+    note("an engine of the first alone, pageable memory", race_[first_alone + 1], rate(race_[0]),
+         race_[0].name, 0);
     for (std::size_t i = first; i < race_.size(); ++i) {
       const bool pageable = (i - first) % 2 != 0;
       const bool held_by_host = pageable && host_is_slower;
       note(race_[i].name + (i < first + 2 ? ": each of them receives" : ": one of them receives"), race_[i],
            held_by_host ? filled : sum, held_by_host ? host : "the sum of the links",
            held_by_host ? 0.90 : 0.95);
+      if (i >= first + 2) {
+        const Contender& alone = race_[first_alone + i - first - 2];
+        note(race_[i].name + ", beside no relay", race_[i], rate(alone), alone.name, 0);
+      }
     }
     for (const Contender& contender : race_) {
       json["measured"][contender.name]["median_seconds"] = contender.summary().median;
     }
+    json["threads"] = threads_;
+    json["defaults_for"] = profiles_.missing;
     json["loader_carried_bytes"] = loader_carried_;
     json["devices"] = nlohmann::json::array();
     for (std::size_t i = 0; i < group_.size(); ++i) json["devices"].push_back(group_[i].info().spec);
@@ -178,6 +226,7 @@ class GroupBench {
   }
 
   [[nodiscard]] const DeviceGroup& group() const { return group_; }
+  [[nodiscard]] const std::vector<std::string>& missing_profiles() const { return profiles_.missing; }
 
   void print_shares() const {
     fmt::print("Loader of the group: links carried {:.3f} of the bytes that each device got\n",
@@ -235,13 +284,19 @@ class GroupBench {
                [&](std::byte* to, std::size_t from, std::size_t count) { file.read(from, {to, count}); });
          }},
         {"weights fed once", [&] { load_weights(engine_, file, places_).synchronize(); }},
-        {"weights over relays", [&] { load_weights(engine_, 0, file, places_[0]).synchronize(); }}};
+        {"weights over relays", [&] { load_weights(engine_, 0, file, places_[0]).synchronize(); }},
+        {"weights to the first alone",
+         [&] { load_weights(*plain_.front(), file, places_[0]).synchronize(); }}};
     verify(race_[1], group_.size());
     verify(race_[2], 1);
+    verify(race_[3], 1);
     race(race_, repetitions_, 1);
     const double read = rate(race_[0]);
     const bool held_by_host = read < sum;
-    for (std::size_t i = 1; i < race_.size(); ++i) {
+    note("load_weights, an engine of the first alone", race_[3], sum / static_cast<double>(group_.size()),
+         "a link, alone", 0);
+    note("load_weights, relay, beside no relay", race_[2], rate(race_[3]), race_[3].name, 0);
+    for (std::size_t i = 1; i < 3; ++i) {
       note(fmt::format("load_weights, {}: {} receives", i == 1 ? "feed once" : "relay",
                        i == 1 ? "each of them" : "one of them"),
            race_[i], held_by_host ? read : sum,
@@ -264,10 +319,15 @@ class GroupBench {
                                       {pageable_.data(), samples * kSample}, nullptr)});
     const LoaderOptions options{
         .batch_size = std::clamp<std::size_t>(samples / 128, 1, 256), .shuffle = true, .seed = 1};
-    GroupLoader together(dataset, group_, options);
+    const GroupLinks stored{.profiles = profiles_.links, .measured = profiles_.measured};
+    GroupLoader together(dataset, group_, options, stored);
     std::vector<Loader> alone;
-    for (std::size_t i = 0; i < group_.size(); ++i) alone.emplace_back(dataset, group_[i], options);
-    GroupLoader relayed = GroupLoader::relay(0, dataset, group_, options);
+    for (std::size_t i = 0; i < group_.size(); ++i) {
+      LoaderOptions of_its_own = options;
+      of_its_own.profile = profiles_.link(i);
+      alone.emplace_back(dataset, group_[i], of_its_own);
+    }
+    GroupLoader relayed = GroupLoader::relay(0, dataset, group_, options, stored);
     verify(together, kSample, streams_);
     verify(relayed, kSample, std::span(streams_).first(1));
 
@@ -345,21 +405,26 @@ class GroupBench {
     synchronize_all();
   }
 
-  /// What the host's threads can bring into slots, without a device. `fill`: brings bytes from an offset on.
+  void send_alone(const std::byte* source) { plain_.front()->copy(places_[0], source, bytes_).synchronize(); }
+
+  /// What as many threads as the engines have can bring into slots, without a device: a team for each engine,
+  /// all at once. `fill`: brings bytes from an offset on.
   void fill_slots(const std::function<void(std::byte*, std::size_t, std::size_t)>& fill) {
-    constexpr std::size_t kGranule = std::size_t{512} << 10;
-    const std::size_t window = std::min(std::size_t{64} << 20, bytes_);
-    const std::size_t granules = (bytes_ + kGranule - 1) / kGranule;
-    if (!team_) {
-      team_ = std::make_unique<HostWorkers>(HostWorkersOptions{
-          .threads = std::min(threads_, HostWorkersOptions::kMostThreads), .on_start = {}});
-      slots_ = pinned_pools_.front().allocate(window);
+    const std::size_t places = std::max<std::size_t>(slots_.size() / kGranule, 1);
+    std::atomic<std::size_t> next = 0;
+    const auto work = [&](HostWorkers& team) {
+      team.for_each(team.threads(), [&](std::size_t) {
+        for (std::size_t from; (from = next.fetch_add(kGranule)) < bytes_;) {
+          fill(slots_.data() + from / kGranule % places * kGranule, from, std::min(kGranule, bytes_ - from));
+        }
+      });
+    };
+    std::vector<std::future<void>> others;
+    for (std::size_t i = 1; i < teams_.size(); ++i) {
+      others.push_back(std::async(std::launch::async, [&, i] { work(*teams_[i]); }));
     }
-    team_->for_each(granules, [&](std::size_t granule) {
-      const std::size_t from = granule * kGranule;
-      const std::size_t count = std::min(kGranule, bytes_ - from);
-      fill(slots_.data() + from % (window - window % kGranule), from, count);
-    });
+    work(*teams_.front());
+    for (std::future<void>& other : others) other.get();
   }
 
   void verify(const Contender& contender, std::size_t receivers) {
@@ -377,8 +442,12 @@ class GroupBench {
     }
   }
 
+  static constexpr std::size_t kGranule = std::size_t{512} << 10;
+  static constexpr std::size_t kWindow = std::size_t{64} << 20;  ///< of all slots
+
   const std::filesystem::path folder_;  ///< of a file
   const DeviceGroup group_;
+  const StoredProfiles profiles_;
   const std::size_t bytes_;
   const std::size_t repetitions_;
   GroupEngine engine_;
@@ -389,13 +458,13 @@ class GroupBench {
   std::vector<std::byte*> places_;
   std::vector<Stream> streams_;
   std::vector<std::unique_ptr<TransferEngine>> plain_;
-  unsigned threads_ = 0;
+  std::vector<std::unique_ptr<HostWorkers>> teams_;  // as large as the engines'
+  std::size_t threads_ = 0;                          // of all teams
   std::size_t loader_carried_ = 0;
   std::size_t loader_delivered_ = 0;
   std::map<std::string, std::vector<std::size_t>> carried_;  // bytes of each member, in all repetitions
   Buffer pinned_;
   std::vector<Registration> locks_;
-  std::unique_ptr<HostWorkers> team_;
   Buffer slots_;
 };
 
@@ -408,19 +477,27 @@ int run_group_bench(int argc, char** argv) {
   std::size_t chunk_kib = 0;
   unsigned threads = 0;
   std::string folder = std::filesystem::temp_directory_path().string();
+  std::string profiles;
   std::string json_file;
   app.add_option("--devices", devices, "two devices or more")->required();
   app.add_option("--mib", mib, "MiB of a transfer")->check(CLI::Range(1, 1 << 20));
   app.add_option("--repetitions", repetitions, "of each measurement")->check(CLI::Range(1, 1000));
-  app.add_option("--chunk-kib", chunk_kib, "KiB of the largest chunk; 0: as the links' profiles say");
-  app.add_option("--threads", threads, "threads of each device's engine; 0: as the link's profile says")
+  app.add_option("--chunk-kib", chunk_kib, "KiB of the largest chunk; 0: as the profiles say");
+  app.add_option("--threads", threads, "threads of each device's engine; 0: as the profile says")
       ->check(CLI::Range(0, 16));
   app.add_option("--folder", folder, "a folder for a file of as many MiB, which stays in the page cache")
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--profiles", profiles,
+                 "the cache folder with the profiles that `penstock link` stored; without it, and for those "
+                 "that are missing there, defaults")
       ->check(CLI::ExistingDirectory);
   app.add_option("--json", json_file, "a file for the figures");
   CLI11_PARSE(app, argc, argv);
   try {
-    GroupBench bench(devices, mib << 20, repetitions, chunk_kib << 10, threads, folder);
+    GroupBench bench(devices, mib << 20, repetitions, chunk_kib << 10, threads, folder, profiles);
+    for (const std::string& missing : bench.missing_profiles()) {
+      fmt::print(stderr, "bench_group: defaults in place of the profile of {}\n", missing);
+    }
     bench.run();
     fmt::print("{}, transfers of {}\n\n", fmt::join(devices, " and "), format_bytes(mib << 20));
     print_table(bench.rows);

@@ -4,9 +4,12 @@
     groups.py --devices cuda:0 cuda:1 --mib 2048
 
 A contender counts only after its bytes were compared, on each device, with the host's. Rates are what each receiver
-gets: bytes of the transfer, through the median time until all receivers have them. Then, for a few seconds each, the
-GPUs all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it, with the share of the
-bytes that each link carried: a relay gives way. Prints Markdown.
+gets: bytes of the transfer, through the median time until all receivers have them, also as a multiple of a plain copy
+over one link in the same run. load_safetensors loads the same bytes from a file in the page cache: to all, to the
+first alone, and to it over the links of all. Beside these rows stands what as many threads as the engines have read of
+that file into pinned memory. Then, for a few seconds each, the GPUs all-reduce 1 GiB by NCCL: alone, beside plain
+copies to the first, and beside relays to it, with the share of the bytes that each link carried: a relay gives way.
+Prints Markdown. Profiles that `penstock link` has stored are used, as in any program.
 """
 
 from __future__ import annotations
@@ -20,9 +23,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+# NVLink multicast is off, so that all-reduces of hosts with and without it compare. NCCL reads this at its start.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
 REDUCED_BYTES = 1 << 30
+READ_BYTES = 4 << 20  # that a thread reads at a time
+ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
+LEAST_SHARE_OF_LINKS = 0.95  # of their sum: 1.9 x one link for two
+LEAST_SHARE_OF_REDUCE = 0.97  # beside a relay
 
 
 def parse() -> argparse.Namespace:
@@ -31,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mib", type=int, default=2048, help="of a transfer in MiB, default %(default)s")
     parser.add_argument("--repetitions", type=int, default=9, help="of each measurement, default %(default)s")
     parser.add_argument("--seconds", type=float, default=3, help="of each all-reduce, default %(default)s")
+    parser.add_argument("--readers", type=int, default=7, help="of a file, for each device, default %(default)s")
     parser.add_argument("--folder", help="for a file of as many MiB, which stays in the page cache")
     parser.add_argument("--json", help="write the figures here")
     return parser.parse_args()
@@ -48,8 +60,11 @@ class Bench:
         self.pageable = torch.randint(0, 1 << 62, (arguments.mib << 17,)).view(torch.uint8)
         self.pinned = self.pageable.pin_memory()
         self.kept = [torch.empty_like(self.pageable, device=device) for device in self.devices]
+        self.readers = arguments.readers * len(self.devices)
+        self.slots = torch.empty((self.readers, READ_BYTES), dtype=torch.uint8).pin_memory()
         self.rates: dict[str, float] = {}
         self.folder = tempfile.TemporaryDirectory(dir=arguments.folder)
+        self.pool = ThreadPoolExecutor(self.readers)
         self.file = os.path.join(self.folder.name, "weights.safetensors")
         penstock.save_safetensors({"weights": self.pageable}, self.file)
 
@@ -59,6 +74,24 @@ class Bench:
 
         loaded = penstock.load_safetensors(self.file, *device, **more)
         return [each["weights"] for each in (loaded if "group" in more else [loaded])]
+
+    def read(self, compare: bool = False) -> list[Any]:
+        """The file's bytes into pinned memory, by as many threads as the engines have to fill their slots. Each thread
+        has one slot. No device receives them."""
+        with open(self.file, "rb", buffering=0) as file:
+            begin = 8 + int.from_bytes(file.read(8), "little")
+
+            def read_share(reader: int) -> None:
+                slot = self.slots[reader]
+                for offset in range(reader * READ_BYTES, self.pageable.nbytes, self.readers * READ_BYTES):
+                    count = min(READ_BYTES, self.pageable.nbytes - offset)
+                    if os.preadv(file.fileno(), [slot[:count].numpy()], begin + offset) != count:
+                        sys.exit("groups.py: the file is shorter than it should be")
+                    if compare and not self.torch.equal(slot[:count], self.pageable[offset : offset + count]):
+                        sys.exit("groups.py: the file holds other bytes than memory")
+
+            list(self.pool.map(read_share, range(self.readers)))
+        return []
 
     def synchronize(self) -> None:
         for device in self.devices:
@@ -87,7 +120,7 @@ class Bench:
             "the same to the first, and NCCL's broadcast": self.copy_and_broadcast,
             "to_device(group=), pinned": lambda: penstock.to_device(self.pinned, group=self.devices),
             "to_device(group=), pageable": lambda: penstock.to_device(self.pageable, group=self.devices),
-            "`.copy_(non_blocking=True)` to the first alone, pinned": self.copy_to_first,
+            ONE_LINK: self.copy_to_first,
             "to_device, to the first alone, pinned": lambda: [penstock.to_device(self.pinned, first)],
             "to_device, to the first alone, pageable": lambda: [penstock.to_device(self.pageable, first)],
             "to_device(relay=), pinned": lambda: [penstock.to_device(self.pinned, first, relay=others)],
@@ -95,7 +128,20 @@ class Bench:
             "load_safetensors(group=)": lambda: self.load(group=self.devices),
             "load_safetensors, to the first alone": lambda: self.load(first),
             "load_safetensors(relay=)": lambda: self.load(first, relay=others),
+            self.reading(): self.read,
         }
+
+    def reading(self) -> str:
+        return f"{self.readers} threads read the file into pinned memory"
+
+    def beside(self, name: str) -> list[str]:
+        """A row's rate as a multiple of one link's, the goal, and the share of what threads read, each as text."""
+        rate, links = self.rates[name], len(self.devices)
+        goal = LEAST_SHARE_OF_LINKS * links if name in ("to_device(group=), pinned", "to_device(relay=), pinned") else 0
+        ratio = rate / self.rates[ONE_LINK]
+        met = "" if not goal else f"{goal:.2f}: {'met' if ratio >= goal else 'not met'}"
+        share = f"{rate / self.rates[self.reading()]:.0%}" if name.startswith("load_safetensors") else ""
+        return [f"{ratio:.2f}", met, share]
 
     def verify(self, name: str, call: Callable[[], list[Any]]) -> None:
         for there in self.kept:
@@ -111,6 +157,7 @@ class Bench:
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         for name, call in contenders.items():
             self.verify(name, call)
+        self.read(compare=True)
         for _ in range(self.arguments.repetitions):
             for name, call in contenders.items():
                 self.synchronize()
@@ -166,6 +213,12 @@ class Bench:
         shares = [each / sum(pulled) for each in pulled] if any(pulled) else []
         return times * REDUCED_BYTES / seconds / 1e9, fed * self.pageable.nbytes / seconds / 1e9, shares
 
+    def write(self, reduced: dict[str, Any]) -> None:
+        """The figures so far, so that those of transfers are there if an all-reduce fails."""
+        if self.arguments.json:
+            with open(self.arguments.json, "w") as file:
+                json.dump({"gbps": self.rates, "all_reduce": reduced}, file, indent=2)
+
     def reduce(self) -> dict[str, tuple[float, float, list[float]]]:
         import penstock
 
@@ -180,21 +233,32 @@ class Bench:
         }
 
 
+def print_reduced(reduced: dict[str, tuple[float, float, list[float]]]) -> None:
+    alone = (reduced["alone"][0] + reduced["alone, again"][0]) / 2
+    print("\n| all-reduce of 1 GiB | GB/s | of alone | goal | fed meanwhile, GB/s | carried by each link |")
+    print("| --- | ---: | ---: | --- | ---: | --- |")
+    for name, (rate, fed, shares) in reduced.items():
+        goal = ""
+        if "relay" in name:
+            met = "met" if rate >= LEAST_SHARE_OF_REDUCE * alone else "not met"
+            goal = f"{LEAST_SHARE_OF_REDUCE:.0%}: {met}"
+        carried = ", ".join(f"{share:.0%}" for share in shares)
+        print(f"| {name} | {rate:.1f} | {rate / alone:.1%} | {goal} | {fed:.1f} | {carried} |")
+
+
 def main() -> int:
     arguments = parse()
     bench = Bench(arguments)
     bench.race()
     print(f"{', '.join(arguments.devices)}: transfers of {arguments.mib} MiB, bytes compared\n")
-    print("| work | GB/s of each receiver |\n| --- | ---: |")
+    print("| work | GB/s of each receiver | x one link | goal | of what threads read |")
+    print("| --- | ---: | ---: | --- | ---: |")
     for name, rate in bench.rates.items():
-        print(f"| {name} | {rate:.1f} |", flush=True)
+        print(f"| {name} | {rate:.1f} | {' | '.join(bench.beside(name))} |", flush=True)
+    bench.write({})
     reduced = bench.reduce()
-    print("\n| all-reduce of 1 GiB | GB/s | fed meanwhile, GB/s | carried by each link |\n| --- | ---: | ---: | --- |")
-    for name, (rate, fed, shares) in reduced.items():
-        print(f"| {name} | {rate:.1f} | {fed:.1f} | {', '.join(f'{share:.0%}' for share in shares)} |")
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"gbps": bench.rates, "all_reduce": reduced}, file, indent=2)
+    print_reduced(reduced)
+    bench.write(reduced)
     return 0
 
 

@@ -14,6 +14,10 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
   torch.distributed.broadcast gives them to the others (NCCL on GPUs, otherwise gloo; without PyTorch this is left out);
   and by a Loader of a ProcessGroup, which brings each byte over one link
 - the samples, as one array, to all devices by to_device: each process brings all, and with a ProcessGroup
+- a file of up to 2 GiB of the samples, in the page cache, by load_safetensors: each process loads all of it, and with a
+  ProcessGroup
+- equal DataLoaders of as many samples, in order, by feed: each process feeds all of them, and with a ProcessGroup
+  (without PyTorch this is left out)
 - the first process alone, by a Loader: over its own link, and with relay= over the links of all devices
 - on GPUs: an all-reduce of 1 GiB by all processes (NCCL), alone and beside these two Loaders
 - with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
@@ -22,7 +26,8 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
 A rate counts the bytes of all processes from the common start until the last of them has ended. What a Loader has ahead
 at the start counts, too: take a dataset that is large beside a few batches. Memory is the
 proportional set size of the shared pages, summed over the processes, and the largest resident size of the process that
-made them. Prints a table, or with `--json -` the figures.
+made them. Prints a table, with each rate as a multiple of all raw copies together (of an all-reduce: of one alone).
+`--json FILE` writes the figures, too; `--json -` prints them in place of the table.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -40,6 +46,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+# NVLink multicast is off, so that all-reduces of hosts with and without it compare. NCCL reads this at its start.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+FILE_BYTES = 2 << 30  # of the samples in a file, and in equal DataLoaders, at most
+BROUGHT = ": what it brings"  # the row of a Loader beside an all-reduce
 
 
 def parse() -> argparse.Namespace:
@@ -51,7 +63,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement, default %(default)s")
     parser.add_argument("--threads", type=int, default=0, help="of each Loader that gather; default: its own choice")
     parser.add_argument("--dataloader", type=int, metavar="WORKERS", help="measure PyTorch's loaders, too")
-    parser.add_argument("--json", choices=["-"], help="print the figures as JSON")
+    parser.add_argument("--folder", help="for a file of the samples, which stays in the page cache")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; -: print them in place of the table")
     return parser.parse_args()
 
 
@@ -226,6 +239,59 @@ class Rank:
 
             self.together(f"a tree for all, {name}", trees)
 
+    def first_samples(self) -> np.ndarray:
+        return self.samples[: max(1, FILE_BYTES // self.sample_bytes)]
+
+    def same_file(self) -> None:
+        import penstock
+
+        samples = self.first_samples()
+        if self.rank == 0:
+            penstock.save_safetensors({"samples": samples}, self.arguments.file)
+        self.barrier.wait()
+        group = penstock.ProcessGroup()
+        for name, more in {"each loads all": {}, "once": {"group": group}}.items():
+
+            def load(more: Any = more) -> Any:
+                return penstock.load_safetensors(self.arguments.file, self.device, **more)["samples"]
+
+            if not np.array_equal(np.asarray(penstock.to_host(load())), samples):
+                raise SystemExit(f"a file for all, {name}: other bytes arrived than memory holds")
+
+            def files(load: Callable[[], Any] = load) -> int:
+                for _ in range(4):  # as many in each process
+                    self.wait_for(load())
+                return 4 * samples.nbytes
+
+            self.together(f"a file for all, {name}", files)
+
+    def same_feeds(self) -> None:
+        import penstock
+
+        if not self.join_torch():
+            return
+        from torch.utils.data import DataLoader
+
+        samples = self.first_samples()
+        data = DataLoader(tensor_dataset(samples), batch_size=self.arguments.batch)
+        ways = {"each feeds all": {"sharded": True}, "once": {"group": penstock.ProcessGroup()}}
+        for name, more in ways.items():
+            feed = penstock.feed(data, self.device, **more)
+            numbers = verified((batch for (batch,) in feed), samples, loader_to_host)
+            if not np.array_equal(numbers, np.arange(len(samples))):
+                raise SystemExit(f"feeds for all, {name}: not every sample came once, in order")
+
+            def epochs(feed: Any = feed) -> int:
+                fed, batch = 0, None
+                for _ in range(2):  # as many in each process
+                    for (batch,) in feed:
+                        fed += batch.shape[0] * self.sample_bytes
+                self.wait_for(batch)
+                return fed
+
+            self.together(f"feeds for all, {name}", epochs)
+            self.barrier.wait()
+
     def first_alone(self, **more: Any) -> Any:
         """A Loader of all samples, in the first process; None in the others, whose links idle."""
         import penstock
@@ -294,7 +360,7 @@ class Rank:
             return times * values.nbytes if self.rank == 0 else 0
 
         self.together(name, reduce)
-        self.figures[f"{name}: what it brings"] = (fed - at_first, *self.figures[name][1:])
+        self.figures[name + BROUGHT] = (fed - at_first, *self.figures[name][1:])
         over.set()
         if loader is not None:
             feeding.join()
@@ -329,14 +395,11 @@ class Rank:
         self.together("raw copies", copy)
 
     def dataloader(self) -> None:
-        import torch
-        from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+        from torch.utils.data import DataLoader, DistributedSampler
 
         count = len(self.arguments.devices)
         self.join_torch()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a tensor of an array that cannot be written
-            data = TensorDataset(torch.from_numpy(self.samples))
+        data = tensor_dataset(self.samples)
         options = {
             "batch_size": self.arguments.batch,
             "num_workers": self.arguments.dataloader,
@@ -409,6 +472,14 @@ class Broadcast:
             self.loader.close()
 
 
+def tensor_dataset(samples: np.ndarray) -> Any:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a tensor of an array that cannot be written
+        return torch.utils.data.TensorDataset(torch.from_numpy(samples))
+
+
 def loader_to_host(batch: Any) -> Any:
     import penstock
 
@@ -430,6 +501,8 @@ def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answ
     here.first_epoch()
     here.same_batches()
     here.same_tree()
+    here.same_file()
+    here.same_feeds()
     here.relays()
     if arguments.dataloader is not None:
         here.dataloader()
@@ -472,11 +545,20 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [gathered[rank] for rank in range(processes)]
 
 
+def ratio(name: str, rates: dict[str, float]) -> str:
+    """A row's rate as a multiple of the one that it compares with, if that was measured."""
+    reduces = name.startswith("all-reduce") and not name.endswith(BROUGHT)
+    other = rates.get("all-reduce, alone" if reduces else "raw copies")
+    return "" if other is None else f"{rates[name] / other:.3f}"
+
+
 def main() -> int:
     arguments = parse()
     if arguments.dataloader is not None and not all(device.startswith("cuda") for device in arguments.devices):
         sys.exit("processes.py: PyTorch's loaders are measured on GPUs only; leave out --dataloader")
-    ranks = run(arguments)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        arguments.file = os.path.join(folder, "samples.safetensors")
+        ranks = run(arguments)
     sample_bytes = arguments.sample_kib << 10
     count = (arguments.mib << 20) // sample_bytes
     # As DistributedSampler does, the shares are made equal by repeating a few samples.
@@ -497,13 +579,16 @@ def main() -> int:
         "shared_bytes": sum(rank["memory"][0] for rank in ranks),
         "largest_resident_bytes": max(rank["memory"][1] for rank in ranks),
     }
-    if arguments.json:
+    if arguments.json == "-":
         print(json.dumps(figures))
         return 0
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(figures, file, indent=2)
     print(f"{', '.join(arguments.devices)}: {dataset / 1e9:.2f} GB, samples of {sample_bytes} bytes\n")
-    print("| all processes at once | GB/s in sum |\n| --- | ---: |")
+    print("| all processes at once | GB/s in sum | x raw copies, or an all-reduce alone |\n| --- | ---: | ---: |")
     for name, rate in rates.items():
-        print(f"| {name} | {rate:.3f} |")
+        print(f"| {name} | {rate:.3f} | {ratio(name, rates)} |")
     print(
         "\nThe bytes of an epoch were right. Making the dataset took {made_seconds:.2f} s, a Loader's first batch "
         "{set_up_seconds:.2f} s.".format(**figures)

@@ -98,17 +98,25 @@ case "${1:-}" in
     export PYTHONPATH="$PWD/build/python/beside${PYTHONPATH:+:$PYTHONPATH}"
     python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
     cat build/gpu-folklore.md
-    gpus=$(python3 -c 'import torch; print(*(f"cuda:{i}" for i in range(torch.cuda.device_count())))')
-    if [ "$(wc -w <<<"$gpus")" -gt 1 ]; then
-      # shellcheck disable=SC2086
-      build/release/benchmarks/bench_group --devices $gpus --mib 2048 --json build/gpu-group.json || true
-      # shellcheck disable=SC2086
-      python3 benchmarks/groups.py --devices $gpus --json build/gpu-groups.json || true
-      # shellcheck disable=SC2086
-      python3 benchmarks/processes.py --devices $gpus --mib 16384 --sample-kib 147 --batch 256 --seconds 5 --dataloader 8 || true
+    status=0
+    mapfile -t gpus < <(python3 -c 'import torch; print(*(f"cuda:{i}" for i in range(torch.cuda.device_count())), sep="\n")')
+    if [ ${#gpus[@]} -gt 1 ]; then
+      # Python's engines look for profiles of this machine and hour there.
+      profiles=$PWD/build/cache
+      mkdir -p "$profiles"
+      for gpu in "${gpus[@]}"; do
+        XDG_CACHE_HOME=$profiles build/release/penstock link --device "$gpu" --quick || status=1
+      done
+      XDG_CACHE_HOME=$profiles build/release/penstock link --devices "${gpus[@]}" --json build/gpu-group-link.json || status=1
+      build/release/benchmarks/bench_group --devices "${gpus[@]}" --mib 2048 --profiles "$profiles" \
+        --json build/gpu-group.json || status=1
+      XDG_CACHE_HOME=$profiles python3 benchmarks/groups.py --devices "${gpus[@]}" --json build/gpu-groups.json || status=1
+      XDG_CACHE_HOME=$profiles python3 benchmarks/processes.py --devices "${gpus[@]}" --mib 16384 --sample-kib 147 \
+        --batch 256 --seconds 5 --dataloader 8 --json build/gpu-processes.json || status=1
     fi
     python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
-      --picture build/gpu-compare.png
+      --picture build/gpu-compare.png || status=1
+    exit $status
     ;;
   *)
     echo "usage: gpu.sh test | test-frameworks | bench" >&2
