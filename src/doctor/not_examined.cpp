@@ -188,11 +188,12 @@ std::vector<NotExamined> not_recorded(const Timeline& timeline) {
                         why_missing("copies", timeline.refused.copies)});
   }
   if (const std::string why = why_calls_are_missing(timeline); !why.empty()) {
-    list.push_back({{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits",
-                     "contended-copies", "pinning", "device-allocations"},
-                    "Synchronizations, blocking copies, asynchronous ones, copies that wait for others or for "
-                    "the default stream, pinning and allocations: " +
-                        why});
+    list.push_back(
+        {{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits", "contended-copies",
+          "pinning", "device-allocations"},
+         "Synchronizations, blocking copies, asynchronous ones, copies that wait for others or for "
+         "the default stream, pinning and allocations: " +
+             why});
   }
   return list;
 }

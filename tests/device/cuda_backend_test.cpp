@@ -399,12 +399,19 @@ TEST_F(CudaBackend, ManagedMemoryIsTheDevicesWhereverItLies) {
 TEST_F(CudaBackend, MemoryOfOneDeviceAloneIsClosedToPeers) {
   EXPECT_TRUE(backend().is_open_to_peers(memory_ + kPageBytes - 1));
   EXPECT_FALSE(backend().is_open_to_peers(pinned_)) << "not memory of the device";
-  fake.set_mapped(1);
+  fake.close_memory();
   EXPECT_FALSE(backend().is_open_to_peers(memory_));
   fake.set_managed(1);
   EXPECT_TRUE(backend().is_open_to_peers(memory_));
   fake.fail("cuPointerGetAttributes", 1, 1);
   EXPECT_FALSE(backend().is_open_to_peers(memory_)) << "the driver calls an unknown address invalid";
+}
+
+TEST_F(CudaBackend, MemoryIsOpenToPeersWhereProcessesCannotShareAny) {
+  fake.set_ipc(0);
+  const std::size_t bytes = fake.device_bytes();
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(backend().is_open_to_peers(memory_));
+  EXPECT_EQ(fake.device_bytes(), bytes);
 }
 
 TEST_F(CudaBackend, ForeignMemoryAndStreamsAreShared) {

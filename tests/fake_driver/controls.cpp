@@ -23,7 +23,8 @@ void fake_cuda_set_memory(std::size_t bytes) { script().memory = bytes; }
 void fake_cuda_set_lock_limit(std::size_t bytes) { script().lock_limit = bytes; }
 void fake_cuda_set_read_only_register(int supported) { script().read_only_register = supported; }
 void fake_cuda_set_equal_addresses(int equal) { script().equal_addresses = equal != 0; }
-void fake_cuda_set_mapped(int mapped) { script().mapped = mapped != 0; }
+void fake_cuda_close_memory() { memory().close_device(); }
+void fake_cuda_set_ipc(int supported) { script().ipc = supported != 0; }
 void fake_cuda_set_managed(int managed) { script().managed = managed != 0; }
 void fake_cuda_set_init_result(int code) { script().init_result = code; }
 

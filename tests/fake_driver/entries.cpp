@@ -436,7 +436,8 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
         break;
       }
       case PointerAttribute::is_legacy_cuda_ipc_capable: {
-        const unsigned capable = found.kind == Kind::device && !script().managed && !script().mapped ? 1 : 0;
+        const unsigned capable =
+            found.kind == Kind::device && !script().managed && !found.closed && script().ipc ? 1 : 0;
         std::memcpy(answers[i], &capable, sizeof(capable));
         break;
       }
@@ -520,10 +521,6 @@ Result cuMemcpyDtoDAsync(Address to, Address from, std::size_t bytes, Stream han
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoDAsync);
   FAKE_FIND_STREAM(handle);
   if (!is_device_memory(to, bytes) || !is_device_memory(from, bytes)) return kInvalidValue;
-  const auto is_here = [](Address end) {
-    return memory().find_for(current()->device, end).ordinal == current()->device;
-  };
-  if (script().mapped && !(is_here(to) && is_here(from))) return kInvalidValue;
   stream->push("cuMemcpyDtoDAsync", copy_work(to, from, bytes));
   return kSuccess;
 }

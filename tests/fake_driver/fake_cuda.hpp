@@ -27,8 +27,9 @@
   X(void, set_equal_addresses, (int equal)) /* 0 */                                                          \
   /* Whether device memory is managed: the driver then says that it lies on the host. */                     \
   X(void, set_managed, (int managed)) /* 0 */                                                                \
-  /* Whether device memory is that of cuMemMap, for its own device: peers do not get to it. */               \
-  X(void, set_mapped, (int mapped))           /* 0 */                                                        \
+  /* All device memory that is allocated now is for its own device alone, as that of cuMemMap. */            \
+  X(void, close_memory, ())                                                                                  \
+  X(void, set_ipc, (int supported))           /* whether memory may have a name for other processes; 1 */    \
   X(void, set_init_result, (int code))        /* of cuInit; 0 */                                             \
   X(int, priority_of_stream, (void* handle))  /* as it was made */                                           \
   X(unsigned, flags_of_event, (void* handle)) /* the same */                                                 \

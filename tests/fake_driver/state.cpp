@@ -38,7 +38,7 @@ void Script::reset() {
   read_only_register = 1;
   equal_addresses = false;
   managed = false;
-  mapped = false;
+  ipc = true;
   init_result = kSuccess;
 }
 
@@ -153,7 +153,7 @@ std::pair<Found, Memory::Range> Memory::look_up(Address address, std::size_t byt
   if (host >= begin + range.bytes || bytes > begin + range.bytes - host) return {};
   const Address device = range.mapped ? host + range.above : 0;
   if (address != host && address != device) return {};
-  return {{range.kind, reinterpret_cast<void*>(host), device, range.device}, range};
+  return {{range.kind, reinterpret_cast<void*>(host), device, range.device, range.closed}, range};
 }
 
 Found Memory::find(Address address, std::size_t bytes) {
@@ -161,8 +161,13 @@ Found Memory::find(Address address, std::size_t bytes) {
   if (found.kind != Kind::device) return found;
   const bool access = range.opened_by >= 0 ? range.opened_by == asking_device
                                            : registry().has_access(asking_device, range.device);
-  if (access) return found;
+  if (access && (!range.closed || asking_device == range.device)) return found;
   return {.kind = Kind::device};
+}
+
+void Memory::close_device() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [address, range] : ranges_) range.closed = range.closed || range.kind == Kind::device;
 }
 
 Found Memory::find_for(int device, Address address) {

@@ -73,7 +73,7 @@ class Script {
   std::atomic<int> read_only_register{1};
   std::atomic<bool> equal_addresses{false};
   std::atomic<bool> managed{false};
-  std::atomic<bool> mapped{false};
+  std::atomic<bool> ipc{true};
   std::atomic<Result> init_result{kSuccess};
 
   std::atomic<unsigned> last_grid{0};
@@ -113,6 +113,7 @@ struct Found {
   void* host = nullptr;  ///< its address for the fake driver itself; null: the device that asks has no access
   Address device = 0;    ///< its address for kernels; 0: none
   int ordinal = -1;      ///< of the device whose memory it is, or which locked it
+  bool closed = false;   ///< to other devices
 };
 
 /// Says which device the calling thread works for until it says so again: that of the current context in a
@@ -129,6 +130,7 @@ class Memory {
   Result free_host(void* data);
   Result add_registered(int device, void* data, std::size_t bytes, unsigned flags);
   Result remove_registered(void* data);
+  void close_device();
 
   // Device memory of other processes, which lies in files of memory. Only whole allocations have a name, and
   // the process that has one does not open it.
@@ -160,11 +162,12 @@ class Memory {
     Kind kind = Kind::none;
     int device = 0;
     bool portable = false;
-    Address above = 0;   ///< by how much its address on the devices exceeds that on the host
-    bool mapped = true;  ///< for the devices
-    int file = -1;       ///< of device memory that has a name, or is that of another process
-    int opened_by = -1;  ///< the device that has opened it; -1: it is this process's own
-    long opened = 0;     ///< how many times
+    Address above = 0;    ///< by how much its address on the devices exceeds that on the host
+    bool mapped = true;   ///< for the devices
+    bool closed = false;  ///< to all devices but its own
+    int file = -1;        ///< of device memory that has a name, or is that of another process
+    int opened_by = -1;   ///< the device that has opened it; -1: it is this process's own
+    long opened = 0;      ///< how many times
     unsigned long long inode = 0;
   };
   [[nodiscard]] std::pair<Found, Range> look_up(Address address, std::size_t bytes);

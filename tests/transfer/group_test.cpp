@@ -335,6 +335,17 @@ TEST_P(GroupEngineTest, AMemberWhoseMemoryIsClosedToTheOthersPullsAllForItself) 
               2 * data.size())
         << "the others still share";
   }
+  {
+    const auto buffers = poisoned_for_all(data.size());
+    std::atomic<std::size_t> asked{0};
+    const Transfer transfer = engine.feed_once_filled(
+        places(buffers), data.size(), [&](std::size_t offset, std::span<std::byte> bytes) {
+          asked += bytes.size();
+          std::copy_n(data.data() + offset, bytes.size(), bytes.data());
+        });
+    expect_everywhere(transfer, buffers, data);
+    EXPECT_EQ(asked, 2 * data.size());
+  }
   for (const std::size_t receiver : {0u, 1u}) {
     const Buffer there = poisoned(receiver, data.size());
     const std::size_t before = engine.carried()[1];

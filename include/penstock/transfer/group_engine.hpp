@@ -73,7 +73,8 @@ class GroupEngine {
   GroupEngine& operator=(const GroupEngine&) = delete;
 
   /// Feeds all members once: every one of them receives every byte. Each byte crosses one of the links, if
-  /// all members reach each other. `destinations`: device memory of each member, in their order. Bytes
+  /// all members reach each other. `destinations`: device memory of each member, in their order. A member
+  /// whose memory is not open to the others (Device::is_open_to_peers) pulls all for itself. Bytes
   /// between pieces, up to the next multiple of 256, become unspecified.
   ///
   /// Returns at once. The sources are read until synchronize_source returns. Pieces of zero bytes are
@@ -97,7 +98,8 @@ class GroupEngine {
 
   /// The same with a function in place of a source, which writes into the members' pinned slots:
   /// TransferEngine::fill says what it may do, and what if it throws. Each byte is asked for once; but once
-  /// for each clique, if some members do not reach each other. Throws InvalidArgument if `fill` is empty too.
+  /// for each clique, if some members do not reach each other, and once more for each member to whose
+  /// destination the others do not get. Throws InvalidArgument if `fill` is empty too.
   [[nodiscard]] Transfer feed_once_filled(std::span<std::byte* const> destinations, std::size_t bytes,
                                           FillFunction fill, const GroupFillOptions& options = {});
   [[nodiscard]] Transfer relay_filled(std::size_t receiver, void* destination, std::size_t bytes,

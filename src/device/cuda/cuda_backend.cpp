@@ -19,6 +19,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -241,7 +242,7 @@ class CudaBackend final : public Backend {
                                    answers.data(), as_address(data));
     if (result == kInvalidValue) return false;
     driver_.check(result, driver_.pointer_get_attributes.name);
-    return ipc != 0 || managed != 0;
+    return ipc != 0 || managed != 0 || !tells_ipc();
   }
 
   [[nodiscard]] void* device_address(void* locked) const override {
@@ -373,6 +374,22 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  // Where processes cannot share memory at all, what they could share tells nothing.
+  [[nodiscard]] bool tells_ipc() const {
+    std::call_once(ipc_asked_, [&] {
+      Address memory = 0;
+      unsigned ipc = 0;
+      PointerAttribute attribute = PointerAttribute::is_legacy_cuda_ipc_capable;
+      void* answer = &ipc;
+      if (try_call(context_, driver_.mem_alloc, &memory, std::size_t{1}) != kSuccess) return;
+      tells_ipc_ =
+          try_call(context_, driver_.pointer_get_attributes, 1u, &attribute, &answer, memory) != kSuccess ||
+          ipc != 0;
+      release(context_, driver_.mem_free, memory);
+    });
+    return tells_ipc_;
+  }
+
   void copy_some(std::span<const CopyPiece> pieces, StreamHandle stream) const {
     thread_local CopyBatch batch;
     batch.assign(pieces);
@@ -456,6 +473,8 @@ class CudaBackend final : public Backend {
   const Ordinal device_;
   const PrimaryContext context_;
   const Kernels kernels_;
+  mutable std::once_flag ipc_asked_;
+  mutable bool tells_ipc_ = true;
   int least_priority_ = 0;
   int greatest_priority_ = 0;
 };
