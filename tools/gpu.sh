@@ -66,7 +66,7 @@ case "${1:-}" in
     excuse=()
     if [ "$(nvidia-smi --list-gpus | wc -l)" -lt 2 ]; then
       excuse=(--but-for 'fewer than two NVIDIA GPUs')
-    elif ! nvidia-smi topo -p2p r | grep -qE '^ *GPU0[[:space:]]+X[[:space:]]+OK'; then
+    elif ! grep -qE '^ *GPU0[[:space:]]+X[[:space:]]+OK' <<<"$(nvidia-smi topo -p2p r)"; then
       excuse=(--but-for "do not reach each other's memory")
     fi
     python3 -B tools/summarize_tests.py --must-run '^Cuda/|/[Cc]uda$|\[cuda\]$' "${excuse[@]}" "$results"/*.xml || status=1
