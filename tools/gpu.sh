@@ -61,10 +61,15 @@ case "${1:-}" in
     python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock || status=1
     python3 -B tests/gpu/doctor_compiled.py --penstock build/release/penstock || status=1
     echo "the doctor's museum after $SECONDS s"
-    # Suites name the device that a test runs on in front or at the end. With one GPU, tests of several cannot run.
+    # Suites name the device that a test runs on in front or at the end. With one GPU, or two without a link, tests of
+    # several cannot run.
     excuse=()
-    if [ "$(nvidia-smi --list-gpus | wc -l)" -lt 2 ]; then excuse=(--but-for 'one GPU only|fewer than two NVIDIA GPUs'); fi
-    python3 -B tools/summarize_tests.py --must-run '^Cuda/|/[Cc]uda$' "${excuse[@]}" "$results"/*.xml || status=1
+    if [ "$(nvidia-smi --list-gpus | wc -l)" -lt 2 ]; then
+      excuse=(--but-for 'fewer than two NVIDIA GPUs')
+    elif ! grep -qE '^ *GPU0[[:space:]]+X[[:space:]]+OK' <<<"$(nvidia-smi topo -p2p r)"; then
+      excuse=(--but-for "do not reach each other's memory")
+    fi
+    python3 -B tools/summarize_tests.py --must-run '^Cuda/|/[Cc]uda$|\[cuda\]$' "${excuse[@]}" "$results"/*.xml || status=1
     exit $status
     ;;
   test-frameworks)

@@ -50,23 +50,27 @@ def start(body, ranks, tmp_path, job=None, **variables):
     return processes
 
 
-def answers(processes, tmp_path):
-    """What the processes wrote, once all have ended well."""
-    for process in processes:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, errors
+def answers(processes, tmp_path, patience=PATIENCE_S):
+    """What the processes wrote, once all have ended well. None of them outlives this."""
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=patience)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
     return [json.loads((tmp_path / f"answer{rank}").read_text()) for rank in range(len(processes))]
 
 
-def kill_one_of_three(body, printed, chance, within_s, folder):
-    """Kills one of three processes within so many seconds after all have printed a line. The others end well, with the
+def kill_one(body, ranks, printed, chance, within_s, folder):
+    """Kills one of the processes within so many seconds after all have printed a line. The others end well, with the
     right bytes, and name it."""
     folder.mkdir()
-    processes = start(body, 3, folder)
+    processes = start(body, ranks, folder)
     for process in processes:
         while process.stderr.readline().strip() != printed:
             assert process.poll() is None
-    victim = processes.pop(chance.randrange(3))
+    victim = processes.pop(chance.randrange(ranks))
     time.sleep(chance.random() * within_s)
     victim.send_signal(signal.SIGKILL)
     victim.communicate(timeout=PATIENCE_S)
@@ -74,7 +78,7 @@ def kill_one_of_three(body, printed, chance, within_s, folder):
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
     said = [path.read_text() for path in folder.glob("answer*")]
-    assert len(said) == 2
+    assert len(said) == ranks - 1
     for text_of_one in said:
         assert '"right": true' in text_of_one
         assert f"PID {victim.pid}" in text_of_one

@@ -12,6 +12,9 @@ import penstock
 HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
 
 gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+two_gpus = pytest.mark.skipif(
+    sum(device.backend == "cuda" for device in penstock.devices()) < 2, reason="fewer than two NVIDIA GPUs"
+)
 
 
 def same(a, b) -> bool:

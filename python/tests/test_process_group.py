@@ -11,7 +11,8 @@ import pytest
 
 import fake_driver
 import penstock
-from ranks import answers, kill_one_of_three, start
+from ranks import PATIENCE_S, answers, kill_one, start
+from support import two_gpus
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))
 
@@ -46,8 +47,8 @@ def body(text, device="host:{rank}"):
     return f'DEVICE = "{device}".format(rank=rank, late=rank % 2)\n' + DATA + textwrap.dedent(text)
 
 
-def run_all(text, ranks, tmp_path, device="host:{rank}", **more):
-    return answers(start(body(text, device), ranks, tmp_path, **more), tmp_path)
+def run_all(text, ranks, tmp_path, device="host:{rank}", patience=PATIENCE_S, **more):
+    return answers(start(body(text, device), ranks, tmp_path, **more), tmp_path, patience)
 
 
 SAME_BATCHES = """
@@ -92,6 +93,11 @@ def test_all_ranks_get_the_batches_of_a_loader_on_one(ranks, device, tmp_path):
 # Host devices reach each other only if both are late, or none is.
 APART = "host:{rank},late={late}"
 DEVICES = pytest.mark.parametrize("device", ["host:{rank}", APART], ids=["together", "apart"])
+KILLED = pytest.mark.parametrize(
+    ("ranks", "device"),
+    [(3, "host:{rank}"), (3, APART), pytest.param(2, "cuda:{rank}", marks=two_gpus)],
+    ids=["together", "apart", "cuda"],
+)
 
 
 def test_ranks_whose_devices_do_not_reach_each_other_bring_whole_batches(tmp_path):
@@ -110,6 +116,69 @@ def test_gpus_of_several_processes(tmp_path):
     for said in run_all(SAME_BATCHES, 2, tmp_path, "cuda:{rank}", LD_LIBRARY_PATH=library):
         assert said["good"]
         assert said["first"].startswith("1/2 of each batch")
+
+
+VISIBLE = """
+import ctypes
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_cuda_set_devices({count})
+fake.fake_cuda_set_first_gpu({first})
+"""
+
+
+@pytest.fixture
+def over_visible(tmp_path):
+    """Runs a text in processes of which each sees `count` GPUs from number `first` on, as CUDA_VISIBLE_DEVICES says."""
+    if not fake_driver.LIBRARY:
+        pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
+
+    def run(text, ranks, device, count, first):
+        visible = VISIBLE.format(count=count, first=first) + textwrap.dedent(text)
+        return run_all(visible, ranks, tmp_path, device, LD_LIBRARY_PATH=fake_driver.folder().name)
+
+    return run
+
+
+def test_each_process_may_see_its_own_gpu_alone(over_visible):
+    for said in over_visible(SAME_BATCHES, 2, "cuda:0", count=1, first="rank"):
+        assert said["good"]
+        assert said["first"].startswith("1/2 of each batch")
+
+
+def test_two_processes_on_one_gpu_are_refused_whatever_its_numbers(over_visible):
+    text = """
+    try:
+        penstock.Loader(DATA, 16, device=f"cuda:{1 - rank}", group=penstock.ProcessGroup())
+    except penstock.InvalidArgument as error:
+        answer(said=str(error))
+    """
+    for said in over_visible(text, 2, "", count=2, first="rank"):
+        assert "Ranks 0 and 1 of the group" in said["said"]
+        assert "have one GPU, GPU-" in said["said"]
+
+
+def test_gpus_that_a_process_does_not_see_do_not_relay(over_visible):
+    text = """
+    sent = np.random.default_rng(3).integers(0, 256, 9 << 20, np.uint8)
+    loader = penstock.Loader(DATA, 16, device="cuda:0", relay="auto")
+    batches, _ = taken(loader)
+    refused = []
+    for call in (lambda: penstock.to_device(sent, "cuda:0", relay=["cuda:1"]),
+                 lambda: penstock.Loader(DATA, 16, device="cuda:0", relay=["cuda:1"])):
+        try:
+            call()
+        except penstock.InvalidArgument as error:
+            refused.append(str(error))
+    there = penstock.to_device(sent, "cuda:0", relay="auto")
+    good = bool(np.array_equal(penstock.to_host(there), sent))
+    answer(good=good, batches=batches, devices=loader.devices, refused=refused)
+    """
+    (said,) = over_visible(text, 1, "cuda:0", count=1, first=1)
+    assert said["good"]
+    assert said["batches"] == 13
+    assert said["devices"] == ["cuda:0"]
+    assert len(said["refused"]) == 2
+    assert all("cuda:1" in each for each in said["refused"])
 
 
 def test_a_group_has_several_loaders(tmp_path):
@@ -168,8 +237,8 @@ def test_a_group_of_torch_distributed(tmp_path):
     assert [said["total"] for said in run_all(text, 2, tmp_path, job=port)] == [4950, 4950]
 
 
-@DEVICES
-def test_a_killed_rank_is_named_and_nothing_is_left(device, tmp_path):
+@KILLED
+def test_a_killed_rank_is_named_and_nothing_is_left(ranks, device, tmp_path):
     text = """
     loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=penstock.ProcessGroup())
     print("started", flush=True, file=sys.stderr)
@@ -186,7 +255,53 @@ def test_a_killed_rank_is_named_and_nothing_is_left(device, tmp_path):
     """
     chance = random.Random(3)
     for turn in range(ROUNDS):
-        kill_one_of_three(body(text, device), "started", chance, 0.3, tmp_path / str(turn))
+        kill_one(body(text, device), ranks, "started", chance, 0.3, tmp_path / str(turn))
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_timeout(tmp_path):
+    text = """
+    said = ""
+    if rank == 1:
+        wait_for("said")
+    else:
+        try:
+            penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup(timeout=1))
+        except penstock.Error as error:
+            said = str(error)
+        tell("said")
+    answer(said=said)
+    """
+    first, _ = run_all(text, 2, tmp_path, patience=60)
+    assert "Rank 1 of the group has not come within 1 s" in first["said"]
+
+
+@DEVICES
+def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(device, tmp_path):
+    text = """
+    made, said = False, ""
+    together("here")
+    try:
+        group = penstock.ProcessGroup(timeout=600 if rank else SECONDS)
+        loader = penstock.Loader(DATA, 16, device=DEVICE, group=group)
+        made = True
+        if rank == 0:
+            for batch in loader:
+                pass
+    except penstock.Error as error:
+        said = str(error)
+    if rank == 0:
+        tell("said")
+    wait_for("said")
+    answer(made=made, said=said, pid=os.getpid())
+    """
+    for seconds in 1, 4, 16:  # on a busy machine they may need longer to come together
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        first, second = run_all(f"SECONDS = {seconds}\n" + textwrap.dedent(text), 2, folder, device, patience=120)
+        if first["made"]:
+            break
+    wanted = f"within {seconds} s: rank 1 of the group (PID {second['pid']}) lives, and has not done its part"
+    assert wanted in first["said"]
 
 
 @DEVICES
@@ -428,6 +543,27 @@ def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(device, tmp_pat
     assert (first["batches"], second["batches"]) == (2, 2)
     assert "its sampler raised an exception" in first["said"]
     assert second["said"] == "LookupError: no more of them"
+
+
+@KILLED
+def test_a_killed_rank_of_a_feed_is_named_and_nothing_is_left(ranks, device, tmp_path):
+    pytest.importorskip("torch")
+    text = """
+    fed = penstock.feed(loader_of(shuffle=False), device=DEVICE, group=penstock.ProcessGroup())
+    wanted, right, said = list(loader_of(shuffle=False)), True, ""
+    try:
+        while right:
+            for batch, one in zip(fed, wanted, strict=True):
+                right = right and alike([kept(batch)], [one])
+                print("got one", flush=True, file=sys.stderr)
+    except penstock.Error as error:
+        said = str(error)
+    answer(right=bool(right), said=said)
+    """
+    chance = random.Random(4)
+    for turn in range(ROUNDS):
+        whole = body(FED, device) + textwrap.dedent(text)
+        kill_one(whole, ranks, "got one", chance, 0.3, tmp_path / str(turn))
 
 
 def test_what_a_feed_of_processes_cannot_gather_is_refused(monkeypatch):

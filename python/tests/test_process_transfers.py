@@ -9,7 +9,8 @@ import pytest
 
 import fake_driver
 import penstock
-from ranks import answers, kill_one_of_three, start
+from ranks import PATIENCE_S, answers, kill_one, start
+from support import two_gpus
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "3"))
 
@@ -45,8 +46,15 @@ def body(text, device="host:{rank}"):
     return f'DEVICE = "{device}".format(rank=rank, late=rank % 2)\n' + HELPERS + textwrap.dedent(text)
 
 
-def run_all(text, ranks, tmp_path, device="host:{rank}", **more):
-    return answers(start(body(text, device), ranks, tmp_path, **more), tmp_path)
+def run_all(text, ranks, tmp_path, device="host:{rank}", patience=PATIENCE_S, **more):
+    return answers(start(body(text, device), ranks, tmp_path, **more), tmp_path, patience)
+
+
+KILLED = pytest.mark.parametrize(
+    ("ranks", "device"),
+    [(3, "host:{rank}"), pytest.param(2, "cuda:{rank}", marks=two_gpus)],
+    ids=["host", "cuda"],
+)
 
 
 SAME_TREES = """
@@ -163,7 +171,8 @@ def test_trees_that_differ_are_refused_in_all_ranks(tmp_path):
         assert "with strides [1, 4]" in said["strides"]
 
 
-def test_a_killed_rank_is_named(tmp_path):
+@KILLED
+def test_a_killed_rank_is_named(ranks, device, tmp_path):
     text = """
     group = penstock.ProcessGroup()
     tree = {"large": random_bytes(1, 24 << 20), "small": random_bytes(2, 5000)}
@@ -180,7 +189,56 @@ def test_a_killed_rank_is_named(tmp_path):
     """
     chance = random.Random(5)
     for turn in range(ROUNDS):
-        kill_one_of_three(body(text), "sent", chance, 0.2, tmp_path / str(turn))
+        kill_one(body(text, device), ranks, "sent", chance, 0.2, tmp_path / str(turn))
+
+
+@KILLED
+def test_a_rank_that_is_killed_as_weights_are_loaded_is_named(ranks, device, tmp_path):
+    text = """
+    group = penstock.ProcessGroup()
+    wanted, said, right = penstock.load_safetensors(FILE, "host:9"), "", True
+    try:
+        while right:
+            right = same(on_host(penstock.load_safetensors(FILE, DEVICE, group=group)), wanted)
+            print("loaded", flush=True, file=sys.stderr)
+    except penstock.Error as error:
+        said = str(error)
+    answer(right=bool(right), said=said)
+    """
+    weights = np.random.default_rng(1).integers(0, 256, 24 << 20, np.uint8)
+    file = tmp_path / "file.safetensors"
+    penstock.save_safetensors({"large": weights, "small": weights[:5000].copy()}, file)
+    chance = random.Random(6)
+    for turn in range(ROUNDS):
+        whole = f"FILE = {str(file)!r}\n" + body(text, device)
+        kill_one(whole, ranks, "loaded", chance, 0.2, tmp_path / str(turn))
+
+
+def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(tmp_path):
+    text = """
+    sent, said = False, ""
+    group = penstock.ProcessGroup(timeout=600 if rank else SECONDS)
+    tree = [random_bytes(1, 2 << 20)]
+    together("here")
+    try:
+        send(tree, group)
+        sent = True
+        if rank == 0:
+            send(tree, group)
+    except penstock.Error as error:
+        said = str(error)
+    if rank == 0:
+        tell("said")
+    wait_for("said")
+    answer(sent=sent, said=said)
+    """
+    for seconds in 1, 4, 16:  # on a busy machine they may need longer to come together
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        first, _ = run_all(f"SECONDS = {seconds}\n" + textwrap.dedent(text), 2, folder, patience=120)
+        if first["sent"]:
+            break
+    assert f"Rank 1 of the group has not followed the others within {seconds} s" in first["said"]
 
 
 def test_ctrl_c_is_heard_and_the_others_learn_it(tmp_path):

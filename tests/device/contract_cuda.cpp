@@ -1,6 +1,5 @@
 #include "device/contract_peers.hpp"
-
-#include <algorithm>
+#include "support/device_cases.hpp"
 
 namespace penstock::testing {
 
@@ -18,12 +17,7 @@ std::string missing_driver() {
 
 std::string missing_peers() {
   if (const std::string reason = missing_driver(); !reason.empty()) return reason;
-  const DeviceInventory inventory = Device::inventory();
-  const auto gpus = std::count_if(inventory.devices.begin(), inventory.devices.end(),
-                                  [](const DeviceInfo& info) { return info.backend == "cuda"; });
-  if (gpus < 2) return "waived: one GPU only";
-  const bool reached = Device::open("cuda:0").can_reach(Device::open("cuda:1"));
-  return reached ? std::string() : "waived: the GPUs do not reach each other's memory";
+  return missing_gpus();
 }
 
 }  // namespace
@@ -34,8 +28,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, Contract,
                                                           .waived = missing_driver}),
                          contract_name);
 
-// Not among the tests that must run on every GPU: most machines have one.
-INSTANTIATE_TEST_SUITE_P(TwoCuda, PeerContract,
+INSTANTIATE_TEST_SUITE_P(Cuda, PeerContract,
                          ::testing::Values(ContractPeers{
                              .name = "gpus",
                              .open = [](int index) { return Device::open("cuda:" + std::to_string(index)); },

@@ -18,6 +18,7 @@ void fake_cuda_delay_work(const char* function, long long nanoseconds) {
 long fake_cuda_calls(const char* function) { return script().calls(function); }
 void fake_cuda_set_version(int version) { script().version = version; }
 void fake_cuda_set_devices(int count) { script().devices = count; }
+void fake_cuda_set_first_gpu(int gpu) { script().first_gpu = gpu; }
 void fake_cuda_set_peer_access(int possible) { script().peer_access = possible != 0; }
 void fake_cuda_set_memory(std::size_t bytes) { script().memory = bytes; }
 void fake_cuda_set_lock_limit(std::size_t bytes) { script().lock_limit = bytes; }

@@ -93,7 +93,7 @@ Result cuDeviceGetName(char* name, int length, Ordinal device) {
 Result cuDeviceGetUuid(Uuid* uuid, Ordinal device) {
   FAKE_BEGIN(cuDeviceGetUuid);
   for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xa0 + i);
-  uuid->bytes[15] = static_cast<char>(device);
+  uuid->bytes[15] = static_cast<char>(script().first_gpu + device);
   return check_device(device);
 }
 
@@ -126,7 +126,8 @@ Result cuDeviceTotalMem(std::size_t* bytes, Ordinal device) {
 
 Result cuDeviceGetPCIBusId(char* id, int length, Ordinal device) {
   FAKE_BEGIN(cuDeviceGetPCIBusId);
-  std::snprintf(id, static_cast<std::size_t>(length), "FFFF:%02X:00.0", static_cast<unsigned>(device));
+  std::snprintf(id, static_cast<std::size_t>(length), "FFFF:%02X:00.0",
+                static_cast<unsigned>(script().first_gpu + device));
   return check_device(device);
 }
 

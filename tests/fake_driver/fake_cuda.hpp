@@ -17,8 +17,10 @@
   /* Every piece of work that `function` enqueues starts so much later. */                                   \
   X(void, delay_work, (const char* function, long long nanoseconds))                                         \
   X(long, calls, (const char* function))                                                                     \
-  X(void, set_version, (int version))              /* 12080 */                                               \
-  X(void, set_devices, (int count))                /* 2 */                                                   \
+  X(void, set_version, (int version)) /* 12080 */                                                            \
+  X(void, set_devices, (int count))   /* 2 */                                                                \
+  /* The host's GPU that this process sees as number 0, with those after it: CUDA_VISIBLE_DEVICES. */        \
+  X(void, set_first_gpu, (int gpu))                /* 0 */                                                   \
   X(void, set_peer_access, (int possible))         /* between any two devices; 1 */                          \
   X(void, set_memory, (std::size_t bytes))         /* of each device; 1 GiB */                               \
   X(void, set_lock_limit, (std::size_t bytes))     /* registered and allocated host memory; no limit */      \

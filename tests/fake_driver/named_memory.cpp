@@ -20,7 +20,7 @@ struct Name {
   unsigned long long magic = kMagic;
   int process = 0;
   int file = -1;
-  int device = 0;
+  int gpu = 0;
   unsigned long long inode = 0;
   std::size_t bytes = 0;
 };
@@ -65,7 +65,7 @@ Result Memory::name_device(Address address, IpcMemoryHandle* handle) {
   }
   const Name name{.process = getpid(),
                   .file = range.file,
-                  .device = range.device,
+                  .gpu = script().first_gpu + range.device,
                   .inode = inode_of(range.file),
                   .bytes = range.bytes};
   std::memset(handle, 0, sizeof *handle);
@@ -78,7 +78,8 @@ Result Memory::open_named(int device, const IpcMemoryHandle& handle, Address* ad
   std::memcpy(static_cast<void*>(&name), &handle, sizeof name);
   if (name.magic != Name::kMagic) return kInvalidValue;
   if (name.process == getpid()) return kInvalidContext;
-  if (name.device != device && !script().peer_access) return kPeerAccessUnsupported;
+  const int owner = name.gpu - script().first_gpu;
+  if (owner != device && !script().peer_access) return kPeerAccessUnsupported;
   const std::lock_guard lock(mutex_);
   for (auto& [begin, range] : ranges_) {
     if (range.opened_by != device || range.inode != name.inode) continue;
@@ -98,7 +99,7 @@ Result Memory::open_named(int device, const IpcMemoryHandle& handle, Address* ad
   *address = reinterpret_cast<Address>(data);
   ranges_[*address] = {.bytes = name.bytes,
                        .kind = Kind::device,
-                       .device = name.device,
+                       .device = owner,
                        .opened_by = device,
                        .opened = 1,
                        .inode = name.inode};

@@ -32,6 +32,7 @@ void Script::reset() {
   rows_.clear();
   version = 12080;
   devices = 2;
+  first_gpu = 0;
   peer_access = true;
   memory = std::size_t{1} << 30;
   lock_limit = SIZE_MAX;

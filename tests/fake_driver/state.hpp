@@ -67,6 +67,7 @@ class Script {
 
   std::atomic<int> version{12080};
   std::atomic<int> devices{2};
+  std::atomic<int> first_gpu{0};
   std::atomic<bool> peer_access{true};
   std::atomic<std::size_t> memory{std::size_t{1} << 30};
   std::atomic<std::size_t> lock_limit{SIZE_MAX};

@@ -86,10 +86,7 @@ class Filler {
  public:
   explicit Filler(const FillSetup& setup)
       : setup_(setup),
-        device_(Device::open(
-            setup.device.data(),
-            {.driver_library =
-                 std::string_view(setup.device.data()).starts_with("cuda") ? PENSTOCK_FAKE_DRIVER : ""})),
+        device_(open_for_tests(setup.device.data())),
         stream_(device_.create_stream()),
         memory_(make_device_pool(device_)),
         pinned_(make_pinned_pool(device_)) {
@@ -216,6 +213,9 @@ TEST(OtherFiller, DISABLED_Fills) {
 
 class FillRanksTest : public ::testing::TestWithParam<Devices> {
  protected:
+  void SetUp() override {
+    if (GetParam().name == "Cuda" && !missing_gpus().empty()) GTEST_SKIP() << missing_gpus();
+  }
   /// What the ranks say, except `killed`.
   std::vector<FillAnswer> run(const std::function<void(FillSetup&)>& change, std::size_t killed = ~0ULL) {
     static int group = 0;
@@ -364,7 +364,8 @@ INSTANTIATE_TEST_SUITE_P(Groups, FillRanksTest,
                          ::testing::ValuesIn(needed_here(std::vector<Devices>{
                              {"Host", {"host:0", "host:1"}},
                              {"HostLate3", {"host:0,late=1", "host:1,late=1", "host:2,late=1"}},
-                             {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:2"}}})),
+                             {"FakeCuda3", {"cuda:0", "cuda:1", "cuda:2"}},
+                             {"Cuda", {"gpu:0", "gpu:1"}}})),
                          [](const auto& each) { return each.param.name; });
 
 class FakeFills : public FillRanksTest {};

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <ostream>
@@ -42,6 +43,24 @@ inline std::vector<DeviceCase> device_cases() {
       {"FakeCuda", [] { return Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER}); }},
       {"Cuda", [] { return Device::open("cuda:0"); }},
   });
+}
+
+/// "gpu:1" is a real GPU, and "cuda:1" one of the tests' driver. Other specs are host devices.
+inline Device open_for_tests(const std::string& spec) {
+  if (spec.starts_with("gpu:")) return Device::open("cuda:" + spec.substr(4));
+  return Device::open(spec, {.driver_library = spec.starts_with("cuda") ? PENSTOCK_FAKE_DRIVER : ""});
+}
+
+/// Why this machine lacks two GPUs that reach each other's memory; empty if it has them.
+inline const std::string& missing_gpus() {
+  static const std::string missing = []() -> std::string {
+    const DeviceInventory inventory = Device::inventory();
+    const auto gpus = std::ranges::count(inventory.devices, "cuda", &DeviceInfo::backend);
+    if (gpus < 2) return "waived: fewer than two NVIDIA GPUs";
+    if (open_for_tests("gpu:0").can_reach(open_for_tests("gpu:1"))) return {};
+    return "waived: the GPUs do not reach each other's memory";
+  }();
+  return missing;
 }
 
 /// Nullopt if the case needs a GPU and there is none.
