@@ -363,7 +363,11 @@ class RankLoaderTest : public ::testing::TestWithParam<Devices> {
   }
   /// The ranks start, bring whole batches, and all say why.
   void expect_whole_batches(const Change& change, const std::array<std::string, 2>& why) {
-    for (const std::string& error : start(change)) EXPECT_EQ(error, "");
+    const std::vector<std::string> errors = start([&](RankSetup& setup) {
+      setup.timeout_ms = 10'000;
+      change(setup);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
     const std::vector<Answer> answers = all({Do::read, 30});
     expect_good(answers, 30);
     for (const Answer& answer : answers) EXPECT_GT(answer.link_bytes, 2 * 203 * (kSampleBytes - 7));
