@@ -1,3 +1,5 @@
+#include "device/peer_trial.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/device/device_group.hpp>
 
@@ -45,6 +47,22 @@ std::string refusal_of_peer(const Device& device, const Device& peer) {
   return {};
 }
 
+PeerRefusals refusals_of(const std::vector<Device>& members) {
+  PeerRefusals refusals(members.size(), std::vector<PeerRefusal>(members.size()));
+  const auto ask = [&](std::size_t from, std::size_t to) {
+    refusals[from][to] = {refusal_of_peer(members[from], members[to]),
+                          "Check `nvidia-smi topo -p2p rw`, and give a container all GPUs of the group"};
+  };
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      ask(i, j);
+      ask(j, i);
+    }
+  }
+  if (members.size() > 1) refuse_wrong_bytes(members, refusals);
+  return refusals;
+}
+
 }  // namespace
 
 DeviceGroup::DeviceGroup(std::vector<Device> members) {
@@ -52,17 +70,19 @@ DeviceGroup::DeviceGroup(std::vector<Device> members) {
   const auto state = std::make_shared<State>();
   const std::size_t count = members.size();
   state->reach.assign(count, std::vector<bool>(count, true));
+  const PeerRefusals refusals = refusals_of(members);
   for (std::size_t i = 0; i < count; ++i) {
     for (std::size_t j = 0; j < i; ++j) {
-      const std::string there = refusal_of_peer(members[i], members[j]);
-      const std::string back = refusal_of_peer(members[j], members[i]);
-      state->reach[i][j] = there.empty();
-      state->reach[j][i] = back.empty();
-      if (there.empty() && back.empty()) continue;
-      state->unreached.push_back(fmt::format(
-          "{} and {} do not reach each other's memory ({}). Each receives its bytes over its own link. Check "
-          "`nvidia-smi topo -p2p rw`, and give a container all GPUs of the group.",
-          members[j].info().spec, members[i].info().spec, there.empty() ? back : there));
+      const PeerRefusal& there = refusals[i][j];
+      const PeerRefusal& back = refusals[j][i];
+      state->reach[i][j] = there.why.empty();
+      state->reach[j][i] = back.why.empty();
+      if (there.why.empty() && back.why.empty()) continue;
+      const PeerRefusal& refusal = there.why.empty() ? back : there;
+      state->unreached.push_back(
+          fmt::format("{} and {} do not reach each other's memory ({}). Each receives its bytes over its own "
+                      "link. {}.",
+                      members[j].info().spec, members[i].info().spec, refusal.why, refusal.advice));
     }
   }
   for (std::size_t i = 0; i < count; ++i) {

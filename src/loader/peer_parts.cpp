@@ -3,12 +3,15 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/pause.hpp>
+#include <penstock/device/trial_bytes.hpp>
+#include <penstock/memory/pool.hpp>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <utility>
 
 namespace penstock {
@@ -19,8 +22,24 @@ namespace {
 /// They made these when they had taken the parts of batch n, which lay in that place before.
 constexpr std::uint64_t kPlaces = 2;
 
-std::string text_of(const PeerMemoryHandle& handle) {
-  return {reinterpret_cast<const char*>(&handle), sizeof handle};
+/// What a process tells the others of its places. They begin with random bytes of this seed.
+struct Offer {
+  PeerMemoryHandle memory;
+  std::uint64_t seed = 0;
+};
+
+std::string text_of(const Offer& offer) { return {reinterpret_cast<const char*>(&offer), sizeof offer}; }
+
+/// True if a copy from `source`, of another process, brings the bytes that are expected.
+bool brings(const Device& device, const std::byte* source, std::span<const std::byte> expected) {
+  Pool pool = make_device_pool(device, {.segment_bytes = kTrialBytes});
+  const Buffer here = pool.allocate(expected.size());
+  std::vector<std::byte> back(expected.size());
+  const Stream stream = device.create_stream();
+  stream.copy(here.data(), source, back.size(), CopyDirection::d2d);
+  stream.copy(back.data(), here.data(), back.size(), CopyDirection::d2h);
+  stream.synchronize();
+  return std::ranges::equal(back, expected);
 }
 
 }  // namespace
@@ -41,7 +60,7 @@ PeerParts::PeerParts(Device device, ProcessBoard& board, const FeedPlan& whole, 
   try {
     std::string name;
     try {
-      name = text_of(name_memory(device_, own_));
+      name = text_of(Offer{name_memory(device_, own_), write_trial()});
     } catch (const Unsupported& error) {
       refusal_ = error.what();
     }
@@ -62,16 +81,34 @@ PeerParts::PeerParts(Device device, ProcessBoard& board, const FeedPlan& whole, 
 
 PeerParts::~PeerParts() { leave(0, {}); }
 
+std::size_t PeerParts::trial_size(std::size_t rank) const {
+  return std::min(kTrialBytes, kPlaces * place_bytes_[rank]);
+}
+
+std::uint64_t PeerParts::write_trial() const {
+  const std::uint64_t seed = trial_seed();
+  const std::vector<std::byte> bytes = trial_bytes(trial_size(board_.rank()), seed);
+  const Stream stream = device_.create_stream();
+  stream.copy(own_, bytes.data(), bytes.size(), CopyDirection::h2d);
+  stream.synchronize();
+  return seed;
+}
+
 std::string PeerParts::map_others(const std::vector<std::string>& names) {
   for (std::size_t rank = 0; rank < names.size(); ++rank) {
     if (rank == board_.rank()) continue;
-    PeerMemoryHandle handle;
-    if (names[rank].size() != sizeof handle) return "another process cannot name its memory";
-    std::memcpy(&handle, names[rank].data(), sizeof handle);
+    Offer offer;
+    if (names[rank].size() != sizeof offer) return "another process cannot name its memory";
+    std::memcpy(&offer, names[rank].data(), sizeof offer);
     try {
-      others_[rank].emplace(device_, handle);
+      others_[rank].emplace(device_, offer.memory);
+      if (!brings(device_, others_[rank]->data(), trial_bytes(trial_size(rank), offer.seed))) {
+        return fmt::format("the bytes of rank {} arrived wrong. {}", rank, kAfterWrongTrial);
+      }
     } catch (const Unsupported& error) {
       return error.what();
+    } catch (const OutOfMemory& error) {  // nobody knows whether they would be right
+      return fmt::format("copies from the others cannot be tried: {}", error.what());
     }
   }
   return {};

@@ -25,14 +25,15 @@ namespace penstock {
 /// For each batch in turn: put and offer; wait_for_offers; take all parts; taken. A part then stays in its
 /// place until all have taken it.
 ///
-/// If the processes cannot read each other's memory, there are no places: see refusal. For each batch in
-/// turn: offer; wait_for_offers. It says that all have come to the batch, with the same samples.
+/// If the processes cannot read each other's memory, or read wrong bytes, there are no places: see refusal.
+/// For each batch in turn: offer; wait_for_offers. It says that all have come to the batch, with the same
+/// samples.
 class PeerParts {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Tells the others where this process's places are, and maps theirs. All processes make it at once. Throws
-  /// OutOfMemory, DeviceError, and as ProcessBoard::exchange.
+  /// Tells the others where this process's places are, maps theirs, and tries whether bytes arrive right from
+  /// there. All processes make it at once. Throws OutOfMemory, DeviceError, and as ProcessBoard::exchange.
   PeerParts(Device device, ProcessBoard& board, const FeedPlan& whole, const BatchSplit& split);
   /// As leave.
   ~PeerParts();
@@ -91,6 +92,11 @@ class PeerParts {
   [[nodiscard]] std::size_t offset_of(std::size_t rank, std::size_t field) const {
     return offsets_[rank][field];
   }
+  /// Bytes at the begin of a rank's places with which the others try whether theirs arrive right.
+  [[nodiscard]] std::size_t trial_size(std::size_t rank) const;
+  /// Writes them to the own places, and returns their seed. They may be overwritten once all have tried.
+  [[nodiscard]] std::uint64_t write_trial() const;
+  /// Empty if the memory of all others is mapped, and its bytes arrive right; otherwise why not.
   [[nodiscard]] std::string map_others(const std::vector<std::string>& names);
   /// Throws Error if one of the others has ended, left, failed, or gone to another place, and has not offered
   /// its part of batch `turn`.

@@ -1,5 +1,5 @@
-#include "doctor/wrong_bytes_backend.hpp"
 #include "support/faulty_backend.hpp"
+#include "support/wrong_bytes_backend.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>

@@ -2,8 +2,10 @@
 #include "loader/loader_fixture.hpp"
 #include "loader/ranks.hpp"
 #include "support/device_cases.hpp"
+#include "support/faulty_backend.hpp"
 #include "support/fork.hpp"
 #include "support/other_process.hpp"
+#include "support/wrong_bytes_backend.hpp"
 
 #include <penstock/loader/rank_loader.hpp>
 
@@ -53,6 +55,8 @@ struct RankSetup {
   std::uint64_t ends_at = ~std::uint64_t{0};     ///< the batch in whose place its first epoch ends
   double link_rate = 0;                          ///< of its profile, bytes per second; 0: it has none
   bool is_measured = true;                       ///< its profile
+  bool has_no_memory = false;                    ///< when it asks for some, twice
+  WrongBytesBackend::Harm harm{};                ///< to what it reads of others
 };
 
 /// fail: waits for the device fail from now on.
@@ -109,12 +113,28 @@ LoaderOptions options_of(const RankSetup& setup, const Device& device, const Sam
   return options;
 }
 
+/// The device of a rank. What it reads of others may arrive wrong.
+Device device_of(const RankSetup& setup) {
+  const Device device = open_for_tests(setup.device.data());
+  if (setup.has_no_memory) {
+    const auto poor = std::make_shared<FaultyBackend>(device.shared_backend());
+    poor->fail(Entry::device_allocate, 1, 2, [] { throw OutOfMemory("a test's memory", 1, 1, 0); });
+    return Device(poor);
+  }
+  if (setup.harm == WrongBytesBackend::Harm::none) return device;
+  const auto wrong = std::make_shared<WrongBytesBackend>(device.shared_backend());
+  wrong->harms_d2d = [device, harm = setup.harm](const void* /*destination*/, const void* source) {
+    return device.owns(source) ? WrongBytesBackend::Harm::none : harm;
+  };
+  return Device(wrong);
+}
+
 /// A rank: its loader, its consumer, and the order that the batches should have.
 class Rank {
  public:
   explicit Rank(const RankSetup& setup)
       : setup_(setup),
-        device_(open_for_tests(setup.device.data())),
+        device_(device_of(setup)),
         stream_(device_.create_stream()),
         data_(dataset()),
         pinned_(make_pinned_pool(device_, {.segment_bytes = 1 << 20})),
@@ -275,6 +295,8 @@ TEST(OtherRank, DISABLED_Feeds) {
   }
 }
 
+constexpr std::uint64_t kSampleBytes = 3 * 11 * 7 + 8 + 5 * 4;
+
 class RankLoaderTest : public ::testing::TestWithParam<Devices> {
  protected:
   using Change = std::function<void(RankSetup&)>;
@@ -349,6 +371,23 @@ class RankLoaderTest : public ::testing::TestWithParam<Devices> {
     for (const auto& rank : ranks_) rank->send(Command{Do::end});
     for (const auto& rank : ranks_) EXPECT_TRUE(rank->wait());
   }
+  /// The ranks start, bring whole batches, and all say why.
+  void expect_whole_batches(const Change& change, const std::array<std::string, 2>& why) {
+    const std::vector<std::string> errors = start([&](RankSetup& setup) {
+      setup.timeout_ms = 10'000;
+      change(setup);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    const std::vector<Answer> answers = all({Do::read, 30});
+    expect_good(answers, 30);
+    for (const Answer& answer : answers) EXPECT_GT(answer.link_bytes, 2 * 203 * (kSampleBytes - 7));
+    for (const Answer& answer : all({Do::describe})) {
+      EXPECT_THAT(answer.error(), AllOf(HasSubstr("whole batches"), HasSubstr(why[0]), HasSubstr(why[1])));
+    }
+    expect_good(all({Do::close}));
+    expect_all_end();
+    ranks_.clear();
+  }
   /// In the first rank. The ranks go on.
   void expect_a_forked_child_refused() {
     start();
@@ -364,8 +403,6 @@ class RankLoaderTest : public ::testing::TestWithParam<Devices> {
 
   std::vector<std::unique_ptr<OtherProcess>> ranks_;
 };
-
-constexpr std::uint64_t kSampleBytes = 3 * 11 * 7 + 8 + 5 * 4;
 
 TEST_P(RankLoaderTest, AllGetTheSameBatchesAndEachByteCrossesOneLinkIfTheyReachEachOther) {
   for (const std::string& error : start()) EXPECT_EQ(error, "");
@@ -706,16 +743,8 @@ INSTANTIATE_TEST_SUITE_P(
 class PlainRanks : public RankLoaderTest {};
 
 TEST_P(PlainRanks, WithoutPeerAccessEachBringsWholeBatches) {
-  for (const std::string& error : start([](RankSetup& setup) { setup.peer_access = setup.rank != 1; }))
-    EXPECT_EQ(error, "");
-  const std::vector<Answer> answers = all({Do::read, 30});
-  expect_good(answers, 30);
-  for (const Answer& answer : answers) EXPECT_GT(answer.link_bytes, 2 * 203 * (kSampleBytes - 7));
-  for (const Answer& answer : all({Do::describe})) {
-    EXPECT_THAT(answer.error(), AllOf(HasSubstr("whole batches"), HasSubstr("cannot map the memory")));
-  }
-  expect_good(all({Do::close}));
-  expect_all_end();
+  expect_whole_batches([](RankSetup& setup) { setup.peer_access = setup.rank != 1; },
+                       {"cannot map the memory", "topo -p2p"});
 }
 
 TEST_P(PlainRanks, TwoOnOneGpuAreRefusedInAll) {
@@ -950,6 +979,19 @@ TEST_P(HostRanks, OneWithoutMemoryForWholeBatchesIsNamed) {
   EXPECT_EQ(answer.batches, 0u);
   EXPECT_THAT(answer.error(), AllOf(HasSubstr("Rank 1"), HasSubstr("memory")));
   expect_all_end();
+}
+
+TEST_P(HostRanks, IfBytesOfOthersArriveWrongEachBringsWholeBatches) {
+  using Harm = WrongBytesBackend::Harm;
+  for (const Harm harm : {Harm::change, Harm::drop}) {
+    expect_whole_batches([&](RankSetup& setup) { setup.harm = setup.rank == 1 ? harm : Harm::none; },
+                         {"rank 0 arrived wrong", "IOMMU"});
+  }
+}
+
+TEST_P(HostRanks, IfBytesOfOthersCannotBeTriedEachBringsWholeBatches) {
+  expect_whole_batches([](RankSetup& setup) { setup.has_no_memory = setup.rank == 1; },
+                       {"cannot be tried", "a test's memory"});
 }
 
 TEST_P(HostRanks, AForkedChildIsRefused) { expect_a_forked_child_refused(); }

@@ -198,9 +198,10 @@ TEST_P(RelayLoaderTest, AFailureOfAPeerIsThrownUntilTheLoaderGoesElsewhere) {
 TEST_P(RelayLoaderTest, APeerWithoutMemorySitsOut) {
   const Dataset data = dataset();
   const LoaderOptions options{.batch_size = 25, .shuffle = true};
+  const DeviceGroup members = group();  // it reaches the others while it has memory
   faulty_.back()->fail(Entry::device_allocate, 1, FaultyBackend::kForever,
                        [] { throw OutOfMemory("a test's memory", 1, 1, 0); });
-  GroupLoader loader = relay(data, options);
+  GroupLoader loader = GroupLoader::relay(receiver_, data, members, options);
   Sampler sampler = sampler_of(data, options);
   expect_rest(data, sampler, read_epoch(loader));
   EXPECT_EQ(carried(loader).back(), 0u);
@@ -209,7 +210,7 @@ TEST_P(RelayLoaderTest, APeerWithoutMemorySitsOut) {
   sampler.start_epoch(4);
   expect_rest(data, sampler, read_epoch(loader));
   receiver_ = size() - 1;
-  EXPECT_THROW((void)relay(data, options), OutOfMemory);
+  EXPECT_THROW((void)GroupLoader::relay(receiver_, data, members, options), OutOfMemory);
 }
 
 TEST_P(RelayLoaderTest, IfNoPeerReachesTheReceiverItsOwnLinkCarriesAll) {

@@ -1,5 +1,6 @@
 #include "support/comes_true.hpp"
 #include "support/gate.hpp"
+#include "support/wrong_bytes_backend.hpp"
 #include "transfer/group_fixture.hpp"
 
 #include <penstock/core/log.hpp>
@@ -383,6 +384,30 @@ TEST_P(GroupEngineTest, MembersThatDoNotReachEachOtherPullForThemselves) {
   const std::size_t last = faulty_.back()->copied_bytes(CopyDirection::h2d);
   engine.relay(0, buffers[0].data(), data.data(), data.size()).synchronize();
   EXPECT_EQ(faulty_.back()->copied_bytes(CopyDirection::h2d), last) << "it cannot push";
+}
+
+TEST_P(GroupEngineTest, IfBytesOfAnotherArriveWrongMembersPullForThemselves) {
+  // What the first writes to the last is lost.
+  const auto first = std::make_shared<WrongBytesBackend>(faulty_.front());
+  first->harms_d2d = [&](const void* destination, const void* /*source*/) {
+    return plain_.back().owns(destination) ? WrongBytesBackend::Harm::drop : WrongBytesBackend::Harm::none;
+  };
+  devices_.front() = Device(first);
+  const Said said;
+  GroupEngine engine(DeviceGroup(devices_), small_chunks());
+  EXPECT_THAT(said.text(), AllOf(HasSubstr("arrived wrong"), HasSubstr(plain_.back().info().spec)));
+  const auto data = random_bytes(700000, 10);
+  const auto buffers = poisoned_for_all(data.size());
+  const std::size_t pulled = copied(CopyDirection::h2d);
+  const Transfer transfer = engine.feed_once(places(buffers), data.data(), data.size());
+  expect_everywhere(transfer, buffers, data);
+  transfer.synchronize();
+  EXPECT_EQ(copied(CopyDirection::h2d) - pulled, 2 * data.size());
+  const Buffer relayed = poisoned(size() - 1, data.size());
+  const std::size_t carried = faulty_.front()->copied_bytes(CopyDirection::h2d);
+  engine.relay(size() - 1, relayed.data(), data.data(), data.size()).synchronize();
+  EXPECT_EQ(first_difference(read(size() - 1, relayed, data.size()), data), -1);
+  EXPECT_EQ(faulty_.front()->copied_bytes(CopyDirection::h2d), carried) << "it cannot push";
 }
 
 TEST_P(GroupEngineTest, AMemberWithoutMemoryForSlotsSitsOut) {

@@ -13,9 +13,11 @@ namespace penstock {
 /// handle: copies share it, and it keeps its members open. Thread-safe.
 class DeviceGroup {
  public:
-  /// Lets every member name the memory of every other that it reaches (Device::enable_peer), which may block
-  /// the host for milliseconds. Pairs without a link between them, and pairs whose link the driver refuses,
-  /// are not an error: see `unreached`.
+  /// Lets every member name the memory of every other that it reaches (Device::enable_peer), and copies a
+  /// block of 256 KiB that way to compare its bytes: a driver may say that GPUs reach each other, and bring
+  /// wrong bytes. This may block the host for milliseconds. For as long, each member needs 256 KiB of its
+  /// memory for each. Pairs without a link between them, pairs whose link the driver refuses, and pairs whose
+  /// bytes arrive wrong or cannot be tried, are not an error: see `unreached`.
   ///
   /// Throws InvalidArgument if there is no member, if a device is given twice, or if the devices have
   /// different backends. Throws DeviceError.
@@ -24,7 +26,8 @@ class DeviceGroup {
   [[nodiscard]] std::size_t size() const noexcept;
   [[nodiscard]] const Device& operator[](std::size_t member) const noexcept;
 
-  /// True if copies on streams of `member` can name the memory of `other`, without host memory between.
+  /// True if copies on streams of `member` can name the memory of `other`, without host memory between, and
+  /// bring it the right bytes.
   [[nodiscard]] bool reaches(std::size_t member, std::size_t other) const noexcept;
   /// The members, in as few sets as a first fit finds, within each of which all reach each other. One set if
   /// nothing is amiss. Each set is ascending.

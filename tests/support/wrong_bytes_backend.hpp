@@ -9,14 +9,14 @@
 
 namespace penstock::testing {
 
-/// Wraps the host backend and spoils some copies: it changes one byte after the copy, or does not copy at
-/// all. Everything else passes through.
+/// Wraps a backend and spoils some copies: it changes one byte after the copy (of the host backend only), or
+/// does not copy at all. Everything else passes through.
 class WrongBytesBackend final : public Backend {
  public:
   enum class Harm { none, change, drop };
   using Choice = std::function<Harm(std::size_t bytes, CopyDirection direction)>;
 
-  WrongBytesBackend(std::shared_ptr<Backend> inner, Choice choice)
+  explicit WrongBytesBackend(std::shared_ptr<Backend> inner, Choice choice = {})
       : inner_(std::move(inner)), choice_(std::move(choice)) {}
 
   const DeviceInfo& info() const noexcept override { return inner_->info(); }
@@ -64,7 +64,8 @@ class WrongBytesBackend final : public Backend {
 
   void copy(void* destination, const void* source, std::size_t bytes, CopyDirection direction,
             StreamHandle stream) override {
-    const Harm harm = choice_(bytes, direction);
+    Harm harm = choice_ ? choice_(bytes, direction) : Harm::none;
+    if (direction == CopyDirection::d2d && harms_d2d) harm = harms_d2d(destination, source);
     if (harm != Harm::drop) inner_->copy(destination, source, bytes, direction, stream);
     if (harm == Harm::change) change(destination, source, bytes / 2, stream);
   }
@@ -90,6 +91,8 @@ class WrongBytesBackend final : public Backend {
     inner_->fill_order(request, stream);
   }
 
+  /// What to do to copies between device memory, by their ends; empty: what was chosen for all.
+  std::function<Harm(const void* destination, const void* source)> harms_d2d;
   /// True for the gathers to spoil; empty: none.
   std::function<bool(const GatherRequest& request)> harms_gather;
 
@@ -98,8 +101,13 @@ class WrongBytesBackend final : public Backend {
   void change(void* destination, const void* source, std::size_t at, StreamHandle stream) {
     auto* const target = static_cast<std::byte*>(destination) + at;
     const std::byte other = static_cast<const std::byte*>(source)[at] ^ std::byte{0x10};
-    if (inner_->kind_of(target) == MemoryKind::pageable) {
+    const MemoryKind kind = inner_->kind_of(target);
+    if (kind == MemoryKind::pageable) {
       *target = other;  // the copy was done when it returned
+    } else if (kind == MemoryKind::device && !inner_->owns(target)) {
+      const auto* values = static_cast<const std::byte*>(source);  // a peer's memory takes only copies
+      while (*values == static_cast<const std::byte*>(source)[at]) ++values;
+      inner_->copy(target, values, 1, CopyDirection::d2d, stream);
     } else {
       inner_->fill(target, std::to_integer<std::uint8_t>(other), 1, stream);
     }
