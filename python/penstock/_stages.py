@@ -28,6 +28,8 @@ class Watch:
 
     def __call__(self, index: Any) -> Any:
         fetcher = self._fetcher()
+        if fetcher is None:
+            raise ReferenceError("this fetches nothing more: the DataLoader's fetcher that it belongs to is gone")
         self.began = monotonic()
         try:
             return type(fetcher).fetch(fetcher, index)
@@ -86,5 +88,5 @@ def why_unknown(loader: Any, of_workers: str) -> str:
         return f"its workers send their batches as they do without penstock ({of_workers})"
     module = sys.modules.get("torch.utils.data")
     if module is None or not isinstance(loader, module.DataLoader):
-        return f"a {type(loader).__name__} is not a DataLoader"
-    return f"a {type(loader).__name__} makes its batches in its own way"
+        return f"a loader of type {type(loader).__name__} is not a DataLoader"
+    return f"a loader of type {type(loader).__name__} makes its batches in its own way"

@@ -152,8 +152,11 @@ def own_way(source):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: (np.zeros(4) for _ in range(10) if not time.sleep(LONG_S)), "a generator is not a DataLoader"),
-        (lambda: own_way(Samples(10, is_slow=True)), "a Own makes its batches in its own way"),
+        (
+            lambda: (np.zeros(4) for _ in range(10) if not time.sleep(LONG_S)),
+            "a loader of type generator is not a DataLoader",
+        ),
+        (lambda: own_way(Samples(10, is_slow=True)), "a loader of type Own makes its batches in its own way"),
     ],
     ids=["generator", "subclass"],
 )
@@ -182,7 +185,7 @@ def test_workers_that_nobody_timed_stay_a_loader():
 def test_the_reason_is_that_of_the_latest_iteration():
     fed = penstock.feed((np.zeros(4) for _ in range(10) if not time.sleep(LONG_S)), "host")
     list(fed)
-    assert "a generator is not" in fed.stats().sentence()
+    assert "a loader of type generator is not" in fed.stats().sentence()
     fed.loader = DataLoader(Samples(10), BATCH, sampler=SlowOrder(range(40)))
     list(fed)
     assert fed.stats().limited_by == "loader" and "told: fetch took only " in fed.stats().sentence()
@@ -228,6 +231,12 @@ def test_a_fetcher_is_watched_once():
     assert watch_batches(iterator) is watch and iterator._dataset_fetcher.collate_fn is collate
     next(iterator)
     assert type(watch.take()) is Stages and watch.take() is None
+
+
+def test_a_fetcher_that_is_gone_is_named():
+    fetch = watch_fetch(_MapDatasetFetcher([1], True, as_it_is, False))
+    with pytest.raises(ReferenceError, match="fetcher that it belongs to is gone"):
+        fetch([0])
 
 
 def test_what_is_no_fetcher_of_pytorch_is_left_alone():

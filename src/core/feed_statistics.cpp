@@ -154,8 +154,7 @@ std::string_view stage_advice(FeedLimit stage) {
            "device. More workers (`num_workers`) help, too.";
   }
   return "Yield arrays and tensors, of narrower types such as uint8, and widen them on the device. The "
-         "feed's "
-         "`describe()` says whether they come through shared memory.";
+         "feed's `describe()` says whether they come through shared memory.";
 }
 
 std::string stage_sentence(const FeedStatistics& s, FeedLimit stage, const std::string& waited) {

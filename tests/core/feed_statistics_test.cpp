@@ -119,9 +119,9 @@ TEST(FeedStatisticsTest, NamesNoStageThatDoesNotExplainTheWait) {
 }
 
 TEST(FeedStatisticsTest, SaysWhyNoStageOfTheLoaderIsNamed) {
-  EXPECT_THAT(without_stages("a list is not a DataLoader").sentence(),
-              HasSubstr("Whether its fetch, collate or transport is slow cannot be told: a list is not a "
-                        "DataLoader. Give it more workers"));
+  EXPECT_THAT(without_stages("a loader of type list is not a DataLoader").sentence(),
+              HasSubstr("Whether its fetch, collate or transport is slow cannot be told: a loader of type "
+                        "list is not a DataLoader. Give it more workers"));
   EXPECT_THAT(staged(0, 0, 0, 0).sentence(), HasSubstr("told: a worker's stages are timed from its second"));
   EXPECT_THAT(staged(0.2, 0.1, 0.01, 0.02).sentence(),
               HasSubstr("told: fetch took only 200 ms, collate 100 ms and transport 30.0 ms."));

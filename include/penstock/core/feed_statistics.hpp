@@ -66,7 +66,8 @@ struct FeedStatistics {
   double collate_seconds = 0;
   double write_seconds = 0;
   double receive_seconds = 0;
-  std::string stages_unknown{};  ///< why no stage was timed: "a list is not a DataLoader"; empty: they were
+  std::string stages_unknown{};  ///< why no stage was timed: "a loader of type list is not a DataLoader";
+                                 ///< empty: they were
   double land_seconds = 0;
   double consumer_seconds = 0;
 
