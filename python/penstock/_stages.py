@@ -90,3 +90,11 @@ def why_unknown(loader: Any, of_workers: str) -> str:
     if module is None or not isinstance(loader, module.DataLoader):
         return f"a loader of type {type(loader).__name__} is not a DataLoader"
     return f"a loader of type {type(loader).__name__} makes its batches in its own way"
+
+
+def workers_of(loader: Any) -> tuple[int, bool]:
+    """How many workers a loader has, and whether it may start them in each epoch: a loader that does not say may."""
+    workers = getattr(loader, "num_workers", None)
+    if type(workers) is not int or workers < 0:
+        return 0, True
+    return workers, workers > 0 and not getattr(loader, "persistent_workers", False)
