@@ -512,6 +512,11 @@ class FeedAccount:
     def no_stages(self, why: str) -> None:
         """Why the wrapped loader's stages are not timed; empty if they are."""
 
+    def of_workers(self, count: int, starts_workers: bool) -> None:
+        """
+        How many workers the wrapped loader has, and whether it may start them in each epoch.
+        """
+
     @property
     def batches(self) -> int:
         """Batches that were handed out."""
@@ -528,6 +533,8 @@ class FeedIteration:
     def loaded(self) -> None: ...
 
     def staged(self, fetch: float, collate: float, write: float, receive: float) -> None: ...
+
+    def unstaged(self) -> None: ...
 
     def send(self, tree: object | None, expand: object, pin: bool, slot: FilledSlot | None = None, fixed: FixedBatches | None = None) -> Flight: ...
 

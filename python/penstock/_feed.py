@@ -17,7 +17,7 @@ from ._native_feed import NativeFeed, NativeIterator, may_be_native, not_for_pro
 from ._receivers import Receivers
 from ._resume import Placed, TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from ._shared_slots import Received
-from ._stages import Watch, watch_batches, why_unknown
+from ._stages import Watch, watch_batches, why_unknown, workers_of
 from ._static import StaticBatches, check, refuse_unless_garbage
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
@@ -491,11 +491,14 @@ class FeedIterator:
             if self._watch is None:
                 why = why_unknown(feed.loader, feed._workers.why_ordinary())
         feed._account.no_stages(why)
+        feed._account.of_workers(*workers_of(feed.loader))
         return source
 
     def _note_stages(self, batch: Any) -> None:
         stages = batch.stages if type(batch) is Received else self._watch and self._watch.take()
-        if stages is not None:
+        if stages is None:
+            self._account.unstaged()
+        else:
             self._account.staged(*stages)
 
     def _fill(self) -> None:

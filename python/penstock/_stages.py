@@ -28,6 +28,8 @@ class Watch:
 
     def __call__(self, index: Any) -> Any:
         fetcher = self._fetcher()
+        if fetcher is None:
+            raise ReferenceError("this fetches nothing more: the DataLoader's fetcher that it belongs to is gone")
         self.began = monotonic()
         try:
             return type(fetcher).fetch(fetcher, index)
@@ -86,5 +88,13 @@ def why_unknown(loader: Any, of_workers: str) -> str:
         return f"its workers send their batches as they do without penstock ({of_workers})"
     module = sys.modules.get("torch.utils.data")
     if module is None or not isinstance(loader, module.DataLoader):
-        return f"a {type(loader).__name__} is not a DataLoader"
-    return f"a {type(loader).__name__} makes its batches in its own way"
+        return f"a loader of type {type(loader).__name__} is not a DataLoader"
+    return f"a loader of type {type(loader).__name__} makes its batches in its own way"
+
+
+def workers_of(loader: Any) -> tuple[int, bool]:
+    """How many workers a loader has, and whether it may start them in each epoch: a loader that does not say may."""
+    workers = getattr(loader, "num_workers", None)
+    if type(workers) is not int or workers < 0:
+        return 0, True
+    return workers, workers > 0 and not getattr(loader, "persistent_workers", False)

@@ -39,15 +39,24 @@ FeedStatistics FeedAccount::statistics() {
   statistics.gather_seconds = host_.gather_seconds;
   statistics.startup_seconds = host_.startup_seconds;
   statistics.loader_seconds = host_.loader_seconds;
-  statistics.fetch_seconds = host_.fetch_seconds;
-  statistics.collate_seconds = host_.collate_seconds;
-  statistics.write_seconds = host_.write_seconds;
-  statistics.receive_seconds = host_.receive_seconds;
+  // A worker's first batch of an epoch is not timed, and it is waited for.
+  const double all = staged_ > 0 ? 1 + static_cast<double>(unstaged_) / static_cast<double>(staged_) : 1;
+  statistics.fetch_seconds = all * host_.fetch_seconds;
+  statistics.collate_seconds = all * host_.collate_seconds;
+  statistics.write_seconds = all * host_.write_seconds;
+  statistics.receive_seconds = all * host_.receive_seconds;
   statistics.stages_unknown = host_.stages_unknown;
+  statistics.loader_workers = host_.loader_workers;
+  statistics.starts_workers = host_.starts_workers;
   statistics.land_seconds = host_.land_seconds;
   statistics.consumer_seconds = host_.consumer_seconds;
   statistics.prefetch_depth = host_.prefetch_depth;
   return statistics;
+}
+
+void FeedAccount::of_workers(unsigned count, bool starts_workers) {
+  host_.loader_workers = count;
+  host_.starts_workers = starts_workers;
 }
 
 std::vector<BatchTimes> FeedAccount::timeline() {
@@ -97,10 +106,15 @@ void FeedIteration::loaded() {
 
 void FeedIteration::staged(double fetch, double collate, double write, double receive) {
   FeedStatistics& host = feed_->host_;
+  ++feed_->staged_;
   host.fetch_seconds += fetch;
   host.collate_seconds += collate;
   host.write_seconds += write;
   host.receive_seconds += receive;
+}
+
+void FeedIteration::unstaged() {
+  if (feed_->host_.stages_unknown.empty()) ++feed_->unstaged_;
 }
 
 Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
@@ -189,6 +203,8 @@ void bind_feed_account(nb::module_& module) {
       .def("timeline", &FeedAccount::timeline)
       .def("no_stages", &FeedAccount::no_stages, nb::arg("why"),
            "Why the wrapped loader's stages are not timed; empty if they are.")
+      .def("of_workers", &FeedAccount::of_workers, nb::arg("count"), nb::arg("starts_workers"),
+           "How many workers the wrapped loader has, and whether it may start them in each epoch.")
       .def_prop_ro("batches", &FeedAccount::batches, "Batches that were handed out.");
   nb::class_<FeedIteration>(module, "FeedIteration", "One iteration of a feed, for its account.")
       .def(nb::init<std::shared_ptr<FeedAccount>>(), nb::arg("account"))
@@ -197,6 +213,7 @@ void bind_feed_account(nb::module_& module) {
       .def("loaded", &FeedIteration::loaded)
       .def("staged", &FeedIteration::staged, nb::arg("fetch"), nb::arg("collate"), nb::arg("write"),
            nb::arg("receive"))
+      .def("unstaged", &FeedIteration::unstaged)
       .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"),
            nb::arg("slot").none() = nb::none(), nb::arg("fixed").none() = nb::none())
       .def("send_to_all", &FeedIteration::send_to_all, nb::arg("group"), nb::arg("tree").none(),

@@ -27,6 +27,8 @@ class FeedAccount {
   [[nodiscard]] std::vector<BatchTimes> timeline();
   /// From here on the stages of the wrapped loader are not timed. Empty: they are.
   void no_stages(std::string why) { host_.stages_unknown = std::move(why); }
+  /// From here on it has so many workers. See FeedStatistics.
+  void of_workers(unsigned count, bool starts_workers);
   /// Batches that were handed out.
   [[nodiscard]] std::uint64_t batches() const noexcept { return host_.batches; }
 
@@ -37,6 +39,9 @@ class FeedAccount {
   Account account_;
   /// The times and counts of the thread that iterates.
   FeedStatistics host_;
+  // Of the batches that were loaded while stages were timed: those whose stages are known, and the others.
+  std::uint64_t staged_ = 0;
+  std::uint64_t unstaged_ = 0;
   std::uint64_t epochs_ = 0;
 };
 
@@ -53,6 +58,8 @@ class FeedIteration {
   void loaded();
   /// The seconds of the stages of the batch that was loaded, if they are known: see FeedStatistics.
   void staged(double fetch, double collate, double write, double receive);
+  /// They are not known.
+  void unstaged();
   /// Sends the loaded batch, as Engine::send does.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
                             FixedBatches* fixed);

@@ -13,7 +13,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 import penstock
 from penstock import _shared_slots
 from penstock._shared_slots import Slots
-from penstock._stages import Stages, watch_batches, watch_fetch
+from penstock._stages import Stages, watch_batches, watch_fetch, workers_of
 
 BATCH = 4
 LONG_S = 0.06  # of a batch, in what is to set the pace
@@ -152,8 +152,11 @@ def own_way(source):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: (np.zeros(4) for _ in range(10) if not time.sleep(LONG_S)), "a generator is not a DataLoader"),
-        (lambda: own_way(Samples(10, is_slow=True)), "a Own makes its batches in its own way"),
+        (
+            lambda: (np.zeros(4) for _ in range(10) if not time.sleep(LONG_S)),
+            "a loader of type generator is not a DataLoader",
+        ),
+        (lambda: own_way(Samples(10, is_slow=True)), "a loader of type Own makes its batches in its own way"),
     ],
     ids=["generator", "subclass"],
 )
@@ -182,7 +185,7 @@ def test_workers_that_nobody_timed_stay_a_loader():
 def test_the_reason_is_that_of_the_latest_iteration():
     fed = penstock.feed((np.zeros(4) for _ in range(10) if not time.sleep(LONG_S)), "host")
     list(fed)
-    assert "a generator is not" in fed.stats().sentence()
+    assert "a loader of type generator is not" in fed.stats().sentence()
     fed.loader = DataLoader(Samples(10), BATCH, sampler=SlowOrder(range(40)))
     list(fed)
     assert fed.stats().limited_by == "loader" and "told: fetch took only " in fed.stats().sentence()
@@ -201,6 +204,40 @@ def test_the_time_of_the_consumer_is_not_transport():
         time.sleep(LONG_S)
     statistics = fed.stats()
     assert 0 < statistics.transport_seconds < 12 * LONG_S / 2
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_batches_that_were_not_timed_count_as_the_others(is_persistent):
+    samples = Samples(4, is_slow=True)
+    loader = DataLoader(samples, BATCH, num_workers=2, persistent_workers=is_persistent)
+    fed = penstock.feed(loader, "host")
+    for _ in range(4):
+        assert sum(1 for _ in fed) == 4
+    statistics = fed.stats()
+    assert statistics.batches == 16
+    assert statistics.fetch_seconds >= 16 * LONG_S / 2, "each epoch timed the last two of four"
+    assert ("persistent_workers" in statistics.sentence()) != is_persistent, statistics.sentence()
+
+
+def test_batches_of_a_loader_that_nobody_timed_do_not_count_as_the_others():
+    fed = penstock.feed(DataLoader(Samples(4, is_slow=True), BATCH), "host")
+    list(fed)
+    before = fed.stats().fetch_seconds
+    fed.loader = [np.zeros(4)] * 8
+    list(fed)
+    assert before == fed.stats().fetch_seconds > 0
+
+
+def test_only_a_loader_that_has_workers_may_start_them():
+    class Odd:
+        num_workers = "many"
+
+    def of(**options):
+        return workers_of(DataLoader(Samples(1), BATCH, **options))
+
+    assert of() == (0, False) and of(num_workers=2) == (2, True)
+    assert of(num_workers=2, persistent_workers=True) == (2, False)
+    assert workers_of([]) == workers_of(Odd()) == (0, True)
 
 
 def test_each_batch_but_a_workers_first_is_timed():
@@ -228,6 +265,12 @@ def test_a_fetcher_is_watched_once():
     assert watch_batches(iterator) is watch and iterator._dataset_fetcher.collate_fn is collate
     next(iterator)
     assert type(watch.take()) is Stages and watch.take() is None
+
+
+def test_a_fetcher_that_is_gone_is_named():
+    fetch = watch_fetch(_MapDatasetFetcher([1], True, as_it_is, False))
+    with pytest.raises(ReferenceError, match="fetcher that it belongs to is gone"):
+        fetch([0])
 
 
 def test_what_is_no_fetcher_of_pytorch_is_left_alone():

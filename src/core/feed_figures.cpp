@@ -185,8 +185,7 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      value_of<&S::collate_seconds>, time_of<&S::collate_seconds>, kWrapped},
     {"transport_seconds", Unit::seconds, "    transport",
      "Workers wrote batches to send them, divided by the number of workers. Then those were received, one at "
-     "a "
-     "time.",
+     "a time.",
      value_of<&S::transport_seconds>, [](const S& s) { return time_text(s.transport_seconds()); }, kWrapped},
     {"send_seconds", Unit::seconds, "  send",
      "Batches were taken apart and packed, and their transfers started.", value_of<&S::gather_seconds>,

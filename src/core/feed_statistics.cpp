@@ -21,6 +21,8 @@ constexpr double kNearCeiling = 0.8;
 constexpr double kExplained = 0.5;
 // Among fewer batches, the first one takes most of the time, since nothing can hide it.
 constexpr std::uint64_t kFewest = 4;
+// A loader's start that takes more than this share of the wait for it is what to save first.
+constexpr double kMostOf = 0.5;
 
 struct LimitWords {
   FeedLimit limit;
@@ -129,39 +131,54 @@ std::string why_no_stage(const FeedStatistics& s) {
   return fmt::format("fetch took only {}", stage_times(s));
 }
 
-std::string loader_sentence(const FeedStatistics& s, const std::string& waited) {
-  const std::string advice =
-      s.startup_seconds > s.loader_seconds
-          ? "Most of that was its start in each epoch: with `persistent_workers=True` a DataLoader's workers "
-            "start once. Feed more batches to see the pace after it."
-          : fmt::format(
-                "Whether its fetch, collate or transport is slow cannot be told: {}. Give it more workers "
-                "(`num_workers` of a DataLoader, with `persistent_workers`) or cheaper transforms: penstock "
-                "cannot make them faster. Arrays in memory need no workers with `penstock.Loader`.",
-                why_no_stage(s));
-  return fmt::format("The wrapped loader sets the pace: it was waited for {} of the time{}. {}",
-                     percent(s.loader_share()), waited, advice);
+bool starts_slowly(const FeedStatistics& s) {
+  return s.start_seconds() > kMostOf * (s.startup_seconds + s.loader_seconds);
 }
 
-std::string_view stage_advice(FeedLimit stage) {
+std::string_view with_persistent(const FeedStatistics& s) {
+  const bool are_persistent = s.loader_workers > 0 && !s.starts_workers;
+  return are_persistent ? "" : ", with `persistent_workers`";
+}
+
+std::string loader_advice(const FeedStatistics& s) {
+  if (!starts_slowly(s)) {
+    return fmt::format(
+        "Whether its fetch, collate or transport is slow cannot be told: {}. Give it more workers "
+        "(`num_workers` of a DataLoader{}) or cheaper transforms: penstock cannot make them faster. "
+        "Arrays in memory need no workers with `penstock.Loader`.",
+        why_no_stage(s), with_persistent(s));
+  }
+  if (!s.starts_workers) {
+    return "Most of that was for the first batch of each epoch. Feed more batches to see the pace after it.";
+  }
+  return "Most of that was its start in each epoch: with `persistent_workers=True` a DataLoader's workers "
+         "start once. Feed more batches to see the pace after it.";
+}
+
+std::string loader_sentence(const FeedStatistics& s, const std::string& waited) {
+  return fmt::format("The wrapped loader sets the pace: it was waited for {} of the time{}. {}",
+                     percent(s.loader_share()), waited, loader_advice(s));
+}
+
+std::string stage_advice(const FeedStatistics& s, FeedLimit stage) {
   if (stage == FeedLimit::fetch) {
-    return "Do less for each sample, read a whole batch at once (`__getitems__`), or use more workers "
-           "(`num_workers`, with `persistent_workers`). Arrays in memory need no workers with "
-           "`penstock.Loader`.";
+    return fmt::format(
+        "Do less for each sample, read a whole batch at once (`__getitems__`), or use more workers "
+        "(`num_workers`{}). Arrays in memory need no workers with `penstock.Loader`.",
+        with_persistent(s));
   }
   if (stage == FeedLimit::collate) {
     return "Let `collate_fn` only stack. Do the rest for each sample in the dataset, or for the batch on the "
            "device. More workers (`num_workers`) help, too.";
   }
   return "Yield arrays and tensors, of narrower types such as uint8, and widen them on the device. The "
-         "feed's "
-         "`describe()` says whether they come through shared memory.";
+         "feed's `describe()` says whether they come through shared memory.";
 }
 
 std::string stage_sentence(const FeedStatistics& s, FeedLimit stage, const std::string& waited) {
   return fmt::format(
       "The wrapped loader sets the pace by its {}: it was waited for {} of the time{}. Fetch took {}. {}",
-      feed_limit_name(stage), percent(s.loader_share()), waited, stage_times(s), stage_advice(stage));
+      feed_limit_name(stage), percent(s.loader_share()), waited, stage_times(s), stage_advice(s, stage));
 }
 
 std::string gather_sentence(const FeedStatistics& s, const std::string& waited) {
@@ -225,6 +242,13 @@ double FeedStatistics::loader_share() const noexcept {
   return std::min(1.0, ratio(per_batch(startup_seconds + loader_seconds, batches), span));
 }
 
+double FeedStatistics::start_seconds() const noexcept {
+  const double workers = std::max(1U, loader_workers);
+  const double made = workers * (fetch_seconds + collate_seconds + write_seconds);
+  const double first = per_batch(made + receive_seconds, batches);
+  return std::max(0.0, startup_seconds - static_cast<double>(epochs) * first);
+}
+
 double FeedStatistics::stall_other_seconds() const noexcept {
   return std::max(0.0, stall_seconds - exposed_loader_seconds - exposed_transfer_seconds -
                            exposed_kernel_seconds - exposed_gather_seconds);
@@ -247,6 +271,8 @@ FeedLimit FeedStatistics::slow_stage() const noexcept {
   const double made = fetch_seconds + collate_seconds + write_seconds;
   const double whole = std::max(made, receive_seconds);
   if (whole <= 0 || whole < kExplained * (startup_seconds + loader_seconds)) return FeedLimit::loader;
+  // Most of what workers do is hidden, and their start is not.
+  if (starts_slowly(*this)) return FeedLimit::loader;
   struct Stage {
     FeedLimit name;
     double seconds;

@@ -203,6 +203,15 @@ void check(const ModelledFeed& feed) {
   }
 }
 
+/// The part of a batch's fetch and collate that passes until the next batch. The processors may allow less at
+/// a time than the workers.
+double share_of_batch(const ModelledLoader& loader) {
+  const double made = loader.fetch_seconds + loader.collate_seconds;
+  if (loader.workers == 0 || made <= 0) return 1;
+  const LoaderPrediction prediction = predict_loader(loader);
+  return std::max(prediction.worker_seconds, prediction.processor_seconds) / made;
+}
+
 /// What an account of such batches would say.
 FeedLimit limit_of(const FeedPrediction& batch, const ModelledLoader& loader) {
   constexpr std::uint64_t kBatches = 1000;
@@ -214,9 +223,9 @@ FeedLimit limit_of(const FeedPrediction& batch, const ModelledLoader& loader) {
   account.loader_seconds = all(batch.loader_seconds);
   // If nothing but a rate was measured, it stands for all stages.
   if (loader.workers > 0 || loader.collate_seconds > 0) {
-    const double workers = std::max(1U, loader.workers);
-    account.fetch_seconds = all(loader.fetch_seconds / workers);
-    account.collate_seconds = all(loader.collate_seconds / workers);
+    const double share = share_of_batch(loader);
+    account.fetch_seconds = all(loader.fetch_seconds * share);
+    account.collate_seconds = all(loader.collate_seconds * share);
     account.receive_seconds = loader.workers > 0 ? all(loader.receive_seconds) : 0;
   }
   account.gather_seconds = all(batch.gather_seconds);

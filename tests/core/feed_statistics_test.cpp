@@ -118,10 +118,55 @@ TEST(FeedStatisticsTest, NamesNoStageThatDoesNotExplainTheWait) {
   EXPECT_EQ(idle.limited_by(), FeedLimit::batches) << "workers were slow, and nobody waited for them";
 }
 
+/// `epochs` of a DataLoader with workers, and a step of 40 s in all.
+FeedStatistics in_epochs(std::uint64_t epochs, std::uint64_t batches, unsigned workers, double startup,
+                         double loader, double fetch) {
+  FeedStatistics s = wrapped(fed(0, 0, 0, 0), startup + loader, startup);
+  s.epochs = epochs;
+  s.batches = s.timed_batches = epochs * batches;
+  s.loader_workers = workers;
+  s.stall_seconds = startup + loader;
+  s.compute_seconds = 40;
+  s.fetch_seconds = fetch;
+  return s;
+}
+
+TEST(FeedStatisticsTest, AStartThatTakesLongerThanTheOtherWaitsIsTheLoaders) {
+  FeedStatistics s = in_epochs(10, 40, 4, 50, 24, 57.6);
+  EXPECT_EQ(s.limited_by(), FeedLimit::loader) << "most of what fetch takes is hidden behind the step";
+  EXPECT_THAT(s.sentence(), HasSubstr("Most of that was its start in each epoch: with `persistent_workers"));
+  s = in_epochs(10, 40, 4, 30, 44, 57.6);
+  EXPECT_EQ(s.limited_by(), FeedLimit::fetch) << "the start is the smaller part";
+}
+
+TEST(FeedStatisticsTest, TheFirstBatchOfAnEpochIsMadeAfterTheStart) {
+  const FeedStatistics s = in_epochs(4, 16, 8, 32 + 14, 32, 64);
+  EXPECT_DOUBLE_EQ(s.start_seconds(), 14) << "a worker takes 8 s for a batch";
+  EXPECT_EQ(s.limited_by(), FeedLimit::fetch);
+  EXPECT_EQ(in_epochs(4, 1, 0, 60, 0, 56).limited_by(), FeedLimit::fetch) << "made in this process";
+  EXPECT_EQ(in_epochs(4, 16, 8, 8, 32, 64).start_seconds(), 0);
+}
+
+TEST(FeedStatisticsTest, WorkersThatArePersistentAreNotAdvisedTo) {
+  const auto without = Not(HasSubstr("persistent_workers"));
+  FeedStatistics start = in_epochs(1, 40, 4, 50, 24, 24);
+  start.starts_workers = false;
+  EXPECT_EQ(start.limited_by(), FeedLimit::loader);
+  EXPECT_THAT(start.sentence(), HasSubstr("Most of that was for the first batch of each epoch. Feed more"));
+  EXPECT_THAT(start.sentence(), without);
+  for (FeedStatistics s : {staged(0.6, 0.1, 0, 0), staged(0.2, 0.1, 0, 0)}) {
+    EXPECT_THAT(s.sentence(), HasSubstr(", with `persistent_workers`")) << s.sentence();
+    s.starts_workers = false;
+    EXPECT_THAT(s.sentence(), HasSubstr(", with `persistent_workers`")) << "it has no workers yet";
+    s.loader_workers = 2;
+    EXPECT_THAT(s.sentence(), without);
+  }
+}
+
 TEST(FeedStatisticsTest, SaysWhyNoStageOfTheLoaderIsNamed) {
-  EXPECT_THAT(without_stages("a list is not a DataLoader").sentence(),
-              HasSubstr("Whether its fetch, collate or transport is slow cannot be told: a list is not a "
-                        "DataLoader. Give it more workers"));
+  EXPECT_THAT(without_stages("a loader of type list is not a DataLoader").sentence(),
+              HasSubstr("Whether its fetch, collate or transport is slow cannot be told: a loader of type "
+                        "list is not a DataLoader. Give it more workers"));
   EXPECT_THAT(staged(0, 0, 0, 0).sentence(), HasSubstr("told: a worker's stages are timed from its second"));
   EXPECT_THAT(staged(0.2, 0.1, 0.01, 0.02).sentence(),
               HasSubstr("told: fetch took only 200 ms, collate 100 ms and transport 30.0 ms."));

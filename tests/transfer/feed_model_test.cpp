@@ -330,6 +330,23 @@ std::vector<Row> rows() {
         .stall = 925,
         .exposed = 102,
         .limited_by = FeedLimit::transport}},
+      // Five workers share two processors, which take (8000 + 1000) us / 2.
+      {"WorkersThatShareFewProcessors",
+       feed(engine, 100,
+            [](auto& f) {
+              f.loader = {.fetch_seconds = 8000 * kMicro,
+                          .collate_seconds = 1000 * kMicro,
+                          .workers = 5,
+                          .processors = 2};
+              f.fields[0].in_sequence = true;
+            }),
+       {.loader = 4465,
+        .batch = 35,
+        .transfer = 102,
+        .period = 4500,
+        .stall = 4400,
+        .exposed = 102,
+        .limited_by = FeedLimit::fetch}},
       {"ACollateThatTakesLonger",
        feed(engine, 100,
             [](auto& f) {

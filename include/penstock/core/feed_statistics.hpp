@@ -60,13 +60,17 @@ struct FeedStatistics {
   // Measured on the thread that iterates over a wrapped loader; 0 for penstock's own loader.
   double startup_seconds = 0;
   double loader_seconds = 0;
-  // Stages of a wrapped DataLoader that were timed. Those of workers are divided by the number of workers, so
-  // that each is the least time that the stage needs. A worker writes a batch, and the thread receives it.
+  unsigned loader_workers = 0;  ///< of a wrapped DataLoader
+  bool starts_workers = true;   ///< it may start workers in each epoch: they are not persistent
+  // Stages of a wrapped DataLoader. Those of workers are divided by the number of workers, so that each is
+  // the least time that the stage needs. A worker writes a batch, and the thread receives it. If some batches
+  // were not timed, they count as the mean of the others.
   double fetch_seconds = 0;
   double collate_seconds = 0;
   double write_seconds = 0;
   double receive_seconds = 0;
-  std::string stages_unknown{};  ///< why no stage was timed: "a list is not a DataLoader"; empty: they were
+  std::string stages_unknown{};  ///< why no stage was timed: "a loader of type list is not a DataLoader";
+                                 ///< empty: they were
   double land_seconds = 0;
   double consumer_seconds = 0;
 
@@ -93,13 +97,15 @@ struct FeedStatistics {
   [[nodiscard]] double gather_share() const noexcept;
   [[nodiscard]] double loader_share() const noexcept;  ///< of waiting for the wrapped loader
   [[nodiscard]] double transport_seconds() const noexcept { return write_seconds + receive_seconds; }
+  /// The wait for first batches of epochs, without the time that making such a batch takes.
+  [[nodiscard]] double start_seconds() const noexcept;
   /// The rest of the stalls, which no stage explains. A batch was handed from thread to thread, waited for a
   /// free slot, or its copies were being launched.
   [[nodiscard]] double stall_other_seconds() const noexcept;
 
   [[nodiscard]] FeedLimit limited_by() const noexcept;
   /// The stage without which the wrapped loader would be fastest: fetch, collate or transport. `loader` if
-  /// the stages that were timed explain less than half of the wait for it.
+  /// the stages that were timed explain less than half of the wait for it, or its start is more than half.
   [[nodiscard]] FeedLimit slow_stage() const noexcept;
   /// Says what sets the pace, with figures of the table, and then what to do next. The first sentence ends at
   /// the first full stop before a space and can stand alone.
