@@ -80,11 +80,17 @@ std::uint64_t now() {
          skew;
 }
 
-/// True if FAKE_CUPTI_REFUSES names it: a number of an activity, "callbacks" or "subscribers".
+/// True if FAKE_CUPTI_REFUSES names it: a number of an activity, "subscribers", "callbacks", or a function
+/// whose callbacks are refused, without its version.
 bool refuses(std::string_view what) {
   const char* const refused = std::getenv("FAKE_CUPTI_REFUSES");
   if (refused == nullptr) return false;
   return (std::string(",") + refused + ',').find(std::string(",").append(what) + ',') != std::string::npos;
+}
+
+std::string_view name_of(int domain, std::uint32_t function) {
+  const std::string_view name = (domain == kDriverDomain ? kDriverNames : kRuntimeNames).at(function);
+  return name.substr(0, name.find("_v"));
 }
 
 /// `chosen`: also if its kind of activity is not enabled.
@@ -208,7 +214,7 @@ CuptiResult cuptiEnableCallback(std::uint32_t on, CuptiSubscriber subscriber, in
                                 std::uint32_t function) {
   const std::lock_guard lock(fake().mutex);
   if (subscriber != &fake()) return kInvalid;
-  if (refuses("callbacks")) return kNotSupported;
+  if (refuses("callbacks") || refuses(name_of(domain, function))) return kNotSupported;
   if (on != 0) {
     fake().callbacks.insert({domain, function});
   } else {
