@@ -15,7 +15,7 @@ class Streams {
   static constexpr std::size_t kMost = 4096;
 
   static void add(const CuptiContextRecord& context, RecordingFile& file) noexcept {
-    const std::uint32_t numbers[] = {context.context, context.device};
+    const std::uint32_t numbers[] = {context.context, context.device, context.default_stream};
     file.add_text(recording::TextType::context, numbers, sizeof numbers, {});
   }
   void add(const CuptiStreamRecord& stream, RecordingFile& file) noexcept {

@@ -28,7 +28,7 @@ namespace {
 
 constexpr CuptiResult kInvalid = 1;
 constexpr CuptiResult kMaxLimit = 12;
-constexpr std::uint32_t kDefaultStream = 7;
+constexpr std::uint16_t kDefaultStream = 7;
 constexpr CuptiResult kNotSupported = 27;
 
 constexpr std::array kDriverNames = {"",
@@ -173,11 +173,10 @@ std::uint64_t run_on_device(std::uint64_t nanoseconds) {
   return begin;
 }
 
-/// With its default stream, and one of the driver's own.
+/// With a stream of the driver's own. Only the context's record tells of its default stream.
 void make_context() {
-  add_record(CuptiStreamRecord{kActivityStream, 1, kDefaultStream, 0, 3, 0});
   add_record(CuptiStreamRecord{kActivityStream, 1, kDefaultStream + 1, 0, 2, 0});
-  add_record(CuptiContextRecord{kActivityContext, 1, 0, {}});
+  add_record(CuptiContextRecord{kActivityContext, 1, 0, 0, kDefaultStream});
 }
 
 CuptiCopyRecord copy_record(std::uint8_t kind, std::uint8_t from, std::uint8_t to, std::uint64_t bytes,
