@@ -99,18 +99,15 @@ bool is_waited_for(const DeviceView& view, const ViewedCopy& viewed, KernelSweep
 
 }  // namespace
 
-std::vector<bool> held_by_default_stream(const DeviceView& view) {
-  std::vector<bool> held(view.copies.size());
-  if (view.timeline.stream_kinds.empty()) return held;
+void mark_held_copies(DeviceView& view) {
+  if (view.timeline.stream_kinds.empty()) return;
   KernelSweep sweep(view.timeline, view.account.device);
-  for (std::size_t i = 0; i < held.size(); ++i) {
-    const ViewedCopy& viewed = view.copies[i];
+  for (ViewedCopy& viewed : view.copies) {
     const auto other = ordered_with(sweep.kind_of(viewed.copy->stream));
     if (viewed.made == nullptr || !other) continue;
     sweep.advance_to(viewed.copy->time.begin);
-    held[i] = has_waited(view, viewed, sweep, *other) || is_waited_for(view, viewed, sweep, *other);
+    viewed.is_held = has_waited(view, viewed, sweep, *other) || is_waited_for(view, viewed, sweep, *other);
   }
-  return held;
 }
 
 }  // namespace penstock

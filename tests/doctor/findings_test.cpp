@@ -351,6 +351,38 @@ TEST(Findings, LeaveCopiesAloneThatTheDefaultStreamHoldsUpForLessThanATwentieth)
   EXPECT_THAT(with({.hiding = 151}), IsEmpty()) << "a kernel of a stream that does not wait hides the rest";
 }
 
+/// The default stream holds up every second copy. These are `held` us shorter, the others `other` us.
+TimelineBuilder half_held(std::int64_t took, std::int64_t held, std::int64_t other) {
+  TimelineBuilder builder = with_default_stream({.took = took});
+  std::vector<TimelineCopy>& copies = builder.timeline.copies;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    copies[i].time.end -= 1000 * (i % 2 == 0 ? held : other);
+    if (i % 2 != 0) copies[i].stream = kOwnStream;
+  }
+  return builder;
+}
+
+TEST(Findings, NameTheLargerPartIfTheDefaultStreamHoldsUpHalfOfTheCopies) {
+  EXPECT_THAT(ids(diagnose(half_held(80, 10, 0))), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(80, 0, 10))), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(ids(diagnose(half_held(80, 0, 0))), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(50, 0, 1))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(half_held(50, 0, 0))), ElementsAre("exposed-copies"));
+  EXPECT_NEAR(only_finding(half_held(80, 0, 10)).seconds, 40 * kUs, 1e-9) << "of that part";
+  // Each of them matters by itself.
+  EXPECT_THAT(ids(diagnose(half_held(200, 50, 0))), ElementsAre("exposed-copies", "default-stream-waits"));
+  EXPECT_THAT(ids(diagnose(half_held(200, 0, 50))), ElementsAre("default-stream-waits", "exposed-copies"));
+}
+
+TEST(Findings, TakeCopiesForRegularIfTheyAreWithThoseThatTheDefaultStreamHoldsUp) {
+  TimelineBuilder builder = half_held(200, 0, 10);
+  std::vector<TimelineCopy>& copies = builder.timeline.copies;
+  copies.erase(copies.begin(), copies.begin() + 2);
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("default-stream-waits")) << "three of eight steps each";
+  copies.erase(copies.begin(), copies.begin() + 3);
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+}
+
 TEST(Findings, TellCompiledProgramsAStreamThatDoesNotWait) {
   TimelineBuilder builder = with_default_stream({});
   builder.timeline.is_compiled = true;
