@@ -20,7 +20,8 @@ inline constexpr std::size_t kTextOffset = 4096;
 inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kTotalsOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
 inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
-inline constexpr std::size_t kMostFrames = 64;  ///< of a stack
+inline constexpr std::size_t kMostStreams = 4096;  ///< whose kinds are kept
+inline constexpr std::size_t kMostFrames = 64;     ///< of a stack
 inline constexpr std::size_t kMostCodeFrames = 32;
 inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
                                                  << 10;  ///< up to here, contents are not kept

@@ -1316,7 +1316,12 @@ TEST(NotExamined, NamesStreamsOfWhichNobodyKnowsTheKind) {
     unknown.timeline.stream_kinds.erase({0, stream});
     EXPECT_THAT(names(unknown), Contains("default-stream-waits"));
     const std::vector<NotExamined> missing = diagnose(unknown).not_examined;
-    EXPECT_THAT(missing.back().text, HasSubstr("of 1 streams it is not known"));
+    EXPECT_THAT(missing.back().text, AllOf(HasSubstr("of 1 streams it is not known"),
+                                           HasSubstr("Record it again with this version.")));
+    unknown.timeline.has_streams = true;
+    EXPECT_THAT(diagnose(unknown).not_examined.back().text,
+                AllOf(HasSubstr("CUPTI did not tell of what kind they are, there were more than 4096, or"),
+                      Not(HasSubstr("Record it again"))));
     for (TimelineCopy& copy : unknown.timeline.copies) copy.bytes = 64 << 10;
     EXPECT_THAT(names(unknown), Not(Contains("default-stream-waits"))) << "small ones are left alone";
     unknown = known;
