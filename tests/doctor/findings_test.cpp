@@ -235,6 +235,7 @@ struct DefaultStream {
   std::uint32_t copies = kDefaultStream;
   std::uint32_t kernels = kBlockingStream;
   std::int64_t called = -50;  ///< in the step before, while its kernel runs
+  std::int64_t begins = 5;
   std::int64_t took = 200;
   std::int64_t launched = 1;
   std::int64_t gap = 5;             ///< until the kernel begins
@@ -253,11 +254,11 @@ TimelineBuilder with_default_stream(const DefaultStream& d) {
   for (std::int64_t t = 1000; t < 9000; t += 1000) {
     builder.step(t, t + 1000);
     builder.frame("train.cpp(10): step", t - 100, t + 899);
-    builder.copy(CopyDirection::h2d, d.memory, kMiB4, t + d.called, t + d.called + 2, t + 5, t + 5 + d.took,
-                 d.copies);
-    if (d.hiding > 0) builder.kernel(t + d.called + 2, t + 5, t + 5 + d.hiding, kOwnStream);
+    builder.copy(CopyDirection::h2d, d.memory, kMiB4, t + d.called, t + d.called + 2, t + d.begins,
+                 t + d.begins + d.took, d.copies);
+    if (d.hiding > 0) builder.kernel(t + d.called + 2, t + d.begins, t + d.begins + d.hiding, kOwnStream);
     if (d.own_kernel != d.kNone) builder.kernel(t - 60, t - 40, t + d.own_kernel, d.copies);
-    builder.kernel(t + d.launched, t + 5 + d.took + d.gap, t + 1000, d.kernels);
+    builder.kernel(t + d.launched, t + d.begins + d.took + d.gap, t + 1000, d.kernels);
   }
   return builder;
 }
@@ -310,6 +311,20 @@ TEST(Findings, TakeCopiesThatAreCalledLateForNoneThatWait) {
   EXPECT_THAT(with({.called = 0, .gap = 21}), ElementsAre("exposed-copies")) << "it waits for something else";
   EXPECT_THAT(with({.kernels = kOwnStream, .called = 0}), ElementsAre("exposed-copies"));
   EXPECT_THAT(with({.called = 0, .hiding = 10}), ElementsAre("exposed-copies")) << "another kernel is next";
+}
+
+TEST(Findings, TakeCopiesThatBeginLongAfterAKernelForNoneThatWait) {
+  EXPECT_THAT(with({.begins = 20, .launched = 220}), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(with({.begins = 21, .launched = 221}), ElementsAre("exposed-copies"));
+  // Another copy runs up to its beginning.
+  const auto behind_another = [](CopyDirection direction) {
+    TimelineBuilder builder = with_default_stream({.begins = 121, .launched = 321});
+    for (std::int64_t t = 1000; t < 9000; t += 1000)
+      builder.copy(direction, MemoryKind::pinned, kMiB4, t - 80, t - 78, t + 1, t + 121, kOwnStream);
+    return ids(diagnose(builder));
+  };
+  EXPECT_THAT(behind_another(CopyDirection::h2d), Contains("default-stream-waits"));
+  EXPECT_THAT(behind_another(CopyDirection::d2h), Not(Contains("default-stream-waits")));
 }
 
 TEST(Findings, TakeCopiesThatWaitForTheirOwnStreamForNoneThatWait) {
