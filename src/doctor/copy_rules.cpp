@@ -92,6 +92,12 @@ double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies
   return view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
 }
 
+/// Empty if the span is outside the window.
+TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
+  const auto [begin, end] = view.account.window;
+  return {std::clamp(span.begin, begin, end), std::clamp(span.end, begin, end)};
+}
+
 /// Fills in what findings about copies share.
 Finding copy_finding(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   Finding finding;
@@ -212,7 +218,7 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   TraceTime waited = 0;
   TraceTime waited_before = 0;
   for (const ViewedCopy& viewed : copies) {
-    const TimeSpan wait = view.call(*viewed.waited).time;
+    const TimeSpan wait = part_in_window(view, view.call(*viewed.waited).time);
     waited += wait.end - wait.begin;
     waited_before += std::clamp(viewed.copy->time.begin, wait.begin, wait.end) - wait.begin;
     gaps.push_back(gap_after(view, wait));

@@ -201,6 +201,20 @@ TEST(Findings, TellTheWaitForEarlierWorkFromThatForTheCopy) {
               HasSubstr("It waits 101 µs, of that 70.0 µs for earlier work before"));
 }
 
+TEST(Findings, CountNoWaitForACopyBeforeTheFirstStep) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        const std::int64_t called = t == 0 ? -900 : t + 2;
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, called, called + 2, t + 4, t + 104);
+        b.call(CallKind::stream_synchronize, called + 2, t == 0 ? 109 : t + 105);
+      },
+      155);
+  builder.kernel(-950, -940, -930);
+  // Of the first step's wait 109 us, and of the other seven 101.
+  EXPECT_THAT(only_finding(builder).text,
+              HasSubstr("It waits 102 µs, of that 500 ns for earlier work before"));
+}
+
 TEST(Findings, NameBlockingCopiesWhoseWaitsComeLaterInTheSameLine) {
   EXPECT_EQ(only_finding(pinned_copies_and_waits("train.py(7)", "train.py(7)")).id, "blocking-copies");
   EXPECT_THAT(ids(diagnose(pinned_copies_and_waits("train.py(7)", "train.py(8)"))),
