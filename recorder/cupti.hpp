@@ -142,11 +142,12 @@ struct CuptiContextRecord {
   std::int32_t activity;
   std::uint32_t context;
   std::uint32_t device;
-  std::uint16_t unused[2];
+  std::uint16_t interface;
+  std::uint16_t default_stream;  ///< the number of its default stream
 };
 static_assert(sizeof(CuptiContextRecord) == 16);
 
-/// A stream that was made. Each context has some from the beginning, its default stream among them.
+/// A stream that was made. Each context has some from the beginning.
 struct CuptiStreamRecord {
   std::int32_t activity;
   std::uint32_t context;

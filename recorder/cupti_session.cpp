@@ -1,6 +1,8 @@
 #include "cupti_session.hpp"
 
+#include <cstddef>
 #include <cstdio>
+#include <iterator>
 #include <optional>
 
 namespace penstock::recorder {
@@ -20,6 +22,28 @@ constexpr Activity kActivities[] = {{kActivityCopy, "copies", recording::kWithou
                                     {kActivityMarker, nullptr, 0},
                                     {kActivityContext, nullptr, 0},
                                     {kActivityStream, nullptr, 0}};
+
+/// By CallKind, what a note calls them.
+constexpr const char* kCallNames[] = {"launches of kernels",          "calls that copy",
+                                      "stream synchronizations",      "device synchronizations",
+                                      "event synchronizations",       "calls that pin memory",
+                                      "calls that unpin memory",      "allocations of device memory",
+                                      "calls that free device memory"};
+static_assert(std::size(kCallNames) == static_cast<std::size_t>(CallKind::free) + 1);
+
+/// For how many functions of a kind CUPTI makes callbacks.
+struct Answers {
+  std::size_t accepted = 0;
+  std::size_t refused = 0;
+  CuptiResult error = kCuptiSuccess;  ///< the last one
+
+  void add(CuptiResult result) noexcept {
+    ++(result == kCuptiSuccess ? accepted : refused);
+    if (result != kCuptiSuccess) error = result;
+  }
+  /// A version of CUPTI may name functions that it does not call back for.
+  [[nodiscard]] bool are_refusals() const noexcept { return accepted == 0 && refused > 0; }
+};
 
 /// The latest launch through the driver that was read.
 struct DriverLaunch {
@@ -105,10 +129,7 @@ bool CuptiSession::subscribe(CuptiCallback on_call) noexcept {
         "Run the program without the other one.");
     return false;
   }
-  char note[160];
-  std::snprintf(note, sizeof note,
-                "CUPTI refused callbacks, so there are no places of calls (error %d of CUPTI).", result);
-  file_.note(note);
+  note_no_callbacks(result);
   return true;
 }
 
@@ -130,25 +151,31 @@ void CuptiSession::choose_calls() noexcept {
   find_functions(kDriverDomain, driver_functions_);
   find_functions(kRuntimeDomain, runtime_functions_);
   bool any = false;
-  bool any_callback = false;
-  CuptiResult refused = kCuptiSuccess;
-  for_each_function([&](int domain, std::uint32_t function, bool launch) {
-    any = true;
-    if (launch || subscriber_ == nullptr) return;
-    const CuptiResult result = cupti_.enable_callback(1, subscriber_, domain, function);
-    if (result != kCuptiSuccess) refused = result;
-    any_callback = any_callback || result == kCuptiSuccess;
-  });
-  if (refused != kCuptiSuccess) {
-    // A version may name functions that it does not call back for.
-    if (any_callback) {
-      file_.note("CUPTI refused to record some kinds of calls.");
-    } else {
-      note_refused("calls", recording::kWithoutCalls, refused);
-    }
-  }
+  for_each_function([&any](int, std::uint32_t, bool) { any = true; });
   if (!any && (parts_.calls || parts_.launches))
     file_.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
+  if (subscriber_ != nullptr) enable_callbacks();
+}
+
+/// If CUPTI refuses them all, calls come as records, as if it had refused to be subscribed to.
+void CuptiSession::enable_callbacks() noexcept {
+  Answers all;
+  Answers by_kind[std::size(kCallNames)];
+  for_each_function([&](int domain, std::uint32_t function, bool launch) {
+    if (launch) return;
+    const CuptiResult result = cupti_.enable_callback(1, subscriber_, domain, function);
+    all.add(result);
+    by_kind[kind_of(domain, function)].add(result);
+  });
+  if (all.are_refusals()) {
+    cupti_.unsubscribe(subscriber_);
+    subscriber_ = nullptr;
+    return note_no_callbacks(all.error);
+  }
+  for (std::size_t kind = 0; kind < std::size(kCallNames); ++kind) {
+    if (by_kind[kind].are_refusals())
+      note_refused(kCallNames[kind], recording::kWithoutCalls, by_kind[kind].error);
+  }
 }
 
 void CuptiSession::enable_activities() noexcept {
@@ -187,6 +214,13 @@ CuptiResult CuptiSession::switch_call_records(bool on) noexcept {
     if (result != kCuptiSuccess) refused = result;
   }
   return refused;
+}
+
+void CuptiSession::note_no_callbacks(CuptiResult error) noexcept {
+  char note[160];
+  std::snprintf(note, sizeof note,
+                "CUPTI refused callbacks, so there are no places of calls (error %d of CUPTI).", error);
+  file_.note(note);
 }
 
 /// Nobody may take what is missing for healthy.

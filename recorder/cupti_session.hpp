@@ -60,9 +60,11 @@ class CuptiSession {
   [[nodiscard]] bool subscribe(CuptiCallback on_call) noexcept;
   void find_functions(int domain, Function* functions) noexcept;
   void choose_calls() noexcept;
+  void enable_callbacks() noexcept;
   void enable_activities() noexcept;
   void enable_call_records() noexcept;
   CuptiResult switch_call_records(bool on) noexcept;
+  void note_no_callbacks(CuptiResult error) noexcept;
   void note_refused(const char* what, std::uint32_t left_out, CuptiResult error) noexcept;
 
   const Cupti& cupti_;

@@ -12,10 +12,10 @@ namespace penstock::recorder {
 class Streams {
  public:
   /// A program may make a stream in each step, and places need room in the text, too.
-  static constexpr std::size_t kMost = 4096;
+  static constexpr std::size_t kMost = recording::kMostStreams;
 
   static void add(const CuptiContextRecord& context, RecordingFile& file) noexcept {
-    const std::uint32_t numbers[] = {context.context, context.device};
+    const std::uint32_t numbers[] = {context.context, context.device, context.default_stream};
     file.add_text(recording::TextType::context, numbers, sizeof numbers, {});
   }
   void add(const CuptiStreamRecord& stream, RecordingFile& file) noexcept {

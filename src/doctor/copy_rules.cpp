@@ -1,4 +1,3 @@
-#include "doctor/default_stream.hpp"
 #include "doctor/device_view.hpp"
 #include "doctor/recording_format.hpp"
 #include "doctor/rule_tools.hpp"
@@ -93,6 +92,12 @@ double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies
   return view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
 }
 
+/// Empty if the span is outside the window.
+TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
+  const auto [begin, end] = view.account.window;
+  return {std::clamp(span.begin, begin, end), std::clamp(span.end, begin, end)};
+}
+
 /// Fills in what findings about copies share.
 Finding copy_finding(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   Finding finding;
@@ -146,13 +151,32 @@ std::vector<ViewedCopy> copies_that(const DeviceView& view, const Test& test) {
   return chosen;
 }
 
-/// Asynchronous copies from pinned memory: those that the default stream holds up, or all others.
-std::vector<ViewedCopy> asynchronous_copies(const DeviceView& view, bool are_held) {
-  const std::vector<bool> held = held_by_default_stream(view);
-  return copies_that(view, [&](const ViewedCopy& viewed) {
-    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr &&
-           held[static_cast<std::size_t>(&viewed - view.copies.data())] == are_held;
+/// Copies that matter, and the seconds of a step in which nothing hides them.
+struct ExposedCopies {
+  std::vector<ViewedCopy> copies;
+  double seconds = 0;
+};
+
+/// Asynchronous copies from pinned memory: those that the default stream holds up, or all others. nullopt:
+/// they do not matter by themselves, nor do both kinds together, with these as the larger part.
+std::optional<ExposedCopies> asynchronous_copies(const DeviceView& view, bool are_held) {
+  const auto both = copies_that(view, [](const ViewedCopy& viewed) {
+    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;
   });
+  const auto matter = [&view](const std::vector<ViewedCopy>& copies, double exposed) {
+    return is_regular(view, copies) && exposed >= kExposed * view.account.step_seconds();
+  };
+  if (!matter(both, exposed_seconds(view, both))) return std::nullopt;
+  std::vector<ViewedCopy> held;
+  std::vector<ViewedCopy> others;
+  for (const ViewedCopy& viewed : both) (viewed.is_held ? held : others).push_back(viewed);
+  const double held_exposed = exposed_seconds(view, held);
+  const double others_exposed = exposed_seconds(view, others);
+  const bool is_larger = (held_exposed > others_exposed) == are_held;
+  ExposedCopies part = are_held ? ExposedCopies{std::move(held), held_exposed}
+                                : ExposedCopies{std::move(others), others_exposed};
+  if (!is_larger && !matter(part.copies, part.seconds)) return std::nullopt;
+  return part;
 }
 
 /// What is saved if kernels hide these copies. `exposed`: what they do not hide yet.
@@ -194,7 +218,7 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   TraceTime waited = 0;
   TraceTime waited_before = 0;
   for (const ViewedCopy& viewed : copies) {
-    const TimeSpan wait = view.call(*viewed.waited).time;
+    const TimeSpan wait = part_in_window(view, view.call(*viewed.waited).time);
     waited += wait.end - wait.begin;
     waited_before += std::clamp(viewed.copy->time.begin, wait.begin, wait.end) - wait.begin;
     gaps.push_back(gap_after(view, wait));
@@ -214,9 +238,9 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
 }
 
 std::optional<Finding> find_exposed_copies(const DeviceView& view) {
-  const auto copies = asynchronous_copies(view, false);
-  const double exposed = exposed_seconds(view, copies);
-  if (!is_regular(view, copies) || exposed < kExposed * view.account.step_seconds()) return std::nullopt;
+  const auto found = asynchronous_copies(view, false);
+  if (!found) return std::nullopt;
+  const auto& [copies, exposed] = *found;
   Finding finding = copy_finding(view, copies);
   const bool shared = shares_stream(view, copies);
   finding.gain = gain_if_hidden(view, copies, finding, exposed);
@@ -233,9 +257,9 @@ std::optional<Finding> find_exposed_copies(const DeviceView& view) {
 }
 
 std::optional<Finding> find_default_stream_waits(const DeviceView& view) {
-  const auto copies = asynchronous_copies(view, true);
-  const double exposed = exposed_seconds(view, copies);
-  if (!is_regular(view, copies) || exposed < kExposed * view.account.step_seconds()) return std::nullopt;
+  const auto found = asynchronous_copies(view, true);
+  if (!found) return std::nullopt;
+  const auto& [copies, exposed] = *found;
   Finding finding = copy_finding(view, copies);
   finding.gain = gain_if_hidden(view, copies, finding, exposed);
   const auto first = view.timeline.stream_kinds.find({view.account.device, copies[0].copy->stream});

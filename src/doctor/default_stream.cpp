@@ -82,11 +82,14 @@ bool is_launched_meanwhile(const DeviceView& view, const ViewedCopy& viewed) {
   return false;
 }
 
-/// The sweep has come to the copy's beginning.
-bool has_waited(const DeviceView& view, const ViewedCopy& viewed, KernelSweep& sweep, StreamKind other) {
+/// The sweep has come to the copy's beginning. `engine_free`: when the last copy in its direction before it
+/// ended.
+bool has_waited(const DeviceView& view, const ViewedCopy& viewed, KernelSweep& sweep, StreamKind other,
+                TraceTime engine_free) {
   const TimelineCopy& copy = *viewed.copy;
   const TraceTime end = sweep.end_on(other);
-  return end <= copy.time.begin && end > view.call(*viewed.made).time.end && end > sweep.end_on(copy.stream);
+  return end <= copy.time.begin && copy.time.begin - std::max(end, engine_free) <= kHandOver &&
+         end > view.call(*viewed.made).time.end && end > sweep.end_on(copy.stream);
 }
 
 bool is_waited_for(const DeviceView& view, const ViewedCopy& viewed, KernelSweep& sweep, StreamKind other) {
@@ -99,18 +102,19 @@ bool is_waited_for(const DeviceView& view, const ViewedCopy& viewed, KernelSweep
 
 }  // namespace
 
-std::vector<bool> held_by_default_stream(const DeviceView& view) {
-  std::vector<bool> held(view.copies.size());
-  if (view.timeline.stream_kinds.empty()) return held;
+void mark_held_copies(DeviceView& view) {
+  if (view.timeline.stream_kinds.empty()) return;
   KernelSweep sweep(view.timeline, view.account.device);
-  for (std::size_t i = 0; i < held.size(); ++i) {
-    const ViewedCopy& viewed = view.copies[i];
+  std::array<TraceTime, 3> engines_free{kNoEnd, kNoEnd, kNoEnd};  // by direction
+  for (ViewedCopy& viewed : view.copies) {
+    TraceTime& engine_free = engines_free[static_cast<std::size_t>(viewed.copy->direction)];
+    const TraceTime free = std::exchange(engine_free, std::max(engine_free, viewed.copy->time.end));
     const auto other = ordered_with(sweep.kind_of(viewed.copy->stream));
     if (viewed.made == nullptr || !other) continue;
     sweep.advance_to(viewed.copy->time.begin);
-    held[i] = has_waited(view, viewed, sweep, *other) || is_waited_for(view, viewed, sweep, *other);
+    viewed.is_held =
+        has_waited(view, viewed, sweep, *other, free) || is_waited_for(view, viewed, sweep, *other);
   }
-  return held;
 }
 
 }  // namespace penstock

@@ -27,6 +27,7 @@ struct ViewedCopy {
   const TimelineCopy* copy = nullptr;
   const KnownCall* made = nullptr;    ///< null: not recorded, as of a copy in a graph
   const KnownCall* waited = nullptr;  ///< the synchronization that belongs to it, if one does
+  bool is_held = false;               ///< by the default stream (default_stream.hpp)
 };
 
 /// What the rules look at: one device's part of a timeline.

@@ -1,4 +1,5 @@
 #include "doctor/active_steps.hpp"
+#include "doctor/default_stream.hpp"
 #include "doctor/device_view.hpp"
 #include "doctor/not_examined.hpp"
 
@@ -238,6 +239,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
                     view_copies(timeline, account, calls),
                     options.h2d_ceiling,
                     options.profile};
+    mark_held_copies(view);
     const double fed = least_step(view);
     if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
     diagnosis.h2d_ceiling = std::max(diagnosis.h2d_ceiling, view.h2d_ceiling);

@@ -139,14 +139,23 @@ void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
   }
 }
 
+std::string why_kinds_are_unknown(const Timeline& timeline) {
+  if (!timeline.has_streams)
+    return "Earlier recorders did not write it down. Record it again with this version.";
+  return fmt::format(
+      "CUPTI did not tell of what kind they are, there were more than {}, or two contexts use one number for "
+      "streams of different kinds.",
+      recording::kMostStreams);
+}
+
 /// A trace has said it with the nodes.
 void add_streams(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) return;
   if (const std::size_t unknown = streams_of_unknown_kind(timeline, window); unknown > 0) {
     list.push_back({{"default-stream-waits"},
                     fmt::format("Copies and kernels that wait for the default stream: of {} streams it is "
-                                "not known whether they do. Earlier recorders did not write it down.",
-                                unknown)});
+                                "not known whether they do. {}",
+                                unknown, why_kinds_are_unknown(timeline))});
   }
 }
 

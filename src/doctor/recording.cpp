@@ -250,10 +250,13 @@ class RecordingParser {
       case TextType::context:
         if (bytes.size() >= 2 * kNumber && number_at(bytes, 1) < kMostRecordedDevices)
           context_devices_[number_at(bytes, 0)] = static_cast<std::uint16_t>(number_at(bytes, 1));
+        if (bytes.size() >= 3 * kNumber)
+          streams_.push_back({number_at(bytes, 0), number_at(bytes, 2), StreamKind::default_stream});
         break;
       case TextType::stream:
         if (bytes.size() >= 3 * kNumber)
-          streams_.push_back({number_at(bytes, 0), number_at(bytes, 1), number_at(bytes, 2)});
+          streams_.push_back(
+              {number_at(bytes, 0), number_at(bytes, 1), cupti_stream_kind(number_at(bytes, 2))});
         break;
     }
   }
@@ -403,13 +406,13 @@ class RecordingParser {
   /// other kinds, nobody knows which of them a record means.
   void keep_stream_kinds() {
     auto& kinds = recording_.timeline.stream_kinds;
+    recording_.timeline.has_streams = !streams_.empty();
     std::set<std::pair<std::uint16_t, std::uint32_t>> unclear;
     for (const RecordedStream& stream : streams_) {
       const auto device = context_devices_.find(stream.context);
-      const std::optional<StreamKind> kind = cupti_stream_kind(stream.kind);
-      if (device == context_devices_.end() || !kind) continue;
-      const auto [known, added] = kinds.try_emplace({device->second, stream.number}, *kind);
-      if (known->second != *kind) unclear.insert(known->first);
+      if (device == context_devices_.end() || !stream.kind) continue;
+      const auto [known, added] = kinds.try_emplace({device->second, stream.number}, *stream.kind);
+      if (known->second != *stream.kind) unclear.insert(known->first);
     }
     for (const auto& stream : unclear) kinds.erase(stream);
   }
@@ -550,7 +553,7 @@ class RecordingParser {
   struct RecordedStream {
     std::uint32_t context = 0;
     std::uint32_t number = 0;
-    std::uint32_t kind = 0;  ///< as CUPTI's
+    std::optional<StreamKind> kind;
   };
 
   struct CopiedMemory {

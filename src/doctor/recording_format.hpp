@@ -20,7 +20,8 @@ inline constexpr std::size_t kTextOffset = 4096;
 inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kTotalsOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
 inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
-inline constexpr std::size_t kMostFrames = 64;  ///< of a stack
+inline constexpr std::size_t kMostStreams = 4096;  ///< whose kinds are kept
+inline constexpr std::size_t kMostFrames = 64;     ///< of a stack
 inline constexpr std::size_t kMostCodeFrames = 32;
 inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
                                                  << 10;  ///< up to here, contents are not kept
@@ -89,8 +90,9 @@ enum class TextType : std::uint32_t {
              ///< the other frames
   device_node = 6,  ///< a device's number (u32), and that of its NUMA node (u32)
   only_node = 7,    ///< the machine has one NUMA node: its number (u32)
-  context = 8,      ///< its number (u32), and that of its device (u32)
-  stream = 9,       ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
+  context = 8,  ///< its number (u32), that of its device (u32), and that of its default stream (u32), which
+                ///< earlier recorders did not write
+  stream = 9,   ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
 };
 struct TextEntry {
   std::uint32_t bytes;

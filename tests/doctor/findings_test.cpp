@@ -201,6 +201,20 @@ TEST(Findings, TellTheWaitForEarlierWorkFromThatForTheCopy) {
               HasSubstr("It waits 101 µs, of that 70.0 µs for earlier work before"));
 }
 
+TEST(Findings, CountNoWaitForACopyBeforeTheFirstStep) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        const std::int64_t called = t == 0 ? -900 : t + 2;
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, called, called + 2, t + 4, t + 104);
+        b.call(CallKind::stream_synchronize, called + 2, t == 0 ? 109 : t + 105);
+      },
+      155);
+  builder.kernel(-950, -940, -930);
+  // Of the first step's wait 109 us, and of the other seven 101.
+  EXPECT_THAT(only_finding(builder).text,
+              HasSubstr("It waits 102 µs, of that 500 ns for earlier work before"));
+}
+
 TEST(Findings, NameBlockingCopiesWhoseWaitsComeLaterInTheSameLine) {
   EXPECT_EQ(only_finding(pinned_copies_and_waits("train.py(7)", "train.py(7)")).id, "blocking-copies");
   EXPECT_THAT(ids(diagnose(pinned_copies_and_waits("train.py(7)", "train.py(8)"))),
@@ -235,6 +249,7 @@ struct DefaultStream {
   std::uint32_t copies = kDefaultStream;
   std::uint32_t kernels = kBlockingStream;
   std::int64_t called = -50;  ///< in the step before, while its kernel runs
+  std::int64_t begins = 5;
   std::int64_t took = 200;
   std::int64_t launched = 1;
   std::int64_t gap = 5;             ///< until the kernel begins
@@ -253,11 +268,11 @@ TimelineBuilder with_default_stream(const DefaultStream& d) {
   for (std::int64_t t = 1000; t < 9000; t += 1000) {
     builder.step(t, t + 1000);
     builder.frame("train.cpp(10): step", t - 100, t + 899);
-    builder.copy(CopyDirection::h2d, d.memory, kMiB4, t + d.called, t + d.called + 2, t + 5, t + 5 + d.took,
-                 d.copies);
-    if (d.hiding > 0) builder.kernel(t + d.called + 2, t + 5, t + 5 + d.hiding, kOwnStream);
+    builder.copy(CopyDirection::h2d, d.memory, kMiB4, t + d.called, t + d.called + 2, t + d.begins,
+                 t + d.begins + d.took, d.copies);
+    if (d.hiding > 0) builder.kernel(t + d.called + 2, t + d.begins, t + d.begins + d.hiding, kOwnStream);
     if (d.own_kernel != d.kNone) builder.kernel(t - 60, t - 40, t + d.own_kernel, d.copies);
-    builder.kernel(t + d.launched, t + 5 + d.took + d.gap, t + 1000, d.kernels);
+    builder.kernel(t + d.launched, t + d.begins + d.took + d.gap, t + 1000, d.kernels);
   }
   return builder;
 }
@@ -312,6 +327,20 @@ TEST(Findings, TakeCopiesThatAreCalledLateForNoneThatWait) {
   EXPECT_THAT(with({.called = 0, .hiding = 10}), ElementsAre("exposed-copies")) << "another kernel is next";
 }
 
+TEST(Findings, TakeCopiesThatBeginLongAfterAKernelForNoneThatWait) {
+  EXPECT_THAT(with({.begins = 20, .launched = 220}), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(with({.begins = 21, .launched = 221}), ElementsAre("exposed-copies"));
+  // Another copy runs up to its beginning.
+  const auto behind_another = [](CopyDirection direction) {
+    TimelineBuilder builder = with_default_stream({.begins = 121, .launched = 321});
+    for (std::int64_t t = 1000; t < 9000; t += 1000)
+      builder.copy(direction, MemoryKind::pinned, kMiB4, t - 80, t - 78, t + 1, t + 121, kOwnStream);
+    return ids(diagnose(builder));
+  };
+  EXPECT_THAT(behind_another(CopyDirection::h2d), Contains("default-stream-waits"));
+  EXPECT_THAT(behind_another(CopyDirection::d2h), Not(Contains("default-stream-waits")));
+}
+
 TEST(Findings, TakeCopiesThatWaitForTheirOwnStreamForNoneThatWait) {
   EXPECT_THAT(with({.launched = 205, .own_kernel = -1}), ElementsAre("default-stream-waits"));
   EXPECT_THAT(with({.launched = 205, .own_kernel = 0}), ElementsAre("exposed-copies"));
@@ -349,6 +378,38 @@ TEST(Findings, LeaveCopiesAloneThatTheDefaultStreamHoldsUpForLessThanATwentieth)
   EXPECT_THAT(with({.took = 49}), IsEmpty());
   EXPECT_THAT(with({.hiding = 150}), ElementsAre("default-stream-waits"));
   EXPECT_THAT(with({.hiding = 151}), IsEmpty()) << "a kernel of a stream that does not wait hides the rest";
+}
+
+/// The default stream holds up every second copy. These are `held` us shorter, the others `other` us.
+TimelineBuilder half_held(std::int64_t took, std::int64_t held, std::int64_t other) {
+  TimelineBuilder builder = with_default_stream({.took = took});
+  std::vector<TimelineCopy>& copies = builder.timeline.copies;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    copies[i].time.end -= 1000 * (i % 2 == 0 ? held : other);
+    if (i % 2 != 0) copies[i].stream = kOwnStream;
+  }
+  return builder;
+}
+
+TEST(Findings, NameTheLargerPartIfTheDefaultStreamHoldsUpHalfOfTheCopies) {
+  EXPECT_THAT(ids(diagnose(half_held(80, 10, 0))), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(80, 0, 10))), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(ids(diagnose(half_held(80, 0, 0))), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(50, 0, 1))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(half_held(50, 0, 0))), ElementsAre("exposed-copies"));
+  EXPECT_NEAR(only_finding(half_held(80, 0, 10)).seconds, 40 * kUs, 1e-9) << "of that part";
+  // Each of them matters by itself.
+  EXPECT_THAT(ids(diagnose(half_held(200, 50, 0))), ElementsAre("exposed-copies", "default-stream-waits"));
+  EXPECT_THAT(ids(diagnose(half_held(200, 0, 50))), ElementsAre("default-stream-waits", "exposed-copies"));
+}
+
+TEST(Findings, TakeCopiesForRegularIfTheyAreWithThoseThatTheDefaultStreamHoldsUp) {
+  TimelineBuilder builder = half_held(200, 0, 10);
+  std::vector<TimelineCopy>& copies = builder.timeline.copies;
+  copies.erase(copies.begin(), copies.begin() + 2);
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("default-stream-waits")) << "three of eight steps each";
+  copies.erase(copies.begin(), copies.begin() + 3);
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 TEST(Findings, TellCompiledProgramsAStreamThatDoesNotWait) {
@@ -1284,7 +1345,12 @@ TEST(NotExamined, NamesStreamsOfWhichNobodyKnowsTheKind) {
     unknown.timeline.stream_kinds.erase({0, stream});
     EXPECT_THAT(names(unknown), Contains("default-stream-waits"));
     const std::vector<NotExamined> missing = diagnose(unknown).not_examined;
-    EXPECT_THAT(missing.back().text, HasSubstr("of 1 streams it is not known"));
+    EXPECT_THAT(missing.back().text, AllOf(HasSubstr("of 1 streams it is not known"),
+                                           HasSubstr("Record it again with this version.")));
+    unknown.timeline.has_streams = true;
+    EXPECT_THAT(diagnose(unknown).not_examined.back().text,
+                AllOf(HasSubstr("CUPTI did not tell of what kind they are, there were more than 4096, or"),
+                      Not(HasSubstr("Record it again"))));
     for (TimelineCopy& copy : unknown.timeline.copies) copy.bytes = 64 << 10;
     EXPECT_THAT(names(unknown), Not(Contains("default-stream-waits"))) << "small ones are left alone";
     unknown = known;

@@ -28,7 +28,7 @@ namespace {
 
 constexpr CuptiResult kInvalid = 1;
 constexpr CuptiResult kMaxLimit = 12;
-constexpr std::uint32_t kDefaultStream = 7;
+constexpr std::uint16_t kDefaultStream = 7;
 constexpr CuptiResult kNotSupported = 27;
 
 constexpr std::array kDriverNames = {"",
@@ -80,11 +80,17 @@ std::uint64_t now() {
          skew;
 }
 
-/// True if FAKE_CUPTI_REFUSES names it: a number of an activity, "callbacks" or "subscribers".
+/// True if FAKE_CUPTI_REFUSES names it: a number of an activity, "subscribers", "callbacks", or a function
+/// whose callbacks are refused, without its version.
 bool refuses(std::string_view what) {
   const char* const refused = std::getenv("FAKE_CUPTI_REFUSES");
   if (refused == nullptr) return false;
   return (std::string(",") + refused + ',').find(std::string(",").append(what) + ',') != std::string::npos;
+}
+
+std::string_view name_of(int domain, std::uint32_t function) {
+  const std::string_view name = (domain == kDriverDomain ? kDriverNames : kRuntimeNames).at(function);
+  return name.substr(0, name.find("_v"));
 }
 
 /// `chosen`: also if its kind of activity is not enabled.
@@ -167,11 +173,10 @@ std::uint64_t run_on_device(std::uint64_t nanoseconds) {
   return begin;
 }
 
-/// With its default stream, and one of the driver's own.
+/// With a stream of the driver's own. Only the context's record tells of its default stream.
 void make_context() {
-  add_record(CuptiStreamRecord{kActivityStream, 1, kDefaultStream, 0, 3, 0});
   add_record(CuptiStreamRecord{kActivityStream, 1, kDefaultStream + 1, 0, 2, 0});
-  add_record(CuptiContextRecord{kActivityContext, 1, 0, {}});
+  add_record(CuptiContextRecord{kActivityContext, 1, 0, 0, kDefaultStream});
 }
 
 CuptiCopyRecord copy_record(std::uint8_t kind, std::uint8_t from, std::uint8_t to, std::uint64_t bytes,
@@ -208,7 +213,7 @@ CuptiResult cuptiEnableCallback(std::uint32_t on, CuptiSubscriber subscriber, in
                                 std::uint32_t function) {
   const std::lock_guard lock(fake().mutex);
   if (subscriber != &fake()) return kInvalid;
-  if (refuses("callbacks")) return kNotSupported;
+  if (refuses("callbacks") || refuses(name_of(domain, function))) return kNotSupported;
   if (on != 0) {
     fake().callbacks.insert({domain, function});
   } else {

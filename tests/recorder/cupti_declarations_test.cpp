@@ -69,6 +69,7 @@ TEST(CuptiDeclarations, RecordsOfRangesAreNvidias) {
 TEST(CuptiDeclarations, RecordsOfContextsAndStreamsAreNvidias) {
   EXPECT_SAME_PLACE(CuptiContextRecord, context, CUpti_ActivityContext3, contextId);
   EXPECT_SAME_PLACE(CuptiContextRecord, device, CUpti_ActivityContext3, deviceId);
+  EXPECT_SAME_PLACE(CuptiContextRecord, default_stream, CUpti_ActivityContext3, nullStreamId);
   EXPECT_EQ(sizeof(CuptiStreamRecord), sizeof(CUpti_ActivityStream));
   EXPECT_SAME_PLACE(CuptiStreamRecord, context, CUpti_ActivityStream, contextId);
   EXPECT_SAME_PLACE(CuptiStreamRecord, stream, CUpti_ActivityStream, streamId);

@@ -35,6 +35,7 @@ using ::testing::ElementsAre;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
 using ::testing::Lt;
 using ::testing::Not;
 using ::testing::SizeIs;
@@ -240,9 +241,11 @@ TEST_F(Recorder, JudgesNothingThatCuptiRefused) {
   const json device = read_report().at("processes")[0].at("devices")[0];
   EXPECT_EQ(device.at("copies_to_device").at("count"), nullptr);
   EXPECT_GT(device.at("parts").at("kernel").at("seconds"), 0);
-  static_cast<void>(examine_without("callbacks"));
-  EXPECT_THAT(reasons_in(read_report()), HasSubstr("CUPTI refused to record calls other than launches."));
-  EXPECT_THAT(not_examined_in(read_report()), Contains("blocking-copies"));
+  static_cast<void>(examine_without("cudaStreamSynchronize,cuStreamSynchronize"));
+  EXPECT_THAT(reasons_in(read_report()),
+              AllOf(HasSubstr("CUPTI refused to record calls other than launches."),
+                    HasSubstr("CUPTI refused to record stream synchronizations (error 27 of CUPTI).\n")));
+  EXPECT_THAT(not_examined_in(read_report()), IsSupersetOf({"blocking-copies", "synchronizations"}));
   // This one cannot choose calls, so it is asked for all of the driver and of the runtime.
   command_.environment.insert(command_.environment.begin(), "FAKE_CUPTI_OLD=1");
   for (const char* const refused : {"4", "5", "4,5"}) {
@@ -266,6 +269,36 @@ TEST_F(Recorder, LacksAllCallsIfCuptiRefusesCallbacksAndTheirRecords) {
   EXPECT_EQ(refused(""), std::pair(true, true));
   EXPECT_EQ(refused("launches"), std::pair(false, true));
   EXPECT_EQ(refused("calls"), std::pair(true, false));
+}
+
+TEST_F(Recorder, ManagesIfCuptiRefusesSomeFunctionsOfAKind) {
+  for (const char* const refused : {"cudaStreamSynchronize,cudaMemcpyAsync", "cuStreamSynchronize"}) {
+    SCOPED_TRACE(refused);
+    command_.environment.push_back(std::string("FAKE_CUPTI_REFUSES=") + refused);
+    const json report = examine({"init", "steps=20"});
+    EXPECT_THAT(reasons_in(report), Not(HasSubstr("CUPTI refused")));
+    EXPECT_THAT(found_in(report), IsSupersetOf({"pageable-copies", "synchronizations"}));
+    command_.environment.pop_back();
+  }
+}
+
+TEST_F(Recorder, TakesRecordsOfCallsIfCuptiRefusesAllCallbacks) {
+  const auto seen_without = [&](const std::string& refused) {
+    command_.environment.push_back("FAKE_CUPTI_REFUSES=" + refused);
+    const json report = examine({"init", "steps=20"});
+    EXPECT_THAT(
+        reasons_in(report),
+        AllOf(HasSubstr("CUPTI refused callbacks, so there are no places of calls (error 27 of CUPTI).\n"),
+              Not(HasSubstr("CUPTI refused to record"))));
+    command_.environment.pop_back();
+    return std::pair(found_in(report), not_examined_in(report));
+  };
+  const auto seen = seen_without("callbacks");
+  EXPECT_THAT(seen.first, IsSupersetOf({"pageable-copies", "synchronizations"}));
+  EXPECT_EQ(seen, seen_without("subscribers"));
+  command_.environment.emplace_back("FAKE_CUPTI_REFUSES=callbacks");
+  EXPECT_THAT(run({"init", "steps=20", "profiler"}).output, HasSubstr("profiler: 0, 1 subscriber"))
+      << "the program may subscribe";
 }
 
 TEST_F(Recorder, SaysWhatItCountsAsIdleIfCuptiRefusedIt) {

@@ -299,6 +299,7 @@ void stream(Bytes& bytes, std::uint32_t context, std::uint32_t number, std::uint
 TEST(Recordings, TellTheKindsOfStreams) {
   Bytes bytes = ten_steps();
   EXPECT_THAT(parse(bytes.bytes()).timeline.stream_kinds, IsEmpty()) << "as of all earlier recorders";
+  EXPECT_FALSE(parse(bytes.bytes()).timeline.has_streams);
   stream(bytes, 1, 7, 3);  // before its context
   bytes.text(TextType::context, Bytes::number(1) + Bytes::number(0));
   bytes.text(TextType::context, Bytes::number(2) + Bytes::number(4));
@@ -315,6 +316,27 @@ TEST(Recordings, TellTheKindsOfStreams) {
   EXPECT_EQ(parse(bytes.bytes()).timeline.stream_kinds, (Kinds{{{0, 7}, StreamKind::default_stream},
                                                                {{0, 13}, StreamKind::blocking},
                                                                {{4, 13}, StreamKind::non_blocking}}));
+}
+
+TEST(Recordings, TellDefaultStreamsByTheirContexts) {
+  Bytes bytes = ten_steps();
+  const auto context = [&bytes](std::uint32_t number, std::uint32_t device, std::uint32_t default_stream) {
+    bytes.text(TextType::context,
+               Bytes::number(number) + Bytes::number(device) + Bytes::number(default_stream));
+  };
+  context(1, 0, 7);
+  context(2, 4, 9);
+  context(3, 0xFFFF, 11);
+  context(4, 0, 13);
+  stream(bytes, 1, 7, 3);
+  EXPECT_TRUE(parse(bytes.bytes()).timeline.has_streams);
+  stream(bytes, 1, 14, 1);
+  stream(bytes, 1, 13, 1);
+  using Kinds = std::map<std::pair<std::uint16_t, std::uint32_t>, StreamKind>;
+  EXPECT_EQ(parse(bytes.bytes()).timeline.stream_kinds, (Kinds{{{0, 7}, StreamKind::default_stream},
+                                                               {{0, 14}, StreamKind::blocking},
+                                                               {{4, 9}, StreamKind::default_stream}}))
+      << "two contexts have other streams of the number 13";
 }
 
 TEST(Recordings, TellNoKindIfTwoStreamsHaveOneNumber) {
