@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
-#include <functional>
 #include <iterator>
 #include <mutex>
 #include <thread>
@@ -223,15 +222,12 @@ class GroupEngineImpl {
     std::vector<GroupJob::Lane> own;
     for (GroupJob::Lane& lane : lanes) {
       if (lane.carriers.size() < 2) continue;
-      const auto is_closed = [&](std::size_t receiver) {
-        return !group_[receiver].is_open_to_peers(destinations[receiver]);
-      };
-      const auto closed = std::ranges::stable_partition(lane.receivers, std::not_fn(is_closed));
-      for (const std::size_t receiver : closed) {
+      for (const std::size_t receiver : std::vector(lane.receivers)) {
+        if (group_[receiver].is_open_to_peers(destinations[receiver])) continue;
         own.push_back({.carriers = {receiver}, .receivers = {receiver}});
         std::erase(lane.carriers, receiver);
+        std::erase(lane.receivers, receiver);
       }
-      lane.receivers.erase(closed.begin(), closed.end());
     }
     if (own.empty()) return;
     std::erase_if(lanes, [](const GroupJob::Lane& lane) { return lane.receivers.empty(); });
