@@ -221,7 +221,7 @@ def process_of(told):
             pytest.param(
                 ["steps=20"],
                 {"FAKE_CUPTI_REFUSES": part},
-                lambda of: "CUPTI refused" in of["not_examined"][1]["text"],
+                lambda of: any("CUPTI refused" in each["text"] for each in of["not_examined"]),
                 id=f"refused {part}",
             )
             for part in ("1", "10", "callbacks")
