@@ -197,13 +197,14 @@ def steps(loader, most=100):
             ends += 1
             seen.append(("end",))
         except Exception as error:
-            arguments = error.args if type(error) is TwoArguments else ""
-            seen.append((type(error), arguments, without_our_frames(str(error))))
+            texts = error.args if type(error) is TwoArguments else [error]
+            seen.append((type(error), [without_our_frames(str(text)) for text in texts]))
     return seen
 
 
 def without_our_frames(text):
-    """A worker's error tells its traceback, in which penstock is between PyTorch and the user's collate_fn."""
+    """A worker's error tells its traceback, in which penstock is between PyTorch and the user's dataset or
+    collate_fn."""
     return re.sub(rf'  File "{re.escape(PACKAGE)}.*\n(    .*\n)*', "", text)
 
 
