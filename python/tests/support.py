@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock._verdict import Timings
 
 HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
 
@@ -37,6 +38,23 @@ def same(a, b) -> bool:
     if dataclasses.is_dataclass(a):
         return same(vars(a), vars(b))
     return a == b
+
+
+def times(**changed) -> Timings:
+    """What an examination of a DataLoader measured: two workers of which fetch takes 20 ms a batch, collate 4 and
+    transport 2. Four workers give twice as much."""
+    planted = {
+        "workers": 2,
+        "samples": 8.0,
+        "whole": 0.012,
+        "fetch": 0.020,
+        "collate": 0.004,
+        "transport": 0.002,
+        "without": {"fetch": 0.003, "collate": 0.010, "transport": 0.0115},
+        "by_workers": {0: 0.024, 1: 0.024, 2: 0.012, 4: 0.006, 8: 0.0059},
+        "batches": 1000,
+    }
+    return Timings(**(planted | changed))
 
 
 def place(device: str) -> str:

@@ -37,25 +37,10 @@ from penstock._doctor import (
 )
 from penstock._doctor_progress import Progress
 from penstock._verdict import Timings
+from support import times
 
 BOX = 0.2
 SLOW = 0.2  # what a planted stage takes for a batch, far more than all others take on a busy machine
-
-
-def times(**changed):
-    """Two workers of which fetch takes 20 ms a batch, collate 4 and transport 2. Four workers give twice as much."""
-    planted = {
-        "workers": 2,
-        "samples": 8.0,
-        "whole": 0.012,
-        "fetch": 0.020,
-        "collate": 0.004,
-        "transport": 0.002,
-        "without": {"fetch": 0.003, "collate": 0.010, "transport": 0.0115},
-        "by_workers": {0: 0.024, 1: 0.024, 2: 0.012, 4: 0.006, 8: 0.0059},
-        "batches": 1000,
-    }
-    return Timings(**(planted | changed))
 
 
 def waiting(**changed):

@@ -15,7 +15,7 @@ import pytest
 
 import fake_driver
 import penstock
-from penstock._verdict import Timings
+from support import times
 
 jsonschema = pytest.importorskip("jsonschema", reason="the schemas need jsonschema: python/tests/requirements.txt")
 
@@ -274,23 +274,6 @@ def test_diagnoses_of_programs_that_did_nothing(tmp_path):
     check(validator("doctor.json"), told)
 
 
-def timings(**changed):
-    return Timings(
-        **{
-            "workers": 2,
-            "samples": 8.0,
-            "whole": 0.012,
-            "fetch": 0.020,
-            "collate": 0.004,
-            "transport": 0.002,
-            "without": {"fetch": 0.003, "collate": 0.010, "transport": 0.0115},
-            "by_workers": {0: 0.024, 1: 0.024, 2: 0.012, 4: 0.006},
-            "batches": 1000,
-            **changed,
-        }
-    )
-
-
 @pytest.mark.parametrize(
     ("changed", "limit"),
     [
@@ -315,7 +298,7 @@ def timings(**changed):
     ],
 )
 def test_verdicts(changed, limit):
-    told = json.loads(json.dumps(penstock.LoaderVerdict(timings(**changed)).as_dict()))
+    told = json.loads(json.dumps(penstock.LoaderVerdict(times(**changed)).as_dict()))
     assert told["limited_by"] == limit
     assert bool(told["workers"]["predicted"]) == ("left_out" in changed)
     check(validator("loader-verdict.json"), told, "schema", "limited_by", "id", "severity")
