@@ -78,7 +78,7 @@ class Loader:
     - `prefetch_depth`: batches ahead, 1 to 64.
     - `gather`: "automatic"; "host": threads gather the samples; "zero-copy": a kernel reads them from your arrays, with
       `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" does not
-      choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 32 KiB and more.
+      choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 64 KiB and more.
     - `narrow`: integers cross the link in the narrowest type that holds them all.
     - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: how many gather; 0: at most 8.
     - `row_budget_bytes`: arrays in memory with samples of 64 bytes or less, such as the columns of a table, are copied

@@ -84,8 +84,8 @@ class SampleList {
     request.source = source;
     request.source_rows = field_.resident_samples + samples_.size();
     if (field_.resident_samples > 0) {
-      request.indices =
-          reinterpret_cast<const std::uint64_t*>(batch.staging.on_device + field_.staging_positions);
+      request.indices = reinterpret_cast<const std::uint64_t*>(batch.lists + field_.staging_positions -
+                                                               context.plan.staging_indices);
     }
     batch.copy.stream.gather(request);
     if (field_.is_rows()) enqueue_split(context, batch, request.destination);

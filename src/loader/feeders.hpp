@@ -45,6 +45,8 @@ struct BatchToFeed {
   std::size_t count = 0;                   ///< samples
   std::span<const std::uint64_t> indices;  ///< empty if the device computes them
   const std::uint64_t* order = nullptr;    ///< the device's address of the indices, for kernels
+  /// The device's address, for kernels, of what the staging slot has at FeedPlan::staging_indices.
+  const std::byte* lists = nullptr;
 };
 
 /// The device's addresses of one field's memory; null if the field does not have that memory.

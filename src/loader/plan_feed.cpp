@@ -279,10 +279,23 @@ std::size_t order_samples(const FeedPlan& plan, const DeviceFacts& device, std::
   return fits(samples) ? samples : fits(plan.batch) ? plan.batch : 0;
 }
 
+/// Bytes of the lists of a batch that the host writes and kernels read: of its indices, and of the positions
+/// of each field that the host lists and kernels join. 0: kernels read none of them.
+std::size_t list_bytes(const FeedPlan& plan) noexcept {
+  const auto joined = std::ranges::count_if(
+      plan.fields, [](const FieldPlan& field) { return field.is_listed() && field.resident_samples > 0; });
+  const bool any = joined > 0 || std::ranges::any_of(plan.fields, &FieldPlan::by_kernel);
+  return any ? static_cast<std::size_t>(1 + joined) *
+                   align_up(plan.batch * sizeof(std::uint64_t), kSlotAlignment)
+             : 0;
+}
+
+/// Bytes of staging buffers and lists, for all copy streams, that would help the plan's fields.
 std::size_t device_staging_bytes(const FeedPlan& plan) noexcept {
   std::size_t bytes = 0;
   for (const FieldPlan& field : plan.fields) bytes += device_staging_bytes(field, plan.batch);
-  return bytes;
+  const bool in_two_parts = std::ranges::any_of(plan.fields, &FieldPlan::in_two_parts);
+  return bytes + (in_two_parts ? kCopyStreams * list_bytes(plan) : 0);
 }
 
 /// Chooses the resident samples within `available` bytes, and leaves room for staging buffers unless they
@@ -406,6 +419,7 @@ void lay_out(FeedPlan& plan) {
       field.staging_positions = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
     }
   }
+  if (plan.list_bytes > 0) plan.device_lists = take(plan.device_staging_bytes, plan.list_bytes);
 }
 
 void check_residency(const Residency& residency) {
@@ -452,8 +466,10 @@ FeedPlan plan_travel(FeedFacts facts, const LoaderOptions& options, const LinkPr
   const bool host_orders = std::ranges::any_of(
       plan.fields, [](const FieldPlan& field) { return field.is_listed() || field.in_two_parts(); });
   if (!options.batch_sampler && !host_orders) plan.order_samples = order_samples(plan, facts.device, others);
-  plan.reserved_bytes =
-      std::min(plan.budget_bytes / kSlotAlignment * kSlotAlignment, others + order_bytes(plan.order_samples));
+  const std::size_t lists = list_bytes(plan);
+  if (!plan.orders_on_device() && others + kCopyStreams * lists <= plan.budget_bytes) plan.list_bytes = lists;
+  plan.reserved_bytes = std::min(plan.budget_bytes / kSlotAlignment * kSlotAlignment,
+                                 others + order_bytes(plan.order_samples) + kCopyStreams * plan.list_bytes);
   lay_out(plan);
   return plan;
 }

@@ -106,7 +106,9 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
     };
     context_.workers.for_each(pieces, fill_piece, context_.threads);
     batch.indices = indices;
-    batch.order = reinterpret_cast<const std::uint64_t*>(staging.on_device + plan.staging_indices);
+    batch.lists = plan.list_bytes > 0 ? copy.staging.data() + plan.device_lists
+                                      : staging.on_device + plan.staging_indices;
+    batch.order = reinterpret_cast<const std::uint64_t*>(batch.lists);
   }
   const double begin = account.now();
   for (const auto& feeder : feeders_) item.times.link_bytes += feeder->prepare(batch);
@@ -125,6 +127,10 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);
     if (plan.orders_on_device()) batch.order = copy.order.order(slot.run, slot.epoch, stream);
+    if (plan.list_bytes > 0) {  // each warp would read them over the link, beside the copies
+      stream.copy(copy.staging.data() + plan.device_lists, staging.memory + plan.staging_indices,
+                  plan.list_bytes, CopyDirection::h2d);
+    }
     pacer_.begin(slot, stream, next.stream);
     for (const auto& feeder : feeders_) feeder->enqueue(batch);
     mark();

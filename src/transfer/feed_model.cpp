@@ -166,6 +166,8 @@ class Stages {
              : streamed * stored / link_rate_ + profile_.copy_interval;
     sums.transfer_seconds += seconds;
     copy_seconds_ += seconds;
+    // Kernels that join the samples with resident ones have their lists copied.
+    if (field.resident > 0) sums.transfer_seconds += profile_.copy_interval;
     copied_bytes_ += streamed * stored;
   }
 
@@ -289,7 +291,9 @@ GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning,
   };
   return {.by_host = std::min(rate(GatherPath::host), link),
           .by_kernels = rate(GatherPath::zero_copy),
-          .by_copies = in_sequence ? link : rate(GatherPath::copy_engine)};
+          .by_copies = in_sequence ? link
+                                   : std::min(rate(GatherPath::copy_engine),
+                                              static_cast<double>(bytes) / tuning.feeding.copy_seconds)};
 }
 
 bool copies_pay(const GatherRates& rates) noexcept {

@@ -385,7 +385,7 @@ TEST(CommandPredict, ChoosesAFeedsGatherAsALoaderDoes) {
     EXPECT_EQ(result.status, 0) << result.errors;
     return json::parse(result.output)["gather"].get<std::string>();
   };
-  EXPECT_EQ(gather({"--samples", "32KiB", "--shuffle"}), "copy-engine");
+  EXPECT_EQ(gather({"--samples", "64KiB", "--shuffle"}), "copy-engine");
   EXPECT_EQ(gather({"--samples", "31KiB", "--shuffle"}), "zero-copy");
   EXPECT_EQ(gather({"--samples", "1KiB"}), "copy-engine");
   EXPECT_EQ(gather({"--samples", "1KiB", "--gather", "zero-copy"}), "zero-copy");

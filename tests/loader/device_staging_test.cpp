@@ -19,7 +19,7 @@ using ::testing::Not;
 
 class LoaderDeviceStaging : public FaultyLoaderTest {
  protected:
-  static constexpr std::size_t kLarge = 32 * kKiB;
+  static constexpr std::size_t kLarge = 64 * kKiB;
   // Four slots of 8 large samples as float32, with their labels and indices, and the factors.
   static constexpr std::size_t kRing = 4 * (8 * kLarge * 4 + 256) + 256;
   static constexpr std::size_t kStaging = 2 * 8 * kLarge;

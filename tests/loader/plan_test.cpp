@@ -144,8 +144,8 @@ std::vector<PathRow> path_rows() {
   return {
       {"AWideSampleIsOneCopyEach", wide, any, engine, Source::locked},
       {"ANarrowSampleIsReadByAKernel", narrow, any, zero, Source::locked},
-      {"CopyEnginesFrom32KiB", in_memory("x", 32 * kKiB), any, engine, Source::locked},
-      {"KernelsBelow32KiB", in_memory("x", 32 * kKiB - 1), any, zero, Source::locked},
+      {"CopyEnginesFrom64KiB", in_memory("x", 64 * kKiB), any, engine, Source::locked},
+      {"KernelsBelow64KiB", in_memory("x", 64 * kKiB - 1), any, zero, Source::locked},
       {"SamplesInSequenceAreOneCopy", narrow, in_sequence, engine, Source::locked},
       {"ARanksSamplesDoNotFollowEachOther", narrow, sharded, zero, Source::locked},
       {"BlocksThatAreGivenMeanAKernel", wide, blocks, zero, Source::locked},
@@ -239,10 +239,13 @@ TEST_P(PathTest, IsChosen) {
 
 TEST(PlanTest, TheDeviceSaysWhichSamplesAreWorthACopyEach) {
   FeedFacts facts = facts_of({in_memory("x", 1000, 1000)});
+  facts.device.tuning.feeding.copy_seconds = 1e-9;
   facts.device.tuning.copied_sample_bytes = 1001;
   EXPECT_EQ(plan(facts).fields[0].path, GatherPath::zero_copy);
   facts.device.tuning.copied_sample_bytes = 1000;
   EXPECT_EQ(plan(facts).fields[0].path, GatherPath::copy_engine);
+  facts.device.tuning.feeding.copy_seconds = 1e-6;
+  EXPECT_EQ(plan(facts).fields[0].path, GatherPath::zero_copy) << "the host enqueues 1 GB/s";
 }
 
 // Errors.
@@ -412,8 +415,9 @@ const auto kEngineAsFloat = [](LoaderOptions& o) {
   kAsFloat(o);
   o.gather = GatherPath::copy_engine;
 };
-constexpr std::size_t kWide = 40'960;  // bytes of a sample
+constexpr std::size_t kWide = 81'920;  // bytes of a sample
 constexpr std::size_t kRoom = 2 * kBatch * kWide;
+const std::size_t kLists = 2 * aligned(kBatch * 8);  ///< indices and positions, on one copy stream
 
 INSTANTIATE_TEST_SUITE_P(
     Rows, StagingTest,
@@ -484,15 +488,16 @@ TEST(PlanTest, AutomaticResidencyLeavesRoomForStagingIfThatIsLittle) {
     });
     return plan(facts_of({in_memory("x", kWide)}), options).fields[0];
   };
-  const FieldPlan roomy = residents(4 * kRoom);
+  const std::size_t kWanted = kRoom + kCopyStreams * kLists;
+  const FieldPlan roomy = residents(4 * kWanted);
   EXPECT_TRUE(roomy.staged_on_device);
-  EXPECT_EQ(roomy.resident_samples, (3 * kRoom - 256) / kWide);
-  const FieldPlan tight = residents(4 * kRoom - 1);
+  EXPECT_EQ(roomy.resident_samples, (3 * kWanted - 256) / kWide);
+  const FieldPlan tight = residents(4 * kWanted - 1);
   EXPECT_FALSE(tight.staged_on_device) << "staging would take more than a quarter";
-  EXPECT_EQ(tight.resident_samples, (4 * kRoom - 1 - 256) / kWide);
+  EXPECT_EQ(tight.resident_samples, (4 * kWanted - 1 - 256) / kWide);
   const FieldPlan asked = residents(kRoom + kRoom / 2, GatherPath::copy_engine);
   EXPECT_TRUE(asked.staged_on_device) << "its staging comes before the residents";
-  EXPECT_EQ(asked.resident_samples, (kRoom / 2 - 256) / kWide);
+  EXPECT_EQ(asked.resident_samples, (kRoom / 2 - kCopyStreams * kLists - 256) / kWide);
 }
 
 // Types and layout.
@@ -538,6 +543,7 @@ TEST(PlanTest, SamplesInTwoPartsHaveTheirPositionsInTheStagingSlot) {
   EXPECT_EQ(made.fields[0].staging_positions, made.staging_indices + aligned(kBatch * 8));
   EXPECT_EQ(made.fields[1].staging_positions, made.fields[0].staging_positions + aligned(kBatch * 8));
   EXPECT_EQ(made.staging_bytes, made.fields[1].staging_positions + aligned(kBatch * 8));
+  EXPECT_EQ(made.list_bytes, made.staging_bytes - made.staging_indices);
 }
 
 TEST(PlanTest, FactorsAreSpreadAndCounted) {
@@ -676,7 +682,7 @@ TEST(PlanTest, RowsLandOnTheDevice) {
   {
     const auto [rows, device, pinned] = rows_of(GatherPath::host, "0.5");
     EXPECT_NE(rows.rows_offset, rows.device_staging_offset) << "resident rows are joined";
-    EXPECT_EQ(device, 2 * bytes);
+    EXPECT_EQ(device, 2 * bytes + kLists);
     EXPECT_EQ(rows.upload, Upload::direct);
   }
   {
@@ -792,6 +798,31 @@ TEST(PlanTest, TheDeviceOrdersIfTheHostNeedsNoIndices) {
     EXPECT_EQ(plan(facts_of(row.fields), with(shuffled(), row.change)).orders_on_device(), row.on_device)
         << row.name;
   }
+}
+
+TEST(PlanTest, ListsThatKernelsReadGoToTheDeviceIfThereIsRoom) {
+  const auto plan_with = [](GatherPath gather, double resident, std::size_t beside_ring = kMiB) {
+    const LoaderOptions options = with(shuffled(), [&](auto& o) {
+      o.gather = gather;
+      o.residency = {.kind = Kind::fraction, .fraction = resident};
+      o.batch_sampler = std::make_shared<NoBatches>();
+      o.device_budget_bytes = 3 * slot(1000) + beside_ring;
+    });
+    return plan(facts_of({in_memory("x", 1000, 100)}), options);
+  };
+  const std::size_t kList = aligned(kBatch * 8);
+  const FeedPlan kernels = plan_with(GatherPath::zero_copy, 0);
+  EXPECT_EQ(kernels.list_bytes, kList);
+  EXPECT_EQ(kernels.device_staging_bytes, kList);
+  EXPECT_EQ(kernels.reserved_bytes, 3 * slot(1000) + kCopyStreams * kList);
+  EXPECT_EQ(plan_with(GatherPath::host, 0).list_bytes, 0U) << "no kernel reads them";
+  const FeedPlan joined = plan_with(GatherPath::host, 0.5);
+  EXPECT_EQ(joined.list_bytes, 2 * kList);
+  EXPECT_EQ(joined.device_lists + joined.list_bytes, joined.device_staging_bytes);
+  EXPECT_EQ(plan_with(GatherPath::zero_copy, 0, kCopyStreams * kList).list_bytes, kList);
+  const FeedPlan tight = plan_with(GatherPath::zero_copy, 0, kCopyStreams * kList - 1);
+  EXPECT_EQ(tight.list_bytes, 0U) << "kernels read them over the link";
+  EXPECT_EQ(tight.reserved_bytes, 3 * slot(1000));
 }
 
 TEST(PlanTest, TheDeviceOrdersBatchesAheadIfThereIsRoom) {

@@ -136,11 +136,11 @@ std::vector<Row> rows() {
        feed(host, 0, resident(0.75)),
        {.gather = 50,
         .batch = 35,
-        .transfer = 27,
+        .transfer = 29,
         .kernel = 10,
         .period = 85,
         .stall = 85,
-        .exposed = 27,
+        .exposed = 29,
         .limited_by = FeedLimit::gather}},
 
       // Half of the first kernel's latency is hidden.

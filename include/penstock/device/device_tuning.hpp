@@ -61,10 +61,10 @@ struct DeviceTuning {
 
   // Batches.
 
-  /// Smallest samples that get a copy each, until gathers were measured. A copy of a batch costs the host
-  /// half a microsecond, in which PCIe 5 x16 carries about 30 KiB. Copies of 24 KiB and less take another,
+  /// Smallest samples that get a copy each, until gathers were measured. A copy of a batch costs the host up
+  /// to 0.9 microseconds, in which PCIe 5 x16 carries about 48 KiB. Copies of 24 KiB and less take another,
   /// several times slower way through the driver.
-  std::size_t copied_sample_bytes = 32 * kKiB;
+  std::size_t copied_sample_bytes = 64 * kKiB;
   /// Copies of loaders and engines are enqueued in parts. Other copies of the program wait for two of them:
   /// 0.5 ms on PCIe 5 x16 if they are large. Each part costs 4 µs of the link: 1.7 % of a large one, 5 % of a
   /// small one.
@@ -88,8 +88,8 @@ struct DeviceTuning {
     /// batches of 1 and 28 columns took 48 and 205 µs.
     double batch_seconds = 40e-6;
     double field_seconds = 6e-6;
-    /// Seconds of the same thread for a copy among those of a batch.
-    double copy_seconds = 0.5e-6;
+    /// Seconds of the same thread for a copy among those of a batch: 0.65 to 0.9 µs on hosts of H100s.
+    double copy_seconds = 0.8e-6;
     /// Seconds of the link for each part of a batch's copies, and of the loader's thread, which enqueues it,
     /// records an event and asks one: on an H100, 3.4, 0.5 and 0.5 µs of the overhead that `penstock link`
     /// shows.

@@ -118,6 +118,11 @@ struct FeedPlan {
   std::size_t order_samples = 0;
   std::size_t order_offset = 0;
   [[nodiscard]] bool orders_on_device() const noexcept { return order_samples > 0; }
+  /// Bytes of the indices and positions that the host writes and kernels read, from `staging_indices` on. One
+  /// copy takes them to `device_lists` in the copy stream's staging buffer. 0: kernels read none, or read
+  /// them over the link, for want of room on the device.
+  std::size_t list_bytes = 0;
+  std::size_t device_lists = 0;
 
   [[nodiscard]] std::size_t delivered_sample_bytes() const noexcept;  ///< of one sample with all its fields
   [[nodiscard]] bool gathers_on_host() const noexcept;

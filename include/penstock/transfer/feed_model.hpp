@@ -91,7 +91,7 @@ struct FeedPrediction {
 struct GatherRates {
   double by_host = 0;  ///< host threads, or the link if that is slower
   double by_kernels = 0;
-  double by_copies = 0;
+  double by_copies = 0;  ///< of the link, or of the thread that enqueues them if that is slower
 };
 [[nodiscard]] GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning,
                                        std::size_t bytes, std::size_t samples, bool in_sequence);
