@@ -591,6 +591,10 @@ TEST(FeedModel, TheHostsRateIsThatOfBatchesOfThisSize) {
   EXPECT_NEAR(predict_feed(measured, tuning(), small).gather_seconds, 64e-6, 1e-12);
 }
 
+TEST(FeedModel, NothingHasNoRate) {
+  EXPECT_THROW(static_cast<void>(gather_rates(profile(), tuning(), 1000, 0, false)), InvalidArgument);
+}
+
 TEST(FeedModel, CopiesPayIfOthersAreHardlyFaster) {
   EXPECT_TRUE(copies_pay({.by_host = 20, .by_kernels = 12.5, .by_copies = 10}));
   EXPECT_FALSE(copies_pay({.by_host = 20, .by_kernels = 12.6, .by_copies = 10}));
