@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr double kMicro = 1e-6;
 
 /// Batches that host threads gather, if a sample of 1000 bytes takes `seconds` and larger ones as much more.
-std::vector<LinkProfile::PackedPoint> host_gathers(double seconds) {
+std::vector<LinkProfile::GridPoint> host_gathers(double seconds) {
   return {{1, 1, seconds / 1000},
           {1, 1000, seconds},
           {1'000'000, 1, seconds / 1000},
