@@ -147,6 +147,7 @@ void compare_with(const std::string& file) {
   const auto run = nlohmann::json::parse(in);
   std::vector<LinkProfile> profiles;
   for (const auto& profile : run.at("profiles")) profiles.push_back(LinkProfile::parse(profile.dump()));
+  if (profiles.empty()) throw Error(file + " has no profiles: its run measured nothing");
   Comparison comparison(run.at("tolerance"));
   for (const auto& known : run.at("settings")) {
     const Setting setting{parse_gather_path(known.at("gather").get<std::string>()),

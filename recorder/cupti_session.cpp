@@ -176,6 +176,9 @@ void CuptiSession::enable_callbacks() noexcept {
     if (by_kind[kind].are_refusals())
       note_refused(kCallNames[kind], recording::kWithoutCalls, by_kind[kind].error);
   }
+  // Copies have the correlation of the driver's call. So they tell whether one of their calls was refused.
+  if (by_kind[static_cast<std::size_t>(CallKind::copy)].refused > 0)
+    leave_out_refused(recording::kWithoutSomeCopyCalls);
 }
 
 void CuptiSession::enable_activities() noexcept {
@@ -229,6 +232,10 @@ void CuptiSession::note_refused(const char* what, std::uint32_t left_out, CuptiR
   std::snprintf(note, sizeof note, "CUPTI refused to record %s (error %d of CUPTI)%s.", what, error,
                 left_out == 0 ? ", so their time counts as idle" : "");
   file_.note(note);
+  leave_out_refused(left_out);
+}
+
+void CuptiSession::leave_out_refused(std::uint32_t left_out) noexcept {
   file_.header().left_out |= left_out;
   file_.header().refused |= left_out;
 }

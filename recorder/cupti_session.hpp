@@ -66,6 +66,7 @@ class CuptiSession {
   CuptiResult switch_call_records(bool on) noexcept;
   void note_no_callbacks(CuptiResult error) noexcept;
   void note_refused(const char* what, std::uint32_t left_out, CuptiResult error) noexcept;
+  void leave_out_refused(std::uint32_t left_out) noexcept;
 
   const Cupti& cupti_;
   RecordingFile& file_;

@@ -538,9 +538,13 @@ class FeedIterator:
                 self._pending.append((flight, state))
 
     def _send(self, batch: Any, slot: Any) -> Any:
+        before = sum(expand.pin_seconds for expand in self._expand)
         if self._receivers.together:
-            return self._account.send_to_all(self._receivers.group, batch, self._expand, slot)
-        return self._account.send(batch, self._expand[0], self._pin, slot, self._fixed)
+            flight = self._account.send_to_all(self._receivers.group, batch, self._expand, slot)
+        else:
+            flight = self._account.send(batch, self._expand[0], self._pin, slot, self._fixed)
+        self._account.pinned(sum(expand.pin_seconds for expand in self._expand) - before)
+        return flight
 
     def close(self) -> None:
         """Ends the epoch here: drops the loader's iterator and the batches that were read ahead."""

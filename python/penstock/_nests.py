@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from . import _core
@@ -44,6 +45,7 @@ class Expander:
         self.sends = sends
         self.refuse = refuse
         self.copies = copies
+        self.pin_seconds = 0.0  # in which objects pinned themselves
 
     def __call__(self, value: Any, expanded: bool) -> Any:
         parts = _registered_parts(value)
@@ -108,7 +110,9 @@ class Expander:
         moves = callable(getattr(value, "to", None))
         if self.target == "cpu":  # only GPUs use pinned memory, and PyTorch needs one to pin
             return _to(value, self.target) if moves else None
+        began = monotonic()
         pinned = _pin(value, self.target)
+        self.pin_seconds += monotonic() - began
         if pinned is None:
             raise TypeError(
                 f"{type(value).__name__}.pin_memory() returned None; it must return the pinned object "

@@ -1,4 +1,4 @@
-"""How long the stages of a DataLoader take, batch by batch: fetch, collate and transport. See docs/statistics.md."""
+"""How long the stages of a DataLoader take, batch by batch: fetch, collate, transport, pin. See docs/statistics.md."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Stages(NamedTuple):
     collate: float
     write: float = 0.0  # by the worker, for this process
     receive: float = 0.0
+    pin: float = 0.0  # by a DataLoader without workers
 
 
 class Watch:
@@ -24,6 +25,8 @@ class Watch:
     def __init__(self, fetcher: Any):
         self._fetcher = weakref.ref(fetcher)  # which has this, and whose end the user's generators may await
         self.began: float | None = None  # when the batch that is under way did
+        self.pins = False  # what comes between a batch's collate and its user is that it is pinned
+        self._collated = 0.0
         self._stages: Stages | None = None
 
     def __call__(self, index: Any) -> Any:
@@ -39,11 +42,12 @@ class Watch:
     def note(self, fetched: float, collated: float) -> None:
         if self.began is not None:
             self._stages = Stages(fetched - self.began, collated - fetched)
+            self._collated = collated
 
     def take(self) -> Stages | None:
-        """The stages of the latest batch, once."""
+        """The stages of the latest batch, once, as soon as its iterator has given it."""
         stages, self._stages = self._stages, None
-        return stages
+        return stages._replace(pin=monotonic() - self._collated) if stages and self.pins else stages
 
 
 class _Collate:
@@ -78,6 +82,7 @@ def watch_batches(source: Any) -> Watch | None:
     watch = watch_fetch(fetcher)
     if watch is not None and type(fetcher.collate_fn) is not _Collate:
         fetcher.collate_fn = _Collate(watch, fetcher.collate_fn)
+        watch.pins = getattr(source, "_pin_memory", False) is True
     return watch
 
 

@@ -8,6 +8,7 @@
 #include <penstock/core/log.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <ranges>
 #include <utility>
@@ -30,6 +31,18 @@ bool travels_alone(std::size_t bytes, MemoryKind host_end, const DeviceTuning& t
   if (host_end == MemoryKind::device) return true;  // a device whose memory is also the host's
   return bytes >=
          (host_end == MemoryKind::pageable ? tuning.alone_pageable_bytes : tuning.alone_pinned_bytes);
+}
+
+// Returns the seconds that it took.
+double pin_large(std::vector<Leaf>& leaves, Torch& torch) {
+  double seconds = 0;
+  for (Leaf& leaf : leaves) {
+    if (leaf.bytes < kPinnedByTorch || is_pinned(leaf)) continue;
+    const auto began = std::chrono::steady_clock::now();
+    torch.pin(leaf);
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  }
+  return seconds;
 }
 
 bool is_host(const Leaf& leaf) { return leaf.device.type == dlpack::kCpu || is_pinned(leaf); }
@@ -326,11 +339,7 @@ void Engine::fill_in(Shipment& shipment, bool pin, const FilledSlot* slot, Fixed
   Flight& flight = shipment.flight;
   std::vector<Leaf>& leaves = shipment.nest.leaves();
   Torch* const torch = cuda_ ? Torch::get() : nullptr;
-  if (pin && torch != nullptr) {
-    for (Leaf& leaf : leaves) {
-      if (leaf.bytes >= kPinnedByTorch && !is_pinned(leaf)) torch->pin(leaf);
-    }
-  }
+  if (pin && torch != nullptr) flight.pin_seconds_ = pin_large(leaves, *torch);
   const std::shared_ptr<FixedSet> set = fixed == nullptr ? nullptr : fixed->next(leaves);
   flight.set_ = set;
   Groups groups = group(leaves, slot, true);

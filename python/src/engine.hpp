@@ -86,6 +86,8 @@ class Flight {
   [[nodiscard]] std::size_t bytes_left() const noexcept { return bytes_left_; }
   /// The extent of the first array's first axis; 0 if there is none.
   [[nodiscard]] std::size_t samples() const noexcept { return samples_; }
+  /// In which PyTorch copied tensors to pinned memory, before they were sent.
+  [[nodiscard]] double pin_seconds() const noexcept { return pin_seconds_; }
   /// True if somebody else than this flight has arrays of the slot.
   [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
   /// True if the slot stays taken until this flight has what it needs of it.
@@ -105,6 +107,7 @@ class Flight {
   std::size_t bytes_left_ = 0;
   std::size_t arrays_ = 0;
   std::size_t samples_ = 0;
+  double pin_seconds_ = 0;
 };
 
 /// A nest taken apart, with memory on the device that nothing has been sent to yet. If the nest has no

@@ -19,6 +19,8 @@ AccountOptions account_options(const LinkProfile& profile) {
           .wraps_loader = true};
 }
 
+double pin_seconds_of(const FilledSlot* slot) noexcept { return slot == nullptr ? 0 : slot->pin_seconds; }
+
 }  // namespace
 
 FeedAccount::FeedAccount(std::shared_ptr<Engine> engine, std::size_t prefetch_depth)
@@ -37,6 +39,7 @@ FeedStatistics FeedAccount::statistics() {
   statistics.knows_consumer = host_.knows_consumer;
   statistics.arrays = host_.arrays;
   statistics.gather_seconds = host_.gather_seconds;
+  statistics.send_pin_seconds = host_.send_pin_seconds;
   statistics.startup_seconds = host_.startup_seconds;
   statistics.loader_seconds = host_.loader_seconds;
   // A worker's first batch of an epoch is not timed, and it is waited for.
@@ -45,6 +48,7 @@ FeedStatistics FeedAccount::statistics() {
   statistics.collate_seconds = all * host_.collate_seconds;
   statistics.write_seconds = all * host_.write_seconds;
   statistics.receive_seconds = all * host_.receive_seconds;
+  statistics.pin_seconds = all * host_.pin_seconds;
   statistics.stages_unknown = host_.stages_unknown;
   statistics.loader_workers = host_.loader_workers;
   statistics.starts_workers = host_.starts_workers;
@@ -104,13 +108,14 @@ void FeedIteration::loaded() {
   times_.loader_end = part_begin_ = answered;
 }
 
-void FeedIteration::staged(double fetch, double collate, double write, double receive) {
+void FeedIteration::staged(double fetch, double collate, double write, double receive, double pin) {
   FeedStatistics& host = feed_->host_;
   ++feed_->staged_;
   host.fetch_seconds += fetch;
   host.collate_seconds += collate;
   host.write_seconds += write;
   host.receive_seconds += receive;
+  host.pin_seconds += pin;
 }
 
 void FeedIteration::unstaged() {
@@ -120,21 +125,22 @@ void FeedIteration::unstaged() {
 Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
                            FixedBatches* fixed) {
   Flight flight = feed_->engine_->send(tree, expand, pin, true, slot, fixed);
-  note_sent();
+  note_sent(flight.pin_seconds() + pin_seconds_of(slot));
   return flight;
 }
 
 FlightToAll FeedIteration::send_to_all(Group& group, nb::handle tree, const std::vector<nb::object>& expand,
                                        const FilledSlot* slot) {
   FlightToAll flight = group.send(tree, expand, slot);
-  note_sent();
+  note_sent(pin_seconds_of(slot));
   return flight;
 }
 
-void FeedIteration::note_sent() {
+void FeedIteration::note_sent(double pinned) {
   times_.gather_begin = part_begin_;
   times_.gather_end = now();
   feed_->host_.gather_seconds += times_.gather_end - times_.gather_begin;
+  feed_->host_.send_pin_seconds += pinned;
 }
 
 nb::object FeedIteration::land(Flight& flight) {
@@ -212,8 +218,9 @@ void bind_feed_account(nb::module_& module) {
       .def("load", &FeedIteration::load)
       .def("loaded", &FeedIteration::loaded)
       .def("staged", &FeedIteration::staged, nb::arg("fetch"), nb::arg("collate"), nb::arg("write"),
-           nb::arg("receive"))
+           nb::arg("receive"), nb::arg("pin"))
       .def("unstaged", &FeedIteration::unstaged)
+      .def("pinned", &FeedIteration::pinned, nb::arg("seconds"))
       .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"),
            nb::arg("slot").none() = nb::none(), nb::arg("fixed").none() = nb::none())
       .def("send_to_all", &FeedIteration::send_to_all, nb::arg("group"), nb::arg("tree").none(),

@@ -57,9 +57,11 @@ class FeedIteration {
   void load();
   void loaded();
   /// The seconds of the stages of the batch that was loaded, if they are known: see FeedStatistics.
-  void staged(double fetch, double collate, double write, double receive);
+  void staged(double fetch, double collate, double write, double receive, double pin);
   /// They are not known.
   void unstaged();
+  /// The seconds in which batches pinned themselves while the last one was sent.
+  void pinned(double seconds) { feed_->host_.send_pin_seconds += seconds; }
   /// Sends the loaded batch, as Engine::send does.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
                             FixedBatches* fixed);
@@ -77,7 +79,8 @@ class FeedIteration {
   [[nodiscard]] double now() const noexcept { return feed_->account_.now(); }
   /// PyTorch's current stream, if batches are used on it.
   [[nodiscard]] std::optional<StreamHandle> current_stream() const;
-  void note_sent();
+  /// `pinned`: the seconds of it in which its memory was pinned.
+  void note_sent(double pinned);
   /// `hand_out` takes PyTorch's current stream. `flight`: to the device that has the account.
   template <typename HandOut>
   [[nodiscard]] nb::object answer(const Flight& flight, std::size_t link_bytes, HandOut hand_out);

@@ -14,6 +14,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -47,9 +48,14 @@ FilledSlot take(SharedSlots& slots, std::size_t slot, bool outlives_forks) {
 // Why the device cannot read the slot where it lies; none if it can.
 std::optional<std::string> lock(SharedSlots& slots, FilledSlot& filled, const Engine& engine, bool anew) {
   std::string why;
+  filled.pin_seconds = 0;
   const nb::gil_scoped_release unlocked;
-  filled.locked = slots.lock(filled.storage->lease(), engine.device(), anew, &why);
-  return filled.locked || !anew ? std::nullopt : std::optional(why);
+  const auto began = std::chrono::steady_clock::now();
+  filled.locked = slots.lock(filled.storage->lease(), engine.device(), false);
+  if (filled.locked || !anew) return std::nullopt;
+  filled.locked = slots.lock(filled.storage->lease(), engine.device(), true, &why);
+  filled.pin_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return filled.locked ? std::nullopt : std::optional(why);
 }
 
 nb::object array(const FilledSlot& slot, bool for_torch, std::size_t offset, std::uint8_t code,

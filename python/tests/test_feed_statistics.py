@@ -270,6 +270,67 @@ def test_on_a_gpu_slow_copies_set_the_pace():
     assert statistics.limited_by == "link" and statistics.transfer_seconds >= 0.9 * 12 * STEP_S
 
 
+class PinsItself:
+    def pin_memory(self):
+        time.sleep(STEP_S)
+        return self
+
+
+def pinned_by_pytorch():
+    """Tensors that are large enough for PyTorch to pin them, and the function that does."""
+    pin = stand_in_torch.Tensor.pin_memory
+
+    def slowly_pinned(tensor):
+        time.sleep(STEP_S)
+        return pin(tensor)
+
+    tensors = [stand_in_torch.from_numpy(array.reshape(-1)) for array in arrays(12, 1 << 18)]
+    return tensors, slowly_pinned
+
+
+@over_the_fake_driver_with_torch
+@undisturbed
+def test_on_a_gpu_what_pytorch_pins_slowly_is_named_pin():
+    tensors, slowly_pinned = pinned_by_pytorch()
+    with pytest.MonkeyPatch.context() as patch, stand_in_torch.current(driver.stream()) as stream:
+        patch.setattr(stand_in_torch.Tensor, "pin_memory", slowly_pinned)
+        fed = penstock.feed(tensors, "cuda:0")
+        assert len(list(fed)) == 12
+        driver.synchronize(stream)
+    check_that_it_pins(fed.stats())
+
+
+@over_the_fake_driver_with_torch
+@undisturbed
+def test_on_a_gpu_batches_that_pin_themselves_slowly_are_named_pin():
+    with stand_in_torch.current(driver.stream()) as stream:
+        fed = penstock.feed([(array, PinsItself()) for array in arrays(12)], warmed("cuda:0"))
+        assert len(list(fed)) == 12
+        driver.synchronize(stream)
+    check_that_it_pins(fed.stats())
+
+
+def check_that_it_pins(statistics):
+    assert statistics.limited_by == "pin" and statistics.sentence().startswith("Pinning batches sets the pace: ")
+    assert 12 * STEP_S <= statistics.send_pin_seconds <= statistics.send_seconds
+    assert "    pin while sending" in str(statistics) and statistics.pin_seconds == 0
+
+
+@over_the_fake_driver_with_torch
+def test_a_batch_that_is_not_sent_is_not_pinned_for_the_next():
+    class Failing(PinsItself):
+        def pin_memory(self):
+            raise ValueError("no memory to pin")
+
+    with stand_in_torch.current(driver.stream()):
+        fed = penstock.feed([(PinsItself(), Failing()), *arrays(1)], "cuda:0")
+        iterator = iter(fed)
+        with pytest.raises(ValueError, match="no memory to pin"):
+            next(iterator)
+        next(iterator)
+    assert fed.stats().batches == 1 and fed.stats().send_pin_seconds == 0
+
+
 @over_the_fake_driver_with_torch
 def test_the_host_does_not_wait_for_the_account():
     with stand_in_torch.current(driver.stream()) as stream:

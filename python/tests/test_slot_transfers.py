@@ -33,7 +33,12 @@ class Filled:
         self.slot = self.slots.take(0)
         if locked:
             assert self.slots.lock(self.slot, self.engine) is None
-        self._iteration = _core.FeedIteration(_core.FeedAccount(self.engine, 1))
+        self.begin()
+
+    def begin(self):
+        """Begins an account, in which a batch has been asked for and loaded."""
+        self.account = _core.FeedAccount(self.engine, 1)
+        self._iteration = _core.FeedIteration(self.account)
         self._iteration.ask(0)
         self._iteration.load()
         self._iteration.loaded()
@@ -195,10 +200,7 @@ def test_an_engine_that_closes_waits_for_slots(others):
     filled = Filled(LARGE)
     filled.engine = _core.Engine("cuda:0")
     assert filled.slots.lock(filled.slot, filled.engine) is None
-    filled._iteration = _core.FeedIteration(_core.FeedAccount(filled.engine, 1))
-    filled._iteration.ask(0)
-    filled._iteration.load()
-    filled._iteration.loaded()
+    filled.begin()
     driver.delay_copies()
     stream = driver.stream()
     with stand_in_torch.current(stream):
@@ -219,6 +221,23 @@ def test_a_lock_that_is_refused_says_why():
     assert "lock" in filled.slots.lock(filled.slot, filled.engine)
     assert not filled.slot.locked
     wait_until_idle(filled.engine)
+
+
+@over_the_fake_driver_with_torch
+def test_the_time_in_which_a_slot_is_locked_counts_as_pinning():
+    check_that_locking_counts(Filled(SMALL, locked=False))
+
+
+def check_that_locking_counts(filled):
+    driver.delay("cuMemHostRegister", LATE_NS)
+    assert filled.slots.lock(filled.slot, filled.engine) is None
+    driver.delay("cuMemHostRegister", 0)
+    filled.land(filled.send([filled.array(0)]))
+    assert filled.account.stats().send_pin_seconds >= LATE_NS * 1e-9
+    filled.begin()
+    assert filled.slots.lock(filled.slot, filled.engine) is None
+    filled.land(filled.send([filled.array(0)]))
+    assert filled.account.stats().send_pin_seconds == 0, "it was locked already"
 
 
 @over_the_fake_driver_with_torch
@@ -331,3 +350,8 @@ def test_arrays_that_are_left_are_seen_though_all_gpus_read_them():
     for engine in filled.engines:
         wait_until_idle(engine)
     assert not filled.slot.is_seen(flight)
+
+
+@over_the_fake_driver
+def test_the_time_in_which_a_slot_is_locked_counts_as_pinning_for_all_gpus():
+    check_that_locking_counts(FilledForAll(SMALL, locked=False))

@@ -94,6 +94,18 @@ def as_it_is(samples):
     return samples
 
 
+class SlowToPin:
+    def pin_memory(self):
+        time.sleep(LONG_S)
+        return self
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """PyTorch takes the machine for one with a GPU, so that its DataLoaders pin."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda *_: True)
+
+
 def told(loader, **options):
     fed = penstock.feed(loader, "host", **options)
     count = sum(1 for _ in fed)
@@ -133,6 +145,19 @@ def test_batches_that_take_long_from_their_workers_are_named_transport(kind):
     assert statistics.transport_seconds > statistics.fetch_seconds + statistics.collate_seconds
 
 
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_loader_that_pins_for_long_is_named_pin(accelerator, is_pinned):
+    samples = [SlowToPin()] * BATCH * 10
+    loader = DataLoader(samples, BATCH, collate_fn=lambda batch: batch[0], pin_memory=is_pinned)
+    statistics = told(loader)
+    if is_pinned:
+        assert statistics.limited_by == "pin" and statistics.pin_seconds >= 10 * LONG_S
+        assert statistics.sentence().startswith("The wrapped loader sets the pace by its pin: ")
+        assert "    pin  " in str(statistics) and statistics.send_pin_seconds == 0
+    else:
+        assert statistics.pin_seconds == 0, "nobody pins for the host"
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_automatic_batches_the_dataset_is_named_fetch(workers):
     samples = Samples(batches_with(workers), is_slow=True)
@@ -164,7 +189,7 @@ def test_another_iterable_stays_a_loader(make, why):
     statistics = told(make())
     assert statistics.limited_by == "loader"
     assert statistics.fetch_seconds == statistics.collate_seconds == statistics.transport_seconds == 0
-    assert f"Whether its fetch, collate or transport is slow cannot be told: {why}. " in statistics.sentence()
+    assert f"Whether its fetch, collate, transport or pin is slow cannot be told: {why}. " in statistics.sentence()
     assert "    fetch" not in str(statistics)
 
 

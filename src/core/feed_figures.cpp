@@ -187,11 +187,18 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      "Workers wrote batches to send them, divided by the number of workers. Then those were received, one at "
      "a time.",
      value_of<&S::transport_seconds>, [](const S& s) { return time_text(s.transport_seconds()); }, kWrapped},
+    {"pin_seconds", Unit::seconds, "    pin",
+     "A DataLoader without workers copied batches to pinned memory, as its `pin_memory=True` says.",
+     value_of<&S::pin_seconds>, time_of<&S::pin_seconds>, kWrapped},
     {"send_seconds", Unit::seconds, "  send",
      "Batches were taken apart and packed, and their transfers started.", value_of<&S::gather_seconds>,
      [](const S& s) { return stage_text(s.gather_seconds, s.gather_share()); }, kWrapped},
     {"send_share", Unit::share, "  send", "The same as a share of the time.", value_of<&S::gather_share>,
      nullptr, kWrapped},
+    {"send_pin_seconds", Unit::seconds, "    pin while sending",
+     "The part of sending in which PyTorch copied tensors to pinned memory, batches ran their own "
+     "`pin_memory()`, or the memory that workers write to was pinned.",
+     value_of<&S::send_pin_seconds>, time_of<&S::send_pin_seconds>, kWrapped},
     {"gather_seconds", Unit::seconds, "  host gather", "Host threads gathered the samples of a batch.",
      value_of<&S::gather_seconds>, [](const S& s) { return stage_text(s.gather_seconds, s.gather_share()); },
      kOwn},

@@ -21,7 +21,8 @@ constexpr double kNearCeiling = 0.8;
 constexpr double kExplained = 0.5;
 // Among fewer batches, the first one takes most of the time, since nothing can hide it.
 constexpr std::uint64_t kFewest = 4;
-// A loader's start that takes more than this share of the wait for it is what to save first.
+// A loader's start that takes more than this share of the wait for it is what to save first. So is pinning
+// that takes as much of sending.
 constexpr double kMostOf = 0.5;
 
 struct LimitWords {
@@ -29,13 +30,14 @@ struct LimitWords {
   std::string_view name;
   std::string_view label;
 };
-constexpr std::array<LimitWords, 11> kLimits{{{FeedLimit::unknown, "unknown", "too few batches"},
+constexpr std::array<LimitWords, 12> kLimits{{{FeedLimit::unknown, "unknown", "too few batches"},
                                               {FeedLimit::consumer, "consumer", "your step"},
                                               {FeedLimit::link, "link", "transfer"},
                                               {FeedLimit::loader, "loader", "loader"},
                                               {FeedLimit::fetch, "fetch", "fetch"},
                                               {FeedLimit::collate, "collate", "collate"},
                                               {FeedLimit::transport, "transport", "transport"},
+                                              {FeedLimit::pin, "pin", "pin"},
                                               {FeedLimit::gather, "gather", "host gather"},
                                               {FeedLimit::device, "device", "device gather"},
                                               {FeedLimit::residency, "residency", "residency, once"},
@@ -117,15 +119,17 @@ std::string link_sentence(const FeedStatistics& s, const std::string& waited) {
 std::string stage_times(const FeedStatistics& s) {
   const std::string fetch = format_seconds(s.fetch_seconds);
   const std::string collate = format_seconds(s.collate_seconds);
-  const double transport = s.transport_seconds();
-  return transport > 0
-             ? fmt::format("{}, collate {} and transport {}", fetch, collate, format_seconds(transport))
-             : fmt::format("{} and collate {}", fetch, collate);
+  // Only a loader with workers has a transport, and only one without workers pins its batches itself.
+  const bool pins = s.pin_seconds > 0;
+  const double third = pins ? s.pin_seconds : s.transport_seconds();
+  return third > 0 ? fmt::format("{}, collate {} and {} {}", fetch, collate, pins ? "pin" : "transport",
+                                 format_seconds(third))
+                   : fmt::format("{} and collate {}", fetch, collate);
 }
 
 std::string why_no_stage(const FeedStatistics& s) {
   if (!s.stages_unknown.empty()) return s.stages_unknown;
-  if (s.fetch_seconds + s.collate_seconds + s.transport_seconds() <= 0) {
+  if (s.fetch_seconds + s.collate_seconds + s.transport_seconds() + s.pin_seconds <= 0) {
     return "a worker's stages are timed from its second batch of an epoch on";
   }
   return fmt::format("fetch took only {}", stage_times(s));
@@ -143,7 +147,7 @@ std::string_view with_persistent(const FeedStatistics& s) {
 std::string loader_advice(const FeedStatistics& s) {
   if (!starts_slowly(s)) {
     return fmt::format(
-        "Whether its fetch, collate or transport is slow cannot be told: {}. Give it more workers "
+        "Whether its fetch, collate, transport or pin is slow cannot be told: {}. Give it more workers "
         "(`num_workers` of a DataLoader{}) or cheaper transforms: penstock cannot make them faster. "
         "Arrays in memory need no workers with `penstock.Loader`.",
         why_no_stage(s), with_persistent(s));
@@ -160,7 +164,17 @@ std::string loader_sentence(const FeedStatistics& s, const std::string& waited) 
                      percent(s.loader_share()), waited, loader_advice(s));
 }
 
+std::string_view pin_advice(const FeedStatistics& s) {
+  if (s.loader_workers == 0) {
+    return "Make the batches in workers of a DataLoader (`num_workers` above 0): the memory that they write "
+           "to is pinned once.";
+  }
+  return "Memory that workers write to is pinned once: feed more batches to see the pace after it. If a "
+         "batch has its own `pin_memory()`, that runs for each.";
+}
+
 std::string stage_advice(const FeedStatistics& s, FeedLimit stage) {
+  if (stage == FeedLimit::pin) return std::string(pin_advice(s));
   if (stage == FeedLimit::fetch) {
     return fmt::format(
         "Do less for each sample, read a whole batch at once (`__getitems__`), or use more workers "
@@ -179,6 +193,17 @@ std::string stage_sentence(const FeedStatistics& s, FeedLimit stage, const std::
   return fmt::format(
       "The wrapped loader sets the pace by its {}: it was waited for {} of the time{}. Fetch took {}. {}",
       feed_limit_name(stage), percent(s.loader_share()), waited, stage_times(s), stage_advice(s, stage));
+}
+
+bool pins_while_sending(const FeedStatistics& s) noexcept {
+  return s.wraps_loader && s.send_pin_seconds > kMostOf * s.gather_seconds;
+}
+
+std::string pin_sentence(const FeedStatistics& s, const std::string& waited) {
+  if (s.loader_share() >= s.gather_share()) return stage_sentence(s, FeedLimit::pin, waited);
+  return fmt::format(
+      "Pinning batches sets the pace: sending them ran {} of the time, {} of it to pin them{}. {}",
+      percent(s.gather_share()), format_seconds(s.send_pin_seconds), waited, pin_advice(s));
 }
 
 std::string gather_sentence(const FeedStatistics& s, const std::string& waited) {
@@ -244,7 +269,7 @@ double FeedStatistics::loader_share() const noexcept {
 
 double FeedStatistics::start_seconds() const noexcept {
   const double workers = std::max(1U, loader_workers);
-  const double made = workers * (fetch_seconds + collate_seconds + write_seconds);
+  const double made = workers * (fetch_seconds + collate_seconds + write_seconds) + pin_seconds;
   const double first = per_batch(made + receive_seconds, batches);
   return std::max(0.0, startup_seconds - static_cast<double>(epochs) * first);
 }
@@ -264,11 +289,12 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
   if (most < kBusy) return FeedLimit::batches;
   if (most == loader_share()) return slow_stage();
   if (most == transfer_share()) return FeedLimit::link;
-  return most == gather_share() ? FeedLimit::gather : FeedLimit::device;
+  if (most != gather_share()) return FeedLimit::device;
+  return pins_while_sending(*this) ? FeedLimit::pin : FeedLimit::gather;
 }
 
 FeedLimit FeedStatistics::slow_stage() const noexcept {
-  const double made = fetch_seconds + collate_seconds + write_seconds;
+  const double made = fetch_seconds + collate_seconds + write_seconds + pin_seconds;
   const double whole = std::max(made, receive_seconds);
   if (whole <= 0 || whole < kExplained * (startup_seconds + loader_seconds)) return FeedLimit::loader;
   // Most of what workers do is hidden, and their start is not.
@@ -278,10 +304,11 @@ FeedLimit FeedStatistics::slow_stage() const noexcept {
     double seconds;
     double without;
   };
-  const std::array<Stage, 3> stages{
+  const std::array<Stage, 4> stages{
       {{FeedLimit::fetch, fetch_seconds, std::max(made - fetch_seconds, receive_seconds)},
        {FeedLimit::collate, collate_seconds, std::max(made - collate_seconds, receive_seconds)},
-       {FeedLimit::transport, transport_seconds(), fetch_seconds + collate_seconds}}};
+       {FeedLimit::transport, transport_seconds(), made - write_seconds},
+       {FeedLimit::pin, pin_seconds, std::max(made - pin_seconds, receive_seconds)}}};
   const auto is_slower = [](const Stage& a, const Stage& b) {
     return a.without < b.without || (a.without == b.without && a.seconds > b.seconds);
   };
@@ -319,6 +346,8 @@ std::string FeedStatistics::sentence() const {
     case FeedLimit::collate:
     case FeedLimit::transport:
       return stage_sentence(*this, limit, waited);
+    case FeedLimit::pin:
+      return pin_sentence(*this, waited);
     case FeedLimit::gather:
       return gather_sentence(*this, waited);
     case FeedLimit::device:

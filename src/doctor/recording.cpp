@@ -18,6 +18,7 @@
 #include <set>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace penstock {
@@ -89,6 +90,7 @@ class RecordingParser {
     name_stacks();
     read_records();
     keep_memory();
+    look_for_refused_copies();
     keep_only_node();
     keep_stream_kinds();
     keep_ranges();
@@ -390,6 +392,22 @@ class RecordingParser {
       copy.contents = known->contents;
       copy.host_node = known->node;
     }
+  }
+
+  /// If CUPTI refused some calls that copy, copies without a call may be theirs.
+  void look_for_refused_copies() {
+    Timeline& timeline = recording_.timeline;
+    if ((header_.left_out & recording::kWithoutSomeCopyCalls) == 0 || !timeline.has_calls) return;
+    std::unordered_set<std::uint32_t> made;
+    for (const TimelineCall& call : timeline.calls) made.insert(call.correlation);
+    const auto without_call = std::ranges::count_if(timeline.copies, [&made](const TimelineCopy& copy) {
+      return copy.correlation != 0 && !made.contains(copy.correlation);
+    });
+    if (without_call == 0) return;
+    timeline.has_calls = false;
+    timeline.refused.calls = true;
+    note(fmt::format("CUPTI refused to record some calls that copy. Copies without a call: {}.",
+                     without_call));
   }
 
   /// If the machine has one NUMA node, all that nobody could ask for is there.

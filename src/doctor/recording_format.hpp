@@ -78,6 +78,7 @@ enum LeftOut : std::uint32_t {
   kWithoutLaunches = 2,
   kWithoutCalls = 4,
   kWithoutCopies = 8,
+  kWithoutSomeCopyCalls = 16,  ///< of the calls that copy; copies without a call tell whether it matters
 };
 
 enum class TextType : std::uint32_t {

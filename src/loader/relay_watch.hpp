@@ -65,10 +65,7 @@ class RelayWatch {
   /// before the first parts. The rate of the member's own link depends on how its samples are gathered, so
   /// it is never known before.
   RelayWatch(const Device& device, double way)
-      : device_(device),
-        pace_{.pull = ChunkRates(),
-              .push = ChunkRates(way),
-              .pushes_cross_host = device.info().in_host_memory} {}
+      : device_(device), pace_(RelayPace::of(device.info(), 0, way)) {}
 
   /// Call these around the copies of a part to the receiver, which are enqueued on `stream`. Do not block.
   /// Throw DeviceError.

@@ -50,6 +50,8 @@ constexpr double kWorthMultiprocessors = 1.25;
 // The host must be this many times as fast as either to be worth its processors.
 constexpr double kWorthProcessors = 2.0;
 
+constexpr const char* kNoSamples = "a batch has no samples";
+
 void check(bool holds, const char* message) {
   if (!holds) throw InvalidArgument(fmt::format("This feed cannot be modelled: {}.", message));
 }
@@ -195,7 +197,7 @@ class Stages {
 };
 
 void check(const ModelledFeed& feed) {
-  check(feed.batch > 0, "a batch has no samples");
+  check(feed.batch > 0, kNoSamples);
   check(feed.prefetch_depth > 0, "no batch is ahead of the consumer");
   check(feed.step_seconds >= 0, "the step's time is negative");
   for (const ModelledField& field : feed.fields) {
@@ -284,6 +286,7 @@ double shuffled_seconds(const LinkProfile& profile, const DeviceTuning& tuning, 
 
 GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning, std::size_t bytes,
                          std::size_t samples, bool in_sequence) {
+  check(samples > 0, kNoSamples);
   const double link = link_rate(profile, tuning);
   const auto count = static_cast<double>(samples);
   const auto rate = [&](GatherPath path) {

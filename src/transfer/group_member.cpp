@@ -96,9 +96,7 @@ void GroupMember::read_times() {
     const RelayedChunk chunk = *std::exchange(relay.chunk, std::nullopt);
     if (2 * chunk.bytes < options_.chunk_bytes) continue;  // its latency would show
     const double way = options_.peers.empty() ? 0 : options_.peers[chunk.receiver];
-    const RelayPace measured{.pull = ChunkRates(options_.link),
-                             .push = ChunkRates(way),
-                             .pushes_cross_host = device_.info().in_host_memory};
+    const RelayPace measured = RelayPace::of(device_.info(), options_.link, way);
     RelayPace& pace = paces_.try_emplace(chunk.receiver, measured).first->second;
     note(pace.pull, {chunk.bytes, chunk.pulls}, relay.pulled->seconds_since(relay.pull_begins));
     note(pace.push, {chunk.bytes, chunk.pushes}, relay.pushed.seconds_since(relay.push_begins));

@@ -23,7 +23,7 @@ namespace {
 
 using Curve = LinkProfile::Curve;
 using Point = LinkProfile::Point;
-using PackedPoint = LinkProfile::PackedPoint;
+using GridPoint = LinkProfile::GridPoint;
 
 double interpolate(double x, double x0, double y0, double x1, double y1) {
   return y0 * std::exp(std::log(y1 / y0) * (std::log(x / x0) / std::log(x1 / x0)));
@@ -92,23 +92,22 @@ double direct_seconds(const LinkProfile& profile, double bytes, double pieces, T
 }
 
 /// The grid's points of equal `pieces` from `first` on.
-std::span<const PackedPoint> row_from(std::span<const PackedPoint> grid, std::size_t first) {
+std::span<const GridPoint> row_from(std::span<const GridPoint> grid, std::size_t first) {
   std::size_t last = first;
   while (last < grid.size() && grid[last].pieces == grid[first].pieces) ++last;
   return grid.subspan(first, last - first);
 }
 
 /// Past its largest size a row grows as staging does, since large pieces behave like staged copies.
-double on_packed_row(const LinkProfile& profile, std::span<const PackedPoint> row, Curve staged,
-                     double bytes) {
+double on_packed_row(const LinkProfile& profile, std::span<const GridPoint> row, Curve staged, double bytes) {
   const auto largest = static_cast<double>(row.back().bytes);
   if (bytes <= largest) return on_curve(row, bytes);
   return row.back().seconds * seconds_of(profile, staged, bytes) / seconds_of(profile, staged, largest);
 }
 
 /// `on_row` gives the seconds of any bytes in a row.
-double on_grid(std::span<const PackedPoint> grid, double bytes, double pieces,
-               FunctionRef<double(std::span<const PackedPoint>, double)> on_row) {
+double on_grid(std::span<const GridPoint> grid, double bytes, double pieces,
+               FunctionRef<double(std::span<const GridPoint>, double)> on_row) {
   auto row = row_from(grid, 0);
   auto below = row;
   while (static_cast<double>(row.front().pieces) < pieces) {
@@ -129,14 +128,14 @@ double on_grid(std::span<const PackedPoint> grid, double bytes, double pieces,
 
 double packed_seconds(const LinkProfile& profile, double bytes, double pieces, CopyDirection direction) {
   const bool h2d = direction == CopyDirection::h2d;
-  const std::span<const PackedPoint> grid = h2d ? profile.packed_h2d : profile.packed_d2h;
+  const std::span<const GridPoint> grid = h2d ? profile.packed_h2d : profile.packed_d2h;
   const Curve staged = h2d ? Curve::staged_h2d : Curve::staged_d2h;
   if (grid.empty()) {
     throw InvalidArgument(
         fmt::format("This link profile has no packed {} transfers; measure the link with `penstock link`.",
                     copy_direction_name(direction)));
   }
-  return on_grid(grid, bytes, pieces, [&](std::span<const PackedPoint> row, double some) {
+  return on_grid(grid, bytes, pieces, [&](std::span<const GridPoint> row, double some) {
     return on_packed_row(profile, row, staged, some);
   });
 }
@@ -229,7 +228,7 @@ std::optional<double> LinkProfile::gather_seconds(Gather gather, std::size_t sam
   const auto size = static_cast<double>(sample_bytes);
   if (gather == Gather::host) {
     if (host_gathers.empty()) return std::nullopt;
-    const auto on_row = [](std::span<const PackedPoint> row, double bytes) { return on_curve(row, bytes); };
+    const auto on_row = [](std::span<const GridPoint> row, double bytes) { return on_curve(row, bytes); };
     return on_grid(host_gathers, size * samples, samples, on_row);
   }
   const auto found = gathers.find(gather);

@@ -56,11 +56,11 @@ std::vector<LinkProfile::Point> read_curve(const json& curves, std::string_view 
   return points;
 }
 
-std::vector<LinkProfile::PackedPoint> read_grid(const json& profile, const char* name,
-                                                bool may_be_empty = false) {
+std::vector<LinkProfile::GridPoint> read_grid(const json& profile, const char* name,
+                                              bool may_be_empty = false) {
   const json& rows = member(profile, name);
   if (!rows.is_array() || (rows.empty() && !may_be_empty)) refuse(fmt::format("'{}' has no points", name));
-  std::vector<LinkProfile::PackedPoint> points;
+  std::vector<LinkProfile::GridPoint> points;
   for (const json& row : rows) {
     const json& point = to_row(row, name, 3);
     points.push_back({to_count(point[0], name, 1, kMostBytes), to_count(point[1], name, 1, kMostBytes),
@@ -81,7 +81,7 @@ json curve_rows(const std::vector<LinkProfile::Point>& points) {
   return rows;
 }
 
-json grid_rows(const std::vector<LinkProfile::PackedPoint>& points) {
+json grid_rows(const std::vector<LinkProfile::GridPoint>& points) {
   json rows = json::array();
   for (const auto& point : points) rows.push_back({point.pieces, point.bytes, point.seconds});
   return rows;

@@ -74,7 +74,9 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
   s.collate_seconds = 0.02;
   s.write_seconds = 0.03;
   s.receive_seconds = 0.04;
+  s.pin_seconds = 0.05;
   s.gather_seconds = 1.25;
+  s.send_pin_seconds = 0.06;
   s.transfer_seconds = 1.6;
   s.kernel_seconds = 0.8;
   s.mean_ready = 1.7;
@@ -118,8 +120,10 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
       {"fetch_seconds", 0.01},
       {"collate_seconds", 0.02},
       {"transport_seconds", 0.07},
+      {"pin_seconds", 0.05},
       {"send_seconds", 1.25},
       {"send_share", 0.5},
+      {"send_pin_seconds", 0.06},
       {"gather_seconds", 1.25},
       {"gather_share", 0.5},
       {"transfer_seconds", 1.6},

@@ -64,6 +64,21 @@ FeedStatistics staged(double fetch, double collate, double write, double receive
   return s;
 }
 
+/// One without workers that pins its batches itself.
+FeedStatistics pinning(double fetch, double collate, double pin) {
+  FeedStatistics s = staged(fetch, collate, 0, 0);
+  s.pin_seconds = pin;
+  return s;
+}
+
+/// Batches of a wrapped loader that are sent for most of the time, and `pin` of that time are pinned.
+FeedStatistics pinned_while_sent(double pin, unsigned workers = 0) {
+  FeedStatistics s = wrapped(fed(0.6, 0.3, 0, 0.8), 0.1);
+  s.send_pin_seconds = pin;
+  s.loader_workers = workers;
+  return s;
+}
+
 FeedStatistics without_stages(const char* why) {
   FeedStatistics s = wrapped(fed(0.6, 0.3, 0, 0.1), 0.8);
   s.stages_unknown = why;
@@ -107,6 +122,27 @@ TEST(FeedStatisticsTest, NamesTheStageWithoutWhichTheLoaderIsFastest) {
       << "receiving sets the pace without either, so it is the longer one";
 }
 
+TEST(FeedStatisticsTest, NamesPinningWhereItTakesLongest) {
+  EXPECT_EQ(pinning(0.1, 0.2, 0.5).limited_by(), FeedLimit::pin);
+  EXPECT_EQ(pinning(0.1, 0.4, 0.3).limited_by(), FeedLimit::collate);
+  EXPECT_EQ(pinning(0.1, 0.1, 0.1).limited_by(), FeedLimit::loader) << "0.3 of 0.8";
+  EXPECT_EQ(pinning(0, 0, 0.5).limited_by(), FeedLimit::pin);
+  EXPECT_EQ(pinned_while_sent(0.5).limited_by(), FeedLimit::pin);
+  EXPECT_EQ(pinned_while_sent(0.3).limited_by(), FeedLimit::gather) << "less than half of sending";
+  FeedStatistics own = pinned_while_sent(0.5);
+  own.wraps_loader = false;
+  EXPECT_EQ(own.limited_by(), FeedLimit::gather);
+  FeedStatistics fast = pinned_while_sent(0.5);
+  fast.gather_seconds = 0.2;
+  EXPECT_EQ(fast.limited_by(), FeedLimit::batches) << "nobody waits for it";
+}
+
+TEST(FeedStatisticsTest, ALoaderThatPinsIsNotSaidToPinWhileSending) {
+  FeedStatistics s = pinning(0.1, 0.2, 0.5);
+  s.send_pin_seconds = s.gather_seconds;
+  EXPECT_THAT(s.sentence(), StartsWith("The wrapped loader sets the pace by its pin: "));
+}
+
 TEST(FeedStatisticsTest, NamesNoStageThatDoesNotExplainTheWait) {
   EXPECT_EQ(staged(0.2, 0.1, 0, 0).limited_by(), FeedLimit::loader) << "0.3 of 0.8";
   EXPECT_EQ(staged(0.2, 0.21, 0, 0).limited_by(), FeedLimit::collate) << "0.41 of 0.8";
@@ -147,6 +183,12 @@ TEST(FeedStatisticsTest, TheFirstBatchOfAnEpochIsMadeAfterTheStart) {
   EXPECT_EQ(in_epochs(4, 16, 8, 8, 32, 64).start_seconds(), 0);
 }
 
+TEST(FeedStatisticsTest, TheFirstPinningIsNoPartOfTheStart) {
+  FeedStatistics s = in_epochs(4, 1, 0, 60, 0, 28);
+  s.pin_seconds = 28;
+  EXPECT_DOUBLE_EQ(s.start_seconds(), 4);
+}
+
 TEST(FeedStatisticsTest, WorkersThatArePersistentAreNotAdvisedTo) {
   const auto without = Not(HasSubstr("persistent_workers"));
   FeedStatistics start = in_epochs(1, 40, 4, 50, 24, 24);
@@ -164,9 +206,10 @@ TEST(FeedStatisticsTest, WorkersThatArePersistentAreNotAdvisedTo) {
 }
 
 TEST(FeedStatisticsTest, SaysWhyNoStageOfTheLoaderIsNamed) {
-  EXPECT_THAT(without_stages("a loader of type list is not a DataLoader").sentence(),
-              HasSubstr("Whether its fetch, collate or transport is slow cannot be told: a loader of type "
-                        "list is not a DataLoader. Give it more workers"));
+  EXPECT_THAT(
+      without_stages("a loader of type list is not a DataLoader").sentence(),
+      HasSubstr("Whether its fetch, collate, transport or pin is slow cannot be told: a loader of type "
+                "list is not a DataLoader. Give it more workers"));
   EXPECT_THAT(staged(0, 0, 0, 0).sentence(), HasSubstr("told: a worker's stages are timed from its second"));
   EXPECT_THAT(staged(0.2, 0.1, 0.01, 0.02).sentence(),
               HasSubstr("told: fetch took only 200 ms, collate 100 ms and transport 30.0 ms."));
@@ -274,6 +317,18 @@ const std::vector<Said>& all_cases() {
        "The wrapped loader sets the pace by its transport: it was waited for 80.0 % of the time, and your "
        "step waited for data 60.0 % of the time. ",
        "transport 900 ms. Yield arrays"},
+      {pinning(0.1, 0.2, 0.5),
+       "The wrapped loader sets the pace by its pin: it was waited for 80.0 % of the time, and your step "
+       "waited for data 60.0 % of the time. ",
+       "Fetch took 100 ms, collate 200 ms and pin 500 ms. Make the batches in workers"},
+      {pinned_while_sent(0.5),
+       "Pinning batches sets the pace: sending them ran 80.0 % of the time, 500 ms of it to pin them, and "
+       "your step waited for data 60.0 % of the time. ",
+       "Make the batches in workers"},
+      {pinned_while_sent(0.5, 2),
+       "Pinning batches sets the pace: sending them ran 80.0 % of the time, 500 ms of it to pin them, and "
+       "your step waited for data 60.0 % of the time. ",
+       "is pinned once: feed more batches"},
       {wrapped(fed(0.6, 0.3, 0, 0.8), 0.1),
        "Packing and sending batches on the host sets the pace: it ran 80.0 % of the time, and your step "
        "waited "
@@ -379,12 +434,12 @@ TEST(FeedLimitTest, EachLimitHasItsOwnWords) {
   for (const FeedLimit limit :
        {FeedLimit::unknown, FeedLimit::consumer, FeedLimit::link, FeedLimit::loader, FeedLimit::gather,
         FeedLimit::device, FeedLimit::residency, FeedLimit::batches, FeedLimit::fetch, FeedLimit::collate,
-        FeedLimit::transport}) {
+        FeedLimit::transport, FeedLimit::pin}) {
     names.insert(feed_limit_name(limit));
     labels.insert(feed_limit_label(limit));
   }
-  EXPECT_EQ(names.size(), 11U);
-  EXPECT_EQ(labels.size(), 11U);
+  EXPECT_EQ(names.size(), 12U);
+  EXPECT_EQ(labels.size(), 12U);
 }
 
 TEST(StallPartsTest, AStallIsDividedAmongTheStagesOfItsBatch) {

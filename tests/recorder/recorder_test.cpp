@@ -282,6 +282,24 @@ TEST_F(Recorder, ManagesIfCuptiRefusesSomeFunctionsOfAKind) {
   }
 }
 
+TEST_F(Recorder, JudgesNoCallsIfCuptiRefusesThoseOfTheDriverThatCopy) {
+  // Copies have the correlation of the driver's call, also if the runtime makes it.
+  for (const char* const copies : {"again=30", "again-driver=30"}) {
+    SCOPED_TRACE(copies);
+    command_.environment.emplace_back("FAKE_CUPTI_REFUSES=cuMemcpyHtoDAsync,cuMemcpyDtoHAsync");
+    EXPECT_THAT(reasons_in(examine({"init", copies})), HasSubstr("Copies without a call: 60.\n"));
+    command_.environment.back() = "FAKE_CUPTI_REFUSES=cuMemcpyHtoDAsync";
+    const json report = examine({"init", copies});
+    EXPECT_THAT(reasons_in(report),
+                AllOf(HasSubstr("CUPTI refused to record some calls that copy. Copies without a call: 30.\n"),
+                      HasSubstr("CUPTI refused to record calls other than launches.")));
+    EXPECT_THAT(not_examined_in(report),
+                IsSupersetOf({"blocking-copies", "exposed-copies", "same-data-again"}));
+    command_.environment.pop_back();
+    EXPECT_THAT(reasons_in(examine({"init", copies})), Not(HasSubstr("CUPTI refused")));
+  }
+}
+
 TEST_F(Recorder, TakesRecordsOfCallsIfCuptiRefusesAllCallbacks) {
   const auto seen_without = [&](const std::string& refused) {
     command_.environment.push_back("FAKE_CUPTI_REFUSES=" + refused);

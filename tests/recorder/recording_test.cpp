@@ -240,6 +240,24 @@ TEST(Recordings, TellWhatCuptiRefused) {
   EXPECT_THAT(refused(0, kAll), ElementsAre(false, false, false, false)) << "nothing is missing";
 }
 
+TEST(Recordings, LackCallsIfSomeThatCopyWereRefusedAndACopyHasNone) {
+  Bytes bytes = ten_steps();
+  const auto parsed = [&bytes](std::uint32_t left_out) {
+    bytes.header().left_out = bytes.header().refused = left_out;
+    return parse(bytes.bytes()).timeline;
+  };
+  EXPECT_TRUE(parsed(recording::kWithoutSomeCopyCalls).has_calls) << "each copy has its call";
+  bytes.ring()[0].correlation = 12345;  // the call of the first copy
+  EXPECT_TRUE(parsed(0).has_calls);
+  const Timeline timeline = parsed(recording::kWithoutSomeCopyCalls);
+  EXPECT_FALSE(timeline.has_calls);
+  EXPECT_TRUE(timeline.refused.calls);
+  EXPECT_THAT(timeline.notes, Contains(HasSubstr("some calls that copy. Copies without a call: 1.")));
+  ASSERT_EQ(bytes.ring()[1].type, RecordType::copy);
+  bytes.ring()[1].correlation = 0;  // between devices
+  EXPECT_TRUE(parsed(recording::kWithoutSomeCopyCalls).has_calls);
+}
+
 TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
   Bytes bytes = ten_steps();
   bytes.ring()[0].contents = 55;  // the call of the first copy

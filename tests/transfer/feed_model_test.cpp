@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr double kMicro = 1e-6;
 
 /// Batches that host threads gather, if a sample of 1000 bytes takes `seconds` and larger ones as much more.
-std::vector<LinkProfile::PackedPoint> host_gathers(double seconds) {
+std::vector<LinkProfile::GridPoint> host_gathers(double seconds) {
   return {{1, 1, seconds / 1000},
           {1, 1000, seconds},
           {1'000'000, 1, seconds / 1000},
@@ -589,6 +589,10 @@ TEST(FeedModel, TheHostsRateIsThatOfBatchesOfThisSize) {
   EXPECT_NEAR(rate(4096), 4e9, 1) << "as often as needed";
   const auto small = feed(GatherPath::host, 0, [](auto& f) { f.batch = 64; });
   EXPECT_NEAR(predict_feed(measured, tuning(), small).gather_seconds, 64e-6, 1e-12);
+}
+
+TEST(FeedModel, NothingHasNoRate) {
+  EXPECT_THROW(static_cast<void>(gather_rates(profile(), tuning(), 1000, 0, false)), InvalidArgument);
 }
 
 TEST(FeedModel, CopiesPayIfOthersAreHardlyFaster) {

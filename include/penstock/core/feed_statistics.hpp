@@ -17,6 +17,7 @@ enum class FeedLimit : std::uint8_t {
   fetch,      ///< of a wrapped DataLoader: its dataset, which gives the samples of a batch
   collate,    ///< of a wrapped DataLoader: its collate_fn, which makes a batch of them
   transport,  ///< of a wrapped DataLoader: bringing a batch from its worker
+  pin,        ///< batches of a wrapped loader are copied to pinned memory, or their memory is pinned
   gather,     ///< host threads that gather samples, or that pack and send the batches of a wrapped loader
   device,     ///< kernels that gather samples from device memory
   residency,  ///< moving the resident samples to the device, which happens once
@@ -45,7 +46,8 @@ struct FeedStatistics {
   double resident_seconds = 0;
 
   double seconds = 0;
-  double gather_seconds = 0;  ///< for a wrapped loader: taking its batches apart, packing and enqueuing
+  double gather_seconds = 0;    ///< for a wrapped loader: taking its batches apart, packing and enqueuing
+  double send_pin_seconds = 0;  ///< the part of that in which a wrapped loader's batches were pinned
   double slot_wait_seconds = 0;
   std::uint64_t timed_batches = 0;
   double transfer_seconds = 0;          ///< (device); at least the bytes' time at the link's ceiling
@@ -69,6 +71,7 @@ struct FeedStatistics {
   double collate_seconds = 0;
   double write_seconds = 0;
   double receive_seconds = 0;
+  double pin_seconds = 0;        ///< a DataLoader without workers pins its batches itself
   std::string stages_unknown{};  ///< why no stage was timed: "a loader of type list is not a DataLoader";
                                  ///< empty: they were
   double land_seconds = 0;
@@ -104,8 +107,8 @@ struct FeedStatistics {
   [[nodiscard]] double stall_other_seconds() const noexcept;
 
   [[nodiscard]] FeedLimit limited_by() const noexcept;
-  /// The stage without which the wrapped loader would be fastest: fetch, collate or transport. `loader` if
-  /// the stages that were timed explain less than half of the wait for it, or its start is more than half.
+  /// The stage without which the wrapped loader would be fastest: fetch, collate, transport or pin. `loader`
+  /// if the stages that were timed explain less than half of the wait for it, or its start is more than half.
   [[nodiscard]] FeedLimit slow_stage() const noexcept;
   /// Says what sets the pace, with figures of the table, and then what to do next. The first sentence ends at
   /// the first full stop before a space and can stand alone.

@@ -86,13 +86,14 @@ struct FeedPrediction {
 [[nodiscard]] double shuffled_seconds(const LinkProfile& profile, const DeviceTuning& tuning, GatherPath path,
                                       std::size_t bytes, double samples);
 
-/// Bytes per second at which batches of `samples` of `bytes` each reach the device, shuffled or
-/// `in_sequence`.
+/// Bytes per second at which batches reach the device.
 struct GatherRates {
   double by_host = 0;  ///< host threads, or the link if that is slower
   double by_kernels = 0;
   double by_copies = 0;  ///< of the link, or of the thread that enqueues them if that is slower
 };
+/// Of batches of `samples` of `bytes` each, shuffled or `in_sequence`. Throws InvalidArgument for 0
+/// samples.
 [[nodiscard]] GatherRates gather_rates(const LinkProfile& profile, const DeviceTuning& tuning,
                                        std::size_t bytes, std::size_t samples, bool in_sequence);
 /// True if the copy engines are nearly as fast as kernels, or faster, and the host is not twice as fast.

@@ -52,7 +52,7 @@ class LinkProfile {
     double seconds = 0;
   };
   /// Seconds for `pieces` equal pieces of `bytes` in all.
-  struct PackedPoint {
+  struct GridPoint {
     std::size_t pieces = 0;
     std::size_t bytes = 0;
     double seconds = 0;
@@ -109,8 +109,8 @@ class LinkProfile {
   /// Every curve of a measured profile has points.
   std::map<Curve, std::vector<Point>> curves;
   /// Ascending in pieces, then in bytes.
-  std::vector<PackedPoint> packed_h2d;
-  std::vector<PackedPoint> packed_d2h;
+  std::vector<GridPoint> packed_h2d;
+  std::vector<GridPoint> packed_d2h;
   /// Seconds from one small asynchronous copy to the next, enqueued back to back; 0 if not measured.
   double copy_interval = 0;
   /// By the bytes of a sample: seconds that a further sample adds to a large shuffled batch. Empty for
@@ -118,7 +118,7 @@ class LinkProfile {
   std::map<Gather, std::vector<Point>> gathers;
   /// Shuffled batches that host threads gather, a sample a piece. Ascending in pieces, then in bytes. Empty
   /// for defaults.
-  std::vector<PackedPoint> host_gathers;
+  std::vector<GridPoint> host_gathers;
   unsigned gather_threads = 0;  ///< of the host's gathers; 0 if not measured
 };
 

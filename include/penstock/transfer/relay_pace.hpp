@@ -1,5 +1,7 @@
 #pragma once
 
+#include <penstock/device/device_info.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -94,6 +96,12 @@ struct RelayPace {
   ChunkRates push;  ///< on to the receiver
   /// Pushes cross the host's memory: if it is busy, they are slow like the links.
   bool pushes_cross_host = false;
+
+  /// Of `member`. `link`, `way`: the measured rates of its own link, and of large copies from it to the
+  /// receiver, in bytes/s; 0: not known before the first chunks.
+  [[nodiscard]] static RelayPace of(const DeviceInfo& member, double link, double way) noexcept {
+    return {.pull = ChunkRates(link), .push = ChunkRates(way), .pushes_cross_host = member.in_host_memory};
+  }
 
   /// True if others use the link, or the way to the receiver. `relays`: the members that relay to the
   /// receiver now. Each of the others takes as much of that way as its link brings. `own`: the pace of the

@@ -234,15 +234,11 @@ class CudaBackend final : public Backend {
   // Enabled peer access covers memory of cuMemAlloc, which is what other processes may open, too. Memory of
   // cuMemMap and of pools is open to GPUs that its owner names, and nothing tells which.
   [[nodiscard]] bool is_open_to_peers(const void* data) const override {
-    unsigned ipc = 0;
-    unsigned managed = 0;
-    std::array attributes{PointerAttribute::is_legacy_cuda_ipc_capable, PointerAttribute::is_managed};
-    std::array<void*, 2> answers{&ipc, &managed};
-    const Result result = try_call(context_, driver_.pointer_get_attributes, 2u, attributes.data(),
-                                   answers.data(), as_address(data));
+    Sharing sharing;
+    const Result result = look_up_sharing(as_address(data), sharing);
     if (result == kInvalidValue) return false;
     driver_.check(result, driver_.pointer_get_attributes.name);
-    return ipc != 0 || managed != 0 || !tells_ipc();
+    return sharing.ipc != 0 || sharing.managed != 0 || !tells_ipc();
   }
 
   [[nodiscard]] void* device_address(void* locked) const override {
@@ -374,17 +370,24 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  struct Sharing {
+    unsigned ipc = 0;      // other processes may open it
+    unsigned managed = 0;  // by the driver, for all devices
+  };
+
+  [[nodiscard]] Result look_up_sharing(Address data, Sharing& sharing) const {
+    std::array attributes{PointerAttribute::is_legacy_cuda_ipc_capable, PointerAttribute::is_managed};
+    std::array<void*, 2> answers{&sharing.ipc, &sharing.managed};
+    return try_call(context_, driver_.pointer_get_attributes, 2u, attributes.data(), answers.data(), data);
+  }
+
   // Where processes cannot share memory at all, what they could share tells nothing.
   [[nodiscard]] bool tells_ipc() const {
     std::call_once(ipc_asked_, [&] {
       Address memory = 0;
-      unsigned ipc = 0;
-      PointerAttribute attribute = PointerAttribute::is_legacy_cuda_ipc_capable;
-      void* answer = &ipc;
+      Sharing sharing;
       if (try_call(context_, driver_.mem_alloc, &memory, std::size_t{1}) != kSuccess) return;
-      tells_ipc_ =
-          try_call(context_, driver_.pointer_get_attributes, 1u, &attribute, &answer, memory) != kSuccess ||
-          ipc != 0;
+      tells_ipc_ = look_up_sharing(memory, sharing) != kSuccess || sharing.ipc != 0;
       release(context_, driver_.mem_free, memory);
     });
     return tells_ipc_;
