@@ -95,6 +95,8 @@ case "${1:-}" in
       driver=$PWD/$driver/tests/fake_driver/libfake_cuda.so
       if [ -e "$driver" ]; then export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$driver}; fi
     done
+    # As many threads of PyTorch in each process as there are cores would spin for each other.
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     "$build/venv/bin/python" -m pytest --numprocesses "${TEST_JOBS:-${JOBS:-$(nproc)}}" "$@"
     ;;
   environment)
