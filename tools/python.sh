@@ -37,7 +37,7 @@ make_wheel() {
 make_test_environment() {
   # Compiling takes a fifth less time so, and no test asks for speed. Tests in frameworks take the wheel of users.
   make_wheel --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" \
-    --config-settings "cmake.define.PENSTOCK_BUILT=${PENSTOCK_BUILT:-}" \
+    --config-settings "cmake.define.PENSTOCK_BUILT=${PENSTOCK_BUILT:-OFF}" \
     --config-settings "build-dir=$build/tested/{wheel_tag}"
   rm -rf "$build/venv"
   make_environment "$build/venv"
