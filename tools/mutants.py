@@ -50,7 +50,7 @@ WORK = ROOT / "build" / "mutants"
 SANITIZERS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:external_symbolizer_path=/usr/bin/addr2line",
     "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:external_symbolizer_path=/usr/bin/addr2line",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:external_symbolizer_path=/usr/bin/addr2line",
 }
 RECORDER = "libpenstock_recorder.so"  # beside the command
 PATIENCE_S = 600  # with tests that should pass; a mutant has a multiple of what they took

@@ -3,8 +3,8 @@
 # python.sh install | test | environment | test-frameworks | beside | gpu-test | train | format [--check] | stubs, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
-# test             builds the wheel, installs it into a new virtual environment with the pinned test requirements, runs
-#                  pytest
+# test             builds the wheel, around the library of the finished build in PENSTOCK_BUILT if that is set; installs it
+#                  into a new virtual environment with the pinned test requirements, runs pytest
 # environment      makes that virtual environment if there is none
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
 # beside           builds with this Python's packages, without a network, into build/python/beside
@@ -36,7 +36,9 @@ make_wheel() {
 # makes it fast.
 make_test_environment() {
   # Compiling takes a fifth less time so, and no test asks for speed. Tests in frameworks take the wheel of users.
-  make_wheel --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
+  make_wheel --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" \
+    --config-settings "cmake.define.PENSTOCK_BUILT=${PENSTOCK_BUILT:-OFF}" \
+    --config-settings "build-dir=$build/tested/{wheel_tag}"
   rm -rf "$build/venv"
   make_environment "$build/venv"
   quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl
@@ -93,6 +95,8 @@ case "${1:-}" in
       driver=$PWD/$driver/tests/fake_driver/libfake_cuda.so
       if [ -e "$driver" ]; then export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$driver}; fi
     done
+    # As many threads of PyTorch in each process as there are cores would spin for each other.
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     "$build/venv/bin/python" -m pytest --numprocesses "${TEST_JOBS:-${JOBS:-$(nproc)}}" "$@"
     ;;
   environment)

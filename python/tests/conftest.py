@@ -1,3 +1,5 @@
+import gc
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -5,7 +7,8 @@ import tempfile
 import numpy as np
 import pytest
 
-from support import gpu
+from penstock import _worker_feed
+from support import HAS_GPU, gpu
 
 # host:late=1 poisons destinations when a copy is enqueued and writes them as late as ordering allows. A forgotten wait
 # then gives wrong bytes.
@@ -46,3 +49,27 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Has PyTorch look after its workers every half second, not every five."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+    workers = "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"
+    monkeypatch.setattr(f"{workers}._try_get_data.__defaults__", (0.5,))
+
+
+@pytest.fixture
+def no_worker_leaks():
+    """After each test no slot is granted, no worker is left, and no file is open that was not."""
+    gc.collect()
+    files, processes = len(os.listdir("/proc/self/fd")), set(multiprocessing.active_children())
+    yield
+    gc.collect()
+    _worker_feed._give_back([count for _, count in _worker_feed._kept])
+    _worker_feed._kept.clear()
+    assert _worker_feed.granted() == 0
+    assert set(multiprocessing.active_children()) <= processes
+    if not HAS_GPU:  # the driver opens files when it likes
+        assert len(os.listdir("/proc/self/fd")) <= files + 6  # what starts other processes keeps some
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("penstock", f"torch_{os.getpid()}_"))]

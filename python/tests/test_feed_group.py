@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import penstock
 import test_native_feed as native_tests
-import test_worker_feed as worker_tests
+import worker_loaders
 from interrupts import taken_amid_alarms
 from penstock._engines import engine_for
 from support import same
@@ -315,7 +315,7 @@ def test_what_moves_itself_moves_to_each_device(group):
 def test_workers_batches_are_those_of_the_loader(group, persistent):
     def make():
         return DataLoader(
-            worker_tests.Nested(), batch_size=7, shuffle=True, num_workers=2, persistent_workers=persistent
+            worker_loaders.Nested(), batch_size=7, shuffle=True, num_workers=2, persistent_workers=persistent
         )
 
     torch.manual_seed(3)
@@ -324,12 +324,12 @@ def test_workers_batches_are_those_of_the_loader(group, persistent):
     torch.manual_seed(3)
     fed = penstock.feed(make(), group=group)
     assert same([[copied(batch) for batch in fed] for _ in range(2)], expected)
-    assert worker_tests.SHARED in fed.describe()
+    assert worker_loaders.SHARED in fed.describe()
 
 
 @pytest.mark.parametrize("large", [False, True])
 def test_workers_batches_that_are_kept_stay_as_they_are(group, large):
-    dataset = worker_tests.Tensors(24, *((600_000,) if large else (16, 33)))
+    dataset = worker_loaders.Tensors(24, *((600_000,) if large else (16, 33)))
     loader = DataLoader(dataset, batch_size=3, num_workers=2)
     fed = penstock.feed(loader, group=group)
     list(fed)  # slots have room from here on
@@ -338,7 +338,7 @@ def test_workers_batches_that_are_kept_stay_as_they_are(group, large):
 
 
 def test_a_loop_over_workers_may_be_left(group):
-    loader = DataLoader(worker_tests.Tensors(60, 40_000), batch_size=10, num_workers=2)
+    loader = DataLoader(worker_loaders.Tensors(60, 40_000), batch_size=10, num_workers=2)
     fed = penstock.feed(loader, group=group)
     for taken in 1, 3, 2:
         for batch, expected in zip(itertools.islice(fed, taken), loader, strict=False):
@@ -347,7 +347,7 @@ def test_a_loop_over_workers_may_be_left(group):
 
 
 def test_an_exception_of_a_worker_has_its_traceback(group):
-    loader = DataLoader(worker_tests.Failing(), batch_size=10, num_workers=2)
+    loader = DataLoader(worker_loaders.Failing(), batch_size=10, num_workers=2)
     iterator = iter(penstock.feed(loader, group=group))
     got = [copied(next(iterator)) for _ in range(2)]
     with pytest.raises(ValueError, match="sample 25 is broken") as caught:
@@ -357,9 +357,9 @@ def test_an_exception_of_a_worker_has_its_traceback(group):
     assert len(got) == 5
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as in test_worker_feed.py
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as in test_worker_faults.py
 def test_a_worker_that_is_killed_is_an_error(group):
-    loader = DataLoader(worker_tests.Tensors(60), batch_size=5, num_workers=1)
+    loader = DataLoader(worker_loaders.Tensors(60), batch_size=5, num_workers=1)
     fed = penstock.feed(loader, group=group)
     iterator = iter(fed)
     next(iterator)

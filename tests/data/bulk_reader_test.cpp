@@ -2,6 +2,7 @@
 
 #include "data/cold_file.hpp"
 #include "data/support.hpp"
+#include "support/bytes.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -19,6 +21,8 @@ namespace penstock {
 namespace {
 
 using test::cached_pages;
+using testing::first_difference;
+using testing::is_filled;
 using testing::kPoison;
 
 constexpr std::size_t kWindow = BulkReader::kWindow;
@@ -73,15 +77,14 @@ class BulkReads : public ::testing::Test {
   void expect_read(BulkReader& reader, std::size_t offset, std::size_t bytes, std::size_t shift) const {
     SCOPED_TRACE(::testing::Message() << bytes << " bytes at " << offset << ", shifted by " << shift);
     const HostPages pages(bytes + 3 * 4096);
-    std::ranges::fill(pages.bytes(), kPoison);
+    std::memset(pages.bytes().data(), std::to_integer<int>(kPoison), pages.bytes().size());
     const auto place = pages.bytes().subspan(4096 + shift, bytes);
     const std::size_t there = std::min(bytes, content_.size() - std::min(offset, content_.size()));
     ASSERT_EQ(reader.read(offset, place), there);
     const auto expected = std::span(content_).subspan(std::min(offset, content_.size()), there);
-    ASSERT_TRUE(std::ranges::equal(place.first(there), expected));
-    const auto is_poison = [](std::byte each) { return each == kPoison; };
-    ASSERT_TRUE(std::ranges::all_of(pages.bytes().first(4096 + shift), is_poison));
-    ASSERT_TRUE(std::ranges::all_of(pages.bytes().subspan(4096 + shift + bytes), is_poison));
+    ASSERT_EQ(first_difference(place.first(there), expected), -1);
+    ASSERT_TRUE(is_filled(pages.bytes().first(4096 + shift), kPoison));
+    ASSERT_TRUE(is_filled(pages.bytes().subspan(4096 + shift + bytes), kPoison));
   }
 
   /// What Residency says to somebody who may not write the file.

@@ -1,5 +1,5 @@
-# cmake -DBUILD=... (a finished build) or -DSOURCE=... (built here as a shared library, quickly), -DWORK=... -DCXX=...
-# -DGENERATOR=... -DVERSION=... -P find_package.cmake
+# cmake -DBUILD=... (a finished build) -DWORK=... -DCXX=... -DGENERATOR=... -DVERSION=... -P find_package.cmake
+# With -DSOURCE=... -DPYTHON=... and -DOPTIONS=..., those of the finished build: its objects become a shared library first.
 set(prefix ${WORK}/prefix)
 file(REMOVE_RECURSE ${prefix} ${WORK}/outside)
 
@@ -8,9 +8,12 @@ function(run)
 endfunction()
 
 if(SOURCE)
+  set(launcher ${PYTHON} ${CMAKE_CURRENT_LIST_DIR}/take_object.py ${BUILD} ${WORK}/build)
+  list(JOIN launcher "\\;" launcher)
   set(BUILD ${WORK}/build)
-  run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
-    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG= -DBUILD_SHARED_LIBS=ON -DPENSTOCK_UNITY=ON -DPENSTOCK_BUILD_TESTS=OFF -DPENSTOCK_BUILD_BENCHMARKS=OFF)
+  run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX} ${OPTIONS}
+    "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}" -DBUILD_SHARED_LIBS=ON -DPENSTOCK_BUILD_TESTS=OFF
+    -DPENSTOCK_BUILD_BENCHMARKS=OFF)
   run(${CMAKE_COMMAND} --build ${BUILD} --parallel 2)
 endif()
 

@@ -1,3 +1,4 @@
+#include "support/bytes.hpp"
 #include "support/resources.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -26,6 +27,7 @@ using testing::CountingResource;
 using ::testing::HasSubstr;
 using testing::HeapResource;
 using testing::HookedResource;
+using testing::is_filled;
 
 // A pool over counted ordinary memory, without a device's help.
 class PoolTest : public ::testing::Test {
@@ -96,9 +98,7 @@ TEST_F(PoolTest, LiveBuffersNeverOverlap) {
   };
   Pool pool = make_pool({.budget_bytes = 8 * kMiB, .segment_bytes = 256 * kKiB});
   std::vector<Held> held;
-  const auto check = [](const Held& one) {
-    return std::ranges::all_of(one.buffer.bytes(), [&](std::byte b) { return b == std::byte{one.pattern}; });
-  };
+  const auto check = [](const Held& one) { return is_filled(one.buffer.bytes(), std::byte{one.pattern}); };
   for (int step = 0; step < 4000; ++step) {
     if (held.size() < 20 || (held.size() < 120 && random_() % 2 == 0)) {
       const std::size_t bytes = 1 + (random_() % 8 == 0 ? random_() % 300'000 : random_() % 5'000);
@@ -369,9 +369,7 @@ TEST_F(PoolTest, ThreadsMayHammerIt) {
       std::mt19937 random(seed);
       const Stream stream = device_.create_stream();
       std::vector<Buffer> held;
-      const auto intact = [](const Buffer& buffer) {
-        return std::ranges::all_of(buffer.bytes(), [&](std::byte b) { return b == buffer.data()[0]; });
-      };
+      const auto intact = [](const Buffer& buffer) { return is_filled(buffer.bytes(), buffer.data()[0]); };
       for (int step = 0; step < 1500; ++step) {
         if (held.size() < 12) {
           try {
