@@ -349,7 +349,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"AFractionOfNothing", {.kind = Kind::fraction, .fraction = 0}, kMiB, {0, 0, 0}},
         {"AFractionOfAll", {.kind = Kind::fraction, .fraction = 1}, 2 * kMiB, {1000, 1000, 1000}},
         {"TheSmallestFirst", {.kind = Kind::automatic}, 10'240 + 512, {0, 2, 1000}},
-        {"TheNextThen", {.kind = Kind::automatic}, 10'240 + 100'096 + 512 + 5'000, {5, 1000, 1000}},
+        {"TheNextThen", {.kind = Kind::automatic}, 10'240 + 100'096 + 512 + 5'000 + kOrders, {5, 1000, 1000}},
         {"WhatFitsOfTheSmallest", {.kind = Kind::automatic}, 5'256, {0, 0, 500}},
         {"WhatFitsIsAll", {.kind = Kind::automatic}, 2 * kMiB, {1000, 1000, 1000}},
         {"NothingFits", {.kind = Kind::automatic}, 200, {0, 0, 0}},
