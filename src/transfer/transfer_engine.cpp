@@ -22,9 +22,14 @@ namespace penstock {
 
 namespace {
 
-// Pinned memory for packing and staging is allocated in segments of this size.
-constexpr std::size_t kPinnedSegment = std::size_t{32} << 20;
+// Device memory for packing is allocated in segments of this size.
 constexpr std::size_t kScratchSegment = std::size_t{32} << 20;
+
+/// Segments of pinned memory for packing and staging hold what is packed at once, and no less than a huge
+/// page.
+std::size_t pinned_segment(const DeviceTuning& tuning) {
+  return std::max(tuning.packing.window_bytes, std::size_t{2} << 20);
+}
 
 unsigned choose_threads(const HostWorkers& workers, const TransferOptions& options,
                         const LinkProfile& profile) {
@@ -101,8 +106,8 @@ class TransferEngineImpl {
         fill_threads_(choose_fill_threads(*workers_, options, device_.info().tuning, threads_)),
         events_(std::make_shared<EventPool>(device_)),
         timed_events_(std::make_shared<EventPool>(device_, EventTiming::on)),
-        pinned_(std::make_shared<Pool>(
-            make_pinned_pool(device_, {.segment_bytes = kPinnedSegment, .workers = workers_}))),
+        pinned_(std::make_shared<Pool>(make_pinned_pool(
+            device_, {.segment_bytes = pinned_segment(device_.info().tuning), .workers = workers_}))),
         scratch_(std::make_shared<Pool>(make_device_pool(device_, {.segment_bytes = kScratchSegment}))),
         free_(device_, workers_, pinned_, scratch_, events_, threads_, fill_threads_, options, profile_),
         ordered_(device_, workers_, pinned_, scratch_, events_, threads_, fill_threads_, options, profile_) {}
