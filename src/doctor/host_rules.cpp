@@ -161,8 +161,9 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
     const bool again = !gaps.empty() && gaps.back().end == gap.end;
     gaps.push_back(gap);
     blocked += took;
-    if (!again) kept += std::min(took, gap.end - gap.begin - view.waits.covered(gap));
-    places.add(wait.call->site, wait.bytes, wait.time);
+    const TraceTime idle_after = again ? 0 : gap.end - gap.begin - view.waits.covered(gap);
+    kept += std::min(took, idle_after);
+    places.add_wait(wait.call->site, wait.bytes, wait.time, idle_after);
     finding.count += 1 / view.steps();
     finding.bytes += static_cast<double>(wait.bytes) / view.steps();
   }
@@ -174,11 +175,14 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
   const double idle = view.account.per_step(view.account.part(DevicePart::launch_or_sync) +
                                             view.account.part(DevicePart::other_idle));
   finding.gain = {view.account.per_step(kept) / 2, std::min(std::max(gap, idle), finding.seconds)};
-  const std::string_view cause = cause_of(finding.places.front().op);
+  const FindingPlace& first = finding.places.front();
+  const std::string_view cause = cause_of(first.op);
+  const std::string by = cause.empty() ? "" : fmt::format(", mostly by {}", cause);
+  const bool idles = first.idle_seconds.value_or(0) > 0;
   finding.text = fmt::format(
-      "Waits of the host for the GPU: {:.3g} in {}, {} together{}. After them the GPU idles {}.",
+      "Waits of the host for the GPU: {:.3g} in {}, {} together{}. After them the GPU idles {}{}.",
       finding.count, view.account.steps > 0 ? "a step" : "the recording", format_seconds(finding.seconds),
-      cause.empty() ? "" : fmt::format(", mostly by {}", cause), format_seconds(gap));
+      idles ? "" : by, format_seconds(gap), idles ? by : "");
   finding.meaning =
       "After each wait the GPU has nothing queued, until the host has launched the next kernels.";
   finding.change = "keep values on the GPU (total += loss.detach()), and read them every 100 steps";

@@ -969,6 +969,61 @@ TEST(Findings, CountAGapOnceIfTheHostWaitsTwiceInIt) {
   expect_gain(finding, 25, 55);
 }
 
+/// The host first waits 300 us in each step, while the GPU has work, and then 60 us, after which it idles
+/// 400.
+TimelineBuilder two_waits() {
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.kernel(t, t + 1, t + 500);
+    builder.frame("train.py(10): harmless", t + 99, t + 401);
+    builder.op("aten::item", t + 100, t + 401);
+    builder.call(CallKind::event_synchronize, t + 100, t + 400);
+    builder.frame("train.py(20): costly", t + 439, t + 502);
+    builder.op("aten::nonzero", t + 440, t + 502);
+    builder.call(CallKind::stream_synchronize, t + 441, t + 501);
+    builder.kernel(t + 890, t + 900, t + 1000);
+  }
+  return builder;
+}
+
+TEST(Findings, NameTheWaitFirstThatHoldsTheGpuUp) {
+  const Finding finding = only_finding(two_waits());
+  ASSERT_THAT(finding.places, SizeIs(2));
+  EXPECT_EQ(finding.places[0].function, "train.py(20): costly");
+  EXPECT_NEAR(finding.places[0].seconds, 8 * 60 * kUs, 1e-9);
+  EXPECT_NEAR(finding.places[0].idle_seconds.value(), 8 * 400 * kUs, 1e-9);
+  EXPECT_NEAR(finding.places[1].seconds, 8 * 300 * kUs, 1e-9);
+  EXPECT_EQ(finding.places[1].idle_seconds, 0);
+  EXPECT_THAT(finding.text, HasSubstr("the GPU idles 400 µs, mostly by a size that depends on values."));
+}
+
+TEST(Findings, NameTheLongestWaitFirstIfNoneHoldsTheGpuUp) {
+  TimelineBuilder builder = two_waits();
+  for (std::int64_t t = 0; t < 8000; t += 1000) builder.kernel(t + 1, t + 5, t + 1000, 8);
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.places.at(0).function, "train.py(10): harmless");
+  EXPECT_THAT(finding.text, HasSubstr("together, mostly by .item(). After them the GPU idles 0"));
+}
+
+TEST(Findings, BlameAWaitForNoMoreThanItsLength) {
+  // The GPU idles long after a wait of 2 us, as the host is slow, and 20 us after one of 100.
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.kernel(t, t + 1, t + 100);
+    builder.frame("train.py(10): short", t + 99, t + 101);
+    builder.call(CallKind::stream_synchronize, t + 99, t + 101);
+    builder.kernel(t + 590, t + 600, t + 800);
+    builder.frame("train.py(20): long", t + 701, t + 802);
+    builder.call(CallKind::stream_synchronize, t + 701, t + 801);
+    builder.kernel(t + 810, t + 820, t + 1000);
+  }
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.places.at(0).function, "train.py(20): long");
+  EXPECT_NEAR(finding.places.at(1).idle_seconds.value(), 8 * 500 * kUs, 1e-9);
+}
+
 TEST(Findings, LeaveWaitsOfTheLoaderAlone) {
   // A DataLoader without workers, whose dataset reads a value from the GPU.
   TimelineBuilder builder;
