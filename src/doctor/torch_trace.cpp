@@ -309,9 +309,10 @@ class TraceParser {
     timeline_.widenings.push_back({event_.time.begin, event_.elements, thread(), from, to});
   }
 
-  /// Two kernels in 65,535 may share one.
+  /// As in a recording, odd for kernels. Two of them in 32,768 may share one.
   std::uint16_t label() const {
-    return static_cast<std::uint16_t>(1 + std::hash<std::string>{}(event_.name) % 65535);
+    if (event_.category == "gpu_memset") return recording::kMemorySet;
+    return static_cast<std::uint16_t>(std::hash<std::string>{}(event_.name) | 1);
   }
 
   std::uint16_t device() {

@@ -149,6 +149,8 @@ TEST(TorchTrace, KeepsTheRecordsThatRulesNeed) {
   ASSERT_EQ(timeline.work.size(), 2U);
   EXPECT_EQ(timeline.work[0].time, (TimeSpan{110'000, 114'000}));
   EXPECT_EQ(timeline.work[1].stream, 8U);
+  EXPECT_EQ(timeline.work[0].label % 2, 1) << "a kernel";
+  EXPECT_EQ(timeline.work[1].label, 2) << "a memory set";
 }
 
 TEST(TorchTrace, KeepsWhatTheHostDid) {
