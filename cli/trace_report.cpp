@@ -97,7 +97,8 @@ std::string place_text(const FindingPlace& place) {
   std::string text = place_name(place);
   fmt::format_to(std::back_inserter(text), ": {} {}", place.count, place.count == 1 ? "time" : "times");
   if (place.bytes > 0) text += ", " + format_bytes(place.bytes);
-  return text + ", " + seconds_text(place.seconds);
+  text += ", " + seconds_text(place.seconds);
+  return place.idle_seconds ? text + ", then the GPU idles " + seconds_text(*place.idle_seconds) : text;
 }
 
 bool gains(const Finding& finding, double step) { return finding.gain.high >= kNothingToGain * step; }
@@ -181,8 +182,11 @@ Json finding_json(const Finding& finding) {
   Json places = Json::array();
   for (const FindingPlace& place : finding.places) {
     places.push_back(place_json(place.function));
-    places.back().update(
-        {{"operator", place.op}, {"count", place.count}, {"bytes", place.bytes}, {"seconds", place.seconds}});
+    places.back().update({{"operator", place.op},
+                          {"count", place.count},
+                          {"bytes", place.bytes},
+                          {"seconds", place.seconds},
+                          {"idle_seconds", place.idle_seconds ? Json(*place.idle_seconds) : Json(nullptr)}});
   }
   return {{"id", finding.id},
           {"severity", severity_name(finding.severity)},

@@ -36,14 +36,15 @@ std::vector<bool> active_steps_of_device(const Timeline& timeline, std::uint16_t
   return active;
 }
 
-std::vector<bool> active_steps_of_host(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
+std::vector<bool> active_steps_of_threads(const Timeline& timeline, const std::vector<bool>& threads,
+                                          TimeSpan window) {
   std::vector<bool> active(timeline.steps.size());
   const auto all = [](const TimelineCall&) { return true; };
   for (auto first = timeline.calls.begin(); first != timeline.calls.end();) {
     const auto last = std::partition_point(first, timeline.calls.end(), [first](const TimelineCall& call) {
       return call.thread <= first->thread;
     });
-    if (host.launches[first->thread]) add_steps(timeline.steps, window, first, last, all, active);
+    if (threads[first->thread]) add_steps(timeline.steps, window, first, last, all, active);
     first = last;
   }
   return active;

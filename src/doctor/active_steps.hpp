@@ -17,8 +17,8 @@ namespace penstock {
 [[nodiscard]] std::vector<bool> active_steps_of_device(const Timeline& timeline, std::uint16_t device,
                                                        TimeSpan window);
 
-/// For each step: whether a thread that launches kernels makes a call in it.
-[[nodiscard]] std::vector<bool> active_steps_of_host(const Timeline& timeline, const HostActivity& host,
-                                                     TimeSpan window);
+/// For each step: whether one of these threads makes a call in it.
+[[nodiscard]] std::vector<bool> active_steps_of_threads(const Timeline& timeline,
+                                                        const std::vector<bool>& threads, TimeSpan window);
 
 }  // namespace penstock

@@ -215,6 +215,7 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   std::vector<TimeSpan> gaps;
+  std::vector<TimeSpan> own_gaps;  // behind waits of threads that launch kernels
   TraceTime waited = 0;
   TraceTime waited_before = 0;
   for (const ViewedCopy& viewed : copies) {
@@ -222,10 +223,13 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
     waited += wait.end - wait.begin;
     waited_before += std::clamp(viewed.copy->time.begin, wait.begin, wait.end) - wait.begin;
     gaps.push_back(gap_after(view, wait));
+    if (view.is_of_launching_thread(*viewed.waited)) own_gaps.push_back(gaps.back());
   }
   const double blocked = view.account.per_step(waited);
   const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
-  finding.gain = {std::min(blocked, gap) / 2, std::min(blocked, exposed_seconds(view, copies) + gap)};
+  // Whether a thread that launches waits for another one is not recorded.
+  const double own_gap = view.account.per_step(uncovered(span_list(std::move(own_gaps)), view.waits));
+  finding.gain = {std::min(blocked, own_gap) / 2, std::min(blocked, exposed_seconds(view, copies) + gap)};
   finding.text = fmt::format(
       "Copies from pinned memory that the host waits for: {}. It waits {}, of that {} for earlier work "
       "before the copies begin, and the GPU idles {} after.",

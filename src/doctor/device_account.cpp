@@ -1,4 +1,5 @@
 #include "doctor/device_activity.hpp"
+#include "doctor/recording_format.hpp"
 
 #include <penstock/doctor/device_account.hpp>
 
@@ -6,6 +7,7 @@
 #include <iterator>
 #include <limits>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 namespace penstock {
@@ -24,6 +26,22 @@ SpanList merge(SpanList a, const SpanList& b) {
     append_span(merged, first ? a[i++] : b[j++]);
   }
   return merged;
+}
+
+bool is_kernel(const TimelineWork& work) { return work.label != recording::kMemorySet; }
+
+bool is_launch(const TimelineCall& call) { return call.kind == CallKind::launch; }
+
+/// By thread: it makes a call that `counts`. Empty: there is none.
+template <typename Test>
+std::vector<bool> threads_of(const Timeline& timeline, const Test& counts) {
+  std::vector<bool> threads;
+  for (const TimelineCall& call : timeline.calls) {
+    if (!counts(call)) continue;
+    threads.resize(std::size_t{1} << 16);
+    threads[call.thread] = true;
+  }
+  return threads;
 }
 
 }  // namespace
@@ -52,14 +70,34 @@ double DeviceAccount::per_step(TraceTime time) const noexcept {
 
 double DeviceAccount::step_seconds() const noexcept { return per_step(total()); }
 
-HostActivity host_activity(const Timeline& timeline) {
+bool lacks_launches(const Timeline& timeline) {
+  return std::ranges::any_of(timeline.work, is_kernel) && std::ranges::none_of(timeline.calls, is_launch);
+}
+
+std::vector<bool> launching_threads(const Timeline& timeline, std::uint16_t device) {
+  std::vector<bool> threads;
+  if (std::ranges::any_of(timeline.work, [device](const TimelineWork& work) {
+        return work.device == device && is_kernel(work);
+      }))
+    threads = threads_of(timeline, is_launch);
+  if (!threads.empty()) return threads;
+  std::unordered_set<std::uint32_t> copies;
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.device == device && copy.correlation != 0) copies.insert(copy.correlation);
+  }
+  threads = threads_of(timeline, [&copies](const TimelineCall& call) {
+    return call.kind == CallKind::copy && copies.contains(call.correlation);
+  });
+  if (threads.empty()) threads = threads_of(timeline, [](const TimelineCall&) { return true; });
+  threads.resize(std::size_t{1} << 16);
+  return threads;
+}
+
+HostActivity host_activity(const Timeline& timeline, std::uint16_t device) {
   HostActivity host;
-  host.launches.resize(std::size_t{1} << 16);
+  host.launches = launching_threads(timeline, device);
   std::vector<TimeSpan> busy;
   std::vector<TimeSpan> waits;
-  for (const TimelineCall& call : timeline.calls) {
-    if (call.kind == CallKind::launch) host.launches[call.thread] = true;
-  }
   // A thread's spans are in order, so that those within others are left out as they come.
   const auto add = [](std::vector<TimeSpan>& spans, TimeSpan span) {
     if (spans.empty() || span.begin < spans.back().begin || span.end > spans.back().end)
@@ -77,7 +115,8 @@ HostActivity host_activity(const Timeline& timeline) {
   host.waits = span_list(std::move(waits));
   host.observed = timeline.has_ops || timeline.has_frames || !host.waits.empty() ||
                   (timeline.source == TimelineSource::recorder && !host.busy.empty());
-  if (!timeline.has_launches || !timeline.has_calls) host.observed = false;
+  if (!timeline.has_launches || !timeline.has_calls || lacks_launches(timeline)) host.observed = false;
+  if (timeline.calls.empty()) host.observed = false;
   return host;
 }
 
@@ -170,12 +209,11 @@ std::vector<std::uint16_t> active_devices(const Timeline& timeline) {
 }
 
 std::vector<DeviceAccount> device_accounts(const Timeline& timeline) {
-  const HostActivity host = host_activity(timeline);
   const TimeSpan window = account_window(timeline);
   std::vector<DeviceAccount> accounts;
   for (const std::uint16_t device : active_devices(timeline)) {
-    accounts.push_back(
-        device_account(timeline, device, window, device_activity(timeline, device, window), host));
+    accounts.push_back(device_account(timeline, device, window, device_activity(timeline, device, window),
+                                      host_activity(timeline, device)));
   }
   return accounts;
 }

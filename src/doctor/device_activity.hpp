@@ -10,14 +10,21 @@
 
 namespace penstock {
 
-/// What the threads that launch kernels do. It does not depend on the device.
+/// What the threads do that decide when a device works.
 struct HostActivity {
   SpanList waits;  ///< in `next()` of a DataLoader
   SpanList busy;   ///< in an operator or a call
   bool observed = false;
-  std::vector<bool> launches;  ///< by thread: it launches kernels
+  std::vector<bool> launches;  ///< by thread: it is one of them
 };
-[[nodiscard]] HostActivity host_activity(const Timeline& timeline);
+
+/// By thread: it launches kernels. If a device runs no kernels, or no launches are recorded: it copies to or
+/// from the device. If no such calls are recorded either: it calls CUDA.
+[[nodiscard]] std::vector<bool> launching_threads(const Timeline& timeline, std::uint16_t device);
+[[nodiscard]] HostActivity host_activity(const Timeline& timeline, std::uint16_t device);
+
+/// True if kernels ran, but no call launched them.
+[[nodiscard]] bool lacks_launches(const Timeline& timeline);
 
 /// The steps as one span, or everything that was recorded.
 [[nodiscard]] TimeSpan account_window(const Timeline& timeline);

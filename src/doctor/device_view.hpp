@@ -38,7 +38,7 @@ struct DeviceView {
   const SpanIndex& kernels;
   const SpanIndex& busy;   ///< kernels and copies
   const SpanIndex& waits;  ///< for a DataLoader
-  /// Of threads that launch kernels. If the host runs ahead, those of the window's copies come before it.
+  /// Of all threads. If the host runs ahead, those of the window's copies come before it.
   const std::vector<KnownCall>& calls;
   const std::vector<bool>& host_steps;  ///< by step: threads that launch kernels make calls in it
   std::vector<bool> device_steps;       ///< by step: the device's kernels or copies begin in it
@@ -47,6 +47,10 @@ struct DeviceView {
   const LinkProfile* profile = nullptr;  ///< of the recorded machine; null: not known
 
   [[nodiscard]] const TimelineCall& call(const KnownCall& known) const { return timeline.calls[known.call]; }
+  /// True if its thread is one of those that decide when the device works (device_activity.hpp).
+  [[nodiscard]] bool is_of_launching_thread(const KnownCall& known) const {
+    return host.launches[call(known).thread];
+  }
   [[nodiscard]] bool is_within(TraceTime time) const {
     return time >= account.window.begin && time < account.window.end;
   }
@@ -69,5 +73,8 @@ std::optional<Finding> find_far_memory(const DeviceView& view);
 std::optional<Finding> find_synchronizations(const DeviceView& view);
 std::optional<Finding> find_pinning(const DeviceView& view);
 std::optional<Finding> find_device_allocations(const DeviceView& view);
+
+/// What other threads' waits for the device may cost. nullopt: about nothing.
+std::optional<NotExamined> waits_of_other_threads(const DeviceView& view);
 
 }  // namespace penstock

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -190,12 +191,9 @@ void judge(Finding& finding, const DeviceAccount& account, double fed) {
                                                            : Severity::note;
 }
 
-/// The calls of threads that launch kernels.
-std::vector<KnownCall> calls_of_launching_threads(const Timeline& timeline, const HostActivity& host) {
-  std::vector<KnownCall> calls = find_call_sites(timeline);
-  std::erase_if(calls,
-                [&](const KnownCall& known) { return !host.launches[timeline.calls[known.call].thread]; });
-  return calls;
+/// True if the recording tells less of why a device idles.
+bool tells_less(const HostActivity& a, const HostActivity& b) {
+  return std::pair(a.observed, !a.waits.empty()) < std::pair(b.observed, !b.waits.empty());
 }
 
 }  // namespace
@@ -216,13 +214,15 @@ std::string_view severity_name(Severity severity) noexcept {
 
 Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options) {
   Diagnosis diagnosis;
-  const HostActivity host = host_activity(timeline);
-  const SpanIndex waits(host.waits);
   const TimeSpan window = account_window(timeline);
-  const std::vector<KnownCall> calls = calls_of_launching_threads(timeline, host);
-  const std::vector<bool> host_steps = active_steps_of_host(timeline, host, window);
+  const std::vector<KnownCall> calls = find_call_sites(timeline);
   const std::vector<NotExamined> left_out = not_recorded(timeline);
+  std::optional<HostActivity> least_known;
+  std::vector<NotExamined> unclear;
   for (const std::uint16_t device : active_devices(timeline)) {
+    const HostActivity host = host_activity(timeline, device);
+    const SpanIndex waits(host.waits);
+    const std::vector<bool> host_steps = active_steps_of_threads(timeline, host.launches, window);
     DeviceActivity activity = device_activity(timeline, device, window);
     const DeviceAccount account = device_account(timeline, device, window, activity, host);
     const SpanIndex kernels(std::move(activity.kernels));
@@ -252,14 +252,19 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
       if (timeline.is_compiled) speak_of_compiled_code(*finding);
       diagnosis.findings.push_back(std::move(*finding));
     }
+    if (auto others = waits_of_other_threads(view); others && !is_among(left_out, "synchronizations"))
+      unclear.push_back(std::move(*others));
     diagnosis.accounts.push_back(account);
+    if (!least_known || tells_less(host, *least_known)) least_known = host;
   }
   const auto order = [](const Finding& finding) {
     return std::tuple(-(finding.gain.low + finding.gain.high), finding.device, std::string_view(finding.id));
   };
   std::sort(diagnosis.findings.begin(), diagnosis.findings.end(),
             [&order](const Finding& a, const Finding& b) { return order(a) < order(b); });
-  diagnosis.not_examined = not_examined(timeline, host, window);
+  if (!least_known) least_known = host_activity(timeline, 0);
+  diagnosis.not_examined = not_examined(timeline, *least_known, window);
+  std::ranges::move(unclear, std::back_inserter(diagnosis.not_examined));
   return diagnosis;
 }
 

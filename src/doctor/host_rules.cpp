@@ -1,3 +1,4 @@
+#include "doctor/active_steps.hpp"
 #include "doctor/device_view.hpp"
 #include "doctor/rule_tools.hpp"
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr double kStarved = 0.05;  // of the time
 constexpr double kWarmUp = 0.25;   // of the steps
+constexpr double kHeld = 0.02;     // of a step
 
 bool is_synchronization(CallKind kind) {
   return kind == CallKind::stream_synchronize || kind == CallKind::device_synchronize ||
@@ -40,9 +42,9 @@ struct HostWait {
   std::uint64_t bytes = 0;
 };
 
-/// In the order of threads, and of time within each. Waits for large copies to the device are left to other
-/// rules.
-std::vector<HostWait> host_waits(const DeviceView& view) {
+/// Of threads that launch kernels or of the others, in the order of threads, and of time within each. Waits
+/// for large copies to the device are left to other rules.
+std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
   std::set<const KnownCall*> of_inputs;
   std::map<const KnownCall*, const ViewedCopy*> of_outputs;
   std::map<const KnownCall*, const ViewedCopy*> waiting_copies;  // to the host, whose calls end after them
@@ -61,6 +63,7 @@ std::vector<HostWait> host_waits(const DeviceView& view) {
   std::vector<HostWait> waits;
   for (const KnownCall& known : view.calls) {
     const TimelineCall& call = view.call(known);
+    if (view.is_of_launching_thread(known) != of_launching) continue;
     if (!view.is_within(call.time.begin) || known.site.in_wait || of_inputs.contains(&known)) continue;
     if (const auto waiting = waiting_copies.find(&known); waiting != waiting_copies.end())
       waits.push_back({&known, call.time, waiting->second->copy->bytes});
@@ -88,16 +91,19 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   TraceTime took = 0;
   std::vector<TimeSpan> gaps;
   std::vector<TraceTime> times;
+  std::vector<bool> threads(view.host.launches.size());
   for (const KnownCall& known : view.calls) {
     const TimelineCall& call = view.call(known);
     if (call.kind != kind && call.kind != opposite) continue;
     if (call.time.begin < steps[first].begin || !view.is_within(call.time.begin)) continue;
     times.push_back(call.time.begin);
+    threads[call.thread] = true;
     took += call.time.end - call.time.begin;
     gaps.push_back(gap_after(view, call.time));
     places.add(known.site, 0, call.time);
   }
-  if (!in_half_of_steps(view, view.host_steps, first, times)) return std::nullopt;
+  const auto active = active_steps_of_threads(view.timeline, threads, view.account.window);
+  if (!in_half_of_steps(view, active, first, times)) return std::nullopt;
   places.fill(finding, view.timeline);
   finding.count = static_cast<double>(times.size()) / steady;
   finding.seconds = static_cast<double>(took) * 1e-9 / steady;
@@ -146,7 +152,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
 }
 
 std::optional<Finding> find_synchronizations(const DeviceView& view) {
-  const std::vector<HostWait> waits = host_waits(view);
+  const std::vector<HostWait> waits = host_waits(view, true);
   std::vector<TraceTime> times;
   for (const HostWait& wait : waits) times.push_back(wait.time.begin);
   if (!is_regular(view, times)) return std::nullopt;
@@ -161,8 +167,9 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
     const bool again = !gaps.empty() && gaps.back().end == gap.end;
     gaps.push_back(gap);
     blocked += took;
-    if (!again) kept += std::min(took, gap.end - gap.begin - view.waits.covered(gap));
-    places.add(wait.call->site, wait.bytes, wait.time);
+    const TraceTime idle_after = again ? 0 : gap.end - gap.begin - view.waits.covered(gap);
+    kept += std::min(took, idle_after);
+    places.add_wait(wait.call->site, wait.bytes, wait.time, idle_after);
     finding.count += 1 / view.steps();
     finding.bytes += static_cast<double>(wait.bytes) / view.steps();
   }
@@ -174,15 +181,33 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
   const double idle = view.account.per_step(view.account.part(DevicePart::launch_or_sync) +
                                             view.account.part(DevicePart::other_idle));
   finding.gain = {view.account.per_step(kept) / 2, std::min(std::max(gap, idle), finding.seconds)};
-  const std::string_view cause = cause_of(finding.places.front().op);
+  const FindingPlace& first = finding.places.front();
+  const std::string_view cause = cause_of(first.op);
+  const std::string by = cause.empty() ? "" : fmt::format(", mostly by {}", cause);
+  const bool idles = first.idle_seconds.value_or(0) > 0;
   finding.text = fmt::format(
-      "Waits of the host for the GPU: {:.3g} in {}, {} together{}. After them the GPU idles {}.",
+      "Waits of the host for the GPU: {:.3g} in {}, {} together{}. After them the GPU idles {}{}.",
       finding.count, view.account.steps > 0 ? "a step" : "the recording", format_seconds(finding.seconds),
-      cause.empty() ? "" : fmt::format(", mostly by {}", cause), format_seconds(gap));
+      idles ? "" : by, format_seconds(gap), idles ? by : "");
   finding.meaning =
       "After each wait the GPU has nothing queued, until the host has launched the next kernels.";
   finding.change = "keep values on the GPU (total += loss.detach()), and read them every 100 steps";
   return finding;
+}
+
+std::optional<NotExamined> waits_of_other_threads(const DeviceView& view) {
+  std::vector<TimeSpan> spans;  // by which a thread that waits for these threads may have been held up
+  for (const HostWait& wait : host_waits(view, false)) {
+    const TimeSpan gap = gap_after(view, wait.time);
+    spans.push_back({gap.begin, std::min(gap.end, gap.begin + wait.time.end - wait.time.begin)});
+  }
+  const double held = view.account.per_step(uncovered(span_list(std::move(spans)), view.waits));
+  if (held < kHeld * view.account.step_seconds()) return std::nullopt;
+  return NotExamined{
+      {"synchronizations"},
+      fmt::format("Synchronizations of threads that launch no kernels: the GPU idles after them, and up to "
+                  "{} of {} is due to them if a thread that launches waits for these threads.",
+                  format_seconds(held), view.account.steps > 0 ? "a step" : "the recording")};
 }
 
 std::optional<Finding> find_pinning(const DeviceView& view) {

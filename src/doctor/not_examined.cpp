@@ -76,8 +76,9 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
   if (!host.observed) {
     list.push_back(
         {{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
-         trace ? "Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too."
-               : "Why the GPU idles: not all calls of CUDA were recorded."});
+         trace && !timeline.has_ops && !timeline.has_frames
+             ? "Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too."
+             : "Why the GPU idles: not all calls of CUDA were recorded."});
   } else if (host.waits.empty()) {
     list.push_back(
         {{"waiting-for-data", "waiting_for_data"},
@@ -179,7 +180,8 @@ std::string why_missing(std::string_view what, bool refused) {
 std::string why_calls_are_missing(const Timeline& timeline) {
   if (!timeline.has_launches) return why_missing("the calls that launch kernels", timeline.refused.launches);
   if (!timeline.has_calls) return why_missing("calls other than launches", timeline.refused.calls);
-  return timeline.calls.empty() ? "no calls of CUDA were recorded." : "";
+  if (timeline.calls.empty()) return "no calls of CUDA were recorded.";
+  return lacks_launches(timeline) ? "no calls that launch kernels were recorded." : "";
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "doctor/recording.hpp"
 
 #include "doctor/cupti_kinds.hpp"
+#include "doctor/python_files.hpp"
 #include "doctor/recorded_totals.hpp"
 #include "doctor/recording_format.hpp"
+#include "doctor/trace_frames.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -36,30 +38,6 @@ constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
 constexpr TraceTime kWaitGap = 50'000'000;      // between two looks at a thread that has called nothing since
 constexpr std::size_t kLongestFileName = 4096;  // of a file, and four times what the recorder writes
-
-/// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
-bool is_user_file(std::string_view file) {
-  if (file.starts_with('<')) return file == "<string>" || file == "<stdin>";
-  for (const std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python3"}) {
-    if (file.find(part) != std::string_view::npos) return false;
-  }
-  return !file.empty() && file != "?";
-}
-
-/// The path within the installed package that a file is of. Empty: it is of none, or of one that only does
-/// what others ask for.
-std::string_view path_in_package(std::string_view file) {
-  for (const std::string_view folder : {"/site-packages/", "/dist-packages/"}) {
-    const std::size_t at = file.rfind(folder);
-    if (at == std::string_view::npos) continue;
-    const std::string_view path = file.substr(at + folder.size());
-    for (const std::string_view known : {"torch/", "numpy/", "penstock/"}) {
-      if (path.starts_with(known)) return {};
-    }
-    return path;
-  }
-  return {};
-}
 
 /// Of the program itself, and not of CUDA, the system, an installed package or the interpreter.
 bool is_user_code(std::string_view file) {
@@ -201,9 +179,9 @@ class RecordingParser {
           return fmt::format("{}({}): {}", file, static_cast<std::int32_t>(number_at(bytes, 0)),
                              text.substr(name.size()));
         };
-        const std::string_view path = path_in_package(name);
+        const std::string_view path = recording::path_in_package(name);
         has_python_ = true;
-        frames_.push_back({is_user_file(name),
+        frames_.push_back({recording::is_user_file(name),
                            whole ? in(name) : std::string(),
                            {},
                            path.empty() ? std::string() : in(path)});
@@ -530,8 +508,7 @@ class RecordingParser {
     if (stack.of_user.empty()) return in_package.empty() ? kNone : name(in_package);
     const Frame& own = frames_[stack.of_user[0]];
     if (own.code) return code_place_of(stack);
-    return name(with_package && !in_package.empty() ? fmt::format("{}, in {}", own.name, in_package)
-                                                    : own.name);
+    return name(with_package && !in_package.empty() ? place_in_package(own.name, in_package) : own.name);
   }
 
   std::uint32_t code_place_of(const Stack& stack) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -27,16 +29,28 @@ void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
   times_.push_back(time);
 }
 
+void Places::add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle) {
+  add(site, bytes, time);
+  const Key key{site.frame, site.op};
+  held_[key] += std::min(time.end - time.begin, idle);
+  std::optional<double>& seconds = places_[key].idle_seconds;
+  seconds = seconds.value_or(0) + static_cast<double>(idle) * 1e-9;
+}
+
 void Places::fill(Finding& finding, const Timeline& timeline) const {
-  std::vector<FindingPlace>& list = finding.places;
-  for (const auto& [site, place] : places_) {
-    list.push_back(place);
-    if (site.first != kNoName) list.back().function = timeline.names[site.first];
-    if (site.second != kNoName) list.back().op = timeline.names[site.second];
+  std::vector<std::pair<TraceTime, FindingPlace>> list;
+  for (const auto& [site, known] : places_) {
+    const auto held = held_.find(site);
+    FindingPlace& place = list.emplace_back(held != held_.end() ? held->second : 0, known).second;
+    if (site.first != kNoName) place.function = timeline.names[site.first];
+    if (site.second != kNoName) place.op = timeline.names[site.second];
   }
-  std::sort(list.begin(), list.end(), [](const FindingPlace& a, const FindingPlace& b) {
-    return std::tie(b.seconds, a.function, a.op) < std::tie(a.seconds, b.function, b.op);
-  });
+  const auto order = [](const auto& entry) {
+    const auto& [held, place] = entry;
+    return std::tuple(-held, -place.seconds, std::string_view(place.function), std::string_view(place.op));
+  };
+  std::ranges::sort(list, {}, order);
+  for (auto& [held, place] : list) finding.places.push_back(std::move(place));
   finding.evidence = span_list(times_);
 }
 

@@ -14,11 +14,17 @@ namespace penstock {
 class Places {
  public:
   void add(const CallSite& site, std::uint64_t bytes, TimeSpan time);
+  /// Of a wait for the device, which idles so long after it. The wait holds it up by that, but not by more
+  /// than its own length.
+  void add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle);
   /// Sets the finding's places and its evidence.
   void fill(Finding& finding, const Timeline& timeline) const;
 
  private:
-  std::map<std::pair<std::uint32_t, std::uint32_t>, FindingPlace> places_;  ///< by frame and operator
+  using Key = std::pair<std::uint32_t, std::uint32_t>;  ///< frame and operator
+
+  std::map<Key, FindingPlace> places_;
+  std::map<Key, TraceTime> held_;  ///< by which waits hold the device up
   std::vector<TimeSpan> times_;
 };
 

@@ -98,10 +98,26 @@ ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std
   return lane;
 }
 
+/// By thread: it launches kernels, or stands for one that does.
+std::vector<bool> shown_threads(const Timeline& timeline, const Diagnosis& diagnosis) {
+  std::vector<bool> threads(std::size_t{1} << 16);
+  for (const TimelineCall& call : timeline.calls) {
+    if (call.kind == CallKind::launch) threads[call.thread] = true;
+  }
+  for (const DeviceAccount& account : diagnosis.accounts) {
+    const std::vector<bool> of_device = launching_threads(timeline, account.device);
+    for (std::size_t i = 0; i < threads.size(); ++i) threads[i] = threads[i] || of_device[i];
+  }
+  return threads;
+}
+
 class ExcerptMaker {
  public:
   ExcerptMaker(const Timeline& timeline, const Diagnosis& diagnosis, const ExcerptOptions& options)
-      : timeline_(timeline), diagnosis_(diagnosis), options_(options), host_(host_activity(timeline)) {}
+      : timeline_(timeline),
+        diagnosis_(diagnosis),
+        options_(options),
+        launches_(shown_threads(timeline, diagnosis)) {}
 
   TimelineExcerpt make() {
     const std::vector<TimeSpan> steps = candidate_steps(timeline_);
@@ -148,7 +164,8 @@ class ExcerptMaker {
     }
     std::ranges::sort(kernels.bars, {},
                       [](const ExcerptBar& bar) { return std::tuple(bar.time.begin, bar.time.end); });
-    excerpt_.lanes.push_back(account_lane(timeline_, host_, device, excerpt_.window, group));
+    excerpt_.lanes.push_back(
+        account_lane(timeline_, host_activity(timeline_, device), device, excerpt_.window, group));
     for (ExcerptLane* lane : {&kernels, &to_device, &to_host}) excerpt_.lanes.push_back(std::move(*lane));
   }
 
@@ -166,13 +183,13 @@ class ExcerptMaker {
     for (std::size_t i = 0; i < timeline_.calls.size(); ++i) {
       const TimelineCall& call = timeline_.calls[i];
       while (site != known.end() && site->call < i) ++site;
-      if (!host_.launches[call.thread] || !is_within(call.time, excerpt_.window)) continue;
+      if (!launches_[call.thread] || !is_within(call.time, excerpt_.window)) continue;
       std::vector<ExcerptBar>& bars = lanes_of(call.thread).second.bars;
       bars.push_back(bar(call.time, call_kind_name(call.kind)));
       if (site != known.end() && site->call == i) bars.back().place = place_of(site->site);
     }
     for (const TimelineHostSpan& span : timeline_.host) {
-      const bool shown = span.kind == HostSpanKind::loader_wait && host_.launches[span.thread];
+      const bool shown = span.kind == HostSpanKind::loader_wait && launches_[span.thread];
       if (shown && is_within(span.time, excerpt_.window))
         lanes_of(span.thread).first.bars.push_back(bar(span.time, "next() of the DataLoader"));
     }
@@ -275,7 +292,7 @@ class ExcerptMaker {
   const Timeline& timeline_;
   const Diagnosis& diagnosis_;
   const ExcerptOptions& options_;
-  HostActivity host_;
+  std::vector<bool> launches_;
   TimelineExcerpt excerpt_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> places_;
   std::size_t shown_threads_ = 0;

@@ -1,6 +1,8 @@
 #include "doctor/torch_trace.hpp"
 
 #include "doctor/call_names.hpp"
+#include "doctor/recording_format.hpp"
+#include "doctor/trace_frames.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -14,6 +16,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -74,15 +77,6 @@ std::uint8_t element_bytes(std::string_view type) {
   return 0;
 }
 
-/// A frame worth keeping: "train.py(12): main", but not of PyTorch, of a built-in function or of a module.
-bool is_user_frame(std::string_view name) {
-  for (const std::string_view prefix : {"<", "torch/", "nn.Module: ", "Stack_"}) {
-    if (name.starts_with(prefix)) return false;
-  }
-  return name.find("/site-packages/torch/") == std::string_view::npos &&
-         name.find("): ") != std::string_view::npos;
-}
-
 class TraceParser {
  public:
   TraceParser(TextSource source, const std::string& file) : json_(source, file), file_(file) {}
@@ -110,6 +104,7 @@ class TraceParser {
           "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]");
     }
     sort_timeline(timeline_);
+    place_package_frames(timeline_, of_packages_);
     if (timeline_.steps.empty()) timeline_.steps = find_steps(timeline_);
     return std::move(timeline_);
   }
@@ -289,9 +284,7 @@ class TraceParser {
       keep_widening();
     } else if (category == "python_function") {
       timeline_.has_frames = true;
-      if (is_user_frame(event_.name)) {
-        timeline_.host.push_back({event_.time, name(), thread(), HostSpanKind::frame});
-      }
+      keep_frame();
     } else if (category == "user_annotation") {
       if (event_.name.starts_with(kStep)) timeline_.steps.push_back(event_.time);
       if (event_.name.starts_with(kLoader)) {
@@ -302,15 +295,24 @@ class TraceParser {
     }
   }
 
+  void keep_frame() {
+    const TraceFrame frame = trace_frame(event_.name);
+    if (frame.place.empty()) return;
+    event_.name.erase(0, event_.name.size() - frame.place.size());
+    if (!frame.of_user) of_packages_.insert(name());
+    timeline_.host.push_back({event_.time, name(), thread(), HostSpanKind::frame});
+  }
+
   void keep_widening() {
     const auto [to, from] = event_.element_bytes;
     if (event_.name != "aten::copy_" || from == 0 || to <= from) return;
     timeline_.widenings.push_back({event_.time.begin, event_.elements, thread(), from, to});
   }
 
-  /// Two kernels in 65,535 may share one.
+  /// As in a recording, odd for kernels. Two of them in 32,768 may share one.
   std::uint16_t label() const {
-    return static_cast<std::uint16_t>(1 + std::hash<std::string>{}(event_.name) % 65535);
+    if (event_.category == "gpu_memset") return recording::kMemorySet;
+    return static_cast<std::uint16_t>(std::hash<std::string>{}(event_.name) | 1);
   }
 
   std::uint16_t device() {
@@ -346,6 +348,7 @@ class TraceParser {
   Event event_;
   Timeline timeline_;
   std::unordered_map<std::string, std::uint32_t> names_;
+  std::set<std::uint32_t> of_packages_;  ///< names of their frames
   std::unordered_map<std::string, std::uint16_t> threads_;
 };
 

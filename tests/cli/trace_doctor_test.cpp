@@ -163,7 +163,19 @@ TEST_F(TraceDoctor, WritesTheSameAsJson) {
   EXPECT_EQ(finding["places"][0]["function"], "train.py(3): main");
   EXPECT_EQ(finding["places"][0]["file"], "train.py");
   EXPECT_EQ(finding["places"][0]["line"], 3);
+  EXPECT_EQ(finding["places"][0]["idle_seconds"], nullptr);
   EXPECT_EQ(value["not_examined"][0]["names"], json({"waiting-for-data", "waiting_for_data"}));
+}
+
+TEST_F(TraceDoctor, TellsWhatTheGpuIdlesAfterAWait) {
+  std::string text = trace_text();
+  for (std::size_t at = 0; (at = text.find("4000000", at)) != std::string::npos;) text.replace(at, 7, "4");
+  write("trace.json", text);
+  const CommandResult result = examine({"--json", path("out.json")});
+  EXPECT_THAT(result.output, HasSubstr("5 times, 10.0 µs, then the GPU idles 110 µs\n"));
+  const json finding = json::parse(read("out.json"))["findings"][0];
+  EXPECT_EQ(finding["id"], "synchronizations");
+  EXPECT_NEAR(finding["places"][0]["idle_seconds"].get<double>(), 110e-6, 1e-9);
 }
 
 TEST_F(TraceDoctor, WritesTextAndAFile) {

@@ -172,6 +172,13 @@ TEST(DeviceAccount, LooksOnlyAtThreadsThatLaunchKernels) {
   EXPECT_EQ(account.part(DevicePart::other_idle), 9'000);
 }
 
+TEST(DeviceAccount, BlamesNobodyIfNoCallLaunchedTheKernels) {
+  TimelineBuilder builder = whole_step();
+  std::erase_if(builder.timeline.calls,
+                [](const TimelineCall& call) { return call.kind == CallKind::launch; });
+  EXPECT_EQ(account_of(builder).part(DevicePart::not_observed), 34'000);
+}
+
 TEST(DeviceAccount, KeepsDevicesApart) {
   TimelineBuilder builder = whole_step();
   builder.kernel(5, 0, 5, 7, 3);
@@ -230,9 +237,15 @@ std::array<TraceTime, kDeviceParts> counted(const Timeline& timeline, const Devi
     return std::any_of(records.begin(), records.end(),
                        [&](const auto& record) { return on(record.time, time) && test(record); });
   };
-  std::set<std::uint16_t> launching;
+  const auto of_device = [&](const auto& record) { return record.device == account.device; };
+  const bool has_kernels = std::ranges::any_of(timeline.work, of_device);
+  std::set<std::uint16_t> launching;  // or copying, if the device runs no kernels
   for (const auto& call : timeline.calls) {
-    if (call.kind == CallKind::launch) launching.insert(call.thread);
+    const auto is_made = [&](const auto& copy) {
+      return of_device(copy) && copy.correlation == call.correlation;
+    };
+    if (has_kernels ? call.kind == CallKind::launch : std::ranges::any_of(timeline.copies, is_made))
+      launching.insert(call.thread);
   }
   const bool observed = timeline.has_ops || timeline.has_frames ||
                         std::any_of(timeline.host.begin(), timeline.host.end(), [&](const auto& span) {
@@ -240,17 +253,18 @@ std::array<TraceTime, kDeviceParts> counted(const Timeline& timeline, const Devi
                                  span.time.begin < span.time.end;
                         });
   for (TraceTime time = account.window.begin; time < account.window.end; time += 1000) {
-    const auto here = [&](const auto& record) { return record.device == account.device; };
-    const auto within = [&](const auto& copy) { return here(copy) && copy.direction == CopyDirection::d2d; };
+    const auto within = [&](const auto& copy) {
+      return of_device(copy) && copy.direction == CopyDirection::d2d;
+    };
     const auto launches = [&](const auto& record) { return launching.contains(record.thread); };
     const auto waits = [&](const auto& span) {
       return launches(span) && span.kind == HostSpanKind::loader_wait;
     };
     const auto ops = [&](const auto& span) { return launches(span) && span.kind == HostSpanKind::op; };
     const DevicePart part =
-        any(timeline.work, time, here) || any(timeline.copies, time, within)   ? DevicePart::kernel
-        : any(timeline.copies, time, here)                                     ? DevicePart::exposed_copy
-        : !observed                                                            ? DevicePart::not_observed
+        any(timeline.work, time, of_device) || any(timeline.copies, time, within) ? DevicePart::kernel
+        : any(timeline.copies, time, of_device)                                   ? DevicePart::exposed_copy
+        : !observed                                                               ? DevicePart::not_observed
         : any(timeline.host, time, waits)                                      ? DevicePart::waiting_for_data
         : any(timeline.host, time, ops) || any(timeline.calls, time, launches) ? DevicePart::launch_or_sync
                                                                                : DevicePart::other_idle;

@@ -969,6 +969,61 @@ TEST(Findings, CountAGapOnceIfTheHostWaitsTwiceInIt) {
   expect_gain(finding, 25, 55);
 }
 
+/// The host first waits 300 us in each step, while the GPU has work, and then 60 us, after which it idles
+/// 400.
+TimelineBuilder two_waits() {
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.kernel(t, t + 1, t + 500);
+    builder.frame("train.py(10): harmless", t + 99, t + 401);
+    builder.op("aten::item", t + 100, t + 401);
+    builder.call(CallKind::event_synchronize, t + 100, t + 400);
+    builder.frame("train.py(20): costly", t + 439, t + 502);
+    builder.op("aten::nonzero", t + 440, t + 502);
+    builder.call(CallKind::stream_synchronize, t + 441, t + 501);
+    builder.kernel(t + 890, t + 900, t + 1000);
+  }
+  return builder;
+}
+
+TEST(Findings, NameTheWaitFirstThatHoldsTheGpuUp) {
+  const Finding finding = only_finding(two_waits());
+  ASSERT_THAT(finding.places, SizeIs(2));
+  EXPECT_EQ(finding.places[0].function, "train.py(20): costly");
+  EXPECT_NEAR(finding.places[0].seconds, 8 * 60 * kUs, 1e-9);
+  EXPECT_NEAR(finding.places[0].idle_seconds.value(), 8 * 400 * kUs, 1e-9);
+  EXPECT_NEAR(finding.places[1].seconds, 8 * 300 * kUs, 1e-9);
+  EXPECT_EQ(finding.places[1].idle_seconds, 0);
+  EXPECT_THAT(finding.text, HasSubstr("the GPU idles 400 µs, mostly by a size that depends on values."));
+}
+
+TEST(Findings, NameTheLongestWaitFirstIfNoneHoldsTheGpuUp) {
+  TimelineBuilder builder = two_waits();
+  for (std::int64_t t = 0; t < 8000; t += 1000) builder.kernel(t + 1, t + 5, t + 1000, 8);
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.places.at(0).function, "train.py(10): harmless");
+  EXPECT_THAT(finding.text, HasSubstr("together, mostly by .item(). After them the GPU idles 0"));
+}
+
+TEST(Findings, BlameAWaitForNoMoreThanItsLength) {
+  // The GPU idles long after a wait of 2 us, as the host is slow, and 20 us after one of 100.
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.kernel(t, t + 1, t + 100);
+    builder.frame("train.py(10): short", t + 99, t + 101);
+    builder.call(CallKind::stream_synchronize, t + 99, t + 101);
+    builder.kernel(t + 590, t + 600, t + 800);
+    builder.frame("train.py(20): long", t + 701, t + 802);
+    builder.call(CallKind::stream_synchronize, t + 701, t + 801);
+    builder.kernel(t + 810, t + 820, t + 1000);
+  }
+  const Finding finding = only_finding(builder);
+  EXPECT_EQ(finding.places.at(0).function, "train.py(20): long");
+  EXPECT_NEAR(finding.places.at(1).idle_seconds.value(), 8 * 500 * kUs, 1e-9);
+}
+
 TEST(Findings, LeaveWaitsOfTheLoaderAlone) {
   // A DataLoader without workers, whose dataset reads a value from the GPU.
   TimelineBuilder builder;
@@ -981,12 +1036,86 @@ TEST(Findings, LeaveWaitsOfTheLoaderAlone) {
   EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
-TEST(Findings, LeaveSynchronizationsOfOtherThreadsAlone) {
-  TimelineBuilder builder = read_losses();
+/// The same, but a thread that launches nothing makes all other calls.
+TimelineBuilder by_another_thread(TimelineBuilder builder) {
   for (TimelineCall& call : builder.timeline.calls) {
     if (call.kind != CallKind::launch) call.thread = 5;
   }
+  for (TimelineHostSpan& span : builder.timeline.host) span.thread = 5;
+  return builder;
+}
+
+bool is_unknown(const TimelineBuilder& builder, std::string_view name) {
+  const std::vector<NotExamined> list = diagnose(builder).not_examined;
+  return std::ranges::any_of(list, [name](const NotExamined& missing) {
+    return std::ranges::find(missing.names, name) != missing.names.end();
+  });
+}
+
+TEST(Findings, LeaveSynchronizationsOfOtherThreadsAlone) {
+  const TimelineBuilder builder = by_another_thread(read_losses());
   EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+  EXPECT_TRUE(is_unknown(builder, "synchronizations")) << "the GPU idles after them";
+  EXPECT_THAT(diagnose(builder).not_examined.back().text, HasSubstr("up to 50.0 µs of a step"));
+  EXPECT_FALSE(is_unknown(read_losses(), "synchronizations"));
+}
+
+TEST(Findings, TakeWaitsOfOtherThreadsForHarmlessIfTheyHoldNothingUp) {
+  TimelineBuilder busy = by_another_thread(read_losses());
+  for (std::int64_t t = 0; t < 8000; t += 1000) busy.kernel(t + 1, t + 5, t + 1000, 8);
+  EXPECT_FALSE(is_unknown(busy, "synchronizations")) << "the GPU works on";
+  // A thread that looks every 100 us whether something is done, while the GPU idles.
+  const auto polling = [](TimelineBuilder& b, std::int64_t t) {
+    for (std::int64_t at = t; at < t + 500; at += 100)
+      b.call(CallKind::stream_synchronize, at + 1, at + 2, 5);
+  };
+  EXPECT_FALSE(is_unknown(steps(polling, 600), "synchronizations"));
+}
+
+TEST(Findings, KnowTheCallsOfCopiesOfThreadsThatLaunchNothing) {
+  const Finding pageable_copies = only_finding(by_another_thread(steps(pageable, 410)));
+  EXPECT_EQ(pageable_copies.id, "pageable-copies");
+  EXPECT_EQ(pageable_copies.places.at(0).function, "train.py(10): step");
+  // Whether the thread that launches waits for this one is not known.
+  const Finding finding = only_finding(by_another_thread(pinned_copies(true)));
+  EXPECT_EQ(finding.id, "blocking-copies");
+  expect_gain(finding, 0, 101);
+}
+
+TEST(Findings, TakeThreadsThatCopyIfNoneLaunches) {
+  // Batches are copied to a GPU that runs no kernels, by a thread that waits for a loader.
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.loader_wait(t, t + 600);
+    builder.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 600, t + 605, t + 605, t + 700);
+    builder.call(CallKind::pin, t + 700, t + 800);
+    builder.timeline.work.push_back({TimelineBuilder::us(t + 700, t + 701), 7, 0, 2});  // a memory set
+  }
+  EXPECT_THAT(ids(diagnose(builder)), IsSupersetOf({"waiting-for-data", "pinning", "exposed-copies"}));
+  EXPECT_FALSE(is_unknown(builder, "waiting_for_data"));
+  EXPECT_NEAR(diagnose(builder).accounts[0].share(DevicePart::waiting_for_data), 0.6, 1e-9);
+  EXPECT_NEAR(diagnose(builder).accounts[0].share(DevicePart::launch_or_sync), 0.104, 1e-9);
+  // Kernels of another GPU, and the thread that launches them, are not its own.
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.call(CallKind::launch, t, t + 1, 3);
+    builder.timeline.work.push_back({TimelineBuilder::us(t, t + 1000), 7, 1});
+  }
+  const Diagnosis both = diagnose(builder);
+  EXPECT_NEAR(both.accounts[0].share(DevicePart::waiting_for_data), 0.6, 1e-9);
+  EXPECT_EQ(both.accounts[1].share(DevicePart::waiting_for_data), 0);
+  EXPECT_TRUE(is_unknown(builder, "waiting_for_data")) << "the other's thread is in no next()";
+}
+
+TEST(Findings, TakeAllThreadsIfNoneIsKnownToCopy) {
+  TimelineBuilder builder;
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    builder.loader_wait(t, t + 600);
+    builder.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 600, t + 605, t + 605, t + 700);
+    builder.timeline.copies.back().correlation = 0;
+  }
+  EXPECT_THAT(ids(diagnose(builder)), Contains("waiting-for-data"));
 }
 
 TEST(Findings, GiveASynchronizationNoMoreThanTheHostWaits) {
@@ -1162,6 +1291,15 @@ TimelineBuilder host_ahead(const std::function<void(TimelineBuilder&, std::int64
   return builder;
 }
 
+TEST(Findings, NameWhatAnotherThreadCallsInItsFewActiveSteps) {
+  TimelineBuilder builder = steps([](TimelineBuilder&, std::int64_t) {}, 100, 30);
+  for (std::int64_t i = 0; i < 30; ++i) {
+    const std::int64_t begin = i / 10 * 10'000 + i % 10 * 50;
+    builder.call(CallKind::pin, begin, begin + 40, 5);
+  }
+  EXPECT_EQ(only_finding(builder).id, "pinning");
+}
+
 TEST(Findings, NameWhatAHostAheadCalls) {
   const auto pins = [](TimelineBuilder& b, std::int64_t, std::int64_t t) {
     b.call(CallKind::pin, t, t + 30);
@@ -1273,6 +1411,22 @@ TEST(NotExamined, NamesWhatTheCallsThatWereLeftOutWouldTell) {
                                                      "device-allocations", "launch_or_sync", "other_idle"}));
     EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   }
+}
+
+TEST(NotExamined, NamesWhatMissingCallsWouldTell) {
+  // Nobody left launches out, but no call launched these kernels.
+  TimelineBuilder builder = pinned_copies(true);
+  std::erase_if(builder.timeline.calls,
+                [](const TimelineCall& call) { return call.kind == CallKind::launch; });
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
+  EXPECT_THAT(not_examined(builder), IsSupersetOf({"synchronizations", "blocking-copies", "waiting-for-data",
+                                                   "launch_or_sync", "other_idle"}));
+  EXPECT_THAT(diagnose(builder).not_examined.front().text,
+              HasSubstr("no calls that launch kernels were recorded."));
+  TimelineBuilder no_calls = builder;
+  no_calls.timeline.calls.clear();
+  no_calls.timeline.work.clear();
+  EXPECT_THAT(not_examined(no_calls), IsSupersetOf({"synchronizations", "launch_or_sync"}));
 }
 
 TEST(NotExamined, JudgesNothingIfKernelsWereLeftOut) {

@@ -241,5 +241,13 @@ TEST(TimelineExcerpt, LeavesThreadsThatLaunchNothingOut) {
   EXPECT_THAT(lane_names(excerpt(builder)), Not(Contains("thread 1: loader")));
 }
 
+TEST(TimelineExcerpt, ShowsThreadsThatCopyToAGpuWithoutKernels) {
+  TimelineBuilder builder = pageable_steps(8);
+  builder.copy(CopyDirection::h2d, MemoryKind::pinned, 1000, 100, 900, 200, 300);
+  builder.timeline.copies.back().device = 1;
+  builder.timeline.calls.back().thread = 1;
+  EXPECT_THAT(lane_names(excerpt(builder)), Contains("thread 1: calls"));
+}
+
 }  // namespace
 }  // namespace penstock

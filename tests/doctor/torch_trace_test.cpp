@@ -1,5 +1,6 @@
 #include "doctor/torch_trace.hpp"
 
+#include "doctor/call_sites.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
@@ -148,6 +149,8 @@ TEST(TorchTrace, KeepsTheRecordsThatRulesNeed) {
   ASSERT_EQ(timeline.work.size(), 2U);
   EXPECT_EQ(timeline.work[0].time, (TimeSpan{110'000, 114'000}));
   EXPECT_EQ(timeline.work[1].stream, 8U);
+  EXPECT_EQ(timeline.work[0].label % 2, 1) << "a kernel";
+  EXPECT_EQ(timeline.work[1].label, 2) << "a memory set";
 }
 
 TEST(TorchTrace, KeepsWhatTheHostDid) {
@@ -172,6 +175,67 @@ TEST(TorchTrace, KeepsWhatTheHostDid) {
   EXPECT_EQ(timeline.widenings[0].elements, 6U);
   EXPECT_EQ(timeline.widenings[0].from_bytes, 1);
   EXPECT_EQ(timeline.widenings[0].to_bytes, 4);
+}
+
+/// The places of calls through these stacks of Python functions, the outermost first.
+std::vector<std::string> places_of(const std::vector<std::vector<std::string>>& stacks) {
+  std::string text =
+      R"({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 1, "args": {"device": 0}})";
+  for (std::size_t i = 0; i < stacks.size(); ++i) {
+    const std::size_t begin = 100 * i;
+    std::size_t depth = 0;
+    const auto add = [&](const char* category, const std::string& name) {
+      text +=
+          fmt::format(R"(,{{"ph": "X", "cat": "{}", "name": "{}", "pid": 9, "tid": 9, "ts": {}, "dur": {}}})",
+                      category, name, begin + depth, 90 - 2 * depth);
+      ++depth;
+    };
+    for (const std::string& frame : stacks[i]) add("python_function", frame);
+    add("cuda_runtime", "cudaStreamSynchronize");
+  }
+  const Timeline timeline = parse(text + "]}");
+  std::vector<std::string> places;
+  for (const KnownCall& known : find_call_sites(timeline))
+    places.push_back(known.site.frame == kNoName ? "" : timeline.names[known.site.frame]);
+  return places;
+}
+
+TEST(TorchTrace, NamesTheInnermostFrameOfTheProgram) {
+  const std::string main = "train.py(40): main";
+  EXPECT_THAT(
+      places_of({{main, "data.py(7): send", "accelerate/utils/operations.py(148): send_to_device"},
+                 {main, "/opt/lib/python3.11/site-packages/unknown/x.py(148): send"},
+                 {main, "site-packages/unknown/x.py(148): send", "dist-packages/unknown/y.py(8): z"},
+                 {main, "logging/__init__.py(368): getMessage"},
+                 {main, "/usr/lib/python3.12/threading.py(10): run", "lib/python3.12/queue.py(1): get"},
+                 {main, "torch/_tensor.py(9): __repr__", "numpy/core/multiarray.py(1): copy"},
+                 {main, "torch/nn/modules/module.py(17): call", "models/net.py(8): forward"},
+                 {main, "tqdm/std.py(1431): set_postfix", "<built-in method item of Tensor>"},
+                 {"<string>(1): <module>", "contextlib.py(3): inner", "<frozen runpy>(8): run"}}),
+      ElementsAre("data.py(7): send", main, main, main, main, main, "models/net.py(8): forward", main,
+                  "<string>(1): <module>"));
+  EXPECT_THAT(places_of({{"test/run.py(1): <module>"}, {"profile.py(1): main"}}),
+              ElementsAre("test/run.py(1): <module>", "profile.py(1): main"))
+      << "programs have such names, too";
+}
+
+TEST(TorchTrace, NamesTheInnermostFrameOfAnInstalledProgram) {
+  const std::string packages = "/opt/lib/python3.11/site-packages/";
+  EXPECT_THAT(places_of({{"runpy.py(8): run", packages + "trainer/__main__.py(7): <module>",
+                          packages + "trainer/loop.py(88): step", "torch/_tensor.py(9): item"},
+                         {packages + "trainer/__main__.py(7): <module>", "threading.py(1): run"},
+                         {"threading.py(1): run", "torch/utils/data/_utils/pin_memory.py(1): loop"}}),
+              ElementsAre("trainer/loop.py(88): step", "trainer/__main__.py(7): <module>", ""));
+}
+
+TEST(TorchTrace, NamesThePackagesFrameIfOneFunctionOfTheProgramMakesAllCalls) {
+  const std::string main = "main.py(5): <module>";
+  const std::string loop = "transformers/trainer.py(88): train";
+  const std::string step = "transformers/trainer.py(99): step";
+  EXPECT_THAT(places_of({{main, loop, step}, {main, loop}, {main}, {loop}}),
+              ElementsAre(main + ", in " + step, main + ", in " + loop, main, loop));
+  EXPECT_THAT(places_of({{main, "data.py(1): send"}, {main, loop, step}}),
+              ElementsAre("data.py(1): send", main));
 }
 
 TEST(TorchTrace, ReadsTheSameInPartsOfAnySize) {

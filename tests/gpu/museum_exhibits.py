@@ -75,6 +75,7 @@ class Exhibit:
     fix: tuple[tuple[str, str], ...] = ()  # replacements in the source
     native: bool = False  # a program in C++
     needs: str = ""  # a package, without which it is left out
+    may_come_later: str = ""  # why HERE may be another than the first place of the finding
 
     @property
     def alone(self) -> bool:
@@ -329,6 +330,7 @@ for _ in range(60):
         "round-trips",
         LONG,
         known="without contents, a step's result and the next one's batch look alike: the longest pause parts steps",
+        may_come_later="the copy to the host takes as long",
     ),
     Exhibit("C++: 64 small copies", "small", "small-copies", native=True, fix=(("small", "one_copy"),)),
     Exhibit(
@@ -518,6 +520,7 @@ for _ in range(60):
 """,
         "pinning",
         LONG,
+        may_come_later="what takes longer, to register the memory or to unregister it, depends on the driver",
     ),
     Exhibit(
         "a new pinned buffer for each batch",
@@ -547,7 +550,12 @@ for i in range(60):
         known="PyTorch gives the same pinned memory again, so no call of CUDA tells it",
     ),
     Exhibit(
-        "C++: cudaMallocHost in each step", "pinned_memory", "pinning", native=True, fix=(("pinned_memory", "pinned"),)
+        "C++: cudaMallocHost in each step",
+        "pinned_memory",
+        "pinning",
+        native=True,
+        fix=(("pinned_memory", "pinned"),),
+        may_come_later="cudaFreeHost waits for the kernels",
     ),
     Exhibit(
         "decoding in the loop",

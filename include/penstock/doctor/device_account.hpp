@@ -11,7 +11,8 @@
 
 namespace penstock {
 
-/// What a device does at a time. If it does several things, the first of them counts.
+/// What a device does at a time. If it does several things, the first of them counts. If it runs no kernels,
+/// threads that copy to or from it stand for those that launch kernels.
 enum class DevicePart : std::uint8_t {
   kernel,        ///< kernels, memory sets and copies within devices run
   exposed_copy,  ///< copies between host and device run, and nothing hides them

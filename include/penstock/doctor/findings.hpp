@@ -5,6 +5,7 @@
 #include <penstock/transfer/link_profile.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ struct FindingPlace {
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
   double seconds = 0;  ///< in all, of the copies or of the calls, as the finding's text says
+  /// In all, that the device idles after these calls. nullopt: the finding is not about that.
+  std::optional<double> idle_seconds = std::nullopt;
 };
 
 /// What a change would save of a step, in seconds. The truth is expected between the two.
@@ -45,7 +48,8 @@ struct Finding {
   double bytes = 0;             ///< of a step
   double seconds = 0;           ///< of a step
   GainRange gain;
-  std::vector<FindingPlace> places;  ///< the longest first
+  /// The longest first. Waits for the device: those first that hold it up most.
+  std::vector<FindingPlace> places;
   /// When its copies, waits or calls ran: in order, with those that touch or overlap as one.
   std::vector<TimeSpan> evidence;
 };
