@@ -72,6 +72,8 @@ constexpr auto kCompiledChanges = std::to_array<CompiledChange>(
       "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ..."},
      {"small-copies", "put the pieces side by side in one pinned buffer, and copy that",
       "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
+     {"widened-copies", "copy the narrow values, and widen them in a kernel",
+      "penstock::Loader loader(dataset, device, {.fields = {{.to = penstock::DType::float32}}})"},
      {"same-data-again", "copy it once, before the loop",
       "penstock::Loader loader(dataset, device, {.residency = penstock::Residency::parse(\"auto\")})"},
      {"round-trips", "compute it on the GPU", ""},

@@ -91,14 +91,6 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
 }
 
 void add_memory(List& list, const Timeline& timeline) {
-  if (!timeline.has_types) {
-    list.push_back({{"widened-copies"},
-                    is_trace(timeline)
-                        ? "Values widened before the copy: no types were recorded. Profile with "
-                          "record_shapes=True."
-                        : "Values widened before the copy: only a trace of PyTorch's profiler with "
-                          "record_shapes=True tells types."});
-  }
   const auto unknown = std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) {
     return copy.direction == CopyDirection::h2d && !copy.source;
   });
@@ -110,10 +102,41 @@ void add_memory(List& list, const Timeline& timeline) {
   }
 }
 
+/// Copies whose contents the recorder looks at if it can, that began within the window.
+bool has_contents_within(const TimelineCopy& copy, TimeSpan window) {
+  return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
+         copy.time.begin >= window.begin && copy.time.begin < window.end;
+}
+
+/// A trace tells types in place of contents.
+void add_values(List& list, const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) {
+    if (timeline.has_types) return;
+    list.push_back({{"widened-copies"},
+                    "Values widened before the copy: no types were recorded. Profile with "
+                    "record_shapes=True."});
+    return;
+  }
+  std::size_t unknown = 0;
+  bool is_of_earlier_recorder = false;
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (!has_contents_within(copy, window) || copy.values != CopiedValues::unknown) continue;
+    ++unknown;
+    is_of_earlier_recorder = is_of_earlier_recorder || copy.contents != 0;
+  }
+  if (unknown == 0) return;
+  list.push_back(
+      {{"widened-copies"},
+       fmt::format(
+           "Values widened before the copy: nobody looked at those of {} copies of more than 64 "
+           "KiB.{}",
+           unknown,
+           is_of_earlier_recorder ? " Earlier recorders did not. Record it again with this version." : "")});
+}
+
 void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
   const auto without_contents = std::ranges::count_if(timeline.copies, [window](const TimelineCopy& copy) {
-    return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
-           copy.contents == 0 && copy.time.begin >= window.begin && copy.time.begin < window.end;
+    return has_contents_within(copy, window) && copy.contents == 0;
   });
   if (is_trace(timeline)) {
     list.push_back({{"same-data-again"}, "The same data sent again: a trace has no contents of copies."});
@@ -215,6 +238,7 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   std::ranges::move(not_recorded(timeline), std::back_inserter(list));
   add_steps(list, timeline);
   add_host(list, timeline, host);
+  add_values(list, timeline, window);
   add_memory(list, timeline);
   add_contents(list, timeline, window);
   add_nodes(list, timeline, window);

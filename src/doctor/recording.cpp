@@ -320,9 +320,16 @@ class RecordingParser {
         const auto to = cupti_direction(record.detail);
         if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
         if (to) {
-          timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
-                                     cupti_memory_kind(record.extra & 0xFFu),
-                                     cupti_memory_kind(record.extra >> 8u), kUnknownNode});
+          TimelineCopy copy;
+          copy.time = own;
+          copy.bytes = record.bytes;
+          copy.correlation = record.correlation;
+          copy.stream = record.stream;
+          copy.device = record.device;
+          copy.direction = *to;
+          copy.source = cupti_memory_kind(record.extra & 0xFFu);
+          copy.destination = cupti_memory_kind(record.extra >> 8u);
+          timeline.copies.push_back(copy);
         }
         return true;
       }
@@ -368,6 +375,7 @@ class RecordingParser {
       const auto known = std::ranges::lower_bound(memory_, copy.correlation, {}, &CopiedMemory::correlation);
       if (known == memory_.end() || known->correlation != copy.correlation) continue;
       copy.contents = known->contents;
+      copy.values = recording::values_of(known->contents);
       copy.host_node = known->node;
     }
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <penstock/doctor/timeline.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -25,7 +27,7 @@ inline constexpr std::size_t kMostFrames = 64;     ///< of a stack
 inline constexpr std::size_t kMostCodeFrames = 32;
 inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
                                                  << 10;  ///< up to here, contents are not kept
-/// Of the contents of a copy, so many bytes are hashed, in so many pieces from all over it.
+/// Of the contents of a copy, so many bytes are looked at, in so many pieces from all over it.
 inline constexpr std::size_t kSampleBytes = 4096;
 inline constexpr std::size_t kSamplePieces = 32;
 /// Of file names: the process's number stands before it.
@@ -112,6 +114,15 @@ enum class RecordType : std::uint8_t {
       5,  ///< a range of NVTX begins (detail 0) or ends (1); correlation: its number; contents: of its name
 };
 
+/// What a record keeps of the contents of a copy: a hash, and what they are. Never 0.
+constexpr std::uint64_t pack_contents(std::uint64_t hash, CopiedValues values) noexcept {
+  return (hash & ~std::uint64_t{7}) | std::uint64_t{static_cast<std::uint8_t>(values)} << 1U;
+}
+/// Earlier recorders judged no values. All their hashes are odd.
+constexpr CopiedValues values_of(std::uint64_t contents) noexcept {
+  return contents % 2 != 0 ? CopiedValues::unknown : static_cast<CopiedValues>(contents >> 1U & 3U);
+}
+
 struct Record {
   std::int64_t begin;  ///< nanoseconds of CUPTI's clock
   std::int64_t end;
@@ -126,8 +137,8 @@ struct Record {
   std::uint8_t detail;
   RecordType type;
   union {
-    std::uint64_t contents;  ///< of calls: a hash of the bytes that a copy takes to a device; 0: not known.
-                             ///< Of ranges that begin: of the name
+    std::uint64_t contents;  ///< of calls: pack_contents() of what a copy takes to a device; 0: not known.
+                             ///< Of ranges that begin: a hash of the name
     std::uint16_t device;    ///< of copies and work
   };
 };

@@ -272,7 +272,7 @@ class TraceParser {
     if (category == "kernel" || category == "gpu_memset") {
       timeline_.work.push_back({event_.time, stream(), device(), label()});
     } else if (category == "gpu_memcpy") {
-      TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}};
+      TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}, {}};
       if (read_copy_name(event_.name, copy)) timeline_.copies.push_back(copy);
     } else if (category == "cuda_runtime" || category == "cuda_driver") {
       if (const auto kind = call_kind(event_.name)) {

@@ -92,8 +92,6 @@ class Exhibit:
         return source if self.native else self.prelude + source
 
 
-NO_TYPES = "types are not recorded"
-
 PAGEABLE = [
     Exhibit(
         "pageable batches",
@@ -254,7 +252,38 @@ for i in range(80):
     train(x[:2048])
 """,
         "widened-copies",
-        known=NO_TYPES,
+        fix=(
+            ("(images.float() / 255).pin_memory()", "images.pin_memory()"),
+            ("non_blocking=True)  # HERE", "non_blocking=True) / 255  # HERE"),
+        ),
+    ),
+    Exhibit(
+        "images normalized on the host",
+        """
+images = torch.randint(0, 256, (4, 32, 3, 256, 256), dtype=torch.uint8)
+mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+deviation = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+batches = ((images.float() / 255 - mean) / deviation).pin_memory()
+for i in range(80):
+    x = batches[i % 4].to(device, non_blocking=True)  # HERE
+    train(x.view(-1, 1024)[:2048])
+""",
+        "widened-copies",
+    ),
+    Exhibit(
+        "float32 where float16 would do",
+        """
+features = torch.randn(4, 8192, 1024).half()
+batches = features.float().pin_memory()
+for i in range(80):
+    x = batches[i % 4].to(device, non_blocking=True)  # HERE
+    train(x[:2048])
+""",
+        "widened-copies",
+        fix=(
+            ("features.float().pin_memory()", "features.pin_memory()"),
+            ("non_blocking=True)  # HERE", "non_blocking=True).float()  # HERE"),
+        ),
     ),
     Exhibit(
         "114 small tensors a batch",

@@ -361,8 +361,21 @@ TEST_F(Recorder, ManagesWithoutTheKindsOfStreams) {
 TEST_F(Recorder, ContentsThatCannotBeReadAreNotExamined) {
   // The source of these copies is null.
   const json report = examine({"init", "steps=30"});
-  EXPECT_THAT(found_in(report), Not(Contains("same-data-again")));
-  EXPECT_THAT(not_examined_in(report), Contains("same-data-again"));
+  EXPECT_THAT(found_in(report), AllOf(Not(Contains("same-data-again")), Not(Contains("widened-copies"))));
+  EXPECT_THAT(not_examined_in(report), IsSupersetOf({"same-data-again", "widened-copies"}));
+}
+
+TEST_F(Recorder, NamesBytesThatWereWidenedBeforeTheCopy) {
+  const CommandResult widened = run({"init", "widened=30"}, {"--json", path("report.json")});
+  const json report = read_report();
+  EXPECT_THAT(found_in(report), AllOf(Contains("widened-copies"), Not(Contains("same-data-again"))));
+  EXPECT_THAT(widened.errors, HasSubstr("Copies of float32 that a narrower type would hold"));
+  EXPECT_THAT(not_examined_in(report), Not(Contains("widened-copies")));
+  const json others = examine({"init", "fresh=30"});
+  EXPECT_THAT(found_in(others), Not(Contains("widened-copies")));
+  EXPECT_THAT(not_examined_in(others), Not(Contains("widened-copies")));
+  EXPECT_THAT(run({"init", "widened=30"}, {"--no-contents"}).errors,
+              AllOf(Not(HasSubstr("float32")), HasSubstr("Values widened before the copy: nobody")));
 }
 
 /// The first place of each finding.
