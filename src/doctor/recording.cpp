@@ -1,6 +1,7 @@
 #include "doctor/recording.hpp"
 
 #include "doctor/cupti_kinds.hpp"
+#include "doctor/python_files.hpp"
 #include "doctor/recorded_totals.hpp"
 #include "doctor/recording_format.hpp"
 
@@ -35,30 +36,6 @@ constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
 constexpr TraceTime kWaitGap = 50'000'000;      // between two looks at a thread that has called nothing since
 constexpr std::size_t kLongestFileName = 4096;  // of a file, and four times what the recorder writes
-
-/// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
-bool is_user_file(std::string_view file) {
-  if (file.starts_with('<')) return file == "<string>" || file == "<stdin>";
-  for (const std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python3"}) {
-    if (file.find(part) != std::string_view::npos) return false;
-  }
-  return !file.empty() && file != "?";
-}
-
-/// The path within the installed package that a file is of. Empty: it is of none, or of one that only does
-/// what others ask for.
-std::string_view path_in_package(std::string_view file) {
-  for (const std::string_view folder : {"/site-packages/", "/dist-packages/"}) {
-    const std::size_t at = file.rfind(folder);
-    if (at == std::string_view::npos) continue;
-    const std::string_view path = file.substr(at + folder.size());
-    for (const std::string_view known : {"torch/", "numpy/", "penstock/"}) {
-      if (path.starts_with(known)) return {};
-    }
-    return path;
-  }
-  return {};
-}
 
 /// Of the program itself, and not of CUDA, the system, an installed package or the interpreter.
 bool is_user_code(std::string_view file) {
@@ -97,6 +74,7 @@ class RecordingParser {
     timeline.is_compiled = !recording_.code_stacks.empty() && !has_python_;
     sort_timeline(timeline);
     keep_waits();
+    keep_watched();
     sort_timeline(timeline);
     read_totals();
     timeline.steps = find_steps(timeline);
@@ -199,9 +177,9 @@ class RecordingParser {
           return fmt::format("{}({}): {}", file, static_cast<std::int32_t>(number_at(bytes, 0)),
                              text.substr(name.size()));
         };
-        const std::string_view path = path_in_package(name);
+        const std::string_view path = recording::path_in_package(name);
         has_python_ = true;
-        frames_.push_back({is_user_file(name),
+        frames_.push_back({recording::is_user_file(name),
                            whole ? in(name) : std::string(),
                            {},
                            path.empty() ? std::string() : in(path)});
@@ -257,6 +235,9 @@ class RecordingParser {
         if (bytes.size() >= 3 * kNumber)
           streams_.push_back(
               {number_at(bytes, 0), number_at(bytes, 1), cupti_stream_kind(number_at(bytes, 2))});
+        break;
+      case TextType::watched:
+        if (bytes.size() >= kNumber) watched_.push_back(number_at(bytes, 0));
         break;
     }
   }
@@ -377,6 +358,11 @@ class RecordingParser {
         if (thread) waits_.push_back({own, frame_of(record.place), *thread, record.detail});
         return thread.has_value();
       }
+      case RecordType::look: {
+        const auto thread = thread_number(record.stream);
+        if (thread) timeline.looks.push_back({own.begin, frame_of(record.place), *thread});
+        return thread.has_value();
+      }
     }
     return false;
   }
@@ -464,6 +450,19 @@ class RecordingParser {
         timeline.host.push_back(
             {{wait.time.begin - 1, wait.time.end}, wait.frame, wait.thread, HostSpanKind::frame});
     }
+  }
+
+  /// What others do says nothing of why a GPU idles.
+  void keep_watched() {
+    Timeline& timeline = recording_.timeline;
+    std::set<std::uint16_t> launching;
+    for (const TimelineCall& call : timeline.calls) {
+      if (call.kind == CallKind::launch) launching.insert(call.thread);
+    }
+    timeline.has_looks = std::ranges::any_of(watched_, [&](std::uint32_t thread) {
+      const auto known = threads_.find(thread);
+      return known != threads_.end() && launching.contains(known->second);
+    });
   }
 
   void note_losses() {
@@ -570,6 +569,7 @@ class RecordingParser {
   std::vector<Stack> stacks_;          ///< by number
   std::vector<std::uint32_t> places_;  ///< by number of the stack: its name
   std::vector<Wait> waits_;
+  std::vector<std::uint32_t> watched_;  ///< threads, as the recorder numbers them
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;
   std::vector<CopiedMemory> memory_;

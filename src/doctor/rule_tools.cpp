@@ -27,6 +27,12 @@ void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
   times_.push_back(time);
 }
 
+void Places::add(const CallSite& site, double seconds) {
+  FindingPlace& place = places_[{site.frame, site.op}];
+  ++place.count;
+  place.seconds += seconds;
+}
+
 void Places::fill(Finding& finding, const Timeline& timeline) const {
   std::vector<FindingPlace>& list = finding.places;
   for (const auto& [site, place] : places_) {

@@ -14,6 +14,8 @@ namespace penstock {
 class Places {
  public:
   void add(const CallSite& site, std::uint64_t bytes, TimeSpan time);
+  /// Without evidence.
+  void add(const CallSite& site, double seconds);
   /// Sets the finding's places and its evidence.
   void fill(Finding& finding, const Timeline& timeline) const;
 
