@@ -53,7 +53,7 @@ constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
 constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
-constexpr std::uint32_t kMostSeenStacks = 2048;  // the table also has those of calls
+constexpr std::uint32_t kMostSeenStacks = 1024;  // the table also has those of calls
 
 /// A Python thread that called CUDA, whose waits for a loader, and whose other work, are looked for.
 struct WatchedThread {

@@ -20,7 +20,8 @@ void SeenPlaces::keep(std::span<const PythonFrame> frames, std::uint64_t time) n
 
 std::size_t SeenPlaces::find_or_add(std::span<const PythonFrame> frames) noexcept {
   for (std::size_t i = 0; i < place_count_; ++i) {
-    if (std::equal(frames.begin(), frames.end(), places_[i].frames, places_[i].frames + places_[i].frame_count))
+    if (std::equal(frames.begin(), frames.end(), places_[i].frames,
+                   places_[i].frames + places_[i].frame_count))
       return i;
   }
   if (place_count_ == kMostPlaces) return kMostPlaces;

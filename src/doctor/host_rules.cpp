@@ -203,17 +203,18 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
   const TimeSpan window{steps[first].begin, view.account.window.end};
   const std::vector<HostWork> works = host_works(view, window);
   Places places;
-  std::vector<TraceTime> times;
+  std::vector<TraceTime> begins;
   SpanList quiet;
   TraceTime idle = 0;
   for (const HostWork& work : works) {
-    times.push_back(work.quiet.time.begin);
+    begins.push_back(work.quiet.time.begin);
     append_span(quiet, work.quiet.time);
     idle += work.idle;
     add_places(places, work);
   }
-  if (static_cast<double>(idle) < kStarved * static_cast<double>(window.end - window.begin)) return std::nullopt;
-  if (!in_half_of_steps(view, view.host_steps, first, times)) return std::nullopt;
+  if (static_cast<double>(idle) < kStarved * static_cast<double>(window.end - window.begin))
+    return std::nullopt;
+  if (!in_half_of_steps(view, view.host_steps, first, begins)) return std::nullopt;
   Finding finding;
   places.fill(finding, view.timeline);
   finding.evidence = subtract(quiet, view.busy.spans());
@@ -221,15 +222,19 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
   finding.count = static_cast<double>(works.size()) / steady;
   finding.seconds = static_cast<double>(idle) * 1e-9 / steady;
   finding.gain = {0, finding.seconds};
-  finding.text = fmt::format("The GPU idles while the program is in its own code on the host: {} of {} a step.",
-                             format_seconds(finding.seconds), format_seconds(view.account.step_seconds()));
+  finding.text =
+      fmt::format("The GPU idles while the program is in its own code on the host: {} of {} a step.",
+                  format_seconds(finding.seconds), format_seconds(view.account.step_seconds()));
   finding.meaning =
-      "Nothing is queued for the GPU meanwhile. If this makes the next batch, it can be done beside the GPU's "
+      "Nothing is queued for the GPU meanwhile. If this makes the next batch, it can be done beside the "
+      "GPU's "
       "work.";
   finding.change =
-      "do it in a Dataset's __getitem__, with DataLoader(..., num_workers=4); or ahead, in a thread of its own";
+      "do it in a Dataset's __getitem__, with DataLoader(..., num_workers=4); or ahead, in a thread of its "
+      "own";
   finding.penstock_change =
-      "for batch in penstock.feed(DataLoader(dataset, num_workers=4)): ...; penstock.Loader for data in arrays";
+      "for batch in penstock.feed(DataLoader(dataset, num_workers=4)): ...; penstock.Loader for data in "
+      "arrays";
   return finding;
 }
 

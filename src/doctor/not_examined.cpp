@@ -61,9 +61,10 @@ void add_steps(List& list, const Timeline& timeline) {
                                          "of the whole recording."});
   }
   if (timeline.steps.size() < kSteadySteps) {
-    list.push_back({{"pinning", "device-allocations", "host-work"},
-                    "Pinning, allocations and the program's own work after the first steps: fewer than 4 steps "
-                    "were recorded."});
+    list.push_back(
+        {{"pinning", "device-allocations", "host-work"},
+         "Pinning, allocations and the program's own work after the first steps: fewer than 4 steps "
+         "were recorded."});
   }
 }
 
@@ -93,9 +94,10 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
 /// A trace says it with the nodes.
 void add_looks(List& list, const Timeline& timeline, const HostActivity& host) {
   if (is_trace(timeline) || timeline.has_looks || !host.observed) return;
-  list.push_back({{"host-work"},
-                  "The program's own work between calls of CUDA: no thread that launches kernels was looked at. "
-                  "Threads of Python are, unless lines are left out. Earlier recorders did not look."});
+  list.push_back(
+      {{"host-work"},
+       "The program's own work between calls of CUDA: no thread that launches kernels was looked at. "
+       "Threads of Python are, unless lines are left out. Earlier recorders did not look."});
 }
 
 void add_memory(List& list, const Timeline& timeline) {
@@ -135,9 +137,10 @@ void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
 
 void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) {
-    list.push_back({{"far-memory", "default-stream-waits", "host-work"},
-                    "The NUMA node, the default stream, and the program's own work between calls of CUDA: only a "
-                    "recording of the doctor's own tells them."});
+    list.push_back(
+        {{"far-memory", "default-stream-waits", "host-work"},
+         "The NUMA node, the default stream, and the program's own work between calls of CUDA: only a "
+         "recording of the doctor's own tells them."});
     return;
   }
   if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {

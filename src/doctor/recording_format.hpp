@@ -90,9 +90,9 @@ enum class TextType : std::uint32_t {
              ///< the other frames
   device_node = 6,  ///< a device's number (u32), and that of its NUMA node (u32)
   only_node = 7,    ///< the machine has one NUMA node: its number (u32)
-  context = 8,  ///< its number (u32), that of its device (u32), and that of its default stream (u32), which
-                ///< earlier recorders did not write
-  stream = 9,   ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
+  context = 8,   ///< its number (u32), that of its device (u32), and that of its default stream (u32), which
+                 ///< earlier recorders did not write
+  stream = 9,    ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
   watched = 10,  ///< a thread of Python that is looked at: its number (u32)
 };
 struct TextEntry {

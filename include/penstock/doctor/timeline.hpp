@@ -92,8 +92,8 @@ struct TimelineHostSpan {
   HostSpanKind kind = HostSpanKind::op;
 };
 
-/// A thread was seen in the program's own code: in no call that the recorder hears of, and in no `next()`. It may
-/// have been in a launch.
+/// A thread was seen in the program's own code: in no call that the recorder hears of, and in no `next()`. It
+/// may have been in a launch.
 struct TimelineLook {
   TraceTime time = 0;
   std::uint32_t name = 0;  ///< index into `names`; UINT32_MAX: not known
@@ -161,8 +161,8 @@ struct Timeline {
   std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why
 };
 
-/// Puts copies, work and steps in the order of their beginnings; calls, host spans, looks and widenings in that of
-/// threads, then of beginnings, then the longer one first.
+/// Puts copies, work and steps in the order of their beginnings; calls, host spans, looks and widenings in
+/// that of threads, then of beginnings, then the longer one first.
 void sort_timeline(Timeline& timeline);
 
 /// Reads a trace that PyTorch's profiler exported: JSON, plain or gzip. It is read in pieces; only the
