@@ -5,7 +5,7 @@
 namespace penstock::recorder {
 
 bool SeenPlaces::is_due() noexcept {
-  if (++skipped_ < stride_) return false;
+  if (++skipped_ < std::size_t{1} << thinned_) return false;
   skipped_ = 0;
   return true;
 }
@@ -33,12 +33,12 @@ std::size_t SeenPlaces::find_or_add(std::span<const PythonFrame> frames) noexcep
 void SeenPlaces::leave_out_every_second() noexcept {
   for (std::size_t i = 0; i < kMostLooks / 2; ++i) looks_[i] = looks_[2 * i];
   look_count_ = kMostLooks / 2;
-  stride_ *= 2;
+  ++thinned_;
 }
 
 void SeenPlaces::forget() noexcept {
   place_count_ = look_count_ = skipped_ = 0;
-  stride_ = 1;
+  thinned_ = 0;
   has_looks_.store(false, std::memory_order_relaxed);
 }
 

@@ -40,12 +40,12 @@ class SeenPlaces {
 
  private:
   struct Place {
-    std::size_t frame_count;
+    std::size_t frame_count = 0;
     PythonFrame frames[recording::kMostFrames];
   };
   struct Look {
-    std::uint64_t time;
-    std::size_t place;
+    std::uint64_t time = 0;
+    std::size_t place = 0;
   };
 
   [[nodiscard]] bool claim() noexcept { return !is_claimed_.exchange(true, std::memory_order_acquire); }
@@ -61,7 +61,7 @@ class SeenPlaces {
   std::atomic<bool> is_claimed_{false};
   std::size_t place_count_ = 0;
   std::size_t look_count_ = 0;
-  std::size_t stride_ = 1;  ///< of so many looks, one is kept
+  std::size_t thinned_ = 0;  ///< how often every second look was left out
   std::size_t skipped_ = 0;
   Look looks_[kMostLooks];
   Place places_[kMostPlaces];
