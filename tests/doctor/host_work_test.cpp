@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -99,9 +100,11 @@ TEST(HostWork, CountsOnlyWhatTheGpuIdles) {
   ASSERT_THAT(found, SizeIs(1));
   EXPECT_NEAR(found[0].gain.high, 0.304 * kMs, 1e-9);
   EXPECT_NEAR(found[0].places.at(0).seconds, 6 * 0.304 * kMs, 1e-9);
-  TimelineBuilder hidden = working_host(decode, 4005);
-  hidden.timeline.work.back().time = TimelineBuilder::us(31'000, 31'001);
-  EXPECT_THAT(works_found(hidden), IsEmpty()) << "in one step only";
+  TimelineBuilder hidden = working_host(decode);
+  for (std::size_t i = 2; i < 5; ++i) hidden.timeline.work[i].time.end += 3'000'000;
+  hidden.timeline.work[1].time.end += 3'000'000;
+  ASSERT_THAT(works_found(hidden), SizeIs(1));
+  EXPECT_DOUBLE_EQ(works_found(hidden)[0].count, 0.5) << "in three of six steps";
 }
 
 TEST(HostWork, IsNoWaitForALoader) {
