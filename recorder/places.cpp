@@ -19,6 +19,14 @@ std::uint64_t key_of(const PythonFrame& frame) noexcept {
 }
 std::uint64_t key_of(std::uintptr_t call) noexcept { return mix(1, call) | 1; }
 
+/// Of a stack. Never 0.
+template <typename Frame>
+std::uint64_t key_of(std::span<const Frame> frames) noexcept {
+  std::uint64_t key = 0;
+  for (const Frame& frame : frames) key = mix(key, key_of(frame));
+  return key | 1;
+}
+
 }  // namespace
 
 std::uint32_t NumberTable::find(std::uint64_t key) const noexcept {
@@ -67,12 +75,14 @@ void Places::after_fork() noexcept {
 
 std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept { return number_of(frames); }
 
+std::uint64_t Places::known(std::span<const PythonFrame> frames) const noexcept {
+  return frames.empty() ? 0 : stacks_.find(key_of(frames));
+}
+
 template <typename Frame>
 std::uint64_t Places::number_of(std::span<const Frame> frames) noexcept {
   if (frames.empty()) return 0;
-  std::uint64_t key = 0;
-  for (const Frame& frame : frames) key = mix(key, key_of(frame));
-  key |= 1;
+  const std::uint64_t key = key_of(frames);
   const std::uint32_t known = stacks_.find(key);
   return known != 0 ? known : add(frames, key);
 }

@@ -44,6 +44,8 @@ class Places {
   /// The number of the calling thread's stack, 0 if it has none or there is no room for it. It is Python's,
   /// or that of compiled code if the thread has none.
   [[nodiscard]] std::uint64_t own() noexcept;
+  /// 0: these frames are not known.
+  [[nodiscard]] std::uint64_t known(std::span<const PythonFrame> frames) const noexcept;
   /// That of these frames.
   [[nodiscard]] std::uint64_t number(std::span<const PythonFrame> frames) noexcept;
 

@@ -48,6 +48,10 @@ class PythonStack {
   /// it does no harm, even if it is gone.
   [[nodiscard]] bool is_in(const PythonFrame& frame, std::string_view file,
                            std::string_view name) const noexcept;
+  /// The file that such a frame is in. Empty if it is gone, or has other characters than ASCII.
+  [[nodiscard]] std::string_view file_of(const PythonFrame& frame, std::span<char> text) const noexcept {
+    return read_ascii(frame.file, text);
+  }
   /// True if the code of a frame that `of` gave is still there.
   [[nodiscard]] bool is_alive(const PythonFrame& frame) const noexcept;
   /// Of a frame that `own` gave in the same call, or of one of this thread that is alive. The texts lie in

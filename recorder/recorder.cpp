@@ -10,6 +10,7 @@
 #include "cupti.hpp"
 #include "cupti_session.hpp"
 #include "devices.hpp"
+#include "doctor/python_files.hpp"
 #include "host_memory.hpp"
 #include "mix.hpp"
 #include "native_stack.hpp"
@@ -18,6 +19,7 @@
 #include "places.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
+#include "seen_places.hpp"
 #include "streams.hpp"
 #include "subscriber_watch.hpp"
 
@@ -51,8 +53,9 @@ constexpr long kMillisecond = 1'000'000;  // in nanoseconds
 constexpr long kSamplePeriod = 2 * kMillisecond;
 constexpr long kIdlePeriod = 50 * kMillisecond;
 constexpr std::uint64_t kFlushPeriod = 500 * kMillisecond;
+constexpr std::uint32_t kMostSeenStacks = 1024;  // the table also has those of calls
 
-/// A Python thread that called CUDA, whose waits for a loader are looked for.
+/// A Python thread that called CUDA, whose waits for a loader, and whose other work, are looked for.
 struct WatchedThread {
   std::atomic<const void*> thread{nullptr};
   std::uint32_t number = 0;
@@ -65,6 +68,9 @@ struct WatchedThread {
   std::uint8_t loader = 0;
   std::size_t frame_count = 0;
   PythonFrame frames[recording::kMostFrames];
+
+  std::atomic<bool> is_in_call{false};  // of those that tell
+  SeenPlaces seen;                      // in its own code
 };
 
 struct ThreadCall {
@@ -93,7 +99,8 @@ Devices devices;  // noted with the lock of `stopping`
 Streams streams;
 WatchedThread watched_threads[16];
 std::atomic<std::size_t> watched_count{0};
-NumberTable next_codes;  // of the worker
+NumberTable known_codes;  // of the worker
+std::atomic<std::uint32_t> seen_stacks{0};
 
 std::uint64_t now() noexcept {
   std::uint64_t time = 0;
@@ -140,22 +147,44 @@ WatchedThread* watch_this_thread() noexcept {
   const std::size_t index = watched_count.fetch_add(1);
   if (index >= std::size(watched_threads)) return nullptr;
   watched_threads[index].number = this_thread();
+  if (parts.lines)
+    file.add_text(recording::TextType::watched, &watched_threads[index].number, sizeof(std::uint32_t), {});
   watched_threads[index].thread.store(thread, std::memory_order_release);
   return &watched_threads[index];
+}
+
+bool are_alive(std::span<const PythonFrame> frames) noexcept {
+  return std::all_of(frames.begin(), frames.end(),
+                     [](const PythonFrame& frame) { return python.is_alive(frame); });
 }
 
 /// Called by the thread that waited.
 void note_wait(WatchedThread& watched) noexcept {
   if (!watched.is_seen.load(std::memory_order_acquire)) return;
   const std::span<const PythonFrame> frames(watched.frames, watched.frame_count);
-  bool alive = true;
-  for (const PythonFrame& frame : frames) alive = alive && python.is_alive(frame);
   Record record = record_of(RecordType::wait, watched.seen_from, watched.seen_until.load());
   record.detail = watched.loader;
   record.stream = watched.number;
-  record.place = alive ? places.number(frames) : 0;
+  record.place = are_alive(frames) ? places.number(frames) : 0;
   file.add(record);
   watched.is_seen.store(false, std::memory_order_release);
+}
+
+/// A loop in Python is seen at many instructions. They leave room for the places of calls.
+std::uint64_t number_of_seen(std::span<const PythonFrame> frames) noexcept {
+  if (const std::uint64_t known = places.known(frames)) return known;
+  if (!are_alive(frames) || seen_stacks.fetch_add(1, std::memory_order_relaxed) >= kMostSeenStacks) return 0;
+  return places.number(frames);
+}
+
+/// Called by the thread that was seen.
+void note_looks(WatchedThread& watched) noexcept {
+  watched.seen.take(number_of_seen, [&watched](std::uint64_t time, std::uint64_t place) {
+    Record record = record_of(RecordType::look, time, time);
+    record.stream = watched.number;
+    record.place = place;
+    file.add(record);
+  });
 }
 
 /// Looks at what a call copies, once the call has been made, while the device is already at work.
@@ -182,6 +211,7 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
   if (domain == kDriverDomain && call.correlation == 0) call.correlation = details.correlation;
   if (details.site == 0) {
     if (call.depth++ > 0) return;
+    if (call.watched != nullptr) call.watched->is_in_call.store(true, std::memory_order_relaxed);
     call.kind = session.kind_of(domain, function);
     call.correlation = domain == kDriverDomain ? details.correlation : 0;
     call.begin = now();
@@ -195,7 +225,11 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
     call.thread = this_thread();
     call.watched = watch_this_thread();
   }
-  if (call.watched != nullptr) note_wait(*call.watched);
+  if (call.watched != nullptr) {
+    call.watched->is_in_call.store(false, std::memory_order_relaxed);
+    note_wait(*call.watched);
+    note_looks(*call.watched);
+  }
   add_call(call.kind, call.begin, end, call.correlation, call.thread, parts.lines ? places.own() : 0,
            look_at_memory(domain, function, details));
   call.correlation = 0;
@@ -345,15 +379,28 @@ void stop_in_child() {
   places.after_fork();
 }
 
-/// The loader whose next() a frame is in; kNoLoader: it is in none. Asks for the names of a code object only
-/// once.
-std::uint8_t loader_of(const PythonFrame& frame) noexcept {
+/// What is known of a code object.
+struct KnownCode {
+  std::uint8_t loader = kNoLoader;  ///< whose next() it is; kNoLoader: of none
+  bool names_place = true;          ///< it says where the program is
+};
+
+/// Asks for the names of a code object only once.
+KnownCode code_of(const PythonFrame& frame) noexcept {
+  constexpr std::uint32_t kNamesPlace = 0x100;
   const std::uint64_t key = code_key(frame);
-  if (const std::uint32_t known = next_codes.find(key)) return static_cast<std::uint8_t>(known - 1);
-  std::uint8_t loader = 0;
-  while (loader < kNoLoader && !python.is_in(frame, recording::kLoaders[loader].file, "__next__")) ++loader;
-  next_codes.add(key, loader + 1U);
-  return loader;
+  std::uint32_t known = known_codes.find(key);
+  if (known == 0) {
+    std::uint8_t loader = 0;
+    while (loader < kNoLoader && !python.is_in(frame, recording::kLoaders[loader].file, "__next__")) ++loader;
+    char text[1024];
+    const std::string_view name = python.file_of(frame, text);
+    const bool names_place =
+        name.empty() || recording::is_user_file(name) || !recording::path_in_package(name).empty();
+    known = (loader + 1U) | (names_place ? kNamesPlace : 0U);
+    known_codes.add(key, known);
+  }
+  return {static_cast<std::uint8_t>((known & 0xFFu) - 1), (known & kNamesPlace) != 0};
 }
 
 struct SeenWait {
@@ -362,20 +409,14 @@ struct SeenWait {
 };
 SeenWait wait_in(std::span<const PythonFrame> frames) noexcept {
   for (std::size_t i = 0; i < frames.size(); ++i) {
-    if (const std::uint8_t loader = loader_of(frames[i]); loader != kNoLoader) return {i + 1, loader};
+    if (const std::uint8_t loader = code_of(frames[i]).loader; loader != kNoLoader) return {i + 1, loader};
   }
   return {};
 }
 
-/// What a thread waits for that is not in a call of CUDA: it tells nobody, so it is looked at. If it is in a
-/// loader's next(), it counts as that from half a period before to half a period after.
-void look_at(WatchedThread& watched) noexcept {
-  PythonFrame frames[recording::kMostFrames];
-  const std::size_t count = python.of(watched.thread.load(std::memory_order_acquire), frames);
-  const auto [inner, loader] = wait_in(std::span(frames).first(count));
-  if (inner == 0 || inner == count) return;
+/// It counts as in a loader's next() from half a period before to half a period after.
+void see_wait(WatchedThread& watched, std::span<const PythonFrame> outside, std::uint8_t loader) noexcept {
   const std::uint64_t time = now();
-  const std::span<const PythonFrame> outside = std::span(frames).subspan(inner, count - inner);
   if (!watched.is_seen.load(std::memory_order_acquire)) {
     std::copy(outside.begin(), outside.end(), watched.frames);
     watched.frame_count = outside.size();
@@ -387,6 +428,24 @@ void look_at(WatchedThread& watched) noexcept {
                         watched.frames + watched.frame_count)) {
     watched.seen_until.store(time + kSamplePeriod / 2);
   }
+}
+
+/// Calls other than launches tell of themselves. Whether it was in a launch, or just before or behind one,
+/// the report knows. Frames inside of all that say where the program is are left out, as there are many.
+void see_place(WatchedThread& watched, std::span<const PythonFrame> frames) noexcept {
+  if (!parts.lines || watched.is_in_call.load(std::memory_order_relaxed)) return;
+  while (!frames.empty() && !code_of(frames.front()).names_place) frames = frames.subspan(1);
+  if (!frames.empty()) watched.seen.add(frames, now());
+}
+
+/// What a thread does that is not in a call of CUDA: it tells nobody, so it is looked at.
+void look_at(WatchedThread& watched) noexcept {
+  PythonFrame frames[recording::kMostFrames];
+  const std::size_t count = python.of(watched.thread.load(std::memory_order_acquire), frames);
+  const std::span<const PythonFrame> all = std::span(frames).first(count);
+  const auto [inner, loader] = wait_in(all);
+  if (inner == 0) return see_place(watched, all);
+  if (inner < count) see_wait(watched, all.subspan(inner), loader);
 }
 
 void* work(void*) {

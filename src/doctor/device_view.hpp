@@ -60,6 +60,7 @@ struct DeviceView {
 /// The rules of docs/doctor.md, each a pure function. nullopt: nothing was found.
 using Rule = std::optional<Finding> (*)(const DeviceView&);
 std::optional<Finding> find_waiting_for_data(const DeviceView& view);
+std::optional<Finding> find_host_work(const DeviceView& view);
 std::optional<Finding> find_pageable_copies(const DeviceView& view);
 std::optional<Finding> find_blocking_copies(const DeviceView& view);
 std::optional<Finding> find_exposed_copies(const DeviceView& view);

@@ -31,6 +31,7 @@ struct NamedRule {
   Rule rule;
 };
 constexpr auto kRules = std::to_array<NamedRule>({{"waiting-for-data", find_waiting_for_data},
+                                                  {"host-work", find_host_work},
                                                   {"pageable-copies", find_pageable_copies},
                                                   {"blocking-copies", find_blocking_copies},
                                                   {"exposed-copies", find_exposed_copies},

@@ -1,5 +1,6 @@
 #include "doctor/active_steps.hpp"
 #include "doctor/device_view.hpp"
+#include "doctor/quiet_times.hpp"
 #include "doctor/rule_tools.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -19,6 +20,8 @@ namespace {
 constexpr double kStarved = 0.05;  // of the time
 constexpr double kWarmUp = 0.25;   // of the steps
 constexpr double kHeld = 0.02;     // of a step
+constexpr TraceTime kQuiet = 1'000'000;
+constexpr TraceTime kPause = 10;  // as much as in most steps
 
 bool is_synchronization(CallKind kind) {
   return kind == CallKind::stream_synchronize || kind == CallKind::device_synchronize ||
@@ -80,11 +83,16 @@ std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
   return waits;
 }
 
+/// The first of the steps after those in which a program still gets ready.
+std::size_t first_steady_step(const DeviceView& view) {
+  return static_cast<std::size_t>(kWarmUp * static_cast<double>(view.timeline.steps.size()));
+}
+
 /// Calls of two kinds that should happen once, but happen in half of the steps after the first ones.
 std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallKind opposite) {
   const auto& steps = view.timeline.steps;
   if (steps.size() < kSteadySteps) return std::nullopt;
-  const auto first = static_cast<std::size_t>(kWarmUp * static_cast<double>(steps.size()));
+  const std::size_t first = first_steady_step(view);
   const auto steady = static_cast<double>(steps.size() - first);
   Finding finding;
   Places places;
@@ -110,6 +118,49 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   // New memory is slow at first, too, so all that the device idles then may go.
   finding.gain = {0, static_cast<double>(uncovered(span_list(std::move(gaps)), view.waits)) * 1e-9 / steady};
   return finding;
+}
+
+/// A time of the program's own work in which the device idles.
+struct HostWork {
+  QuietTime quiet;
+  TraceTime idle = 0;
+};
+
+/// A checkpoint, a validation or the beginning of an epoch is no part of a step.
+void leave_out_pauses(const DeviceView& view, std::vector<HostWork>& works) {
+  if (works.empty()) return;
+  std::map<std::size_t, TraceTime> by_step;
+  for (const HostWork& work : works) by_step[step_at(view, work.quiet.time.begin)] += work.idle;
+  std::vector<TraceTime> idle;
+  for (const auto& [step, time] : by_step) idle.push_back(time);
+  const auto middle = idle.begin() + static_cast<std::ptrdiff_t>(idle.size() / 2);
+  std::nth_element(idle.begin(), middle, idle.end());
+  std::erase_if(works, [&](const HostWork& work) {
+    return by_step[step_at(view, work.quiet.time.begin)] > kPause * *middle;
+  });
+}
+
+/// From the first steady step on.
+std::vector<HostWork> host_works(const DeviceView& view, TimeSpan window) {
+  std::vector<HostWork> works;
+  for (const QuietTime& quiet : quiet_times(view.timeline, view.host, window, kQuiet)) {
+    const TraceTime idle = quiet.time.end - quiet.time.begin - view.busy.covered(quiet.time);
+    if (idle > 0) works.push_back({quiet, idle});
+  }
+  leave_out_pauses(view, works);
+  return works;
+}
+
+/// Each place has the share of the idle time that it has of the looks.
+void add_places(Places& places, const HostWork& work) {
+  std::map<std::uint32_t, std::size_t> looks;
+  for (const TimelineLook& look : work.quiet.looks) ++looks[look.name];
+  for (const auto& [name, count] : looks) {
+    const double share = static_cast<double>(count) / static_cast<double>(work.quiet.looks.size());
+    CallSite site;
+    site.frame = name;
+    places.add(site, share * static_cast<double>(work.idle) * 1e-9);
+  }
 }
 
 }  // namespace
@@ -148,6 +199,48 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
     finding.change = "print(loader.stats())   says what limits it";
     finding.penstock_change.clear();
   }
+  return finding;
+}
+
+std::optional<Finding> find_host_work(const DeviceView& view) {
+  const auto& steps = view.timeline.steps;
+  if (!view.timeline.has_looks || steps.size() < kSteadySteps) return std::nullopt;
+  const std::size_t first = first_steady_step(view);
+  const TimeSpan window{steps[first].begin, view.account.window.end};
+  const std::vector<HostWork> works = host_works(view, window);
+  Places places;
+  std::vector<TraceTime> begins;
+  SpanList quiet;
+  TraceTime idle = 0;
+  for (const HostWork& work : works) {
+    begins.push_back(work.quiet.time.begin);
+    append_span(quiet, work.quiet.time);
+    idle += work.idle;
+    add_places(places, work);
+  }
+  if (static_cast<double>(idle) < kStarved * static_cast<double>(window.end - window.begin))
+    return std::nullopt;
+  if (!in_half_of_steps(view, view.host_steps, first, begins)) return std::nullopt;
+  Finding finding;
+  places.fill(finding, view.timeline);
+  finding.evidence = subtract(quiet, view.busy.spans());
+  const auto steady = static_cast<double>(steps.size() - first);
+  finding.count = static_cast<double>(works.size()) / steady;
+  finding.seconds = static_cast<double>(idle) * 1e-9 / steady;
+  finding.gain = {0, finding.seconds};
+  finding.text =
+      fmt::format("The GPU idles while the program is in its own code on the host: {} of {} a step.",
+                  format_seconds(finding.seconds), format_seconds(view.account.step_seconds()));
+  finding.meaning =
+      "Nothing is queued for the GPU meanwhile. If this makes the next batch, it can be done beside the "
+      "GPU's "
+      "work.";
+  finding.change =
+      "do it in a Dataset's __getitem__, with DataLoader(..., num_workers=4); or ahead, in a thread of its "
+      "own";
+  finding.penstock_change =
+      "for batch in penstock.feed(DataLoader(dataset, num_workers=4)): ...; penstock.Loader for data in "
+      "arrays";
   return finding;
 }
 

@@ -61,8 +61,10 @@ void add_steps(List& list, const Timeline& timeline) {
                                          "of the whole recording."});
   }
   if (timeline.steps.size() < kSteadySteps) {
-    list.push_back({{"pinning", "device-allocations"},
-                    "Pinning and allocations after the first steps: fewer than 4 steps were recorded."});
+    list.push_back(
+        {{"pinning", "device-allocations", "host-work"},
+         "Pinning, allocations and the program's own work after the first steps: fewer than 4 steps "
+         "were recorded."});
   }
 }
 
@@ -88,6 +90,15 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
              : "Waiting for data: the thread that launches kernels was never seen in next() of a DataLoader, "
                "or of penstock's Loader or feed. Waits for another loader count as other idle time."});
   }
+}
+
+/// A trace says it with the nodes.
+void add_looks(List& list, const Timeline& timeline, const HostActivity& host) {
+  if (is_trace(timeline) || timeline.has_looks || !host.observed) return;
+  list.push_back(
+      {{"host-work"},
+       "The program's own work between calls of CUDA: no thread that launches kernels was looked at. "
+       "Threads of Python are, unless lines are left out. Earlier recorders did not look."});
 }
 
 void add_memory(List& list, const Timeline& timeline) {
@@ -150,8 +161,10 @@ void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
 
 void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) {
-    list.push_back({{"far-memory", "default-stream-waits"},
-                    "The NUMA node, and the default stream: no trace tells them."});
+    list.push_back(
+        {{"far-memory", "default-stream-waits", "host-work"},
+         "The NUMA node, the default stream, and the program's own work between calls of CUDA: only a "
+         "recording of the doctor's own tells them."});
     return;
   }
   if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
@@ -224,9 +237,9 @@ std::vector<NotExamined> not_recorded(const Timeline& timeline) {
   if (const std::string why = why_calls_are_missing(timeline); !why.empty()) {
     list.push_back(
         {{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits", "contended-copies",
-          "pinning", "device-allocations"},
+          "pinning", "device-allocations", "host-work"},
          "Synchronizations, blocking copies, asynchronous ones, copies that wait for others or for "
-         "the default stream, pinning and allocations: " +
+         "the default stream, pinning, allocations and the program's own work: " +
              why});
   }
   return list;
@@ -239,6 +252,7 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   add_steps(list, timeline);
   add_host(list, timeline, host);
   add_values(list, timeline, window);
+  add_looks(list, timeline, host);
   add_memory(list, timeline);
   add_contents(list, timeline, window);
   add_nodes(list, timeline, window);

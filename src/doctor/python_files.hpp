@@ -21,7 +21,8 @@ namespace penstock::recording {
   for (const std::string_view folder : {"/site-packages/", "/dist-packages/"}) {
     const std::size_t at = file.rfind(folder);
     if (at == std::string_view::npos) continue;
-    const std::string_view path = file.substr(at + folder.size());
+    std::string_view path = file;
+    path.remove_prefix(at + folder.size());
     for (const std::string_view known : {"torch/", "numpy/", "penstock/"}) {
       if (path.starts_with(known)) return {};
     }

@@ -46,6 +46,7 @@ class TotalsSorter {
         run_.waits.push_back({names_.of_place(key.of), names_.of_loader(key.detail), sum_of(total)});
         return true;
       case RecordType::range:
+      case RecordType::look:
         break;
     }
     return false;

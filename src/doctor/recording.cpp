@@ -77,6 +77,7 @@ class RecordingParser {
     timeline.is_compiled = !recording_.code_stacks.empty() && !has_python_;
     sort_timeline(timeline);
     keep_waits();
+    keep_watched();
     sort_timeline(timeline);
     read_totals();
     timeline.steps = find_steps(timeline);
@@ -238,6 +239,9 @@ class RecordingParser {
           streams_.push_back(
               {number_at(bytes, 0), number_at(bytes, 1), cupti_stream_kind(number_at(bytes, 2))});
         break;
+      case TextType::watched:
+        if (bytes.size() >= kNumber) watched_.push_back(number_at(bytes, 0));
+        break;
     }
   }
 
@@ -364,6 +368,11 @@ class RecordingParser {
         if (thread) waits_.push_back({own, frame_of(record.place), *thread, record.detail});
         return thread.has_value();
       }
+      case RecordType::look: {
+        const auto thread = thread_number(record.stream);
+        if (thread) timeline.looks.push_back({own.begin, frame_of(record.place), *thread});
+        return thread.has_value();
+      }
     }
     return false;
   }
@@ -470,6 +479,19 @@ class RecordingParser {
     }
   }
 
+  /// What others do says nothing of why a GPU idles.
+  void keep_watched() {
+    Timeline& timeline = recording_.timeline;
+    std::set<std::uint16_t> launching;
+    for (const TimelineCall& call : timeline.calls) {
+      if (call.kind == CallKind::launch) launching.insert(call.thread);
+    }
+    timeline.has_looks = std::ranges::any_of(watched_, [&](std::uint32_t thread) {
+      const auto known = threads_.find(thread);
+      return known != threads_.end() && launching.contains(known->second);
+    });
+  }
+
   void note_losses() {
     if (header_.written > header_.capacity) {
       note(fmt::format("The recording keeps the last {} of {} records.", header_.capacity, header_.written));
@@ -573,6 +595,7 @@ class RecordingParser {
   std::vector<Stack> stacks_;          ///< by number
   std::vector<std::uint32_t> places_;  ///< by number of the stack: its name
   std::vector<Wait> waits_;
+  std::vector<std::uint32_t> watched_;  ///< threads, as the recorder numbers them
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;
   std::vector<CopiedMemory> memory_;

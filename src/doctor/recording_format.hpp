@@ -93,9 +93,10 @@ enum class TextType : std::uint32_t {
              ///< the other frames
   device_node = 6,  ///< a device's number (u32), and that of its NUMA node (u32)
   only_node = 7,    ///< the machine has one NUMA node: its number (u32)
-  context = 8,  ///< its number (u32), that of its device (u32), and that of its default stream (u32), which
-                ///< earlier recorders did not write
-  stream = 9,   ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
+  context = 8,   ///< its number (u32), that of its device (u32), and that of its default stream (u32), which
+                 ///< earlier recorders did not write
+  stream = 9,    ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
+  watched = 10,  ///< a thread of Python that is looked at: its number (u32)
 };
 struct TextEntry {
   std::uint32_t bytes;
@@ -112,6 +113,7 @@ enum class RecordType : std::uint8_t {
   wait = 4,  ///< a thread was seen in next() of a loader; detail: its index in kLoaders
   range =
       5,  ///< a range of NVTX begins (detail 0) or ends (1); correlation: its number; contents: of its name
+  look = 6,  ///< a thread was seen in no call that tells the recorder, and in no next() of a loader
 };
 
 /// What a record keeps of the contents of a copy: a hash, and what they are. Never 0.
@@ -128,7 +130,7 @@ struct Record {
   std::int64_t end;
   union {
     std::uint64_t bytes;  ///< of copies
-    std::uint64_t place;  ///< of calls and waits
+    std::uint64_t place;  ///< of calls, waits and looks
   };
   std::uint32_t correlation;
   std::uint32_t stream;    ///< of calls: the thread
@@ -166,6 +168,7 @@ constexpr TotalKey total_key(const Record& record) noexcept {
     case RecordType::wait:
       return {record.type, record.detail, 0, static_cast<std::uint32_t>(record.place)};
     case RecordType::range:
+    case RecordType::look:
       break;
   }
   return {};

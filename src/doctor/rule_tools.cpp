@@ -37,6 +37,12 @@ void Places::add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, 
   seconds = seconds.value_or(0) + static_cast<double>(idle) * 1e-9;
 }
 
+void Places::add(const CallSite& site, double seconds) {
+  FindingPlace& place = places_[{site.frame, site.op}];
+  ++place.count;
+  place.seconds += seconds;
+}
+
 void Places::fill(Finding& finding, const Timeline& timeline) const {
   std::vector<std::pair<TraceTime, FindingPlace>> list;
   for (const auto& [site, known] : places_) {

@@ -17,6 +17,8 @@ class Places {
   /// Of a wait for the device, which idles so long after it. The wait holds it up by that, but not by more
   /// than its own length.
   void add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle);
+  /// Without evidence.
+  void add(const CallSite& site, double seconds);
   /// Sets the finding's places and its evidence.
   void fill(Finding& finding, const Timeline& timeline) const;
 

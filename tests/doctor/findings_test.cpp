@@ -1409,16 +1409,18 @@ std::vector<std::string> not_examined(const TimelineBuilder& builder) {
 
 TEST(NotExamined, NamesWhatTheRecordingLacks) {
   const TimelineBuilder whole = starved(600);
-  EXPECT_THAT(not_examined(whole), ElementsAre("same-data-again", "far-memory", "default-stream-waits"))
+  EXPECT_THAT(not_examined(whole),
+              ElementsAre("same-data-again", "far-memory", "default-stream-waits", "host-work"))
       << "a trace has none";
   TimelineBuilder no_steps = whole;
   no_steps.timeline.steps.clear();
-  EXPECT_THAT(not_examined(no_steps), ElementsAre("round-trips", "step", "pinning", "device-allocations",
-                                                  "same-data-again", "far-memory", "default-stream-waits"));
+  EXPECT_THAT(not_examined(no_steps),
+              ElementsAre("round-trips", "step", "pinning", "device-allocations", "host-work",
+                          "same-data-again", "far-memory", "default-stream-waits", "host-work"));
   TimelineBuilder no_types = whole;
   no_types.timeline.has_types = false;
-  EXPECT_THAT(not_examined(no_types),
-              ElementsAre("widened-copies", "same-data-again", "far-memory", "default-stream-waits"));
+  EXPECT_THAT(not_examined(no_types), ElementsAre("widened-copies", "same-data-again", "far-memory",
+                                                  "default-stream-waits", "host-work"));
   TimelineBuilder no_host = whole;
   no_host.timeline.host.clear();
   no_host.timeline.has_ops = no_host.timeline.has_frames = false;
@@ -1426,7 +1428,7 @@ TEST(NotExamined, NamesWhatTheRecordingLacks) {
   EXPECT_THAT(not_examined(no_host), Contains("launch_or_sync"));
   TimelineBuilder no_waits = read_losses();
   EXPECT_THAT(not_examined(no_waits), ElementsAre("waiting-for-data", "waiting_for_data", "same-data-again",
-                                                  "far-memory", "default-stream-waits"));
+                                                  "far-memory", "default-stream-waits", "host-work"));
   TimelineBuilder no_kinds = pinned_copies(true);
   for (TimelineCopy& copy : no_kinds.timeline.copies) copy.source.reset();
   EXPECT_THAT(not_examined(no_kinds), Contains("pageable-copies"));
@@ -1471,9 +1473,10 @@ TEST(NotExamined, NamesWhatTheCallsThatWereLeftOutWouldTell) {
     std::erase_if(builder.timeline.calls, [part](const TimelineCall& call) {
       return (call.kind == CallKind::launch) == (part == &Timeline::has_launches);
     });
-    EXPECT_THAT(not_examined(builder), IsSupersetOf({"synchronizations", "blocking-copies", "exposed-copies",
-                                                     "default-stream-waits", "contended-copies", "pinning",
-                                                     "device-allocations", "launch_or_sync", "other_idle"}));
+    EXPECT_THAT(not_examined(builder),
+                IsSupersetOf({"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits",
+                              "contended-copies", "pinning", "device-allocations", "host-work",
+                              "launch_or_sync", "other_idle"}));
     EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   }
 }

@@ -38,6 +38,9 @@ class TimelineBuilder {
   void loader_wait(std::int64_t begin, std::int64_t end, std::uint16_t thread = 0) {
     host(HostSpanKind::loader_wait, "enumerate(DataLoader)#x.__next__", begin, end, thread);
   }
+  void look(std::string_view text, std::int64_t time, std::uint16_t thread = 0) {
+    timeline.looks.push_back({time * 1000, name(text), thread});
+  }
   std::uint32_t call(CallKind kind, std::int64_t begin, std::int64_t end, std::uint16_t thread = 0) {
     timeline.calls.push_back({us(begin, end), ++correlation_, thread, kind});
     return correlation_;

@@ -349,6 +349,14 @@ void fake_synchronize() {
   });
 }
 
+void fake_sleep(std::uint64_t nanoseconds) {
+  call(kSynchronize, [nanoseconds](std::uint32_t) {
+    const timespec time{static_cast<time_t>(nanoseconds / 1'000'000'000),
+                        static_cast<long>(nanoseconds % 1'000'000'000)};
+    ::nanosleep(&time, nullptr);
+  });
+}
+
 void fake_item() {
   call(kToHost, [](std::uint32_t correlation) {
     add_record(copy_record(2, 3, 1, 4, run_on_device(1500), 1500, correlation));

@@ -22,6 +22,8 @@ void fake_launch_on(std::uint32_t stream, const char* kernel, std::uint64_t nano
 /// cudaStreamCreate: the default stream and it wait for each other, as all work here does.
 std::uint32_t fake_create_stream();
 void fake_synchronize();
+/// cudaStreamSynchronize that really takes so long.
+void fake_sleep(std::uint64_t nanoseconds);
 /// nvtxRangePush and, without a name, nvtxRangePop. Of a library: with a domain of its own.
 void fake_range(const char* name, std::uint32_t number, int library);
 void fake_pin();

@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -724,7 +726,142 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
       .replace(other.find("        gpu.fake_item"), 0, "        time.sleep(0.02)\n");
   write("other.py", "import time\n" + other);
   const CommandResult result = command_.run({"doctor", "--", *pythons.begin(), path("other.py")});
-  EXPECT_THAT(result.errors, AllOf(HasSubstr("other.py(22): train"), Not(HasSubstr("waiting-for-data"))));
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("other.py(22): train"), HasSubstr("host-work"),
+                                   HasSubstr("other.py(21): train"), Not(HasSubstr("waiting-for-data"))));
+}
+
+// A step of 12 ms in its own code, most of them within a package; or a hundred launches.
+constexpr const char* kWorking = R"(import ctypes, os, sys, time
+from numpy import slow
+gpu = ctypes.CDLL(os.environ['PENSTOCK_LIBCUPTI'])
+gpu.fake_copy.argtypes = [ctypes.c_uint64, ctypes.c_int]
+gpu.fake_launch.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+gpu.fake_sleep.argtypes = [ctypes.c_uint64]
+
+def decode():
+    slow.work(0.006)
+    time.sleep(0.006)
+
+def launch():
+    for _ in range(100):
+        gpu.fake_launch(b'small', 1000)
+
+gpu.fake_init()
+for step in range(25):
+    if 'decode' in sys.argv:
+        decode()
+    if 'launch' in sys.argv:
+        launch()
+    if 'sleep' in sys.argv:
+        gpu.fake_sleep(12000000)
+    gpu.fake_copy(2000000, 1)
+    gpu.fake_launch(b'forward', 1000000)
+    gpu.fake_item()
+)";
+constexpr const char* kSlowPackage = R"(import time
+def work(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        time.sleep(0.0001)
+)";
+
+class WorkingRecorder : public Recorder {
+ protected:
+  void SetUp() override {
+    if (interpreters().empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
+    write("lib/site-packages/numpy/__init__.py", "");
+    write("lib/site-packages/numpy/slow.py", kSlowPackage);
+    write("work.py", kWorking);
+    command_.environment.push_back("PYTHONPATH=" + path("lib/site-packages"));
+  }
+  [[nodiscard]] json examine_python(const std::string& python, const std::string& word,
+                                    const std::vector<std::string>& options = {}) const {
+    std::vector<std::string> all{"doctor", "--json", path("report.json")};
+    all.insert(all.end(), options.begin(), options.end());
+    all.insert(all.end(), {"--", python, path("work.py"), word});
+    EXPECT_EQ(command_.run(all).status, 0);
+    return read_report();
+  }
+};
+
+TEST_F(WorkingRecorder, NamesTheLinesOfTheProgramsOwnWork) {
+  for (const std::string& python : interpreters()) {
+    SCOPED_TRACE(python);
+    const json report = examine_python(python, "decode");
+    ASSERT_THAT(found_in(report), Contains("host-work"));
+    EXPECT_THAT(not_examined_in(report), Not(Contains("host-work")));
+    std::set<std::string> lines;
+    for (const json& finding : report.at("processes")[0].at("findings")) {
+      if (finding.at("id") != "host-work") continue;
+      for (const json& place : finding.at("places")) lines.insert(place.at("function"));
+    }
+    EXPECT_THAT(lines, IsSupersetOf({path("work.py") + "(9): decode", path("work.py") + "(10): decode"}));
+  }
+}
+
+TEST_F(WorkingRecorder, FindsNoWorkBetweenLaunches) {
+  EXPECT_THAT(found_in(examine_python(*interpreters().begin(), "launch")), Not(Contains("host-work")));
+}
+
+/// Those that are a millisecond from the ends of a call at least.
+std::ptrdiff_t looks_within_calls(const Timeline& timeline) {
+  return std::ranges::count_if(timeline.looks, [&timeline](const TimelineLook& look) {
+    return std::ranges::any_of(timeline.calls, [&look](const TimelineCall& call) {
+      return call.thread == look.thread && look.time > call.time.begin + 1'000'000 &&
+             look.time + 1'000'000 < call.time.end;
+    });
+  });
+}
+
+TEST_F(WorkingRecorder, LooksAtNothingInACall) {
+  const json report = examine_python(*interpreters().begin(), "sleep", {"--record", path("run")});
+  EXPECT_THAT(found_in(report), Not(Contains("host-work")));
+  const Timeline timeline = read_recordings(path("run")).at(0).timeline;
+  EXPECT_TRUE(timeline.has_looks);
+  // A call may begin while the recorder looks.
+  EXPECT_LT(looks_within_calls(timeline), 5);
+}
+
+TEST_F(WorkingRecorder, LooksAtNothingWithoutLines) {
+  const json report =
+      examine_python(*interpreters().begin(), "decode", {"--no-lines", "--record", path("run")});
+  EXPECT_THAT(found_in(report), Not(Contains("host-work")));
+  EXPECT_THAT(not_examined_in(report), Contains("host-work"));
+  EXPECT_THAT(read_recordings(path("run")).at(0).timeline.looks, IsEmpty());
+}
+
+TEST_F(WorkingRecorder, KeepsNoFramesThatSayNothing) {
+  static_cast<void>(examine_python(*interpreters().begin(), "decode", {"--record", path("run")}));
+  std::ifstream file(fs::directory_iterator(path("run"))->path(), std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(bytes, HasSubstr("work.py"));
+  EXPECT_EQ(bytes.find("numpy/slow.py"), std::string::npos);
+}
+
+// A line for each look, and more of them than the recorder makes stacks of.
+constexpr const char* kManyLines = R"(import ctypes, os
+gpu = ctypes.CDLL(os.environ['PENSTOCK_LIBCUPTI'])
+gpu.fake_copy.argtypes = [ctypes.c_uint64, ctypes.c_int]
+gpu.fake_init()
+gpu.fake_copy(2000000, 1)
+lines = ['import time']
+for i in range(4000):
+    lines.append('time.sleep(0.001)')
+    if i % 10 == 9:
+        lines.append('copy(2000000, 1)')
+exec(compile('\n'.join(lines), 'many.py', 'exec'), {'copy': gpu.fake_copy})
+)";
+
+TEST_F(WorkingRecorder, LeavesRoomForThePlacesOfCalls) {
+  write("many.py", kManyLines);
+  const CommandResult result =
+      command_.run({"doctor", "--record", path("run"), "--", *interpreters().begin(), path("many.py")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const Timeline timeline = read_recordings(path("run")).at(0).timeline;
+  std::set<std::uint32_t> places;
+  for (const TimelineLook& look : timeline.looks) places.insert(look.name);
+  EXPECT_GT(places.size(), 100U);
+  EXPECT_LE(places.size(), 1100U) << "with those that calls had before";
 }
 
 TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
@@ -772,6 +909,7 @@ while time.monotonic() < end:
     code = compile('for i in range(100): pass', '/nowhere/%d/%s' % (number, 'y' * (number * 7 % 900)), 'exec')
     exec(code)
     del code
+    gpu.fake_copy(2000000, 1)
     others = [b'\xff' * length for length in range(60, 900, 60)]
     number += 1
 )";

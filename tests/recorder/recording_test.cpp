@@ -569,6 +569,44 @@ TEST(Recordings, TellTheLoaderThatWasWaitedFor) {
   EXPECT_EQ(timeline.notes.size(), 1U) << "a loader of a later version is left out";
 }
 
+/// A thread is looked at, and seen in the first stack.
+void look(Bytes& bytes, std::int64_t time, std::uint32_t thread) {
+  Record record{};
+  record.type = RecordType::look;
+  record.begin = record.end = 5'000'000'000 + time;
+  record.stream = thread;
+  record.place = 1;
+  bytes.add(record);
+}
+
+TEST(Recordings, TellWhereThreadsWereSeen) {
+  Bytes bytes = ten_steps();
+  look(bytes, 9'000'000, 5);
+  look(bytes, 950'000, 5);
+  look(bytes, 960'000, 6);
+  EXPECT_FALSE(parse(bytes.bytes()).timeline.has_looks) << "as of earlier recorders";
+  bytes.text(TextType::watched, Bytes::number(6));
+  EXPECT_FALSE(parse(bytes.bytes()).timeline.has_looks) << "this one launches nothing";
+  bytes.text(TextType::watched, Bytes::number(5));
+  bytes.text(TextType::watched, "");
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  EXPECT_TRUE(timeline.has_looks);
+  ASSERT_THAT(timeline.looks, SizeIs(3));
+  EXPECT_EQ(timeline.looks[0].time, 950'000);
+  EXPECT_EQ(timeline.names[timeline.looks[0].name], "train.py(12): main");
+  EXPECT_EQ(timeline.looks[1].time, 9'000'000) << "by thread, then by time";
+  EXPECT_THAT(timeline.notes, IsEmpty());
+}
+
+TEST(Recordings, HaveNoTotalsOfLooks) {
+  Record record{};
+  record.type = RecordType::look;
+  record.place = 7;
+  const recording::TotalKey key = recording::total_key(record);
+  EXPECT_EQ(key.of, 0U);
+  EXPECT_EQ(static_cast<int>(key.type), 0);
+}
+
 TEST(Recordings, PairTheEndsOfRanges) {
   Bytes bytes = ten_steps();
   const auto add = [&bytes](std::int64_t time, std::uint32_t number, std::uint8_t detail) {

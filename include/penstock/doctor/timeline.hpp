@@ -101,6 +101,14 @@ struct TimelineHostSpan {
   HostSpanKind kind = HostSpanKind::op;
 };
 
+/// A thread was seen in the program's own code: in no call that the recorder hears of, and in no `next()`. It
+/// may have been in a launch.
+struct TimelineLook {
+  TraceTime time = 0;
+  std::uint32_t name = 0;  ///< index into `names`; UINT32_MAX: not known
+  std::uint16_t thread = 0;
+};
+
 /// A conversion by `copy_` of values to a wider type.
 struct TimelineWidening {
   TraceTime begin = 0;
@@ -137,6 +145,7 @@ struct Timeline {
   std::vector<TimelineWork> work;
   std::vector<TimelineCall> calls;
   std::vector<TimelineHostSpan> host;
+  std::vector<TimelineLook> looks;
   std::vector<TimelineWidening> widenings;
   std::vector<TimelineRange> ranges;
   std::vector<TimeSpan> steps;                         ///< empty: none are marked, and none were found
@@ -149,6 +158,7 @@ struct Timeline {
   std::uint64_t events = 0;  ///< of the recording, also those that are not kept
   bool has_ops = false;      ///< operators were recorded
   bool has_frames = false;   ///< stacks were recorded
+  bool has_looks = false;    ///< a thread that launches kernels was looked at
   bool is_compiled = false;  ///< all stacks are of compiled code, and none of Python's
   bool has_kernels = true;   ///< kernels were recorded, as far as there were any
   bool has_copies = true;    ///< copies were
@@ -160,8 +170,8 @@ struct Timeline {
   std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why
 };
 
-/// Puts copies, work and steps in the order of their beginnings; calls, host spans and widenings in that of
-/// threads, then of beginnings, then the longer one first.
+/// Puts copies, work and steps in the order of their beginnings; calls, host spans, looks and widenings in
+/// that of threads, then of beginnings, then the longer one first.
 void sort_timeline(Timeline& timeline);
 
 /// Reads a trace that PyTorch's profiler exported: JSON, plain or gzip. It is read in pieces; only the
