@@ -354,7 +354,11 @@ TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
       {"exposed_copy below 2\n", "is not 'no FINDING'"},
       {"exposed_copy below %\n", "is not 'no FINDING'"},
       {"step below 2%\n", "'%' is not ms"},
-      {"exposed_copy below -1 %\n", "'-1' is not a number"},
+      {"exposed_copy below -1 %\n", "'-1' is not a number from 0 to 1000000000"},
+      {"step below 1e10 ms\n", "'1e10' is not a number from 0 to 1000000000"},
+      {"no lost copies\n", "there is no finding 'lost copies'; there are waiting-for-data, "},
+      {"lost copies below 2 %\n", "there is no part 'lost copies'; there are step, kernel, exposed_copy"},
+      {"no\n", "is not 'no FINDING'"},
       {"exposed_copy below nan %\n", "'nan' is not a number"},
       {"exposed_copy below 2 ms\n", "'ms' is not %"},
       {"step below 2 %\n", "'%' is not ms"},
@@ -487,6 +491,18 @@ TEST(Budget, KnowsEveryFinding) {
   for (const std::string_view id : finding_ids()) {
     Diagnosis diagnosis;
     Finding finding;
+TEST(Budget, TakesTheNamesOfTheReport) {
+  const auto budget = parse_budget(
+      "exposed copy below 2 %\nexposed copies below 2%\nidle, waiting for data below 2 %\n"
+      "Kernels below 2 %\nno pageable copies\nno pageable_copies\n",
+      "b");
+  std::vector<std::string> names;
+  for (const BudgetLine& line : budget) names.push_back(line.name);
+  EXPECT_THAT(names, ElementsAre("exposed_copy", "exposed_copy", "waiting_for_data", "kernel",
+                                 "pageable-copies", "pageable-copies"));
+  EXPECT_EQ(budget[2].text, "idle, waiting for data below 2 %");
+}
+
     finding.id = id;
     diagnosis.findings.push_back(finding);
     EXPECT_THAT(broken("no " + std::string(id), diagnosis), SizeIs(1));
