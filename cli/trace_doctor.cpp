@@ -190,7 +190,7 @@ void Examiner::draw(const TraceReport& report, const Timeline& timeline) {
 
 std::string Examiner::missing() const {
   if (!html_ || chart_library_) return "";
-  return "\nThe page has no pictures: d3 is not installed (Debian's package node-d3).\n";
+  return fmt::format("\nThe page has no pictures: {}.\n", kNoChartLibrary);
 }
 
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {

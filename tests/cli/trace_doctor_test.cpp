@@ -245,9 +245,12 @@ TEST_F(TraceDoctor, WritesAPageWithoutPicturesWhereThereIsNoChartLibrary) {
   command_.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
   const CommandResult result = examine({"--html", path("page.html")});
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_THAT(result.output, HasSubstr("node-d3"));
-  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("node-d3"), HasSubstr(".picture { display: none; }"),
-                                       HasSubstr("pageable-copies"), HasSubstr("</html>")));
+  EXPECT_THAT(
+      result.output,
+      HasSubstr("d3 was not found; install Debian's package node-d3, or let PENSTOCK_D3 name a d3.min.js"));
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("node-d3"), HasSubstr("PENSTOCK_D3"), HasSubstr(".picture { display: none; }"),
+                    HasSubstr("pageable-copies"), HasSubstr("</html>")));
 }
 
 TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
