@@ -199,6 +199,27 @@ def test_an_epoch_too_short_for_the_rates_of_workers_is_noted():
     assert _verdict.notes(serial()) == [] and _verdict.notes(serial(batches=1, notes=["No GPU."]))[0] == "No GPU."
 
 
+def test_the_loop_is_told_apart_from_the_loader():
+    measured = serial(step=0.010, by_workers={0: 0.024, 1: 0.0238}, batches=None)
+    text = str(penstock.LoaderVerdict(measured))
+    assert "41.7 batches/s, " in text and "\nthe loop: 29.4 batches/s\n" in text
+    assert "1.4 times as many batches" in text, "the loop makes one turn in 23.8 ms in place of 34"
+    assert (
+        "note: The rates of workers are those of the loader alone. In the loop, with its step and the start of each "
+        "epoch, they are 29.4 batches/s with no worker and 42 batches/s with 1 worker." in text
+    )
+    alone = str(penstock.LoaderVerdict(serial(by_workers={0: 0.024, 1: 0.012}, batches=None)))
+    assert "2.0 times as many batches" in alone and "In the loop" not in alone and "the loop:" not in alone
+
+
+def test_fewer_workers_are_told_by_the_rates_of_the_loop_too():
+    measured = times(by_workers={0: 0.004, 2: 0.012}, step=0.002, batches=None)
+    assert "2.0 times as many" in _verdict.fewer_workers(measured).text
+    [note] = _verdict.notes(measured)
+    assert "they are 83.3 batches/s with 2 workers and 167 batches/s with no worker." in note
+    assert _verdict.notes(times(by_workers={0: 0.006, 2: 0.012}, batches=None)) == []
+
+
 def test_findings_are_in_order_and_never_empty():
     found = _verdict.findings(times(starts={2: 2.0}))
     assert [finding.id for finding in found] == ["more-workers", "fetch-dominates", "slow-start"]
