@@ -129,7 +129,7 @@ int run_doctor(const DoctorOptions& options, const Environment& environment) {
       {"python3", "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
        options.step_ms ? fmt::format("{}", *options.step_ms) : "",
        output ? fmt::format("{}", verdict.descriptor()) : ""},
-      {}, output.is_standard_output(),
+      {.variables = {}, .quiet = output.is_standard_output()},
       "there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
       "package");
   const int status = finish(process);

@@ -222,7 +222,7 @@ class Recorder {
       environment.push_back(fmt::format("{}={}", kRangeInjection, library_.string()));
     if (!left_out_.empty())
       environment.push_back(fmt::format("{}={}", kRecordWithout, fmt::join(left_out_, ",")));
-    const pid_t process = start_program(words, environment, false,
+    const pid_t process = start_program(words, {.variables = environment},
                                         fmt::format("there is no program '{}' in the PATH", words[0]));
     run.exit_status = wait_for_program(process);
     if (holds_recordings(folder.path())) {

@@ -565,6 +565,18 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
   EXPECT_THAT(run({"init", "steps=3"}).errors, HasSubstr("/nowhere.so"));
 }
 
+TEST_F(Recorder, SaysWhyAProgramCannotBeStarted) {
+  EXPECT_THAT(command_.run({"doctor", "--", "./nothere/program"}).errors,
+              HasSubstr("penstock: there is no file './nothere/program'\n"));
+  write("unknown-script", "#! /nope/python -s\n");
+  fs::permissions(path("unknown-script"), fs::perms::owner_all);
+  const std::string words =
+      path("unknown-script") + " cannot be started: its first line asks for /nope/python, which is missing";
+  EXPECT_THAT(command_.run({"doctor", "--", path("unknown-script")}).errors, HasSubstr(words));
+  command_.environment[0] = "PATH=/usr/bin:" + command_.home().string();
+  EXPECT_THAT(command_.run({"doctor", "--", "unknown-script"}).errors, HasSubstr(words));
+}
+
 constexpr const char* kProgramSource = PENSTOCK_SOURCE "/tests/fake_cupti/program.cpp";
 
 /// "program.cpp(12)": the line of the test's program that has this text.
