@@ -134,7 +134,7 @@ struct DoctorOptions {
   std::string html;                  ///< file for a page, empty for none
   std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
 };
-/// Examines a trace, or runs python3, whose exit status it returns.
+/// Examines a trace or a program; or runs python3, and throws Error if that ends without a verdict.
 int run_doctor(const DoctorOptions& options, const Environment& environment);
 /// Returns kBudgetBroken if a budget is given and the trace, or a process of the recording, does not keep to
 /// it.

@@ -104,7 +104,11 @@ pid_t start_program(std::vector<std::string> words, ProgramStart start, const st
   ::sigaddset(&defaults, SIGPIPE);
   ::sigaddset(&defaults, SIGXFSZ);
   ::posix_spawnattr_setsigdefault(&attributes, &defaults);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  if (start.holds_interrupt) ::sigaddset(&blocked, SIGINT);
+  ::posix_spawnattr_setsigmask(&attributes, &blocked);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   std::vector<char*> argv;
   std::vector<char*> envp;
   for (std::string& word : words) argv.push_back(word.data());

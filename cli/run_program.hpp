@@ -10,6 +10,7 @@ namespace penstock::cli {
 struct ProgramStart {
   std::vector<std::string> variables;  ///< "NAME=value", before those of this process
   bool quiet = false;                  ///< what it prints goes to standard error
+  bool holds_interrupt = false;        ///< SIGINT waits until the program unblocks it
 };
 
 /// Starts the program `words[0]`, which is looked for in the PATH unless it has a slash, with signals as a

@@ -832,6 +832,65 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
         os.kill(worker, 0)
 
 
+def start_command(folder, text):
+    """The command as `penstock doctor --loader slow.py:loader` starts it, in a group of its own."""
+    (folder / "slow.py").write_text(textwrap.dedent(text))
+    program = (
+        "import signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        "from penstock._doctor_command import main\n"
+        "sys.exit(main('slow.py', 'loader', '60', '', ''))"
+    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True, cwd=folder, start_new_session=True
+    )
+
+
+def test_a_signal_during_the_import_ends_the_command_at_once(tmp_path):
+    text = """
+        import time
+        print("importing", flush=True)
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                print("caught", flush=True)
+    """
+    with start_command(tmp_path, text) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == -signal.SIGINT
+
+
+CATCHING = """
+    import sys, time, torch.utils.data as data
+    class Catching:
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            try:
+                print("fetching", flush=True)
+                time.sleep(0.2)
+            except BaseException:
+                print("caught", file=sys.stderr, flush=True)
+            return index
+    loader = data.DataLoader(Catching(), num_workers=WORKERS)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_catches_the_interrupt_does_not_go_on(tmp_path, workers):
+    with start_command(tmp_path, CATCHING.replace("WORKERS", str(workers))) as process:
+        assert process.stdout.readline() == "fetching\n"
+        os.killpg(process.pid, signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+        assert errors in (("", "caught\n") if workers == 0 else ("",)), "workers end without a word"
+
+
 class Listed(Watch):
     def __init__(self):
         self.runs, self.timeouts, self.batches = [], [], 0
