@@ -141,7 +141,8 @@ int run_doctor(const DoctorOptions& options, const Environment& environment);
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment);
 inline constexpr int kBudgetBroken = 3;
 /// Runs the command and examines what it did. If its exit status is 0, runs the changed program, if there is
-/// one, and compares. Returns the first exit status that is not 0; if there is none, kBudgetBroken as above.
+/// one, and compares. Returns the first exit status that is not 0; if there is none, 1 if what it did cannot
+/// be examined or written, or kBudgetBroken as above.
 int run_recording_doctor(const DoctorOptions& options, const Environment& environment);
 
 /// The options ask for something impossible: exit status 2, as for options that cannot be read.

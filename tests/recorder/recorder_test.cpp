@@ -421,10 +421,104 @@ TEST_F(Recorder, ANodeThatIsNotKnownIsNotExamined) {
   }
 }
 
-TEST_F(Recorder, SaysThatNoCudaWasUsed) {
+TEST_F(Recorder, SaysThatNothingWasRecordedAndWhatTheReasonMayBe) {
+  const std::string words =
+      "nothing was recorded: no process loaded the recorder. Either none used CUDA, or they did not get this "
+      "environment (containers, sudo, ssh).";
   const CommandResult result = run({"steps=3"});
   EXPECT_EQ(result.status, 0);
-  EXPECT_THAT(result.errors, HasSubstr("the program used no CUDA"));
+  EXPECT_THAT(result.errors, HasSubstr(words));
+  EXPECT_THAT(command_
+                  .run({"doctor", "--", "env", "-u", "CUDA_INJECTION64_PATH", PENSTOCK_RECORDER_PROGRAM,
+                        "init", "steps=3"})
+                  .errors,
+              HasSubstr(words));
+}
+
+TEST_F(Recorder, AFileThatCannotBeReadCostsOnlyItself) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  write("budget", "step below 1000 ms\n");
+  const CommandResult result = command_.run(
+      {"doctor", "--json", path("report.json"), "--record", path("run"), "--budget", path("budget"), "--",
+       "sh", "-c", "$PROGRAM init steps=30; : >$PENSTOCK_RECORD/1.penstock; exit 7"});
+  EXPECT_EQ(result.status, 7);
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("The budget is kept."),
+                    HasSubstr("1.penstock: it is not a recording of penstock doctor.")));
+  const json report = read_report();
+  EXPECT_THAT(report.at("processes"), SizeIs(1));
+  EXPECT_THAT(report.at("remarks"), SizeIs(1));
+  const CommandResult again = command_.run({"doctor", path("run")});
+  EXPECT_EQ(again.status, 0);
+  EXPECT_THAT(again.output, AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("1.penstock: it is not")));
+  EXPECT_EQ(command_.run({"doctor", path("run"), "--budget", path("budget")}).status, 3);
+  write("bad/1.penstock", "");
+  EXPECT_EQ(command_.run({"doctor", path("bad")}).status, 1);
+}
+
+TEST_F(Recorder, AFailureOfTheReportKeepsTheStatusAndWhatWasRecorded) {
+  fs::create_directory(path("out"));
+  command_.environment.insert(command_.environment.end(),
+                              {"PROGRAM=" PENSTOCK_RECORDER_PROGRAM, "OUT=" + path("out")});
+  const CommandResult result = command_.run({"doctor", "--json", path("out/report.json"), "--", "sh", "-c",
+                                             "$PROGRAM init steps=30; rm -r $OUT; exit 7"});
+  EXPECT_EQ(result.status, 7);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("report.json cannot be written")));
+  const std::string before = "penstock: the recordings stay in ";
+  ASSERT_THAT(result.errors, HasSubstr(before));
+  const std::size_t begin = result.errors.find(before) + before.size();
+  const std::string folder = result.errors.substr(begin, result.errors.find(';', begin) - begin);
+  EXPECT_THAT(command_.run({"doctor", folder}).output, HasSubstr("GPU 0: 29 steps"));
+  fs::remove_all(folder);
+  const CommandResult gone = command_.run({"doctor", "--record", path("run"), "--", "sh", "-c",
+                                           "rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD; exit 7"});
+  EXPECT_EQ(gone.status, 7);
+  EXPECT_THAT(gone.errors, HasSubstr("run cannot be read: Not a directory"));
+  fs::remove(path("run"));
+  EXPECT_EQ(command_
+                .run({"doctor", "--record", path("run"), "--", "sh", "-c",
+                      "rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD"})
+                .status,
+            1);
+}
+
+TEST_F(Recorder, RefusesAFolderWithoutRoom) {
+  const std::string program = "\"$PENSTOCK\" doctor -- " PENSTOCK_RECORDER_PROGRAM " init say=started";
+  const CommandResult limited = command_.run_script("ulimit -f 1000; " + program);
+  EXPECT_EQ(limited.status, 1);
+  EXPECT_THAT(limited.errors, HasSubstr("a recording takes 4.58 MiB at least, and files may have "));
+  EXPECT_THAT(limited.output, IsEmpty());
+  const std::string mount = "mount -t tmpfs -o size=1m tmpfs small 2>/dev/null || exit 77; ";
+  fs::create_directory(path("small"));
+  const CommandResult full = command_.run_script("exec unshare -rm sh -c '" + mount +
+                                                 "export TMPDIR=$PWD/small; exec " + program + "'");
+  EXPECT_THAT(full.output, IsEmpty());
+  if (full.status == 77 || full.errors.find("unshare") != std::string::npos)
+    GTEST_SKIP() << "no file system can be mounted here";
+  EXPECT_THAT(full.errors, HasSubstr("small has room for 1 MiB, and a recording takes 4.58 MiB at least"));
+}
+
+TEST_F(Recorder, TellsOfAProcessThatHadNoRoom) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult result =
+      command_.run({"doctor", "--json", path("report.json"), "--", "sh", "-c",
+                    "$PROGRAM init steps=20; ulimit -f 1000; $PROGRAM init steps=20"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(
+      result.errors,
+      AllOf(
+          HasSubstr("GPU 0: 19 steps"),
+          HasSubstr(".penstock.unfinished: its process ended before it was recorded, or there was no room")));
+  EXPECT_THAT(read_report().at("remarks"), SizeIs(1));
+}
+
+TEST_F(Recorder, RefusesFoldersForTemporaryFilesThatDoNotExist) {
+  command_.environment.emplace_back("TMPDIR=/nonexistent");
+  const CommandResult result = run({"say=started"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.errors,
+              HasSubstr("penstock: TMPDIR names '/nonexistent', which is not a folder; correct it"));
+  EXPECT_THAT(result.output, IsEmpty());
 }
 
 TEST_F(Recorder, SaysThatNothingWasDone) {
