@@ -286,7 +286,7 @@ int report_folder(Examiner& examiner, const DoctorOptions& options) {
 
 /// Once the program has run, an error costs neither its exit status nor what was recorded.
 int report_program(Examiner& examiner, const DoctorOptions& options) {
-  const Recorder recorder(options, false);
+  const Recorder recorder(options, examiner.has_standard_output());
   RecordingFolder folder(options.record);
   Run run{fmt::format("{}", fmt::join(options.command, " ")), recorder.run(options.command, folder), {}};
   try {

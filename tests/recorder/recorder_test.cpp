@@ -521,6 +521,18 @@ TEST_F(Recorder, RefusesFoldersForTemporaryFilesThatDoNotExist) {
   EXPECT_THAT(result.output, IsEmpty());
 }
 
+TEST_F(Recorder, ItsStandardOutputHasOnlyWhatIsWrittenThere) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult result = run({"init", "steps=20", "say=hello"}, {"--json", "-"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_TRUE(json::accept(result.output)) << result.output;
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("hello\n"), HasSubstr("GPU 0: 19 steps")));
+  const CommandResult verified =
+      run({"init", "steps=20"}, {"--json", "-", "--verify", "$PROGRAM init pinned=20 say=changed"});
+  EXPECT_TRUE(json::accept(verified.output)) << verified.output;
+  EXPECT_THAT(verified.errors, HasSubstr("changed\n"));
+}
+
 TEST_F(Recorder, SaysThatNothingWasDone) {
   const CommandResult result = run({"init"});
   EXPECT_EQ(result.status, 0);
