@@ -230,6 +230,10 @@ bool keeps_budget(const Examined& examined) {
                              [](const TraceReport& report) { return Examiner::status(report) == 0; });
 }
 
+Json budget_json(const Examined& examined) {
+  return {{"kept", keeps_budget(examined)}, {"why", why_not_kept(examined)}};
+}
+
 Json verification_json(const Verification& verification) {
   Json comparisons = Json::array();
   for (const std::vector<GainComparison>& process : verification.processes) {
@@ -250,7 +254,8 @@ int exit_status_of(const Run& run, const std::optional<Verification>& verificati
   return has_budget && !keeps_budget(run.examined) ? kBudgetBroken : 0;
 }
 
-void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification) {
+void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification,
+                  bool has_budget) {
   Examined& examined = run.examined;
   if (verification && !examined.reports.empty())
     examined.reports.front().verified = verification_lines(*verification);
@@ -260,6 +265,8 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     const Look look{false, terminal_columns(stream)};
     std::string text = quiet ? "" : report_text(examined, look);
     if (verification) text += verification_text(*verification, run, look);
+    if (has_budget && !quiet && !why_not_kept(examined).empty())
+      text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
     if (examiner.draws()) text += drawn_text(examined) + examiner.missing();
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
@@ -267,6 +274,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (!examiner.json()) return;
     Json value{{"schema", "penstock-recording-diagnosis/1"}};
     value.update(run_json(run));
+    value["budget"] = has_budget ? budget_json(examined) : Json(nullptr);
     value["verify"] = verification ? verification_json(*verification) : Json(nullptr);
     examiner.json().write(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   };
@@ -280,7 +288,7 @@ int report_folder(Examiner& examiner, const DoctorOptions& options) {
   Run run{options.trace, std::nullopt, examine(examiner, options.trace, options.trace)};
   if (run.examined.reports.empty() && run.examined.remarks.empty())
     throw Error(fmt::format("{}", fmt::join(run.examined.unread, " ")));
-  write_report(examiner, run, std::nullopt);
+  write_report(examiner, run, std::nullopt, !options.budget.empty());
   return exit_status_of(run, std::nullopt, !options.budget.empty());
 }
 
@@ -293,7 +301,7 @@ int report_program(Examiner& examiner, const DoctorOptions& options) {
     run.examined = examine_program(examiner, folder.path(), run.name);
     std::optional<Verification> verification;
     if (!options.verify.empty()) verification = verify(recorder, examiner, options.verify, run);
-    write_report(examiner, run, verification);
+    write_report(examiner, run, verification, !options.budget.empty());
     return exit_status_of(run, verification, !options.budget.empty());
   } catch (const std::exception& error) {
     folder.keep();

@@ -444,10 +444,12 @@ TEST_F(Recorder, AFileThatCannotBeReadCostsOnlyItself) {
   EXPECT_EQ(result.status, 7);
   EXPECT_THAT(result.errors,
               AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("The budget is kept."),
-                    HasSubstr("1.penstock: it is not a recording of penstock doctor.")));
+                    HasSubstr("1.penstock: it is not a recording of penstock doctor."),
+                    HasSubstr("\nThe budget is broken: the process of a recording that cannot")));
   const json report = read_report();
   EXPECT_THAT(report.at("processes"), SizeIs(1));
   EXPECT_THAT(report.at("remarks"), SizeIs(1));
+  EXPECT_EQ(report.at("budget").at("kept"), false);
   const CommandResult again = command_.run({"doctor", path("run")});
   EXPECT_EQ(again.status, 0);
   EXPECT_THAT(again.output, AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("1.penstock: it is not")));
@@ -651,7 +653,24 @@ TEST_F(Recorder, ABudgetHoldsForEachProcess) {
   EXPECT_EQ(run({"init", "pinned=20"}, {"--budget", path("budget")}).status, 0);
   EXPECT_EQ(run({"init", "steps=20"}, {"--budget", path("budget")}).status, 3);
   EXPECT_EQ(run({"init", "steps=20", "exit=4"}, {"--budget", path("budget")}).status, 4);
-  EXPECT_EQ(run({"init"}, {"--budget", path("budget")}).status, 3);  // nothing was seen to hold it
+  const CommandResult unseen = run({"init"}, {"--budget", path("budget"), "--json", path("report.json")});
+  EXPECT_EQ(unseen.status, 3);
+  EXPECT_THAT(unseen.errors, HasSubstr("The budget is broken: nothing was recorded that could keep it.\n"));
+  EXPECT_EQ(read_report().at("budget"),
+            json({{"kept", false}, {"why", "nothing was recorded that could keep it"}}));
+}
+
+TEST_F(Recorder, TellsInTheJsonWhetherABudgetIsKept) {
+  write("budget", "no pageable-copies\n");
+  const auto told = [&](const char* word, bool has_budget) {
+    std::vector<std::string> options{"--json", path("report.json")};
+    if (has_budget) options.insert(options.end(), {"--budget", path("budget")});
+    static_cast<void>(run({"init", word}, options));
+    return read_report().at("budget");
+  };
+  EXPECT_EQ(told("pinned=20", true), json({{"kept", true}, {"why", ""}}));
+  EXPECT_EQ(told("steps=20", true), json({{"kept", false}, {"why", ""}}));
+  EXPECT_TRUE(told("steps=20", false).is_null());
 }
 
 TEST_F(Recorder, OtherInjectionsAreRefused) {
