@@ -110,6 +110,11 @@ int finish(pid_t process) {
 /// What the options' own rules do not see.
 void refuse_contradictions(const DoctorOptions& options) {
   const bool runs = !options.command.empty();
+  for (const auto& [option, value] : {std::pair("--loader", &options.loader), {"", &options.trace}}) {
+    if (!runs || value->empty()) continue;
+    throw UsageError(fmt::format("{}{}{} and a program behind -- exclude each other; pass one of them",
+                                 option, *option != 0 ? " " : "", *value));
+  }
   for (const auto& [option, value] :
        {std::pair("--record", &options.record), {"--verify", &options.verify}}) {
     if (runs || value->empty()) continue;

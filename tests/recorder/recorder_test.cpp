@@ -686,8 +686,21 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
               HasSubstr("there is no program 'no-such-program' in the PATH"));
   EXPECT_THAT(command_.run({"doctor", "--"}).errors, HasSubstr("no program behind --"));
   EXPECT_THAT(command_.run({"doctor", "--record", "run"}).errors, HasSubstr("--record needs a program"));
+  for (const std::vector<std::string>& other :
+       {std::vector<std::string>{"--loader", "a.py:b"}, {"base.json"}}) {
+    std::vector<std::string> words{"doctor"};
+    words.insert(words.end(), other.begin(), other.end());
+    words.insert(words.end(), {"--", PENSTOCK_RECORDER_PROGRAM, "say=started"});
+    const CommandResult both = command_.run(words);
+    EXPECT_EQ(both.status, 2);
+    EXPECT_THAT(both.errors, HasSubstr(other.back() + " and a program behind -- exclude each other"));
+    EXPECT_THAT(both.output, IsEmpty());
+  }
   command_.environment.emplace_back("PENSTOCK_RECORDER=/nowhere.so");
-  EXPECT_THAT(run({"init", "steps=3"}).errors, HasSubstr("/nowhere.so"));
+  const CommandResult missing = run({"init", "say=started"});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.errors, HasSubstr("PENSTOCK_RECORDER names '/nowhere.so', and there is no such file"));
+  EXPECT_THAT(missing.output, IsEmpty());
 }
 
 TEST_F(Recorder, SaysWhyAProgramCannotBeStarted) {
