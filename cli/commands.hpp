@@ -133,6 +133,7 @@ struct DoctorOptions {
   std::string json;                  ///< file, "-" for standard output, empty for none
   std::string html;                  ///< file for a page, empty for none
   std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
+  std::optional<std::uint64_t> process;  ///< to draw; nullopt: the first one that used a GPU
 };
 /// Examines a trace or a program; or runs python3, and throws Error if that ends without a verdict.
 int run_doctor(const DoctorOptions& options, const Environment& environment);

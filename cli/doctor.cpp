@@ -120,6 +120,14 @@ void refuse_contradictions(const DoctorOptions& options) {
     if (runs || value->empty()) continue;
     throw UsageError(fmt::format("{} needs a program; write it behind --, at the end", option));
   }
+  if (options.process && runs) {
+    throw UsageError(
+        "--process needs a folder of recordings: its numbers are known when the program has run; keep what "
+        "is "
+        "recorded with --record FOLDER, and pass that");
+  }
+  if (options.process && options.html.empty() && options.perfetto.empty())
+    throw UsageError("--process chooses what --html and --perfetto draw; pass one of them");
   for (const auto& [option, file] : {std::pair("--budget", &options.budget),
                                      {"--profile", &options.profile},
                                      {"--html", &options.html},

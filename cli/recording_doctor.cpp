@@ -45,9 +45,12 @@ struct Examined {
 
 bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !timeline.work.empty(); }
 
-Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name) {
+/// `wanted`: the number of the process to draw; without it, the first one that used a GPU is drawn.
+Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name,
+                 std::optional<std::uint64_t> wanted) {
   Examined examined;
   LineReader lines;
+  std::vector<std::int64_t> numbers;
   for (Recording& recording : read_recordings(folder, &examined.unread)) {
     name_code_places(recording, lines);
     const std::string process = fmt::format("{}, process {}", name, recording.process);
@@ -57,7 +60,9 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
       Json process_json{{"process", recording.process}};
       process_json.update(Json::parse(trace_json(examined.reports.back())));
       examined.processes.push_back(std::move(process_json));
-      if (examiner.draws() && !examined.drawn) {
+      numbers.push_back(recording.process);
+      const bool is_wanted = !wanted || std::cmp_equal(recording.process, *wanted);
+      if (examiner.draws() && is_wanted && !examined.drawn) {
         examined.drawn = examined.reports.size() - 1;
         examined.drawn_timeline = std::move(recording.timeline);
       }
@@ -66,6 +71,10 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
     std::string remark = process + ": no work of a GPU was recorded.";
     for (const std::string& note : recording.timeline.notes) remark += " " + note;
     examined.remarks.push_back(std::move(remark));
+  }
+  if (wanted && !examined.drawn) {
+    throw Error(fmt::format("--process: {} has no process {} with work of a GPU; it has {}", folder.string(),
+                            *wanted, numbers.empty() ? "none" : fmt::format("{}", fmt::join(numbers, ", "))));
   }
   return examined;
 }
@@ -80,7 +89,7 @@ bool holds_recordings(const fs::path& folder) {
 
 /// The same of a program's folder.
 Examined examine_program(const Examiner& examiner, const fs::path& folder, const std::string& name) {
-  if (holds_recordings(folder)) return examine(examiner, folder, name);
+  if (holds_recordings(folder)) return examine(examiner, folder, name, std::nullopt);
   Examined none;
   none.remarks.push_back(
       name +
@@ -109,11 +118,14 @@ std::string report_text(const Examined& examined, const Look& look) {
 }
 
 /// What is drawn, unless it is all there is.
-std::string drawn_text(const Examined& examined) {
+std::string drawn_text(const Examined& examined, bool is_folder) {
   if (!examined.drawn) return "Nothing was drawn: no work of a GPU was recorded.\n";
   if (examined.reports.size() == 1) return "";
-  return fmt::format("Drawn is {}, the first of {} with work of a GPU.\n",
-                     examined.reports[*examined.drawn].file, examined.reports.size());
+  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.\n",
+                     examined.reports[*examined.drawn].file,
+                     *examined.drawn == 0 ? "the first" : fmt::format("number {}", *examined.drawn + 1),
+                     examined.reports.size(),
+                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N");
 }
 
 /// A program that was run, or a folder of recordings.
@@ -267,7 +279,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (verification) text += verification_text(*verification, run, look);
     if (has_budget && !quiet && !why_not_kept(examined).empty())
       text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
-    if (examiner.draws()) text += drawn_text(examined) + examiner.missing();
+    if (examiner.draws()) text += drawn_text(examined, !run.exit_status) + examiner.missing();
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {
@@ -285,7 +297,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
 }
 
 int report_folder(Examiner& examiner, const DoctorOptions& options) {
-  Run run{options.trace, std::nullopt, examine(examiner, options.trace, options.trace)};
+  Run run{options.trace, std::nullopt, examine(examiner, options.trace, options.trace, options.process)};
   if (run.examined.reports.empty() && run.examined.remarks.empty())
     throw Error(fmt::format("{}", fmt::join(run.examined.unread, " ")));
   write_report(examiner, run, std::nullopt, !options.budget.empty());

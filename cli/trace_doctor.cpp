@@ -196,6 +196,7 @@ std::string Examiner::missing() const {
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {
   if (fs::is_directory(options.trace)) return run_recording_doctor(options, environment);
   refuse_other_than_trace(options.trace);
+  if (options.process) throw UsageError("--process needs a folder of recordings, which --record makes");
   Examiner examiner(options, environment);
   const Timeline timeline = read_torch_trace(options.trace);
   const TraceReport report = examiner.examine(options.trace, timeline);

@@ -385,6 +385,7 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(command_.run({"doctor", "--html", path("page.html")}), 2, "--html");
   expect_complaint(command_.run({"doctor", "--perfetto", path("found.json")}), 2, "--perfetto");
   expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
+  expect_complaint(examine({"--process", "5", "--html", path("page.html")}), 2, "--process needs a folder");
   write("link.json", "{}");
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
 }
@@ -490,10 +491,6 @@ TEST(Budget, NeedsNoSpaceBeforeAUnit) {
   EXPECT_DOUBLE_EQ(*budget[1].most, 3e-3);
 }
 
-TEST(Budget, KnowsEveryFinding) {
-  for (const std::string_view id : finding_ids()) {
-    Diagnosis diagnosis;
-    Finding finding;
 TEST(Budget, TakesTheNamesOfTheReport) {
   const auto budget = parse_budget(
       "exposed copy below 2 %\nexposed copies below 2%\nidle, waiting for data below 2 %\n"
@@ -506,6 +503,10 @@ TEST(Budget, TakesTheNamesOfTheReport) {
   EXPECT_EQ(budget[2].text, "idle, waiting for data below 2 %");
 }
 
+TEST(Budget, KnowsEveryFinding) {
+  for (const std::string_view id : finding_ids()) {
+    Diagnosis diagnosis;
+    Finding finding;
     finding.id = id;
     diagnosis.findings.push_back(finding);
     EXPECT_THAT(broken("no " + std::string(id), diagnosis), SizeIs(1));

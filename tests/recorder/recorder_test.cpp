@@ -673,6 +673,41 @@ TEST_F(Recorder, TellsInTheJsonWhetherABudgetIsKept) {
   EXPECT_TRUE(told("steps=20", false).is_null());
 }
 
+TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult first =
+      command_.run({"doctor", "--json", path("report.json"), "--record", path("run"), "--html",
+                    path("page.html"), "--", "sh", "-c", "$PROGRAM init steps=20; $PROGRAM init pinned=40"});
+  ASSERT_EQ(first.status, 0) << first.errors;
+  const json processes = read_report().at("processes");
+  const std::string names[] = {processes[0].at("trace"), processes[1].at("trace")};
+  EXPECT_THAT(first.errors,
+              HasSubstr("Drawn is " + names[0] +
+                        ", the first of 2 with work of a GPU. With --record FOLDER, penstock doctor "
+                        "FOLDER --process N draws another one.\n"));
+  EXPECT_THAT(read("page.html"), HasSubstr("pageable-copies"));
+  const std::string number = std::to_string(processes[1].at("process").get<int>());
+  const auto draw = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> all{"doctor", path("run"), "--html", path("page.html")};
+    all.insert(all.end(), options.begin(), options.end());
+    return command_.run(all);
+  };
+  const CommandResult second = draw({"--process", number});
+  ASSERT_EQ(second.status, 0) << second.errors;
+  EXPECT_THAT(second.output,
+              HasSubstr("process " + number + ", number 2 of 2 with work of a GPU. --process N"));
+  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("process " + number), Not(HasSubstr("pageable-copies"))));
+  const CommandResult missing = draw({"--process", "0"});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.errors,
+              HasSubstr("has no process 0 with work of a GPU; it has " +
+                        std::to_string(processes[0].at("process").get<int>()) + ", " + number));
+  EXPECT_THAT(command_.run({"doctor", path("run"), "--process", number}).errors,
+              HasSubstr("--process chooses what --html and --perfetto draw; pass one of them"));
+  EXPECT_THAT(run({"init"}, {"--process", "1", "--html", path("page.html")}).errors,
+              HasSubstr("keep what is recorded with --record FOLDER, and pass that"));
+}
+
 TEST_F(Recorder, OtherInjectionsAreRefused) {
   command_.environment.emplace_back("CUDA_INJECTION64_PATH=/opt/other.so");
   const CommandResult result = run({"init", "say=done"});
