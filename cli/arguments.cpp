@@ -305,12 +305,22 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::Option* perfetto = add_file(
       *command, "--perfetto", options.perfetto,
       "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it");
+  CLI::Option* process = command
+                             ->add_option_function<std::string>(
+                                 "--process",
+                                 [&options](const std::string& text) {
+                                   options.process = parse_count("--process", text, 0, kMost);
+                                 },
+                                 "Of a folder with several processes, draw the one that has the number N in "
+                                 "the report, in place of "
+                                 "the first")
+                             ->type_name("N");
   CLI::Option* loader = command
                             ->add_option("--loader", options.loader,
                                          "In place of a trace: Python file, and in it a DataLoader or a "
                                          "function without arguments that returns one")
                             ->type_name("FILE.py:NAME")
-                            ->excludes(trace, budget, profile, html, perfetto);
+                            ->excludes(trace, budget, profile, html, perfetto, process);
   constexpr double kShortest = 0.01;
   constexpr double kLongest = 3600;
   add_time(

@@ -9,8 +9,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <cmath>
+#include <span>
 #include <sstream>
+#include <system_error>
 
 namespace penstock::cli {
 
@@ -18,11 +22,35 @@ namespace {
 
 constexpr double kMillisecond = 1e-3;
 
+/// "exposed copies", "Exposed_Copies" and "exposed-copies" are the same.
+std::string spelled_alike(std::string_view name) {
+  std::string words;
+  for (const char c : name) {
+    const auto letter = static_cast<unsigned char>(c);
+    if (std::isalnum(letter) != 0) {
+      words += static_cast<char>(std::tolower(letter));
+    } else if (!words.empty() && words.back() != ' ') {
+      words += ' ';
+    }
+  }
+  return words;
+}
+
+/// By its name, or as the report calls it.
 std::optional<DevicePart> part_named(std::string_view name) {
+  const std::string wanted = spelled_alike(name);
   for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    if (device_part_name(static_cast<DevicePart>(i)) == name) return static_cast<DevicePart>(i);
+    const auto part = static_cast<DevicePart>(i);
+    if (spelled_alike(device_part_name(part)) == wanted || spelled_alike(device_part_label(part)) == wanted)
+      return part;
   }
   return std::nullopt;
+}
+
+std::optional<std::string_view> finding_named(std::string_view name) {
+  const auto ids = finding_ids();
+  const auto found = std::ranges::find(ids, spelled_alike(name), spelled_alike);
+  return found != ids.end() ? std::optional<std::string_view>(*found) : std::nullopt;
 }
 
 std::vector<std::string> words_of(const std::string& text) {
@@ -32,11 +60,17 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-std::optional<double> number_of(std::string_view text) {
+/// Throws Error that says what is wrong with it.
+double number_of(std::string_view text) {
+  constexpr double kLargest = 1e9;
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && number >= 0 && number <= 1e9 ? std::optional(number) : std::nullopt;
+  const bool whole = end == text.data() + text.size();
+  if (!whole || error == std::errc::invalid_argument || std::isnan(number))
+    throw Error(fmt::format("'{}' is not a number", text));
+  if (error != std::errc() || number < 0 || number > kLargest)
+    throw Error(fmt::format("'{}' is not a number from 0 to {:.0f}", text, kLargest));
+  return number;
 }
 
 std::vector<std::string_view> known_parts() {
@@ -49,7 +83,6 @@ std::vector<std::string_view> known_parts() {
 
 /// "2%" and "2.5ms" are two words each.
 void part_unit(std::vector<std::string>& words) {
-  if (words.size() != 3) return;
   for (const std::string_view unit : {"%", "ms"}) {
     std::string& last = words.back();
     if (!last.ends_with(unit) || last.size() == unit.size()) continue;
@@ -59,33 +92,38 @@ void part_unit(std::vector<std::string>& words) {
   }
 }
 
+std::string joined(std::span<const std::string> words) { return fmt::format("{}", fmt::join(words, " ")); }
+
 /// Throws Error that says what is wrong, but not where.
 BudgetLine parse_line(const std::string& text) {
+  constexpr std::size_t kLimitWords = 3;  // below N %
   std::vector<std::string> words = words_of(text);
-  BudgetLine line{fmt::format("{}", fmt::join(words, " ")), {}, {}};
-  part_unit(words);
-  if (words.size() == 2 && words[0] == "no") {
-    const auto ids = finding_ids();
-    if (std::find(ids.begin(), ids.end(), words[1]) == ids.end()) {
-      throw Error(fmt::format("there is no finding '{}'; there are {}", words[1], fmt::join(ids, ", ")));
-    }
-    line.name = words[1];
+  BudgetLine line{joined(words), {}, {}};
+  if (words.size() > 1 && words[0] == "no") {
+    const std::string name = joined(std::span(words).subspan(1));
+    const auto id = finding_named(name);
+    if (!id)
+      throw Error(
+          fmt::format("there is no finding '{}'; there are {}", name, fmt::join(finding_ids(), ", ")));
+    line.name = *id;
     return line;
   }
-  if (words.size() != 4 || words[1] != "below") {
+  part_unit(words);
+  if (words.size() <= kLimitWords || words[words.size() - kLimitWords] != "below")
     throw Error(fmt::format("'{}' is not 'no FINDING', 'PART below N %' or 'step below N ms'", line.text));
-  }
-  const bool step = words[0] == "step";
-  if (!step && !part_named(words[0])) {
+  const std::span<const std::string> limit = std::span(words).last(kLimitWords);
+  const std::string name = joined(std::span(words).first(words.size() - kLimitWords));
+  const bool step = name == "step";
+  const std::optional<DevicePart> part = part_named(name);
+  if (!step && !part) {
     throw Error(
-        fmt::format("there is no part '{}'; there are step, {}", words[0], fmt::join(known_parts(), ", ")));
+        fmt::format("there is no part '{}'; there are step, {}", name, fmt::join(known_parts(), ", ")));
   }
-  const std::optional<double> number = number_of(words[2]);
-  if (!number) throw Error(fmt::format("'{}' is not a number", words[2]));
-  if (words[3] != (step ? "ms" : "%"))
-    throw Error(fmt::format("'{}' is not {}", words[3], step ? "ms" : "%"));
-  line.name = words[0];
-  line.most = *number * (step ? kMillisecond : 0.01);
+  const double number = number_of(limit[1]);
+  if (limit[2] != (step ? "ms" : "%"))
+    throw Error(fmt::format("'{}' is not {}", limit[2], step ? "ms" : "%"));
+  line.name = step ? name : device_part_name(*part);
+  line.most = number * (step ? kMillisecond : 0.01);
   return line;
 }
 

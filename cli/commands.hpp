@@ -133,15 +133,17 @@ struct DoctorOptions {
   std::string json;                  ///< file, "-" for standard output, empty for none
   std::string html;                  ///< file for a page, empty for none
   std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
+  std::optional<std::uint64_t> process;  ///< to draw; nullopt: the first one that used a GPU
 };
-/// Examines a trace, or runs python3, whose exit status it returns.
+/// Examines a trace or a program; or runs python3, and throws Error if that ends without a verdict.
 int run_doctor(const DoctorOptions& options, const Environment& environment);
 /// Returns kBudgetBroken if a budget is given and the trace, or a process of the recording, does not keep to
 /// it.
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment);
 inline constexpr int kBudgetBroken = 3;
 /// Runs the command and examines what it did. If its exit status is 0, runs the changed program, if there is
-/// one, and compares. Returns the first exit status that is not 0; if there is none, kBudgetBroken as above.
+/// one, and compares. Returns the first exit status that is not 0; if there is none, 1 if what it did cannot
+/// be examined or written, or kBudgetBroken as above.
 int run_recording_doctor(const DoctorOptions& options, const Environment& environment);
 
 /// The options ask for something impossible: exit status 2, as for options that cannot be read.

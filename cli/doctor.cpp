@@ -37,6 +37,9 @@ except ModuleNotFoundError as error:
 sys.exit(main(*sys.argv[1:]))
 )";
 
+constexpr int kPythonFailed = 1;  // it has said why
+constexpr int kPythonInterrupted = 130;
+
 struct LoaderName {
   std::string file;
   std::string name;
@@ -104,22 +107,42 @@ int finish(pid_t process) {
   return WEXITSTATUS(status);
 }
 
-}  // namespace
-
-int run_doctor(const DoctorOptions& options, const Environment& environment) {
-  if (!options.command.empty()) return run_recording_doctor(options, environment);
+/// What the options' own rules do not see.
+void refuse_contradictions(const DoctorOptions& options) {
+  const bool runs = !options.command.empty();
+  for (const auto& [option, value] : {std::pair("--loader", &options.loader), {"", &options.trace}}) {
+    if (!runs || value->empty()) continue;
+    throw UsageError(fmt::format("{}{}{} and a program behind -- exclude each other; pass one of them",
+                                 option, *option != 0 ? " " : "", *value));
+  }
   for (const auto& [option, value] :
        {std::pair("--record", &options.record), {"--verify", &options.verify}}) {
-    if (value->empty()) continue;
+    if (runs || value->empty()) continue;
     throw UsageError(fmt::format("{} needs a program; write it behind --, at the end", option));
   }
-  if (!options.trace.empty()) return run_trace_doctor(options, environment);
+  if (options.process && runs) {
+    throw UsageError(
+        "--process needs a folder of recordings: its numbers are known when the program has run; keep what "
+        "is "
+        "recorded with --record FOLDER, and pass that");
+  }
+  if (options.process && options.html.empty() && options.perfetto.empty())
+    throw UsageError("--process chooses what --html and --perfetto draw; pass one of them");
   for (const auto& [option, file] : {std::pair("--budget", &options.budget),
                                      {"--profile", &options.profile},
                                      {"--html", &options.html},
                                      {"--perfetto", &options.perfetto}}) {
-    if (!file->empty()) throw UsageError(fmt::format("{} needs a trace, a recording or a program", option));
+    if (runs || !options.trace.empty() || file->empty()) continue;
+    throw UsageError(fmt::format("{} needs a trace, a recording or a program", option));
   }
+}
+
+}  // namespace
+
+int run_doctor(const DoctorOptions& options, const Environment& environment) {
+  refuse_contradictions(options);
+  if (!options.command.empty()) return run_recording_doctor(options, environment);
+  if (!options.trace.empty()) return run_trace_doctor(options, environment);
   const LoaderName loader = parse_loader(options.loader);
   OutputFile output("--json", options.json);
   output.keep_off(loader.file, "the loader's program");
@@ -127,22 +150,22 @@ int run_doctor(const DoctorOptions& options, const Environment& environment) {
   const SignalWatch watch;
   const pid_t process = start_program(
       {"python3", "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
-       options.step_ms ? fmt::format("{}", *options.step_ms) : "",
-       output ? fmt::format("{}", verdict.descriptor()) : ""},
-      {}, output.is_standard_output(),
+       options.step_ms ? fmt::format("{}", *options.step_ms) : "", fmt::format("{}", verdict.descriptor())},
+      {.variables = {}, .quiet = output.is_standard_output(), .holds_interrupt = true},
       "there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
       "package");
   const int status = finish(process);
-  if (status == 0 && output) {
-    const std::string text = verdict.read();
-    if (text.empty()) {
-      throw Error(fmt::format(
-          "python3 ended without a verdict; if '{}' ends it, put that below if __name__ == \"__main__\"",
-          loader.file));
-    }
-    output.write(text);
+  if (status == kPythonFailed || status == kPythonInterrupted) return status;
+  const std::string text = verdict.read();
+  if (status != 0 || text.empty()) {
+    throw Error(
+        fmt::format("python3 ended without a verdict, with exit status {}; if '{}' ends it, put that below "
+                    "if __name__ == "
+                    "\"__main__\"; its dataset must not end it either",
+                    status, loader.file));
   }
-  return status;
+  output.write(text);
+  return 0;
 }
 
 }  // namespace penstock::cli

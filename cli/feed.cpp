@@ -119,7 +119,7 @@ void print_plan(const FeedAccount& account) {
 std::string account_text(const FeedAccount& account, const Look& page, bool report, bool pictures) {
   std::string text = account.options.json == "-" ? "" : feed_text(account, page);
   if (!report) return text;
-  if (!pictures) text += "The report has no pictures: d3 is not installed (Debian's package node-d3).\n";
+  if (!pictures) text += fmt::format("The report has no pictures: {}.\n", kNoChartLibrary);
   return text + fmt::format("The report is in {}.\n", account.options.report);
 }
 

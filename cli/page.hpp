@@ -30,6 +30,11 @@ struct PagePictures {
                                          std::string_view script);
 /// The note of a page without them.
 inline constexpr std::string_view kNoPictures =
-    "This page has no pictures because d3 was not found; Debian and Ubuntu have it as node-d3.";
+    "This page has no pictures because d3 was not found. Debian and Ubuntu have it as node-d3; or let "
+    "PENSTOCK_D3 "
+    "name a d3.min.js.";
+/// What the terminal says of it.
+inline constexpr std::string_view kNoChartLibrary =
+    "d3 was not found; install Debian's package node-d3, or let PENSTOCK_D3 name a d3.min.js";
 
 }  // namespace penstock::cli

@@ -2,31 +2,26 @@
 #include "commands.hpp"
 #include "gain_comparison.hpp"
 #include "output.hpp"
-#include "run_program.hpp"
+#include "recorded_program.hpp"
 #include "trace_doctor.hpp"
 #include "trace_report.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/doctor/recording.hpp>
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <charconv>
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
+#include <exception>
 #include <filesystem>
+#include <new>
 #include <optional>
-#include <sstream>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,117 +32,26 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kRecorder = "libpenstock_recorder.so";
-constexpr const char* kInjection = "CUDA_INJECTION64_PATH";
-constexpr const char* kRangeInjection = "NVTX_INJECTION64_PATH";
-constexpr const char* kRecordWithout = "PENSTOCK_RECORD_WITHOUT";
-// As the recorder knows them (recorder/parts.hpp, recording_format.hpp).
-constexpr std::array<std::string_view, 6> kRecordedParts = {"kernels", "launches", "calls",
-                                                            "lines",   "contents", "nodes"};
-constexpr std::uint64_t kMostRecords = std::uint64_t{1} << 28;
-
-/// Beside the command or the Python module; where `cmake --install` puts it.
-fs::path find_recorder(const std::string& named) {
-  if (!named.empty()) return fs::absolute(named);
-  std::vector<fs::path> folders;
-  Dl_info here{};
-  if (::dladdr(reinterpret_cast<const void*>(&run_recording_doctor), &here) != 0 &&
-      here.dli_fname != nullptr && fs::path(here.dli_fname).is_absolute()) {
-    folders.push_back(fs::path(here.dli_fname).parent_path());
-  }
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    const fs::path folder = program.parent_path();
-    folders.insert(folders.end(), {folder, folder.parent_path() / PENSTOCK_LIBDIR / "penstock"});
-  }
-  for (const fs::path& folder : folders) {
-    if (fs::is_regular_file(folder / kRecorder, error)) return folder / kRecorder;
-  }
-  throw Error(fmt::format("{} is missing beside the command; install penstock again", kRecorder));
-}
-
-/// The folder of the recordings. Unless it is the user's, it ends with this object.
-class RecordingFolder {
- public:
-  explicit RecordingFolder(const std::string& named) : kept_(!named.empty()) {
-    std::error_code error;
-    if (kept_) {
-      fs::create_directories(named, error);
-      if (!fs::is_directory(named)) throw Error(fmt::format("--record: {} cannot be made a folder", named));
-      if (!fs::is_empty(named, error)) {
-        throw UsageError(fmt::format("--record: {} is not empty; name a new folder", named));
-      }
-      path_ = fs::canonical(named);
-      if (::access(path_.c_str(), W_OK) != 0)
-        throw Error(fmt::format("--record: {} cannot be written: {}", named, std::strerror(errno)));
-      return;
-    }
-    std::string pattern = (fs::temp_directory_path() / "penstock-recording-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr)
-      throw Error(fmt::format("{} cannot be made: {}", pattern, std::strerror(errno)));
-    path_ = pattern;
-  }
-  ~RecordingFolder() {
-    std::error_code error;
-    if (!kept_) fs::remove_all(path_, error);
-  }
-  RecordingFolder(const RecordingFolder&) = delete;
-  RecordingFolder& operator=(const RecordingFolder&) = delete;
-
-  [[nodiscard]] const fs::path& path() const noexcept { return path_; }
-
- private:
-  bool kept_;
-  fs::path path_;
-};
-
-/// A profiler around this command would lose the program; one that the user set up inside would lose it to
-/// us.
-void refuse_other_injection() {
-  const char* const other = std::getenv(kInjection);
-  if (other == nullptr || *other == 0) return;
-  throw Error(fmt::format(
-      "{} is set to {}: another profiler wants to record the program. Unset it, or do without the "
-      "other one",
-      kInjection, other));
-}
-
-/// The recorder takes its options from the environment, and cannot complain in the program. Throws
-/// UsageError.
-void check_recorder_variables(bool has_own_parts) {
-  if (const char* const records = std::getenv("PENSTOCK_RECORDS")) {
-    const std::string_view text = records;
-    std::uint64_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error != std::errc() || end != text.data() + text.size() || number < 1 || number > kMostRecords) {
-      throw UsageError(fmt::format("PENSTOCK_RECORDS is '{}', and not a number of records from 1 to {}", text,
-                                   kMostRecords));
-    }
-  }
-  const char* const without = std::getenv(kRecordWithout);
-  if (without == nullptr || has_own_parts) return;
-  std::istringstream names{std::string(without)};
-  for (std::string name; std::getline(names, name, ',');) {
-    if (name.empty() || std::ranges::find(kRecordedParts, name) != kRecordedParts.end()) continue;
-    throw UsageError(fmt::format("{} names '{}'; it may have {}, with commas between them", kRecordWithout,
-                                 name, fmt::join(kRecordedParts, ", ")));
-  }
-}
+constexpr int kFailed = 1;
 
 struct Examined {
   std::vector<TraceReport> reports;  ///< of the processes that used a GPU
-  Timeline first;                    ///< of the first of them, if a page or a trace is asked for
+  std::optional<std::size_t> drawn;  ///< index of the one to draw, if that is asked for
+  Timeline drawn_timeline;
   std::vector<std::string> remarks;  ///< about the others, if there are no reports
+  std::vector<std::string> unread;   ///< about recordings that cannot be read
   Json processes = Json::array();
 };
 
 bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !timeline.work.empty(); }
 
-Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name) {
+/// `wanted`: the number of the process to draw; without it, the first one that used a GPU is drawn.
+Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name,
+                 std::optional<std::uint64_t> wanted) {
   Examined examined;
   LineReader lines;
-  for (Recording& recording : read_recordings(folder)) {
+  std::vector<std::int64_t> numbers;
+  for (Recording& recording : read_recordings(folder, &examined.unread)) {
     name_code_places(recording, lines);
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
@@ -156,38 +60,72 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
       Json process_json{{"process", recording.process}};
       process_json.update(Json::parse(trace_json(examined.reports.back())));
       examined.processes.push_back(std::move(process_json));
-      if (examiner.draws() && examined.reports.size() == 1) examined.first = std::move(recording.timeline);
+      numbers.push_back(recording.process);
+      const bool is_wanted = !wanted || std::cmp_equal(recording.process, *wanted);
+      if (examiner.draws() && is_wanted && !examined.drawn) {
+        examined.drawn = examined.reports.size() - 1;
+        examined.drawn_timeline = std::move(recording.timeline);
+      }
       continue;
     }
     std::string remark = process + ": no work of a GPU was recorded.";
     for (const std::string& note : recording.timeline.notes) remark += " " + note;
     examined.remarks.push_back(std::move(remark));
   }
+  if (wanted && !examined.drawn) {
+    throw Error(fmt::format("--process: {} has no process {} with work of a GPU; it has {}", folder.string(),
+                            *wanted, numbers.empty() ? "none" : fmt::format("{}", fmt::join(numbers, ", "))));
+  }
   return examined;
 }
 
 bool holds_recordings(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".penstock") return true;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().find(".penstock") != std::string::npos) return true;
   }
-  return false;
+  return bool(error);  // reading them says why
+}
+
+/// The same of a program's folder.
+Examined examine_program(const Examiner& examiner, const fs::path& folder, const std::string& name) {
+  if (holds_recordings(folder)) return examine(examiner, folder, name, std::nullopt);
+  Examined none;
+  none.remarks.push_back(
+      name +
+      ": nothing was recorded: no process loaded the recorder. Either none used CUDA, or they did not get "
+      "this environment (containers, sudo, ssh).");
+  return none;
+}
+
+/// Of a budget: why it is broken, whatever the reports say; empty: they tell.
+std::string why_not_kept(const Examined& examined) {
+  if (examined.reports.empty()) return "nothing was recorded that could keep it";
+  return examined.unread.empty() ? "" : "the process of a recording that cannot be read may break it";
 }
 
 std::string report_text(const Examined& examined, const Look& look) {
   std::string text;
   for (const TraceReport& report : examined.reports)
     text += (text.empty() ? "" : "\n") + trace_text(report, look);
-  if (!text.empty()) return text;
-  for (const std::string& remark : examined.remarks) text += remark + "\n";
+  if (text.empty()) {
+    for (const std::string& remark : examined.remarks) text += remark + "\n";
+  } else if (!examined.unread.empty()) {
+    text += "\n";
+  }
+  for (const std::string& remark : examined.unread) text += remark + "\n";
   return text;
 }
 
 /// What is drawn, unless it is all there is.
-std::string drawn_text(const Examined& examined) {
-  if (examined.reports.empty()) return "Nothing was drawn: no work of a GPU was recorded.\n";
+std::string drawn_text(const Examined& examined, bool is_folder) {
+  if (!examined.drawn) return "Nothing was drawn: no work of a GPU was recorded.\n";
   if (examined.reports.size() == 1) return "";
-  return fmt::format("Drawn is {}, the first of {} with work of a GPU.\n", examined.reports[0].file,
-                     examined.reports.size());
+  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.\n",
+                     examined.reports[*examined.drawn].file,
+                     *examined.drawn == 0 ? "the first" : fmt::format("number {}", *examined.drawn + 1),
+                     examined.reports.size(),
+                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N");
 }
 
 /// A program that was run, or a folder of recordings.
@@ -197,55 +135,13 @@ struct Run {
   Examined examined;
 };
 
-/// Runs programs under the recorder, and examines what they did.
-class Recorder {
- public:
-  /// Throws Error if the library is missing, another one is to record the program, or a variable for it is
-  /// wrong.
-  Recorder(const Examiner& examiner, const DoctorOptions& options)
-      : examiner_(examiner), library_(find_recorder(options.recorder)) {
-    refuse_other_injection();
-    if (options.no_lines) left_out_.emplace_back("lines");
-    if (options.no_contents) left_out_.emplace_back("contents");
-    check_recorder_variables(!left_out_.empty());
-  }
-
-  /// `record` names the folder of the recordings; empty: they are not kept.
-  [[nodiscard]] Run run(const std::vector<std::string>& words, std::string name,
-                        const std::string& record) const {
-    const RecordingFolder folder(record);
-    Run run{std::move(name), std::nullopt, {}};
-    std::vector<std::string> environment{fmt::format("{}={}", kInjection, library_.string()),
-                                         fmt::format("PENSTOCK_RECORD={}", folder.path().string())};
-    // Ranges tell the steps. Another tool that wants them has them.
-    if (std::getenv(kRangeInjection) == nullptr)
-      environment.push_back(fmt::format("{}={}", kRangeInjection, library_.string()));
-    if (!left_out_.empty())
-      environment.push_back(fmt::format("{}={}", kRecordWithout, fmt::join(left_out_, ",")));
-    const pid_t process = start_program(words, environment, false,
-                                        fmt::format("there is no program '{}' in the PATH", words[0]));
-    run.exit_status = wait_for_program(process);
-    if (holds_recordings(folder.path())) {
-      run.examined = examine(examiner_, folder.path(), run.name);
-    } else {
-      run.examined.remarks.push_back(
-          run.name + ": the program used no CUDA, as none of its processes initialized the driver.");
-    }
-    return run;
-  }
-
- private:
-  const Examiner& examiner_;
-  fs::path library_;
-  std::vector<std::string> left_out_;  ///< of what is recorded
-};
-
 /// The changed program of --verify, and what it gained.
 struct Verification {
   std::string name;
   std::optional<Run> changed;  ///< nullopt: it was not run
   std::vector<std::vector<GainComparison>> processes;
   std::string remark;  ///< why nothing is compared, or empty
+  bool failed = false;
 };
 
 std::string why_not_compared(const Run& first, const Run& changed) {
@@ -260,7 +156,26 @@ std::string why_not_compared(const Run& first, const Run& changed) {
   return "";
 }
 
-Verification verify(const Recorder& recorder, const std::string& line, const Run& first) {
+/// What to say of an error.
+std::string reason(const std::exception& error) {
+  const bool lacks_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  return lacks_memory ? "There is not enough host memory for this." : one_line(error.what());
+}
+
+Run run_changed(const Recorder& recorder, const Examiner& examiner, const std::string& line) {
+  RecordingFolder folder("");
+  Run run{line, recorder.run({"/bin/sh", "-c", line}, folder), {}};
+  try {
+    run.examined = examine_program(examiner, folder.path(), line);
+  } catch (const std::exception& error) {
+    folder.keep();
+    throw Error(fmt::format("{} Its recordings stay in {}.", reason(error), folder.path().string()));
+  }
+  return run;
+}
+
+Verification verify(const Recorder& recorder, const Examiner& examiner, const std::string& line,
+                    const Run& first) {
   Verification verification{line, std::nullopt, {}, ""};
   if (*first.exit_status != 0 || first.examined.reports.empty()) {
     verification.remark =
@@ -271,7 +186,13 @@ Verification verify(const Recorder& recorder, const std::string& line, const Run
     return verification;
   }
   say(fmt::format("\npenstock: now {}\n", line));
-  verification.changed = recorder.run({"/bin/sh", "-c", line}, line, "");
+  try {
+    verification.changed = run_changed(recorder, examiner, line);
+  } catch (const std::exception& error) {
+    verification.remark = fmt::format("Nothing is compared. {}", reason(error));
+    verification.failed = true;
+    return verification;
+  }
   const Run& changed = *verification.changed;
   verification.remark = why_not_compared(first, changed);
   if (!verification.remark.empty()) return verification;
@@ -284,6 +205,9 @@ Verification verify(const Recorder& recorder, const std::string& line, const Run
 std::string verification_text(const Verification& verification, const Run& first, const Look& look) {
   std::string text = fmt::format("\nverified with {}\n", verification.name);
   if (!verification.remark.empty()) text += paragraph(verification.remark, look);
+  if (verification.changed) {
+    for (const std::string& remark : verification.changed->examined.unread) text += remark + "\n";
+  }
   for (std::size_t i = 0; i < verification.processes.size(); ++i) {
     if (verification.processes.size() > 1) text += first.examined.reports[i].file + "\n";
     for (const GainComparison& comparison : verification.processes[i])
@@ -304,10 +228,22 @@ std::vector<std::string> verification_lines(const Verification& verification) {
 }
 
 Json run_json(const Run& run) {
+  std::vector<std::string> remarks = run.examined.remarks;
+  remarks.insert(remarks.end(), run.examined.unread.begin(), run.examined.unread.end());
   return {{"name", run.name},
           {"exit_status", run.exit_status ? Json(*run.exit_status) : Json(nullptr)},
           {"processes", run.examined.processes},
-          {"remarks", run.examined.remarks}};
+          {"remarks", remarks}};
+}
+
+bool keeps_budget(const Examined& examined) {
+  return why_not_kept(examined).empty() &&
+         std::ranges::all_of(examined.reports,
+                             [](const TraceReport& report) { return Examiner::status(report) == 0; });
+}
+
+Json budget_json(const Examined& examined) {
+  return {{"kept", keeps_budget(examined)}, {"why", why_not_kept(examined)}};
 }
 
 Json verification_json(const Verification& verification) {
@@ -325,51 +261,74 @@ Json verification_json(const Verification& verification) {
 
 int exit_status_of(const Run& run, const std::optional<Verification>& verification, bool has_budget) {
   if (run.exit_status.value_or(0) != 0) return *run.exit_status;
+  if (verification && verification->failed) return kFailed;
   if (verification && verification->changed) return *verification->changed->exit_status;
-  if (has_budget && run.examined.reports.empty()) return kBudgetBroken;
-  for (const TraceReport& report : run.examined.reports) {
-    if (Examiner::status(report) != 0) return Examiner::status(report);
-  }
-  return 0;
+  return has_budget && !keeps_budget(run.examined) ? kBudgetBroken : 0;
 }
 
-}  // namespace
-
-int run_recording_doctor(const DoctorOptions& options, const Environment& environment) {
-  Examiner examiner(options, environment);
-  Run run{options.trace, std::nullopt, {}};
-  std::optional<Verification> verification;
-  if (options.command.empty()) {
-    run.examined = examine(examiner, options.trace, options.trace);
-  } else {
-    const Recorder recorder(examiner, options);
-    run = recorder.run(options.command, fmt::format("{}", fmt::join(options.command, " ")), options.record);
-    if (!options.verify.empty()) verification = verify(recorder, options.verify, run);
-  }
-  if (verification && !run.examined.reports.empty())
-    run.examined.reports.front().verified = verification_lines(*verification);
-  const Examined& examined = run.examined;
+void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification,
+                  bool has_budget) {
+  Examined& examined = run.examined;
+  if (verification && !examined.reports.empty())
+    examined.reports.front().verified = verification_lines(*verification);
   const auto tell = [&] {
     const int stream = run.exit_status ? STDERR_FILENO : STDOUT_FILENO;
     const bool quiet = !run.exit_status && examiner.has_standard_output();
     const Look look{false, terminal_columns(stream)};
     std::string text = quiet ? "" : report_text(examined, look);
     if (verification) text += verification_text(*verification, run, look);
-    if (examiner.draws()) text += drawn_text(examined) + examiner.missing();
+    if (has_budget && !quiet && !why_not_kept(examined).empty())
+      text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
+    if (examiner.draws()) text += drawn_text(examined, !run.exit_status) + examiner.missing();
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {
     if (!examiner.json()) return;
-    Json json{{"schema", "penstock-recording-diagnosis/1"}};
-    json.update(run_json(run));
-    json["verify"] = verification ? verification_json(*verification) : Json(nullptr);
-    examiner.json().write(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    Json value{{"schema", "penstock-recording-diagnosis/1"}};
+    value.update(run_json(run));
+    value["budget"] = has_budget ? budget_json(examined) : Json(nullptr);
+    value["verify"] = verification ? verification_json(*verification) : Json(nullptr);
+    examiner.json().write(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   };
   const auto draw = [&] {
-    if (examiner.draws() && !examined.reports.empty()) examiner.draw(examined.reports[0], examined.first);
+    if (examined.drawn) examiner.draw(examined.reports[*examined.drawn], examined.drawn_timeline);
   };
   run_all({tell, write_json, draw});
-  return exit_status_of(run, verification, !options.budget.empty());
+}
+
+int report_folder(Examiner& examiner, const DoctorOptions& options) {
+  Run run{options.trace, std::nullopt, examine(examiner, options.trace, options.trace, options.process)};
+  if (run.examined.reports.empty() && run.examined.remarks.empty())
+    throw Error(fmt::format("{}", fmt::join(run.examined.unread, " ")));
+  write_report(examiner, run, std::nullopt, !options.budget.empty());
+  return exit_status_of(run, std::nullopt, !options.budget.empty());
+}
+
+/// Once the program has run, an error costs neither its exit status nor what was recorded.
+int report_program(Examiner& examiner, const DoctorOptions& options) {
+  const Recorder recorder(options, examiner.has_standard_output());
+  RecordingFolder folder(options.record);
+  Run run{fmt::format("{}", fmt::join(options.command, " ")), recorder.run(options.command, folder), {}};
+  try {
+    run.examined = examine_program(examiner, folder.path(), run.name);
+    std::optional<Verification> verification;
+    if (!options.verify.empty()) verification = verify(recorder, examiner, options.verify, run);
+    write_report(examiner, run, verification, !options.budget.empty());
+    return exit_status_of(run, verification, !options.budget.empty());
+  } catch (const std::exception& error) {
+    folder.keep();
+    say(fmt::format(
+        "\npenstock: {0}\npenstock: the recordings stay in {1}; penstock doctor {1} examines them\n",
+        reason(error), folder.path().string()));
+    return *run.exit_status != 0 ? *run.exit_status : kFailed;
+  }
+}
+
+}  // namespace
+
+int run_recording_doctor(const DoctorOptions& options, const Environment& environment) {
+  Examiner examiner(options, environment);
+  return options.command.empty() ? report_folder(examiner, options) : report_program(examiner, options);
 }
 
 }  // namespace penstock::cli

@@ -12,7 +12,12 @@
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
 #include <string_view>
 
 extern char** environ;
@@ -20,6 +25,8 @@ extern char** environ;
 namespace penstock::cli {
 
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr std::array kPassed = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 std::atomic<pid_t> program{-1};
@@ -54,28 +61,62 @@ std::string_view variable_name(std::string_view variable) {
   return variable.substr(0, variable.find('=') + 1);
 }
 
+/// The file that a word of a shell names, as far as it exists.
+std::optional<fs::path> find_program(const std::string& word) {
+  std::error_code error;
+  if (word.find('/') != std::string::npos)
+    return fs::exists(word, error) ? std::optional<fs::path>(word) : std::nullopt;
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const fs::path file = fs::path(folder) / word;
+    if (fs::is_regular_file(file, error)) return file;
+  }
+  return std::nullopt;
+}
+
+/// Why there is no program, although a file may be there: then its interpreter, or its loader, is missing.
+std::string why_missing(const std::string& word, const std::string& missing) {
+  const std::optional<fs::path> file = find_program(word);
+  if (!file)
+    return word.find('/') == std::string::npos ? missing : fmt::format("there is no file '{}'", word);
+  std::string line;
+  std::ifstream in(*file, std::ios::binary);
+  if (in.get() != '#' || in.get() != '!' || !std::getline(in, line))
+    return fmt::format("{} cannot be started: the loader that it asks for is missing", file->string());
+  std::istringstream words(line);
+  std::string interpreter;
+  words >> interpreter;
+  return fmt::format("{} cannot be started: its first line asks for {}, which is missing", file->string(),
+                     interpreter);
+}
+
 }  // namespace
 
-pid_t start_program(std::vector<std::string> words, std::vector<std::string> variables, bool quiet,
-                    const std::string& missing) {
+pid_t start_program(std::vector<std::string> words, ProgramStart start, const std::string& missing) {
   posix_spawn_file_actions_t actions{};
   posix_spawnattr_t attributes{};
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawnattr_init(&attributes);
-  if (quiet) ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  if (start.quiet) ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
   sigset_t defaults;
   ::sigemptyset(&defaults);
   ::sigaddset(&defaults, SIGPIPE);
   ::sigaddset(&defaults, SIGXFSZ);
   ::posix_spawnattr_setsigdefault(&attributes, &defaults);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  if (start.holds_interrupt) ::sigaddset(&blocked, SIGINT);
+  ::posix_spawnattr_setsigmask(&attributes, &blocked);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   std::vector<char*> argv;
   std::vector<char*> envp;
   for (std::string& word : words) argv.push_back(word.data());
-  for (std::string& variable : variables) envp.push_back(variable.data());
+  for (std::string& variable : start.variables) envp.push_back(variable.data());
   for (char** variable = environ; *variable != nullptr; ++variable) {
     bool replaced = false;
-    for (const std::string& ours : variables) replaced |= variable_name(*variable) == variable_name(ours);
+    for (const std::string& ours : start.variables)
+      replaced |= variable_name(*variable) == variable_name(ours);
     if (!replaced) envp.push_back(*variable);
   }
   argv.push_back(nullptr);
@@ -84,7 +125,7 @@ pid_t start_program(std::vector<std::string> words, std::vector<std::string> var
   const int error = ::posix_spawnp(&process, argv[0], &actions, &attributes, argv.data(), envp.data());
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
-  if (error == ENOENT) throw Error(missing);
+  if (error == ENOENT) throw Error(why_missing(words[0], missing));
   if (error != 0) throw Error(fmt::format("{} cannot be started: {}", words[0], std::strerror(error)));
   return process;
 }

@@ -7,11 +7,16 @@
 
 namespace penstock::cli {
 
-/// Starts the program `words[0]` of the PATH, with `variables` ("NAME=value") before those of this process,
-/// and with signals as a shell gives them. If `quiet`, what it prints goes to standard error. Throws Error;
-/// if there is no such program, with `missing`.
-[[nodiscard]] pid_t start_program(std::vector<std::string> words, std::vector<std::string> variables,
-                                  bool quiet, const std::string& missing);
+struct ProgramStart {
+  std::vector<std::string> variables;  ///< "NAME=value", before those of this process
+  bool quiet = false;                  ///< what it prints goes to standard error
+  bool holds_interrupt = false;        ///< SIGINT waits until the program unblocks it
+};
+
+/// Starts the program `words[0]`, which is looked for in the PATH unless it has a slash, with signals as a
+/// shell gives them. Throws Error; if the PATH has no such program, with `missing`.
+[[nodiscard]] pid_t start_program(std::vector<std::string> words, ProgramStart start,
+                                  const std::string& missing);
 
 /// Waits for the program's end, and returns its exit status, or 128 and the number of the signal that ended
 /// it. Passes signals on to it meanwhile; those of the terminal, it gets from there.

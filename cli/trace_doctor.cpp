@@ -190,12 +190,13 @@ void Examiner::draw(const TraceReport& report, const Timeline& timeline) {
 
 std::string Examiner::missing() const {
   if (!html_ || chart_library_) return "";
-  return "\nThe page has no pictures: d3 is not installed (Debian's package node-d3).\n";
+  return fmt::format("\nThe page has no pictures: {}.\n", kNoChartLibrary);
 }
 
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {
   if (fs::is_directory(options.trace)) return run_recording_doctor(options, environment);
   refuse_other_than_trace(options.trace);
+  if (options.process) throw UsageError("--process needs a folder of recordings, which --record makes");
   Examiner examiner(options, environment);
   const Timeline timeline = read_torch_trace(options.trace);
   const TraceReport report = examiner.examine(options.trace, timeline);

@@ -40,29 +40,69 @@ bool allocate(int descriptor, std::uint64_t offset, std::uint64_t bytes) noexcep
 
 }  // namespace
 
+namespace {
+
+/// `folder`/PROCESS.penstock, or another number of it, and the name that the file has until its header is
+/// complete.
+struct Names {
+  char unfinished[4096];
+  char finished[4096];
+
+  bool make(const char* folder, int again) noexcept {
+    char number[32] = "";
+    if (again > 0) std::snprintf(number, sizeof number, "-%d", again);
+    const int length =
+        std::snprintf(unfinished, sizeof unfinished, "%s/%ld%s%s%s", folder, static_cast<long>(::getpid()),
+                      number, recording::kSuffix, recording::kUnfinishedSuffix);
+    if (length < 0 || static_cast<std::size_t>(length) >= sizeof unfinished) return false;
+    std::memcpy(finished, unfinished, sizeof finished);
+    finished[static_cast<std::size_t>(length) + 1 - sizeof recording::kUnfinishedSuffix] = 0;
+    return true;
+  }
+};
+
+/// Makes a file by its unfinished name. -1: that cannot be. A number may come again, as of processes in
+/// containers.
+int make_file(const char* folder, Names& names) noexcept {
+  for (int again = 0; again < 100; ++again) {
+    if (!names.make(folder, again)) return -1;
+    const int descriptor = ::open(names.unfinished, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (descriptor < 0 && errno != EEXIST) return -1;
+    if (descriptor < 0) continue;
+    // Whoever has the unfinished name is the only one who may take the other one.
+    if (::access(names.finished, F_OK) != 0) return descriptor;
+    ::unlink(names.unfinished);
+    ::close(descriptor);
+  }
+  return -1;
+}
+
+}  // namespace
+
 bool RecordingFile::open(const char* folder, std::uint64_t capacity) noexcept {
   capacity = std::clamp<std::uint64_t>(capacity, 1, recording::kMostRecords);
-  char name[4096];
-  // A number may come again, as of processes in containers.
-  for (int again = 0; descriptor_ < 0; ++again) {
-    char suffix[16] = "";
-    if (again > 0) std::snprintf(suffix, sizeof suffix, "-%d", again);
-    const int length = std::snprintf(name, sizeof name, "%s/%ld%s%s", folder, static_cast<long>(::getpid()),
-                                     suffix, recording::kSuffix);
-    if (length < 0 || static_cast<std::size_t>(length) >= sizeof name) return false;
-    descriptor_ = ::open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (descriptor_ < 0 && (errno != EEXIST || again == 99)) return false;
-  }
+  Names names;
+  descriptor_ = make_file(folder, names);
+  if (descriptor_ < 0) return false;
   const std::uint64_t bytes = recording::kRingOffset + capacity * sizeof(Record);
   void* const base = allocate(descriptor_, 0, recording::kRingOffset)
                          ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0)
                          : MAP_FAILED;
-  if (base == MAP_FAILED) {
-    ::unlink(name);
+  if (base != MAP_FAILED) begin(base, capacity);
+  if (base == MAP_FAILED || ::rename(names.unfinished, names.finished) != 0) {
+    // The file stays, empty: its name says of which process nothing is recorded.
+    if (base != MAP_FAILED) ::munmap(base, bytes);
+    if (::ftruncate(descriptor_, 0) != 0) ::unlink(names.unfinished);
     ::close(descriptor_);
     descriptor_ = -1;
+    base_ = nullptr;
     return false;
   }
+  return true;
+}
+
+/// Writes the header.
+void RecordingFile::begin(void* base, std::uint64_t capacity) noexcept {
   base_ = static_cast<std::byte*>(base);
   file_bytes_ = recording::kRingOffset;
   header().version = recording::kVersion;
@@ -73,7 +113,6 @@ bool RecordingFile::open(const char* folder, std::uint64_t capacity) noexcept {
   header().ring_offset = recording::kRingOffset;
   header().capacity = capacity;
   std::memcpy(header().magic, recording::kMagic, sizeof header().magic);
-  return true;
 }
 
 /// With the lock. False if the disk is full: then the ring stays as long as it is.

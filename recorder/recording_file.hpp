@@ -14,7 +14,8 @@ namespace penstock::recorder {
 /// The mapped file of a recording. Nothing is thrown, and nothing is allocated after `open`. Thread-safe.
 class RecordingFile {
  public:
-  /// Makes `folder`/PROCESS.penstock with room for `capacity` records. False if it cannot be made.
+  /// Makes `folder`/PROCESS.penstock with room for `capacity` records. It has this name once its header is
+  /// complete. False if it cannot be made: then an empty file of the unfinished name may stay.
   bool open(const char* folder, std::uint64_t capacity) noexcept;
   [[nodiscard]] bool is_open() const noexcept { return base_ != nullptr; }
   [[nodiscard]] recording::Header& header() const noexcept {
@@ -30,6 +31,7 @@ class RecordingFile {
   void note(std::string_view sentence) noexcept { add_text(recording::TextType::note, nullptr, 0, sentence); }
 
  private:
+  void begin(void* base, std::uint64_t capacity) noexcept;
   [[nodiscard]] bool extend() noexcept;
   [[nodiscard]] bool make_room(std::uint64_t index) noexcept;
 

@@ -21,26 +21,54 @@ INTERRUPTED = 130
 
 
 def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> int:
-    """Prints the verdict, and writes its JSON to the descriptor, if there is one. Returns the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
+    """Prints the verdict, and writes its JSON to the descriptor, if there is one. Returns the exit status.
+
+    SIGINT is blocked until here, as Python's own start would end with a traceback.
+    """
     try:
+        _end_at_once()
         loader = _load(file, name)
         step_seconds = float(step_ms) / 1e3 if step_ms else None
         with Progress() as progress:
+            _end_workers_first(progress)
             verdict = examine(loader, progress, seconds=float(seconds), step_seconds=step_seconds)
+        print(verdict, flush=True)
+        if descriptor:
+            with open(int(descriptor), "w") as out:
+                out.write(json.dumps(verdict.as_dict(), indent=2) + "\n")
     except KeyboardInterrupt:
         return INTERRUPTED
     except InvalidArgument as error:
         if not _is_of_doctor(error):
             raise
         _refuse(f"{file}:{name}: {error}")
-    print(verdict)
-    if descriptor:
-        with open(int(descriptor), "w") as out:
-            out.write(json.dumps(verdict.as_dict(), indent=2) + "\n")
     return 0
+
+
+def _end_at_once() -> None:
+    """A signal ends the process without a word. While modules are imported, an exception may be caught by anyone."""
+    _on_signals(signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _end_workers_first(progress: Progress) -> None:
+    """A signal interrupts the examination, which ends its workers. Later signals change nothing."""
+    owner = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != owner:
+            os._exit(0)  # of a worker, PyTorch takes another status for a failure
+        if not progress.is_stopped:
+            progress.is_stopped = True
+            raise KeyboardInterrupt
+
+    _on_signals(stop)
+
+
+def _on_signals(action: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, action)
 
 
 def _load(file: str, name: str) -> Any:
@@ -150,12 +178,6 @@ def _is_of_doctor(error: InvalidArgument) -> bool:
     """False if the user's own code raised it, such as a dataset that uses penstock."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__") == examine.__module__
-
-
-def _stop(number: int, frame: Any) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # the workers are ended meanwhile
-    raise KeyboardInterrupt
 
 
 def _refuse(message: str) -> NoReturn:

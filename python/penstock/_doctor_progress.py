@@ -14,7 +14,10 @@ PATIENCE = 60.0  # seconds without a batch until that is told
 
 
 class Progress(Watch):
-    """Draws what is measured if the descriptor is a terminal, and tells on any if no batch comes."""
+    """Draws what is measured if the descriptor is a terminal, and tells on any if no batch comes.
+
+    If `is_stopped`, the next batch raises KeyboardInterrupt: the user's code may have caught the first one.
+    """
 
     def __init__(self, descriptor: int = 2, patience: float = PATIENCE):
         self._descriptor = descriptor
@@ -24,6 +27,7 @@ class Progress(Watch):
         self._timeout = 0.0
         self._last = time.monotonic()
         self._is_told = True
+        self.is_stopped = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._wait, daemon=True)
 
@@ -45,6 +49,8 @@ class Progress(Watch):
 
     def arrived(self) -> None:
         self._last = time.monotonic()
+        if self.is_stopped:
+            raise KeyboardInterrupt
 
     def look(self) -> None:
         """Tells once in a run if no batch has come for too long."""

@@ -352,12 +352,36 @@ def findings(timings: Timings) -> list[Finding]:
 
 
 def notes(timings: Timings) -> list[str]:
-    """The notes of the measurement, and one if the rates of workers are not those of so short an epoch."""
-    if _steadily_enough(timings) <= workers_that_pay(timings):
-        return list(timings.notes)
-    count = "1 batch" if timings.batches == 1 else f"{timings.batches} batches"
-    note = f"An epoch has {count}, so that its first one counts. The rates of workers are those of a long epoch."
-    return [*timings.notes, note]
+    """The notes of the measurement, and those that the listed rates of workers need, if the findings compare others."""
+    found = list(timings.notes)
+    if _steadily_enough(timings) > workers_that_pay(timings):
+        count = "1 batch" if timings.batches == 1 else f"{timings.batches} batches"
+        found.append(
+            f"An epoch has {count}, so that its first one counts. The rates of workers are those of a long epoch."
+        )
+    return [*found, *_rates_in_the_loop(timings)]
+
+
+def _rates_in_the_loop(timings: Timings) -> list[str]:
+    """A note if a finding's ratio of two numbers of workers is not that of their listed rates."""
+    if more_workers(timings):
+        other = workers_that_pay(timings)
+    elif (fewer := fewer_workers(timings)) and fewer.gain_seconds_per_step.high > 0:
+        other = _fewest(timings)
+    else:
+        return []
+    numbers = (timings.workers, other)
+    turns = [timings.turn_with(number) for number in numbers]
+    listed = [timings.by_workers[number] for number in numbers]
+    if _times(*turns) == _times(*listed):
+        return []
+    rates = [
+        f"{_number(_rate(turn))} batches/s with {_workers(number)}" for turn, number in zip(turns, numbers, strict=True)
+    ]
+    return [
+        "The rates of workers are those of the loader alone. In the loop, with its step and the start of each epoch, "
+        f"they are {rates[0]} and {rates[1]}."
+    ]
 
 
 class LoaderVerdict:
@@ -413,6 +437,7 @@ class LoaderVerdict:
         lines = [
             f"{_number(_rate(timings.whole))} batches/s, {_number(_rate(timings.whole, timings.samples))} samples/s "
             f"with {_workers(timings.workers)}",
+            *([f"the loop: {_number(_rate(timings.turn))} batches/s"] if timings.consumer else []),
             f"limited by {self.limited_by}",
             "",
             f"{'stage':<10}{'a batch':>12}   without it",
@@ -465,11 +490,15 @@ def _gain(name: str, turns: tuple[float, float], text: str, change: str, is_sure
     """A finding that makes the first turn the second. What was not measured so may gain anything up to that."""
     now, then = turns
     times = now / max(then, 1e-9)
-    much = f"{times:.1f} times as many batches" if times < 100 else "more than 100 times as many batches"
     saved = max(0.0, now - then)
     severity = "high" if times >= HIGH else "medium"
     gain = Gain(saved if is_sure else 0.0, saved)
-    return Finding(name, severity, f"{text[0].upper()}{text[1:]}{much}.", change, gain)
+    return Finding(name, severity, f"{text[0].upper()}{text[1:]}{_times(now, then)} as many batches.", change, gain)
+
+
+def _times(now: float, then: float) -> str:
+    times = now / max(then, 1e-9)
+    return f"{times:.1f} times" if times < 100 else "more than 100 times"
 
 
 def _rate(seconds: float, count: float = 1.0) -> float:

@@ -199,6 +199,27 @@ def test_an_epoch_too_short_for_the_rates_of_workers_is_noted():
     assert _verdict.notes(serial()) == [] and _verdict.notes(serial(batches=1, notes=["No GPU."]))[0] == "No GPU."
 
 
+def test_the_loop_is_told_apart_from_the_loader():
+    measured = serial(step=0.010, by_workers={0: 0.024, 1: 0.0238}, batches=None)
+    text = str(penstock.LoaderVerdict(measured))
+    assert "41.7 batches/s, " in text and "\nthe loop: 29.4 batches/s\n" in text
+    assert "1.4 times as many batches" in text, "the loop makes one turn in 23.8 ms in place of 34"
+    assert (
+        "note: The rates of workers are those of the loader alone. In the loop, with its step and the start of each "
+        "epoch, they are 29.4 batches/s with no worker and 42 batches/s with 1 worker." in text
+    )
+    alone = str(penstock.LoaderVerdict(serial(by_workers={0: 0.024, 1: 0.012}, batches=None)))
+    assert "2.0 times as many batches" in alone and "In the loop" not in alone and "the loop:" not in alone
+
+
+def test_fewer_workers_are_told_by_the_rates_of_the_loop_too():
+    measured = times(by_workers={0: 0.004, 2: 0.012}, step=0.002, batches=None)
+    assert "2.0 times as many" in _verdict.fewer_workers(measured).text
+    [note] = _verdict.notes(measured)
+    assert "they are 83.3 batches/s with 2 workers and 167 batches/s with no worker." in note
+    assert _verdict.notes(times(by_workers={0: 0.006, 2: 0.012}, batches=None)) == []
+
+
 def test_findings_are_in_order_and_never_empty():
     found = _verdict.findings(times(starts={2: 2.0}))
     assert [finding.id for finding in found] == ["more-workers", "fetch-dominates", "slow-start"]
@@ -809,6 +830,65 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
         assert process.wait(60) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+def start_command(folder, text):
+    """The command as `penstock doctor --loader slow.py:loader` starts it, in a group of its own."""
+    (folder / "slow.py").write_text(textwrap.dedent(text))
+    program = (
+        "import signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        "from penstock._doctor_command import main\n"
+        "sys.exit(main('slow.py', 'loader', '60', '', ''))"
+    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True, cwd=folder, start_new_session=True
+    )
+
+
+def test_a_signal_during_the_import_ends_the_command_at_once(tmp_path):
+    text = """
+        import time
+        print("importing", flush=True)
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                print("caught", flush=True)
+    """
+    with start_command(tmp_path, text) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == -signal.SIGINT
+
+
+CATCHING = """
+    import sys, time, torch.utils.data as data
+    class Catching:
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            try:
+                print("fetching", flush=True)
+                time.sleep(0.2)
+            except BaseException:
+                print("caught", file=sys.stderr, flush=True)
+            return index
+    loader = data.DataLoader(Catching(), num_workers=WORKERS)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_catches_the_interrupt_does_not_go_on(tmp_path, workers):
+    with start_command(tmp_path, CATCHING.replace("WORKERS", str(workers))) as process:
+        assert process.stdout.readline() == "fetching\n"
+        os.killpg(process.pid, signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+        assert errors in (("", "caught\n") if workers == 0 else ("",)), "workers end without a word"
 
 
 class Listed(Watch):

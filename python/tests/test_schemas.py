@@ -267,6 +267,16 @@ def test_diagnoses_with_a_changed_program(tmp_path, changed, holds):
 
 
 @recorded
+@pytest.mark.parametrize(("word", "status"), [("pinned=20", 0), ("steps=20", 3), ("say=no", 3)])
+def test_diagnoses_of_a_program_with_a_budget(tmp_path, word, status):
+    (tmp_path / "budget.txt").write_text("no pageable-copies")
+    options = ["--budget", "budget.txt"]
+    told = record(tmp_path, PROGRAM, "init", word, options=options, status=status)
+    assert told["budget"]["kept"] == (status == 0) and bool(told["budget"]["why"]) == (word == "say=no")
+    check(validator("doctor.json"), told)
+
+
+@recorded
 def test_diagnoses_of_programs_that_did_nothing(tmp_path):
     check(validator("doctor.json"), record(tmp_path, PROGRAM, "init"))
     told = record(tmp_path, PROGRAM, "say=hello", options=["--verify", "true"])

@@ -652,20 +652,36 @@ Recording read_recording(const std::filesystem::path& file) {
   return recording;
 }
 
-std::vector<Recording> read_recordings(const std::filesystem::path& folder) {
+std::vector<Recording> read_recordings(const std::filesystem::path& folder,
+                                       std::vector<std::string>* refused) {
   std::error_code error;
   std::vector<Recording> recordings;
+  std::vector<std::string> others;
+  const std::string unfinished = std::string(recording::kSuffix) + recording::kUnfinishedSuffix;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().extension() == recording::kSuffix) recordings.push_back(read_recording(entry.path()));
+    if (entry.path().native().ends_with(unfinished)) {
+      others.push_back(
+          fmt::format("{}: its process ended before it was recorded, or there was no room for the recording.",
+                      entry.path().string()));
+    }
+    if (entry.path().extension() != recording::kSuffix) continue;
+    try {
+      recordings.push_back(read_recording(entry.path()));
+    } catch (const Error& why) {
+      if (refused == nullptr) throw;
+      others.emplace_back(why.what());
+    }
   }
   if (error) throw Error(fmt::format("{} cannot be read: {}.", folder.string(), error.message()));
-  if (recordings.empty()) {
+  if (recordings.empty() && (refused == nullptr || others.empty())) {
     throw Error(fmt::format(
         "{} holds no recording; penstock doctor --record FOLDER -- COMMAND makes a new folder of them",
         folder.string()));
   }
   std::sort(recordings.begin(), recordings.end(),
             [](const Recording& a, const Recording& b) { return a.process < b.process; });
+  std::sort(others.begin(), others.end());
+  if (refused != nullptr) *refused = std::move(others);
   return recordings;
 }
 

@@ -32,6 +32,8 @@ inline constexpr std::size_t kSampleBytes = 4096;
 inline constexpr std::size_t kSamplePieces = 32;
 /// Of file names: the process's number stands before it.
 inline constexpr char kSuffix[] = ".penstock";
+/// Behind that while the file has no header. If it stays, the process was ended then, or there was no room.
+inline constexpr char kUnfinishedSuffix[] = ".unfinished";
 
 /// Loaders whose waits are known. Those of Python are looked for: a thread is in `__next__` of a file whose
 /// path ends so. The last one tells of its waits itself (report_wait.hpp).

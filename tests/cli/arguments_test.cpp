@@ -120,7 +120,8 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
   std::ofstream(command.home() / "budget.txt") << "no pageable-copies\n";
   std::filesystem::create_directories(command.home() / "bin");
   for (const char* program : {"python3", "python", "torchrun"}) {
-    std::ofstream(command.home() / "bin" / program) << "#!/bin/sh\n";
+    std::ofstream(command.home() / "bin" / program)
+        << "#!/bin/sh\n[ -z \"$7\" ] || eval \"echo verdict >&$7\"\n";
     std::filesystem::permissions(command.home() / "bin" / program, std::filesystem::perms::owner_all);
   }
   std::size_t examples = 0;

@@ -357,7 +357,7 @@ TEST_F(Feed, WritesAReportWithoutPicturesWhereThereIsNoChartLibrary) {
   const fs::path report = command.home() / "report.html";
   const CommandResult result = command.run(feed({"--report", report.string()}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_THAT(result.output, HasSubstr("node-d3"));
+  EXPECT_THAT(result.output, AllOf(HasSubstr("node-d3"), HasSubstr("PENSTOCK_D3")));
   const std::string page = read_text(report);
   EXPECT_EQ(count_of(page, "<script"), 1u) << "the data alone";
   EXPECT_THAT(page,

@@ -257,9 +257,12 @@ TEST_F(TraceDoctor, WritesAPageWithoutPicturesWhereThereIsNoChartLibrary) {
   command_.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
   const CommandResult result = examine({"--html", path("page.html")});
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_THAT(result.output, HasSubstr("node-d3"));
-  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("node-d3"), HasSubstr(".picture { display: none; }"),
-                                       HasSubstr("pageable-copies"), HasSubstr("</html>")));
+  EXPECT_THAT(
+      result.output,
+      HasSubstr("d3 was not found; install Debian's package node-d3, or let PENSTOCK_D3 name a d3.min.js"));
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("node-d3"), HasSubstr("PENSTOCK_D3"), HasSubstr(".picture { display: none; }"),
+                    HasSubstr("pageable-copies"), HasSubstr("</html>")));
 }
 
 TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
@@ -366,7 +369,11 @@ TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
       {"exposed_copy below 2\n", "is not 'no FINDING'"},
       {"exposed_copy below %\n", "is not 'no FINDING'"},
       {"step below 2%\n", "'%' is not ms"},
-      {"exposed_copy below -1 %\n", "'-1' is not a number"},
+      {"exposed_copy below -1 %\n", "'-1' is not a number from 0 to 1000000000"},
+      {"step below 1e10 ms\n", "'1e10' is not a number from 0 to 1000000000"},
+      {"no lost copies\n", "there is no finding 'lost copies'; there are waiting-for-data, "},
+      {"lost copies below 2 %\n", "there is no part 'lost copies'; there are step, kernel, exposed_copy"},
+      {"no\n", "is not 'no FINDING'"},
       {"exposed_copy below nan %\n", "'nan' is not a number"},
       {"exposed_copy below 2 ms\n", "'ms' is not %"},
       {"step below 2 %\n", "'%' is not ms"},
@@ -390,6 +397,7 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(command_.run({"doctor", "--html", path("page.html")}), 2, "--html");
   expect_complaint(command_.run({"doctor", "--perfetto", path("found.json")}), 2, "--perfetto");
   expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
+  expect_complaint(examine({"--process", "5", "--html", path("page.html")}), 2, "--process needs a folder");
   write("link.json", "{}");
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
 }
@@ -493,6 +501,18 @@ TEST(Budget, NeedsNoSpaceBeforeAUnit) {
   EXPECT_EQ(budget[0].text, "exposed_copy below 2.5%");
   EXPECT_DOUBLE_EQ(*budget[0].most, 0.025);
   EXPECT_DOUBLE_EQ(*budget[1].most, 3e-3);
+}
+
+TEST(Budget, TakesTheNamesOfTheReport) {
+  const auto budget = parse_budget(
+      "exposed copy below 2 %\nexposed copies below 2%\nidle, waiting for data below 2 %\n"
+      "Kernels below 2 %\nno pageable copies\nno pageable_copies\n",
+      "b");
+  std::vector<std::string> names;
+  for (const BudgetLine& line : budget) names.push_back(line.name);
+  EXPECT_THAT(names, ElementsAre("exposed_copy", "exposed_copy", "waiting_for_data", "kernel",
+                                 "pageable-copies", "pageable-copies"));
+  EXPECT_EQ(budget[2].text, "idle, waiting for data below 2 %");
 }
 
 TEST(Budget, KnowsEveryFinding) {

@@ -454,10 +454,118 @@ TEST_F(Recorder, ANodeThatIsNotKnownIsNotExamined) {
   }
 }
 
-TEST_F(Recorder, SaysThatNoCudaWasUsed) {
+TEST_F(Recorder, SaysThatNothingWasRecordedAndWhatTheReasonMayBe) {
+  const std::string words =
+      "nothing was recorded: no process loaded the recorder. Either none used CUDA, or they did not get this "
+      "environment (containers, sudo, ssh).";
   const CommandResult result = run({"steps=3"});
   EXPECT_EQ(result.status, 0);
-  EXPECT_THAT(result.errors, HasSubstr("the program used no CUDA"));
+  EXPECT_THAT(result.errors, HasSubstr(words));
+  EXPECT_THAT(command_
+                  .run({"doctor", "--", "env", "-u", "CUDA_INJECTION64_PATH", PENSTOCK_RECORDER_PROGRAM,
+                        "init", "steps=3"})
+                  .errors,
+              HasSubstr(words));
+}
+
+TEST_F(Recorder, AFileThatCannotBeReadCostsOnlyItself) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  write("budget", "step below 1000 ms\n");
+  const CommandResult result = command_.run(
+      {"doctor", "--json", path("report.json"), "--record", path("run"), "--budget", path("budget"), "--",
+       "sh", "-c", "$PROGRAM init steps=30; : >$PENSTOCK_RECORD/1.penstock; exit 7"});
+  EXPECT_EQ(result.status, 7);
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("The budget is kept."),
+                    HasSubstr("1.penstock: it is not a recording of penstock doctor."),
+                    HasSubstr("\nThe budget is broken: the process of a recording that cannot")));
+  const json report = read_report();
+  EXPECT_THAT(report.at("processes"), SizeIs(1));
+  EXPECT_THAT(report.at("remarks"), SizeIs(1));
+  EXPECT_EQ(report.at("budget").at("kept"), false);
+  const CommandResult again = command_.run({"doctor", path("run")});
+  EXPECT_EQ(again.status, 0);
+  EXPECT_THAT(again.output, AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("1.penstock: it is not")));
+  EXPECT_EQ(command_.run({"doctor", path("run"), "--budget", path("budget")}).status, 3);
+  write("bad/1.penstock", "");
+  EXPECT_EQ(command_.run({"doctor", path("bad")}).status, 1);
+}
+
+TEST_F(Recorder, AFailureOfTheReportKeepsTheStatusAndWhatWasRecorded) {
+  fs::create_directory(path("out"));
+  command_.environment.insert(command_.environment.end(),
+                              {"PROGRAM=" PENSTOCK_RECORDER_PROGRAM, "OUT=" + path("out")});
+  const CommandResult result = command_.run({"doctor", "--json", path("out/report.json"), "--", "sh", "-c",
+                                             "$PROGRAM init steps=30; rm -r $OUT; exit 7"});
+  EXPECT_EQ(result.status, 7);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("GPU 0: 29 steps"), HasSubstr("report.json cannot be written")));
+  const std::string before = "penstock: the recordings stay in ";
+  ASSERT_THAT(result.errors, HasSubstr(before));
+  const std::size_t begin = result.errors.find(before) + before.size();
+  const std::string folder = result.errors.substr(begin, result.errors.find(';', begin) - begin);
+  EXPECT_THAT(command_.run({"doctor", folder}).output, HasSubstr("GPU 0: 29 steps"));
+  fs::remove_all(folder);
+  const CommandResult gone = command_.run({"doctor", "--record", path("run"), "--", "sh", "-c",
+                                           "rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD; exit 7"});
+  EXPECT_EQ(gone.status, 7);
+  EXPECT_THAT(gone.errors, HasSubstr("run cannot be read: Not a directory"));
+  fs::remove(path("run"));
+  EXPECT_EQ(command_
+                .run({"doctor", "--record", path("run"), "--", "sh", "-c",
+                      "rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD"})
+                .status,
+            1);
+}
+
+TEST_F(Recorder, RefusesAFolderWithoutRoom) {
+  const std::string program = "\"$PENSTOCK\" doctor -- " PENSTOCK_RECORDER_PROGRAM " init say=started";
+  const CommandResult limited = command_.run_script("ulimit -f 1000; " + program);
+  EXPECT_EQ(limited.status, 1);
+  EXPECT_THAT(limited.errors, HasSubstr("a recording takes 4.58 MiB at least, and files may have "));
+  EXPECT_THAT(limited.output, IsEmpty());
+  const std::string mount = "mount -t tmpfs -o size=1m tmpfs small 2>/dev/null || exit 77; ";
+  fs::create_directory(path("small"));
+  const CommandResult full = command_.run_script("exec unshare -rm sh -c '" + mount +
+                                                 "export TMPDIR=$PWD/small; exec " + program + "'");
+  EXPECT_THAT(full.output, IsEmpty());
+  if (full.status == 77 || full.errors.find("unshare") != std::string::npos)
+    GTEST_SKIP() << "no file system can be mounted here";
+  EXPECT_THAT(full.errors, HasSubstr("small has room for 1 MiB, and a recording takes 4.58 MiB at least"));
+}
+
+TEST_F(Recorder, TellsOfAProcessThatHadNoRoom) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult result =
+      command_.run({"doctor", "--json", path("report.json"), "--", "sh", "-c",
+                    "$PROGRAM init steps=20; ulimit -f 1000; $PROGRAM init steps=20"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(
+      result.errors,
+      AllOf(
+          HasSubstr("GPU 0: 19 steps"),
+          HasSubstr(".penstock.unfinished: its process ended before it was recorded, or there was no room")));
+  EXPECT_THAT(read_report().at("remarks"), SizeIs(1));
+}
+
+TEST_F(Recorder, RefusesFoldersForTemporaryFilesThatDoNotExist) {
+  command_.environment.emplace_back("TMPDIR=/nonexistent");
+  const CommandResult result = run({"say=started"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.errors,
+              HasSubstr("penstock: TMPDIR names '/nonexistent', which is not a folder; correct it"));
+  EXPECT_THAT(result.output, IsEmpty());
+}
+
+TEST_F(Recorder, ItsStandardOutputHasOnlyWhatIsWrittenThere) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult result = run({"init", "steps=20", "say=hello"}, {"--json", "-"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_TRUE(json::accept(result.output)) << result.output;
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("hello\n"), HasSubstr("GPU 0: 19 steps")));
+  const CommandResult verified =
+      run({"init", "steps=20"}, {"--json", "-", "--verify", "$PROGRAM init pinned=20 say=changed"});
+  EXPECT_TRUE(json::accept(verified.output)) << verified.output;
+  EXPECT_THAT(verified.errors, HasSubstr("changed\n"));
 }
 
 TEST_F(Recorder, SaysThatNothingWasDone) {
@@ -578,7 +686,59 @@ TEST_F(Recorder, ABudgetHoldsForEachProcess) {
   EXPECT_EQ(run({"init", "pinned=20"}, {"--budget", path("budget")}).status, 0);
   EXPECT_EQ(run({"init", "steps=20"}, {"--budget", path("budget")}).status, 3);
   EXPECT_EQ(run({"init", "steps=20", "exit=4"}, {"--budget", path("budget")}).status, 4);
-  EXPECT_EQ(run({"init"}, {"--budget", path("budget")}).status, 3);  // nothing was seen to hold it
+  const CommandResult unseen = run({"init"}, {"--budget", path("budget"), "--json", path("report.json")});
+  EXPECT_EQ(unseen.status, 3);
+  EXPECT_THAT(unseen.errors, HasSubstr("The budget is broken: nothing was recorded that could keep it.\n"));
+  EXPECT_EQ(read_report().at("budget"),
+            json({{"kept", false}, {"why", "nothing was recorded that could keep it"}}));
+}
+
+TEST_F(Recorder, TellsInTheJsonWhetherABudgetIsKept) {
+  write("budget", "no pageable-copies\n");
+  const auto told = [&](const char* word, bool has_budget) {
+    std::vector<std::string> options{"--json", path("report.json")};
+    if (has_budget) options.insert(options.end(), {"--budget", path("budget")});
+    static_cast<void>(run({"init", word}, options));
+    return read_report().at("budget");
+  };
+  EXPECT_EQ(told("pinned=20", true), json({{"kept", true}, {"why", ""}}));
+  EXPECT_EQ(told("steps=20", true), json({{"kept", false}, {"why", ""}}));
+  EXPECT_TRUE(told("steps=20", false).is_null());
+}
+
+TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult first =
+      command_.run({"doctor", "--json", path("report.json"), "--record", path("run"), "--html",
+                    path("page.html"), "--", "sh", "-c", "$PROGRAM init steps=20; $PROGRAM init pinned=40"});
+  ASSERT_EQ(first.status, 0) << first.errors;
+  const json processes = read_report().at("processes");
+  const std::string names[] = {processes[0].at("trace"), processes[1].at("trace")};
+  EXPECT_THAT(first.errors,
+              HasSubstr("Drawn is " + names[0] +
+                        ", the first of 2 with work of a GPU. With --record FOLDER, penstock doctor "
+                        "FOLDER --process N draws another one.\n"));
+  EXPECT_THAT(read("page.html"), HasSubstr("pageable-copies"));
+  const std::string number = std::to_string(processes[1].at("process").get<int>());
+  const auto draw = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> all{"doctor", path("run"), "--html", path("page.html")};
+    all.insert(all.end(), options.begin(), options.end());
+    return command_.run(all);
+  };
+  const CommandResult second = draw({"--process", number});
+  ASSERT_EQ(second.status, 0) << second.errors;
+  EXPECT_THAT(second.output,
+              HasSubstr("process " + number + ", number 2 of 2 with work of a GPU. --process N"));
+  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("process " + number), Not(HasSubstr("pageable-copies"))));
+  const CommandResult missing = draw({"--process", "0"});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.errors,
+              HasSubstr("has no process 0 with work of a GPU; it has " +
+                        std::to_string(processes[0].at("process").get<int>()) + ", " + number));
+  EXPECT_THAT(command_.run({"doctor", path("run"), "--process", number}).errors,
+              HasSubstr("--process chooses what --html and --perfetto draw; pass one of them"));
+  EXPECT_THAT(run({"init"}, {"--process", "1", "--html", path("page.html")}).errors,
+              HasSubstr("keep what is recorded with --record FOLDER, and pass that"));
 }
 
 TEST_F(Recorder, OtherInjectionsAreRefused) {
@@ -594,8 +754,33 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
               HasSubstr("there is no program 'no-such-program' in the PATH"));
   EXPECT_THAT(command_.run({"doctor", "--"}).errors, HasSubstr("no program behind --"));
   EXPECT_THAT(command_.run({"doctor", "--record", "run"}).errors, HasSubstr("--record needs a program"));
+  for (const std::vector<std::string>& other :
+       {std::vector<std::string>{"--loader", "a.py:b"}, {"base.json"}}) {
+    std::vector<std::string> words{"doctor"};
+    words.insert(words.end(), other.begin(), other.end());
+    words.insert(words.end(), {"--", PENSTOCK_RECORDER_PROGRAM, "say=started"});
+    const CommandResult both = command_.run(words);
+    EXPECT_EQ(both.status, 2);
+    EXPECT_THAT(both.errors, HasSubstr(other.back() + " and a program behind -- exclude each other"));
+    EXPECT_THAT(both.output, IsEmpty());
+  }
   command_.environment.emplace_back("PENSTOCK_RECORDER=/nowhere.so");
-  EXPECT_THAT(run({"init", "steps=3"}).errors, HasSubstr("/nowhere.so"));
+  const CommandResult missing = run({"init", "say=started"});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.errors, HasSubstr("PENSTOCK_RECORDER names '/nowhere.so', and there is no such file"));
+  EXPECT_THAT(missing.output, IsEmpty());
+}
+
+TEST_F(Recorder, SaysWhyAProgramCannotBeStarted) {
+  EXPECT_THAT(command_.run({"doctor", "--", "./nothere/program"}).errors,
+              HasSubstr("penstock: there is no file './nothere/program'\n"));
+  write("unknown-script", "#! /nope/python -s\n");
+  fs::permissions(path("unknown-script"), fs::perms::owner_all);
+  const std::string words =
+      path("unknown-script") + " cannot be started: its first line asks for /nope/python, which is missing";
+  EXPECT_THAT(command_.run({"doctor", "--", path("unknown-script")}).errors, HasSubstr(words));
+  command_.environment[0] = "PATH=/usr/bin:" + command_.home().string();
+  EXPECT_THAT(command_.run({"doctor", "--", "unknown-script"}).errors, HasSubstr(words));
 }
 
 constexpr const char* kProgramSource = PENSTOCK_SOURCE "/tests/fake_cupti/program.cpp";

@@ -10,11 +10,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <initializer_list>
 #include <iterator>
 #include <map>
@@ -786,6 +794,78 @@ TEST(RecordingFiles, HaveNamesOfTheirOwn) {
   EXPECT_THAT(read_recordings(folder.path()), SizeIs(2));
   static RecordingFile nowhere;
   EXPECT_FALSE(nowhere.open("/nowhere", 10));
+}
+
+/// In a child process: ends it at the first of these calls.
+void end_at(std::initializer_list<std::uint32_t> calls) {
+  std::vector<sock_filter> program{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const std::uint32_t call : calls) {
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1));
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
+  ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) ::_exit(77);
+}
+
+/// Opens a recording in a child process that ends at one of these calls. False: no call can be caught here.
+bool open_until(const fs::path& folder, std::initializer_list<std::uint32_t> calls) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    end_at(calls);
+    static RecordingFile file;
+    ::_exit(file.open(folder.c_str(), 10) ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return false;
+  EXPECT_TRUE(WIFSIGNALED(status));
+  return true;
+}
+
+TEST(RecordingFiles, HaveTheirNameOnceTheirHeaderIsComplete) {
+  const test::TempDirectory folder;
+  if (!open_until(folder.path(), {SYS_fallocate})) GTEST_SKIP() << "this process may not filter its calls";
+  std::vector<std::string> refused;
+  EXPECT_THAT(read_recordings(folder.path(), &refused), IsEmpty());
+  EXPECT_THAT(refused,
+              ElementsAre(HasSubstr(".penstock.unfinished: its process ended before it was recorded")));
+  const test::TempDirectory other;
+#ifdef SYS_rename
+  ASSERT_TRUE(open_until(other.path(), {SYS_rename, SYS_renameat, SYS_renameat2}));
+#else
+  ASSERT_TRUE(open_until(other.path(), {SYS_renameat, SYS_renameat2}));
+#endif
+  const fs::path file = fs::directory_iterator(other.path())->path();
+  EXPECT_THAT(file.string(), ::testing::EndsWith(".penstock.unfinished"));
+  EXPECT_EQ(read_recording(file).timeline.events, 0U) << "all but the name is there";
+}
+
+TEST(RecordingFiles, OfAnotherProcessWithTheNumberStay) {
+  const test::TempDirectory folder;
+  const std::string number = std::to_string(::getpid());
+  std::ofstream(folder.path() / (number + ".penstock")) << "first";
+  std::ofstream(folder.path() / (number + "-1.penstock.unfinished")) << "second";
+  static RecordingFile file;
+  ASSERT_TRUE(file.open(folder.path().c_str(), 10));
+  EXPECT_EQ(read_recording(folder.path() / (number + "-2.penstock")).process, ::getpid());
+  EXPECT_EQ(fs::file_size(folder.path() / (number + ".penstock")), 5U);
+  EXPECT_EQ(fs::file_size(folder.path() / (number + "-1.penstock.unfinished")), 6U);
+  EXPECT_FALSE(fs::exists(folder.path() / (number + ".penstock.unfinished")));
+}
+
+TEST(RecordingFiles, ThatCannotBeReadAreNamedBesideTheOthers) {
+  const test::TempDirectory folder;
+  static RecordingFile file;
+  ASSERT_TRUE(file.open(folder.path().c_str(), 10));
+  std::ofstream(folder.path() / "1.penstock") << "no header";
+  EXPECT_THROW(static_cast<void>(read_recordings(folder.path())), Error);
+  std::vector<std::string> refused;
+  EXPECT_THAT(read_recordings(folder.path(), &refused), SizeIs(1));
+  EXPECT_THAT(refused, ElementsAre(HasSubstr("1.penstock: it is not a recording of penstock doctor.")));
+  const test::TempDirectory empty;
+  EXPECT_THROW(static_cast<void>(read_recordings(empty.path(), &refused)), Error);
 }
 
 }  // namespace
