@@ -21,7 +21,6 @@ namespace {
 constexpr std::size_t kLeastMarks = 5;
 constexpr std::size_t kMarks = std::size_t{1} << 16;
 constexpr std::array<std::size_t, 3> kWindows{1, 2, 4};
-constexpr double kMostUneven = 2;  ///< mean square of the distances, by the square of their mean
 constexpr std::size_t kMostTried = 64;
 constexpr std::size_t kAsEven = 3;     ///< marks that are tried of those that come about as often
 constexpr std::size_t kSmallStep = 8;  ///< items
@@ -52,6 +51,7 @@ struct Mark {
   std::size_t last = 0;
   double squares = 0;  ///< sum over the distances
 
+  /// Mean square of the distances, by the square of their mean.
   [[nodiscard]] double unevenness() const {
     const auto span = static_cast<double>(last - first);
     return squares * static_cast<double>(count - 1) / (span * span);
@@ -77,13 +77,13 @@ std::vector<Mark> count_marks(const MarksOfWindows& values, std::size_t window) 
   return marks;
 }
 
-/// Those that come evenly over half of the items at least; the rarest first.
+/// Those that come over half of the items at least, the evenest first. Of those that come about as often, the
+/// evenest are enough.
 std::vector<Mark> even_marks(const MarksOfWindows& values) {
   std::map<int, std::vector<Mark>> by_count;
   for (std::size_t window = 0; window < kWindows.size(); ++window) {
     for (const Mark& mark : count_marks(values, window)) {
       if (mark.count < kLeastMarks || 2 * (mark.last - mark.first) < values[window].size()) continue;
-      if (mark.unevenness() > kMostUneven) continue;
       by_count[static_cast<int>(8 * std::log2(static_cast<double>(mark.count)))].push_back(mark);
     }
   }
@@ -95,7 +95,6 @@ std::vector<Mark> even_marks(const MarksOfWindows& values) {
   }
   std::ranges::stable_sort(even, {}, &Mark::unevenness);
   even.resize(std::min(even.size(), kMostTried));
-  std::ranges::stable_sort(even, {}, &Mark::count);
   return even;
 }
 
@@ -276,10 +275,8 @@ std::vector<std::size_t> find_alike_steps(std::span<const StepItem> items, std::
   for (const Mark& mark : even_marks(values)) {
     std::optional<Segments> segments = segments_of(items, values[mark.window], mark, kinds);
     if (!segments) continue;
-    const std::size_t least = best ? best->size() : known;
-    const bool are_more = 2 * segments->size() >= 3 * least;
-    const bool are_better = best && segments->alike > best->alike;
-    if ((are_more || are_better) && are_in_order(items, *segments)) best = std::move(segments);
+    const std::size_t most = best ? best->alike : known;
+    if (segments->alike > most && are_in_order(items, *segments)) best = std::move(segments);
   }
   return best ? begin_with_idle_time(items, *best, kinds) : std::vector<std::size_t>{};
 }

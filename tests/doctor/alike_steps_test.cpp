@@ -7,11 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -107,7 +106,9 @@ TEST(AlikeSteps, BeginWithTheLongestPause) {
   Loop loop;
   for (int i = 0; i < 100; ++i) {
     loop.train();
-    if (i % 10 == 9) loop.log();
+    if (i % 10 != 9) continue;
+    for (int pause = 0; pause < 20; ++pause) loop.pause();
+    loop.log();
   }
   const std::vector<TimeSpan> steps = loop.steps();
   ASSERT_THAT(steps, about(100));
@@ -212,6 +213,92 @@ TEST(AlikeSteps, AreNotTheirManySmallCopies) {
   }
 }
 
+TEST(AlikeSteps, AreNotCopiesWithoutAKernel) {
+  Loop loop;
+  loop.kernel(1);
+  for (int i = 0; i < 60; ++i) {
+    loop.pause();
+    for (int copy = 0; copy < 16; ++copy) loop.to_device();
+    loop.to_host();
+  }
+  EXPECT_THAT(loop.steps(), about(60));
+}
+
+TEST(AlikeSteps, AreNotTheCellsOfSequences) {
+  for (const auto& [kernels, least] : {std::pair(9, 20U), std::pair(3, 300U)}) {
+    Loop loop;
+    std::mt19937 random(8);
+    for (int i = 0; i < 100; ++i) {
+      for (auto cells = least + random() % (4 * least); cells > 0; --cells) loop.kernels(1, kernels);
+      loop.kernels(100, 9);
+    }
+    EXPECT_THAT(loop.steps(), IsEmpty()) << kernels;
+  }
+}
+
+TEST(AlikeSteps, MaySaveTheModelNowAndThen) {
+  Loop loop;
+  std::mt19937 random(9);
+  for (int i = 0; i < 200; ++i) {
+    loop.train();
+    if (random() % 25 != 0) continue;
+    for (int tensor = 0; tensor < 50; ++tensor) loop.to_host();
+  }
+  EXPECT_THAT(loop.steps(), about(200));
+}
+
+TEST(AlikeSteps, MayDoMoreInTheFirst) {
+  Loop loop;
+  std::mt19937 random(11);
+  for (int i = 0; i < 200; ++i) {
+    loop.train();
+    if (i < 10 || i > 195) loop.kernels(200, 40);
+    if (random() % 4 == 0) loop.log();
+  }
+  EXPECT_THAT(loop.steps(), SizeIs(AllOf(Ge(184U), Le(186U))));
+}
+
+/// Fifty steps of 31 items, which log at random, and before and after them 20 batches of random work.
+Loop among_random_work(int length) {
+  Loop loop;
+  std::mt19937 random(7);
+  const auto work = [&] {
+    for (int i = 0; i < 20; ++i) {
+      loop.to_device();
+      for (int item = 0; item < length; ++item) loop.kernel(static_cast<std::uint16_t>(100 + random() % 99));
+    }
+  };
+  work();
+  for (int i = 0; i < 50; ++i) {
+    loop.to_device().kernels(1, 30);
+    if (random() % 4 == 0) loop.log();
+  }
+  work();
+  return loop;
+}
+
+TEST(AlikeSteps, FillMostOfTheTime) {
+  EXPECT_THAT(among_random_work(20).steps(), SizeIs(AllOf(Ge(48U), Le(51U))));
+  EXPECT_THAT(among_random_work(300).steps(), IsEmpty());
+}
+
+TEST(AlikeSteps, AreSeveral) {
+  Loop loop;
+  for (const int kernels : {30, 300, 301, 299, 30}) loop.kernels(1, kernels);
+  EXPECT_THAT(loop.kernel(1).steps(), IsEmpty());
+}
+
+TEST(AlikeSteps, FollowOtherWorkThatRepeats) {
+  Loop loop;
+  std::mt19937 random(10);
+  for (int i = 0; i < 100; ++i) loop.kernels(200, 15);
+  for (int i = 0; i < 100; ++i) {
+    loop.train();
+    if (random() % 4 == 0) loop.log();
+  }
+  EXPECT_THAT(loop.steps(), about(100));
+}
+
 TEST(AlikeSteps, AreThoseOfBatchesIfGradientsAccumulate) {
   for (const int batches : {4, 8}) {
     Loop loop;
@@ -229,15 +316,22 @@ TEST(AlikeSteps, AreThoseOfBatchesIfGradientsAccumulate) {
   EXPECT_THAT(loop.steps(), about(40)) << "an optimizer that does much";
 }
 
-TEST(AlikeSteps, AreTwoPhasesThatAlternate) {
+TEST(AlikeSteps, AreAllPhasesThatAlternate) {
   for (const int log : {10, 1000}) {
-    Loop loop;
-    for (int i = 0; i < 100; ++i) {
-      loop.pause().to_device().kernels(1, 20).kernels(30, 20).kernels(90, 3);
-      loop.pause().to_device().kernels(1, 20).kernels(60, 20).kernels(90, 3);
-      if (i % log == log - 1) loop.log();
+    for (const int common : {20, 30}) {
+      for (const int first : {1, 3}) {
+        Loop loop;
+        for (int i = 0; i < 100; ++i) {
+          for (int phase = 0; phase < first; ++phase)
+            loop.pause().to_device().kernels(1, common).kernels(40, 40 - common).kernels(90, 3);
+          loop.pause().to_device().kernels(1, common).kernels(160, 40 - common).kernels(90, 3);
+          if (i % log == log - 1) loop.log();
+        }
+        if (first == 1 || common == 20) {
+          EXPECT_THAT(loop.steps(), about(100)) << log << ' ' << common << ' ' << first;
+        }
+      }
     }
-    EXPECT_THAT(loop.steps(), about(100)) << log;
   }
 }
 
