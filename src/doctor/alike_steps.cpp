@@ -100,8 +100,8 @@ std::vector<Mark> even_marks(const MarksOfWindows& values) {
 
 enum class Likeness : std::uint8_t {
   alike,
-  /// All of it and more of the same kinds: a validation, or a step whose mark is missing. Or as much, with other
-  /// kernels for other sizes.
+  /// All of it and more of the same kinds: a validation, or a step whose mark is missing. Or as much, with
+  /// other kernels for other sizes.
   related,
   strange,
 };
@@ -249,7 +249,8 @@ std::vector<std::size_t> begin_with_idle_time(std::span<const StepItem> items, c
   Place longest = 0;
   TraceTime time = -1;
   for (const auto& [place, at] : idle) {
-    if (10 * at.count < 9 * segments.size() || std::pair(at.time, longest) <= std::pair(time, place)) continue;
+    if (10 * at.count < 9 * segments.size() || std::pair(at.time, longest) <= std::pair(time, place))
+      continue;
     longest = place;
     time = at.time;
   }

@@ -44,8 +44,9 @@ std::vector<StepItem> items_of(const Timeline& timeline) {
     const std::uint32_t kind = copy.direction == CopyDirection::h2d ? kCopiesToDevice : kCopiesToHost;
     items.push_back({kind, kind, copy.time});
   }
-  std::ranges::sort(items, {},
-                    [](const StepItem& item) { return std::tuple(item.time.begin, item.time.end, item.symbol); });
+  std::ranges::sort(items, {}, [](const StepItem& item) {
+    return std::tuple(item.time.begin, item.time.end, item.symbol);
+  });
   return items;
 }
 
@@ -134,9 +135,10 @@ std::vector<TimeSpan> find_steps(const Timeline& timeline) {
   std::vector<std::size_t> begins = find_equal_steps(items);
   if (std::vector<std::size_t> more = find_alike_steps(items, begins.size()); !more.empty())
     begins = std::move(more);
+  if (!begins.empty() && begins.front() == 0) begins.erase(begins.begin());
   // The idle time is the step's that it leads to, as are the calls within it.
   const auto beginning = [&items](std::size_t i) {
-    return i == 0 ? items[i].time.begin : std::min(items[i].time.begin, items[i - 1].time.end);
+    return std::min(items[i].time.begin, items[i - 1].time.end);
   };
   std::vector<TimeSpan> steps;
   for (std::size_t i = 1; i < begins.size(); ++i) {

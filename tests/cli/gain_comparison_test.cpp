@@ -142,16 +142,19 @@ TEST(GainComparisons, AreOfWholeRecordingsIfOneHasNoSteps) {
 }
 
 TEST(GainComparisons, AreOfWholeRecordingsIfStepsAreNotTheSameWork) {
-  const auto with_kernels = [](std::uint64_t kernels, double milliseconds, std::vector<Finding> findings = {}) {
+  const auto with_kernels = [](std::uint64_t kernels, double milliseconds,
+                               std::vector<Finding> findings = {}) {
     TraceReport of = report(milliseconds, 20, std::move(findings));
     of.diagnosis.accounts[0].kernels = kernels;
     return of;
   };
-  const auto result = compared(with_kernels(180, 8.1, {finding("pageable-copies", 1, 3)}), with_kernels(20, 0.9));
+  const auto result =
+      compared(with_kernels(180, 8.1, {finding("pageable-copies", 1, 3)}), with_kernels(20, 0.9));
   EXPECT_FALSE(result.by_step);
-  EXPECT_THAT(text(result),
-              AllOf(HasSubstr("GPU 0: the whole recording takes 36.0 ms in place of 324 ms"),
-                    HasSubstr("Their steps are not the same work: of 9 kernels before, and of 1 now. Whole ")));
+  EXPECT_THAT(
+      text(result),
+      AllOf(HasSubstr("GPU 0: the whole recording takes 36.0 ms in place of 324 ms"),
+            HasSubstr("Their steps are not the same work: of 9 kernels before, and of 1 now. Whole ")));
   EXPECT_EQ(gain_comparison_json(result).at("of"), "recording");
   EXPECT_FALSE(compared(with_kernels(20, 8), with_kernels(180, 8)).by_step);
   EXPECT_TRUE(compared(with_kernels(180, 8), with_kernels(280, 8)).by_step) << "not 1.5 times as many";
