@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -87,13 +88,16 @@ std::vector<Mark> even_marks(const MarksOfWindows& values) {
       by_count[static_cast<int>(8 * std::log2(static_cast<double>(mark.count)))].push_back(mark);
     }
   }
+  const auto evenest_first = [](const Mark& mark) {
+    return std::tuple(mark.unevenness(), mark.window, mark.first);
+  };
   std::vector<Mark> even;
   for (auto& [count, marks] : by_count) {
-    std::ranges::stable_sort(marks, {}, &Mark::unevenness);
+    std::ranges::sort(marks, {}, evenest_first);
     even.insert(even.end(), marks.begin(),
                 marks.begin() + static_cast<std::ptrdiff_t>(std::min(marks.size(), kAsEven)));
   }
-  std::ranges::stable_sort(even, {}, &Mark::unevenness);
+  std::ranges::sort(even, {}, evenest_first);
   even.resize(std::min(even.size(), kMostTried));
   return even;
 }
