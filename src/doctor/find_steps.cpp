@@ -123,7 +123,8 @@ std::vector<std::size_t> find_equal_steps(std::span<const StepItem> items) {
   }
   const auto phase = static_cast<std::size_t>(std::max_element(idle.begin(), idle.end()) - idle.begin());
   std::vector<std::size_t> begins;
-  for (std::size_t i = best.first + phase; i < best.second; i += period) begins.push_back(i);
+  for (std::size_t i = std::max<std::size_t>(1, best.first + phase); i < best.second; i += period)
+    begins.push_back(i);
   return begins;
 }
 
