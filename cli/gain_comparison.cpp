@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string_view>
 
@@ -12,6 +13,8 @@ namespace penstock::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr double kUnlikeKernels = 1.5;
 
 const Finding* find(const Diagnosis& diagnosis, std::string_view id, std::uint16_t device) {
   for (const Finding& finding : diagnosis.findings) {
@@ -65,14 +68,34 @@ std::optional<GainRange> range_of_gone(const std::vector<FindingChange>& changes
   return range;
 }
 
+/// A change to these may save kernels, too: those that widen or put together what is copied.
+bool may_change_kernels(const FindingChange& change) {
+  constexpr std::array<std::string_view, 3> kIds{"small-copies", "widened-copies", "round-trips"};
+  return (change.gone || !change.before) && std::ranges::find(kIds, change.id) != kIds.end();
+}
+
+/// Kernels of a step before and after, if steps are not the same work.
+std::optional<std::pair<double, double>> unlike_kernels(const DeviceAccount& before,
+                                                        const DeviceAccount& after,
+                                                        const std::vector<FindingChange>& changes) {
+  if (before.steps == 0 || after.steps == 0 || !before.has_kernels || !after.has_kernels) return std::nullopt;
+  if (std::ranges::any_of(changes, may_change_kernels)) return std::nullopt;
+  const std::pair kernels(static_cast<double>(before.kernels) / static_cast<double>(before.steps),
+                          static_cast<double>(after.kernels) / static_cast<double>(after.steps));
+  const auto [fewer, more] = std::minmax({kernels.first, kernels.second});
+  if (more <= kUnlikeKernels * fewer + 1) return std::nullopt;
+  return kernels;
+}
+
 GainComparison compare(const TraceReport& before, const DeviceAccount& account, const TraceReport& after,
                        const DeviceAccount& changed) {
   GainComparison comparison;
   comparison.device = account.device;
-  comparison.by_step = account.steps > 0 && changed.steps > 0;
+  comparison.findings = finding_changes(before.diagnosis, after.diagnosis, account.device);
+  comparison.unlike_kernels = unlike_kernels(account, changed, comparison.findings);
+  comparison.by_step = account.steps > 0 && changed.steps > 0 && !comparison.unlike_kernels;
   comparison.before = comparison.by_step ? account.step_seconds() : before.recorded_seconds;
   comparison.after = comparison.by_step ? changed.step_seconds() : after.recorded_seconds;
-  comparison.findings = finding_changes(before.diagnosis, after.diagnosis, account.device);
   comparison.predicted = range_of_gone(comparison.findings, account);
   if (!comparison.predicted) return comparison;
   GainRange& range = *comparison.predicted;
@@ -102,6 +125,15 @@ std::string prediction_text(const GainComparison& comparison) {
                                                                                       : "less than predicted";
   return fmt::format("predicted for what is gone: {}. The gain is {}.", range_text(*comparison.predicted),
                      verdict);
+}
+
+std::string why_not_by_step(const GainComparison& comparison) {
+  const std::string why =
+      comparison.unlike_kernels
+          ? fmt::format("Their steps are not the same work: of {:.3g} kernels before, and of {:.3g} now.",
+                        comparison.unlike_kernels->first, comparison.unlike_kernels->second)
+          : "Steps were not found in both programs.";
+  return why + " Whole recordings tell a gain only if both programs do the same work.";
 }
 
 std::string change_text(const FindingChange& change) {
@@ -139,11 +171,7 @@ std::vector<std::string> gain_comparison_lines(const GainComparison& comparison)
       comparison.by_step ? "a step takes" : "the whole recording takes", seconds_text(comparison.after),
       seconds_text(comparison.before), seconds_text(std::abs(gained)), gained < 0 ? "more" : "less",
       percent_of(std::abs(gained), comparison.before))};
-  if (!comparison.by_step) {
-    lines.emplace_back(
-        "Steps were not found in both programs. Whole recordings tell a gain only if both programs do the "
-        "same work.");
-  }
+  if (!comparison.by_step) lines.push_back(why_not_by_step(comparison));
   for (const FindingChange& change : comparison.findings) lines.push_back(change_text(change));
   lines.push_back(prediction_text(comparison));
   return lines;

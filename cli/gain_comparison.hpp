@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock::cli {
@@ -28,8 +29,11 @@ struct FindingChange {
 /// What a change to a program gained on one GPU, beside what the findings that it removed had predicted.
 struct GainComparison {
   std::uint16_t device = 0;
-  /// True: times are of a step. False: steps were not found in both, and times are of the whole recordings.
+  /// True: times are of a step. False: steps were not found in both, or are not the same work, and times are
+  /// of the whole recordings.
   bool by_step = false;
+  /// Kernels of a step if that is why; what is gone does not explain that their numbers differ.
+  std::optional<std::pair<double, double>> unlike_kernels;
   double before = 0;  ///< seconds
   double after = 0;   ///< seconds
   std::vector<FindingChange> findings;

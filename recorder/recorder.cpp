@@ -253,13 +253,14 @@ std::uint64_t hash_of(const char* text) noexcept {
   return hash;
 }
 
-/// The same for the same kernel with the same grid. Never 0. Names of templates have hundreds of characters.
+/// The same for the same kernel with the same grid; above kGridBits, for the same kernel. Odd. Names of
+/// templates have hundreds of characters.
 std::uint16_t label_of(const CuptiKernelRecord& kernel) noexcept {
-  std::uint64_t hash = hash_of(kernel.name);
-  for (const std::int32_t extent : kernel.grid) hash = mix(hash, static_cast<std::uint32_t>(extent));
-  hash ^= hash >> 32;
-  hash ^= hash >> 16;
-  return static_cast<std::uint16_t>(hash | 1);
+  constexpr std::uint64_t kGrid = (1u << recording::kGridBits) - 1;
+  std::uint64_t grid = 0;
+  for (const std::int32_t extent : kernel.grid) grid = mix(grid, static_cast<std::uint32_t>(extent));
+  const std::uint64_t name = hash_of(kernel.name) >> 48;
+  return static_cast<std::uint16_t>((name & ~kGrid) | (grid >> (64 - recording::kGridBits)) | 1);
 }
 
 /// Ranges of libraries, which have domains of their own, are no steps of the program.

@@ -194,6 +194,10 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
     ++figures.count;
     figures.bytes += copy.bytes;
   }
+  account.kernels = static_cast<std::uint64_t>(
+      std::ranges::count_if(timeline.work, [device, window](const TimelineWork& work) {
+        return work.device == device && work.time.begin >= window.begin && work.time.begin < window.end;
+      }));
   account.h2d.busy = total_length(activity.h2d);
   account.d2h.busy = total_length(activity.d2h);
   account.h2d.exposed = total_length(subtract(subtract(activity.h2d, activity.kernels), activity.d2h));

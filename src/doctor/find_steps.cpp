@@ -1,3 +1,6 @@
+#include "doctor/alike_steps.hpp"
+#include "doctor/recording_format.hpp"
+
 #include <penstock/doctor/timeline.hpp>
 
 #include <algorithm>
@@ -7,6 +10,7 @@
 #include <span>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -16,13 +20,8 @@ namespace {
 constexpr std::size_t kRepeats = 5;
 constexpr std::size_t kMostCandidates = 4096;
 
-struct Item {
-  std::uint64_t symbol;  ///< equal for what is the same work
-  TimeSpan time;
-};
-
 /// The labelled work and the copies of the device that has most of them, in the order of their beginnings.
-std::vector<Item> items_of(const Timeline& timeline) {
+std::vector<StepItem> items_of(const Timeline& timeline) {
   std::map<std::uint16_t, std::size_t> counts;
   for (const TimelineWork& work : timeline.work) ++counts[work.device];
   if (counts.empty()) return {};
@@ -30,23 +29,30 @@ std::vector<Item> items_of(const Timeline& timeline) {
       std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
         return a.second < b.second;
       })->first;
-  std::vector<Item> items;
+  const int grid_bits = timeline.source == TimelineSource::recorder ? recording::kGridBits : 0;
+  std::unordered_map<int, std::uint32_t> kinds;
+  std::vector<StepItem> items;
   for (const TimelineWork& work : timeline.work) {
-    if (work.device == device && work.label != 0) items.push_back({work.label, work.time});
+    if (work.device != device || work.label == 0) continue;
+    const auto next = static_cast<std::uint32_t>(kFirstKernel + kinds.size());
+    const std::uint32_t kind = kinds.try_emplace(work.label >> grid_bits, next).first->second;
+    items.push_back({kind, kFirstKernel + work.label, work.time});
   }
   for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.device != device || copy.direction == CopyDirection::d2d) continue;
     // Sizes may differ from batch to batch.
-    if (copy.device == device && copy.direction != CopyDirection::d2d)
-      items.push_back({std::uint64_t{1} << 32 | static_cast<std::uint64_t>(copy.direction), copy.time});
+    const std::uint32_t kind = copy.direction == CopyDirection::h2d ? kCopiesToDevice : kCopiesToHost;
+    items.push_back({kind, kind, copy.time});
   }
-  std::ranges::sort(items, {},
-                    [](const Item& item) { return std::tuple(item.time.begin, item.time.end, item.symbol); });
+  std::ranges::sort(items, {}, [](const StepItem& item) {
+    return std::tuple(item.time.begin, item.time.end, item.symbol);
+  });
   return items;
 }
 
 /// The longest stretch around `middle` in which each item equals the one `period` later: from its first item
 /// to behind its last.
-std::pair<std::size_t, std::size_t> stretch(std::span<const Item> items, std::size_t middle,
+std::pair<std::size_t, std::size_t> stretch(std::span<const StepItem> items, std::size_t middle,
                                             std::size_t period) {
   std::size_t first = middle;
   while (first > 0 && items[first - 1].symbol == items[first - 1 + period].symbol) --first;
@@ -72,25 +78,27 @@ std::vector<TimeSpan> steps_of_ranges(const Timeline& timeline) {
   for (const TimelineRange& range : timeline.ranges) {
     if (launching.contains(range.thread)) named[{range.thread, range.label}].push_back(range.time);
   }
-  std::vector<TimeSpan> steps;
   TraceTime most = 0;
+  std::vector<std::pair<TraceTime, std::vector<TimeSpan>>> may_be;
   for (auto& [name, ranges] : named) {
     std::ranges::sort(ranges, {}, &TimeSpan::begin);
     TraceTime covered = 0;
     for (const TimeSpan& range : ranges) covered += range.end - range.begin;
-    if (covered <= most || !may_be_steps(ranges, covered)) continue;
-    most = covered;
-    steps = ranges;
+    if (!may_be_steps(ranges, covered)) continue;
+    most = std::max(most, covered);
+    may_be.emplace_back(covered, std::move(ranges));
+  }
+  // Steps within epochs cover nearly as much, and passes within steps do not.
+  std::vector<TimeSpan> steps;
+  for (auto& [covered, ranges] : may_be) {
+    if (10 * covered >= 9 * most && ranges.size() > steps.size()) steps = std::move(ranges);
   }
   for (std::size_t i = 1; i < steps.size(); ++i) steps[i - 1].end = steps[i].begin;
   return steps;
 }
 
-}  // namespace
-
-std::vector<TimeSpan> find_steps(const Timeline& timeline) {
-  if (std::vector<TimeSpan> marked = steps_of_ranges(timeline); !marked.empty()) return marked;
-  const std::vector<Item> items = items_of(timeline);
+/// Where each step begins, and at last where the last one ends, if they repeat exactly.
+std::vector<std::size_t> find_equal_steps(std::span<const StepItem> items) {
   const std::size_t middle = items.size() / 2;
   std::size_t period = 0;
   std::pair<std::size_t, std::size_t> best{0, 0};
@@ -114,13 +122,29 @@ std::vector<TimeSpan> find_steps(const Timeline& timeline) {
     idle[(i - best.first) % period] += std::max<TraceTime>(0, items[i].time.begin - items[i - 1].time.end);
   }
   const auto phase = static_cast<std::size_t>(std::max_element(idle.begin(), idle.end()) - idle.begin());
+  std::vector<std::size_t> begins;
+  for (std::size_t i = std::max<std::size_t>(1, best.first + phase); i < best.second; i += period)
+    begins.push_back(i);
+  return begins;
+}
+
+}  // namespace
+
+std::vector<TimeSpan> find_steps(const Timeline& timeline) {
+  if (std::vector<TimeSpan> marked = steps_of_ranges(timeline); !marked.empty()) return marked;
+  const std::vector<StepItem> items = items_of(timeline);
+  std::vector<std::size_t> begins = find_equal_steps(items);
+  if (std::vector<std::size_t> more = find_alike_steps(items, begins.size()); !more.empty())
+    begins = std::move(more);
+  if (!begins.empty() && begins.front() == 0) begins.erase(begins.begin());
   // The idle time is the step's that it leads to, as are the calls within it.
   const auto beginning = [&items](std::size_t i) {
     return std::min(items[i].time.begin, items[i - 1].time.end);
   };
   std::vector<TimeSpan> steps;
-  for (std::size_t i = std::max<std::size_t>(1, best.first + phase); i + period < best.second; i += period) {
-    if (beginning(i) <= beginning(i + period)) steps.push_back({beginning(i), beginning(i + period)});
+  for (std::size_t i = 1; i < begins.size(); ++i) {
+    const TimeSpan step{beginning(begins[i - 1]), beginning(begins[i])};
+    if (step.begin <= step.end) steps.push_back(step);
   }
   return steps;
 }

@@ -108,7 +108,8 @@ struct TextEntry {
 enum class RecordType : std::uint8_t {
   copy = 1,  ///< detail: kind of copy; extra: kinds of memory, the source's in the lower half. Numbers as
              ///< CUPTI's
-  work = 2,  ///< extra: the same for the same kernel; kMemorySet, or an odd number
+  work = 2,  ///< extra: kMemorySet, or an odd number: above its kGridBits, the same for the same kernel, and
+             ///< in all the same for the same grid, too. Earlier recorders mixed both
   call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none; extra: of large copies,
              ///< the NUMA node of the host memory in the lower half, that of the thread in the upper. They
              ///< are numbers plus one; 0: not known
@@ -149,6 +150,7 @@ struct Record {
 static_assert(sizeof(Record) == 48);
 
 inline constexpr std::uint16_t kMemorySet = 2;
+inline constexpr int kGridBits = 5;
 
 /// What the records of a total have in common. All zeros: the slot is free.
 struct TotalKey {

@@ -141,6 +141,31 @@ TEST(GainComparisons, AreOfWholeRecordingsIfOneHasNoSteps) {
   EXPECT_NEAR(none.predicted->high, 30e-3, 1e-9);
 }
 
+TEST(GainComparisons, AreOfWholeRecordingsIfStepsAreNotTheSameWork) {
+  const auto with_kernels = [](std::uint64_t kernels, double milliseconds,
+                               std::vector<Finding> findings = {}) {
+    TraceReport of = report(milliseconds, 20, std::move(findings));
+    of.diagnosis.accounts[0].kernels = kernels;
+    return of;
+  };
+  const auto result =
+      compared(with_kernels(180, 8.1, {finding("pageable-copies", 1, 3)}), with_kernels(20, 0.9));
+  EXPECT_FALSE(result.by_step);
+  EXPECT_THAT(
+      text(result),
+      AllOf(HasSubstr("GPU 0: the whole recording takes 36.0 ms in place of 324 ms"),
+            HasSubstr("Their steps are not the same work: of 9 kernels before, and of 1 now. Whole ")));
+  EXPECT_EQ(gain_comparison_json(result).at("of"), "recording");
+  EXPECT_FALSE(compared(with_kernels(20, 8), with_kernels(180, 8)).by_step);
+  EXPECT_TRUE(compared(with_kernels(180, 8), with_kernels(280, 8)).by_step) << "not 1.5 times as many";
+  EXPECT_TRUE(compared(with_kernels(20, 8), with_kernels(45, 8)).by_step) << "one more";
+  EXPECT_TRUE(compared(with_kernels(180, 8, {finding("widened-copies", 1, 3)}), with_kernels(90, 8)).by_step)
+      << "the conversions are gone";
+  auto unrecorded = with_kernels(0, 8);
+  unrecorded.diagnosis.accounts[0].has_kernels = false;
+  EXPECT_TRUE(compared(with_kernels(180, 8), unrecorded).by_step);
+}
+
 TEST(GainComparisons, AreOfTheSameGpu) {
   auto before = report(10, 20, {finding("pageable-copies", 1, 3)});
   auto after = report(8, 20);

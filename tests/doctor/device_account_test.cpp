@@ -86,6 +86,7 @@ TEST(DeviceAccount, SplitsTheTimeOfAStep) {
   EXPECT_EQ(account.part(DevicePart::not_observed), 0);
   EXPECT_EQ(sum_of(account), account.total());
   EXPECT_EQ(account.steps, 1U);
+  EXPECT_EQ(account.kernels, 2U);
   EXPECT_DOUBLE_EQ(account.step_seconds(), 100e-6);
 }
 

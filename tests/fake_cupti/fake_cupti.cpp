@@ -387,7 +387,10 @@ void fake_launch_on(std::uint32_t stream, const char* kernel, std::uint64_t nano
     record.end = record.begin + nanoseconds;
     record.context = 1;
     record.stream = stream;
-    record.grid[0] = record.grid[1] = record.grid[2] = 1;
+    static std::int32_t launches = 0;
+    const bool same = std::getenv("FAKE_CUPTI_GRIDS") == nullptr;
+    record.grid[0] = same ? 1 : ++launches;
+    record.grid[1] = record.grid[2] = 1;
     record.correlation = correlation;
     record.name = kernel;
     add_record(record);

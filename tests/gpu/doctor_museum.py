@@ -328,6 +328,8 @@ def look(exhibit: Exhibit, recorded: dict, source: pathlib.Path, line: int | Non
         "said": f"{device['steps'] or 'no'} steps; " + ", ".join(said),
         "line": "-",
     }
+    if exhibit.steps and abs((device["steps"] or 0) - exhibit.steps) > exhibit.steps / 10:
+        return {**result, "right": False}
     if exhibit.finding is None:
         return {**result, "right": all(gain < NOTHING for gain in gains)}
     places = [p["function"] for f in recorded["findings"] if f["id"] == exhibit.finding for p in f["places"]]

@@ -76,6 +76,7 @@ class Exhibit:
     native: bool = False  # a program in C++
     needs: str = ""  # a package, without which it is left out
     may_come_later: str = ""  # why HERE may be another than the first place of the finding
+    steps: int = 0  # that are found, give or take a tenth; 0: any number
 
     @property
     def alone(self) -> bool:
@@ -117,6 +118,18 @@ for i in range(100):
         "pageable-copies",
         LONG,
         fix=(("2048)", "2048).pin_memory()"),),
+    ),
+    Exhibit(
+        "batches of varying length",
+        """
+data = torch.rand(1024, 2048)
+for i in range(100):
+    x = data[: 512 + 16 * (i * 11 % 31)].to(device)  # HERE
+    train(x)
+""",
+        "pageable-copies",
+        LONG,
+        fix=(("2048)", "2048).pin_memory()"), ("to(device)", "to(device, non_blocking=True)")),
     ),
     Exhibit(
         "pinned a copy, sent the original",
@@ -752,6 +765,19 @@ for step in range(190):
         print(step, loss.item())
 """,
         prelude=LONG,
+    ),
+    Exhibit(
+        "clean: the loss every 10 steps",
+        """
+small = [torch.rand(1024).pin_memory() for _ in range(4)]
+for step in range(190):
+    parts = [part.to(device, non_blocking=True) for part in small]
+    loss = train(resident + parts[0][0])
+    if step % 10 == 9:
+        print(step, loss.item())
+""",
+        prelude=LONG,
+        steps=190,
     ),
     Exhibit(
         "clean: a DataLoader that keeps up",

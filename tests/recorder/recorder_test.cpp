@@ -454,6 +454,14 @@ TEST_F(Recorder, ANodeThatIsNotKnownIsNotExamined) {
   }
 }
 
+TEST_F(Recorder, TellsTheKernelBesideItsGrid) {
+  command_.environment.emplace_back("FAKE_CUPTI_GRIDS=1");
+  const json report = examine({"init", "steps=40"});
+  const json steps = report.at("processes")[0].at("devices")[0].at("steps");
+  ASSERT_TRUE(steps.is_number()) << "grids differ from step to step";
+  EXPECT_THAT(steps.get<int>(), AllOf(Ge(36), ::testing::Le(40)));
+}
+
 TEST_F(Recorder, SaysThatNothingWasRecordedAndWhatTheReasonMayBe) {
   const std::string words =
       "nothing was recorded: no process loaded the recorder. Either none used CUDA, or they did not get this "

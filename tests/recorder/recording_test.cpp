@@ -671,6 +671,15 @@ TEST(Steps, AreTheRangesThatTheProgramMarks) {
     nested.ranges.push_back({{0, 600}, 3, 0});
     EXPECT_EQ(find_steps(nested).back(), (TimeSpan{500, 590}));
   }
+  const auto within_epochs = [](TraceTime length) {
+    Timeline timeline = ranges(60, length);
+    for (TraceTime epoch = 0; epoch < 6; ++epoch)
+      timeline.ranges.push_back({{1000 * epoch, 1000 * epoch + 995}, 2, 0});
+    return find_steps(timeline);
+  };
+  EXPECT_THAT(within_epochs(90), SizeIs(60)) << "nearly as much as the epochs";
+  EXPECT_THAT(within_epochs(88), SizeIs(6));
+  EXPECT_THAT(within_epochs(101), SizeIs(6)) << "they overlap";
   Timeline two_names = ranges(3, 60);
   for (TimelineRange range : ranges(3, 60, 2).ranges) {
     range.time = {range.time.begin + 300, range.time.end + 300};

@@ -51,6 +51,7 @@ struct DeviceAccount {
   std::array<TraceTime, kDeviceParts> parts{};  ///< they add up to the window
   CopyFigures h2d;
   CopyFigures d2h;
+  std::uint64_t kernels = 0;  ///< and memory sets; 0 if none were recorded
 
   [[nodiscard]] TraceTime part(DevicePart of) const noexcept { return parts[static_cast<std::size_t>(of)]; }
   [[nodiscard]] TraceTime total() const noexcept { return window.end - window.begin; }

@@ -180,11 +180,12 @@ void sort_timeline(Timeline& timeline);
 [[nodiscard]] Timeline read_torch_trace(const std::filesystem::path& file);
 
 /// The steps of a program that marks none as such. If it marks ranges: those of one name and thread that
-/// occur five times at least, do not overlap, and cover most, which must be half of the time from the first
-/// to the last. A step then goes from one range's beginning to the next one's. Otherwise: the shortest
-/// sequence of labelled kernels and copies on the busiest device that repeats exactly, at least five times in
-/// turn, and that most of the work belongs to. A step begins with the longest idle time within the sequence.
-/// Empty if there is none. `timeline` is sorted.
+/// occur five times at least, do not overlap, and cover half of the time from the first to the last; of such
+/// names that cover nearly the most, the most numerous. A step then goes from one range's beginning to the
+/// next one's. Otherwise: the shortest sequence of labelled kernels and copies on the busiest device that
+/// repeats exactly, at least five times in turn, and that most of the work belongs to; or more steps that are
+/// nearly the same. A step begins with the longest idle time within it. Empty if there is none. `timeline` is
+/// sorted.
 [[nodiscard]] std::vector<TimeSpan> find_steps(const Timeline& timeline);
 
 }  // namespace penstock

@@ -1,0 +1,369 @@
+#include "doctor/alike_steps.hpp"
+
+#include "doctor/recording_format.hpp"
+
+#include <penstock/doctor/timeline.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Ge;
+using ::testing::IsEmpty;
+using ::testing::Le;
+using ::testing::SizeIs;
+
+/// Kernels by their labels, and copies; 10 ns each, one every 11 ns, and a pause if the program makes one.
+class Loop {
+ public:
+  static constexpr TraceTime kPause = 100;
+
+  Loop& kernel(std::uint16_t label) {
+    timeline_.work.push_back({next(), 7, 0, label});
+    return *this;
+  }
+  Loop& kernels(std::uint16_t first, int count) {
+    for (int i = 0; i < count; ++i) kernel(static_cast<std::uint16_t>(first + i));
+    return *this;
+  }
+  Loop& copy(CopyDirection direction) {
+    TimelineCopy copy;
+    copy.time = next();
+    copy.direction = direction;
+    timeline_.copies.push_back(copy);
+    return *this;
+  }
+  Loop& to_device() { return copy(CopyDirection::h2d); }
+  Loop& to_host() { return copy(CopyDirection::d2h); }
+  Loop& pause() {
+    now_ += kPause;
+    return *this;
+  }
+  /// A batch and 30 kernels, of which many come again: forward, backward and the optimizer.
+  Loop& train() {
+    pause().to_device().to_device();
+    for (int layer = 0; layer < 4; ++layer) kernels(1, 3);
+    kernel(20);
+    for (int layer = 0; layer < 4; ++layer) kernels(4, 4);
+    return kernel(30);
+  }
+  Loop& validate() {
+    pause().to_device().to_device();
+    for (int layer = 0; layer < 4; ++layer) kernels(1, 3);
+    return kernel(20);
+  }
+  Loop& log() { return kernel(40).to_host(); }
+
+  [[nodiscard]] std::vector<TimeSpan> steps() const { return find_steps(timeline_); }
+  Timeline& timeline() { return timeline_; }
+
+ private:
+  TimeSpan next() {
+    now_ += 11;
+    return {now_ - 11, now_ - 1};
+  }
+
+  Timeline timeline_;
+  TraceTime now_ = 0;
+};
+
+/// Of `count` that are there, up to three at the ends may be cut.
+auto about(std::size_t count) { return SizeIs(AllOf(Ge(count - 3), Le(count))); }
+
+TEST(AlikeSteps, MayLogNowAndThen) {
+  for (const int every : {2, 3, 4, 10, 100}) {
+    Loop loop;
+    for (int i = 0; i < 620; ++i) {
+      loop.train();
+      if (i % every == every - 1) loop.log();
+    }
+    EXPECT_THAT(loop.steps(), about(620)) << every;
+  }
+}
+
+TEST(AlikeSteps, MayLogAtRandom) {
+  for (const unsigned percent : {2, 10, 50}) {
+    Loop loop;
+    std::mt19937 random(percent);
+    for (int i = 0; i < 620; ++i) {
+      loop.train();
+      if (random() % 100 < percent) loop.log();
+    }
+    EXPECT_THAT(loop.steps(), about(620)) << percent;
+  }
+}
+
+TEST(AlikeSteps, BeginWithTheLongestPause) {
+  Loop loop;
+  for (int i = 0; i < 100; ++i) {
+    loop.train();
+    if (i % 10 != 9) continue;
+    for (int pause = 0; pause < 20; ++pause) loop.pause();
+    loop.log();
+  }
+  const std::vector<TimeSpan> steps = loop.steps();
+  ASSERT_THAT(steps, about(100));
+  const std::vector<TimelineCopy>& copies = loop.timeline().copies;
+  for (const TimeSpan& step : steps) {
+    const bool begins = std::ranges::any_of(copies, [&step](const TimelineCopy& copy) {
+      return copy.direction == CopyDirection::h2d && copy.time.begin == step.begin + Loop::kPause + 1;
+    });
+    EXPECT_TRUE(begins) << step.begin;
+  }
+  for (std::size_t i = 1; i < steps.size(); ++i) EXPECT_EQ(steps[i].begin, steps[i - 1].end);
+}
+
+TEST(AlikeSteps, MayVaryInTheirGrids) {
+  std::mt19937 random(3);
+  const auto record = [&random](TimelineSource source, unsigned grids) {
+    Loop loop;
+    loop.timeline().source = source;
+    for (int i = 0; i < 60; ++i) {
+      const unsigned grid = random() % grids;
+      loop.pause().to_device();
+      for (unsigned name = 1; name < 20; ++name)
+        loop.kernel(static_cast<std::uint16_t>(name << recording::kGridBits | grid << 1 | 1));
+    }
+    return loop.steps();
+  };
+  EXPECT_THAT(record(TimelineSource::recorder, 16), about(60));
+  EXPECT_THAT(record(TimelineSource::recorder, 1), about(60));
+  EXPECT_THAT(record(TimelineSource::torch_profiler, 16), IsEmpty()) << "there, labels are of names only";
+}
+
+TEST(AlikeSteps, MayVaryInSomeKernels) {
+  Loop loop;
+  std::mt19937 random(4);
+  for (int i = 0; i < 100; ++i) {
+    loop.pause().to_device().kernels(1, 30);
+    loop.kernel(static_cast<std::uint16_t>(100 + random() % 9)).kernels(50, 10);
+  }
+  EXPECT_THAT(loop.steps(), about(100));
+}
+
+TEST(AlikeSteps, MayEndWithASmallerBatch) {
+  Loop loop;
+  for (int epoch = 0; epoch < 7; ++epoch) {
+    for (int i = 0; i < 13; ++i) loop.train();
+    loop.pause().to_device().to_device();
+    for (int layer = 0; layer < 4; ++layer) loop.kernels(1, 3);
+    loop.kernel(20);
+    for (int layer = 0; layer < 4; ++layer) loop.kernels(4, 2).kernels(60, 2);
+    loop.kernel(30);
+  }
+  EXPECT_THAT(loop.steps(), AllOf(SizeIs(Ge(89U)), SizeIs(Le(98U))));
+}
+
+TEST(AlikeSteps, HaveAValidationNowAndThen) {
+  for (const int times : {3, 8}) {
+    Loop loop;
+    for (int i = 0; i < 50 * times; ++i) {
+      loop.train();
+      if (i % 50 != 49) continue;
+      for (int batch = 0; batch < 10; ++batch) loop.validate();
+    }
+    EXPECT_THAT(loop.steps(), about(static_cast<std::size_t>(50 * times))) << times;
+  }
+}
+
+TEST(AlikeSteps, AreNotTheLayersOfAModel) {
+  for (const int layers : {6, 12, 48, 96}) {
+    Loop training;
+    Loop inference;
+    Loop small;
+    for (int i = 0; i < 60; ++i) {
+      training.pause().to_device().kernel(100);
+      for (int layer = 0; layer < layers; ++layer) training.kernels(1, 12);
+      training.kernels(110, 3);
+      for (int layer = 0; layer < layers; ++layer) training.kernels(20, 24);
+      training.kernels(120, 5);
+      inference.pause().to_device().kernel(100);
+      for (int layer = 0; layer < layers; ++layer) inference.kernels(1, 60);
+      inference.kernels(110, 2).to_host();
+      for (int layer = 0; layer < layers; ++layer) small.kernel(1);
+      small.pause().to_host();
+      if (i % 10 != 9) continue;
+      for (Loop* loop : {&training, &inference, &small}) loop->log();
+    }
+    EXPECT_THAT(training.steps(), about(60)) << layers;
+    EXPECT_THAT(inference.steps(), about(60)) << layers;
+    EXPECT_THAT(small.steps(), SizeIs(Le(66U))) << layers;
+  }
+}
+
+TEST(AlikeSteps, AreNotTheirManySmallCopies) {
+  for (const int copies : {16, 100, 1000}) {
+    Loop loop;
+    for (int i = 0; i < 60; ++i) {
+      loop.pause();
+      for (int copy = 0; copy < copies; ++copy) loop.to_device();
+      loop.kernels(1, 10);
+      if (i % 10 == 9) loop.log();
+    }
+    EXPECT_THAT(loop.steps(), SizeIs(Le(60U))) << copies;
+  }
+}
+
+TEST(AlikeSteps, AreNotCopiesWithoutAKernel) {
+  Loop loop;
+  loop.kernel(1);
+  for (int i = 0; i < 60; ++i) {
+    loop.pause();
+    for (int copy = 0; copy < 16; ++copy) loop.to_device();
+    loop.to_host();
+  }
+  EXPECT_THAT(loop.steps(), about(60));
+}
+
+TEST(AlikeSteps, AreNotTheCellsOfSequences) {
+  for (const auto& [kernels, least] : {std::pair(9, 20U), std::pair(3, 300U)}) {
+    Loop loop;
+    std::mt19937 random(8);
+    for (int i = 0; i < 100; ++i) {
+      for (auto cells = least + random() % (4 * least); cells > 0; --cells) loop.kernels(1, kernels);
+      loop.kernels(100, 9);
+    }
+    EXPECT_THAT(loop.steps(), IsEmpty()) << kernels;
+  }
+}
+
+TEST(AlikeSteps, MaySaveTheModelNowAndThen) {
+  Loop loop;
+  std::mt19937 random(9);
+  for (int i = 0; i < 200; ++i) {
+    loop.train();
+    if (random() % 25 != 0) continue;
+    for (int tensor = 0; tensor < 50; ++tensor) loop.to_host();
+  }
+  EXPECT_THAT(loop.steps(), about(200));
+}
+
+TEST(AlikeSteps, MayDoMoreInTheFirst) {
+  Loop loop;
+  std::mt19937 random(11);
+  for (int i = 0; i < 200; ++i) {
+    loop.train();
+    if (i < 10 || i > 195) loop.kernels(200, 40);
+    if (random() % 4 == 0) loop.log();
+  }
+  EXPECT_THAT(loop.steps(), SizeIs(AllOf(Ge(184U), Le(186U))));
+}
+
+/// Fifty steps of 31 items, which log at random, and before and after them 20 batches of random work.
+Loop among_random_work(int length) {
+  Loop loop;
+  std::mt19937 random(7);
+  const auto work = [&] {
+    for (int i = 0; i < 20; ++i) {
+      loop.to_device();
+      for (int item = 0; item < length; ++item) loop.kernel(static_cast<std::uint16_t>(100 + random() % 99));
+    }
+  };
+  work();
+  for (int i = 0; i < 50; ++i) {
+    loop.to_device().kernels(1, 30);
+    if (random() % 4 == 0) loop.log();
+  }
+  work();
+  return loop;
+}
+
+TEST(AlikeSteps, FillMostOfTheTime) {
+  EXPECT_THAT(among_random_work(20).steps(), SizeIs(AllOf(Ge(48U), Le(51U))));
+  EXPECT_THAT(among_random_work(300).steps(), IsEmpty());
+}
+
+TEST(AlikeSteps, AreSeveral) {
+  Loop loop;
+  for (const int kernels : {30, 300, 301, 299, 30}) loop.kernels(1, kernels);
+  EXPECT_THAT(loop.kernel(1).steps(), IsEmpty());
+}
+
+TEST(AlikeSteps, FollowOtherWorkThatRepeats) {
+  Loop loop;
+  std::mt19937 random(10);
+  for (int i = 0; i < 100; ++i) loop.kernels(200, 15);
+  for (int i = 0; i < 100; ++i) {
+    loop.train();
+    if (random() % 4 == 0) loop.log();
+  }
+  EXPECT_THAT(loop.steps(), about(100));
+}
+
+TEST(AlikeSteps, AreThoseOfBatchesIfGradientsAccumulate) {
+  for (const int batches : {4, 8}) {
+    Loop loop;
+    for (int i = 0; i < 160; ++i) {
+      loop.pause().to_device().kernels(1, 40);
+      if (i % batches == batches - 1) loop.kernels(60, 4);
+    }
+    EXPECT_THAT(loop.steps(), about(160)) << batches;
+  }
+  Loop loop;
+  for (int i = 0; i < 160; ++i) {
+    loop.pause().to_device().kernels(1, 40);
+    if (i % 4 == 3) loop.kernels(60, 30);
+  }
+  EXPECT_THAT(loop.steps(), about(40)) << "an optimizer that does much";
+}
+
+TEST(AlikeSteps, AreAllPhasesThatAlternate) {
+  for (const int log : {10, 1000}) {
+    for (const int common : {20, 30}) {
+      for (const int first : {1, 3}) {
+        Loop loop;
+        for (int i = 0; i < 100; ++i) {
+          for (int phase = 0; phase < first; ++phase)
+            loop.pause().to_device().kernels(1, common).kernels(40, 40 - common).kernels(90, 3);
+          loop.pause().to_device().kernels(1, common).kernels(160, 40 - common).kernels(90, 3);
+          if (i % log == log - 1) loop.log();
+        }
+        if (first == 1 || common == 20) {
+          EXPECT_THAT(loop.steps(), about(100)) << log << ' ' << common << ' ' << first;
+        }
+      }
+    }
+  }
+}
+
+TEST(AlikeSteps, AreAsManyAsTheNoisyRepetitions) {
+  std::mt19937 random(5);
+  const auto below = [&random](std::size_t end) { return static_cast<std::size_t>(random() % end); };
+  for (int program = 0; program < 40; ++program) {
+    std::vector<std::uint16_t> step(20 + below(200));
+    const std::size_t kernels = 5 + below(60);
+    for (std::uint16_t& label : step) label = static_cast<std::uint16_t>(1 + below(kernels));
+    const std::size_t count = 20 + below(150);
+    Loop loop;
+    for (std::size_t i = 0; i < count; ++i) {
+      loop.to_device();
+      for (const std::uint16_t label : step) {
+        loop.kernel(label);
+        if (below(100) == 0) loop.kernel(static_cast<std::uint16_t>(1 + below(100)));
+      }
+    }
+    EXPECT_THAT(loop.steps(), about(count)) << program;
+  }
+}
+
+TEST(AlikeSteps, AreNotMadeUpOfRandomWork) {
+  std::mt19937 random(6);
+  for (const unsigned kernels : {2, 3, 10, 100, 500}) {
+    Loop loop;
+    for (int i = 0; i < 100'000; ++i) loop.kernel(static_cast<std::uint16_t>(1 + random() % kernels));
+    EXPECT_THAT(loop.steps(), IsEmpty()) << kernels;
+  }
+}
+
+}  // namespace
+}  // namespace penstock
