@@ -150,7 +150,7 @@ std::vector<std::vector<CodePlace>> parse_lines(const std::string& text) {
       continue;
     }
     CodePlace place;
-    if (line != "??") place.function = line;
+    if (line != "??") place.function = line.substr(0, line.find(" [clone "));
     if (!std::getline(in, line) || all.empty()) break;
     read_line(line, place);
     if (!place.function.empty()) all.back().push_back(std::move(place));

@@ -13,8 +13,7 @@ namespace penstock {
 
 /// A kernel or a copy on the device whose steps are looked for.
 struct StepItem {
-  std::uint32_t kind = 0;    ///< the same for the same kernel, and for copies of one direction; no gaps
-  std::uint32_t symbol = 0;  ///< the same for the same kernel with the same grid, and for such copies
+  std::uint32_t kind = 0;  ///< the same for the same kernel, and for copies of one direction; no gaps
   TimeSpan time;
 };
 inline constexpr std::uint32_t kCopiesToDevice = 0;

@@ -21,7 +21,8 @@ constexpr std::size_t kRepeats = 5;
 constexpr std::size_t kMostCandidates = 4096;
 
 /// The labelled work and the copies of the device that has most of them, in the order of their beginnings.
-std::vector<StepItem> items_of(const Timeline& timeline) {
+/// Kernels are the same if their labels are, but for the lowest `left_out` bits.
+std::vector<StepItem> items_of(const Timeline& timeline, int left_out) {
   std::map<std::uint16_t, std::size_t> counts;
   for (const TimelineWork& work : timeline.work) ++counts[work.device];
   if (counts.empty()) return {};
@@ -29,24 +30,20 @@ std::vector<StepItem> items_of(const Timeline& timeline) {
       std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
         return a.second < b.second;
       })->first;
-  const int grid_bits = timeline.source == TimelineSource::recorder ? recording::kGridBits : 0;
   std::unordered_map<int, std::uint32_t> kinds;
   std::vector<StepItem> items;
   for (const TimelineWork& work : timeline.work) {
     if (work.device != device || work.label == 0) continue;
     const auto next = static_cast<std::uint32_t>(kFirstKernel + kinds.size());
-    const std::uint32_t kind = kinds.try_emplace(work.label >> grid_bits, next).first->second;
-    items.push_back({kind, kFirstKernel + work.label, work.time});
+    items.push_back({kinds.try_emplace(work.label >> left_out, next).first->second, work.time});
   }
   for (const TimelineCopy& copy : timeline.copies) {
     if (copy.device != device || copy.direction == CopyDirection::d2d) continue;
     // Sizes may differ from batch to batch.
-    const std::uint32_t kind = copy.direction == CopyDirection::h2d ? kCopiesToDevice : kCopiesToHost;
-    items.push_back({kind, kind, copy.time});
+    items.push_back({copy.direction == CopyDirection::h2d ? kCopiesToDevice : kCopiesToHost, copy.time});
   }
-  std::ranges::sort(items, {}, [](const StepItem& item) {
-    return std::tuple(item.time.begin, item.time.end, item.symbol);
-  });
+  std::ranges::sort(
+      items, {}, [](const StepItem& item) { return std::tuple(item.time.begin, item.time.end, item.kind); });
   return items;
 }
 
@@ -55,9 +52,9 @@ std::vector<StepItem> items_of(const Timeline& timeline) {
 std::pair<std::size_t, std::size_t> stretch(std::span<const StepItem> items, std::size_t middle,
                                             std::size_t period) {
   std::size_t first = middle;
-  while (first > 0 && items[first - 1].symbol == items[first - 1 + period].symbol) --first;
+  while (first > 0 && items[first - 1].kind == items[first - 1 + period].kind) --first;
   std::size_t last = middle;
-  while (last + period < items.size() && items[last].symbol == items[last + period].symbol) ++last;
+  while (last + period < items.size() && items[last].kind == items[last + period].kind) ++last;
   return {first, last + period};
 }
 
@@ -108,7 +105,7 @@ std::vector<std::size_t> find_equal_steps(std::span<const StepItem> items) {
   // A step that begins with the middle item ends where that item comes again.
   for (std::size_t next = middle + 1; next < items.size() && candidates < kMostCandidates; ++next) {
     if (!is_longer(items.size(), best.second - best.first)) break;
-    if (items[next].symbol != items[middle].symbol) continue;
+    if (items[next].kind != items[middle].kind) continue;
     ++candidates;
     const auto found = stretch(items, middle, next - middle);
     const std::size_t length = found.second - found.first;
@@ -132,10 +129,14 @@ std::vector<std::size_t> find_equal_steps(std::span<const StepItem> items) {
 
 std::vector<TimeSpan> find_steps(const Timeline& timeline) {
   if (std::vector<TimeSpan> marked = steps_of_ranges(timeline); !marked.empty()) return marked;
-  const std::vector<StepItem> items = items_of(timeline);
+  std::vector<StepItem> items = items_of(timeline, 0);
   std::vector<std::size_t> begins = find_equal_steps(items);
   if (std::vector<std::size_t> more = find_alike_steps(items, begins.size()); !more.empty())
     begins = std::move(more);
+  if (begins.empty() && timeline.source == TimelineSource::recorder) {
+    items = items_of(timeline, recording::kGridBits);
+    begins = find_alike_steps(items, 0);
+  }
   if (!begins.empty() && begins.front() == 0) begins.erase(begins.begin());
   // The idle time is the step's that it leads to, as are the calls within it.
   const auto beginning = [&items](std::size_t i) {

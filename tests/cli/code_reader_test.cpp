@@ -29,7 +29,7 @@ TEST(CodeReader, ReadsFunctionsThatWereInlined) {
   const auto places = parse_lines(
       "0x00000000000016b2\nstep(bool)\n/src/a b.cpp:34\nact\n/src/a b.cpp:55 (discriminator 2)\nmain\n"
       "/src/a b.cpp:90\n"
-      "0x1353\nwork()\n??:0\n"
+      "0x1353\nwork() [clone .isra.0]\n??:0\n"
       "0x1354\n??\n??:?\n");
   ASSERT_THAT(places, SizeIs(3));
   EXPECT_THAT(places[0], ElementsAre(place("step(bool)", "/src/a b.cpp", 34),

@@ -141,6 +141,17 @@ TEST(AlikeSteps, MayVaryInTheirGrids) {
   EXPECT_THAT(record(TimelineSource::torch_profiler, 16), IsEmpty()) << "there, labels are of names only";
 }
 
+TEST(AlikeSteps, OfOneKernelAreToldByItsGrids) {
+  Loop loop;
+  loop.timeline().source = TimelineSource::recorder;
+  for (int i = 0; i < 60; ++i) {
+    loop.pause();
+    for (unsigned grid = 0; grid < 5; ++grid)
+      loop.kernel(static_cast<std::uint16_t>(1U << recording::kGridBits | grid << 1 | 1));
+  }
+  EXPECT_THAT(loop.steps(), about(60));
+}
+
 TEST(AlikeSteps, MayVaryInSomeKernels) {
   Loop loop;
   std::mt19937 random(4);
