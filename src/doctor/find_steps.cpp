@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <set>
 #include <span>
@@ -19,6 +20,8 @@ namespace {
 
 constexpr std::size_t kRepeats = 5;
 constexpr std::size_t kMostCandidates = 4096;
+constexpr double kTrusted = 1.5;  // steps that repeat exactly count as so many that are nearly the same
+constexpr TraceTime kInterruption = 10;  // as long as most steps
 
 /// The labelled work and the copies of the device that has most of them, in the order of their beginnings.
 /// Kernels are the same if their labels are, but for the lowest `left_out` bits.
@@ -125,14 +128,31 @@ std::vector<std::size_t> find_equal_steps(std::span<const StepItem> items) {
   return begins;
 }
 
+/// Leaves out a step in the first or the last tenth that takes much longer than most, and those before or
+/// after it: the program prepares something there, such as its loader after a first try of the model.
+void leave_out_pauses_at_ends(std::vector<TimeSpan>& steps) {
+  if (steps.size() < kRepeats) return;
+  const auto length = [](const TimeSpan& step) { return step.end - step.begin; };
+  std::vector<TraceTime> lengths(steps.size());
+  std::ranges::transform(steps, lengths.begin(), length);
+  const auto middle = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2);
+  std::ranges::nth_element(lengths, middle);
+  const auto is_interrupted = [&](const TimeSpan& step) { return length(step) > kInterruption * *middle; };
+  const auto part = static_cast<std::ptrdiff_t>(std::max<std::size_t>(1, steps.size() / 10));
+  const auto last = std::find_if(steps.end() - part, steps.end(), is_interrupted);
+  const auto first = std::find_if(std::reverse_iterator(steps.begin() + part), steps.rend(), is_interrupted);
+  steps.erase(last, steps.end());
+  steps.erase(steps.begin(), first.base());
+}
+
 }  // namespace
 
 std::vector<TimeSpan> find_steps(const Timeline& timeline) {
   if (std::vector<TimeSpan> marked = steps_of_ranges(timeline); !marked.empty()) return marked;
   std::vector<StepItem> items = items_of(timeline, 0);
   std::vector<std::size_t> begins = find_equal_steps(items);
-  if (std::vector<std::size_t> more = find_alike_steps(items, begins.size()); !more.empty())
-    begins = std::move(more);
+  const auto known = static_cast<std::size_t>(kTrusted * static_cast<double>(begins.size()));
+  if (std::vector<std::size_t> more = find_alike_steps(items, known); !more.empty()) begins = std::move(more);
   if (begins.empty() && timeline.source == TimelineSource::recorder) {
     items = items_of(timeline, recording::kGridBits);
     begins = find_alike_steps(items, 0);
@@ -147,6 +167,7 @@ std::vector<TimeSpan> find_steps(const Timeline& timeline) {
     const TimeSpan step{beginning(begins[i - 1]), beginning(begins[i])};
     if (step.begin <= step.end) steps.push_back(step);
   }
+  leave_out_pauses_at_ends(steps);
   return steps;
 }
 

@@ -152,6 +152,36 @@ TEST(AlikeSteps, OfOneKernelAreToldByItsGrids) {
   EXPECT_THAT(loop.steps(), about(60));
 }
 
+TEST(AlikeSteps, AreNotTakenForAFewMoreThanEqualOnes) {
+  Loop loop;
+  for (int i = 0; i < 4; ++i) loop.train().log();
+  for (int i = 0; i < 100; ++i) loop.train();
+  EXPECT_THAT(loop.steps(), SizeIs(AllOf(Ge(97U), Le(100U))));
+}
+
+TEST(Steps, LeaveOutPausesAtTheirEnds) {
+  const auto rest = [](Loop& loop) {
+    for (int i = 0; i < 100; ++i) loop.pause();
+  };
+  for (const int every : {3, 1000}) {
+    Loop loop;
+    loop.train().train();
+    rest(loop);
+    for (int i = 0; i < 100; ++i) {
+      loop.train();
+      if (i % every == every - 1) loop.log();
+      if (i == 50) rest(loop);
+    }
+    rest(loop);
+    loop.train().train();
+    const std::vector<TimeSpan> steps = loop.steps();
+    EXPECT_THAT(steps, about(99)) << every;
+    const auto pauses = std::ranges::count_if(
+        steps, [](const TimeSpan& step) { return step.end - step.begin > 50 * Loop::kPause; });
+    EXPECT_EQ(pauses, 1) << every << ": the one in the middle";
+  }
+}
+
 TEST(AlikeSteps, MayVaryInSomeKernels) {
   Loop loop;
   std::mt19937 random(4);
