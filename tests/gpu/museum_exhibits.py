@@ -129,7 +129,6 @@ for i in range(100):
 """,
         "pageable-copies",
         LONG,
-        fix=(("2048)", "2048).pin_memory()"), ("to(device)", "to(device, non_blocking=True)")),
     ),
     Exhibit(
         "pinned a copy, sent the original",
@@ -583,7 +582,7 @@ for _ in range(60):
     Exhibit(
         "pin_memory() in each step",
         """
-data = torch.rand(4, 8192, 1024)
+data = torch.rand(4, 24576, 1024)
 for i in range(60):
     x = data[i % 4].pin_memory()  # HERE
     train(x.to(device, non_blocking=True)[:2048])
