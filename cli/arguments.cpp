@@ -340,8 +340,9 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   command->add_flag("--no-lines", options.no_lines, "Record a program faster, without the lines of its calls")
       ->excludes(trace, loader);
   command
-      ->add_flag("--no-contents", options.no_contents,
-                 "Record a program faster, without looking for the same data sent again")
+      ->add_flag(
+          "--no-contents", options.no_contents,
+          "Record a program faster, without looking for the same data sent again and for widened values")
       ->excludes(trace, loader);
   command
       ->add_option("--verify", options.verify,

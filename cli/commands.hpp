@@ -127,7 +127,7 @@ struct DoctorOptions {
   std::string record;                ///< folder to keep the command's recordings in, empty for none
   std::string recorder;              ///< library to record with, empty: the one that lies beside the command
   bool no_lines = false;             ///< record no places of calls
-  bool no_contents = false;          ///< record no hashes of copies
+  bool no_contents = false;          ///< record nothing of what copies contain
   std::string budget;                ///< file, empty for none
   std::string profile;               ///< link profile of the machine that was recorded, empty for none
   std::string json;                  ///< file, "-" for standard output, empty for none

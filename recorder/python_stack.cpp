@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kTypeOffset = 8;     // of any object, unless the interpreter is built for debugging
 constexpr std::size_t kLengthOffset = 16;  // of a text
+constexpr std::size_t kSizeOffset = 16;    // of a code object from 3.11 on, in units of an instruction
 
 template <typename Value>
 Value read(const void* base, std::size_t offset) noexcept {
@@ -126,6 +127,17 @@ bool PythonStack::attach() noexcept {
   return attached_;
 }
 
+/// Of an instruction, in code of so many units from `first` on. A frame that begins while it is looked at may
+/// still have the instruction of another one: then it is -1, of the function's first line. The interpreter
+/// does not check what it is asked for.
+std::int32_t offset_in(const char* first, std::int64_t units, const char* instruction) noexcept {
+  constexpr std::int64_t kUnitBytes = 2;
+  const std::int64_t offset =
+      reinterpret_cast<std::intptr_t>(instruction) - reinterpret_cast<std::intptr_t>(first);
+  const bool is_inside = offset >= 0 && units < (std::int64_t{1} << 30) && offset < kUnitBytes * units;
+  return is_inside ? static_cast<std::int32_t>(offset) : -1;
+}
+
 /// Reads memory that may be gone, an object at a time.
 class PythonStack::CarefulReader {
  public:
@@ -171,10 +183,13 @@ std::size_t PythonStack::walk(const void* thread, std::span<PythonFrame> frames,
       PythonFrame& found = frames[count++];
       found.code = code;
       if (!get(code, layout_.file, found.file) || !get(code, layout_.function, found.function)) return 0;
-      found.offset = layout_.first_code == 0
-                         ? 2 * static_cast<std::int32_t>(reinterpret_cast<std::intptr_t>(instruction))
-                         : static_cast<std::int32_t>(instruction -
-                                                     (static_cast<const char*>(code) + layout_.first_code));
+      if (layout_.first_code == 0) {
+        found.offset = 2 * static_cast<std::int32_t>(reinterpret_cast<std::intptr_t>(instruction));
+      } else {
+        std::int64_t units = 0;
+        if (!get(code, kSizeOffset, units)) return 0;
+        found.offset = offset_in(static_cast<const char*>(code) + layout_.first_code, units, instruction);
+      }
     }
     frame = previous;
   }
@@ -213,8 +228,18 @@ bool PythonStack::is_in(const PythonFrame& frame, std::string_view file,
   return read_ascii(frame.function, text) == name && read_ascii(frame.file, text).ends_with(file);
 }
 
+bool PythonStack::is_running() const noexcept {
+  return is_finalizing_ != nullptr && is_finalizing_() == 0 && this_thread() != nullptr;
+}
+
 bool PythonStack::is_alive(const PythonFrame& frame) const noexcept {
   CarefulReader get;
+  // Of freed memory, the first word is the address of other free memory, or 0. An object's references are in
+  // its lower half, and what may be in the highest quarter are flags.
+  std::uint64_t references = 0;
+  if (!get(frame.code, 0, references) || static_cast<std::uint32_t>(references) == 0 ||
+      (references >> 32 & 0xFFFF) != 0)
+    return false;
   const void* type = nullptr;
   const void* file = nullptr;
   const void* function = nullptr;

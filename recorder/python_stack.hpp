@@ -52,6 +52,8 @@ class PythonStack {
   [[nodiscard]] std::string_view file_of(const PythonFrame& frame, std::span<char> text) const noexcept {
     return read_ascii(frame.file, text);
   }
+  /// False on threads without an interpreter, and once it ends: nothing may be asked for names then.
+  [[nodiscard]] bool is_running() const noexcept;
   /// True if the code of a frame that `of` gave is still there.
   [[nodiscard]] bool is_alive(const PythonFrame& frame) const noexcept;
   /// Of a frame that `own` gave in the same call, or of one of this thread that is alive. The texts lie in

@@ -154,8 +154,8 @@ WatchedThread* watch_this_thread() noexcept {
 }
 
 bool are_alive(std::span<const PythonFrame> frames) noexcept {
-  return std::all_of(frames.begin(), frames.end(),
-                     [](const PythonFrame& frame) { return python.is_alive(frame); });
+  return python.is_running() && std::all_of(frames.begin(), frames.end(),
+                                            [](const PythonFrame& frame) { return python.is_alive(frame); });
 }
 
 /// Called by the thread that waited.
@@ -173,7 +173,8 @@ void note_wait(WatchedThread& watched) noexcept {
 /// A loop in Python is seen at many instructions. They leave room for the places of calls.
 std::uint64_t number_of_seen(std::span<const PythonFrame> frames) noexcept {
   if (const std::uint64_t known = places.known(frames)) return known;
-  if (!are_alive(frames) || seen_stacks.fetch_add(1, std::memory_order_relaxed) >= kMostSeenStacks) return 0;
+  if (seen_stacks.load(std::memory_order_relaxed) >= kMostSeenStacks || !are_alive(frames)) return 0;
+  seen_stacks.fetch_add(1, std::memory_order_relaxed);
   return places.number(frames);
 }
 

@@ -289,6 +289,7 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
 }
 
 std::optional<NotExamined> waits_of_other_threads(const DeviceView& view) {
+  if (view.account.kernels == 0) return std::nullopt;
   std::vector<TimeSpan> spans;  // by which a thread that waits for these threads may have been held up
   for (const HostWait& wait : host_waits(view, false)) {
     const TimeSpan gap = gap_after(view, wait.time);

@@ -139,9 +139,7 @@ void add_values(List& list, const Timeline& timeline, TimeSpan window) {
   list.push_back(
       {{"widened-copies"},
        fmt::format(
-           "Values widened before the copy: nobody looked at those of {} copies of more than 64 "
-           "KiB.{}",
-           unknown,
+           "Values widened before the copy: those of {} copies of more than 64 KiB are not known.{}", unknown,
            is_of_earlier_recorder ? " Earlier recorders did not. Record it again with this version." : "")});
 }
 

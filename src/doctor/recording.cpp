@@ -245,17 +245,28 @@ class RecordingParser {
     }
   }
 
-  /// If one line of the program makes all calls, such as that of a trainer, it says little by itself.
+  /// If one line of the program makes all calls, such as that of a trainer, it says little by itself. Stacks
+  /// that only looks have are of no calls.
   void name_stacks() {
+    std::set<std::uint64_t> looked;
+    std::set<std::uint64_t> called;
+    for_each_record([&](const Record& record) {
+      if (record.type == RecordType::look) looked.insert(record.place);
+      if (record.type == RecordType::call || record.type == RecordType::wait) called.insert(record.place);
+    });
     std::set<std::string_view> lines;
-    for (const Stack& stack : stacks_) {
-      if (!stack.of_user.empty()) lines.insert(frames_[stack.of_user[0]].name);
+    for (std::size_t i = 0; i < stacks_.size(); ++i) {
+      if (stacks_[i].of_user.empty() || (looked.contains(i + 1) && !called.contains(i + 1))) continue;
+      lines.insert(frames_[stacks_[i].of_user[0]].name);
     }
     for (const Stack& stack : stacks_) places_.push_back(place_of(stack, lines.size() == 1));
   }
 
-  void read_records() {
+  /// Calls `visit` with each record that the ring holds whole. Returns how many are missing.
+  template <typename Visit>
+  std::uint64_t for_each_record(Visit&& visit) {
     const std::uint64_t count = std::min(header_.written, header_.capacity);
+    std::uint64_t missing = 0;
     constexpr std::size_t kChunk = 1 << 14;
     std::vector<Record> chunk(static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, count)));
     for (std::uint64_t slot = 0; slot < count; slot += chunk.size()) {
@@ -268,19 +279,27 @@ class RecordingParser {
         // The newest record that belongs into the slot.
         const std::uint64_t last = header_.written - 1;
         const std::uint64_t index = last - (last - (slot + i)) % header_.capacity;
-        if (chunk[i].sequence == static_cast<std::uint32_t>(index + 1) && keep(chunk[i])) {
-          ++kept_;
-          covered_.begin = std::min(covered_.begin, chunk[i].begin - *origin_);
-          covered_.end = std::max(covered_.end, chunk[i].end - *origin_);
+        if (chunk[i].sequence == static_cast<std::uint32_t>(index + 1)) {
+          visit(chunk[i]);
         } else {
-          ++incomplete_;
+          ++missing;
         }
       }
-      if (got < wanted) {
-        incomplete_ += count - slot - got;
-        break;
-      }
+      if (got < wanted) return missing + count - slot - got;
     }
+    return missing;
+  }
+
+  void read_records() {
+    incomplete_ += for_each_record([this](const Record& record) {
+      if (!keep(record)) {
+        ++incomplete_;
+        return;
+      }
+      ++kept_;
+      covered_.begin = std::min(covered_.begin, record.begin - *origin_);
+      covered_.end = std::max(covered_.end, record.end - *origin_);
+    });
     recording_.timeline.events = kept_;
   }
 
@@ -394,9 +413,15 @@ class RecordingParser {
     Timeline& timeline = recording_.timeline;
     if ((header_.left_out & recording::kWithoutSomeCopyCalls) == 0 || !timeline.has_calls) return;
     std::unordered_set<std::uint32_t> made;
-    for (const TimelineCall& call : timeline.calls) made.insert(call.correlation);
-    const auto without_call = std::ranges::count_if(timeline.copies, [&made](const TimelineCopy& copy) {
-      return copy.correlation != 0 && !made.contains(copy.correlation);
+    TraceTime from = std::numeric_limits<TraceTime>::max();
+    for (const TimelineCall& call : timeline.calls) {
+      made.insert(call.correlation);
+      from = std::min(from, call.time.begin);
+    }
+    // Of the oldest copies, the ring has lost the calls.
+    if (header_.written <= header_.capacity) from = std::numeric_limits<TraceTime>::min();
+    const auto without_call = std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
+      return copy.correlation != 0 && copy.time.begin >= from && !made.contains(copy.correlation);
     });
     if (without_call == 0) return;
     timeline.has_calls = false;

@@ -467,7 +467,8 @@ FeedPlan plan_travel(FeedFacts facts, const LoaderOptions& options, const LinkPr
       plan.fields, [](const FieldPlan& field) { return field.is_listed() || field.in_two_parts(); });
   if (!options.batch_sampler && !host_orders) plan.order_samples = order_samples(plan, facts.device, others);
   const std::size_t lists = list_bytes(plan);
-  if (!plan.orders_on_device() && others + kCopyStreams * lists <= plan.budget_bytes) plan.list_bytes = lists;
+  const bool has_room = others + kCopyStreams * lists <= plan.budget_bytes && !facts.device.memory_refused;
+  if (!plan.orders_on_device() && has_room) plan.list_bytes = lists;
   plan.reserved_bytes = std::min(plan.budget_bytes / kSlotAlignment * kSlotAlignment,
                                  others + order_bytes(plan.order_samples) + kCopyStreams * plan.list_bytes);
   lay_out(plan);

@@ -582,6 +582,7 @@ for _ in range(60):
     Exhibit(
         "pin_memory() in each step",
         """
+torch.set_num_threads(1)  # as torchrun has it
 data = torch.rand(4, 24576, 1024)
 for i in range(60):
     x = data[i % 4].pin_memory()  # HERE

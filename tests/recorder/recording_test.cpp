@@ -172,6 +172,16 @@ TEST(Recordings, TellWhatWasRecorded) {
   EXPECT_EQ(diagnosis.findings[0].places[0].function, "train.py(12): main");
 }
 
+/// A thread is looked at, and seen in a stack.
+void look(Bytes& bytes, std::int64_t time, std::uint32_t thread, std::uint64_t place = 1) {
+  Record record{};
+  record.type = RecordType::look;
+  record.begin = record.end = 5'000'000'000 + time;
+  record.stream = thread;
+  record.place = place;
+  bytes.add(record);
+}
+
 /// The names of the places of calls through these stacks, in their order.
 std::vector<std::string> places_of(Bytes& bytes, std::size_t stacks) {
   for (std::size_t i = 0; i < stacks; ++i)
@@ -214,6 +224,13 @@ TEST(Recordings, NameTheTrainersFrameIfOneLineOfTheProgramMakesAllCalls) {
   bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(4));
   bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(5));
   EXPECT_THAT(places_of(bytes, 2), ElementsAre("main.py(5): <module>", "main.py(9): log"));
+  bytes = frames_of_a_trainer();
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(4));
+  bytes.text(TextType::stack, Bytes::number(5));
+  look(bytes, 500'000, 5, 2);
+  look(bytes, 600'000, 5, 1);
+  EXPECT_THAT(places_of(bytes, 1), ElementsAre("main.py(5): <module>, in trainer/loop.py(88): step"))
+      << "the other line makes no call";
 }
 
 TEST(Recordings, TellWhatWasLeftOut) {
@@ -265,6 +282,8 @@ TEST(Recordings, LackCallsIfSomeThatCopyWereRefusedAndACopyHasNone) {
   ASSERT_EQ(bytes.ring()[1].type, RecordType::copy);
   bytes.ring()[1].correlation = 0;  // between devices
   EXPECT_TRUE(parsed(recording::kWithoutSomeCopyCalls).has_calls);
+  bytes = ten_steps(39);
+  EXPECT_TRUE(parsed(recording::kWithoutSomeCopyCalls).has_calls) << "the first call is written over";
 }
 
 TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
@@ -575,16 +594,6 @@ TEST(Recordings, TellTheLoaderThatWasWaitedFor) {
   EXPECT_THAT(names, ElementsAre("DataLoader.__next__", "penstock.Loader.__next__", "penstock.feed.__next__",
                                  "penstock.feed.__next__", "penstock::Loader::next"));
   EXPECT_EQ(timeline.notes.size(), 1U) << "a loader of a later version is left out";
-}
-
-/// A thread is looked at, and seen in the first stack.
-void look(Bytes& bytes, std::int64_t time, std::uint32_t thread) {
-  Record record{};
-  record.type = RecordType::look;
-  record.begin = record.end = 5'000'000'000 + time;
-  record.stream = thread;
-  record.place = 1;
-  bytes.add(record);
 }
 
 TEST(Recordings, TellWhereThreadsWereSeen) {

@@ -62,9 +62,10 @@ struct FieldPlan {
   /// The field crosses the link into a staging buffer on the device, from which a kernel writes the slot.
   bool staged_on_device = false;
 
-  std::size_t slot_offset = 0;            ///< of the batch's samples in a slot
-  std::size_t staging_offset = 0;         ///< of the host's gathered samples in a staging slot
-  std::size_t staging_positions = 0;      ///< of the samples' positions in a staging slot, if in_two_parts()
+  std::size_t slot_offset = 0;     ///< of the batch's samples in a slot
+  std::size_t staging_offset = 0;  ///< of the host's gathered samples in a staging slot
+  std::size_t staging_positions =
+      0;  ///< of the samples' positions in a staging slot, if listed and in two parts
   std::size_t device_staging_offset = 0;  ///< in a copy stream's staging buffer, if staged_on_device
   std::size_t row_offset = 0;             ///< of a column's sample in its row
   std::size_t rows_offset = 0;            ///< in a copy stream's staging buffer, of gathered rows
@@ -110,7 +111,8 @@ struct FeedPlan {
   /// Bytes of device memory, for all fields' factors and for the places of the columns in a row.
   std::size_t table_bytes = 0;
   std::size_t budget_bytes = 0;  ///< the most device memory that the loader takes
-  /// Device memory for the ring, the residents, the factors and the staging buffers, within the budget.
+  /// Device memory for the ring, the residents, the factors, the staging buffers and the lists, within the
+  /// budget.
   std::size_t reserved_bytes = 0;
 
   /// Indices that the device computes at once, in each copy stream's staging buffer at `order_offset`. 0: the
