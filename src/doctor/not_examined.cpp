@@ -140,7 +140,8 @@ void add_values(List& list, const Timeline& timeline, TimeSpan window) {
       {{"widened-copies"},
        fmt::format(
            "Values widened before the copy: those of {} copies of more than 64 KiB are not known.{}", unknown,
-           is_of_earlier_recorder ? " Earlier recorders did not. Record it again with this version." : "")});
+           is_of_earlier_recorder ? " Earlier recorders did not look. Record it again with this version."
+                                  : "")});
 }
 
 void add_contents(List& list, const Timeline& timeline, TimeSpan window) {

@@ -1459,7 +1459,8 @@ TEST(NotExamined, TellsWhyNobodyKnowsTheValues) {
     }
     return std::string();
   };
-  EXPECT_THAT(reason(55), HasSubstr("of 8 copies of more than 64 KiB. Earlier recorders did not."));
+  EXPECT_THAT(reason(55),
+              HasSubstr("of 8 copies of more than 64 KiB are not known. Earlier recorders did not look."));
   EXPECT_THAT(reason(0), AllOf(HasSubstr("those of 8 copies"), Not(HasSubstr("Earlier"))));
 }
 

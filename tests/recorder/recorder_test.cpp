@@ -377,7 +377,7 @@ TEST_F(Recorder, NamesBytesThatWereWidenedBeforeTheCopy) {
   EXPECT_THAT(found_in(others), Not(Contains("widened-copies")));
   EXPECT_THAT(not_examined_in(others), Not(Contains("widened-copies")));
   EXPECT_THAT(run({"init", "widened=30"}, {"--no-contents"}).errors,
-              AllOf(Not(HasSubstr("float32")), HasSubstr("Values widened before the copy: nobody")));
+              AllOf(Not(HasSubstr("float32")), HasSubstr("Values widened before the copy: those of")));
 }
 
 /// The first place of each finding.
