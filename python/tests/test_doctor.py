@@ -832,19 +832,25 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
         os.kill(worker, 0)
 
 
+@contextlib.contextmanager
 def start_command(folder, text):
     """The command as `penstock doctor --loader slow.py:loader` starts it, in a group of its own."""
     (folder / "slow.py").write_text(textwrap.dedent(text))
     program = (
         "import signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it may be ignored, as it is in background jobs
         "from penstock._doctor_command import main\n"
         "sys.exit(main('slow.py', 'loader', '60', '', ''))"
     )
     pipe = subprocess.PIPE
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True, cwd=folder, start_new_session=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_signal_during_the_import_ends_the_command_at_once(tmp_path):
