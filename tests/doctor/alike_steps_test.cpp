@@ -154,7 +154,7 @@ TEST(AlikeSteps, OfOneKernelAreToldByItsGrids) {
 
 TEST(AlikeSteps, AreNotTakenForAFewMoreThanEqualOnes) {
   Loop loop;
-  for (int i = 0; i < 4; ++i) loop.train().log();
+  for (int i = 0; i < 20; ++i) loop.train().log();
   for (int i = 0; i < 100; ++i) loop.train();
   EXPECT_THAT(loop.steps(), SizeIs(AllOf(Ge(97U), Le(100U))));
 }
