@@ -232,12 +232,11 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
       fmt::format("The GPU idles while the program is in its own code on the host: {} of {} a step.",
                   format_seconds(finding.seconds), format_seconds(view.account.step_seconds()));
   finding.meaning =
-      "Nothing is queued for the GPU meanwhile. If this makes the next batch, it can be done beside the "
-      "GPU's "
-      "work.";
+      "Nothing is queued for the GPU meanwhile. If this makes the next batch, it can be done beside "
+      "the GPU's work.";
   finding.change =
-      "do it in a Dataset's __getitem__, with DataLoader(..., num_workers=4); or ahead, in a thread of its "
-      "own";
+      "do it in a Dataset's __getitem__, with DataLoader(..., num_workers=4); or ahead, in a thread "
+      "of its own";
   finding.penstock_change =
       "for batch in penstock.feed(DataLoader(dataset, num_workers=4)): ...; penstock.Loader for data in "
       "arrays";
