@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -78,3 +79,12 @@ def forgotten(path) -> bool:
         except OSError:
             pass
     return False
+
+
+def run_in_threads(work, count) -> None:
+    """Runs `work` in so many threads at once, and waits for all of them. What it raises there is for itself to keep."""
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

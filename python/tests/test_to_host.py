@@ -2,7 +2,6 @@
 
 import collections
 import io
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 import penstock
 from penstock import _core
-from support import gpu, is_gpu, same
+from support import gpu, is_gpu, run_in_threads, same
 
 SIZES = [0, 1, 1000, (64 << 10) + 3, (256 << 10) + 1, 9 << 20]
 
@@ -279,11 +278,7 @@ def test_out_from_several_threads(device, random):
             if not same(penstock.to_host(penstock.to_device(tree, device), out=like(tree)), tree):
                 failures.append(tree)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, 3)
     assert not failures
 
 

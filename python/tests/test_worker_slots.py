@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import penstock
 from penstock import _shared_slots, _worker_feed
-from support import same
+from support import run_in_threads, same
 from worker_loaders import (
     COUNT,
     DEVICES,
@@ -227,11 +227,7 @@ def test_threads_have_feeds_of_their_own(forks_in_turn):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, 3)
     assert not failures
 
 
@@ -259,11 +255,7 @@ def test_threads_that_share_a_feed_have_slots_of_their_own(forks_in_turn, monkey
         except BaseException as error:
             failures.append(str(error))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, 2)
     assert not failures
     assert pools[0] is not pools[1]
 
