@@ -80,14 +80,17 @@ double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& co
   return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
 }
 
-/// Seconds of a step in which the device idles until one of these copies begins, other than for a DataLoader:
-/// the host makes their data, pins memory or is late with the call.
-double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+/// Seconds of a step in which the device idles until copies begin and after they end, other than for a
+/// DataLoader: the host makes their data, pins memory or is late with a call, or the device changes over
+/// between streams.
+double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  const TimeSpan window = view.account.window;
   std::vector<TimeSpan> gaps;
-  gaps.reserve(copies.size());
+  gaps.reserve(2 * copies.size());
   for (const ViewedCopy& viewed : copies) {
-    const TraceTime begin = viewed.copy->time.begin;
-    gaps.push_back({std::min(begin, view.busy.end_before(begin, view.account.window.begin)), begin});
+    const auto [begin, end] = viewed.copy->time;
+    gaps.push_back({std::min(begin, view.busy.end_before(begin, window.begin)), begin});
+    gaps.push_back({end, std::max(end, view.busy.begin_after(end, window.end))});
   }
   return view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
 }
@@ -96,6 +99,40 @@ double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies
 TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
   const auto [begin, end] = view.account.window;
   return {std::clamp(span.begin, begin, end), std::clamp(span.end, begin, end)};
+}
+
+/// How long the host is held up by a copy: in its call, and in the synchronization that belongs to it. The
+/// call of a copy from pinned memory alone takes no longer than it must.
+TimeSpan wait_for(const DeviceView& view, const ViewedCopy& viewed) {
+  if (viewed.made == nullptr) return {};
+  const TimeSpan made = view.call(*viewed.made).time;
+  if (viewed.waited == nullptr) return part_in_window(view, made);
+  const TimeSpan waited = view.call(*viewed.waited).time;
+  const bool is_pinned = viewed.copy->source == MemoryKind::pinned;
+  return part_in_window(view, {is_pinned ? waited.begin : made.begin, waited.end});
+}
+
+/// Seconds of a step.
+struct WaitsForCopies {
+  double all = 0;
+  double before = 0;  // the copies begin: for earlier work, or for the driver that gets ready
+};
+
+WaitsForCopies waits_for(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  TraceTime all = 0;
+  TraceTime before = 0;
+  for (const ViewedCopy& viewed : copies) {
+    const TimeSpan wait = wait_for(view, viewed);
+    all += wait.end - wait.begin;
+    before += std::clamp(viewed.copy->time.begin, wait.begin, wait.end) - wait.begin;
+  }
+  return {view.account.per_step(all), view.account.per_step(before)};
+}
+
+/// The most that is gained if nothing of these copies is exposed any more, and the host no longer waits so
+/// long for them: it launches ahead, and hides as much of what the device idles.
+double most_without_waits(const DeviceView& view, double exposed, double waited) {
+  return std::min(exposed + idle_seconds(view), waited);
 }
 
 /// Fills in what findings about copies share.
@@ -184,7 +221,7 @@ GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& 
                          const Finding& finding, double exposed) {
   const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
   const double room = std::max(0.0, kernel - (finding.seconds - exposed));
-  return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_before(view, copies)};
+  return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
 }
 
 /// The share of a copy's bytes that narrower values would not take. 0: nothing tells of such values.
@@ -241,10 +278,15 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
   const double pinned = seconds_if_pinned(view, copies, finding);
-  finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds), exposed + idle_before(view, copies)};
+  const auto [waited, waited_before] = waits_for(view, copies);
+  finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds),
+                  std::max(exposed + idle_around(view, copies), most_without_waits(view, exposed, waited))};
   finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));
+  if (waited > 0)
+    finding.text += fmt::format(" The host waits {} for them, of that {} before they begin.",
+                                format_seconds(waited), format_seconds(waited_before));
   finding.meaning =
       "The driver first moves pageable memory through a small buffer of its own, and the host waits "
       "meanwhile.";
@@ -261,25 +303,20 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   Finding finding = copy_finding(view, copies);
   std::vector<TimeSpan> gaps;
   std::vector<TimeSpan> own_gaps;  // behind waits of threads that launch kernels
-  TraceTime waited = 0;
-  TraceTime waited_before = 0;
   for (const ViewedCopy& viewed : copies) {
-    const TimeSpan wait = part_in_window(view, view.call(*viewed.waited).time);
-    waited += wait.end - wait.begin;
-    waited_before += std::clamp(viewed.copy->time.begin, wait.begin, wait.end) - wait.begin;
-    gaps.push_back(gap_after(view, wait));
+    gaps.push_back(gap_after(view, wait_for(view, viewed)));
     if (view.is_of_launching_thread(*viewed.waited)) own_gaps.push_back(gaps.back());
   }
-  const double blocked = view.account.per_step(waited);
+  const auto [waited, waited_before] = waits_for(view, copies);
   const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
   // Whether a thread that launches waits for another one is not recorded.
   const double own_gap = view.account.per_step(uncovered(span_list(std::move(own_gaps)), view.waits));
-  finding.gain = {std::min(blocked, own_gap) / 2, std::min(blocked, exposed_seconds(view, copies) + gap)};
+  finding.gain = {std::min(waited, own_gap) / 2,
+                  most_without_waits(view, exposed_seconds(view, copies), waited)};
   finding.text = fmt::format(
       "Copies from pinned memory that the host waits for: {}. It waits {}, of that {} for earlier work "
       "before the copies begin, and the GPU idles {} after.",
-      count_text(view, finding), format_seconds(blocked),
-      format_seconds(view.account.per_step(waited_before)), format_seconds(gap));
+      count_text(view, finding), format_seconds(waited), format_seconds(waited_before), format_seconds(gap));
   finding.meaning = "The memory is pinned, so the copy could run by itself while the host launches kernels.";
   finding.change = "x = x.to(device, non_blocking=True)";
   finding.penstock_change = "for batch in penstock.feed(loader): ...";
@@ -359,8 +396,9 @@ std::optional<Finding> find_small_copies(const DeviceView& view) {
     return std::nullopt;
   Finding finding = copy_finding(view, in_runs);
   const double alone = view.account.per_step(uncovered_time);
-  const double saved = view.account.per_step(uncovered_time - packed_time);
-  finding.gain = {saved / 2, saved};
+  const double packed = view.account.per_step(packed_time);
+  const double most = std::max(alone, most_without_waits(view, alone, waits_for(view, in_runs).all));
+  finding.gain = {(alone - packed) / 2, most - packed};
   finding.text = fmt::format(
       "Small copies one after the other: {}. With the gaps between them they take {} in which no kernel "
       "runs.",
@@ -417,7 +455,7 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
   if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
-  finding.gain = {exposed / 2, exposed + idle_before(view, copies)};
+  finding.gain = {exposed / 2, exposed + idle_around(view, copies)};
   finding.text = fmt::format(
       "Copies of data that was copied to this GPU before: {}{}. Their data would take {} there. Nothing "
       "hides {} of their {}.",

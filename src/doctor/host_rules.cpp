@@ -116,7 +116,9 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   finding.count = static_cast<double>(times.size()) / steady;
   finding.seconds = static_cast<double>(took) * 1e-9 / steady;
   // New memory is slow at first, too, so all that the device idles then may go.
-  finding.gain = {0, static_cast<double>(uncovered(span_list(std::move(gaps)), view.waits)) * 1e-9 / steady};
+  const TraceTime gap = uncovered(span_list(std::move(gaps)), view.waits);
+  const TraceTime idle = idle_in(view, {steps[first].begin, view.account.window.end});
+  finding.gain = {0, static_cast<double>(std::max(gap, std::min(took, idle))) * 1e-9 / steady};
   return finding;
 }
 
@@ -186,7 +188,8 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   }
   places.fill(finding, view.timeline);
   finding.seconds = waiting;
-  finding.gain = {0, waiting};
+  const double waited = view.account.per_step(view.waits.covered(view.account.window));
+  finding.gain = {0, std::min(waiting + idle_seconds(view), waited)};
   finding.text =
       fmt::format("The GPU idles while the loop waits for its loader: {} of {}{}.", format_seconds(waiting),
                   format_seconds(view.account.step_seconds()), view.account.steps > 0 ? " a step" : "");
@@ -227,7 +230,8 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
   const auto steady = static_cast<double>(steps.size() - first);
   finding.count = static_cast<double>(works.size()) / steady;
   finding.seconds = static_cast<double>(idle) * 1e-9 / steady;
-  finding.gain = {0, finding.seconds};
+  finding.gain = {0,
+                  static_cast<double>(std::min(total_length(quiet), idle_in(view, window))) * 1e-9 / steady};
   finding.text =
       fmt::format("The GPU idles while the program is in its own code on the host: {} of {} a step.",
                   format_seconds(finding.seconds), format_seconds(view.account.step_seconds()));
@@ -270,9 +274,7 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
   const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
   // Without a wait, the host's own work and the GPU's run side by side: what the GPU idles may all be hidden,
   // and the host saves what it waits.
-  const double idle = view.account.per_step(view.account.part(DevicePart::launch_or_sync) +
-                                            view.account.part(DevicePart::other_idle));
-  finding.gain = {view.account.per_step(kept) / 2, std::min(std::max(gap, idle), finding.seconds)};
+  finding.gain = {view.account.per_step(kept) / 2, std::min(idle_seconds(view), finding.seconds)};
   const FindingPlace& first = finding.places.front();
   const std::string_view cause = cause_of(first.op);
   const std::string by = cause.empty() ? "" : fmt::format(", mostly by {}", cause);

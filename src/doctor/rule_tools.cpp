@@ -95,6 +95,16 @@ TimeSpan gap_after(const DeviceView& view, TimeSpan wait) {
   return {begin, std::max(begin, end)};
 }
 
+TraceTime idle_in(const DeviceView& view, TimeSpan window) {
+  const SpanList waits = intersect({window}, view.waits.spans());
+  const TraceTime waiting = total_length(waits) - overlap(waits, view.busy.spans());
+  return window.end - window.begin - view.busy.covered(window) - waiting;
+}
+
+double idle_seconds(const DeviceView& view) {
+  return view.account.per_step(idle_in(view, view.account.window));
+}
+
 bool shares_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   std::set<std::uint32_t> streams;
   for (const TimelineWork& work : view.timeline.work) {

@@ -59,7 +59,7 @@ TEST(HostWork, IsNamedWithItsLine) {
   EXPECT_NEAR(finding.seconds, 2.999 * kMs, 1e-9);
   EXPECT_DOUBLE_EQ(finding.count, 1);
   EXPECT_EQ(finding.gain.low, 0);
-  EXPECT_NEAR(finding.gain.high, 2.999 * kMs, 1e-9);
+  EXPECT_NEAR(finding.gain.high, 3 * kMs, 1e-9) << "all that the GPU idles";
   ASSERT_THAT(finding.places, SizeIs(1));
   EXPECT_EQ(finding.places[0].function, "train.py(7): decode");
   EXPECT_EQ(finding.places[0].count, 6U) << "steps after the first quarter";
@@ -98,7 +98,7 @@ TEST(HostWork, CountsOnlyWhatTheGpuIdles) {
   EXPECT_THAT(works_found(working_host(decode, 3850)), IsEmpty()) << "less than 5 %";
   const std::vector<Finding> found = works_found(working_host(decode, 3700));
   ASSERT_THAT(found, SizeIs(1));
-  EXPECT_NEAR(found[0].gain.high, 0.304 * kMs, 1e-9);
+  EXPECT_NEAR(found[0].gain.high, 0.305 * kMs, 1e-9);
   EXPECT_NEAR(found[0].places.at(0).seconds, 6 * 0.304 * kMs, 1e-9);
   TimelineBuilder hidden = working_host(decode);
   for (std::size_t i = 2; i < 5; ++i) hidden.timeline.work[i].time.end += 3'000'000;
