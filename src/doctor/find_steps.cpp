@@ -22,6 +22,7 @@ constexpr std::size_t kRepeats = 5;
 constexpr std::size_t kMostCandidates = 4096;
 constexpr double kTrusted = 1.5;  // steps that repeat exactly count as so many that are nearly the same
 constexpr TraceTime kInterruption = 10;  // as long as most steps
+constexpr TraceTime kStart = 2;          // as long as most steps, and longer than all later ones
 
 /// The labelled work and the copies of the device that has most of them, in the order of their beginnings.
 /// Kernels are the same if their labels are, but for the lowest `left_out` bits.
@@ -129,18 +130,25 @@ std::vector<std::size_t> find_equal_steps(std::span<const StepItem> items) {
 }
 
 /// Leaves out a step in the first or the last tenth that takes much longer than most, and those before or
-/// after it: the program prepares something there, such as its loader after a first try of the model.
+/// after it: the program prepares something there, such as its loader after a first try of the model. So does
+/// a step in the first tenth that takes longer than any behind these.
 void leave_out_pauses_at_ends(std::vector<TimeSpan>& steps) {
   if (steps.size() < kRepeats) return;
   const auto length = [](const TimeSpan& step) { return step.end - step.begin; };
+  const auto part = static_cast<std::ptrdiff_t>(std::max<std::size_t>(1, steps.size() / 10));
   std::vector<TraceTime> lengths(steps.size());
   std::ranges::transform(steps, lengths.begin(), length);
+  const TraceTime longest_later = *std::max_element(lengths.begin() + part, lengths.end());
   const auto middle = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2);
   std::ranges::nth_element(lengths, middle);
-  const auto is_interrupted = [&](const TimeSpan& step) { return length(step) > kInterruption * *middle; };
-  const auto part = static_cast<std::ptrdiff_t>(std::max<std::size_t>(1, steps.size() / 10));
-  const auto last = std::find_if(steps.end() - part, steps.end(), is_interrupted);
-  const auto first = std::find_if(std::reverse_iterator(steps.begin() + part), steps.rend(), is_interrupted);
+  const TraceTime interrupted = kInterruption * *middle;
+  const TraceTime starting = std::min(interrupted, std::max(kStart * *middle, longest_later));
+  const auto takes_longer = [&](TraceTime than) {
+    return [&, than](const TimeSpan& step) { return length(step) > than; };
+  };
+  const auto last = std::find_if(steps.end() - part, steps.end(), takes_longer(interrupted));
+  const auto first =
+      std::find_if(std::reverse_iterator(steps.begin() + part), steps.rend(), takes_longer(starting));
   steps.erase(last, steps.end());
   steps.erase(steps.begin(), first.base());
 }

@@ -4,6 +4,7 @@
 #include "doctor/python_files.hpp"
 #include "doctor/recorded_totals.hpp"
 #include "doctor/recording_format.hpp"
+#include "doctor/seen_waits.hpp"
 #include "doctor/trace_frames.hpp"
 
 #include <penstock/core/error.hpp>
@@ -36,8 +37,7 @@ using recording::Total;
 
 constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
-constexpr TraceTime kWaitGap = 50'000'000;      // between two looks at a thread that has called nothing since
-constexpr std::size_t kLongestFileName = 4096;  // of a file, and four times what the recorder writes
+constexpr std::size_t kLongestFileName = 4096;      // of a file, and four times what the recorder writes
 
 /// Of the program itself, and not of CUDA, the system, an installed package or the interpreter.
 bool is_user_code(std::string_view file) {
@@ -76,8 +76,8 @@ class RecordingParser {
     timeline.source = TimelineSource::recorder;
     timeline.is_compiled = !recording_.code_stacks.empty() && !has_python_;
     sort_timeline(timeline);
-    keep_waits();
     keep_watched();
+    keep_waits();
     sort_timeline(timeline);
     read_totals();
     timeline.steps = find_steps(timeline);
@@ -467,36 +467,9 @@ class RecordingParser {
     }
   }
 
-  /// A thread was seen in next() some times. Between two looks it was there, too, unless it called CUDA.
   void keep_waits() {
     Timeline& timeline = recording_.timeline;
-    std::sort(waits_.begin(), waits_.end(), [](const Wait& a, const Wait& b) {
-      return std::pair(a.thread, a.time.begin) < std::pair(b.thread, b.time.begin);
-    });
-    std::vector<Wait> merged;
-    for (Wait wait : waits_) {
-      const TraceTime seen = wait.time.begin + (wait.time.end - wait.time.begin) / 2;
-      const auto after =
-          std::partition_point(timeline.calls.begin(), timeline.calls.end(), [&](const TimelineCall& call) {
-            return std::pair(call.thread, call.time.begin) <= std::pair(wait.thread, seen);
-          });
-      TraceTime call_end = std::numeric_limits<TraceTime>::min();
-      if (after != timeline.calls.end() && after->thread == wait.thread)
-        wait.time.end = std::min(wait.time.end, after->time.begin);
-      if (after != timeline.calls.begin() && std::prev(after)->thread == wait.thread)
-        call_end = std::prev(after)->time.end;
-      wait.time.begin = std::max(wait.time.begin, call_end);
-      if (wait.time.begin >= wait.time.end) continue;
-      Wait* const last = merged.empty() ? nullptr : &merged.back();
-      if (last != nullptr && last->thread == wait.thread && last->frame == wait.frame &&
-          last->loader == wait.loader && call_end <= last->time.begin &&
-          wait.time.begin - last->time.end <= kWaitGap) {
-        last->time.end = wait.time.end;
-      } else {
-        merged.push_back(wait);
-      }
-    }
-    for (const Wait& wait : merged) {
+    for (const SeenWait& wait : join_waits(std::move(waits_), timeline)) {
       timeline.host.push_back({wait.time, loader_name(wait.loader), wait.thread, HostSpanKind::loader_wait});
       if (wait.frame != kNone)
         timeline.host.push_back(
@@ -593,13 +566,6 @@ class RecordingParser {
     return threads_.try_emplace(thread, static_cast<std::uint16_t>(threads_.size())).first->second;
   }
 
-  struct Wait {
-    TimeSpan time;
-    std::uint32_t frame = kNone;
-    std::uint16_t thread = 0;
-    std::uint8_t loader = 0;
-  };
-
   struct RecordedStream {
     std::uint32_t context = 0;
     std::uint32_t number = 0;
@@ -619,7 +585,7 @@ class RecordingParser {
   std::vector<Frame> frames_;
   std::vector<Stack> stacks_;          ///< by number
   std::vector<std::uint32_t> places_;  ///< by number of the stack: its name
-  std::vector<Wait> waits_;
+  std::vector<SeenWait> waits_;
   std::vector<std::uint32_t> watched_;  ///< threads, as the recorder numbers them
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;

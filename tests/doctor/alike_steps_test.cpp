@@ -182,6 +182,25 @@ TEST(Steps, LeaveOutPausesAtTheirEnds) {
   }
 }
 
+TEST(Steps, LeaveOutAStartThatTakesTwiceAsLong) {
+  // A step takes 452 ns.
+  const auto steps = [](int slow, int pauses, int later = 0) {
+    Loop loop;
+    for (int i = 0; i < 100; ++i) {
+      const int more = i < slow ? pauses : i == 50 ? later : 0;
+      for (int pause = 0; pause < more; ++pause) loop.pause();
+      loop.train();
+    }
+    return loop.steps().size();
+  };
+  const std::size_t all = steps(0, 0);
+  EXPECT_EQ(steps(5, 4), all);
+  EXPECT_EQ(steps(5, 5) + 4, all) << "The first one is left out anyway.";
+  EXPECT_EQ(steps(20, 6, 5), all) << "It goes on behind the first tenth.";
+  EXPECT_EQ(steps(5, 5, 5), all) << "A later one takes as long.";
+  EXPECT_EQ(steps(5, 6, 5) + 4, all);
+}
+
 TEST(AlikeSteps, MayVaryInSomeKernels) {
   Loop loop;
   std::mt19937 random(4);

@@ -564,19 +564,73 @@ Record wait_at(std::int64_t time) {
   return record;
 }
 
+std::vector<TimeSpan> waits_in(Bytes& bytes) {
+  std::vector<TimeSpan> waits;
+  for (const TimelineHostSpan& span : parse(bytes.bytes()).timeline.host) {
+    if (span.kind == HostSpanKind::loader_wait) waits.push_back(span.time);
+  }
+  return waits;
+}
+
 TEST(Recordings, WaitsEndAtTheNextCall) {
   Bytes bytes = ten_steps(1000);
   // Looks at 10.1 to 14.1 ms, after the last call; the next one begins at 14.3 ms.
   for (int i = 0; i < 5; ++i) bytes.add(wait_at(5'010'100'000 + i * 1'000'000));
   bytes.step(5'014'300'000);
-  const Timeline timeline = parse(bytes.bytes()).timeline;
-  std::vector<TimeSpan> waits;
-  for (const TimelineHostSpan& span : timeline.host) {
-    if (span.kind == HostSpanKind::loader_wait) waits.push_back(span.time);
-  }
+  EXPECT_THAT(waits_in(bytes), ElementsAre(TimeSpan{9'600'000, 14'300'000}));
+}
+
+/// A step ends at 9.11 ms and the next one begins at 14.3 ms. In between, threads were looked at.
+Bytes looked_at() {
+  Bytes bytes = ten_steps(1000);
+  bytes.text(TextType::watched, Bytes::number(5));
+  bytes.step(5'014'300'000);
+  return bytes;
+}
+
+TEST(Recordings, WaitsGoOnUntilTheThreadIsSeenElsewhere) {
+  Bytes bytes = looked_at();
+  bytes.add(wait_at(5'012'000'000));
+  const std::vector<TimeSpan> waits = waits_in(bytes);
   ASSERT_THAT(waits, SizeIs(1));
-  EXPECT_EQ(waits[0].begin, 9'600'000);
-  EXPECT_EQ(waits[0].end, 14'300'000);
+  EXPECT_EQ(waits[0].begin, 9'215'000) << "from the last call on";
+  EXPECT_EQ(waits[0].end, 14'300'000) << "to the next call";
+  look(bytes, 10'500'000, 5);
+  EXPECT_THAT(waits_in(bytes), ElementsAre(TimeSpan{11'500'000, 14'300'000}));
+  look(bytes, 13'500'000, 5);
+  EXPECT_THAT(waits_in(bytes), ElementsAre(TimeSpan{11'500'000, 12'500'000}));
+  Bytes other = looked_at();
+  other.add(wait_at(5'012'000'000));
+  look(other, 13'500'000, 6);
+  EXPECT_EQ(waits_in(other).at(0).end, 14'300'000) << "another thread was seen";
+}
+
+TEST(Recordings, WaitsGoOnForAtMostFiftyMillisecondsUnseen) {
+  Bytes bytes = ten_steps(1000);
+  bytes.text(TextType::watched, Bytes::number(5));
+  bytes.add(wait_at(5'070'000'000));
+  bytes.step(5'200'000'000);
+  EXPECT_THAT(waits_in(bytes), ElementsAre(TimeSpan{19'500'000, 120'500'000}));
+}
+
+TEST(Recordings, WaitsOfCompiledLoadersAreAsLongAsTheySay) {
+  Bytes bytes = looked_at();
+  Record wait = wait_at(5'012'000'000);
+  wait.detail = recording::kCompiledLoader;
+  bytes.add(wait);
+  EXPECT_THAT(waits_in(bytes), ElementsAre(TimeSpan{11'500'000, 12'500'000}));
+}
+
+TEST(Recordings, WaitsForTwoLoadersDoNotOverlap) {
+  Bytes bytes = looked_at();
+  Record other = wait_at(5'013'000'000);
+  other.detail = 1;
+  bytes.add(wait_at(5'011'000'000));
+  bytes.add(other);
+  const std::vector<TimeSpan> waits = waits_in(bytes);
+  ASSERT_THAT(waits, SizeIs(2));
+  EXPECT_EQ(waits[0].end, 12'500'000);
+  EXPECT_EQ(waits[1].begin, 12'500'000);
 }
 
 TEST(Recordings, TellTheLoaderThatWasWaitedFor) {
