@@ -121,6 +121,8 @@ case "${1:-}" in
     fi
     python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
       --picture build/gpu-compare.png || status=1
+    # Programs with a mistake and without: does the gain come as predicted?
+    python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --fixed --json build/gpu-gains.json || status=1
     exit $status
     ;;
   *)
