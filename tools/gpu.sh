@@ -94,7 +94,8 @@ case "${1:-}" in
     build/release/benchmarks/bench_loader --device cuda:0 --profile build/gpu-profile.json \
       --beside build/gpu-torch-loader.json --json build/gpu-loader.json
     python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --overhead --json build/gpu-recorder.json || true
-    build/release/benchmarks/bench_model --device cuda:0 --json build/gpu-model.json
+    build/release/benchmarks/bench_model --device cuda:0 --seconds 0.2 --link-seconds 12 \
+      --json build/gpu-model.json
     if ! python3 -c 'import torch, nanobind, scikit_build_core'; then
       echo "compare: not measured, this Python lacks what the package is built and compared with"
       exit 0
