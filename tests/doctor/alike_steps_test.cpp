@@ -464,6 +464,54 @@ TEST(AlikeSteps, AreSeveral) {
   EXPECT_THAT(loop.kernel(1).steps(), IsEmpty());
 }
 
+/// Steps of 31 items, of which one is never the same, among other work.
+std::vector<TimeSpan> a_few_among(int count, int before, int after) {
+  Loop loop;
+  loop.kernels(200, before);
+  for (int i = 0; i < count; ++i)
+    loop.pause().kernels(1, 15).kernel(static_cast<std::uint16_t>(100 + i)).kernels(20, 15);
+  return loop.pause().kernel(1).kernels(1000, after).steps();
+}
+
+TEST(AlikeSteps, AreFourAtLeast) {
+  EXPECT_THAT(a_few_among(4, 1, 0), SizeIs(3)) << "the last only shows where the one before it ends";
+  EXPECT_THAT(a_few_among(3, 1, 0), IsEmpty());
+}
+
+TEST(AlikeSteps, AreHalfOfTheWorkAtLeast) {
+  EXPECT_THAT(a_few_among(4, 62, 61), SizeIs(3));
+  EXPECT_THAT(a_few_among(4, 62, 62), IsEmpty());
+}
+
+TEST(AlikeSteps, BeginWithTheLowestKindIfTheDeviceNeverIdles) {
+  Loop loop;
+  loop.kernel(80);
+  for (int i = 0; i < 60; ++i) {
+    loop.kernels(1, 10).to_device().kernels(20, 10);
+    if (i % 10 == 9) loop.log();
+  }
+  const std::vector<TimeSpan> steps = loop.steps();
+  ASSERT_THAT(steps, about(60));
+  for (const TimeSpan& step : steps) {
+    EXPECT_THAT(loop.timeline().copies,
+                Contains(Field(&TimelineCopy::time, Field(&TimeSpan::begin, step.begin + 1))));
+  }
+}
+
+TEST(AlikeSteps, BeginWhereTheDeviceIdlesEvenIfAKernelLastsLonger) {
+  Loop loop;
+  for (int i = 0; i < 60; ++i) {
+    loop.train();
+    if (i % 10 == 9) loop.log();
+    if (i == 35) loop.timeline().work.back().time.end += 1'000'000;
+  }
+  const std::vector<TimeSpan> steps = loop.steps();
+  ASSERT_THAT(steps, about(60));
+  const TimeSpan& step = steps[10];
+  EXPECT_THAT(loop.timeline().copies,
+              Contains(Field(&TimelineCopy::time, Field(&TimeSpan::begin, step.begin + Loop::kPause + 1))));
+}
+
 TEST(AlikeSteps, FollowOtherWorkThatRepeats) {
   Loop loop;
   std::mt19937 random(10);
