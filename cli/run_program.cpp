@@ -69,7 +69,7 @@ std::optional<fs::path> find_program(const std::string& word) {
   const char* const path = std::getenv("PATH");
   std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
   for (std::string folder; std::getline(folders, folder, ':');) {
-    const fs::path file = fs::path(folder) / word;
+    fs::path file = fs::path(folder) / word;
     if (fs::is_regular_file(file, error)) return file;
   }
   return std::nullopt;
@@ -110,7 +110,9 @@ pid_t start_program(std::vector<std::string> words, ProgramStart start, const st
   ::posix_spawnattr_setsigmask(&attributes, &blocked);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   std::vector<char*> envp;
+  envp.reserve(start.variables.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   for (std::string& variable : start.variables) envp.push_back(variable.data());
   for (char** variable = environ; *variable != nullptr; ++variable) {

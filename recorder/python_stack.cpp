@@ -19,7 +19,7 @@ constexpr std::size_t kSizeOffset = 16;    // of a code object from 3.11 on, in 
 template <typename Value>
 Value read(const void* base, std::size_t offset) noexcept {
   Value value;
-  std::memcpy(&value, static_cast<const char*>(base) + offset, sizeof value);
+  std::memcpy(static_cast<void*>(&value), static_cast<const char*>(base) + offset, sizeof value);
   return value;
 }
 
@@ -34,7 +34,7 @@ const void* type_of(const void* object) noexcept { return read<const void*>(obje
 /// Objects are aligned. From 3.14 on, frames mark their pointers in the lowest bits.
 const void* unmarked(const void* pointer) noexcept {
   constexpr std::uintptr_t kMarks = 7;
-  return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(pointer) & ~kMarks);
+  return static_cast<const char*>(pointer) - (reinterpret_cast<std::uintptr_t>(pointer) & kMarks);
 }
 
 /// Appends a character as UTF-8. False if it does not fit.
@@ -148,7 +148,7 @@ class PythonStack::CarefulReader {
       got_ = copy_carefully(base, bytes_);
     }
     if (offset + sizeof value > got_) return false;
-    std::memcpy(&value, bytes_ + offset, sizeof value);
+    std::memcpy(static_cast<void*>(&value), bytes_ + offset, sizeof value);
     return true;
   }
 

@@ -218,7 +218,8 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
     call.begin = now();
     return;
   }
-  if (call.depth == 0 || --call.depth > 0) return;
+  if (call.depth == 0) return;
+  if (--call.depth > 0) return;
   const std::uint64_t end = now();
   if (call.correlation == 0) call.correlation = details.correlation;
   if (!call.is_known) {
@@ -360,7 +361,7 @@ void finish(recording::State state) noexcept {
   cupti.flush_all(kForcedFlush);
   read_buffers();
   devices.note(file);
-  __atomic_store_n(&file.header().state, state, __ATOMIC_RELEASE);
+  std::atomic_ref(file.header().state).store(state, std::memory_order_release);
   active.store(false);
 }
 

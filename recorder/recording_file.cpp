@@ -18,7 +18,6 @@ namespace penstock::recorder {
 
 namespace {
 
-using recording::Header;
 using recording::Record;
 using recording::TextEntry;
 

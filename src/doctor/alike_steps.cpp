@@ -193,7 +193,6 @@ std::optional<Segments> segments_of(std::span<const StepItem> items, const std::
     likeness.push_back(pattern.likeness(segment_at(items, begins, i)));
   const auto first = std::ranges::find(likeness, Likeness::alike);
   const auto last = std::find(likeness.rbegin(), likeness.rend(), Likeness::alike).base();
-  if (first >= last) return std::nullopt;
   Segments segments;
   segments.begins.assign(begins.begin() + (first - likeness.begin()),
                          begins.begin() + (last - likeness.begin()) + 1);

@@ -169,8 +169,8 @@ TimeSpan wait_for_engine(const DeviceView& view, std::optional<TraceTime> free,
   const TimeSpan call = view.call(*late.made).time;
   const TraceTime ready = std::max(*free, call.end);
   TraceTime begin = late.copy->time.begin;
-  for (std::size_t before = i; before-- > 0 && i - before <= kMostBefore && begin > ready;) {
-    const ViewedCopy& other = copies[before];
+  for (std::size_t back = 1; back <= std::min(i, kMostBefore) && begin > ready; ++back) {
+    const ViewedCopy& other = copies[i - back];
     const TimeSpan time = other.copy->time;
     const bool in_the_way = time.end <= begin && begin - time.end <= kBackToBack &&
                             (other.made == nullptr || view.call(*other.made).time.begin < call.begin);

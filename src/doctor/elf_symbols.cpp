@@ -72,7 +72,7 @@ class ElfFile {
 
 /// Without what a compiler adds to the name of a function that it has cloned, such as `.isra.0`.
 std::string demangled(std::string_view name) {
-  const std::string text(name.substr(0, name.find('.', 1)));
+  std::string text(name.substr(0, name.find('.', 1)));
   if (!name.starts_with("_Z")) return text;  // a function of C, whose name may be a type's mangled one
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> plain(

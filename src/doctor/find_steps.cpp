@@ -124,8 +124,7 @@ std::vector<std::size_t> find_equal_steps(std::span<const StepItem> items) {
   }
   const auto phase = static_cast<std::size_t>(std::max_element(idle.begin(), idle.end()) - idle.begin());
   std::vector<std::size_t> begins;
-  for (std::size_t i = std::max<std::size_t>(1, best.first + phase); i < best.second; i += period)
-    begins.push_back(i);
+  for (std::size_t i = best.first + phase; i < best.second; i += period) begins.push_back(i);
   return begins;
 }
 
@@ -171,10 +170,8 @@ std::vector<TimeSpan> find_steps(const Timeline& timeline) {
     return std::min(items[i].time.begin, items[i - 1].time.end);
   };
   std::vector<TimeSpan> steps;
-  for (std::size_t i = 1; i < begins.size(); ++i) {
-    const TimeSpan step{beginning(begins[i - 1]), beginning(begins[i])};
-    if (step.begin <= step.end) steps.push_back(step);
-  }
+  for (std::size_t i = 1; i < begins.size(); ++i)
+    steps.push_back({beginning(begins[i - 1]), beginning(begins[i])});
   leave_out_pauses_at_ends(steps);
   return steps;
 }

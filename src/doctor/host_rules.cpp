@@ -134,6 +134,7 @@ void leave_out_pauses(const DeviceView& view, std::vector<HostWork>& works) {
   std::map<std::size_t, TraceTime> by_step;
   for (const HostWork& work : works) by_step[step_at(view, work.quiet.time.begin)] += work.idle;
   std::vector<TraceTime> idle;
+  idle.reserve(by_step.size());
   for (const auto& [step, time] : by_step) idle.push_back(time);
   const auto middle = idle.begin() + static_cast<std::ptrdiff_t>(idle.size() / 2);
   std::nth_element(idle.begin(), middle, idle.end());
@@ -250,6 +251,7 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
 std::optional<Finding> find_synchronizations(const DeviceView& view) {
   const std::vector<HostWait> waits = host_waits(view, true);
   std::vector<TraceTime> times;
+  times.reserve(waits.size());
   for (const HostWait& wait : waits) times.push_back(wait.time.begin);
   if (!is_regular(view, times)) return std::nullopt;
   Finding finding;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <random>
 #include <utility>
 #include <vector>
@@ -18,6 +19,8 @@ namespace penstock {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Field;
 using ::testing::Ge;
 using ::testing::IsEmpty;
 using ::testing::Le;
@@ -45,8 +48,8 @@ class Loop {
   }
   Loop& to_device() { return copy(CopyDirection::h2d); }
   Loop& to_host() { return copy(CopyDirection::d2h); }
-  Loop& pause() {
-    now_ += kPause;
+  Loop& pause(TraceTime length = kPause) {
+    now_ += length;
     return *this;
   }
   /// A batch and 30 kernels, of which many come again: forward, backward and the optimizer.
@@ -157,6 +160,137 @@ TEST(AlikeSteps, AreNotTakenForAFewMoreThanEqualOnes) {
   for (int i = 0; i < 20; ++i) loop.train().log();
   for (int i = 0; i < 100; ++i) loop.train();
   EXPECT_THAT(loop.steps(), SizeIs(AllOf(Ge(97U), Le(100U))));
+}
+
+/// A pause and four items.
+constexpr TraceTime kStep = Loop::kPause + 44;
+void do_step(Loop& loop, TraceTime length = kStep) { loop.pause(length - 44).to_device().kernels(1, 3); }
+
+TEST(Steps, BeginWithTheFirstItemOfAll) {
+  Loop loop;
+  for (int i = 0; i < 20; ++i) do_step(loop);
+  const std::vector<TimeSpan> steps = loop.steps();
+  EXPECT_THAT(steps, SizeIs(18)) << "nobody knows when the first begins, and when the last ends";
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const auto pause = loop.timeline().copies[i + 1].time.begin - Loop::kPause - 1;
+    EXPECT_EQ(steps[i], (TimeSpan{pause, pause + kStep}));
+  }
+}
+
+/// Twenty steps, in each of which `add` adds something to the timeline; it gets the number of the step and
+/// where it begins.
+template <typename Add>
+std::vector<TimeSpan> steps_beside(const Add& add) {
+  Loop loop;
+  loop.kernel(80);
+  for (int i = 0; i < 20; ++i) do_step(loop);
+  for (int i = 0; i < 20; ++i) add(loop.timeline(), i, 10 + kStep * i);
+  return loop.steps();
+}
+
+TEST(Steps, AreOfTheItemsThatCanBeTold) {
+  const std::vector<TimeSpan> steps = steps_beside([](Timeline&, int, TraceTime) {});
+  EXPECT_THAT(steps, SizeIs(19));
+  const auto without_name = [](Timeline& timeline, int i, TraceTime time) {
+    if (i % 3 == 0) timeline.work.push_back({{time + 50, time + 60}, 7, 0, 0});
+  };
+  EXPECT_EQ(steps_beside(without_name), steps);
+  const auto within_device = [](Timeline& timeline, int i, TraceTime time) {
+    TimelineCopy copy;
+    copy.time = {time + 50, time + 60};
+    copy.direction = CopyDirection::d2d;
+    if (i % 3 == 0) timeline.copies.push_back(copy);
+  };
+  EXPECT_EQ(steps_beside(within_device), steps);
+  const auto on_other_device = [](Timeline& timeline, int i, TraceTime time) {
+    timeline.work.push_back({{time + 50, time + 60}, 7, 1, static_cast<std::uint16_t>(100 + i)});
+    TimelineCopy copy;
+    copy.time = {time + 60, time + 70};
+    copy.device = 1;
+    if (i % 3 == 0) timeline.copies.push_back(copy);
+  };
+  EXPECT_EQ(steps_beside(on_other_device), steps) << "it has less work";
+}
+
+TEST(Steps, BeginNoLaterThanTheirFirstItem) {
+  TraceTime next = 0;
+  const std::vector<TimeSpan> steps = steps_beside([&next](Timeline& timeline, int i, TraceTime time) {
+    const TraceTime last = time + kStep - 5;
+    timeline.work.push_back({{last, i == 10 ? last + 100 * kStep : last + 4}, 8, 0, 70});
+    if (i == 11) next = time + Loop::kPause + 1;
+  });
+  EXPECT_THAT(steps, SizeIs(19));
+  EXPECT_THAT(steps, Contains(Field(&TimeSpan::begin, next))) << "a kernel lasts longer than its step";
+}
+
+TEST(Steps, RepeatFiveTimesAtLeast) {
+  for (const bool begins : {false, true}) {
+    for (const bool ends : {false, true}) {
+      const auto steps_of = [&](int repeats) {
+        Loop loop;
+        if (!begins) loop.kernel(80);
+        for (int i = 0; i < repeats; ++i) do_step(loop);
+        if (!ends) loop.kernel(90);
+        return loop.steps();
+      };
+      EXPECT_THAT(steps_of(4), IsEmpty()) << begins << ends;
+      EXPECT_THAT(steps_of(5), SizeIs(begins ? 3 : 4)) << begins << ends;
+    }
+  }
+}
+
+TEST(Steps, AreHalfOfTheWorkAtLeast) {
+  const auto steps_among = [](int before, int after) {
+    Loop loop;
+    loop.kernels(100, before);
+    for (int i = 0; i < 5; ++i) do_step(loop);
+    return loop.kernels(200, after).steps();
+  };
+  EXPECT_THAT(steps_among(10, 10), SizeIs(4));
+  EXPECT_THAT(steps_among(10, 11), IsEmpty());
+}
+
+TEST(Steps, AreTriedWithSoManyItemsOfOneKind) {
+  const auto steps_with_copies = [](int copies) {
+    Loop loop;
+    for (int i = 0; i < 6; ++i) {
+      loop.pause();
+      for (int copy = 0; copy < copies; ++copy) loop.to_device();
+      loop.to_host();
+    }
+    return loop.kernel(90).steps();
+  };
+  EXPECT_THAT(steps_with_copies(4096), SizeIs(4));
+  EXPECT_THAT(steps_with_copies(4097), IsEmpty()) << "else they take time by the square of the items";
+}
+
+/// The steps that are found of `count`, of which `some` take as long as it says there.
+std::vector<TimeSpan> steps_that_take(std::size_t count, const std::map<std::size_t, TraceTime>& some) {
+  Loop loop;
+  loop.kernel(80);
+  for (std::size_t i = 0; i < count; ++i) do_step(loop, some.contains(i) ? some.at(i) : kStep);
+  do_step(loop);
+  return loop.steps();
+}
+
+TEST(Steps, AreLeftOutInTheFirstAndTheLastTenthOnly) {
+  constexpr TraceTime kLong = 100 * kStep;
+  EXPECT_THAT(steps_that_take(4, {{0, kLong}}), SizeIs(4)) << "too few";
+  EXPECT_THAT(steps_that_take(5, {{0, kLong}}), SizeIs(4));
+  EXPECT_THAT(steps_that_take(5, {{1, kLong}, {3, kLong}}), SizeIs(5));
+  EXPECT_THAT(steps_that_take(5, {{4, kLong}}), SizeIs(4));
+  EXPECT_THAT(steps_that_take(19, {{1, kLong}, {17, kLong}}), SizeIs(19));
+  EXPECT_THAT(steps_that_take(20, {{1, kLong}}), SizeIs(18));
+  EXPECT_THAT(steps_that_take(20, {{18, kLong}}), SizeIs(18));
+  EXPECT_THAT(steps_that_take(20, {{0, kLong}, {1, kLong}, {18, kLong}, {19, kLong}}), SizeIs(16));
+  EXPECT_THAT(steps_that_take(20, {{2, kLong}, {17, kLong}}), SizeIs(20));
+}
+
+TEST(Steps, AreLeftOutIfTheyTakeMoreThanTenTimesAsLongAsMost) {
+  EXPECT_THAT(steps_that_take(20, {{0, 10 * kStep}, {19, 10 * kStep}}), SizeIs(20));
+  EXPECT_THAT(steps_that_take(20, {{0, 10 * kStep + 1}, {19, 10 * kStep + 1}}), SizeIs(18));
+  EXPECT_THAT(steps_that_take(20, {{19, 10 * kStep}, {8, kStep - 1}, {9, kStep - 1}}), SizeIs(20))
+      << "some are shorter";
 }
 
 TEST(Steps, LeaveOutPausesAtTheirEnds) {
@@ -347,6 +481,54 @@ TEST(AlikeSteps, AreSeveral) {
   Loop loop;
   for (const int kernels : {30, 300, 301, 299, 30}) loop.kernels(1, kernels);
   EXPECT_THAT(loop.kernel(1).steps(), IsEmpty());
+}
+
+/// Steps of 31 items, of which one is never the same, among other work.
+std::vector<TimeSpan> a_few_among(int count, int before, int after) {
+  Loop loop;
+  loop.kernels(200, before);
+  for (int i = 0; i < count; ++i)
+    loop.pause().kernels(1, 15).kernel(static_cast<std::uint16_t>(100 + i)).kernels(20, 15);
+  return loop.pause().kernel(1).kernels(1000, after).steps();
+}
+
+TEST(AlikeSteps, AreFourAtLeast) {
+  EXPECT_THAT(a_few_among(4, 1, 0), SizeIs(3)) << "the last only shows where the one before it ends";
+  EXPECT_THAT(a_few_among(3, 1, 0), IsEmpty());
+}
+
+TEST(AlikeSteps, AreHalfOfTheWorkAtLeast) {
+  EXPECT_THAT(a_few_among(4, 62, 61), SizeIs(3));
+  EXPECT_THAT(a_few_among(4, 62, 62), IsEmpty());
+}
+
+TEST(AlikeSteps, BeginWithTheLowestKindIfTheDeviceNeverIdles) {
+  Loop loop;
+  loop.kernel(80);
+  for (int i = 0; i < 60; ++i) {
+    loop.kernels(1, 10).to_device().kernels(20, 10);
+    if (i % 10 == 9) loop.log();
+  }
+  const std::vector<TimeSpan> steps = loop.steps();
+  ASSERT_THAT(steps, about(60));
+  for (const TimeSpan& step : steps) {
+    EXPECT_THAT(loop.timeline().copies,
+                Contains(Field(&TimelineCopy::time, Field(&TimeSpan::begin, step.begin + 1))));
+  }
+}
+
+TEST(AlikeSteps, BeginWhereTheDeviceIdlesEvenIfAKernelLastsLonger) {
+  Loop loop;
+  for (int i = 0; i < 60; ++i) {
+    loop.train();
+    if (i % 10 == 9) loop.log();
+    if (i == 35) loop.timeline().work.back().time.end += 1'000'000;
+  }
+  const std::vector<TimeSpan> steps = loop.steps();
+  ASSERT_THAT(steps, about(60));
+  const TimeSpan& step = steps[10];
+  EXPECT_THAT(loop.timeline().copies,
+              Contains(Field(&TimelineCopy::time, Field(&TimeSpan::begin, step.begin + Loop::kPause + 1))));
 }
 
 TEST(AlikeSteps, FollowOtherWorkThatRepeats) {

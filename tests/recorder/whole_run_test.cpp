@@ -57,7 +57,7 @@ TEST_F(WholeRuns, AreCountedIfTheRingIsFull) {
   ASSERT_EQ(result.status, 0) << result.errors;
   const json report = process();
   EXPECT_EQ(report.at("schema"), "penstock-trace-diagnosis/1");
-  EXPECT_EQ(report.at("devices")[0].at("copies_to_device").at("count"), 14);
+  EXPECT_EQ(report.at("devices")[0].at("copies_to_device").at("count"), 13);
   const json& whole = report.at("whole_run");
   EXPECT_LT(whole.at("timeline_seconds"), whole.at("seconds"));
   const std::string here = " (anonymous namespace)::";
