@@ -92,6 +92,19 @@ std::string change_html(std::string_view title, std::string_view code) {
   return fmt::format("<div><span>{}</span><pre>{}</pre></div>", title, escaped(code));
 }
 
+/// The frames that called a place's line: the innermost is seen, and the others are unfolded.
+std::string callers_html(const FindingPlace& place) {
+  if (place.stack.size() < 2) return "";
+  const auto called_from = [&place](std::size_t i) {
+    return "called from " + escaped(printable(one_line(place.stack[i])));
+  };
+  if (place.stack.size() == 2) return fmt::format("\n<div class=\"callers\">{}</div>", called_from(1));
+  std::string others;
+  for (std::size_t i = 2; i < place.stack.size(); ++i) others += fmt::format("<div>{}</div>", called_from(i));
+  return fmt::format("\n<details class=\"callers\"><summary>{}</summary>{}</details>", called_from(1),
+                     others);
+}
+
 std::string finding_html(const Finding& finding, const Diagnosis& diagnosis) {
   const std::string_view severity = severity_name(finding.severity);
   std::string html = fmt::format(
@@ -101,7 +114,7 @@ std::string finding_html(const Finding& finding, const Diagnosis& diagnosis) {
       diagnosis.accounts.size() > 1 ? fmt::format(" on GPU {}", finding.device) : "",
       prose(printable(finding.text)), prose(gain_text(finding, diagnosis)));
   for (const FindingPlace& place : finding.places)
-    html += fmt::format("<li>{}</li>\n", escaped(printable(place_text(place))));
+    html += fmt::format("<li>{}{}</li>\n", escaped(printable(place_text(place))), callers_html(place));
   return html +
          fmt::format("</ul>\n<p class=\"explain\">{}</p>\n<div class=\"changes\">{}{}</div>\n</article>\n",
                      prose(finding.meaning), change_html("the change", finding.change),

@@ -34,6 +34,7 @@ using ::testing::AllOf;
 using testing::CommandResult;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -804,7 +805,12 @@ std::string line_with(const std::string& text) {
 TEST_F(Recorder, NamesTheLinesOfCompiledPrograms) {
   if (!fs::exists("/usr/bin/addr2line") && !fs::exists("/usr/bin/llvm-addr2line"))
     GTEST_SKIP() << "there is no addr2line";
-  auto places = places_in(examine({"init", "steps=30"}));
+  const json report = examine({"init", "steps=30"});
+  auto places = places_in(report);
+  const std::vector<std::string> stack =
+      report.at("processes")[0].at("findings")[0].at("places")[0].at("stack");
+  EXPECT_THAT(stack, ElementsAre(places["pageable-copies"], EndsWith(": act"),
+                                 line_with("i < argc; ++i) act(") + ": main"));
   EXPECT_THAT(places["pageable-copies"], StartsWith(line_with("fake_copy(2'000'000")));
   EXPECT_THAT(places["synchronizations"], StartsWith(line_with("fake_item()")));
   EXPECT_THAT(places["synchronizations"], HasSubstr("work"));
