@@ -56,6 +56,7 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));
+      examined.reports.back().process = recording.process;
       examined.reports.back().whole_run = whole_run_report(recording);
       Json process_json{{"process", recording.process}};
       process_json.update(Json::parse(trace_json(examined.reports.back())));
@@ -118,14 +119,15 @@ std::string report_text(const Examined& examined, const Look& look) {
 }
 
 /// What is drawn, unless it is all there is.
-std::string drawn_text(const Examined& examined, bool is_folder) {
+std::string drawn_text(const Examined& examined, bool is_folder, bool has_page) {
   if (!examined.drawn) return "Nothing was drawn: no work of a GPU was recorded.\n";
   if (examined.reports.size() == 1) return "";
-  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.\n",
+  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.{}\n",
                      examined.reports[*examined.drawn].file,
                      *examined.drawn == 0 ? "the first" : fmt::format("number {}", *examined.drawn + 1),
                      examined.reports.size(),
-                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N");
+                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N",
+                     has_page ? " The page has the findings of all of them." : "");
 }
 
 /// A program that was run, or a folder of recordings.
@@ -216,12 +218,12 @@ std::string verification_text(const Verification& verification, const Run& first
   return text;
 }
 
-/// About the first process that used a GPU, which is the one that is drawn.
-std::vector<std::string> verification_lines(const Verification& verification) {
+/// About a process that used a GPU.
+std::vector<std::string> verification_lines(const Verification& verification, std::size_t process) {
   std::vector<std::string> lines{fmt::format("Verified with {}", verification.name)};
   if (!verification.remark.empty()) lines.push_back(verification.remark);
   if (verification.processes.empty()) return lines;
-  for (const GainComparison& comparison : verification.processes.front()) {
+  for (const GainComparison& comparison : verification.processes[process]) {
     for (std::string& line : gain_comparison_lines(comparison)) lines.push_back(std::move(line));
   }
   return lines;
@@ -269,8 +271,10 @@ int exit_status_of(const Run& run, const std::optional<Verification>& verificati
 void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification,
                   bool has_budget) {
   Examined& examined = run.examined;
-  if (verification && !examined.reports.empty())
-    examined.reports.front().verified = verification_lines(*verification);
+  for (std::size_t i = 0; verification && i < examined.reports.size(); ++i) {
+    if (i == 0 || !verification->processes.empty())
+      examined.reports[i].verified = verification_lines(*verification, i);
+  }
   const auto tell = [&] {
     const int stream = run.exit_status ? STDERR_FILENO : STDOUT_FILENO;
     const bool quiet = !run.exit_status && examiner.has_standard_output();
@@ -279,7 +283,8 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (verification) text += verification_text(*verification, run, look);
     if (has_budget && !quiet && !why_not_kept(examined).empty())
       text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
-    if (examiner.draws()) text += drawn_text(examined, !run.exit_status) + examiner.missing();
+    if (examiner.draws())
+      text += drawn_text(examined, !run.exit_status, examiner.has_page()) + examiner.missing();
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {
@@ -291,7 +296,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     examiner.json().write(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   };
   const auto draw = [&] {
-    if (examined.drawn) examiner.draw(examined.reports[*examined.drawn], examined.drawn_timeline);
+    if (examined.drawn) examiner.draw({examined.reports, *examined.drawn}, examined.drawn_timeline);
   };
   run_all({tell, write_json, draw});
 }

@@ -2,7 +2,6 @@
 
 #include "commands.hpp"
 #include "page.hpp"
-#include "trace_page.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/doctor/chrome_trace.hpp>
@@ -176,12 +175,12 @@ int Examiner::status(const TraceReport& report) {
   return report.breaches && !report.breaches->empty() ? kBudgetBroken : 0;
 }
 
-void Examiner::draw(const TraceReport& report, const Timeline& timeline) {
+void Examiner::draw(const PageReports& reports, const Timeline& timeline) {
   const auto write_html = [&] {
-    if (html_) html_.write(trace_page(report, timeline, profile_of(timeline), chart_library_));
+    if (html_) html_.write(trace_page(reports, timeline, profile_of(timeline), chart_library_));
   };
   const auto write_perfetto = [&](TextSink sink) {
-    write_chrome_trace(timeline, report.diagnosis, sink, packs_);
+    write_chrome_trace(timeline, reports.all[reports.drawn].diagnosis, sink, packs_);
   };
   run_all({write_html, [&] {
              if (perfetto_) perfetto_.write_pieces(write_perfetto);
@@ -207,7 +206,7 @@ int run_trace_doctor(const DoctorOptions& options, const Environment& environmen
     if (examiner.has_standard_output()) return say(examiner.missing());
     print(trace_text(report, {false, terminal_columns(STDOUT_FILENO)}) + examiner.missing());
   };
-  run_all({write_json, [&] { examiner.draw(report, timeline); }, tell});
+  run_all({write_json, [&] { examiner.draw({{&report, 1}, 0}, timeline); }, tell});
   return Examiner::status(report);
 }
 

@@ -2,6 +2,7 @@
 
 #include "commands.hpp"
 #include "output.hpp"
+#include "trace_page.hpp"
 #include "trace_report.hpp"
 
 #include <penstock/transfer/link_profile.hpp>
@@ -26,8 +27,10 @@ class Examiner {
   [[nodiscard]] OutputFile& json() noexcept { return json_; }
   /// True if a page or a trace is asked for.
   [[nodiscard]] bool draws() const noexcept { return html_ || perfetto_; }
-  /// Writes them.
-  void draw(const TraceReport& report, const Timeline& timeline);
+  /// True if a page is.
+  [[nodiscard]] bool has_page() const noexcept { return bool(html_); }
+  /// Writes them. `timeline` is that of the report that is drawn.
+  void draw(const PageReports& reports, const Timeline& timeline);
   /// Why the page has no pictures; empty: it has, or none is asked for.
   [[nodiscard]] std::string missing() const;
   /// One of the files is standard output, so nothing else may go there.

@@ -9,6 +9,7 @@
 #include <penstock/doctor/timeline_excerpt.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ namespace penstock::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Reports = std::span<const TraceReport>;
 
 /// A colour of the page, and what it stands for in the timeline's legend.
 struct TraceColour {
@@ -66,6 +68,27 @@ std::string_view bar_colour(std::string_view kind) {
   return kind == "evidence" ? "evidence" : "launch";
 }
 
+/// Of a process's report: what ran, without the process.
+std::string program_name(const TraceReport& report) {
+  return report.file.substr(0, report.file.rfind(", process "));
+}
+
+std::string process_name(const TraceReport& report) {
+  return report.process ? fmt::format("process {}", *report.process) : printable(report.file);
+}
+
+/// A part of the page for each process, below its name if there are several.
+template <typename Part>
+std::string of_each(Reports reports, Part&& part) {
+  std::string html;
+  for (const TraceReport& report : reports) {
+    if (reports.size() > 1)
+      html += fmt::format("<h3 class=\"process\">{}</h3>\n", escaped(process_name(report)));
+    html += part(report);
+  }
+  return html;
+}
+
 std::string account_html(const DeviceAccount& account) {
   std::string bar;
   std::string legend;
@@ -87,9 +110,28 @@ std::string account_html(const DeviceAccount& account) {
       prose(copies_text(account, CopyDirection::d2h)));
 }
 
+std::string accounts_html(const TraceReport& report) {
+  std::string html;
+  for (const DeviceAccount& account : report.diagnosis.accounts) html += account_html(account);
+  return html;
+}
+
 std::string change_html(std::string_view title, std::string_view code) {
   if (code.empty()) return "";
   return fmt::format("<div><span>{}</span><pre>{}</pre></div>", title, escaped(code));
+}
+
+/// The frames that called a place's line: the innermost is seen, and the others are unfolded.
+std::string callers_html(const FindingPlace& place) {
+  if (place.stack.size() < 2) return "";
+  const auto called_from = [&place](std::size_t i) {
+    return "called from " + escaped(printable(one_line(place.stack[i])));
+  };
+  if (place.stack.size() == 2) return fmt::format("\n<div class=\"callers\">{}</div>", called_from(1));
+  std::string others;
+  for (std::size_t i = 2; i < place.stack.size(); ++i) others += fmt::format("<div>{}</div>", called_from(i));
+  return fmt::format("\n<details class=\"callers\"><summary>{}</summary>{}</details>", called_from(1),
+                     others);
 }
 
 std::string finding_html(const Finding& finding, const Diagnosis& diagnosis) {
@@ -101,19 +143,47 @@ std::string finding_html(const Finding& finding, const Diagnosis& diagnosis) {
       diagnosis.accounts.size() > 1 ? fmt::format(" on GPU {}", finding.device) : "",
       prose(printable(finding.text)), prose(gain_text(finding, diagnosis)));
   for (const FindingPlace& place : finding.places)
-    html += fmt::format("<li>{}</li>\n", escaped(printable(place_text(place))));
+    html += fmt::format("<li>{}{}</li>\n", escaped(printable(place_text(place))), callers_html(place));
   return html +
          fmt::format("</ul>\n<p class=\"explain\">{}</p>\n<div class=\"changes\">{}{}</div>\n</article>\n",
                      prose(finding.meaning), change_html("the change", finding.change),
                      change_html("with penstock", finding.penstock_change));
 }
 
-std::string findings_html(const Diagnosis& diagnosis) {
-  if (diagnosis.findings.empty()) return fmt::format("<p>{}</p>", nothing_found_text(diagnosis));
-  std::string html =
-      "<p class=\"explain\">What gains most comes first. Gains do not add up: two findings may be about the "
-      "same time.</p>\n";
+std::string findings_html(const TraceReport& report) {
+  const Diagnosis& diagnosis = report.diagnosis;
+  if (diagnosis.findings.empty()) return fmt::format("<p>{}</p>\n", nothing_found_text(diagnosis));
+  std::string html;
   for (const Finding& finding : diagnosis.findings) html += finding_html(finding, diagnosis);
+  return html;
+}
+
+std::string findings_html(Reports reports) {
+  const bool has_any = std::ranges::any_of(
+      reports, [](const TraceReport& report) { return !report.diagnosis.findings.empty(); });
+  return (has_any
+              ? "<p class=\"explain\">What gains most comes first. Gains do not add up: two findings may be "
+                "about the same time.</p>\n"
+              : "") +
+         of_each(reports, [](const TraceReport& report) { return findings_html(report); });
+}
+
+/// What several processes have in common is said once.
+std::string not_examined_html(Reports reports) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> texts;
+  for (const TraceReport& report : reports) {
+    for (const NotExamined& missing : report.diagnosis.not_examined) {
+      auto known = std::ranges::find(texts, missing.text, [](const auto& entry) { return entry.first; });
+      if (known == texts.end()) known = texts.insert(texts.end(), {missing.text, {}});
+      known->second.push_back(process_name(report));
+    }
+  }
+  std::string html;
+  for (const auto& [text, processes] : texts) {
+    const std::string of =
+        processes.size() < reports.size() ? fmt::format(" ({})", fmt::join(processes, ", ")) : std::string();
+    html += fmt::format("<li>{}{}</li>\n", prose(printable(text)), escaped(of));
+  }
   return html;
 }
 
@@ -127,24 +197,26 @@ std::string rows_html(std::span<const FindingPlace> places) {
   return html;
 }
 
-std::string whole_run_html(const WholeRunReport& report) {
+std::string whole_run_html(const WholeRunReport& report, const std::string& of_drawn) {
   constexpr std::size_t kMostLines = 200;
   const std::size_t lines = std::min(kMostLines, report.lines.size());
   const std::size_t more = report.lines.size() - lines;
   return fmt::format(
-      "<section>\n<h2>The whole run</h2>\n<p class=\"explain\">{} This counts all of it.{}</p>\n"
+      "<section>\n<h2>The whole run{}</h2>\n<p class=\"explain\">{} This counts all of it.{}</p>\n"
       "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th></th><th>count</th><th>bytes</th>"
       "<th>time</th></tr></thead><tbody>\n{}{}{}</tbody></table></div>\n</section>\n",
-      prose(coverage_text(report)), more > 0 ? fmt::format(" {} more lines are not shown.", more) : "",
-      rows_html(report.devices), rows_html(std::span(report.lines).first(lines)), rows_html(report.others));
+      of_drawn, prose(coverage_text(report)),
+      more > 0 ? fmt::format(" {} more lines are not shown.", more) : "", rows_html(report.devices),
+      rows_html(std::span(report.lines).first(lines)), rows_html(report.others));
 }
 
 /// "Kernels run in 51.1 % of a step of 2.35 ms."
-std::string headline(const Diagnosis& diagnosis) {
+std::string headline(Reports reports) {
+  std::vector<DeviceAccount> accounts;
+  for (const TraceReport& report : reports)
+    accounts.insert(accounts.end(), report.diagnosis.accounts.begin(), report.diagnosis.accounts.end());
   const auto kernels = [](const DeviceAccount& account) { return account.share(DevicePart::kernel); };
-  const auto [least, most] = std::minmax_element(
-      diagnosis.accounts.begin(), diagnosis.accounts.end(),
-      [&](const DeviceAccount& a, const DeviceAccount& b) { return kernels(a) < kernels(b); });
+  const auto [least, most] = std::ranges::minmax_element(accounts, {}, kernels);
   const std::string low = fmt::format("{:.1f}", 100 * kernels(*least));
   const std::string high = fmt::format("{:.1f}", 100 * kernels(*most));
   const std::string share = low == high ? low + " %" : fmt::format("{} to {} %", low, high);
@@ -155,23 +227,35 @@ std::string headline(const Diagnosis& diagnosis) {
                      step);
 }
 
-std::string trace_advice(const Diagnosis& diagnosis) {
+/// What the first finding gains of a step. Below 0: there is none.
+double most_gain(const TraceReport& report) {
+  if (report.diagnosis.findings.empty()) return -1;
+  const Finding& first = report.diagnosis.findings.front();
+  const double step = step_of(report.diagnosis, first.device);
+  return step > 0 ? first.gain.high / step : 0;
+}
+
+std::string trace_advice(Reports reports) {
+  const TraceReport& report = *std::ranges::max_element(reports, {}, most_gain);
+  const Diagnosis& diagnosis = report.diagnosis;
   if (diagnosis.findings.empty()) return nothing_found_text(diagnosis);
   const Finding& first = diagnosis.findings.front();
   if (!gains(first, step_of(diagnosis, first.device))) return "None of the findings below gains much.";
-  return fmt::format("The most to gain is by {}: {}.", first.id, gain_text(first, diagnosis));
+  return fmt::format("The most to gain is {}by {}: {}.",
+                     reports.size() > 1 ? fmt::format("in {}, ", process_name(report)) : "", first.id,
+                     gain_text(first, diagnosis));
 }
 
-std::string verified_html(const std::vector<std::string>& lines) {
+std::string verified_html(const std::vector<std::string>& lines, const std::string& name) {
   std::string html;
   for (const std::string& line : lines) html += (html.empty() ? "" : "<br>\n") + prose(printable(line));
-  return fmt::format("<p class=\"note\">{}</p>\n", html);
+  return fmt::format("<p class=\"note\">{}{}</p>\n", escaped(name), html);
 }
 
-std::string trace_notes(const TraceReport& report, bool pictures) {
+std::string trace_notes(const TraceReport& report, const std::string& name) {
   std::string html;
   const auto note = [&](const char* kind, std::string_view text) {
-    html += fmt::format("<p class=\"note {}\">{}</p>\n", kind, prose(printable(text)));
+    html += fmt::format("<p class=\"note {}\">{}{}</p>\n", kind, escaped(name), prose(printable(text)));
   };
   if (report.breaches) {
     if (report.breaches->empty()) note("good", "The budget is kept.");
@@ -179,8 +263,33 @@ std::string trace_notes(const TraceReport& report, bool pictures) {
       note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
   }
   if (report.whole_run) note("", coverage_text(*report.whole_run));
-  if (!report.verified.empty()) html += verified_html(report.verified);
-  if (!pictures) note("", kNoPictures);
+  if (!report.verified.empty()) html += verified_html(report.verified, name);
+  return html;
+}
+
+/// `drawn`: the name of the process whose pictures the page has; empty: there is one only.
+std::string page_notes(Reports reports, const std::string& drawn, bool pictures) {
+  std::string html;
+  if (!drawn.empty()) {
+    html += fmt::format(
+        "<p class=\"note\">{} processes used a GPU. All their findings are here. The timeline, the link and "
+        "its "
+        "copies are those of {}. To see another one's, keep the recordings with <code>--record</code>, and "
+        "name it by <code>--process</code>.</p>\n",
+        reports.size(), escaped(drawn));
+  }
+  for (const TraceReport& report : reports)
+    html += trace_notes(report, drawn.empty() ? std::string() : process_name(report) + ": ");
+  if (!pictures) html += fmt::format("<p class=\"note \">{}</p>\n", prose(kNoPictures));
+  return html;
+}
+
+std::string run_lines(Reports reports) {
+  std::string html;
+  for (const TraceReport& report : reports) {
+    html += fmt::format("{}{}: {} events", html.empty() ? "" : "<br>\n", escaped(printable(report.file)),
+                        report.events);
+  }
   return html;
 }
 
@@ -334,36 +443,35 @@ std::string page_data(const TimelineExcerpt& excerpt, Json link) {
 
 }  // namespace
 
-std::string trace_page(const TraceReport& report, const Timeline& timeline, const LinkProfile* profile,
+std::string trace_page(const PageReports& reports, const Timeline& timeline, const LinkProfile* profile,
                        const std::optional<std::string>& chart_library) {
+  const TraceReport& report = reports.all[reports.drawn];
   const Diagnosis& diagnosis = report.diagnosis;
+  const std::string drawn = reports.all.size() > 1 ? process_name(report) : "";
   const TimelineExcerpt excerpt = excerpt_timeline(timeline, diagnosis, {.most_bars = 8000});
   const std::vector<CopyRate> rates = copy_rates(timeline);
   const PagePictures pictures = page_pictures(chart_library, kTraceScript);
-  std::string accounts;
-  for (const DeviceAccount& account : diagnosis.accounts) accounts += account_html(account);
-  std::string not_examined;
-  for (const NotExamined& missing : diagnosis.not_examined)
-    not_examined += fmt::format("<li>{}</li>\n", prose(printable(missing.text)));
-  const std::string file = printable(report.file);
-  return filled(kTracePage, {{"title", escaped(std::filesystem::path(file).filename().string())},
-                             {"css", std::string(kPageStyle) + std::string(kTraceStyle) + pictures.style},
-                             {"sentence", prose(headline(diagnosis))},
-                             {"advice", prose(trace_advice(diagnosis))},
-                             {"notes", trace_notes(report, chart_library.has_value())},
-                             {"accounts", accounts},
-                             {"findings", findings_html(diagnosis)},
-                             {"whole_run", report.whole_run ? whole_run_html(*report.whole_run) : ""},
-                             {"steps", steps_title(excerpt, timeline.steps.size())},
-                             {"steps_text", prose(steps_text(excerpt))},
-                             {"link_text", prose(printable(link_text_of(profile, diagnosis.h2d_ceiling)))},
-                             {"copies", copies_table(rates)},
-                             {"not_examined", not_examined},
-                             {"file", escaped(file)},
-                             {"events", std::to_string(report.events)},
-                             {"version", PENSTOCK_VERSION},
-                             {"data", page_data(excerpt, link_json(rates, profile, diagnosis.h2d_ceiling))},
-                             {"scripts", pictures.scripts}});
+  const std::string of_drawn = drawn.empty() ? "" : ", " + escaped(drawn);
+  const std::string file = printable(drawn.empty() ? report.file : program_name(report));
+  return filled(kTracePage,
+                {{"title", escaped(std::filesystem::path(file).filename().string())},
+                 {"css", std::string(kPageStyle) + std::string(kTraceStyle) + pictures.style},
+                 {"sentence", prose(headline(reports.all))},
+                 {"advice", prose(trace_advice(reports.all))},
+                 {"notes", page_notes(reports.all, drawn, chart_library.has_value())},
+                 {"accounts", of_each(reports.all, accounts_html)},
+                 {"findings", findings_html(reports.all)},
+                 {"whole_run", report.whole_run ? whole_run_html(*report.whole_run, of_drawn) : ""},
+                 {"steps", steps_title(excerpt, timeline.steps.size()) + of_drawn},
+                 {"steps_text", prose(steps_text(excerpt))},
+                 {"link_text", prose(printable(link_text_of(profile, diagnosis.h2d_ceiling)))},
+                 {"copies", copies_table(rates)},
+                 {"not_examined", not_examined_html(reports.all)},
+                 {"copies_of", drawn.empty() ? "the program's copies" : "the copies of " + escaped(drawn)},
+                 {"run", run_lines(reports.all)},
+                 {"version", PENSTOCK_VERSION},
+                 {"data", page_data(excerpt, link_json(rates, profile, diagnosis.h2d_ceiling))},
+                 {"scripts", pictures.scripts}});
 }
 
 }  // namespace penstock::cli

@@ -5,15 +5,24 @@
 #include <penstock/doctor/timeline.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
+#include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace penstock::cli {
 
-/// The report on a trace as one HTML page that loads nothing. `profile` is that of the recorded machine, if
-/// there is one. `chart_library` is d3's text. Without it the page has no timeline and no curves, and says
-/// what is missing.
-[[nodiscard]] std::string trace_page(const TraceReport& report, const Timeline& timeline,
+/// What a page shows: the reports on all processes, at least one. The timeline, the link and the whole run
+/// are those of one of them.
+struct PageReports {
+  std::span<const TraceReport> all;
+  std::size_t drawn = 0;  ///< index of that one
+};
+
+/// The reports as one HTML page that loads nothing. `timeline` is that of the drawn one. `profile` is that of
+/// the recorded machine, if there is one. `chart_library` is d3's text. Without it the page has no timeline
+/// and no curves, and says what is missing.
+[[nodiscard]] std::string trace_page(const PageReports& reports, const Timeline& timeline,
                                      const LinkProfile* profile,
                                      const std::optional<std::string>& chart_library);
 

@@ -186,7 +186,8 @@ Json finding_json(const Finding& finding) {
                           {"count", place.count},
                           {"bytes", place.bytes},
                           {"seconds", place.seconds},
-                          {"idle_seconds", place.idle_seconds ? Json(*place.idle_seconds) : Json(nullptr)}});
+                          {"idle_seconds", place.idle_seconds ? Json(*place.idle_seconds) : Json(nullptr)},
+                          {"stack", place.stack}});
   }
   return {{"id", finding.id},
           {"severity", severity_name(finding.severity)},

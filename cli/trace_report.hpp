@@ -16,6 +16,7 @@ namespace penstock::cli {
 /// What the doctor says about a trace.
 struct TraceReport {
   std::string file;
+  std::optional<std::int64_t> process;  ///< of a recording: its number
   std::uint64_t events = 0;
   double recorded_seconds = 0;  ///< from the first to the last record
   Diagnosis diagnosis;

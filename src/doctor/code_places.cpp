@@ -1,4 +1,6 @@
+#include "doctor/call_sites.hpp"
 #include "doctor/elf_symbols.hpp"
+#include "doctor/frame_names.hpp"
 
 #include <penstock/doctor/code_places.hpp>
 
@@ -36,6 +38,9 @@ bool is_cuda_function(std::string_view name) {
   return name.size() > 2 && name.starts_with("cu") && std::isupper(static_cast<unsigned char>(name[2])) != 0;
 }
 
+/// What calls main() in a program that has no libraries.
+bool is_start(std::string_view name) { return name == "_start" || name.starts_with("__libc_start"); }
+
 /// Inlined functions of libraries are in the program, too.
 bool is_user_source(std::string_view file) {
   for (const std::string_view folder : {"/usr/include/", "/usr/lib/", "/usr/local/cuda"}) {
@@ -59,38 +64,76 @@ bool belongs_to_penstock(std::span<const CodePlace> outwards) {
   return owner != outwards.end() && is_penstocks(*owner);
 }
 
-/// Of the innermost place; with `penstocks`, it may be one of penstock's own.
-std::string name_of(const CodeStack& stack, const KnownPlaces& known, bool penstocks) {
+/// What is known of a stack's calls, the innermost place first.
+struct StackPlaces {
   std::vector<CodePlace> places;
-  std::vector<std::string> programs;
-  for (const CodeAddress& call : stack.calls) {
-    for (const CodePlace& place : known.at({call.file, call.address})) {
-      places.push_back(place);
-      programs.push_back(call.file.filename().string());
-    }
+  std::vector<std::size_t> calls;  ///< by place: its call
+  std::vector<bool> has_lines;     ///< by call: the line of one of its places is known
+};
+
+StackPlaces places_of(const CodeStack& stack, const KnownPlaces& known) {
+  StackPlaces all;
+  for (std::size_t call = 0; call < stack.calls.size(); ++call) {
+    const std::vector<CodePlace>& places = known.at({stack.calls[call].file, stack.calls[call].address});
+    all.places.insert(all.places.end(), places.begin(), places.end());
+    all.calls.insert(all.calls.end(), places.size(), call);
+    all.has_lines.push_back(
+        std::ranges::any_of(places, [](const CodePlace& place) { return place.line != 0; }));
   }
-  const auto is_wanted = [&](std::size_t i) {
-    return penstocks || !belongs_to_penstock(std::span(places).subspan(i));
-  };
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    const CodePlace& place = places[i];
-    if (place.line == 0 || !is_user_source(place.file) || !is_wanted(i)) continue;
-    const std::string line =
-        fmt::format("{}({})", std::filesystem::path(place.file).lexically_normal().string(), place.line);
-    return place.function.empty() ? line : line + ": " + place.function;
-  }
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    const std::string& function = places[i].function;
-    if (!function.empty() && !is_cuda_function(function) && is_wanted(i))
-      return fmt::format("{}: {}", programs[i], function);
-  }
-  return {};
+  return all;
 }
 
-/// In a program that uses penstock, the line is the program's.
-std::string name_of(const CodeStack& stack, const KnownPlaces& known) {
-  std::string name = name_of(stack, known, false);
-  return name.empty() ? name_of(stack, known, true) : name;
+bool is_line(const StackPlaces& all, std::size_t i) {
+  return all.places[i].line != 0 && is_user_source(all.places[i].file);
+}
+
+bool is_function(const StackPlaces& all, std::size_t i) {
+  return !all.places[i].function.empty() && !is_cuda_function(all.places[i].function);
+}
+
+/// A frame has a line, or its function stands for a call without lines.
+bool is_outer_frame(const StackPlaces& all, std::size_t i) {
+  if (is_line(all, i)) return true;
+  const std::size_t call = all.calls[i];
+  const bool is_first = i == 0 || all.calls[i - 1] != call;
+  return is_first && !all.has_lines[call] && is_function(all, i) && !is_start(all.places[i].function);
+}
+
+std::string text_of(const CodeStack& stack, const StackPlaces& all, std::size_t i) {
+  const CodePlace& place = all.places[i];
+  if (!is_line(all, i))
+    return fmt::format("{}: {}", stack.calls[all.calls[i]].file.filename().string(), place.function);
+  const std::string line =
+      fmt::format("{}({})", std::filesystem::path(place.file).lexically_normal().string(), place.line);
+  return place.function.empty() ? line : line + ": " + place.function;
+}
+
+/// Of the innermost place, and of the frames around it. With `penstocks`, they may be penstock's own. Empty:
+/// nothing is known.
+std::vector<std::string> names_of(const CodeStack& stack, const StackPlaces& all, bool penstocks) {
+  const auto is_wanted = [&](std::size_t i) {
+    return penstocks || !belongs_to_penstock(std::span(all.places).subspan(i));
+  };
+  const auto first_that = [&](auto&& is_so) {
+    std::size_t i = 0;
+    while (i < all.places.size() && !(is_so(all, i) && is_wanted(i))) ++i;
+    return i;
+  };
+  std::size_t innermost = first_that(is_line);
+  if (innermost == all.places.size()) innermost = first_that(is_function);
+  if (innermost == all.places.size()) return {};
+  std::vector<std::string> names{text_of(stack, all, innermost)};
+  for (std::size_t i = innermost + 1; i < all.places.size(); ++i) {
+    if (is_outer_frame(all, i) && is_wanted(i)) names.push_back(text_of(stack, all, i));
+  }
+  return names;
+}
+
+/// In a program that uses penstock, the lines are the program's.
+std::vector<std::string> names_of(const CodeStack& stack, const KnownPlaces& known) {
+  const StackPlaces all = places_of(stack, known);
+  std::vector<std::string> names = names_of(stack, all, false);
+  return names.empty() ? names_of(stack, all, true) : names;
 }
 
 KnownPlaces find_places(Recording& recording, CodeReader reader) {
@@ -124,12 +167,22 @@ KnownPlaces find_places(Recording& recording, CodeReader reader) {
 void name_code_places(Recording& recording, CodeReader reader) {
   const KnownPlaces known = find_places(recording, reader);
   Timeline& timeline = recording.timeline;
+  FrameNames frames(timeline);
   // Several calls may be on one line.
-  std::unordered_map<std::string, std::uint32_t> names;
+  std::unordered_map<std::string, std::uint32_t> texts;
   std::unordered_map<std::uint32_t, std::uint32_t> renumbered;
   for (const CodeStack& stack : recording.code_stacks) {
-    if (std::string name = name_of(stack, known); !name.empty()) timeline.names[stack.name] = std::move(name);
-    renumbered[stack.name] = names.try_emplace(timeline.names[stack.name], stack.name).first->second;
+    const std::vector<std::string> names = names_of(stack, known);
+    if (!names.empty()) timeline.names[stack.name] = names[0];
+    std::uint32_t caller = kNoName;
+    for (std::size_t i = names.size(); i > 1; --i) {
+      const auto [text, added] =
+          texts.try_emplace(names[i - 1], static_cast<std::uint32_t>(timeline.names.size()));
+      if (added) timeline.names.push_back(names[i - 1]);
+      caller = frames.called_by(text->second, caller);
+    }
+    const std::uint32_t own = texts.try_emplace(timeline.names[stack.name], stack.name).first->second;
+    renumbered[stack.name] = frames.called_by(own, caller);
   }
   for (TimelineHostSpan& span : timeline.host) {
     const auto known_name = renumbered.find(span.name);

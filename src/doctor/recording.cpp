@@ -1,6 +1,7 @@
 #include "doctor/recording.hpp"
 
 #include "doctor/cupti_kinds.hpp"
+#include "doctor/frame_names.hpp"
 #include "doctor/python_files.hpp"
 #include "doctor/recorded_totals.hpp"
 #include "doctor/recording_format.hpp"
@@ -536,7 +537,19 @@ class RecordingParser {
     if (stack.of_user.empty()) return in_package.empty() ? kNone : name(in_package);
     const Frame& own = frames_[stack.of_user[0]];
     if (own.code) return code_place_of(stack);
-    return name(with_package && !in_package.empty() ? place_in_package(own.name, in_package) : own.name);
+    return frame_names_.called_by(
+        name(with_package && !in_package.empty() ? place_in_package(own.name, in_package) : own.name),
+        caller_of(stack));
+  }
+
+  /// Of the program's own innermost frame.
+  std::uint32_t caller_of(const Stack& stack) {
+    std::uint32_t caller = kNone;
+    for (std::size_t i = stack.of_user.size() - 1; i > 0; --i) {
+      const Frame& frame = frames_[stack.of_user[i]];
+      if (!frame.name.empty()) caller = frame_names_.called_by(name(frame.name), caller);
+    }
+    return caller;
   }
 
   std::uint32_t code_place_of(const Stack& stack) {
@@ -593,6 +606,7 @@ class RecordingParser {
   std::vector<RecordedStream> streams_;
   std::unordered_map<std::uint32_t, std::uint16_t> context_devices_;
   std::unordered_map<std::string, std::uint32_t> names_;
+  FrameNames frame_names_{recording_.timeline};
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
   TimeSpan covered_{kLongest, -kLongest};  ///< by the records that are kept

@@ -1,5 +1,7 @@
 #include "doctor/rule_tools.hpp"
 
+#include "doctor/frame_names.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <optional>
@@ -11,6 +13,27 @@
 namespace penstock {
 
 namespace {
+
+/// All stacks of a place.
+struct PlaceSum {
+  FindingPlace place;
+  TraceTime held = 0;
+  std::pair<std::uint64_t, double> most;  ///< calls and seconds of one stack
+  std::uint32_t frame = kNoName;          ///< that has them
+};
+
+void add_to(PlaceSum& sum, const FindingPlace& known, TraceTime held, std::uint32_t frame) {
+  FindingPlace& place = sum.place;
+  place.count += known.count;
+  place.bytes += known.bytes;
+  place.seconds += known.seconds;
+  if (known.idle_seconds) place.idle_seconds = place.idle_seconds.value_or(0) + *known.idle_seconds;
+  sum.held += held;
+  const std::pair stack(known.count, known.seconds);
+  if (stack <= sum.most) return;
+  sum.most = stack;
+  sum.frame = frame;
+}
 
 bool is_regular(const DeviceView& view, const std::vector<bool>& active,
                 const std::vector<TraceTime>& times) {
@@ -44,12 +67,20 @@ void Places::add(const CallSite& site, double seconds) {
 }
 
 void Places::fill(Finding& finding, const Timeline& timeline) const {
-  std::vector<std::pair<TraceTime, FindingPlace>> list;
+  const auto text = [&timeline](std::uint32_t name) {
+    return name != kNoName ? timeline.names[name] : std::string();
+  };
+  std::map<std::pair<std::string, std::string>, PlaceSum> sums;
   for (const auto& [site, known] : places_) {
     const auto held = held_.find(site);
-    FindingPlace& place = list.emplace_back(held != held_.end() ? held->second : 0, known).second;
-    if (site.first != kNoName) place.function = timeline.names[site.first];
-    if (site.second != kNoName) place.op = timeline.names[site.second];
+    add_to(sums[{text(site.first), text(site.second)}], known, held != held_.end() ? held->second : 0,
+           site.first);
+  }
+  std::vector<std::pair<TraceTime, FindingPlace>> list;
+  for (auto& [texts, sum] : sums) {
+    std::tie(sum.place.function, sum.place.op) = texts;
+    sum.place.stack = stack_of(timeline, sum.frame);
+    list.emplace_back(sum.held, std::move(sum.place));
   }
   const auto order = [](const auto& entry) {
     const auto& [held, place] = entry;

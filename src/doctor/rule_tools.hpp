@@ -19,7 +19,7 @@ class Places {
   void add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle);
   /// Without evidence.
   void add(const CallSite& site, double seconds);
-  /// Sets the finding's places and its evidence.
+  /// Sets the finding's places and its evidence. Stacks that share a line and an operator are one place.
   void fill(Finding& finding, const Timeline& timeline) const;
 
  private:

@@ -223,7 +223,8 @@ class ExcerptMaker {
     std::string text = site.frame == kNoName ? "" : timeline_.names[site.frame];
     if (site.op != kNoName) text += (text.empty() ? "" : ", ") + timeline_.names[site.op];
     if (text.empty()) return at->second = 0;
-    excerpt_.places.push_back(std::move(text));
+    at->second = texts_.try_emplace(text, excerpt_.places.size()).first->second;
+    if (at->second == excerpt_.places.size()) excerpt_.places.push_back(std::move(text));
     return at->second;
   }
 
@@ -295,6 +296,7 @@ class ExcerptMaker {
   std::vector<bool> launches_;
   TimelineExcerpt excerpt_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> places_;
+  std::map<std::string, std::size_t> texts_;  ///< frames with other callers have the same
   std::size_t shown_threads_ = 0;
 };
 

@@ -104,7 +104,7 @@ class TraceParser {
           "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]");
     }
     sort_timeline(timeline_);
-    place_package_frames(timeline_, of_packages_);
+    place_frames(timeline_, of_packages_);
     if (timeline_.steps.empty()) timeline_.steps = find_steps(timeline_);
     return std::move(timeline_);
   }

@@ -1,6 +1,7 @@
 #include "doctor/trace_frames.hpp"
 
 #include "doctor/call_sites.hpp"
+#include "doctor/frame_names.hpp"
 #include "doctor/python_files.hpp"
 
 #include <fmt/format.h>
@@ -86,14 +87,19 @@ struct EnclosedFrame {
   std::uint32_t own = kNoName;
 };
 
+/// Of open frames, keeps those that are around `span`.
+void keep_around(std::vector<TimelineHostSpan>& open, const TimelineHostSpan& span) {
+  while (!open.empty() && (open.back().thread != span.thread || open.back().time.end <= span.time.begin))
+    open.pop_back();
+}
+
 /// Takes the frames of packages out that are within one of the program.
 std::vector<EnclosedFrame> take_enclosed(Timeline& timeline, const std::set<std::uint32_t>& of_packages) {
   std::vector<EnclosedFrame> enclosed;
   std::vector<TimelineHostSpan> open;  // frames of the program around the span
   auto kept = timeline.host.begin();
   for (const TimelineHostSpan& span : timeline.host) {
-    while (!open.empty() && (open.back().thread != span.thread || open.back().time.end <= span.time.begin))
-      open.pop_back();
+    keep_around(open, span);
     if (span.kind == HostSpanKind::frame) {
       const bool in_package = of_packages.contains(span.name);
       if (in_package && !open.empty()) {
@@ -120,19 +126,7 @@ std::uint32_t only_caller(const Timeline& timeline, const std::set<std::uint32_t
   return only;
 }
 
-}  // namespace
-
-TraceFrame trace_frame(std::string_view name) {
-  const std::string_view file = file_of(name);
-  const std::string path = whole_path(file);
-  if (recording::is_user_file(path)) return {true, name};
-  const std::string_view in_package = recording::path_in_package(path);
-  if (in_package.empty()) return {};
-  return {false, name.substr(file.size() - in_package.size())};
-}
-
 void place_package_frames(Timeline& timeline, const std::set<std::uint32_t>& of_packages) {
-  if (of_packages.empty()) return;
   const std::vector<EnclosedFrame> enclosed = take_enclosed(timeline, of_packages);
   const std::uint32_t own = only_caller(timeline, of_packages);
   if (own == kNoName) return;
@@ -147,6 +141,45 @@ void place_package_frames(Timeline& timeline, const std::set<std::uint32_t>& of_
     timeline.host.back().name = name->second;
   }
   sort_timeline(timeline);
+}
+
+std::uint32_t caller_of(const Timeline& timeline, std::uint32_t frame) {
+  const auto caller = timeline.callers.find(frame);
+  return caller != timeline.callers.end() ? caller->second : kNoName;
+}
+
+/// A frame of a package has those callers that the program's own around it has.
+template <typename IsOwn>
+void name_callers(Timeline& timeline, IsOwn&& is_own) {
+  FrameNames names(timeline);
+  std::vector<TimelineHostSpan> open;  // frames of the program around the span
+  for (TimelineHostSpan& span : timeline.host) {
+    keep_around(open, span);
+    if (span.kind != HostSpanKind::frame) continue;
+    const bool own = is_own(span.name);
+    const std::uint32_t around = open.empty() ? kNoName : open.back().name;
+    const std::uint32_t caller = own ? around : caller_of(timeline, around);
+    span.name = names.called_by(span.name, caller);
+    if (own) open.push_back(span);
+  }
+}
+
+}  // namespace
+
+TraceFrame trace_frame(std::string_view name) {
+  const std::string_view file = file_of(name);
+  const std::string path = whole_path(file);
+  if (recording::is_user_file(path)) return {true, name};
+  const std::string_view in_package = recording::path_in_package(path);
+  if (in_package.empty()) return {};
+  return {false, name.substr(file.size() - in_package.size())};
+}
+
+void place_frames(Timeline& timeline, const std::set<std::uint32_t>& of_packages) {
+  const auto first_placed = static_cast<std::uint32_t>(timeline.names.size());
+  if (!of_packages.empty()) place_package_frames(timeline, of_packages);
+  name_callers(timeline,
+               [&](std::uint32_t name) { return name < first_placed && !of_packages.contains(name); });
 }
 
 std::string place_in_package(std::string_view own, std::string_view in_package) {

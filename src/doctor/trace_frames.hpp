@@ -19,8 +19,9 @@ struct TraceFrame {
 [[nodiscard]] TraceFrame trace_frame(std::string_view name);
 
 /// Keeps frames of packages as the places of recordings do: if no frame of the program is around them, or if
-/// one function of the program makes all calls, with its name before theirs. `timeline` is sorted.
-void place_package_frames(Timeline& timeline, const std::set<std::uint32_t>& of_packages);
+/// one function of the program makes all calls, with its name before theirs. Gives each frame its callers
+/// among the program's own. `timeline` is sorted.
+void place_frames(Timeline& timeline, const std::set<std::uint32_t>& of_packages);
 
 /// "main.py(5): <module>, in trainer/loop.py(88): step"
 [[nodiscard]] std::string place_in_package(std::string_view own, std::string_view in_package);

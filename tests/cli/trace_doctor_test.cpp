@@ -164,7 +164,31 @@ TEST_F(TraceDoctor, WritesTheSameAsJson) {
   EXPECT_EQ(finding["places"][0]["file"], "train.py");
   EXPECT_EQ(finding["places"][0]["line"], 3);
   EXPECT_EQ(finding["places"][0]["idle_seconds"], nullptr);
+  EXPECT_EQ(finding["places"][0]["stack"], json({"train.py(3): main"}));
   EXPECT_EQ(value["not_examined"][0]["names"], json({"waiting-for-data", "waiting_for_data"}));
+}
+
+TEST_F(TraceDoctor, TellsWhoCalledAPlace) {
+  const auto draw = [this](const std::vector<std::string>& callers) {
+    std::string text = trace_text("send.py(3): send");
+    std::string frames;
+    int depth = 10;
+    for (const std::string& caller : callers)
+      frames += event("python_function", caller, -depth, 5000 + depth), --depth;
+    write("trace.json", text.insert(text.rfind(']'), frames));
+    EXPECT_EQ(examine({"--html", path("page.html"), "--json", path("out.json")}).status, 0);
+    return json::parse(read("out.json"))["findings"][0]["places"][0]["stack"];
+  };
+  const std::string one = "\n<div class=\"callers\">called from train.py(9): &lt;b&gt;</div></li>";
+  EXPECT_EQ(draw({"train.py(9): <b>"}), json({"send.py(3): send", "train.py(9): <b>"}));
+  EXPECT_THAT(read("page.html"), HasSubstr(one));
+  EXPECT_EQ(draw({"main.py(1): <module>", "train.py(9): <b>"}),
+            json({"send.py(3): send", "train.py(9): <b>", "main.py(1): <module>"}));
+  EXPECT_THAT(read("page.html"),
+              HasSubstr("\n<details class=\"callers\"><summary>called from train.py(9): &lt;b&gt;</summary>"
+                        "<div>called from main.py(1): &lt;module&gt;</div></details></li>"));
+  EXPECT_EQ(draw({}), json({"send.py(3): send"}));
+  EXPECT_THAT(read("page.html"), Not(HasSubstr("called from")));
 }
 
 TEST_F(TraceDoctor, TellsWhatTheGpuIdlesAfterAWait) {

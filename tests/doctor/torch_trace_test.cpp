@@ -1,6 +1,7 @@
 #include "doctor/torch_trace.hpp"
 
 #include "doctor/call_sites.hpp"
+#include "doctor/frame_names.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
@@ -28,6 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr const char* kTrace = R"trace({"schemaVersion": 1,
 "deviceProperties": [{"id": 1, "name": "A GPU", "maxThreads": [1, {"x": "]"}]}],
@@ -177,8 +179,8 @@ TEST(TorchTrace, KeepsWhatTheHostDid) {
   EXPECT_EQ(timeline.widenings[0].to_bytes, 4);
 }
 
-/// The places of calls through these stacks of Python functions, the outermost first.
-std::vector<std::string> places_of(const std::vector<std::vector<std::string>>& stacks) {
+/// The trace of calls through these stacks of Python functions, the outermost first.
+Timeline calls_through(const std::vector<std::vector<std::string>>& stacks) {
   std::string text =
       R"({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 1, "args": {"device": 0}})";
   for (std::size_t i = 0; i < stacks.size(); ++i) {
@@ -193,7 +195,12 @@ std::vector<std::string> places_of(const std::vector<std::vector<std::string>>& 
     for (const std::string& frame : stacks[i]) add("python_function", frame);
     add("cuda_runtime", "cudaStreamSynchronize");
   }
-  const Timeline timeline = parse(text + "]}");
+  return parse(text + "]}");
+}
+
+/// The places of these calls.
+std::vector<std::string> places_of(const std::vector<std::vector<std::string>>& stacks) {
+  const Timeline timeline = calls_through(stacks);
   std::vector<std::string> places;
   for (const KnownCall& known : find_call_sites(timeline))
     places.push_back(known.site.frame == kNoName ? "" : timeline.names[known.site.frame]);
@@ -236,6 +243,26 @@ TEST(TorchTrace, NamesThePackagesFrameIfOneFunctionOfTheProgramMakesAllCalls) {
               ElementsAre(main + ", in " + step, main + ", in " + loop, main, loop));
   EXPECT_THAT(places_of({{main, "data.py(1): send"}, {main, loop, step}}),
               ElementsAre("data.py(1): send", main));
+}
+
+TEST(TorchTrace, TellsTheProgramsFramesThatMakeACall) {
+  const auto stacks_of = [](const std::vector<std::vector<std::string>>& stacks) {
+    const Timeline timeline = calls_through(stacks);
+    std::vector<std::vector<std::string>> known;
+    for (const KnownCall& call : find_call_sites(timeline))
+      known.push_back(stack_of(timeline, call.site.frame));
+    return known;
+  };
+  const std::string main = "main.py(5): <module>";
+  const std::string train = "train.py(7): train";
+  const std::string send = "data.py(9): send";
+  const std::string loop = "transformers/trainer.py(88): train";
+  EXPECT_THAT(
+      stacks_of({{main, train, send}, {main, loop, train, loop, "torch/_tensor.py(9): item"}, {send}, {}}),
+      ElementsAre(ElementsAre(send, train, main), ElementsAre(train, main), ElementsAre(send), IsEmpty()));
+  EXPECT_THAT(
+      stacks_of({{loop, main, train, loop}, {loop, main, train}, {loop}}),
+      ElementsAre(ElementsAre(train + ", in " + loop, main), ElementsAre(train, main), ElementsAre(loop)));
 }
 
 TEST(TorchTrace, ReadsTheSameInPartsOfAnySize) {

@@ -17,6 +17,7 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 D3 = pathlib.Path("/usr/share/nodejs/d3/dist/d3.min.js")
 LONG_PLACE = "/home/somebody/experiments/of-this-year/a-model/train_for_a_long_time.py(120): train_one_step, copy"
 EVIL = "train.py(14): </script><script>window.evil = 1</script><img src=x onerror=evil()>"
+EVIL_CALLER = "train.py(40): </li></script><img src=x onerror=evil()>"
 
 WATCH = """<script>
 window.problems = [];
@@ -64,6 +65,11 @@ LOOK = """<script>
   seen.copies = shown("#link circle").length;
   seen.curves = shown("#link .curve").length;
   seen.bars = all(".bar").map((bar) => [box(bar).width, [...bar.children].reduce((sum, part) => sum + box(part).width, 0)]);
+  const folded = all("details.callers");
+  seen.folded = folded.map((details) => details.innerText);
+  for (const details of folded) details.open = true;
+  seen.unfolded = folded.map((details) => details.innerText);
+  seen.processes = all("h3.process").map((heading) => heading.textContent);
   seen.too_wide = document.documentElement.scrollWidth - window.innerWidth;
   const whole = all("section").filter((section) => section.querySelector("h2")?.textContent === "The whole run");
   seen.hidden_of_the_whole_run = whole.map((section) => section.querySelector(".scroll"))
@@ -142,7 +148,11 @@ def main(penstock, make_trace, program, cupti):
         mistakes = folder / "mistakes.html"
         trace = folder / "mistakes.json"
         run(sys.executable, make_trace, trace, "--pageable", "--item", "--loader-us", "300", "--kernels", "40")
-        trace.write_text(trace.read_text().replace("train.py(14): to_gpu", json.dumps(EVIL)[1:-1]))
+        names = {"train.py(14): to_gpu": EVIL, "train.py(40): train": EVIL_CALLER}
+        text = trace.read_text()
+        for name, evil in names.items():
+            text = text.replace(name, json.dumps(evil)[1:-1])
+        trace.write_text(text)
         run(penstock, "doctor", trace, "--html", mistakes, "--profile", link)
         dense = folder / "dense.html"
         trace = folder / "dense.json"
@@ -153,8 +163,11 @@ def main(penstock, make_trace, program, cupti):
         run(penstock, "doctor", "--html", whole_run, "--", program, "init", "steps=80",
             PENSTOCK_LIBCUPTI=cupti, PENSTOCK_RECORDS="100")  # fmt: skip
         whole_run.write_text(whole_run.read_text().replace("<th>GPU 0, kernels</th>", f"<th>{LONG_PLACE}</th>"))
+        several = folder / "several.html"
+        run(penstock, "doctor", "--html", several, "--", "/bin/sh", "-c", f"{program} init steps=20; {program} init pinned=40",
+            PENSTOCK_LIBCUPTI=cupti)  # fmt: skip
         backgrounds = set()
-        for page in (mistakes, dense, whole_run):
+        for page in (mistakes, dense, whole_run, several):
             for width, dark in ((1200, False), (420, True)):
                 seen = look(browser, page, folder, width, dark)
                 check(seen, page, width)
@@ -162,6 +175,14 @@ def main(penstock, make_trace, program, cupti):
                 if page == mistakes:
                     assert seen["copies"] == 2 and seen["curves"] == 3, seen
                     assert "pageable-copies" in seen["lanes"] and EVIL in seen["text"], seen
+                    assert f"called from {EVIL_CALLER}" in seen["text"], seen
+                elif page == several:
+                    first, second, *again = seen["processes"]
+                    assert first != second and again == [first, second], seen
+                    assert len(seen["bars"]) == 2 and f"are those of {first}." in seen["text"], seen
+                    assert seen["unfolded"], seen
+                    for folded, unfolded in zip(seen["folded"], seen["unfolded"], strict=True):
+                        assert folded.count("called from") == 1 and unfolded.count("called from") > 1, seen
                 elif page == whole_run:
                     assert len(seen["hidden_of_the_whole_run"]) == 1 and LONG_PLACE in seen["text"], seen
                 else:

@@ -1,4 +1,5 @@
 #include "doctor/elf_symbols.hpp"
+#include "doctor/frame_names.hpp"
 #include "recorder/native_stack.hpp"
 #include "support/temp_directory.hpp"
 
@@ -207,6 +208,32 @@ TEST_F(CodePlaces, OfOneLineAreOnePlace) {
   call({2});
   EXPECT_THAT(names(), SizeIs(2));
   EXPECT_EQ(recording_.timeline.host[0].name, recording_.timeline.host[1].name);
+}
+
+TEST_F(CodePlaces, TellTheFramesThatCallThem) {
+  code_[1] = {{"std::copy(int*)", "/usr/include/c++/13/bits/stl_algo.h", 5},
+              {"send(int)", "/src/copy.cpp", 12},
+              {"each(int)", "/src/copy.cpp", 20},
+              {"each(int)", "", 0}};
+  code_[2] = {{"penstock::Loader::run(int)", "/src/penstock/loader.cpp", 4}};
+  code_[3] = {{"helper()", "", 0}, {"helper()", "", 0}};
+  code_[4] = {{"std::invoke(int)", "/usr/include/c++/13/functional", 7}, {"std::invoke(int)", "", 0}};
+  code_[5] = {{"main", "/src/main.cpp", 30}, {"main", "", 0}};
+  code_[6] = {{"__libc_start_main_impl", "", 0}};
+  code_[7] = {{"_start", "", 0}};
+  call({1, 2, 3, 4, 5, 6, 7, 99});
+  call({1, 5});
+  call({99, 3});
+  EXPECT_THAT(names(), ElementsAre("/src/copy.cpp(12): send(int)", "/src/copy.cpp(12): send(int)",
+                                   "program: helper()"));
+  const auto stack = [this](std::size_t call) {
+    return stack_of(recording_.timeline, recording_.timeline.host[call].name);
+  };
+  EXPECT_THAT(stack(0), ElementsAre("/src/copy.cpp(12): send(int)", "/src/copy.cpp(20): each(int)",
+                                    "program: helper()", "/src/main.cpp(30): main"));
+  EXPECT_THAT(stack(1), ElementsAre("/src/copy.cpp(12): send(int)", "/src/copy.cpp(20): each(int)",
+                                    "/src/main.cpp(30): main"));
+  EXPECT_THAT(stack(2), ElementsAre("program: helper()"));
 }
 
 TEST_F(CodePlaces, OfAFileThatHasChangedAreAddresses) {

@@ -34,6 +34,7 @@ using ::testing::AllOf;
 using testing::CommandResult;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -725,8 +726,7 @@ TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
   EXPECT_THAT(first.errors,
               HasSubstr("Drawn is " + names[0] +
                         ", the first of 2 with work of a GPU. With --record FOLDER, penstock doctor "
-                        "FOLDER --process N draws another one.\n"));
-  EXPECT_THAT(read("page.html"), HasSubstr("pageable-copies"));
+                        "FOLDER --process N draws another one. The page has the findings of all of them.\n"));
   const std::string number = std::to_string(processes[1].at("process").get<int>());
   const auto draw = [&](const std::vector<std::string>& options) {
     std::vector<std::string> all{"doctor", path("run"), "--html", path("page.html")};
@@ -737,7 +737,7 @@ TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
   ASSERT_EQ(second.status, 0) << second.errors;
   EXPECT_THAT(second.output,
               HasSubstr("process " + number + ", number 2 of 2 with work of a GPU. --process N"));
-  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("process " + number), Not(HasSubstr("pageable-copies"))));
+  EXPECT_THAT(read("page.html"), HasSubstr("of 39, process " + number + "</h2>"));
   const CommandResult missing = draw({"--process", "0"});
   EXPECT_EQ(missing.status, 1);
   EXPECT_THAT(missing.errors,
@@ -747,6 +747,56 @@ TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
               HasSubstr("--process chooses what --html and --perfetto draw; pass one of them"));
   EXPECT_THAT(run({"init"}, {"--process", "1", "--html", path("page.html")}).errors,
               HasSubstr("keep what is recorded with --record FOLDER, and pass that"));
+}
+
+TEST_F(Recorder, ShowsAllProcessesOnOnePage) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  write("budget", "no pageable-copies\n");
+  const CommandResult result =
+      command_.run({"doctor", "--json", path("report.json"), "--html", path("page.html"), "--budget",
+                    path("budget"), "--", "sh", "-c", "$PROGRAM init pinned=40; $PROGRAM init steps=20"});
+  ASSERT_EQ(result.status, 3) << result.errors;
+  const json processes = read_report().at("processes");
+  const auto name = [&](std::size_t i) {
+    return "process " + std::to_string(processes.at(i).at("process").get<int>());
+  };
+  const std::string page = read("page.html");
+  const auto times = [&page](const std::string& words) {
+    std::size_t count = 0;
+    for (std::size_t at = page.find(words); at != std::string::npos; at = page.find(words, at + 1)) ++count;
+    return count;
+  };
+  for (const std::size_t i : {0, 1}) {
+    const std::string heading = "<h3 class=\"process\">" + name(i) + "</h3>\n";
+    EXPECT_EQ(times(heading + "<h3>GPU 0"), 1U);
+    EXPECT_EQ(times(heading), 2U) << "it has an account and findings";
+    EXPECT_EQ(times(processes.at(i).at("trace").get<std::string>() + ": "), 1U);
+  }
+  EXPECT_EQ(times("</span>pageable-copies</h3>"), 1U);
+  EXPECT_GT(page.find("</span>pageable-copies</h3>"), page.rfind("\"process\">" + name(1)));
+  for (const std::string& words :
+       {"2 processes used a GPU. All their findings are here. The timeline, the link and its copies are "
+        "those of " +
+            name(0) + ". ",
+        "The most to gain is in " + name(1) + ", by pageable-copies: ", name(0) + ": The budget is kept.",
+        name(1) + ": The budget is broken. no pageable-copies: ", "of 39, " + name(0) + "</h2>",
+        "and the copies of " + name(0) + " on it</h2>"})
+    EXPECT_THAT(page, HasSubstr(words));
+}
+
+TEST_F(Recorder, SaysOnceWhatItDidNotExamineInAllProcesses) {
+  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
+  const CommandResult result =
+      command_.run({"doctor", "--json", path("report.json"), "--html", path("page.html"), "--", "sh", "-c",
+                    "$PROGRAM init steps=20; $PROGRAM init steps=2"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const std::string number = std::to_string(read_report().at("processes").at(1).at("process").get<int>());
+  const std::string page = read("page.html");
+  const std::size_t all = page.find("<li>Waiting for data: ");
+  ASSERT_NE(all, std::string::npos);
+  EXPECT_EQ(page.find("<li>Waiting for data: ", all + 1), std::string::npos);
+  EXPECT_EQ(page.substr(all, page.find("</li>", all) - all).find("(process"), std::string::npos);
+  EXPECT_THAT(page, HasSubstr("fewer than 4&nbsp;steps were recorded. (process " + number + ")</li>"));
 }
 
 TEST_F(Recorder, OtherInjectionsAreRefused) {
@@ -804,7 +854,12 @@ std::string line_with(const std::string& text) {
 TEST_F(Recorder, NamesTheLinesOfCompiledPrograms) {
   if (!fs::exists("/usr/bin/addr2line") && !fs::exists("/usr/bin/llvm-addr2line"))
     GTEST_SKIP() << "there is no addr2line";
-  auto places = places_in(examine({"init", "steps=30"}));
+  const json report = examine({"init", "steps=30"});
+  auto places = places_in(report);
+  const std::vector<std::string> stack =
+      report.at("processes")[0].at("findings")[0].at("places")[0].at("stack");
+  EXPECT_THAT(stack, ElementsAre(places["pageable-copies"], EndsWith(": act"),
+                                 line_with("i < argc; ++i) act(") + ": main"));
   EXPECT_THAT(places["pageable-copies"], StartsWith(line_with("fake_copy(2'000'000")));
   EXPECT_THAT(places["synchronizations"], StartsWith(line_with("fake_item()")));
   EXPECT_THAT(places["synchronizations"], HasSubstr("work"));

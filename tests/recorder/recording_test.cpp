@@ -1,5 +1,6 @@
 #include "doctor/recording.hpp"
 
+#include "doctor/frame_names.hpp"
 #include "doctor/recording_format.hpp"
 #include "recorder/recording_file.hpp"
 #include "support/temp_directory.hpp"
@@ -192,6 +193,16 @@ std::vector<std::string> places_of(Bytes& bytes, std::size_t stacks) {
   return places;
 }
 
+/// The stacks of calls through these stacks, in their order.
+std::vector<std::vector<std::string>> stacks_of(Bytes& bytes, std::size_t stacks) {
+  for (std::size_t i = 0; i < stacks; ++i)
+    bytes.step(5'000'000'000 + static_cast<std::int64_t>(i) * 1'000'000, i + 1);
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  std::vector<std::vector<std::string>> known;
+  for (const TimelineHostSpan& span : timeline.host) known.push_back(stack_of(timeline, span.name));
+  return known;
+}
+
 /// Frames 0 to 5: of PyTorch, of an installed trainer, its main function, Python's, and two of the user.
 Bytes frames_of_a_trainer() {
   const std::string packages = "/venv/lib/python3.12/site-packages/";
@@ -231,6 +242,20 @@ TEST(Recordings, NameTheTrainersFrameIfOneLineOfTheProgramMakesAllCalls) {
   look(bytes, 600'000, 5, 1);
   EXPECT_THAT(places_of(bytes, 1), ElementsAre("main.py(5): <module>, in trainer/loop.py(88): step"))
       << "the other line makes no call";
+}
+
+TEST(Recordings, TellTheProgramsFramesThatMakeACall) {
+  Bytes bytes = frames_of_a_trainer();
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(5) + Bytes::number(1) + Bytes::number(4));
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(5));
+  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(2));
+  EXPECT_THAT(stacks_of(bytes, 3),
+              ElementsAre(ElementsAre("main.py(9): log", "main.py(5): <module>"),
+                          ElementsAre("main.py(9): log"), ElementsAre("trainer/loop.py(88): step")));
+  bytes = frames_of_a_trainer();
+  bytes.text(TextType::stack, Bytes::number(1) + Bytes::number(5) + Bytes::number(4));
+  EXPECT_THAT(stacks_of(bytes, 1), ElementsAre(ElementsAre("main.py(9): log, in trainer/loop.py(88): step",
+                                                           "main.py(5): <module>")));
 }
 
 TEST(Recordings, TellWhatWasLeftOut) {

@@ -120,14 +120,24 @@ TEST_F(Verify, ComparesProcessesInTheirOrder) {
   EXPECT_EQ(other.status, 0);
   EXPECT_THAT(other.errors,
               HasSubstr("2 of its processes used a GPU, and 1 before, so nothing is compared."));
-  const CommandResult result = command_.run({"doctor", "--json", path("report.json"), "--verify",
-                                             "$PROGRAM init pinned=20; $PROGRAM init steps=20", "--", "sh",
-                                             "-c", "$PROGRAM init steps=20; $PROGRAM init steps=20"});
+  const CommandResult result =
+      command_.run({"doctor", "--json", path("report.json"), "--html", path("page.html"), "--verify",
+                    "$PROGRAM init pinned=20; $PROGRAM init steps=20", "--", "sh", "-c",
+                    "$PROGRAM init steps=20; $PROGRAM init steps=20"});
   EXPECT_EQ(result.status, 0);
   const json comparisons = verified().at("comparisons");
   ASSERT_THAT(comparisons, SizeIs(2));
   EXPECT_EQ(gone(comparisons[0][0], "pageable-copies"), true);
   EXPECT_EQ(gone(comparisons[1][0], "pageable-copies"), false);
+  const std::string page = read("page.html");
+  const json processes = json::parse(read("report.json")).at("processes");
+  const auto box = [&](std::size_t process) {
+    const std::string name = "process " + std::to_string(processes.at(process).at("process").get<int>());
+    const std::size_t begin = page.find(name + ": Verified with ");
+    return begin == std::string::npos ? "" : page.substr(begin, page.find("</p>", begin) - begin);
+  };
+  EXPECT_THAT(box(0), HasSubstr("pageable-copies: gone"));
+  EXPECT_THAT(box(1), AllOf(HasSubstr("GPU 0: a step takes"), Not(HasSubstr("pageable-copies: gone"))));
 }
 
 TEST_F(Verify, SaysWhatIsWrongWithTheCommand) {

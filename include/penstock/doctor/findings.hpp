@@ -24,6 +24,9 @@ struct FindingPlace {
   double seconds = 0;  ///< in all, of the copies or of the calls, as the finding's text says
   /// In all, that the device idles after these calls. nullopt: the finding is not about that.
   std::optional<double> idle_seconds = std::nullopt;
+  /// `function`, and the program's own frames that called it, the innermost first: of several stacks, the one
+  /// of most calls. Empty: `function` is, too.
+  std::vector<std::string> stack = {};
 };
 
 /// What a change would save of a step, in seconds. The truth is expected between the two.

@@ -148,8 +148,10 @@ struct Timeline {
   std::vector<TimelineLook> looks;
   std::vector<TimelineWidening> widenings;
   std::vector<TimelineRange> ranges;
-  std::vector<TimeSpan> steps;                         ///< empty: none are marked, and none were found
-  std::vector<std::string> names;                      ///< of operators ("aten::copy_") and frames
+  std::vector<TimeSpan> steps;  ///< empty: none are marked, and none were found
+  /// Of operators ("aten::copy_") and frames. A frame has one for each of its callers, all with one text.
+  std::vector<std::string> names;
+  std::map<std::uint32_t, std::uint32_t> callers;      ///< by name of a frame: that of the one that called it
   std::map<std::uint16_t, std::string> devices;        ///< names of those that the recording describes
   std::map<std::uint16_t, std::uint8_t> device_nodes;  ///< NUMA nodes of those for which it tells them
   /// By device and stream, of those of which the recording tells it.
