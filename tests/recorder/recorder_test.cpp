@@ -737,7 +737,7 @@ TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
   ASSERT_EQ(second.status, 0) << second.errors;
   EXPECT_THAT(second.output,
               HasSubstr("process " + number + ", number 2 of 2 with work of a GPU. --process N"));
-  EXPECT_THAT(read("page.html"), HasSubstr("of 39, process " + number + "</h2>"));
+  EXPECT_THAT(read("page.html"), HasSubstr("of 38, process " + number + "</h2>"));
   const CommandResult missing = draw({"--process", "0"});
   EXPECT_EQ(missing.status, 1);
   EXPECT_THAT(missing.errors,
@@ -779,7 +779,7 @@ TEST_F(Recorder, ShowsAllProcessesOnOnePage) {
         "those of " +
             name(0) + ". ",
         "The most to gain is in " + name(1) + ", by pageable-copies: ", name(0) + ": The budget is kept.",
-        name(1) + ": The budget is broken. no pageable-copies: ", "of 39, " + name(0) + "</h2>",
+        name(1) + ": The budget is broken. no pageable-copies: ", "of 38, " + name(0) + "</h2>",
         "and the copies of " + name(0) + " on it</h2>"})
     EXPECT_THAT(page, HasSubstr(words));
 }
