@@ -259,7 +259,7 @@ TEST_P(LoaderPacing, AStepThatSetsThePaceMakesPartsWait) {
     static_cast<void>(loader.next(step.stream()));
     static_cast<void>(loader.next(step.stream()));
     // Both slots are in use until the step ends. The first parts of the third batch are queued behind it.
-    EXPECT_TRUE(comes_true([&] { return bytes() == 2 * (kPacedBatch * kPacedRow + kEvenPart); }));
+    EXPECT_TRUE(comes_true([&] { return bytes() == 2 * (kPacedBatch * kPacedRow + kEvenPart); })) << bytes();
     std::this_thread::sleep_for(20ms);
     EXPECT_EQ(bytes(), 2 * (kPacedBatch * kPacedRow + kEvenPart));
     step.open();
