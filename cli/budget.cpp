@@ -94,13 +94,21 @@ void part_unit(std::vector<std::string>& words) {
 
 std::string joined(std::span<const std::string> words) { return fmt::format("{}", fmt::join(words, " ")); }
 
+/// "no pageable copies in the step" is "no pageable copies": findings are of steps.
+std::string finding_in(const std::vector<std::string>& words) {
+  constexpr std::string_view kOfSteps = " in the step";
+  std::string name = joined(std::span(words).subspan(1));
+  if (name.ends_with(kOfSteps)) name.resize(name.size() - kOfSteps.size());
+  return name;
+}
+
 /// Throws Error that says what is wrong, but not where.
 BudgetLine parse_line(const std::string& text) {
   constexpr std::size_t kLimitWords = 3;  // below N %
   std::vector<std::string> words = words_of(text);
   BudgetLine line{joined(words), {}, {}};
   if (words.size() > 1 && words[0] == "no") {
-    const std::string name = joined(std::span(words).subspan(1));
+    const std::string name = finding_in(words);
     const auto id = finding_named(name);
     if (!id)
       throw Error(

@@ -128,6 +128,13 @@ void check_recorder_variables(bool has_own_parts) {
   }
 }
 
+/// What is said if the PATH has no such program.
+std::string missing_program(const std::vector<std::string>& words) {
+  const std::string text = fmt::format("there is no program '{}' in the PATH", words[0]);
+  if (!words[0].ends_with(".py")) return text;
+  return fmt::format("{}; write penstock doctor -- python {}", text, fmt::join(words, " "));
+}
+
 }  // namespace
 
 RecordingFolder::RecordingFolder(const std::string& named) : stays_(!named.empty()) {
@@ -173,8 +180,8 @@ int Recorder::run(const std::vector<std::string>& words, const RecordingFolder& 
     variables.push_back(fmt::format("{}={}", kRangeInjection, library_.string()));
   if (!left_out_.empty())
     variables.push_back(fmt::format("{}={}", kRecordWithout, fmt::join(left_out_, ",")));
-  return wait_for_program(start_program(words, {.variables = std::move(variables), .quiet = quiet_},
-                                        fmt::format("there is no program '{}' in the PATH", words[0])));
+  return wait_for_program(
+      start_program(words, {.variables = std::move(variables), .quiet = quiet_}, missing_program(words)));
 }
 
 }  // namespace penstock::cli

@@ -178,13 +178,14 @@ std::string not_examined_html(Reports reports) {
       known->second.push_back(process_name(report));
     }
   }
-  std::string html;
+  if (texts.empty()) return fmt::format("<p class=\"explain\">{}</p>\n", kAllWasExamined);
+  std::string html = "<p class=\"explain\">Nothing is known about these, good or bad.</p>\n<ul>\n";
   for (const auto& [text, processes] : texts) {
     const std::string of =
         processes.size() < reports.size() ? fmt::format(" ({})", fmt::join(processes, ", ")) : std::string();
     html += fmt::format("<li>{}{}</li>\n", prose(printable(text)), escaped(of));
   }
-  return html;
+  return html + "</ul>\n";
 }
 
 std::string rows_html(std::span<const FindingPlace> places) {

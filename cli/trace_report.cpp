@@ -203,6 +203,13 @@ Json finding_json(const Finding& finding) {
           {"places", places}};
 }
 
+std::string not_examined_text(const Diagnosis& diagnosis, const Look& look) {
+  std::string text = "not examined\n";
+  for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);
+  if (diagnosis.not_examined.empty()) text += paragraph(kAllWasExamined, look, 2, 2);
+  return text;
+}
+
 }  // namespace
 
 std::string trace_text(const TraceReport& report, const Look& look) {
@@ -213,8 +220,7 @@ std::string trace_text(const TraceReport& report, const Look& look) {
   for (const Finding& finding : diagnosis.findings) text += finding_text(finding, diagnosis, look);
   if (diagnosis.findings.empty()) text += nothing_found_text(diagnosis) + "\n\n";
   if (report.whole_run) text += whole_run_text(*report.whole_run, look);
-  text += "not examined\n";
-  for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);
+  text += not_examined_text(diagnosis, look);
   if (!report.breaches) return text;
   text += report.breaches->empty() ? "\nThe budget is kept.\n" : "\nThe budget is broken:\n";
   for (const BudgetBreach& breach : *report.breaches) {

@@ -71,7 +71,7 @@ def check_loader(loader: Any) -> None:
         raise ImportError("penstock.diagnose needs PyTorch: pip install torch") from error
     if not isinstance(loader, data.DataLoader):
         raise InvalidArgument(
-            f"diagnose takes a torch.utils.data.DataLoader, not a {type(loader).__name__}: of other iterables it "
+            f"diagnose takes a torch.utils.data.DataLoader, not {type(loader).__name__}: of other iterables it "
             "cannot leave out a stage. Pass the DataLoader below it. penstock.feed(...).stats() says what any iterable "
             "costs."
         )

@@ -565,7 +565,7 @@ class Uncopied:
 @pytest.mark.parametrize(
     ("loader", "options", "words"),
     [
-        ([1, 2], {}, "not a list"),
+        ([1, 2], {}, "not list"),
         (DataLoader(Stream()), {}, "map-style"),
         (DataLoader(Samples(), batch_sampler=Uncopied()), {}, "cannot be copied"),
         (DataLoader(Samples(), batch_sampler=[]), {}, "no batches"),
@@ -790,7 +790,7 @@ def test_the_json_of_the_command(tmp_path):
     [
         ("nothing", PROGRAM, "train_it.py", "defines no nothing"),
         ("hidden", PROGRAM, "train_it.py", "move it to the level of the module"),
-        ("number", PROGRAM, "train_it.py", "not a int"),
+        ("number", PROGRAM, "train_it.py", "not int"),
         ("empty", PROGRAM, "train_it.py", "penstock: {file}:empty: The loader has no batches."),
         ("uncopied", PROGRAM, "train_it.py", "penstock: {file}:uncopied: The loader's Uncopied cannot be copied"),
         ("sized", PROGRAM, "train_it.py", "penstock: {file}:sized needs arguments: (size, other=3)."),

@@ -486,6 +486,14 @@ TEST(TraceReport, CountsNoCopiesWhereNoneWereRecorded) {
   EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: not recorded");
 }
 
+TEST(TraceReport, SaysThatAllWasExamined) {
+  cli::TraceReport report;
+  EXPECT_THAT(cli::trace_text(report, cli::Look{}),
+              EndsWith("not examined\n  Nothing: all findings were looked for.\n"));
+  report.diagnosis.not_examined.push_back({{"pinning"}, "Too few steps."});
+  EXPECT_THAT(cli::trace_text(report, cli::Look{}), EndsWith("not examined\n  Too few steps.\n"));
+}
+
 TEST(Budget, IsBrokenByWhatCannotBeJudged) {
   Diagnosis diagnosis;
   EXPECT_THAT(broken("no pinning\nwaiting_for_data below 5 %", diagnosis), IsEmpty());
@@ -530,12 +538,12 @@ TEST(Budget, NeedsNoSpaceBeforeAUnit) {
 TEST(Budget, TakesTheNamesOfTheReport) {
   const auto budget = parse_budget(
       "exposed copy below 2 %\nexposed copies below 2%\nidle, waiting for data below 2 %\n"
-      "Kernels below 2 %\nno pageable copies\nno pageable_copies\n",
+      "Kernels below 2 %\nno pageable copies\nno pageable_copies\nno pageable copies in the step\n",
       "b");
   std::vector<std::string> names;
   for (const BudgetLine& line : budget) names.push_back(line.name);
   EXPECT_THAT(names, ElementsAre("exposed_copy", "exposed_copy", "waiting_for_data", "kernel",
-                                 "pageable-copies", "pageable-copies"));
+                                 "pageable-copies", "pageable-copies", "pageable-copies"));
   EXPECT_EQ(budget[2].text, "idle, waiting for data below 2 %");
 }
 

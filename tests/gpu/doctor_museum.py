@@ -323,6 +323,7 @@ def look(exhibit: Exhibit, recorded: dict, source: pathlib.Path, line: int | Non
     ] or ["nothing"]
     result = {
         "step_seconds": step,
+        "seconds_without_kernels": step * (1 - device["parts"]["kernel"]["share"]),
         "steps": device["steps"],
         "findings": {f["id"]: f["gain_seconds_per_step"] for f in recorded["findings"]},
         "said": f"{device['steps'] or 'no'} steps; " + ", ".join(said),
@@ -352,8 +353,9 @@ def predicted_by(exhibit: Exhibit, before: dict, after: dict) -> dict | None:
         return after["findings"].get(name, {"high": 0})["high"] < NOTHING * after["step_seconds"]
 
     gone = [gain for name, gain in before["findings"].items() if name == exhibit.finding or is_gone(name)]
-    high = min(sum(gain["high"] for gain in gone), before["step_seconds"])
-    return {"low": min(max(gain["low"] for gain in gone), high), "high": high}
+    low = max(gain["low"] for gain in gone)
+    high = max(low, min(sum(gain["high"] for gain in gone), before["seconds_without_kernels"]))
+    return {"low": low, "high": high}
 
 
 def compare(exhibit: Exhibit, before: dict, after: dict) -> dict:

@@ -55,6 +55,13 @@ class Recorder : public testing::RecorderTest {
     fs::create_directories((command_.home() / name).parent_path());
     std::ofstream(command_.home() / name) << text;
   }
+  /// As the module in which PyTorch has its DataLoader.
+  void install(const std::string& text) {
+    for (const char* const package : {"torch", "torch/utils", "torch/utils/data"})
+      write(std::string("lib/site-packages/") + package + "/__init__.py", "");
+    write("lib/site-packages/torch/utils/data/dataloader.py", text);
+    command_.environment.push_back("PYTHONPATH=" + path("lib/site-packages"));
+  }
 };
 
 TEST_F(Recorder, ExaminesAProgramAndPassesItsOutputAndStatusOn) {
@@ -832,6 +839,9 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
 TEST_F(Recorder, SaysWhyAProgramCannotBeStarted) {
   EXPECT_THAT(command_.run({"doctor", "--", "./nothere/program"}).errors,
               HasSubstr("penstock: there is no file './nothere/program'\n"));
+  EXPECT_THAT(command_.run({"doctor", "--", "no-train.py", "--epochs", "3"}).errors,
+              HasSubstr("no program 'no-train.py' in the PATH; "
+                        "write penstock doctor -- python no-train.py --epochs 3\n"));
   write("unknown-script", "#! /nope/python -s\n");
   fs::permissions(path("unknown-script"), fs::perms::owner_all);
   const std::string words =
@@ -950,10 +960,7 @@ class Loader:
 
 TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
   write("träin.py", kTraining);
-  for (const char* const package : {"torch", "torch/utils", "torch/utils/data"})
-    write(std::string("lib/site-packages/") + package + "/__init__.py", "");
-  write("lib/site-packages/torch/utils/data/dataloader.py", kPackage);
-  command_.environment.push_back("PYTHONPATH=" + path("lib/site-packages"));
+  install(kPackage);
   const auto pythons = interpreters();
   if (pythons.empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
   for (const std::string& python : pythons) {
@@ -976,6 +983,21 @@ TEST_F(Recorder, NamesTheLinesOfPythonPrograms) {
   const CommandResult result = command_.run({"doctor", "--", *pythons.begin(), path("other.py")});
   EXPECT_THAT(result.errors, AllOf(HasSubstr("other.py(22): train"), HasSubstr("host-work"),
                                    HasSubstr("other.py(21): train"), Not(HasSubstr("waiting-for-data"))));
+}
+
+TEST_F(Recorder, SaysThatAllWasExamined) {
+  write("train.py", kTraining);
+  // The contents of small copies are not looked at.
+  std::string package = kPackage;
+  install(package.replace(package.find("2000000"), 7, "2000"));
+  const auto pythons = interpreters();
+  if (pythons.empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
+  const CommandResult result = command_.run({"doctor", "--json", path("report.json"), "--html",
+                                             path("page.html"), "--", *pythons.begin(), path("train.py")});
+  const char* const words = "Nothing: all findings were looked for.";
+  EXPECT_THAT(result.errors, HasSubstr(words));
+  EXPECT_THAT(read_report().at("processes")[0].at("not_examined"), IsEmpty());
+  EXPECT_THAT(read("page.html"), HasSubstr(words));
 }
 
 // A step of 12 ms in its own code, most of them within a package; or a hundred launches.
