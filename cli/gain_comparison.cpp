@@ -41,7 +41,9 @@ std::vector<FindingChange> finding_changes(const Diagnosis& before, const Diagno
     if (const Finding* const left = find(after, finding.id, device)) {
       change.after = left->gain;
       change.examined = true;
-      change.gone = gains(finding, step_of(before, device)) && !gains(*left, step_of(after, device));
+      const bool gained = gains(finding, step_of(before, device));
+      change.gone = gained && !gains(*left, step_of(after, device));
+      change.less = gained && !change.gone && 2 * left->gain.high < finding.gain.high;
     }
     changes.push_back(std::move(change));
   }
@@ -53,14 +55,14 @@ std::vector<FindingChange> finding_changes(const Diagnosis& before, const Diagno
   return changes;
 }
 
-std::optional<GainRange> range_of_gone(const std::vector<FindingChange>& changes,
-                                       const DeviceAccount& account) {
+std::optional<GainRange> range_of_changes(const std::vector<FindingChange>& changes,
+                                          const DeviceAccount& account) {
   std::optional<GainRange> range;
   for (const FindingChange& change : changes) {
-    if (!change.gone) continue;
+    if (!change.gone && !change.less) continue;
     if (!range) range.emplace();
-    range->low = std::max(range->low, change.before->low);
-    range->high += change.before->high;
+    if (change.gone) range->low = std::max(range->low, change.before->low);
+    range->high += change.before->high - (change.less ? change.after->high : 0);
   }
   if (!range) return range;
   const double without_kernels = account.step_seconds() - account.per_step(account.part(DevicePart::kernel));
@@ -96,7 +98,7 @@ GainComparison compare(const TraceReport& before, const DeviceAccount& account, 
   comparison.by_step = account.steps > 0 && changed.steps > 0 && !comparison.unlike_kernels;
   comparison.before = comparison.by_step ? account.step_seconds() : before.recorded_seconds;
   comparison.after = comparison.by_step ? changed.step_seconds() : after.recorded_seconds;
-  comparison.predicted = range_of_gone(comparison.findings, account);
+  comparison.predicted = range_of_changes(comparison.findings, account);
   if (!comparison.predicted) return comparison;
   GainRange& range = *comparison.predicted;
   if (!comparison.by_step && account.steps > 0) {
@@ -123,8 +125,9 @@ std::string prediction_text(const GainComparison& comparison) {
   const std::string_view verdict = comparison.in_range                                ? "as predicted"
                                    : comparison.gained() > comparison.predicted->high ? "more than predicted"
                                                                                       : "less than predicted";
-  return fmt::format("predicted for what is gone: {}. The gain is {}.", range_text(*comparison.predicted),
-                     verdict);
+  const bool is_part = std::ranges::any_of(comparison.findings, &FindingChange::less);
+  return fmt::format("predicted for what is gone{}: {}. The gain is {}.", is_part ? " or less" : "",
+                     range_text(*comparison.predicted), verdict);
 }
 
 std::string why_not_by_step(const GainComparison& comparison) {
@@ -144,6 +147,7 @@ std::string change_text(const FindingChange& change) {
   return fmt::format("{}: {}", change.id,
                      !change.examined ? "not examined"
                      : change.gone    ? "gone"
+                     : change.less    ? fmt::format("less, {} left", range_text(*change.after))
                                       : "still found");
 }
 
@@ -189,6 +193,7 @@ Json gain_comparison_json(const GainComparison& comparison) {
   for (const FindingChange& change : comparison.findings) {
     findings.push_back({{"id", change.id},
                         {"gone", change.gone},
+                        {"less", change.less},
                         {"new", !change.before && change.examined},
                         {"examined", change.examined},
                         {"gain_seconds_per_step", range_json(change.before)},

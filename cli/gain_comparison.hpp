@@ -23,6 +23,7 @@ struct FindingChange {
   std::optional<GainRange> before;  ///< nullopt: it was not found
   std::optional<GainRange> after;   ///< nullopt: it is not found
   bool gone = false;                ///< not found, or no longer worth a change
+  bool less = false;                ///< found still, but the most that it gains is less than half of before
   bool examined = true;             ///< false: the program that does not have it could not be examined for it
 };
 
@@ -37,7 +38,7 @@ struct GainComparison {
   double before = 0;  ///< seconds
   double after = 0;   ///< seconds
   std::vector<FindingChange> findings;
-  std::optional<GainRange> predicted;  ///< seconds; nullopt: no finding is gone
+  std::optional<GainRange> predicted;  ///< seconds; nullopt: no finding is gone, or less
   /// True if the gain lies in the predicted range, or no farther from it than what the doctor calls nothing.
   bool in_range = false;
 
@@ -46,7 +47,8 @@ struct GainComparison {
 
 /// Compares each GPU that both reports have. A pure function. The range of several findings that are gone is
 /// from the largest of their low ends to the sum of their high ends, at most the time in which no kernel
-/// runs: two of them may be the same time.
+/// runs: two of them may be the same time. Of findings that are less, what their high ends lost adds to the
+/// sum.
 [[nodiscard]] std::vector<GainComparison> compare_gains(const TraceReport& before, const TraceReport& after);
 
 /// Lines for people; the first says what was gained.

@@ -80,9 +80,9 @@ double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& co
   return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
 }
 
-/// Seconds of a step in which the device idles until copies begin and after they end, other than for a
-/// DataLoader: the host makes their data, pins memory or is late with a call, or the device changes over
-/// between streams.
+/// Seconds of a step in which the device idles until copies begin and after they end: the host pins memory
+/// or is late with a call, or the device changes over between streams. Waits for a DataLoader and the
+/// program's own work are findings of their own.
 double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   const TimeSpan window = view.account.window;
   std::vector<TimeSpan> gaps;
@@ -92,7 +92,8 @@ double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies
     gaps.push_back({std::min(begin, view.busy.end_before(begin, window.begin)), begin});
     gaps.push_back({end, std::max(end, view.busy.begin_after(end, window.end))});
   }
-  return view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
+  const SpanList idle = subtract(span_list(std::move(gaps)), view.own_work);
+  return view.account.per_step(uncovered(idle, view.waits));
 }
 
 /// Empty if the span is outside the window.
@@ -290,8 +291,11 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   finding.meaning =
       "The driver first moves pageable memory through a small buffer of its own, and the host waits "
       "meanwhile.";
-  finding.change = "DataLoader(..., pin_memory=True); x = x.to(device, non_blocking=True)";
-  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  finding.change =
+      "DataLoader(..., pin_memory=True), or x copied to a pinned buffer that you keep; x = x.to(device, "
+      "non_blocking=True)";
+  finding.penstock_change =
+      "for batch in penstock.feed(loader): ...; penstock.to_device(x) for what no loader makes";
   return finding;
 }
 

@@ -36,8 +36,9 @@ struct DeviceView {
   const HostActivity& host;
   const DeviceAccount& account;
   const SpanIndex& kernels;
-  const SpanIndex& busy;   ///< kernels and copies
-  const SpanIndex& waits;  ///< for a DataLoader
+  const SpanIndex& busy;     ///< kernels and copies
+  const SpanIndex& waits;    ///< for a DataLoader
+  const SpanList& own_work;  ///< of the program (quiet_times.hpp)
   /// Of all threads. If the host runs ahead, those of the window's copies come before it.
   const std::vector<KnownCall>& calls;
   const std::vector<bool>& host_steps;  ///< by step: threads that launch kernels make calls in it

@@ -20,8 +20,7 @@ namespace {
 constexpr double kStarved = 0.05;  // of the time
 constexpr double kWarmUp = 0.25;   // of the steps
 constexpr double kHeld = 0.02;     // of a step
-constexpr TraceTime kQuiet = 1'000'000;
-constexpr TraceTime kPause = 10;  // as much as in most steps
+constexpr TraceTime kPause = 10;   // as much as in most steps
 
 bool is_synchronization(CallKind kind) {
   return kind == CallKind::stream_synchronize || kind == CallKind::device_synchronize ||
@@ -146,7 +145,7 @@ void leave_out_pauses(const DeviceView& view, std::vector<HostWork>& works) {
 /// From the first steady step on.
 std::vector<HostWork> host_works(const DeviceView& view, TimeSpan window) {
   std::vector<HostWork> works;
-  for (const QuietTime& quiet : quiet_times(view.timeline, view.host, window, kQuiet)) {
+  for (const QuietTime& quiet : quiet_times(view.timeline, view.host, window)) {
     const TraceTime idle = quiet.time.end - quiet.time.begin - view.busy.covered(quiet.time);
     if (idle > 0) works.push_back({quiet, idle});
   }

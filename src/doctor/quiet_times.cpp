@@ -60,12 +60,11 @@ std::span<const TimelineLook> looks_in(const std::vector<LaunchingThread>& threa
 
 }  // namespace
 
-std::vector<QuietTime> quiet_times(const Timeline& timeline, const HostActivity& host, TimeSpan window,
-                                   TraceTime shortest) {
+std::vector<QuietTime> quiet_times(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
   const std::vector<LaunchingThread> threads = launching_threads(timeline, host);
   std::vector<QuietTime> times;
   for (const TimeSpan& time : subtract(subtract({window}, host.waits), host.busy)) {
-    if (time.end - time.begin < shortest) continue;
+    if (time.end - time.begin < kQuiet) continue;
     if (const auto looks = looks_in(threads, time); !looks.empty()) times.push_back({time, looks});
   }
   return times;

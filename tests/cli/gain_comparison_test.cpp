@@ -96,6 +96,19 @@ TEST(GainComparisons, PredictNothingIfNoFindingIsGone) {
   EXPECT_TRUE(gain_comparison_json(result).at("in_range").is_null());
 }
 
+TEST(GainComparisons, TakeWhatFindingsLostThatAreLess) {
+  const auto before = report(20, 20, {finding("waiting-for-data", 0, 9), finding("host-work", 2, 5)});
+  const auto result = compared(before, report(12, 20, {finding("waiting-for-data", 0, 4)}));
+  ASSERT_TRUE(result.predicted);
+  EXPECT_NEAR(result.predicted->low, 2e-3, 1e-9);
+  EXPECT_NEAR(result.predicted->high, 10e-3, 1e-9);
+  EXPECT_THAT(text(result), AllOf(HasSubstr("waiting-for-data: less, at most 4.00 ms left\n"),
+                                  HasSubstr("predicted for what is gone or less: 2.00 ms to 10.0 ms.")));
+  const auto half = compared(before, report(12, 20, {finding("waiting-for-data", 0, 4.5)}));
+  EXPECT_NEAR(half.predicted->high, 5e-3, 1e-9);
+  EXPECT_THAT(text(half), AllOf(HasSubstr("waiting-for-data: still found\n"), Not(HasSubstr("less:"))));
+}
+
 TEST(GainComparisons, ListFindingsThatAreNew) {
   const auto before = report(10, 20, {finding("pageable-copies", 1, 3)});
   auto after = report(8, 20, {finding("pinning", 0, 2), finding("small-copies", 0, 0.1)});
