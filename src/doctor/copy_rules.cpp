@@ -400,10 +400,10 @@ std::optional<Finding> find_small_copies(const DeviceView& view) {
   Finding finding = copy_finding(view, in_runs);
   const double alone = view.account.per_step(uncovered_time);
   const double packed = view.account.per_step(packed_time);
-  // The gaps in the runs are a part of what the device idles.
+  // The gaps in the runs are a part of what the device idles. One copy may be hidden, too.
   const double exposed = exposed_seconds(view, in_runs);
-  const double most = std::max(alone, most_without_waits(view, exposed, waits_for(view, in_runs).all));
-  finding.gain = {(alone - packed) / 2, most - packed};
+  const double hidden = most_without_waits(view, exposed, waits_for(view, in_runs).all);
+  finding.gain = {(alone - packed) / 2, std::max(alone - packed, hidden)};
   finding.text = fmt::format(
       "Small copies one after the other: {}. With the gaps between them they take {} in which no kernel "
       "runs.",
