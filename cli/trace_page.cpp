@@ -211,7 +211,7 @@ std::string whole_run_html(const WholeRunReport& report, const std::string& of_d
       rows_html(std::span(report.lines).first(lines)), rows_html(report.others));
 }
 
-/// "Kernels run in 51.1 % of a step of 2.35 ms."
+/// "Kernels run in 51.1 % of a step of 2.35 ms." Processes may have steps of other lengths.
 std::string headline(Reports reports) {
   std::vector<DeviceAccount> accounts;
   for (const TraceReport& report : reports)
@@ -221,11 +221,16 @@ std::string headline(Reports reports) {
   const std::string low = fmt::format("{:.1f}", 100 * kernels(*least));
   const std::string high = fmt::format("{:.1f}", 100 * kernels(*most));
   const std::string share = low == high ? low + " %" : fmt::format("{} to {} %", low, high);
+  const bool has_steps = least->steps > 0;
   const std::string step = seconds_text(least->step_seconds());
+  const bool is_one_step = std::ranges::all_of(accounts, [&](const DeviceAccount& account) {
+    return (account.steps > 0) == has_steps && seconds_text(account.step_seconds()) == step;
+  });
   if (!least->has_kernels)
-    return fmt::format("No kernels were recorded in {}{}.", least->steps > 0 ? "steps of " : "", step);
-  return fmt::format("Kernels run in {} of {} {}.", share, least->steps > 0 ? "a step of" : "the recorded",
-                     step);
+    return is_one_step ? fmt::format("No kernels were recorded in {}{}.", has_steps ? "steps of " : "", step)
+                       : "No kernels were recorded.";
+  if (!is_one_step) return fmt::format("Kernels run in {} of the time.", share);
+  return fmt::format("Kernels run in {} of {} {}.", share, has_steps ? "a step of" : "the recorded", step);
 }
 
 /// What the first finding gains of a step. Below 0: there is none.
@@ -274,9 +279,8 @@ std::string page_notes(Reports reports, const std::string& drawn, bool pictures)
   if (!drawn.empty()) {
     html += fmt::format(
         "<p class=\"note\">{} processes used a GPU. All their findings are here. The timeline, the link and "
-        "its "
-        "copies are those of {}. To see another one's, keep the recordings with <code>--record</code>, and "
-        "name it by <code>--process</code>.</p>\n",
+        "its copies are those of {}. To see another one's, keep the recordings with <code>--record</code>, "
+        "and name it by <code>--process</code>.</p>\n",
         reports.size(), escaped(drawn));
   }
   for (const TraceReport& report : reports)

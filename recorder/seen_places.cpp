@@ -12,7 +12,6 @@ bool SeenPlaces::is_due() noexcept {
 
 void SeenPlaces::keep(std::span<const PythonFrame> frames, std::uint64_t time) noexcept {
   const std::size_t place = find_or_add(frames);
-  if (place == kMostPlaces) return;
   if (look_count_ == kMostLooks) leave_out_every_second();
   looks_[look_count_++] = {time, place};
   has_looks_.store(true, std::memory_order_relaxed);

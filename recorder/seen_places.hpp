@@ -17,8 +17,9 @@ class SeenPlaces {
   static constexpr std::size_t kMostPlaces = 16;
   static constexpr std::size_t kMostLooks = 64;
 
-  /// Adds a look. What it sees is left out if it is one place too many. If there are too many looks, every
-  /// second one is left out, also of those that come until all are taken.
+  /// Adds a look. It has no place if that is one too many: it still tells that the thread waited for no
+  /// loader. If there are too many looks, every second one is left out, also of those that come until all are
+  /// taken.
   void add(std::span<const PythonFrame> frames, std::uint64_t time) noexcept {
     if (!claim()) return;
     if (is_due()) keep(frames, time);
@@ -26,11 +27,11 @@ class SeenPlaces {
   }
 
   /// Asks `number` for the number of each place, by its frames, and gives `note` the time and the number of
-  /// each look, in the order of their times. Then nothing is there.
+  /// each look, in the order of their times: 0 if it has no place. Then nothing is there.
   template <typename Number, typename Note>
   void take(Number&& number, Note&& note) noexcept {
     if (!has_looks_.load(std::memory_order_relaxed) || !claim()) return;
-    std::uint64_t numbers[kMostPlaces];
+    std::uint64_t numbers[kMostPlaces + 1] = {};
     for (std::size_t i = 0; i < place_count_; ++i)
       numbers[i] = number(std::span<const PythonFrame>(places_[i].frames, places_[i].frame_count));
     for (std::size_t i = 0; i < look_count_; ++i) note(looks_[i].time, numbers[looks_[i].place]);
@@ -45,7 +46,7 @@ class SeenPlaces {
   };
   struct Look {
     std::uint64_t time = 0;
-    std::size_t place = 0;
+    std::size_t place = 0;  ///< kMostPlaces: none
   };
 
   [[nodiscard]] bool claim() noexcept { return !is_claimed_.exchange(true, std::memory_order_acquire); }

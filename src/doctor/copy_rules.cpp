@@ -120,14 +120,17 @@ struct WaitsForCopies {
 };
 
 WaitsForCopies waits_for(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  TraceTime all = 0;
-  TraceTime before = 0;
+  std::vector<TimeSpan> all;  // one call may make many copies
+  std::vector<TimeSpan> before;
   for (const ViewedCopy& viewed : copies) {
     const TimeSpan wait = wait_for(view, viewed);
-    all += wait.end - wait.begin;
-    before += std::clamp(viewed.copy->time.begin, wait.begin, wait.end) - wait.begin;
+    all.push_back(wait);
+    before.push_back({wait.begin, std::clamp(viewed.copy->time.begin, wait.begin, wait.end)});
   }
-  return {view.account.per_step(all), view.account.per_step(before)};
+  const auto seconds = [&view](std::vector<TimeSpan>& waits) {
+    return view.account.per_step(total_length(span_list(std::move(waits))));
+  };
+  return {seconds(all), seconds(before)};
 }
 
 /// The most that is gained if nothing of these copies is exposed any more, and the host no longer waits so
@@ -401,8 +404,10 @@ std::optional<Finding> find_small_copies(const DeviceView& view) {
   Finding finding = copy_finding(view, in_runs);
   const double alone = view.account.per_step(uncovered_time);
   const double packed = view.account.per_step(packed_time);
-  const double most = std::max(alone, most_without_waits(view, alone, waits_for(view, in_runs).all));
-  finding.gain = {(alone - packed) / 2, most - packed};
+  // The gaps in the runs are a part of what the device idles. One copy may be hidden, too.
+  const double exposed = exposed_seconds(view, in_runs);
+  const double hidden = most_without_waits(view, exposed, waits_for(view, in_runs).all);
+  finding.gain = {(alone - packed) / 2, std::max(alone - packed, hidden)};
   finding.text = fmt::format(
       "Small copies one after the other: {}. With the gaps between them they take {} in which no kernel "
       "runs.",

@@ -14,8 +14,9 @@ namespace penstock {
 /// it is, and tells its whole stack.
 class FrameNames {
  public:
-  /// More frames than these have no callers.
+  /// More frames than these have no callers, nor have those whose names would take more bytes together.
   static constexpr std::size_t kMost = std::size_t{1} << 16;
+  static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
 
   /// The timeline must live as long.
   explicit FrameNames(Timeline& timeline) : timeline_(timeline) {}
@@ -27,6 +28,7 @@ class FrameNames {
  private:
   Timeline& timeline_;
   std::unordered_map<std::uint64_t, std::uint32_t> frames_;  ///< by the name and the caller
+  std::size_t room_ = kMostBytes;
 };
 
 inline constexpr std::size_t kMostStackFrames = 64;

@@ -87,14 +87,15 @@ class RecordingParser {
   }
 
  private:
+  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
   struct Frame {
     bool of_user = false;
     std::string name;
     std::optional<CodeAddress> code;
-    std::string name_in_package;  ///< empty: it is in none that a place may name
+    std::string name_in_package;        ///< empty: it is in none that a place may name
+    std::uint32_t name_number = kNone;  ///< of `name`, once it is asked for
   };
-
-  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
   /// Numbers of frames, the innermost first.
   struct Stack {
@@ -535,19 +536,19 @@ class RecordingParser {
     const std::string in_package =
         stack.in_package != kNone ? frames_[stack.in_package].name_in_package : std::string();
     if (stack.of_user.empty()) return in_package.empty() ? kNone : name(in_package);
-    const Frame& own = frames_[stack.of_user[0]];
+    Frame& own = frames_[stack.of_user[0]];
     if (own.code) return code_place_of(stack);
-    return frame_names_.called_by(
-        name(with_package && !in_package.empty() ? place_in_package(own.name, in_package) : own.name),
-        caller_of(stack));
+    const bool with_both = with_package && !in_package.empty();
+    return frame_names_.called_by(with_both ? name(place_in_package(own.name, in_package)) : name_of(own),
+                                  caller_of(stack));
   }
 
   /// Of the program's own innermost frame.
   std::uint32_t caller_of(const Stack& stack) {
     std::uint32_t caller = kNone;
     for (std::size_t i = stack.of_user.size() - 1; i > 0; --i) {
-      const Frame& frame = frames_[stack.of_user[i]];
-      if (!frame.name.empty()) caller = frame_names_.called_by(name(frame.name), caller);
+      Frame& frame = frames_[stack.of_user[i]];
+      if (!frame.name.empty()) caller = frame_names_.called_by(name_of(frame), caller);
     }
     return caller;
   }
@@ -570,6 +571,12 @@ class RecordingParser {
         names_.try_emplace(text, static_cast<std::uint32_t>(recording_.timeline.names.size()));
     if (added) recording_.timeline.names.push_back(text);
     return at->second;
+  }
+
+  /// A long name is in many stacks.
+  std::uint32_t name_of(Frame& frame) {
+    if (frame.name_number == kNone) frame.name_number = name(frame.name);
+    return frame.name_number;
   }
 
   std::optional<std::uint16_t> thread_number(std::uint32_t thread) {

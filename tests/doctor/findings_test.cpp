@@ -538,7 +538,36 @@ TEST(Findings, SmallCopiesMayGainWhatTheHostWouldHide) {
   for (TimelineCall& call : builder.timeline.calls) {
     if (call.kind == CallKind::copy) call.time.end = call.time.begin + 10'000;
   }
-  expect_gain(only_finding(builder), (312 - 13.276) / 2, 320 - 13.276);
+  expect_gain(only_finding(builder), (312 - 13.276) / 2, 320);
+}
+
+TEST(Findings, CountTheCallOfManyCopiesOnce) {
+  // 32 copies from 10 to 136 us, and the host is in their call for 100 us.
+  const TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, 1024, t + 5, t + 105, t + 10, t + 12);
+        for (std::int64_t i = 1; i < 32; ++i) {
+          TimelineCopy copy = b.timeline.copies.back();
+          copy.time = TimelineBuilder::us(t + 10 + 4 * i, t + 12 + 4 * i);
+          b.timeline.copies.push_back(copy);
+        }
+      },
+      400);
+  expect_gain(only_finding(builder), (126 - 13.276) / 2, 126 - 13.276);
+}
+
+TEST(Findings, CountTheGapsBetweenSmallCopiesOnce) {
+  // The copies take 64 us, and the GPU idles for 356. The host is in their calls for 510.
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        for (std::int64_t i = 0; i < 32; ++i) {
+          const std::int64_t at = t + 10 + 10 * i;
+          b.copy(CopyDirection::h2d, MemoryKind::pinned, 1024, at - 5, i < 31 ? at + 5 : t + 515, at, at + 2);
+        }
+        b.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t + 516, t + 518, t + 420, t + 700);
+      },
+      700);
+  expect_gain(only_finding(builder), (312 - 13.276) / 2, 420);
 }
 
 /// A link of 20 GB/s, on which the smallest copy takes 20 us.

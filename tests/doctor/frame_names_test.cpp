@@ -52,6 +52,15 @@ TEST(FrameNames, OfAFunctionThatCallsItselfAreBounded) {
   EXPECT_THAT(stack_of(timeline, static_cast<std::uint32_t>(FrameNames::kMost)), SizeIs(kMostStackFrames));
 }
 
+TEST(FrameNames, OfManyBytesAreBounded) {
+  Timeline timeline;
+  timeline.names = {"main", std::string(FrameNames::kMostBytes / 4, 'x')};
+  FrameNames names(timeline);
+  std::uint32_t frame = 0;
+  for (int i = 0; i < 8; ++i) frame = names.called_by(1, frame);
+  EXPECT_THAT(timeline.names, SizeIs(6)) << "four of the eight";
+}
+
 /// Eight steps with a wait of 100 us that leaves the GPU idle, in a function that main() calls in `few` of
 /// them, and log() in the others in between.
 class StacksOfPlaces : public ::testing::Test {

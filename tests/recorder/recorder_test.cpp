@@ -804,6 +804,7 @@ TEST_F(Recorder, SaysOnceWhatItDidNotExamineInAllProcesses) {
   EXPECT_EQ(page.find("<li>Waiting for data: ", all + 1), std::string::npos);
   EXPECT_EQ(page.substr(all, page.find("</li>", all) - all).find("(process"), std::string::npos);
   EXPECT_THAT(page, HasSubstr("fewer than 4&nbsp;steps were recorded. (process " + number + ")</li>"));
+  EXPECT_THAT(page, HasSubstr("% of the time.")) << "only one of them has steps";
 }
 
 TEST_F(Recorder, OtherInjectionsAreRefused) {

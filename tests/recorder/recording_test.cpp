@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -256,6 +257,19 @@ TEST(Recordings, TellTheProgramsFramesThatMakeACall) {
   bytes.text(TextType::stack, Bytes::number(1) + Bytes::number(5) + Bytes::number(4));
   EXPECT_THAT(stacks_of(bytes, 1), ElementsAre(ElementsAre("main.py(9): log, in trainer/loop.py(88): step",
                                                            "main.py(5): <module>")));
+}
+
+TEST(Recordings, AreReadQuicklyIfALongNameIsInManyStacks) {
+  Bytes bytes(100);
+  bytes.frame(9, "main.py", std::string(std::size_t{1} << 20, 'x'));
+  std::string deep;
+  for (std::size_t i = 0; i < recording::kMostFrames; ++i) deep += Bytes::number(0);
+  for (int i = 0; i < 5'000; ++i) bytes.text(TextType::stack, deep);
+  const auto began = std::chrono::steady_clock::now();
+  const std::vector<std::vector<std::string>> stacks = stacks_of(bytes, 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+  ASSERT_THAT(stacks, SizeIs(1));
+  EXPECT_THAT(stacks[0], SizeIs(kMostStackFrames));
 }
 
 TEST(Recordings, TellWhatWasLeftOut) {
