@@ -1,3 +1,4 @@
+#include "doctor/copy_times.hpp"
 #include "doctor/device_view.hpp"
 #include "doctor/recording_format.hpp"
 #include "doctor/rule_tools.hpp"
@@ -70,73 +71,6 @@ TraceTime packed_time_of(const DeviceView& view, std::uint64_t bytes) {
   const double seconds = view.profile != nullptr ? pinned_seconds(*view.profile, bytes)
                                                  : kPackedCopy + static_cast<double>(bytes) / kPackedRate;
   return static_cast<TraceTime>(seconds * 1e9);
-}
-
-/// Seconds of a step in which nothing else runs than these copies.
-double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> spans;
-  spans.reserve(copies.size());
-  for (const ViewedCopy& viewed : copies) spans.push_back(viewed.copy->time);
-  return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
-}
-
-/// Seconds of a step in which the device idles until copies begin and after they end: the host pins memory
-/// or is late with a call, or the device changes over between streams. Waits for a DataLoader and the
-/// program's own work are findings of their own.
-double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  const TimeSpan window = view.account.window;
-  std::vector<TimeSpan> gaps;
-  gaps.reserve(2 * copies.size());
-  for (const ViewedCopy& viewed : copies) {
-    const auto [begin, end] = viewed.copy->time;
-    gaps.push_back({std::min(begin, view.busy.end_before(begin, window.begin)), begin});
-    gaps.push_back({end, std::max(end, view.busy.begin_after(end, window.end))});
-  }
-  const SpanList idle = subtract(span_list(std::move(gaps)), view.own_work);
-  return view.account.per_step(uncovered(idle, view.waits));
-}
-
-/// Empty if the span is outside the window.
-TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
-  const auto [begin, end] = view.account.window;
-  return {std::clamp(span.begin, begin, end), std::clamp(span.end, begin, end)};
-}
-
-/// How long the host is held up by a copy: in its call, and in the synchronization that belongs to it. The
-/// call of a copy from pinned memory alone takes no longer than it must.
-TimeSpan wait_for(const DeviceView& view, const ViewedCopy& viewed) {
-  if (viewed.made == nullptr) return {};
-  const TimeSpan made = view.call(*viewed.made).time;
-  if (viewed.waited == nullptr) return part_in_window(view, made);
-  const TimeSpan waited = view.call(*viewed.waited).time;
-  const bool is_pinned = viewed.copy->source == MemoryKind::pinned;
-  return part_in_window(view, {is_pinned ? waited.begin : made.begin, waited.end});
-}
-
-/// Seconds of a step.
-struct WaitsForCopies {
-  double all = 0;
-  double before = 0;  // the copies begin: for earlier work, or for the driver that gets ready
-};
-
-WaitsForCopies waits_for(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> all;  // one call may make many copies
-  std::vector<TimeSpan> before;
-  for (const ViewedCopy& viewed : copies) {
-    const TimeSpan wait = wait_for(view, viewed);
-    all.push_back(wait);
-    before.push_back({wait.begin, std::clamp(viewed.copy->time.begin, wait.begin, wait.end)});
-  }
-  const auto seconds = [&view](std::vector<TimeSpan>& waits) {
-    return view.account.per_step(total_length(span_list(std::move(waits))));
-  };
-  return {seconds(all), seconds(before)};
-}
-
-/// The most that is gained if nothing of these copies is exposed any more, and the host no longer waits so
-/// long for them: it launches ahead, and hides as much of what the device idles.
-double most_without_waits(const DeviceView& view, double exposed, double waited) {
-  return std::min(exposed + idle_seconds(view), waited);
 }
 
 /// Fills in what findings about copies share.
@@ -225,7 +159,8 @@ GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& 
                          const Finding& finding, double exposed) {
   const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
   const double room = std::max(0.0, kernel - (finding.seconds - exposed));
-  return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
+  return {std::min(exposed, room) / 2,
+          std::min(exposed, room) + idle_before(view, copies) + idle_after(view, copies)};
 }
 
 /// The share of a copy's bytes that narrower values would not take. 0: nothing tells of such values.
@@ -284,7 +219,8 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   const double pinned = seconds_if_pinned(view, copies, finding);
   const auto [waited, waited_before] = waits_for(view, copies);
   finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds),
-                  std::max(exposed + idle_around(view, copies), most_without_waits(view, exposed, waited))};
+                  std::max(exposed + idle_before(view, copies) + idle_after(view, copies),
+                           most_without_waits(view, exposed, waited))};
   finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));
@@ -464,7 +400,7 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
   if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   const double exposed = exposed_seconds(view, copies);
-  finding.gain = {exposed / 2, exposed + idle_around(view, copies)};
+  finding.gain = {exposed / 2, exposed + idle_before(view, copies)};
   finding.text = fmt::format(
       "Copies of data that was copied to this GPU before: {}{}. Their data would take {} there. Nothing "
       "hides {} of their {}.",

@@ -142,10 +142,9 @@ void leave_out_pauses(const DeviceView& view, std::vector<HostWork>& works) {
   });
 }
 
-/// From the first steady step on.
-std::vector<HostWork> host_works(const DeviceView& view, TimeSpan window) {
+std::vector<HostWork> host_works(const DeviceView& view) {
   std::vector<HostWork> works;
-  for (const QuietTime& quiet : quiet_times(view.timeline, view.host, window)) {
+  for (const QuietTime& quiet : quiet_times(view.timeline, view.host, view.account.window)) {
     const TraceTime idle = quiet.time.end - quiet.time.begin - view.busy.covered(quiet.time);
     if (idle > 0) works.push_back({quiet, idle});
   }
@@ -209,29 +208,24 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
   const auto& steps = view.timeline.steps;
   if (!view.timeline.has_looks || steps.size() < kSteadySteps) return std::nullopt;
   const std::size_t first = first_steady_step(view);
-  const TimeSpan window{steps[first].begin, view.account.window.end};
-  const std::vector<HostWork> works = host_works(view, window);
   Places places;
-  std::vector<TraceTime> begins;
+  std::vector<TraceTime> steady;  // beginnings
   SpanList quiet;
   TraceTime idle = 0;
-  for (const HostWork& work : works) {
-    begins.push_back(work.quiet.time.begin);
+  Finding finding;
+  for (const HostWork& work : host_works(view)) {
+    if (work.quiet.time.begin >= steps[first].begin) steady.push_back(work.quiet.time.begin);
     append_span(quiet, work.quiet.time);
     idle += work.idle;
+    finding.count += 1 / view.steps();
     add_places(places, work);
   }
-  if (static_cast<double>(idle) < kStarved * static_cast<double>(window.end - window.begin))
-    return std::nullopt;
-  if (!in_half_of_steps(view, view.host_steps, first, begins)) return std::nullopt;
-  Finding finding;
+  finding.seconds = view.account.per_step(idle);
+  if (finding.seconds < kStarved * view.account.step_seconds()) return std::nullopt;
+  if (!in_half_of_steps(view, view.host_steps, first, steady)) return std::nullopt;
   places.fill(finding, view.timeline);
   finding.evidence = subtract(quiet, view.busy.spans());
-  const auto steady = static_cast<double>(steps.size() - first);
-  finding.count = static_cast<double>(works.size()) / steady;
-  finding.seconds = static_cast<double>(idle) * 1e-9 / steady;
-  finding.gain = {0,
-                  static_cast<double>(std::min(total_length(quiet), idle_in(view, window))) * 1e-9 / steady};
+  finding.gain = {0, std::min(view.account.per_step(total_length(quiet)), idle_seconds(view))};
   finding.text =
       fmt::format("The GPU idles while the program is in its own code on the host: {} of {} a step.",
                   format_seconds(finding.seconds), format_seconds(view.account.step_seconds()));

@@ -241,8 +241,8 @@ TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
         "<i class=\"compute\" style=\"width:57.600%\">58 %</i>",
         "class=\"severity medium\">medium</span>pageable-copies",
         "<li>train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms</li>",
-        "<pre>for batch in penstock.feed(loader): ...</pre>",
-        "<pre>DataLoader(..., pin_memory=True); x = ", "<h2>Steps 1 to 3 of 5</h2>",
+        "<pre>for batch in penstock.feed(loader): ...; penstock.to_device(x) ",
+        "<pre>DataLoader(..., pin_memory=True), or ", "<h2>Steps 1 to 3 of 5</h2>",
         "<li>Waiting for data: the thread", "drawTimeline", "const d3 = 'the chart library'"}) {
     EXPECT_THAT(page, HasSubstr(words));
   }

@@ -1,0 +1,86 @@
+#include "doctor/copy_times.hpp"
+
+#include "doctor/rule_tools.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+/// Empty if the span is outside the window.
+TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
+  const auto [begin, end] = view.account.window;
+  return {std::clamp(span.begin, begin, end), std::clamp(span.end, begin, end)};
+}
+
+SpanList idle_times_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> gaps;
+  gaps.reserve(copies.size());
+  for (const ViewedCopy& viewed : copies) {
+    const TraceTime begin = viewed.copy->time.begin;
+    gaps.push_back({std::min(begin, view.busy.end_before(begin, view.account.window.begin)), begin});
+  }
+  return span_list(std::move(gaps));
+}
+
+SpanList idle_times_after(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> gaps;
+  gaps.reserve(copies.size());
+  for (const ViewedCopy& viewed : copies) {
+    const TraceTime end = viewed.copy->time.end;
+    gaps.push_back({end, std::max(end, view.busy.begin_after(end, view.account.window.end))});
+  }
+  return span_list(std::move(gaps));
+}
+
+double unexplained(const DeviceView& view, const SpanList& idle) {
+  return view.account.per_step(uncovered(subtract(idle, view.own_work), view.waits));
+}
+
+}  // namespace
+
+double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> spans;
+  spans.reserve(copies.size());
+  for (const ViewedCopy& viewed : copies) spans.push_back(viewed.copy->time);
+  return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
+}
+
+double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  return unexplained(view, idle_times_before(view, copies));
+}
+
+double idle_after(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  return unexplained(view, subtract(idle_times_after(view, copies), idle_times_before(view, copies)));
+}
+
+TimeSpan wait_for(const DeviceView& view, const ViewedCopy& viewed) {
+  if (viewed.made == nullptr) return {};
+  const TimeSpan made = view.call(*viewed.made).time;
+  if (viewed.waited == nullptr) return part_in_window(view, made);
+  const TimeSpan waited = view.call(*viewed.waited).time;
+  const bool is_pinned = viewed.copy->source == MemoryKind::pinned;
+  return part_in_window(view, {is_pinned ? waited.begin : made.begin, waited.end});
+}
+
+WaitsForCopies waits_for(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> all;  // one call may make many copies
+  std::vector<TimeSpan> before;
+  for (const ViewedCopy& viewed : copies) {
+    const TimeSpan wait = wait_for(view, viewed);
+    all.push_back(wait);
+    before.push_back({wait.begin, std::clamp(viewed.copy->time.begin, wait.begin, wait.end)});
+  }
+  const auto seconds = [&view](std::vector<TimeSpan>& waits) {
+    return view.account.per_step(total_length(span_list(std::move(waits))));
+  };
+  return {seconds(all), seconds(before)};
+}
+
+double most_without_waits(const DeviceView& view, double exposed, double waited) {
+  return std::min(exposed + idle_seconds(view), waited);
+}
+
+}  // namespace penstock
