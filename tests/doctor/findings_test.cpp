@@ -259,6 +259,16 @@ TEST(Findings, NameCopiesThatNothingHides) {
   expect_gain(finding, 50, 155);  // with the 4 us before the copy and the 51 after it
 }
 
+TEST(Findings, CountWhatTheGpuIdlesBetweenTwoCopiesOnce) {
+  TimelineBuilder builder = steps(
+      [](TimelineBuilder& b, std::int64_t t) {
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 10, t + 110);
+        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 5, t + 7, t + 160, t + 260);
+      },
+      310);
+  expect_gain(only_finding(builder), 100, 200 + 10 + 50 + 50);
+}
+
 TEST(Findings, TellCopiesOnAStreamOfTheirOwn) {
   TimelineBuilder builder = pinned_copies(false);
   for (TimelineCopy& copy : builder.timeline.copies) copy.stream = 20;
