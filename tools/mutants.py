@@ -198,8 +198,8 @@ class Tree:
             own.write_text(self.unit_with_own_headers(guard, compiled.read_text(), overlay))
         target = guard.folder / guard.build / (source.replace("/", "_") + ".o")
         target.parent.mkdir(parents=True, exist_ok=True)
-        includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src")]
-        includes += [f"-iquote{ROOT / Path(source).parent}"]
+        includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src", "")]
+        includes += [f"-iquote{root / Path(source).parent}" for root in (overlay, ROOT)]
         words[words.index("-o") + 1] = str(target)
         words[words.index("-c") + 1] = str(own)
         first = next(i for i, word in enumerate(words) if word.startswith("-I"))
