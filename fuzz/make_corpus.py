@@ -414,6 +414,28 @@ CODE = (
     + entry(2, struct.pack("<III", 0, 1, 2))
 )
 
+LOOKS = [
+    record
+    for begin in range(1000, 9000, 1000)
+    for record in [
+        *recorded_step(begin),
+        (begin + 981, begin + 984, 4, {"stream": 5, "value": 1, "detail": 1}),
+        (begin + 985, begin + 990, 4, {"stream": 5, "value": 1, "detail": 4}),
+        (begin + 991, begin + 993, 6, {"stream": 5, "value": 1}),
+    ]
+]
+WATCHED = entry(10, struct.pack("<I", 5))
+
+RANGES = [
+    record
+    for i, begin in enumerate(range(1000, 9000, 1000))
+    for record in [
+        (begin - 10, begin - 10, 5, {"stream": 5, "correlation": i, "last": 99}),
+        *recorded_step(begin),
+        (begin + 985, begin + 985, 5, {"stream": 5, "correlation": i, "detail": 1}),
+    ]
+]
+
 STREAMS = (
     entry(8, struct.pack("<II", 1, 0))
     + entry(9, struct.pack("<III", 1, 0, 3))
@@ -447,6 +469,9 @@ RECORDING = {
     "ok-nodes": recording(STEPS, PLACES + entry(6, struct.pack("<II", 0, 1)) + entry(6, b"123") + entry(7, struct.pack("<I", 0))),
     "ok-streams": recording(STEPS, PLACES + STREAMS),
     "ok-streams-cut": recording(STEPS, entry(8, b"123") + entry(9, struct.pack("<II", 1, 0))),
+    "ok-looks": recording(LOOKS, PLACES + WATCHED),
+    "ok-looks-cut": recording(LOOKS, PLACES + entry(10, b"123")),
+    "ok-ranges": recording(RANGES, PLACES),
     "ok-empty": recording(),
     "ok-cut": recording(STEPS, PLACES)[:-100],
     "ok-cut-text": recording(STEPS, PLACES)[:4140],

@@ -15,9 +15,10 @@ build      ci (where left out), asan or tsan: the preset whose test program noti
 repeat     how often the tests run at most, 1 where left out
 unnoticed  why no test can notice: what is equivalent, or not observable here. It is not run.
 
-Only the mutated file is compiled, and the test program linked anew, so that a guard takes seconds. It fails where a text
-does not stand in its file once, where a mutant does not compile, where the tests fail without it, and where one that
-should be noticed is not. A mutant is noticed where the tests fail, crash or do not end.
+Only the mutated file is compiled, and the test program linked anew, or the command or the recorder that it runs, so that
+a guard takes seconds. It fails where a text does not stand in its file once, where a mutant does not compile, where the
+tests fail without it, and where one that should be noticed is not. A mutant is noticed where the tests fail, crash or do
+not end.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ SANITIZERS = {
     "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:external_symbolizer_path=/usr/bin/addr2line",
 }
+COMMAND = "penstock"
 RECORDER = "libpenstock_recorder.so"  # beside the command
 PATIENCE_S = 600  # with tests that should pass; a mutant has a multiple of what they took
 
@@ -158,12 +160,11 @@ class Tree:
         return f"tests/test_{guard.program}"
 
     def target(self, guard: Guard) -> str:
-        """What is linked, from the folder: the test program, or the recorder that it has the command load."""
+        """What is linked, from the folder: the test program, the command that it runs, or the recorder that this loads."""
         program = self.program(guard)
-        of_recorder = guard.file.startswith("recorder/") and guard.file in self.commands
-        if of_recorder and self.commands[guard.file]["output"] not in self.link_command(program):
-            return RECORDER
-        return program
+        if guard.file not in self.commands or self.commands[guard.file]["output"] in self.link_command(program):
+            return program
+        return {"cli": COMMAND, "recorder": RECORDER}.get(Path(guard.file).parts[0], program)
 
     @functools.cache
     def link_command(self, target: str) -> list[str]:
@@ -193,18 +194,25 @@ class Tree:
             shutil.copyfile(ROOT / source, own)
         compiled = Path(entry["file"])
         if compiled != ROOT / source:
-            unity = compiled.read_text().replace(str(ROOT / source), str(own))
             own = overlay / compiled.name
-            own.write_text(unity)
+            own.write_text(self.unit_with_own_headers(guard, compiled.read_text(), overlay))
         target = guard.folder / guard.build / (source.replace("/", "_") + ".o")
         target.parent.mkdir(parents=True, exist_ok=True)
-        includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src")]
-        includes += [f"-iquote{ROOT / Path(source).parent}"]
+        includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src", "")]
+        includes += [f"-iquote{root / Path(source).parent}" for root in (overlay, ROOT)]
         words[words.index("-o") + 1] = str(target)
         words[words.index("-c") + 1] = str(own)
         first = next(i for i, word in enumerate(words) if word.startswith("-I"))
         run([*words[:first], *includes, *words[first:], "-O1", "-g0", "-w"], Path(entry["directory"]))
         return entry["output"], target
+
+    def unit_with_own_headers(self, guard: Guard, unit: str, overlay: Path) -> str:
+        """The unit, with all sources of the guard's folder beside its headers: from two places, these would be there twice."""
+        folder = Path(guard.file).parent
+        for name in re.findall(rf'^#include "{ROOT / folder}/([^/]*)"', unit, re.M):
+            if not (overlay / folder / name).exists():
+                shutil.copyfile(ROOT / folder / name, overlay / folder / name)
+        return unit.replace(f'"{ROOT / folder}/', f'"{overlay / folder}/')
 
     def link(self, guard: Guard, objects: list[tuple[str, Path]]) -> Path:
         words = list(self.link_command(self.target(guard)))
@@ -215,16 +223,19 @@ class Tree:
                 words[words.index(original)] = str(own)
             else:
                 # Before the library: its own member is then not asked for.
-                words.insert(next(i for i, word in enumerate(words) if word.endswith("libpenstock.a")), str(own))
+                libraries = ("libpenstock_command.a", "libpenstock.a")
+                words.insert(next(i for i, word in enumerate(words) if word.endswith(libraries)), str(own))
         run([*words, "-Wl,--strip-debug"], self.folder)
+        if linked.name == COMMAND:
+            (linked.parent / RECORDER).symlink_to(self.folder / RECORDER)
         return linked
 
     def tests(self, guard: Guard, linked: Path | None) -> tuple[list[str], dict[str, str]]:
         """The command that runs the tests of a guard, with or without the program linked for it, and its environment."""
         environment = SANITIZERS
         program = linked or self.folder / self.program(guard)
-        if program.name == RECORDER:
-            environment = SANITIZERS | {"PENSTOCK_RECORDER": str(program)}
+        if variable := {COMMAND: "PENSTOCK_COMMAND", RECORDER: "PENSTOCK_RECORDER"}.get(program.name):
+            environment = SANITIZERS | {variable: str(program)}
             program = self.folder / self.program(guard)
         command = [str(program), "--gtest_fail_fast", "--gtest_color=no", f"--gtest_repeat={guard.repeat}"]
         return [*command, f"--gtest_filter={guard.tests or '*'}"], environment

@@ -88,8 +88,8 @@ bool has_waited(const DeviceView& view, const ViewedCopy& viewed, KernelSweep& s
                 TraceTime engine_free) {
   const TimelineCopy& copy = *viewed.copy;
   const TraceTime end = sweep.end_on(other);
-  return end <= copy.time.begin && copy.time.begin - std::max(end, engine_free) <= kHandOver &&
-         end > view.call(*viewed.made).time.end && end > sweep.end_on(copy.stream);
+  return end > view.call(*viewed.made).time.end && end > sweep.end_on(copy.stream) &&
+         end <= copy.time.begin && copy.time.begin - std::max(end, engine_free) <= kHandOver;
 }
 
 bool is_waited_for(const DeviceView& view, const ViewedCopy& viewed, KernelSweep& sweep, StreamKind other) {

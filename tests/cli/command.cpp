@@ -42,8 +42,14 @@ std::pair<int, int> make_terminal() {
   return {master, slave};
 }
 
+std::string command_path() {
+  // That of tools/mutants.py.
+  const char* const changed = std::getenv("PENSTOCK_COMMAND");
+  return changed != nullptr ? changed : PENSTOCK_COMMAND;
+}
+
 std::vector<std::string> words_of(const std::vector<std::string>& arguments) {
-  std::vector<std::string> words{PENSTOCK_COMMAND};
+  std::vector<std::string> words{command_path()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   return words;
 }
@@ -146,7 +152,7 @@ CommandResult Command::run_and(const std::vector<std::string>& arguments, const 
 
 CommandResult Command::run_script(const std::string& script) const {
   std::vector<std::string> variables = environment;
-  variables.emplace_back(std::string("PENSTOCK=") + PENSTOCK_COMMAND);
+  variables.emplace_back("PENSTOCK=" + command_path());
   variables.emplace_back("PATH=/usr/bin:/bin");
   return finish(start({"/bin/sh", "-c", script}, variables, false, home_), [](const std::string&) {});
 }

@@ -527,6 +527,11 @@ TEST(Budget, AllowsFindingsThatAreAboutNothing) {
   EXPECT_THAT(broken("no synchronizations", diagnosis), SizeIs(1));
 }
 
+TEST(Budget, HasNoLimitBelowZero) {
+  EXPECT_NO_THROW((void)parse_budget("exposed_copy below 0 %\n", "b"));
+  EXPECT_THROW((void)parse_budget("exposed_copy below -1 %\n", "b"), Error);
+}
+
 TEST(Budget, NeedsNoSpaceBeforeAUnit) {
   const auto budget = parse_budget("exposed_copy below 2.5%\nstep below 3ms # quick\n", "b");
   ASSERT_THAT(budget, SizeIs(2));

@@ -140,11 +140,12 @@ TEST(Findings, CallAPageableCopyThatKernelsHideNothing) {
 }
 
 TEST(Findings, PageableCopiesMayGainWhatTheHostWouldHide) {
-  const auto gained = [](std::int64_t call_ends) {
+  const auto gained = [](std::int64_t call_ends, std::int64_t loader = 0) {
     TimelineBuilder builder = steps(
-        [call_ends](TimelineBuilder& b, std::int64_t t) {
+        [=](TimelineBuilder& b, std::int64_t t) {
           b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t, t + call_ends, t, t + 100);
           b.kernel(t + 95, t + 100, t + 200);
+          if (loader > 0) b.loader_wait(t + 390 - loader, t + 390);
           b.call(CallKind::launch, t + 390, t + 395);
         },
         400);
@@ -152,6 +153,7 @@ TEST(Findings, PageableCopiesMayGainWhatTheHostWouldHide) {
   };
   EXPECT_NEAR(gained(250), 250, 1e-3) << "as much as the host waits";
   EXPECT_NEAR(gained(350), 300, 1e-3) << "all that the GPU copies and idles";
+  EXPECT_NEAR(gained(350, 40), 260, 1e-3) << "but not what it idles for a loader";
   EXPECT_NEAR(gained(50), 100, 1e-3) << "what is exposed";
 }
 

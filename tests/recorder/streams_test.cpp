@@ -19,5 +19,15 @@ TEST(RecordedStreams, LeaveRoomForPlaces) {
   EXPECT_EQ(file.header().text_bytes, Streams::kMost * (sizeof(recording::TextEntry) + 12));
 }
 
+TEST(RecordedStreams, NameTheDefaultStreamOfAContext) {
+  const test::TempDirectory folder;
+  static RecordingFile file;
+  ASSERT_TRUE(file.open(folder.path().c_str(), 1));
+  CuptiContextRecord context{};
+  context.default_stream = 7;
+  Streams::add(context, file);
+  EXPECT_EQ(file.header().text_bytes, sizeof(recording::TextEntry) + 12);
+}
+
 }  // namespace
 }  // namespace penstock::recorder
