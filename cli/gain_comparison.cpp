@@ -50,7 +50,10 @@ std::vector<FindingChange> finding_changes(const Diagnosis& before, const Diagno
   for (const Finding& finding : after.findings) {
     const bool is_known = find(before, finding.id, device) != nullptr;
     if (finding.device != device || is_known || !gains(finding, step_of(after, device))) continue;
-    changes.push_back({finding.id, std::nullopt, finding.gain, false, was_examined(before, finding.id)});
+    changes.push_back({.id = finding.id,
+                       .before = {},
+                       .after = finding.gain,
+                       .examined = was_examined(before, finding.id)});
   }
   return changes;
 }

@@ -23,8 +23,8 @@ struct FindingChange {
   std::optional<GainRange> before;  ///< nullopt: it was not found
   std::optional<GainRange> after;   ///< nullopt: it is not found
   bool gone = false;                ///< not found, or no longer worth a change
-  bool examined = true;             ///< false: the program that does not have it could not be examined for it
   bool less = false;                ///< found still, but the most that it gains is less than half of before
+  bool examined = true;             ///< false: the program that does not have it could not be examined for it
 };
 
 /// What a change to a program gained on one GPU, beside what the findings that it removed had predicted.

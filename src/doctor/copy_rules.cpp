@@ -159,8 +159,7 @@ GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& 
                          const Finding& finding, double exposed) {
   const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
   const double room = std::max(0.0, kernel - (finding.seconds - exposed));
-  return {std::min(exposed, room) / 2,
-          std::min(exposed, room) + idle_before(view, copies) + idle_after(view, copies)};
+  return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
 }
 
 /// The share of a copy's bytes that narrower values would not take. 0: nothing tells of such values.
@@ -219,8 +218,7 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   const double pinned = seconds_if_pinned(view, copies, finding);
   const auto [waited, waited_before] = waits_for(view, copies);
   finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds),
-                  std::max(exposed + idle_before(view, copies) + idle_after(view, copies),
-                           most_without_waits(view, exposed, waited))};
+                  std::max(exposed + idle_around(view, copies), most_without_waits(view, exposed, waited))};
   finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));

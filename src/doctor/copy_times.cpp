@@ -15,28 +15,18 @@ TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
   return {std::clamp(span.begin, begin, end), std::clamp(span.end, begin, end)};
 }
 
-SpanList idle_times_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> gaps;
-  gaps.reserve(copies.size());
-  for (const ViewedCopy& viewed : copies) {
-    const TraceTime begin = viewed.copy->time.begin;
-    gaps.push_back({std::min(begin, view.busy.end_before(begin, view.account.window.begin)), begin});
-  }
-  return span_list(std::move(gaps));
+/// In which the device idles until a copy begins, and after it ends.
+TimeSpan gap_before(const DeviceView& view, TimeSpan copy) {
+  return {std::min(copy.begin, view.busy.end_before(copy.begin, view.account.window.begin)), copy.begin};
+}
+TimeSpan gap_behind(const DeviceView& view, TimeSpan copy) {
+  return {copy.end, std::max(copy.end, view.busy.begin_after(copy.end, view.account.window.end))};
 }
 
-SpanList idle_times_after(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> gaps;
-  gaps.reserve(copies.size());
-  for (const ViewedCopy& viewed : copies) {
-    const TraceTime end = viewed.copy->time.end;
-    gaps.push_back({end, std::max(end, view.busy.begin_after(end, view.account.window.end))});
-  }
-  return span_list(std::move(gaps));
-}
-
-double unexplained(const DeviceView& view, const SpanList& idle) {
-  return view.account.per_step(uncovered(subtract(idle, view.own_work), view.waits));
+double unexplained(const DeviceView& view, std::vector<TimeSpan> gaps) {
+  SpanList own_work;
+  for (const QuietTime& quiet : view.own_work) append_span(own_work, quiet.time);
+  return view.account.per_step(uncovered(subtract(span_list(std::move(gaps)), own_work), view.waits));
 }
 
 }  // namespace
@@ -49,11 +39,20 @@ double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& co
 }
 
 double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  return unexplained(view, idle_times_before(view, copies));
+  std::vector<TimeSpan> gaps;
+  gaps.reserve(copies.size());
+  for (const ViewedCopy& viewed : copies) gaps.push_back(gap_before(view, viewed.copy->time));
+  return unexplained(view, std::move(gaps));
 }
 
-double idle_after(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  return unexplained(view, subtract(idle_times_after(view, copies), idle_times_before(view, copies)));
+double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> gaps;
+  gaps.reserve(2 * copies.size());
+  for (const ViewedCopy& viewed : copies) {
+    gaps.push_back(gap_before(view, viewed.copy->time));
+    gaps.push_back(gap_behind(view, viewed.copy->time));
+  }
+  return unexplained(view, std::move(gaps));
 }
 
 TimeSpan wait_for(const DeviceView& view, const ViewedCopy& viewed) {

@@ -14,9 +14,8 @@ namespace penstock {
 /// While the device idles until they begin: the host pins memory, touches new one or is late with a call.
 /// Waits for a DataLoader and the program's own work are findings of their own, and do not count.
 [[nodiscard]] double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies);
-/// The same, after they end: the device changes over between streams, or the next launch is late. What is
-/// also before one of them does not count again.
-[[nodiscard]] double idle_after(const DeviceView& view, const std::vector<ViewedCopy>& copies);
+/// The same, and after they end: the device changes over between streams, or the next launch is late.
+[[nodiscard]] double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies);
 
 /// How long the host is held up by a copy: in its call, and in the synchronization that belongs to it. The
 /// call of a copy from pinned memory alone takes no longer than it must. Empty: its call is not known.

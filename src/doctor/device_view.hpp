@@ -2,6 +2,7 @@
 
 #include "doctor/call_sites.hpp"
 #include "doctor/device_activity.hpp"
+#include "doctor/quiet_times.hpp"
 #include "doctor/time_spans.hpp"
 
 #include <penstock/doctor/device_account.hpp>
@@ -36,9 +37,9 @@ struct DeviceView {
   const HostActivity& host;
   const DeviceAccount& account;
   const SpanIndex& kernels;
-  const SpanIndex& busy;     ///< kernels and copies
-  const SpanIndex& waits;    ///< for a DataLoader
-  const SpanList& own_work;  ///< of the program (quiet_times.hpp)
+  const SpanIndex& busy;                   ///< kernels and copies
+  const SpanIndex& waits;                  ///< for a DataLoader
+  const std::vector<QuietTime>& own_work;  ///< of the program
   /// Of all threads. If the host runs ahead, those of the window's copies come before it.
   const std::vector<KnownCall>& calls;
   const std::vector<bool>& host_steps;  ///< by step: threads that launch kernels make calls in it

@@ -2,7 +2,6 @@
 #include "doctor/default_stream.hpp"
 #include "doctor/device_view.hpp"
 #include "doctor/not_examined.hpp"
-#include "doctor/quiet_times.hpp"
 
 #include <penstock/device/device_tuning.hpp>
 #include <penstock/doctor/findings.hpp>
@@ -195,12 +194,6 @@ void judge(Finding& finding, const DeviceAccount& account, double fed) {
                                                            : Severity::note;
 }
 
-SpanList own_work_of(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
-  SpanList own_work;
-  for (const QuietTime& quiet : quiet_times(timeline, host, window)) append_span(own_work, quiet.time);
-  return own_work;
-}
-
 /// True if the recording tells less of why a device idles.
 bool tells_less(const HostActivity& a, const HostActivity& b) {
   return std::pair(a.observed, !a.waits.empty()) < std::pair(b.observed, !b.waits.empty());
@@ -232,7 +225,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   for (const std::uint16_t device : active_devices(timeline)) {
     const HostActivity host = host_activity(timeline, device);
     const SpanIndex waits(host.waits);
-    const SpanList own_work = own_work_of(timeline, host, window);
+    const std::vector<QuietTime> own_work = quiet_times(timeline, host, window);
     const std::vector<bool> host_steps = active_steps_of_threads(timeline, host.launches, window);
     DeviceActivity activity = device_activity(timeline, device, window);
     const DeviceAccount account = device_account(timeline, device, window, activity, host);

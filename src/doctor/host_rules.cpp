@@ -1,6 +1,5 @@
 #include "doctor/active_steps.hpp"
 #include "doctor/device_view.hpp"
-#include "doctor/quiet_times.hpp"
 #include "doctor/rule_tools.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -144,7 +143,7 @@ void leave_out_pauses(const DeviceView& view, std::vector<HostWork>& works) {
 
 std::vector<HostWork> host_works(const DeviceView& view) {
   std::vector<HostWork> works;
-  for (const QuietTime& quiet : quiet_times(view.timeline, view.host, view.account.window)) {
+  for (const QuietTime& quiet : view.own_work) {
     const TraceTime idle = quiet.time.end - quiet.time.begin - view.busy.covered(quiet.time);
     if (idle > 0) works.push_back({quiet, idle});
   }

@@ -7,6 +7,8 @@ namespace penstock {
 
 namespace {
 
+constexpr TraceTime kQuiet = 1'000'000;  // shorter times are the pace of a program that launches slowly
+
 /// A thread that launches kernels.
 struct LaunchingThread {
   std::span<const TimelineCall> calls;

@@ -9,9 +9,6 @@
 
 namespace penstock {
 
-/// Times that are shorter are the pace of a program that launches slowly.
-inline constexpr TraceTime kQuiet = 1'000'000;
-
 /// A time in which no thread that launches kernels is in a call or waits for a loader.
 struct QuietTime {
   TimeSpan time;
@@ -19,7 +16,7 @@ struct QuietTime {
   std::span<const TimelineLook> looks;
 };
 
-/// Those within `window` that take `kQuiet` at least, and in which a thread that launches kernels was seen.
+/// Those within `window` that take 1 ms at least, and in which a thread that launches kernels was seen.
 /// In the order of time. A pure function.
 [[nodiscard]] std::vector<QuietTime> quiet_times(const Timeline& timeline, const HostActivity& host,
                                                  TimeSpan window);
