@@ -16,6 +16,7 @@ import tempfile
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 D3 = pathlib.Path("/usr/share/nodejs/d3/dist/d3.min.js")
 LONG_PLACE = "/home/somebody/experiments/of-this-year/a-model/train_for_a_long_time.py(120): train_one_step, copy"
+LONG_PROGRAM = "a_program_whose_name_is_longer_than_a_narrow_window_is_wide"
 EVIL = "train.py(14): </script><script>window.evil = 1</script><img src=x onerror=evil()>"
 EVIL_CALLER = "train.py(40): </li></script><img src=x onerror=evil()>"
 
@@ -162,7 +163,8 @@ def main(penstock, make_trace, program, cupti):
         whole_run = folder / "whole_run.html"
         run(penstock, "doctor", "--html", whole_run, "--", program, "init", "steps=80",
             PENSTOCK_LIBCUPTI=cupti, PENSTOCK_RECORDS="100")  # fmt: skip
-        whole_run.write_text(whole_run.read_text().replace("<th>GPU 0, kernels</th>", f"<th>{LONG_PLACE}</th>"))
+        text = whole_run.read_text().replace("<th>GPU 0, kernels</th>", f"<th>{LONG_PLACE}</th>")
+        whole_run.write_text(text.replace(pathlib.Path(program).name, LONG_PROGRAM))
         several = folder / "several.html"
         run(penstock, "doctor", "--html", several, "--", "/bin/sh", "-c", f"{program} init steps=20; {program} init pinned=40",
             PENSTOCK_LIBCUPTI=cupti)  # fmt: skip
@@ -185,6 +187,7 @@ def main(penstock, make_trace, program, cupti):
                         assert folded.count("called from") == 1 and unfolded.count("called from") > 1, seen
                 elif page == whole_run:
                     assert len(seen["hidden_of_the_whole_run"]) == 1 and LONG_PLACE in seen["text"], seen
+                    assert seen["text"].count(LONG_PROGRAM) >= 2, seen
                 else:
                     assert seen["all"][1] < 9000, "the picture's size is not bounded"
                     assert "small-copies" in seen["lanes"], seen
