@@ -47,7 +47,7 @@ LOOK = """<script>
   const click = (what) => document.querySelector(`[data-zoom=${what}]`).click();
   const press = (key) => document.querySelector("#timeline svg")
     .dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
-  const ticks = () => all("#timeline .axis text").map((text) => text.textContent).join();
+  const ticks = () => all("#timeline .axis text").map((text) => `${text.textContent} ${Math.round(box(text).left)}`).join();
   const seen = { all: [span(), inside(), ticks()] };
   seen.overlaps = overlaps();
   for (let i = 0; i < 3; ++i) click("in");
