@@ -152,8 +152,8 @@ int run_doctor(const DoctorOptions& options, const Environment& environment) {
       {"python3", "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
        options.step_ms ? fmt::format("{}", *options.step_ms) : "", fmt::format("{}", verdict.descriptor())},
       {.variables = {}, .quiet = output.is_standard_output(), .holds_interrupt = true},
-      "there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
-      "package");
+      {"there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "
+       "package"});
   const int status = finish(process);
   if (status == kPythonFailed || status == kPythonInterrupted) return status;
   const std::string text = verdict.read();

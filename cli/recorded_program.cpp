@@ -128,11 +128,15 @@ void check_recorder_variables(bool has_own_parts) {
   }
 }
 
-/// What is said if the PATH has no such program.
-std::string missing_program(const std::vector<std::string>& words) {
-  const std::string text = fmt::format("there is no program '{}' in the PATH", words[0]);
-  if (!words[0].ends_with(".py")) return text;
-  return fmt::format("{}; write penstock doctor -- python {}", text, fmt::join(words, " "));
+/// A script is run by its interpreter, which its name tells.
+StartHints start_hints(const std::vector<std::string>& words) {
+  StartHints hints{fmt::format("there is no program '{}' in the PATH", words[0])};
+  for (const auto& [ending, interpreter] : {std::pair(".py", "python"), {".sh", "bash"}}) {
+    if (!words[0].ends_with(ending)) continue;
+    hints.instead = fmt::format("penstock doctor -- {} {}", interpreter, fmt::join(words, " "));
+    hints.missing += "; write " + hints.instead;
+  }
+  return hints;
 }
 
 }  // namespace
@@ -181,7 +185,7 @@ int Recorder::run(const std::vector<std::string>& words, const RecordingFolder& 
   if (!left_out_.empty())
     variables.push_back(fmt::format("{}={}", kRecordWithout, fmt::join(left_out_, ",")));
   return wait_for_program(
-      start_program(words, {.variables = std::move(variables), .quiet = quiet_}, missing_program(words)));
+      start_program(words, {.variables = std::move(variables), .quiet = quiet_}, start_hints(words)));
 }
 
 }  // namespace penstock::cli

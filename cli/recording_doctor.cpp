@@ -218,15 +218,23 @@ std::string verification_text(const Verification& verification, const Run& first
   return text;
 }
 
-/// About a process that used a GPU.
-std::vector<std::string> verification_lines(const Verification& verification, std::size_t process) {
-  std::vector<std::string> lines{fmt::format("Verified with {}", verification.name)};
-  if (!verification.remark.empty()) lines.push_back(verification.remark);
-  if (verification.processes.empty()) return lines;
+std::string verified_with(const Verification& verification) {
+  return fmt::format("Verified with {}", verification.name);
+}
+
+/// About a process that was compared.
+std::vector<std::string> comparison_lines(const Verification& verification, std::size_t process) {
+  std::vector<std::string> lines{verified_with(verification)};
   for (const GainComparison& comparison : verification.processes[process]) {
     for (std::string& line : gain_comparison_lines(comparison)) lines.push_back(std::move(line));
   }
   return lines;
+}
+
+/// About all processes, if none was compared.
+std::vector<std::string> remark_lines(const std::optional<Verification>& verification) {
+  if (!verification || verification->remark.empty()) return {};
+  return {verified_with(*verification), verification->remark};
 }
 
 Json run_json(const Run& run) {
@@ -271,10 +279,8 @@ int exit_status_of(const Run& run, const std::optional<Verification>& verificati
 void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification,
                   bool has_budget) {
   Examined& examined = run.examined;
-  for (std::size_t i = 0; verification && i < examined.reports.size(); ++i) {
-    if (i == 0 || !verification->processes.empty())
-      examined.reports[i].verified = verification_lines(*verification, i);
-  }
+  for (std::size_t i = 0; verification && i < verification->processes.size(); ++i)
+    examined.reports[i].verified = comparison_lines(*verification, i);
   const auto tell = [&] {
     const int stream = run.exit_status ? STDERR_FILENO : STDOUT_FILENO;
     const bool quiet = !run.exit_status && examiner.has_standard_output();
@@ -296,7 +302,8 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     examiner.json().write(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   };
   const auto draw = [&] {
-    if (examined.drawn) examiner.draw({examined.reports, *examined.drawn}, examined.drawn_timeline);
+    if (!examined.drawn) return;
+    examiner.draw({examined.reports, *examined.drawn, remark_lines(verification)}, examined.drawn_timeline);
   };
   run_all({tell, write_json, draw});
 }

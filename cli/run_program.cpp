@@ -91,9 +91,37 @@ std::string why_missing(const std::string& word, const std::string& missing) {
                      interpreter);
 }
 
+/// Why a file that is there is not run, and what to do.
+std::string why_refused(const fs::path& file, int error, const std::string& instead) {
+  constexpr fs::perms kExecutable = fs::perms::owner_exec | fs::perms::group_exec | fs::perms::others_exec;
+  std::error_code unknown;
+  const fs::file_status status = fs::status(file, unknown);
+  const std::string refused = fmt::format("{} cannot be started: ", file.string());
+  if (fs::is_directory(status)) return refused + "it is a folder; name a program in it";
+  if (error == EACCES && (status.permissions() & kExecutable) == fs::perms::none) {
+    return fmt::format("{}it is not executable; write chmod +x {}{}{}", refused, file.string(),
+                       instead.empty() ? "" : ", or ", instead);
+  }
+  const std::string why = error == ENOEXEC
+                              ? "it is neither a program for this machine nor a script whose first line "
+                                "names an interpreter, such as #!/bin/bash"
+                              : std::strerror(error);
+  return fmt::format("{}{}{}{}", refused, why, instead.empty() ? "" : "; write ", instead);
+}
+
+std::string why_not_started(const std::string& word, int error, const StartHints& hints) {
+  if (error == ENOENT) return why_missing(word, hints.missing);
+  if (error == EACCES || error == ENOEXEC) {
+    if (const std::optional<fs::path> file = find_program(word))
+      return why_refused(*file, error, hints.instead);
+    if (word.find('/') == std::string::npos) return hints.missing;
+  }
+  return fmt::format("{} cannot be started: {}", word, std::strerror(error));
+}
+
 }  // namespace
 
-pid_t start_program(std::vector<std::string> words, ProgramStart start, const std::string& missing) {
+pid_t start_program(std::vector<std::string> words, ProgramStart start, const StartHints& hints) {
   posix_spawn_file_actions_t actions{};
   posix_spawnattr_t attributes{};
   ::posix_spawn_file_actions_init(&actions);
@@ -127,8 +155,7 @@ pid_t start_program(std::vector<std::string> words, ProgramStart start, const st
   const int error = ::posix_spawnp(&process, argv[0], &actions, &attributes, argv.data(), envp.data());
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
-  if (error == ENOENT) throw Error(why_missing(words[0], missing));
-  if (error != 0) throw Error(fmt::format("{} cannot be started: {}", words[0], std::strerror(error)));
+  if (error != 0) throw Error(why_not_started(words[0], error, hints));
   return process;
 }
 

@@ -13,10 +13,16 @@ struct ProgramStart {
   bool holds_interrupt = false;        ///< SIGINT waits until the program unblocks it
 };
 
+/// What to say if the program cannot be started.
+struct StartHints {
+  std::string missing;       ///< the PATH has no such program
+  std::string instead = "";  ///< a command that may work if its file cannot be run, if there is one
+};
+
 /// Starts the program `words[0]`, which is looked for in the PATH unless it has a slash, with signals as a
-/// shell gives them. Throws Error; if the PATH has no such program, with `missing`.
+/// shell gives them. Throws Error, which says why it cannot be started, and what to do.
 [[nodiscard]] pid_t start_program(std::vector<std::string> words, ProgramStart start,
-                                  const std::string& missing);
+                                  const StartHints& hints);
 
 /// Waits for the program's end, and returns its exit status, or 128 and the number of the signal that ended
 /// it. Passes signals on to it meanwhile; those of the terminal, it gets from there.

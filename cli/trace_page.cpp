@@ -274,17 +274,18 @@ std::string trace_notes(const TraceReport& report, const std::string& name) {
 }
 
 /// `drawn`: the name of the process whose pictures the page has; empty: there is one only.
-std::string page_notes(Reports reports, const std::string& drawn, bool pictures) {
+std::string page_notes(const PageReports& reports, const std::string& drawn, bool pictures) {
   std::string html;
   if (!drawn.empty()) {
     html += fmt::format(
         "<p class=\"note\">{} processes used a GPU. All their findings are here. The timeline, the link and "
         "its copies are those of {}. To see another one's, keep the recordings with <code>--record</code>, "
         "and name it by <code>--process</code>.</p>\n",
-        reports.size(), escaped(drawn));
+        reports.all.size(), escaped(drawn));
   }
-  for (const TraceReport& report : reports)
+  for (const TraceReport& report : reports.all)
     html += trace_notes(report, drawn.empty() ? std::string() : process_name(report) + ": ");
+  if (!reports.verified.empty()) html += verified_html(reports.verified, "");
   if (!pictures) html += fmt::format("<p class=\"note \">{}</p>\n", prose(kNoPictures));
   return html;
 }
@@ -463,7 +464,7 @@ std::string trace_page(const PageReports& reports, const Timeline& timeline, con
                  {"css", std::string(kPageStyle) + std::string(kTraceStyle) + pictures.style},
                  {"sentence", prose(headline(reports.all))},
                  {"advice", prose(trace_advice(reports.all))},
-                 {"notes", page_notes(reports.all, drawn, chart_library.has_value())},
+                 {"notes", page_notes(reports, drawn, chart_library.has_value())},
                  {"accounts", of_each(reports.all, accounts_html)},
                  {"findings", findings_html(reports.all)},
                  {"whole_run", report.whole_run ? whole_run_html(*report.whole_run, of_drawn) : ""},

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace penstock::cli {
 
@@ -16,7 +17,8 @@ namespace penstock::cli {
 /// are those of one of them.
 struct PageReports {
   std::span<const TraceReport> all;
-  std::size_t drawn = 0;  ///< index of that one
+  std::size_t drawn = 0;                   ///< index of that one
+  std::vector<std::string> verified = {};  ///< lines about the changed program of --verify, if all share them
 };
 
 /// The reports as one HTML page that loads nothing. `timeline` is that of the drawn one. `profile` is that of

@@ -22,7 +22,7 @@ struct TraceReport {
   Diagnosis diagnosis;
   std::optional<WholeRunReport> whole_run;            ///< nullopt: the diagnosis is of the whole run
   std::optional<std::vector<BudgetBreach>> breaches;  ///< nullopt: there was no budget
-  std::vector<std::string> verified;                  ///< lines about the changed program of --verify, if any
+  std::vector<std::string> verified;  ///< lines that compare it with the changed program of --verify
 };
 
 /// Words that the text and the page share. Names of the trace stay in one line, but are not escaped.

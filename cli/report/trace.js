@@ -114,6 +114,17 @@
     legend("timeline-legend", "timeline", data.legend);
   }
 
+  // Round rates for the ticks of a logarithmic axis: as many as leave room for their labels.
+  function rateTicks(scale) {
+    const ROOM = 24;
+    const [low, high] = scale.domain();
+    const powers = d3.range(Math.floor(Math.log10(low)), Math.log10(high));
+    const ticksOf = (digits) => powers.flatMap((power) => digits.map((digit) => digit * 10 ** power))
+      .filter((rate) => rate >= low && rate <= high);
+    const haveRoom = (ticks) => d3.pairs(ticks, (a, b) => Math.abs(scale(a) - scale(b))).every((gap) => gap >= ROOM);
+    return [d3.range(1, 10), [1, 2, 3, 5], [1, 2, 5], [1, 3]].map(ticksOf).find(haveRoom) || ticksOf([1]);
+  }
+
   function drawLink() {
     const { curves, copies, ceiling } = data.link;
     if (copies.length === 0) return hide("link-section");
@@ -123,11 +134,10 @@
     const sizes = [...points.map((point) => point[0]), ...copies.map((copy) => copy.bytes)];
     const x = d3.scaleLog().base(2).domain([d3.min(sizes) / 2, d3.max(sizes) * 2]).range([56, width - 8]);
     const y = d3.scaleLog().domain([d3.min(rates) / 2, d3.max(rates) * 2]).range([height - 30, 22]);
-    const decades = d3.range(Math.ceil(Math.log10(y.domain()[0])), Math.log10(y.domain()[1])).map((power) => 10 ** power);
     const octaves = d3.range(Math.ceil(Math.log2(x.domain()[0])), Math.log2(x.domain()[1]));
     const every = Math.max(1, Math.ceil(octaves.length / ticksFor(width)));
     svg.append("g").attr("class", "axis grid").attr("transform", "translate(56,0)")
-      .call(d3.axisLeft(y).tickValues(decades.length > 2 ? decades : y.ticks(5)).tickSize(-(width - 64))
+      .call(d3.axisLeft(y).tickValues(rateTicks(y)).tickSize(-(width - 64))
         .tickFormat((rate) => d3.format(".2~r")(rate / 1e9)));
     svg.append("text").attr("x", 0).attr("y", 11).text("GB/s");
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 30})`)

@@ -474,8 +474,7 @@ class RecordingParser {
     for (const SeenWait& wait : join_waits(std::move(waits_), timeline)) {
       timeline.host.push_back({wait.time, loader_name(wait.loader), wait.thread, HostSpanKind::loader_wait});
       if (wait.frame != kNone)
-        timeline.host.push_back(
-            {{wait.time.begin - 1, wait.time.end}, wait.frame, wait.thread, HostSpanKind::frame});
+        timeline.host.push_back({wait.time, wait.frame, wait.thread, HostSpanKind::frame});
     }
   }
 

@@ -53,7 +53,9 @@ void sort_timeline(Timeline& timeline) {
   put_in_order(timeline.copies, by_begin);
   put_in_order(timeline.work, by_begin);
   put_in_order(timeline.calls, by_thread);
-  put_in_order(timeline.host, by_thread);
+  put_in_order(timeline.host, [&](const TimelineHostSpan& span) {
+    return std::tuple_cat(by_thread(span), std::tuple(span.kind));
+  });
   put_in_order(timeline.looks, [](const TimelineLook& look) { return std::tuple(look.thread, look.time); });
   put_in_order(timeline.widenings, [](const TimelineWidening& w) { return std::tuple(w.thread, w.begin); });
   put_in_order(timeline.steps, [](const TimeSpan& step) { return std::tuple(step.begin, step.end); });

@@ -64,6 +64,7 @@ LOOK = """<script>
   seen.lanes = all("#timeline .lane-name").map((text) => text.textContent);
   seen.legend = all("#timeline-legend > span").map((text) => text.textContent);
   seen.copies = shown("#link circle").length;
+  seen.rates = all("#link .grid text").map((text) => text.textContent);
   seen.curves = shown("#link .curve").length;
   seen.bars = all(".bar").map((bar) => [box(bar).width, [...bar.children].reduce((sum, part) => sum + box(part).width, 0)]);
   const folded = all("details.callers");
@@ -86,6 +87,22 @@ LOOK = """<script>
   document.body.append(result);
 })();
 </script>"""
+
+
+# The slowest and the fastest copy of a picture of the link, in bytes a second.
+RATES = ((10e9, 10e9), (9e9, 19e9), (5e9, 10e9), (6e9, 30e9), (1e9, 11e9), (3e9, 60e9), (0.8e9, 90e9), (0.1e9, 40e9),
+         (30e6, 50e9), (2e6, 25e9), (0.1e6, 100e9))  # fmt: skip
+
+
+def with_rates(text, slowest, fastest):
+    """The text of a page whose link has a copy of each rate."""
+    head, rest = text.split('id="data">', 1)
+    data, tail = rest.split("</script>", 1)
+    values = json.loads(data)
+    kinds = {"kind": "pinned", "name": "copies from pinned memory", "count": 1, "seconds": 1}
+    copies = [kinds | {"bytes": 1 << 20, "rate": slowest}, kinds | {"bytes": 1 << 24, "rate": fastest}]
+    values["link"] = {"curves": [], "ceiling": 0, "copies": copies}
+    return head + 'id="data">' + json.dumps(values).replace("<", "\\u003c") + "</script>" + tail
 
 
 def look(browser, page, folder, width, dark):
@@ -120,6 +137,7 @@ def check(seen, page, width):
     expect(seen["evil"] == "", "a name of the trace ran as a script")
     expect(seen["too_wide"] <= 0, "it is wider than the window")
     expect(seen["overlaps"] == [], "labels overlap")
+    expect(len(set(seen["rates"])) == len(seen["rates"]), "two ticks of the link have one label")
     expect(all(hidden <= 0 for hidden in seen["hidden_of_the_whole_run"]), "columns of the whole run are out of sight")
     expect(all(abs(whole - parts) < 1 for whole, parts in seen["bars"]), "the account's parts do not fill its bar")
     expect(abs(milliseconds(seen["all"]) / milliseconds(seen["closer"]) - 8) < 0.2, "three clicks do not zoom 8 times")
@@ -191,6 +209,12 @@ def main(penstock, make_trace, program, cupti):
                 else:
                     assert seen["all"][1] < 9000, "the picture's size is not bounded"
                     assert "small-copies" in seen["lanes"], seen
+        ranges = folder / "ranges.html"
+        for slowest, fastest in RATES:
+            ranges.write_text(with_rates(mistakes.read_text(), slowest, fastest))
+            seen = look(browser, ranges, folder, 1200, dark=False)
+            check(seen, ranges, 1200)
+            assert seen["copies"] == 2 and 2 <= len(seen["rates"]) < 12, (slowest, fastest, seen["rates"])
         assert len(backgrounds) == 2, f"light and dark look the same: {backgrounds}"
         assert dense.stat().st_size < 1 << 21, "the page's size is not bounded"
     return 0

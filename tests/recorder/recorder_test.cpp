@@ -851,6 +851,41 @@ TEST_F(Recorder, SaysWhyAProgramCannotBeStarted) {
   EXPECT_THAT(command_.run({"doctor", "--", "unknown-script"}).errors, HasSubstr(words));
 }
 
+TEST_F(Recorder, SaysWhatToDoAboutAFileThatIsNotExecutable) {
+  for (const char* name : {"train.sh", "train.py", "train"}) write(name, "#!/bin/sh\nexit 0\n");
+  const auto complaint = [this](const std::string& word) {
+    const CommandResult result = command_.run({"doctor", "--", word, "--epochs", "3"});
+    EXPECT_EQ(result.status, 1);
+    return result.errors;
+  };
+  const std::string begin = " cannot be started: it is not executable; write chmod +x ";
+  for (const auto& [name, interpreter] : {std::pair("train.sh", "bash "), {"train.py", "python "}}) {
+    const std::string file = path(name);
+    EXPECT_EQ(complaint(file), "penstock: " + file + begin + file + ", or penstock doctor -- " + interpreter +
+                                   file + " --epochs 3\n");
+  }
+  EXPECT_EQ(complaint(path("train")), "penstock: " + path("train") + begin + path("train") + "\n");
+  command_.environment[0] = "PATH=/usr/bin:" + command_.home().string();
+  EXPECT_THAT(complaint("train"), HasSubstr(path("train") + begin + path("train") + "\n"));
+}
+
+TEST_F(Recorder, SaysThatAFolderOrATextIsNotAProgram) {
+  const auto complaint = [this](const std::string& word) {
+    return command_.run({"doctor", "--", word}).errors;
+  };
+  fs::create_directory(path("folder"));
+  EXPECT_EQ(complaint(path("folder")),
+            "penstock: " + path("folder") + " cannot be started: it is a folder; name a program in it\n");
+  write("words.sh", "exit 0\n");
+  fs::permissions(path("words.sh"), fs::perms::owner_all);
+  EXPECT_THAT(
+      complaint(path("words.sh")),
+      AllOf(HasSubstr("cannot be started: it is neither a program for this machine nor a script "),
+            HasSubstr("such as #!/bin/bash; write penstock doctor -- bash " + path("words.sh") + "\n")));
+  EXPECT_THAT(complaint("no-train.sh"),
+              HasSubstr("no program 'no-train.sh' in the PATH; write penstock doctor -- bash no-train.sh\n"));
+}
+
 constexpr const char* kProgramSource = PENSTOCK_SOURCE "/tests/fake_cupti/program.cpp";
 
 /// "program.cpp(12)": the line of the test's program that has this text.

@@ -6,6 +6,7 @@
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/doctor/chrome_trace.hpp>
 #include <penstock/doctor/findings.hpp>
 #include <penstock/doctor/recording.hpp>
 
@@ -48,6 +49,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 /// A recording in memory. Its text is short, so that damage is likely to matter.
@@ -670,6 +672,28 @@ TEST(Recordings, WaitsForTwoLoadersDoNotOverlap) {
   ASSERT_THAT(waits, SizeIs(2));
   EXPECT_EQ(waits[0].end, 12'500'000);
   EXPECT_EQ(waits[1].begin, 12'500'000);
+}
+
+TEST(Recordings, WaitsAndTheirLinesNestBesideOtherWaitsAndCalls) {
+  Bytes bytes = looked_at();
+  Record other = wait_at(5'013'000'000);
+  other.detail = 1;
+  bytes.add(wait_at(5'011'000'000));
+  bytes.add(other);
+  const Timeline timeline = parse(bytes.bytes()).timeline;
+  std::string trace;
+  write_chrome_trace(timeline, diagnose_timeline(timeline), [&](std::string_view piece) { trace += piece; });
+  EXPECT_THAT(trace, HasSubstr("\"loader\""));
+  EXPECT_THAT(trace, Not(HasSubstr("thread 0 (2)")));
+  std::vector<TimelineHostSpan> spans;
+  std::ranges::copy_if(timeline.host, std::back_inserter(spans),
+                       [](const TimelineHostSpan& span) { return span.time.begin > 9'210'000; });
+  ASSERT_THAT(spans, SizeIs(5)) << "each with its line, and the last call's line";
+  for (const std::size_t i : {0, 2}) {
+    EXPECT_EQ(spans[i].kind, HostSpanKind::frame) << "around the wait";
+    EXPECT_EQ(spans[i].time, spans[i + 1].time);
+    EXPECT_EQ(spans[i + 1].kind, HostSpanKind::loader_wait);
+  }
 }
 
 TEST(Recordings, TellTheLoaderThatWasWaitedFor) {

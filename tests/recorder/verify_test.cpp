@@ -18,6 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 class Verify : public testing::RecorderTest {
  protected:
@@ -138,6 +139,21 @@ TEST_F(Verify, ComparesProcessesInTheirOrder) {
   };
   EXPECT_THAT(box(0), HasSubstr("pageable-copies: gone"));
   EXPECT_THAT(box(1), AllOf(HasSubstr("GPU 0: a step takes"), Not(HasSubstr("pageable-copies: gone"))));
+}
+
+TEST_F(Verify, SaysOnceOnThePageOfSeveralProcessesWhyNothingIsCompared) {
+  const CommandResult result =
+      command_.run({"doctor", "--html", path("page.html"), "--verify", "$PROGRAM init pinned=20", "--", "sh",
+                    "-c", "$PROGRAM init steps=20; $PROGRAM init steps=20"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  const std::string page = read("page.html");
+  const std::size_t at = page.find("Verified with ");
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_EQ(page.find("Verified with ", at + 1), std::string::npos) << "once";
+  EXPECT_THAT(page.substr(page.rfind('<', at), page.find("</p>", at) - page.rfind('<', at)),
+              AllOf(StartsWith("<p class=\"note\">Verified with $PROGRAM init pinned=20<br>\n"),
+                    HasSubstr("so nothing is compared.")))
+      << "not as of one process";
 }
 
 TEST_F(Verify, SaysWhatIsWrongWithTheCommand) {

@@ -87,6 +87,7 @@ struct TimelineCall {
   std::uint8_t node = kUnknownNode;  ///< of copies: the NUMA node that its thread ran on
 };
 
+/// Of spans that take the same time, the first kind is around the others.
 enum class HostSpanKind : std::uint8_t {
   frame,        ///< a Python function outside PyTorch, which is on the thread's stack meanwhile
   op,           ///< an operator of PyTorch
