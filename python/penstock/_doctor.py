@@ -12,10 +12,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import _core
+from ._doctor_stages import Staged, StageTimes, WorkerStart, tensors
 from ._errors import InvalidArgument
 from ._verdict import ENOUGH, LoaderVerdict, Timings
 from ._worth import _gpu, _Measure
@@ -28,10 +29,11 @@ def diagnose(
 ) -> LoaderVerdict:
     """Measure a PyTorch DataLoader stage by stage, and say what limits it and how many workers pay.
 
-    `loader` is a DataLoader of a map-style dataset. Batches are loaded by copies of it: as it is configured, with one
-    of fetch, collate, transport between processes and pinning left out, and with other numbers of workers. Each of
-    these runs takes about `seconds`, and at least two batches of each worker. `step_seconds` is the time that the
-    consumer takes for a batch. Pinning and the copy to the device are measured if there is a GPU.
+    `loader` is a DataLoader. Batches are loaded by copies of it: as it is configured, with one of fetch, collate,
+    transport between processes and pinning left out, and with other numbers of workers. Each of these runs takes about
+    `seconds`, and at least two batches of each worker. An iterable-style dataset begins anew in each of them.
+    `step_seconds` is the time that the consumer takes for a batch. Pinning and the copy to the device are measured if
+    there is a GPU.
 
     Returns a LoaderVerdict: print it, or see `as_dict()`. The loader, its sampler and the random states of PyTorch,
     NumPy and Python are left as they were. Side effects of the dataset are not undone. Exceptions of the dataset pass
@@ -75,11 +77,6 @@ def check_loader(loader: Any) -> None:
             "cannot leave out a stage. Pass the DataLoader below it. penstock.feed(...).stats() says what any iterable "
             "costs."
         )
-    if isinstance(loader.dataset, data.IterableDataset):
-        raise InvalidArgument(
-            "diagnose needs a map-style dataset, with __getitem__. An iterable-style one chooses its own order and is "
-            "read only once, so that its fetch cannot be left out. penstock.feed(loader).stats() says what it costs."
-        )
 
 
 class _Examination:
@@ -97,8 +94,10 @@ class _Examination:
         self.numbers = _numbers_to_try(_core.processors(), loader.num_workers, self.length())
         self.watch = watch
         self.runs = 0
+        self.taken = 0
+        self.streams = _streams() if isinstance(loader.dataset, torch.utils.data.IterableDataset) else None
         self.auto = loader.batch_sampler is not None
-        self.order = _Order(self._copy_of_order())
+        self.order = None if self.streams else _Order(self._copy_of_order())
 
     def timings(self, step: float | None) -> Timings:
         loader, workers = self.loader, self.loader.num_workers
@@ -107,7 +106,7 @@ class _Examination:
         fetch, collate, busy = (sum(times) / len(times) for times in zip(*stage_times.batches, strict=True))
         timings = Timings(
             workers=workers,
-            samples=self.order.samples_per_batch(),
+            samples=self.samples_of(whole.last),
             whole=whole.seconds,
             fetch=fetch,
             collate=collate,
@@ -119,6 +118,7 @@ class _Examination:
             starts={workers: whole.start},
             batches=self.length(),
             persistent=loader.persistent_workers,
+            streams=bool(self.streams),
             notes=self.notes,
         )
         if workers:
@@ -133,20 +133,54 @@ class _Examination:
                 unpinned = self.run("the loader without pinning", self.clone(workers, pin_memory=False))
                 timings.without["pin"] = unpinned.seconds
         self.measure_device(timings, whole.last)
-        self.try_workers(timings, sum(tensor.nbytes for tensor in _tensors(whole.last)))
-        if timings.batches and self.order.taken > timings.batches:
+        if self.streams:
+            self.see_sharing(timings, stage_times.workers)
+        self.try_workers(timings, sum(tensor.nbytes for tensor in tensors(whole.last)))
+        if self.streams:
+            self.notes.append(
+                "An iterable-style dataset begins anew in each run: what it reads of files comes from memory after the "
+                "first one, and fetch seems faster than it is."
+            )
+        elif timings.batches and self.drawn > timings.batches:
             self.notes.append(
                 "The epoch is shorter than the measurement: samples were read more than once, and files come from "
                 "memory then. Use a larger dataset, or fewer seconds."
             )
         return timings
 
+    def samples_of(self, batch: Any) -> float:
+        """The samples of a batch: in the mean, or of this one if the dataset makes whole batches."""
+        if self.order is not None:
+            return self.order.samples_per_batch()
+        return self.loader.batch_size or self.streams.rows_of(batch)
+
+    def see_sharing(self, timings: Timings, workers: dict[int, Any]) -> None:
+        """Looks whether workers share the samples of an iterable-style dataset out. `workers`: those that had some."""
+        idle = timings.workers - len(workers)
+        if workers and idle:
+            self.notes.append(
+                f"{_workers_were(idle)} without samples, of {timings.workers}: the dataset has too few parts for them, "
+                "such as files."
+            )
+        if timings.workers < 2:
+            try:
+                clone = self.staged(2, {"transport"}, untried=True)
+                workers = self.run("whether 2 workers share the samples out", clone).workers
+            except Exception:
+                return  # the runs of other workers say why
+        timings.shared = self.streams.share_samples(workers)
+        if timings.shared is None and len(workers) > 1 and self.loader.worker_init_fn is None:
+            self.notes.append(
+                "No worker asks which one it is (torch.utils.data.get_worker_info). Unless the samples are random, "
+                "each worker yields all of them."
+            )
+
     def measure_device(self, timings: Timings, batch: Any) -> None:
         if self.gpu is None:
             self.notes.append("Pinning and the copy to the device were not measured: there is no GPU for PyTorch.")
             return
         torch, gpu = self.torch, self.gpu
-        host = [tensor for tensor in _tensors(batch) if tensor.device.type == "cpu"]
+        host = [tensor for tensor in tensors(batch) if tensor.device.type == "cpu"]
         ordinary = [tensor.clone() if tensor.is_pinned() else tensor for tensor in host]
         sent = [tensor.pin_memory() for tensor in host] if timings.pins else ordinary
 
@@ -226,22 +260,36 @@ class _Examination:
                 "prefetch_factor": loader.prefetch_factor,
                 "timeout": loader.timeout or (UNTRIED_TIMEOUT if untried else 0),
             }
-        if self.auto:
+        if self.streams:
+            arguments |= self.endless(workers)
+        elif self.auto:
             arguments["batch_sampler"] = self.order
         else:
             arguments |= {"sampler": self.order, "batch_size": None}
         return self.torch.utils.data.DataLoader(**(arguments | changed))
 
-    def staged(self, workers: int, left_out: set[str]) -> Any:
-        """A clone that leaves out these stages, or that tells the times of fetch and collate in place of a batch."""
+    def endless(self, workers: int) -> dict[str, Any]:
         loader = self.loader
-        stage = _Staged(loader.dataset, loader.collate_fn, self.auto, left_out)
-        changed: dict[str, Any] = {"dataset": stage, "collate_fn": stage.collate}
+        arguments: dict[str, Any] = {"dataset": self.streams.Endless(loader.dataset), "batch_size": loader.batch_size}
         if workers:
-            changed["worker_init_fn"] = _WorkerStart(loader.worker_init_fn)
+            arguments["worker_init_fn"] = self.streams.StreamStart(loader.worker_init_fn)
+        return arguments
+
+    def staged(self, workers: int, left_out: set[str], untried: bool = False) -> Any:
+        """A clone that leaves out these stages, or that tells the times of fetch and collate in place of a batch."""
+        changed: dict[str, Any]
+        loader = self.loader
+        if self.streams:
+            stage = self.streams.StagedStream(loader, left_out)
+            changed = {"dataset": stage, "collate_fn": stage.collate, "batch_size": None}
+        else:
+            stage = Staged(loader.dataset, loader.collate_fn, self.auto, left_out)
+            changed = {"dataset": stage, "collate_fn": stage.collate}
+            if workers:
+                changed["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
         if "transport" in left_out:
             changed["pin_memory"] = False
-        return self.clone(workers, **changed)
+        return self.clone(workers, untried, **changed)
 
     def run(self, what: str, clone: Any) -> _Run:
         """Loads batches for about the time, in whole rounds of the workers. The workers are ended."""
@@ -263,8 +311,10 @@ class _Examination:
             while True:
                 batch = self.next_of(iterator)
                 count += 1
-                if isinstance(batch, _StageTimes):
+                if isinstance(batch, StageTimes):
                     result.batches.append(batch.times)
+                    if batch.worker is not None:
+                        result.workers[batch.worker.number] = batch.worker
                 taken = time.perf_counter() - start
                 if count % round_size == 0 and taken >= self.seconds:
                     break
@@ -282,23 +332,35 @@ class _Examination:
     def most_runs(self) -> int:
         with_workers = 3 + self.pins if self.loader.num_workers else 0
         with_gpu = 2 if self.gpu is not None else 0
-        return 2 + with_workers + with_gpu + len(self.numbers) - 1
+        to_see_sharing = 1 if self.streams and self.loader.num_workers < 2 else 0
+        return 2 + with_workers + with_gpu + to_see_sharing + len(self.numbers) - 1
 
     def next_of(self, iterator: Iterator[Any]) -> Any:
         """The next batch. The order of a loader never ends, unless it is empty."""
         try:
             batch = next(iterator)
         except StopIteration as error:
-            if self.order.taken == 0:
+            if self.drawn == 0:
                 raise InvalidArgument(
                     "The loader has no batches. Pass one whose dataset and sampler are not empty."
+                ) from None
+            if self.streams:
+                raise InvalidArgument(
+                    "The dataset gives no samples when it is read again, and each run of diagnose reads it from its "
+                    "beginning. Let its __iter__ begin anew, for instance as a generator function that opens the files."
                 ) from None
             raise InvalidArgument(
                 f"The dataset or its collate_fn raises StopIteration{_place_of(error)}. An epoch ends there, without "
                 "an error. Let it raise another error, such as IndexError."
             ) from error
         self.watch.arrived()
+        self.taken += 1
         return batch
+
+    @property
+    def drawn(self) -> int:
+        """The batches that were begun, in all runs; of an iterable-style dataset, those that arrived."""
+        return self.taken if self.order is None else self.order.taken
 
     def length(self) -> int | None:
         try:
@@ -317,6 +379,13 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
+
+
+def _streams() -> Any:
+    """The module for loaders of iterable-style datasets, which imports PyTorch."""
+    from . import _doctor_streams
+
+    return _doctor_streams
 
 
 def _workers_were(number: int) -> str:
@@ -364,6 +433,7 @@ class _Run:
         self.seconds = 0.0  # a batch
         self.busy = 0.0  # processor seconds of this process for a batch
         self.batches: list[tuple[float, float, float]] = []  # fetch, collate, and processor seconds of both
+        self.workers: dict[int, Any] = {}  # each Worker of _doctor_streams.py
         self.last: Any = None
 
 
@@ -385,85 +455,6 @@ class _Order:
         return self._samples / self.taken
 
 
-class _Staged:
-    """A dataset and its collate_fn, of which some stages are left out once each has been done for real once."""
-
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], auto: bool, left_out: set[str]):
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-        self.auto = auto
-        self.left_out = left_out
-        self._samples: Any = _NOTHING
-        self._made: Any = _NOTHING
-        self._is_aliased = True
-
-    def __getitem__(self, index: Any) -> tuple[Any, float, float]:
-        begin, busy = time.perf_counter(), time.process_time()
-        if "fetch" in self.left_out and self._samples is not _NOTHING:
-            samples = _fresh(self._samples) if self._is_aliased else _shallow(self._samples)
-        else:
-            samples = self._fetch(index)
-        return samples, time.perf_counter() - begin, time.process_time() - busy
-
-    __getitems__ = __getitem__
-
-    def _fetch(self, index: Any) -> Any:
-        if not self.auto:
-            return self.dataset[index]
-        if getattr(self.dataset, "__getitems__", None):
-            return self.dataset.__getitems__(index)
-        return [self.dataset[i] for i in index]
-
-    def collate(self, fetched: tuple[Any, float, float]) -> Any:
-        samples, fetch_seconds, fetch_busy = fetched
-        begin, busy = time.perf_counter(), time.process_time()
-        if "collate" in self.left_out and self._made is not _NOTHING:
-            batch = _fresh(self._made)
-        else:
-            kept = _shallow(samples)
-            batch = self.collate_fn(samples)
-            if "fetch" in self.left_out and self._samples is _NOTHING:
-                # The thread that sends the batch moves its tensors to other memory, while the next samples are copied.
-                self._is_aliased = _may_share_memory(kept, batch)
-                self._samples = _fresh(kept) if self._is_aliased else kept
-            if "collate" in self.left_out:
-                self._made = _fresh(batch)
-        times = fetch_seconds, time.perf_counter() - begin, fetch_busy + time.process_time() - busy
-        return _StageTimes(times) if "transport" in self.left_out else batch
-
-
-class _StageTimes:
-    """The seconds of fetch and of collate, and the processor seconds of both, in place of a batch."""
-
-    def __init__(self, times: tuple[float, float, float]):
-        self.times = times
-
-
-class _WorkerStart:
-    """Shows the user's worker_init_fn, and the dataset later, the user's dataset and not the one around it."""
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None):
-        self.worker_init_fn = worker_init_fn
-
-    def __call__(self, worker: int) -> None:
-        from torch.utils.data import get_worker_info
-
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # PyTorch's own __setattr__ refuses
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker)
-
-
-class _Nothing:
-    """A marker that stays the same object in other processes."""
-
-    def __reduce__(self) -> str:
-        return "_NOTHING"
-
-
-_NOTHING = _Nothing()
-
-
 def _numbers_to_try(processors: int, configured: int, batches: int | None) -> list[int]:
     doubled = itertools.takewhile(lambda number: number < processors, (2**power for power in itertools.count()))
     numbers = sorted({0, *doubled, processors, 2 * processors, 4 * processors, configured})
@@ -476,61 +467,6 @@ def _free_shared_memory() -> float:
     except OSError:
         return float("inf")
     return room.f_bavail * room.f_frsize
-
-
-def _shallow(samples: Any) -> Any:
-    """Samples that a collate_fn may take apart without taking apart these."""
-    if type(samples) is not list:
-        return samples
-    return [sample.copy() if type(sample) in (dict, list) else sample for sample in samples]
-
-
-def _fresh(value: Any) -> Any:
-    """The same with tensors in new shared memory, as a worker's collate makes them."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
-        if not plain or value.nbytes == 0 or type(value) is not torch.Tensor:
-            return value.clone()
-        storage = torch.UntypedStorage._new_shared(value.nbytes)
-        return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape).copy_(value.detach())
-    if type(value) in (list, tuple):
-        return type(value)(map(_fresh, value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_fresh, value))
-    if type(value) is dict:
-        return {key: _fresh(item) for key, item in value.items()}
-    return copy.deepcopy(value)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Everything in nests of dicts, lists and tuples that is none of these."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        yield value
-        return
-    yield from itertools.chain.from_iterable(map(_leaves, value))
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    torch = sys.modules["torch"]
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
-
-
-def _may_share_memory(one: Any, other: Any) -> bool:
-    """False if these are tensors, arrays and plain values, and no tensor of one uses the memory of the other's."""
-    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
-    plain = (str, bytes, int, float, complex, type(None), *(() if numpy is None else (numpy.ndarray, numpy.generic)))
-    memory: list[set[int]] = [set(), set()]
-    for value, found in zip((one, other), memory, strict=True):
-        for leaf in _leaves(value):
-            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-                found.add(leaf.untyped_storage().data_ptr())
-            elif not isinstance(leaf, plain):
-                return True
-    return bool(memory[0] & memory[1])
 
 
 @contextlib.contextmanager

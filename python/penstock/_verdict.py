@@ -16,6 +16,7 @@ DOMINATES = 0.5  # of the time of a worker
 STARTING = 0.1  # of an epoch
 EXPLAINED = 1.25  # times what the model says, or the other way round: it explains what was measured
 
+SHARE = "let workers share the samples out (torch.utils.data.get_worker_info() in __iter__, or a worker_init_fn)"
 IN_THE_LOADER = ("fetch", "collate", "transport", "pin")
 
 
@@ -42,6 +43,8 @@ class Timings:
     starts: dict[int, float] = field(default_factory=dict)  # seconds until the first batch, by numbers of workers
     batches: int | None = None  # of an epoch; None if the loader cannot tell
     persistent: bool = False  # workers outlive an epoch
+    streams: bool = False  # the dataset is iterable-style
+    shared: bool | None = None  # its workers share the samples out; False if each yields all, None if it is not known
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -223,7 +226,23 @@ def more_workers(timings: Timings) -> Finding | None:
     change = f"num_workers={number}"
     if timings.workers == 0 and timings.starts_slowly(number):
         change += ", persistent_workers=True"
-    return _gain("more-workers", turns, text, change)
+    return _gain("more-workers", turns, text, change + _before_more(timings, number))
+
+
+def _before_more(timings: Timings, number: int) -> str:
+    """What has to be changed before the loader gets so many workers."""
+    if number < 2 or timings.shared is not False:
+        return ""
+    return f"; before that, {SHARE}, since each would yield all of them"
+
+
+def same_samples(timings: Timings) -> Finding | None:
+    """Each of several workers yields all the samples of an iterable-style dataset."""
+    if timings.workers < 2 or timings.shared is not False:
+        return None
+    number = timings.workers
+    text = f"Each of the {number} workers yields the same samples: an epoch has each of them {number} times."
+    return Finding("same-samples", "high", text, SHARE)
 
 
 def small_shared_memory(timings: Timings) -> Finding | None:
@@ -239,6 +258,7 @@ def small_shared_memory(timings: Timings) -> Finding | None:
         f"{_workers(max(timings.by_workers))}: "
     )
     change = f"a larger /dev/shm (docker run --shm-size) or a smaller prefetch_factor, and num_workers={number}"
+    change += _before_more(timings, number)
     now = timings.turn_with(timings.workers)
     return _gain("small-shared-memory", (now, turns[number]), text, change, is_sure=False)
 
@@ -264,13 +284,9 @@ def _fewest(timings: Timings) -> int:
 
 def fetch_dominates(timings: Timings) -> Finding | None:
     """Fetch sets the pace, and is at least half of what a process does for a batch."""
-    return _dominates(
-        timings,
-        "fetch",
-        "The dataset takes",
-        "do less for each sample, or read a whole batch at once (`__getitems__`); if the data is arrays in memory, "
-        "use penstock.Loader",
-    )
+    at_once = "more of a file at once" if timings.streams else "a whole batch at once (`__getitems__`)"
+    change = f"do less for each sample, or read {at_once}; if the data is arrays in memory, use penstock.Loader"
+    return _dominates(timings, "fetch", "The dataset takes", change)
 
 
 def collate_dominates(timings: Timings) -> Finding | None:
@@ -324,6 +340,7 @@ def slow_start(timings: Timings) -> Finding | None:
 
 
 RULES: tuple[Callable[[Timings], Finding | None], ...] = (
+    same_samples,
     more_workers,
     small_shared_memory,
     fewer_workers,

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 import json
 import multiprocessing
 import multiprocessing.util
@@ -23,19 +24,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import (
-    _NOTHING,
-    UNTRIED_TIMEOUT,
-    Watch,
-    _may_share_memory,
-    _numbers_to_try,
-    _Order,
-    _reason,
-    _Run,
-    _Staged,
-    examine,
-)
+from penstock._doctor import UNTRIED_TIMEOUT, Watch, _numbers_to_try, _Order, _reason, _Run, examine
 from penstock._doctor_progress import Progress
+from penstock._doctor_stages import NOTHING, Staged, may_share_memory
+from penstock._doctor_streams import Endless, Worker, rows_of, share_samples
 from penstock._verdict import Timings
 from support import times
 
@@ -156,6 +148,10 @@ def test_workers_that_pay(measured, number):
         (_verdict.fewer_workers, times(batches=60, starts={1: 2.0}, by_workers={0: 0.024, 1: 0.012, 2: 0.012}), "note"),
         (_verdict.slow_start, times(batches=60, starts={2: 2.0}, by_workers={0: 0.012, 1: 0.012, 2: 0.012}), None),
         (_verdict.slow_start, times(batches=60, starts={2: 2.0}, by_workers={0: 0.024, 2: 0.012}), "medium"),
+        (_verdict.same_samples, times(shared=False), "high"),
+        (_verdict.same_samples, times(shared=True), None),
+        (_verdict.same_samples, times(), None),
+        (_verdict.same_samples, serial(shared=False), None),
         (_verdict.small_shared_memory, waiting(batches=20, starts={2: 0.5}), None),  # without workers it takes 480 ms
     ],
 )
@@ -191,6 +187,15 @@ def test_workers_of_short_epochs_are_persistent():
     assert _verdict.more_workers(serial(batches=20, starts={4: 0.3})).change == "num_workers=4, persistent_workers=True"
     assert _verdict.more_workers(serial(batches=9000, starts={4: 0.3})).change == "num_workers=4"
     assert _verdict.more_workers(serial(starts={4: 0.3}, batches=None)).change == "num_workers=4"
+
+
+@pytest.mark.parametrize("rule", [_verdict.more_workers, _verdict.small_shared_memory])
+def test_workers_share_samples_out_before_there_are_more(rule):
+    def change(**more):
+        return rule((serial if rule == _verdict.more_workers else waiting)(**more)).change
+
+    assert "let workers share the samples out" in change(shared=False)
+    assert "share" not in change(shared=True).replace("/dev/shm", "") and change() == change(shared=True)
 
 
 def test_an_epoch_too_short_for_the_rates_of_workers_is_noted():
@@ -550,8 +555,164 @@ def test_the_reason_of_an_error():
 
 
 class Stream(IterableDataset):
+    """Samples one after the other, of which each takes `seconds`. Workers `share` them out, or each yields all."""
+
+    def __init__(self, count=64, share=True, seconds=0.0):
+        self.count, self.share, self.seconds = count, share, seconds
+
     def __iter__(self):
-        raise AssertionError("it is not read")
+        info = get_worker_info()
+        assert info is None or type(info.dataset) is type(self)
+        first, step = (info.id, info.num_workers) if info is not None and self.share else (0, 1)
+        for index in range(first, self.count, step):
+            time.sleep(self.seconds)
+            yield {"x": torch.full((4,), float(index)), "name": "sample"}
+
+
+class Sized(Stream):
+    def __len__(self):
+        return self.count
+
+
+class Batches(Stream):
+    """It makes whole batches."""
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            yield sample["x"]
+
+
+class Noise(Stream):
+    def __iter__(self):
+        for sample in super().__iter__():
+            yield sample | {"x": torch.rand(4)}
+
+
+class Slice(Stream):
+    """Its worker_init_fn shares its samples out."""
+
+    first = 0
+
+    def __iter__(self):
+        for index in range(self.first, self.count):
+            yield torch.full((4,), index)
+
+
+def take_a_slice(worker):
+    info = get_worker_info()
+    info.dataset.first = info.id * info.dataset.count // info.num_workers
+
+
+class Once(Stream):
+    def __init__(self):
+        self.samples = iter(torch.zeros(64, 4))
+
+    def __iter__(self):
+        return self.samples
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_slow_stream(workers):
+    verdict = diagnose(DataLoader(Stream(seconds=SLOW / 4), 4, num_workers=workers))
+    assert verdict.limited_by == "fetch" and "fetch-dominates" in ids(verdict)
+    assert verdict.timings.fetch >= SLOW > verdict.timings.collate
+    assert verdict.timings.samples == 4 and verdict.timings.batches is None
+    assert "__getitems__" not in str(verdict) and "more of a file at once" in str(verdict)
+    assert any("begins anew in each run" in note for note in verdict.timings.notes)
+    assert ("collate" in verdict.timings.without) == (workers > 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 3},
+        {"num_workers": 2, "multiprocessing_context": "forkserver", "batch_size": 4, "drop_last": True},
+        {"num_workers": 1, "collate_fn": taking_collate, "batch_size": 100},
+        {"dataset": Batches(), "num_workers": 2, "batch_size": None},
+        {"dataset": Slice(), "num_workers": 2, "batch_size": 4, "worker_init_fn": take_a_slice},
+        {"dataset": Stream(1), "num_workers": 2, "batch_size": 4},  # the other worker has none
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+def test_all_kinds_of_loaders_of_streams(options):
+    loader = DataLoader(**({"dataset": Stream()} | options))
+    attributes = dict(vars(loader))
+    verdict = diagnose(loader)
+    assert verdict.timings.whole > 0 and loader.num_workers in verdict.timings.by_workers
+    assert verdict.timings.samples == (loader.batch_size or 4)
+    assert verdict.timings.shared is True and "same-samples" not in ids(verdict)
+    idle = "1 worker was without samples, of 2: the dataset has too few parts for them, such as files."
+    assert (idle in verdict.timings.notes) == (loader.dataset.count == 1)
+    assert vars(loader) == attributes
+
+
+def test_the_epoch_of_a_stream_that_tells_its_length():
+    assert diagnose(DataLoader(Sized(10), 4)).timings.batches == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_yield_the_same_samples_are_told(workers):
+    verdict = diagnose(DataLoader(Stream(share=False), 4, num_workers=workers))
+    assert verdict.timings.shared is False
+    assert ("same-samples" in ids(verdict)) == (workers == 2)
+    assert not any("asks which one" in note for note in verdict.timings.notes)
+
+
+def test_random_samples_of_workers_may_be_the_same_and_may_not():
+    verdict = diagnose(DataLoader(Noise(share=False), 4, num_workers=2))
+    assert verdict.timings.shared is None and "same-samples" not in ids(verdict)
+    assert any("No worker asks which one it is" in note for note in verdict.timings.notes)
+
+
+def test_a_stream_that_works_only_here_is_measured_without_workers(monkeypatch):
+    class OnlyHereToo(Stream):
+        def __iter__(self):
+            if get_worker_info() is not None:
+                raise Shared("the file is open in another process")
+            yield from super().__iter__()
+
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 1)
+    verdict = diagnose(DataLoader(OnlyHereToo(), 4))
+    assert list(verdict.timings.by_workers) == [0] and verdict.timings.shared is None
+    assert any("Shared: the file is open" in note for note in verdict.timings.notes)
+
+
+def test_whether_workers_share_samples():
+    asking, first, same, other = (
+        Worker(0, True, b"a"), Worker(0, False, b"a"), Worker(1, False, b"a"), Worker(1, False, b"b")
+    )  # fmt: skip
+    assert share_samples({0: asking, 1: same}) is True
+    assert share_samples({0: first, 1: same}) is False
+    assert share_samples({0: first, 1: other}) is None
+    assert share_samples({0: first}) is None and share_samples({}) is None
+
+
+def test_the_epochs_of_a_stream_follow_each_other():
+    assert [int(sample[0]) for sample in itertools.islice(Endless(Slice(3)), 7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert list(Endless(Slice(0))) == []
+    assert len(list(Endless(Once()))) == 64
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_is_read_once_is_told(workers):
+    with workers_are_ended(), pytest.raises(penstock.InvalidArgument, match=r"^The dataset gives no samples when"):
+        penstock.diagnose(DataLoader(Once(), 4, num_workers=workers), seconds=BOX)
+
+
+def test_the_samples_of_batches_that_the_dataset_makes():
+    assert rows_of({"step": torch.tensor(1), "x": [torch.zeros(5, 2)]}) == 5
+    assert rows_of("text") == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_of_a_stream_pass_through(workers):
+    class Failing(Stream):
+        def __iter__(self):
+            yield from itertools.islice(super().__iter__(), 6)
+            raise LookupError("the file is broken")
+
+    with workers_are_ended(), pytest.raises(LookupError, match="the file is broken"):
+        diagnose(DataLoader(Failing(), 4, num_workers=workers))
 
 
 class Uncopied:
@@ -566,7 +727,8 @@ class Uncopied:
     ("loader", "options", "words"),
     [
         ([1, 2], {}, "not list"),
-        (DataLoader(Stream()), {}, "map-style"),
+        (DataLoader(Stream(0)), {}, "no batches"),
+        (DataLoader(Stream(0), num_workers=2), {}, "no batches"),
         (DataLoader(Samples(), batch_sampler=Uncopied()), {}, "cannot be copied"),
         (DataLoader(Samples(), batch_sampler=[]), {}, "no batches"),
         (DataLoader(Samples()), {"seconds": 0}, "seconds is above 0"),
@@ -1015,10 +1177,10 @@ def test_a_stage_is_left_out_after_it_was_done_once():
 
     def run(left_out, collate_fn=default_collate):
         loads.clear()
-        stage = _Staged(Counted(), collate_fn, True, left_out)
+        stage = Staged(Counted(), collate_fn, True, left_out)
         batches = [stage.collate(stage[indices]) for indices in ([0, 1], [2, 3], [4, 5])]
         for kept in (stage._samples, stage._made):
-            assert kept is _NOTHING or not _may_share_memory(kept, batches), "the memory of what is sent may move"
+            assert kept is NOTHING or not may_share_memory(kept, batches), "the memory of what is sent may move"
         return batches
 
     first, second, third = run({"fetch"})
@@ -1042,8 +1204,8 @@ def test_a_stage_is_left_out_after_it_was_done_once():
         ([{"x": [(LARGE,)]}], [LARGE.view(2, 4)], True),
     ],
 )
-def test_what_may_share_memory(one, other, may):
-    assert _may_share_memory(one, other) == may
+def test_whatmay_share_memory(one, other, may):
+    assert may_share_memory(one, other) == may
 
 
 @pytest.mark.parametrize("promised", [True, False])
