@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import operator
 from typing import Any
 
@@ -22,3 +23,8 @@ def whole(name: str, value: Any, least: int, most: int = MOST, what: str = "a wh
         bounds = f"{least} or more" if most >= MOST and not too_large else f"{least} to {most}"
         raise InvalidArgument(f"{name} is {what}, {bounds}, not {value!r}.")
     return number
+
+
+def is_number(value: Any) -> bool:
+    """True for a real number of any type, but not for a bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import _core
+from ._checks import is_number
 from ._doctor_stages import Staged, StageTimes, WorkerStart, tensors
 from ._errors import InvalidArgument
 from ._verdict import ENOUGH, LoaderVerdict, Timings
@@ -57,10 +58,10 @@ def examine(
 ) -> LoaderVerdict:
     """`diagnose`, which tells the watch what it does."""
     check_loader(loader)
-    if not seconds > 0:
-        raise InvalidArgument(f"seconds is above 0, not {seconds!r}.")
-    if step_seconds is not None and not step_seconds >= 0:
-        raise InvalidArgument(f"step_seconds is 0 or more, not {step_seconds!r}.")
+    if not is_number(seconds) or not seconds > 0:
+        raise InvalidArgument(f"seconds is a number above 0, not {seconds!r}.")
+    if step_seconds is not None and (not is_number(step_seconds) or not step_seconds >= 0):
+        raise InvalidArgument(f"step_seconds is a number from 0 on, not {step_seconds!r}.")
     with _random_states_kept():
         return LoaderVerdict(_Examination(loader, seconds, device, watch).timings(step_seconds))
 
@@ -72,10 +73,12 @@ def check_loader(loader: Any) -> None:
     except ImportError as error:
         raise ImportError("penstock.diagnose needs PyTorch: pip install torch") from error
     if not isinstance(loader, data.DataLoader):
+        words = f"diagnose takes a torch.utils.data.DataLoader, not {type(loader).__name__}"
+        if not hasattr(loader, "__iter__"):
+            raise InvalidArgument(f"{words}.{' Call it, and pass what it returns.' * callable(loader)}")
         raise InvalidArgument(
-            f"diagnose takes a torch.utils.data.DataLoader, not {type(loader).__name__}: of other iterables it "
-            "cannot leave out a stage. Pass the DataLoader below it. penstock.feed(...).stats() says what any iterable "
-            "costs."
+            f"{words}: of other iterables it cannot leave out a stage. Pass the DataLoader below it. "
+            "penstock.feed(...).stats() says what any iterable costs."
         )
 
 
@@ -136,6 +139,7 @@ class _Examination:
         if self.streams:
             self.see_sharing(timings, stage_times.workers)
         self.try_workers(timings, sum(tensor.nbytes for tensor in tensors(whole.last)))
+        timings.again = self.run("the loader as it is, again", self.clone(workers)).seconds
         if self.streams:
             self.notes.append(
                 "An iterable-style dataset begins anew in each run: what it reads of files comes from memory after the "
@@ -333,7 +337,7 @@ class _Examination:
         with_workers = 3 + self.pins if self.loader.num_workers else 0
         with_gpu = 2 if self.gpu is not None else 0
         to_see_sharing = 1 if self.streams and self.loader.num_workers < 2 else 0
-        return 2 + with_workers + with_gpu + to_see_sharing + len(self.numbers) - 1
+        return 3 + with_workers + with_gpu + to_see_sharing + len(self.numbers) - 1
 
     def next_of(self, iterator: Iterator[Any]) -> Any:
         """The next batch. The order of a loader never ends, unless it is empty."""

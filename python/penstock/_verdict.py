@@ -34,6 +34,7 @@ class Timings:
     copy: float | None = None
     busy: float | None = None  # processor seconds of fetch and collate
     receive: float | None = None  # processor seconds of this process, with workers
+    again: float | None = None  # the loader as it is configured, once more at the end
     processors: int = 1  # that workers and this process share
     step: float | None = None  # what the consumer does with a batch; None if it was not told
     pins: bool = False  # the loader pins its batches
@@ -52,9 +53,14 @@ class Timings:
         """The consumer's time: the copy to the device and its step."""
         return (self.copy or 0) + (self.step or 0)
 
+    @property
+    def received(self) -> float:
+        """What the consumer takes for a batch in next(), if workers have made it. A loader that pins has a thread."""
+        return 0.0 if self.pins else self.receive or 0.0
+
     def loop(self, loader: float, workers: int, consumer: float) -> float:
         """A turn of the training loop. Workers make batches while the consumer works; without them it waits."""
-        return max(loader, consumer) if workers else loader + consumer
+        return max(loader, consumer + self.received) if workers else loader + consumer
 
     @property
     def turn(self) -> float:
@@ -179,7 +185,8 @@ def ceilings(timings: Timings) -> dict[str, float | None]:
             scale = min(1.0, timings.whole / in_turn)  # the stages and the whole were measured in different runs
             left[name] = timings.turn - seconds * scale
         elif name in timings.without:
-            left[name] = min(timings.turn, max(timings.without[name], timings.consumer))
+            received = 0.0 if name == "transport" else timings.received
+            left[name] = min(timings.turn, max(timings.without[name], timings.consumer + received))
     for name, seconds in (("copy", timings.copy), ("consumer", timings.step)):
         if seconds is not None:
             left[name] = timings.loop(timings.whole, timings.workers, timings.consumer - seconds)
@@ -190,12 +197,14 @@ def limited_by(timings: Timings) -> str:
     """The stage that sets the pace.
 
     Without workers everything happens in turn, and the longest stage sets it. With workers, the consumer sets it if it
-    takes longer than the loader, and otherwise the stage of the loader without which the loader is fastest.
+    takes longer than the loader, with what it takes to receive a batch: then its longest part is named. Otherwise it is
+    the stage of the loader without which the loader is fastest.
     """
     seconds = stages(timings)
     in_loop = {name: left for name, left in ceilings(timings).items() if left is not None}
-    if timings.workers and timings.consumer > timings.whole:
-        return "consumer" if (timings.step or 0) >= (timings.copy or 0) else "copy"
+    if timings.workers and timings.consumer and timings.turn > timings.whole:
+        parts = {"consumer": timings.step or 0.0, "copy": timings.copy or 0.0, "transport": timings.received}
+        return max(parts, key=lambda name: parts[name])
     if timings.workers:
         in_loader = [name for name in IN_THE_LOADER if name in timings.without]
         return min(in_loader, key=lambda name: timings.without[name])
@@ -203,13 +212,20 @@ def limited_by(timings: Timings) -> str:
 
 
 def workers_that_pay(timings: Timings) -> int:
-    """The smallest tried number of workers that comes within 5 % of the best, over an epoch."""
-    return _enough({number: timings.turn_with(number) for number in timings.by_workers})
+    """The smallest tried number of workers that comes within 5 % of the best, over an epoch.
+
+    If the step is not known, it comes on top without workers, and a loader that has some keeps one.
+    """
+    return _enough({number: timings.turn_with(number) for number in _compared(timings)})
 
 
 def _steadily_enough(timings: Timings) -> int:
     """The same over an epoch without an end."""
-    return _enough({number: timings.steady_turn(number) for number in timings.by_workers})
+    return _enough({number: timings.steady_turn(number) for number in _compared(timings)})
+
+
+def _compared(timings: Timings) -> list[int]:
+    return [number for number in timings.by_workers if number or timings.step is not None or not timings.workers]
 
 
 def _enough(turns: dict[int, float]) -> int:
@@ -222,7 +238,7 @@ def more_workers(timings: Timings) -> Finding | None:
     turns = timings.turn_with(timings.workers), timings.turn_with(number)
     if number <= timings.workers or turns[0] < WORTHWHILE * turns[1]:
         return None
-    text = f"{_workers(timings.workers)} where {number} {'pay' if number > 1 else 'pays'}: "
+    text = f"{_workers(timings.workers)} where {_pay(number)}: "
     change = f"num_workers={number}"
     if timings.workers == 0 and timings.starts_slowly(number):
         change += ", persistent_workers=True"
@@ -270,7 +286,7 @@ def fewer_workers(timings: Timings) -> Finding | None:
         return None
     turns = timings.turn_with(timings.workers), timings.turn_with(number)
     if turns[0] >= WORTHWHILE * turns[1]:
-        text = f"{_workers(timings.workers)} where {number or 'none'} {'pay' if number > 1 else 'pays'}: "
+        text = f"{_workers(timings.workers)} where {_pay(number)}: "
         return _gain("fewer-workers", turns, text, f"num_workers={number}")
     text = f"{_workers(timings.workers)} where {number or 'none'} would do: each takes memory and a process."
     return Finding("fewer-workers", "note", text, f"num_workers={number}")
@@ -300,11 +316,15 @@ def collate_dominates(timings: Timings) -> Finding | None:
 
 
 def transport_dominates(timings: Timings) -> Finding | None:
-    """Transport sets the pace, and the loader gives 10 % more batches without it."""
-    if limited_by(timings) != "transport" or not _frees(timings, "transport"):
+    """Transport, or a consumer that has to receive, sets the pace. The loop makes 10 % more turns without transport."""
+    if limited_by(timings) not in ("transport", "copy", "consumer") or not _frees(timings, "transport"):
         return None
-    text = f"Bringing a batch from its worker takes {_time(timings.transport or 0)}. Without that, "
-    change = "penstock.feed(loader), whose workers write where the device reads; or narrower types, such as uint8"
+    text = f"Bringing a batch from its worker takes {_time(timings.transport or 0)}"
+    if timings.turn > timings.whole:
+        text += f", {_time(timings.received)} of it in this process, where the step waits"
+    text += ". Without that, "
+    change = "penstock.feed(loader), whose workers write where the device reads; or less to send: tensors in place of "
+    change += "lists and dicts of numbers, and narrower types, such as uint8"
     return _gain("transport-dominates", _freed(timings, "transport"), text, change, is_sure=False)
 
 
@@ -369,36 +389,63 @@ def findings(timings: Timings) -> list[Finding]:
 
 
 def notes(timings: Timings) -> list[str]:
-    """The notes of the measurement, and those that the listed rates of workers need, if the findings compare others."""
-    found = list(timings.notes)
-    if _steadily_enough(timings) > workers_that_pay(timings):
-        count = "1 batch" if timings.batches == 1 else f"{timings.batches} batches"
-        found.append(
-            f"An epoch has {count}, so that its first one counts. The rates of workers are those of a long epoch."
-        )
-    return [*found, *_rates_in_the_loop(timings)]
+    """The notes of the measurement, and those that its figures need."""
+    return [*timings.notes, *(text for note in NOTES if (text := note(timings)) is not None)]
 
 
-def _rates_in_the_loop(timings: Timings) -> list[str]:
+def _short_epoch(timings: Timings) -> str | None:
+    """Other workers pay than the listed rates say, since the first batch of an epoch counts."""
+    pays, steadily = workers_that_pay(timings), _steadily_enough(timings)
+    if steadily <= pays:
+        return None
+    count = "1 batch" if timings.batches == 1 else f"{timings.batches} batches"
+    note = f"An epoch has {count}, so that its first one counts. The rates of workers are those of a long epoch."
+    if timings.starts_slowly(steadily):
+        note += f" As long as workers start for each epoch, {_pay(pays)}. With persistent workers, {_pay(steadily)}."
+    return note
+
+
+def _step_on_top(timings: Timings) -> str | None:
+    """No worker is as fast, but the step, which is not known, would come on top."""
+    if timings.step is not None or _enough({n: timings.turn_with(n) for n in timings.by_workers}) != 0:
+        return None
+    return (
+        "Without workers, your step comes on top of the loader's time. Pass the step's time to compare them with none."
+    )
+
+
+def _other_again(timings: Timings) -> str | None:
+    """The loader took another time when it was measured again."""
+    if timings.again is None or max(timings.again, timings.whole) <= EXPLAINED * min(timings.again, timings.whole):
+        return None
+    return (
+        f"When it was measured again at the end, the loader took {_time(timings.again)} a batch in place of "
+        f"{_time(timings.whole)}: the machine does other work, or files came from memory. Trust no smaller difference."
+    )
+
+
+def _rates_in_the_loop(timings: Timings) -> str | None:
     """A note if a finding's ratio of two numbers of workers is not that of their listed rates."""
     if more_workers(timings):
         other = workers_that_pay(timings)
     elif (fewer := fewer_workers(timings)) and fewer.gain_seconds_per_step.high > 0:
         other = _fewest(timings)
     else:
-        return []
+        return None
     numbers = (timings.workers, other)
     turns = [timings.turn_with(number) for number in numbers]
     listed = [timings.by_workers[number] for number in numbers]
     if _times(*turns) == _times(*listed):
-        return []
+        return None
     rates = [
         f"{_number(_rate(turn))} batches/s with {_workers(number)}" for turn, number in zip(turns, numbers, strict=True)
     ]
-    return [
-        "The rates of workers are those of the loader alone. In the loop, with its step and the start of each epoch, "
-        f"they are {rates[0]} and {rates[1]}."
-    ]
+    loop = "the start of each epoch" if timings.step is None else "its step and the start of each epoch"
+    they = f"they are {rates[0]} and {rates[1]}"
+    return f"The rates of workers are those of the loader alone. In the loop, with {loop}, {they}."
+
+
+NOTES: tuple[Callable[[Timings], str | None], ...] = (_short_epoch, _step_on_top, _other_again, _rates_in_the_loop)
 
 
 class LoaderVerdict:
@@ -524,6 +571,10 @@ def _rate(seconds: float, count: float = 1.0) -> float:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _pay(number: int) -> str:
+    return f"{number or 'none'} {'pay' if number > 1 else 'pays'}"
 
 
 def _workers(number: int) -> str:
