@@ -43,10 +43,21 @@ struct HostWait {
   std::uint64_t bytes = 0;
 };
 
+/// Synchronizations that belong to large copies to a device, whichever it is.
+std::set<const KnownCall*> waits_for_inputs(const DeviceView& view) {
+  std::set<const KnownCall*> waits;
+  for (const ViewedCopy& viewed : view.all_copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (viewed.waited == nullptr || copy.direction != CopyDirection::h2d) continue;
+    if (copy.bytes > kSmallBytes) waits.insert(viewed.waited);
+  }
+  return waits;
+}
+
 /// Of threads that launch kernels or of the others, in the order of threads, and of time within each. Waits
-/// for large copies to the device are left to other rules.
+/// for large copies to any device are left to other rules.
 std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
-  std::set<const KnownCall*> of_inputs;
+  const std::set<const KnownCall*> of_inputs = waits_for_inputs(view);
   std::map<const KnownCall*, const ViewedCopy*> of_outputs;
   std::map<const KnownCall*, const ViewedCopy*> waiting_copies;  // to the host, whose calls end after them
   for (const ViewedCopy& viewed : view.copies) {
@@ -57,8 +68,6 @@ std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
         waiting_copies[viewed.made] = &viewed;
     } else if (copy.direction == CopyDirection::d2h) {
       of_outputs[viewed.waited] = &viewed;
-    } else if (copy.bytes > kSmallBytes) {
-      of_inputs.insert(viewed.waited);
     }
   }
   std::vector<HostWait> waits;

@@ -1047,6 +1047,25 @@ TEST(Findings, WaitsForSmallCopiesToTheGpuAreSynchronizations) {
   EXPECT_EQ(only_finding(builder((64 << 10) + 1)).id, "pageable-copies");
 }
 
+TEST(Findings, WaitsForLargeCopiesToAnotherGpuAreNoSynchronizations) {
+  // One thread launches kernels of both GPUs, and copies to one.
+  const auto builder = [](std::uint64_t bytes) {
+    TimelineBuilder made = steps(
+        [bytes](TimelineBuilder& b, std::int64_t t) {
+          b.copy(CopyDirection::h2d, MemoryKind::pageable, bytes, t + 2, t + 402, t + 2, t + 402);
+          b.call(CallKind::stream_synchronize, t + 402, t + 403);
+        },
+        410);
+    for (std::int64_t t = 0; t < 8000; t += 1000) made.kernel(t + 407, t + 412, t + 1000, 7, 1);
+    return made;
+  };
+  const Finding finding = only_finding(builder(kMiB4));
+  EXPECT_EQ(finding.id, "pageable-copies");
+  EXPECT_EQ(finding.device, 0);
+  EXPECT_THAT(ids(diagnose(builder(4))), ElementsAre("synchronizations", "synchronizations"))
+      << "no other rule tells of small ones";
+}
+
 TEST(Findings, AWaitThatDelaysLaterLaunchesMayGainAllThatTheGpuIdles) {
   // Right after the wait the GPU has a kernel. It idles 200 us later, as the host has launched nothing ahead.
   TimelineBuilder builder;
