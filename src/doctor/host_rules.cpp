@@ -179,6 +179,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   if (view.account.share(DevicePart::waiting_for_data) < kStarved) return std::nullopt;
   Finding finding;
   Places places;
+  std::set<std::uint16_t> threads;
   std::vector<const TimelineHostSpan*> frames;  // around the span
   for (const TimelineHostSpan& span : view.timeline.host) {
     std::erase_if(frames, [&span](const TimelineHostSpan* frame) {
@@ -192,6 +193,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
     site.frame = frames.empty() ? kNoName : frames.back()->name;
     site.op = span.name;
     places.add(site, 0, span.time);
+    threads.insert(span.thread);
   }
   places.fill(finding, view.timeline);
   finding.seconds = waiting;
@@ -200,6 +202,8 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   finding.text =
       fmt::format("The GPU idles while the loop waits for its loader: {} of {}{}.", format_seconds(waiting),
                   format_seconds(view.account.step_seconds()), view.account.steps > 0 ? " a step" : "");
+  if (threads.size() > 1)
+    finding.text += fmt::format(" {} threads wait, and the places count the waits of all.", threads.size());
   finding.meaning =
       "Batches are made more slowly than they are used. A loader that keeps up saves all of this.";
   finding.change =

@@ -1273,6 +1273,24 @@ TEST(Findings, GiveASynchronizationNoMoreThanTheHostWaits) {
   expect_gain(only_finding(builder), 1.5, 3);
 }
 
+TEST(Findings, TellThatSeveralThreadsWaitForLoaders) {
+  const auto builder = [](std::uint16_t second) {
+    TimelineBuilder made;
+    for (std::int64_t t = 0; t < 8000; t += 1000) {
+      made.step(t, t + 1000);
+      made.loader_wait(t, t + 300);
+      made.loader_wait(t + 301, t + 600, second);
+      made.call(CallKind::launch, t + 600, t + 601, second);
+      made.kernel(t + 600, t + 605, t + 1000);
+    }
+    return made;
+  };
+  const Finding both = only_finding(builder(1));
+  EXPECT_THAT(both.text, HasSubstr(" 2 threads wait, and the places count the waits of all."));
+  EXPECT_EQ(both.places.at(0).count, 16U);
+  EXPECT_THAT(only_finding(builder(0)).text, Not(HasSubstr("threads")));
+}
+
 /// The loop waits `wait` us for each batch, in which the GPU idles.
 TimelineBuilder starved(std::int64_t wait) {
   return steps([wait](TimelineBuilder& b, std::int64_t t) { b.loader_wait(t, t + wait); }, wait + 10);
