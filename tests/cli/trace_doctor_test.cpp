@@ -119,6 +119,14 @@ TEST_F(TraceDoctor, TellsWhereTheTimeWentAndWhatToChange) {
   EXPECT_THAT(result.output, HasSubstr("not examined\n  Waiting for data:"));
 }
 
+TEST_F(TraceDoctor, SpeaksOfOneStepIfThereIsOne) {
+  write("trace.json", trace_text("train.py(3): main", 1));
+  const CommandResult result = examine({"--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("GPU 0 (A GPU): 1 step of 1.00 ms\n"));
+  EXPECT_THAT(read("page.html"), HasSubstr("1&nbsp;step of 1.00&nbsp;ms"));
+}
+
 TEST_F(TraceDoctor, SpeaksOfTheRecordingIfThereAreNoSteps) {
   std::string text = trace_text("train.py(3): main", 4);  // too few for steps to be found
   for (std::size_t at = text.find("ProfilerStep#"); at != std::string::npos; at = text.find("ProfilerStep#"))
