@@ -101,7 +101,8 @@ class TraceParser {
     if (timeline_.events == 0) refuse("it has no events; profile some steps of the program");
     if (timeline_.copies.empty() && timeline_.work.empty()) {
       refuse(
-          "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]");
+          "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] "
+          "on a machine with a GPU; without one, penstock doctor --loader FILE.py:NAME looks at the loader");
     }
     sort_timeline(timeline_);
     place_frames(timeline_, of_packages_);

@@ -325,6 +325,13 @@ TEST(TorchTrace, SaysWhereItIsDamaged) {
   }
 }
 
+TEST(TorchTrace, SaysWhatToDoWithoutAGpu) {
+  EXPECT_EQ(complaint(R"({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::to", "ts": 1}]})"),
+            "x.json: it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, "
+            "ProfilerActivity.CUDA] on a machine with a GPU; without one, penstock doctor --loader "
+            "FILE.py:NAME looks at the loader.");
+}
+
 TEST(TorchTrace, NeverReadsHalfATrace) {
   const std::string_view text(kTrace);
   const std::size_t last = text.rfind('}');
