@@ -535,6 +535,29 @@ TEST(Budget, AllowsFindingsThatAreAboutNothing) {
   EXPECT_THAT(broken("no synchronizations", diagnosis), SizeIs(1));
 }
 
+TEST(Budget, NamesTheGpuOfAFindingIfThereAreSeveral) {
+  Diagnosis diagnosis;
+  diagnosis.accounts.emplace_back().window = {0, 1000};
+  Finding finding;
+  finding.id = "pageable-copies";
+  finding.text = "Copies from pageable memory.";
+  diagnosis.findings.push_back(finding);
+  const auto why = [&diagnosis] {
+    std::vector<std::string> list;
+    for (const BudgetBreach& breach : check_budget(parse_budget("no pageable-copies", "b"), diagnosis))
+      list.push_back(breach.why);
+    return list;
+  };
+  diagnosis.findings.back().gain = {0, 1e-6};
+  EXPECT_THAT(why(), ElementsAre("Copies from pageable memory."));
+  diagnosis.accounts.push_back(diagnosis.accounts.back());
+  diagnosis.accounts.back().device = 1;
+  diagnosis.findings.push_back(diagnosis.findings.back());
+  diagnosis.findings.back().device = 1;
+  EXPECT_THAT(why(), ElementsAre("it is found on GPU 0. Copies from pageable memory.",
+                                 "it is found on GPU 1. Copies from pageable memory."));
+}
+
 TEST(Budget, HasNoLimitBelowZero) {
   EXPECT_NO_THROW((void)parse_budget("exposed_copy below 0 %\n", "b"));
   EXPECT_THROW((void)parse_budget("exposed_copy below -1 %\n", "b"), Error);
