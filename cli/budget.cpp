@@ -154,6 +154,8 @@ std::string why_broken(const Finding& finding, const Diagnosis& diagnosis) {
 }  // namespace
 
 std::vector<BudgetLine> parse_budget(std::string_view text, const std::string& file) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   std::vector<BudgetLine> budget;
   std::istringstream in{std::string(text)};
   std::size_t number = 0;

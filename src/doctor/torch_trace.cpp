@@ -82,6 +82,7 @@ class TraceParser {
   TraceParser(TextSource source, const std::string& file) : json_(source, file), file_(file) {}
 
   Timeline parse() {
+    json_.skip_mark();
     json_.begin_object();
     bool found = false;
     std::string_view key;

@@ -558,6 +558,11 @@ TEST(Budget, NamesTheGpuOfAFindingIfThereAreSeveral) {
                                  "it is found on GPU 1. Copies from pageable memory."));
 }
 
+TEST(Budget, MayBeginWithAByteOrderMark) {
+  EXPECT_EQ(parse_budget("\xEF\xBB\xBFno pinning\n", "b").at(0).text, "no pinning");
+  EXPECT_THROW((void)parse_budget("no pinning\n\xEF\xBB\xBFno round-trips\n", "b"), Error);
+}
+
 TEST(Budget, HasNoLimitBelowZero) {
   EXPECT_NO_THROW((void)parse_budget("exposed_copy below 0 %\n", "b"));
   EXPECT_THROW((void)parse_budget("exposed_copy below -1 %\n", "b"), Error);
