@@ -145,9 +145,17 @@ void check_device(const BudgetLine& line, const DeviceAccount& account, std::vec
                    account.device)});
 }
 
+/// Names the GPU if there are several.
+std::string why_broken(const Finding& finding, const Diagnosis& diagnosis) {
+  if (diagnosis.accounts.size() < 2) return finding.text;
+  return fmt::format("it is found on GPU {}. {}", finding.device, finding.text);
+}
+
 }  // namespace
 
 std::vector<BudgetLine> parse_budget(std::string_view text, const std::string& file) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   std::vector<BudgetLine> budget;
   std::istringstream in{std::string(text)};
   std::size_t number = 0;
@@ -183,7 +191,7 @@ std::vector<BudgetBreach> check_budget(const std::vector<BudgetLine>& budget, co
     }
     for (const Finding& finding : diagnosis.findings) {
       if (finding.id == line.name && gains(finding, step_of(diagnosis, finding.device)))
-        breaches.push_back({line.text, finding.text});
+        breaches.push_back({line.text, why_broken(finding, diagnosis)});
     }
   }
   return breaches;

@@ -17,7 +17,8 @@ struct BudgetLine {
   std::optional<double> most;  ///< share or seconds; nullopt: no such finding may gain anything
 };
 
-/// Reads a budget: a condition a line, with empty lines and comments behind #. `file` names it in errors.
+/// Reads a budget: a condition a line, with empty lines and comments behind #. A byte order mark of UTF-8 may
+/// begin it. `file` names it in errors.
 /// Throws Error with the line.
 [[nodiscard]] std::vector<BudgetLine> parse_budget(std::string_view text, const std::string& file);
 

@@ -46,9 +46,9 @@ std::string share_of(double seconds, double step) {
 std::string window_text(const DeviceAccount& account) {
   const std::string name = account.name.empty() ? "" : fmt::format(" ({})", one_line(account.name));
   const std::string time = seconds_text(account.step_seconds());
-  return fmt::format(
-      "GPU {}{}: {}", account.device, name,
-      account.steps > 0 ? fmt::format("{} steps of {}", account.steps, time) : time + ", no steps found");
+  const std::string gpu = fmt::format("GPU {}{}", account.device, name);
+  if (account.steps == 0) return fmt::format("{}: {}, no steps found", gpu, time);
+  return fmt::format("{}: {} {} of {}", gpu, account.steps, account.steps == 1 ? "step" : "steps", time);
 }
 
 std::string copies_text(const DeviceAccount& account, CopyDirection direction) {

@@ -128,7 +128,8 @@ const KnownCall* wait_behind(const Timeline& timeline, const std::vector<KnownCa
   return same_op || same_line || call.time.begin - copy.time.end <= kAtOnce ? &known : nullptr;
 }
 
-std::vector<ViewedCopy> view_copies(const Timeline& timeline, const DeviceAccount& account,
+/// Of all devices.
+std::vector<ViewedCopy> view_copies(const Timeline& timeline, TimeSpan window,
                                     const std::vector<KnownCall>& calls) {
   std::unordered_map<std::uint32_t, const KnownCall*> made;
   for (const KnownCall& known : calls) {
@@ -137,12 +138,19 @@ std::vector<ViewedCopy> view_copies(const Timeline& timeline, const DeviceAccoun
   }
   std::vector<ViewedCopy> copies;
   for (const TimelineCopy& copy : timeline.copies) {
-    if (copy.device != account.device || copy.direction == CopyDirection::d2d) continue;
-    if (copy.time.begin < account.window.begin || copy.time.begin >= account.window.end) continue;
+    if (copy.direction == CopyDirection::d2d) continue;
+    if (copy.time.begin < window.begin || copy.time.begin >= window.end) continue;
     const auto by = made.find(copy.correlation);
     const KnownCall* const call = by != made.end() ? by->second : nullptr;
     copies.push_back({&copy, call, call != nullptr ? wait_behind(timeline, calls, *call) : nullptr});
   }
+  return copies;
+}
+
+std::vector<ViewedCopy> copies_of(const std::vector<ViewedCopy>& all, std::uint16_t device) {
+  std::vector<ViewedCopy> copies;
+  std::ranges::copy_if(all, std::back_inserter(copies),
+                       [device](const ViewedCopy& viewed) { return viewed.copy->device == device; });
   return copies;
 }
 
@@ -219,6 +227,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   Diagnosis diagnosis;
   const TimeSpan window = account_window(timeline);
   const std::vector<KnownCall> calls = find_call_sites(timeline);
+  const std::vector<ViewedCopy> copies = view_copies(timeline, window, calls);
   const std::vector<NotExamined> left_out = not_recorded(timeline);
   std::optional<HostActivity> least_known;
   std::vector<NotExamined> unclear;
@@ -241,7 +250,8 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
                     calls,
                     host_steps,
                     active_steps_of_device(timeline, device, window),
-                    view_copies(timeline, account, calls),
+                    copies,
+                    copies_of(copies, device),
                     options.h2d_ceiling,
                     options.profile};
     mark_held_copies(view);

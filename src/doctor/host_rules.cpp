@@ -43,10 +43,21 @@ struct HostWait {
   std::uint64_t bytes = 0;
 };
 
+/// Synchronizations that belong to large copies to a device, whichever it is.
+std::set<const KnownCall*> waits_for_inputs(const DeviceView& view) {
+  std::set<const KnownCall*> waits;
+  for (const ViewedCopy& viewed : view.all_copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (viewed.waited == nullptr || copy.direction != CopyDirection::h2d) continue;
+    if (copy.bytes > kSmallBytes) waits.insert(viewed.waited);
+  }
+  return waits;
+}
+
 /// Of threads that launch kernels or of the others, in the order of threads, and of time within each. Waits
-/// for large copies to the device are left to other rules.
+/// for large copies to any device are left to other rules.
 std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
-  std::set<const KnownCall*> of_inputs;
+  const std::set<const KnownCall*> of_inputs = waits_for_inputs(view);
   std::map<const KnownCall*, const ViewedCopy*> of_outputs;
   std::map<const KnownCall*, const ViewedCopy*> waiting_copies;  // to the host, whose calls end after them
   for (const ViewedCopy& viewed : view.copies) {
@@ -57,8 +68,6 @@ std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
         waiting_copies[viewed.made] = &viewed;
     } else if (copy.direction == CopyDirection::d2h) {
       of_outputs[viewed.waited] = &viewed;
-    } else if (copy.bytes > kSmallBytes) {
-      of_inputs.insert(viewed.waited);
     }
   }
   std::vector<HostWait> waits;
@@ -170,6 +179,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   if (view.account.share(DevicePart::waiting_for_data) < kStarved) return std::nullopt;
   Finding finding;
   Places places;
+  std::set<std::uint16_t> threads;
   std::vector<const TimelineHostSpan*> frames;  // around the span
   for (const TimelineHostSpan& span : view.timeline.host) {
     std::erase_if(frames, [&span](const TimelineHostSpan* frame) {
@@ -183,6 +193,7 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
     site.frame = frames.empty() ? kNoName : frames.back()->name;
     site.op = span.name;
     places.add(site, 0, span.time);
+    threads.insert(span.thread);
   }
   places.fill(finding, view.timeline);
   finding.seconds = waiting;
@@ -191,6 +202,8 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
   finding.text =
       fmt::format("The GPU idles while the loop waits for its loader: {} of {}{}.", format_seconds(waiting),
                   format_seconds(view.account.step_seconds()), view.account.steps > 0 ? " a step" : "");
+  if (threads.size() > 1)
+    finding.text += fmt::format(" {} threads wait, and the places count the waits of all.", threads.size());
   finding.meaning =
       "Batches are made more slowly than they are used. A loader that keeps up saves all of this.";
   finding.change =

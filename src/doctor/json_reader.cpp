@@ -83,6 +83,13 @@ bool JsonReader::refill(std::size_t keep_from) {
   return got > 0;
 }
 
+void JsonReader::skip_mark() {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  while (end_ < kMark.size() && refill(0)) {
+  }
+  if (std::string_view(window_.data(), end_).starts_with(kMark)) at_ = kMark.size();
+}
+
 /// The next character that is not white space, which is not taken; '\0' at the end.
 char JsonReader::next_visible() {
   for (;;) {

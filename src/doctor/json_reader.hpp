@@ -24,6 +24,9 @@ class JsonReader {
   /// `source` outlives the reader; `file` names it in errors.
   JsonReader(TextSource source, std::string file);
 
+  /// Skips a byte order mark of UTF-8 at the beginning of the text, if there is one.
+  void skip_mark();
+
   /// The character that the next value begins with. Throws Error at the end of the text.
   [[nodiscard]] char peek();
 

@@ -82,6 +82,7 @@ class TraceParser {
   TraceParser(TextSource source, const std::string& file) : json_(source, file), file_(file) {}
 
   Timeline parse() {
+    json_.skip_mark();
     json_.begin_object();
     bool found = false;
     std::string_view key;
@@ -101,7 +102,8 @@ class TraceParser {
     if (timeline_.events == 0) refuse("it has no events; profile some steps of the program");
     if (timeline_.copies.empty() && timeline_.work.empty()) {
       refuse(
-          "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]");
+          "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] "
+          "on a machine with a GPU; without one, penstock doctor --loader FILE.py:NAME looks at the loader");
     }
     sort_timeline(timeline_);
     place_frames(timeline_, of_packages_);

@@ -119,6 +119,14 @@ TEST_F(TraceDoctor, TellsWhereTheTimeWentAndWhatToChange) {
   EXPECT_THAT(result.output, HasSubstr("not examined\n  Waiting for data:"));
 }
 
+TEST_F(TraceDoctor, SpeaksOfOneStepIfThereIsOne) {
+  write("trace.json", trace_text("train.py(3): main", 1));
+  const CommandResult result = examine({"--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("GPU 0 (A GPU): 1 step of 1.00 ms\n"));
+  EXPECT_THAT(read("page.html"), HasSubstr("1&nbsp;step of 1.00&nbsp;ms"));
+}
+
 TEST_F(TraceDoctor, SpeaksOfTheRecordingIfThereAreNoSteps) {
   std::string text = trace_text("train.py(3): main", 4);  // too few for steps to be found
   for (std::size_t at = text.find("ProfilerStep#"); at != std::string::npos; at = text.find("ProfilerStep#"))
@@ -525,6 +533,34 @@ TEST(Budget, AllowsFindingsThatAreAboutNothing) {
   EXPECT_THAT(broken("no synchronizations", diagnosis), IsEmpty());
   diagnosis.findings.back().gain = {0, 21e-6};
   EXPECT_THAT(broken("no synchronizations", diagnosis), SizeIs(1));
+}
+
+TEST(Budget, NamesTheGpuOfAFindingIfThereAreSeveral) {
+  Diagnosis diagnosis;
+  diagnosis.accounts.emplace_back().window = {0, 1000};
+  Finding finding;
+  finding.id = "pageable-copies";
+  finding.text = "Copies from pageable memory.";
+  diagnosis.findings.push_back(finding);
+  const auto why = [&diagnosis] {
+    std::vector<std::string> list;
+    for (const BudgetBreach& breach : check_budget(parse_budget("no pageable-copies", "b"), diagnosis))
+      list.push_back(breach.why);
+    return list;
+  };
+  diagnosis.findings.back().gain = {0, 1e-6};
+  EXPECT_THAT(why(), ElementsAre("Copies from pageable memory."));
+  diagnosis.accounts.push_back(diagnosis.accounts.back());
+  diagnosis.accounts.back().device = 1;
+  diagnosis.findings.push_back(diagnosis.findings.back());
+  diagnosis.findings.back().device = 1;
+  EXPECT_THAT(why(), ElementsAre("it is found on GPU 0. Copies from pageable memory.",
+                                 "it is found on GPU 1. Copies from pageable memory."));
+}
+
+TEST(Budget, MayBeginWithAByteOrderMark) {
+  EXPECT_EQ(parse_budget("\xEF\xBB\xBFno pinning\n", "b").at(0).text, "no pinning");
+  EXPECT_THROW((void)parse_budget("no pinning\n\xEF\xBB\xBFno round-trips\n", "b"), Error);
 }
 
 TEST(Budget, HasNoLimitBelowZero) {

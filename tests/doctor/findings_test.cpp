@@ -1047,6 +1047,25 @@ TEST(Findings, WaitsForSmallCopiesToTheGpuAreSynchronizations) {
   EXPECT_EQ(only_finding(builder((64 << 10) + 1)).id, "pageable-copies");
 }
 
+TEST(Findings, WaitsForLargeCopiesToAnotherGpuAreNoSynchronizations) {
+  // One thread launches kernels of both GPUs, and copies to one.
+  const auto builder = [](std::uint64_t bytes) {
+    TimelineBuilder made = steps(
+        [bytes](TimelineBuilder& b, std::int64_t t) {
+          b.copy(CopyDirection::h2d, MemoryKind::pageable, bytes, t + 2, t + 402, t + 2, t + 402);
+          b.call(CallKind::stream_synchronize, t + 402, t + 403);
+        },
+        410);
+    for (std::int64_t t = 0; t < 8000; t += 1000) made.kernel(t + 407, t + 412, t + 1000, 7, 1);
+    return made;
+  };
+  const Finding finding = only_finding(builder(kMiB4));
+  EXPECT_EQ(finding.id, "pageable-copies");
+  EXPECT_EQ(finding.device, 0);
+  EXPECT_THAT(ids(diagnose(builder(4))), ElementsAre("synchronizations", "synchronizations"))
+      << "no other rule tells of small ones";
+}
+
 TEST(Findings, AWaitThatDelaysLaterLaunchesMayGainAllThatTheGpuIdles) {
   // Right after the wait the GPU has a kernel. It idles 200 us later, as the host has launched nothing ahead.
   TimelineBuilder builder;
@@ -1252,6 +1271,24 @@ TEST(Findings, GiveASynchronizationNoMoreThanTheHostWaits) {
     builder.call(CallKind::device_synchronize, t + 48, t + 51);
   }
   expect_gain(only_finding(builder), 1.5, 3);
+}
+
+TEST(Findings, TellThatSeveralThreadsWaitForLoaders) {
+  const auto builder = [](std::uint16_t second) {
+    TimelineBuilder made;
+    for (std::int64_t t = 0; t < 8000; t += 1000) {
+      made.step(t, t + 1000);
+      made.loader_wait(t, t + 300);
+      made.loader_wait(t + 301, t + 600, second);
+      made.call(CallKind::launch, t + 600, t + 601, second);
+      made.kernel(t + 600, t + 605, t + 1000);
+    }
+    return made;
+  };
+  const Finding both = only_finding(builder(1));
+  EXPECT_THAT(both.text, HasSubstr(" 2 threads wait, and the places count the waits of all."));
+  EXPECT_EQ(both.places.at(0).count, 16U);
+  EXPECT_THAT(only_finding(builder(0)).text, Not(HasSubstr("threads")));
 }
 
 /// The loop waits `wait` us for each batch, in which the GPU idles.

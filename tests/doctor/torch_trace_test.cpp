@@ -325,6 +325,24 @@ TEST(TorchTrace, SaysWhereItIsDamaged) {
   }
 }
 
+TEST(TorchTrace, SaysWhatToDoWithoutAGpu) {
+  EXPECT_EQ(complaint(R"({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::to", "ts": 1}]})"),
+            "x.json: it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, "
+            "ProfilerActivity.CUDA] on a machine with a GPU; without one, penstock doctor --loader "
+            "FILE.py:NAME looks at the loader.");
+}
+
+TEST(TorchTrace, MayBeginWithAByteOrderMark) {
+  const std::string mark = "\xEF\xBB\xBF";
+  for (const std::size_t most : {std::size_t{1}, std::numeric_limits<std::size_t>::max()}) {
+    EXPECT_EQ(parse(mark + kTrace, most).events, 21U);
+    EXPECT_THAT(complaint(mark, most),
+                HasSubstr("byte 3 of the text: expected an object, but the file ends"));
+    EXPECT_THAT(complaint(mark + mark + kTrace, most), HasSubstr("byte 3 of the text: expected an object"));
+    EXPECT_THAT(complaint(mark.substr(0, 2) + kTrace, most), HasSubstr("byte 0 of the text: expected"));
+  }
+}
+
 TEST(TorchTrace, NeverReadsHalfATrace) {
   const std::string_view text(kTrace);
   const std::size_t last = text.rfind('}');
