@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import os
 import random
 import re
@@ -58,12 +59,13 @@ def examine(
 ) -> LoaderVerdict:
     """`diagnose`, which tells the watch what it does."""
     check_loader(loader)
-    if not is_number(seconds) or not seconds > 0:
+    if not is_number(seconds) or not 0 < seconds < math.inf:
         raise InvalidArgument(f"seconds is a number above 0, not {seconds!r}.")
-    if step_seconds is not None and (not is_number(step_seconds) or not step_seconds >= 0):
+    if step_seconds is not None and (not is_number(step_seconds) or not 0 <= step_seconds < math.inf):
         raise InvalidArgument(f"step_seconds is a number from 0 on, not {step_seconds!r}.")
     with _random_states_kept():
-        return LoaderVerdict(_Examination(loader, seconds, device, watch).timings(step_seconds))
+        step = None if step_seconds is None else float(step_seconds)
+        return LoaderVerdict(_Examination(loader, float(seconds), device, watch).timings(step))
 
 
 def check_loader(loader: Any) -> None:
@@ -79,6 +81,11 @@ def check_loader(loader: Any) -> None:
         raise InvalidArgument(
             f"{words}: of other iterables it cannot leave out a stage. Pass the DataLoader below it. "
             "penstock.feed(...).stats() says what any iterable costs."
+        )
+    if isinstance(loader.dataset, getattr(data, "IterDataPipe", ())):
+        raise InvalidArgument(
+            "diagnose does not measure an IterDataPipe, whose samples PyTorch itself shares out among workers. "
+            "penstock.feed(loader).stats() says what the loader costs."
         )
 
 
@@ -138,8 +145,11 @@ class _Examination:
         self.measure_device(timings, whole.last)
         if self.streams:
             self.see_sharing(timings, stage_times.workers)
+        timings.by_workers[workers] = whole.seconds
         self.try_workers(timings, sum(tensor.nbytes for tensor in tensors(whole.last)))
-        timings.again = self.run("the loader as it is, again", self.clone(workers)).seconds
+        timings.again = self.again()
+        if workers:
+            self.try_number(timings, 0)  # the last one: what it changes in the dataset, no worker begins with
         if self.streams:
             self.notes.append(
                 "An iterable-style dataset begins anew in each run: what it reads of files comes from memory after the "
@@ -172,12 +182,8 @@ class _Examination:
                 workers = self.run("whether 2 workers share the samples out", clone).workers
             except Exception:
                 return  # the runs of other workers say why
-        timings.shared = self.streams.share_samples(workers)
-        if timings.shared is None and len(workers) > 1 and self.loader.worker_init_fn is None:
-            self.notes.append(
-                "No worker asks which one it is (torch.utils.data.get_worker_info). Unless the samples are random, "
-                "each worker yields all of them."
-            )
+        timings.shared, note = self.streams.share_samples(workers, self.loader.worker_init_fn is not None)
+        self.notes += note
 
     def measure_device(self, timings: Timings, batch: Any) -> None:
         if self.gpu is None:
@@ -210,16 +216,17 @@ class _Examination:
 
         Their start does not count here: the verdict weighs it, and `persistent_workers` saves it. More than that are
         tried if the model promises a gain, as it does if the workers wait for most of their time. More workers
-        than an epoch has batches gain nothing.
+        than an epoch has batches gain nothing. Without workers, the dataset is read here, so that comes last of all.
         """
-        timings.by_workers[timings.workers] = timings.whole
         best, idle = float("inf"), 0
         for number in self.numbers:
+            if number == 0 < timings.workers:
+                continue
             if number not in timings.by_workers:
                 if number > timings.processors and not timings.promises(number):
                     continue
                 needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
-                if number and needed > _free_shared_memory():
+                if needed > _free_shared_memory():
                     self.notes.append(f"{_workers_were(number)} not tried: the batches would not fit into /dev/shm.")
                     timings.left_out = [other for other in self.numbers if other > max(number - 1, *timings.by_workers)]
                     return
@@ -234,17 +241,24 @@ class _Examination:
     def try_number(self, timings: Timings, number: int) -> bool:
         """False, and a note, if the loader fails with this number of workers."""
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "This DataLoader will create")  # more than processors
-                run = self.run(f"{number} worker{'s' * (number != 1)}", self.clone(number, untried=True))
+            run = self.run(f"{number} worker{'s' * (number != 1)}", self.clone(number, untried=True))
         except Exception as error:
             self.notes.append(f"{_workers_were(number)} not measured: {_reason(error)}")
             return False
         timings.by_workers[number] = run.seconds
         timings.starts[number] = run.start
-        if number:
+        if timings.workers == 0:
             timings.receive = run.busy
         return True
+
+    def again(self) -> float | None:
+        """Seconds a batch of the loader as it is configured. None, and a note, if it fails now."""
+        try:
+            clone = self.clone(self.loader.num_workers, untried=True)
+            return self.run("the loader as it is, again", clone).seconds
+        except Exception as error:
+            self.notes.append(f"Measured again at the end, the loader failed: {_reason(error)}")
+            return None
 
     def clone(self, workers: int, untried: bool = False, **changed: Any) -> Any:
         """A DataLoader like the user's that goes on with the order where the last one stopped."""
@@ -270,7 +284,8 @@ class _Examination:
             arguments["batch_sampler"] = self.order
         else:
             arguments |= {"sampler": self.order, "batch_size": None}
-        return self.torch.utils.data.DataLoader(**(arguments | changed))
+        with _more_workers_than_processors():
+            return self.torch.utils.data.DataLoader(**(arguments | changed))
 
     def endless(self, workers: int) -> dict[str, Any]:
         loader = self.loader
@@ -286,6 +301,8 @@ class _Examination:
         if self.streams:
             stage = self.streams.StagedStream(loader, left_out)
             changed = {"dataset": stage, "collate_fn": stage.collate, "batch_size": None}
+            if "transport" in left_out:
+                changed["in_order"] = True  # so that each worker is heard of
         else:
             stage = Staged(loader.dataset, loader.collate_fn, self.auto, left_out)
             changed = {"dataset": stage, "collate_fn": stage.collate}
@@ -301,7 +318,8 @@ class _Examination:
         round_size = max(1, clone.num_workers)
         warm_up = round_size * (clone.prefetch_factor or 1)
         begin = time.perf_counter()
-        iterator = iter(clone)
+        with _more_workers_than_processors():
+            iterator = iter(clone)
         try:
             batch = self.next_of(iterator)
             start = time.perf_counter()
@@ -368,8 +386,8 @@ class _Examination:
 
     def length(self) -> int | None:
         try:
-            return len(self.loader)
-        except TypeError:
+            return len(copy.copy(self.loader))  # a loader of a stream notes that it was asked
+        except Exception:
             return None
 
     def _copy_of_order(self) -> Iterable[Any]:
@@ -401,7 +419,7 @@ def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
     below = [line for line in lines[frames[-1] :] if line and not line.startswith(" ")] if frames else []
-    return below[0] if below else f"{type(error).__name__}: {lines[0]}"
+    return below[0] if below else f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
 
 
 def _place_of(error: BaseException) -> str:
@@ -471,6 +489,14 @@ def _free_shared_memory() -> float:
     except OSError:
         return float("inf")
     return room.f_bavail * room.f_frsize
+
+
+@contextlib.contextmanager
+def _more_workers_than_processors() -> Iterator[None]:
+    """PyTorch has warned of the user's own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
 
 
 @contextlib.contextmanager

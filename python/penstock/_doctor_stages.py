@@ -127,8 +127,9 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def tensors(value: Any) -> Iterator[Any]:
+    """Those that take memory as their shape tells: sparse ones do not."""
     torch = sys.modules["torch"]
-    return (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
 
 
 def is_plain(value: Any) -> bool:

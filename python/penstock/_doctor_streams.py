@@ -36,7 +36,7 @@ class Worker(NamedTuple):
 
     number: int
     asked: bool  # which worker it is, or of how many
-    first: bytes  # a digest of its first batch
+    first: bytes | None  # a digest of its first batch; None if that has more than tensors, arrays and plain values
 
 
 class StagedStream(Staged, IterableDataset[Any]):
@@ -45,7 +45,7 @@ class StagedStream(Staged, IterableDataset[Any]):
     def __init__(self, loader: Any, left_out: set[str]):
         super().__init__(loader.dataset, loader.collate_fn, loader.batch_size is not None, left_out)
         self.batch_size = loader.batch_size
-        self._first = b""
+        self._first: list[bytes | None] = []
 
     def __iter__(self) -> Iterator[Any]:
         self._stream = iter(Endless(self.dataset))
@@ -67,10 +67,10 @@ class StagedStream(Staged, IterableDataset[Any]):
         info: Any = get_worker_info()
         tells = isinstance(info, _Asked) and "transport" in self.left_out
         if tells and not self._first:
-            self._first = _digest(fetched[0])
+            self._first = [_digest(fetched[0])]
         batch = super().collate(fetched)
         if tells:
-            batch.worker = Worker(info.of.id, info.asked, self._first)
+            batch.worker = Worker(info.of.id, info.asked, *self._first)
         return batch
 
 
@@ -87,21 +87,35 @@ class StreamStart(WorkerStart):
 class _Asked:
     """Stands in for PyTorch's WorkerInfo."""
 
+    of: Any = None
+    asked = False  # which worker it is, or of how many
+
     def __init__(self, of: Any):
         self.of = of
-        self.asked = False  # which worker it is, or of how many
 
     def __getattr__(self, name: str) -> Any:
         self.asked = self.asked or name in ("id", "num_workers")
         return getattr(self.of, name)
 
 
-def share_samples(workers: dict[int, Worker]) -> bool | None:
-    """True if some worker asks which one it is, False if none does and all begin with the same batch. None: unknown."""
-    if any(worker.asked for worker in workers.values()):
-        return True
+def share_samples(workers: dict[int, Worker], may_be_told: bool) -> tuple[bool | None, list[str]]:
+    """Whether workers share the samples out, and a note if it is not known. `may_be_told`: by a worker_init_fn.
+
+    False if none asks which one it is, and all begin with the same batch.
+    """
+    asked = any(worker.asked for worker in workers.values())
     firsts = {worker.first for worker in workers.values()}
-    return False if len(workers) > 1 and len(firsts) == 1 else None
+    same = len(workers) > 1 and len(firsts) == 1 and None not in firsts
+    if not same:
+        return (True, []) if asked else (None, [] if may_be_told or len(workers) < 2 else [NOT_ASKED])
+    return (None, [ASKED]) if asked else (False, [])
+
+
+ASKED = "Workers ask which one they are, but all begin with the same batch. Look whether they share the samples out."
+NOT_ASKED = (
+    "No worker asks which one it is (torch.utils.data.get_worker_info). Unless each draws its samples at random, an "
+    "epoch has all of them once for each worker."
+)
 
 
 def rows_of(batch: Any) -> int:
@@ -109,13 +123,26 @@ def rows_of(batch: Any) -> int:
     return next((tensor.shape[0] for tensor in tensors(batch) if tensor.dim() > 0), 1)
 
 
-def _digest(samples: Any) -> bytes:
+def _digest(samples: Any) -> bytes | None:
+    """None if something in them cannot be read so: what follows from this is only extra."""
+    told = hashlib.blake2b()
+    try:
+        for leaf in leaves(samples):
+            told.update(_bytes_of(leaf))
+    except Exception:
+        return None
+    return told.digest()
+
+
+def _bytes_of(leaf: Any) -> Any:
     import torch
 
-    told = hashlib.blake2b()
-    for leaf in leaves(samples):
-        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_quantized:
-            told.update(leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-        elif is_plain(leaf):
-            told.update(repr(leaf).encode())
-    return told.digest()
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if not is_plain(leaf):
+        raise TypeError(type(leaf))
+    if hasattr(leaf, "dtype"):
+        if leaf.dtype.hasobject:
+            raise TypeError(leaf.dtype)
+        return f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()
+    return repr(leaf).encode()

@@ -266,7 +266,7 @@ def small_shared_memory(timings: Timings) -> Finding | None:
     predicted = timings.left_out_predicted
     turns = {number: timings.in_epoch(seconds, number) for number, seconds in predicted.items()}
     best = min(turns.values(), default=float("inf"))
-    if min(map(timings.turn_with, timings.by_workers)) < WORTHWHILE * best:
+    if min(map(timings.turn_with, _compared(timings)), default=0.0) < WORTHWHILE * best:
         return None
     number = min(number for number, turn in turns.items() if turn * ENOUGH <= best)
     text = (

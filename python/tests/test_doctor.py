@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core, _doctor_command, _verdict
-from penstock._doctor import UNTRIED_TIMEOUT, Watch, _numbers_to_try, _Order, _reason, _Run, examine
+from penstock._doctor import UNTRIED_TIMEOUT, Watch, _Examination, _numbers_to_try, _Order, _reason, _Run, examine
 from penstock._doctor_progress import Progress
 from penstock._doctor_stages import NOTHING, Staged, may_share_memory
-from penstock._doctor_streams import Endless, Worker, rows_of, share_samples
+from penstock._doctor_streams import Endless, Worker, _digest, rows_of, share_samples
 from penstock._verdict import Timings
 from support import times
 
@@ -479,7 +479,7 @@ def test_numbers_of_workers_are_tried_whatever_their_start_takes(monkeypatch, pr
     monkeypatch.setattr("penstock._doctor._core.processors", lambda: processors)
     monkeypatch.setattr("penstock._doctor._Examination.run", planted)
     verdict = diagnose(DataLoader(Samples(60), 1, num_workers=1))
-    assert list(verdict.timings.by_workers) == [1, 0, 2] + ([4, 8] if processors == 8 else [])
+    assert list(verdict.timings.by_workers) == [1, 2] + ([4, 8] if processors == 8 else []) + [0]
     assert ids(verdict)[1:] == ["slow-start"] and verdict.findings[0].id == "more-workers"
     assert verdict.findings[0].change == f"num_workers={processors}"
 
@@ -588,7 +588,7 @@ def test_numbers_of_workers_that_fail_are_told(monkeypatch):
 
 
 def test_the_reason_of_an_error():
-    assert _reason(ValueError()) == "ValueError: "
+    assert _reason(ValueError()) == "ValueError"
     assert _reason(RuntimeError("no room\nat all")) == "RuntimeError: no room"
     unfinished = 'Caught KeyError in DataLoader worker process 0.\n  File "a.py", line 1, in f\n    x'
     assert _reason(KeyError(unfinished)).startswith("KeyError: ")
@@ -680,14 +680,18 @@ def test_all_kinds_of_loaders_of_streams(options):
     verdict = diagnose(loader)
     assert verdict.timings.whole > 0 and loader.num_workers in verdict.timings.by_workers
     assert verdict.timings.samples == (loader.batch_size or 4)
-    assert verdict.timings.shared is True and "same-samples" not in ids(verdict)
+    assert verdict.timings.shared is True
+    assert "same-samples" not in ids(verdict)
     idle = "1 worker was without samples, of 2: the dataset has too few parts for them, such as files."
     assert (idle in verdict.timings.notes) == (loader.dataset.count == 1)
     assert vars(loader) == attributes
 
 
 def test_the_epoch_of_a_stream_that_tells_its_length():
-    assert diagnose(DataLoader(Sized(10), 4)).timings.batches == 3
+    loader = DataLoader(Sized(10), 4)
+    attributes = dict(vars(loader))
+    assert diagnose(loader).timings.batches == 3
+    assert vars(loader) == attributes, "it does not know that it was asked"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -704,6 +708,14 @@ def test_random_samples_of_workers_may_be_the_same_and_may_not():
     assert any("No worker asks which one it is" in note for note in verdict.timings.notes)
 
 
+def test_pipes_that_pytorch_shares_out_are_refused():
+    from torch.utils.data import datapipes
+
+    loader = DataLoader(datapipes.iter.IterableWrapper(range(8)), num_workers=2)
+    with pytest.raises(penstock.InvalidArgument, match="does not measure an IterDataPipe"):
+        penstock.diagnose(loader)
+
+
 def test_a_stream_that_works_only_here_is_measured_without_workers(monkeypatch):
     class OnlyHereToo(Stream):
         def __iter__(self):
@@ -718,13 +730,92 @@ def test_a_stream_that_works_only_here_is_measured_without_workers(monkeypatch):
 
 
 def test_whether_workers_share_samples():
-    asking, first, same, other = (
-        Worker(0, True, b"a"), Worker(0, False, b"a"), Worker(1, False, b"a"), Worker(1, False, b"b")
-    )  # fmt: skip
-    assert share_samples({0: asking, 1: same}) is True
-    assert share_samples({0: first, 1: same}) is False
-    assert share_samples({0: first, 1: other}) is None
-    assert share_samples({0: first}) is None and share_samples({}) is None
+    def share(*workers, may_be_told=False):
+        shared, notes = share_samples({worker.number: worker for worker in workers}, may_be_told)
+        return shared, [note.split(" ")[0] for note in notes]
+
+    first, same, other = Worker(0, False, b"a"), Worker(1, False, b"a"), Worker(1, False, b"b")
+    assert share(Worker(0, True, b"a"), other) == (True, [])
+    assert share(Worker(0, True, b"a"), same) == (None, ["Workers"]), "it asks, perhaps for a seed"
+    assert share(first, same) == share(first, same, may_be_told=True) == (False, [])
+    assert share(first, other) == (None, ["No"]) and share(first, other, may_be_told=True) == (None, [])
+    assert share(Worker(0, False, None), Worker(1, False, None)) == (None, ["No"]), "objects that are not looked into"
+    assert share(first) == share() == (None, [])
+
+
+class Seen:
+    """Not a tensor, an array or a plain value."""
+
+
+@pytest.mark.parametrize(
+    ("sample", "is_read"),
+    [
+        (torch.arange(10.0)[::2], True),
+        (torch.ones(1).expand(4), True),
+        (torch.ones(2, dtype=torch.bfloat16), True),
+        ({"x": [torch.tensor(1.5)], "name": "a"}, True),
+        (np.arange(4000.0).reshape(40, 100), True),
+        (torch.ones(2, 2).to_sparse(), False),
+        (np.array([Seen()], dtype=object), False),
+        (Seen(), False),
+    ],
+)
+def test_what_workers_begin_with(sample, is_read):
+    told = _digest([sample])
+    assert (told is not None) == is_read and told == _digest([copy.deepcopy(sample)])
+    if isinstance(sample, np.ndarray) and is_read:
+        sample[20, 50] = -1
+        assert _digest([sample]) != told, "also far from the ends"
+
+
+class Lazy(Samples):
+    """It opens its file when a sample is first asked for, so that workers of a process that has share its place."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.file = path, None
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        self.file.seek(index)
+        time.sleep(0.001)
+        if self.file.read(1)[0] != index:
+            raise LookupError("another worker moved the file")
+        return torch.tensor(index)
+
+
+def test_no_worker_begins_with_what_the_dataset_did_in_this_process(tmp_path):
+    (tmp_path / "data").write_bytes(bytes(range(64)))
+    verdict = diagnose(DataLoader(Lazy(tmp_path / "data"), 4, num_workers=2))
+    assert {0, 1, 2} <= set(verdict.timings.by_workers) and verdict.timings.again > 0
+
+
+def test_a_loader_that_fails_again_keeps_its_verdict(monkeypatch):
+    run = _Examination.run
+
+    def failing(examination, what, clone):
+        if what.endswith("again"):
+            raise LookupError("gone")
+        return run(examination, what, clone)
+
+    monkeypatch.setattr(_Examination, "run", failing)
+    verdict = diagnose(DataLoader(Samples(), 4))
+    assert verdict.timings.again is None and "at the end, the loader failed: LookupError: gone" in str(verdict)
+
+
+class Unsized(Stream):
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_a_stream_that_cannot_tell_its_length():
+    assert diagnose(DataLoader(Unsized(), 4)).timings.batches is None
+
+
+def test_sparse_samples():
+    samples = [torch.eye(3).to_sparse()] * 8
+    assert diagnose(DataLoader(samples, batch_size=None)).timings.whole > 0
 
 
 def test_the_epochs_of_a_stream_follow_each_other():
@@ -774,6 +865,8 @@ class Uncopied:
         (DataLoader(Samples()), {"seconds": 0}, "seconds is a number above 0"),
         (DataLoader(Samples()), {"seconds": "2"}, "seconds is a number above 0, not '2'"),
         (DataLoader(Samples()), {"seconds": True}, "seconds is a number above 0"),
+        (DataLoader(Samples()), {"seconds": float("inf")}, "seconds is a number above 0"),
+        (DataLoader(Samples()), {"step_seconds": float("inf")}, "step_seconds is a number from 0 on"),
         (DataLoader(Samples()), {"step_seconds": "1"}, "step_seconds is a number from 0 on"),
         (diagnose, {}, "not function. Call it, and pass what it returns."),
         (None, {}, "not NoneType.$"),
@@ -1125,12 +1218,14 @@ def test_a_watch_sees_each_run_and_batch(workers):
     assert names[:2] == ["the loader as it is", "fetch and collate"]
     left_out = ["transport", "the loader without collate", "the loader without fetch"]
     others = [name for name in names[2:] if name not in ("pinning", "the copy to the device")]  # where a GPU is
-    assert others.pop() == "the loader as it is, again"
+    assert others[-1 - workers :] == [names[0] + ", again", "0 workers"][: 1 + workers]
+    others.remove(names[0] + ", again")
     assert names[2:] == [*left_out, *names[5:]] if workers else all("worker" in name for name in others)
     assert [number for _, number, _ in watch.runs] == list(range(1, len(names) + 1))
     [most] = {most for _, _, most in watch.runs}
     assert most >= len(names) and watch.batches >= 2 * len(names)
-    given_up = [UNTRIED_TIMEOUT if re.fullmatch("[1-9].* workers?", name) else 0 for name in names]
+    untried = "[1-9].* workers?" + "|.* again" * workers
+    given_up = [UNTRIED_TIMEOUT if re.fullmatch(untried, name) else 0 for name in names]
     assert watch.timeouts == given_up
 
 
