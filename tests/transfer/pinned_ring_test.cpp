@@ -27,9 +27,13 @@ class PinnedRingTest : public FaultyEngineTest {
     destination_ = poisoned_on_device(8 * kSlot);
   }
 
-  void send(PinnedRing::Slot& slot, std::size_t at, const Stream& stream) {
+  void copy(PinnedRing::Slot& slot, std::size_t at, const Stream& stream) {
     device_->backend().copy(destination_.data() + at, slot.data(), kSlot, CopyDirection::h2d,
                             stream.native());
+  }
+
+  void send(PinnedRing::Slot& slot, std::size_t at, const Stream& stream) {
+    copy(slot, at, stream);
     slot.sent(stream);
   }
 
@@ -117,12 +121,15 @@ TEST_P(PinnedRingTest, AMarkOfSomebodyElseCountsUntilTheNext) {
 TEST_P(PinnedRingTest, NapsEndOnceTheDeviceIsDone) {
   PinnedRing ring(*faulty_device_, *pool_, 1, kSlot);
   Gate gate(*device_, *stream_);
-  send(ring.next_in_naps(), 0, *stream_);
+  Event copied = faulty_device_->create_event();
+  copy(ring.next_in_naps(), 0, *stream_);
+  copied.record(*stream_);
+  ring[0].sent(*stream_);
   auto next = std::async(std::launch::async, [&] { return &ring.next_in_naps(); });
   EXPECT_TRUE(is_waiting(next));
   gate.open();
   EXPECT_EQ(next.get(), &ring[0]);
-  EXPECT_TRUE(stream_->query());
+  EXPECT_TRUE(copied.query());
   send(ring[0], 0, *stream_);
   faulty_->fail(Entry::event_query);
   EXPECT_THROW(static_cast<void>(ring.next_in_naps()), DeviceError);
