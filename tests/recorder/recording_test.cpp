@@ -662,12 +662,18 @@ TEST(Recordings, WaitsOfCompiledLoadersAreAsLongAsTheySay) {
   EXPECT_THAT(waits_in(bytes), ElementsAre(TimeSpan{11'500'000, 12'500'000}));
 }
 
-TEST(Recordings, WaitsForTwoLoadersDoNotOverlap) {
+/// In between, the thread waited for one loader, and then for another.
+Bytes waiting_for_two_loaders() {
   Bytes bytes = looked_at();
   Record other = wait_at(5'013'000'000);
   other.detail = 1;
   bytes.add(wait_at(5'011'000'000));
   bytes.add(other);
+  return bytes;
+}
+
+TEST(Recordings, WaitsForTwoLoadersDoNotOverlap) {
+  Bytes bytes = waiting_for_two_loaders();
   const std::vector<TimeSpan> waits = waits_in(bytes);
   ASSERT_THAT(waits, SizeIs(2));
   EXPECT_EQ(waits[0].end, 12'500'000);
@@ -675,12 +681,7 @@ TEST(Recordings, WaitsForTwoLoadersDoNotOverlap) {
 }
 
 TEST(Recordings, WaitsAndTheirLinesNestBesideOtherWaitsAndCalls) {
-  Bytes bytes = looked_at();
-  Record other = wait_at(5'013'000'000);
-  other.detail = 1;
-  bytes.add(wait_at(5'011'000'000));
-  bytes.add(other);
-  const Timeline timeline = parse(bytes.bytes()).timeline;
+  const Timeline timeline = parse(waiting_for_two_loaders().bytes()).timeline;
   std::string trace;
   write_chrome_trace(timeline, diagnose_timeline(timeline), [&](std::string_view piece) { trace += piece; });
   EXPECT_THAT(trace, HasSubstr("\"loader\""));
