@@ -101,6 +101,8 @@ GainComparison compare(const TraceReport& before, const DeviceAccount& account, 
   comparison.by_step = account.steps > 0 && changed.steps > 0 && !comparison.unlike_kernels;
   comparison.before = comparison.by_step ? account.step_seconds() : before.recorded_seconds;
   comparison.after = comparison.by_step ? changed.step_seconds() : after.recorded_seconds;
+  if (comparison.by_step && account.step_times && changed.step_times)
+    comparison.error = std::hypot(account.step_times->mean_error, changed.step_times->mean_error);
   comparison.predicted = range_of_changes(comparison.findings, account);
   if (!comparison.predicted) return comparison;
   GainRange& range = *comparison.predicted;
@@ -109,8 +111,12 @@ GainComparison compare(const TraceReport& before, const DeviceAccount& account, 
     range.high *= static_cast<double>(account.steps);
   }
   const double nothing = kNothingToGain * comparison.before;
-  const double gained = comparison.gained();
-  comparison.in_range = gained >= range.low - nothing && gained <= range.high + nothing;
+  const auto is_in_range = [&](double allowance) {
+    const double gained = comparison.gained();
+    return gained >= range.low - allowance && gained <= range.high + allowance;
+  };
+  comparison.in_range = is_in_range(nothing);
+  comparison.uncertain = !comparison.in_range && is_in_range(nothing + comparison.error.value_or(0));
   return comparison;
 }
 
@@ -123,14 +129,26 @@ std::string range_text(const GainRange& range) {
                        : fmt::format("at most {}", seconds_text(range.high));
 }
 
+std::string change_of_time_text(double gained) {
+  return fmt::format("{} {}", seconds_text(std::abs(gained)), gained < 0 ? "more" : "less");
+}
+
+std::string variation_text(const GainComparison& comparison) {
+  return fmt::format("steps vary: with 95 % confidence, it is from {} to {}",
+                     change_of_time_text(comparison.gained() - *comparison.error),
+                     change_of_time_text(comparison.gained() + *comparison.error));
+}
+
 std::string prediction_text(const GainComparison& comparison) {
   if (!comparison.predicted) return "predicted: nothing, as no finding is gone";
   const std::string_view verdict = comparison.in_range                                ? "as predicted"
                                    : comparison.gained() > comparison.predicted->high ? "more than predicted"
                                                                                       : "less than predicted";
   const bool is_part = std::ranges::any_of(comparison.findings, &FindingChange::less);
-  return fmt::format("predicted for what is gone{}: {}. The gain is {}.", is_part ? " or less" : "",
-                     range_text(*comparison.predicted), verdict);
+  const std::string_view unless =
+      ", unless that is because steps vary: let both run more of them, and nothing beside them";
+  return fmt::format("predicted for what is gone{}: {}. The gain is {}{}.", is_part ? " or less" : "",
+                     range_text(*comparison.predicted), verdict, comparison.uncertain ? unless : "");
 }
 
 std::string why_not_by_step(const GainComparison& comparison) {
@@ -161,6 +179,8 @@ Json range_json(const std::optional<GainRange>& range) {
 
 }  // namespace
 
+bool GainComparison::varies() const noexcept { return error && *error > kNothingToGain * before; }
+
 std::vector<GainComparison> compare_gains(const TraceReport& before, const TraceReport& after) {
   std::vector<GainComparison> comparisons;
   for (const DeviceAccount& account : before.diagnosis.accounts) {
@@ -173,13 +193,14 @@ std::vector<GainComparison> compare_gains(const TraceReport& before, const Trace
 
 std::vector<std::string> gain_comparison_lines(const GainComparison& comparison) {
   const double gained = comparison.gained();
-  std::vector<std::string> lines{fmt::format(
-      "GPU {}: {} {} in place of {}: {} {}, {}", comparison.device,
-      comparison.by_step ? "a step takes" : "the whole recording takes", seconds_text(comparison.after),
-      seconds_text(comparison.before), seconds_text(std::abs(gained)), gained < 0 ? "more" : "less",
-      percent_of(std::abs(gained), comparison.before))};
+  std::vector<std::string> lines{
+      fmt::format("GPU {}: {} {} in place of {}: {}, {}", comparison.device,
+                  comparison.by_step ? "a step takes" : "the whole recording takes",
+                  seconds_text(comparison.after), seconds_text(comparison.before),
+                  change_of_time_text(gained), percent_of(std::abs(gained), comparison.before))};
   if (!comparison.by_step) lines.push_back(why_not_by_step(comparison));
   for (const FindingChange& change : comparison.findings) lines.push_back(change_text(change));
+  if (comparison.varies()) lines.push_back(variation_text(comparison));
   lines.push_back(prediction_text(comparison));
   return lines;
 }
@@ -207,8 +228,10 @@ Json gain_comparison_json(const GainComparison& comparison) {
           {"seconds", comparison.before},
           {"changed_seconds", comparison.after},
           {"gained_seconds", comparison.gained()},
+          {"error_seconds", comparison.error ? Json(*comparison.error) : Json(nullptr)},
           {"predicted_seconds", range_json(comparison.predicted)},
           {"in_range", comparison.predicted ? Json(comparison.in_range) : Json(nullptr)},
+          {"uncertain", comparison.uncertain},
           {"findings", std::move(findings)}};
 }
 

@@ -37,6 +37,15 @@ const DeviceAccount* account_of(const Diagnosis& diagnosis, std::uint16_t device
   return account != diagnosis.accounts.end() ? &*account : nullptr;
 }
 
+/// Empty if the steps hardly vary.
+std::string spread_text(const DeviceAccount& account) {
+  constexpr double kHardly = 0.1;
+  const std::optional<StepTimes>& times = account.step_times;
+  if (!times || times->nine_tenths <= (1 + kHardly) * times->tenth) return "";
+  return fmt::format(", 8 in 10 of them {} to {}", seconds_text(times->tenth),
+                     seconds_text(times->nine_tenths));
+}
+
 std::string share_of(double seconds, double step) {
   return fmt::format("{:.1f} %", step > 0 ? 100 * seconds / step : 0);
 }
@@ -48,7 +57,8 @@ std::string window_text(const DeviceAccount& account) {
   const std::string time = seconds_text(account.step_seconds());
   const std::string gpu = fmt::format("GPU {}{}", account.device, name);
   if (account.steps == 0) return fmt::format("{}: {}, no steps found", gpu, time);
-  return fmt::format("{}: {} {} of {}", gpu, account.steps, account.steps == 1 ? "step" : "steps", time);
+  return fmt::format("{}: {} {} of {}{}", gpu, account.steps, account.steps == 1 ? "step" : "steps", time,
+                     spread_text(account));
 }
 
 std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
@@ -161,6 +171,14 @@ Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
           {"exposed_seconds_per_step", compared(account.per_step(copies.exposed))}};
 }
 
+Json step_times_json(const std::optional<StepTimes>& times) {
+  if (!times) return nullptr;
+  return {{"tenth_seconds", times->tenth},
+          {"median_seconds", times->median},
+          {"nine_tenths_seconds", times->nine_tenths},
+          {"mean_error_seconds", times->mean_error}};
+}
+
 Json account_json(const DeviceAccount& account) {
   Json parts;
   for (std::size_t i = 0; i < kDeviceParts; ++i) {
@@ -173,6 +191,7 @@ Json account_json(const DeviceAccount& account) {
           {"seconds", static_cast<double>(account.total()) * kNanosecond},
           {"steps", account.steps > 0 ? Json(account.steps) : Json(nullptr)},
           {"step_seconds", account.step_seconds()},
+          {"step_times", step_times_json(account.step_times)},
           {"parts", parts},
           {"copies_to_device", copies_json(account, account.h2d)},
           {"copies_to_host", copies_json(account, account.d2h)}};

@@ -162,6 +162,7 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   if (name != timeline.devices.end()) account.name = name->second;
   account.window = window;
   account.steps = timeline.steps.size();
+  account.step_times = step_times(timeline.steps);
   account.has_kernels = timeline.has_kernels;
   account.has_copies = timeline.has_copies;
   const auto set = [&account](DevicePart part, TraceTime time) {

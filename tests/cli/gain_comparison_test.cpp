@@ -78,6 +78,45 @@ TEST(GainComparisons, AllowForWhatCountsAsNothing) {
   EXPECT_FALSE(compared(before, report(6.75, 20)).in_range);
 }
 
+/// The same, with a true mean as near to the measured one as `error`.
+TraceReport varying(TraceReport report, double error_milliseconds) {
+  report.diagnosis.accounts[0].step_times = StepTimes{.mean_error = 1e-3 * error_milliseconds};
+  return report;
+}
+
+TEST(GainComparisons, TellWhatMayBeBecauseStepsVary) {
+  const auto before = varying(report(10, 20, {finding("pageable-copies", 1, 3)}), 1.2);
+  const auto result = compared(before, varying(report(10.5, 20), 0.9));  // together 1.5
+  ASSERT_TRUE(result.error);
+  EXPECT_NEAR(*result.error, 1.5e-3, 1e-9);
+  EXPECT_FALSE(result.in_range);
+  EXPECT_TRUE(result.uncertain);
+  EXPECT_THAT(text(result),
+              AllOf(HasSubstr("steps vary: with 95 % confidence, it is from 2.00 ms more to 1.00 ms less\n"),
+                    HasSubstr("The gain is less than predicted, unless that is because steps vary: ")));
+  EXPECT_EQ(gain_comparison_json(result).at("uncertain"), true);
+  EXPECT_NEAR(gain_comparison_json(result).at("error_seconds"), 1.5e-3, 1e-9);
+}
+
+TEST(GainComparisons, DoNotExcuseAGainThatIsFartherThanStepsVary) {
+  const auto before = varying(report(10, 20, {finding("pageable-copies", 1, 3)}), 1.2);
+  const auto far = compared(before, varying(report(10.8, 20), 0.9));
+  EXPECT_FALSE(far.uncertain);
+  EXPECT_THAT(text(far), HasSubstr("The gain is less than predicted.\n"));
+  EXPECT_FALSE(compared(before, varying(report(5.2, 20), 0.9)).uncertain);
+  const auto as_predicted = compared(before, varying(report(8, 20), 0.9));
+  EXPECT_FALSE(as_predicted.uncertain);
+  EXPECT_THAT(text(as_predicted), AllOf(HasSubstr("it is from 500 µs less to 3.50 ms less"),
+                                        HasSubstr("The gain is as predicted.\n")));
+}
+
+TEST(GainComparisons, SayNothingOfStepsThatHardlyVary) {
+  const auto before = varying(report(10, 20, {finding("pageable-copies", 1, 3)}), 0.1);
+  EXPECT_THAT(text(compared(before, varying(report(8, 20), 0.1))), Not(HasSubstr("vary")));
+  EXPECT_FALSE(compared(before, report(8, 20)).error) << "one has too few steps to tell";
+  EXPECT_FALSE(compared(before, varying(report(800, 0), 0.1)).error) << "whole recordings";
+}
+
 TEST(GainComparisons, TakeOnlyFindingsThatAreGone) {
   const auto before = report(10, 20, {finding("pageable-copies", 1, 3), finding("synchronizations", 2, 5)});
   const auto after = report(8, 20, {finding("pageable-copies", 0, 0.1), finding("synchronizations", 2, 4)});
@@ -202,6 +241,8 @@ TEST(GainComparisons, AreJson) {
   EXPECT_NEAR(json.at("gained_seconds"), 2e-3, 1e-9);
   EXPECT_DOUBLE_EQ(json.at("predicted_seconds").at("high"), 3e-3);
   EXPECT_EQ(json.at("in_range"), true);
+  EXPECT_EQ(json.at("uncertain"), false);
+  EXPECT_EQ(json.at("error_seconds"), nullptr);
   const auto& change = json.at("findings").at(0);
   EXPECT_EQ(change.at("id"), "pageable-copies");
   EXPECT_EQ(change.at("gone"), true);

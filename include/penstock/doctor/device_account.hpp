@@ -1,10 +1,12 @@
 #pragma once
 
+#include <penstock/doctor/step_times.hpp>
 #include <penstock/doctor/timeline.hpp>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,11 +45,12 @@ struct CopyFigures {
 /// Where the wall-clock time of a device went, in nanoseconds.
 struct DeviceAccount {
   std::uint16_t device = 0;
-  std::string name;                             ///< empty: not known
-  TimeSpan window;                              ///< all marked steps, or from the first to the last record
-  std::size_t steps = 0;                        ///< 0: the recording marks none, and the window counts as one
-  bool has_kernels = true;                      ///< kernels were recorded
-  bool has_copies = true;                       ///< copies were
+  std::string name;                     ///< empty: not known
+  TimeSpan window;                      ///< all marked steps, or from the first to the last record
+  std::size_t steps = 0;                ///< 0: the recording marks none, and the window counts as one
+  std::optional<StepTimes> step_times;  ///< how they vary; nullopt: there are fewer than kStepsToCompare
+  bool has_kernels = true;              ///< kernels were recorded
+  bool has_copies = true;               ///< copies were
   std::array<TraceTime, kDeviceParts> parts{};  ///< they add up to the window
   CopyFigures h2d;
   CopyFigures d2h;
