@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,10 +43,11 @@ struct DeviceView {
   const std::vector<QuietTime>& own_work;  ///< of the program
   /// Of all threads. If the host runs ahead, those of the window's copies come before it.
   const std::vector<KnownCall>& calls;
-  const std::vector<bool>& host_steps;        ///< by step: threads that launch kernels make calls in it
-  std::vector<bool> device_steps;             ///< by step: the device's kernels or copies begin in it
-  const std::vector<ViewedCopy>& all_copies;  ///< of all devices, in the order of their beginnings
-  std::vector<ViewedCopy> copies;             ///< of the device
+  /// Synchronizations that belong to large copies to a device, whichever it is.
+  const std::set<const KnownCall*>& waits_for_inputs;
+  const std::vector<bool>& host_steps;  ///< by step: threads that launch kernels make calls in it
+  std::vector<bool> device_steps;       ///< by step: the device's kernels or copies begin in it
+  std::vector<ViewedCopy> copies;       ///< in the order of their beginnings
   double h2d_ceiling = 0;
   const LinkProfile* profile = nullptr;  ///< of the recorded machine; null: not known
 

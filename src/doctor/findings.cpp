@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -147,6 +148,16 @@ std::vector<ViewedCopy> view_copies(const Timeline& timeline, TimeSpan window,
   return copies;
 }
 
+std::set<const KnownCall*> waits_for_inputs(const std::vector<ViewedCopy>& copies) {
+  std::set<const KnownCall*> waits;
+  for (const ViewedCopy& viewed : copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (viewed.waited == nullptr || copy.direction != CopyDirection::h2d) continue;
+    if (copy.bytes > kSmallBytes) waits.insert(viewed.waited);
+  }
+  return waits;
+}
+
 std::vector<ViewedCopy> copies_of(const std::vector<ViewedCopy>& all, std::uint16_t device) {
   std::vector<ViewedCopy> copies;
   std::ranges::copy_if(all, std::back_inserter(copies),
@@ -228,10 +239,12 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   const TimeSpan window = account_window(timeline);
   const std::vector<KnownCall> calls = find_call_sites(timeline);
   const std::vector<ViewedCopy> copies = view_copies(timeline, window, calls);
+  const std::set<const KnownCall*> of_inputs = waits_for_inputs(copies);
   const std::vector<NotExamined> left_out = not_recorded(timeline);
+  const std::vector<std::uint16_t> devices = active_devices(timeline);
   std::optional<HostActivity> least_known;
   std::vector<NotExamined> unclear;
-  for (const std::uint16_t device : active_devices(timeline)) {
+  for (const std::uint16_t device : devices) {
     const HostActivity host = host_activity(timeline, device);
     const SpanIndex waits(host.waits);
     const std::vector<QuietTime> own_work = quiet_times(timeline, host, window);
@@ -248,9 +261,9 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
                     waits,
                     own_work,
                     calls,
+                    of_inputs,
                     host_steps,
                     active_steps_of_device(timeline, device, window),
-                    copies,
                     copies_of(copies, device),
                     options.h2d_ceiling,
                     options.profile};
@@ -267,8 +280,10 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
       if (timeline.is_compiled) speak_of_compiled_code(*finding);
       diagnosis.findings.push_back(std::move(*finding));
     }
-    if (auto others = waits_of_other_threads(view); others && !is_among(left_out, "synchronizations"))
+    if (auto others = waits_of_other_threads(view); others && !is_among(left_out, "synchronizations")) {
+      if (devices.size() > 1) others->text = fmt::format("GPU {}: {}", device, others->text);
       unclear.push_back(std::move(*others));
+    }
     diagnosis.accounts.push_back(account);
     if (!least_known || tells_less(host, *least_known)) least_known = host;
   }

@@ -43,21 +43,9 @@ struct HostWait {
   std::uint64_t bytes = 0;
 };
 
-/// Synchronizations that belong to large copies to a device, whichever it is.
-std::set<const KnownCall*> waits_for_inputs(const DeviceView& view) {
-  std::set<const KnownCall*> waits;
-  for (const ViewedCopy& viewed : view.all_copies) {
-    const TimelineCopy& copy = *viewed.copy;
-    if (viewed.waited == nullptr || copy.direction != CopyDirection::h2d) continue;
-    if (copy.bytes > kSmallBytes) waits.insert(viewed.waited);
-  }
-  return waits;
-}
-
 /// Of threads that launch kernels or of the others, in the order of threads, and of time within each. Waits
 /// for large copies to any device are left to other rules.
 std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
-  const std::set<const KnownCall*> of_inputs = waits_for_inputs(view);
   std::map<const KnownCall*, const ViewedCopy*> of_outputs;
   std::map<const KnownCall*, const ViewedCopy*> waiting_copies;  // to the host, whose calls end after them
   for (const ViewedCopy& viewed : view.copies) {
@@ -74,7 +62,8 @@ std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
   for (const KnownCall& known : view.calls) {
     const TimelineCall& call = view.call(known);
     if (view.is_of_launching_thread(known) != of_launching) continue;
-    if (!view.is_within(call.time.begin) || known.site.in_wait || of_inputs.contains(&known)) continue;
+    if (!view.is_within(call.time.begin) || known.site.in_wait || view.waits_for_inputs.contains(&known))
+      continue;
     if (const auto waiting = waiting_copies.find(&known); waiting != waiting_copies.end())
       waits.push_back({&known, call.time, waiting->second->copy->bytes});
     if (!is_synchronization(call.kind)) continue;

@@ -27,6 +27,7 @@ using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 constexpr std::uint64_t kMiB4 = std::uint64_t{4} << 20;
 constexpr double kUs = 1e-6;
@@ -1202,6 +1203,25 @@ TEST(Findings, LeaveSynchronizationsOfOtherThreadsAlone) {
   EXPECT_TRUE(is_unknown(builder, "synchronizations")) << "the GPU idles after them";
   EXPECT_THAT(diagnose(builder).not_examined.back().text, HasSubstr("up to 50.0 µs of a step"));
   EXPECT_FALSE(is_unknown(read_losses(), "synchronizations"));
+}
+
+TEST(Findings, NameTheGpuThatIdlesAfterWaitsOfOtherThreads) {
+  TimelineBuilder builder = by_another_thread(read_losses());
+  EXPECT_THAT(diagnose(builder).not_examined.back().text, StartsWith("Synchronizations of"));
+  for (TimelineWork work : std::vector(builder.timeline.work)) {
+    work.device = 1;
+    builder.timeline.work.push_back(work);
+  }
+  for (TimelineCopy copy : std::vector(builder.timeline.copies)) {
+    copy.device = 1;
+    builder.timeline.copies.push_back(copy);
+  }
+  std::vector<std::string> gpus;
+  for (const NotExamined& missing : diagnose(builder).not_examined) {
+    if (const auto at = missing.text.find(": Synchronizations of threads"); at != std::string::npos)
+      gpus.push_back(missing.text.substr(0, at));
+  }
+  EXPECT_THAT(gpus, ElementsAre("GPU 0", "GPU 1"));
 }
 
 TEST(Findings, TakeWaitsOfOtherThreadsForHarmlessIfTheyHoldNothingUp) {
