@@ -23,7 +23,7 @@ from ._errors import InvalidArgument
 from ._verdict import ENOUGH, LoaderVerdict, Timings
 from ._worth import _gpu, _Measure
 
-UNTRIED_TIMEOUT = 120.0  # seconds until numbers of workers that the user did not choose are given up
+UNTRIED_TIMEOUT = 120.0  # seconds until a number of workers that the user did not choose is given up
 
 
 def diagnose(
@@ -105,6 +105,7 @@ class _Examination:
         self.watch = watch
         self.runs = 0
         self.taken = 0
+        self.gave_up = False  # a number of workers sent nothing for so long that no other is worth the wait
         self.streams = _streams() if isinstance(loader.dataset, torch.utils.data.IterableDataset) else None
         self.auto = loader.batch_sampler is not None
         self.order = None if self.streams else _Order(self._copy_of_order())
@@ -215,8 +216,9 @@ class _Examination:
         """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
 
         Their start does not count here: the verdict weighs it, and `persistent_workers` saves it. More than that are
-        tried if the model promises a gain, as it does if the workers wait for most of their time. More workers
-        than an epoch has batches gain nothing. Without workers, the dataset is read here, so that comes last of all.
+        tried if the model promises a gain, as it does if the workers wait for most of their time. More workers than an
+        epoch has batches gain nothing. If a number sends nothing at all, no other is tried. Without workers, the
+        dataset is read here, so that comes last of all.
         """
         best, idle = float("inf"), 0
         for number in self.numbers:
@@ -231,6 +233,8 @@ class _Examination:
                     timings.left_out = [other for other in self.numbers if other > max(number - 1, *timings.by_workers)]
                     return
                 if not self.try_number(timings, number):
+                    if self.gave_up:
+                        return
                     continue
             turn = timings.steady_turn(number)
             idle = 0 if turn < best * ENOUGH else idle + 1
@@ -243,7 +247,13 @@ class _Examination:
         try:
             run = self.run(f"{number} worker{'s' * (number != 1)}", self.clone(number, untried=True))
         except Exception as error:
-            self.notes.append(f"{_workers_were(number)} not measured: {_reason(error)}")
+            self.gave_up = "timed out" in str(error)
+            why = (
+                "; workers that cannot send their samples (pickle them) look like that. No more numbers were tried."
+                if self.gave_up
+                else ""
+            )
+            self.notes.append(f"{_workers_were(number)} not measured: {_reason(error)}{why}")
             return False
         timings.by_workers[number] = run.seconds
         timings.starts[number] = run.start

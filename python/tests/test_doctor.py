@@ -587,6 +587,21 @@ def test_numbers_of_workers_that_fail_are_told(monkeypatch):
         assert re.fullmatch(count + r" not measured: (\w+\.)?Shared: the file is open", note)
 
 
+class Unsendable(Samples):
+    def __getitem__(self, index):
+        return lambda: index
+
+
+def test_workers_that_send_nothing_are_waited_for_once(monkeypatch):
+    monkeypatch.setattr("penstock._doctor.UNTRIED_TIMEOUT", 3.0)
+    monkeypatch.setattr("penstock._doctor._numbers_to_try", lambda *facts: [0, 1, 2, 4])
+    verdict = diagnose(DataLoader(Unsendable(), 4, collate_fn=list))
+    assert list(verdict.timings.by_workers) == [0]
+    [note] = [note for note in verdict.timings.notes if "worker" in note]
+    assert re.match(r"1 worker was not measured: .*timed out", note)
+    assert note.endswith("(pickle them) look like that. No more numbers were tried.")
+
+
 def test_the_reason_of_an_error():
     assert _reason(ValueError()) == "ValueError"
     assert _reason(RuntimeError("no room\nat all")) == "RuntimeError: no room"
@@ -879,14 +894,13 @@ def test_what_is_refused(loader, options, words):
 
 
 PROGRAM = """
-    import time, torch
+    import torch
     from torch.utils.data import DataLoader, Dataset
 
     class Samples(Dataset):
         def __len__(self):
             return 64
         def __getitem__(self, index):
-            time.sleep(0.001)
             return torch.zeros(4)
 
     print("imported as", __name__)
