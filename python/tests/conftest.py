@@ -24,6 +24,8 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory(prefix="penstock-test-cache-")
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CACHE_HOME"] = folder.name
+    # Workers of a fork server need not import it again.
+    multiprocessing.set_forkserver_preload(["torch.utils.data"])
 
 
 def pytest_collection_modifyitems(config, items):

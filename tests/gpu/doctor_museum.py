@@ -498,6 +498,8 @@ class Visit:
 
 
 def print_counts(results: list[dict], seconds: float) -> None:
+    """The last of each program counts."""
+    results = list({result["name"]: result for result in results}.values())
     ran = [result for result in results if not result.get("skipped")]
     clean = [result for result in ran if result["expected"] == "nothing"]
     planted = [result for result in ran if result["expected"] != "nothing"]
