@@ -5,12 +5,14 @@
 #include "doctor/stream_order.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/doctor/place_name.hpp>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -205,6 +207,30 @@ void speak_of_values(Finding& finding, const DeviceView& view, const std::vector
                              : "x = x.to(device, non_blocking=True).float()   with x as float16 or bfloat16";
   finding.penstock_change = are_bytes ? "penstock.Loader(..., to=\"float32\", scale=1 / 255)"
                                       : "penstock.Loader(..., to=\"float32\")";
+}
+
+/// True if both copies are called in one function, and `then` in no earlier line than `first`. Only a
+/// recording names the lines of calls.
+bool is_in_order_of_lines(const DeviceView& view, const ViewedCopy& first, const ViewedCopy& then) {
+  if (view.timeline.source != TimelineSource::recorder) return false;
+  const auto place_of = [&view](const ViewedCopy& copy) -> std::optional<PlaceName> {
+    if (copy.made == nullptr || copy.made->site.frame == kNoName) return std::nullopt;
+    return parse_place_name(view.timeline.names[copy.made->site.frame]);
+  };
+  const auto a = place_of(first);
+  const auto b = place_of(then);
+  return a && b && a->file == b->file && a->function == b->function && a->line <= b->line;
+}
+
+/// A copy, and the step in which it begins.
+using CopyInStep = std::pair<const ViewedCopy*, std::size_t>;
+
+/// True if a copy to the host ends before one back begins, in the same step, or in the step before if their
+/// lines are in that order: steps may be parted between the two.
+bool follows(const DeviceView& view, const CopyInStep& left, const CopyInStep& back) {
+  if (left.first->copy->time.end > back.first->copy->time.begin) return false;
+  if (left.second == back.second) return true;
+  return left.second + 1 == back.second && is_in_order_of_lines(view, *left.first, *back.first);
 }
 
 }  // namespace
@@ -415,31 +441,30 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
 
 std::optional<Finding> find_round_trips(const DeviceView& view) {
   if (view.account.steps == 0) return std::nullopt;
-  std::map<std::uint64_t, std::vector<const ViewedCopy*>> left;  // copies to the host by size
+  std::map<std::uint64_t, std::vector<CopyInStep>> left;  // copies to the host by size
   std::vector<ViewedCopy> copies;
-  std::size_t step = 0;
+  std::vector<TimeSpan> trips;
   for (const ViewedCopy& viewed : view.copies) {
     const TimelineCopy& copy = *viewed.copy;
     if (copy.bytes <= kSmallBytes) continue;
-    const std::size_t in = step_at(view, copy.time.begin);
-    if (in != step) left.clear();
-    step = in;
-    std::vector<const ViewedCopy*>& same = left[copy.bytes];
-    if (copy.direction == CopyDirection::d2h) same.push_back(&viewed);
-    if (copy.direction != CopyDirection::h2d || same.empty()) continue;
-    if (same.back()->copy->time.end > copy.time.begin) continue;
-    copies.push_back(*same.back());
+    const CopyInStep here(&viewed, step_at(view, copy.time.begin));
+    std::vector<CopyInStep>& same = left[copy.bytes];
+    if (copy.direction == CopyDirection::d2h) same.push_back(here);
+    if (copy.direction != CopyDirection::h2d || same.empty() || !follows(view, same.back(), here)) continue;
+    copies.push_back(*same.back().first);
     copies.push_back(viewed);
+    trips.push_back({same.back().first->copy->time.begin, copy.time.end});
     same.pop_back();
   }
   if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
-  finding.gain = {0, exposed_seconds(view, copies)};
-  finding.text =
-      fmt::format("Copies to the host, each followed in its step by one of the same size back: {}.",
-                  count_text(view, finding));
-  finding.meaning =
-      "If it is the same data, it could stay on the GPU. The trace shows sizes and no contents.";
+  const double without_kernels = view.account.per_step(uncovered(span_list(std::move(trips)), view.kernels));
+  finding.gain = {0, without_kernels};
+  finding.text = fmt::format(
+      "Copies to the host, each followed by one of the same size back: {}. From the beginning of the one to "
+      "the end of the other, no kernel runs for {}.",
+      count_text(view, finding), format_seconds(without_kernels));
+  finding.meaning = "If it is the same data, it could stay on the GPU. Only the sizes were compared.";
   finding.change = "compute it on the GPU, without .cpu() and .numpy()";
   return finding;
 }
