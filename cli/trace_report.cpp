@@ -149,8 +149,9 @@ std::string finding_text(const Finding& finding, const Diagnosis& diagnosis, con
     text += paragraph("at " + place_text(finding.places[i]), look, 2, 2);
   }
   if (finding.places.size() > kPlaces) {
-    fmt::format_to(std::back_inserter(text), "  and {} more places; --json has all\n",
-                   finding.places.size() - kPlaces);
+    const std::size_t more = finding.places.size() - kPlaces;
+    fmt::format_to(std::back_inserter(text), "  and {} more {}; --json has all\n", more,
+                   more == 1 ? "place" : "places");
   }
   text += paragraph("why: " + finding.meaning, look, 2, 2);
   if (!finding.change.empty()) text += paragraph("change: " + finding.change, look, 2, 2);
