@@ -134,6 +134,21 @@ TEST_F(TraceDoctor, TellsHowStepsVary) {
   EXPECT_GT(times["mean_error_seconds"], 10e-6);
 }
 
+TEST_F(TraceDoctor, CountsThePlacesThatItLeavesOut) {
+  std::string text = trace_text("train.py(3): main", 5);
+  const auto rename_next = [&text](const std::string& name) {
+    const std::string known = "train.py(3): main";
+    text.replace(text.find(known), known.size(), name);
+    return text;
+  };
+  rename_next("train.py(10): a");
+  rename_next("train.py(20): b");
+  write("trace.json", rename_next("train.py(30): c"));
+  EXPECT_THAT(examine().output, HasSubstr("\n  and 1 more place; --json has all\n"));
+  write("trace.json", rename_next("train.py(40): d"));
+  EXPECT_THAT(examine().output, HasSubstr("\n  and 2 more places; --json has all\n"));
+}
+
 TEST_F(TraceDoctor, SpeaksOfOneStepIfThereIsOne) {
   write("trace.json", trace_text("train.py(3): main", 1));
   const CommandResult result = examine({"--html", path("page.html")});
