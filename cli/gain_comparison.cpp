@@ -92,6 +92,13 @@ std::optional<std::pair<double, double>> unlike_kernels(const DeviceAccount& bef
   return kernels;
 }
 
+/// nullopt: not known of both.
+std::optional<double> error_of(const std::optional<StepTimes>& before,
+                               const std::optional<StepTimes>& after) {
+  if (!before || !after || !before->mean_error || !after->mean_error) return std::nullopt;
+  return std::hypot(*before->mean_error, *after->mean_error);
+}
+
 GainComparison compare(const TraceReport& before, const DeviceAccount& account, const TraceReport& after,
                        const DeviceAccount& changed) {
   GainComparison comparison;
@@ -101,8 +108,7 @@ GainComparison compare(const TraceReport& before, const DeviceAccount& account, 
   comparison.by_step = account.steps > 0 && changed.steps > 0 && !comparison.unlike_kernels;
   comparison.before = comparison.by_step ? account.step_seconds() : before.recorded_seconds;
   comparison.after = comparison.by_step ? changed.step_seconds() : after.recorded_seconds;
-  if (comparison.by_step && account.step_times && changed.step_times)
-    comparison.error = std::hypot(account.step_times->mean_error, changed.step_times->mean_error);
+  if (comparison.by_step) comparison.error = error_of(account.step_times, changed.step_times);
   comparison.predicted = range_of_changes(comparison.findings, account);
   if (!comparison.predicted) return comparison;
   GainRange& range = *comparison.predicted;
@@ -134,7 +140,7 @@ std::string change_of_time_text(double gained) {
 }
 
 std::string variation_text(const GainComparison& comparison) {
-  return fmt::format("steps vary: with 95 % confidence, it is from {} to {}",
+  return fmt::format("steps vary: with about 95 % confidence, a step truly takes from {} to {}",
                      change_of_time_text(comparison.gained() - *comparison.error),
                      change_of_time_text(comparison.gained() + *comparison.error));
 }
@@ -200,7 +206,7 @@ std::vector<std::string> gain_comparison_lines(const GainComparison& comparison)
                   change_of_time_text(gained), percent_of(std::abs(gained), comparison.before))};
   if (!comparison.by_step) lines.push_back(why_not_by_step(comparison));
   for (const FindingChange& change : comparison.findings) lines.push_back(change_text(change));
-  if (comparison.varies()) lines.push_back(variation_text(comparison));
+  if (comparison.varies() || comparison.uncertain) lines.push_back(variation_text(comparison));
   lines.push_back(prediction_text(comparison));
   return lines;
 }

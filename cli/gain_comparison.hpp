@@ -41,7 +41,7 @@ struct GainComparison {
   std::optional<GainRange> predicted;  ///< seconds; nullopt: no finding is gone, or less
   /// True if the gain lies in the predicted range, or no farther from it than what the doctor calls nothing.
   bool in_range = false;
-  /// Seconds by which the true gain may be larger or smaller, with 95 % confidence, as steps vary: see
+  /// Seconds by which the true gain may be larger or smaller, with about 95 % confidence, as steps vary: see
   /// StepTimes. nullopt: not known.
   std::optional<double> error;
   /// True if the gain is not in the predicted range, but so near to it that it may be, by `error`.

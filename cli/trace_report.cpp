@@ -37,12 +37,15 @@ const DeviceAccount* account_of(const Diagnosis& diagnosis, std::uint16_t device
   return account != diagnosis.accounts.end() ? &*account : nullptr;
 }
 
-/// Empty if the steps hardly vary.
+/// Empty if the steps hardly vary: eight in ten of them are alike, and the others do not make the mean.
 std::string spread_text(const DeviceAccount& account) {
   constexpr double kHardly = 0.1;
+  constexpr double kMean = 0.02;
   const std::optional<StepTimes>& times = account.step_times;
-  if (!times || times->nine_tenths <= (1 + kHardly) * times->tenth) return "";
-  return fmt::format(", 8 in 10 of them {} to {}", seconds_text(times->tenth),
+  if (!times) return "";
+  const bool are_alike = times->nine_tenths <= (1 + kHardly) * times->tenth;
+  if (are_alike && account.step_seconds() <= (1 + kMean) * times->nine_tenths) return "";
+  return fmt::format(" on average, 8 in 10 of them {} to {}", seconds_text(times->tenth),
                      seconds_text(times->nine_tenths));
 }
 
@@ -177,7 +180,7 @@ Json step_times_json(const std::optional<StepTimes>& times) {
   return {{"tenth_seconds", times->tenth},
           {"median_seconds", times->median},
           {"nine_tenths_seconds", times->nine_tenths},
-          {"mean_error_seconds", times->mean_error}};
+          {"mean_error_seconds", times->mean_error ? Json(*times->mean_error) : Json(nullptr)}};
 }
 
 Json account_json(const DeviceAccount& account) {

@@ -247,7 +247,7 @@ class _Examination:
         try:
             run = self.run(f"{number} worker{'s' * (number != 1)}", self.clone(number, untried=True))
         except Exception as error:
-            self.gave_up = "timed out" in str(error)
+            self.gave_up = self.sends_nothing(error, timings)
             why = (
                 "; workers that cannot send their samples (pickle them) look like that. No more numbers were tried."
                 if self.gave_up
@@ -260,6 +260,11 @@ class _Examination:
         if timings.workers == 0:
             timings.receive = run.busy
         return True
+
+    def sends_nothing(self, error: Exception, timings: Timings) -> bool:
+        """True if PyTorch gave up waiting for workers, and none of another number has sent anything."""
+        is_given_up = isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out after")
+        return is_given_up and not self.loader.timeout and not any(timings.by_workers)
 
     def again(self) -> float | None:
         """Seconds a batch of the loader as it is configured. None, and a note, if it fails now."""

@@ -602,6 +602,34 @@ def test_workers_that_send_nothing_are_waited_for_once(monkeypatch):
     assert note.endswith("(pickle them) look like that. No more numbers were tried.")
 
 
+class Unreachable(Samples):
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            raise TimeoutError("the database timed out")
+        return super().__getitem__(index)
+
+
+class LateInOneWorker(Samples):
+    def __getitem__(self, index):
+        if get_worker_info() is not None and get_worker_info().num_workers == 1:
+            time.sleep(100)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("loader", "tried"),
+    [(DataLoader(Unreachable(), 4), [0]), (DataLoader(LateInOneWorker(), 4, num_workers=2, timeout=3), [2, 4, 0])],
+    ids=["own error", "own timeout"],
+)
+def test_other_numbers_are_tried_after_another_error(monkeypatch, loader, tried):
+    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 4)
+    monkeypatch.setattr("penstock._doctor._numbers_to_try", lambda *facts: [0, 1, 2, 4])
+    verdict = diagnose(loader)
+    assert list(verdict.timings.by_workers) == tried
+    notes = [note for note in verdict.timings.notes if "not measured:" in note and "worker" in note]
+    assert len(notes) == 4 - len(tried) and not any("No more numbers" in note for note in notes)
+
+
 def test_the_reason_of_an_error():
     assert _reason(ValueError()) == "ValueError"
     assert _reason(RuntimeError("no room\nat all")) == "RuntimeError: no room"

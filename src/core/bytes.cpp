@@ -31,6 +31,7 @@ std::string format_bytes(std::uint64_t bytes) {
 
 std::string format_seconds(double seconds) {
   const double size = std::abs(seconds);
+  if (size == 0) return "0 s";
   const auto [scale, unit] = size < 999.5e-9   ? std::pair{1e9, "ns"}
                              : size < 999.5e-6 ? std::pair{1e6, "µs"}
                              : size < 999.5e-3 ? std::pair{1e3, "ms"}

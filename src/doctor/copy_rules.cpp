@@ -1,5 +1,6 @@
 #include "doctor/copy_times.hpp"
 #include "doctor/device_view.hpp"
+#include "doctor/frame_names.hpp"
 #include "doctor/recording_format.hpp"
 #include "doctor/rule_tools.hpp"
 #include "doctor/stream_order.hpp"
@@ -209,17 +210,19 @@ void speak_of_values(Finding& finding, const DeviceView& view, const std::vector
                                       : "penstock.Loader(..., to=\"float32\")";
 }
 
-/// True if both copies are called in one function, and `then` in no earlier line than `first`. Only a
-/// recording names the lines of calls.
+/// True if both copies are called from one function, directly or through others, and `then` from a later line
+/// than `first`. Only a recording names the lines of calls. One line may do both in either order.
 bool is_in_order_of_lines(const DeviceView& view, const ViewedCopy& first, const ViewedCopy& then) {
-  if (view.timeline.source != TimelineSource::recorder) return false;
-  const auto place_of = [&view](const ViewedCopy& copy) -> std::optional<PlaceName> {
-    if (copy.made == nullptr || copy.made->site.frame == kNoName) return std::nullopt;
-    return parse_place_name(view.timeline.names[copy.made->site.frame]);
-  };
-  const auto a = place_of(first);
-  const auto b = place_of(then);
-  return a && b && a->file == b->file && a->function == b->function && a->line <= b->line;
+  if (view.timeline.source != TimelineSource::recorder || first.made == nullptr || then.made == nullptr)
+    return false;
+  const std::vector<std::string> a = stack_of(view.timeline, first.made->site.frame);
+  const std::vector<std::string> b = stack_of(view.timeline, then.made->site.frame);
+  const auto [mine, other] =
+      std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend());  // the outermost first
+  if (mine == a.rend() || other == b.rend()) return false;
+  const auto from = parse_place_name(*mine);
+  const auto to = parse_place_name(*other);
+  return from && to && from->file == to->file && from->function == to->function && from->line < to->line;
 }
 
 /// A copy, and the step in which it begins.
@@ -458,7 +461,8 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
   }
   if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
-  const double without_kernels = view.account.per_step(uncovered(span_list(std::move(trips)), view.kernels));
+  const SpanList idle = subtract(span_list(std::move(trips)), view.waits.spans());
+  const double without_kernels = view.account.per_step(uncovered(idle, view.kernels));
   finding.gain = {0, without_kernels};
   finding.text = fmt::format(
       "Copies to the host, each followed by one of the same size back: {}. From the beginning of the one to "

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kNanosecond = 1e-9;
 constexpr std::size_t kBatchMeans = 10;
-static_assert(kBatchMeans <= kStepsToCompare, "each batch has a step");
+static_assert(kBatchMeans <= kStepsForError, "each batch has steps");
 constexpr double kStudent = 2.262;  // 97.5 % of the t distribution with kBatchMeans - 1 degrees of freedom
 
 double mean_seconds(std::span<const double> values) {
@@ -32,12 +32,6 @@ double mean_error(std::span<const double> seconds) {
   return kStudent * std::sqrt(squares / (kBatchMeans - 1) / kBatchMeans);
 }
 
-/// By the nearest rank. `seconds` are sorted.
-double quantile(std::span<const double> seconds, double part) {
-  const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(seconds.size())));
-  return seconds[std::max<std::size_t>(rank, 1) - 1];
-}
-
 }  // namespace
 
 std::optional<StepTimes> step_times(const std::vector<TimeSpan>& steps) {
@@ -49,11 +43,12 @@ std::optional<StepTimes> step_times(const std::vector<TimeSpan>& steps) {
     seconds.push_back(kNanosecond * static_cast<double>(end - steps[i].begin));
   }
   StepTimes times;
-  times.mean_error = mean_error(seconds);
+  if (steps.size() >= kStepsForError) times.mean_error = mean_error(seconds);
   std::ranges::sort(seconds);
-  times.tenth = quantile(seconds, 0.1);
-  times.median = quantile(seconds, 0.5);
-  times.nine_tenths = quantile(seconds, 0.9);
+  const std::size_t left_out = seconds.size() / 10;  // at each end
+  times.tenth = seconds[left_out];
+  times.median = seconds[(seconds.size() - 1) / 2];
+  times.nine_tenths = seconds[seconds.size() - 1 - left_out];
   return times;
 }
 

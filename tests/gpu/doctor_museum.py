@@ -326,7 +326,7 @@ def look(exhibit: Exhibit, recorded: dict, source: pathlib.Path, line: int | Non
         "step_seconds": step,
         "seconds_without_kernels": step * (1 - device["parts"]["kernel"]["share"]),
         "steps": device["steps"],
-        "mean_error_seconds": (device["step_times"] or {}).get("mean_error_seconds", 0.0),
+        "mean_error_seconds": (device["step_times"] or {}).get("mean_error_seconds") or 0.0,
         "findings": {f["id"]: f["gain_seconds_per_step"] for f in recorded["findings"]},
         "said": f"{device['steps'] or 'no'} steps; " + ", ".join(said),
         "line": "-",
@@ -380,13 +380,12 @@ def compare(exhibit: Exhibit, before: dict, after: dict) -> dict:
     step = before["step_seconds"]
     gained = step - after["step_seconds"]
     left = after["findings"].get(exhibit.finding, {"high": 0})["high"]
-    # What the doctor calls nothing is nothing here, too.
     error = math.hypot(before["mean_error_seconds"], after["mean_error_seconds"])
 
     def is_in_range(allowance: float) -> bool:
         return predicted["low"] - allowance <= gained <= predicted["high"] + allowance
 
-    in_range = is_in_range(NOTHING * step)
+    in_range = is_in_range(NOTHING * step)  # what the doctor calls nothing is nothing here, too
     return {
         **comparison,
         "step_seconds": step,
@@ -497,9 +496,12 @@ class Visit:
         beside.replace(self.file)
 
 
+def last_of_each(results: list[dict]) -> list[dict]:
+    """Of programs that ran again, the last result counts."""
+    return list({result["name"]: result for result in results}.values())
+
+
 def print_counts(results: list[dict], seconds: float) -> None:
-    """The last of each program counts."""
-    results = list({result["name"]: result for result in results}.values())
     ran = [result for result in results if not result.get("skipped")]
     clean = [result for result in ran if result["expected"] == "nothing"]
     planted = [result for result in ran if result["expected"] != "nothing"]
@@ -512,8 +514,7 @@ def print_counts(results: list[dict], seconds: float) -> None:
 
 
 def print_comparisons(comparisons: list[dict]) -> None:
-    """The last of each program counts."""
-    ran = {c["name"]: c for c in comparisons if not c.get("skipped")}.values()
+    ran = [comparison for comparison in last_of_each(comparisons) if not comparison.get("skipped")]
     unsure = sum(c["uncertain"] for c in ran)
     print(
         f"{sum(c['in_range'] for c in ran)} of {len(ran)} in range; of {unsure} of the others, steps vary too much to tell",
@@ -590,8 +591,9 @@ def main() -> int:
             print_comparisons(visit.comparisons)
         else:
             run_all(museum, chosen, others, options.jobs, visit)
-        print_counts(visit.results, time.monotonic() - begin)
-    return 0 if all(mark_of(result) != "WRONG" for result in visit.results) else 1
+        results = last_of_each(visit.results)
+        print_counts(results, time.monotonic() - begin)
+    return 0 if all(mark_of(result) != "WRONG" for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ inline constexpr std::size_t kGiB = std::size_t{1} << 30;
 /// "4 KiB", "1.50 GiB", "300 B": binary, whole numbers exact, others rounded to three digits.
 [[nodiscard]] std::string format_bytes(std::uint64_t bytes);
 
-/// "3.80 µs", "1.25 ms", "210 ms". Negative durations are printed with their sign.
+/// "3.80 µs", "1.25 ms", "210 ms", "0 s". Negative durations are printed with their sign.
 [[nodiscard]] std::string format_seconds(double seconds);
 
 /// "5.43 GB/s", "0.0012 GB/s": decimal, rounded to three digits, to two below 0.01.
