@@ -42,6 +42,7 @@ TEST(StepTimes, AreNotKnownOfAFewSteps) {
 
 TEST(StepTimes, CountThePausesBetweenSteps) {
   std::vector<TimeSpan> steps;
+  steps.reserve(10);
   for (TraceTime i = 0; i < 10; ++i) steps.push_back({i * 50'000, i * 50'000 + 20'000});
   const auto times = step_times(steps);
   ASSERT_TRUE(times);
