@@ -466,8 +466,9 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
   finding.gain = {0, without_kernels};
   finding.text = fmt::format(
       "Copies to the host, each followed by one of the same size back: {}. From the beginning of the one to "
-      "the end of the other, no kernel runs for {}.",
-      count_text(view, finding), format_seconds(without_kernels));
+      "the end of the other, no kernel runs for {}{}.",
+      count_text(view, finding), format_seconds(without_kernels),
+      view.waits.spans().empty() ? "" : ", apart from waits for a loader");
   finding.meaning = "If it is the same data, it could stay on the GPU. Only the sizes were compared.";
   finding.change = "compute it on the GPU, without .cpu() and .numpy()";
   return finding;

@@ -875,6 +875,7 @@ TEST(Findings, LeaveWaitsForTheLoaderOutOfARoundTrip) {
   const auto finding = std::ranges::find(diagnosis.findings, "round-trips", &Finding::id);
   ASSERT_NE(finding, diagnosis.findings.end());
   EXPECT_NEAR(finding->gain.high, 32e-6, 1e-9);
+  EXPECT_THAT(finding->text, HasSubstr("no kernel runs for 32.0 µs, apart from waits for a loader."));
 }
 
 TEST(Findings, TakeCopiesOfDistantStepsForNoRoundTrip) {
