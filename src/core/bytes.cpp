@@ -64,7 +64,7 @@ std::uint64_t parse_bytes(std::string_view text) {
     const auto power = std::string_view("kmgt").find(unit[0]);
     if (power == std::string_view::npos) fail();
     const std::string_view rest = std::string_view(unit).substr(1);
-    if (rest != "" && rest != "b" && rest != "ib") fail();
+    if (!rest.empty() && rest != "b" && rest != "ib") fail();
     scale = std::pow(rest == "b" ? 1000.0 : 1024.0, static_cast<double>(power + 1));
   }
   if (number * scale > 9.2e18) fail();

@@ -628,6 +628,7 @@ TEST(Budget, TakesTheNamesOfTheReport) {
       "Kernels below 2 %\nno pageable copies\nno pageable_copies\nno pageable copies in the step\n",
       "b");
   std::vector<std::string> names;
+  names.reserve(budget.size());
   for (const BudgetLine& line : budget) names.push_back(line.name);
   EXPECT_THAT(names, ElementsAre("exposed_copy", "exposed_copy", "waiting_for_data", "kernel",
                                  "pageable-copies", "pageable-copies", "pageable-copies"));

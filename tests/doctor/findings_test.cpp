@@ -35,6 +35,7 @@ constexpr double kUs = 1e-6;
 
 std::vector<std::string> ids(const Diagnosis& diagnosis) {
   std::vector<std::string> list;
+  list.reserve(diagnosis.findings.size());
   for (const Finding& finding : diagnosis.findings) list.push_back(finding.id);
   return list;
 }
