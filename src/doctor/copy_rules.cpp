@@ -225,15 +225,13 @@ bool is_in_order_of_lines(const DeviceView& view, const ViewedCopy& first, const
   return from && to && from->file == to->file && from->function == to->function && from->line < to->line;
 }
 
-/// A copy, and the step in which it begins.
-using CopyInStep = std::pair<const ViewedCopy*, std::size_t>;
-
 /// True if a copy to the host ends before one back begins, in the same step, or in the step before if their
 /// lines are in that order: steps may be parted between the two.
-bool follows(const DeviceView& view, const CopyInStep& left, const CopyInStep& back) {
-  if (left.first->copy->time.end > back.first->copy->time.begin) return false;
-  if (left.second == back.second) return true;
-  return left.second + 1 == back.second && is_in_order_of_lines(view, *left.first, *back.first);
+bool follows(const DeviceView& view, const ViewedCopy& left, const ViewedCopy& back) {
+  if (left.copy->time.end > back.copy->time.begin) return false;
+  const std::size_t from = step_at(view, left.copy->time.begin);
+  const std::size_t to = step_at(view, back.copy->time.begin);
+  return from == to || (from + 1 == to && is_in_order_of_lines(view, left, back));
 }
 
 }  // namespace
@@ -444,19 +442,19 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
 
 std::optional<Finding> find_round_trips(const DeviceView& view) {
   if (view.account.steps == 0) return std::nullopt;
-  std::map<std::uint64_t, std::vector<CopyInStep>> left;  // copies to the host by size
+  std::map<std::uint64_t, std::vector<const ViewedCopy*>> left;  // copies to the host by size
   std::vector<ViewedCopy> copies;
   std::vector<TimeSpan> trips;
   for (const ViewedCopy& viewed : view.copies) {
     const TimelineCopy& copy = *viewed.copy;
     if (copy.bytes <= kSmallBytes) continue;
-    const CopyInStep here(&viewed, step_at(view, copy.time.begin));
-    std::vector<CopyInStep>& same = left[copy.bytes];
-    if (copy.direction == CopyDirection::d2h) same.push_back(here);
-    if (copy.direction != CopyDirection::h2d || same.empty() || !follows(view, same.back(), here)) continue;
-    copies.push_back(*same.back().first);
+    std::vector<const ViewedCopy*>& same = left[copy.bytes];
+    if (copy.direction == CopyDirection::d2h) same.push_back(&viewed);
+    if (copy.direction != CopyDirection::h2d || same.empty() || !follows(view, *same.back(), viewed))
+      continue;
+    copies.push_back(*same.back());
     copies.push_back(viewed);
-    trips.push_back({same.back().first->copy->time.begin, copy.time.end});
+    trips.push_back({same.back()->copy->time.begin, copy.time.end});
     same.pop_back();
   }
   if (!is_regular(view, copies)) return std::nullopt;

@@ -1,3 +1,5 @@
+#include "doctor/call_sites.hpp"
+#include "doctor/frame_names.hpp"
 #include "doctor/timelines.hpp"
 
 #include <penstock/doctor/findings.hpp>
@@ -803,31 +805,27 @@ TEST(Findings, TakeCopiesOfTwoStepsForNoRoundTrip) {
 /// Steps that are parted between a copy to the host, called in the frames of `out`, and one back, called in
 /// those of `in`, which the next step begins with. The outermost frames are the first ones.
 TimelineBuilder parted_round_trips(const std::vector<std::string>& out, const std::vector<std::string>& in) {
-  TimelineBuilder builder = steps(
-      [&](TimelineBuilder& b, std::int64_t t) {
-        b.frame("in", t + 1, t + 2);
-        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 1, t + 2, t + 3, t + 13);
-        b.frame("out", t + 14, t + 15);
-        b.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t + 14, t + 15, t + 18, t + 28);
-      },
-      30);
-  Timeline& timeline = builder.timeline;
-  timeline.source = TimelineSource::recorder;
-  const auto set_stack = [&](std::uint32_t frame, const std::vector<std::string>& stack) {
-    std::uint32_t caller = UINT32_MAX;
-    for (std::size_t i = 0; i < stack.size(); ++i) {
-      const bool is_innermost = i + 1 == stack.size();
-      if (!is_innermost) timeline.names.emplace_back();
-      const auto name = is_innermost ? frame : static_cast<std::uint32_t>(timeline.names.size() - 1);
-      timeline.names[name] = stack[i];
-      if (i > 0) timeline.callers[name] = caller;
-      caller = name;
-    }
+  TimelineBuilder builder;
+  FrameNames frames(builder.timeline);
+  const auto innermost = [&](const std::vector<std::string>& stack) {
+    std::uint32_t frame = kNoName;
+    for (const std::string& text : stack) frame = frames.called_by(builder.name(text), frame);
+    return frame;
   };
-  const std::uint32_t in_frame = builder.name("in");
-  const std::uint32_t out_frame = builder.name("out");
-  set_stack(in_frame, in);
-  set_stack(out_frame, out);
+  const auto enter = [&](std::uint32_t frame, std::int64_t begin) {
+    builder.timeline.host.push_back({TimelineBuilder::us(begin, begin + 1), frame, 0, HostSpanKind::frame});
+  };
+  const std::uint32_t out_frame = innermost(out);
+  const std::uint32_t in_frame = innermost(in);
+  for (std::int64_t t = 0; t < 8000; t += 1000) {
+    builder.step(t, t + 1000);
+    enter(in_frame, t + 1);
+    builder.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 1, t + 2, t + 3, t + 13);
+    enter(out_frame, t + 14);
+    builder.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t + 14, t + 15, t + 18, t + 28);
+    builder.kernel(t + 25, t + 30, t + 1000);
+  }
+  builder.timeline.source = TimelineSource::recorder;
   return builder;
 }
 
