@@ -572,15 +572,21 @@ class Shared(RuntimeError):
 
 
 class OnlyHere(Samples):
+    """Workers raise `error`."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
     def __getitem__(self, index):
         if get_worker_info() is not None:
-            raise Shared("the file is open\nin another process")
+            raise self.error
         return super().__getitem__(index)
 
 
 def test_numbers_of_workers_that_fail_are_told(monkeypatch):
     monkeypatch.setattr("penstock._doctor._core.processors", lambda: 2)
-    verdict = diagnose(DataLoader(OnlyHere(), 4))
+    verdict = diagnose(DataLoader(OnlyHere(Shared("the file is open\nin another process")), 4))
     assert list(verdict.timings.by_workers) == [0]
     notes = [note for note in verdict.timings.notes if "worker" in note]
     for note, count in zip(notes[:2], ("1 worker was", "2 workers were"), strict=True):
@@ -602,14 +608,9 @@ def test_workers_that_send_nothing_are_waited_for_once(monkeypatch):
     assert note.endswith("(pickle them) look like that. No more numbers were tried.")
 
 
-class Unreachable(Samples):
-    def __getitem__(self, index):
-        if get_worker_info() is not None:
-            raise TimeoutError("the database timed out")
-        return super().__getitem__(index)
-
-
 class LateInOneWorker(Samples):
+    """A single worker sends nothing within any time-out of a test, and is ended then."""
+
     def __getitem__(self, index):
         if get_worker_info() is not None and get_worker_info().num_workers == 1:
             time.sleep(100)
@@ -618,7 +619,10 @@ class LateInOneWorker(Samples):
 
 @pytest.mark.parametrize(
     ("loader", "tried"),
-    [(DataLoader(Unreachable(), 4), [0]), (DataLoader(LateInOneWorker(), 4, num_workers=2, timeout=3), [2, 4, 0])],
+    [
+        (DataLoader(OnlyHere(TimeoutError("the database timed out")), 4), [0]),
+        (DataLoader(LateInOneWorker(), 4, num_workers=2, timeout=3), [2, 4, 0]),
+    ],
     ids=["own error", "own timeout"],
 )
 def test_other_numbers_are_tried_after_another_error(monkeypatch, loader, tried):
