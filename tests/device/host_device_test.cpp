@@ -18,7 +18,7 @@
 namespace penstock {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(HostOptionsTest, ReadsEveryKey) {
   const HostOptions options =
