@@ -26,9 +26,10 @@ test-frameworks: ## Run the tests with Lightning, Accelerate, transformers and o
 	@tools/setup.sh build python
 	@tools/python.sh test-frameworks
 
-repeat: ## Repeat the tests, alone and under load, for MINUTES=60 or until one fails
-	@tools/setup.sh build test
+repeat: ## Repeat the tests, Python's too, alone and under load, for MINUTES=60 or until one fails
+	@tools/setup.sh build test python
 	@tools/build.sh ci
+	@PENSTOCK_BUILT=$(CURDIR)/build/ci tools/python.sh environment --new
 	@tools/repeat.sh $(or $(MINUTES),60)
 
 mutants: ## Remove each guard that tests/mutants lists, and check that a test notices; ARGS='--layer loader --only TEXT'

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | environment | test-frameworks | beside | gpu-test | train | format [--check] | stubs, [ARGS]
+# python.sh install | test | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
 # test             builds the wheel, around the library of the finished build in PENSTOCK_BUILT if that is set; installs it
 #                  into a new virtual environment with the pinned test requirements, runs pytest
-# environment      makes that virtual environment if there is none
+# environment      makes that virtual environment if there is none; --new: in any case
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
 # beside           builds with this Python's packages, without a network, into build/python/beside
 # gpu-test FOLDER TESTS  runs those tests on what lies there, with the PyTorch, CuPy, JAX and frameworks of this Python.
@@ -100,7 +100,7 @@ case "${1:-}" in
     "$build/venv/bin/python" -m pytest --numprocesses "${TEST_JOBS:-${JOBS:-$(nproc)}}" "$@"
     ;;
   environment)
-    [ -e "$build/venv/bin/pytest" ] || make_test_environment
+    [[ ${2:-} != --new && -e $build/venv/bin/pytest ]] || make_test_environment
     ;;
   test-frameworks)
     shift

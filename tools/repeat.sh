@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Repeats the test programs of build/ci: repeat.sh MINUTES. Each round runs all of them in a new order of tests,
-# every second round beside busy processes. It ends when the time is over or, unless GO_ON=1, when one fails.
-# The logs of failures stay in build/logs/repeat.
+# Repeats the test programs of build/ci and Python's tests: repeat.sh MINUTES. A round runs each program and each file once,
+# the programs' tests in a new order. Rounds differ by how many busy processes run beside them: 0, 2, 5, 10, 20. It ends
+# when the time is over or, unless GO_ON=1, when one fails. The logs of failures stay in build/logs/repeat.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 readonly minutes=$1 patience=1800
+readonly loads=(0 2 5 10 20)
 logs=$PWD/build/logs/repeat
 busy=()
 rounds=0 runs=0 failures=0
@@ -18,7 +19,7 @@ trap stop_load EXIT
 trap 'exit 130' INT TERM
 
 start_load() {
-  for ((i = 0; i < 2 * $(nproc); ++i)); do
+  for ((i = 0; i < $1; ++i)); do
     (while :; do :; done) &
     busy+=($!)
   done
@@ -26,15 +27,20 @@ start_load() {
 
 # A program that hangs is aborted, and has failed too.
 run() {
-  local program=$1 name log
-  name=$(basename "$program")-round-$rounds
+  local tests=$1 name log command status
+  name=$(basename "$tests")-round-$rounds
   log=$logs/$name.log
   runs=$((runs + 1))
-  if timeout --foreground --signal=ABRT "$patience" "$program" --gtest_shuffle --gtest_random_seed="$rounds" >"$log" 2>&1; then
+  case $tests in
+    *.py) command=("$PWD/build/python/venv/bin/python" -X faulthandler -m pytest -q "$tests") ;;
+    *) command=("$tests" --gtest_shuffle --gtest_random_seed="$rounds") ;;
+  esac
+  if timeout --foreground --signal=ABRT "$patience" "${command[@]}" >"$log" 2>&1; then
     rm "$log"
   else
-    echo "FAILED: $name${busy:+, under load} (status $?)"
-    grep -h '^\[  FAILED  \] [A-Z].*)$' "$log"
+    status=$?
+    echo "FAILED: $name beside ${#busy[@]} busy processes (status $status)"
+    grep -hE '^\[  FAILED  \] [A-Z].*\)$|^(FAILED|ERROR) ' "$log"
     failures=$((failures + 1))
   fi
 }
@@ -46,11 +52,13 @@ for file in build/ci/tests/test_*; do
   [ ! -f "$file" ] || [ ! -x "$file" ] || programs+=("$PWD/$file")
 done
 [ ${#programs[@]} -ne 0 ] || { echo "build/ci holds no test programs; build them with tools/build.sh ci"; exit 1; }
+programs+=(python/tests/test_*.py)
+export OMP_NUM_THREADS=1 PENSTOCK_FAKE_DRIVER=$PWD/build/ci/tests/fake_driver/libfake_cuda.so
 
 end=$((SECONDS + minutes * 60))
 while [ "$SECONDS" -lt "$end" ]; do
   rounds=$((rounds + 1))
-  [ $((rounds % 2)) -eq 1 ] || start_load
+  start_load "${loads[(rounds - 1) % ${#loads[@]}]}"
   for program in "${programs[@]}"; do
     [ "$SECONDS" -lt "$end" ] || break
     run "$program"
@@ -59,5 +67,5 @@ while [ "$SECONDS" -lt "$end" ]; do
   stop_load
 done
 
-echo "$runs runs of ${#programs[@]} test programs in $rounds rounds, $((SECONDS / 60)) min: $failures failed"
+echo "$runs runs of ${#programs[@]} programs and files in $rounds rounds, $((SECONDS / 60)) min: $failures failed"
 [ "$failures" -eq 0 ] || { echo "logs: $logs"; exit 1; }
