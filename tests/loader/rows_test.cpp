@@ -1,5 +1,7 @@
 #include "loader/faulty_fixture.hpp"
 
+#include <penstock/data/rows.hpp>
+
 #include <gmock/gmock.h>
 
 #include <random>
