@@ -2,7 +2,7 @@
 # without a network. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test test-frameworks repeat mutants demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
+.PHONY: help setup build check test test-frameworks repeat mutants fuzz demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,11 @@ repeat: ## Repeat the tests, Python's too, alone and under load, for MINUTES=60 
 mutants: ## Remove each guard that tests/mutants lists, and check that a test notices; ARGS='--layer loader --only TEXT'
 	@tools/setup.sh build test bench python tsan
 	@tools/mutants.py $(ARGS)
+
+fuzz: ## Fuzz each parser of files for SECONDS=30, under the sanitizers
+	@tools/setup.sh build tsan
+	@tools/build.sh fuzz
+	@tools/fuzz.sh $(or $(SECONDS),30)
 
 demo: build ## Feed a real dataset, Fashion-MNIST or DATA='files...', and say where the time went
 	@DATA='$(DATA)' tools/demo.sh
